@@ -1,9 +1,11 @@
-//! What a pause costs that the serving end sleeps through, whatever serves: two threads on two CPUs and nothing of this crate.
+//! The cost of a pause of the load through which the server sleeps. Two threads on two CPUs, without this
+//! crate.
 //!
-//! One asks, the other answers, one question at a time, for 100 ms out of every second. Through the pauses the one that answers
-//! goes on looking (as a poller does that looks until 3 s idle), or sleeps (as one does that costs nothing when there is nothing
-//! to do); while questions come, it looks in either case. The one that asks looks for its answer, or sleeps until it is called.
-//! Turn by turn, so many questions a millisecond, and the ratio.
+//! One thread asks and the other answers, one question at a time, for 100 ms of every second. Through the
+//! pauses, the answering thread either polls (as a poller that stops after 3 s idle) or sleeps (as a server
+//! that costs nothing while idle). While questions come, it polls in both cases. The asking thread polls for
+//! its answer, or sleeps until it is woken. For each combination, this prints questions per millisecond and
+//! their ratio.
 //!
 //! `cargo run --release -p kickless-worker --example pause [TURNS]`
 
@@ -19,7 +21,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 const ON: Duration = Duration::from_millis(100);
 const OFF: Duration = Duration::from_millis(900);
 const PHASES: u32 = 5;
-/// Before it sleeps, it looks for so long.
+/// The time for which a thread polls before it sleeps.
 const LOOK: Duration = Duration::from_micros(300);
 const LOOKS_PER_CLOCK: u32 = 64;
 
@@ -27,7 +29,7 @@ const LOOKS_PER_CLOCK: u32 = 64;
 #[repr(align(128))]
 struct Line<T>(T);
 
-/// What both share.
+/// The state that both threads share.
 struct Pair {
     question: Line<AtomicU64>,
     answer: Line<AtomicU64>,

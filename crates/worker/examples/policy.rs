@@ -1,5 +1,5 @@
-//! Prints what the policy comes to in simulation, for each kind of load, beside the best fixed rule: the one that costs least in
-//! processor time and delay, chosen in hindsight.
+//! Prints what the policy comes to in simulation, for each kind of load, beside the best fixed rule: the one
+//! that costs least in processor time and delay, chosen in hindsight.
 //!
 //! `cargo run --release -p kickless-worker --example policy [PART OF A NAME]`
 

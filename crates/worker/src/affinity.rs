@@ -1,9 +1,9 @@
 //! Affinity groups: tasks of one device that run on one worker and move together.
 //!
-//! A group's *home* is the worker that its tasks are to be on. A move sets the home and moves the tasks that are on the same
-//! worker. A task that is on its way, or was spawned meanwhile, compares its worker with the home when it arrives, and moves on.
-//! Two workers that move parts of one group at once set the home one after the other. A task that has stayed behind then
-//! follows the next time that loads are looked at.
+//! The *home* of a group is the worker on which its tasks should be. A move sets the home and moves the tasks
+//! that are on the same worker. A task that is moving, or was spawned meanwhile, compares its worker with the
+//! home when it arrives, and moves on if they differ. If two workers move parts of one group at once, the
+//! later one sets the home. Tasks that stayed behind follow when their worker compares loads the next time.
 
 use crate::event_loop::EventLoop;
 use std::collections::HashMap;
@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The homes of a device's groups, as long as they have tasks.
 #[derive(Debug, Default)]
-pub(crate) struct Homes(Mutex<HashMap<u32, Weak<AtomicUsize>>>);
+pub(crate) struct GroupHomes(Mutex<HashMap<u32, Weak<AtomicUsize>>>);
 
-impl Homes {
-    /// Returns the home of a group; `worker_id` if it has none yet.
+impl GroupHomes {
+    /// Returns the home of a group. Sets it to `worker_id` if the group has none.
     pub(crate) fn of(&self, group: u32, worker_id: usize) -> Arc<AtomicUsize> {
         let mut homes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(home) = homes.get(&group).and_then(Weak::upgrade) {
@@ -32,16 +32,17 @@ impl EventLoop {
     /// Moves a task to the home of its group, if that is another worker.
     pub(crate) fn follow_home(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].as_ref() else { return };
-        if let Some(home) = &entry.tenant.home {
+        if let Some(home) = &entry.placement.home {
             self.move_one(number, home.load(Ordering::Relaxed));
         }
     }
 
-    /// Adds the shares of a group's tasks, by task number, to that of the first of them, because they move together.
+    /// Adds the shares of a group's tasks to that of the first of them, because they move together. Each pair
+    /// is a task number and a share.
     pub(crate) fn join_groups(&self, shares: &mut [(u32, u32)]) {
         join(shares, |number| {
             let entry = self.entries[number as usize].as_ref()?;
-            entry.tenant.home.as_ref().map(Arc::as_ptr)
+            entry.placement.home.as_ref().map(Arc::as_ptr)
         });
     }
 }

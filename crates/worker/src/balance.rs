@@ -1,28 +1,29 @@
-//! Which task is to move to which worker. Pure.
+//! The choice of a task to move, and of its new worker. Pure.
 
-/// A worker that is less busy than this, in thousandths, keeps what it has.
-pub(crate) const CROWDED: u32 = 800;
-/// A move has to lower the load of the busier of the two by this much.
+/// The load, in thousandths, from which a worker gives tasks away.
+pub(crate) const OVERLOADED: u32 = 800;
+/// The amount by which a move must lower the load of the busier of the two workers.
 const GAIN: u32 = 50;
-/// A task that takes less than this of a crowded worker's time may go as well, if where it goes there is nothing to wait for.
+/// A task that takes at most `SMALL` of an overloaded worker's time may also move if the new worker's load is
+/// at most `FREE` with it: it waits for nothing there.
 const SMALL: u32 = 100;
 const FREE: u32 = 100;
 
-/// Chooses a task and the worker for it to go to, both by their places in the slices; `None`: leave everything where it is.
+/// Chooses a task and its new worker, both by their index in the slices. `None`: nothing should move.
 ///
-/// `here` is this worker's place in `loads`, in thousandths of each worker's time; `shares` is what the tasks that could go
-/// take of this one's.
+/// `here` is this worker's index in `loads`, which are in thousandths of each worker's time. `shares` are the
+/// parts of this worker's time that the movable tasks take.
 pub(crate) fn choose(here: usize, loads: &[u32], shares: &[u32]) -> Option<(usize, usize)> {
     let load = *loads.get(here)?;
     let others = loads.iter().enumerate().filter(|(worker_id, _)| *worker_id != here);
     let (worker_id, &theirs) = others.min_by_key(|(_, load)| **load)?;
     let busy = shares.iter().filter(|share| **share > 0).count();
-    if load < CROWDED || busy < 2 {
+    if load < OVERLOADED || busy < 2 {
         return None;
     }
     let worst = |share: u32| (load.saturating_sub(share)).max(theirs.saturating_add(share));
     let candidates = shares.iter().enumerate().filter(|(_, share)| **share > 0);
-    // Of those that help as much, the smallest: it has the least to finish before it can go.
+    // Among equally good tasks, the smallest one, because it has the least to finish before it can move.
     let (task, &share) = candidates.min_by_key(|(_, share)| (worst(**share), **share))?;
     let helps = worst(share) + GAIN <= load || (share <= SMALL && theirs + share <= FREE);
     helps.then_some((task, worker_id))
@@ -37,7 +38,7 @@ mod tests {
     fn from_the_crowded_to_the_idle() {
         assert_eq!(choose(0, &[1000, 0], &[500, 500]), Some((0, 1)));
         assert_eq!(choose(1, &[300, 1000, 10], &[100, 400, 500]), Some((2, 2)));
-        // Big and small: the small one goes.
+        // One task is large and one small. The small one moves.
         assert_eq!(choose(0, &[1000, 20], &[970, 30]), Some((1, 1)));
     }
 
@@ -52,7 +53,7 @@ mod tests {
     }
 
     proptest! {
-        /// Moves come to an end, whatever the load, if nothing else changes.
+        /// With any constant load, moves come to an end.
         #[test]
         fn moves_settle(shares in prop::collection::vec(prop::collection::vec(0u32..1000, 0..6), 1..5)) {
             let mut shares = shares;

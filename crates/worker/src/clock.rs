@@ -1,8 +1,8 @@
-//! Time, as this crate counts it.
+//! Time in nanoseconds.
 
 use std::time::{Duration, Instant};
 
-/// A time, or a point in time on one clock that never goes back: nanoseconds.
+/// A duration, or a point in time on one clock that never goes back: nanoseconds.
 pub type Nanos = u64;
 
 /// The clock of a pool.
@@ -20,7 +20,7 @@ impl Clock {
     }
 }
 
-/// A duration, or the longest there is.
+/// Converts a duration to nanoseconds, at most `u64::MAX`.
 #[inline]
 pub(crate) fn nanos(duration: Duration) -> Nanos {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)

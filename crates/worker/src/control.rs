@@ -1,10 +1,10 @@
-//! What the loop is asked to do: tasks come, change, move and go.
+//! Work items in the loop: tasks come, change, move and go.
 
 use crate::balance;
 use crate::clock::{Nanos, nanos};
 use crate::entry::{Entry, State};
 use crate::event_loop::EventLoop;
-use crate::mailbox::{Arrival, Item, Key, Tenant};
+use crate::mailbox::{MovedTask, Placement, TaskKey, WorkItem};
 use crate::policy::Policy;
 use kickless_device::{QueueTask, Stopped, Update, Vring};
 use kickless_sync::mpsc::{Sender, channel};
@@ -12,38 +12,38 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use tracing::{debug, info};
 
-/// Loads are looked at so often, if the worker is awake.
+/// The interval at which loads are compared, while the worker is awake.
 const BALANCE_EVERY: Nanos = 100_000_000;
-/// A task that has come stays for so long.
+/// The shortest time that a task stays after it has arrived.
 const STAY_LEAST: Nanos = 1_000_000_000;
 
 impl EventLoop {
-    pub(crate) fn handle(&mut self, item: Item) {
+    pub(crate) fn handle(&mut self, item: WorkItem) {
         match item {
-            Item::Spawn(key, tenant, task) => {
-                let number = self.settle(key, tenant, task, None);
-                // A call that was made before may have gone where nobody looked.
+            WorkItem::Spawn(key, placement, task) => {
+                let number = self.add_task(key, placement, task, None);
+                // An earlier call may have gone to a descriptor that nothing was reading.
                 if let Some(entry) = self.entries[number as usize].as_mut() {
                     entry.task.vring().send_call();
                 }
             }
-            Item::Adopt(key, tenant, arrival) => {
-                let Arrival { task, mut policy } = *arrival;
-                // It may have left before it was told there, and come after this worker was told.
+            WorkItem::Adopt(key, placement, moved) => {
+                let MovedTask { task, mut policy } = *moved;
+                // The rule may have changed here before the task arrived, and there after it had left.
                 policy.set(self.poll);
-                let number = self.settle(key, tenant, task, Some(policy));
+                let number = self.add_task(key, placement, task, Some(policy));
                 if let Some(entry) = self.entries[number as usize].as_mut() {
                     entry.task.vring().counters().moves.add(1);
                 }
             }
-            Item::Update(key, update, done) => {
+            WorkItem::Update(key, update, done) => {
                 if let Some(&number) = self.numbers.get(&key) {
                     self.update(number, update);
                 }
-                // Whoever asked may have gone.
+                // The receiver may be gone.
                 let _ = done.send(());
             }
-            Item::Stop(key, done) => {
+            WorkItem::Stop(key, done) => {
                 if let Some(&number) = self.numbers.get(&key)
                     && let Some(entry) = self.entries[number as usize].as_mut()
                 {
@@ -52,12 +52,12 @@ impl EventLoop {
                     self.make_polled(number);
                 }
             }
-            Item::MoveAll(to) => {
+            WorkItem::MoveAll(to) => {
                 for number in 0..self.entries.len() as u32 {
                     self.begin_move(number, to);
                 }
             }
-            Item::Poll(poll, done) => {
+            WorkItem::Poll(poll, done) => {
                 self.poll = poll;
                 for number in 0..self.entries.len() as u32 {
                     if let Some(entry) = self.entries[number as usize].as_mut() {
@@ -67,12 +67,12 @@ impl EventLoop {
                 }
                 let _ = done.send(());
             }
-            Item::End => {
+            WorkItem::End => {
                 self.ending = true;
                 let all: Vec<u32> = self.numbers.values().copied().collect();
                 for number in all {
                     if let Some(entry) = self.entries[number as usize].as_mut() {
-                        entry.stopping.push(unheard());
+                        entry.stopping.push(no_receiver());
                         entry.task.limit_remote_waits();
                         self.make_polled(number);
                     }
@@ -81,11 +81,11 @@ impl EventLoop {
         }
     }
 
-    /// Takes a task in. It is looked at once, kick or no kick.
-    fn settle(
+    /// Adds a task, which is polled once, with or without a kick. Returns its number.
+    fn add_task(
         &mut self,
-        key: Key,
-        tenant: Tenant,
+        key: TaskKey,
+        placement: Placement,
         mut task: Box<dyn QueueTask>,
         policy: Option<Policy>,
     ) -> u32 {
@@ -101,28 +101,28 @@ impl EventLoop {
         let policy = policy.unwrap_or_else(|| Policy::new(self.poll, vring.size()));
         task.disarm();
         let far_side_interval = nanos(task.far_side_interval());
-        let flow = self.scheduler.join(tenant.device, tenant.weight);
+        let flow = self.scheduler.join(placement.device, placement.weight);
         let entry = Entry {
             key,
-            tenant,
+            placement,
             task,
             flow,
             policy,
             state: State::Polled,
             spin_until: None,
             quiet: false,
-            counted: now,
+            counted_until: now,
             far_side_interval,
             far_side_due: 0,
             watched: None,
-            waits: false,
-            naps: false,
+            in_waiting: false,
+            in_naps: false,
             call_due: None,
             cost: 0,
-            came: now,
+            arrived: now,
             moving: None,
-            // Asked to end, and told of one more: it is not to stay.
-            stopping: if self.ending { vec![unheard()] } else { Vec::new() },
+            // The worker is ending, so a new task stops at once.
+            stopping: if self.ending { vec![no_receiver()] } else { Vec::new() },
         };
         match self.entries.get_mut(number as usize) {
             Some(place) => *place = Some(entry),
@@ -159,20 +159,21 @@ impl EventLoop {
         self.make_polled(number);
     }
 
-    /// Looks whether a task had better be on another worker, and begins to move it there.
+    /// Starts to move a task to a less busy worker, if it is time to compare loads and this worker has too
+    /// much to do.
     #[inline]
     pub(crate) fn balance(&mut self, now: Nanos) {
-        if now.saturating_sub(self.balanced) >= BALANCE_EVERY {
-            self.look_at_loads(now);
+        if now.saturating_sub(self.last_balance) >= BALANCE_EVERY {
+            self.update_loads(now);
         }
     }
 
     #[cold]
-    fn look_at_loads(&mut self, now: Nanos) {
-        let elapsed = now.saturating_sub(std::mem::replace(&mut self.balanced, now)).max(1);
+    fn update_loads(&mut self, now: Nanos) {
+        let elapsed = now.saturating_sub(std::mem::replace(&mut self.last_balance, now)).max(1);
         let thousandths = |part: u64, whole: u64| (u128::from(part) * 1000 / u128::from(whole.max(1))) as u32;
         let busy = thousandths(std::mem::take(&mut self.busy), elapsed).min(1000);
-        self.peers.tell(self.worker_id, busy, now);
+        self.peers.publish_load(self.worker_id, busy, now);
         let cost: u64 = self.entries.iter().flatten().map(|entry| entry.cost).sum();
         let mut candidates = Vec::new();
         let mut moving = false;
@@ -181,38 +182,38 @@ impl EventLoop {
             entry.count_time(now);
             moving |= entry.is_leaving();
             let share = thousandths(std::mem::take(&mut entry.cost), cost) * busy / 1000;
-            let stays = now.saturating_sub(entry.came) < STAY_LEAST;
+            let stays = now.saturating_sub(entry.arrived) < STAY_LEAST;
             candidates.push((number as u32, if stays { 0 } else { share }));
         }
         self.join_groups(&mut candidates);
         for number in 0..self.entries.len() as u32 {
             self.follow_home(number);
         }
-        let crowded = std::mem::replace(&mut self.crowded, busy >= balance::CROWDED);
-        // Once may be a burst. And a move that is under way changes the loads.
-        if !crowded || moving || self.ending {
+        let overloaded = std::mem::replace(&mut self.overloaded, busy >= balance::OVERLOADED);
+        // A single busy interval may be a burst. And a move that is under way changes the loads.
+        if !overloaded || moving || self.ending {
             return;
         }
         let loads: Vec<u32> = self.peers.loads(now).collect();
         let shares: Vec<u32> = candidates.iter().map(|candidate| candidate.1).collect();
         if let Some((task, to)) = balance::choose(self.worker_id, &loads, &shares) {
             let number = candidates[task].0;
-            debug!(from = self.worker_id, to, load = busy, share = shares[task], "a queue moves");
+            debug!(from = self.worker_id, to, load = busy, share = shares[task], "a queue starts to move");
             self.begin_move(number, to);
         }
     }
 
-    /// Moves a task, and those of its affinity group that are here.
+    /// Moves a task, and the tasks of its affinity group that are here.
     fn begin_move(&mut self, number: u32, to: usize) {
         let Some(entry) = self.entries[number as usize].as_ref() else { return };
-        let Some(home) = entry.tenant.home.clone() else { return self.move_one(number, to) };
+        let Some(home) = entry.placement.home.clone() else { return self.move_one(number, to) };
         if to < self.peers.workers.len() {
             home.store(to, Ordering::Relaxed);
             (0..self.entries.len() as u32).for_each(|number| self.follow_home(number));
         }
     }
 
-    /// From now on nothing is popped from the task; it moves when what is in flight is done.
+    /// Starts to move one task. It pops nothing from now on, and moves when its requests in flight are done.
     pub(crate) fn move_one(&mut self, number: u32, to: usize) {
         if let Some(entry) = self.entries[number as usize].as_mut()
             && to != self.worker_id
@@ -224,7 +225,7 @@ impl EventLoop {
         }
     }
 
-    /// Ends or moves a leaving task, which is not on the list, if nothing of it is in flight.
+    /// Ends or moves a leaving task, which is not on the list, if none of its requests are in flight.
     pub(crate) fn try_leave(&mut self, number: u32) {
         let now = self.clock.now();
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
@@ -240,12 +241,12 @@ impl EventLoop {
         let Some(mut entry) = self.entries[number as usize].take() else { return };
         self.numbers.remove(&entry.key);
         self.free.push(number);
-        // The number's next owner is to be in these once.
-        if entry.naps {
+        // A number must not be in these lists twice when another task gets it.
+        if entry.in_naps {
             self.naps.retain(|napping| *napping != number);
         }
         if entry.call_due.is_some() {
-            self.owing.retain(|owing| *owing != number);
+            self.pending_calls.retain(|pending| *pending != number);
         }
         self.scheduler.leave(entry.flow);
         entry.task.detach(&mut self.engine);
@@ -258,36 +259,37 @@ impl EventLoop {
         }
         let stopped = vring.stop();
         debug!(queue = vring.index(), next_avail = stopped.next_avail, "queue stopped");
-        // Everything that the task held (memory above all) is let go before anybody hears that it stopped.
+        // The resources of the task, above all memory, are released before a receiver learns that it has
+        // stopped.
         drop(entry.task);
         for done in entry.stopping {
             let _ = done.send(stopped.clone());
         }
     }
 
-    /// Gives a task to another worker, and with it all that it has been asked and not been told yet.
+    /// Gives a task to another worker, with all its work items that are not done yet.
     fn hand_over(&mut self, mut entry: Entry, to: usize) {
-        let (key, tenant) = (entry.key, entry.tenant);
+        let (key, placement) = (entry.key, entry.placement);
         let vring = entry.task.vring();
         vring.send_pending_call();
         let queue = vring.index();
-        let arrival = Box::new(Arrival { task: entry.task, policy: entry.policy });
-        match self.peers.hand_over(key, &tenant, arrival, (self.worker_id, to)) {
+        let moved = Box::new(MovedTask { task: entry.task, policy: entry.policy });
+        match self.peers.hand_over(key, &placement, moved, (self.worker_id, to)) {
             Ok(()) => info!(queue, from = self.worker_id, to, "queue moved to another worker"),
-            // That worker has ended: it stays here.
-            Err(Item::Adopt(key, tenant, arrival)) => {
-                let Arrival { task, policy } = *arrival;
-                if let Some(home) = &tenant.home {
+            // That worker has ended, so the task stays here.
+            Err(WorkItem::Adopt(key, placement, moved)) => {
+                let MovedTask { task, policy } = *moved;
+                if let Some(home) = &placement.home {
                     home.store(self.worker_id, Ordering::Relaxed);
                 }
-                self.settle(key, tenant, task, Some(policy));
+                self.add_task(key, placement, task, Some(policy));
             }
             Err(_) => {}
         }
     }
 }
 
-/// Where the answer of a task goes that stops although nobody has asked it to.
-fn unheard() -> Sender<Stopped> {
+/// Makes a sender without a receiver, for a task that stops because its worker ends.
+fn no_receiver() -> Sender<Stopped> {
     channel().0
 }

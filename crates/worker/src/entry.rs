@@ -1,88 +1,91 @@
-//! A task on a worker.
+//! The state that a worker keeps of a task.
 
 use crate::clock::Nanos;
-use crate::mailbox::{Key, Tenant};
+use crate::mailbox::{Placement, TaskKey};
 use crate::policy::Policy;
 use crate::scheduler::Flow;
 use kickless_device::{Interest, QueueTask, Stopped};
 use kickless_sync::mpsc::Sender;
 
-/// The states of a task; see the crate's documentation.
+/// The states of a task. See the crate's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Kicks are enabled.
     Armed,
     /// On the poll list.
     Polled,
-    /// Kicks are disabled, and the event of its far side is watched.
+    /// Kicks are disabled, and the worker watches the event of the task's far side.
     Quiet,
-    /// Kicks are disabled, and it is not looked at before then; `deaf`: nor are its completions.
-    Napping { until: Nanos, deaf: bool },
+    /// Kicks are disabled, and the worker does not visit the task before `until`. With `ignore_completions`,
+    /// the task's completions do not end a sleep of the worker either.
+    Napping { until: Nanos, ignore_completions: bool },
     /// There may be work, but no room for it.
     Blocked,
-    /// Stopping or moving, with something in flight.
+    /// Stopping or moving, with requests in flight.
     Draining,
 }
 
 impl State {
-    /// Whether the worker leaves the task alone until a kick or an event of its far side.
+    /// Returns whether the worker leaves the task alone until a kick or an event of its far side.
     fn is_notified(self) -> bool {
         matches!(self, Self::Armed | Self::Quiet)
     }
 }
 
 pub(crate) struct Entry {
-    pub(crate) key: Key,
-    pub(crate) tenant: Tenant,
+    pub(crate) key: TaskKey,
+    pub(crate) placement: Placement,
     pub(crate) task: Box<dyn QueueTask>,
     pub(crate) flow: Flow,
     pub(crate) policy: Policy,
     pub(crate) state: State,
-    /// Polled, and found empty: its policy is asked again then.
+    /// Set while the task is polled and was found empty: the time at which its policy is asked again.
     pub(crate) spin_until: Option<Nanos>,
-    /// Its last poll returned `Quiet`: the task waits for its far side alone, and a kick would not have woken it. What
-    /// is in its ring is room for frames, not work.
+    /// The last poll returned `Quiet`: the task waits for its far side alone, and a kick would not have woken
+    /// it. Its ring holds room for frames, not work.
     pub(crate) quiet: bool,
-    /// Since when its time is not in the counters yet.
-    pub(crate) counted: Nanos,
-    /// How long it need not look at its far side after a look that found nothing, and until when.
+    /// The time up to which the counters include the task's time.
+    pub(crate) counted_until: Nanos,
+    /// The time for which polls skip the far side after one that found nothing there, and the time when the
+    /// next one is due.
     pub(crate) far_side_interval: Nanos,
     pub(crate) far_side_due: Nanos,
-    /// The interest that its event is registered with, once it is.
+    /// The interest that its event is registered with, if it is registered.
     pub(crate) watched: Option<Interest>,
-    /// It is among those that any completion, or the waker, puts on the list.
-    pub(crate) waits: bool,
-    /// It is among those that are to be woken, or have been woken by something else before.
-    pub(crate) naps: bool,
-    /// Calls that it owes its driver are due then.
+    /// The task is in [`EventLoop::waiting`](crate::event_loop::EventLoop::waiting): any completion, or the
+    /// waker, puts it on the poll list.
+    pub(crate) in_waiting: bool,
+    /// The task is in [`EventLoop::naps`](crate::event_loop::EventLoop::naps). Its nap may have ended early.
+    pub(crate) in_naps: bool,
+    /// The time at which its pending call to the driver is due.
     pub(crate) call_due: Option<Nanos>,
-    /// What it has taken since loads were last looked at.
+    /// The cost of its visits since loads were last compared.
     pub(crate) cost: u64,
-    /// When it came to this worker.
-    pub(crate) came: Nanos,
-    /// The worker that it is to go to.
+    /// The time at which it came to this worker.
+    pub(crate) arrived: Nanos,
+    /// The worker to which it is moving.
     pub(crate) moving: Option<usize>,
-    /// Who waits for it to stop.
+    /// The receivers of its answer when it has stopped.
     pub(crate) stopping: Vec<Sender<Stopped>>,
 }
 
 impl Entry {
-    /// Whether nothing is to be popped any more.
+    /// Returns whether the task is stopping or moving, and so pops nothing more.
     pub(crate) fn is_leaving(&self) -> bool {
         !self.stopping.is_empty() || self.moving.is_some()
     }
 
-    /// Puts the time that has passed into the counters of the present mode.
+    /// Adds the time since the last call to the counter of the present mode.
     pub(crate) fn count_time(&mut self, now: Nanos) {
         let notified = self.state.is_notified();
-        let passed = now.saturating_sub(self.counted);
-        // A round has one time, which can be a little before that of a change that was made in it.
-        self.counted = self.counted.max(now);
+        let passed = now.saturating_sub(self.counted_until);
+        // All visits of a round use one time, which can be a little before that of a change in the round.
+        self.counted_until = self.counted_until.max(now);
         let counters = self.task.vring().counters();
         if notified { counters.notified_ns.add(passed) } else { counters.polled_ns.add(passed) }
     }
 
-    /// Changes its state; the time until now is the old one's.
+    /// Changes the task's state. The time until now counts for the old state.
     pub(crate) fn enter(&mut self, state: State, now: Nanos) {
         if self.state.is_notified() != state.is_notified() {
             self.count_time(now);

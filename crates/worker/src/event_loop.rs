@@ -1,10 +1,10 @@
-//! THE loop: poll, submit, complete, arm, sleep.
+//! The loop of a worker: poll, submit, complete, arm, sleep.
 
 use crate::clock::{Clock, Nanos};
+use crate::empty_turns::EmptyTurns;
 use crate::entry::{Entry, State};
 use crate::host_probe::HostProbe;
-use crate::looks::Looks;
-use crate::mailbox::{Key, Mailbox};
+use crate::mailbox::{Mailbox, TaskKey};
 use crate::peers::Peers;
 use crate::poll::Poll;
 use crate::scheduler::Scheduler;
@@ -17,14 +17,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing::error;
 
-/// After so much work, in cost and visits made, kicks and the mailbox are looked at even if nothing needs waiting.
-const WORK_BETWEEN_LOOKS: u32 = 128;
-/// And after so much time.
-const TIME_BETWEEN_LOOKS: Nanos = 50_000;
-/// How long operations and calls wait that the kernel could not take and of which it will not tell.
+/// The work, in cost plus visits, after which the loop checks kicks and the mailbox even if it need not
+/// sleep.
+const WORK_BETWEEN_WAITS: u32 = 128;
+/// The time after which it does so.
+const TIME_BETWEEN_WAITS: Nanos = 50_000;
+/// The time after which the loop retries operations and calls that the kernel refused. The kernel does not
+/// report when it can take them.
 pub(crate) const RETRY: Nanos = 1_000_000;
 
-/// Closes the mailbox when the loop ends, however it ends: nobody waits for an answer that will not come.
+/// Closes the mailbox when the loop ends, even by a panic, so that no sender waits for an answer.
 struct CloseWhenDone(Arc<Mailbox>);
 
 impl Drop for CloseWhenDone {
@@ -33,58 +35,58 @@ impl Drop for CloseWhenDone {
     }
 }
 
-/// What a turn of the loop was spent on.
+/// The use of a turn's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spent {
     Work,
-    Looking,
+    Polling,
     Asleep,
 }
 
-/// One worker's thread.
+/// The state of one worker's thread.
 pub(crate) struct EventLoop {
     pub(crate) peers: Arc<Peers>,
-    /// Its number among its peers.
+    /// The number of this worker among its peers.
     pub(crate) worker_id: usize,
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) clock: Clock,
     pub(crate) poll: Poll,
-    /// How long calls may be put off.
+    /// The time for which calls may be delayed.
     pub(crate) call_coalesce: Option<Nanos>,
     pub(crate) engine: Engine,
     pub(crate) waiter: Waiter,
     pub(crate) host_probe: HostProbe,
-    /// By task number, which is reused: nothing of a task is in flight when it goes.
+    /// Tasks by number. Numbers are reused, because nothing of a task is in flight when it goes.
     pub(crate) entries: Vec<Option<Entry>>,
     pub(crate) free: Vec<u32>,
-    pub(crate) numbers: HashMap<Key, u32>,
+    pub(crate) numbers: HashMap<TaskKey, u32>,
     pub(crate) scheduler: Scheduler,
-    /// Those that nap.
+    /// Numbers of napping tasks.
     pub(crate) naps: Vec<u32>,
-    /// When the first of them is to be woken, or earlier.
+    /// The time at which the first of them wakes, or an earlier one.
     pub(crate) next_nap: Nanos,
     pub(crate) waiting: Vec<u32>,
-    /// Those that owe a call.
-    pub(crate) owing: Vec<u32>,
-    /// When the first of these is due, or earlier.
+    /// Numbers of tasks with a pending call.
+    pub(crate) pending_calls: Vec<u32>,
+    /// The time at which the first of these calls is due, or an earlier one.
     pub(crate) next_call: Nanos,
-    /// Reaped, and those of one task among them.
+    /// Completions that were reaped, and those of one task among them.
     pub(crate) completions: Vec<Completion>,
     pub(crate) batch: Vec<Completion>,
-    /// Events of the last wait, taken out so that tasks can change while they are handled.
-    happened: Vec<Ready>,
+    /// Events of the last wait. They are taken out while they are handled, so that tasks can change.
+    ready: Vec<Ready>,
     pub(crate) work: u32,
-    /// Whether this turn found anything to do.
+    /// This turn found something to do.
     pub(crate) worked: bool,
     pub(crate) engine_ready: bool,
     engine_failed: bool,
     pub(crate) ending: bool,
-    looks: Looks,
-    /// Time spent on work since loads were last looked at, and when that was.
+    empty_turns: EmptyTurns,
+    /// The time spent on work since loads were last compared, and the time of that comparison.
     pub(crate) busy: Nanos,
-    pub(crate) balanced: Nanos,
-    /// Loads were above the limit the last time too.
-    pub(crate) crowded: bool,
+    pub(crate) last_balance: Nanos,
+    /// The load was above the limit at the last comparison too.
+    pub(crate) overloaded: bool,
 }
 
 impl EventLoop {
@@ -115,24 +117,24 @@ impl EventLoop {
             naps: Vec::new(),
             next_nap: Nanos::MAX,
             waiting: Vec::new(),
-            owing: Vec::new(),
+            pending_calls: Vec::new(),
             next_call: Nanos::MAX,
             completions: Vec::new(),
             batch: Vec::new(),
-            happened: Vec::new(),
+            ready: Vec::new(),
             work: 0,
             worked: false,
             engine_ready: false,
             engine_failed: false,
             ending: false,
-            looks: Looks::default(),
+            empty_turns: EmptyTurns::default(),
             busy: 0,
-            balanced: 0,
-            crowded: false,
+            last_balance: 0,
+            overloaded: false,
         })
     }
 
-    /// Runs until it is asked to end and all tasks have stopped.
+    /// Runs until the worker is asked to end and all tasks have stopped.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let _closed = CloseWhenDone(self.mailbox.clone());
         self.turns()
@@ -147,20 +149,20 @@ impl EventLoop {
             self.visit_scheduled(now);
             self.submit();
             self.complete();
-            // A completion can queue an operation (the store after a load, the rest of a short transfer), which must not wait
-            // for a sleep.
+            // A completion can queue an operation (the store after a load, the rest of a short transfer),
+            // which must not wait for a sleep.
             if self.engine.needs_turn() {
                 self.submit();
             }
             if self.ending && self.numbers.is_empty() {
                 return Ok(());
             }
-            self.pay_calls();
-            let spent = if self.worked { Spent::Work } else { Spent::Looking };
+            self.send_due_calls();
+            let spent = if self.worked { Spent::Work } else { Spent::Polling };
             let idle = self.scheduler.is_empty();
-            if idle || self.work >= WORK_BETWEEN_LOOKS || now.saturating_sub(looked) >= TIME_BETWEEN_LOOKS {
+            if idle || self.work >= WORK_BETWEEN_WAITS || now.saturating_sub(looked) >= TIME_BETWEEN_WAITS {
                 self.work = 0;
-                // What went into this turn so far is work all the same.
+                // The turn so far counts as work, even before a sleep.
                 now = self.account(now, spent);
                 let waited = if idle {
                     self.sleep(now)?;
@@ -169,15 +171,15 @@ impl EventLoop {
                     self.wait(Some(Duration::ZERO))?;
                     spent
                 };
-                // The time after the wait: what the wait changed has been counted up to then.
+                // Use the time after the wait: changes during the wait have counted time up to it.
                 now = self.account(now, waited);
-                self.host_probe.look(now);
+                self.host_probe.sample_if_due(now);
                 self.balance(now);
                 looked = now;
                 continue;
             }
             if !self.worked {
-                if !self.looks.is_time() {
+                if !self.empty_turns.clock_is_due() {
                     continue;
                 }
                 std::hint::spin_loop();
@@ -186,15 +188,15 @@ impl EventLoop {
         }
     }
 
-    /// Books the time since `before`; the time now.
+    /// Accounts for the time since `before`. Returns the time now.
     #[inline]
     fn account(&mut self, before: Nanos, spent: Spent) -> Nanos {
         let now = self.clock.now();
         let passed = now.saturating_sub(before);
         match spent {
             Spent::Asleep => {}
-            Spent::Work | Spent::Looking => {
-                let looking = self.looks.share(passed, spent == Spent::Work);
+            Spent::Work | Spent::Polling => {
+                let looking = self.empty_turns.time_polled(passed, spent == Spent::Work);
                 self.host_probe.spun(looking);
                 self.busy += passed - looking;
             }
@@ -202,24 +204,24 @@ impl EventLoop {
         now
     }
 
-    /// Starts what the tasks queued. An engine that has failed completes everything with its error, which the drivers
-    /// then see; the loop goes on.
+    /// Submits the operations that tasks queued. An engine that has failed completes everything with its
+    /// error, which the drivers then see. The loop goes on.
     fn submit(&mut self) {
         if let Err(error) = self.engine.submit()
             && !std::mem::replace(&mut self.engine_failed, true)
         {
             error!(engine = self.engine.name(), %error, "the I/O engine has failed");
         }
-        // The kernel had no room for some, and may have it now, though nothing has completed.
+        // The kernel had no room for some operations, and may have it now although nothing has completed.
         if self.engine.take_resumed() {
             self.unblock();
         }
     }
 
-    /// Waits for whatever comes first: an event, the end of a nap, a call that is due.
+    /// Waits for an event, the end of a nap, or a call that is due.
     fn sleep(&mut self, now: Nanos) -> io::Result<()> {
-        let heard = self.hears_completions();
-        self.waiter.hear(self.engine.event(), heard)?;
+        let watch_engine = self.completions_end_sleep();
+        self.waiter.watch_engine(self.engine.event(), watch_engine)?;
         let retry = if self.engine.needs_turn() { now + RETRY } else { Nanos::MAX };
         let due = self.next_call.min(retry).min(self.next_nap);
         if due == Nanos::MAX {
@@ -232,27 +234,32 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Whether completions are to end a sleep: not if all who wait for any nap until a time, come what may.
+    /// Returns whether completions should end a sleep. They should not if all tasks with requests in flight
+    /// nap and ignore them.
     #[inline]
-    fn hears_completions(&mut self) -> bool {
-        let deaf = |entry: &Entry| matches!(entry.state, State::Napping { deaf: true, .. });
-        if self.naps.is_empty() || !self.entries.iter().flatten().any(deaf) {
+    fn completions_end_sleep(&mut self) -> bool {
+        let ignore_completions =
+            |entry: &Entry| matches!(entry.state, State::Napping { ignore_completions: true, .. });
+        if self.naps.is_empty() || !self.entries.iter().flatten().any(ignore_completions) {
             return true;
         }
-        self.entries.iter_mut().flatten().any(|entry| !deaf(entry) && entry.task.in_flight() > 0)
+        self.entries
+            .iter_mut()
+            .flatten()
+            .any(|entry| !ignore_completions(entry) && entry.task.in_flight() > 0)
     }
 
-    /// Waits, and handles what happened; whether anything did.
+    /// Waits, and handles all events. Returns whether there was any.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
-        let mut happened = std::mem::take(&mut self.happened);
-        happened.extend(self.waiter.wait(timeout)?);
-        let any = !happened.is_empty();
-        for ready in happened.drain(..) {
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.extend(self.waiter.wait(timeout)?);
+        let any = !ready.is_empty();
+        for ready in ready.drain(..) {
             match ready {
                 // The loop reaps after each wait.
                 Ready::Engine => self.engine_ready = true,
-                Ready::Kick(number) => self.kicked(number),
-                Ready::Event(number) => self.event_came(number),
+                Ready::Kick(number) => self.handle_kick(number),
+                Ready::Event(number) => self.handle_event(number),
                 Ready::Mailbox => {
                     for item in self.mailbox.take() {
                         self.handle(item);
@@ -261,11 +268,11 @@ impl EventLoop {
                 }
             }
         }
-        self.happened = happened;
+        self.ready = ready;
         Ok(any)
     }
 
-    /// Has those look that have napped long enough.
+    /// Puts tasks whose naps are over on the poll list.
     #[inline]
     fn wake_naps(&mut self, now: Nanos) {
         if now < self.next_nap {
@@ -274,7 +281,7 @@ impl EventLoop {
         self.next_nap = Nanos::MAX;
         let mut naps = std::mem::take(&mut self.naps);
         naps.retain(|&number| {
-            // One that was woken by something else is not in that state any more.
+            // A task that was woken early is no longer in that state.
             let Some(entry) = self.entries[number as usize].as_mut() else { return false };
             if let State::Napping { until, .. } = entry.state
                 && until > now
@@ -282,7 +289,7 @@ impl EventLoop {
                 self.next_nap = self.next_nap.min(until);
                 return true;
             }
-            entry.naps = false;
+            entry.in_naps = false;
             if matches!(entry.state, State::Napping { .. }) {
                 self.make_polled(number);
             }
@@ -291,10 +298,10 @@ impl EventLoop {
         self.naps = naps;
     }
 
-    /// Makes the calls that are due.
+    /// Sends the calls that are due.
     #[inline]
-    fn pay_calls(&mut self) {
-        if self.owing.is_empty() {
+    fn send_due_calls(&mut self) {
+        if self.pending_calls.is_empty() {
             return;
         }
         let now = self.clock.now();
@@ -303,7 +310,7 @@ impl EventLoop {
         }
         self.next_call = Nanos::MAX;
         let (entries, next_call) = (&mut self.entries, &mut self.next_call);
-        self.owing.retain(|&number| {
+        self.pending_calls.retain(|&number| {
             let Some(entry) = entries[number as usize].as_mut() else { return false };
             match entry.call_due {
                 Some(due) if due > now => {
@@ -313,7 +320,7 @@ impl EventLoop {
                 Some(_) => {
                     let vring = entry.task.vring();
                     vring.send_pending_call();
-                    // The kernel refused it.
+                    // The kernel refused the call.
                     if vring.has_pending_call() {
                         let due = now.saturating_add(RETRY);
                         entry.call_due = Some(due);

@@ -1,31 +1,35 @@
 //! Events of tasks' far sides: when the worker watches them, and what they start.
 //!
 //! # Why no event is lost
-//! The worker watches a descriptor edge-triggered. A wait reports each event that comes while the descriptor is registered,
-//! once. Registering it, or registering another interest, reports a readiness that is already there.
+//! The worker watches a descriptor edge-triggered. A wait reports each event that comes while the descriptor
+//! is registered, once. Registering it, or registering another interest, reports a readiness that is already
+//! there.
 //!
 //! A task goes to sleep in three steps, and the worker waits for nothing between them:
 //! 1. A poll finds the far side unready.
 //! 2. The task becomes quiet, or is armed with an interest.
 //! 3. The worker registers the interest, unless it is registered already.
 //!
-//! An event before step 1 is seen by the poll. After step 1 there are two cases. If the interest is registered, the event is
-//! kept for the next wait, which finds the task asleep and has it polled. If it is not, step 3 reports it.
+//! An event before step 1 is seen by the poll. After step 1 there are two cases. If the interest is
+//! registered, the event is kept for the next wait, which finds the task asleep and has it polled. If it is
+//! not, step 3 reports it.
 //!
-//! A look at a far side can be a system call, so a task that spins is told which of its polls are to look there. Only these
-//! count as step 1: after the others, the task stays polled.
+//! A look at a far side can be a system call, so a task that spins is told which of its polls are to look
+//! there. Only these count as step 1: after the others, the task stays polled.
 //!
-//! An event of a task that is not asleep is dropped. Such a task is polled again before it sleeps, or is leaving. A napping
-//! task is not watched, so that no event ends the nap; the poll after the nap sees what came.
+//! An event of a task that is not asleep is dropped. Such a task is polled again before it sleeps, or is
+//! leaving. A napping task is not watched, so that no event ends the nap; the poll after the nap sees what
+//! came.
 //!
-//! A work item makes a sleeping task polled, as a kick does. An event that comes at the same time finds it polled, and is
-//! dropped. A task that leaves is not watched any more before its number is free, and a wait handles all of its events
-//! before a task can leave. So no event is taken for one of the number's next owner.
+//! A work item makes a sleeping task polled, as a kick does. An event that comes at the same time finds it
+//! polled, and is dropped. A task that leaves is not watched any more before its number is free, and a wait
+//! handles all of its events before a task can leave. So no event is taken for one of the number's next
+//! owner.
 //!
 //! # Why nothing waits for credit
-//! Credit is not in flight. The worker has the task return it in the same call that takes it away from the task: before an
-//! update that changes what credit refers to takes effect, and before a stopped task is detached. No event of the far
-//! side, no kick and no completion is needed for that.
+//! Credit is not in flight. The worker has the task return it in the same call that takes it away from the
+//! task: before an update that changes what credit refers to takes effect, and before a stopped task is
+//! detached. No event of the far side, no kick and no completion is needed for that.
 
 use crate::entry::State;
 use crate::event_loop::EventLoop;
@@ -71,7 +75,7 @@ impl EventLoop {
     }
 
     /// Handles an event of a task's far side.
-    pub(crate) fn event_came(&mut self, number: u32) {
+    pub(crate) fn handle_event(&mut self, number: u32) {
         let entry = self.entries.get_mut(number as usize).and_then(Option::as_mut);
         if entry.is_some_and(|entry| matches!(entry.state, State::Armed | State::Quiet | State::Draining)) {
             self.make_polled(number);

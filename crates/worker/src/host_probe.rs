@@ -1,4 +1,5 @@
-//! What a worker finds out about its machine: the price of a sleep, and whether others want its core.
+//! Measurements of the machine that a worker runs on: the cost of a sleep, and whether other threads want its
+//! core.
 
 use crate::clock::{Clock, Nanos, nanos};
 use crate::policy::{Host, Pressure, Usage};
@@ -11,44 +12,47 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// Sleeps that are measured at the start, and how long each is.
+/// The number of sleeps that are measured at the start, and the length of each.
 const SLEEPS: u32 = 16;
 const SLEEP: Duration = Duration::from_micros(50);
-/// No machine is taken to be slower to wake: what is, is busy with something else.
+/// The longest wake delay that is believed. A longer one means that the machine was busy with something else.
 const DELAY_MOST: Nanos = 200_000;
-/// A sleep that ends later than this many times the usual says nothing about the price of one: something else ran.
+/// A sleep that is late by more than this many times the usual delay is not counted, because something else
+/// ran.
 const OUTLIER: Nanos = 4;
-/// The weight of what was known against one new measurement.
+/// The weight of the known value against one new measurement.
 const KNOWN: Nanos = 15;
-/// Steal time is looked up this often: the kernel puts a line for each CPU and each interrupt together for it.
+/// The interval at which steal time is read. The kernel formats a line for each CPU and each interrupt for
+/// it.
 const STEAL_EVERY: Nanos = 100_000_000;
-/// Others are looked for only after this much time was spent on looking at empty rings.
+/// The time spent polling empty rings after which other threads are looked for.
 const SPUN_LEAST: Nanos = 500_000;
 /// A tick of `/proc/stat` (`USER_HZ` is 100 on all architectures that we run on).
 const TICK: Nanos = 10_000_000;
 
-/// What the policies of a worker are told about the world.
+/// The measurements that the policies of a worker use.
 pub(crate) struct HostProbe {
     pub(crate) host: Host,
     clock: Clock,
     pressure: Pressure,
-    /// `None`: the kernel does not tell.
+    /// `None`: the kernel does not provide it.
     schedstat: Option<File>,
-    /// Where it does not, its switches do.
+    /// Counts involuntary switches, for a kernel without `schedstat`.
     status: Option<File>,
     stat: Option<File>,
     steal: Nanos,
     steal_at: Nanos,
-    /// The CPU that was looked up last, and its total.
+    /// The CPU that was read last, and its total.
     steal_of: Option<(usize, Nanos)>,
-    /// Spent on looks that found nothing, since others were last looked for.
+    /// Time spent polling empty rings since the last sample.
     spun: Nanos,
 }
 
 impl HostProbe {
-    /// Measures what sleeping costs, on the thread that is going to do it.
+    /// Measures the cost of sleeping, on the thread that will sleep.
     pub(crate) fn new(clock: Clock, waiter: &mut Waiter) -> io::Result<Self> {
-        // Naps are short, and the kernel may otherwise add 50 us to each. Where it cannot be had, naps are measured longer.
+        // Naps are short, and the kernel may add 50 us to each by default. Where this fails, the longer naps
+        // are measured.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let open = |path: &str| File::open(path).ok();
         let thread = gettid().as_raw_nonzero();
@@ -68,22 +72,22 @@ impl HostProbe {
         for _ in 0..SLEEPS {
             let before = cpu_time();
             let due = clock.now() + nanos(SLEEP);
-            // Nobody knows this worker yet: nothing but the time can end the wait.
+            // No thread knows this worker yet, so only the timeout can end the wait.
             let _ = waiter.wait(Some(SLEEP))?.count();
             late.push(clock.now().saturating_sub(due));
             cpu.push(cpu_time().saturating_sub(before));
         }
         late.sort_unstable();
         cpu.sort_unstable();
-        // Of those that nothing else disturbed.
+        // The lower quartile: sleeps that nothing else disturbed.
         let [delay, cpu] = [&late, &cpu].map(|all| all[all.len() / 4].min(DELAY_MOST));
-        // A timer that wakes an idle core does what a kick from another core does.
+        // A timer that wakes an idle core does the same work as a kick from another core.
         host_probe.host =
             Host { sleep_cpu: cpu.max(1), wake_delay: delay, nap_overshoot: delay, contended: false };
         Ok(host_probe)
     }
 
-    /// A sleep ended `late` after the time it was to end.
+    /// Records a sleep that ended `late` after its timeout.
     pub(crate) fn slept(&mut self, late: Nanos) {
         let known = self.host.nap_overshoot;
         if self.host.contended || late > known.max(1000).saturating_mul(OUTLIER) {
@@ -93,15 +97,15 @@ impl HostProbe {
         (self.host.nap_overshoot, self.host.wake_delay) = (delay, delay);
     }
 
-    /// This much time went into looks that found nothing.
+    /// Adds time that went into polls that found nothing.
     #[inline]
     pub(crate) fn spun(&mut self, time: Nanos) {
         self.spun += time;
     }
 
-    /// Looks for others that want the core, if it is time to.
+    /// Takes a sample of the core's use by others, if one is due.
     #[inline]
-    pub(crate) fn look(&mut self, now: Nanos) {
+    pub(crate) fn sample_if_due(&mut self, now: Nanos) {
         if now >= self.pressure.next() && (self.spun >= SPUN_LEAST || self.host.contended) {
             self.sample(now);
         }
@@ -120,18 +124,18 @@ impl HostProbe {
             self.steal += stolen_since(self.steal_of.replace((cpu_now, total)), cpu_now, total);
             self.steal_at = now;
         }
-        // Not that of schedstat, which for a thread that runs is as old as the last tick: up to 4 ms, which would look as if the
-        // thread had not had its core.
+        // Not the value of schedstat, which for a running thread is as old as the last tick, up to 4 ms. It
+        // would look as if the thread had not had its core.
         let usage = Usage { run_delay, involuntary, steal: self.steal, cpu: cpu_time() };
         let contended = self.pressure.sample(now, &usage, std::mem::take(&mut self.spun));
         if contended != self.host.contended {
-            tracing::debug!(contended, at = self.clock.now(), "whether others want this worker's core");
+            tracing::debug!(contended, at = self.clock.now(), "contention of this worker's core changed");
         }
         self.host.contended = contended;
     }
 }
 
-/// What was stolen since the last look. Totals are since the machine started, and each CPU's its own.
+/// Returns the time stolen since the last look. Totals count from the start of the machine, for each CPU.
 fn stolen_since(last: Option<(usize, Nanos)>, cpu: usize, total: Nanos) -> Nanos {
     last.filter(|last| last.0 == cpu).map_or(0, |last| total.saturating_sub(last.1))
 }
@@ -141,14 +145,14 @@ fn cpu_time() -> Nanos {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Time in a run queue.
+/// Reads the thread's time in a run queue.
 fn read_run_delay(file: &File) -> Option<Nanos> {
     let mut text = [0; 96];
     let len = file.read_at(&mut text, 0).ok()?;
     parse_run_delay(&text[..len])
 }
 
-/// The second number of three.
+/// Returns the second number of three.
 fn parse_run_delay(text: &[u8]) -> Option<Nanos> {
     std::str::from_utf8(text).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
 }
@@ -165,13 +169,13 @@ fn parse_switches(text: &[u8]) -> Option<u64> {
 }
 
 fn read_steal(file: &File, cpu: usize) -> Option<Nanos> {
-    // Lines of CPUs come first, of less than 128 bytes each.
+    // Lines of CPUs come first, and each has less than 128 bytes.
     let mut text = vec![0; (cpu + 2) * 128];
     let len = file.read_at(&mut text, 0).ok()?;
     parse_steal(&text[..len], cpu)
 }
 
-/// The eighth number of the CPU's line (`proc_stat(5)`).
+/// Returns the eighth number of the CPU's line (`proc_stat(5)`).
 fn parse_steal(text: &[u8], cpu: usize) -> Option<Nanos> {
     let name = format!("cpu{cpu}");
     let text = String::from_utf8_lossy(text);
@@ -187,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_tells() {
+    fn files_of_proc_are_parsed() {
         assert_eq!(parse_run_delay(b"119258 272226 3\n"), Some(272_226));
         assert_eq!(parse_run_delay(b""), None);
         assert_eq!(parse_run_delay(b"1 x 3"), None);
@@ -199,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_past_of_a_cpu_is_not_stolen_from_who_comes_to_it() {
+    fn earlier_steal_time_of_a_cpu_does_not_count() {
         assert_eq!(stolen_since(None, 3, 1_000_000), 0);
         assert_eq!(stolen_since(Some((3, 400_000)), 3, 1_000_000), 600_000);
         assert_eq!(stolen_since(Some((2, 400_000)), 3, 1_000_000), 0);
@@ -207,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn of_this_thread() {
+    fn values_of_this_thread_can_be_read() {
         let stat = File::open("/proc/stat").unwrap();
         assert!(read_steal(&stat, sched_getcpu()).is_some());
         assert!(cpu_time() > 0);

@@ -9,50 +9,50 @@ use kickless_sync::mpsc::Sender;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, PoisonError};
 
-/// Names a task for as long as the pool lives; never used again.
-pub(crate) type Key = u64;
+/// The name of a task. It is unique for as long as the pool lives.
+pub(crate) type TaskKey = u64;
 
-/// Whose task it is, and where it is.
+/// The device and the worker of a task.
 #[derive(Clone)]
-pub(crate) struct Tenant {
+pub(crate) struct Placement {
     /// The device's number in the pool, and its weight.
     pub(crate) device: u64,
     pub(crate) weight: u32,
-    /// The worker that all tasks of its affinity group are to be on. Relaxed: it only says where to go, and a task that comes
-    /// to another worker, or stays behind there, follows.
+    /// The worker on which all tasks of its affinity group should be. Relaxed is enough: a task that arrives
+    /// at another worker, or stays behind there, moves on later.
     pub(crate) home: Option<Arc<AtomicUsize>>,
-    /// The worker that the task is on. Work items for the task are put in with this locked, so that one that moves takes all
-    /// that were put in before with it, in their order, and later ones follow it.
+    /// The worker that has the task. A sender holds the lock while it puts in a work item for the task. So a
+    /// task that moves takes all earlier items with it, in their order, and later ones follow it.
     pub(crate) worker_id: Arc<Mutex<usize>>,
 }
 
 /// A task that comes from another worker.
-pub(crate) struct Arrival {
+pub(crate) struct MovedTask {
     pub(crate) task: Box<dyn QueueTask>,
     pub(crate) policy: Policy,
 }
 
-/// What a worker is asked to do between two rounds.
-pub(crate) enum Item {
-    /// Run this task from now on.
-    Spawn(Key, Tenant, Box<dyn QueueTask>),
-    /// Go on with this task of another worker's.
-    Adopt(Key, Tenant, Box<Arrival>),
-    /// Change it; say when that is done.
-    Update(Key, Update, Sender<()>),
-    /// Stop it; say when it has.
-    Stop(Key, Sender<Stopped>),
-    /// Hand all tasks that are there to another worker.
+/// A work item, which a worker carries out between two rounds.
+pub(crate) enum WorkItem {
+    /// Runs a new task.
+    Spawn(TaskKey, Placement, Box<dyn QueueTask>),
+    /// Continues a task of another worker.
+    Adopt(TaskKey, Placement, Box<MovedTask>),
+    /// Changes a task. The sender is used when the change is in force.
+    Update(TaskKey, Update, Sender<()>),
+    /// Stops a task. The sender is used when it has stopped.
+    Stop(TaskKey, Sender<Stopped>),
+    /// Moves all present tasks to another worker.
     MoveAll(usize),
-    /// Poll by this rule; say when that is in force.
+    /// Changes the polling rule. The sender is used when it is in force.
     Poll(Poll, Sender<()>),
-    /// End, once all tasks have stopped.
+    /// Ends the worker, once all tasks have stopped.
     End,
 }
 
-impl Item {
-    /// Whether it is for a task that is already there.
-    fn concerns(&self, key: Key) -> bool {
+impl WorkItem {
+    /// Returns whether this item is for a task with this key that the worker has.
+    fn is_for(&self, key: TaskKey) -> bool {
         match self {
             Self::Update(whose, ..) | Self::Stop(whose, _) => *whose == key,
             Self::Spawn(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(..) | Self::End => false,
@@ -62,8 +62,8 @@ impl Item {
 
 /// A queue of work items and the eventfd that wakes their worker.
 pub(crate) struct Mailbox {
-    /// `None`: the worker has ended.
-    items: Mutex<Option<Vec<Item>>>,
+    /// `None` once the worker has ended.
+    items: Mutex<Option<Vec<WorkItem>>>,
     waker: Waker,
 }
 
@@ -76,10 +76,12 @@ impl Mailbox {
         &self.waker
     }
 
-    /// Puts an item in and wakes the worker: in this order, so that the worker, which clears the waker and then takes the
-    /// items ([`Mailbox::take`]), either takes this one now or is woken for it. Where the worker has ended the item comes back; dropped, it takes
-    /// the sender of its answer along, and whoever waits for that learns of it.
-    pub(crate) fn put(&self, item: Item) -> Result<(), Item> {
+    /// Puts an item in and wakes the worker, in this order. The worker clears the waker and then takes the
+    /// items ([`Mailbox::take`]), so it either takes this one or is woken for it.
+    ///
+    /// If the worker has ended, the item comes back. Dropping it drops the sender of its answer, so the
+    /// receiver learns of this.
+    pub(crate) fn put(&self, item: WorkItem) -> Result<(), WorkItem> {
         match &mut *self.items.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(items) => items.push(item),
             None => return Err(item),
@@ -88,26 +90,26 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Clears the waker, and takes all items, in the order they were put in.
-    pub(crate) fn take(&self) -> Vec<Item> {
+    /// Clears the waker, and takes all items in their order.
+    pub(crate) fn take(&self) -> Vec<WorkItem> {
         self.waker.clear();
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         items.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Takes the items for one task, in the order they were put in.
-    pub(crate) fn take_for(&self, key: Key) -> Vec<Item> {
+    /// Takes the items for one task in their order.
+    pub(crate) fn take_for(&self, key: TaskKey) -> Vec<WorkItem> {
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(items) = items.as_mut() else { return Vec::new() };
-        let (taken, left) = std::mem::take(items).into_iter().partition(|item| item.concerns(key));
+        let (taken, left) = std::mem::take(items).into_iter().partition(|item| item.is_for(key));
         *items = left;
         taken
     }
 
-    /// The worker has ended: nothing is taken any more.
+    /// Closes the mailbox of a worker that has ended. Drops the items that are left.
     pub(crate) fn close(&self) {
         let items = self.items.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Outside the lock: dropping a task can be long.
+        // Outside the lock, because dropping a task can take long.
         drop(items);
     }
 }

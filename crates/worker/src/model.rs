@@ -1,8 +1,8 @@
-//! How work comes to a worker, moves to another and ends, in every order that the memory model allows, up to a number of
-//! preemptions.
+//! Models of work that comes to a worker, moves to another and ends. Loom runs them in every order that the
+//! memory model allows, up to a number of preemptions.
 //!
-//! The loops around the mailbox and the peers are models of the real one ([`worker`], [`receiver`]), and the ring's suppression
-//! is that of the rings. An item or a kick that is lost is a deadlock, which loom finds.
+//! The loops around the mailbox and the peers are models of the real one ([`worker`], [`receiver`]). The
+//! suppression of kicks is that of the real rings. A lost item or kick is a deadlock, which loom finds.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-worker --release --lib model`
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
@@ -12,7 +12,7 @@ mod receiver;
 mod ring;
 mod worker;
 
-use crate::mailbox::{Item, Mailbox, Tenant};
+use crate::mailbox::{Mailbox, Placement, WorkItem};
 use crate::peers::Peers;
 use events::Events;
 use kickless_device::{Stopped, Update};
@@ -21,7 +21,7 @@ use loom::thread;
 use receiver::{FRAMES, FarSide, Receiver as Receive};
 use ring::{END, Ring};
 use std::sync::Arc;
-use worker::{KEY, Worker, peers, tenant};
+use worker::{KEY, Worker, peers, placement};
 
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -29,28 +29,28 @@ fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// A mailbox, and what its worker waits for.
+/// Makes a mailbox, and the events that its worker waits for.
 fn mailbox() -> (Arc<Mailbox>, Arc<Events>) {
     let events = Arc::new(Events::default());
     (Arc::new(Mailbox::new(events.waker())), events)
 }
 
-/// Asks for an answer; there is none if the worker has ended.
+/// Asks for an answer. The receiver is disconnected if the worker has ended.
 fn ask(mailbox: &Mailbox) -> Receiver<()> {
     let (done, answer) = channel();
-    let _ = mailbox.put(Item::Update(KEY, Update::Look, done));
+    let _ = mailbox.put(WorkItem::Update(KEY, Update::Look, done));
     answer
 }
 
-/// A worker that answers until it is to end; how many answers it gave.
+/// Answers items until the worker is asked to end. Returns the number of answers.
 fn answer_all(mailbox: &Mailbox, events: &Events) -> u32 {
     let mut answers = 0;
     loop {
         events.sleep();
         for item in mailbox.take() {
             match item {
-                Item::Update(_, _, done) => done.send(()).unwrap(),
-                Item::End => {
+                WorkItem::Update(_, _, done) => done.send(()).unwrap(),
+                WorkItem::End => {
                     mailbox.close();
                     return answers;
                 }
@@ -61,13 +61,13 @@ fn answer_all(mailbox: &Mailbox, events: &Events) -> u32 {
     }
 }
 
-/// Somebody who asks once.
+/// Starts a thread that asks once.
 fn asker(mailbox: &Arc<Mailbox>) -> thread::JoinHandle<Option<()>> {
     let mailbox = mailbox.clone();
     thread::spawn(move || ask(&mailbox).recv().ok())
 }
 
-/// A mailbox, a worker that answers what comes to it, and somebody who asks.
+/// Makes a mailbox, a worker that answers its items, and a thread that asks.
 fn answered() -> (Arc<Mailbox>, thread::JoinHandle<u32>, thread::JoinHandle<Option<()>>) {
     let (mailbox, events) = mailbox();
     let worker = thread::spawn({
@@ -85,30 +85,31 @@ fn every_item_is_answered() {
         let (first, second) = (ask(&mailbox), ask(&mailbox));
         assert_eq!((first.recv().ok(), second.recv().ok()), (Some(()), Some(())));
         assert_eq!(asker.join().unwrap(), Some(()));
-        assert!(mailbox.put(Item::End).is_ok());
+        assert!(mailbox.put(WorkItem::End).is_ok());
         assert_eq!(worker.join().unwrap(), 3);
     });
 }
 
-/// Who asks before the end is answered; who asks meanwhile is answered, or learns that there will be no answer.
+/// An item before the end is answered. An item at the same time is answered, or its sender learns that there
+/// is no answer.
 #[test]
-fn nobody_waits_for_a_worker_that_ends() {
+fn no_sender_waits_for_a_worker_that_ends() {
     check(2, || {
         let (mailbox, worker, asker) = answered();
         let before = ask(&mailbox);
-        assert!(mailbox.put(Item::End).is_ok());
+        assert!(mailbox.put(WorkItem::End).is_ok());
         let after = ask(&mailbox);
         assert_eq!(before.recv().ok(), Some(()));
         after.recv().ok();
         let meanwhile = asker.join().unwrap();
         assert!(worker.join().unwrap() >= 1 + u32::from(meanwhile.is_some()));
-        assert!(mailbox.put(Item::End).is_err());
+        assert!(mailbox.put(WorkItem::End).is_err());
     });
 }
 
-/// A worker that fails does not look at its mailbox any more.
+/// A worker that has failed takes nothing more from its mailbox.
 #[test]
-fn nobody_waits_for_a_worker_that_fails() {
+fn no_sender_waits_for_a_worker_that_fails() {
     check(3, || {
         let (mailbox, _events) = mailbox();
         let worker = thread::spawn({
@@ -122,47 +123,48 @@ fn nobody_waits_for_a_worker_that_fails() {
     });
 }
 
-/// Asks for something of the queue.
-fn put<T>(peers: &Peers, tenant: &Tenant, item: impl FnOnce(Sender<T>) -> Item) -> Receiver<T> {
+/// Puts in a work item for the queue.
+fn put<T>(peers: &Peers, placement: &Placement, item: impl FnOnce(Sender<T>) -> WorkItem) -> Receiver<T> {
     let (done, answer) = channel();
-    let _ = peers.put(&tenant.worker_id, item(done));
+    let _ = peers.put(&placement.worker_id, item(done));
     answer
 }
 
-/// Two workers, of which the first has a queue.
+/// Two workers. The first has a queue.
 struct Pair {
     peers: Arc<Peers>,
-    tenant: Tenant,
+    placement: Placement,
     ring: Arc<Ring>,
     threads: [thread::JoinHandle<()>; 2],
 }
 
 impl Pair {
     fn start() -> Self {
-        let ((peers, events), tenant, ring) = (peers(), tenant(), Arc::new(Ring::new(true)));
-        let first = Worker::new(&peers, 0, &events[0], &ring).with_queue(tenant.clone());
+        let ((peers, events), placement, ring) = (peers(), placement(), Arc::new(Ring::new(true)));
+        let first = Worker::new(&peers, 0, &events[0], &ring).with_queue(placement.clone());
         let second = Worker::new(&peers, 1, &events[1], &ring);
         let threads = [thread::spawn(|| first.run()), thread::spawn(|| second.run())];
-        Self { peers, tenant, ring, threads }
+        Self { peers, placement, ring, threads }
     }
 
     fn move_to(&self, from: usize, to: usize) {
-        let _ = self.peers.workers[from].mailbox.put(Item::MoveAll(to));
+        let _ = self.peers.workers[from].mailbox.put(WorkItem::MoveAll(to));
     }
 
-    /// Two updates and a stop, with something else after the first.
+    /// Asks for two updates and a stop, and calls `between` after the first.
     fn ask(&self, between: impl FnOnce()) -> (Receiver<()>, Receiver<()>, Receiver<Stopped>) {
-        let first = put(&self.peers, &self.tenant, |done| Item::Update(KEY, Update::Look, done));
+        let first = put(&self.peers, &self.placement, |done| WorkItem::Update(KEY, Update::Look, done));
         between();
-        let second = put(&self.peers, &self.tenant, |done| Item::Update(KEY, Update::Kick(None), done));
-        (first, second, put(&self.peers, &self.tenant, |done| Item::Stop(KEY, done)))
+        let second =
+            put(&self.peers, &self.placement, |done| WorkItem::Update(KEY, Update::Kick(None), done));
+        (first, second, put(&self.peers, &self.placement, |done| WorkItem::Stop(KEY, done)))
     }
 
     fn end(&self, worker_id: usize) {
-        let _ = self.peers.workers[worker_id].mailbox.put(Item::End);
+        let _ = self.peers.workers[worker_id].mailbox.put(WorkItem::End);
     }
 
-    /// What the queue was asked, in that order, once both workers have ended.
+    /// Returns the items of the queue in their order, once both workers have ended.
     fn join(self) -> Vec<u8> {
         for thread in self.threads {
             thread.join().unwrap();
@@ -171,10 +173,10 @@ impl Pair {
     }
 }
 
-/// The queue moves while it is asked something, and back if there is time: each request is answered once, in order, by the
-/// worker that has it.
+/// The queue moves while work items come, and back if there is time. Each item is answered once, in order, by
+/// the worker that has the queue.
 #[test]
-fn a_queue_that_moves_takes_along_what_it_was_asked() {
+fn a_queue_that_moves_takes_its_work_items_along() {
     for back in [false, true] {
         check(2, move || {
             let pair = Pair::start();
@@ -193,23 +195,27 @@ fn a_queue_that_moves_takes_along_what_it_was_asked() {
     }
 }
 
-/// It stays where it is if the other worker has ended.
+/// The queue stays where it is if the other worker has ended.
 #[test]
 fn a_queue_that_cannot_move_is_not_lost() {
     check(2, || {
-        let ((peers, events), tenant, ring) = (peers(), tenant(), Arc::new(Ring::new(true)));
-        let worker = Worker::new(&peers, 0, &events[0], &ring).with_queue(tenant.clone());
+        let ((peers, events), placement, ring) = (peers(), placement(), Arc::new(Ring::new(true)));
+        let worker = Worker::new(&peers, 0, &events[0], &ring).with_queue(placement.clone());
         peers.workers[1].mailbox.close();
         let worker = thread::spawn(|| worker.run());
-        assert!(peers.workers[0].mailbox.put(Item::MoveAll(1)).is_ok());
-        assert_eq!(put(&peers, &tenant, |done| Item::Update(KEY, Update::Look, done)).recv().ok(), Some(()));
-        assert!(put(&peers, &tenant, |done| Item::Stop(KEY, done)).recv().ok().is_some());
-        assert!(peers.workers[0].mailbox.put(Item::End).is_ok());
+        assert!(peers.workers[0].mailbox.put(WorkItem::MoveAll(1)).is_ok());
+        assert_eq!(
+            put(&peers, &placement, |done| WorkItem::Update(KEY, Update::Look, done)).recv().ok(),
+            Some(())
+        );
+        assert!(put(&peers, &placement, |done| WorkItem::Stop(KEY, done)).recv().ok().is_some());
+        assert!(peers.workers[0].mailbox.put(WorkItem::End).is_ok());
         worker.join().unwrap();
     });
 }
 
-/// The same, but the workers end: some of it is not answered, and nobody waits for it. What is answered comes before what is not.
+/// The same, but the workers end. Some items are not answered, and their senders learn of it. Answered items
+/// come before unanswered ones.
 #[test]
 fn a_queue_that_moves_while_the_workers_end() {
     for order in [[0, 1], [1, 0]] {
@@ -229,24 +235,25 @@ fn a_queue_that_moves_while_the_workers_end() {
     }
 }
 
-/// How the queue leaves its worker.
+/// The reason for which the queue leaves its worker.
 #[derive(Clone, Copy)]
 enum Leaves {
-    /// It is stopped, and somebody else begins where it ended.
+    /// It is stopped, and another thread continues it.
     Stopped,
-    /// Its worker is to end, and somebody else begins then.
+    /// Its worker ends, and another thread continues it.
     Ended,
     /// It moves.
     Moved,
 }
 
-/// A driver publishes requests, and kicks if asked to, while the worker polls, arms, and lets the queue go. Whoever has it then looks once,
-/// and after that sleeps until there is a kick: it is a deadlock if the kick for a request that is left does not come. That the old
-/// worker touches the queue after it said that it has let go is a race, which loom finds.
+/// A driver publishes requests, and kicks if asked to, while the worker polls, arms, and lets the queue go.
+/// Its next owner polls once and then sleeps until there is a kick. If the kick for a remaining request does
+/// not come, this is a deadlock. If the old worker touches the queue after it let go, this is a race. Loom
+/// finds both.
 fn leave(event_idx: bool, leaves: Leaves) {
     check(2, move || {
-        let ((peers, events), tenant, ring) = (peers(), tenant(), Arc::new(Ring::new(event_idx)));
-        let worker = Worker::new(&peers, 0, &events[0], &ring).with_queue(tenant.clone());
+        let ((peers, events), placement, ring) = (peers(), placement(), Arc::new(Ring::new(event_idx)));
+        let worker = Worker::new(&peers, 0, &events[0], &ring).with_queue(placement.clone());
         let worker = thread::spawn(|| worker.run());
         let driver = thread::spawn({
             let ring = ring.clone();
@@ -256,21 +263,21 @@ fn leave(event_idx: bool, leaves: Leaves) {
         let old = &peers.workers[0].mailbox;
         match leaves {
             Leaves::Stopped => {
-                let stopped = put(&peers, &tenant, |done| Item::Stop(KEY, done)).recv().unwrap();
+                let stopped = put(&peers, &placement, |done| WorkItem::Stop(KEY, done)).recv().unwrap();
                 assert_eq!(stopped.next_avail, ring.next());
-                next.with_queue(tenant).serve_until(END);
-                assert!(old.put(Item::End).is_ok());
+                next.with_queue(placement).serve_until(END);
+                assert!(old.put(WorkItem::End).is_ok());
                 worker.join().unwrap();
             }
             Leaves::Ended => {
-                assert!(old.put(Item::End).is_ok());
+                assert!(old.put(WorkItem::End).is_ok());
                 worker.join().unwrap();
-                next.with_queue(tenant).serve_until(END);
+                next.with_queue(placement).serve_until(END);
             }
             Leaves::Moved => {
-                assert!(old.put(Item::MoveAll(1)).is_ok());
+                assert!(old.put(WorkItem::MoveAll(1)).is_ok());
                 next.serve_until(END);
-                assert!(old.put(Item::End).is_ok());
+                assert!(old.put(WorkItem::End).is_ok());
                 worker.join().unwrap();
             }
         }
@@ -296,8 +303,8 @@ fn no_kick_is_lost_when_a_queue_moves() {
     leave(true, Leaves::Moved);
 }
 
-/// A driver offers buffers, and kicks if asked to, while another process sends frames. It is a deadlock if the worker sleeps on
-/// kicks or on the far side while it could carry a frame.
+/// A driver offers buffers, and kicks if asked to, while another process sends frames. It is a deadlock if
+/// the worker sleeps on kicks or on the far side while it could carry a frame.
 fn receive(event_idx: bool, stopped: bool) {
     check(2, move || {
         let (ring, far_side) = (Arc::new(Ring::new(event_idx)), Arc::<FarSide>::default());
@@ -313,9 +320,10 @@ fn receive(event_idx: bool, stopped: bool) {
         } else {
             let worker = thread::spawn(|| worker.run());
             far_side.send();
-            // The stop waits neither for the other frame nor for a buffer, and the next worker has all that was credit.
+            // The stop waits neither for the other frame nor for a buffer, and the next worker has all of the
+            // credit.
             let (done, answer) = channel();
-            assert!(mailbox.put(Item::Stop(KEY, done)).is_ok());
+            assert!(mailbox.put(WorkItem::Stop(KEY, done)).is_ok());
             assert_eq!(answer.recv().unwrap().next_avail, ring.next());
             worker.join().unwrap();
             far_side.send();

@@ -1,18 +1,19 @@
 //! The workers of a pool, as each of them sees the others.
 
 use crate::clock::{Clock, Nanos};
-use crate::mailbox::{Arrival, Item, Key, Mailbox, Tenant};
+use crate::mailbox::{Mailbox, MovedTask, Placement, TaskKey, WorkItem};
 use kickless_sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
-/// A load that is older than this is that of a worker which has been asleep since.
+/// The age at which a load is no longer valid, because its worker has been asleep since.
 const STALE_NS: Nanos = 300_000_000;
 
-/// One worker, from outside.
+/// A worker, as seen by other threads.
 pub(crate) struct Peer {
     pub(crate) mailbox: Arc<Mailbox>,
-    /// How busy it was, in thousandths, and when that was found. The two may be of different times, which does not matter.
+    /// The part of its time in which it was busy, in thousandths, and when that was measured. A reader may
+    /// see values of different times, which does not matter.
     busy: AtomicU32,
     at: AtomicU64,
 }
@@ -29,40 +30,40 @@ impl Peers {
         Self { clock, workers: mailboxes.into_iter().map(peer).collect() }
     }
 
-    /// Puts an item for a task into the mailbox of the worker that has it, which `worker_id` says. If that worker has ended the item
-    /// comes back.
-    pub(crate) fn put(&self, worker_id: &Mutex<usize>, item: Item) -> Result<(), Item> {
+    /// Puts an item for a task into the mailbox of the worker that has it, whose number is in `worker_id`.
+    /// The item comes back if that worker has ended.
+    pub(crate) fn put(&self, worker_id: &Mutex<usize>, item: WorkItem) -> Result<(), WorkItem> {
         let worker_id = worker_id.lock().unwrap_or_else(PoisonError::into_inner);
         self.workers[*worker_id].mailbox.put(item)
     }
 
-    /// Gives a task that is on no worker any more to that at `to`, and with it all that it has been asked at `from` and not been
-    /// told yet. If that worker has ended the task comes back, and stays where it was.
+    /// Gives a task that has left the worker `from` to the worker `to`, with all work items for it that are
+    /// not done yet. If that worker has ended, the task comes back and stays where it was.
     pub(crate) fn hand_over(
         &self,
-        key: Key,
-        tenant: &Tenant,
-        arrival: Box<Arrival>,
+        key: TaskKey,
+        placement: &Placement,
+        moved: Box<MovedTask>,
         (from, to): (usize, usize),
-    ) -> Result<(), Item> {
+    ) -> Result<(), WorkItem> {
         let (old, new) = (&self.workers[from].mailbox, &self.workers[to].mailbox);
-        let mut worker_id = tenant.worker_id.lock().unwrap_or_else(PoisonError::into_inner);
-        new.put(Item::Adopt(key, tenant.clone(), arrival))?;
+        let mut worker_id = placement.worker_id.lock().unwrap_or_else(PoisonError::into_inner);
+        new.put(WorkItem::Adopt(key, placement.clone(), moved))?;
         for item in old.take_for(key) {
-            // It took the first; and if it has ended since, so does everything.
+            // The worker took the first item. If it has ended since, it drops all of them.
             let _ = new.put(item);
         }
         *worker_id = to;
         Ok(())
     }
 
-    /// Says how busy a worker is, in thousandths of its time. Only the worker itself does.
-    pub(crate) fn tell(&self, worker_id: usize, busy: u32, now: Nanos) {
+    /// Publishes the load of a worker, in thousandths of its time. Only the worker itself calls this.
+    pub(crate) fn publish_load(&self, worker_id: usize, busy: u32, now: Nanos) {
         self.workers[worker_id].busy.store(busy, Ordering::Relaxed);
         self.workers[worker_id].at.store(now, Ordering::Relaxed);
     }
 
-    /// How busy the workers are, in thousandths.
+    /// Returns the loads of all workers, in thousandths.
     pub(crate) fn loads(&self, now: Nanos) -> impl Iterator<Item = u32> + '_ {
         self.workers.iter().map(move |peer| {
             let age = now.saturating_sub(peer.at.load(Ordering::Relaxed));

@@ -1,34 +1,35 @@
-//! What an operator can say about polling.
+//! The polling rules from which an operator can choose.
 
 use std::time::Duration;
 
-/// When rings are looked at without kicks.
+/// A rule for polling rings without kicks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Poll {
-    /// When it pays, as far as what waiting has cost lately tells.
+    /// Polls while that is cheaper than sleeping, judged by the recent waits.
     Auto {
-        /// The delay of a request that is accepted in exchange for processor time.
+        /// The delay of a request that is accepted to save processor time.
         latency: Duration,
     },
-    /// As long as there are rings, whatever it costs.
+    /// Always polls, as long as there are rings.
     Always,
-    /// Never: a ring that was found empty asks for kicks.
+    /// Never polls. An empty ring asks for kicks.
     Never,
-    /// From a rate of work on, and until there has been none for a while: the rule of the kernel's vhost polling patches of 2014.
+    /// Polls from a rate of work on, until there has been none for a while. This is the rule of the kernel's
+    /// vhost polling patches of 2014.
     Rate {
-        /// Visits that found work, for each second, at which polling starts; 0: never.
+        /// The number of visits per second that find work at which polling starts. 0: never.
         start_per_sec: u32,
-        /// How long a ring that yields nothing is looked at before it asks for kicks again.
+        /// The time for which an empty ring is polled before it asks for kicks again.
         stop_idle: Duration,
     },
 }
 
 impl Poll {
-    /// The delay that `auto` accepts if nothing is said.
+    /// The delay that `auto` accepts by default.
     pub const LATENCY: Duration = Duration::from_micros(100);
     /// The rate of work at which polling starts if only [`Poll::Rate::stop_idle`] is given.
     pub const START_PER_SEC: u32 = 5000;
-    /// How long an idle ring is looked at if only [`Poll::Rate::start_per_sec`] is given.
+    /// The time for which an empty ring is polled if only [`Poll::Rate::start_per_sec`] is given.
     pub const STOP_IDLE: Duration = Duration::from_secs(3);
 }
 

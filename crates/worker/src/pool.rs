@@ -1,9 +1,9 @@
 //! A pool of workers.
 
-use crate::affinity::Homes;
+use crate::affinity::GroupHomes;
 use crate::clock::{Clock, nanos};
 use crate::event_loop::EventLoop;
-use crate::mailbox::{Item, Key, Mailbox, Tenant};
+use crate::mailbox::{Mailbox, Placement, TaskKey, WorkItem};
 use crate::peers::{Peer, Peers};
 use crate::poll::Poll;
 use kickless_device::{Executor, QueueTask, Stopped, TaskHandle, Update};
@@ -19,42 +19,44 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tracing::{error, info, warn};
 
-/// How a pool is made.
+/// The options of a pool.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Worker threads; at least 1.
+    /// The number of worker threads, at least 1.
     pub workers: usize,
-    /// The engine that each of them has.
+    /// The engine of each worker.
     pub engine: EngineOptions,
-    /// CPUs to run on, one worker on each in turn; empty: wherever the scheduler puts them.
+    /// CPUs to run on, one worker on each in turn. If empty, the kernel chooses.
     pub cpus: Vec<usize>,
-    /// When rings are looked at without kicks.
+    /// The rule for polling rings without kicks.
     pub poll: Poll,
-    /// How long a call to a driver may be put off, so that it tells of more than one batch; `None`: it is made with its batch.
+    /// The time for which a call to a driver may be delayed, so that it reports several batches. `None`: each
+    /// batch has its call at once.
     pub call_coalesce: Option<Duration>,
 }
 
-/// A fixed number of workers. Dropping it stops all tasks, waits for what is in flight and ends the threads.
+/// A fixed number of workers. Dropping the pool stops all tasks, waits for their requests in flight and ends
+/// the threads.
 pub struct Pool {
     peers: Arc<Peers>,
     threads: Vec<JoinHandle<()>>,
-    /// Counts tasks ever spawned, which also spreads them over the workers.
+    /// The number of tasks ever spawned, which also spreads them over the workers.
     keys: AtomicU64,
-    /// Counts devices.
+    /// The number of devices ever made.
     devices: AtomicU64,
-    /// Signalled when a worker has ended by itself.
+    /// Signalled when a worker has ended without being asked to.
     failed: Waker,
 }
 
-/// Signals `failed` when it is dropped, unless the worker has ended as it was asked to.
-struct Alive {
+/// Signals `failed` when dropped, unless the worker has ended on request.
+struct FailureGuard {
     failed: Waker,
-    asked: bool,
+    ended_on_request: bool,
 }
 
-impl Drop for Alive {
+impl Drop for FailureGuard {
     fn drop(&mut self) {
-        if !self.asked {
+        if !self.ended_on_request {
             self.failed.wake();
         }
     }
@@ -84,18 +86,18 @@ impl Pool {
         Ok(pool)
     }
 
-    /// A device's share of the pool: its tasks have as much of a crowded worker's time together as those of any other device, times
-    /// `weight` (at least 1).
+    /// Makes an executor for a device. On a busy worker, the tasks of each device together get a share of the
+    /// time that is proportional to `weight` (at least 1).
     pub fn executor(self: &Arc<Self>, weight: u32) -> Arc<dyn Executor> {
         let device = self.devices.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Share { pool: self.clone(), device, weight, homes: Homes::default() })
+        Arc::new(DeviceExecutor { pool: self.clone(), device, weight, homes: GroupHomes::default() })
     }
 
-    /// Changes when rings are polled, of all tasks that there are and that come; returns when it is in force.
+    /// Changes the polling rule of all present and future tasks. Returns when it is in force.
     pub fn set_poll(&self, poll: Poll) {
         let ask = |peer: &Peer| {
             let (done, answer) = channel();
-            peer.mailbox.put(Item::Poll(poll, done)).ok().map(|()| answer)
+            peer.mailbox.put(WorkItem::Poll(poll, done)).ok().map(|()| answer)
         };
         let answers: Vec<_> = self.peers.workers.iter().map(ask).collect();
         for answer in answers.into_iter().flatten() {
@@ -104,18 +106,20 @@ impl Pool {
         }
     }
 
-    /// Becomes readable, and stays so, when a worker has ended without being asked to: by an error of the host, or by a panic.
-    /// Its tasks are gone, and their drivers wait for ever: only a new process can serve them.
+    /// Returns a descriptor that becomes readable, and stays so, when a worker has ended without being asked
+    /// to: by an error of the host, or by a panic. Its tasks are gone and their drivers get no more answers.
+    /// Only a new process can serve them.
     pub fn failed(&self) -> BorrowedFd<'_> {
         self.failed.as_fd()
     }
 
-    /// Moves all tasks that are on one worker now to another, each as soon as what is in flight of it is done. Nothing is lost and
-    /// nothing stops; the load may bring them back. Workers are counted from 0; those that there are not are ignored.
+    /// Moves all present tasks of one worker to another, each as soon as its requests in flight are done. No
+    /// request is lost, and no other request waits. Balancing may move tasks back later. Workers are counted
+    /// from 0. A number that is too large is ignored.
     pub fn move_all(&self, from: usize, to: usize) {
         if let Some(peer) = self.peers.workers.get(from) {
             // A worker that has ended has no tasks.
-            let _ = peer.mailbox.put(Item::MoveAll(to));
+            let _ = peer.mailbox.put(WorkItem::MoveAll(to));
         }
     }
 }
@@ -129,7 +133,7 @@ fn start_worker(
     let cpu = (!options.cpus.is_empty()).then(|| options.cpus[worker_id % options.cpus.len()]);
     let (started, start) = channel();
     let (peers, options) = (peers.clone(), options.clone());
-    // The engine is made on the thread that uses it: io_uring's single issuer is bound to it.
+    // The engine is made on the thread that uses it, because io_uring's single issuer is bound to its thread.
     let thread = std::thread::Builder::new().name(format!("worker {worker_id}")).spawn(move || {
         let event_loop = pin(cpu).and_then(|()| {
             kickless_io::prepare_to_signal();
@@ -149,9 +153,9 @@ fn start_worker(
                 return;
             }
         };
-        let mut alive = Alive { failed, asked: false };
+        let mut guard = FailureGuard { failed, ended_on_request: false };
         match event_loop.run() {
-            Ok(()) => alive.asked = true,
+            Ok(()) => guard.ended_on_request = true,
             Err(error) => error!(worker = worker_id, %error, "worker ended"),
         }
     })?;
@@ -181,8 +185,8 @@ fn announce(engine: &Engine) {
 impl Drop for Pool {
     fn drop(&mut self) {
         for peer in &self.peers.workers {
-            // One that has ended already is asked in vain.
-            let _ = peer.mailbox.put(Item::End);
+            // A worker that has ended already does not need this.
+            let _ = peer.mailbox.put(WorkItem::End);
         }
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
@@ -192,58 +196,58 @@ impl Drop for Pool {
     }
 }
 
-/// A device's share of a pool.
-struct Share {
+/// Runs the tasks of one device on a pool.
+struct DeviceExecutor {
     pool: Arc<Pool>,
     device: u64,
     weight: u32,
-    homes: Homes,
+    homes: GroupHomes,
 }
 
-impl Executor for Share {
+impl Executor for DeviceExecutor {
     fn spawn(&self, task: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>> {
         let (peers, key) = (&self.pool.peers, self.pool.keys.fetch_add(1, Ordering::Relaxed));
         let next = (key % peers.workers.len() as u64) as usize;
         let home = task.affinity().map(|group| self.homes.of(group, next));
         let worker_id = home.as_ref().map_or(next, |home| home.load(Ordering::Relaxed));
         let worker_id = Arc::new(Mutex::new(worker_id));
-        let tenant = Tenant { device: self.device, weight: self.weight, home, worker_id };
-        let worker_id = tenant.worker_id.clone();
-        let put = peers.put(&worker_id, Item::Spawn(key, tenant, task));
+        let placement = Placement { device: self.device, weight: self.weight, home, worker_id };
+        let worker_id = placement.worker_id.clone();
+        let put = peers.put(&worker_id, WorkItem::Spawn(key, placement, task));
         put.map_err(|_| io::Error::other("the worker has ended"))?;
-        Ok(Box::new(Running { key, peers: peers.clone(), worker_id }))
+        Ok(Box::new(RunningTask { key, peers: peers.clone(), worker_id }))
     }
 }
 
-/// A task on a worker.
-struct Running {
-    key: Key,
+/// The handle of a task on a worker.
+struct RunningTask {
+    key: TaskKey,
     peers: Arc<Peers>,
     worker_id: Arc<Mutex<usize>>,
 }
 
-impl Running {
-    fn ask<T>(&self, item: impl FnOnce(Sender<T>) -> Item) -> Receiver<T> {
+impl RunningTask {
+    fn ask<T>(&self, item: impl FnOnce(Sender<T>) -> WorkItem) -> Receiver<T> {
         let (done, answer) = channel();
-        // From a worker that has ended there is no answer, which the receiver tells.
+        // If the worker has ended, the receiver is disconnected.
         let _ = self.peers.put(&self.worker_id, item(done));
         answer
     }
 }
 
-impl TaskHandle for Running {
+impl TaskHandle for RunningTask {
     fn update(&self, update: Update) -> Receiver<()> {
-        self.ask(|done| Item::Update(self.key, update, done))
+        self.ask(|done| WorkItem::Update(self.key, update, done))
     }
 
     fn stop(&self) -> Receiver<Stopped> {
-        self.ask(|done| Item::Stop(self.key, done))
+        self.ask(|done| WorkItem::Stop(self.key, done))
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningTask {
     fn drop(&mut self) {
-        // Of a task that has stopped the worker knows nothing any more, and ignores this.
+        // The worker ignores this if the task has stopped already.
         drop(self.stop());
     }
 }

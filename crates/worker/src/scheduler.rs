@@ -1,56 +1,56 @@
-//! The poll list: which task is visited next, and how much it may take. Pure.
+//! The poll list: the order of visits and the budget of each. Pure.
 //!
-//! Tasks belong to devices, and it is devices that share a worker: deficit round robin (Shreedhar and Varghese, 1995) between
-//! them, each with its weight, and round robin between the tasks of one. What a device takes is counted in the cost that
-//! [`QueueTask::poll`](kickless_device::QueueTask::poll) tells of, requests as well as bytes. A device that leaves some of its turn
-//! because it has nothing more to do loses it.
+//! Devices share a worker by deficit round robin (Shreedhar and Varghese, 1995), each with its weight. The
+//! tasks of one device take turns. The cost of a visit is the one that
+//! [`QueueTask::poll`](kickless_device::QueueTask::poll) reports, which counts requests and bytes. A device
+//! that does not use up its turn, because it has nothing more to do, loses the rest.
 //!
-//! A long turn is efficient: one submission to the engine and one call for many requests. A short one lets the others come to
-//! theirs. Alone, a device has long turns. Beside one that is *light*, that takes what there is and has nothing more
-//! to do, it has the shortest: the light one, whose next request comes when its last is answered, would otherwise wait for a
-//! long turn of the other each time.
+//! A long turn is efficient: many requests share one submission to the engine and one call. A short turn lets
+//! the others go on. A device alone has long turns. A device is *light* if it recently used less than its
+//! turn. Beside a light device, turns are the shortest. The next request of a light device comes when its
+//! last is answered, and would otherwise wait for a long turn of another device each time.
 
 use crate::clock::Nanos;
 use std::collections::VecDeque;
 
-/// The cost that a device may have in one turn if no other is on the list.
+/// The cost of one turn of a device that is alone on the list.
 const TURN_ALONE: u32 = 64;
-/// The same beside others that are as busy: this divided by their number, but no less than the least.
+/// The cost of one turn beside other busy devices: this divided by their number, but at least `TURN_LEAST`.
 const TURNS_TOGETHER: u32 = 64;
 const TURN_LEAST: u32 = 8;
-/// The same beside a light device.
+/// The cost of one turn beside a light device.
 const TURN_SHORT: u32 = 2;
-/// A device counts as light for so long after a turn that it did not use up.
+/// The time for which a device counts as light after a turn that it did not use up.
 const LIGHT_NS: Nanos = 1_000_000;
 
-/// A device's place on one worker.
+/// The number of a device on one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flow(usize);
 
 #[derive(Debug)]
-struct Share {
+struct FlowState {
     device: u64,
     weight: u32,
-    /// Tasks of the device on this worker; 0: the place is free.
+    /// The number of the device's tasks on this worker. 0: this number is free.
     members: usize,
-    /// Its tasks that are on the list.
+    /// The device's tasks that are on the list.
     tasks: VecDeque<u32>,
-    /// What it may still take: carried over as long as there is more to do.
+    /// The cost that the device may still take. It is carried over as long as there is more to do.
     deficit: i64,
-    /// Tasks left to visit in this turn.
-    turn: usize,
-    /// Until when it counts as light.
+    /// The number of tasks left to visit in this turn.
+    visits_left: usize,
+    /// The time until which the device counts as light.
     light_until: Nanos,
-    /// Whether a visit of this turn left something to do.
+    /// A visit of this turn left something to do.
     more: bool,
-    /// Whether a visit of this turn found anything.
+    /// A visit of this turn found something to do.
     found: bool,
 }
 
-/// What a visit came to.
+/// The result of a visit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Visit {
-    /// What was taken.
+    /// The cost of what the task took.
     pub(crate) cost: u32,
     /// There is more to take.
     pub(crate) more: bool,
@@ -61,21 +61,21 @@ pub(crate) struct Visit {
 /// The poll list of one worker.
 #[derive(Debug, Default)]
 pub(crate) struct Scheduler {
-    flows: Vec<Share>,
-    /// Flows with tasks on the list. The front one's turn it is, once it has begun.
+    flows: Vec<FlowState>,
+    /// Flows with tasks on the list. The turn, once begun, is that of the front one.
     active: VecDeque<usize>,
-    /// Turns left in this round, and whether the front flow's has begun.
-    round: usize,
-    begun: bool,
-    /// Whether anything was taken in this round.
+    /// The number of turns left in this round, and whether the front flow's turn has begun.
+    turns_left: usize,
+    turn_begun: bool,
+    /// Something was taken in this round.
     taken: bool,
-    /// The flows among the active ones that count as light for longest, two of them: each has others.
+    /// The two active flows that count as light for longest. Two, because each flow asks about the others.
     light: [(usize, Nanos); 2],
     tasks: usize,
 }
 
 impl Scheduler {
-    /// One more task of a device, which has this share. It is not on the list yet.
+    /// Adds a task of a device with this weight. The task is not on the list yet.
     pub(crate) fn join(&mut self, device: u64, weight: u32) -> Flow {
         let free = self.flows.iter().position(|flow| flow.members == 0);
         let known = self.flows.iter().position(|flow| flow.members > 0 && flow.device == device);
@@ -83,13 +83,13 @@ impl Scheduler {
             self.flows[index].members += 1;
             return Flow(index);
         }
-        let share = Share {
+        let share = FlowState {
             device,
             weight: weight.max(1),
             members: 1,
             tasks: VecDeque::new(),
             deficit: 0,
-            turn: 0,
+            visits_left: 0,
             light_until: 0,
             more: false,
             found: false,
@@ -101,16 +101,16 @@ impl Scheduler {
         Flow(free.unwrap_or(self.flows.len() - 1))
     }
 
-    /// A task of it is gone; it is on the list no more.
+    /// Removes a task, which is not on the list.
     pub(crate) fn leave(&mut self, flow: Flow) {
         self.flows[flow.0].members -= 1;
     }
 
-    /// Puts a task on the list, at the end.
+    /// Puts a task at the end of the list.
     pub(crate) fn push(&mut self, flow: Flow, task: u32) {
         let share = &mut self.flows[flow.0];
-        // A flow whose turn it is stays where it is, in front.
-        if share.tasks.is_empty() && !(self.begun && self.active.front() == Some(&flow.0)) {
+        // A flow stays in front during its turn.
+        if share.tasks.is_empty() && !(self.turn_begun && self.active.front() == Some(&flow.0)) {
             self.active.push_back(flow.0);
         }
         share.tasks.push_back(task);
@@ -122,11 +122,11 @@ impl Scheduler {
     }
 
     /// Begins a round for the only task on the list. Returns the task, which is off the list until
-    /// [`Scheduler::end_lone_round`], and what it may take; `None`: there are others, or none, or the task has to
-    /// pay first.
+    /// [`Scheduler::end_lone_round`], and its budget. `None` if there are others or none, or if the device has a
+    /// debt.
     ///
-    /// A worker with one busy task spends most of its looks here. The result is that of
-    /// [`Scheduler::begin_round`] and [`Scheduler::next`], without a look at other devices.
+    /// A worker with one busy task spends most of its turns here. The result is that of
+    /// [`Scheduler::begin_round`] and [`Scheduler::next`], without a check of other devices.
     #[inline]
     pub(crate) fn begin_lone_round(&mut self) -> Option<(u32, u32)> {
         if self.tasks != 1 {
@@ -140,15 +140,15 @@ impl Scheduler {
         }
         let task = share.tasks.pop_front()?;
         share.deficit = budget;
-        (self.tasks, self.taken, self.begun) = (0, false, true);
+        (self.tasks, self.taken, self.turn_begun) = (0, false, true);
         Some((task, u32::try_from(budget).unwrap_or(u32::MAX)))
     }
 
-    /// Ends the round of the task that [`Scheduler::begin_lone_round`] returned. Others may have come to the list
-    /// during the visit, and this one may have left its device and joined it again.
+    /// Ends the round of the task that [`Scheduler::begin_lone_round`] returned. Other tasks may have come to the
+    /// list during the visit, and this one may have left its device and joined it again.
     #[inline]
     pub(crate) fn end_lone_round(&mut self, task: u32, visit: Visit, now: Nanos) {
-        self.begun = false;
+        self.turn_begun = false;
         // The others are behind it.
         let Some(&index) = self.active.front() else { return };
         let share = &mut self.flows[index];
@@ -170,9 +170,10 @@ impl Scheduler {
 
     /// Begins a round, in which each device that is on the list now has one turn.
     pub(crate) fn begin_round(&mut self) {
-        self.round = self.active.len();
-        // What a device took beyond its turn it owes the others. A round in which nobody took anything shows that there are none to
-        // pay; the worker would go round and round with nothing to do.
+        self.turns_left = self.active.len();
+        // The cost that a device took beyond its turn is a debt to the others. If no device took anything in
+        // a round, there are no others to repay, and the debt is cancelled. Otherwise the worker would run
+        // rounds with nothing to do.
         let forgiven = !std::mem::take(&mut self.taken);
         self.light = Default::default();
         for at in 0..self.active.len() {
@@ -182,12 +183,12 @@ impl Scheduler {
                 share.deficit = share.deficit.max(0);
             }
             let until = share.light_until;
-            self.is_light(index, until);
+            self.note_light(index, until);
         }
     }
 
-    /// Notes until when a flow counts as light.
-    fn is_light(&mut self, index: usize, until: Nanos) {
+    /// Notes the time until which a flow counts as light.
+    fn note_light(&mut self, index: usize, until: Nanos) {
         let [first, second] = &mut self.light;
         if first.0 != index && until > first.1 {
             *second = std::mem::replace(first, (index, until));
@@ -198,23 +199,24 @@ impl Scheduler {
         }
     }
 
-    /// The next task of the round, which is off the list until [`Scheduler::visited`], and what it may take.
+    /// Returns the next task of the round and its budget. The task is off the list until
+    /// [`Scheduler::visited`].
     pub(crate) fn next(&mut self, now: Nanos) -> Option<(u32, u32)> {
         loop {
-            if self.round == 0 {
+            if self.turns_left == 0 {
                 return None;
             }
             let &index = self.active.front()?;
-            if !self.begun {
-                let turn = self.turn(index, now);
+            if !self.turn_begun {
+                let turn = self.turn_cost(index, now);
                 let share = &mut self.flows[index];
                 share.deficit += i64::from(turn) * i64::from(share.weight);
-                (share.turn, share.more, share.found) = (share.tasks.len(), false, false);
-                self.begun = true;
+                (share.visits_left, share.more, share.found) = (share.tasks.len(), false, false);
+                self.turn_begun = true;
             }
             let share = &mut self.flows[index];
-            if share.turn > 0 && share.deficit > 0 {
-                share.turn -= 1;
+            if share.visits_left > 0 && share.deficit > 0 {
+                share.visits_left -= 1;
                 if let Some(task) = share.tasks.pop_front() {
                     self.tasks -= 1;
                     return Some((task, u32::try_from(share.deficit).unwrap_or(u32::MAX)));
@@ -224,7 +226,7 @@ impl Scheduler {
         }
     }
 
-    /// The task that [`Scheduler::next`] gave was visited.
+    /// Records the visit of the task that [`Scheduler::next`] returned.
     #[inline]
     pub(crate) fn visited(&mut self, flow: Flow, task: u32, visit: Visit) {
         let share = &mut self.flows[flow.0];
@@ -240,8 +242,8 @@ impl Scheduler {
 
     fn end_turn(&mut self, index: usize, now: Nanos) {
         let share = &mut self.flows[index];
-        // What tasks would still have done that were not visited is more, too.
-        let more = share.more || share.turn > 0;
+        // Tasks that were not visited may have more to do, too.
+        let more = share.more || share.visits_left > 0;
         if !more {
             share.deficit = share.deficit.min(0);
             if share.found {
@@ -252,22 +254,22 @@ impl Scheduler {
         self.active.pop_front();
         if stays {
             self.active.push_back(index);
-            self.is_light(index, light_until);
+            self.note_light(index, light_until);
         } else if self.light[0].0 == index {
             self.light = [self.light[1], Default::default()];
         } else if self.light[1].0 == index {
             self.light[1] = Default::default();
         }
-        self.begun = false;
-        self.round -= 1;
+        self.turn_begun = false;
+        self.turns_left -= 1;
     }
 
-    fn turn(&self, index: usize, now: Nanos) -> u32 {
+    fn turn_cost(&self, index: usize, now: Nanos) -> u32 {
         let active = self.active.len() as u32;
         if active == 1 {
             return TURN_ALONE;
         }
-        // Not a look at each of them, which would be made for each of them.
+        // The two lightest flows are known, so there is no loop over all flows for each flow.
         let [first, second] = self.light;
         if (if first.0 == index { second } else { first }).1 > now {
             return TURN_SHORT;
@@ -280,7 +282,7 @@ impl Scheduler {
 mod tests {
     use super::*;
 
-    /// What each task has to do; a visit takes whole requests, as a task does.
+    /// Tasks with requests. A visit takes whole requests, as a task does.
     struct World {
         scheduler: Scheduler,
         flows: Vec<Flow>,
@@ -291,7 +293,7 @@ mod tests {
     }
 
     impl World {
-        /// Tasks by device, with the device's weight and the cost of its requests.
+        /// Makes tasks, each with its device, the device's weight and the cost of its requests.
         fn new(tasks: &[(u64, u32, u32)]) -> Self {
             let mut scheduler = Scheduler::default();
             let flows: Vec<Flow> =
@@ -311,7 +313,7 @@ mod tests {
             }
         }
 
-        /// One round; the largest cost between two visits of each task.
+        /// Runs one round. Returns the tasks that were visited.
         fn round(&mut self) -> Vec<u32> {
             let mut visited = Vec::new();
             self.now += 1000;
@@ -350,7 +352,7 @@ mod tests {
         );
     }
 
-    /// The short way for a lone task and the long one lead to the same state, whatever visits find.
+    /// The short path for a lone task and the long one lead to the same state, whatever visits find.
     #[test]
     fn a_lone_task_is_served_as_one_of_many() {
         let visits =
@@ -468,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_owed_is_forgotten_when_there_is_nobody_to_pay() {
+    fn a_debt_is_cancelled_when_no_device_is_owed() {
         // One with requests of 4 GiB, alone, and beside a device that has nothing to do.
         for devices in [1, 2] {
             let mut world = World::new(&[(1, 1, 1 << 20), (2, 1, 1)][..devices]);
@@ -529,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn what_joins_in_the_middle_of_a_turn_is_visited_in_the_next_round() {
+    fn a_task_that_joins_during_a_turn_is_visited_in_the_next_round() {
         let mut scheduler = Scheduler::default();
         let flow = scheduler.join(1, 1);
         scheduler.push(flow, 0);

@@ -1,4 +1,4 @@
-//! What the loop does with tasks: visits, completions, and who is looked at.
+//! Tasks in the loop: visits, completions, and changes of state.
 
 use crate::clock::Nanos;
 use crate::entry::State;
@@ -8,7 +8,7 @@ use crate::scheduler::Visit;
 use kickless_device::{Context, Next};
 
 impl EventLoop {
-    /// One round of the poll list.
+    /// Runs one round of the poll list.
     pub(crate) fn visit_scheduled(&mut self, now: Nanos) {
         if self.scheduler.is_empty() {
             return;
@@ -28,13 +28,14 @@ impl EventLoop {
         }
     }
 
-    /// Counts the work of a visit. A request can be of 4 GiB, and there can be many of them.
+    /// Counts the work of a visit. Saturates, because a request can be of 4 GiB, and there can be many of
+    /// them.
     #[inline]
     fn count(&mut self, visit: Visit) {
         self.work = self.work.saturating_add(visit.cost).saturating_add(1);
     }
 
-    /// One look at a task, which is off the list meanwhile.
+    /// Polls a task, which is off the list meanwhile.
     fn visit(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
         let gone = Visit { cost: 0, more: false, stays: false };
         let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
@@ -45,7 +46,7 @@ impl EventLoop {
         let polled = entry.task.poll(&mut context, if leaving { 0 } else { budget });
         let cost = polled.cost;
         let was_quiet = std::mem::replace(&mut entry.quiet, polled.next == Next::Quiet);
-        // Also of chains that are not popped yet.
+        // This includes chains that are not popped yet.
         entry.cost += u64::from(cost);
         let vring = entry.task.vring();
         let has_pending_call = vring.has_pending_call();
@@ -58,39 +59,39 @@ impl EventLoop {
                 counters.kicks_avoided.add(1);
             }
             entry.policy.found(now, polled.served);
-            // More may have come there meanwhile.
+            // More may have come to the far side meanwhile.
             entry.far_side_due = 0;
         } else {
             counters.polls_without_work.add(1);
         }
         if has_pending_call {
-            self.owe_call(number);
+            self.note_pending_call(number);
         }
         let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
         match polled.next {
             Next::More => return Visit { cost, more: true, stays: true },
             Next::Blocked => {
                 entry.enter(State::Blocked, now);
-                self.let_wait(number);
+                self.add_waiting(number);
             }
             Next::Waiting if leaving => {
                 entry.enter(State::Blocked, now);
-                self.let_wait(number);
+                self.add_waiting(number);
             }
             Next::Idle | Next::Quiet if leaving => self.try_leave(number),
-            // What it pushed may draw the next request before this turn is over.
+            // Its completions may cause the next request before this turn is over.
             _ if polled.served > 0 => return Visit { cost, more: false, stays: true },
             next => {
                 let quiet = next == Next::Quiet && !entry.task.vring().is_broken();
                 if far_side_due {
                     entry.far_side_due = now.saturating_add(entry.far_side_interval);
                 }
-                // Only a poll that has looked at everything can be the last before a sleep.
+                // Only a poll that has checked the far side too can be the last before a sleep.
                 let stays = !far_side_due
                     || entry.spin_until.is_some_and(|until| now < until)
                     || self.found_empty(number, now, quiet);
                 if !stays && next == Next::Waiting {
-                    self.let_wait(number);
+                    self.add_waiting(number);
                 }
                 return Visit { cost, more: false, stays };
             }
@@ -98,8 +99,8 @@ impl EventLoop {
         Visit { cost, more: false, stays: false }
     }
 
-    /// Asks the policy what to do with a task on the list that was found empty. Whether it stays there. A `quiet` task does
-    /// not wait for kicks.
+    /// Asks the policy what to do with a task that was found empty. Returns whether it stays on the list. A
+    /// `quiet` task does not wait for kicks.
     fn found_empty(&mut self, number: u32, now: Nanos, quiet: bool) -> bool {
         let Some(entry) = self.entries[number as usize].as_mut() else { return false };
         let on_disk = entry.task.in_flight() > 0;
@@ -108,10 +109,10 @@ impl EventLoop {
                 entry.spin_until = Some(until);
                 true
             }
-            Verdict::Nap { until, deaf } => {
-                entry.enter(State::Napping { until, deaf }, now);
+            Verdict::Nap { until, ignore_completions } => {
+                entry.enter(State::Napping { until, ignore_completions }, now);
                 self.next_nap = self.next_nap.min(until);
-                if !std::mem::replace(&mut entry.naps, true) {
+                if !std::mem::replace(&mut entry.in_naps, true) {
                     self.naps.push(number);
                 }
                 self.ignore_event(number);
@@ -132,9 +133,10 @@ impl EventLoop {
         }
     }
 
-    /// Reaps the engine and gives each task its own.
+    /// Reaps completions and gives each task its own.
     pub(crate) fn complete(&mut self) {
-        // An engine that says it is ready is listened to even if nothing is in flight: only a reap makes it unready.
+        // An engine that is ready is reaped even if nothing is in flight, because only a reap makes it
+        // unready.
         if self.engine.in_flight() == 0 && !std::mem::take(&mut self.engine_ready) {
             return;
         }
@@ -162,23 +164,23 @@ impl EventLoop {
         }
         drop(rest);
         self.completions = completions;
-        // Any completion can have made the room that a task waits for.
+        // Any completion can make the room that a task waits for.
         self.unblock();
     }
 
-    /// A task has taken completions.
+    /// Continues a task that has taken completions.
     fn completed(&mut self, number: u32, waits: bool) {
-        self.owe_call(number);
+        self.note_pending_call(number);
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         match entry.state {
-            // One that is leaving too: nothing else would go on with the request.
+            // A leaving task too, because nothing else would continue the request.
             _ if waits => self.make_polled(number),
             State::Draining => self.try_leave(number),
             State::Polled if entry.spin_until.is_some() => {
                 entry.spin_until = None;
                 entry.policy.found(self.clock.now(), 0);
             }
-            // The answer may draw the next request soon.
+            // The answer may cause the next request soon.
             State::Armed => {
                 let now = self.clock.now();
                 entry.policy.woken(now, &self.host_probe.host, 0);
@@ -200,32 +202,33 @@ impl EventLoop {
                     entry.policy.found(self.clock.now(), 0);
                 }
             }
-            // Kicks are off: what came of the completion may be that it has to look at its ring.
+            // Kicks are off, and after the completion the task may need its ring.
             State::Quiet => self.make_polled(number),
             State::Polled | State::Blocked => {}
         }
     }
 
-    pub(crate) fn let_wait(&mut self, number: u32) {
+    pub(crate) fn add_waiting(&mut self, number: u32) {
         if let Some(entry) = self.entries[number as usize].as_mut()
-            && !std::mem::replace(&mut entry.waits, true)
+            && !std::mem::replace(&mut entry.in_waiting, true)
         {
             self.waiting.push(number);
         }
     }
 
-    /// Has all who wait look whether there is room by now.
+    /// Polls all waiting tasks again, because there may be room now.
     pub(crate) fn unblock(&mut self) {
         if self.waiting.is_empty() {
             return;
         }
         let mut waiting = std::mem::take(&mut self.waiting);
-        // Who was first the last time is last now: where there is little room, it is not always the same task's.
+        // The first task of the last time is the last now, so that scarce room does not always go to the same
+        // one.
         waiting.rotate_left(1);
         for number in waiting.drain(..) {
-            // A number can have a new owner, who does not wait.
+            // A number can belong to a new task, which does not wait.
             if let Some(entry) = self.entries[number as usize].as_mut()
-                && std::mem::take(&mut entry.waits)
+                && std::mem::take(&mut entry.in_waiting)
             {
                 self.make_polled(number);
             }
@@ -233,12 +236,12 @@ impl EventLoop {
         self.waiting = waiting;
     }
 
-    /// Puts a task on the poll list, if it is not there or about to be.
+    /// Puts a task on the poll list, unless it is there already.
     pub(crate) fn make_polled(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         match entry.state {
             State::Polled => {
-                // It is looked at in any case, and asks its policy anew.
+                // It is polled in any case, and then asks its policy anew.
                 entry.spin_until = None;
                 return;
             }
@@ -267,8 +270,8 @@ impl EventLoop {
         self.scheduler.push(entry.flow, number);
     }
 
-    /// A driver kicked.
-    pub(crate) fn kicked(&mut self, number: u32) {
+    /// Handles a kick of a driver.
+    pub(crate) fn handle_kick(&mut self, number: u32) {
         let Some(entry) = self.entries.get_mut(number as usize).and_then(Option::as_mut) else { return };
         let armed = entry.state == State::Armed;
         let vring = entry.task.vring();
@@ -281,14 +284,15 @@ impl EventLoop {
         }
     }
 
-    /// Notes when the call is due that a task owes: after the delay if it was put off, or soon if the kernel refused it.
-    fn owe_call(&mut self, number: u32) {
+    /// Notes the time at which a task's pending call is due: after the delay if it was deferred, or soon if
+    /// the kernel refused it.
+    fn note_pending_call(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         if entry.call_due.is_none() && entry.task.vring().has_pending_call() {
             let due = self.clock.now().saturating_add(self.call_coalesce.unwrap_or(RETRY));
             entry.call_due = Some(due);
             self.next_call = self.next_call.min(due);
-            self.owing.push(number);
+            self.pending_calls.push(number);
         }
     }
 }

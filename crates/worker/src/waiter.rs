@@ -1,4 +1,4 @@
-//! One wait for all that can happen.
+//! A single wait for all events of a worker.
 
 use kickless_device::Interest;
 use rustix::buffer::spare_capacity;
@@ -9,10 +9,10 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// What became ready.
+/// An event source that is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ready {
-    /// The mailbox, or somebody used the waker.
+    /// The mailbox, or the waker was used.
     Mailbox,
     /// The engine may have completions.
     Engine,
@@ -26,14 +26,14 @@ const MAILBOX: u64 = u64::MAX;
 const ENGINE: u64 = u64::MAX - 1;
 /// Set beside a task's number, which has 32 bits, for the event of its far side.
 const EVENT: u64 = 1 << 32;
-/// Events taken at once; more are left for the next wait.
+/// The number of events taken at once. More are left for the next wait.
 const EVENTS: usize = 64;
 
 /// The worker's epoll instance.
 pub(crate) struct Waiter {
     epoll: OwnedFd,
-    /// The engine's completions are waited for.
-    hears: bool,
+    /// Completions of the engine end a wait.
+    watches_engine: bool,
     events: Vec<epoll::Event>,
 }
 
@@ -42,17 +42,17 @@ impl Waiter {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, mailbox, EventData::new_u64(MAILBOX), EventFlags::IN)?;
         epoll::add(&epoll, engine, EventData::new_u64(ENGINE), EventFlags::IN)?;
-        Ok(Self { epoll, hears: true, events: Vec::with_capacity(EVENTS) })
+        Ok(Self { epoll, watches_engine: true, events: Vec::with_capacity(EVENTS) })
     }
 
-    /// Waits for kicks of `task` too. One that has come already counts.
+    /// Adds the kicks of `task` to the wait. An earlier kick counts.
     pub(crate) fn add(&self, kick: BorrowedFd<'_>, task: u32) -> io::Result<()> {
-        // Edge-triggered: the descriptor is never read, and each kick is an event.
+        // Edge-triggered, because the descriptor is never read and each kick must be an event.
         Ok(epoll::add(&self.epoll, kick, EventData::new_u64(task.into()), EventFlags::IN | EventFlags::ET)?)
     }
 
-    /// Waits for the far side of `task` as well, or with another interest if it is `registered`. A readiness that is there
-    /// already counts.
+    /// Adds the far side of `task` to the wait, or changes its interest if it is `registered`. Earlier
+    /// readiness counts.
     pub(crate) fn watch(
         &self,
         far_side: BorrowedFd<'_>,
@@ -73,18 +73,18 @@ impl Waiter {
         Ok(())
     }
 
-    /// From the next wait on, completions of the `engine` end it or do not. Those that came before count.
-    pub(crate) fn hear(&mut self, engine: BorrowedFd<'_>, hears: bool) -> io::Result<()> {
-        if self.hears != hears {
-            let flags = if hears { EventFlags::IN } else { EventFlags::empty() };
+    /// Chooses whether completions of the `engine` end the next waits. Earlier completions count.
+    pub(crate) fn watch_engine(&mut self, engine: BorrowedFd<'_>, watches_engine: bool) -> io::Result<()> {
+        if self.watches_engine != watches_engine {
+            let flags = if watches_engine { EventFlags::IN } else { EventFlags::empty() };
             epoll::modify(&self.epoll, engine, EventData::new_u64(ENGINE), flags)?;
-            self.hears = hears;
+            self.watches_engine = watches_engine;
         }
         Ok(())
     }
 
     pub(crate) fn remove(&self, kick: BorrowedFd<'_>) {
-        // It was added; a failure would leave events for a task that is gone, which are ignored.
+        // It was added. A failure would leave events for a task that is gone, which are ignored.
         let _ = epoll::delete(&self.epoll, kick);
     }
 
@@ -96,12 +96,12 @@ impl Waiter {
             None => None,
             Some(Duration::ZERO) => Some(&now),
             Some(timeout) => {
-                // The wait of epoll that every kernel has counts milliseconds.
+                // `epoll_wait`, which every kernel has, counts milliseconds.
                 let timeout =
                     Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
                 let mut epoll = [PollFd::new(&self.epoll, PollFlags::IN)];
                 if matches!(poll(&mut epoll, Some(&timeout)), Ok(0) | Err(Errno::INTR)) {
-                    return Ok(self.happened());
+                    return Ok(self.ready());
                 }
                 Some(&now)
             }
@@ -110,10 +110,10 @@ impl Waiter {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
-        Ok(self.happened())
+        Ok(self.ready())
     }
 
-    fn happened(&self) -> impl Iterator<Item = Ready> + '_ {
+    fn ready(&self) -> impl Iterator<Item = Ready> + '_ {
         self.events.iter().map(|event| match event.data.u64() {
             MAILBOX => Ready::Mailbox,
             ENGINE => Ready::Engine,
@@ -137,7 +137,7 @@ mod tests {
         let mut waiter = Waiter::new(mailbox.as_fd(), engine.as_fd()).unwrap();
         waiter.add(kick.as_fd(), 7).unwrap();
         let time = Duration::from_micros(50);
-        // Some of them are not interrupted by anything else, and so end within the millisecond.
+        // Some of them are not interrupted by another thread, and so end within the millisecond.
         let slept = |waiter: &mut Waiter| {
             let start = Instant::now();
             assert_eq!(waiter.wait(Some(time)).unwrap().count(), 0);
@@ -152,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn completions_that_are_not_heard_are_heard_later() {
+    fn completions_that_are_not_watched_are_reported_later() {
         let eventfd = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let (mailbox, engine) = (eventfd(), eventfd());
         let mut waiter = Waiter::new(mailbox.as_fd(), engine.as_fd()).unwrap();
-        waiter.hear(engine.as_fd(), false).unwrap();
+        waiter.watch_engine(engine.as_fd(), false).unwrap();
         rustix::io::write(&engine, &1u64.to_ne_bytes()).unwrap();
         assert_eq!(waiter.wait(Some(Duration::from_micros(50))).unwrap().count(), 0);
-        waiter.hear(engine.as_fd(), true).unwrap();
+        waiter.watch_engine(engine.as_fd(), true).unwrap();
         assert_eq!(waiter.wait(None).unwrap().collect::<Vec<_>>(), [Ready::Engine]);
     }
 }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 type Calls = Arc<Mutex<Vec<&'static str>>>;
 
-/// Puts frames into the buffers of its ring: as many as an eventfd counts.
+/// A task that puts frames into the buffers of its ring: as many as an eventfd counts.
 struct Receiver {
     vring: Vring,
     chain: Chain,
@@ -33,11 +33,11 @@ struct Receiver {
     looks: Arc<AtomicU32>,
     interval: Duration,
     group: Option<u32>,
-    /// Buffers that were popped ahead, oldest first.
+    /// The credit, oldest first.
     credit: VecDeque<ChainId>,
 }
 
-/// So much credit is enough.
+/// The amount of credit that is enough.
 const ENOUGH: usize = 4;
 
 impl Receiver {
@@ -168,7 +168,7 @@ impl Fixture {
     }
 }
 
-/// Waits until all that was asked before is in force.
+/// Waits until all earlier updates are in force.
 fn look(handle: &dyn TaskHandle) {
     handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
 }
@@ -198,7 +198,7 @@ fn time_in_which_a_task_is_quiet_is_not_polled() {
     fixture.driver.submit(10);
     let handle = pool.executor(1).spawn(task).unwrap();
     let counters = fixture.driver.counters.clone();
-    // It is quiet nearly all the time, and time is counted when that ends.
+    // It is quiet nearly all the time, and the time is counted when that ends.
     eventually("the task sleeps", || {
         std::thread::sleep(Duration::from_millis(5));
         look(&*handle);
@@ -212,13 +212,13 @@ fn time_in_which_a_task_is_quiet_is_not_polled() {
 fn a_task_without_credit_sleeps_on_kicks_and_not_on_its_event() {
     let pool = start(&options(1, Poll::Never));
     let (mut fixture, task) = receiver();
-    // It has watched its event before it runs out.
+    // It watches its event before it has too little credit.
     fixture.driver.submit(1);
     let handle = pool.executor(1).spawn(task).unwrap();
     look(&*handle);
     fixture.send(1);
     fixture.wait_used(1);
-    // It is armed by now, or about to be.
+    // It is armed by now, or soon is.
     let looks = || fixture.driver.counters.polls_without_work.get();
     look(&*handle);
     std::thread::sleep(Duration::from_millis(20));
@@ -291,7 +291,8 @@ fn tasks_share_a_far_side_by_duplicates_of_its_descriptor() {
     two.stop().recv_timeout(DEADLINE).unwrap();
 }
 
-/// Frames come while buffers do, and while something disturbs the workers. A frame that is lost, or slept through, hangs.
+/// Frames and buffers come while something disturbs the workers. A frame that is lost, or during which the
+/// task sleeps, hangs the test.
 #[test]
 fn no_event_and_no_kick_is_lost_under_any_rule() {
     const FRAMES: u16 = 4000;
@@ -345,7 +346,7 @@ fn no_event_and_no_kick_is_lost_under_any_rule() {
     }
 }
 
-/// Writes a page to a pipe for each chain. Holds a chain that the pipe refuses.
+/// A task that writes a page to a pipe for each chain. It holds a chain that the pipe refuses.
 struct Transmitter {
     vring: Vring,
     chain: Chain,
@@ -409,7 +410,7 @@ fn a_refused_frame_waits_for_writability_and_no_stop_waits_for_it() {
     driver.submit(100);
     driver.kick();
     for pages in 0..100 {
-        // The frame after those that fill the pipe is held, and no kick can help it.
+        // The frame after those that fill the pipe is held, and kicks cannot help it.
         let sent = (pages + capacity).min(100);
         eventually("the task sleeps", || driver.used() == sent);
         assert_eq!(rustix::io::read(&far_side, &mut PAGE.clone()).unwrap(), PAGE.len());
@@ -438,7 +439,7 @@ fn a_far_side_is_looked_at_now_and_then_while_the_ring_is_spun_on() {
     fixture.wait_used(3);
     handle.stop().recv_timeout(DEADLINE).unwrap();
     drop(pool);
-    // However seldom it looks while it spins, it looks before it sleeps.
+    // It checks the far side before it sleeps, however seldom it does so while it spins.
     let pool = start(&options(1, Poll::Never));
     let (mut fixture, task) = receiver_of(far_side(), Duration::from_secs(3600), None);
     fixture.driver.submit(200);
@@ -486,10 +487,10 @@ fn tasks_of_a_group_are_on_one_worker_and_move_together() {
         tasks.iter().map(|(fixture, _)| fixture.driver.counters.moves.get()).collect()
     };
     (0..3).for_each(|_| spawn(&mut tasks));
-    // Otherwise each would be on a worker of its own.
+    // Without the group, each would be on a worker of its own.
     pool.move_all(0, 2);
     eventually("the task sleeps", || moves(&tasks) == [1, 1, 1]);
-    // While they move, others come. Wherever these are put, they end up with the group.
+    // While they move, other tasks come. They end up with the group, wherever they start.
     pool.move_all(2, 1);
     (0..3).for_each(|_| spawn(&mut tasks));
     eventually("the task sleeps", || moves(&tasks)[..3] == [2, 2, 2]);

@@ -1,4 +1,4 @@
-//! A task that is asked to stop while a request of its own finds no room to go on.
+//! A task that is asked to stop while one of its requests finds no room to continue.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod echo;
@@ -15,7 +15,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-/// One request at a time, of two steps. The second has to wait for something that the next poll finds.
+/// A task with one request at a time, of two steps. The second step waits for something that the next poll
+/// finds.
 struct TwoSteps {
     vring: Vring,
     chain: Chain,
@@ -91,7 +92,7 @@ fn it_goes_on_with_what_waits_and_stops() {
             TwoSteps { vring, chain: Chain::default(), file: None, in_flight: false, waits: false, popped };
         let handle = executor.spawn(Box::new(task)).unwrap();
         is_popped.recv_timeout(DEADLINE).unwrap();
-        // It comes before the completion, with it or after it.
+        // The stop comes before the completion, with it or after it.
         let stopped = handle.stop().recv_timeout(DEADLINE).expect("it never stopped");
         assert_eq!((stopped.next_avail, driver.used()), (1, 1));
     }

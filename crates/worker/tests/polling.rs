@@ -1,4 +1,4 @@
-//! When a pool looks, and where: modes, knobs, moves between workers, calls that are put off.
+//! The times and workers at which a pool polls: rules, their changes, moves between workers, deferred calls.
 #![expect(clippy::unwrap_used, clippy::expect_used, unsafe_code, reason = "a test may")]
 
 mod echo;
@@ -27,8 +27,8 @@ const RULES: [Poll; 6] = [
     Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_secs(3) },
 ];
 
-/// Eight drivers that kick only when they are asked to, and wait for each answer, beside something that disturbs them. A kick that
-/// is lost holds its driver for good.
+/// Eight drivers that kick only if asked to, and wait for each answer, beside a disturbance. A lost kick
+/// blocks its driver for ever.
 fn stress(
     workers: usize,
     poll: Poll,
@@ -46,7 +46,7 @@ fn stress(
                     for request in 0..REQUESTS / QUEUES as u16 {
                         fixture.driver.submit_and_kick_if_asked();
                         fixture.wait_popped(1);
-                        // Let it be found asleep, too.
+                        // Let the worker fall asleep, too.
                         for _ in 0..(usize::from(request) * 7 + queue) % 41 * 20 {
                             std::hint::spin_loop();
                         }
@@ -122,7 +122,7 @@ fn a_queue_with_something_in_flight_moves_when_that_is_done() {
     assert!(fixture.popped.try_recv().is_err(), "popped by a worker that is to give it away");
     *fixture.release.lock().unwrap() = true;
     handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
-    // What it could not take there it takes here.
+    // It takes here what it could not take there.
     fixture.wait_popped(2);
     assert_eq!(fixture.driver.counters.moves.get(), 1);
     handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
@@ -147,7 +147,7 @@ fn one_that_moves_can_be_stopped() {
     assert_eq!(fixture.driver.counters.moves.get(), 0);
 }
 
-/// The rule changes between the time when a queue leaves one worker and the time when it comes to another.
+/// The rule changes after a queue has left one worker and before it comes to another.
 #[test]
 fn a_queue_on_its_way_hears_of_a_new_rule() {
     let pool = start(&options(2, Poll::Always));
@@ -170,7 +170,7 @@ fn a_queue_on_its_way_hears_of_a_new_rule() {
     };
     std::thread::scope(|scope| {
         let mut release = moved.release.lock().unwrap();
-        // The first worker comes to its queue, and no further; the second hears of the rule.
+        // The first worker reaches its queue and goes no further. The second learns of the rule.
         let _looks = on_first.update(Update::Look);
         eventually("never polled", || moved.seen.kept.load(Ordering::SeqCst) > 0);
         scope.spawn(|| pool.set_poll(Poll::Never));
@@ -191,7 +191,7 @@ fn no_time_is_counted_twice() {
     let (mut fixture, echo) = task(false);
     let handle = pool.executor(1).spawn(echo).unwrap();
     for _ in 0..5 {
-        // Long enough for loads to be looked at after each sleep; and the first one ends in vain.
+        // Long enough that loads are compared after each sleep. The first comparison has no effect.
         std::thread::sleep(Duration::from_millis(120));
         fixture.driver.kick();
         std::thread::sleep(Duration::from_millis(120));
@@ -205,7 +205,7 @@ fn no_time_is_counted_twice() {
 }
 
 #[test]
-fn moving_to_where_nobody_is_does_nothing() {
+fn a_move_to_a_missing_worker_does_nothing() {
     let pool = start(&options(1, Poll::Never));
     let (mut fixture, echo) = task(false);
     let handle = pool.executor(1).spawn(echo).unwrap();
@@ -219,7 +219,7 @@ fn moving_to_where_nobody_is_does_nothing() {
     assert_eq!(fixture.driver.counters.moves.get(), 0);
 }
 
-/// A pool ends while queues are on their way.
+/// A pool ends while queues move.
 #[test]
 fn a_pool_can_end_while_queues_move() {
     for _ in 0..50 {
@@ -249,7 +249,7 @@ fn kicks_without_work_are_counted_and_change_nothing() {
     for _ in 0..1000 {
         fixture.driver.kick();
     }
-    // The worker has heard the last one of them, in one event or in many.
+    // The worker has seen the last kick, in one event or in many.
     let deadline = Instant::now() + DEADLINE;
     while fixture.driver.counters.kicks_in_vain.get() == 0 {
         assert!(Instant::now() < deadline, "no kick was heard");
@@ -272,7 +272,7 @@ fn calls(fixture: &Fixture) -> u64 {
     }
 }
 
-/// A driver that asks for a call with each batch.
+/// A driver that wants a call for each batch.
 fn batches(fixture: &mut Fixture, handle: &dyn TaskHandle, count: u32) {
     for _ in 0..count {
         let used = fixture.driver.used();
@@ -292,7 +292,7 @@ fn a_call_is_put_off_and_tells_of_many_batches() {
         let (mut fixture, echo) = task(false);
         let handle = pool.executor(1).spawn(echo).unwrap();
         handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
-        // The one at the start of each ring.
+        // The call at the start of each ring.
         assert_eq!(calls(&fixture), 1);
         batches(&mut fixture, handle.as_ref(), 20);
         let before = calls(&fixture);
@@ -300,13 +300,13 @@ fn a_call_is_put_off_and_tells_of_many_batches() {
         (before, before + calls(&fixture))
     };
     assert_eq!(put_off(None).1, 20);
-    // What is owed when the ring stops is paid.
+    // A call that is pending when the ring stops is sent.
     assert_eq!(put_off(Some(Duration::from_secs(3600))), (0, 1));
     let (_, all) = put_off(Some(Duration::from_micros(1)));
     assert!((1..=20).contains(&all), "{all}");
 }
 
-/// And it comes, although nothing else happens.
+/// The call comes, although nothing else happens.
 #[test]
 fn a_call_that_is_put_off_is_made() {
     for rule in [Poll::Never, Poll::Always, Poll::default()] {
@@ -321,7 +321,7 @@ fn a_call_that_is_put_off_is_made() {
     }
 }
 
-/// The kernel refuses a call for a while: its descriptor is no eventfd for so long.
+/// The kernel refuses a call for a while, because its descriptor is no eventfd during that time.
 #[test]
 fn a_call_that_the_kernel_refuses_is_made_later() {
     if Signaller::new().is_err() {
@@ -334,7 +334,8 @@ fn a_call_that_the_kernel_refuses_is_made_later() {
         let (mut fixture, echo) = task(false);
         let handle = pool.executor(1).spawn(echo).unwrap();
         let call = fixture.driver.call.try_clone().unwrap();
-        // SAFETY: the task holds this descriptor open as long as it lives, and closes it: this does not.
+        // SAFETY: the task keeps this descriptor open as long as it lives, and closes it. This code does not
+        // close it.
         let mut kept = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(call.as_raw_fd()) });
         handle.update(Update::Call(Some(Call::new(call).unwrap()))).recv_timeout(DEADLINE).unwrap();
         assert_ne!(calls(&fixture), 0);

@@ -1,4 +1,4 @@
-//! A pool: who is called, when, and what is answered.
+//! Calls, updates and stops of a pool's tasks.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may")]
 
 mod echo;
@@ -31,7 +31,7 @@ fn every_kick_is_heard_whenever_it_comes() {
     let pool = pool(2);
     let (mut fixture, echo) = task(false);
     let handle = pool.spawn(echo).unwrap();
-    // Between these the worker is now polling, now arming, now asleep.
+    // In between, the worker polls, arms or sleeps.
     for round in 0..2000u32 {
         fixture.driver.submit(1);
         fixture.driver.kick();
@@ -41,7 +41,7 @@ fn every_kick_is_heard_whenever_it_comes() {
         }
     }
     assert_eq!(handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, 2000);
-    // What is left in the kick descriptor would be a kick that was served already.
+    // A kick left in the descriptor would look like one that is not served yet.
     rustix::io::ioctl_fionbio(&fixture.driver.kick, true).unwrap();
     assert!(rustix::io::read(&fixture.driver.kick, &mut [0u8; 8]).is_err());
 }
@@ -51,7 +51,8 @@ fn updates_come_in_order_and_do_not_stop_it() {
     let pool = pool(1);
     let (mut fixture, echo) = task(false);
     let handle = pool.spawn(echo).unwrap();
-    // Memory without the ring: it rests. With it: it goes on where it was, and is looked at without a kick.
+    // Without its memory, the ring rests. With it again, the ring goes on where it was, and is polled without
+    // a kick.
     handle.update(Update::Memory(Arc::default())).recv_timeout(DEADLINE).unwrap();
     fixture.driver.submit(3);
     fixture.driver.kick();
@@ -60,13 +61,13 @@ fn updates_come_in_order_and_do_not_stop_it() {
     handle.update(Update::Memory(fixture.driver.view.clone())).recv_timeout(DEADLINE).unwrap();
     fixture.wait_popped(3);
     assert_eq!(fixture.seen.memory_changed.load(Ordering::SeqCst), 2);
-    // A new kick descriptor that was signalled before it came.
+    // A new kick descriptor that was signalled before it was sent.
     let kick = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
     fixture.driver.submit(1);
     handle.update(Update::Kick(Some(Kick::new(kick).unwrap())));
     fixture.wait_popped(1);
     assert_eq!(handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, 4);
-    // A task that has stopped is asked in vain, but never without an answer.
+    // A task that has stopped ignores an update, but its sender gets an answer.
     handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
 }
 
@@ -79,7 +80,7 @@ fn stopping_waits_for_what_is_in_flight() {
     fixture.driver.kick();
     fixture.wait_popped(5);
     let stopping = handle.stop();
-    // What comes after the stop is not popped.
+    // Requests after the stop are not popped.
     fixture.driver.submit(2);
     handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     assert!(stopping.try_recv().is_err(), "stopped with requests in flight");
@@ -109,7 +110,7 @@ fn a_source_that_waits_hears_kicks() {
     assert_eq!(fixture.driver.used(), 100);
 }
 
-/// The ring's memory goes away, and never comes back to this task.
+/// The ring's memory is taken away, and never returns to this task.
 #[test]
 fn completions_that_cannot_be_shown_are_handed_on() {
     let pool = pool(1);
@@ -144,7 +145,7 @@ fn a_pool_that_ends_drains_its_sources() {
     fixture.wait_popped(1);
     drop(pool);
     assert_eq!(fixture.seen.dropped.load(Ordering::SeqCst), 1);
-    // Nobody answers any more, and that can be told from a late answer.
+    // No answer comes any more, and this differs from a late answer.
     assert!(handle.update(Update::Look).recv_timeout(DEADLINE).is_err());
     assert!(handle.stop().recv_timeout(DEADLINE).is_err());
 }
@@ -168,7 +169,7 @@ fn many_sources_share_a_worker() {
     }
 }
 
-/// Panics when it is asked for anything but its ring.
+/// A task that panics in every call except `vring`.
 struct Faulty(Vring);
 
 impl QueueTask for Faulty {

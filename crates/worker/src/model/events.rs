@@ -1,16 +1,16 @@
-//! What workers and those who ask them wait for.
+//! Events that model workers and their clients wait for.
 
 use kickless_io::Waker;
 use kickless_sync::Latch;
 
-/// What a worker's wait tells it.
+/// The result of a worker's wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Happened {
-    /// For as long as the eventfd has not been cleared.
+    /// The mailbox's eventfd is set and not cleared yet.
     pub(crate) mailbox: bool,
-    /// Once for each kick, or for several.
+    /// A kick, or several, came since the last wait.
     pub(crate) kick: bool,
-    /// Once for each event of the far side, or for several.
+    /// An event of the far side, or several, came since the last wait.
     pub(crate) event: bool,
 }
 
@@ -18,7 +18,8 @@ pub(crate) struct Happened {
 const KICK: u32 = 2;
 const EVENT: u32 = 4;
 
-/// An epoll instance with the mailbox's eventfd (level-triggered), a kick descriptor and a far side (edge-triggered).
+/// An epoll instance with the mailbox's eventfd (level-triggered), a kick descriptor and a far side
+/// (edge-triggered).
 pub(crate) struct Events(Waker);
 
 impl Default for Events {
@@ -43,19 +44,19 @@ impl Events {
         self.0.latch().set_flag(EVENT);
     }
 
-    /// What has happened by now.
+    /// Returns the present events.
     pub(crate) fn look(&self) -> Happened {
         self.0.latch().with(Happened::take)
     }
 
-    /// Waits until something has.
+    /// Waits for an event.
     pub(crate) fn sleep(&self) -> Happened {
         self.0.latch().wait_for(|flags| (*flags != 0).then(|| Happened::take(flags)))
     }
 }
 
 impl Happened {
-    /// What a wait reports: an edge once, the level each time.
+    /// Takes the events that a wait reports: an edge once, the level each time.
     fn take(flags: &mut u32) -> Self {
         let is_set = |flag| *flags & flag != 0;
         let happened = Self { mailbox: is_set(Latch::SET), kick: is_set(KICK), event: is_set(EVENT) };

@@ -1,21 +1,21 @@
-//! The loop of a worker with a receive task, as far as it says when the task looks at its ring and its far side, and where
-//! its credit is: the states polled, armed, quiet and leaving.
+//! A model of a worker's loop with a receive task: when the task checks its ring and its far side, and where
+//! its credit is. Its states are polled, armed, quiet and leaving.
 
 use super::events::Events;
 use super::ring::Ring;
-use crate::mailbox::{Item, Mailbox};
+use crate::mailbox::{Mailbox, WorkItem};
 use kickless_device::Stopped;
 use kickless_sync::mpsc::Sender;
 use loom::sync::Mutex;
 use std::sync::Arc;
 
-/// Frames that are sent in all: as many as the driver offers buffers.
+/// The number of frames that are sent, which is that of the buffers that the driver offers.
 pub(crate) const FRAMES: u16 = 2;
 
 #[derive(Default)]
 struct Waiting {
     frames: u16,
-    /// Carried so far.
+    /// The number of frames carried so far.
     carried: u16,
     watcher: Option<Arc<Events>>,
 }
@@ -25,7 +25,7 @@ struct Waiting {
 pub(crate) struct FarSide(Mutex<Waiting>);
 
 impl FarSide {
-    /// Another process sends a frame.
+    /// Sends a frame, as another process.
     pub(crate) fn send(&self) {
         let mut waiting = self.0.lock().unwrap();
         waiting.frames += 1;
@@ -49,7 +49,7 @@ impl FarSide {
         self.0.lock().unwrap().carried
     }
 
-    /// Registers the interest. A readiness that is there already is reported.
+    /// Registers the interest. Earlier readiness is reported.
     fn watch(&self, events: &Arc<Events>) {
         let mut waiting = self.0.lock().unwrap();
         waiting.watcher = Some(events.clone());
@@ -58,7 +58,7 @@ impl FarSide {
         }
     }
 
-    /// Registers no interest. What was reported before stays to be taken.
+    /// Registers no interest. An earlier report is kept.
     fn ignore(&self) {
         self.0.lock().unwrap().watcher = None;
     }
@@ -124,7 +124,7 @@ impl Receiver {
         if happened.mailbox {
             for item in self.mailbox.take() {
                 match item {
-                    Item::Stop(_, done) => self.stopping = Some(done),
+                    WorkItem::Stop(_, done) => self.stopping = Some(done),
                     _ => panic!("nobody put that in"),
                 }
                 self.make_polled();
@@ -138,7 +138,7 @@ impl Receiver {
         }
     }
 
-    /// One poll, and what follows from it, with no wait in between.
+    /// Polls the task and acts on the result, without a wait in between.
     fn visit(&mut self) {
         if self.state != State::Polled {
             return;
@@ -164,7 +164,7 @@ impl Receiver {
         }
     }
 
-    /// Stops: credit goes back, and nothing is waited for.
+    /// Stops: returns the credit, and waits for nothing.
     fn leave(self) {
         self.ring.unserve(self.credit);
         self.far_side.ignore();

@@ -1,4 +1,4 @@
-//! A split ring with its kick descriptor, and what its device keeps of it.
+//! A split ring with its kick descriptor and its device's state.
 
 use super::events::Events;
 use kickless_spec::ring::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY};
@@ -9,13 +9,13 @@ use loom::sync::atomic::{AtomicU16, fence};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// How many requests go through.
+/// The number of requests.
 const COUNT: u16 = 2;
 /// The indices wrap in the middle.
 const START: u16 = u16::MAX;
 pub(crate) const END: u16 = START.wrapping_add(COUNT);
 
-/// An eventfd that nobody reads, and the worker that waits for it.
+/// A kick eventfd, which is never read, and the worker that waits for it.
 #[derive(Default)]
 struct Kick {
     kicked: bool,
@@ -25,17 +25,17 @@ struct Kick {
 pub(crate) struct Ring {
     event_idx: bool,
     words: [AtomicU16; 6],
-    /// Relaxed: what makes them visible is the index.
+    /// Relaxed, because the index makes them visible.
     requests: [AtomicU16; COUNT as usize],
-    /// The next to serve. Relaxed: it goes with the queue, to whoever has that.
+    /// The next request to serve. Relaxed: it belongs to the owner of the queue, and moves with it.
     next: AtomicU16,
-    /// What the queue was asked. A lock that loom does not know, so that it orders nothing.
+    /// The items of the queue. This lock is unknown to loom, so that it orders nothing.
     asked: std::sync::Mutex<Vec<u8>>,
     kick: Mutex<Kick>,
 }
 
 impl Ring {
-    /// Empty, and no kicks are wanted.
+    /// Makes an empty ring that wants no kicks.
     pub(crate) fn new(event_idx: bool) -> Self {
         let passed = START.wrapping_sub(8);
         let words = [AVAIL_F_NO_INTERRUPT, START, passed, USED_F_NO_NOTIFY, START, passed];
@@ -49,7 +49,7 @@ impl Ring {
         }
     }
 
-    /// The driver's part: all requests, each with a kick if one is wanted.
+    /// Runs the driver: publishes all requests, each with a kick if one is wanted.
     pub(crate) fn drive(&self) {
         for nth in 0..COUNT {
             let old = START.wrapping_add(nth);
@@ -64,7 +64,7 @@ impl Ring {
         }
     }
 
-    /// Waits for kicks; one that has come before counts.
+    /// Adds the kicks to the worker's wait. An earlier kick counts.
     pub(crate) fn watch(&self, events: &Arc<Events>) {
         let mut kick = self.kick.lock().unwrap();
         assert!(kick.watcher.is_none(), "two workers have it");
@@ -96,30 +96,31 @@ impl Ring {
         }
         let request = self.requests[usize::from(next.wrapping_sub(START))].load(Ordering::Relaxed);
         assert_eq!(request, next, "not the one that was published");
-        // Who touches the queue without having been given it finds an old value, or is found by the other: no two serve one request.
+        // A thread that touches the queue without owning it finds an old value, or is found by the owner: no
+        // two threads serve one request.
         let was = self.next.swap(next.wrapping_add(1), Ordering::Relaxed);
         assert_eq!(was, next, "two have the queue");
         true
     }
 
-    /// Takes back what was served last and not used.
+    /// Returns the last requests, which were popped and not used.
     pub(crate) fn unserve(&self, count: u16) {
         self.next.store(self.next().wrapping_sub(count), Ordering::Relaxed);
     }
 
-    /// Whether there is work already.
+    /// Enables kicks. Returns whether there is work already.
     pub(crate) fn arm(&self) -> bool {
         suppress::arm(self, self.event_idx, self.next())
     }
 
-    /// An event index needs no silencing, for it has been passed or is about to be.
+    /// With an event index, nothing is needed: the index has been passed or soon is.
     pub(crate) fn disarm(&self) {
         if !self.event_idx {
             suppress::quiet(self, false, 0);
         }
     }
 
-    /// Notes what the queue was asked.
+    /// Records an item of the queue.
     pub(crate) fn note(&self, what: u8) {
         self.asked.lock().unwrap().push(what);
     }

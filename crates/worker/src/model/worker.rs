@@ -1,10 +1,10 @@
-//! The loop of a worker with one queue at most, as far as it says who has the queue and when it is looked at: the states polled,
-//! armed and leaving.
+//! A model of a worker's loop with at most one queue: who owns the queue and when it is polled. Its states
+//! are polled, armed and leaving.
 
 use super::events::Events;
 use super::ring::Ring;
 use crate::clock::Clock;
-use crate::mailbox::{Arrival, Item, Key, Mailbox, Tenant};
+use crate::mailbox::{Mailbox, MovedTask, Placement, TaskKey, WorkItem};
 use crate::peers::Peers;
 use crate::policy::Policy;
 use crate::poll::Poll;
@@ -13,9 +13,9 @@ use kickless_sync::mpsc::{Sender, channel};
 use loom::sync::Mutex;
 use std::sync::Arc;
 
-pub(crate) const KEY: Key = 7;
+pub(crate) const KEY: TaskKey = 7;
 
-/// Stands for the queue: who has it may touch what `Ring` keeps for the device.
+/// Stands for the queue. Its owner may use the device's part of `Ring`.
 struct Token;
 
 impl QueueTask for Token {
@@ -32,23 +32,23 @@ impl QueueTask for Token {
     }
 }
 
-/// Two workers of a pool, from outside, and what each waits for.
+/// Makes two workers of a pool, as other threads see them, and the events that each waits for.
 pub(crate) fn peers() -> (Arc<Peers>, [Arc<Events>; 2]) {
     let events = [Arc::<Events>::default(), Arc::<Events>::default()];
     let mailboxes = events.iter().map(|events| Arc::new(Mailbox::new(events.waker()))).collect();
     (Arc::new(Peers::new(Clock::start(), mailboxes)), events)
 }
 
-/// A tenant that begins at the first worker.
-pub(crate) fn tenant() -> Tenant {
-    Tenant { device: 0, weight: 1, home: None, worker_id: Arc::new(Mutex::new(0)) }
+/// Makes the placement of a task on the first worker.
+pub(crate) fn placement() -> Placement {
+    Placement { device: 0, weight: 1, home: None, worker_id: Arc::new(Mutex::new(0)) }
 }
 
 /// A queue on a worker.
 struct Queue {
-    tenant: Tenant,
+    placement: Placement,
     task: Box<dyn QueueTask>,
-    /// On the poll list; otherwise it is armed.
+    /// On the poll list. Otherwise it is armed.
     polled: bool,
     moving: Option<usize>,
     stopping: Vec<Sender<Stopped>>,
@@ -69,28 +69,28 @@ impl Worker {
         Self { peers, worker_id, events, ring, queue: None, ending: false }
     }
 
-    /// Takes a queue in, to look at it once.
-    pub(crate) fn settle(&mut self, tenant: Tenant, task: Box<dyn QueueTask>) {
+    /// Adds a queue, which is polled once.
+    pub(crate) fn add_task(&mut self, placement: Placement, task: Box<dyn QueueTask>) {
         assert!(self.queue.is_none());
         self.ring.watch(&self.events);
         self.ring.disarm();
         let stopping = if self.ending { vec![channel().0] } else { Vec::new() };
-        self.queue = Some(Queue { tenant, task, polled: true, moving: None, stopping });
+        self.queue = Some(Queue { placement, task, polled: true, moving: None, stopping });
     }
 
-    /// Begins with a queue.
-    pub(crate) fn with_queue(mut self, tenant: Tenant) -> Self {
-        self.settle(tenant, Box::new(Token));
+    /// Starts the worker with a queue.
+    pub(crate) fn with_queue(mut self, placement: Placement) -> Self {
+        self.add_task(placement, Box::new(Token));
         self
     }
 
-    /// Runs until it is to end and has no queue.
+    /// Runs until the worker is asked to end and has no queue.
     pub(crate) fn run(mut self) {
         while self.turn() {}
         self.peers.workers[self.worker_id].mailbox.close();
     }
 
-    /// Runs until all requests up to `end` have been served, with the queue that it has, or gets.
+    /// Runs until all requests up to `end` have been served, with the queue that the worker has, or gets.
     pub(crate) fn serve_until(mut self, end: u16) {
         while self.queue.is_none() || self.ring.next() != end {
             assert!(self.turn());
@@ -99,7 +99,7 @@ impl Worker {
         self.peers.workers[self.worker_id].mailbox.close();
     }
 
-    /// One turn of the loop; whether there is to be another.
+    /// Runs one turn of the loop. Returns whether there is another.
     fn turn(&mut self) -> bool {
         self.visit();
         if self.ending && self.queue.is_none() {
@@ -121,7 +121,7 @@ impl Worker {
         true
     }
 
-    /// One look at the queue, if it is polled.
+    /// Polls the queue, if it is polled.
     fn visit(&mut self) {
         let Some(queue) = self.queue.as_mut().filter(|queue| queue.polled) else { return };
         if queue.moving.is_some() || !queue.stopping.is_empty() {
@@ -137,14 +137,14 @@ impl Worker {
         }
     }
 
-    fn handle(&mut self, item: Item) {
+    fn handle(&mut self, item: WorkItem) {
         let queue = self.queue.as_mut();
         match item {
-            Item::Adopt(key, tenant, arrival) => {
+            WorkItem::Adopt(key, placement, moved) => {
                 assert_eq!(key, KEY);
-                self.settle(tenant, arrival.task);
+                self.add_task(placement, moved.task);
             }
-            Item::Update(_, update, done) => {
+            WorkItem::Update(_, update, done) => {
                 assert!(queue.is_some() || self.ending, "asked of one that does not have it");
                 if let Some(queue) = queue {
                     self.ring.note(if matches!(update, Update::Look) { 1 } else { 2 });
@@ -152,7 +152,7 @@ impl Worker {
                 }
                 assert!(done.send(()).is_ok());
             }
-            Item::Stop(_, done) => {
+            WorkItem::Stop(_, done) => {
                 assert!(queue.is_some() || self.ending, "asked of one that does not have it");
                 if let Some(queue) = queue {
                     self.ring.note(3);
@@ -160,7 +160,7 @@ impl Worker {
                     poll(queue, &self.ring);
                 }
             }
-            Item::MoveAll(to) => {
+            WorkItem::MoveAll(to) => {
                 if let Some(queue) = queue
                     && to != self.worker_id
                     && queue.stopping.is_empty()
@@ -169,26 +169,26 @@ impl Worker {
                     poll(queue, &self.ring);
                 }
             }
-            Item::End => {
+            WorkItem::End => {
                 self.ending = true;
                 if let Some(queue) = queue {
                     queue.stopping.push(channel().0);
                     poll(queue, &self.ring);
                 }
             }
-            Item::Spawn(..) | Item::Poll(..) => panic!("nobody put that in"),
+            WorkItem::Spawn(..) | WorkItem::Poll(..) => panic!("nobody put that in"),
         }
     }
 
-    /// Stops the queue, or gives it to the other worker.
+    /// Stops the queue, or moves it to the other worker.
     fn leave(&mut self) {
         let Some(queue) = self.queue.take() else { return };
         self.ring.unwatch();
         if let (Some(to), true) = (queue.moving, queue.stopping.is_empty()) {
-            let arrival = Box::new(Arrival { task: queue.task, policy: Policy::new(Poll::Never, 2) });
-            match self.peers.hand_over(KEY, &queue.tenant, arrival, (self.worker_id, to)) {
+            let moved = Box::new(MovedTask { task: queue.task, policy: Policy::new(Poll::Never, 2) });
+            match self.peers.hand_over(KEY, &queue.placement, moved, (self.worker_id, to)) {
                 Ok(()) => {}
-                Err(Item::Adopt(_, tenant, arrival)) => self.settle(tenant, arrival.task),
+                Err(WorkItem::Adopt(_, placement, moved)) => self.add_task(placement, moved.task),
                 Err(_) => panic!("something else came back"),
             }
             return;
@@ -201,7 +201,7 @@ impl Worker {
     }
 }
 
-/// Puts it on the list.
+/// Puts the queue on the list.
 fn poll(queue: &mut Queue, ring: &Ring) {
     if !std::mem::replace(&mut queue.polled, true) {
         ring.disarm();

@@ -1,58 +1,59 @@
-//! How many requests come for each unit of time.
+//! The rate of a queue's requests.
 
 use super::Nanos;
 
-/// The unit of time that a rate is for: 2^30 ns, a little over a second.
+/// The binary logarithm of the unit of time of a rate: 2^30 ns, a little over a second.
 const UNIT: u32 = 30;
-/// Counted over at least so long.
+/// The shortest span over which requests are counted.
 const SPAN: Nanos = 1_000_000;
-/// Of a longer span no more than this counts: the rate is that of a load that is there, not that of its pauses. Nor is one such
-/// span another load; the next one is compared with what was before, and two in a row are no pause.
+/// The longest part of a span that counts. The rate describes the active load, not its pauses. A longer span
+/// is a pause, which is no change of load: the next span is compared with the one before the pause. Two long
+/// spans in a row are no pause.
 const PAUSE: Nanos = 8_000_000;
-/// What was counted before loses a part in so many with each span.
-const FADE: u64 = 8;
-/// A rate so many times as high or as low is another load's.
-const OTHER: u64 = 3;
-/// But of fewer than so many, chance makes as many more or less.
-const MANY: u64 = 32;
-/// No queue has more.
-const MOST: u64 = 1 << 32;
+/// Each span reduces earlier counts by one part in this many.
+const DECAY: u64 = 8;
+/// A rate this many times as high or as low belongs to another load.
+const CHANGE_FACTOR: u64 = 3;
+/// The smallest count for such a decision. Below it, chance alone causes such differences.
+const COUNT_MIN: u64 = 32;
+/// The highest rate that is believed.
+const RATE_MAX: u64 = 1 << 32;
 
-/// What a span showed.
+/// The result of comparing a span with the load before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum LoadChange {
     Same,
-    /// Hardly anything for so long; what follows will show whether the load is still the same.
+    /// Hardly any requests for this long. The next span shows whether the load is still the same.
     Pause(Nanos),
-    /// A rate so much higher or lower that it is probably another load's.
+    /// A rate that is so much higher or lower that it probably belongs to another load.
     Change,
 }
 
-/// A moving average of a queue's requests for each unit of time.
+/// A moving average of a queue's request rate.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
-    /// Nothing is known before the first span is over.
+    /// `None` before the first span is over.
     rate: Option<u64>,
     since: Nanos,
     count: u64,
     /// Requests of the recent past, in 256ths, and the time in which they came.
     recent: u64,
     time: Nanos,
-    /// The rate before the pause that was seen last, until a span without one shows whether the load is the same again.
+    /// The rate before the last pause, until a span without a pause shows whether the load is the same.
     before: Option<u64>,
 }
 
-/// `count` in `time`, as a rate.
+/// Returns the rate of `count` requests in `time`.
 pub(super) fn rate(count: u64, time: Nanos) -> u64 {
-    ((u128::from(count) << UNIT) / u128::from(time.max(1))).min(u128::from(MOST)) as u64
+    ((u128::from(count) << UNIT) / u128::from(time.max(1))).min(u128::from(RATE_MAX)) as u64
 }
 
-/// As much as comes in `time` at `rate`, in 256ths.
+/// Returns the number of requests that come in `time` at `rate`, in 256ths.
 pub(super) fn expected_256(rate: u64, time: Nanos) -> u64 {
     ((u128::from(rate) * u128::from(time)) >> (UNIT - 8)) as u64
 }
 
-/// How long it takes at `rate` until `count` have come.
+/// Returns the time in which `count` requests come at `rate`.
 pub(super) fn time_of(count: u64, rate: u64) -> Nanos {
     (count << UNIT) / rate.max(1)
 }
@@ -62,16 +63,16 @@ impl Arrivals {
         self.count += u64::from(requests);
     }
 
-    /// Closes the span if it is long enough, and tells what that showed.
-    pub(super) fn look(&mut self, now: Nanos) -> Option<Seen> {
+    /// Closes the span if it is long enough, and compares it with the load before.
+    pub(super) fn close_span(&mut self, now: Nanos) -> Option<LoadChange> {
         let time = now.saturating_sub(self.since);
         if time < SPAN {
             return None;
         }
         let counted = rate(self.count, time);
-        // Counts and times are added up, not rates: short gaps would count for more than long ones.
-        self.recent = self.recent - self.recent / FADE + 256 * self.count.min(MOST);
-        self.time = self.time - self.time / FADE + time.min(PAUSE);
+        // Counts and times are summed, not rates. A mean of rates would overvalue short gaps.
+        self.recent = self.recent - self.recent / DECAY + 256 * self.count.min(RATE_MAX);
+        self.time = self.time - self.time / DECAY + time.min(PAUSE);
         let old = self.rate.unwrap_or(counted);
         self.rate = Some(rate(self.recent, self.time.saturating_mul(256)));
         let count = std::mem::take(&mut self.count);
@@ -79,16 +80,16 @@ impl Arrivals {
         let known = match self.before.take() {
             None if time > PAUSE => {
                 self.before = Some(old);
-                return Some(Seen::Pause(time));
+                return Some(LoadChange::Pause(time));
             }
             before => before.unwrap_or(old),
         };
-        let many = count.max(expected_256(known, time) / 256) >= MANY;
-        let other = counted < known / OTHER || counted > known.saturating_mul(OTHER);
-        Some(if many && other { Seen::Change } else { Seen::Same })
+        let many = count.max(expected_256(known, time) / 256) >= COUNT_MIN;
+        let other = counted < known / CHANGE_FACTOR || counted > known.saturating_mul(CHANGE_FACTOR);
+        Some(if many && other { LoadChange::Change } else { LoadChange::Same })
     }
 
-    /// The rate, if any is known.
+    /// Returns the rate, if it is known.
     pub(super) fn rate(&self) -> Option<u64> {
         self.rate
     }
@@ -102,17 +103,17 @@ mod tests {
     fn a_steady_rate_is_found_and_a_pause_does_not_end_it() {
         let mut arrivals = Arrivals::default();
         let mut now = 0;
-        arrivals.look(now);
+        arrivals.close_span(now);
         for _ in 0..10_000 {
             now += 10_000;
             arrivals.record(1);
-            assert_ne!(arrivals.look(now), Some(Seen::Change));
+            assert_ne!(arrivals.close_span(now), Some(LoadChange::Change));
         }
         let steady = arrivals.rate().unwrap();
         assert!((105_000..110_000).contains(&steady), "{steady}: a hundred thousand in 10^9 ns");
         arrivals.record(1);
-        assert_eq!(arrivals.look(now + 900_000_000), Some(Seen::Pause(900_000_000)));
-        assert_eq!(arrivals.look(now + 900_000_001), None);
+        assert_eq!(arrivals.close_span(now + 900_000_000), Some(LoadChange::Pause(900_000_000)));
+        assert_eq!(arrivals.close_span(now + 900_000_001), None);
         let after = arrivals.rate().unwrap();
         assert!(after > steady / 3 && after < steady, "{after} after {steady}");
         assert_eq!(expected_256(steady, 20_000), steady * 20_000 / (1 << 22));
@@ -120,25 +121,26 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_pause_is_compared_with_what_was_before() {
-        // Each millisecond, before a pause and after it; what the first span after it shows.
+    fn a_span_after_a_pause_is_compared_with_the_load_before_it() {
+        // The counts are for each millisecond before and after a pause. Returns the result of the first span
+        // after it.
         let after = |before: u32, after: u32| {
             let mut arrivals = Arrivals::default();
             let mut now = 0;
             for _ in 0..100 {
                 now += SPAN;
                 arrivals.record(before);
-                arrivals.look(now);
+                arrivals.close_span(now);
             }
             arrivals.record(1);
             now += 100 * PAUSE;
-            assert_eq!(arrivals.look(now), Some(Seen::Pause(100 * PAUSE)));
+            assert_eq!(arrivals.close_span(now), Some(LoadChange::Pause(100 * PAUSE)));
             arrivals.record(after);
-            arrivals.look(now + SPAN)
+            arrivals.close_span(now + SPAN)
         };
-        assert_eq!(after(300, 300), Some(Seen::Same));
-        assert_eq!(after(300, 90), Some(Seen::Change));
-        assert_eq!(after(300, 1000), Some(Seen::Change));
+        assert_eq!(after(300, 300), Some(LoadChange::Same));
+        assert_eq!(after(300, 90), Some(LoadChange::Change));
+        assert_eq!(after(300, 1000), Some(LoadChange::Change));
     }
 
     #[test]
@@ -148,12 +150,12 @@ mod tests {
         for _ in 0..100 {
             now += SPAN;
             arrivals.record(300);
-            arrivals.look(now);
+            arrivals.close_span(now);
         }
-        for seen in [Seen::Pause(10 * PAUSE), Seen::Change, Seen::Pause(10 * PAUSE)] {
+        for seen in [LoadChange::Pause(10 * PAUSE), LoadChange::Change, LoadChange::Pause(10 * PAUSE)] {
             now += 10 * PAUSE;
             arrivals.record(1);
-            assert_eq!(arrivals.look(now), Some(seen));
+            assert_eq!(arrivals.close_span(now), Some(seen));
         }
     }
 
@@ -165,16 +167,16 @@ mod tests {
             for _ in 0..100 {
                 now += SPAN;
                 arrivals.record(counts[0]);
-                arrivals.look(now);
+                arrivals.close_span(now);
             }
             arrivals.record(counts[1]);
-            arrivals.look(now + SPAN)
+            arrivals.close_span(now + SPAN)
         };
-        assert_eq!(of([8, 31]), Some(Seen::Same));
-        assert_eq!(of([8, 33]), Some(Seen::Change));
-        assert_eq!(of([100, 10]), Some(Seen::Change));
-        assert_eq!(of([100, 50]), Some(Seen::Same));
-        assert_eq!(of([20, 0]), Some(Seen::Same));
+        assert_eq!(of([8, 31]), Some(LoadChange::Same));
+        assert_eq!(of([8, 33]), Some(LoadChange::Change));
+        assert_eq!(of([100, 10]), Some(LoadChange::Change));
+        assert_eq!(of([100, 50]), Some(LoadChange::Same));
+        assert_eq!(of([20, 0]), Some(LoadChange::Same));
     }
 
     #[test]
@@ -184,7 +186,7 @@ mod tests {
         for number in 0..100 {
             now += if number % 2 == 0 { 1_000_000 } else { 7_000_000 };
             arrivals.record(1);
-            arrivals.look(now);
+            arrivals.close_span(now);
             let rate = arrivals.rate().unwrap();
             assert!(number < 20 || (200..350).contains(&rate), "{rate}: one in 4 ms");
         }
@@ -195,10 +197,10 @@ mod tests {
         let mut arrivals = Arrivals::default();
         for now in [Nanos::MAX / 2, 0, Nanos::MAX] {
             arrivals.record(u32::MAX);
-            arrivals.look(now);
+            arrivals.close_span(now);
         }
-        assert!(arrivals.rate().unwrap() <= MOST);
-        assert!(expected_256(MOST, 1_000_000_000) > 0);
+        assert!(arrivals.rate().unwrap() <= RATE_MAX);
+        assert!(expected_256(RATE_MAX, 1_000_000_000) > 0);
         assert!(time_of(u64::from(u16::MAX), 0) > 0);
     }
 }

@@ -1,33 +1,35 @@
-//! What to do with each wait, from what is known of the queue and of the machine.
+//! The decision for each wait, from the history of the queue and the costs of the machine.
 
-use super::arrivals::{Arrivals, Seen, expected_256, time_of};
+use super::arrivals::{Arrivals, LoadChange, expected_256, time_of};
 use super::reaction::{Lengths, Manner, Reaction};
 use super::waits::Waits;
 use super::{Host, Nanos, Verdict};
 
-/// What a nanosecond of delay is worth, in nanoseconds of processor time, where it costs throughput.
+/// The worth of a nanosecond of delay, in nanoseconds of processor time, where it costs throughput.
 const DELAY_WORTH: Nanos = 8;
-/// A load that loses less than one part in so many by the delay of a wake for each request is slow: no delay is worth anything.
-const SLOW: u64 = 64;
-/// A sleep shorter than so many times what it costs saves little.
+/// A load is slow if the wake delay of each request costs it less than one part in this many. Its delays are
+/// worth nothing.
+const SLOW_LOSS: u64 = 64;
+/// A nap shorter than this many times its cost saves little.
 const NAP_WORTH: Nanos = 2;
-/// No accepted delay is taken to be longer.
+/// The longest accepted delay.
 const LATENCY_MAX: Nanos = 1_000_000_000;
-/// So many naps in a row in which nothing came, and the queue is armed.
+/// The number of empty naps in a row after which the queue is armed.
 const NAPS_MAX: u8 = 2;
-/// Requests that come in a window of the trial, if it takes no longer than `WINDOW_MAX` times the accepted delay.
+/// The number of requests that a window of the trial should contain, and the longest window, in accepted
+/// delays.
 const WINDOW_COUNT: u64 = 16;
 const WINDOW_MAX: Nanos = 32;
-/// The longer windows of the trial are at least so many times the accepted delay.
+/// The shortest of the longer windows of the trial, in accepted delays.
 const WINDOW_LONG: Nanos = 8;
-/// There is no trial with loads of less than one request in so many times the accepted delay.
+/// The trial needs at least one request in this many accepted delays.
 const TRIAL_MAX: u64 = 4;
-/// Plans are made anew after so many waits, and when a rate has been counted.
+/// Plans are renewed after this many waits, and after each span of `arrivals`.
 const REPLAN: u32 = 64;
-/// But not before this much time has passed.
+/// Plans that are younger than this are kept after `REPLAN` waits.
 const PLAN_AGE: Nanos = 100_000;
 
-/// The wait that goes on, if there is one.
+/// The present wait, if there is one.
 #[derive(Debug, Default)]
 struct Wait {
     open: bool,
@@ -36,7 +38,7 @@ struct Wait {
     naps: u8,
     nap_until: Nanos,
     asleep: Asleep,
-    /// When what ended the sleep probably came.
+    /// The estimated time of the event that ended the sleep.
     came: Option<Nanos>,
 }
 
@@ -48,15 +50,16 @@ enum Asleep {
     Napping(Nanos),
 }
 
-/// What to do with waits.
+/// A plan for the waits of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Plan {
-    /// How long to spin: with nothing in flight, and with something.
+    /// The time to spin with nothing in flight, and with requests in flight.
     limits: [Nanos; 2],
-    /// How long to nap then; 0: not at all.
+    /// The length of the naps after that. 0: no naps.
     nap: Nanos,
-    /// How long to nap with something in flight, whatever of it is done meanwhile; 0: until something is.
-    deaf_nap: Nanos,
+    /// The length of a nap with requests in flight, whose completions do not end it. 0: a completion ends the
+    /// nap.
+    nap_in_flight: Nanos,
 }
 
 /// The state of `auto` for one queue.
@@ -64,20 +67,20 @@ struct Plan {
 pub(super) struct Auto {
     ring_size: u16,
     latency: Nanos,
-    /// With nothing in flight, and with something.
+    /// With nothing in flight, and with requests in flight.
     waits: [Waits; 2],
     arrivals: Arrivals,
     reaction: Reaction,
     eager: Plan,
     patient: Plan,
-    /// How long windows of the trial are to be, if there is something to be found out.
+    /// The lengths of the trial's windows, if there is something to compare.
     windows: Option<Lengths>,
     waits_until_replan: u32,
-    /// When that was done last.
+    /// The time of the last renewal.
     planned: Option<Nanos>,
     contended: bool,
-    /// A nap has left half of the ring full: until then it is served eagerly.
-    crowded_until: Nanos,
+    /// A nap has left the ring half full. Until this time it is served eagerly.
+    ring_full_until: Nanos,
     wait: Wait,
 }
 
@@ -95,7 +98,7 @@ impl Auto {
             waits_until_replan: 0,
             planned: None,
             contended: false,
-            crowded_until: 0,
+            ring_full_until: 0,
             wait: Wait::default(),
         }
     }
@@ -118,7 +121,7 @@ impl Auto {
     }
 
     pub(super) fn empty(&mut self, now: Nanos, host: &Host, on_disk: bool) -> Verdict {
-        self.reaction.look(now);
+        self.reaction.close_window(now);
         if self.wait.open {
             self.wait.came = None;
         } else {
@@ -128,30 +131,31 @@ impl Auto {
             self.replan(now, host);
         }
         let plan = match self.reaction.manner() {
-            Manner::Patient if now >= self.crowded_until => self.patient,
+            Manner::Patient if now >= self.ring_full_until => self.patient,
             Manner::Eager | Manner::Patient => self.eager,
         };
         let until = self.wait.since.saturating_add(plan.limits[usize::from(on_disk)]);
         if now < until {
-            // The window is to end when it should.
+            // The window must end on time.
             let end = self.reaction.end().filter(|&end| end > now).unwrap_or(until);
             return Verdict::Spin { until: until.min(end) };
         }
         if plan.nap == 0 {
             return Verdict::Arm;
         }
-        let deaf = on_disk && plan.deaf_nap > 0;
+        let ignore_completions = on_disk && plan.nap_in_flight > 0;
         // A nap that another queue's work has cut short goes on.
         if now >= self.wait.nap_until && self.wait.naps < NAPS_MAX {
             self.wait.naps += 1;
-            self.wait.nap_until = now.saturating_add(if deaf { plan.deaf_nap } else { plan.nap });
+            self.wait.nap_until =
+                now.saturating_add(if ignore_completions { plan.nap_in_flight } else { plan.nap });
         }
         if now >= self.wait.nap_until {
             return Verdict::Arm;
         }
         self.wait.asleep = Asleep::Napping(now);
         self.reaction.slept();
-        Verdict::Nap { until: self.wait.nap_until, deaf }
+        Verdict::Nap { until: self.wait.nap_until, ignore_completions }
     }
 
     pub(super) fn armed(&mut self, now: Nanos) {
@@ -165,12 +169,13 @@ impl Auto {
             Asleep::No => None,
             Asleep::Armed(since) => Some(woken_by_event.max(since)),
             Asleep::Napping(since) if pending == 0 => Some(woken_by_event.max(since)),
-            // They came at any time during the nap: the first of n after one part in n + 1.
+            // The entries came at random times during the nap: on average, the first of n after one part in n
+            // + 1.
             Asleep::Napping(since) => {
-                // A driver that has fallen behind sends as soon as there is room: what is in the way of that is the naps.
+                // A driver that has fallen behind sends as soon as there is room. Naps prevent that.
                 if pending >= self.ring_size / 2 {
                     let as_long = self.patient.nap.saturating_add(host.nap_overshoot);
-                    self.crowded_until = now.saturating_add(as_long);
+                    self.ring_full_until = now.saturating_add(as_long);
                 }
                 Some(since.saturating_add(now.saturating_sub(since) / (Nanos::from(pending) + 1)))
             }
@@ -179,9 +184,9 @@ impl Auto {
 
     fn begin_wait(&mut self, now: Nanos, host: &Host, on_disk: bool) {
         self.wait = Wait { open: true, on_disk, since: now, ..Wait::default() };
-        let seen = self.arrivals.look(now);
+        let seen = self.arrivals.close_span(now);
         if seen.is_some() || self.waits_until_replan == 0 {
-            // Where waits are short, a plan is old after more of them.
+            // If waits are short, a plan is kept for more of them.
             let fresh = self.planned.is_some_and(|planned| now.saturating_sub(planned) < PLAN_AGE);
             match seen.is_none() && fresh {
                 true => self.waits_until_replan = REPLAN,
@@ -189,34 +194,34 @@ impl Auto {
             }
         }
         match seen {
-            Some(Seen::Change) => self.reaction.load_changed(now),
-            Some(Seen::Pause(time)) => self.reaction.paused(time),
-            Some(Seen::Same) | None => {}
+            Some(LoadChange::Change) => self.reaction.load_changed(now),
+            Some(LoadChange::Pause(time)) => self.reaction.paused(time),
+            Some(LoadChange::Same) | None => {}
         }
         self.waits_until_replan -= 1;
         self.reaction.wait_begins(now, self.windows);
     }
 
-    /// Works out what follows from all that is known.
+    /// Makes new plans from all measurements.
     fn replan(&mut self, now: Nanos, host: &Host) {
         self.contended = host.contended;
         (self.waits_until_replan, self.planned) = (REPLAN, Some(now));
         let rate = self.arrivals.rate();
-        // A queue of which nothing is known is one more that sleeps: nothing is spent on it before it is busy.
-        let slow = rate.is_none_or(|rate| expected_256(rate, host.wake_delay) < 256 / SLOW);
+        // An unknown queue counts as slow: nothing is spent on it before it is busy.
+        let slow = rate.is_none_or(|rate| expected_256(rate, host.wake_delay) < 256 / SLOW_LOSS);
         let thrifty = host.sleep_cpu;
         let latency_first = match host.contended || slow {
             true => thrifty,
             false => thrifty.saturating_add(host.wake_delay.saturating_mul(DELAY_WORTH)),
         };
         let patient = if host.wake_delay <= self.latency { thrifty } else { latency_first };
-        self.eager = Plan { limits: self.limits(latency_first), nap: 0, deaf_nap: 0 };
-        let (nap, deaf_nap) = self.naps(rate, host);
-        self.patient = Plan { limits: self.limits(patient), nap, deaf_nap };
+        self.eager = Plan { limits: self.limits(latency_first), nap: 0, nap_in_flight: 0 };
+        let (nap, nap_in_flight) = self.naps(rate, host);
+        self.patient = Plan { limits: self.limits(patient), nap, nap_in_flight };
         if nap > 0 {
             self.patient.limits[0] = 0;
         }
-        if deaf_nap > 0 {
+        if nap_in_flight > 0 {
             self.patient.limits[1] = 0;
         }
         let trial = !host.contended && self.eager != self.patient;
@@ -230,27 +235,38 @@ impl Auto {
         [self.waits[0].limit(cost), self.waits[1].limit(cost)]
     }
 
-    /// As long as the owner accepts, and until a quarter of the ring is full, or three with what comes during the wake; 0 if
-    /// that is not worth it. The delay of the wake comes on top, as it does with a kick: a request waits for half of the nap on
-    /// average, and for the wake. Where wakes are so slow that this would be more than the owner accepts, naps are shorter.
+    /// Returns the length of naps, and of naps that ignore completions. 0: such naps are not worth it.
     ///
-    /// And how long where completions wait as well: one that has waited for a nap before it was started waits for another when it
-    /// is done, so that each is half as long.
+    /// A nap is at most as long as the owner accepts. It is also at most the time in which a quarter of the
+    /// ring fills, or three quarters including the wake. The delay of the wake is additional, as for a kick:
+    /// a request waits for half of the nap on average, and for the wake. If wakes are so slow that this
+    /// exceeds the accepted delay, naps are shorter.
+    ///
+    /// With naps that ignore completions, a request waits for a nap before it starts and for another when it
+    /// is done. So each of them is half as long.
     fn naps(&self, rate: Option<u64>, host: &Host) -> (Nanos, Nanos) {
         let Some(rate) = rate else { return (0, 0) };
         let wake = host.nap_overshoot.min(LATENCY_MAX);
         let quarter = time_of(u64::from(self.ring_size) / 4, rate);
         let accepted = (2 * self.latency).saturating_sub(2 * wake);
         let nap = self.latency.min(quarter).min((3 * quarter).saturating_sub(wake)).min(accepted);
-        // Of naps there are as many as fit into the time, of other sleeps one for each wait.
+        // The number of naps depends on their length. Of other sleeps, there is one for each wait.
         let fewer = expected_256(rate, nap) >= 256 && self.waits[0].mostly_within(nap);
         let pays = |nap| nap > 0 && nap + wake >= host.sleep_cpu.saturating_mul(NAP_WORTH);
         if !fewer || !pays(nap) {
             return (0, 0);
         }
-        let deaf = nap / 2;
-        // What comes in a nap is done in another: where that is less than one, there are fewer completions than naps.
-        (nap, if pays(deaf) && expected_256(rate, deaf) >= 256 { deaf } else { 0 })
+        let ignore_completions = nap / 2;
+        // Requests that come in one nap are done in another. If that is less than one, completions are fewer
+        // than naps.
+        (
+            nap,
+            if pays(ignore_completions) && expected_256(rate, ignore_completions) >= 256 {
+                ignore_completions
+            } else {
+                0
+            },
+        )
     }
 
     fn windows(&self, rate: u64) -> Option<Lengths> {
@@ -297,14 +313,20 @@ mod tests {
     }
 
     #[test]
-    fn naps_go_on_when_cut_short_and_two_in_vain_are_enough() {
+    fn an_interrupted_nap_goes_on_and_two_empty_ones_are_enough() {
         let mut auto = auto(100_000);
         auto.empty(0, &HOST, false);
-        let nap = Plan { limits: [0, 0], nap: 50_000, deaf_nap: 0 };
+        let nap = Plan { limits: [0, 0], nap: 50_000, nap_in_flight: 0 };
         (auto.eager, auto.patient) = (nap, nap);
-        assert_eq!(auto.empty(0, &HOST, false), Verdict::Nap { until: 50_000, deaf: false });
-        assert_eq!(auto.empty(20_000, &HOST, false), Verdict::Nap { until: 50_000, deaf: false });
-        assert_eq!(auto.empty(50_000, &HOST, false), Verdict::Nap { until: 100_000, deaf: false });
+        assert_eq!(auto.empty(0, &HOST, false), Verdict::Nap { until: 50_000, ignore_completions: false });
+        assert_eq!(
+            auto.empty(20_000, &HOST, false),
+            Verdict::Nap { until: 50_000, ignore_completions: false }
+        );
+        assert_eq!(
+            auto.empty(50_000, &HOST, false),
+            Verdict::Nap { until: 100_000, ignore_completions: false }
+        );
         assert_eq!(auto.empty(100_000, &HOST, false), Verdict::Arm);
         auto.set(10_000);
         assert!(!auto.wait.open, "a nap of the old length is forgotten");
@@ -347,21 +369,27 @@ mod tests {
     fn completions_wait_for_the_end_of_a_nap_that_is_half_as_long() {
         let mut auto = auto(100_000);
         auto.empty(0, &HOST, true);
-        let nap = Plan { limits: [0, 0], nap: 50_000, deaf_nap: 25_000 };
+        let nap = Plan { limits: [0, 0], nap: 50_000, nap_in_flight: 25_000 };
         (auto.eager, auto.patient) = (nap, nap);
-        assert_eq!(auto.empty(0, &HOST, true), Verdict::Nap { until: 25_000, deaf: true });
-        // Another queue has reaped what was in flight.
-        assert_eq!(auto.empty(10_000, &HOST, false), Verdict::Nap { until: 25_000, deaf: false });
-        assert_eq!(auto.empty(25_000, &HOST, false), Verdict::Nap { until: 75_000, deaf: false });
+        assert_eq!(auto.empty(0, &HOST, true), Verdict::Nap { until: 25_000, ignore_completions: true });
+        // A visit of another queue has reaped the completions.
+        assert_eq!(
+            auto.empty(10_000, &HOST, false),
+            Verdict::Nap { until: 25_000, ignore_completions: false }
+        );
+        assert_eq!(
+            auto.empty(25_000, &HOST, false),
+            Verdict::Nap { until: 75_000, ignore_completions: false }
+        );
     }
 
     #[test]
-    fn a_delay_that_is_not_accepted_is_dear_to_the_patient_too() {
+    fn a_delay_beyond_the_accepted_one_costs_in_both_manners() {
         for (latency, same) in [(10_000, true), (29_999, true), (30_000, false), (100_000, false)] {
             let mut auto = auto(latency);
             (0..8).for_each(|_| auto.waits[0].record(20_000));
             auto.arrivals.record(1_000);
-            auto.arrivals.look(10_000_000);
+            auto.arrivals.close_span(10_000_000);
             auto.replan(0, &HOST);
             assert_eq!(auto.eager == auto.patient, same, "{latency}");
         }

@@ -1,27 +1,29 @@
-//! When a queue that was found empty is looked at again, when it is left alone for a while, and when it asks for kicks. Pure:
-//! times go in, decisions come out; no clock is read, nothing is allocated after [`Policy::new`], and all sums are of integers.
+//! The decision about an empty queue: poll it again, leave it alone for a while, or ask for kicks. Pure:
+//! times go in and decisions come out. No clock is read, nothing is allocated after [`Policy::new`], and all
+//! sums are of integers.
 //!
 //! # Words
-//! * A *wait* begins when a queue is found empty and ends when something comes for it: a request, or the completion of
-//!   its I/O.
-//! * *Spin*: look at the ring again and again. *Nap*: sleep on a timer. Kicks are off in both: the queue is *polled*.
-//! * *Arm*: enable kicks and sleep until one comes: the queue is *notified*, until it is found empty after it was served
-//!   and spins or naps.
+//! * A *wait* begins when a queue is found empty. It ends when a request comes, or when the queue's I/O
+//!   completes.
+//! * *Spin*: poll the ring again and again. *Nap*: sleep on a timer. Kicks are off in both: the queue is
+//!   *polled*.
+//! * *Arm*: enable kicks and sleep until one comes. The queue is *notified*, until a visit serves it, finds
+//!   it empty again, and spins or naps.
 //!
-//! # Parts
-//! * `waits`: how long waits have been, and how long it pays to spin for such: the ski-rental problem.
-//! * `arrivals`: how many requests come for each unit of time.
-//! * `reaction`: whether requests come later if they are answered later, by a trial.
-//! * `auto`: what follows from these for each wait.
-//! * `rate`: the rule of 2014, which takes none of it into account.
+//! # Modules
+//! * `waits`: the lengths of recent waits, and the time worth spinning for them: the ski-rental problem.
+//! * `arrivals`: the rate of requests.
+//! * `reaction`: a trial that shows whether requests come later if they are answered later.
+//! * `auto`: the decision that follows from these for each wait.
+//! * `rate`: the rule of 2014, which uses none of them.
 //! * [`Pressure`]: whether other threads want the core.
-//! * [`Host`]: what sleeping and waking costs on this machine.
+//! * [`Host`]: the cost of sleeping and waking on this machine.
 //!
 //! # How it is called
-//! Each visit of a queue ends in [`found`](Policy::found) or [`empty`](Policy::empty), and each completion in `found`. What
-//! `empty` says is done: on [`Verdict::Arm`], kicks are enabled and the ring looked at once more, which ends in
-//! [`armed`](Policy::armed), or in [`still_busy`](Policy::still_busy) and a visit. A sleep ends in
-//! [`woken`](Policy::woken) and a visit.
+//! Each visit of a queue ends in [`found`](Policy::found) or [`empty`](Policy::empty), and each completion in
+//! `found`. The worker carries out the verdict of `empty`. On [`Verdict::Arm`], it enables kicks and checks
+//! the ring once more. This ends in [`armed`](Policy::armed), or in [`still_busy`](Policy::still_busy) and a
+//! visit. A sleep ends in [`woken`](Policy::woken) and a visit.
 
 #[allow(dead_code, reason = "what decides about naps comes next")]
 mod arrivals;
@@ -43,7 +45,7 @@ use crate::clock::nanos;
 use auto::Auto;
 use rate::Rate;
 
-/// Decides for one queue.
+/// The policy of one queue.
 #[derive(Debug)]
 pub struct Policy {
     poll: Poll,
@@ -53,14 +55,15 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// For a queue of `ring_size` entries that is being served (it has not been armed), as `poll` says.
+    /// Makes the policy of a queue of `ring_size` entries that is being served (it is not armed), with the
+    /// rule `poll`.
     pub fn new(poll: Poll, ring_size: u16) -> Self {
         let mut policy = Self { poll, polled: false, rate: Rate::default(), auto: Auto::new(ring_size) };
         policy.set(poll);
         policy
     }
 
-    /// From the next decision on, as `poll` says. What was learnt stays.
+    /// Changes the rule from the next decision on. Keeps the measurements.
     pub fn set(&mut self, poll: Poll) {
         match poll {
             Poll::Rate { start_per_sec, stop_idle } => self.rate.set(start_per_sec, nanos(stop_idle)),
@@ -70,7 +73,8 @@ impl Policy {
         self.poll = poll;
     }
 
-    /// A visit, or a completion, yielded work; `requests` were popped (0: there were completions only). This ends a wait.
+    /// Ends a wait: a visit, or a completion, found work. `requests` were popped; 0 means that there were
+    /// completions only.
     pub fn found(&mut self, now: Nanos, requests: u32) {
         match self.poll {
             Poll::Auto { .. } => self.auto.found(now, requests),
@@ -79,7 +83,8 @@ impl Policy {
         }
     }
 
-    /// A visit found nothing, while I/O of this queue is in flight (`on_disk`) or not. This begins a wait, or goes on with one.
+    /// Begins or continues a wait: a visit found nothing. `on_disk` says whether I/O of this queue is in
+    /// flight. Returns what to do.
     pub fn empty(&mut self, now: Nanos, host: &Host, on_disk: bool) -> Verdict {
         let verdict = match self.poll {
             Poll::Auto { .. } => self.auto.empty(now, host, on_disk),
@@ -91,23 +96,24 @@ impl Policy {
         verdict
     }
 
-    /// Kicks were not enabled after all, because work came in between: the queue stays as it was.
+    /// Notes that the queue is not armed after all, because work came in between.
     pub fn still_busy(&mut self) {
-        // The work is found by the visit that follows, and ends the wait.
+        // The visit that follows finds the work, which ends the wait.
     }
 
-    /// Kicks are enabled, and the worker may sleep.
+    /// Notes that kicks are enabled and the worker may sleep.
     pub fn armed(&mut self, now: Nanos) {
         self.polled = false;
         self.auto.armed(now);
     }
 
-    /// A nap or the sleep of an armed queue is over, whatever ended it; after a nap, `pending` entries are in the ring.
+    /// Notes the end of a nap or of an armed queue's sleep, for whatever reason. After a nap, `pending`
+    /// entries are in the ring.
     pub fn woken(&mut self, now: Nanos, host: &Host, pending: u16) {
         self.auto.woken(now, host, pending);
     }
 
-    /// Kicks are off, because the queue is spun for or naps.
+    /// Returns whether kicks are off, because the queue spins or naps.
     pub fn is_polled(&self) -> bool {
         self.polled
     }

@@ -2,51 +2,56 @@
 
 use super::Nanos;
 
-/// How long between samples.
+/// The interval between samples.
 const INTERVAL: Nanos = 10_000_000;
-/// A worker that spun for less than one part in so many of a sample is in nobody's way.
-const SPUN: Nanos = 8;
-/// The worker waited for the core for one part in so many of the time: 5 %.
+/// A worker that spun for less than one part in this many of a sample disturbs no other thread.
+const SPUN_MIN: Nanos = 8;
+/// The threshold of delays: the worker waited for the core for one part in this many of the time, 5 %.
 const DELAYED: Nanos = 20;
-/// The core itself was taken away for one part in so many of the time: 10 %.
+/// The threshold of stolen time: the hypervisor took the core away for one part in this many of the time, 10
+/// %.
 const STOLEN: Nanos = 10;
-/// What one threshold counts for.
+/// The value of one threshold.
 const ONE: u32 = 256;
-/// A sample counts for no more than so many thresholds, ...
+/// A sample counts for at most this many thresholds, ...
 const CLIP: u32 = 3 * ONE;
-/// ... and moves the average by a part in so many: two bad samples in a row are enough, one is not.
-const WEIGHT: u32 = 4;
-/// How long the worker does without spinning: at first, ...
+/// ... and changes the average by a part in this many. Two bad samples in a row are enough for contention,
+/// one is not.
+const SMOOTHING: u32 = 4;
+/// The time for which the worker does not spin: at first, ...
 const BACK_OFF: Nanos = 100_000_000;
-/// ... and at most, if each return is met by contention.
+/// ... and at most, if it finds contention each time that it spins again.
 const BACK_OFF_MAX: Nanos = 2_000_000_000;
 
 /// Running totals of a worker's thread and of its core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// For how long the thread was ready to run and did not (`/proc/thread-self/schedstat`, second column). Always 0 where the
-    /// kernel does not tell.
+    /// The time for which the thread was ready to run and did not (`/proc/thread-self/schedstat`, second
+    /// column). Always 0 if the kernel does not provide it.
     pub run_delay: Nanos,
-    /// How often another thread was given the core while this one wanted it (`ru_nivcsw`).
+    /// The number of times that another thread got the core while this one wanted it (`ru_nivcsw`).
     pub involuntary: u64,
-    /// For how long the hypervisor gave the core to others (`/proc/stat`, `steal`).
+    /// The time for which the hypervisor gave the core to others (`/proc/stat`, `steal`).
     pub steal: Nanos,
-    /// Processor time of the thread.
+    /// The processor time of the thread.
     pub cpu: Nanos,
 }
 
-/// Watches one worker's core. While it is contended, the worker's [`Host::contended`](super::Host::contended) says so and its
-/// queues spin no longer than a sleep would take. It comes back after 100 ms to see, and after twice as long each time that it
-/// finds contention again, up to 2 s; a tenth of a second of undisturbed spinning, and all is forgotten.
+/// The use of one worker's core by other threads.
+///
+/// While the core is contended, the worker's [`Host::contended`](super::Host::contended) is set, and its
+/// queues spin no longer than a sleep would take. After 100 ms the worker spins again. If it finds
+/// contention, it waits twice as long the next time, up to 2 s. A tenth of a second of undisturbed spinning
+/// resets this.
 #[derive(Debug)]
 pub struct Pressure {
     last: Option<(Nanos, Usage)>,
-    /// The smoothed pressure while spinning, in 256ths of what is too much.
+    /// The smoothed pressure while spinning, in 256ths of the threshold.
     pressure: u32,
     contended: bool,
     until: Nanos,
     back_off: Nanos,
-    /// For how long there has been spinning without contention.
+    /// The time of spinning without contention.
     quiet: Nanos,
 }
 
@@ -57,7 +62,8 @@ impl Default for Pressure {
 }
 
 impl Pressure {
-    /// Takes a sample; `spun` is the time on the clock spent in spins since the last one. Whether the core is contended.
+    /// Takes a sample. `spun` is the time on the clock spent in spins since the last one. Returns whether the
+    /// core is contended.
     pub fn sample(&mut self, now: Nanos, usage: &Usage, spun: Nanos) -> bool {
         let Some((then, old)) = self.last.replace((now, *usage)) else { return self.contended };
         let time = now.saturating_sub(then);
@@ -65,12 +71,12 @@ impl Pressure {
             return true;
         }
         let back = std::mem::take(&mut self.contended);
-        // The time since the last sample was not spent as it will be from now on.
-        if back || time == 0 || spun < time / SPUN {
+        // The worker behaved differently since the last sample than it will from now on.
+        if back || time == 0 || spun < time / SPUN_MIN {
             return false;
         }
         let strength = strength(&old, usage, time, spun);
-        self.pressure = (self.pressure * (WEIGHT - 1) + strength) / WEIGHT;
+        self.pressure = (self.pressure * (SMOOTHING - 1) + strength) / SMOOTHING;
         if self.pressure < ONE {
             self.quiet = self.quiet.saturating_add(time);
             if self.quiet >= BACK_OFF {
@@ -85,16 +91,16 @@ impl Pressure {
         true
     }
 
-    /// When to take the next sample, if the worker is not asleep then.
+    /// Returns the time of the next sample, if the worker is awake then.
     pub fn next(&self) -> Nanos {
         self.last.map_or(0, |(then, _)| then.saturating_add(INTERVAL))
     }
 }
 
-/// How much of what is too much this sample shows, in 256ths.
+/// Returns this sample's pressure, in 256ths of the threshold.
 fn strength(old: &Usage, new: &Usage, time: Nanos, spun: Nanos) -> u32 {
     let delay = new.run_delay.saturating_sub(old.run_delay);
-    // Spinning that took no processor time was waiting for the core, whether the kernel tells or not.
+    // Spinning without processor time was waiting for the core, even if the kernel does not report it.
     let robbed = spun.saturating_sub(new.cpu.saturating_sub(old.cpu));
     let steal = new.steal.saturating_sub(old.steal);
     let switches = match new.run_delay {
@@ -111,7 +117,7 @@ mod tests {
 
     const ALL: Nanos = INTERVAL;
 
-    /// A worker that spins all the time, in samples, and what happens in each.
+    /// A worker that spins all the time, in samples, and the events in each.
     struct Worker {
         pressure: Pressure,
         now: Nanos,
@@ -137,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn one_bad_sample_is_an_accident_and_two_are_contention() {
+    fn two_bad_samples_in_a_row_are_contention() {
         let mut worker = Worker::new();
         assert!(!worker.sample(ALL / 2, ALL));
         for _ in 0..10 {
@@ -166,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_before_the_return_is_not_held_against_it() {
+    fn usage_before_spinning_resumes_does_not_count() {
         let mut worker = Worker::new();
         while !worker.sample(ALL / 2, ALL) {}
         while worker.sample(ALL / 2, ALL) {}
@@ -175,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_hardly_spins_is_in_nobodys_way() {
+    fn a_worker_that_hardly_spins_is_not_contended() {
         let mut worker = Worker::new();
         (0..100).for_each(|_| assert!(!worker.sample(ALL / 2, ALL / 10)));
     }
@@ -188,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn each_sign_is_enough_by_itself() {
+    fn each_measure_is_enough_alone() {
         let signs: [(&str, Usage, bool); 5] = [
             ("run delay", Usage { run_delay: ALL / 10, cpu: ALL, ..Usage::default() }, true),
             ("stolen", Usage { steal: ALL / 5, cpu: ALL, ..Usage::default() }, true),

@@ -1,21 +1,21 @@
-//! The rule of the kernel's vhost polling patches (Ladelsky, 2014): from a rate of work on, until there has been none for a
-//! while.
+//! The rule of the kernel's vhost polling patches (Ladelsky, 2014): poll from a rate of work on, until there
+//! has been none for a while.
 
 use super::{Nanos, Verdict};
 
-/// Work is counted for each tick of the kernel's clock at 100 Hz.
+/// The unit of time in which work is counted: a tick of the kernel's clock at 100 Hz.
 const TICK: Nanos = 10_000_000;
 const TICKS_PER_SEC: u32 = 100;
 
 #[derive(Debug, Default)]
 pub(super) struct Rate {
-    /// Visits with work in one tick at which polling starts; 0: never.
+    /// The number of visits with work in one tick at which polling starts. 0: never.
     start: u32,
     stop_idle: Nanos,
     tick: u64,
     /// Visits with work in that tick.
     visits: u32,
-    /// When requests were last found.
+    /// The time at which requests were last found.
     last: Nanos,
 }
 
@@ -25,7 +25,7 @@ impl Rate {
         self.stop_idle = stop_idle;
     }
 
-    /// A visit found requests. Whether polling starts.
+    /// Counts a visit that found requests. Returns whether polling starts.
     pub(super) fn found(&mut self, now: Nanos, polled: bool) -> bool {
         self.last = now;
         if polled {

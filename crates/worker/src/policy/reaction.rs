@@ -1,71 +1,80 @@
-//! Whether a load reacts: do its requests come later if they are answered later?
+//! A trial that shows whether a load *reacts*: do its requests come later if they are answered later?
 //!
-//! Those of a closed loop (so many in flight, each sent when another has been answered) do, and every delay costs throughput.
-//! Those that come from outside, at times of their own, do not: there a delay costs nothing but itself. The two cannot be told
-//! apart by looking on, but by a randomised controlled trial: two windows of equal length, each begun when the queue was just
-//! found empty, one served in the manner that is right for a load that reacts and one in the other manner, in random order. The
-//! rates at which requests came in the two are compared, pair after pair, until chance does not explain the difference.
+//! A closed loop reacts: it has a fixed number of requests in flight, and sends each after another is
+//! answered. There every delay costs throughput. Requests that come from outside, at times of their own, do
+//! not react. There a delay costs nothing but itself.
+//!
+//! Observation alone cannot tell the two apart, but a randomised controlled trial can. It uses two windows of
+//! equal length, each begun when the queue was just found empty. One is served in the manner that is right
+//! for a load that reacts and one in the other manner, in random order. The rates of requests in the two are
+//! compared, pair after pair, until chance does not explain the difference.
 
 use super::Nanos;
 use super::arrivals::rate;
 
-/// How a queue is served.
+/// A manner of serving a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Manner {
-    /// As is right for a load that reacts: a delay costs throughput.
+    /// Right for a load that reacts: a delay costs throughput.
     Eager,
-    /// As is right for one that does not: a delay within what the owner accepts costs nothing.
+    /// Right for a load that does not react: a delay within the accepted one costs nothing.
     Patient,
 }
 
-/// The whole, in the units of shares and differences.
+/// One, in the unit of shares and differences.
 const ONE: i64 = 1024;
 /// A load that loses less than a tenth by being served patiently does not react.
 const TOLERATED: i64 = ONE / 10;
-/// No pair of windows counts for more than this: requests that come in bunches differ much from window to window, and mean nothing.
+/// The largest difference for which a pair counts. Requests that come in bunches differ much from window to
+/// window without meaning.
 const CLIP: i64 = ONE * 35 / 100;
-/// What chance explains: a mean within the root of so many times its variance.
+/// Chance explains a mean within the root of this many times its variance.
 const CHANCE: i64 = 9;
-/// How much few pairs scatter says little: so many are added that scatter by so much.
+/// Few pairs say little about their variance. So this many pairs with this deviation are added.
 const ADDED: i64 = 2;
 const SCATTER: i64 = ONE / 5;
-/// At so many all are halved.
+/// The number of pairs at which all sums are halved.
 const PAIRS_MAX: i64 = 256;
-/// A difference that is seen in short windows already, if it is also more than so many times what chance makes of the counts.
+/// A difference that counts even in short windows, if it is also more than this many times the variance of
+/// the counts by chance.
 const DRASTIC: i64 = ONE / 2;
 const DRASTIC_CHANCE: u64 = 9;
-/// What the last decision found of the loss counts for so many pairs.
+/// The number of pairs for which the loss found by the last decision counts.
 const PRIOR: i64 = 2;
-/// Where the load reacts, a pair is followed by so many windows' lengths without: as many as keep the loss below half a percent
-/// at the loss that pairs have shown, within these bounds.
+/// If the load reacts, a pair is followed by a rest of this many windows' lengths: as many as keep the loss
+/// below half a percent, at the loss that pairs have shown, within these bounds.
 const LOSSES_KEPT_BELOW: i64 = 200;
-const REST: std::ops::RangeInclusive<i64> = 2..=200;
-/// The more pairs in a row have left no doubt that it reacts, the longer the rest: twice as long after so many, ...
-const SURE: u8 = 8;
-/// ... and as many times as that, of which there are so many at most.
-const SURE_MAX: u8 = 7 * SURE;
-/// Where it does not, the trial costs processor time: 4 % of it, and half as much each time that the trial has shown it once more,
-/// down to half a percent.
+const REST_EAGER: std::ops::RangeInclusive<i64> = 2..=200;
+/// The rest grows with the number of pairs in a row that have shown a clear reaction: twice as long after
+/// this many, ...
+const CERTAIN: u8 = 8;
+/// ... and longer with each further group of this many, up to this number of pairs.
+const CERTAIN_MAX: u8 = 7 * CERTAIN;
+/// If the load does not react, the trial costs processor time: 4 % of it at first. Each time that the trial
+/// confirms the result, this is halved, down to half a percent.
 const REST_PATIENT: Nanos = 24;
 const CONFIRMED_MAX: u8 = 3;
-/// But if something seems to have changed, that should be known soon: for so many pairs less. Not at once, or all of them would
-/// fall into one disturbance: a driver that was kept from running and makes up for it does react until it has.
+/// After a possible change, this many pairs follow with a shorter rest, so that the change is known soon. The
+/// rest is not zero, or all pairs would fall into one disturbance. For example, a driver that was kept from
+/// running reacts until it has caught up.
 const REST_ALERT: Nanos = 2;
 const ALERT: u8 = 8;
-/// So many windows' lengths pass before the load can seem to have changed once more.
-const DEAF: Nanos = 256;
-/// A window that ended later than it should by more than so many of the short ones was disturbed, by a pause of the load or by
-/// whatever else kept the worker, and says nothing. It ends with a nap, which is hardly longer than one.
+/// The number of windows' lengths that must pass before another change of load counts.
+const CHANGE_INTERVAL: Nanos = 256;
+/// A window that ended later than planned by more than this many short windows was disturbed, by a pause of
+/// the load or by other work. It says nothing. A window ends with a nap, which is hardly longer than a short
+/// window.
 const LATE: Nanos = 3;
-/// Some loads lose nothing in a window and much in the long run: many in flight, which a nap now and then leaves spread, and naps
-/// without end make one bunch. A load that turned out to react although trials had not shown it is served eagerly for so long,
-/// and twice as long each time, unless a trial shows the difference.
+/// Some loads lose nothing in a window and much in the long run. An example is many requests in flight: one
+/// nap leaves them spread, but endless naps make them one bunch. A load that turned out to react although
+/// trials had not shown it is served eagerly for this long, and twice as long each time, unless a trial shows
+/// the difference.
 const HOLD: Nanos = 500_000_000;
 const HOLD_MAX: Nanos = 16_000_000_000;
-/// Patience that was right for so long was no mistake.
+/// The time after which patience counts as right, even if the load reacts later.
 const LASTED: Nanos = 4_000_000_000;
 
-/// What came in a window.
+/// The requests in a window.
 #[derive(Clone, Copy, Debug)]
 struct Counted {
     rate: u64,
@@ -73,7 +82,7 @@ struct Counted {
 }
 
 impl Counted {
-    /// By more than chance makes of two counts of independent events.
+    /// Returns whether the two counts differ by more than chance explains for independent events.
     fn differs(self, other: Self) -> bool {
         let difference = self.count.abs_diff(other.count);
         difference.saturating_mul(difference)
@@ -87,26 +96,27 @@ struct Window {
     since: Nanos,
     end: Nanos,
     count: u64,
-    /// The queue was left alone in it.
+    /// The queue napped or was armed in it.
     slept: bool,
 }
 
-/// How long windows are to be so that enough comes in them to compare.
+/// The lengths of windows in which enough requests come to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lengths {
-    /// For a difference that is drastic.
+    /// For a drastic difference.
     pub(super) short: Nanos,
-    /// For any other: a request that is delayed shows only when the one that follows it is due.
+    /// For any other difference. The delay of a request shows only when the next one is due.
     pub(super) long: Nanos,
 }
 
-/// What pairs have shown: differences between the manners, less what is tolerated.
+/// The sums over all pairs: differences between the manners, less the tolerated one.
 #[derive(Debug, Default)]
 struct Evidence {
     pairs: i64,
     sum: i64,
     squares: i64,
-    /// The share of requests that patience costs: all that was compared, and what was known before.
+    /// The share of requests that patience costs: the sum and number of all pairs, and the value known
+    /// before.
     losses: i64,
     compared: i64,
     prior: i64,
@@ -154,30 +164,30 @@ impl Evidence {
 pub(super) struct Reaction {
     manner: Manner,
     window: Option<Window>,
-    /// The first of a pair, and its manner.
+    /// The first window of a pair, and its manner.
     first: Option<(Manner, Counted)>,
-    /// Windows are to be long.
+    /// The next windows are long.
     long: bool,
     /// The length of the windows of this pair.
     length: Nanos,
-    /// What lengths there are.
+    /// The lengths to choose from.
     lengths: Lengths,
-    /// When the next window may begin.
+    /// The time from which the next window may begin.
     next: Nanos,
-    /// Drastic pairs in a row for the manner that is not in force.
+    /// The number of drastic pairs in a row that speak against the manner in force.
     surprises: u8,
-    /// Pairs in a row that have left no doubt that it reacts.
-    sure: u8,
-    /// Pairs that are to follow one another quickly.
+    /// The number of pairs in a row that have shown a clear reaction.
+    certain_pairs: u8,
+    /// The number of pairs that still follow one another quickly.
     alert: u8,
-    deaf_until: Nanos,
-    /// How often in a row the trial has shown, while patience was in force, that it costs nothing.
+    next_change: Nanos,
+    /// The number of times in a row that a trial has confirmed patience while it was in force.
     confirmed_patience: u8,
-    /// Since when patience is in force.
+    /// The time since which patience is in force.
     since: Nanos,
-    /// A trial has shown, since the load was found to react, that it does.
+    /// A trial has confirmed that the load reacts, since it was found to.
     confirmed: bool,
-    /// If none has, no patience until then.
+    /// Without such a trial, there is no patience until this time.
     held_until: Nanos,
     hold: Nanos,
     evidence: Evidence,
@@ -187,7 +197,7 @@ pub(super) struct Reaction {
 impl Default for Reaction {
     fn default() -> Self {
         Self {
-            // Latency first.
+            // A new queue is served eagerly.
             manner: Manner::Eager,
             window: None,
             first: None,
@@ -196,9 +206,9 @@ impl Default for Reaction {
             lengths: Lengths { short: 0, long: 0 },
             next: 0,
             surprises: 0,
-            sure: 0,
+            certain_pairs: 0,
             alert: 0,
-            deaf_until: 0,
+            next_change: 0,
             confirmed_patience: 0,
             since: 0,
             confirmed: false,
@@ -211,31 +221,31 @@ impl Default for Reaction {
 }
 
 impl Reaction {
-    /// How the queue is to be served now.
+    /// Returns the manner in which to serve the queue now.
     pub(super) fn manner(&self) -> Manner {
         self.window.as_ref().map_or(self.manner, |window| window.manner)
     }
 
-    /// When the window ends, if there is one.
+    /// Returns the end of the window, if there is one.
     pub(super) fn end(&self) -> Option<Nanos> {
         self.window.as_ref().map(|window| window.end)
     }
 
-    /// So many requests were popped.
+    /// Counts requests that were popped.
     pub(super) fn record(&mut self, requests: u32) {
         if let Some(window) = &mut self.window {
             window.count += u64::from(requests);
         }
     }
 
-    /// The queue naps or is armed.
+    /// Notes that the queue naps or is armed.
     pub(super) fn slept(&mut self) {
         if let Some(window) = &mut self.window {
             window.slept = true;
         }
     }
 
-    /// A wait begins, and with it a window if one is due. No `lengths`: there is nothing to be compared.
+    /// Begins a window with a wait, if a window is due. Without `lengths`, there is nothing to compare.
     pub(super) fn wait_begins(&mut self, now: Nanos, lengths: Option<Lengths>) {
         if now < self.next || self.window.is_some() {
             return;
@@ -250,64 +260,66 @@ impl Reaction {
             (None, Some(lengths)) => {
                 self.length = if self.long { lengths.long } else { lengths.short };
                 self.lengths = lengths;
-                if self.toss() { Manner::Eager } else { Manner::Patient }
+                if self.random_bool() { Manner::Eager } else { Manner::Patient }
             }
         };
         self.window =
             Some(Window { manner, since: now, end: now.saturating_add(self.length), count: 0, slept: false });
     }
 
-    /// Another load seems to have come: what was seen of the old one is no evidence, and the new one is tried soon and often.
-    /// Not again and again, or a load that is unsteady by nature would never be known.
+    /// Notes that another load seems to have come. The evidence of the old load is dropped, and the new one
+    /// is tried soon and often. Changes in short succession are ignored, or the trial would never end for an
+    /// unsteady load.
     pub(super) fn load_changed(&mut self, now: Nanos) {
-        if now < self.deaf_until {
+        if now < self.next_change {
             return;
         }
-        self.deaf_until = now.saturating_add(DEAF * self.length);
+        self.next_change = now.saturating_add(CHANGE_INTERVAL * self.length);
         self.evidence = Evidence { prior: self.evidence.loss(), ..Evidence::default() };
-        self.sure = 0;
+        self.certain_pairs = 0;
         let rest = match self.manner {
             Manner::Patient => {
                 (self.alert, self.confirmed_patience) = (ALERT, 0);
                 REST_ALERT * self.lengths.long
             }
-            Manner::Eager => *REST.end() as Nanos * self.length,
+            Manner::Eager => *REST_EAGER.end() as Nanos * self.length,
         };
         self.next = self.next.min(now.saturating_add(rest));
     }
 
-    /// The load has paused for so long: that time does not count as time without a trial, or a load of short bursts would be tried
-    /// at the start of each.
+    /// Notes that the load has paused. The pause does not count as time without a trial, or a load of short
+    /// bursts would be tried at the start of each.
     pub(super) fn paused(&mut self, time: Nanos) {
         self.first = None;
         self.next = self.next.saturating_add(time);
     }
 
-    /// Gives up a window that is open, and the pair with it.
+    /// Abandons an open window, and its pair.
     pub(super) fn abandon(&mut self, now: Nanos) {
         if self.window.take().is_some() {
             self.first = None;
-            self.rest(now);
+            self.schedule_next(now);
         }
     }
 
-    /// The queue was found empty: all that has come has been counted. Closes the window if it is over.
-    pub(super) fn look(&mut self, now: Nanos) {
+    /// Closes the window if it is over. Called when the queue was found empty, so that all its requests are
+    /// counted.
+    pub(super) fn close_window(&mut self, now: Nanos) {
         let Some(window) = self.window.take_if(|window| now >= window.end) else { return };
         let time = now.saturating_sub(window.since);
         let disturbed = now.saturating_sub(window.end) > self.lengths.short.saturating_mul(LATE);
-        // Patience that never came to anything has not been tried.
+        // A patient window without a sleep was served like an eager one.
         let untried = window.manner == Manner::Patient && !window.slept;
         if disturbed || untried {
             self.first = None;
-            self.rest(now);
+            self.schedule_next(now);
             return;
         }
         let counted = Counted { rate: rate(window.count, time), count: window.count };
         match self.first.take() {
             None => {
                 self.first = Some((window.manner, counted));
-                // What the first window did to the load is not to be seen in the second.
+                // A gap, so that effects of the first window do not show in the second.
                 self.next = now.saturating_add(self.length / 4);
             }
             Some((Manner::Eager, eager)) => self.compare(now, eager, counted),
@@ -320,8 +332,9 @@ impl Reaction {
         if larger > 0 {
             let difference = (eager.rate as i64 - patient.rate as i64) * ONE / larger;
             let drastic = difference.abs() >= DRASTIC && eager.differs(patient);
-            self.sure = if drastic && difference > 0 { (self.sure + 1).min(SURE_MAX) } else { 0 };
-            // In a short window a load can look as if it did not react, because it has not had the time.
+            self.certain_pairs =
+                if drastic && difference > 0 { (self.certain_pairs + 1).min(CERTAIN_MAX) } else { 0 };
+            // In a short window, a load can seem not to react, because it has not had the time.
             self.evidence.lost(difference);
             if drastic || self.long {
                 self.weigh(difference, drastic);
@@ -329,11 +342,11 @@ impl Reaction {
             self.long = !drastic;
         }
         if let Some(manner) = self.evidence.verdict() {
-            // The next trial begins anew: what has been decided is no evidence.
+            // The next trial starts without evidence, because the old one is in the decision.
             self.evidence = Evidence { prior: self.evidence.loss(), ..Evidence::default() };
             self.decide(now, manner);
         }
-        self.rest(now);
+        self.schedule_next(now);
     }
 
     fn decide(&mut self, now: Nanos, manner: Manner) {
@@ -357,7 +370,8 @@ impl Reaction {
         (self.surprises, self.alert) = (0, 0);
     }
 
-    /// Adds to the evidence. Two drastic pairs in a row for the other manner, and what was seen before them is of another load.
+    /// Adds to the evidence. After two drastic pairs in a row for the other manner, earlier evidence belongs
+    /// to another load.
     fn weigh(&mut self, difference: i64, drastic: bool) {
         let favours = if difference > 0 { Manner::Eager } else { Manner::Patient };
         self.surprises = if drastic && favours != self.manner { self.surprises.saturating_add(1) } else { 0 };
@@ -369,26 +383,27 @@ impl Reaction {
         self.evidence.add(difference);
     }
 
-    fn rest(&mut self, now: Nanos) {
+    fn schedule_next(&mut self, now: Nanos) {
         let rest = match self.manner {
             Manner::Eager => {
-                (self.evidence.loss() * LOSSES_KEPT_BELOW / ONE).clamp(*REST.start(), *REST.end()) as Nanos
+                (self.evidence.loss() * LOSSES_KEPT_BELOW / ONE).clamp(*REST_EAGER.start(), *REST_EAGER.end())
+                    as Nanos
                     * self.length
-                    * Nanos::from(1 + self.sure / SURE)
+                    * Nanos::from(1 + self.certain_pairs / CERTAIN)
             }
             Manner::Patient if self.alert > 0 => REST_ALERT * self.lengths.long,
             Manner::Patient => (REST_PATIENT << self.confirmed_patience) * self.lengths.long,
         };
-        // Not in step with anything that the load does.
+        // A random part keeps the trial out of step with the load.
         let more = rest / 4 * Nanos::from(self.draw() % 256) / 256;
         self.next = now.saturating_add(rest - rest / 8 + more);
     }
 
-    fn toss(&mut self) -> bool {
+    fn random_bool(&mut self) -> bool {
         self.draw().is_multiple_of(2)
     }
 
-    /// Marsaglia's xorshift: no secret, but no pattern that a load would have by itself.
+    /// Marsaglia's xorshift. The numbers are no secret, but no load follows their pattern by itself.
     fn draw(&mut self) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
@@ -406,7 +421,8 @@ mod tests {
     const BOTH: Lengths = Lengths { short: LENGTH, long: LENGTH };
     const LENGTHS: Option<Lengths> = Some(BOTH);
 
-    /// Runs pairs with these counts of an eager and of a patient window until something is decided; how many pairs that took.
+    /// Runs pairs with these counts of an eager and of a patient window until there is a decision. Returns
+    /// the number of pairs.
     fn until_decided(reaction: &mut Reaction, counts: impl Fn(u64) -> (u64, u64)) -> u64 {
         let mut now = reaction.next;
         for pair in 1..=PAIRS_MAX as u64 * 4 {
@@ -420,7 +436,7 @@ mod tests {
                 }
                 reaction.record(if manner == Manner::Eager { eager as u32 } else { patient as u32 });
                 now += LENGTH;
-                reaction.look(now);
+                reaction.close_window(now);
                 assert!(reaction.window.is_none());
             }
             if reaction.evidence.pairs + reaction.evidence.compared == 0 {
@@ -431,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drastic_is_decided_at_once() {
+    fn a_drastic_difference_is_decided_at_once() {
         let mut reaction = Reaction::default();
         assert_eq!(until_decided(&mut reaction, |_| (20, 20)), 10, "the first was short and says nothing");
         assert_eq!(reaction.manner, Manner::Patient);
@@ -459,7 +475,7 @@ mod tests {
         reaction.wait_begins(now, LENGTHS);
         now += LENGTH * (1 + LATE) + 1;
         reaction.slept();
-        reaction.look(now);
+        reaction.close_window(now);
         assert!(reaction.window.is_none() && reaction.first.is_none());
         assert!(reaction.next > now);
     }
@@ -473,18 +489,18 @@ mod tests {
             reaction.wait_begins(now, LENGTHS);
             reaction.record(20);
             now += LENGTH;
-            reaction.look(now);
+            reaction.close_window(now);
         }
         assert_eq!((reaction.evidence.compared, reaction.manner), (0, Manner::Eager));
     }
 
     #[test]
-    fn the_dearer_the_trial_the_rarer() {
+    fn a_costly_trial_is_rare() {
         let rest = |loss, manner| {
             let evidence = Evidence { prior: loss, ..Evidence::default() };
             let mut reaction =
                 Reaction { length: LENGTH, lengths: BOTH, evidence, manner, ..Reaction::default() };
-            reaction.rest(0);
+            reaction.schedule_next(0);
             reaction.next / LENGTH
         };
         assert!((1..=2).contains(&rest(0, Manner::Eager)));
@@ -493,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_begins_where_there_is_nothing_to_compare() {
+    fn no_window_begins_without_lengths() {
         let mut reaction = Reaction::default();
         reaction.wait_begins(5, None);
         assert_eq!(reaction.end(), None);
@@ -519,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_of_another_load_is_outweighed_at_once() {
+    fn evidence_of_another_load_is_outweighed_at_once() {
         let mut reaction = Reaction::default();
         until_decided(&mut reaction, |_| (20, 20));
         assert_eq!(reaction.manner, Manner::Patient);
@@ -535,23 +551,23 @@ mod tests {
     fn another_load_is_tried_soon_but_not_again_and_again() {
         let mut reaction =
             Reaction { manner: Manner::Patient, length: LENGTH, lengths: BOTH, ..Reaction::default() };
-        reaction.rest(0);
+        reaction.schedule_next(0);
         assert!(reaction.next > 10 * LENGTH);
         reaction.evidence.pairs = 3;
         reaction.load_changed(LENGTH);
         assert_eq!(reaction.next, (1 + REST_ALERT) * LENGTH);
         assert_eq!(reaction.evidence.pairs, 0);
         reaction.evidence.pairs = 3;
-        reaction.load_changed(DEAF * LENGTH);
+        reaction.load_changed(CHANGE_INTERVAL * LENGTH);
         assert_eq!(reaction.evidence.pairs, 3);
-        reaction.load_changed((1 + DEAF) * LENGTH);
+        reaction.load_changed((1 + CHANGE_INTERVAL) * LENGTH);
         assert_eq!(reaction.evidence.pairs, 0);
     }
 
     #[test]
     fn a_pause_brings_no_trial_closer() {
         let mut reaction = Reaction { length: LENGTH, lengths: BOTH, ..Reaction::default() };
-        reaction.rest(0);
+        reaction.schedule_next(0);
         let next = reaction.next;
         reaction.paused(SEC);
         assert_eq!(reaction.next, next + SEC);
@@ -585,18 +601,18 @@ mod tests {
     }
 
     #[test]
-    fn trials_keep_no_step() {
+    fn trials_come_at_random_times() {
         let mut reaction = Reaction { length: LENGTH, ..Reaction::default() };
         let mut rests = std::collections::BTreeSet::new();
         for _ in 0..20 {
-            reaction.rest(0);
+            reaction.schedule_next(0);
             rests.insert(reaction.next);
         }
         assert!(rests.len() > 10, "{rests:?}");
     }
 
     #[test]
-    fn drastic_is_what_chance_does_not_make_of_the_counts() {
+    fn a_difference_within_chance_is_not_drastic() {
         let mut reaction = Reaction::default();
         let of = |count| Counted { rate: count * 100, count };
         reaction.compare(0, of(16), of(7));

@@ -1,29 +1,30 @@
-//! How long waits have been, and how long it pays to spin for such.
+//! The lengths of recent waits, and the time worth spinning for them.
 //!
-//! To spin is to rent, to sleep is to buy: the ski-rental problem. Without any knowledge, spinning for as long as sleeping
-//! costs is never more than twice as bad as the best that hindsight could do, and nothing deterministic does better (Karlin,
-//! Manasse, Rudolph and Sleator 1988). With the distribution of waits W known, the best limit is the t that makes
-//! E\[min(W, t)\] + P(W > t) C smallest, C being what sleeping costs (Karlin, Manasse, McGeoch and Owicki, "Competitive
-//! randomized algorithms for non-uniform problems", SODA 1990, Algorithmica 1994). That taking the distribution from the recent
-//! past comes close to it was measured for locks by Karlin, Li, Manasse and Owicki ("Empirical studies of competitive spinning
-//! for a shared-memory multiprocessor", SOSP 1991).
+//! To spin is to rent and to sleep is to buy: the ski-rental problem. Without any knowledge, a good limit for
+//! spinning is the cost of a sleep. It never costs more than twice as much as the best choice in hindsight,
+//! and no deterministic rule does better (Karlin, Manasse, Rudolph and Sleator 1988). If the distribution of
+//! waits W is known, the best limit is the t that makes E\[min(W, t)\] + P(W > t) C smallest, where C is the
+//! cost of a sleep (Karlin, Manasse, McGeoch and Owicki, "Competitive randomized algorithms for non-uniform
+//! problems", SODA 1990, Algorithmica 1994). The distribution of the recent past comes close to this, as
+//! Karlin, Li, Manasse and Owicki measured for locks ("Empirical studies of competitive spinning for a
+//! shared-memory multiprocessor", SOSP 1991).
 
 use super::Nanos;
 
-/// The first bucket ends at 2^9 ns, half a microsecond: one look or two.
-const FIRST: u32 = 9;
-/// Buckets for each doubling: 2^2.
-const FINE: u32 = 2;
+/// The first bucket ends at 2^9 ns, half a microsecond: one or two polls of a ring.
+const FIRST_LOG2: u32 = 9;
+/// The number of buckets for each doubling: 2^2.
+const BUCKETS_LOG2: u32 = 2;
 /// The last bucket but one ends at 2^21 ns, two milliseconds, which is more than any sleep costs.
 const DOUBLINGS: u32 = 12;
-/// The first, and one more for what is longer than all.
-const BUCKETS: usize = (DOUBLINGS << FINE) as usize + 2;
-/// All are halved at so many, so that the last few hundred waits are what counts.
-const FULL: u32 = 256;
-/// So few say nothing.
-const FEW: u32 = 4;
+/// Two more: the first, and one for all longer waits.
+const BUCKETS: usize = (DOUBLINGS << BUCKETS_LOG2) as usize + 2;
+/// The total at which all counts are halved, so that the last few hundred waits count most.
+const TOTAL_MAX: u32 = 256;
+/// The number of waits below which the history is too short to use.
+const WAITS_MIN: u32 = 4;
 
-/// Waits of the recent past on a logarithmic scale.
+/// A histogram of recent waits on a logarithmic scale.
 #[derive(Debug)]
 pub(super) struct Waits {
     counts: [u16; BUCKETS],
@@ -36,27 +37,27 @@ impl Default for Waits {
     }
 }
 
-/// Which bucket a wait belongs to.
+/// Returns the bucket of a wait.
 fn bucket(wait: Nanos) -> usize {
-    if wait < 1 << FIRST {
+    if wait < 1 << FIRST_LOG2 {
         return 0;
     }
     let log = wait.ilog2();
-    let part = (wait >> (log - FINE)) as u32 & ((1 << FINE) - 1);
-    let number = 1 + ((log - FIRST) << FINE) + part;
+    let part = (wait >> (log - BUCKETS_LOG2)) as u32 & ((1 << BUCKETS_LOG2) - 1);
+    let number = 1 + ((log - FIRST_LOG2) << BUCKETS_LOG2) + part;
     (number as usize).min(BUCKETS - 1)
 }
 
-/// Where a bucket begins; the last has no end.
+/// Returns the shortest wait of a bucket. The last bucket has no end.
 fn start(bucket: usize) -> Nanos {
     let Some(number) = (bucket as u32).checked_sub(1) else { return 0 };
-    let (log, part) = (FIRST + (number >> FINE), number & ((1 << FINE) - 1));
-    (1 << log) + (Nanos::from(part) << (log - FINE))
+    let (log, part) = (FIRST_LOG2 + (number >> BUCKETS_LOG2), number & ((1 << BUCKETS_LOG2) - 1));
+    (1 << log) + (Nanos::from(part) << (log - BUCKETS_LOG2))
 }
 
 impl Waits {
     pub(super) fn record(&mut self, wait: Nanos) {
-        if self.total >= FULL {
+        if self.total >= TOTAL_MAX {
             self.total = 0;
             for count in &mut self.counts {
                 *count /= 2;
@@ -69,21 +70,21 @@ impl Waits {
         }
     }
 
-    /// At least half of all waits ended within `time`.
+    /// Returns whether at least half of all waits ended within `time`.
     pub(super) fn mostly_within(&self, time: Nanos) -> bool {
         let within: u32 = self.counts[..bucket(time)].iter().copied().map(u32::from).sum();
         within * 2 >= self.total
     }
 
-    /// How long to spin for a wait if sleeping costs `cost`. The shortest of several equally good ones.
+    /// Returns the time to spin for a wait if a sleep costs `cost`. Of equally good limits, the shortest.
     pub(super) fn limit(&self, cost: Nanos) -> Nanos {
-        if self.total < FEW {
+        if self.total < WAITS_MIN {
             return cost;
         }
-        // No sum overflows: 256 waits of at most 2 ms, and a cost of at most a second.
+        // No sum overflows: there are 256 waits of at most 2 ms, and a cost of at most a second.
         let cost = cost.min(1_000_000_000);
         let (mut best, mut least) = (0, Nanos::from(self.total) * cost);
-        // Waits that have ended by the end of the bucket, and the time spun for them.
+        // The waits that have ended by the end of the bucket, and the time spun for them.
         let (mut ended, mut spun) = (0, 0);
         for (number, &count) in self.counts[..BUCKETS - 1].iter().enumerate() {
             if count == 0 {
@@ -95,8 +96,9 @@ impl Waits {
             let all = spun + (Nanos::from(self.total) - ended) * (end + cost);
             if all < least {
                 (best, least) = (end, all);
-                // Of what is longer than nearly all that was seen, nothing is known: from there on as without history.
-                if Nanos::from(self.total) - ended < Nanos::from(FEW) {
+                // The history says nothing about waits longer than nearly all of it. From there on, spin as
+                // without history.
+                if Nanos::from(self.total) - ended < Nanos::from(WAITS_MIN) {
                     best += cost;
                 }
             }
@@ -131,20 +133,20 @@ mod tests {
     #[test]
     fn without_history_as_long_as_sleeping_costs() {
         assert_eq!(Waits::default().limit(40_000), 40_000);
-        assert_eq!(of(&[(1_000_000, FEW - 1)]).limit(40_000), 40_000);
-        assert_ne!(of(&[(1_000_000, FEW)]).limit(40_000), 40_000);
+        assert_eq!(of(&[(1_000_000, WAITS_MIN - 1)]).limit(40_000), 40_000);
+        assert_ne!(of(&[(1_000_000, WAITS_MIN)]).limit(40_000), 40_000);
     }
 
     #[test]
     fn spins_through_short_waits_and_not_for_long_ones() {
-        let short = of(&[(10_000, 90), (500_000, FEW)]).limit(40_000);
+        let short = of(&[(10_000, 90), (500_000, WAITS_MIN)]).limit(40_000);
         assert!((10_001..=13_000).contains(&short), "{short}");
-        // With hardly a longer one, as long again as sleeping costs.
-        assert_eq!(of(&[(10_000, 90), (Nanos::MAX, FEW - 1)]).limit(40_000), short + 40_000);
+        // With hardly any longer wait, spin longer by the cost of a sleep.
+        assert_eq!(of(&[(10_000, 90), (Nanos::MAX, WAITS_MIN - 1)]).limit(40_000), short + 40_000);
         assert_eq!(of(&[(10_000, 100)]).limit(40_000), short + 40_000);
         assert_eq!(of(&[(60_000, 100)]).limit(40_000), 0);
         assert_eq!(of(&[(Nanos::MAX, 100)]).limit(40_000), 0);
-        // One in ten that is long does not spoil it; nine do.
+        // One long wait in ten changes nothing. Nine change it.
         assert_eq!(of(&[(10_000, 90), (5_000_000, 10)]).limit(40_000), short);
         assert_eq!(of(&[(10_000, 10), (5_000_000, 90)]).limit(40_000), 0);
     }
@@ -180,10 +182,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_long_ago_is_forgotten() {
+    fn old_waits_are_forgotten() {
         let mut waits = of(&[(Nanos::MAX, 10_000)]);
-        (0..4 * FULL).for_each(|_| waits.record(5_000));
+        (0..4 * TOTAL_MAX).for_each(|_| waits.record(5_000));
         assert!(waits.limit(40_000) > 5_000);
-        assert!(waits.total <= FULL);
+        assert!(waits.total <= TOTAL_MAX);
     }
 }

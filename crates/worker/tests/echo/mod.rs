@@ -19,7 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Only a net for a test that hangs.
+/// The time after which a test that hangs fails.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) const USER: u64 = 0x10_0000;
 pub(crate) const AVAIL: u64 = 0x1000;
@@ -45,7 +45,7 @@ impl Driver {
         (driver, vring)
     }
 
-    /// Where the ring lies.
+    /// Returns the addresses of the ring.
     pub(crate) fn areas() -> Areas {
         Areas::User(Addresses {
             desc: UserAddr(USER),
@@ -55,7 +55,7 @@ impl Driver {
         })
     }
 
-    /// The ring, as it goes on after this.
+    /// Makes the ring anew, as it continues after this stop.
     pub(crate) fn ring(&self, Stopped { next_avail, held, .. }: Stopped) -> Vring {
         Vring::new(VringParts {
             next_avail,
@@ -81,7 +81,7 @@ impl Driver {
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
     }
 
-    /// Submits one, and kicks if the device asks for it.
+    /// Submits one chain, and kicks if the device asks for it.
     pub(crate) fn submit_and_kick_if_asked(&mut self) -> bool {
         let old = self.avail;
         self.submit(1);
@@ -107,10 +107,11 @@ impl Driver {
     }
 }
 
-/// What a test sees of its task.
+/// The part of a task that its test sees.
 #[derive(Default)]
 pub(crate) struct Seen {
-    /// How often a poll has come while a test had the lock on what releases requests: its worker gets no further.
+    /// The number of polls that came while a test had the lock that releases requests. Its worker goes no
+    /// further then.
     pub(crate) kept: AtomicU32,
     pub(crate) attached: AtomicU32,
     pub(crate) detached: AtomicU32,
@@ -118,13 +119,13 @@ pub(crate) struct Seen {
     pub(crate) dropped: AtomicU32,
 }
 
-/// Pops everything and pushes it at once, or holds it back until it is told.
+/// A task that pops everything and pushes it at once, or holds it until it is released.
 pub(crate) struct Echo {
     vring: Vring,
     chain: Chain,
     held: Vec<ChainId>,
     hold: bool,
-    /// What it says while it holds something back.
+    /// Its answer while it holds something.
     holding: Next,
     pub(crate) release: Arc<Mutex<bool>>,
     pub(crate) seen: Arc<Seen>,
@@ -237,7 +238,7 @@ pub(crate) fn start(options: &kickless_worker::Options) -> Arc<Pool> {
     Arc::new(Pool::start(options).unwrap())
 }
 
-/// The only one that holds on to its pool.
+/// The only owner of its pool.
 pub(crate) fn pool(workers: usize) -> Arc<dyn Executor> {
     start(&options(workers, Poll::default())).executor(1)
 }

@@ -1,4 +1,4 @@
-//! What holds for any sequence of inputs.
+//! Properties of any sequence of inputs.
 
 use kickless_worker::Poll;
 use kickless_worker::policy::{Host, Nanos, Policy, Pressure, Usage, Verdict};
@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::time::Duration;
 
-/// One call, and how much time has passed before it.
+/// A call, and the time before it.
 #[derive(Clone, Debug)]
 enum Step {
     Found(u32),
@@ -102,8 +102,8 @@ proptest! {
                         (Poll::Always, Verdict::Spin { .. }) | (Poll::Never, Verdict::Arm) => {}
                         (Poll::Rate { .. }, Verdict::Spin { .. } | Verdict::Arm) => {}
                         (Poll::Auto { .. }, Verdict::Spin { .. } | Verdict::Arm) => {}
-                        (Poll::Auto { latency }, Verdict::Nap { until, deaf }) => {
-                            prop_assert!(on_disk || !deaf);
+                        (Poll::Auto { latency }, Verdict::Nap { until, ignore_completions }) => {
+                            prop_assert!(on_disk || !ignore_completions);
                             prop_assert!(u128::from(until - now) <= latency.as_nanos());
                         }
                         (poll, verdict) => prop_assert!(false, "{:?} under {:?}", verdict, poll),
@@ -124,7 +124,7 @@ proptest! {
             Policy::new(Poll::Rate { start_per_sec, stop_idle: Duration::from_nanos(stop_idle) }, 256);
         let mut now = 0;
         let mut polled = false;
-        // When requests were found while the queue was notified, since it became so.
+        // The times at which requests were found since the queue was notified.
         let mut visits: Vec<Nanos> = Vec::new();
         let mut last_found = 0;
         for (pause, works, requests) in looks {
@@ -172,7 +172,7 @@ proptest! {
     }
 }
 
-/// Spins, or naps, for a queue that gets `requests` every `gap`, for a while; the last verdict.
+/// Spins or naps for a while, for a queue that gets `requests` every `gap`. Returns the last verdict.
 fn after(policy: &mut Policy, now: &mut Nanos, gap: Nanos, times: u32) -> Verdict {
     let mut verdict = Verdict::Arm;
     for _ in 0..times {

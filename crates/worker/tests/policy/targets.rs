@@ -1,4 +1,4 @@
-//! What has been promised, held in simulation. All of it is deterministic.
+//! Promised results, checked in simulation. All of it is deterministic.
 
 use crate::simulation::chooser::Rule;
 use crate::simulation::load::{Gaps, Load, MS, SEC, US};
@@ -9,7 +9,7 @@ use kickless_worker::Poll;
 use kickless_worker::policy::Nanos;
 use std::time::Duration;
 
-/// Chances that each promise is held under. `POLICY_SEED=N` tries others.
+/// The random seeds with which each promise is checked. `POLICY_SEED=N` uses another one.
 fn seeds() -> Vec<u64> {
     let wanted = std::env::var("POLICY_SEED").ok().and_then(|seed| seed.parse().ok());
     wanted.map_or_else(|| vec![1, 2, 3], |seed| vec![seed])
@@ -19,13 +19,13 @@ fn run_for(machine: Machine, load: &Load, rule: Rule, warm_up: Nanos, time: Nano
     Worker::new(machine, load.clone(), rule, LATENCY, seed).run(warm_up, time)
 }
 
-/// Runs one after another from the start, with no warm-up: what is learnt on the way counts.
+/// Runs the parts one after another from the start, without a warm-up, so that the cost of learning counts.
 fn both(load: &Load, rule: Rule, other: Rule, time: Nanos, seed: u64) -> (Outcome, Outcome) {
     let machine = Machine::default();
     (run_for(machine, load, rule, 0, time, seed), run_for(machine, load, other, 0, time, seed))
 }
 
-/// The rate of `always` that a worker has at most.
+/// The largest share of the rate of `always`.
 fn peak(machine: Machine) -> f64 {
     run_for(machine, &closed(64, 100..200), ALWAYS, 0, 20 * MS, 1).per_sec()
 }
@@ -53,7 +53,7 @@ fn a_disk_is_waited_for_by_the_same_rule() {
     for seed in seeds() {
         for in_flight in [1, 32] {
             let load = Load { disk: 60 * US..100 * US, ..closed(in_flight, POLLING) };
-            // That naps make one bunch of 32 in flight has to be found out first.
+            // The policy must first learn that naps make one bunch of 32 requests in flight.
             let auto = run_for(Machine::default(), &load, AUTO, SEC, SEC, seed);
             let always = run_for(Machine::default(), &load, ALWAYS, 0, 200 * MS, seed);
             let share = auto.per_sec() / always.per_sec();
@@ -174,14 +174,15 @@ fn a_contended_core_is_left_to_others() {
 #[test]
 fn a_load_that_turns_into_another_is_known_soon() {
     for seed in seeds() {
-        // Half of the time closed, half of it open at a rate that takes a tenth of a core.
+        // Half of the time a closed loop, half of the time an open one at a rate that takes a tenth of a
+        // core.
         let load = changing(1, POLLING, Gaps::Poisson(5 * US));
         let (auto, always) = both(&load, AUTO, ALWAYS, 4 * SEC, seed);
         let share = auto.per_sec() / always.per_sec();
         assert!(share >= 0.95, "{share}");
         assert!(auto.cpu_share() <= 0.95, "{}", auto.cpu_share());
 
-        // Half a second is hardly more than it takes to know so slow a load: what is promised is the throughput.
+        // Half a second is hardly enough to learn so slow a load, so only its throughput is promised.
         let load = changing(32, SLEEPING, Gaps::Poisson(50 * US));
         let (auto, always) = both(&load, AUTO, ALWAYS, 4 * SEC, seed);
         let share = auto.per_sec() / always.per_sec();
@@ -206,7 +207,8 @@ fn bursts_and_slow_requests_are_not_spun_for() {
 fn no_fixed_rule_is_much_better_for_any_load() {
     let mut worst = Vec::new();
     for pattern in all() {
-        // Recorded ones cannot show that they react, as those did who made them; a contended core is no place to measure cost.
+        // Recorded loads cannot react, as their drivers did. And a contended core is not fit for measuring
+        // cost.
         if pattern.name.contains("recorded") || pattern.machine.hog {
             continue;
         }
@@ -229,7 +231,7 @@ fn no_fixed_rule_is_much_better_for_any_load() {
 }
 
 #[test]
-fn what_real_programs_sent_is_served_within_bounds() {
+fn recorded_loads_are_served_within_bounds() {
     for seed in seeds() {
         for pattern in all().into_iter().filter(|pattern| pattern.name.contains("recorded")) {
             let pattern = Pattern { seed, ..pattern };

@@ -1,4 +1,4 @@
-//! Who decides: the policy, or a fixed rule to compare it with.
+//! The decider: the policy, or a fixed rule to compare it with.
 
 use kickless_worker::Poll;
 use kickless_worker::policy::{Host, Nanos, Policy, Verdict};
@@ -7,9 +7,9 @@ use kickless_worker::policy::{Host, Nanos, Policy, Verdict};
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
     Policy(Poll),
-    /// Spin for so long, then arm.
+    /// Spin for this time, then arm.
     Spin(Nanos),
-    /// Nap for so long, again and again.
+    /// Nap for this time, again and again.
     Nap(Nanos),
 }
 
@@ -33,7 +33,7 @@ impl Rule {
     }
 }
 
-/// A rule at work on one queue.
+/// A rule applied to one queue.
 pub(crate) enum Chooser {
     Policy(Box<Policy>),
     Fixed { rule: Rule, since: Option<Nanos> },
@@ -57,7 +57,9 @@ impl Chooser {
     pub(crate) fn empty(&mut self, now: Nanos, host: &Host, on_disk: bool) -> Verdict {
         match self {
             Chooser::Policy(policy) => policy.empty(now, host, on_disk),
-            Chooser::Fixed { rule: Rule::Nap(nap), .. } => Verdict::Nap { until: now + *nap, deaf: false },
+            Chooser::Fixed { rule: Rule::Nap(nap), .. } => {
+                Verdict::Nap { until: now + *nap, ignore_completions: false }
+            }
             Chooser::Fixed { rule: Rule::Spin(limit), since } => {
                 let until = *since.get_or_insert(now) + *limit;
                 if until > now { Verdict::Spin { until } } else { Verdict::Arm }

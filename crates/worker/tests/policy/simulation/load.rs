@@ -1,4 +1,4 @@
-//! What a driver sends, and when.
+//! The requests of a driver, and their times.
 
 use fastrand::Rng;
 use kickless_worker::policy::Nanos;
@@ -10,7 +10,7 @@ pub(crate) const US: Nanos = 1_000;
 pub(crate) const MS: Nanos = 1_000_000;
 pub(crate) const SEC: Nanos = 1_000_000_000;
 
-/// When a part of a load is there: `on` out of each `on + off`, the first time at `from`.
+/// The times of a part of a load: `on` out of each `on + off`, first at `from`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gate {
     pub(crate) from: Nanos,
@@ -21,7 +21,7 @@ pub(crate) struct Gate {
 impl Gate {
     pub(crate) const OPEN: Gate = Gate { from: 0, on: Nanos::MAX / 2, off: 0 };
 
-    /// The first time from `at` on that it is open.
+    /// Returns the first time from `at` on at which it is active.
     fn admit(&self, at: Nanos) -> Nanos {
         if at < self.from {
             return self.from;
@@ -36,24 +36,24 @@ impl Gate {
 pub(crate) enum Gaps {
     Steady(Nanos),
     Poisson(Nanos),
-    /// So many at once, `spacing` apart, every `every`.
+    /// A group of this many, `spacing` apart, every `every`.
     Bursts {
         every: Nanos,
         count: u32,
         spacing: Nanos,
     },
-    /// One each `gap`, from a driver that sleeps meanwhile and wakes late, by up to `late`; one wake in a hundred is late by up to
-    /// `stall` more. What has become due by then is sent at once.
+    /// One each `gap`, from a driver that sleeps in between and wakes late by up to `late`. One wake in a
+    /// hundred is late by up to `stall` more. The driver then sends all due requests at once.
     Asleep {
         gap: Nanos,
         late: Nanos,
         stall: Nanos,
     },
-    /// Over and over.
+    /// These gaps, repeated.
     Recorded(Vec<u32>),
 }
 
-/// A closed loop: each of `in_flight` is sent again so long after it was answered.
+/// A closed loop: each of `in_flight` requests is sent again this long after its answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Closed {
     pub(crate) in_flight: u32,
@@ -71,7 +71,7 @@ pub(crate) struct Open {
 pub(crate) struct Load {
     pub(crate) closed: Option<Closed>,
     pub(crate) open: Option<Open>,
-    /// How long the disk takes; 0: it answers at once.
+    /// The time that the disk takes. 0: it answers at once.
     pub(crate) disk: Range<Nanos>,
 }
 
@@ -79,24 +79,24 @@ pub(crate) struct Load {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Request {
     pub(crate) at: Nanos,
-    /// It belongs to a closed loop: a delay of it delays others.
+    /// It belongs to a closed loop, so its delay delays others.
     pub(crate) closed: bool,
 }
 
 /// Processor time that the driver takes to send a request.
 const SEND: Nanos = 300;
 
-/// A driver at work.
+/// A running driver.
 pub(crate) struct Driver {
     load: Load,
     rng: Rng,
-    /// Sent, or to be sent, and not yet popped.
+    /// Requests that are sent or will be, and are not popped yet.
     coming: BinaryHeap<Reverse<Request>>,
-    /// When it has sent what it is sending.
+    /// The time at which the present request is sent.
     free: Nanos,
     opened: u64,
     last_open: Nanos,
-    /// When a driver that sleeps sends.
+    /// The time at which a sleeping driver sends.
     awake: Nanos,
 }
 
@@ -132,12 +132,12 @@ impl Driver {
         Some(request)
     }
 
-    /// How many have been sent by `now` and wait; `most` is enough.
+    /// Returns the number of requests that are sent by `now` and wait, at most `most`.
     pub(crate) fn pending(&self, now: Nanos, most: usize) -> u16 {
         if self.next_at().is_none_or(|at| at > now) {
             return 0;
         }
-        // Those of an open load that are not generated yet are not seen: at least one is.
+        // Requests of an open load that are not generated yet are not seen. At least one is.
         self.coming.iter().filter(|next| next.0.at <= now).take(most).count() as u16
     }
 
@@ -148,12 +148,12 @@ impl Driver {
         self.coming.push(Reverse(Request { at: self.free, closed: true }));
     }
 
-    /// The request that is being sent needs a kick, which keeps the driver for so long.
+    /// Delays the driver by a kick for the present request.
     pub(crate) fn kick(&mut self, at: Nanos, cost: Nanos) {
         self.free = self.free.max(at + cost);
     }
 
-    /// How long the disk takes for this one.
+    /// Returns the time that the disk takes for this request.
     pub(crate) fn disk(&mut self) -> Option<Nanos> {
         let disk = self.load.disk.clone();
         (!disk.is_empty()).then(|| self.rng.u64(disk))

@@ -7,18 +7,18 @@ use kickless_worker::policy::{Host, Nanos, Pressure, Usage, Verdict};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// What things cost.
+/// The costs of the machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
     pub(crate) sleep_cpu: Nanos,
     pub(crate) wake_delay: Nanos,
-    /// A wake takes so much longer at most.
+    /// The largest additional time of a wake.
     pub(crate) wake_jitter: Nanos,
-    /// A look at a ring.
+    /// A poll of a ring.
     pub(crate) look: Nanos,
     /// The work for a request.
     pub(crate) service: Nanos,
-    /// What a kick costs the driver.
+    /// The driver's cost of a kick.
     pub(crate) kick: Nanos,
     /// Another thread wants the core all the time.
     pub(crate) hog: bool,
@@ -38,7 +38,7 @@ impl Default for Machine {
     }
 }
 
-/// What a run came to, after its warm-up.
+/// The results of a run, after its warm-up.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) time: Nanos,
@@ -46,10 +46,10 @@ pub(crate) struct Outcome {
     pub(crate) requests: u64,
     pub(crate) kicks: u64,
     pub(crate) sleeps: u64,
-    /// From sent to popped, of each request.
+    /// The time from sending to popping, of each request.
     pub(crate) delays: Vec<u32>,
-    /// Delays that cost something: of the first request after each wait, in a closed loop all of it, otherwise what is more
-    /// than the owner accepts and any wake takes.
+    /// The delays that cost something: of the first request after each wait. In a closed loop, all of the
+    /// delay counts. Otherwise the part beyond the accepted delay and any wake counts.
     pub(crate) dear_delay: Nanos,
     /// When the worker last ran.
     pub(crate) last_run: Nanos,
@@ -77,15 +77,15 @@ impl Outcome {
         Nanos::from(*self.delays.select_nth_unstable(middle).1)
     }
 
-    /// Processor time and what delays are worth, for each request.
+    /// Returns processor time plus the worth of delays, for each request.
     pub(crate) fn cost(&self) -> f64 {
         (self.cpu as f64 + super::table::DELAY_WORTH * self.dear_delay as f64) / self.requests.max(1) as f64
     }
 }
 
-/// A fair scheduler lets a thread run ahead of another by so much before the other has its turn.
+/// The time by which a fair scheduler lets one thread run ahead of another before it switches.
 const GRANULE: Nanos = 3 * MS;
-/// Heads popped in one visit.
+/// The largest number of heads popped in one visit.
 const BUDGET: u32 = 64;
 
 /// A core that the worker may have to share with a hog.
@@ -94,13 +94,13 @@ struct Core {
     now: Nanos,
     hog: bool,
     usage: Usage,
-    /// Processor time that each has had, the worker's moved on while it sleeps.
+    /// The processor time of each. The worker's also grows while it sleeps.
     worker: Nanos,
     other: Nanos,
 }
 
 impl Core {
-    /// The worker runs until it has had so much.
+    /// Runs the worker until it has had this much time.
     fn run(&mut self, cpu: Nanos) {
         let mut left = cpu;
         while left > 0 {
@@ -115,7 +115,7 @@ impl Core {
         }
     }
 
-    /// The worker spins until the clock says so.
+    /// Spins until this time on the clock.
     fn spin_until(&mut self, until: Nanos) {
         while self.now < until {
             let step = if self.hog { 50 * US } else { Nanos::MAX };
@@ -135,7 +135,7 @@ impl Core {
         self.give_way(MS);
     }
 
-    /// If the worker is ahead by so much, the other runs until it has caught up.
+    /// Lets the other thread run until it has caught up, if the worker is too far ahead.
     fn give_way(&mut self, ahead: Nanos) {
         if self.hog && self.worker >= self.other + ahead {
             let turn = self.worker - self.other;
@@ -157,7 +157,7 @@ pub(crate) struct Worker {
     pressure: Pressure,
     latency: Nanos,
     rng: Rng,
-    /// When what is in flight is done, and which request it is.
+    /// The requests in flight: the time at which each is done, and its number.
     disk: BinaryHeap<Reverse<(Nanos, Request)>>,
     spun: Nanos,
     waited: bool,
@@ -188,7 +188,7 @@ impl Worker {
         }
     }
 
-    /// Runs for a while that does not count, and then for one that does.
+    /// Runs a warm-up, and then the part that counts.
     pub(crate) fn run(mut self, warm_up: Nanos, time: Nanos) -> Outcome {
         while self.core.now < warm_up && self.turn(warm_up) {}
         let (began, cpu) = (self.core.now, self.core.usage.cpu);
@@ -200,7 +200,7 @@ impl Worker {
         self.outcome
     }
 
-    /// One visit and what follows; whether there is anything to come.
+    /// Runs one visit and its consequences. Returns whether more requests will come.
     fn turn(&mut self, end: Nanos) -> bool {
         if self.core.now >= self.pressure.next() {
             let spun = std::mem::take(&mut self.spun);
@@ -224,9 +224,9 @@ impl Worker {
                 self.core.spin_until(until);
                 self.spun += self.core.now - since;
             }
-            Verdict::Nap { until, deaf: true } => self.sleep(until),
-            // A completion ends it as well.
-            Verdict::Nap { until, deaf: false } => self.sleep(until.min(done.unwrap_or(until))),
+            Verdict::Nap { until, ignore_completions: true } => self.sleep(until),
+            // A completion ends the sleep as well.
+            Verdict::Nap { until, ignore_completions: false } => self.sleep(until.min(done.unwrap_or(until))),
             Verdict::Arm if self.driver.next_at().is_some_and(|at| at <= self.core.now) => {
                 self.chooser.still_busy();
             }
@@ -250,7 +250,7 @@ impl Worker {
         self.outcome.sleeps += 1;
         self.core.run(self.machine.sleep_cpu / 2);
         let jitter = self.rng.u64(0..=self.machine.wake_jitter);
-        // The second half of what it costs is part of the delay.
+        // The second half of the cost is part of the delay.
         let cpu = self.machine.sleep_cpu / 2;
         self.core.sleep_until(until, (self.machine.wake_delay + jitter).saturating_sub(cpu));
         self.core.run(cpu);
@@ -265,7 +265,8 @@ impl Worker {
             && let Some(request) = self.driver.pop(found)
         {
             if popped == 0 {
-                // The policy is told before the work is done, as by the loop, which knows the number by then.
+                // The policy learns the number before the work is done, as in the loop, which knows it by
+                // then.
                 self.note_wait(request);
             }
             popped += 1;

@@ -1,4 +1,5 @@
-//! A simulated worker with one queue: loads, a machine, and the policy or a fixed rule in between. Deterministic.
+//! A simulated worker with one queue: loads, a machine, and the policy or a fixed rule in between.
+//! Deterministic.
 
 pub(crate) mod chooser;
 pub(crate) mod load;

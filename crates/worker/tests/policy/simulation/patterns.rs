@@ -44,7 +44,7 @@ pub(crate) fn changing(in_flight: u32, think: Range<Nanos>, gaps: Gaps) -> Load 
     }
 }
 
-/// A driver that wakes late, and now and then very late.
+/// A driver that wakes late, and sometimes very late.
 pub(crate) fn asleep(gap: Nanos) -> Gaps {
     Gaps::Asleep { gap, late: 60 * US, stall: 3 * MS }
 }

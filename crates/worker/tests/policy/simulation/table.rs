@@ -1,4 +1,4 @@
-//! One line for each load: what `auto` and the others come to.
+//! A table with one line for each load: the results of `auto` and of the other rules.
 
 use super::chooser::Rule;
 use super::load::US;
@@ -9,7 +9,7 @@ use kickless_worker::policy::Nanos;
 use std::fmt;
 use std::time::Duration;
 
-/// What a nanosecond of delay that costs something is worth, in nanoseconds of processor time.
+/// The worth of a nanosecond of a delay that counts, in nanoseconds of processor time.
 pub(crate) const DELAY_WORTH: f64 = 8.0;
 /// The delay that the owner accepts.
 pub(crate) const LATENCY: Nanos = 100 * US;
@@ -25,13 +25,13 @@ pub(crate) fn run(pattern: &Pattern, rule: Rule) -> Outcome {
         .run(pattern.warm_up, pattern.time)
 }
 
-/// The fixed rule that costs least for this load, and what it costs.
+/// Returns the cheapest fixed rule for this load, and its cost.
 pub(crate) fn best_fixed(pattern: &Pattern) -> (Rule, f64) {
     let costs = Rule::fixed().map(|rule| (rule, run(pattern, rule).cost()));
     costs.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((NEVER, f64::INFINITY))
 }
 
-/// What one load came to.
+/// The results of one load.
 pub(crate) struct Line {
     name: &'static str,
     rules: [(Outcome, Nanos); 3],
