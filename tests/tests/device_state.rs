@@ -133,7 +133,7 @@ fn invalid_states_are_refused() {
     let writer = thread::spawn(move || while to.write_all(&[0; 4096]).is_ok() {});
     assert_eq!(machine.frontend.attempt(&Message::CheckDeviceState).unwrap(), Answer::Refused);
     writer.join().unwrap();
-    wait_for_line(&served, seen, "there is no end of it");
+    wait_for_line(&served, seen, "it is longer than");
 
     // Checks the state twice, the second time without a transfer.
     let seen = served.daemon.log().len();
@@ -201,7 +201,7 @@ fn a_missing_state_times_out() {
     assert_eq!(answer, Answer::Done);
     let seen = served.daemon.log().len();
     assert_eq!(machine.frontend.attempt(&Message::CheckDeviceState).unwrap(), Answer::Refused);
-    wait_for_line(&served, seen.saturating_sub(1), "it is not through after");
+    wait_for_line(&served, seen.saturating_sub(1), "it is not complete after");
     drop(to);
     let (from, _to) = std::io::pipe().unwrap();
     let answer = machine.frontend.transfer(TransferDirection::Load, from.into()).unwrap();

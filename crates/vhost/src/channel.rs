@@ -1,9 +1,9 @@
-//! The channel on which the back-end speaks first, and what is waited for beside the front-end's messages.
+//! The channel for the back-end's own messages, and the wait for everything beside the front-end's messages.
 
 use crate::error::Refusal;
 use crate::iotlb::Translations;
-use crate::others::Others;
 use crate::rings::Rings;
+use crate::waiting_frontends::WaitingFrontends;
 use kickless_device::Device;
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Wait};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -17,14 +17,14 @@ use tracing::{debug, warn};
 #[derive(Default)]
 pub(crate) struct Channel {
     requester: Option<BackendRequester>,
-    /// The front-end is to hear that the configuration space has changed.
-    news: bool,
-    /// A ring ran when that was looked at last.
-    ran: bool,
+    /// The configuration space has changed, and the front-end was not told yet.
+    config_changed: bool,
+    /// A ring ran at the last check.
+    was_running: bool,
 }
 
 impl Channel {
-    /// SET_BACKEND_REQ_FD.
+    /// Carries out SET_BACKEND_REQ_FD.
     pub(crate) fn set(
         &mut self,
         socket: OwnedFd,
@@ -36,13 +36,13 @@ impl Channel {
         }
         self.requester = Some(BackendRequester::new(socket));
         if let Some(translations) = translations {
-            translations.ask_again();
+            translations.resend_unanswered();
         }
         Ok(())
     }
 
-    /// Tells of a changed configuration space, sends misses and takes their replies, until there is a message of the front-end's,
-    /// or a reason to stop.
+    /// Reports changes of the configuration space, sends misses and takes their replies. Returns when there
+    /// is a message of the front-end, or a reason to stop.
     pub(crate) fn serve_until(
         &mut self,
         messages: BorrowedFd<'_>,
@@ -50,24 +50,24 @@ impl Channel {
         device: &dyn Device,
         mut translations: Option<&mut Translations>,
         rings: &Rings,
-        others: &mut Others<'_>,
+        waiting_frontends: &mut WaitingFrontends<'_>,
     ) -> io::Result<()> {
         let changes = device.config_changes();
-        if changes.is_none() && translations.is_none() && others.listener().is_none() {
+        if changes.is_none() && translations.is_none() && waiting_frontends.listener().is_none() {
             return Ok(());
         }
         loop {
             if changes.is_some() {
-                self.look_for_news(device, rings.any_running());
+                self.check_config(device, rings.any_running());
             }
             if let Some(translations) = &mut translations {
                 translations.collect();
             }
             self.exchange(messages, translations.as_deref_mut(), rings);
-            let waits = self.has_news() || translations.as_ref().is_some_and(|of| of.has_unsent());
+            let waits = self.can_report_change() || translations.as_ref().is_some_and(|of| of.has_unsent());
             let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
             let mut fds = vec![readable(messages), readable(stop)];
-            let listener = others.listener().map(readable);
+            let listener = waiting_frontends.listener().map(readable);
             let watches = listener.is_some();
             fds.extend(listener);
             fds.extend(changes.map(|changes| readable(changes.as_fd())));
@@ -84,34 +84,37 @@ impl Channel {
                 return Ok(());
             }
             if watches {
-                others.note(&fds[2]);
+                waiting_frontends.note(&fds[2]);
             }
         }
     }
 
-    /// A front-end hears of nothing before its device has started, and has read the space by then (QEMU's drops the message). So it
-    /// is told again each time that the first ring starts, which costs it a look.
-    fn look_for_news(&mut self, device: &dyn Device, runs: bool) {
+    /// Checks whether there is a change to report.
+    ///
+    /// QEMU drops a report that comes before its device has started, and has read the space by then. So a
+    /// report is repeated each time that the first ring starts. This costs the front-end one read of the
+    /// space.
+    fn check_config(&mut self, device: &dyn Device, runs: bool) {
         let changed = device.config_changes().is_some_and(|changes| changes.clear());
-        let ran = std::mem::replace(&mut self.ran, runs);
+        let ran = std::mem::replace(&mut self.was_running, runs);
         let starts = runs && !ran;
-        self.news |= changed || starts;
+        self.config_changed |= changed || starts;
     }
 
-    /// Whether there is something to tell, and somebody to listen.
-    fn has_news(&self) -> bool {
-        self.news && self.ran
+    /// Returns whether there is a change to report, and a front-end that accepts it.
+    fn can_report_change(&self) -> bool {
+        self.config_changed && self.was_running
     }
 
-    /// All that can be sent and received without waiting.
+    /// Sends and receives as much as possible without waiting.
     fn exchange(&mut self, messages: BorrowedFd<'_>, translations: Option<&mut Translations>, rings: &Rings) {
-        let tells = self.has_news();
+        let tells = self.can_report_change();
         let Some(requester) = &mut self.requester else { return };
         let mut done = Ok(());
         if tells {
             done = match requester.send(&BackendMessage::ConfigChange, false, &Wait::never()) {
                 Ok(_) => {
-                    self.news = false;
+                    self.config_changed = false;
                     Ok(())
                 }
                 Err(Error::Interrupted) => Ok(()),
@@ -121,11 +124,11 @@ impl Channel {
         let needed = translations.is_some();
         done = done.and_then(|()| match translations {
             Some(translations) => translations.exchange(requester, messages, rings),
-            None => hears_nothing(requester),
+            None => expect_no_reply(requester),
         });
         if let Err(error) = done {
             if needed {
-                warn!(%error, "the back-end's channel is dropped; queues that wait for translations stand");
+                warn!(%error, "the back-end's channel is dropped; queues that wait for translations stay blocked");
             } else {
                 debug!(%error, "the back-end's channel is dropped");
             }
@@ -134,8 +137,9 @@ impl Channel {
     }
 }
 
-/// Nobody has been asked anything: what comes is the end, or no answer.
-fn hears_nothing(requester: &mut BackendRequester) -> Result<(), Error> {
+/// Checks a channel on which no question was asked. Anything that comes is the end of the channel, or an
+/// invalid reply.
+fn expect_no_reply(requester: &mut BackendRequester) -> Result<(), Error> {
     let code = kickless_spec::vhost_user::BackendRequest::ConfigChangeMsg;
     match requester.recv_reply(code, &Wait::never()) {
         Err(Error::Interrupted) => Ok(()),

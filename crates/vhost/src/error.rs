@@ -1,4 +1,4 @@
-//! Why a message is refused, and why a session ends.
+//! Reasons for refusing a message, and for the end of a session.
 
 use crate::setup::Shape;
 use kickless_device::{ConfigError, MessageError, StartError};
@@ -14,7 +14,7 @@ pub(crate) const HOW_TO_SHARE: &str = "start the virtual machine with shared mem
      memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem; libvirt: <access mode='shared'/> in \
      <memoryBacking>; Cloud Hypervisor: --memory size=SIZE,shared=on)";
 
-/// Why a message cannot be carried out. The front-end is to blame for all but the last two.
+/// The reason for refusing a message. All but the last two are the front-end's mistakes.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("not offered by this back-end")]
@@ -33,17 +33,17 @@ pub(crate) enum Refusal {
     InvalidSize(#[from] InvalidSize),
     #[error("ring size {size}, but at most {max} is possible")]
     SizeTooLarge { size: u32, max: u16 },
-    #[error("ring base {0:#x} is not an index, or says that requests are in flight")]
+    #[error("ring base {0:#x} is not an index, or it includes requests in flight")]
     Base(u32),
     #[error("ring {0} is running")]
     Running(u16),
-    #[error("no file descriptor, without which nothing can be logged")]
+    #[error("no file descriptor for the log")]
     NoLog,
     #[error("{}", with_cause(.0))]
     Log(#[from] kickless_memory::LogError),
     #[error("{field} {value} of the buffer of requests in flight is not from 1 to {max}")]
     InflightShape { field: &'static str, value: u16, max: u16 },
-    #[error("the buffer of requests in flight has {has:#x} bytes, and its rings take {needs:#x}")]
+    #[error("the buffer of requests in flight has {has:#x} bytes, but its rings need {needs:#x}")]
     InflightSize { has: u64, needs: u64 },
     #[error(
         "the buffer of requests in flight has no room for ring {index}, {}",
@@ -68,9 +68,9 @@ pub(crate) enum Refusal {
         "the translation leads to {addr}, which is not in guest memory in one region, nor shared: {HOW_TO_SHARE}"
     )]
     TranslationNotShared { addr: UserAddr },
-    #[error("a front-end tells of translations, and takes them back, and nothing else")]
+    #[error("a front-end can only send and invalidate translations")]
     IotlbKind,
-    #[error("translation leads elsewhere: {0} in one region")]
+    #[error("the translation cannot be used: {0} in one region")]
     Translation(Unmapped),
     #[error(transparent)]
     Update(#[from] kickless_memory::UpdateError),
@@ -104,10 +104,10 @@ fn with_cause(error: &dyn Error) -> String {
     }
 }
 
-/// Why a session ended that was not ended by its front-end.
+/// The reason for the end of a session, if not its front-end's regular end.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
-    /// Somebody asked for it.
+    /// The process is to stop.
     #[error("asked to stop")]
     Stopped,
     /// The front-end left before it could be answered.
@@ -116,18 +116,18 @@ pub enum Ended {
     /// The connection cannot be used any more.
     #[error(transparent)]
     Connection(#[from] kickless_vhost_user::Error),
-    /// A message could not be carried out, and has no reply that says so.
+    /// A message could not be carried out, and has no negative reply.
     #[error("{message}: {why}")]
     Refused {
         /// The message.
         message: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// The host fails us.
+    /// A system call failed.
     #[error("cannot wait: {0}")]
     Host(#[source] io::Error),
-    /// A worker has ended: nothing can be served any more.
+    /// A worker has ended, so nothing can be served any more.
     #[error("a worker has ended")]
     Worker,
 }

@@ -1,8 +1,9 @@
-//! The buffer that outlives us: what each ring has in flight, for whoever goes on after us (INFLIGHT_SHMFD).
+//! The buffer that survives this process: each ring's requests in flight, for the next process
+//! (INFLIGHT_SHMFD).
 //!
-//! The front-end asks for one with GET_INFLIGHT_FD, keeps it, and gives it back with SET_INFLIGHT_FD each time before it starts rings, to
-//! us or to a process after us. What is written to it is the queue's business (`kickless_virtqueue`, `device/inflight`); here it
-//! is made, taken and divided.
+//! The front-end asks for one with GET_INFLIGHT_FD and keeps it. It gives it back with SET_INFLIGHT_FD each
+//! time before it starts rings, to this process or a later one. The queue writes its contents
+//! (`kickless_virtqueue`, `device/inflight`). This module makes, accepts and divides it.
 
 use crate::error::Refusal;
 use kickless_memory::{Inflight as Buffer, Mapper, Records};
@@ -14,7 +15,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// A buffer that the front-end has given us.
+/// A buffer that the front-end has sent.
 #[derive(Debug)]
 pub(crate) struct Inflight {
     buffer: Buffer,
@@ -23,8 +24,8 @@ pub(crate) struct Inflight {
 }
 
 impl Inflight {
-    /// A buffer for so many rings of this size, in which nothing was begun. Where the format of rings is not known yet, it has room
-    /// for either.
+    /// Makes a buffer for this many rings of this size, with no requests. If the format of rings is not known
+    /// yet, it has room for both.
     pub(crate) fn make(
         Described { num_queues, queue_size, .. }: Described,
         (queues_max, queue_size_max): (u16, u16),
@@ -43,14 +44,14 @@ impl Inflight {
         Ok((Described { mmap_size, mmap_offset: 0, num_queues, queue_size }, fd))
     }
 
-    /// Takes a buffer that we or somebody else has made.
+    /// Accepts a buffer that this or another process has made.
     pub(crate) fn take(described: Described, fd: &OwnedFd, mapper: &Mapper) -> Result<Self, Refusal> {
         let Described { mmap_size, mmap_offset, num_queues: queues, queue_size } = described;
         if queue_size == 0 || queue_size > QUEUE_SIZE_MAX {
             let (field, max) = ("queue size", QUEUE_SIZE_MAX);
             return Err(Refusal::InflightShape { field, value: queue_size, max });
         }
-        // Of packed rings the regions are larger: that is looked at when a ring starts.
+        // Packed rings need larger regions. This is checked when a ring starts.
         let needs = inflight_region_len(false, queue_size) as u64 * u64::from(queues);
         if mmap_size < needs {
             return Err(Refusal::InflightSize { has: mmap_size, needs });
@@ -58,7 +59,7 @@ impl Inflight {
         Ok(Self { buffer: mapper.inflight(fd, mmap_offset, mmap_size)?, queues, queue_size })
     }
 
-    /// The region of a ring of this shape.
+    /// Returns the region of a ring of this shape.
     pub(crate) fn records(&self, index: u16, options: &Options) -> Result<Records, Refusal> {
         let (packed, size) = (options.is_packed(), self.queue_size);
         let region = inflight_region_len(packed, size);
@@ -69,7 +70,7 @@ impl Inflight {
     }
 }
 
-/// Memory of zeroes that nobody can make shorter.
+/// Makes zeroed memory that cannot be resized.
 fn memory(len: u64) -> io::Result<OwnedFd> {
     let fd = memfd_create("kickless-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, len)?;
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_can_be_taken() {
+    fn a_made_buffer_can_be_accepted() {
         for (packed, sizes) in [(false, [64, 4160]), (true, [64, 8256])] {
             for (size, region) in [1, 256].into_iter().zip(sizes) {
                 let (made, fd) = Inflight::make(described(3, size), (4, 256), Some(packed)).unwrap();
@@ -123,7 +124,7 @@ mod tests {
         let taken = Inflight::take(made, &fd, &Mapper::default()).unwrap();
         assert!(taken.records(1, &Options::packed(16, false, false).unwrap()).is_ok());
         assert!(taken.records(1, &Options::new(16, false, false).unwrap()).is_ok());
-        // And one for split rings has no room for packed ones.
+        // A buffer for split rings has no room for packed ones.
         let (made, fd) = Inflight::make(described(2, 16), (2, 16), Some(false)).unwrap();
         let taken = Inflight::take(made, &fd, &Mapper::default()).unwrap();
         assert!(taken.records(1, &Options::packed(16, false, false).unwrap()).is_err());
@@ -151,7 +152,7 @@ mod tests {
         }
         let part = Described { mmap_offset: 8, mmap_size: made.mmap_size - 8, num_queues: 1, ..made };
         assert!(Inflight::take(part, &fd, &Mapper::default()).is_ok());
-        // Room for more than there can be, or for more than is said to be there.
+        // The buffer has room for more entries than a ring can have, or for more than it declares.
         let fd = memory(2 << 20).unwrap();
         let roomy = |queue_size| Described { mmap_size: 2 << 20, ..described(1, queue_size) };
         assert!(matches!(

@@ -1,22 +1,22 @@
-//! Translations of a vIOMMU: what the front-end tells, and what it is asked for.
+//! Translations of a vIOMMU: those that the front-end sends, and those that it is asked for.
 //!
-//! Three parties take part, and none waits for another in a circle:
+//! Three parties take part. None waits for another in a circle:
 //!
-//! * A queue that lacks a translation says so ([`Misses`]) and stands. It waits for nobody: its worker serves others.
-//! * The session sends the miss on the back-end's channel, and waits for nothing either: it goes on with whatever comes
-//!   next, a message, or a reply on the channel. So it is there when the front-end, which holds its own big lock then, sends
-//!   the answer, an UPDATE, and waits until that is acknowledged.
-//! * An UPDATE that contradicts an earlier one, and an INVALIDATE, are acknowledged when no queue uses what they take back.
-//!   That waits for workers and for I/O in flight, which need neither the front-end nor an answer to a miss. The
-//!   session limits how long I/O waits for a remote server (`wait.rs`).
+//! * A queue that lacks a translation reports it ([`Misses`]) and pauses. Its worker serves other queues.
+//! * The session sends the miss on the back-end's channel and does not wait for the reply. It goes on with
+//!   the next message, or with a reply on the channel. The front-end holds its big lock while it sends the
+//!   answer, an UPDATE, and waits for the acknowledgement. So the session must be ready for it.
+//! * The session acknowledges an UPDATE that contradicts an earlier one, or an INVALIDATE, when no queue uses
+//!   the old translation. This wait is for workers and I/O in flight. Neither needs the front-end or an
+//!   answer to a miss. The session limits how long I/O waits for a remote server (`wait.rs`).
 //!
-//! GET_VRING_BASE stops a queue whether it stands or not; what it had asked for is forgotten afterwards, and an answer that
-//! comes late is a translation like any other. When no ring runs any more, all translations are forgotten: a front-end
-//! tells of no invalidation while its device is stopped.
+//! GET_VRING_BASE stops a queue even while it waits for a translation. Its misses are forgotten then, and a
+//! late answer is a translation like any other. When no ring runs any more, all translations are forgotten,
+//! because a front-end sends no invalidations while its device is stopped.
 
 use crate::error::{Ended, Refusal};
 use crate::rings::Rings;
-use crate::wait::{self, Ends};
+use crate::wait::{self, Cancellation};
 use kickless_device::{Iommu, Misses, Update, Waker};
 use kickless_memory::{Access, Iotlb, Iova, IovaRange, Map, Miss, Unmapped, UpdateError, UserAddr};
 use kickless_spec::vhost_user::{BackendRequest, IotlbAccess, IotlbKind};
@@ -29,10 +29,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use tracing::{debug, info};
 
-/// What a miss asks for: a page.
+/// The size of the page that a miss asks for.
 const PAGE: u64 = 4096;
 
-/// So many misses wait for replies, or to be sent, before something is done about it.
+/// The largest number of misses that wait for replies, or to be sent. Beyond it, misses without a waiting
+/// queue are dropped, and a channel without replies is closed.
 const MISSES_MAX: usize = 1 << 16;
 
 /// A session's translations.
@@ -41,14 +42,14 @@ pub(crate) struct Translations {
     misses: Arc<Misses>,
     /// Misses that could not be sent yet.
     unsent: VecDeque<(u64, Miss)>,
-    /// Misses whose replies are to come, in this order.
+    /// Misses that wait for their replies, in this order.
     awaiting: VecDeque<(u64, Miss)>,
-    /// Replies to the first of these that have come and were not looked at.
+    /// The number of replies that have come to the first of these and are not handled yet.
     replies: usize,
     counts: Counts,
 }
 
-/// What has come and gone.
+/// Counters for the log.
 #[derive(Debug, Default)]
 struct Counts {
     misses: u64,
@@ -71,26 +72,26 @@ impl Translations {
         })
     }
 
-    /// What queues need.
+    /// Returns the parts that queues need.
     pub(crate) fn iommu(&self) -> Iommu {
         Iommu { table: self.iotlb.table().clone(), misses: self.misses.clone() }
     }
 
-    /// IOTLB_MSG.
+    /// Carries out IOTLB_MSG.
     pub(crate) fn message(
         &mut self,
         message: &Message,
         map: &Map,
         rings: &mut Rings,
-        ends: Ends<'_>,
+        cancellation: Cancellation<'_>,
     ) -> Result<(), Refusal> {
         match message.kind {
-            IotlbKind::Update => self.update(message, map, rings, ends),
+            IotlbKind::Update => self.update(message, map, rings, cancellation),
             IotlbKind::Invalidate => {
                 self.counts.invalidations += 1;
                 let range = IovaRange::new(Iova(message.iova), message.size);
                 self.iotlb.invalidate(range);
-                Ok(self.settle(rings, ends)?)
+                Ok(self.drop_stale(rings, cancellation)?)
             }
             IotlbKind::Miss | IotlbKind::AccessFail => Err(Refusal::IotlbKind),
         }
@@ -101,10 +102,10 @@ impl Translations {
         message: &Message,
         map: &Map,
         rings: &mut Rings,
-        ends: Ends<'_>,
+        cancellation: Cancellation<'_>,
     ) -> Result<(), Refusal> {
         let (iova, user, len) = (Iova(message.iova), UserAddr(message.user_addr), message.size);
-        // All of it is in one region: nothing else would be one piece of the front-end's memory.
+        // A translation must lie within one region: otherwise it is not contiguous in the front-end's memory.
         if len > 0 && map.gpa_of_range(user, len).is_none() {
             return Err(match map.gpa_of(user) {
                 Some(_) => Refusal::Translation(Unmapped { addr: user.0, len }),
@@ -117,31 +118,37 @@ impl Translations {
             match self.iotlb.update(iova, len, user, access) {
                 Ok(()) => break,
                 Err(UpdateError::Full { .. })
-                    if self.make_room(IovaRange::new(iova, len), rings, ends)? => {}
+                    if self.make_room(IovaRange::new(iova, len), rings, cancellation)? => {}
                 Err(error) => {
-                    // A part of it may be in force, and what that replaced is not.
-                    self.settle(rings, ends)?;
+                    // A part of the update may be in force, and the translations that it replaced are stale.
+                    self.drop_stale(rings, cancellation)?;
                     return Err(error.into());
                 }
             }
         }
-        self.settle(rings, ends)?;
+        self.drop_stale(rings, cancellation)?;
         for queue in self.misses.answered(IovaRange::new(iova, len), access) {
-            rings.tell(queue, Update::Look);
+            rings.send_update(queue, Update::Look);
         }
         Ok(())
     }
 
-    /// Makes room for a node, if there is something to evict beside what is being updated.
-    fn make_room(&mut self, updated: IovaRange, rings: &mut Rings, ends: Ends<'_>) -> Result<bool, Ended> {
+    /// Makes room for a node, if there is something to evict beside the updated range. Returns whether it
+    /// did.
+    fn make_room(
+        &mut self,
+        updated: IovaRange,
+        rings: &mut Rings,
+        cancellation: Cancellation<'_>,
+    ) -> Result<bool, Ended> {
         let in_limbo = self.iotlb.has_nodes_in_limbo();
-        // What came before is waited for as what it is: it may be more than forgotten.
-        self.settle(rings, ends)?;
+        // Stale translations are invalidated first. Forgetting them would not be enough.
+        self.drop_stale(rings, cancellation)?;
         if in_limbo {
             return Ok(true);
         }
         let misses = &self.misses;
-        // Nodes that the update has linked just now are not to make room for it.
+        // Nodes that the update has just linked must not be evicted for it.
         if !self.iotlb.evict(|range| range.overlaps(updated) || misses.is_pinned(range)) {
             return Ok(false);
         }
@@ -153,19 +160,19 @@ impl Translations {
         Ok(true)
     }
 
-    /// Has all queues drop what is not true any more, and waits until no request in flight uses it.
+    /// Drops stale translations from all queues, and waits until no request in flight uses them.
     ///
     /// # Errors
-    /// The answer has become useless. The table is left as it is: its nodes in limbo are not used again, for the session ends.
-    fn settle(&mut self, rings: &mut Rings, ends: Ends<'_>) -> Result<(), Ended> {
+    /// The answer has become useless. The nodes in limbo stay unused, because the session ends.
+    fn drop_stale(&mut self, rings: &mut Rings, cancellation: Cancellation<'_>) -> Result<(), Ended> {
         let Some(range) = self.iotlb.take_stale() else { return Ok(()) };
         let (done, all_done) = mpsc::channel();
-        rings.tell_all(|| Update::Invalidate(range, done.clone()));
+        rings.send_update_to_all(|| Update::Invalidate(range, done.clone()));
         drop(done);
         let what = "requests in flight that use an invalidated translation";
         wait::until(
             what,
-            ends,
+            cancellation,
             || rings.limit_remote_waits(),
             |patience| matches!(all_done.recv_timeout(patience), Err(RecvTimeoutError::Disconnected)),
         )?;
@@ -173,29 +180,29 @@ impl Translations {
         Ok(())
     }
 
-    /// No ring runs: what is not true any more will not be told, so nothing is kept.
+    /// Drops all translations, because no ring runs and the front-end will report no invalidations.
     pub(crate) fn flush(&mut self) {
         self.iotlb.invalidate(IovaRange::ALL);
-        // Nobody is left to drop it.
+        // No queue is left that could use it.
         let _ = self.iotlb.take_stale();
         self.iotlb.quiesced();
     }
 
-    /// Logs a line about all there has been.
+    /// Logs a line with all counters.
     pub(crate) fn log(&self) {
         let Counts { misses, refusals, updates, invalidations, evictions } = self.counts;
         info!(misses, refusals, updates, invalidations, evictions, "translations of a vIOMMU");
     }
 
-    /// Another channel: what was not answered on the old one is asked for again.
-    pub(crate) fn ask_again(&mut self) {
+    /// Sends unanswered misses again, on a new channel.
+    pub(crate) fn resend_unanswered(&mut self) {
         self.replies = 0;
         while let Some(miss) = self.awaiting.pop_back() {
             self.unsent.push_front(miss);
         }
     }
 
-    /// Takes replies and sends misses, as far as that can be done without waiting.
+    /// Takes replies and sends misses, as far as possible without waiting.
     pub(crate) fn exchange(
         &mut self,
         channel: &mut BackendRequester,
@@ -203,38 +210,39 @@ impl Translations {
         rings: &Rings,
     ) -> Result<(), Error> {
         self.receive(channel)?;
-        // The answer, if there is one, was sent before the reply to the miss: by now it can be seen, and goes first.
+        // If there is an answer, it was sent before the reply to the miss. So it is readable now, and must be
+        // handled first.
         if self.replies > 0 && !is_readable(messages) {
             self.take_replies(rings);
         }
         self.send(channel)
     }
 
-    /// Takes in what queues ask for.
+    /// Takes the misses of queues.
     pub(crate) fn collect(&mut self) {
         self.unsent.extend(self.misses.take_unsent());
         if self.unsent.len() > MISSES_MAX {
-            // No channel takes them, and queues that stop and start again ask anew.
+            // The channel accepts nothing, and queues that stop and start again ask anew.
             let misses = &self.misses;
             self.unsent.retain(|(number, miss)| misses.is_pending(*number, miss));
         }
     }
 
-    /// Whether misses wait to be sent.
+    /// Returns whether misses wait to be sent.
     pub(crate) fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()
     }
 
-    /// Readable when queues ask for something.
+    /// Returns a descriptor that is readable when queues have new misses.
     pub(crate) fn signal(&self) -> BorrowedFd<'_> {
         self.misses.signal().as_fd()
     }
 
-    /// Sends what can be sent.
+    /// Sends misses, as far as possible without waiting.
     fn send(&mut self, channel: &mut BackendRequester) -> Result<(), Error> {
         while let Some((number, miss)) = self.unsent.pop_front() {
             if !self.misses.is_pending(number, &miss) {
-                // Nobody waits for it any more.
+                // No queue waits for it any more.
                 continue;
             }
             let message = BackendMessage::IotlbMsg(Message {
@@ -254,13 +262,13 @@ impl Translations {
                     return Ok(());
                 }
                 Err(error) => {
-                    // The next channel is asked.
+                    // The miss goes to the next channel.
                     self.unsent.push_front((number, miss));
                     return Err(error);
                 }
             }
             if self.awaiting.len() > MISSES_MAX {
-                // A front-end that takes requests and replies to none.
+                // This front-end accepts misses and replies to none.
                 return Err(Error::Closed);
             }
         }
@@ -282,7 +290,7 @@ impl Translations {
         }
     }
 
-    /// Takes the replies that have come: what they reply to, and was not answered, is refused.
+    /// Handles the replies that have come. A miss without an answer is refused.
     fn take_replies(&mut self, rings: &Rings) {
         for (number, miss) in
             self.awaiting.drain(..std::mem::take(&mut self.replies).min(self.awaiting.len()))
@@ -291,16 +299,16 @@ impl Translations {
             self.counts.refusals += 1;
             debug!(iova = %miss.page, "the front-end has no translation");
             for queue in refusal.queues {
-                rings.tell(queue, Update::Refused(refusal.miss));
+                rings.send_update(queue, Update::Refused(refusal.miss));
             }
         }
     }
 }
 
-/// Whether the front-end has sent something that was not read yet.
+/// Returns whether the front-end has sent something that is not read yet.
 fn is_readable(messages: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(messages, PollFlags::IN)];
-    // What fails here fails for who waits for it as well.
+    // A failure here also occurs in the wait for this descriptor.
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 

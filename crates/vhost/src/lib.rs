@@ -1,35 +1,38 @@
 //! vhost-user sessions: from protocol messages to running virtqueues.
 //!
-//! A [`Server`] serves one device to one front-end after another. A session (`session.rs`) is one connection: it answers
-//! messages (`session.rs`, `negotiation.rs`), keeps the guest's memory (`memory.rs`), the translations of a vIOMMU (`iotlb.rs`) and the set-up of each ring
-//! (`setup.rs`, pure), and starts and stops rings when their set-up says so (`rings.rs`).
+//! A [`Server`] serves one device to one front-end after another. A session is one connection. It answers
+//! messages (`session.rs`, `negotiation.rs`). It keeps the guest's memory (`memory.rs`), the translations of
+//! a vIOMMU (`iotlb.rs`) and the set-up of each ring (`setup.rs`, pure). It starts and stops rings as their
+//! set-up says (`rings.rs`).
 //!
 //! # Threads
-//! A session runs on the thread that calls [`Server::serve_connection`]. It touches no ring itself: what it wants of a
-//! running one it asks of the worker, and waits for the answer where the front-end has to know that it is done. Such a
-//! wait holds up this session only, and is logged every second. The session limits meanwhile how long requests of the
-//! device wait for a remote server. A wait for memory or translations ends when its answer has become useless (`wait.rs`).
+//! A session runs on the thread that calls [`Server::serve_connection`]. It never touches a running ring
+//! itself: it asks the worker for each change, and waits for the answer if the front-end must know that the
+//! change is done. Such a wait delays this session only, and is logged every second. Meanwhile the session
+//! limits how long requests of the device wait for a remote server. A wait for memory or translations ends
+//! early when its answer has become useless (`wait.rs`).
 //!
 //! # When a ring runs
-//! When the front-end has said how long it is, where it lies and where its kicks come from, and has enabled it. It is then
-//! looked at once, kick or no kick. GET_VRING_BASE stops it: everything in flight completes, and the answer is the
-//! index that was not taken yet. Disabling it stops it too, and enabling it goes on from there. A device can have a ring
-//! run while it is disabled, to discard what the driver offers
-//! ([`Disabled::Drained`](kickless_device::Disabled::Drained)). Nothing else stops it:
-//! SET_FEATURES, SET_VRING_ADDR, new descriptors and changes of memory are work items for its worker.
+//! A ring runs when the front-end has set its size, its addresses and its kick descriptor, and has enabled
+//! it. It is then polled once, with or without a kick. GET_VRING_BASE stops it: everything in flight
+//! completes, and the answer is the first index that was not taken. Disabling a ring stops it too, and
+//! enabling it continues there. A device can have a ring run while it is disabled, to discard the driver's
+//! requests ([`Disabled::Drained`](kickless_device::Disabled::Drained)). SET_FEATURES, SET_VRING_ADDR, new
+//! descriptors and changes of memory do not stop a ring. They are work items for its worker.
 //!
 //! # When a device moves to another process
-//! Once all rings have stopped, a front-end can have the device's state ([`state`]) and give it to a device of another process, which
-//! has yet to start its rings. It goes through a descriptor that the front-end sends (`transfer.rs`); for five seconds at most the session
-//! does nothing else. Without that (QEMU has its own way of moving rings), a ring goes on where SET_VRING_BASE says.
+//! When all rings have stopped, a front-end can fetch the device's state ([`state`]) and give it to a device
+//! of another process, whose rings are not started yet. The state goes through a descriptor that the
+//! front-end sends (`transfer.rs`). The session does nothing else meanwhile, for five seconds at most.
+//! Without a state (QEMU moves rings in its own way), a ring continues where SET_VRING_BASE says.
 //!
 //! # When this process is killed
-//! A front-end that has negotiated INFLIGHT_SHMFD gives us a buffer in which each ring's queue writes down what it has in flight
-//! (`inflight.rs`), and gives the same to the process after us, which does that again.
+//! A front-end that has negotiated INFLIGHT_SHMFD gives us a buffer in which each ring records its requests
+//! in flight (`inflight.rs`). It gives the same buffer to the next process, which repeats these requests.
 //!
 //! # When a front-end misbehaves
-//! A message that cannot be carried out is answered with a negative reply where it has one, and ends the connection where
-//! it has not; either way a line in the log names the message and what is wrong with it. The next front-end is served.
+//! A message that cannot be carried out gets a negative reply. If it has no reply, it ends the connection. In
+//! both cases the log names the message and the reason. The next front-end is served.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod channel;
@@ -38,7 +41,6 @@ mod inflight;
 mod iotlb;
 mod memory;
 mod negotiation;
-mod others;
 mod rings;
 mod server;
 mod session;
@@ -47,6 +49,7 @@ pub mod state;
 mod statistics;
 mod transfer;
 mod wait;
+mod waiting_frontends;
 
 pub use error::Ended;
 pub use server::Server;

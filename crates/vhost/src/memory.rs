@@ -2,7 +2,7 @@
 
 use crate::error::Refusal;
 use crate::rings::Rings;
-use crate::wait::{self, Ends};
+use crate::wait::{self, Cancellation};
 use kickless_device::Update;
 use kickless_memory::{Gpa, Log, LogError, Map, Mapper, Released, Slot, UserAddr, View};
 use kickless_vhost_user::MemoryRegion;
@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tracing::{debug, info};
 
-/// What is in force. Replaced whole.
+/// The memory in force. A change replaces it as a whole.
 #[derive(Debug)]
 pub(crate) struct Memory {
     mapper: Mapper,
@@ -18,31 +18,32 @@ pub(crate) struct Memory {
     logging: Logging,
 }
 
-/// What the front-end has said of its log.
+/// The front-end's settings of its log.
 #[derive(Debug, Default)]
 struct Logging {
-    /// SET_LOG_BASE. It has a bit for each page of the memory that is in force.
+    /// The log of SET_LOG_BASE. It has a bit for each page of the present memory.
     base: Option<Arc<Log>>,
-    /// VHOST_F_LOG_ALL. Without a base that is legal, and means nothing yet: QEMU starts rings before it has sent one.
+    /// VHOST_F_LOG_ALL is set. Without a base this is legal and has no effect: QEMU starts rings before it
+    /// sends one.
     on: bool,
 }
 
 impl Logging {
-    /// Where writes are to be marked now.
-    fn in_force(&self) -> Option<Arc<Log>> {
+    /// Returns the log for writes, if they are logged.
+    fn active(&self) -> Option<Arc<Log>> {
         self.base.clone().filter(|_| self.on)
     }
 
-    /// Memory becomes `map`. A base that is too small for it serves no more, and is refused that while anybody marks in it:
-    /// a front-end that adds memory sends a larger log first.
-    fn fit(&mut self, map: &Map, rings: &Rings) -> Result<(), LogError> {
+    /// Prepares for the memory `map`. Drops a log that is too small for it. Fails if rings mark pages in this
+    /// log: a front-end that adds memory sends a larger log first.
+    fn drop_if_too_small(&mut self, map: &Map, rings: &Rings) -> Result<(), LogError> {
         if let Some(base) = &self.base
             && let Err(error) = base.covers(map)
         {
             if self.on && rings.any_running() {
                 return Err(error);
             }
-            debug!(%error, "the log is let go");
+            debug!(%error, "the log is dropped");
             self.base = None;
         }
         Ok(())
@@ -58,55 +59,56 @@ fn slot(mapper: &Mapper, region: &MemoryRegion, file: &OwnedFd, old: &[Slot]) ->
 }
 
 impl Memory {
-    /// None yet; what comes is mapped by `mapper`.
+    /// Makes an empty memory. Regions are mapped by `mapper`.
     pub(crate) fn new(mapper: Mapper) -> Self {
         Self { mapper, view: Arc::default(), logging: Logging::default() }
     }
 
-    /// The view that is in force.
+    /// Returns the view that is in force.
     pub(crate) fn view(&self) -> &Arc<View> {
         &self.view
     }
 
-    /// SET_MEM_TABLE: these regions and no others. A mapping of bytes that were shared before stays as it is.
+    /// Carries out SET_MEM_TABLE, which replaces all regions. Bytes that were shared before keep their
+    /// mapping.
     pub(crate) fn set(
         &mut self,
         regions: &[(MemoryRegion, OwnedFd)],
         rings: &mut Rings,
-        ends: Ends<'_>,
+        cancellation: Cancellation<'_>,
     ) -> Result<(), Refusal> {
         let slots =
             regions.iter().map(|(region, file)| slot(&self.mapper, region, file, self.view.map().slots()));
         let map = Map::new(slots.collect::<Result<_, _>>()?)?;
-        self.replace(map, rings, ends)
+        self.replace(map, rings, cancellation)
     }
 
-    /// ADD_MEM_REG.
+    /// Carries out ADD_MEM_REG.
     pub(crate) fn add(
         &mut self,
         region: &MemoryRegion,
         file: &OwnedFd,
         rings: &mut Rings,
-        ends: Ends<'_>,
+        cancellation: Cancellation<'_>,
     ) -> Result<(), Refusal> {
         let map = self.view.map().with(slot(&self.mapper, region, file, &[])?)?;
-        self.replace(map, rings, ends)
+        self.replace(map, rings, cancellation)
     }
 
-    /// REM_MEM_REG. When this returns, nobody uses the region.
+    /// Carries out REM_MEM_REG. When this returns, the region is not in use.
     pub(crate) fn remove(
         &mut self,
         region: &MemoryRegion,
         rings: &mut Rings,
-        ends: Ends<'_>,
+        cancellation: Cancellation<'_>,
     ) -> Result<(), Refusal> {
         let (gpa, user) = (Gpa(region.guest_addr), UserAddr(region.user_addr));
         let (map, removed) = self.view.map().without(gpa, user, region.size)?;
         drop(removed);
-        self.replace(map, rings, ends)
+        self.replace(map, rings, cancellation)
     }
 
-    /// SET_LOG_BASE. When this returns, nobody writes the log before it.
+    /// Carries out SET_LOG_BASE. When this returns, no ring writes to the previous log.
     pub(crate) fn set_log_base(
         &mut self,
         file: &OwnedFd,
@@ -117,36 +119,43 @@ impl Memory {
         let log = self.mapper.log(file, offset, len)?;
         log.covers(self.view.map())?;
         self.logging.base = Some(Arc::new(log));
-        self.log_as_said(rings)
+        self.apply_logging(rings)
     }
 
-    /// VHOST_F_LOG_ALL. When this returns, all writes are marked, or none. Who turns it off gets its log back.
+    /// Switches the log on or off (VHOST_F_LOG_ALL). When this returns, either all writes are marked or none.
+    /// Switching it off releases the front-end's log.
     pub(crate) fn set_logging(&mut self, on: bool, rings: &mut Rings) -> Result<(), Refusal> {
         if std::mem::replace(&mut self.logging.on, on) && !on {
-            // The front-end is done with it, and sends one when it begins anew.
+            // The front-end does not use this log any more, and sends another one the next time.
             self.logging.base = None;
         }
-        self.log_as_said(rings)
+        self.apply_logging(rings)
     }
 
-    fn log_as_said(&mut self, rings: &mut Rings) -> Result<(), Refusal> {
-        let log = self.logging.in_force();
+    fn apply_logging(&mut self, rings: &mut Rings) -> Result<(), Refusal> {
+        let log = self.logging.active();
         if self.view.log().map(Arc::as_ptr) == log.as_ref().map(Arc::as_ptr) {
             return Ok(());
         }
         match &log {
             Some(log) => info!(bytes = log.len(), "writes to guest memory are marked in a log"),
-            None => info!("writes to guest memory are not marked any more"),
+            None => info!("writes to guest memory are no longer marked"),
         }
         self.view = Arc::new(View::new(self.view.map().clone()).with_log(log)?);
         Ok(rings.update_all(|| Update::Memory(self.view.clone()))?)
     }
 
-    /// Puts `map` in force: workers take it between two rounds, without stopping, and requests in flight end with what
-    /// they began with. Returns when every worker has it and no request uses what is not in it any more.
-    fn replace(&mut self, map: Map, rings: &mut Rings, ends: Ends<'_>) -> Result<(), Refusal> {
-        self.logging.fit(&map, rings)?;
-        let view = Arc::new(View::new(map).with_log(self.logging.in_force())?);
+    /// Replaces the memory with `map`. Workers take it between two rounds, without stopping, and requests in
+    /// flight end with the memory that they began with. Returns when every worker has it and no request uses
+    /// removed memory.
+    fn replace(
+        &mut self,
+        map: Map,
+        rings: &mut Rings,
+        cancellation: Cancellation<'_>,
+    ) -> Result<(), Refusal> {
+        self.logging.drop_if_too_small(&map, rings)?;
+        let view = Arc::new(View::new(map).with_log(self.logging.active())?);
         let old = std::mem::replace(&mut self.view, view.clone());
         let gone: Vec<Released> = old
             .map()
@@ -159,7 +168,12 @@ impl Memory {
         rings.update_all(|| Update::Memory(view.clone()))?;
         for mapping in gone {
             let what = "I/O in flight to removed memory";
-            wait::until(what, ends, || rings.limit_remote_waits(), |patience| mapping.wait(patience))?;
+            wait::until(
+                what,
+                cancellation,
+                || rings.limit_remote_waits(),
+                |patience| mapping.wait(patience),
+            )?;
         }
         Ok(())
     }

@@ -1,13 +1,14 @@
-//! What is offered and what was taken.
+//! Offered and negotiated features.
 
 use crate::error::Refusal;
 use kickless_device::Device;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 
-/// The protocol features that we offer for every device.
+/// The protocol features that are offered for every device.
 ///
-/// Without STATUS: QEMU resets it before it asks for the ring's bases, and nothing here would come of it.
+/// STATUS is not among them. QEMU resets the status before it asks for the rings' bases, and this back-end
+/// has no use for it.
 const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::REPLY_ACK)
     .union(ProtocolFeatures::CONFIG)
@@ -23,23 +24,24 @@ pub(crate) fn protocol_features(device: &dyn Device) -> ProtocolFeatures {
     (PROTOCOL_FEATURES | device.protocol_features()) - device.withheld_protocol_features()
 }
 
-/// The state of negotiation.
+/// The negotiated features.
 #[derive(Debug, Default)]
 pub(crate) struct Negotiated {
-    /// Feature bits, the driver's part and vhost-user's own.
+    /// The feature bits, of the driver and of vhost-user.
     pub(crate) features: Features,
     /// SET_FEATURES has come on this connection.
     pub(crate) features_set: bool,
-    /// Protocol features.
+    /// The protocol features.
     pub(crate) protocol: ProtocolFeatures,
 }
 
 impl Negotiated {
-    /// Feature bits of the device and of vhost-user.
+    /// Returns the feature bits of the device and of vhost-user.
     ///
-    /// A vIOMMU only where misses can be told and their answers acknowledged. So it is offered once the protocol features have
-    /// been chosen: QEMU asks for feature bits a first time before that, and a second time, which counts, afterwards. (With the bit
-    /// in the first answer, it insists on those protocol features.)
+    /// A vIOMMU needs a channel for misses and acknowledgements of their answers. So it is offered only after
+    /// these protocol features were negotiated. QEMU asks for feature bits once before that, and again
+    /// afterwards; the second answer counts. (If the first answer has the bit, QEMU insists on these protocol
+    /// features.)
     pub(crate) fn offered(&self, device: &dyn Device) -> Features {
         let vhost_user = Features::PROTOCOL_FEATURES | Features::LOG_ALL;
         let needed = ProtocolFeatures::BACKEND_REQ | ProtocolFeatures::REPLY_ACK;
@@ -50,12 +52,12 @@ impl Negotiated {
         device.features() | vhost_user | iommu
     }
 
-    /// Whether addresses of rings and buffers are a vIOMMU's.
+    /// Returns whether addresses of rings and buffers belong to a vIOMMU.
     pub(crate) fn iommu(&self) -> bool {
         self.features.contains(Features::ACCESS_PLATFORM)
     }
 
-    /// SET_FEATURES.
+    /// Carries out SET_FEATURES.
     pub(crate) fn set_features(&mut self, device: &dyn Device, features: Features) -> Result<(), Refusal> {
         let unknown = features - self.offered(device);
         if !unknown.is_empty() {
@@ -66,17 +68,18 @@ impl Negotiated {
         Ok(())
     }
 
-    /// Whether rings are enabled from the beginning: there is no SET_VRING_ENABLE without vhost-user's own feature bit.
+    /// Returns whether rings are enabled from the start. Without vhost-user's own feature bit, there is no
+    /// SET_VRING_ENABLE.
     pub(crate) fn always_enabled(&self) -> bool {
         self.features_set && !self.features.contains(Features::PROTOCOL_FEATURES)
     }
 
-    /// Whether rings have the packed format.
+    /// Returns whether rings have the packed format.
     pub(crate) fn packed(&self) -> bool {
         self.features.contains(Features::RING_PACKED)
     }
 
-    /// SET_PROTOCOL_FEATURES.
+    /// Carries out SET_PROTOCOL_FEATURES.
     pub(crate) fn set_protocol(
         &mut self,
         device: &dyn Device,
@@ -90,7 +93,7 @@ impl Negotiated {
         Ok(())
     }
 
-    /// A message that needs a protocol feature.
+    /// Refuses a message if its protocol feature was not negotiated.
     pub(crate) fn need(&self, feature: ProtocolFeatures) -> Result<(), Refusal> {
         if self.protocol.contains(feature) { Ok(()) } else { Err(Refusal::NotNegotiated(feature)) }
     }

@@ -1,4 +1,4 @@
-//! The rings of a session: their set-up, and those that run.
+//! The rings of a session: their set-up, and the running tasks.
 
 use crate::error::{Ended, Refusal};
 use crate::inflight::Inflight;
@@ -17,8 +17,8 @@ use std::io;
 use std::sync::Arc;
 use tracing::{debug, error};
 
-/// One ring. The descriptors are kept beside those that the running task has, for it can stop and start again
-/// without their being sent anew.
+/// A ring. The session keeps duplicates of the running task's descriptors, because the ring can stop and
+/// start again without new ones.
 #[derive(Default)]
 pub(crate) struct Ring {
     pub(crate) setup: Setup,
@@ -26,28 +26,28 @@ pub(crate) struct Ring {
     pub(crate) call: Option<Call>,
     pub(crate) err: Option<Call>,
     running: Option<Box<dyn TaskHandle>>,
-    /// Its task carries requests out; otherwise it drains the ring. Only while it runs.
+    /// The running task serves requests. Otherwise it drains the ring. Only valid while the ring runs.
     serves: bool,
     /// Requests were in the ring when it stopped.
     had_work: bool,
 }
 
-/// All rings of a session, and what they need to run.
+/// All rings of a session, and the resources that they need to run.
 pub(crate) struct Rings {
     rings: Vec<Ring>,
     device: Arc<dyn Device>,
     executor: Arc<dyn Executor>,
     statistics: Arc<Statistics>,
-    /// It is told here that pages were marked in the log.
+    /// The descriptor that is signalled when pages were marked in the log.
     logged: Option<Call>,
-    /// What rings behind a vIOMMU need, once there has been one.
+    /// The vIOMMU of the rings, once one was negotiated.
     pub(crate) iommu: Option<Iommu>,
-    /// Where rings write down what they have in flight.
+    /// The buffer in which rings record their requests in flight.
     pub(crate) inflight: Option<Inflight>,
-    /// The device is open: from the first ring that runs until none is started any more.
+    /// The device is open: from the first ring that runs until no ring is started.
     open: bool,
-    /// The front-end behaves as if its driver were about to begin. The first ring to start says whether it is.
-    pub(crate) begins: bool,
+    /// The front-end seems to have a new driver. The first ring to start shows whether this is so.
+    pub(crate) expects_new_driver: bool,
 }
 
 impl Rings {
@@ -66,16 +66,16 @@ impl Rings {
             iommu: None,
             inflight: None,
             open: false,
-            begins: false,
+            expects_new_driver: false,
         }
     }
 
-    /// Ends the requests in flight that wait for a remote server within a bounded time. Rings go on.
+    /// Cancellation the requests in flight that wait for a remote server within a bounded time. Rings go on.
     pub(crate) fn limit_remote_waits(&self) {
         self.device.limit_remote_waits();
     }
 
-    /// The ring that a message names, checked.
+    /// Checks the ring index of a message.
     pub(crate) fn index(&self, index: u32) -> Result<u16, Refusal> {
         match u16::try_from(index) {
             Ok(checked) if usize::from(checked) < self.rings.len() => Ok(checked),
@@ -87,12 +87,12 @@ impl Rings {
         }
     }
 
-    /// The ring with this checked index.
+    /// Returns the ring with this checked index.
     pub(crate) fn get(&mut self, index: u16) -> &mut Ring {
         &mut self.rings[usize::from(index)]
     }
 
-    /// Sets what holds for all rings at once.
+    /// Changes the set-up of all rings.
     pub(crate) fn each_setup(&mut self, mut set: impl FnMut(&mut Setup)) {
         self.rings.iter_mut().for_each(|ring| set(&mut ring.setup));
     }
@@ -101,17 +101,17 @@ impl Rings {
         self.rings[usize::from(index)].running.is_some()
     }
 
-    /// Those that run.
+    /// Returns the handles of running tasks.
     fn running(&self) -> impl Iterator<Item = &dyn TaskHandle> {
         self.rings.iter().filter_map(|ring| ring.running.as_deref())
     }
 
-    /// Whether any ring runs.
+    /// Returns whether any ring runs.
     pub(crate) fn any_running(&self) -> bool {
         self.running().next().is_some()
     }
 
-    /// SET_LOG_FD: each ring tells there that it has marked pages which were not marked.
+    /// Carries out SET_LOG_FD: each ring signals this descriptor when it marks pages that were not marked.
     pub(crate) fn set_logged(&mut self, logged: Call) -> Result<(), Refusal> {
         let answers: Vec<_> = self
             .running()
@@ -122,15 +122,20 @@ impl Rings {
         Ok(answers.iter().try_for_each(|from| wait::answer(from, "a change of all rings", None))?)
     }
 
-    /// Whether a ring was set up, and no ring has moved on from where rings begin or has had a request in it. For rings that
-    /// have stopped.
-    pub(crate) fn none_moved(&self, packed: bool) -> bool {
+    /// Returns whether rings were set up and none has moved past its initial index or has had a request in
+    /// it. For stopped rings.
+    pub(crate) fn all_untouched(&self, packed: bool) -> bool {
         let mut set_up = self.rings.iter().filter(|ring| ring.setup.addresses.is_some()).peekable();
-        set_up.peek().is_some() && !set_up.any(|ring| ring.had_work || ring.setup.goes_on(packed))
+        set_up.peek().is_some() && !set_up.any(|ring| ring.had_work || ring.setup.is_resumed(packed))
     }
 
-    /// Makes the ring run or stop as its set-up says.
-    pub(crate) fn settle(&mut self, index: u16, view: &Arc<View>, features: Features) -> Result<(), Refusal> {
+    /// Starts, stops, enables or drains a ring, as its set-up says.
+    pub(crate) fn start_or_stop(
+        &mut self,
+        index: u16,
+        view: &Arc<View>,
+        features: Features,
+    ) -> Result<(), Refusal> {
         let wanted = self.rings[usize::from(index)].setup.runs(self.device.disabled(index));
         match (wanted, self.is_running(index)) {
             (Some((size, addresses)), false) => self.start(index, size, addresses, view, features),
@@ -140,7 +145,7 @@ impl Rings {
         }
     }
 
-    /// Has a ring that runs carry requests out or drain, as its set-up says. Returns when that is in force.
+    /// Makes a running ring serve requests or drain, as its set-up says. Returns when that is in force.
     fn enable(&mut self, index: u16) -> Result<(), Ended> {
         let ring = self.get(index);
         let enabled = ring.setup.enabled;
@@ -171,7 +176,9 @@ impl Rings {
             self.inflight.as_ref().map(|inflight| inflight.records(index, &options)).transpose()?;
         if !self.open {
             let packed = options.is_packed();
-            if std::mem::take(&mut self.begins) && self.rings.iter().any(|ring| ring.setup.goes_on(packed)) {
+            if std::mem::take(&mut self.expects_new_driver)
+                && self.rings.iter().any(|ring| ring.setup.is_resumed(packed))
+            {
                 self.device.restore_unknown();
             }
             self.device.open().map_err(|source| Refusal::Start { index, source })?;
@@ -205,7 +212,7 @@ impl Rings {
             task.set_enabled(ring.serves);
         }
         let handle = self.executor.spawn(task).map_err(|error| {
-            error!(ring = index, %error, "no worker takes a ring");
+            error!(ring = index, %error, "no worker accepts a ring");
             Ended::Worker
         })?;
         ring.running = Some(handle);
@@ -215,53 +222,54 @@ impl Rings {
         Ok(())
     }
 
-    /// Stops a ring, if it runs: nothing of it is in flight afterwards, and its set-up says where it stopped.
+    /// Stops a ring, if it runs. Afterwards nothing of it is in flight, and its set-up has the index at which
+    /// it stopped.
     pub(crate) fn stop(&mut self, index: u16) -> Result<(), Ended> {
         let ring = self.get(index);
         if let Some(running) = ring.running.take() {
             let stopped = wait::answer(&running.stop(), "a ring to drain", Some(index))?;
             debug!(ring = index, next_avail = stopped.next_avail, held = stopped.held.len(), "ring stopped");
-            self.came_to_rest(index, stopped);
+            self.record_stop(index, stopped);
         }
         Ok(())
     }
 
-    /// Stops all rings that run; all at once, so that the slowest drain is the only wait.
+    /// Stops all running rings at once, so that the session only waits for the slowest.
     pub(crate) fn stop_all(&mut self) -> Result<(), Ended> {
         let stopping: Vec<_> = (0u16..)
             .zip(&mut self.rings)
             .filter_map(|(index, ring)| ring.running.take().map(|running| (index, running.stop(), running)))
             .collect();
-        // A worker that has ended is no reason not to wait for the others: their requests may still be writing.
+        // Even if one worker has ended, wait for the others: their requests may still write to memory.
         let mut ended = Ok(());
         for (index, stopped, _running) in stopping {
             match wait::answer(&stopped, "a ring to drain", Some(index)) {
-                Ok(stopped) => self.came_to_rest(index, stopped),
+                Ok(stopped) => self.record_stop(index, stopped),
                 Err(error) => ended = Err(error),
             }
         }
         ended
     }
 
-    /// Where all rings stand that anything was said of.
+    /// Returns the state of the device and of all rings that were set up.
     ///
     /// # Errors
-    /// One of them runs.
+    /// A ring runs.
     pub(crate) fn save(&self, packed: bool) -> Result<State, Refusal> {
         self.all_stopped()?;
         let rings = (0u16..).zip(&self.rings).filter_map(|(index, ring)| ring.setup.save(index));
         Ok(State { packed, device: self.device.save(), rings: rings.collect() })
     }
 
-    /// Has the device and its rings go on from where they stood elsewhere. A ring that has been told its size hears about a
-    /// contradiction when it starts.
+    /// Loads the state of a device and its rings. If the size of a ring contradicts the state, its start
+    /// fails.
     ///
     /// # Errors
-    /// The device cannot have been in such a state. Nothing has changed then.
+    /// The state is not valid for this device, which is unchanged then.
     pub(crate) fn load(&mut self, state: State) -> Result<(), InvalidState> {
         self.device.load(&state.device)?;
-        // Its driver's choices are known.
-        self.begins = false;
+        // The choices of its driver are known.
+        self.expects_new_driver = false;
         for ring in state.rings {
             let RingState { index, .. } = ring;
             self.get(index).setup.load(ring, state.packed);
@@ -278,7 +286,7 @@ impl Rings {
         }
     }
 
-    /// Closes the device if no ring is started any more.
+    /// Closes the device if no ring is started.
     pub(crate) fn close_if_unused(&mut self) {
         if self.open && !self.rings.iter().any(|ring| ring.setup.started || ring.running.is_some()) {
             self.device.close();
@@ -286,8 +294,8 @@ impl Rings {
         }
     }
 
-    /// Forgets how rings that have been stopped were set up. Where calls and errors go is no part of that: a front-end says
-    /// it once for each ring, also before it resets the device.
+    /// Resets the set-up of stopped rings. Keeps the descriptors of calls and errors, because a front-end
+    /// sends them once for each ring, and possibly before it resets the device.
     pub(crate) fn reset(&mut self, enabled: bool) {
         for ring in &mut self.rings {
             ring.setup = Setup { enabled, ..Setup::default() };
@@ -304,8 +312,8 @@ impl Rings {
         }
     }
 
-    /// A ring has stopped: it goes on from there, and waits for no translation.
-    fn came_to_rest(&mut self, index: u16, stopped: Stopped) {
+    /// Records where a ring has stopped. It waits for no translation any more.
+    fn record_stop(&mut self, index: u16, stopped: Stopped) {
         let ring = self.get(index);
         ring.had_work |= stopped.has_work;
         ring.setup.resume(stopped);
@@ -314,21 +322,21 @@ impl Rings {
         }
     }
 
-    /// Applies an update to a ring, if it runs, sooner or later.
-    pub(crate) fn tell(&self, index: u16, update: Update) {
+    /// Sends an update to a ring, if it runs, without waiting.
+    pub(crate) fn send_update(&self, index: u16, update: Update) {
         if let Some(running) = self.rings.get(usize::from(index)).and_then(|ring| ring.running.as_ref()) {
             drop(running.update(update));
         }
     }
 
-    /// Applies an update to all rings that run, sooner or later.
-    pub(crate) fn tell_all(&self, update: impl Fn() -> Update) {
+    /// Sends an update to all running rings, without waiting.
+    pub(crate) fn send_update_to_all(&self, update: impl Fn() -> Update) {
         for running in self.running() {
             drop(running.update(update()));
         }
     }
 
-    /// Applies an update to all rings that run.
+    /// Applies an update to all running rings, and waits until it is in force.
     pub(crate) fn update_all(&mut self, update: impl Fn() -> Update) -> Result<(), Ended> {
         let answers: Vec<_> = self.running().map(|running| running.update(update())).collect();
         answers.iter().try_for_each(|from| wait::answer(from, "a change of all rings", None))
@@ -344,7 +352,7 @@ impl Drop for Rings {
     }
 }
 
-/// The shape of a ring of this size.
+/// Returns the options of a ring of this size.
 pub(crate) fn options(size: u16, features: Features) -> Result<Options, Refusal> {
     let has = |feature| features.contains(feature);
     let (event_idx, indirect) = (has(Features::EVENT_IDX), has(Features::INDIRECT_DESC));
@@ -355,8 +363,8 @@ pub(crate) fn options(size: u16, features: Features) -> Result<Options, Refusal>
     Ok(options?.with_in_order(has(Features::IN_ORDER)))
 }
 
-/// Whether the areas are in guest memory. Behind a vIOMMU that is not known yet, only whether they are aligned: whole pages are
-/// translated.
+/// Checks whether the areas are in guest memory. Behind a vIOMMU, this is not known yet. There it only checks
+/// the alignment, because whole pages are translated.
 pub(crate) fn check_areas(
     index: u16,
     view: &Arc<View>,

@@ -1,9 +1,9 @@
-//! One front-end after another.
+//! The server of a device, for one front-end after another.
 
 use crate::Ended;
-use crate::others::Others;
 use crate::session::Session;
 use crate::statistics::Statistics;
+use crate::waiting_frontends::WaitingFrontends;
 use kickless_device::{Device, Executor};
 use kickless_memory::Mapper;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,7 +14,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::{info, warn};
 
-/// Serves one device. A front-end that comes while another is being served waits: it never shares the device.
+/// A server of one device. A front-end that connects while another is served waits, so two never share the
+/// device.
 pub struct Server {
     device: Arc<dyn Device>,
     executor: Arc<dyn Executor>,
@@ -23,7 +24,7 @@ pub struct Server {
     presence: Mutex<Presence>,
 }
 
-/// Whether a front-end is connected. Decides who comes first: a front-end that connects, or [`Server::close_if_free`].
+/// The presence of a front-end. It decides between a front-end that connects and [`Server::close_if_free`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presence {
     Free,
@@ -32,20 +33,20 @@ enum Presence {
 }
 
 impl Server {
-    /// A server of this device, whose queues run in this executor.
+    /// Makes a server of this device, whose queues run in this executor.
     pub fn new(device: Arc<dyn Device>, executor: Arc<dyn Executor>) -> Self {
         let statistics = Arc::new(Statistics::new(device.clone()));
         let presence = Mutex::new(Presence::Free);
         Self { device, executor, statistics, mapper: Mapper::default(), presence }
     }
 
-    /// The same, and what front-ends share is mapped by `mapper`, which may refuse it. Otherwise it maps everything.
+    /// Maps the memory that front-ends share with `mapper`, which may refuse it. The default maps everything.
     #[must_use]
     pub fn with_mapper(self, mapper: Mapper) -> Self {
         Self { mapper, ..self }
     }
 
-    /// What the queues have counted so far.
+    /// Returns the counters of the queues.
     pub fn statistics(&self) -> &Arc<Statistics> {
         &self.statistics
     }
@@ -55,8 +56,8 @@ impl Server {
         *self.presence() == Presence::Connected
     }
 
-    /// Lets no front-end connect any more, unless one is connected; returns whether none is. The caller then stops
-    /// [`Server::serve`].
+    /// Refuses all later front-ends, unless one is connected now. Returns whether none is. The caller then
+    /// stops [`Server::serve`].
     pub fn close_if_free(&self) -> bool {
         let mut presence = self.presence();
         if *presence == Presence::Free {
@@ -91,7 +92,7 @@ impl Server {
     /// Serves one connection until its front-end leaves. No queue runs afterwards.
     ///
     /// # Errors
-    /// Why it ended otherwise.
+    /// The reason for any other end.
     pub fn serve_connection(&self, connection: UnixStream, stop: BorrowedFd<'_>) -> Result<(), Ended> {
         self.session(connection, stop, None)
     }
@@ -111,15 +112,22 @@ impl Server {
         info!("front-end connected");
         let (device, executor, statistics) =
             (self.device.clone(), self.executor.clone(), self.statistics.clone());
-        let others = Others::new(listener);
-        let ended =
-            Session::new(connection, (stop, others), device, executor, statistics, self.mapper.clone()).run();
+        let waiting_frontends = WaitingFrontends::new(listener);
+        let ended = Session::new(
+            connection,
+            (stop, waiting_frontends),
+            device,
+            executor,
+            statistics,
+            self.mapper.clone(),
+        )
+        .run();
         *self.presence() = Presence::Free;
         ended
     }
 }
 
-/// The next connection; `None`: `stop` is readable.
+/// Returns the next connection. `None` if `stop` is readable.
 fn accept(listener: &UnixListener, stop: BorrowedFd<'_>) -> io::Result<Option<UnixStream>> {
     loop {
         let listener_fd = listener.as_fd();
@@ -135,21 +143,21 @@ fn accept(listener: &UnixListener, stop: BorrowedFd<'_>) -> io::Result<Option<Un
         if !fds[1].revents().is_empty() {
             return Ok(None);
         }
-        // Another process that has the socket has shut it down: it would be readable for ever, and nobody comes.
+        // Another process has shut the socket down. It would be readable for ever, without a connection.
         if fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
-            return Err(io::Error::other("the socket does not listen any more"));
+            return Err(io::Error::other("the socket no longer listens"));
         }
         match listener.accept() {
             Ok((connection, _)) => return Ok(Some(connection)),
-            // It came and went before we looked.
+            // The front-end has connected and left already.
             Err(e)
                 if matches!(
                     e.kind(),
                     io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
                 ) => {}
-            // The host is short of something; whoever wants to connect is still there in a moment.
+            // The host lacks a resource. The front-end still waits a moment later.
             Err(error) if is_shortage(&error) => {
-                warn!(%error, "no connection can be accepted just now");
+                warn!(%error, "no connection can be accepted at present");
                 let moment = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
                 let _ = poll(&mut [PollFd::from_borrowed_fd(stop, PollFlags::IN)], Some(&moment));
             }

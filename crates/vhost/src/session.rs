@@ -1,4 +1,4 @@
-//! One connection.
+//! A session: one connection to a front-end.
 
 use crate::channel::Channel;
 use crate::error::{Ended, HOW_TO_SHARE, Refusal};
@@ -6,13 +6,13 @@ use crate::inflight::Inflight;
 use crate::iotlb::Translations;
 use crate::memory::Memory;
 use crate::negotiation::{self, Negotiated};
-use crate::others::Others;
 use crate::rings::{self, Rings};
 use crate::setup::{self, Setup};
 use crate::state::Bounds;
 use crate::statistics::Statistics;
 use crate::transfer::Transfers;
-use crate::wait::Ends;
+use crate::wait::Cancellation;
+use crate::waiting_frontends::WaitingFrontends;
 use kickless_device::{Call, Device, DeviceMessage, Executor, Kick, Update};
 use kickless_memory::{Gpa, Mapper, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
@@ -28,34 +28,34 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing::{debug, warn};
 
-/// A connection to a front-end, and all that it has told us.
+/// A connection to a front-end, and all settings that it has made.
 pub(crate) struct Session<'a> {
     backend: Backend,
     stop: BorrowedFd<'a>,
-    others: Others<'a>,
+    waiting_frontends: WaitingFrontends<'a>,
     device: Arc<dyn Device>,
     statistics: Arc<Statistics>,
     negotiated: Negotiated,
-    /// How descriptors that the front-end shares are mapped.
+    /// Maps the descriptors that the front-end shares.
     mapper: Mapper,
     memory: Memory,
     rings: Rings,
     transfers: Transfers,
-    /// The front-end hears there of misses, and of a configuration space that has changed.
+    /// Tells the front-end of misses, and of changes to the configuration space.
     channel: Channel,
-    /// Once a vIOMMU has been negotiated.
+    /// `Some` once a vIOMMU has been negotiated.
     translations: Option<Translations>,
-    /// The session has found out which driver this is: a new one, whose front-end reads the configuration space before it
-    /// starts a ring, or one that ran before the front-end connected.
+    /// The session knows the driver. Either it is new, and its front-end reads the configuration space before
+    /// it starts a ring, or it ran before the front-end connected.
     driver_known: bool,
-    /// Kicks and requests that the device had had before.
+    /// The device's kicks and requests before this session.
     totals_before: (u64, u64),
 }
 
 impl<'a> Session<'a> {
     pub(crate) fn new(
         connection: UnixStream,
-        (stop, others): (BorrowedFd<'a>, Others<'a>),
+        (stop, waiting_frontends): (BorrowedFd<'a>, WaitingFrontends<'a>),
         device: Arc<dyn Device>,
         executor: Arc<dyn Executor>,
         statistics: Arc<Statistics>,
@@ -64,7 +64,7 @@ impl<'a> Session<'a> {
         Self {
             backend: Backend::new(connection),
             stop,
-            others,
+            waiting_frontends,
             rings: Rings::new(device.clone(), executor, statistics.clone()),
             device,
             totals_before: statistics.totals(),
@@ -79,7 +79,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Serves until the front-end leaves. Whatever the reason, no ring runs afterwards.
+    /// Serves until the front-end leaves. No ring runs afterwards, whatever the reason.
     pub(crate) fn run(mut self) -> Result<(), Ended> {
         self.device.connected();
         let ended = match self.serve() {
@@ -87,7 +87,7 @@ impl<'a> Session<'a> {
             ended => ended,
         };
         let stopped = self.rings.stop_all();
-        self.hint_at_private_memory();
+        self.warn_of_private_memory();
         self.rings.reset(false);
         if let Some(translations) = &self.translations {
             translations.log();
@@ -95,12 +95,13 @@ impl<'a> Session<'a> {
         ended.and(stopped)
     }
 
-    /// Some front-ends send the file of memory that they have mapped privately (QEMU: `share=off`): what the guest writes is not in
-    /// the file. The rings stay empty then, whatever the driver does, and only its kicks arrive.
-    fn hint_at_private_memory(&self) {
+    /// Warns if the front-end has probably shared memory that it has mapped privately (QEMU: `share=off`).
+    /// The guest's writes are not in the file then. The rings stay empty whatever the driver does, and only
+    /// its kicks arrive.
+    fn warn_of_private_memory(&self) {
         let ((kicks, requests), before) = (self.statistics.totals(), self.totals_before);
         let only_kicked = kicks > before.0 && requests == before.1;
-        if only_kicked && self.rings.none_moved(self.negotiated.packed()) {
+        if only_kicked && self.rings.all_untouched(self.negotiated.packed()) {
             let name = self.device.words().name;
             warn!(
                 "the guest kicked and no request was in its rings; if it waits for its {name}, {HOW_TO_SHARE}"
@@ -117,7 +118,7 @@ impl<'a> Session<'a> {
                 &*self.device,
                 self.translations.as_mut(),
                 &self.rings,
-                &mut self.others,
+                &mut self.waiting_frontends,
             );
             served.map_err(Ended::Host)?;
             match self.backend.recv(&Wait::until(self.stop)) {
@@ -139,9 +140,9 @@ impl<'a> Session<'a> {
         let name = Message::name(received.message.code());
         debug!(message = ?received.message, "from the front-end");
         match self.carry_out(received.message) {
-            Ok(Some(reply)) => self.backend.reply(&header, &reply, &patience())?,
+            Ok(Some(reply)) => self.backend.reply(&header, &reply, &reply_timeout())?,
             Ok(None) if expects == Expects::Ack && self.acknowledges() => {
-                self.backend.ack(&header, true, &patience())?;
+                self.backend.ack(&header, true, &reply_timeout())?;
             }
             Ok(None) => {}
             Err(Refusal::Ended(ended)) => return Err(ended),
@@ -157,7 +158,7 @@ impl<'a> Session<'a> {
         self.negotiated.protocol.contains(ProtocolFeatures::REPLY_ACK)
     }
 
-    /// Says no, or ends the session where the message has no way to hear that.
+    /// Refuses a message, or ends the session if the message has no reply.
     fn refuse(
         &mut self,
         header: &Header,
@@ -167,7 +168,7 @@ impl<'a> Session<'a> {
         let code = Message::code_from(header.request);
         let has_reply = !matches!(Message::refusal(code, false), kickless_vhost_user::Refusal::NotExpected);
         let hears = has_reply || (header.needs_reply() && self.acknowledges());
-        if hears && self.backend.refuse(header, &patience())? == Refused::GoOn {
+        if hears && self.backend.refuse(header, &reply_timeout())? == Refused::GoOn {
             warn!(message = name, error = %why, "message refused");
             return Ok(());
         }
@@ -177,7 +178,7 @@ impl<'a> Session<'a> {
     fn carry_out(&mut self, message: Message) -> Result<Option<Reply>, Refusal> {
         let done = |()| Ok(None);
         let number = |value: u64| Ok(Some(Reply::U64(value)));
-        let ends = Ends { stop: self.stop, connection: self.backend.as_fd() };
+        let cancellation = Cancellation { stop: self.stop, connection: self.backend.as_fd() };
         match message {
             Message::GetFeatures => number(self.negotiated.offered(&*self.device).bits()),
             Message::SetFeatures(features) => self.set_features(features).and_then(done),
@@ -187,24 +188,26 @@ impl<'a> Session<'a> {
             }
             Message::GetQueueNum => number(self.device.queues_max().into()),
             Message::NetSetMtu(mtu) => {
-                self.tell_device(ProtocolFeatures::MTU, DeviceMessage::SetMtu(mtu)).and_then(done)
+                self.pass_to_device(ProtocolFeatures::MTU, DeviceMessage::SetMtu(mtu)).and_then(done)
             }
             Message::SendRarp(mac) => {
-                self.tell_device(ProtocolFeatures::RARP, DeviceMessage::SendRarp(mac)).and_then(done)
+                self.pass_to_device(ProtocolFeatures::RARP, DeviceMessage::SendRarp(mac)).and_then(done)
             }
-            // Nobody else can be the owner of a connection, and giving it up is its end.
+            // A connection has only one possible owner, and closing it gives it up.
             Message::SetOwner | Message::ResetOwner => Ok(None),
             Message::ResetDevice => self.reset().and_then(done),
 
-            Message::SetMemTable(regions) => self.memory.set(&regions, &mut self.rings, ends).and_then(done),
+            Message::SetMemTable(regions) => {
+                self.memory.set(&regions, &mut self.rings, cancellation).and_then(done)
+            }
             Message::GetMaxMemSlots => number(SLOTS_MAX as u64),
             Message::AddMemReg(region, file) => {
                 self.negotiated.need(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
-                self.memory.add(&region, &file, &mut self.rings, ends).and_then(done)
+                self.memory.add(&region, &file, &mut self.rings, cancellation).and_then(done)
             }
             Message::RemMemReg(region) => {
                 self.negotiated.need(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
-                self.memory.remove(&region, &mut self.rings, ends).and_then(done)
+                self.memory.remove(&region, &mut self.rings, cancellation).and_then(done)
             }
 
             Message::SetBackendReqFd(socket) => {
@@ -213,7 +216,7 @@ impl<'a> Session<'a> {
             }
             Message::IotlbMsg(message) => {
                 let translations = self.translations.as_mut().ok_or(Refusal::NoIommu)?;
-                translations.message(&message, self.memory.view().map(), &mut self.rings, ends)?;
+                translations.message(&message, self.memory.view().map(), &mut self.rings, cancellation)?;
                 number(0)
             }
 
@@ -225,7 +228,7 @@ impl<'a> Session<'a> {
             Message::GetConfig(config) => {
                 if !std::mem::replace(&mut self.driver_known, true) {
                     self.device.reset();
-                    self.rings.begins = true;
+                    self.rings.expects_new_driver = true;
                 }
                 let mut data = vec![0; config.data.len()];
                 self.device.read_config(config.offset as usize, &mut data);
@@ -272,7 +275,7 @@ impl<'a> Session<'a> {
     }
 
     /// Passes a message to the device, if the device offers the protocol feature and it was negotiated.
-    fn tell_device(&self, feature: ProtocolFeatures, message: DeviceMessage) -> Result<(), Refusal> {
+    fn pass_to_device(&self, feature: ProtocolFeatures, message: DeviceMessage) -> Result<(), Refusal> {
         if !self.device.protocol_features().contains(feature) {
             return Err(Refusal::NotOffered);
         }
@@ -280,11 +283,11 @@ impl<'a> Session<'a> {
         Ok(self.device.message(message)?)
     }
 
-    fn settle(&mut self, index: u16) -> Result<(), Refusal> {
-        self.rings.settle(index, self.memory.view(), self.negotiated.features)
+    fn start_or_stop(&mut self, index: u16) -> Result<(), Refusal> {
+        self.rings.start_or_stop(index, self.memory.view(), self.negotiated.features)
     }
 
-    /// Rings that run keep what they were started with, but for logging.
+    /// Sets the features. Rings that run keep those that they were started with, except logging.
     fn set_features(&mut self, features: Features) -> Result<(), Refusal> {
         self.negotiated.set_features(&*self.device, features)?;
         if self.negotiated.iommu() && self.translations.is_none() {
@@ -296,12 +299,12 @@ impl<'a> Session<'a> {
         self.memory.set_logging(features.contains(Features::LOG_ALL), &mut self.rings)?;
         if self.negotiated.always_enabled() {
             self.rings.each_setup(|setup| setup.enabled = true);
-            (0..self.device.queues_max()).try_for_each(|index| self.settle(index))?;
+            (0..self.device.queues_max()).try_for_each(|index| self.start_or_stop(index))?;
         }
         Ok(())
     }
 
-    /// Where no ring runs, the front-end tells of no invalidation.
+    /// Drops all translations if no ring runs, because the front-end reports no invalidations then.
     fn flush_if_stopped(&mut self) {
         if let Some(translations) = &mut self.translations
             && !self.rings.any_running()
@@ -323,7 +326,7 @@ impl<'a> Session<'a> {
         self.negotiated.need(ProtocolFeatures::RESET_DEVICE)?;
         self.rings.stop_all()?;
         self.flush_if_stopped();
-        // Nothing is in flight in rings that begin anew, wherever those before them stood.
+        // Nothing is in flight in rings that start anew, wherever they stood before.
         self.rings.inflight = None;
         self.rings.reset(self.negotiated.always_enabled());
         self.device.reset_driver();
@@ -339,7 +342,7 @@ impl<'a> Session<'a> {
         };
         rings::options(size, self.negotiated.features)?;
         self.while_stopped(index)?.setup.size = Some(size);
-        self.settle(index)
+        self.start_or_stop(index)
     }
 
     fn set_vring_base(&mut self, state: VringState) -> Result<(), Refusal> {
@@ -385,7 +388,8 @@ impl<'a> Session<'a> {
         };
         let areas = setup::areas(addresses, self.negotiated.features);
         let view = self.memory.view();
-        // The specification puts these three in no order; what is not known yet is checked when the ring starts.
+        // The specification sets no order for these three messages. Values that are unknown now are checked
+        // when the ring starts.
         if let Some(size) = self.rings.get(index).setup.size
             && !view.map().slots().is_empty()
         {
@@ -394,7 +398,7 @@ impl<'a> Session<'a> {
         }
         self.rings.get(index).setup.addresses = Some(addresses);
         self.rings.update(index, Update::Addresses(areas))?;
-        self.settle(index)
+        self.start_or_stop(index)
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<Reply, Refusal> {
@@ -402,7 +406,7 @@ impl<'a> Session<'a> {
         self.stop_ring(checked)?;
         let packed = self.negotiated.packed();
         let num = self.rings.get(checked).setup.base(packed);
-        // Before the answer: once a virtual machine has stopped, another process may be given the disk.
+        // Before the answer: once a virtual machine has stopped, another process may get the disk.
         self.rings.close_if_unused();
         Ok(Reply::VringBase(VringState { index, num }))
     }
@@ -416,19 +420,19 @@ impl<'a> Session<'a> {
         ring.kick = Some(kick);
         ring.setup.started = true;
         self.rings.update(index, Update::Kick(Some(theirs)))?;
-        self.settle(index)
+        self.start_or_stop(index)
     }
 
     fn set_vring_call(&mut self, call: VringFd) -> Result<(), Refusal> {
         let index = self.rings.index(call.index.into())?;
-        let (ours, theirs) = two_of(call)?;
+        let (ours, theirs) = duplicate(call)?;
         self.rings.get(index).call = ours;
         Ok(self.rings.update(index, Update::Call(theirs))?)
     }
 
     fn set_vring_err(&mut self, err: VringFd) -> Result<(), Refusal> {
         let index = self.rings.index(err.index.into())?;
-        let (ours, theirs) = two_of(err)?;
+        let (ours, theirs) = duplicate(err)?;
         self.rings.get(index).err = ours;
         Ok(self.rings.update(index, Update::Err(theirs))?)
     }
@@ -436,7 +440,7 @@ impl<'a> Session<'a> {
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<(), Refusal> {
         let index = self.rings.index(index)?;
         self.rings.get(index).setup.enabled = enable;
-        self.settle(index)
+        self.start_or_stop(index)
     }
 
     fn vring_kick(&mut self, index: u32) -> Result<(), Refusal> {
@@ -450,13 +454,13 @@ impl<'a> Session<'a> {
     }
 }
 
-/// How long a front-end may take to read an answer. Being asked to stop does not keep one from being sent.
-fn patience() -> Wait<'static> {
+/// Returns the time in which a front-end must read an answer. A request to stop does not shorten it.
+fn reply_timeout() -> Wait<'static> {
     Wait::FOREVER.at_most(Duration::from_secs(5))
 }
 
-/// A descriptor for the session and one for the worker; none, if none was sent.
-fn two_of(sent: VringFd) -> Result<(Option<Call>, Option<Call>), Refusal> {
+/// Duplicates a descriptor, for the session and for the worker. Both are `None` if none was sent.
+fn duplicate(sent: VringFd) -> Result<(Option<Call>, Option<Call>), Refusal> {
     let Some(fd) = sent.fd else { return Ok((None, None)) };
     let ours = Call::new(fd).map_err(Refusal::Descriptor)?;
     let theirs = ours.try_clone().map_err(Refusal::Descriptor)?;

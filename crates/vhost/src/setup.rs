@@ -1,4 +1,4 @@
-//! What the front-end has said of a ring. Pure.
+//! The set-up of a ring by the front-end. Pure.
 
 use crate::state::RingState;
 use kickless_device::{Areas, Disabled, IovaAddresses, Stopped};
@@ -8,7 +8,7 @@ use kickless_spec::ring::EVENT_WRAP;
 use kickless_virtqueue::device::{Addresses, Held};
 use std::fmt;
 
-/// What a ring has to be like for a state to be of it.
+/// The size and format of a ring, which must match a loaded state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) size: u16,
@@ -24,28 +24,31 @@ impl fmt::Display for Shape {
 /// The set-up of one ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Setup {
-    /// Entries, once SET_VRING_NUM has come.
+    /// The number of entries, once SET_VRING_NUM has come.
     pub(crate) size: Option<u16>,
-    /// Where its areas lie, once SET_VRING_ADDR has come. What the numbers mean depends on the features: see [`areas`].
+    /// The addresses of its areas, once SET_VRING_ADDR has come. Their meaning depends on the features: see
+    /// [`areas`].
     pub(crate) addresses: Option<Addresses>,
-    /// The first available entry to take: what SET_VRING_BASE said, or where it stopped. In a packed ring bit 15 is the wrap
-    /// counter. `None`: nothing was said yet, and it begins where rings begin.
+    /// The first available entry to take, from SET_VRING_BASE or from the last stop. In a packed ring, bit 15
+    /// is the wrap counter. `None`: not set, so the ring starts at its initial index.
     pub(crate) next_avail: Option<u16>,
-    /// Where it stopped last: in this session, or elsewhere as a loaded state says. SET_VRING_BASE does not change this.
+    /// The index at which the ring stopped last, in this session or in a loaded state. SET_VRING_BASE does not
+    /// change it.
     pub(crate) stopped_at: Option<u16>,
-    /// Completions that it still owes its driver from when it ran last.
+    /// Completions of the last run that the driver was not shown yet.
     pub(crate) held: Vec<Held>,
-    /// These two come from a state that was loaded, of a ring of this shape. Until it has run, SET_VRING_BASE changes nothing:
-    /// a front-end that sends states need not know where popping goes on, and may say how far the driver is instead.
+    /// The shape of the ring in a loaded state, from which `next_avail` and `held` come. Until the ring has
+    /// run, SET_VRING_BASE is ignored: a front-end that transfers states need not know where popping
+    /// continues, and may send the driver's index instead.
     pub(crate) loaded: Option<Shape>,
-    /// A kick descriptor has come and GET_VRING_BASE has not: *started* in the words of the specification.
+    /// A kick descriptor has come, and GET_VRING_BASE has not: *started* in the words of the specification.
     pub(crate) started: bool,
-    /// SET_VRING_ENABLE, or no protocol features, with which rings are enabled from the beginning.
+    /// Set by SET_VRING_ENABLE. Without protocol features, rings are enabled from the start.
     pub(crate) enabled: bool,
 }
 
-/// Where SET_VRING_ADDR says that areas are. Behind a vIOMMU its numbers, that of the log among them, are addresses as the
-/// device sees them.
+/// Returns the areas of SET_VRING_ADDR. Behind a vIOMMU, its numbers, that of the log among them, are
+/// addresses as the device sees them.
 pub(crate) fn areas(said: Addresses, features: Features) -> Areas {
     if !features.contains(Features::ACCESS_PLATFORM) {
         return Areas::User(said);
@@ -56,56 +59,56 @@ pub(crate) fn areas(said: Addresses, features: Features) -> Areas {
 }
 
 impl Setup {
-    /// Goes on from where it stopped.
+    /// Continues where the ring stopped.
     pub(crate) fn resume(&mut self, Stopped { next_avail, held, .. }: Stopped) {
         (self.next_avail, self.stopped_at) = (Some(next_avail), Some(next_avail));
         self.held = held;
     }
 
-    /// Goes on from where it stopped elsewhere.
+    /// Continues where the ring stopped in another process.
     pub(crate) fn load(&mut self, ring: RingState, packed: bool) {
         self.loaded = Some(Shape { size: ring.size, packed });
         self.resume(Stopped { next_avail: ring.next_avail, has_work: false, held: ring.held });
     }
 
-    /// Where it stands; `None`: nothing was said of it yet.
+    /// Returns the state of the ring. `None` if it was not set up.
     pub(crate) fn save(&self, index: u16) -> Option<RingState> {
         let size = self.loaded.map(|loaded| loaded.size).or(self.size)?;
         Some(RingState { index, size, next_avail: self.next_avail?, held: self.held.clone() })
     }
 
-    /// The first available entry to take. A packed ring begins at index 0 in a round with the wrap counter set.
+    /// Returns the first available entry to take. A packed ring starts at index 0 with the wrap counter set.
     pub(crate) fn next_avail(&self, packed: bool) -> u16 {
         self.next_avail.unwrap_or(if packed { EVENT_WRAP } else { 0 })
     }
 
-    /// Whether only SET_VRING_BASE says where it goes on: the ring did not stop there.
+    /// Returns whether the index comes from SET_VRING_BASE alone: the ring did not stop there.
     pub(crate) fn is_unconfirmed(&self) -> bool {
         self.next_avail.is_some() && self.next_avail != self.stopped_at
     }
 
-    /// Whether it goes on from where a driver had come to.
-    pub(crate) fn goes_on(&self, packed: bool) -> bool {
+    /// Returns whether the ring continues at an index that a driver has reached.
+    pub(crate) fn is_resumed(&self, packed: bool) -> bool {
         self.next_avail(packed) != Self::default().next_avail(packed)
     }
 
-    /// What GET_VRING_BASE answers. QEMU wants of a packed ring also, in the upper half, how far it is used; when a ring has
-    /// stopped that is as far as it is taken.
+    /// Returns the answer to GET_VRING_BASE. For a packed ring, QEMU expects the used index in the upper
+    /// half. In a stopped ring it equals the available one.
     pub(crate) fn base(&self, packed: bool) -> u32 {
         let next = u32::from(self.next_avail(packed));
         if packed { next << 16 | next } else { next }
     }
 
-    /// The index in what SET_VRING_BASE says; `None` for what cannot be resumed. The upper half of a packed ring's is as
-    /// in [`Setup::base`], or, where the front-end does not say how far it is used, zero. Chains that were taken and not used
-    /// are not known here, so it has to be the same index.
+    /// Returns the index in the number of SET_VRING_BASE. `None` if the ring cannot continue there. For a
+    /// packed ring, the upper half is as in [`Setup::base`], or zero if the front-end does not know the used
+    /// index. Another index would mean chains that were taken and not used, which are unknown here.
     pub(crate) fn index_of_base(base: u32, packed: bool) -> Option<u16> {
         let (low, high) = (base as u16, (base >> 16) as u16);
         (high == 0 || (packed && high == low)).then_some(low)
     }
 
-    /// SET_VRING_BASE. Another index than where it stopped begins another life of the ring, whose driver is owed
-    /// nothing.
+    /// Carries out SET_VRING_BASE. An index other than that of the last stop starts the ring anew, without
+    /// old completions.
     pub(crate) fn set_base(&mut self, next_avail: u16) {
         if self.loaded.is_some() {
             return;
@@ -116,8 +119,8 @@ impl Setup {
         self.next_avail = Some(next_avail);
     }
 
-    /// Returns the size and addresses to run with: all that is needed is known, the ring was started, and it is enabled, or
-    /// drained while it is `disabled`.
+    /// Returns the size and addresses if the ring can run: they are known, the ring was started, and it is
+    /// enabled, or drained while `disabled`.
     pub(crate) fn runs(&self, disabled: Disabled) -> Option<(u16, Addresses)> {
         let is_served = self.enabled || disabled == Disabled::Drained;
         match (self.size, self.addresses) {
@@ -132,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn completions_are_owed_within_one_life() {
+    fn completions_are_kept_until_another_base() {
         let held = vec![Held { id: 3, len: 1, descriptors: 0 }];
         let mut setup = Setup::default();
         setup.resume(Stopped { next_avail: 9, has_work: false, held: held.clone() });

@@ -1,10 +1,10 @@
-//! What a stopped device leaves to the process that takes it over: where popping goes on in each ring, what each still owes its
-//! driver, and what the device itself has to say. Pure.
+//! The state that a stopped device leaves to the next process: the index at which each ring continues, the
+//! completions that each still has to show, and the device's own state. Pure.
 //!
 //! # Format
-//! A header, the device's own part, then for each ring a head and the completions that it owes; little-endian, nothing between, nothing
-//! after. A state of another version is refused: there is no way to know what it would leave out. What comes from outside is taken
-//! for hostile.
+//! A header, the device's own part, then for each ring a head and its completions. Numbers are little-endian,
+//! and there is no padding. A state of another version is refused, because it may lack something that this
+//! version needs. Input is treated as hostile.
 
 use kickless_spec::ring::EVENT_WRAP;
 use kickless_virtqueue::device::Held;
@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const MAGIC: [u8; 8] = *b"kickless";
 const VERSION: u32 = 1;
-/// The most bytes of a device's own part.
+/// The largest length of a device's own part, in bytes.
 const DEVICE_LEN_MAX: usize = 4096;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -22,7 +22,7 @@ struct Header {
     magic: [u8; 8],
     version: U32,
     rings: U16,
-    /// 1: the rings have the packed format; 0: they have not.
+    /// 1 if the rings have the packed format, otherwise 0.
     packed: U16,
     device_len: U32,
 }
@@ -44,17 +44,17 @@ struct HeldEntry {
     len: U32,
 }
 
-/// What a device can have at most, and so a state of it.
+/// The limits of a device, and so of its states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Rings.
+    /// The number of rings.
     pub queues_max: u16,
-    /// Entries of a ring.
+    /// The number of entries of a ring.
     pub queue_size_max: u16,
 }
 
 impl Bounds {
-    /// The most bytes of a state within these bounds.
+    /// Returns the largest length of a state within these limits, in bytes.
     pub fn bytes_max(&self) -> usize {
         let owed = usize::from(self.queue_size_max) * size_of::<HeldEntry>();
         let rings = usize::from(self.queues_max) * (size_of::<RingHead>() + owed);
@@ -62,35 +62,35 @@ impl Bounds {
     }
 }
 
-/// Where one ring stands.
+/// The state of one ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingState {
-    /// Its number.
+    /// The number of the ring.
     pub index: u16,
-    /// Its entries.
+    /// The number of its entries.
     pub size: u16,
-    /// The first available entry that nobody has taken; in a packed ring bit 15 is the wrap counter.
+    /// The first available entry that was not taken. In a packed ring, bit 15 is the wrap counter.
     pub next_avail: u16,
-    /// Completions that its driver has yet to be shown.
+    /// Completions that the driver was not shown yet.
     pub held: Vec<Held>,
 }
 
 /// The state of a stopped device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Its rings have the packed format.
+    /// The rings have the packed format.
     pub packed: bool,
-    /// What the device itself has to say.
+    /// The device's own state.
     pub device: Vec<u8>,
-    /// Its rings, by ascending index. Those that were never set up are not among them.
+    /// The rings that were set up, by ascending index.
     pub rings: Vec<RingState>,
 }
 
-/// Why bytes are no state of this device.
+/// The reason for which bytes are no state of this device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// They do not begin as a state does.
+    /// They do not begin like a state.
     #[error("it is no state of a kickless device")]
     Foreign,
     /// They are of another version of the format.
@@ -99,7 +99,7 @@ pub enum StateError {
     /// They end before the state does.
     #[error("it ends in the middle")]
     Short,
-    /// They go on where the state ends.
+    /// They are longer than the state.
     #[error("{0} bytes follow its end")]
     Long(usize),
     /// A field cannot have this value.
@@ -107,7 +107,7 @@ pub enum StateError {
     Field {
         /// The field.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         value: u32,
     },
     /// A ring cannot have this value in a field.
@@ -117,13 +117,14 @@ pub enum StateError {
         ring: u16,
         /// The field.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         value: u32,
     },
 }
 
 impl State {
-    /// The bytes to transfer. No ring has more than its size in `held`, and the device's part is no longer than 4096 bytes.
+    /// Returns the bytes to transfer. No ring may have more than its size in `held`, and the device's part
+    /// may not be longer than 4096 bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let header = Header {
             magic: MAGIC,
@@ -206,7 +207,8 @@ fn ring(bytes: &mut &[u8], packed: bool, bounds: &Bounds) -> Result<RingState, S
     if packed && next_avail & !EVENT_WRAP >= size {
         return Err(wrong("place", next_avail));
     }
-    // Whatever was popped and not shown was in the ring: there cannot be more than fits.
+    // All completions that were not shown were popped from the ring, so there are at most as many as it has
+    // entries.
     if head.held.get() > size {
         return Err(wrong("count of completions", head.held.get()));
     }
@@ -215,7 +217,7 @@ fn ring(bytes: &mut &[u8], packed: bool, bounds: &Bounds) -> Result<RingState, S
     for _ in 0..head.held.get() {
         let entry: HeldEntry = take(bytes)?;
         let owed = Held { id: entry.id.get(), len: entry.len.get(), descriptors: entry.descriptors.get() };
-        // Ids of a packed ring are the driver's to choose.
+        // The driver chooses the ids of a packed ring.
         if !packed && owed.id >= size {
             return Err(wrong("completed head", owed.id));
         }

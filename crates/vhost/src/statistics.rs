@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use tracing::info;
 
-/// Counters of a device, over all front-ends that it has had.
+/// The counters of a device, over all its front-ends.
 pub struct Statistics {
     device: Arc<dyn Device>,
     queues: Vec<Arc<Counters>>,
@@ -24,14 +24,14 @@ impl Statistics {
         self.queues[usize::from(index)].clone()
     }
 
-    /// Kicks and requests of all queues.
+    /// Returns the kicks and requests of all queues.
     pub(crate) fn totals(&self) -> (u64, u64) {
         let add =
             |(kicks, requests), of: &Arc<Counters>| (kicks + of.kicks.get(), requests + of.requests.get());
         self.queues.iter().fold((0, 0), add)
     }
 
-    /// The counters of each queue, by index.
+    /// Returns the counters of each queue, by index.
     pub fn queues(&self) -> &[Arc<Counters>] {
         &self.queues
     }
@@ -41,12 +41,13 @@ impl Statistics {
         self.device.counters()
     }
 
-    /// Kicks by message for rings that did not run.
+    /// Returns the number of kicks by message for rings that did not run.
     pub fn kicks_ignored(&self) -> u64 {
         self.kicks_ignored.get()
     }
 
-    /// Logs a line for each queue that was ever used, or one that says that none was. Each begins with the `occasion`.
+    /// Logs a line for each queue that was ever used, or one line if there is none. Each begins with
+    /// `occasion`.
     pub fn log(&self, occasion: &str) {
         let used = |counters: &Counters| counters.requests.get() + counters.kicks.get() > 0;
         if !self.queues.iter().any(|counters| used(counters)) {

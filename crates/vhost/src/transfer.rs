@@ -1,8 +1,8 @@
-//! The device's state, on its way between the front-end and us (SET_DEVICE_STATE_FD).
+//! The transfer of the device's state between the front-end and this process (SET_DEVICE_STATE_FD).
 //!
-//! The front-end chooses the descriptor and has it too, so nothing may wait on it for longer than we want: not for data that somebody
-//! else reads first, nor because it is made blocking under our hands. A pipe can promise that when it is spliced with one that
-//! nobody else has, a socket when it is told so with each call; nothing else is taken.
+//! The front-end shares the descriptor. So no operation on it may wait longer than intended, even if another
+//! process reads the data first or makes the descriptor blocking. For a pipe, splicing with a private pipe
+//! ensures this. For a socket, a flag of each call does. Other descriptors are refused.
 
 use crate::error::Refusal;
 use crate::rings::Rings;
@@ -18,37 +18,37 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// For so long may a transfer hold up its session.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// What a pipe takes without waiting, and less than what any takes.
+/// The longest time of a transfer, during which its session does nothing else.
+const TRANSFER_MAX: Duration = Duration::from_secs(5);
+/// The size of a piece. Every pipe accepts it without waiting.
 const PIECE: usize = 4096;
 
-/// Why a state did not get through.
+/// The reason for which a transfer failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Interruption {
-    #[error("there is no end of it: {0} bytes are the most")]
-    Endless(usize),
-    #[error("it is not through after {} s", PATIENCE.as_secs())]
-    Late,
+pub(crate) enum TransferError {
+    #[error("it is longer than {0} bytes")]
+    TooLong(usize),
+    #[error("it is not complete after {} s", TRANSFER_MAX.as_secs())]
+    TimedOut,
     #[error("its descriptor fails: {0}")]
     Io(#[from] io::Error),
 }
 
-impl From<Errno> for Interruption {
+impl From<Errno> for TransferError {
     fn from(errno: Errno) -> Self {
         Self::Io(errno.into())
     }
 }
 
-/// A transfer that begins once its message has been answered, and what came of the last one.
+/// The transfer that starts after its message was answered, and the result of the last one.
 #[derive(Debug, Default)]
 pub(crate) struct Transfers {
-    next: Option<(Conduit, Option<Vec<u8>>)>,
+    next: Option<(TransferFd, Option<Vec<u8>>)>,
     last: Option<bool>,
 }
 
 impl Transfers {
-    /// SET_DEVICE_STATE_FD.
+    /// Prepares the transfer of SET_DEVICE_STATE_FD.
     pub(crate) fn prepare(
         &mut self,
         state: DeviceState,
@@ -58,22 +58,22 @@ impl Transfers {
     ) -> Result<(), Refusal> {
         self.last = None;
         rings.all_stopped()?;
-        let conduit = Conduit::new(fd).map_err(Refusal::Descriptor)?;
+        let transfer_fd = TransferFd::new(fd).map_err(Refusal::Descriptor)?;
         let bytes = match state.direction {
             TransferDirection::Save => Some(rings.save(packed)?.to_bytes()),
             TransferDirection::Load => None,
         };
-        self.next = Some((conduit, bytes));
+        self.next = Some((transfer_fd, bytes));
         Ok(())
     }
 
-    /// Makes the transfer that has been prepared, if one has.
+    /// Runs the prepared transfer, if there is one.
     pub(crate) fn run(&mut self, rings: &mut Rings, bounds: &Bounds, wait: &Wait<'_>) {
-        let Some((conduit, bytes)) = self.next.take() else { return };
+        let Some((transfer_fd, bytes)) = self.next.take() else { return };
         let len = bytes.as_ref().map(Vec::len);
         let done: Result<(), Box<dyn std::error::Error>> = match bytes {
-            Some(bytes) => conduit.send(&bytes, wait).map_err(Into::into),
-            None => conduit
+            Some(bytes) => transfer_fd.send(&bytes, wait).map_err(Into::into),
+            None => transfer_fd
                 .receive(bounds.bytes_max(), wait)
                 .map_err(Into::into)
                 .and_then(|bytes| Ok(rings.load(State::from_bytes(&bytes, bounds)?)?)),
@@ -87,41 +87,42 @@ impl Transfers {
         self.last = Some(done.is_ok());
     }
 
-    /// CHECK_DEVICE_STATE: whether the last transfer succeeded.
+    /// Carries out CHECK_DEVICE_STATE. Returns whether the last transfer succeeded.
     pub(crate) fn check(&mut self) -> Result<bool, Refusal> {
         self.last.take().ok_or(Refusal::NoTransfer)
     }
 }
 
-/// When a transfer has to be through. A wait alone does not see to it: it ends at once while its descriptor is ready, or in error.
-struct Limit<'a> {
+/// The deadline of a transfer. A wait alone does not keep it, because it returns at once while its descriptor
+/// is ready, or in error.
+struct Deadline<'a> {
     wait: Wait<'a>,
     deadline: Instant,
 }
 
-impl<'a> Limit<'a> {
+impl<'a> Deadline<'a> {
     fn new(patience: Duration, wait: &Wait<'a>) -> Self {
         Self { wait: wait.at_most(patience), deadline: Instant::now() + patience }
     }
 
-    fn check(&self) -> Result<(), Interruption> {
-        if Instant::now() < self.deadline { Ok(()) } else { Err(Interruption::Late) }
+    fn check(&self) -> Result<(), TransferError> {
+        if Instant::now() < self.deadline { Ok(()) } else { Err(TransferError::TimedOut) }
     }
 }
 
-/// What a state goes through.
+/// The descriptor for a transfer.
 #[derive(Debug)]
-pub(crate) enum Conduit {
+pub(crate) enum TransferFd {
     Pipe {
         theirs: OwnedFd,
-        /// Reading end and writing end of the one that is ours alone.
+        /// The reading end and the writing end of our private pipe.
         ours: (OwnedFd, OwnedFd),
     },
     Socket(OwnedFd),
 }
 
-impl Conduit {
-    /// Takes the descriptor that the front-end sent.
+impl TransferFd {
+    /// Accepts the descriptor that the front-end sent.
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         match FileType::from_raw_mode(fstat(&fd)?.st_mode) {
             FileType::Fifo => Ok(Self::Pipe { theirs: fd, ours: pipe_with(PipeFlags::CLOEXEC)? }),
@@ -130,20 +131,20 @@ impl Conduit {
         }
     }
 
-    /// Writes all `bytes`. What reads them sees their end when this is dropped.
-    pub(crate) fn send(&self, bytes: &[u8], wait: &Wait<'_>) -> Result<(), Interruption> {
-        self.send_within(PATIENCE, bytes, wait)
+    /// Writes all `bytes`. The reader sees their end when this is dropped.
+    pub(crate) fn send(&self, bytes: &[u8], wait: &Wait<'_>) -> Result<(), TransferError> {
+        self.send_within(TRANSFER_MAX, bytes, wait)
     }
 
-    fn send_within(&self, patience: Duration, bytes: &[u8], wait: &Wait<'_>) -> Result<(), Interruption> {
-        let limit = Limit::new(patience, wait);
+    fn send_within(&self, patience: Duration, bytes: &[u8], wait: &Wait<'_>) -> Result<(), TransferError> {
+        let limit = Deadline::new(patience, wait);
         for mut piece in bytes.chunks(PIECE) {
             if let Self::Pipe { ours, .. } = self {
                 write(&ours.1, piece)?;
             }
             while !piece.is_empty() {
                 limit.check()?;
-                limit.wait.writable(self).map_err(|_| Interruption::Late)?;
+                limit.wait.writable(self).map_err(|_| TransferError::TimedOut)?;
                 match self.send_some(piece) {
                     Ok(sent) => piece = piece.get(sent..).unwrap_or_default(),
                     Err(Errno::AGAIN | Errno::INTR) => {}
@@ -163,9 +164,9 @@ impl Conduit {
         }
     }
 
-    /// Reads to the end, which comes after `bytes_max` bytes at most.
-    pub(crate) fn receive(&self, bytes_max: usize, wait: &Wait<'_>) -> Result<Vec<u8>, Interruption> {
-        self.receive_within(PATIENCE, bytes_max, wait)
+    /// Reads to the end, which must come after at most `bytes_max` bytes.
+    pub(crate) fn receive(&self, bytes_max: usize, wait: &Wait<'_>) -> Result<Vec<u8>, TransferError> {
+        self.receive_within(TRANSFER_MAX, bytes_max, wait)
     }
 
     fn receive_within(
@@ -173,15 +174,15 @@ impl Conduit {
         patience: Duration,
         bytes_max: usize,
         wait: &Wait<'_>,
-    ) -> Result<Vec<u8>, Interruption> {
-        let limit = Limit::new(patience, wait);
+    ) -> Result<Vec<u8>, TransferError> {
+        let limit = Deadline::new(patience, wait);
         let mut bytes = Vec::new();
         loop {
             limit.check()?;
-            limit.wait.readable(self).map_err(|_| Interruption::Late)?;
+            limit.wait.readable(self).map_err(|_| TransferError::TimedOut)?;
             match self.receive_some(&mut bytes) {
                 Ok(0) => return Ok(bytes),
-                Ok(_) if bytes.len() > bytes_max => return Err(Interruption::Endless(bytes_max)),
+                Ok(_) if bytes.len() > bytes_max => return Err(TransferError::TooLong(bytes_max)),
                 Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -193,7 +194,7 @@ impl Conduit {
         let len = match self {
             Self::Pipe { theirs, ours } => {
                 let len = splice(theirs, None, &ours.1, None, PIECE, SpliceFlags::NONBLOCK)?;
-                // As much as was just put there, and nobody else takes it.
+                // Reads all that was just put there. No other process has this pipe.
                 if len == 0 { 0 } else { read(&ours.0, &mut piece)? }
             }
             Self::Socket(socket) => recv(socket, &mut piece[..], RecvFlags::DONTWAIT)?.0,
@@ -203,7 +204,7 @@ impl Conduit {
     }
 }
 
-impl std::os::fd::AsFd for Conduit {
+impl std::os::fd::AsFd for TransferFd {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match self {
             Self::Pipe { theirs, .. } => theirs.as_fd(),
@@ -220,13 +221,13 @@ mod tests {
     fn the_limit_holds_while_the_descriptor_is_ready() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         write(&writer, b"state").unwrap();
-        let (reader, writer) = (Conduit::new(reader).unwrap(), Conduit::new(writer).unwrap());
+        let (reader, writer) = (TransferFd::new(reader).unwrap(), TransferFd::new(writer).unwrap());
         let (received, sent) = (
             reader.receive_within(Duration::ZERO, 64, &Wait::FOREVER),
             writer.send_within(Duration::ZERO, b"state", &Wait::FOREVER),
         );
-        assert!(matches!(received, Err(Interruption::Late)), "{received:?}");
-        assert!(matches!(sent, Err(Interruption::Late)), "{sent:?}");
+        assert!(matches!(received, Err(TransferError::TimedOut)), "{received:?}");
+        assert!(matches!(sent, Err(TransferError::TimedOut)), "{sent:?}");
         drop(writer);
         assert_eq!(reader.receive(64, &Wait::FOREVER).unwrap(), b"state");
     }

@@ -1,4 +1,4 @@
-//! A device that has protocol features of its own, and a ring that is drained while it is disabled.
+//! A device with protocol features of its own, and with a ring that is drained while it is disabled.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 use kickless_device::{
@@ -23,7 +23,7 @@ use std::time::Duration;
 const USER: u64 = 0x10_0000;
 const MTU_MAX: u64 = 9000;
 
-/// What was asked of the device and its tasks.
+/// Calls to the device and its tasks.
 #[derive(Clone, Default)]
 struct Asked(Arc<Mutex<Vec<String>>>);
 
@@ -84,7 +84,7 @@ impl Fake for Card {
     }
 
     fn start_queue(&self, vring: Vring, _: Features) -> Result<Box<dyn QueueTask>, StartError> {
-        let warned = if vring.goes_on_unrecorded() { ", perhaps elsewhere" } else { "" };
+        let warned = if vring.resumes_unrecorded() { ", perhaps elsewhere" } else { "" };
         self.0.note(format!("start {}{warned}", vring.index()));
         Ok(Box::new(Task { vring, asked: self.0.clone() }))
     }
@@ -114,7 +114,7 @@ impl QueueTask for Task {
     }
 }
 
-/// Runs nothing, and notes what is asked of the tasks.
+/// An executor that runs nothing, and records the calls.
 struct Noting(Asked);
 
 struct Handle {
@@ -149,7 +149,7 @@ impl TaskHandle for Handle {
 struct Session(Frontend);
 
 impl Session {
-    /// Sends a message; what was replied, or whether it was acknowledged.
+    /// Sends a message. Returns the reply, or whether it was acknowledged.
     fn call(&mut self, message: &Message) -> Option<Reply> {
         self.0.call(message, true, &Wait::FOREVER.at_most(Duration::from_secs(60))).unwrap()
     }
@@ -237,7 +237,7 @@ fn a_reset_is_one_of_the_device() {
         session.enable(0, true);
         session.order(&Message::ResetDevice);
         assert_eq!(asked.take(), ["start 0", "stop 0", "reset"]);
-        // What a new driver sets up begins anew.
+        // The settings of a new driver start anew.
         session.start(0);
         session.enable(0, true);
         assert_eq!(asked.take(), ["start 0"]);
@@ -262,7 +262,7 @@ fn a_ring_that_is_drained_runs_while_it_is_disabled() {
         assert_eq!(asked.take(), ["1 enabled: false", "stop 0"]);
         session.stop(1);
         assert_eq!(asked.take(), ["stop 1"]);
-        // It starts enabled, if it was enabled meanwhile.
+        // The ring starts enabled if it was enabled meanwhile.
         session.enable(1, true);
         session.start(1);
         assert_eq!(asked.take(), ["start 1", "begin 1 enabled: true"]);

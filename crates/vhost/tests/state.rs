@@ -1,11 +1,11 @@
-//! What a state says comes back from its bytes, and other bytes are refused.
+//! A state survives the conversion to bytes, and other bytes are refused.
 
 use kickless_vhost::state::{Bounds, RingState, State, StateError};
 use kickless_virtqueue::device::Held;
 use proptest::prelude::*;
 
 const BOUNDS: Bounds = Bounds { queues_max: 8, queue_size_max: 64 };
-/// Where the version stands, and the number of rings.
+/// The offsets of the version and of the number of rings.
 const VERSION_AT: usize = 8;
 const RINGS_AT: usize = 12;
 
@@ -54,7 +54,7 @@ proptest! {
         prop_assert_eq!(State::from_bytes(&bytes, &BOUNDS), Err(StateError::Long(more)));
     }
 
-    /// Whatever is taken for a state is one, and says no more than it seems to.
+    /// Bytes that are accepted as a state are one, and convert back to the same bytes.
     #[test]
     fn changed_bytes(state in state(), at in any::<prop::sample::Index>(), value in any::<u8>()) {
         let mut bytes = state.to_bytes();
@@ -71,7 +71,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_name_the_wrong_value() {
     let held = vec![Held { id: 3, len: 1, descriptors: 0 }];
     let good = RingState { index: 1, size: 16, next_avail: 40_000, held };
     let state = State { packed: false, device: vec![7], rings: vec![good.clone()] };

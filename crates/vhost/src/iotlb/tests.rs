@@ -1,4 +1,4 @@
-//! Translations without a session: its rings are none, and its channel's other end is the test's.
+//! Translations without a session. There are no rings, and the test has the other end of the channel.
 
 use super::*;
 use crate::Server;
@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-/// A device without queues, and a place for none.
+/// A device and an executor without queues.
 struct Nothing;
 
 impl Fake for Nothing {}
@@ -39,18 +39,18 @@ fn page(number: u64) -> Miss {
     Miss { page: Iova(number * PAGE), access: Access::READ }
 }
 
-/// Of a table of so many nodes.
+/// Makes translations with a table of this many nodes.
 fn translations(nodes: u32) -> Translations {
     Translations { iotlb: Iotlb::new(nodes), ..Translations::new().unwrap() }
 }
 
-/// A channel, whose front-end is the test.
+/// Makes a channel, whose front-end is the test.
 fn channel() -> (BackendRequester, FrontendResponder) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     (BackendRequester::new(ours), FrontendResponder::new(theirs))
 }
 
-/// What has come on a channel: pages, and what to reply to.
+/// Reads the messages on a channel. Returns their pages, and the headers to reply to.
 fn received(frontend: &mut FrontendResponder) -> Vec<(u64, Header)> {
     let mut all = Vec::new();
     loop {
@@ -73,20 +73,21 @@ fn reply(frontend: &mut FrontendResponder, to: &Header, done: bool) {
     frontend.reply(to, &FrontendReply::Ack(u64::from(!done)), &Wait::never()).unwrap();
 }
 
-/// Nothing that the front-end has said waits to be read.
+/// Makes a connection without unread messages.
 fn silence() -> (UnixStream, UnixStream) {
     UnixStream::pair().unwrap()
 }
 
-/// Where nothing but its own first nodes could make room for an update, it is refused, and does not go on for ever.
+/// An update is refused, and does not loop for ever, if only its own nodes could make room for it.
 #[test]
 fn an_update_does_not_evict_itself() {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
         let (map, mut rings) = (map(), rings());
         let (stop, connection) = UnixStream::pair().unwrap();
-        let ends = Ends { stop: stop.as_fd(), connection: connection.as_fd() };
-        // One path from the root to a page takes 5, and one that parts from it at half a terabyte 3 more.
+        let cancellation = Cancellation { stop: stop.as_fd(), connection: connection.as_fd() };
+        // One path from the root to a page takes 5 nodes, and another one that differs from half a terabyte
+        // on takes 3 more.
         let mut translations = translations(7);
         let update = |iova| Message {
             kind: IotlbKind::Update,
@@ -95,48 +96,48 @@ fn an_update_does_not_evict_itself() {
             user_addr: USER,
             access: IotlbAccess::READ,
         };
-        translations.message(&update(0), &map, &mut rings, ends).unwrap();
+        translations.message(&update(0), &map, &mut rings, cancellation).unwrap();
         translations.misses.ask(0, &[page(1)], &[IovaRange::new(Iova(0), 2 * PAGE)]);
-        let refused = translations.message(&update(1 << 40), &map, &mut rings, ends);
+        let refused = translations.message(&update(1 << 40), &map, &mut rings, cancellation);
         assert!(matches!(refused, Err(Refusal::Update(UpdateError::Full { .. }))), "{refused:?}");
-        // What waits is kept; when it waits no more, there is room.
+        // A translation that a queue waits for is kept. When it waits no more, there is room.
         let mut tlb = Tlb::new(translations.iommu().table);
         assert!(tlb.user(Iova(0), 1, Access::READ).is_ok());
         translations.misses.forget(0);
-        translations.message(&update(1 << 40), &map, &mut rings, ends).unwrap();
+        translations.message(&update(1 << 40), &map, &mut rings, cancellation).unwrap();
         done.send(()).unwrap();
     });
     is_done.recv_timeout(Duration::from_secs(30)).expect("it goes on for ever, or has failed");
 }
 
 #[test]
-fn what_could_not_be_sent_is_sent_on_the_next_channel() {
+fn unsent_misses_go_to_the_next_channel() {
     let (mut translations, rings, (messages, _quiet)) = (translations(1), rings(), silence());
     translations.misses.ask(0, &[page(3), page(5), page(7)], &[]);
     translations.collect();
-    // One that takes nothing any more, and has not ended.
+    // A channel that accepts nothing any more, and has not ended.
     let (ours, theirs) = UnixStream::pair().unwrap();
     theirs.shutdown(Shutdown::Read).unwrap();
     let failed = translations.exchange(&mut BackendRequester::new(ours), messages.as_fd(), &rings);
     assert!(failed.is_err());
     assert!(translations.has_unsent());
     let (mut channel, mut frontend) = channel();
-    translations.ask_again();
+    translations.resend_unanswered();
     translations.exchange(&mut channel, messages.as_fd(), &rings).unwrap();
     let first = received(&mut frontend);
     assert_eq!(pages(&first), [3, 5, 7]);
-    // What was sent and not answered is asked for once more, in front of what is new.
+    // Unanswered misses are sent again, before new ones.
     reply(&mut frontend, &first[0].1, false);
     translations.exchange(&mut channel, messages.as_fd(), &rings).unwrap();
     translations.misses.ask(1, &[page(9)], &[]);
     translations.collect();
     let (mut channel, mut frontend) = self::channel();
-    translations.ask_again();
+    translations.resend_unanswered();
     translations.exchange(&mut channel, messages.as_fd(), &rings).unwrap();
     assert_eq!(pages(&received(&mut frontend)), [5, 7, 9]);
 }
 
-/// A front-end that reads all that it is asked and replies to nothing loses its channel at some point.
+/// A front-end that reads all misses and replies to none loses its channel.
 #[test]
 fn replies_that_never_come_are_bounded() {
     let (mut translations, rings, (messages, _quiet)) = (translations(1), rings(), silence());
@@ -159,7 +160,7 @@ fn replies_that_never_come_are_bounded() {
     panic!("{read} misses without a reply");
 }
 
-/// A reply that nobody was asked for is none.
+/// A reply without a question closes the channel.
 #[test]
 fn replies_to_nothing_end_the_channel() {
     let (mut translations, rings, (messages, _quiet)) = (translations(1), rings(), silence());
@@ -176,7 +177,7 @@ fn replies_to_nothing_end_the_channel() {
 
 /// Without a channel, queues that start and stop leave nothing behind.
 #[test]
-fn what_nobody_waits_for_is_not_kept_to_be_sent() {
+fn misses_without_a_waiting_queue_are_dropped() {
     let mut translations = translations(1);
     translations.misses.ask(1, &[page(1)], &[]);
     for round in 1..=2 * (MISSES_MAX as u64 / 1000) {
@@ -189,15 +190,15 @@ fn what_nobody_waits_for_is_not_kept_to_be_sent() {
     assert_eq!(translations.unsent.front().map(|(_, miss)| *miss), Some(page(1)), "this one is waited for");
 }
 
-/// An answer comes as a message, and the reply to the miss behind it on another socket. Both are there: the message goes first, or what
-/// it answers would be refused.
+/// An answer comes as a message, and the reply to the miss after it on another socket. If both are there, the
+/// message goes first. Otherwise its miss would be refused.
 #[test]
 fn a_reply_does_not_overtake_the_answer() {
     let (map, mut rings, mut translations) = (map(), rings(), translations(5));
     let (mut channel, mut frontend) = channel();
     let (mut messages, mut theirs) = silence();
     let (stop, connection) = UnixStream::pair().unwrap();
-    let ends = Ends { stop: stop.as_fd(), connection: connection.as_fd() };
+    let cancellation = Cancellation { stop: stop.as_fd(), connection: connection.as_fd() };
     translations.misses.ask(0, &[page(1), page(2)], &[]);
     translations.collect();
     translations.exchange(&mut channel, messages.as_fd(), &rings).unwrap();
@@ -209,7 +210,7 @@ fn a_reply_does_not_overtake_the_answer() {
     for (number, miss) in &awaited {
         assert!(translations.misses.is_pending(*number, miss), "refused, with the answer on its way");
     }
-    // The session reads the message: it answers the first.
+    // The session reads the message, which answers the first miss.
     messages.read_exact(&mut [0]).unwrap();
     let answer = Message {
         kind: IotlbKind::Update,
@@ -218,7 +219,7 @@ fn a_reply_does_not_overtake_the_answer() {
         user_addr: USER,
         access: IotlbAccess::READ,
     };
-    translations.message(&answer, &map, &mut rings, ends).unwrap();
+    translations.message(&answer, &map, &mut rings, cancellation).unwrap();
     assert!(!translations.misses.is_pending(awaited[0].0, &awaited[0].1));
     assert_eq!(translations.counts.refusals, 0);
     translations.exchange(&mut channel, messages.as_fd(), &rings).unwrap();
