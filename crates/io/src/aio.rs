@@ -1,8 +1,8 @@
-//! The back-end of Linux AIO: for hosts that forbid io_uring, and for files on which io_uring is slow.
+//! The back-end of Linux AIO, for hosts that forbid io_uring, and for files on which io_uring is slow.
 //!
-//! `io_submit` only starts a transfer, and returns, where the file is open for direct I/O; on any other it
-//! does all of it. So transfers of other files, and what AIO does not do, go to threads, as does what could
-//! wait ([`crate::files::route`]).
+//! For a file that is open for direct I/O, `io_submit` only starts a transfer, and returns. For any other
+//! file it does the whole transfer. So transfers of other files, operations that AIO does not know, and calls
+//! that could wait go to threads ([`crate::files::route`]).
 //!
 //! It cannot cancel: the kernel has no `io_cancel` for transfers of files.
 
@@ -13,7 +13,7 @@ use crate::early_submit;
 use crate::error::Error;
 use crate::files::Files;
 use crate::files::shares::Shares;
-use crate::op::{BYTES_MAX, Completion, OpKind, View};
+use crate::op::{BYTES_MAX, Completion, KernelBuffers, OpKind};
 use crate::operations::Operations;
 use crate::operations::in_flight::{InFlight, rw_flags};
 use crate::operations::slots::Slots;
@@ -30,71 +30,72 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
-/// A context that is smaller than this is not worth having.
+/// The smallest context that is worth having.
 const DEPTH_MIN: usize = 8;
 
-/// A context and what is in it. The operations themselves are in the engine's slots, by whose places they are
-/// known here.
+/// A context and its operations. The operations themselves are in the engine's slots, by which they are known
+/// here.
 #[derive(Debug)]
 pub(crate) struct Aio {
     context: Arc<Context>,
-    /// Signalled with each completion, and when a batch comes back from the thread that submits.
+    /// Signalled with each completion, and when a batch comes back from the submitting thread.
     event: Waker,
     /// Transfers that the worker submits, or the thread beside it.
-    own: Lane,
-    /// By owner: what threads of the owner's share submit, one batch at a time.
-    lanes: Vec<Lane>,
-    /// Operations in these lanes.
-    in_lanes: usize,
-    /// With the kernel, as far as is known: those that are with a thread are counted.
+    worker_queue: SubmitQueue,
+    /// By owner: transfers that threads of the owner's share submit, one batch at a time.
+    owner_queues: Vec<SubmitQueue>,
+    /// The number of operations in these queues.
+    owners_staged: usize,
+    /// The number of operations that the kernel has, as far as is known. Those that a thread has count as
+    /// well.
     in_flight: usize,
     submitter: Option<SubmitThread<Box<Batch>>>,
-    /// Small batches go first ([`early_submit`]).
+    /// Small batches are submitted first ([`early_submit`]).
     early: bool,
 }
 
-/// Operations that are submitted one after the other.
+/// A queue of operations that are submitted in order.
 #[derive(Debug, Default)]
-struct Lane {
-    /// The first `handed` are with a thread.
+struct SubmitQueue {
+    /// Slots of the operations. A thread has the first `handed`.
     staged: VecDeque<u32>,
     handed: usize,
     /// Operations were cancelled while a thread had some.
     has_cancelled: bool,
-    /// For the next batch; made with the first.
+    /// The next batch's memory, made with the first.
     batch: Option<Box<Batch>>,
 }
 
-impl Lane {
-    /// The place that was queued last, if nobody has been told of it.
+impl SubmitQueue {
+    /// Returns the slot that was queued last, if neither the kernel nor a thread knows it.
     fn last(&self) -> Option<u32> {
         if self.staged.len() > self.handed { self.staged.back().copied() } else { None }
     }
 
-    /// Ends cancelled operations of which nobody has been told; returns how many went.
+    /// Ends cancelled operations that neither the kernel nor a thread knows. Returns their number.
     fn cancel(&mut self, ops: &mut Operations) -> usize {
         let before = self.staged.len();
         self.has_cancelled = self.handed > 0;
-        for place in self.staged.split_off(self.handed) {
-            if ops.slots.is_cancelled(place) {
-                ops.fail(place, Errno::CANCELED);
+        for op_slot in self.staged.split_off(self.handed) {
+            if ops.slots.is_cancelled(op_slot) {
+                ops.fail(op_slot, Errno::CANCELED);
             } else {
-                self.staged.push_back(place);
+                self.staged.push_back(op_slot);
             }
         }
         before - self.staged.len()
     }
 
-    /// Whether operations wait, and none is with a thread.
-    fn waits(&self) -> bool {
+    /// Returns whether operations wait, and no thread has any.
+    fn can_submit(&self) -> bool {
         self.handed == 0 && !self.staged.is_empty()
     }
 }
 
 impl Aio {
-    /// Opens a context for the places that owners share, or for fewer where others have used up what the
-    /// system has (`fs.aio-max-nr`). Returns it with the shares of those that there are. Its completions make
-    /// `epoll` readable.
+    /// Opens a context for the slots that owners share, or for fewer if other programs have used up the
+    /// system's limit (`fs.aio-max-nr`). Also returns the shares of the slots that there are. Its completions
+    /// make `epoll` readable.
     pub(crate) fn open_within(
         wanted: &Shares,
         completion: CompletionMode,
@@ -114,8 +115,8 @@ impl Aio {
         }
     }
 
-    /// Opens a context for `depth` operations that is to be used beside io_uring. Its completions make
-    /// `epoll` readable.
+    /// Opens a context for `depth` operations, for use beside io_uring. Its completions make `epoll`
+    /// readable.
     ///
     /// It serves devices in RAM, which are done when `io_submit` returns, so it submits nothing early.
     pub(crate) fn open(depth: usize, completion: CompletionMode, epoll: impl AsFd) -> io::Result<Self> {
@@ -124,112 +125,121 @@ impl Aio {
         let by_thread = completion == CompletionMode::Thread;
         let submitter = by_thread.then(|| SubmitThread::start(event.clone())).transpose()?;
         epoll::add(epoll, event.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        let own = Lane { staged: VecDeque::with_capacity(depth), ..Lane::default() };
-        let (lanes, in_lanes, in_flight) = (Vec::new(), 0, 0);
-        Ok(Self { context, event, own, lanes, in_lanes, in_flight, submitter, early: false })
+        let worker_queue = SubmitQueue { staged: VecDeque::with_capacity(depth), ..SubmitQueue::default() };
+        let (owner_queues, owners_staged, in_flight) = (Vec::new(), 0, 0);
+        Ok(Self {
+            context,
+            event,
+            worker_queue,
+            owner_queues,
+            owners_staged,
+            in_flight,
+            submitter,
+            early: false,
+        })
     }
 
-    /// Takes an operation, for a thread of the owner's share where there is one.
+    /// Queues an operation. With an `owner`, a thread of the owner's share submits it.
     #[inline]
-    pub(crate) fn queue(&mut self, place: u32, owner: Option<u32>) {
+    pub(crate) fn queue(&mut self, op_slot: u32, owner: Option<u32>) {
         match owner {
-            None => self.own.staged.push_back(place),
-            Some(owner) => self.queue_for(owner, place),
+            None => self.worker_queue.staged.push_back(op_slot),
+            Some(owner) => self.queue_for(owner, op_slot),
         }
     }
 
-    fn queue_for(&mut self, owner: u32, place: u32) {
-        if self.lanes.len() <= owner as usize {
-            self.lanes.resize_with(owner as usize + 1, Lane::default);
+    fn queue_for(&mut self, owner: u32, op_slot: u32) {
+        if self.owner_queues.len() <= owner as usize {
+            self.owner_queues.resize_with(owner as usize + 1, SubmitQueue::default);
         }
-        self.lanes[owner as usize].staged.push_back(place);
-        self.in_lanes += 1;
+        self.owner_queues[owner as usize].staged.push_back(op_slot);
+        self.owners_staged += 1;
     }
 
-    /// Returns the place that was queued last for the worker, or for a thread of the owner's share, if the
-    /// kernel and threads were not told of it.
+    /// Returns the slot that was queued last for the worker, or for the owner, if neither the kernel nor a
+    /// thread knows it.
     pub(crate) fn last(&self, owner: Option<u32>) -> Option<u32> {
         match owner {
-            None => self.own.last(),
-            Some(owner) => self.lanes.get(owner as usize)?.last(),
+            None => self.worker_queue.last(),
+            Some(owner) => self.owner_queues.get(owner as usize)?.last(),
         }
     }
 
-    /// Returns whether the staged operations are to be submitted before one more of an owner is, who has so many
-    /// unfinished ones without that.
+    /// Returns whether the staged operations should be submitted before one more of an owner is staged. The
+    /// owner has this many unfinished operations without that one.
     #[inline]
-    pub(crate) fn is_time(&self, unfinished: usize) -> bool {
-        let staged = self.own.staged.len();
+    pub(crate) fn is_due(&self, unfinished: usize) -> bool {
+        let staged = self.worker_queue.staged.len();
         let given = unfinished.saturating_sub(staged).min(self.in_flight);
-        self.early && self.submitter.is_none() && early_submit::is_time(staged, given)
+        self.early && self.submitter.is_none() && early_submit::is_due(staged, given)
     }
 
-    /// Returns whether operations wait that the kernel could not take.
+    /// Returns whether operations wait for which the kernel had no room.
     pub(crate) fn needs_turn(&self) -> bool {
-        let own = !self.own.staged.is_empty()
+        let own = !self.worker_queue.staged.is_empty()
             && !self.submitter.as_ref().is_some_and(|submitter| submitter.is_busy());
-        own || (self.in_lanes > 0 && self.lanes.iter().any(Lane::waits))
+        own || (self.owners_staged > 0 && self.owner_queues.iter().any(SubmitQueue::can_submit))
     }
 
-    /// Starts what is staged; has threads start what is staged for them, for each owner one batch at a time.
+    /// Submits the worker's operations. Passes one batch of each owner to a thread.
     pub(crate) fn submit(&mut self, ops: &mut Operations) {
-        if self.in_lanes > 0 {
-            self.submit_lanes(ops);
+        if self.owners_staged > 0 {
+            self.submit_for_owners(ops);
         }
         self.submit_own(ops);
     }
 
-    fn submit_lanes(&mut self, ops: &mut Operations) {
-        for owner in 0..self.lanes.len() {
-            let mut lane = std::mem::take(&mut self.lanes[owner]);
-            if lane.waits()
+    fn submit_for_owners(&mut self, ops: &mut Operations) {
+        for owner in 0..self.owner_queues.len() {
+            let mut queue = std::mem::take(&mut self.owner_queues[owner]);
+            if queue.can_submit()
                 && let given = self.in_flight
-                && let Some(mut batch) = self.next_batch(&mut lane, &mut ops.slots, &ops.files)
+                && let Some(mut batch) = self.next_batch(&mut queue, &mut ops.slots, &ops.files)
             {
                 batch.given = Some(given);
                 ops.batches.to_submit.push((owner as u32, batch));
             }
-            self.lanes[owner] = lane;
+            self.owner_queues[owner] = queue;
         }
     }
 
-    /// Starts what is staged for the worker. The engine pauses where the kernel has no room for it.
+    /// Submits the worker's operations. The engine pauses if the kernel has no room for them.
     pub(crate) fn submit_own(&mut self, ops: &mut Operations) {
-        if self.own.staged.is_empty() {
+        if self.worker_queue.staged.is_empty() {
             return;
         }
-        let mut own = std::mem::take(&mut self.own);
+        let mut queue = std::mem::take(&mut self.worker_queue);
         let had_room = match self.submitter {
-            Some(_) => self.submit_by_thread(&mut own, ops),
-            None => self.submit_by_worker(&mut own, ops),
+            Some(_) => self.submit_by_thread(&mut queue, ops),
+            None => self.submit_by_worker(&mut queue, ops),
         };
-        self.own = own;
+        self.worker_queue = queue;
         if !had_room {
             ops.files.stall_all();
         }
     }
 
-    fn submit_by_worker(&mut self, own: &mut Lane, ops: &mut Operations) -> bool {
-        while own.waits()
-            && let Some(mut batch) = self.next_batch(own, &mut ops.slots, &ops.files)
+    fn submit_by_worker(&mut self, queue: &mut SubmitQueue, ops: &mut Operations) -> bool {
+        while queue.can_submit()
+            && let Some(mut batch) = self.next_batch(queue, &mut ops.slots, &ops.files)
         {
             let result = batch.run();
-            if !self.took(own, batch, result, ops) {
+            if !self.note_submitted(queue, batch, result, ops) {
                 return false;
             }
         }
         true
     }
 
-    fn submit_by_thread(&mut self, own: &mut Lane, ops: &mut Operations) -> bool {
+    fn submit_by_thread(&mut self, queue: &mut SubmitQueue, ops: &mut Operations) -> bool {
         if let Some((batch, result)) = self.submitter.as_ref().and_then(|submitter| submitter.take())
-            && !self.took(own, batch, result, ops)
+            && !self.note_submitted(queue, batch, result, ops)
         {
             return false;
         }
-        // There is one batch: where none is handed out, the worker's end is clear.
-        if own.waits()
-            && let Some(batch) = self.next_batch(own, &mut ops.slots, &ops.files)
+        // There is one batch. If it is not handed out, the worker's end is clear.
+        if queue.can_submit()
+            && let Some(batch) = self.next_batch(queue, &mut ops.slots, &ops.files)
             && let Some(submitter) = &self.submitter
         {
             submitter.hand_over(batch);
@@ -237,15 +247,15 @@ impl Aio {
         true
     }
 
-    /// Notes the results of batches of lanes that threads have submitted.
+    /// Notes the results of batches that threads have submitted for owners.
     fn take_submitted(&mut self, ops: &mut Operations) {
         let mut submitted = std::mem::take(&mut ops.batches.submitted);
         for Submitted { owner, batch, result } in submitted.drain(..) {
-            let mut lane = std::mem::take(&mut self.lanes[owner as usize]);
-            let before = lane.staged.len();
-            let had_room = self.took(&mut lane, batch, result, ops);
-            self.in_lanes -= before - lane.staged.len();
-            self.lanes[owner as usize] = lane;
+            let mut queue = std::mem::take(&mut self.owner_queues[owner as usize]);
+            let before = queue.staged.len();
+            let had_room = self.note_submitted(&mut queue, batch, result, ops);
+            self.owners_staged -= before - queue.staged.len();
+            self.owner_queues[owner as usize] = queue;
             if !had_room {
                 ops.files.stall_all();
             }
@@ -253,66 +263,72 @@ impl Aio {
         ops.batches.submitted = submitted;
     }
 
-    /// Describes to the kernel what comes next of a lane that has something. It counts as being in flight.
-    fn next_batch(&mut self, lane: &mut Lane, slots: &mut Slots, files: &Files) -> Option<Box<Batch>> {
-        let mut batch = lane.batch.take().unwrap_or_else(|| Batch::new(self.context.clone()));
+    /// Describes the next operations of a queue to the kernel. They count as in flight.
+    fn next_batch(
+        &mut self,
+        queue: &mut SubmitQueue,
+        slots: &mut Slots,
+        files: &Files,
+    ) -> Option<Box<Batch>> {
+        let mut batch = queue.batch.take().unwrap_or_else(|| Batch::new(self.context.clone()));
         let event_fd = self.event.as_fd().as_raw_fd();
-        for (control, &place) in batch.controls.iter_mut().zip(&lane.staged) {
-            debug_assert!(slots.get_mut(place).is_some(), "a staged operation has its slot");
-            // The kernel refuses one without a file.
+        for (control, &op_slot) in batch.controls.iter_mut().zip(&queue.staged) {
+            debug_assert!(slots.get_mut(op_slot).is_some(), "a staged operation has its slot");
+            // The kernel refuses an operation without a file.
             let none = Control { fd: -1, ..Control::default() };
-            let filled = slots.get_mut(place).map_or(none, |operation| filled(operation, files));
-            *control = Control { data: place.into(), event_fd, ..filled };
+            let filled = slots.get_mut(op_slot).map_or(none, |operation| filled(operation, files));
+            *control = Control { data: op_slot.into(), event_fd, ..filled };
         }
-        batch.count = lane.staged.len().min(BATCH);
-        lane.handed = batch.count;
+        batch.count = queue.staged.len().min(BATCH);
+        queue.handed = batch.count;
         self.in_flight += batch.count;
         Some(batch)
     }
 
     /// Notes the result of a batch. Returns whether the kernel may take more now.
-    fn took(
+    fn note_submitted(
         &mut self,
-        lane: &mut Lane,
+        queue: &mut SubmitQueue,
         batch: Box<Batch>,
         result: Result<usize, Errno>,
         ops: &mut Operations,
     ) -> bool {
         let taken = result.unwrap_or(0).min(batch.count);
-        lane.staged.drain(..taken);
+        queue.staged.drain(..taken);
         self.in_flight = self.in_flight.saturating_sub(batch.count - taken);
-        lane.handed = 0;
-        lane.batch = Some(batch);
+        queue.handed = 0;
+        queue.batch = Some(batch);
         let had_room = match result {
-            // Not the first of a batch is refused with `Ok`, so this is "later" as well.
+            // If the kernel refuses a later operation of a batch, it returns `Ok`. So this also means
+            // "later".
             Ok(taken) => taken > 0,
-            // The error is that of the first, or there is no room yet.
+            // The error is that of the first operation, or there is no room yet.
             Err(Errno::INTR) => true,
             Err(Errno::AGAIN) => false,
             Err(errno) => {
-                if let Some(place) = lane.staged.pop_front() {
-                    ops.refuse(place, errno);
+                if let Some(op_slot) = queue.staged.pop_front() {
+                    ops.refuse(op_slot, errno);
                 }
                 true
             }
         };
-        if lane.has_cancelled {
-            lane.cancel(ops);
+        if queue.has_cancelled {
+            queue.cancel(ops);
         }
         had_room
     }
 
-    /// Completes what the kernel has done.
+    /// Completes the operations that the kernel has done.
     #[inline]
     pub(crate) fn reap(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) {
         if !ops.batches.submitted.is_empty() {
             self.take_submitted(ops);
         }
-        // Its only failure is a context that is no context.
+        // It can only fail for an invalid context.
         let _ = self.events(false, ops, into);
     }
 
-    /// Waits until the kernel has done something, and completes that.
+    /// Waits until the kernel has done an operation, and completes it.
     pub(crate) fn wait(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) -> Result<(), Errno> {
         self.events(true, ops, into)
     }
@@ -323,8 +339,8 @@ impl Aio {
         ops: &mut Operations,
         into: &mut Vec<Completion>,
     ) -> Result<(), Errno> {
-        // Before the look at what has completed: what comes after it signals again. Also with nothing in
-        // flight: the kernel signals after it has shown a completion, which may have been taken by then.
+        // Before the check for completions, because later ones signal again. Also with nothing in flight: the
+        // kernel signals after it has shown a completion, which may have been taken by then.
         self.event.clear();
         if self.in_flight == 0 {
             return Ok(());
@@ -351,28 +367,28 @@ impl Aio {
         }
     }
 
-    /// Ends cancelled operations of which neither the kernel nor a thread has been told.
+    /// Ends cancelled operations that neither the kernel nor a thread knows.
     pub(crate) fn cancel(&mut self, ops: &mut Operations) {
-        // Batches that threads have just given back.
+        // Batches that threads have just returned.
         self.take_submitted(ops);
-        self.own.cancel(ops);
-        for lane in &mut self.lanes {
-            self.in_lanes -= lane.cancel(ops);
+        self.worker_queue.cancel(ops);
+        for queue in &mut self.owner_queues {
+            self.owners_staged -= queue.cancel(ops);
         }
     }
 
-    /// Gives up what the kernel has not been told of. Nothing is submitted afterwards, and no thread has a
-    /// batch of a lane any more.
+    /// Discards operations that the kernel does not know. Nothing is submitted afterwards, and no thread has
+    /// a batch of an owner any more.
     pub(crate) fn end(&mut self, ops: &mut Operations) {
         self.take_submitted(ops);
         if let Some((batch, result)) = self.submitter.take().and_then(|mut submitter| submitter.finish()) {
-            let mut own = std::mem::take(&mut self.own);
-            self.took(&mut own, batch, result, ops);
-            self.own = own;
+            let mut queue = std::mem::take(&mut self.worker_queue);
+            self.note_submitted(&mut queue, batch, result, ops);
+            self.worker_queue = queue;
         }
-        self.in_lanes = 0;
-        let lanes = self.lanes.iter_mut().flat_map(|lane| lane.staged.drain(..));
-        self.own.staged.drain(..).chain(lanes).for_each(|place| ops.discard(place));
+        self.owners_staged = 0;
+        let staged = self.owner_queues.iter_mut().flat_map(|queue| queue.staged.drain(..));
+        self.worker_queue.staged.drain(..).chain(staged).for_each(|op_slot| ops.discard(op_slot));
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -381,20 +397,22 @@ impl Aio {
 
     #[cfg(test)]
     pub(crate) fn staged(&self) -> usize {
-        self.own.staged.len()
+        self.worker_queue.staged.len()
     }
 }
 
-/// What to tell the kernel about an operation.
+/// Describes an operation to the kernel.
 fn filled(operation: &mut InFlight, files: &Files) -> Control {
-    // Without a file the kernel refuses it with EBADF.
+    // Without a file, the kernel refuses it with EBADF.
     let fd = files.get(operation.held).map_or(-1, |(file, ..)| file.as_raw_fd());
     let write = matches!(operation.op.kind, OpKind::Write { .. });
     let (opcode, buf, nbytes) = match (operation.view(), write) {
-        (View::One(at, len), write) => {
+        (KernelBuffers::One(at, len), write) => {
             (if write { PWRITE } else { PREAD }, at as u64, len.min(BYTES_MAX) as u64)
         }
-        (View::Many(at, count), write) => (if write { PWRITEV } else { PREADV }, at as u64, count as u64),
+        (KernelBuffers::Many(at, count), write) => {
+            (if write { PWRITEV } else { PREADV }, at as u64, count as u64)
+        }
     };
     let rw_flags = rw_flags(operation) as u32;
     let flags = SIGNAL_EVENT;
@@ -418,7 +436,7 @@ mod tests {
     }
 
     impl Rig {
-        /// With so many reads staged.
+        /// Makes a context with this many staged reads.
         fn new(completion: CompletionMode, staged: usize) -> Self {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
             let mut aio = Aio::open(8, completion, &epoll).unwrap();
@@ -439,17 +457,17 @@ mod tests {
         }
 
         fn next_batch(&mut self) -> Box<Batch> {
-            let mut own = std::mem::take(&mut self.aio.own);
-            let batch = self.aio.next_batch(&mut own, &mut self.ops.slots, &self.ops.files).unwrap();
-            self.aio.own = own;
+            let mut queue = std::mem::take(&mut self.aio.worker_queue);
+            let batch = self.aio.next_batch(&mut queue, &mut self.ops.slots, &self.ops.files).unwrap();
+            self.aio.worker_queue = queue;
             batch
         }
 
-        fn took(&mut self, batch: Box<Batch>, result: Result<usize, Errno>) -> bool {
-            let mut own = std::mem::take(&mut self.aio.own);
-            let more = self.aio.took(&mut own, batch, result, &mut self.ops);
+        fn note_submitted(&mut self, batch: Box<Batch>, result: Result<usize, Errno>) -> bool {
+            let mut queue = std::mem::take(&mut self.aio.worker_queue);
+            let more = self.aio.note_submitted(&mut queue, batch, result, &mut self.ops);
             assert!(!self.ops.needs_turn());
-            self.aio.own = own;
+            self.aio.worker_queue = queue;
             more
         }
 
@@ -460,7 +478,7 @@ mod tests {
     }
 
     impl Drop for Rig {
-        /// The kernel has finished with the buffers before they go.
+        /// Waits for the kernel, so that it has finished with the buffers.
         fn drop(&mut self) {
             if thread::panicking() {
                 return std::mem::forget(std::mem::take(&mut self.ops.slots));
@@ -472,42 +490,42 @@ mod tests {
         }
     }
 
-    /// Nothing may be merged with what a thread is telling the kernel of at this moment.
+    /// An operation must not be merged with one that a thread is submitting.
     #[test]
     fn the_last_is_not_one_that_the_thread_has() {
         let mut rig = Rig::new(CompletionMode::Thread, 2);
         assert_eq!(rig.aio.last(None), Some(1));
         rig.submit();
-        assert_eq!((rig.aio.own.staged.len(), rig.aio.last(None)), (2, None));
+        assert_eq!((rig.aio.worker_queue.staged.len(), rig.aio.last(None)), (2, None));
         rig.aio.queue(7, None);
         assert_eq!(rig.aio.last(None), Some(7));
-        rig.aio.own.staged.pop_back();
+        rig.aio.worker_queue.staged.pop_back();
     }
 
-    /// Nothing may be asked again at once that the kernel has not taken, and it is not lost.
+    /// Operations that the kernel has not taken are not submitted again at once, and are not lost.
     #[test]
     fn none_taken_means_later() {
         for later in [Ok(0), Err(Errno::AGAIN)] {
             let mut rig = Rig::new(CompletionMode::Worker, 3);
             let batch = rig.next_batch();
             assert_eq!((batch.count, rig.aio.in_flight()), (3, 3));
-            assert!(!rig.took(batch, later));
-            assert_eq!((rig.aio.own.staged.len(), rig.aio.in_flight()), (3, 0));
+            assert!(!rig.note_submitted(batch, later));
+            assert_eq!((rig.aio.worker_queue.staged.len(), rig.aio.in_flight()), (3, 0));
             rig.submit();
-            assert_eq!((rig.aio.own.staged.len(), rig.aio.in_flight()), (0, 3));
+            assert_eq!((rig.aio.worker_queue.staged.len(), rig.aio.in_flight()), (0, 3));
         }
     }
 
-    /// The kernel has taken some, or a signal has come before it took any: it may be asked for the others at
-    /// once.
+    /// The kernel has taken some, or a signal has come before it took any. Then the others may be submitted
+    /// at once.
     #[test]
     fn some_taken_means_more() {
         for (result, left) in [(Ok(2), 1), (Err(Errno::INTR), 3)] {
             let mut rig = Rig::new(CompletionMode::Worker, 3);
             let batch = rig.next_batch();
-            assert!(rig.took(batch, result));
-            assert_eq!((rig.aio.own.staged.len(), rig.aio.in_flight()), (left, 3 - left));
-            // Nobody has told the kernel of them in fact.
+            assert!(rig.note_submitted(batch, result));
+            assert_eq!((rig.aio.worker_queue.staged.len(), rig.aio.in_flight()), (left, 3 - left));
+            // In fact, the kernel does not know them.
             rig.aio.in_flight = 0;
         }
     }
@@ -515,27 +533,28 @@ mod tests {
     /// Operations that a thread has when they are cancelled, and that the kernel does not take, are not
     /// submitted again.
     #[test]
-    fn what_a_thread_brings_back_is_cancelled() {
+    fn operations_that_a_thread_returns_are_cancelled() {
         for (result, left) in [(Ok(1), 2), (Err(Errno::AGAIN), 3), (Err(Errno::BADF), 3)] {
             let mut rig = Rig::new(CompletionMode::Worker, 3);
             let batch = rig.next_batch();
             let file = rig.ops.slots.get_mut(0).unwrap().op.file;
             rig.ops.cancel(file);
             rig.aio.cancel(&mut rig.ops);
-            assert_eq!((rig.aio.own.staged.len(), rig.ops.needs_turn()), (3, false));
-            let mut own = std::mem::take(&mut rig.aio.own);
-            rig.aio.took(&mut own, batch, result, &mut rig.ops);
+            assert_eq!((rig.aio.worker_queue.staged.len(), rig.ops.needs_turn()), (3, false));
+            let mut queue = std::mem::take(&mut rig.aio.worker_queue);
+            rig.aio.note_submitted(&mut queue, batch, result, &mut rig.ops);
             let mut done = Vec::new();
             rig.ops.reap_failed(&mut done);
             let cancelled = done.iter().filter(|done| done.result == Err(Errno::CANCELED)).count();
             let refused = usize::from(result == Err(Errno::BADF));
-            assert_eq!((own.staged.len(), done.len(), cancelled), (0, left, left - refused), "{result:?}");
-            // Nobody has told the kernel of them in fact.
+            assert_eq!((queue.staged.len(), done.len(), cancelled), (0, left, left - refused), "{result:?}");
+            // In fact, the kernel does not know them.
             rig.aio.in_flight = 0;
         }
     }
 
-    /// A signal that comes late, when its completion has been taken, wakes nobody again and again.
+    /// A signal that comes after its completion was taken is cleared, and does not wake the worker again and
+    /// again.
     #[test]
     fn a_signal_with_nothing_in_flight_is_cleared() {
         let mut rig = Rig::new(CompletionMode::Worker, 0);

@@ -1,8 +1,8 @@
-//! Back-ends of an engine: they submit operations and report what became of them, and nothing else.
+//! Back-ends of an engine. They submit operations and report their results, and nothing else.
 //!
-//! What is common to all of them is in [`Operations`] (operations, shares, pauses, results) and in
-//! [`crate::Engine`] (which back-end does an operation). Another back-end is another variant here, and a file
-//! of its own.
+//! The parts that all of them share are in [`Operations`] (operations, shares, pauses, results) and in
+//! [`crate::Engine`] (the choice of a back-end for an operation). Another back-end is another variant here,
+//! and a file of its own.
 
 use crate::aio::Aio;
 use crate::files::route::{Facts, Route, Routes};
@@ -13,7 +13,7 @@ use crate::uring::Uring;
 use rustix::io::Errno;
 use std::io;
 
-/// Does operations that stay in their slots.
+/// A back-end, which does operations that stay in their slots.
 #[derive(Debug)]
 pub(crate) enum Backend {
     Uring(Box<Uring>),
@@ -31,7 +31,8 @@ impl Backend {
         }
     }
 
-    /// Returns the routes of a file in an engine whose first back-end this is, and which serves a lone owner or several.
+    /// Returns the routes of a file in an engine whose first back-end this is, and which serves a lone owner
+    /// or several.
     pub(crate) fn routes(&self, facts: Facts, lone_owner: bool) -> Routes {
         match self {
             Self::Uring(_) => Routes::by_ring(facts),
@@ -41,19 +42,19 @@ impl Backend {
         }
     }
 
-    /// Takes the operation at `place`, for a thread of the owner's share where there is one. Nothing is
-    /// submitted yet.
+    /// Queues the operation in `op_slot`. With an `owner`, a thread of the owner's share submits it. Nothing
+    /// is submitted yet.
     #[inline]
-    pub(crate) fn queue(&mut self, place: u32, owner: Option<u32>) {
+    pub(crate) fn queue(&mut self, op_slot: u32, owner: Option<u32>) {
         match self {
-            Self::Uring(uring) => uring.queue(place),
-            Self::Aio(aio) => aio.queue(place, owner),
-            Self::Threads(threads) => threads.queue(place),
+            Self::Uring(uring) => uring.queue(op_slot),
+            Self::Aio(aio) => aio.queue(op_slot, owner),
+            Self::Threads(threads) => threads.queue(op_slot),
         }
     }
 
-    /// Returns the place of the operation that was queued last, if the kernel and threads were not told of
-    /// it.
+    /// Returns the slot of the operation that was queued last, if neither the kernel nor a thread knows it
+    /// yet.
     pub(crate) fn last(&self, owner: Option<u32>) -> Option<u32> {
         match self {
             Self::Uring(uring) => uring.last(),
@@ -62,19 +63,19 @@ impl Backend {
         }
     }
 
-    /// Submits what is queued before one more operation of an owner is, if it is time ([`crate::early_submit`]). The owner
-    /// has so many `unfinished` operations without that one.
+    /// Submits the queued operations before one more of an owner is queued, if it is time
+    /// ([`crate::early_submit`]). The owner has this many `unfinished` operations without that one.
     #[inline]
     pub(crate) fn submit_early(&mut self, ops: &mut Operations, unfinished: usize) {
         match self {
-            // Where the ring has failed the next call says so again.
-            Self::Uring(uring) if uring.is_time(unfinished) => drop(uring.submit(ops)),
-            Self::Aio(aio) if aio.is_time(unfinished) => aio.submit_own(ops),
+            // If the ring has failed, the next call reports it again.
+            Self::Uring(uring) if uring.is_due(unfinished) => drop(uring.submit(ops)),
+            Self::Aio(aio) if aio.is_due(unfinished) => aio.submit_own(ops),
             Self::Uring(_) | Self::Aio(_) | Self::Threads(_) => {}
         }
     }
 
-    /// Submits what is queued.
+    /// Submits the queued operations.
     ///
     /// # Errors
     /// The back-end has failed for good, and so have the operations that it had not submitted.
@@ -87,7 +88,7 @@ impl Backend {
         Ok(())
     }
 
-    /// Completes what is done. Never waits.
+    /// Completes operations that are done. Never waits.
     #[inline]
     pub(crate) fn reap(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) {
         match self {
@@ -97,7 +98,7 @@ impl Backend {
         }
     }
 
-    /// Returns whether there is something to do that no descriptor tells of.
+    /// Returns whether there is something to do that no descriptor reports.
     pub(crate) fn needs_turn(&self) -> bool {
         match self {
             Self::Uring(uring) => uring.needs_turn(),
@@ -106,7 +107,7 @@ impl Backend {
         }
     }
 
-    /// Ends those of the cancelled operations that this back-end has, as far as it can. Never waits.
+    /// Ends the cancelled operations that this back-end has, as far as it can. Never waits.
     pub(crate) fn cancel(&mut self, ops: &mut Operations) {
         match self {
             Self::Uring(uring) => uring.cancel(ops),
@@ -115,8 +116,8 @@ impl Backend {
         }
     }
 
-    /// Ends the threads of this back-end, and gives up operations that neither they nor the kernel have been
-    /// told of. The engine is being dropped: nothing is submitted afterwards. May be called again.
+    /// Ends the threads of this back-end, and discards operations that neither they nor the kernel know. The
+    /// engine is being dropped, so nothing is submitted afterwards. May be called again.
     pub(crate) fn end(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) {
         match self {
             Self::Uring(uring) => uring.end(ops),
@@ -125,7 +126,7 @@ impl Backend {
         }
     }
 
-    /// Returns how many operations the kernel has. Of an ended back-end.
+    /// Returns the number of operations that the kernel has. For an ended back-end.
     pub(crate) fn in_flight(&self) -> usize {
         match self {
             Self::Uring(uring) => uring.in_flight(),
@@ -134,10 +135,10 @@ impl Backend {
         }
     }
 
-    /// Waits until one of the operations that the kernel has is done. Of an ended back-end.
+    /// Waits until the kernel has done one of its operations. For an ended back-end.
     ///
     /// # Errors
-    /// The kernel does not say when it will have finished.
+    /// The kernel does not report when it has finished.
     pub(crate) fn wait(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) -> Result<(), Errno> {
         match self {
             Self::Uring(uring) => uring.wait(ops, into),

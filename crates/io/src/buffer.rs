@@ -1,4 +1,4 @@
-//! Memory of our own that O_DIRECT accepts.
+//! Memory of this process that O_DIRECT accepts.
 #![expect(unsafe_code, reason = "island: aligned allocation")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -6,7 +6,7 @@ use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
-/// Zeroed bytes at an aligned address. An operation transfers its *window*, all of it to begin with.
+/// Zeroed bytes at an aligned address. An operation transfers the *window*, which is all of it at first.
 #[derive(Debug)]
 pub struct AlignedBuf {
     at: NonNull<u8>,
@@ -15,10 +15,10 @@ pub struct AlignedBuf {
 }
 
 impl AlignedBuf {
-    /// Takes `len` bytes at a multiple of `align`, which must be a power of two.
+    /// Allocates `len` bytes at a multiple of `align`, which must be a power of two.
     ///
     /// # Errors
-    /// No bytes, an alignment that is no power of two, or no memory.
+    /// `len` is 0, `align` is no power of two, or there is no memory.
     pub fn new(len: usize, align: usize) -> io::Result<Self> {
         let layout = Layout::from_size_align(len, align)
             .ok()
@@ -29,18 +29,18 @@ impl AlignedBuf {
         Ok(Self { at, layout, window: 0..len })
     }
 
-    /// Chooses what the next operation transfers: a range of the whole buffer, cut off at its end.
+    /// Chooses the window that the next operation transfers: a range of the buffer, cut off at its end.
     pub fn set_window(&mut self, window: Range<usize>) {
         let end = window.end.min(self.layout.size());
         self.window = window.start.min(end)..end;
     }
 
-    /// What the next operation transfers.
+    /// Returns the window that the next operation transfers.
     pub fn window(&self) -> Range<usize> {
         self.window.clone()
     }
 
-    /// The window's address and length, valid while the buffer lives.
+    /// Returns the window's address and length, valid while the buffer lives.
     pub(crate) fn raw_window(&mut self) -> (*mut u8, usize) {
         // SAFETY: `set_window` keeps the start within the allocation, or at its end.
         (unsafe { self.at.add(self.window.start) }.as_ptr(), self.window.len())
@@ -50,10 +50,10 @@ impl AlignedBuf {
 impl Deref for AlignedBuf {
     type Target = [u8];
 
-    /// All bytes, whatever the window.
+    /// Returns all bytes, independent of the window.
     fn deref(&self) -> &[u8] {
-        // SAFETY: allocated with this size, initialised when it was, and owned: while the kernel writes here,
-        // an engine has the buffer and nobody can borrow it.
+        // SAFETY: allocated with this size, initialised then, and owned. While the kernel writes here, an
+        // engine has the buffer, so it cannot be borrowed.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.layout.size()) }
     }
 }

@@ -1,39 +1,43 @@
-//! Operations that go to the kernel before their batch is complete.
+//! Early submission: operations that go to the kernel before their batch is complete.
 //!
-//! A batch costs one system call, and the device stands still until it has been prepared and made: with 32 reads at a time, each
-//! batch done before the next comes, that was a quarter of the throughput of a virtual disk. One call for each operation costs the processor
-//! what a batch is there to save. So before one more is staged, what is staged goes, if that is as much as the engine has been given
-//! and not done for the owner: pieces of 1, 1, 2, 4, 8 and so on. Operations of other owners do not count, because their devices can
-//! hang. A device that has nothing to do begins with the first operation of a batch while
-//! the others are being prepared, and for a busy one there is hardly a call more.
+//! A batch costs one system call. The device is idle until the batch is prepared and submitted. With 32 reads
+//! at a time, where each batch was done before the next came, this cost a quarter of the throughput of a
+//! virtual disk. On the other hand, one call for each operation costs the processor time that a batch saves.
 //!
-//! A thread of an owner's share ([`crate::threads::pool`]) gets a whole batch, and gives it to the kernel in such pieces: that costs calls and no wake-ups.
+//! So before one more operation is staged, the staged ones go if they are at least as many as those in flight
+//! for the owner: pieces of 1, 1, 2, 4, 8 and so on. Operations of other owners do not count, because their
+//! devices can hang. An idle device begins with the first operation of a batch while the others are being
+//! prepared. A busy device gets hardly any more calls.
 //!
-//! The operation that was staged last stays until another comes that cannot be merged with it, or the batch ends. Where the thread
-//! beside the worker submits ([`crate::submit_thread::handover`]) a batch stays whole: it costs the wake-up of that thread.
+//! A thread of an owner's share ([`crate::threads::pool`]) gets a whole batch, and submits it in such pieces.
+//! This costs calls, but no wake-ups.
+//!
+//! The operation that was staged last stays until another comes that cannot be merged with it, or until the
+//! batch ends. If the thread beside the worker submits ([`crate::submit_thread::handover`]), a batch stays
+//! whole, because each piece would cost a wake-up of that thread.
 
-/// Whether the operations that wait are to go before one more does.
+/// Returns whether the staged operations should go before one more is staged.
 ///
-/// `waiting` have not been handed to the kernel; `given` have, and are not completed.
+/// `waiting` are staged. `given` are with the kernel, and not completed.
 #[inline]
-pub(crate) fn is_time(waiting: usize, given: usize) -> bool {
+pub(crate) fn is_due(waiting: usize, given: usize) -> bool {
     waiting > 0 && waiting >= given
 }
 
-/// Returns how many of those that wait go to the kernel next, where all of them are there and one after the other goes. The same rule.
+/// Returns the number of operations of a complete batch that go to the kernel next, by the same rule.
 pub(crate) fn piece(waiting: usize, given: usize) -> usize {
     waiting.min(given.max(1))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{is_time, piece};
+    use super::{is_due, piece};
 
-    /// Of a batch, the sizes of the pieces that go while it is staged.
+    /// Returns the sizes of the pieces of a batch that go while it is staged.
     fn pieces(batch: usize, mut given: usize) -> Vec<usize> {
         let (mut pieces, mut waiting) = (Vec::new(), 0);
         for _ in 0..batch {
-            if is_time(waiting, given) {
+            if is_due(waiting, given) {
                 pieces.push(waiting);
                 given += std::mem::take(&mut waiting);
             }

@@ -1,4 +1,4 @@
-//! The engine: which back-end does an operation, and in which order they have their turns.
+//! The engine: the choice of a back-end for each operation, and the order of the back-ends' turns.
 
 #[cfg(test)]
 mod tests;
@@ -8,7 +8,7 @@ use crate::backend::Backend;
 use crate::error::Error;
 use crate::files::route::{Route, Routes};
 use crate::files::shares::Shares;
-use crate::files::{BackingFile, Held};
+use crate::files::{BackingFile, HeldFile};
 use crate::op::{Completion, FileId, Op, Token};
 use crate::operations::Operations;
 use crate::operations::in_flight::InFlight;
@@ -22,22 +22,21 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use tracing::debug;
 
-/// Does operations on files, many at once. See the crate's documentation for who owns what.
+/// An engine, which does many operations on files at once. See the crate's documentation for ownership.
 #[derive(Debug)]
 pub struct Engine {
     options: EngineOptions,
     ops: Operations,
-    /// io_uring or AIO, if the engine has one of them; AIO beside io_uring, from the first file on that needs
-    /// it; threads. See
-    /// [`backend_of`].
+    /// The back-ends: io_uring or AIO, if the engine has one of them; AIO beside io_uring, from the first
+    /// file on that needs it; threads. See [`backend_of`].
     backends: Vec<Backend>,
     /// Readable when one of the back-ends is.
     event: OwnedFd,
     reason: Option<Error>,
 }
 
-/// Returns the index of the back-end that does operations of this route, of so many back-ends. Threads are
-/// the last.
+/// Returns the index of the back-end for operations of this route. `count` is the number of back-ends.
+/// Threads are the last.
 #[inline]
 fn backend_of(route: Route, count: usize) -> usize {
     match route {
@@ -50,12 +49,12 @@ fn backend_of(route: Route, count: usize) -> usize {
 
 /// Returns the owner for whom a thread submits operations of this route, if one does.
 #[inline]
-fn submits_for(route: Route, held: Held) -> Option<u32> {
+fn submits_for(route: Route, held: HeldFile) -> Option<u32> {
     (route == Route::Offload).then_some(held.owner())
 }
 
 impl Engine {
-    /// Opens an engine for up to `depth` operations in flight, with nothing out of the ordinary.
+    /// Opens an engine for up to `depth` operations in flight, with default options.
     ///
     /// # Errors
     /// As [`Engine::open_with`].
@@ -65,15 +64,15 @@ impl Engine {
 
     /// Opens an engine.
     ///
-    /// `Auto` tries io_uring by doing an operation with it, for a seccomp filter, a sysctl or an old kernel
-    /// shows itself in no other way, then Linux AIO in the same way, and falls back to threads;
-    /// [`Engine::reason`] then tells why.
+    /// `Auto` tries io_uring by doing an operation with it, because this is the only way to detect a seccomp
+    /// filter, a sysctl or an old kernel. Then it tries Linux AIO in the same way, and falls back to threads.
+    /// [`Engine::reason`] has the reason then.
     ///
-    /// Linux AIO has a limit that the whole system shares (`fs.aio-max-nr`): where others have used it up,
-    /// the engine takes fewer operations.
+    /// Linux AIO has a limit that the whole system shares (`fs.aio-max-nr`). If other programs have used it
+    /// up, the engine takes fewer operations.
     ///
     /// # Errors
-    /// The one that was asked for cannot be had, or not with these options; for `Auto`, none can.
+    /// The requested engine is not available, or not with these options. For `Auto`, no engine is.
     pub fn open_with(options: EngineOptions) -> Result<Self, Error> {
         let (depth, owners) = (options.depth.clamp(1, DEPTH_MAX), options.owners.min(OWNERS_MAX));
         let options = EngineOptions { depth, owners, ..options };
@@ -133,35 +132,35 @@ impl Engine {
         Ok(Self { options, ops: Operations::new(shares), backends, event, reason: None })
     }
 
-    /// What it is, by the name that chooses it on the command line.
+    /// Returns the name that chooses this engine on the command line.
     pub fn name(&self) -> &'static str {
         self.backends[0].name()
     }
 
-    /// Why `Auto` could not have a better one. For logging, once.
+    /// Returns the reason for which `Auto` has no better engine, for the log.
     pub fn reason(&self) -> Option<&Error> {
         self.reason.as_ref()
     }
 
-    /// Readable when completions may be waiting. Never read it; [`Engine::reap`] makes it unreadable. Stays
-    /// the same as long as the engine lives.
+    /// Returns a descriptor that is readable when completions may be waiting. Do not read it:
+    /// [`Engine::reap`] makes it unreadable. It stays the same for the engine's life.
     pub fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Makes a file known, under an identity of this engine only. Control path, and never waits. A file that
-    /// is registered twice has two identities.
+    /// Registers a file, under an identity of this engine only. Control path; never waits. A file that is
+    /// registered twice has two identities.
     ///
     /// # Errors
-    /// None at present; an engine that cannot take the file in its fast way takes it in its slow one.
+    /// None at present. A file that the engine cannot take in its fast way is taken in its slow one.
     pub fn register(&mut self, file: &BackingFile) -> Result<FileId, Error> {
         let BackingFile { file, owner, facts } = file.clone();
         let mut routes = self.backends[0].routes(facts, self.options.lone_owner);
         if routes.use_aio() && !self.open_aio() {
             routes = Routes::all(Route::Blocking);
         }
-        // Their indices may be given to this file.
-        self.forget_gone();
+        // The new file may get the index of a closed one.
+        self.forget_closed();
         let fd = file.as_raw_fd();
         let (id, index) = self.ops.files.insert(file, owner);
         self.ops.files.set_routes(index, routes);
@@ -173,7 +172,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// Returns whether there is AIO; adds it beside io_uring. Where it cannot be had threads serve.
+    /// Returns whether there is AIO. Adds it beside io_uring if necessary. If it is not available, threads
+    /// serve instead.
     fn open_aio(&mut self) -> bool {
         if let [Backend::Uring(_), Backend::Threads(_)] = &self.backends[..] {
             let depth = self.options.shares().total();
@@ -185,52 +185,52 @@ impl Engine {
         self.backends.iter().any(|backend| matches!(backend, Backend::Aio(_)))
     }
 
-    /// Forgets a file. What is in flight goes on, and the file stays open until that is done.
+    /// Unregisters a file. Its operations in flight go on, and the file stays open until they are done.
     pub fn unregister(&mut self, file: FileId) {
         self.ops.unregister(file);
-        self.forget_gone();
+        self.forget_closed();
     }
 
-    /// Has the kernel let go of files that went.
+    /// Unregisters closed files from the kernel.
     #[inline]
-    fn forget_gone(&mut self) {
-        while let Some(index) = self.ops.take_gone() {
+    fn forget_closed(&mut self) {
+        while let Some(index) = self.ops.take_closed() {
             if let Backend::Uring(uring) = &mut self.backends[0] {
                 uring.forget(index);
             }
         }
     }
 
-    /// Whether neighbouring transfers of a file that are queued one after the other may go to the kernel as
-    /// one; not unless it is asked for. Each completes by itself all the same, with what is its own. An
-    /// engine of threads does every one by itself.
+    /// Chooses whether contiguous transfers of a file that are queued in succession may go to the kernel as
+    /// one. The default is no. Each still completes by itself, with its own result. An engine of threads
+    /// never merges.
     pub fn merge(&mut self, file: FileId, merge: bool) {
         if !matches!(self.backends[0], Backend::Threads(_)) {
             self.ops.files.set_merge(file, merge);
         }
     }
 
-    /// Operations on memory of this view will come: it is registered, where that is asked for
-    /// ([`EngineOptions::fixed_buffers`]), and stays mapped until it is released as often as it was held.
-    /// Control path.
+    /// Announces operations on memory of this view. Registers the memory, if [`EngineOptions::fixed_buffers`]
+    /// asks for it. It stays mapped until it is released as often as it was held. Control path.
     pub fn hold_memory(&mut self, view: &Arc<View>) {
         if let Backend::Uring(uring) = &mut self.backends[0] {
             uring.hold_memory(view);
         }
     }
 
-    /// No more operations on memory of this view will come. Those in flight go on.
+    /// Ends the announcement of [`Engine::hold_memory`]. Operations in flight go on.
     pub fn release_memory(&mut self, view: &Arc<View>) {
         if let Backend::Uring(uring) = &mut self.backends[0] {
             uring.release_memory(view);
         }
     }
 
-    /// Takes an operation, to be started by the next [`Engine::submit`] at the latest: of a batch for an idle
-    /// engine, the first go while the others are queued. It completes exactly once, whatever happens.
+    /// Queues an operation. The next [`Engine::submit`] starts it at the latest. For an idle engine, the
+    /// first operations of a batch start while the others are queued. It completes exactly once, in all
+    /// cases.
     ///
     /// # Errors
-    /// There is no room; the operation is handed back.
+    /// There is no room. The operation is returned.
     #[inline]
     pub fn queue(&mut self, op: Op, token: Token) -> Result<(), Op> {
         let Self { ops, backends, .. } = self;
@@ -238,7 +238,7 @@ impl Engine {
             return Err(op);
         }
         let Some(held) = ops.files.hold(op.file) else {
-            ops.fail_stray(op, token);
+            ops.fail_unregistered(op, token);
             return Ok(());
         };
         let route = ops.files.route(held, op.kind, op.buffers.len());
@@ -249,110 +249,111 @@ impl Engine {
         if ops.files.merges(held)
             && let Some(last) = backend.last(owner)
         {
-            match ops.slots.join(last, operation) {
+            match ops.slots.merge(last, operation) {
                 Ok(()) => return Ok(()),
                 Err(back) => operation = back,
             }
         }
         if owner.is_none() {
-            // The new one holds its place by now. Merged ones count each, so there can be fewer in the kernel.
+            // The new operation has its place by now. Merged operations count separately, so the kernel can
+            // have fewer.
             let unfinished = ops.files.in_flight_of(held) - 1;
             backend.submit_early(ops, unfinished);
         }
-        let place = ops.slots.insert(operation);
-        backend.queue(place, owner);
+        let op_slot = ops.slots.insert(operation);
+        backend.queue(op_slot, owner);
         Ok(())
     }
 
-    /// Starts what is queued, as one batch. May wait for threads that start a part of it, for a millisecond
-    /// and not while one of them hangs. What the kernel cannot take just now stays queued
-    /// ([`Engine::needs_turn`]).
+    /// Starts the queued operations as one batch. May wait for threads that start a part of it, for a
+    /// millisecond and not while one of them hangs. Operations that the kernel cannot take at present stay
+    /// queued ([`Engine::needs_turn`]).
     ///
     /// # Errors
-    /// The engine has failed for good. What it had not started is completed with that error, and so will all
-    /// be that is queued from now on; nothing is lost. Worth logging the first time.
+    /// The engine has failed for good. Operations that were not started complete with this error, and so will
+    /// all later ones. Nothing is lost. Worth logging the first time.
     #[inline]
     pub fn submit(&mut self) -> io::Result<()> {
         if self.is_idle() { Ok(()) } else { self.submit_all() }
     }
 
     fn submit_all(&mut self) -> io::Result<()> {
-        self.ops.files.look_at_stalls();
+        self.ops.files.check_stalls();
         let mut result = Ok(());
-        // Threads last: AIO has batches for them.
+        // Threads last, because AIO has batches for them.
         for backend in &mut self.backends {
             result = result.and(backend.submit(&mut self.ops));
         }
-        self.queue_again();
+        self.requeue();
         result
     }
 
-    /// Cancels the operations on a file, as far as that is possible. Control path, and never waits.
+    /// Cancels the operations on a file, as far as that is possible. Control path; never waits.
     ///
     /// Each operation still completes exactly once, at a later reap:
-    /// - One that was not started completes with `ECANCELED`, and nothing of it was done.
-    /// - io_uring can end one that waits for its file, such as a read from a pipe. The next
+    /// - An operation that was not started completes with `ECANCELED`, and nothing of it was done.
+    /// - io_uring can end an operation that waits for its file, such as a read from a pipe. The next
     ///   [`Engine::submit`] asks the kernel for that, and the operation completes with `ECANCELED`.
-    /// - Any other completes as it would have done: nothing ends a call that a thread makes, a transfer that
-    ///   AIO has started, or one that a device is doing. The engine starts no part of it again, though. It
-    ///   completes with `ECANCELED` if it would have to, and then an unknown part of it was done.
+    /// - Any other operation completes as usual: nothing ends a call that a thread makes, a transfer that AIO
+    ///   has started, or one that a device is doing. The engine repeats no part of it, though. If it would
+    ///   have to, the operation completes with `ECANCELED`, and an unknown part of it was done.
     ///
-    /// The kernel can miss an operation that it is just doing. Calling this again asks once more. Operations
+    /// The kernel can miss an operation that it is just doing. Another call asks it once more. Operations
     /// that are queued later are not cancelled, so the caller must not repeat those that complete.
     pub fn cancel(&mut self, file: FileId) {
         self.ops.cancel(file);
-        // Threads first: they give batches back to AIO.
+        // Threads first, because they return batches to AIO.
         for backend in self.backends.iter_mut().rev() {
             backend.cancel(&mut self.ops);
         }
     }
 
-    /// To be called when an operation on this file has completed with `EAGAIN`: the engine takes no more of
-    /// the file's owner until one of the owner's operations has completed, or a moment has passed. Others go
-    /// on.
+    /// Pauses the owner of a file, after an operation on the file has completed with `EAGAIN`. The engine
+    /// takes no more of the owner's operations until one of them has completed, or a moment has passed. Other
+    /// owners go on.
     pub fn stall(&mut self, file: FileId) {
         self.ops.files.stall_owner(file);
     }
 
-    /// Returns whether the engine takes operations again since this was asked last, although none has
-    /// completed.
+    /// Returns whether the engine takes operations again since the last call, although none has completed.
     pub fn take_resumed(&mut self) -> bool {
         self.ops.files.take_resumed()
     }
 
-    /// Appends what has completed. Never waits, and makes no system call while completions are at hand.
+    /// Appends the operations that have completed. Never waits, and makes no system call if completions are
+    /// at hand.
     pub fn reap(&mut self, into: &mut Vec<Completion>) {
         self.ops.reap_failed(into);
-        // Threads first: they give batches back to AIO.
+        // Threads first, because they return batches to AIO.
         for backend in self.backends.iter_mut().rev() {
             backend.reap(&mut self.ops, into);
         }
-        self.queue_again();
-        self.forget_gone();
+        self.requeue();
+        self.forget_closed();
     }
 
-    /// Queues operations that are to be done again: those that were merged each by itself, and those that
-    /// would have had to wait for threads.
+    /// Queues operations again: merged ones each by itself, and those that would have had to wait for
+    /// threads.
     #[inline]
-    fn queue_again(&mut self) {
-        if self.ops.has_again() {
-            self.queue_all_again();
+    fn requeue(&mut self) {
+        if self.ops.needs_requeue() {
+            self.requeue_all();
         }
     }
 
     #[cold]
-    fn queue_all_again(&mut self) {
+    fn requeue_all(&mut self) {
         let Self { ops, backends, .. } = self;
         let count = backends.len();
-        ops.queue_again(|place, held, route| {
-            backends[backend_of(route, count)].queue(place, submits_for(route, held));
+        ops.requeue_split(|op_slot, held, route| {
+            backends[backend_of(route, count)].queue(op_slot, submits_for(route, held));
         });
-        ops.queue_missed(|place| backends[count - 1].queue(place, None));
+        ops.requeue_missed(|op_slot| backends[count - 1].queue(op_slot, None));
     }
 
-    /// Whether there is something that [`Engine::event`] will not tell of: operations that are not started,
-    /// completions of failed ones, or that there is room again. Whoever is about to sleep then calls `submit`
-    /// and `reap` again instead (within a millisecond or so).
+    /// Returns whether there is something that [`Engine::event`] does not report: operations that are not
+    /// started, completions of failed ones, or new room. Before it sleeps, the caller then calls `submit` and
+    /// `reap` again, within a millisecond or so.
     #[inline]
     pub fn needs_turn(&self) -> bool {
         !self.is_idle() && self.has_unseen_work()
@@ -362,51 +363,52 @@ impl Engine {
         self.ops.files.any_stalled() || self.ops.needs_turn() || self.backends.iter().any(Backend::needs_turn)
     }
 
-    /// Returns whether nothing is queued or in flight, and no pause is to end. A worker that polls asks in each turn.
+    /// Returns whether nothing is queued or in flight, and no pause has to end. A worker that polls asks in
+    /// each turn.
     #[inline]
     fn is_idle(&self) -> bool {
         self.in_flight() == 0 && !self.ops.files.any_stalled()
     }
 
-    /// Operations queued or started, and not yet reaped.
+    /// Returns the number of operations that are queued or started, and not reaped.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.ops.in_flight()
     }
 
-    /// Returns how many more operations on this file it takes now, of all that its owner shares and of the
-    /// owner's reserve: none also while the kernel has no room or the owner pauses ([`Engine::stall`]),
-    /// however few are in flight.
+    /// Returns the number of operations on this file that the engine takes now. This includes the slots that
+    /// all owners share and the owner's reserve. It is 0 while the kernel has no room or the owner pauses
+    /// ([`Engine::stall`]).
     #[inline]
     pub fn room(&self, file: FileId) -> usize {
         self.ops.files.room(file)
     }
 }
 
-/// Makes a descriptor that is readable when one of those is that are added to it.
+/// Makes a descriptor that is readable when one of those added to it is.
 fn make_event() -> io::Result<OwnedFd> {
     Ok(epoll::create(epoll::CreateFlags::CLOEXEC)?)
 }
 
 impl Drop for Engine {
-    /// Gives up what nobody has been told of, and waits for the rest.
+    /// Discards operations that neither the kernel nor a thread knows, and waits for the rest.
     fn drop(&mut self) {
         let Self { ops, backends, .. } = self;
         let mut done = Vec::new();
         loop {
-            // Threads first: they tell the kernel of operations, too.
+            // Threads first, because they submit operations to the kernel, too.
             for backend in backends.iter_mut().rev() {
                 backend.end(ops, &mut done);
             }
-            ops.discard_again();
-            // There are no threads any more that could do these.
-            while let Some(place) = ops.take_missed() {
-                threads::perform(ops, place);
+            ops.discard_split();
+            // The threads that could do these are gone.
+            while let Some(op_slot) = ops.take_missed() {
+                threads::perform(ops, op_slot);
             }
             done.clear();
             let Some(backend) = backends.iter_mut().find(|backend| backend.in_flight() > 0) else { break };
             if backend.wait(ops, &mut done).is_err() {
-                // The kernel does not say when it will have finished with these buffers.
+                // The kernel does not report when it has finished with these buffers, so they are leaked.
                 std::mem::forget(std::mem::take(&mut ops.slots));
                 return;
             }

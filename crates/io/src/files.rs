@@ -1,7 +1,8 @@
 //! The files that an engine may use, and the devices that own them.
 //!
-//! All that the engines have in common about who may use how much is here. Each operation belongs to a file, and each file to an owner. An operation takes
-//! a place of its owner's share ([`crate::files::shares`]) from [`Files::hold`] to [`Files::release`]. An owner whose operation ended in
+//! This module has everything that the engines share about the use of slots. Each operation belongs to a
+//! file, and each file to an owner. An operation takes a place of its owner's share
+//! ([`crate::files::shares`]) from [`Files::hold`] to [`Files::release`]. An owner whose operation ended in
 //! `EAGAIN` pauses, and so does the engine when the kernel takes nothing ([`crate::files::stall`]).
 
 pub(crate) mod route;
@@ -17,21 +18,22 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A device to the engines that serve it: the unit that has a share of each engine.
+/// A device as its engines see it: the unit that has a share of each engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner(u64);
 
 impl Owner {
-    /// Returns an owner that no other is equal to.
+    /// Returns an owner that differs from all others.
     pub fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// A file, with what an engine needs to know of it.
+/// A file, with the properties that an engine needs.
 ///
-/// [`BackingFile::new`] may wait for the file's file system. Make it where that harms nobody; a worker registers it without waiting.
+/// [`BackingFile::new`] may wait for the file's file system, so call it on a thread that may wait. A worker
+/// registers the result without waiting.
 #[derive(Clone, Debug)]
 pub struct BackingFile {
     pub(crate) file: Arc<File>,
@@ -40,7 +42,7 @@ pub struct BackingFile {
 }
 
 impl BackingFile {
-    /// Looks at a file of this owner. The flags that it is open with do not change later.
+    /// Examines a file of this owner. The flags with which it is open must not change later.
     pub fn new(file: Arc<File>, owner: Owner) -> Self {
         Self { facts: Facts::of(&file), file, owner }
     }
@@ -51,14 +53,14 @@ struct Entry {
     file: Option<Arc<File>>,
     generation: u32,
     in_flight: u32,
-    /// Its owner's number.
+    /// The number of its owner.
     owner: u32,
-    /// Unregistered; goes when nothing is in flight.
+    /// Unregistered. It is closed when nothing is in flight.
     closing: bool,
     /// The kernel knows it by this index too.
     fixed: bool,
     routes: Routes,
-    /// Of reads, and of writes, by size.
+    /// Misses of reads and of writes, by size.
     misses: [[Misses; MISS_SIZES]; 2],
     /// Its transfers are merged.
     merge: bool,
@@ -87,87 +89,88 @@ impl Default for Entry {
 struct OwnerEntry {
     /// `None`: the number is free.
     owner: Option<Owner>,
-    /// Places in the table of files.
+    /// The number of its files in the table.
     files: u32,
     stall: Stall,
 }
 
-/// Which file an operation in flight holds open, and whose share it has a place of.
+/// The file that an operation in flight keeps open, and the owner in whose share it has a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct HeldFile {
     index: u32,
     owner: u32,
 }
 
-impl Held {
-    /// Returns the number of the owner. It is the same as long as the operation is in flight.
+impl HeldFile {
+    /// Returns the number of the owner. It does not change while the operation is in flight.
     pub(crate) fn owner(self) -> u32 {
         self.owner
     }
 }
 
-/// What to tell the kernel about a file that is no longer used.
-pub(crate) struct Gone {
+/// A file that is closed, for the kernel.
+pub(crate) struct ClosedFile {
     pub(crate) index: u32,
     pub(crate) fixed: bool,
 }
 
-/// A table of files. A place is free again when its file is unregistered and its last operation is over.
+/// A table of files. An index is free again when its file is unregistered and its last operation has ended.
 #[derive(Debug)]
 pub(crate) struct Files {
     entries: Vec<Entry>,
     owners: Vec<OwnerEntry>,
     shares: Shares,
-    /// Operations on files that were unregistered, which failed and were not reaped.
-    strays: usize,
-    /// The kernel takes nothing for now.
+    /// Operations on unregistered files, which failed and were not reaped.
+    unregistered: usize,
+    /// The kernel takes nothing at present.
     stall: Stall,
-    /// How many pauses there are, the engine's included.
+    /// The number of pauses, including the engine's.
     stalled: u32,
     /// A pause has ended although nothing has completed.
     resumed: bool,
 }
 
 impl Files {
-    /// Makes an empty table for owners that share these places.
+    /// Makes an empty table for owners with these shares.
     pub(crate) fn new(shares: Shares) -> Self {
         Self {
             entries: Vec::new(),
             owners: Vec::new(),
             shares,
-            strays: 0,
+            unregistered: 0,
             stall: Stall::default(),
             stalled: 0,
             resumed: false,
         }
     }
 
-    /// Takes the file; its identity and its place.
+    /// Adds a file. Returns its identity and its index.
     pub(crate) fn insert(&mut self, file: Arc<File>, owner: Owner) -> (FileId, u32) {
         let owner = self.add_owner(owner);
-        let place = self.entries.iter().position(|e| e.file.is_none()).unwrap_or_else(|| {
+        let index = self.entries.iter().position(|e| e.file.is_none()).unwrap_or_else(|| {
             self.entries.push(Entry::default());
             self.entries.len() - 1
         });
-        let entry = &mut self.entries[place];
+        let entry = &mut self.entries[index];
         let generation = entry.generation.wrapping_add(1);
         *entry = Entry { file: Some(file), generation, owner, ..Entry::default() };
-        let index = place as u32;
+        let index = index as u32;
         (FileId { index, generation: entry.generation }, index)
     }
 
-    /// Counts one more file of an owner; the owner's number. The lowest that is free is given first, for those have reserves.
+    /// Counts one more file of an owner. Returns the owner's number. Free numbers are given from the lowest
+    /// on, because low ones have reserves.
     fn add_owner(&mut self, owner: Owner) -> u32 {
         let known = self.owners.iter().position(|entry| entry.owner == Some(owner));
-        let place = known.or_else(|| self.owners.iter().position(|entry| entry.owner.is_none()));
-        let place = place.unwrap_or_else(|| {
+        let index = known.or_else(|| self.owners.iter().position(|entry| entry.owner.is_none()));
+        let index = index.unwrap_or_else(|| {
             self.owners.push(OwnerEntry::default());
             self.owners.len() - 1
         });
-        let entry = &mut self.owners[place];
+        let entry = &mut self.owners[index];
         entry.owner = Some(owner);
         entry.files += 1;
-        place as u32
+        index as u32
     }
 
     pub(crate) fn set_fixed(&mut self, index: u32) {
@@ -178,28 +181,28 @@ impl Files {
         self.entries[index as usize].routes = routes;
     }
 
-    /// Whether transfers of this file are merged from now on.
+    /// Chooses whether transfers of this file are merged from now on.
     pub(crate) fn set_merge(&mut self, id: FileId, merge: bool) {
         if let Some(entry) = self.find(id) {
             entry.merge = merge;
         }
     }
 
-    /// Whether transfers of the file that an operation holds are merged.
+    /// Returns whether transfers of an operation's file are merged.
     #[inline]
-    pub(crate) fn merges(&self, held: Held) -> bool {
+    pub(crate) fn merges(&self, held: HeldFile) -> bool {
         self.entries[held.index as usize].merge
     }
 
-    /// Returns how many operations the owner of this one has in flight, this one included.
+    /// Returns the number of operations that the owner of this one has in flight, this one included.
     #[inline]
-    pub(crate) fn in_flight_of(&self, held: Held) -> usize {
+    pub(crate) fn in_flight_of(&self, held: HeldFile) -> usize {
         self.shares.used_by(held.owner)
     }
 
-    /// Returns the way of an operation of so many bytes on the file that it holds.
+    /// Returns the route of an operation of this many bytes on its file.
     #[inline]
-    pub(crate) fn route(&mut self, held: Held, kind: OpKind, bytes: u64) -> Route {
+    pub(crate) fn route(&mut self, held: HeldFile, kind: OpKind, bytes: u64) -> Route {
         let Entry { routes, misses, .. } = &mut self.entries[held.index as usize];
         let (route, misses) = match kind {
             OpKind::Read => (routes.read, &mut misses[0]),
@@ -207,15 +210,20 @@ impl Files {
             OpKind::Write { durable: true } => (routes.durable, &mut misses[1]),
             OpKind::Flush | OpKind::Range { .. } => return Route::Blocking,
         };
-        if route == Route::NoWait && !Misses::of(misses, bytes).tries() { Route::Blocking } else { route }
+        if route == Route::NoWait && !Misses::of(misses, bytes).should_try() {
+            Route::Blocking
+        } else {
+            route
+        }
     }
 
-    /// Notes how a transfer of so many bytes ended that was told not to wait; whether a thread is to do it now. Calls that do not know the
-    /// flag say so in several ways. What fails for another reason fails in the same way again.
+    /// Notes the result of a transfer with `RWF_NOWAIT`. Returns whether a thread must do it now. Calls that
+    /// do not know the flag report this in several ways. If the transfer fails for another reason, it fails
+    /// again in the same way.
     #[inline]
     pub(crate) fn is_missed(
         &mut self,
-        held: Held,
+        held: HeldFile,
         kind: OpKind,
         bytes: u64,
         result: Result<u32, Errno>,
@@ -241,18 +249,19 @@ impl Files {
         self.entries.get_mut(id.index as usize).filter(|e| e.generation == id.generation && !e.closing)
     }
 
-    /// The file goes as soon as nothing of it is in flight; what went at once.
-    pub(crate) fn remove(&mut self, id: FileId) -> Option<Gone> {
+    /// Removes a file as soon as none of its operations is in flight. Returns the file if this is so at once.
+    pub(crate) fn remove(&mut self, id: FileId) -> Option<ClosedFile> {
         self.find(id)?.closing = true;
-        self.settle(id.index)
+        self.close_if_unused(id.index)
     }
 
-    /// Returns how many more operations on this file the engine takes now: none while its owner or the engine pauses.
+    /// Returns the number of operations on this file that the engine takes now: none while its owner or the
+    /// engine pauses.
     #[inline]
     pub(crate) fn room(&self, id: FileId) -> usize {
         let Some(entry) = self.entry(id) else {
-            // Each fails with `EBADF`.
-            return self.shares.total().saturating_sub(self.strays);
+            // Each operation fails with `EBADF`.
+            return self.shares.total().saturating_sub(self.unregistered);
         };
         if self.stalled > 0 && self.is_stalled(entry.owner) { 0 } else { self.shares.room(entry.owner) }
     }
@@ -263,73 +272,75 @@ impl Files {
     }
 
     /// Returns whether an operation holds this file, which may have been unregistered since.
-    pub(crate) fn is_held(&self, held: Held, id: FileId) -> bool {
+    pub(crate) fn is_held(&self, held: HeldFile, id: FileId) -> bool {
         held.index == id.index && self.entries[held.index as usize].generation == id.generation
     }
 
-    /// Returns the operations in flight, without those on files that were unregistered.
+    /// Returns the number of operations in flight, without those on unregistered files.
     #[inline]
     pub(crate) fn in_flight(&self) -> usize {
         self.shares.used()
     }
 
-    /// Counts one more operation in flight; `None`: the file was unregistered, and the operation fails. The caller has looked for room.
+    /// Counts one more operation in flight. Returns `None` if the file was unregistered; the operation fails
+    /// then. The caller has checked that there is room.
     #[inline]
-    pub(crate) fn hold(&mut self, id: FileId) -> Option<Held> {
+    pub(crate) fn hold(&mut self, id: FileId) -> Option<HeldFile> {
         let Some(entry) = self.find(id) else {
-            self.strays += 1;
+            self.unregistered += 1;
             return None;
         };
         entry.in_flight += 1;
         let owner = entry.owner;
         self.shares.take(owner);
-        Some(Held { index: id.index, owner })
+        Some(HeldFile { index: id.index, owner })
     }
 
-    /// Forgets operations on files that were unregistered: they were reaped.
-    pub(crate) fn forget_strays(&mut self) {
-        self.strays = 0;
+    /// Forgets the operations on unregistered files, which were reaped.
+    pub(crate) fn forget_unregistered(&mut self) {
+        self.unregistered = 0;
     }
 
-    /// One operation fewer; the file that went with it.
+    /// Counts one operation fewer. Returns the file if it was closed.
     #[inline]
-    pub(crate) fn release(&mut self, held: Held) -> Option<Gone> {
+    pub(crate) fn release(&mut self, held: HeldFile) -> Option<ClosedFile> {
         self.shares.put_back(held.owner);
         if self.stalled > 0 {
             self.end_stalls(held.owner);
         }
         let entry = &mut self.entries[held.index as usize];
         entry.in_flight -= 1;
-        if entry.closing { self.settle(held.index) } else { None }
+        if entry.closing { self.close_if_unused(held.index) } else { None }
     }
 
-    fn settle(&mut self, index: u32) -> Option<Gone> {
+    fn close_if_unused(&mut self, index: u32) -> Option<ClosedFile> {
         let entry = &mut self.entries[index as usize];
         if entry.in_flight > 0 {
             return None;
         }
         entry.file = None;
-        let gone = Gone { index, fixed: entry.fixed };
+        let closed = ClosedFile { index, fixed: entry.fixed };
         let owner = entry.owner;
         self.owners[owner as usize].files -= 1;
         if self.owners[owner as usize].files == 0 {
             self.end_owner_stall(owner);
             self.owners[owner as usize] = OwnerEntry::default();
         }
-        Some(gone)
+        Some(closed)
     }
 
-    /// The file that an operation holds, its place, and whether the kernel knows it by that.
+    /// Returns an operation's file, its index, and whether the kernel knows it by that.
     #[inline]
-    pub(crate) fn get(&self, held: Held) -> Option<(&Arc<File>, u32, bool)> {
+    pub(crate) fn get(&self, held: HeldFile) -> Option<(&Arc<File>, u32, bool)> {
         let entry = &self.entries[held.index as usize];
         entry.file.as_ref().map(|file| (file, held.index, entry.fixed))
     }
 }
 
-/// Pauses.
+/// The pauses of owners and of the engine.
 impl Files {
-    /// The owner of this file pauses: until one of its operations completes, or for a moment.
+    /// Starts a pause of this file's owner. It ends when one of the owner's operations completes, or after a
+    /// moment.
     pub(crate) fn stall_owner(&mut self, id: FileId) {
         if let Some(owner) = self.entry(id).map(|entry| entry.owner) {
             let stall = &mut self.owners[owner as usize].stall;
@@ -338,7 +349,8 @@ impl Files {
         }
     }
 
-    /// The engine pauses: until an operation completes, or for a moment. A pause that there is goes on as it is.
+    /// Starts a pause of the engine. It ends when an operation completes, or after a moment. An existing
+    /// pause is not extended.
     pub(crate) fn stall_all(&mut self) {
         if !self.stall.is_on() {
             self.stalled += 1;
@@ -346,13 +358,13 @@ impl Files {
         }
     }
 
-    /// Whether anything pauses.
+    /// Returns whether an owner or the engine pauses.
     #[inline]
     pub(crate) fn any_stalled(&self) -> bool {
         self.stalled > 0
     }
 
-    /// An operation of the owner has completed.
+    /// Ends the pauses of the owner and of the engine, because an operation has completed.
     #[cold]
     fn end_stalls(&mut self, owner: u32) {
         self.end_owner_stall(owner);
@@ -365,7 +377,7 @@ impl Files {
 
     /// Ends the pauses that have been long enough.
     #[inline]
-    pub(crate) fn look_at_stalls(&mut self) {
+    pub(crate) fn check_stalls(&mut self) {
         if self.stalled > 0 {
             self.end_old_stalls();
         }
@@ -374,12 +386,12 @@ impl Files {
     #[cold]
     fn end_old_stalls(&mut self) {
         let stalls = self.owners.iter_mut().map(|entry| &mut entry.stall).chain([&mut self.stall]);
-        let ended = stalls.filter_map(|stall| stall.look().then_some(())).count();
+        let ended = stalls.filter_map(|stall| stall.end_if_over().then_some(())).count();
         self.stalled -= ended as u32;
         self.resumed |= ended > 0;
     }
 
-    /// Returns whether a pause has ended since this was asked last, although nothing completed.
+    /// Returns whether a pause has ended since the last call, although nothing completed.
     #[inline]
     pub(crate) fn take_resumed(&mut self) -> bool {
         std::mem::take(&mut self.resumed)
@@ -416,7 +428,7 @@ mod tests {
 
     /// A device splits what is large, and says `EAGAIN` for that each time.
     #[test]
-    fn what_is_too_large_does_not_send_what_is_small_to_threads() {
+    fn large_transfers_do_not_send_small_ones_to_threads() {
         const WRITE: OpKind = OpKind::Write { durable: false };
         const LARGE: u64 = 2 << 20;
         let mut files = Files::new(Shares::new(8, 0, 0));
@@ -439,7 +451,8 @@ mod tests {
         files.release(held);
     }
 
-    /// Files of one device have one share, and one that is forgotten with operations in flight keeps its number for as long.
+    /// Files of one device have one share, and one that is forgotten with operations in flight keeps its
+    /// number for as long.
     #[test]
     fn a_share_belongs_to_a_device() {
         let (a, b) = (Owner::unique(), Owner::unique());
@@ -480,7 +493,7 @@ mod tests {
         files.stall_owner(a);
         files.stall_all();
         while files.any_stalled() {
-            files.look_at_stalls();
+            files.check_stalls();
         }
         assert!(files.room(a) == 8 && files.take_resumed() && !files.take_resumed());
         // A pause goes with its owner.

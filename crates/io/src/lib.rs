@@ -1,22 +1,24 @@
-//! Asynchronous I/O engines behind one face.
+//! Asynchronous I/O engines with a common interface.
 //!
-//! An [`Engine`] takes operations on registered files, does many at once, and hands each back as a
-//! [`Completion`]. Three exist: io_uring; Linux AIO, for where that is forbidden and files are open for direct I/O; and a pool of
-//! threads, which works everywhere.
+//! An [`Engine`] takes operations on registered files, does many at once, and returns each as a
+//! [`Completion`]. There are three: io_uring; Linux AIO, for hosts that forbid io_uring and files that are
+//! open for direct I/O; and a pool of threads, which works everywhere.
 //!
 //! # Ownership
-//! An engine belongs to one thread, its worker, which queues, submits and reaps; nothing in it is locked for
-//! its sake; a thread that it may keep beside it makes system calls and nothing else ([`CompletionMode`]). It may be opened on one thread and moved to another before its first operation, after
-//! which it stays. The [`Buffers`] of an operation move into the engine and come back with the completion, so
-//! that nobody can free or change memory which the kernel still reads or writes. Dropping an engine waits for
-//! what is in flight.
+//! An engine belongs to one thread, its worker, which queues, submits and reaps without locks. The engine may
+//! keep a thread beside the worker, which makes system calls and nothing else ([`CompletionMode`]). An engine
+//! may be opened on one thread and moved to another before its first operation. After that it stays there.
+//! The [`Buffers`] of an operation move into the engine and come back with the completion. So no other code
+//! can free or change memory that the kernel still uses. Dropping an engine waits for the operations in
+//! flight.
 //!
 //! # Order
-//! None among operations in flight. What must come after something else is queued when that has completed.
+//! Operations in flight have no order. If one must come after another, the caller queues it when the other
+//! has completed.
 //!
 //! # A turn of the worker
-//! [`Engine::queue`] any number of operations, [`Engine::submit`] once, [`Engine::reap`] once, and sleep until
-//! [`Engine::event`] is readable, unless [`Engine::needs_turn`].
+//! Call [`Engine::queue`] for any number of operations, [`Engine::submit`] once, [`Engine::reap`] once, and
+//! sleep until [`Engine::event`] is readable, unless [`Engine::needs_turn`].
 //!
 //! ```
 //! use kickless_io::{AlignedBuf, BackingFile, Buffers, Engine, EngineKind, Op, OpKind, Owner, Token};

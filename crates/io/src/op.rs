@@ -1,85 +1,84 @@
-//! Operations, what they carry, and how they end.
+//! Operations, their buffers and their results.
 
 use crate::AlignedBuf;
 use kickless_memory::Iov;
 use rustix::io::Errno;
 
-/// Whose operation it is: chosen by whoever queues it, returned with its completion, and not looked at in
-/// between.
+/// The caller's name for an operation. The engine returns it with the completion, and does not interpret it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Token {
-    /// The queue that it belongs to.
+    /// The queue of the operation.
     pub source: u32,
     /// The request within that queue.
     pub slot: u32,
 }
 
-/// A file registered with one engine. Means nothing to another engine.
+/// A file registered with one engine. Invalid in another engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {
     pub(crate) index: u32,
-    /// Tells a file from the one that had its place before.
+    /// Distinguishes a file from an earlier one with the same index.
     pub(crate) generation: u32,
 }
 
 /// One operation.
 #[derive(Debug)]
 pub struct Op {
-    /// Which file. An operation on one that was unregistered completes with `EBADF`.
+    /// The file. An operation on an unregistered file completes with `EBADF`.
     pub file: FileId,
-    /// What to do.
+    /// The kind of the operation.
     pub kind: OpKind,
-    /// Where in the file, in bytes. Means nothing for a flush.
+    /// The offset in the file, in bytes. Ignored for a flush.
     pub offset: u64,
-    /// From where, or to where.
+    /// The memory of the transfer.
     pub buffers: Buffers,
 }
 
-/// What to do.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpKind {
-    /// File to buffers.
+    /// Transfers bytes from the file to the buffers.
     Read,
-    /// Buffers to file.
+    /// Transfers bytes from the buffers to the file.
     Write {
-        /// Complete only when the bytes are on stable storage.
+        /// The operation completes only when the bytes are on stable storage.
         durable: bool,
     },
-    /// Everything that completed before this was submitted goes to stable storage.
+    /// Moves everything that completed before this was submitted to stable storage.
     Flush,
-    /// Does something to so many bytes of the file that transfers none. No buffers.
+    /// Changes a range of the file without a transfer. No buffers.
     Range {
-        /// What.
+        /// The change.
         call: RangeCall,
-        /// How many bytes; not 0.
+        /// The number of bytes, not 0.
         len: u64,
     },
 }
 
 impl OpKind {
-    /// Whether bytes go between buffers and the file.
+    /// Returns whether bytes go between buffers and the file.
     #[inline]
     pub(crate) fn is_transfer(self) -> bool {
         matches!(self, Self::Read | Self::Write { .. })
     }
 }
 
-/// What can be done to a range of a file.
+/// A change to a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeCall {
-    /// `fallocate` with `FALLOC_FL_PUNCH_HOLE`: it reads as zeroes, and its space is given back. On a block device only where the
-    /// device itself can do that.
+    /// `fallocate` with `FALLOC_FL_PUNCH_HOLE`: the range reads as zeroes, and its space is freed. On a block
+    /// device only if the device itself can do that.
     PunchHole,
-    /// `fallocate` with `FALLOC_FL_ZERO_RANGE`: it reads as zeroes, and has its space.
+    /// `fallocate` with `FALLOC_FL_ZERO_RANGE`: the range reads as zeroes, and keeps its space.
     ZeroRange,
-    /// `BLKDISCARD`, of a block device: what it reads as afterwards is not known.
+    /// `BLKDISCARD`, of a block device: the contents are unknown afterwards.
     DeviceDiscard,
-    /// `BLKZEROOUT`, of a block device: it reads as zeroes, and has its space.
+    /// `BLKZEROOUT`, of a block device: the range reads as zeroes, and keeps its space.
     DeviceZeroes,
 }
 
 impl RangeCall {
-    /// The mode of `fallocate`; `None`: it is another call.
+    /// Returns the mode of `fallocate`. `None` if this is another call.
     pub(crate) fn mode(self) -> Option<i32> {
         match self {
             Self::PunchHole => Some(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
@@ -89,26 +88,26 @@ impl RangeCall {
     }
 }
 
-/// What the kernel transfers at most in one call (`MAX_RW_COUNT`).
+/// The most bytes that the kernel transfers in one call (`MAX_RW_COUNT`).
 pub(crate) const BYTES_MAX: usize = 0x7fff_f000;
 
 /// The memory of an operation. An engine owns it until the kernel has finished with it.
 #[derive(Debug, Default)]
 pub enum Buffers {
-    /// None: a flush, a range.
+    /// No memory, for a flush or a range.
     #[default]
     None,
-    /// Guest memory. What is left in it is transferred; of more than 1024 segments only the first 1024.
+    /// Guest memory. The remaining part of it is transferred; of more than 1024 segments only the first 1024.
     Guest(Iov),
-    /// Memory of our own. Its window is transferred.
+    /// Memory of this process. Its window is transferred.
     Owned(AlignedBuf),
 }
 
-/// What the kernel takes for `Buffers`.
-pub(crate) enum View {
+/// The form in which `Buffers` are passed to the kernel.
+pub(crate) enum KernelBuffers {
     /// An address and a length.
     One(*mut u8, usize),
-    /// An array of segments, and how many.
+    /// An array of segments, and its length.
     Many(*const libc::iovec, usize),
 }
 
@@ -116,7 +115,7 @@ pub(crate) enum View {
 const SEGMENTS_MAX: usize = 1024;
 
 impl Buffers {
-    /// Bytes of a transfer.
+    /// Returns the bytes of the transfer.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Self::None => 0,
@@ -125,35 +124,35 @@ impl Buffers {
         }
     }
 
-    /// What the kernel takes. The addresses are valid until the buffers are changed or dropped; moving them
-    /// is no change, for what they point to is not in here.
-    pub(crate) fn view(&mut self, kind: OpKind) -> View {
+    /// Returns the memory for the kernel. The addresses are valid until the buffers are changed or dropped;
+    /// moving them is allowed, because the memory is not inside them.
+    pub(crate) fn view(&mut self, kind: OpKind) -> KernelBuffers {
         match self {
-            Self::None => View::One(std::ptr::null_mut(), 0),
+            Self::None => KernelBuffers::One(std::ptr::null_mut(), 0),
             Self::Owned(buf) => {
                 let (at, len) = buf.raw_window();
-                View::One(at, len)
+                KernelBuffers::One(at, len)
             }
             Self::Guest(iov) => {
                 let segments = if kind == OpKind::Read { iov.segments_to_fill() } else { iov.segments() };
                 match segments {
-                    [] => View::One(std::ptr::null_mut(), 0),
-                    [one] => View::One(one.iov_base.cast(), one.iov_len),
-                    many => View::Many(many.as_ptr(), many.len().min(SEGMENTS_MAX)),
+                    [] => KernelBuffers::One(std::ptr::null_mut(), 0),
+                    [one] => KernelBuffers::One(one.iov_base.cast(), one.iov_len),
+                    many => KernelBuffers::Many(many.as_ptr(), many.len().min(SEGMENTS_MAX)),
                 }
             }
         }
     }
 }
 
-/// How an operation ended.
+/// The end of an operation.
 #[derive(Debug)]
 pub struct Completion {
-    /// What it was queued with.
+    /// The token of the operation.
     pub token: Token,
-    /// Bytes transferred, which may be fewer than there were in the buffers (0 where a read began at the end
-    /// of the file). 0 of a flush or a range.
+    /// The bytes transferred. There may be fewer than in the buffers, and 0 if a read began at the end of the
+    /// file. 0 for a flush or a range.
     pub result: Result<u32, Errno>,
-    /// The buffers, as they were handed in: a transfer takes nothing off them.
+    /// The buffers, as they were passed in: a transfer does not consume them.
     pub buffers: Buffers,
 }

@@ -1,15 +1,15 @@
-//! Operations in flight and what becomes of them, whichever back-end does them.
+//! Operations in flight and their results, for all back-ends.
 //!
-//! An operation has a place in [`Slots`] from the moment when the engine takes it until it completes.
-//! Back-ends know it by this place, and report the kernel's result of it to [`Operations::complete`]. The
-//! result is one of four:
-//! - The operation is done. It leaves its place, gives its share back, and goes to the caller.
+//! An operation has a slot in [`Slots`] from the moment when the engine takes it until it completes.
+//! Back-ends know it by this slot, and report the kernel's result to [`Operations::complete`]. The result is
+//! one of four:
+//! - The operation is done. It leaves its slot, returns its share, and goes to the caller.
 //! - It carried `RWF_NOWAIT` and would have had to wait. A thread does it.
-//! - It was merged with others. Each of them takes its part of the bytes; those that got none are done again,
+//! - It was merged with others. Each of them takes its part of the bytes. Those that got none are done again,
 //!   each by itself.
 //! - The kernel refused it when it was submitted. It completes at the next reap.
 //!
-//! An operation that was cancelled is never done again: it completes with `ECANCELED` instead.
+//! A cancelled operation is never done again: it completes with `ECANCELED` instead.
 
 pub(crate) mod in_flight;
 pub(crate) mod merge;
@@ -18,7 +18,7 @@ pub(crate) mod slots;
 use crate::aio::batch::Batches;
 use crate::files::route::Route;
 use crate::files::shares::Shares;
-use crate::files::{Files, Gone, Held};
+use crate::files::{ClosedFile, Files, HeldFile};
 use crate::op::{Completion, FileId, Op, Token};
 use in_flight::InFlight;
 use rustix::io::Errno;
@@ -31,87 +31,87 @@ pub(crate) struct Operations {
     pub(crate) files: Files,
     /// Calls of `io_submit` that threads make for AIO.
     pub(crate) batches: Batches,
-    /// Places of merged operations that are to be done each by itself.
-    again: Vec<u32>,
-    /// Places of operations that would have had to wait.
-    missed: Vec<u32>,
-    /// Completed outside of a reap.
+    /// Slots of merged operations that must be done again, each by itself.
+    split: Vec<u32>,
+    /// Slots of operations that would have had to wait.
+    would_wait: Vec<u32>,
+    /// Operations that completed outside of a reap.
     failed: Vec<Completion>,
-    /// Indices of files that went, and that the kernel knows.
-    gone: Vec<u32>,
+    /// Indices of closed files that the kernel still knows.
+    closed: Vec<u32>,
 }
 
 impl Operations {
-    /// Makes an empty table for owners that share these places.
+    /// Makes an empty table for owners with these shares.
     pub(crate) fn new(shares: Shares) -> Self {
         Self {
             slots: Slots::new(shares.total()),
             files: Files::new(shares),
             batches: Batches::default(),
-            again: Vec::new(),
-            missed: Vec::new(),
+            split: Vec::new(),
+            would_wait: Vec::new(),
             failed: Vec::new(),
-            gone: Vec::new(),
+            closed: Vec::new(),
         }
     }
 
-    /// Returns the operations that were taken and not reaped.
+    /// Returns the number of operations that were taken and not reaped.
     pub(crate) fn in_flight(&self) -> usize {
         self.files.in_flight() + self.failed.len()
     }
 
-    /// Completes the operation at `place`, with those that are one with it, or notes what is to be done next:
-    /// see the module.
+    /// Completes the operation in `op_slot` and those that are merged with it, or notes the next step: see
+    /// the module.
     #[inline]
     pub(crate) fn complete(
         &mut self,
-        place: u32,
+        op_slot: u32,
         mut result: Result<u32, Errno>,
         into: &mut Vec<Completion>,
     ) {
-        let Self { slots, files, again, missed, gone, .. } = self;
-        if slots.is_missed(place, result, files) {
-            if !slots.is_cancelled(place) {
-                return missed.push(place);
+        let Self { slots, files, split, would_wait, closed, .. } = self;
+        if slots.is_missed(op_slot, result, files) {
+            if !slots.is_cancelled(op_slot) {
+                return would_wait.push(op_slot);
             }
             result = Err(Errno::CANCELED);
         }
-        slots.complete(place, result, again, |InFlight { token, held, op, .. }, result| {
+        slots.complete(op_slot, result, split, |InFlight { token, held, op, .. }, result| {
             into.push(Completion { token, result, buffers: op.buffers });
-            note_gone(files.release(held), gone);
+            note_closed(files.release(held), closed);
         });
     }
 
-    /// Notes that the kernel refused the operation at `place`.
-    pub(crate) fn refuse(&mut self, place: u32, errno: Errno) {
+    /// Notes that the kernel refused the operation in `op_slot`.
+    pub(crate) fn refuse(&mut self, op_slot: u32, errno: Errno) {
         let mut failed = std::mem::take(&mut self.failed);
-        self.complete(place, Err(errno), &mut failed);
+        self.complete(op_slot, Err(errno), &mut failed);
         self.failed = failed;
     }
 
-    /// Ends the operation at `place`, with all that are one with it.
-    pub(crate) fn fail(&mut self, place: u32, errno: Errno) {
-        let Self { slots, files, failed, gone, .. } = self;
-        slots.take(place, |InFlight { token, held, op, .. }| {
+    /// Ends the operation in `op_slot`, and those that are merged with it.
+    pub(crate) fn fail(&mut self, op_slot: u32, errno: Errno) {
+        let Self { slots, files, failed, closed, .. } = self;
+        slots.take(op_slot, |InFlight { token, held, op, .. }| {
             failed.push(Completion { token, result: Err(errno), buffers: op.buffers });
-            note_gone(files.release(held), gone);
+            note_closed(files.release(held), closed);
         });
     }
 
-    /// Marks the operations on a file as cancelled, and ends those that were to be queued again.
+    /// Marks the operations on a file as cancelled, and ends those that would be queued again.
     pub(crate) fn cancel(&mut self, file: FileId) {
-        let Self { slots, files, again, missed, .. } = self;
+        let Self { slots, files, split, would_wait, .. } = self;
         let of_file = slots.iter_mut().filter(|operation| files.is_held(operation.held, file));
         of_file.for_each(|operation| operation.cancelled = true);
-        let is_cancelled = |place: &mut u32| slots.is_cancelled(*place);
-        let mut ended: Vec<u32> = again.extract_if(.., is_cancelled).collect();
-        ended.extend(missed.extract_if(.., is_cancelled));
-        ended.into_iter().for_each(|place| self.fail(place, Errno::CANCELED));
+        let is_cancelled = |op_slot: &mut u32| slots.is_cancelled(*op_slot);
+        let mut ended: Vec<u32> = split.extract_if(.., is_cancelled).collect();
+        ended.extend(would_wait.extract_if(.., is_cancelled));
+        ended.into_iter().for_each(|op_slot| self.fail(op_slot, Errno::CANCELED));
     }
 
-    /// Fails an operation on a file that was unregistered. It has no place and no share.
+    /// Fails an operation on an unregistered file. It has no slot and no share.
     #[cold]
-    pub(crate) fn fail_stray(&mut self, op: Op, token: Token) {
+    pub(crate) fn fail_unregistered(&mut self, op: Op, token: Token) {
         self.failed.push(Completion { token, result: Err(Errno::BADF), buffers: op.buffers });
     }
 
@@ -120,73 +120,73 @@ impl Operations {
     pub(crate) fn reap_failed(&mut self, into: &mut Vec<Completion>) {
         if !self.failed.is_empty() {
             into.append(&mut self.failed);
-            self.files.forget_strays();
+            self.files.forget_unregistered();
         }
     }
 
-    /// Returns whether operations completed outside of a reap, or are to be queued again.
+    /// Returns whether operations completed outside of a reap, or must be queued again.
     pub(crate) fn needs_turn(&self) -> bool {
-        !self.failed.is_empty() || self.has_again()
+        !self.failed.is_empty() || self.needs_requeue()
     }
 
-    /// Forgets a file once nothing of it is in flight.
+    /// Closes a file once none of its operations is in flight.
     pub(crate) fn unregister(&mut self, file: FileId) {
-        note_gone(self.files.remove(file), &mut self.gone);
+        note_closed(self.files.remove(file), &mut self.closed);
     }
 
-    /// Takes the index of a file that went, and that the kernel is to forget.
+    /// Takes the index of a closed file that the kernel must forget.
     #[inline]
-    pub(crate) fn take_gone(&mut self) -> Option<u32> {
-        self.gone.pop()
+    pub(crate) fn take_closed(&mut self) -> Option<u32> {
+        self.closed.pop()
     }
 
-    /// Returns whether operations are to be queued again.
+    /// Returns whether operations must be queued again.
     #[inline]
-    pub(crate) fn has_again(&self) -> bool {
-        !(self.again.is_empty() && self.missed.is_empty())
+    pub(crate) fn needs_requeue(&self) -> bool {
+        !(self.split.is_empty() && self.would_wait.is_empty())
     }
 
-    /// Calls `queue` for each merged operation that is to be done by itself, with the place and the route
-    /// that it has now.
-    pub(crate) fn queue_again(&mut self, mut queue: impl FnMut(u32, Held, Route)) {
-        let Self { again, slots, files, .. } = self;
-        for place in again.drain(..) {
-            let Some(operation) = slots.get_mut(place) else { continue };
+    /// Calls `queue` for each merged operation that must be done by itself, with its slot and its present
+    /// route.
+    pub(crate) fn requeue_split(&mut self, mut queue: impl FnMut(u32, HeldFile, Route)) {
+        let Self { split, slots, files, .. } = self;
+        for op_slot in split.drain(..) {
+            let Some(operation) = slots.get_mut(op_slot) else { continue };
             let held = operation.held;
             let route = files.route(held, operation.op.kind, operation.op.buffers.len());
             operation.nowait = route == Route::NoWait;
-            queue(place, held, route);
+            queue(op_slot, held, route);
         }
     }
 
-    /// Calls `queue` for the place of each operation that would have had to wait.
-    pub(crate) fn queue_missed(&mut self, queue: impl FnMut(u32)) {
-        self.missed.drain(..).for_each(queue);
+    /// Calls `queue` for the slot of each operation that would have had to wait.
+    pub(crate) fn requeue_missed(&mut self, queue: impl FnMut(u32)) {
+        self.would_wait.drain(..).for_each(queue);
     }
 
-    /// Takes the place of an operation that would have had to wait.
+    /// Takes the slot of an operation that would have had to wait.
     pub(crate) fn take_missed(&mut self) -> Option<u32> {
-        self.missed.pop()
+        self.would_wait.pop()
     }
 
-    /// Gives up the merged operations that are to be done each by itself.
-    pub(crate) fn discard_again(&mut self) {
-        while let Some(place) = self.again.pop() {
-            self.discard(place);
+    /// Discards the merged operations that would be done again.
+    pub(crate) fn discard_split(&mut self) {
+        while let Some(op_slot) = self.split.pop() {
+            self.discard(op_slot);
         }
     }
 
-    /// Gives up the operation at `place`, with all that are one with it. The engine is being dropped, and the
-    /// kernel was not told of them.
-    pub(crate) fn discard(&mut self, place: u32) {
-        self.slots.take(place, drop);
+    /// Discards the operation in `op_slot`, and those that are merged with it. The engine is being dropped,
+    /// and the kernel does not know them.
+    pub(crate) fn discard(&mut self, op_slot: u32) {
+        self.slots.take(op_slot, drop);
     }
 }
 
-/// Notes a file that went if the kernel knows it.
+/// Notes a closed file if the kernel knows it.
 #[inline]
-fn note_gone(file: Option<Gone>, gone: &mut Vec<u32>) {
-    if let Some(Gone { index, fixed: true }) = file {
-        gone.push(index);
+fn note_closed(file: Option<ClosedFile>, closed: &mut Vec<u32>) {
+    if let Some(ClosedFile { index, fixed: true }) = file {
+        closed.push(index);
     }
 }

@@ -4,29 +4,29 @@ use crate::files::shares::Shares;
 use std::fmt;
 use std::str::FromStr;
 
-/// The most operations that one engine keeps in flight. More are not of use to any device, and the kernel's
-/// limit on completion rings is near.
+/// The most operations that one engine keeps in flight. No device gains from more, and the kernel's limit on
+/// completion rings is near.
 pub const DEPTH_MAX: u32 = 32768;
 
 /// The most owners that can have a reserve in one engine.
 pub const OWNERS_MAX: u32 = 256;
 
-/// The kernel's ring has room for so many completions at most (`IORING_MAX_CQ_ENTRIES`).
+/// The kernel's limit on completions in a ring (`IORING_MAX_CQ_ENTRIES`).
 const _: () = assert!(DEPTH_MAX + OWNERS_MAX * RESERVE <= 65536);
 
-/// Operations that each owner can have in flight beside the depth that all share: as many as a guest needs to go on at a good part of its
-/// speed beside a device that hangs.
+/// Operations that each owner can have in flight beside the depth that all share. This is enough for a guest
+/// to go on at a good part of its speed beside a device that hangs.
 const RESERVE: u32 = 16;
 
-/// Which engine to use.
+/// The kind of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EngineKind {
     /// The best one that works here.
     #[default]
     Auto,
-    /// io_uring or nothing.
+    /// io_uring only.
     Uring,
-    /// Linux AIO or nothing.
+    /// Linux AIO only.
     Aio,
     /// A pool of threads that make blocking calls.
     Threads,
@@ -43,7 +43,7 @@ impl fmt::Display for EngineKind {
     }
 }
 
-/// A name that is no engine's.
+/// The error for a name that is no engine's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an engine is one of auto, io_uring, aio, threads")]
 pub struct UnknownEngine;
@@ -62,13 +62,13 @@ impl FromStr for EngineKind {
     }
 }
 
-/// Who submits to the kernel, and so who completes meanwhile.
+/// The thread that submits to the kernel. The worker can complete operations while another thread submits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CompletionMode {
-    /// The engine's own thread submits and completes in turns.
+    /// The worker submits and completes in turns.
     #[default]
     Worker,
-    /// A thread beside it submits, and it completes meanwhile.
+    /// A thread beside the worker submits, and the worker completes meanwhile.
     Thread,
 }
 
@@ -81,7 +81,7 @@ impl fmt::Display for CompletionMode {
     }
 }
 
-/// A name that is no such mode's.
+/// The error for a name that is no such mode's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("completion is by worker or thread")]
 pub struct UnknownCompletion;
@@ -98,35 +98,37 @@ impl FromStr for CompletionMode {
     }
 }
 
-/// Which engine, and how it works.
+/// The options of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Which one.
+    /// The kind of engine.
     pub kind: EngineKind,
-    /// Operations in flight that all owners share: 1 to [`DEPTH_MAX`], or the nearest of them.
+    /// The operations in flight that all owners share: 1 to [`DEPTH_MAX`]. Other values are set to the
+    /// nearest of these.
     pub depth: u32,
-    /// Owners that have a reserve beside that, of slots and of threads: up to [`OWNERS_MAX`]. A device that hangs can
-    /// stop others only where there are more.
+    /// The number of owners with a reserve of slots and threads beside that, up to [`OWNERS_MAX`]. A device
+    /// that hangs can stop others only if there are more owners.
     pub owners: u32,
-    /// At most one owner ever uses the engine. The thread of the engine then makes calls that can wait for the owner's
-    /// file system, because no other owner waits with it, and a handover to a thread costs several context switches.
+    /// At most one owner ever uses the engine. The worker then makes calls that can wait for the owner's file
+    /// system. No other owner waits with it, and a handover to a thread would cost several context switches.
     pub lone_owner: bool,
-    /// Who submits. Means nothing for threads, which are always others.
+    /// The thread that submits. No effect for threads, which always differ from the worker.
     pub completion: CompletionMode,
-    /// A thread of the kernel's looks for submissions (`IORING_SETUP_SQPOLL`). Of io_uring only.
+    /// A thread of the kernel polls for submissions (`IORING_SETUP_SQPOLL`). For io_uring only.
     pub sqpoll: bool,
-    /// Guest memory that is held ([`crate::Engine::hold_memory`]) is registered with the kernel, which pins it. Of io_uring only.
+    /// Guest memory that is held ([`crate::Engine::hold_memory`]) is registered with the kernel, which pins
+    /// it. For io_uring only.
     pub fixed_buffers: bool,
 }
 
 impl EngineOptions {
-    /// With nothing out of the ordinary, and no reserves.
+    /// Makes default options, without reserves.
     pub fn new(kind: EngineKind, depth: u32) -> Self {
         let completion = CompletionMode::Worker;
         Self { kind, depth, owners: 0, lone_owner: false, completion, sqpoll: false, fixed_buffers: false }
     }
 
-    /// Returns how owners share the slots.
+    /// Returns the owners' shares of the slots.
     pub(crate) fn shares(&self) -> Shares {
         Shares::new(self.depth as usize, RESERVE as usize, self.owners as usize)
     }

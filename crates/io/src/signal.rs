@@ -1,4 +1,4 @@
-//! Signalling an eventfd that belongs to somebody else.
+//! Signalling an eventfd that is shared with another process.
 #![expect(unsafe_code, reason = "island: an operation handed to the kernel")]
 
 use crate::aio::context::{Context, Control, Event, PREAD, SIGNAL_EVENT};
@@ -11,22 +11,24 @@ thread_local! {
     static SIGNALLER: io::Result<Signaller> = Signaller::new();
 }
 
-/// Takes what [`signal`] needs on this thread now, not when it is first called: a descriptor and a little memory.
+/// Allocates the resources of [`signal`] for this thread now instead of at the first call: a descriptor and a
+/// little memory.
 pub fn prepare_to_signal() {
     SIGNALLER.with(|_| ());
 }
 
 /// Adds one to an eventfd, and never waits.
 ///
-/// A write does not promise that: `O_NONBLOCK` belongs to the open file, which the other side has too, so it can fill the
-/// counter and take the flag away at any moment, between a look at them and the write if need be. The kernel itself
-/// signals eventfds without waiting, so this has it read nothing from an empty file, by AIO, and signal the eventfd
-/// when that is done, which it is before the call returns. It costs about 0.6 us where a write costs 0.2 us.
+/// A write could wait. `O_NONBLOCK` belongs to the open file, which the other side shares. It can fill the
+/// counter and clear the flag at any time, even between a check and the write. The kernel itself signals
+/// eventfds without waiting. So this function has the kernel read nothing from an empty file, by AIO, and
+/// signal the eventfd on completion, which happens before the call returns. This costs about 0.6 us; a write
+/// costs 0.2 us.
 ///
-/// Where AIO cannot be had it is a write after all. A descriptor that is no eventfd is left alone.
+/// Without AIO this is a write after all. A descriptor that is no eventfd is left alone.
 ///
-/// Returns whether it is done. The kernel can refuse it, for want of memory for example. A write in its place could wait for ever, so the caller tries again
-/// later.
+/// Returns whether the eventfd was signalled. The kernel can refuse, for lack of memory for example. A write
+/// instead could wait for ever, so the caller tries again later.
 pub fn signal(eventfd: impl AsFd) -> bool {
     let done = SIGNALLER.try_with(|signaller| match signaller {
         Ok(signaller) => signaller.signal(&eventfd),
@@ -35,19 +37,20 @@ pub fn signal(eventfd: impl AsFd) -> bool {
             true
         }
     });
-    // Without it when the thread ends: then nobody waits for signals of its any more.
+    // The thread ends, and its signaller is gone. No signal of it is waited for any more.
     done.unwrap_or(true)
 }
 
-/// A context's events: the kernel makes room for a page of them at least, 32 bytes each and the ring's head.
+/// The number of events of a context. The kernel allocates at least a page for them: 32 bytes each and the
+/// ring's head.
 const EVENTS: usize = 128;
-/// How often to try a submission that the kernel has no room for. Threads that share a context can take the room that
-/// another has made.
+/// The number of attempts at a submission for which the kernel has no room. Threads that share a context can
+/// take the room that another has made.
 const ATTEMPTS_MAX: usize = 64;
 
-/// Does what [`signal`] does, for a caller that keeps the AIO context itself. Threads can share it.
+/// Does the same as [`signal`], for a caller that keeps the AIO context itself. Threads can share it.
 ///
-/// It belongs to the process that made it: in a child of a fork it signals nothing. Dropping it takes tens of
+/// It belongs to the process that made it, and signals nothing in a forked child. Dropping it takes tens of
 /// milliseconds, in which the kernel waits for its own readers.
 #[derive(Debug)]
 pub struct Signaller {
@@ -59,20 +62,20 @@ impl Signaller {
     /// Makes a context.
     ///
     /// # Errors
-    /// AIO cannot be had: a filter forbids it, or all contexts of the system (`fs.aio-max-nr`) are taken.
+    /// AIO is not available: a filter forbids it, or all contexts of the system (`fs.aio-max-nr`) are in use.
     pub fn new() -> io::Result<Self> {
         let empty = memfd_create(c"empty", MemfdFlags::CLOEXEC)?;
-        // The kernel makes room for a page of events, whatever it is asked for, and counts what it is asked for.
+        // The kernel makes room for at least a page of events, and counts only the requested number.
         Ok(Self { context: Context::open(1)?, empty })
     }
 
-    /// Takes the events that there are; how many.
+    /// Takes all events. Returns their number.
     fn drain(&self) -> usize {
         self.context.events(false, &mut [Event::default(); EVENTS]).unwrap_or_default()
     }
 
-    /// Adds one to an eventfd, and never waits. Returns whether the kernel did it: it fails for a descriptor that is no
-    /// eventfd, and where the kernel has no memory.
+    /// Adds one to an eventfd, and never waits. Returns whether the kernel did it. It fails for a descriptor
+    /// that is no eventfd, and without memory.
     pub fn signal(&self, eventfd: impl AsFd) -> bool {
         let mut control = [Control {
             opcode: PREAD,
@@ -85,7 +88,7 @@ impl Signaller {
             // SAFETY: it reads no byte.
             match unsafe { self.context.submit(&mut control) } {
                 Ok(taken) => return taken == 1,
-                // Full of events that nobody wants, which another thread may take at the same time.
+                // The context is full of unused events. Another thread may take them at the same time.
                 Err(Errno::AGAIN) => {
                     self.drain();
                 }
@@ -110,13 +113,13 @@ mod tests {
     }
 
     #[test]
-    fn counts_each() {
+    fn each_signal_counts() {
         let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         assert!((0..1000).all(|_| signal(&fd)));
         assert_eq!(count(&fd), 1000);
     }
 
-    /// Where a write would wait for ever.
+    /// A write would wait for ever here.
     #[test]
     fn a_full_counter_stays_full() {
         let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -126,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_eventfd_is_left_alone() {
+    fn other_files_than_eventfds_are_left_alone() {
         let file = tempfile::tempfile().unwrap();
         assert!(!signal(&file));
         assert!(!Signaller::new().unwrap().signal(&file));
         assert_eq!(file.metadata().unwrap().len(), 0);
     }
 
-    /// More signals than the context has room for events, which the threads take from one another.
+    /// More signals than the context has room for events. The threads take each other's events.
     #[test]
     fn threads_share_a_signaller() {
         const EACH: u64 = 20_000;

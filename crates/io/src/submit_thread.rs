@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Deref;
 use std::thread::{Builder, JoinHandle};
 
-/// It makes system calls, and needs next to none.
+/// The thread's stack. It only makes system calls, and needs little.
 const STACK_BYTES: usize = 128 << 10;
 
 /// The worker's end of a handover, with the thread at the other end.
@@ -27,7 +27,8 @@ impl<S: Submission> SubmitThread<S> {
         Ok(Self { end, thread: Some(thread) })
     }
 
-    /// Waits for the submission that was handed over, and for the end of the thread.
+    /// Waits for the submission that was handed over, and for the end of the thread. Returns the submission
+    /// and its result.
     pub(crate) fn finish(&mut self) -> Option<(S, S::Result)> {
         self.end.close();
         if let Some(thread) = self.thread.take() {

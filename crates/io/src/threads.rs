@@ -1,6 +1,6 @@
 //! The back-end of threads, which make calls that wait. It works everywhere.
 //!
-//! Each engine has one: io_uring and AIO leave to it what they cannot do without waiting
+//! Each engine has one. io_uring and AIO leave operations to it that they cannot do without waiting
 //! ([`crate::files::route`]). It cannot cancel a call that a thread makes.
 
 pub(crate) mod blocking;
@@ -21,15 +21,15 @@ use std::io;
 use std::os::fd::AsFd;
 use submit_wait::{SUBMIT_WAIT_MAX, SubmitWait};
 
-/// A pool, what it is to do next, and what it has done.
+/// A pool, its next jobs, and the jobs that it has done.
 #[derive(Debug)]
 pub(crate) struct Threads {
     pool: Pool,
-    /// Places of operations that are to be staged. No thread has been told of them.
-    places: Vec<u32>,
-    /// Described, and not handed to the pool.
+    /// Slots of operations to stage. No thread knows them.
+    op_slots: Vec<u32>,
+    /// Jobs that are described, and not handed to the pool.
     staged: VecDeque<Job>,
-    /// Handed to the pool, and not reaped.
+    /// The number of jobs that the pool has and that were not reaped.
     in_flight: usize,
     done: Vec<Done>,
     submit_wait: SubmitWait,
@@ -38,7 +38,7 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// Starts a pool for an engine of this depth, with a reserve for each of so many owners. Its completions
+    /// Starts a pool for an engine of this depth, with a reserve for each of `owners` owners. Its completions
     /// make `epoll` readable.
     pub(crate) fn open(
         depth: usize,
@@ -51,37 +51,37 @@ impl Threads {
             epoll::add(epoll, pool.event(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
             Ok(Self {
                 pool,
-                places: Vec::new(),
+                op_slots: Vec::new(),
                 staged: VecDeque::new(),
                 in_flight: 0,
                 done: Vec::new(),
                 submit_wait: SubmitWait::default(),
-                // A thread that submits is there so that the worker need not wait.
+                // With a submitting thread, the worker need not wait.
                 waits: completion == CompletionMode::Worker,
             })
         };
         try_open().map_err(Error::Threads)
     }
 
-    /// Takes an operation that stays in its slot.
+    /// Queues an operation that stays in its slot.
     #[inline]
-    pub(crate) fn queue(&mut self, place: u32) {
-        self.places.push(place);
+    pub(crate) fn queue(&mut self, op_slot: u32) {
+        self.op_slots.push(op_slot);
     }
 
-    /// Returns the place that was queued last, if no thread has been told of it.
+    /// Returns the slot that was queued last, if no thread knows it.
     pub(crate) fn last(&self) -> Option<u32> {
-        self.places.last().copied()
+        self.op_slots.last().copied()
     }
 
-    /// Hands over what is queued, and the batches that threads submit for AIO. May wait for these
+    /// Hands over the queued operations, and the batches that threads submit for AIO. May wait for these
     /// ([`submit_wait`]).
     pub(crate) fn submit(&mut self, ops: &mut Operations) {
-        for place in self.places.drain(..) {
+        for op_slot in self.op_slots.drain(..) {
             let Operations { slots, files, .. } = ops;
-            match slots.get_mut(place).and_then(|operation| BlockingOp::of(place, operation, files)) {
+            match slots.get_mut(op_slot).and_then(|operation| BlockingOp::of(op_slot, operation, files)) {
                 Some(op) => self.staged.push_back(Job::Op(op)),
-                None => ops.refuse(place, Errno::BADF),
+                None => ops.refuse(op_slot, Errno::BADF),
             }
         }
         for (owner, batch) in ops.batches.to_submit.drain(..) {
@@ -100,7 +100,8 @@ impl Threads {
         }
     }
 
-    /// Completes what threads have done, and gives the batches that they have submitted back to AIO.
+    /// Completes the operations that threads have done, and returns the batches that they have submitted to
+    /// AIO.
     #[inline]
     pub(crate) fn reap(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) {
         if self.in_flight == 0 {
@@ -110,7 +111,7 @@ impl Threads {
         self.in_flight -= self.done.len();
         for done in self.done.drain(..) {
             match done {
-                Done::Op { place, result } => ops.complete(place, result, into),
+                Done::Op { op_slot, result } => ops.complete(op_slot, result, into),
                 Done::Submit(submitted) => {
                     self.submit_wait.returned();
                     ops.batches.submitted.push(submitted);
@@ -119,34 +120,35 @@ impl Threads {
         }
     }
 
-    /// Ends cancelled operations that no thread does yet, and gives batches with such operations back to AIO.
+    /// Ends cancelled operations that no thread does yet, and returns batches with such operations to AIO.
     pub(crate) fn cancel(&mut self, ops: &mut Operations) {
-        let is_cancelled = |place| ops.slots.is_cancelled(place);
-        let mut ended: Vec<u32> = self.places.extract_if(.., |place| is_cancelled(*place)).collect();
+        let is_cancelled = |op_slot| ops.slots.is_cancelled(op_slot);
+        let mut ended: Vec<u32> = self.op_slots.extract_if(.., |op_slot| is_cancelled(*op_slot)).collect();
         for job in self.pool.take_queued(is_cancelled) {
             self.in_flight -= 1;
             match job {
-                Job::Op(op) => ended.push(op.place),
+                Job::Op(op) => ended.push(op.op_slot),
                 Job::Submit { owner, batch } => {
                     self.submit_wait.returned();
-                    // As if a signal had come before the call: AIO submits the others in another batch.
+                    // The result is that of a signal before the call: AIO submits the others in another
+                    // batch.
                     let result = Err(Errno::INTR);
                     ops.batches.submitted.push(Submitted { owner, batch, result });
                 }
             }
         }
-        ended.into_iter().for_each(|place| ops.fail(place, Errno::CANCELED));
+        ended.into_iter().for_each(|op_slot| ops.fail(op_slot, Errno::CANCELED));
     }
 
-    /// Returns whether something is to be handed to the pool, or was done, or the pool tries again to start a
+    /// Returns whether there are jobs to hand over or to complete, or the pool must try again to start a
     /// thread.
     pub(crate) fn needs_turn(&self) -> bool {
-        !(self.places.is_empty() && self.done.is_empty()) || self.pool.lacks_threads()
+        !(self.op_slots.is_empty() && self.done.is_empty()) || self.pool.lacks_threads()
     }
 
-    /// Gives up what no thread has been told of, waits until the threads have done the rest, and ends them.
+    /// Discards operations that no thread knows, waits until the threads have done the others, and ends them.
     pub(crate) fn end(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) {
-        self.places.drain(..).for_each(|place| ops.discard(place));
+        self.op_slots.drain(..).for_each(|op_slot| ops.discard(op_slot));
         self.pool.finish();
         self.reap(ops, into);
     }
@@ -163,17 +165,17 @@ impl Threads {
 
     #[cfg(test)]
     pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight + self.places.len()
+        self.in_flight + self.op_slots.len()
     }
 }
 
-/// Does the operation at `place`, with those that are one with it, on this thread, and gives it up. The
+/// Does the operation in `op_slot`, and those that are merged with it, on this thread, and discards it. The
 /// engine is being dropped.
-pub(crate) fn perform(ops: &mut Operations, place: u32) {
+pub(crate) fn perform(ops: &mut Operations, op_slot: u32) {
     let Operations { slots, files, .. } = ops;
-    if let Some(op) = slots.get_mut(place).and_then(|operation| BlockingOp::of(place, operation, files)) {
+    if let Some(op) = slots.get_mut(op_slot).and_then(|operation| BlockingOp::of(op_slot, operation, files)) {
         // No caller is left for the result.
         let _ = op.perform();
     }
-    ops.discard(place);
+    ops.discard(op_slot);
 }

@@ -25,31 +25,32 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-/// Files that the kernel knows by index, which spares it a look-up for each operation. Later ones go by
-/// descriptor.
+/// The number of files that the kernel knows by index, which saves a look-up for each operation. Later ones
+/// go by descriptor.
 const FIXED_FILES: u32 = 64;
 
-/// An io_uring, and the places of operations that are in it.
+/// An io_uring, and the slots of the operations in it.
 pub(crate) struct Uring {
     ring: IoUring,
     /// The same ring, for the thread that submits.
     ring_fd: Arc<OwnedFd>,
-    /// A thread of the kernel's takes what is pushed.
+    /// A thread of the kernel takes pushed operations.
     sqpoll: bool,
-    /// The ring belongs to a thread, the first one that submits.
+    /// The ring is enabled. It belongs to the first thread that submits.
     enabled: bool,
-    /// It makes the calls that submit, and signals `called` then.
+    /// Makes the submitting calls, and signals `submitter_done` after each.
     submitter: Option<SubmitThread<Enter>>,
-    called: Option<Waker>,
+    submitter_done: Option<Waker>,
     /// The kernel can know files by index.
     fixed: bool,
-    /// Guest memory that the kernel has pinned, where that is asked for.
+    /// Guest memory that the kernel has pinned, if requested.
     buffers: Option<Registered>,
-    /// Queued and not taken by the kernel, oldest first. The first `pushed` are in the submission ring
-    /// already.
+    /// Slots that are queued and not taken by the kernel, oldest first. The first `pushed` are in the
+    /// submission ring already.
     staged: VecDeque<u32>,
     pushed: usize,
-    /// Taken by the kernel and not reaped. Less than that while it is not known what a thread has submitted.
+    /// The number of operations that the kernel has taken and that are not reaped. It is too low while the
+    /// result of the submitting thread is unknown.
     in_flight: isize,
     /// Requests to cancel operations that the kernel has.
     cancels: Cancels,
@@ -85,7 +86,7 @@ impl Uring {
             sqpoll: options.sqpoll,
             enabled,
             submitter: None,
-            called: None,
+            submitter_done: None,
             fixed,
             buffers,
             staged: VecDeque::with_capacity(options.shares().total()),
@@ -94,23 +95,22 @@ impl Uring {
             cancels: Cancels::default(),
             broken: None,
         };
-        // A ring with a thread of the kernel's needs none of ours.
+        // With a thread of the kernel, none of ours is needed.
         if options.completion == CompletionMode::Thread && !options.sqpoll {
             uring.start_submitter(&epoll).map_err(failed("a thread that submits"))?;
         }
         Ok(uring)
     }
 
-    /// Makes a file known to the kernel by its index in the engine's table. Returns whether the kernel can
-    /// know it so.
+    /// Registers a file with the kernel by its index in the engine's table. Returns whether the kernel
+    /// accepts it.
     pub(crate) fn register(&mut self, index: u32, fd: RawFd) -> bool {
         self.fixed
             && index < FIXED_FILES
             && matches!(self.ring.submitter().register_files_update(index, &[fd]), Ok(1))
     }
 
-    /// Has the kernel let go of a file as well. Should it refuse, the next file that gets the index replaces
-    /// it.
+    /// Unregisters a file from the kernel. If this fails, the next file with the index replaces it.
     pub(crate) fn forget(&mut self, index: u32) {
         let _ = self.ring.submitter().register_files_update(index, &[-1]);
     }
@@ -127,18 +127,18 @@ impl Uring {
         }
     }
 
-    /// Takes an operation that stays in its slot.
+    /// Queues an operation that stays in its slot.
     #[inline]
-    pub(crate) fn queue(&mut self, place: u32) {
-        self.staged.push_back(place);
+    pub(crate) fn queue(&mut self, op_slot: u32) {
+        self.staged.push_back(op_slot);
     }
 
-    /// Returns the place that was queued last, if it is not in the submission ring.
+    /// Returns the slot that was queued last, if it is not in the submission ring.
     pub(crate) fn last(&self) -> Option<u32> {
         if self.staged.len() > self.pushed { self.staged.back().copied() } else { None }
     }
 
-    /// One `io_uring_enter`, which also runs what the kernel has put off.
+    /// Calls `io_uring_enter` once, which also runs work that the kernel has deferred.
     fn enter(&mut self, submit: u32, wait: u32) -> Result<usize, Errno> {
         let asks = wait > 0 || self.kernel_waits();
         let flags = if asks { EnterFlags::GETEVENTS } else { EnterFlags::empty() };
@@ -147,27 +147,27 @@ impl Uring {
             .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
     }
 
-    /// Whether the kernel has completions that it puts into the ring only when asked.
+    /// Returns whether the kernel has completions that it puts into the ring only on request.
     fn kernel_waits(&mut self) -> bool {
         let queue = self.ring.submission();
         queue.taskrun() || queue.cq_overflow()
     }
 
-    /// Completes what the kernel has done.
+    /// Completes the operations that the kernel has done.
     #[inline]
     pub(crate) fn reap(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) {
-        // Before the look at the ring, and before anybody asks whether the thread is busy.
-        if let Some(called) = &self.called {
-            called.clear();
+        // Before the check of the ring, and before any check of whether the thread is busy.
+        if let Some(submitter_done) = &self.submitter_done {
+            submitter_done.clear();
         }
         if !self.drain(ops, into) && self.kernel_waits() {
-            // A failure shows itself again in the next submission.
+            // A failure occurs again in the next submission.
             let _ = self.enter(0, 0);
             self.drain(ops, into);
         }
     }
 
-    /// Waits until the kernel has done something, and completes that.
+    /// Waits until the kernel has done an operation, and completes it.
     pub(crate) fn wait(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) -> Result<(), Errno> {
         if !self.drain(ops, into) {
             match self.enter(0, 1) {
@@ -179,7 +179,7 @@ impl Uring {
         Ok(())
     }
 
-    /// Empties the completion ring; whether anything was in it.
+    /// Empties the completion ring. Returns whether there was a completion.
     fn drain(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) -> bool {
         let (submitter, _, ring) = self.ring.split();
         let mut count = 0;
@@ -189,59 +189,59 @@ impl Uring {
                 bytes @ 0.. => Ok(bytes as u32),
                 errno => Err(Errno::from_raw_os_error(-errno)),
             };
-            // `user_data` comes back as it went in: a place.
-            let place = done.user_data() as u32;
-            if self.cancels.completes(place) {
+            // `user_data` is returned unchanged: a slot.
+            let op_slot = done.user_data() as u32;
+            if self.cancels.completes(op_slot) {
                 continue;
             }
             if let Some(buffers) = &mut self.buffers {
-                let_go(buffers, &submitter, ops, place);
+                release_buffer(buffers, &submitter, ops, op_slot);
             }
-            ops.complete(place, result, into);
+            ops.complete(op_slot, result, into);
         }
         self.in_flight -= count;
         count > 0
     }
 
-    /// Notes that the kernel uses no registered buffer for `place` any more.
-    fn let_go(&mut self, ops: &mut Operations, place: u32) {
+    /// Notes that the kernel no longer uses a registered buffer for `op_slot`.
+    fn release_buffer(&mut self, ops: &mut Operations, op_slot: u32) {
         if let Some(buffers) = &mut self.buffers {
-            let_go(buffers, &self.ring.submitter(), ops, place);
+            release_buffer(buffers, &self.ring.submitter(), ops, op_slot);
         }
     }
 
-    /// Ends cancelled operations that are not in the submission ring. The next [`Uring::submit`] asks the kernel
-    /// to cancel the others.
+    /// Ends cancelled operations that are not in the submission ring. The next [`Uring::submit`] asks the
+    /// kernel to cancel the others.
     pub(crate) fn cancel(&mut self, ops: &mut Operations) {
         let unseen = self.staged.split_off(self.pushed);
-        for place in unseen {
-            if ops.slots.is_cancelled(place) {
-                self.let_go(ops, place);
-                ops.fail(place, Errno::CANCELED);
+        for op_slot in unseen {
+            if ops.slots.is_cancelled(op_slot) {
+                self.release_buffer(ops, op_slot);
+                ops.fail(op_slot, Errno::CANCELED);
             } else {
-                self.staged.push_back(place);
+                self.staged.push_back(op_slot);
             }
         }
-        // The kernel has some, or a thread is just submitting them.
+        // The kernel has some, or a thread is submitting them now.
         if self.in_flight + self.pushed as isize > 0 && self.broken.is_none() {
             self.cancels.ask_for_all(&ops.slots);
         }
     }
 
-    /// Returns whether the kernel can be told of what is staged, or is to be staged.
+    /// Returns whether staged operations or requests can be submitted now.
     pub(crate) fn needs_turn(&self) -> bool {
         let waits_for_thread = || self.submitter.as_ref().is_some_and(|submitter| submitter.is_busy());
         (!self.staged.is_empty() || self.cancels.can_stage()) && !waits_for_thread()
     }
 
-    /// Gives up what the kernel has not been told of. Nothing is submitted afterwards.
+    /// Discards operations that the kernel does not know. Nothing is submitted afterwards.
     pub(crate) fn end(&mut self, ops: &mut Operations) {
         self.stop_submitter();
-        self.staged.drain(..).for_each(|place| ops.discard(place));
+        self.staged.drain(..).for_each(|op_slot| ops.discard(op_slot));
     }
 
-    /// Lets go of files and memory. The kernel takes the ring apart later; files are not to stay open until
-    /// then, nor memory to stay pinned. Nothing is in flight.
+    /// Unregisters files and memory. The kernel dismantles the ring later. Until then, files would stay open
+    /// and memory pinned. Nothing is in flight.
     pub(crate) fn release_all(&mut self) {
         if self.fixed {
             let _ = self.ring.submitter().unregister_files();
@@ -271,10 +271,10 @@ impl Uring {
     }
 }
 
-/// Notes that the kernel uses no registered buffer for `place` any more.
+/// Notes that the kernel no longer uses a registered buffer for `op_slot`.
 #[inline]
-fn let_go(buffers: &mut Registered, submitter: &Submitter<'_>, ops: &mut Operations, place: u32) {
-    if let Some(index) = ops.slots.get_mut(place).and_then(|operation| operation.buffer.take()) {
+fn release_buffer(buffers: &mut Registered, submitter: &Submitter<'_>, ops: &mut Operations, op_slot: u32) {
+    if let Some(index) = ops.slots.get_mut(op_slot).and_then(|operation| operation.buffer.take()) {
         buffers.done(submitter, index);
     }
 }

@@ -27,15 +27,15 @@ impl Waker {
         Ok(Self(Arc::new(Event { fd, latch: Latch::default() })))
     }
 
-    /// Makes the descriptor readable. Waking twice before [`Waker::clear`] is waking once.
+    /// Makes the descriptor readable. Several calls before [`Waker::clear`] count as one.
     pub fn wake(&self) {
-        // A counter that is full is readable as well; nothing else can fail.
+        // A full counter is readable as well. Nothing else can fail.
         while write(&self.0.fd, &1u64.to_ne_bytes()) == Err(Errno::INTR) {}
         self.0.latch.set();
     }
 
-    /// Makes the descriptor unreadable again; whether it was readable. Look for work *after* this, never
-    /// before.
+    /// Makes the descriptor unreadable. Returns whether it was readable. Callers must look for work *after*
+    /// this, never before.
     pub fn clear(&self) -> bool {
         let mut count = [0; 8];
         let result = loop {
@@ -48,7 +48,7 @@ impl Waker {
         result.is_ok()
     }
 
-    /// What a model waits for instead of the descriptor.
+    /// Returns the latch that a model waits for instead of the descriptor.
     #[cfg(loom)]
     pub fn latch(&self) -> &Latch {
         &self.0.latch

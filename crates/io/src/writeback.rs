@@ -4,13 +4,13 @@
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// An offset at which no file has pages: nothing there is ever written, so nothing is waited for.
+/// An offset at which no file has pages, so the call waits for nothing.
 const BEHIND_ALL: i64 = i64::MAX - 0xffff;
 
-/// Returns the error of a write-back that failed since this open file description was asked, or flushed, the last time.
+/// Returns the error of a write-back that failed since this open file description was last asked or flushed.
 ///
-/// The kernel tells each open file description of a failure once. The call neither writes nor waits. It returns `None` where
-/// the kernel cannot be asked as well.
+/// The kernel reports a failure once to each open file description. The call neither writes nor waits. It
+/// also returns `None` if the kernel cannot be asked.
 pub fn writeback_error(file: impl AsFd) -> Option<Errno> {
     let file = file.as_fd().as_raw_fd();
     // SAFETY: no memory is passed, and the descriptor is open: it is borrowed.

@@ -42,7 +42,7 @@ fn read(engine: &mut Engine, file: FileId, slot: u32, buffers: Buffers) {
     engine.queue(Op { file, kind: OpKind::Read, offset, buffers }, Token { source: 0, slot }).unwrap();
 }
 
-/// A sector of guest memory, so that neighbours can be merged.
+/// Queues a sector of guest memory, so that contiguous sectors can be merged.
 fn sector(view: &Arc<View>, slot: u32) -> Buffers {
     let mut iov = Iov::default();
     iov.push(view, Gpa(u64::from(slot) * 2 * LEN as u64), LEN as u32).unwrap();
@@ -55,7 +55,7 @@ fn turn(engine: &mut Engine, done: &mut Vec<Completion>) {
     thread::yield_now();
 }
 
-/// A file through the page cache, and where there can be one a file on tmpfs that is open for direct I/O.
+/// Makes a file through the page cache and, if possible, a file on tmpfs that is open for direct I/O.
 fn files() -> Vec<(tempfile::NamedTempFile, Arc<File>)> {
     let sectors: Vec<u8> = (0..COUNT as usize * LEN).map(|at| (at / LEN) as u8).collect();
     let mut cached = tempfile::NamedTempFile::new().unwrap();
@@ -70,7 +70,7 @@ fn files() -> Vec<(tempfile::NamedTempFile, Arc<File>)> {
     files
 }
 
-/// Whatever can be cancelled, each operation completes once, and those on another file as if nothing had been
+/// Each operation completes once, cancelled or not, and those on another file as if nothing had been
 /// cancelled.
 #[test]
 fn each_operation_completes_once() {
@@ -114,7 +114,7 @@ fn each_operation_completes_once() {
 
 /// An operation that was only queued is not done.
 #[test]
-fn what_was_not_started_is_cancelled() {
+fn operations_that_were_not_started_are_cancelled() {
     for way in ways() {
         let (_image, file) = files().remove(0);
         let mut engine = engine(way);
@@ -130,7 +130,7 @@ fn what_was_not_started_is_cancelled() {
     }
 }
 
-/// Reads so many sectors from a pipe that has none, by both identities of it.
+/// Reads this many sectors from an empty pipe, by both identities of it.
 fn read_pipe(engine: &mut Engine, files: [FileId; 2]) {
     for (file, slots) in files.into_iter().zip([0..COUNT, COUNT..COUNT + 2]) {
         for slot in slots {
@@ -140,9 +140,9 @@ fn read_pipe(engine: &mut Engine, files: [FileId; 2]) {
     engine.submit().unwrap();
 }
 
-/// io_uring ends reads that wait for a pipe, whoever submits, and those of another file go on.
+/// io_uring ends reads that wait for a pipe, whichever thread submits, and those of another file go on.
 #[test]
-fn what_waits_in_the_ring_is_cancelled() {
+fn waiting_reads_in_the_ring_are_cancelled() {
     for way in ways().filter(|way| way.kind == EngineKind::Uring) {
         let (reader, writer) = pipe().unwrap();
         let reader = Arc::new(File::from(reader));
@@ -167,7 +167,7 @@ fn what_waits_in_the_ring_is_cancelled() {
 
 /// A read of a pipe that several operations are merged into ends for all of them.
 #[test]
-fn what_waits_in_the_ring_as_one_is_cancelled() {
+fn merged_reads_in_the_ring_are_cancelled() {
     let view = guest_memory(1 << 20, 0);
     for way in ways().filter(|way| way.kind == EngineKind::Uring) {
         let (reader, _writer) = pipe().unwrap();
@@ -186,9 +186,9 @@ fn what_waits_in_the_ring_as_one_is_cancelled() {
     }
 }
 
-/// A request to cancel does not find an operation that has the place of an earlier one.
+/// A request to cancel does not find a later operation in the same slot.
 #[test]
-fn what_is_queued_later_goes_on() {
+fn operations_queued_later_go_on() {
     for way in ways().filter(|way| way.kind == EngineKind::Uring) {
         let (reader, writer) = pipe().unwrap();
         let mut writer = File::from(writer);
@@ -209,7 +209,7 @@ fn what_is_queued_later_goes_on() {
             assert_eq!(done[0].result, Ok(LEN as u32));
             done.clear();
             read(&mut engine, id, 1, buffers());
-            // The request, had it been made, would have ended it.
+            // If the request had been made, it would have ended the operation.
             (0..20).for_each(|_| turn(&mut engine, &mut done));
             writer.write_all(&[1; LEN]).unwrap();
             while engine.in_flight() > 0 {
@@ -220,7 +220,7 @@ fn what_is_queued_later_goes_on() {
     }
 }
 
-/// A call that cancels could wait for the ring's lock, so the worker makes none.
+/// The worker makes no call that cancels, because it could wait for the ring's lock.
 #[test]
 fn no_call_waits_for_a_cancel() {
     for way in ways().filter(|way| way.kind == EngineKind::Uring) {

@@ -1,4 +1,4 @@
-//! What every engine must do alike.
+//! Behaviour that all engines must share.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_io::{
@@ -36,7 +36,7 @@ macro_rules! on_each_engine {
 }
 
 on_each_engine! {
-    what_is_written_is_read
+    written_bytes_are_read
     a_window_is_all_that_is_transferred
     guest_memory_in_segments
     more_segments_than_one_call_takes
@@ -77,7 +77,8 @@ fn open(way: EngineOptions, depth: u32) -> Engine {
     Engine::open_with(EngineOptions { depth, ..way }).unwrap()
 }
 
-/// Whether all that a turn can find is found. Where a thread submits it can come back with its result at any time.
+/// Returns whether a turn has found everything. A submitting thread can come back with its result at any
+/// time.
 fn is_settled(engine: &Engine, way: EngineOptions) -> bool {
     !engine.needs_turn() || way.completion == CompletionMode::Thread
 }
@@ -85,7 +86,7 @@ fn is_settled(engine: &Engine, way: EngineOptions) -> bool {
 const WRITE: OpKind = OpKind::Write { durable: false };
 const DURABLE: OpKind = OpKind::Write { durable: true };
 
-/// A byte that tells its place.
+/// Returns a byte that depends on its offset.
 fn byte_at(offset: usize) -> u8 {
     (offset ^ offset >> 8 ^ offset >> 16) as u8
 }
@@ -94,8 +95,8 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(byte_at).collect()
 }
 
-/// A file; for Linux AIO one that is open for direct I/O, of which it does the transfers, on tmpfs, which then takes any
-/// alignment. Where there is no such thing its threads are tested.
+/// Makes a file. For Linux AIO it is open for direct I/O on tmpfs, which then accepts any alignment. Without
+/// such a file system, AIO's threads are tested.
 fn image(kind: EngineKind, contents: &[u8]) -> (NamedTempFile, Arc<File>) {
     let aio = kind == EngineKind::Aio;
     let in_memory = aio.then(|| NamedTempFile::new_in("/dev/shm").ok()).flatten();
@@ -133,7 +134,7 @@ fn queue(engine: &mut Engine, slot: u32, file: FileId, kind: OpKind, offset: u64
     engine.queue(Op { file, kind, offset, buffers }, token(slot)).unwrap();
 }
 
-/// Waits for the event. A completion on its way interrupts the call, and goes on arriving during the next.
+/// Waits for the event. A completion interrupts the call, and may arrive during the next one.
 fn poll_event(engine: &Engine, timeout: Option<&Timespec>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(engine.event(), PollFlags::IN)];
     retry_on_intr(|| poll(&mut fds, timeout)).unwrap() == 1
@@ -143,7 +144,7 @@ fn is_readable(engine: &Engine) -> bool {
     poll_event(engine, Some(&Timespec::default()))
 }
 
-/// Works and sleeps as a worker does, until so many have completed.
+/// Works and sleeps as a worker does, until this many have completed.
 fn finish(engine: &mut Engine, count: usize) -> Vec<Completion> {
     let mut done = Vec::new();
     loop {
@@ -159,7 +160,7 @@ fn finish(engine: &mut Engine, count: usize) -> Vec<Completion> {
     }
 }
 
-/// One operation from start to end.
+/// Does one operation from start to end.
 fn run(engine: &mut Engine, file: FileId, kind: OpKind, offset: u64, buffers: Buffers) -> Completion {
     queue(engine, 1, file, kind, offset, buffers);
     let done = finish(engine, 1).pop().unwrap();
@@ -181,7 +182,7 @@ fn iov(view: &Arc<View>, ranges: impl IntoIterator<Item = (u64, u32)>) -> Iov {
     iov
 }
 
-fn what_is_written_is_read(way: EngineOptions) {
+fn written_bytes_are_read(way: EngineOptions) {
     let mut engine = open(way, 8);
     assert_eq!(engine.name(), way.kind.to_string());
     assert!(engine.reason().is_none());
@@ -228,7 +229,7 @@ fn guest_memory_in_segments(way: EngineOptions) {
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let view = guest_memory(64 << 10, 0);
     engine.hold_memory(&view);
-    // One segment; several, which begin anywhere and do not lie in order.
+    // One segment; several, which begin anywhere and are not in order.
     for ranges in [vec![(0x1000, 2048)], vec![(0x5003, 1000), (0x2001, 7), (0x9000, 1041)]] {
         let done = run(&mut engine, id, OpKind::Read, 100, Buffers::Guest(iov(&view, ranges.clone())));
         assert_eq!(done.result, Ok(2048));
@@ -238,7 +239,7 @@ fn guest_memory_in_segments(way: EngineOptions) {
         assert_eq!(back.read(0, &mut got), 2048);
         assert_eq!(got, pattern(4096)[100..2148]);
 
-        // Only what is left goes back.
+        // Only the remaining bytes are written back.
         back.advance(48, &mut Marks::off());
         let done = run(&mut engine, id, DURABLE, 4096, Buffers::Guest(back));
         assert_eq!(done.result, Ok(2000));
@@ -322,7 +323,7 @@ fn a_full_engine_hands_the_operation_back(way: EngineOptions) {
                 buffers: owned(&[next as u8; 512]),
             };
             if let Err(back) = engine.queue(op, token(next)) {
-                // Whole, and not done.
+                // The whole operation, which was not done.
                 assert_eq!((back.file, back.kind, back.offset), (id, OpKind::Read, u64::from(next) * 512));
                 assert!(matches!(back.buffers, Buffers::Owned(buf) if buf[..] == [next as u8; 512]));
                 break;
@@ -372,7 +373,7 @@ fn errors_belong_to_one_operation(way: EngineOptions) {
         .unwrap();
     let gone = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     engine.unregister(gone);
-    // Its place goes to another file, and its name does not.
+    // Its index goes to another file, and its identity does not.
     let other = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     assert_ne!(gone, other);
     engine.unregister(gone);
@@ -393,7 +394,7 @@ fn errors_belong_to_one_operation(way: EngineOptions) {
     for done in &done[5..] {
         assert_eq!(bytes(done), pattern(512));
     }
-    // The buffers come back whatever happened.
+    // The buffers come back with any result.
     assert_eq!(bytes(&done[1]), [0; 512]);
 }
 
@@ -414,7 +415,7 @@ fn more_files_than_the_kernel_knows_by_index(way: EngineOptions) {
         }
     };
     check(&mut engine, &ids);
-    // In another order, so that nearly all get another place.
+    // In another order, so that nearly all get another slot.
     for &id in &ids {
         engine.unregister(id);
     }
@@ -465,13 +466,13 @@ fn the_event_stays_readable_until_reaped(way: EngineOptions) {
         engine.submit().unwrap();
         while done.len() < 2 {
             let mut woken = Vec::with_capacity(2);
-            // Twice: nobody took the first one's reason away.
+            // Twice, because the reason of the first is still there.
             for _ in 0..2 {
                 woken.clear();
                 retry_on_intr(|| epoll::wait(&sleep, spare_capacity(&mut woken), None)).unwrap();
                 assert_eq!(woken.iter().map(|event| event.data.u64()).collect::<Vec<_>>(), [9]);
             }
-            // A thread may have been busy with what came before.
+            // A thread may have been busy with an earlier job.
             engine.submit().unwrap();
             engine.reap(&mut done);
         }
@@ -506,14 +507,14 @@ fn dropped_with_operations_in_flight(way: EngineOptions) {
         queue(&mut engine, 0, id, WRITE, i * 4096, Buffers::Guest(iov(&view, [(i * 4096, 4096)])));
     }
     engine.submit().unwrap();
-    // Queued only: never done, and given up.
+    // Only queued, so it is never done, and is discarded.
     for _ in 0..COUNT {
         queue(&mut engine, 0, id, WRITE, 0, Buffers::Guest(iov(&view, [(0, 4096)])));
     }
     assert_eq!(engine.in_flight(), 2 * COUNT);
     drop(view);
     drop(engine);
-    // Nothing uses the guest's memory or the file any more, and what was started is done.
+    // Nothing uses the guest's memory or the file any more, and the started operations are done.
     assert!(released.wait(std::time::Duration::ZERO));
     assert_eq!(Arc::strong_count(&file), 1);
     let mut got = vec![0; COUNT * 4096];
@@ -536,7 +537,7 @@ fn ranges_of_a_file(way: EngineOptions) {
     expected[4096..LEN / 2].fill(0);
     assert_eq!(on_range(&mut engine, id, RangeCall::PunchHole, 4096, LEN as u64 / 2 - 4096), Ok(0));
     assert!(file.metadata().unwrap().blocks() < blocks, "no space was given back");
-    // What the file system says is what the engine says.
+    // The engine reports the result of the file system.
     let zeroed = fallocate(&file, FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, 0, 512).map(|()| 0);
     assert_eq!(on_range(&mut engine, id, RangeCall::ZeroRange, LEN as u64 / 2 + 512, 1024), zeroed);
     if zeroed.is_ok() {
@@ -544,7 +545,7 @@ fn ranges_of_a_file(way: EngineOptions) {
         expected[LEN / 2 + 512..][..1024].fill(0);
     }
     assert!(read(&mut engine, id, 0, LEN) == (Ok(LEN as u32), expected));
-    // Behind the end, where there is nothing; a file does not grow by it.
+    // Past the end there is nothing, and a file does not grow by this.
     assert_eq!(on_range(&mut engine, id, RangeCall::PunchHole, 2 << 20, 4096), Ok(0));
     assert_eq!(file.metadata().unwrap().len(), LEN as u64);
 
@@ -570,7 +571,7 @@ fn ranges_of_a_device(way: EngineOptions) {
         other => return println!("SKIPPED: no loop device: {other:?}"),
     };
     let file = Arc::new(OpenOptions::new().read(true).write(true).open(device.trim()).unwrap());
-    // It goes with the last who has it open.
+    // The file is closed with its last descriptor.
     assert!(Command::new("losetup").args(["--detach", device.trim()]).status().unwrap().success());
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     assert_eq!(on_range(&mut engine, id, RangeCall::DeviceZeroes, 512, 1024), Ok(0));
@@ -591,12 +592,12 @@ fn a_stalled_engine_takes_nothing_for_a_while(way: EngineOptions) {
     engine.stall(id);
     assert_eq!((engine.room(id), engine.in_flight(), engine.needs_turn()), (0, 0, true));
     assert!(engine.queue(op(), token(1)).is_err());
-    // A moment, although nothing completes.
+    // The pause ends after a moment, although nothing completes.
     while engine.room(id) == 0 {
         engine.submit().unwrap();
     }
     assert_eq!(engine.room(id), 8);
-    // At once, when something does.
+    // The pause ends at once when an operation completes.
     assert!(engine.queue(op(), token(1)).is_ok());
     engine.submit().unwrap();
     let mut done = Vec::new();
@@ -607,7 +608,7 @@ fn a_stalled_engine_takes_nothing_for_a_while(way: EngineOptions) {
     assert!(engine.room(id) == 8 && is_settled(&engine, way));
 }
 
-/// Pages of a file, of which the middle one's memory is gone, or that are not all in the file.
+/// Pages of a file, of which the middle one's memory is missing, or that are not all in the file.
 fn merged_transfers_end_each_by_itself(way: EngineOptions) {
     const PAGES: u64 = 8;
     let mut engine = open(way, 16);
@@ -615,7 +616,7 @@ fn merged_transfers_end_each_by_itself(way: EngineOptions) {
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     engine.merge(id, true);
     let view = guest_memory(64 * 4096, 0);
-    // Behind it there is nothing to read from or write to, but it is memory of a map.
+    // Past the end, reads and writes fault, although the map has memory there.
     let hole = memfd_create("hole", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&hole, 4096).unwrap();
     let slot = Slot::map(&hole, 0, Gpa(0), UserAddr(0), 4096).unwrap();
@@ -644,7 +645,7 @@ fn merged_transfers_end_each_by_itself(way: EngineOptions) {
                 assert_eq!(got, pattern(at + got.len())[at..]);
             }
         }
-        // Back to what it was.
+        // Restores the file's length.
         file.set_len(PAGES * 4096 - 1024).unwrap();
     }
 }
@@ -668,7 +669,7 @@ fn dropped_with_merged_operations(way: EngineOptions) {
             );
         }
         engine.submit().unwrap();
-        // The file ends before the last of them, so that some have to be done again, and nobody does.
+        // The file ends before the last of them, so some would have to be done again, and none is.
         file.set_len(60 * 4096).unwrap();
     }
     drop((view, engine));
@@ -676,7 +677,7 @@ fn dropped_with_merged_operations(way: EngineOptions) {
     assert_eq!(Arc::strong_count(&file), 1);
 }
 
-/// A read that the kernel cannot complete until somebody writes: only io_uring reads from a pipe.
+/// A read that the kernel cannot complete before a write: only io_uring reads from a pipe.
 mod pending {
     use super::*;
 

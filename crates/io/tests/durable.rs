@@ -1,5 +1,5 @@
-//! A write that is to be durable is one for the kernel too, and another is not. On a loop device, of which the kernel counts what it
-//! has flushed.
+//! A durable write is durable for the kernel too, and another is not. Tested on a loop device, whose flushes
+//! the kernel counts.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use kickless_io::{

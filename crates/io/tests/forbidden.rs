@@ -1,5 +1,5 @@
-//! Where the host forbids io_uring, as the seccomp filters of container runtimes do. A filter cannot be taken
-//! off again, so each case is a process of its own: this program once more, with one test and a variable.
+//! Hosts that forbid io_uring, as the seccomp filters of container runtimes do. A filter cannot be removed,
+//! so each case is a process of its own: this program once more, with one test and a variable.
 #![allow(clippy::unwrap_used, unsafe_code, reason = "tests")]
 
 use kickless_io::{
@@ -31,12 +31,12 @@ fn in_a_child(name: &str, case: impl FnOnce()) {
     assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}\n{stderr}");
 }
 
-/// From here on `call` fails with EPERM, in this thread and those that it starts.
+/// Makes `call` fail with EPERM from now on, in this thread and those that it starts.
 fn forbid(call: libc::c_long) {
     fail(call, vec![], libc::EPERM);
 }
 
-/// From here on `call` fails with `errno` where one of `rules` holds, or always if there are none.
+/// Makes `call` fail with `errno` from now on if one of `rules` holds, or always if there are none.
 fn fail(call: libc::c_long, rules: Vec<SeccompRule>, errno: libc::c_int) {
     let filter = SeccompFilter::new(
         [(call, rules)].into(),
@@ -75,7 +75,7 @@ fn assert_works(engine: &mut Engine) {
     assert!(matches!(&done[0].buffers, Buffers::Owned(buf) if buf[..] == *b"\x7fELF"));
 }
 
-/// io_uring cannot be had, for `step` fails; `auto` works, and tells why it is slower.
+/// io_uring is not available, because `step` fails. `auto` works, and gives the reason for its choice.
 fn falls_back(step: &str) {
     let is_step = |error: &Error| {
         matches!(error, Error::Uring { step: failed, source }
@@ -91,7 +91,7 @@ fn falls_back(step: &str) {
     assert!(reason.to_string().contains(step));
     assert_works(&mut engine);
 
-    // Who asks for the others has nothing to complain of.
+    // The other engines work without a reason.
     for kind in [EngineKind::Aio, EngineKind::Threads] {
         let mut engine = Engine::open(kind, 64).unwrap();
         assert!(engine.reason().is_none());
@@ -99,7 +99,7 @@ fn falls_back(step: &str) {
     }
 }
 
-/// Linux AIO cannot be had either, for `step` fails with this.
+/// Linux AIO is not available either, because `step` fails with this.
 fn falls_back_on_threads(step: &str, kind: std::io::ErrorKind) {
     let refused = Engine::open(EngineKind::Aio, 64).unwrap_err();
     let is_step = |error: &Error| {
@@ -132,14 +132,14 @@ fn aio_submit_is_forbidden() {
     });
 }
 
-/// From here on a context for more than `most` operations is not to be had, as where others have used up what the system has. What the
-/// system really has is for all programs on it, so no test uses that up.
+/// Makes contexts for more than `most` operations unavailable from now on, as if other programs had used up
+/// the system's limit. All programs share the real limit, so no test uses it up.
 fn leave_aio_for(most: u64) {
     let more = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Gt, most).unwrap();
     fail(libc::SYS_io_setup, vec![SeccompRule::new(vec![more]).unwrap()], libc::EAGAIN);
 }
 
-/// An engine takes what is left, and nothing is no engine.
+/// An engine takes the remaining room. Without any, there is no engine.
 #[test]
 fn aio_is_used_up() {
     in_a_child("aio_is_used_up", || {
@@ -159,7 +159,7 @@ fn aio_is_used_up() {
         falls_back_on_threads("io_submit", std::io::ErrorKind::WouldBlock);
         let error = Engine::open(EngineKind::Aio, 64).unwrap_err().to_string();
         assert!(error.contains("fs.aio-max-nr"), "{error}");
-        // What there was goes on.
+        // Earlier operations go on.
         assert_works(&mut engine);
     });
 }
@@ -168,8 +168,8 @@ fn aio_is_used_up() {
 #[test]
 fn aio_is_used_up_but_for_little() {
     in_a_child("aio_is_used_up_but_for_little", || {
-        // An engine that goes on asking fails too.
-        // SAFETY: it takes no pointer, and nobody here handles the signal.
+        // An engine that asks again and again fails too.
+        // SAFETY: the call takes no pointer, and this program does not handle the signal.
         unsafe { libc::alarm(60) };
         let room = |depth| {
             let mut engine = Engine::open(EngineKind::Aio, depth).unwrap();
@@ -180,7 +180,7 @@ fn aio_is_used_up_but_for_little() {
         assert_eq!(room(100), 8);
         leave_aio_for(7);
         falls_back_on_threads("io_setup", std::io::ErrorKind::WouldBlock);
-        // Who wants no more has it.
+        // A request for no more than that succeeds.
         assert_eq!(room(7), 7);
     });
 }
@@ -201,7 +201,7 @@ fn enter_is_forbidden() {
     });
 }
 
-/// The ring is there, and then may not be used any more. Nothing that is queued is lost.
+/// A ring is made, and then may not be used. Nothing that is queued is lost.
 #[test]
 fn enter_becomes_forbidden() {
     in_a_child("enter_becomes_forbidden", || {

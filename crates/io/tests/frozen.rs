@@ -1,4 +1,4 @@
-//! A file system that hangs, and what its neighbours in an engine notice of it.
+//! A file system that hangs, and its effect on other devices of an engine.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_io::{
@@ -21,10 +21,10 @@ const DEPTH: u32 = 64;
 const WRITE: OpKind = OpKind::Write { durable: false };
 const DURABLE: OpKind = OpKind::Write { durable: true };
 const PUNCH: OpKind = OpKind::Range { call: RangeCall::PunchHole, len: LEN as u64 };
-/// Nothing here takes so long, unless it hangs.
+/// The time after which an operation counts as hanging.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A file of 32 blocks that are all written, opened in this way.
+/// Makes a file of 32 written blocks, opened with these flags.
 fn file(path: &Path, direct: bool) -> Arc<File> {
     std::fs::write(path, [1; 32 * LEN]).unwrap();
     File::open(path).unwrap().sync_all().unwrap();
@@ -40,7 +40,7 @@ fn op(file: FileId, kind: OpKind, block: u64) -> Op {
     Op { file, kind, offset: block * LEN as u64, buffers }
 }
 
-/// Queues as many as the engine takes; how many.
+/// Queues as many operations as the engine takes. Returns their number.
 fn fill(engine: &mut Engine, file: FileId, kind: OpKind, source: u32) -> usize {
     let mut taken = 0;
     while engine.queue(op(file, kind, taken as u64 % 32), Token { source, slot: taken as u32 }).is_ok() {
@@ -60,8 +60,8 @@ fn turn(engine: &mut Engine, done: &mut Vec<Completion>) {
     }
 }
 
-/// Does operations of each kind on a file, more at a time than its owner has threads. The write of the block before is one into space that is not
-/// allocated any more.
+/// Does operations of each kind on a file, more at a time than its owner has threads. One write goes to the
+/// block that the previous round has punched, whose space is no longer allocated.
 fn works(engine: &mut Engine, file: FileId, others: &mut Vec<Completion>) {
     let kinds =
         [(OpKind::Read, 2), (WRITE, 2), (OpKind::Flush, 2), (DURABLE, 2), (PUNCH, 2), (WRITE, 1), (WRITE, 2)];
@@ -85,8 +85,8 @@ fn works(engine: &mut Engine, file: FileId, others: &mut Vec<Completion>) {
     }
 }
 
-/// Disks of a frozen file system hang one after the other, with as many operations in flight as they are allowed; each time the
-/// neighbours, through the cache and past it, do all that they could before.
+/// Disks of a frozen file system hang one after the other, each with as many operations in flight as allowed.
+/// Each time, the other disks, through the cache and past it, do the same as before.
 fn neighbours_go_on(options: EngineOptions) {
     let file_system = match FileSystem::mount() {
         Ok(file_system) => file_system,
@@ -98,12 +98,12 @@ fn neighbours_go_on(options: EngineOptions) {
         .enumerate()
         .map(|(number, (direct, kind))| (file(&file_system.path().join(number.to_string()), direct), kind))
         .collect();
-    // Written and not synced: a flush has something to do.
+    // Written and not synced, so that a flush has something to do.
     std::os::unix::fs::FileExt::write_all_at(&*hung[2].0, AlignedBuf::new(LEN, LEN).unwrap().as_ref(), 0)
         .unwrap();
     let near: Vec<_> =
         [true, false].map(|direct| file(&images.path().join(direct.to_string()), direct)).into();
-    // On a thread of its own, for a call that waits would not come back here.
+    // On a thread of its own, because a call that waits would not return here.
     let (frozen, is_frozen) = channel();
     let (answer, answers) = channel();
     let worker = thread::spawn(move || {

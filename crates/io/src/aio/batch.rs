@@ -1,4 +1,4 @@
-//! Operations that go to the kernel by one call of `io_submit`, and by which thread.
+//! Batches: operations that go to the kernel by one call of `io_submit`, made by the worker or by a thread.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
 use crate::aio::context::{BATCH, Context, Control};
@@ -13,8 +13,8 @@ pub(crate) struct Batch {
     context: Arc<Context>,
     pub(crate) controls: [Control; BATCH],
     pub(crate) count: usize,
-    /// How many the kernel had before it gets these. The batch goes to it in pieces by that
-    /// ([`early_submit::piece`]); `None`: whole.
+    /// The number of operations that the kernel has before this batch, which decides the pieces in which it
+    /// goes ([`early_submit::piece`]). `None`: the batch goes whole.
     pub(crate) given: Option<usize>,
 }
 
@@ -23,12 +23,12 @@ impl Batch {
         Box::new(Self { context, controls: [Control::default(); BATCH], count: 0, given: None })
     }
 
-    /// Returns the places of its operations.
-    pub(crate) fn places(&self) -> impl Iterator<Item = u32> {
+    /// Returns the slots of its operations.
+    pub(crate) fn op_slots(&self) -> impl Iterator<Item = u32> {
         self.controls.iter().take(self.count).map(|control| control.data as u32)
     }
 
-    /// Does what [`Context::submit`] does, for the first `count`.
+    /// Calls [`Context::submit`] for the first `count`.
     ///
     /// # Safety
     /// The same.
@@ -44,7 +44,7 @@ impl Batch {
             // SAFETY: the caller's promise.
             match unsafe { self.context.submit(piece) } {
                 Err(errno) if taken == 0 => return Err(errno),
-                // The next call has the error.
+                // The next call reports the error.
                 Err(_) => break,
                 Ok(some) => taken += some,
             }
@@ -62,8 +62,9 @@ impl Submission for Box<Batch> {
     type Result = Result<usize, Errno>;
 
     fn run(&mut self) -> Self::Result {
-        // SAFETY: the buffers and the file of each belong to its slot, which keeps them unchanged until the
-        // completion has been reaped; a dropped engine waits for this call, and for that, or leaks them.
+        // SAFETY: the buffers and the file of each operation belong to its slot, which keeps them unchanged
+        // until the completion has been reaped. A dropped engine waits for this call and for that, or leaks
+        // them.
         unsafe { self.submit() }
     }
 }
@@ -76,10 +77,10 @@ pub(crate) struct Submitted {
     pub(crate) result: Result<usize, Errno>,
 }
 
-/// Batches on their way between AIO and the threads that submit them.
+/// Batches that pass between AIO and the threads that submit them.
 #[derive(Debug, Default)]
 pub(crate) struct Batches {
-    /// With their owners.
+    /// Batches to submit, with their owners.
     pub(crate) to_submit: Vec<(u32, Box<Batch>)>,
     pub(crate) submitted: Vec<Submitted>,
 }

@@ -1,4 +1,4 @@
-//! The kernel's AIO interface (linux/aio_abi.h), as far as it is used here.
+//! The part of the kernel's AIO interface (linux/aio_abi.h) that is used here.
 #![expect(unsafe_code, reason = "island: system calls that no library wraps")]
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
-/// Whether Linux AIO works here, by doing an operation: a filter may forbid any of the calls, and a kernel lack them.
+/// Tries Linux AIO by doing an operation: a filter may forbid any of the calls, and a kernel may lack them.
 pub(crate) fn try_one() -> io::Result<()> {
     let file = memfd_create(c"empty", MemfdFlags::CLOEXEC)?;
     let context = Context::open(1)?;
@@ -17,7 +17,7 @@ pub(crate) fn try_one() -> io::Result<()> {
     if (taken, done) == (1, 1) { Ok(()) } else { Err(io::ErrorKind::Other.into()) }
 }
 
-/// Operations in one call.
+/// The most operations in one call.
 pub(crate) const BATCH: usize = 64;
 
 /// `IOCB_CMD_*`.
@@ -56,38 +56,38 @@ pub(crate) struct Event {
     pub(crate) result2: i64,
 }
 
-/// An AIO context. Dropping it waits for what is in flight.
+/// An AIO context. Dropping it waits for the operations in flight.
 #[derive(Debug)]
 pub(crate) struct Context(libc::c_ulong);
 
 impl Context {
-    /// A context for this many operations.
+    /// Opens a context for this many operations.
     pub(crate) fn open(depth: usize) -> io::Result<Self> {
         let mut context: libc::c_ulong = 0;
-        // SAFETY: the kernel writes one `aio_context_t` to where the second argument points.
+        // SAFETY: the kernel writes one `aio_context_t` to the address in the second argument.
         let made = unsafe { libc::syscall(libc::SYS_io_setup, depth as libc::c_uint, &raw mut context) };
         if made < 0 { Err(io::Error::last_os_error()) } else { Ok(Self(context)) }
     }
 
-    /// Starts the first [`BATCH`] of these operations at most, in this order, up to one that the kernel cannot take; how
-    /// many it took. An error is that of the first.
+    /// Starts at most the first [`BATCH`] of these operations, in this order, up to one that the kernel
+    /// cannot take. Returns the number that it took. An error is that of the first.
     ///
     /// # Safety
-    /// The buffers that a control names stay as they are, and may be written to where it reads a file, until its event
-    /// has been taken.
+    /// The buffers that a control names must stay valid until its event has been taken. The kernel may write
+    /// to those of a read.
     pub(crate) unsafe fn submit(&self, controls: &mut [Control]) -> Result<usize, Errno> {
         let mut pointers = [std::ptr::null_mut::<Control>(); BATCH];
         for (pointer, control) in pointers.iter_mut().zip(&mut *controls) {
             *pointer = control;
         }
         let count = controls.len().min(BATCH);
-        // SAFETY: `count` pointers to controls, which the kernel copies before it returns; the buffers are the caller's
-        // promise.
+        // SAFETY: `count` pointers to controls, which the kernel copies before it returns; the buffers are
+        // the caller's promise.
         let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.0, count, pointers.as_ptr()) };
         usize::try_from(taken).map_err(|_| last_error())
     }
 
-    /// Takes the events of completed operations, at least one if `wait`; how many.
+    /// Takes the events of completed operations, at least one if `wait`. Returns their number.
     pub(crate) fn events(&self, wait: bool, into: &mut [Event]) -> Result<usize, Errno> {
         let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let timeout = if wait { std::ptr::null() } else { &raw const no_time };
@@ -101,7 +101,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the context is ours, and is not used again.
+        // SAFETY: this value owns the context, which is not used again.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
     }
 }

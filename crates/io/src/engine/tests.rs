@@ -1,4 +1,4 @@
-//! What the back-ends of one engine do together.
+//! The cooperation of one engine's back-ends.
 
 mod aio;
 mod cancel;

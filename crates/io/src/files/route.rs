@@ -1,32 +1,38 @@
-//! Decides which thread makes the calls that transfer a file's bytes, so that no device can make the worker wait.
+//! Routes: the thread that makes the calls for a file's transfers, chosen so that no device can make the
+//! worker wait.
 //!
-//! # What waits, and where
-//! - io_uring starts an operation without waiting. What cannot go on so it hands to threads of the kernel ("io-wq"), of which there are few
-//!   and for all files together: one frozen file system keeps them all. So transfers of files that are open for direct I/O carry
-//!   `RWF_NOWAIT`, and one that answers `EAGAIN` is made by a thread of ours ([`crate::threads::pool`]).
-//! - `io_submit` takes the same flag, for block devices, and for reads. Of a write to a regular file it waits while the file
-//!   system is frozen, whatever the flag says (`kiocb_start_write` of fs/aio.c). So a thread of ours makes that call, for a
-//!   batch: the transfers are asynchronous as before. The worker waits for a moment until the call is made ([`crate::threads::submit_wait`]). tmpfs cannot be frozen.
-//!   The worker makes the call itself where the engine has a lone owner ([`crate::EngineOptions::lone_owner`]). A frozen file system
-//!   then holds up its own device only, but also what the front-end changes of it: new memory, the start of a migration, a stop.
-//! - A device whose driver lacks `RWF_NOWAIT` has `io_submit` called by such a thread as well, unless it keeps its bytes in RAM (zram, brd): then
-//!   there is nothing to wait for, and the worker calls.
-//! - A read through the host's cache goes to the ring without the flag, because with it the kernel would not wait for pages in its
-//!   asynchronous way. A write through it goes there with the flag; a durable one waits for the device in any case.
+//! # Which calls wait
+//! - io_uring starts an operation without waiting. If the operation cannot go on, it passes to threads of the
+//!   kernel ("io-wq"). There are few of these for all files together, and one frozen file system occupies
+//!   them all. So transfers of files that are open for direct I/O carry `RWF_NOWAIT`. A thread of ours
+//!   ([`crate::threads::pool`]) does a transfer that answers `EAGAIN`.
+//! - `io_submit` accepts the same flag, for block devices, and for reads. For a write to a regular file it
+//!   waits while the file system is frozen, even with the flag (`kiocb_start_write` of fs/aio.c). So a thread
+//!   of ours makes that call for a batch. The transfers are asynchronous as before. The worker waits for a
+//!   moment until the call is made ([`crate::threads::submit_wait`]). tmpfs cannot be frozen. If the engine
+//!   has a lone owner ([`crate::EngineOptions::lone_owner`]), the worker makes the call itself. A frozen file
+//!   system then blocks its own device only, but also the front-end's changes to it: new memory, the start of
+//!   a migration, a stop.
+//! - If a device's driver lacks `RWF_NOWAIT`, such a thread calls `io_submit` as well. For a device that
+//!   keeps its bytes in RAM (zram, brd), the worker calls, because there is nothing to wait for.
+//! - A read through the host's cache goes to the ring without the flag. With it, the kernel would not wait
+//!   for pages in its asynchronous way. A write through the cache goes there with the flag. A durable one
+//!   waits for the device in any case.
 //! - Flushes and ranges wait. They are not transfers, and always go to threads.
 //!
-//! # What the kernel does not promise
-//! `RWF_NOWAIT` is an effort: ext4 may read a block of its map from the device, and readahead may wait for a tag. Before 6.12 (and the
-//! stable kernels of that time) io_uring waits on a frozen file system all the same.
+//! # Limits of the kernel's promise
+//! `RWF_NOWAIT` is best effort: ext4 may read a block of its map from the device, and readahead may wait for
+//! a tag. Before 6.12 (and the stable kernels of that time), io_uring waits on a frozen file system even with
+//! the flag.
 //!
-//! # Where the answer is always EAGAIN
-//! A write into space that is not allocated answers `EAGAIN`, and so does each write through the cache of ext4. A call in vain is not
-//! made for each of them: after [`MISSES_MAX`] in a row all but one of [`TRY_EACH`] go to threads at once, until one of those
-//! that are tried succeeds.
+//! # Files that always answer EAGAIN
+//! A write into unallocated space answers `EAGAIN`, and so does each write through the cache of ext4. Trying
+//! each of them would waste a call. So after [`MISSES_MAX`] misses in a row, all but one of [`TRY_EACH`]
+//! transfers go to threads at once, until a tried one succeeds.
 //!
-//! A block device answers `EAGAIN` to each transfer that it would split (`max_sectors_kb`, the number of segments), however idle it is. That says
-//! nothing about smaller ones. So misses count by size ([`Misses::of`]), and what is too large for the device does not send what is small
-//! to threads.
+//! A block device answers `EAGAIN` to each transfer that it would split (`max_sectors_kb`, the number of
+//! segments), even when it is idle. That says nothing about smaller ones. So misses count by size
+//! ([`Misses::of`]), and transfers that are too large for the device do not send small ones to threads.
 
 use crate::AlignedBuf;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs, major, minor};
@@ -41,14 +47,14 @@ const TMPFS: u64 = 0x0102_1994;
 const MISSES_MAX: u8 = 8;
 const TRY_EACH: u8 = 16;
 
-/// The way of one kind of transfer.
+/// The route of one kind of transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// The worker starts it with `RWF_NOWAIT`; on `EAGAIN` a thread does it.
+    /// The worker starts it with `RWF_NOWAIT`. On `EAGAIN` a thread does it.
     NoWait,
-    /// The worker starts it as it is: it does not wait.
+    /// The worker starts it without a flag, because it does not wait.
     Plain,
-    /// The worker calls `io_submit`: the call does not wait, or no other owner waits with it.
+    /// The worker calls `io_submit`. Either the call does not wait, or no other owner waits with it.
     Worker,
     /// A thread of the owner's share calls `io_submit`.
     Offload,
@@ -56,12 +62,12 @@ pub(crate) enum Route {
     Blocking,
 }
 
-/// The ways of a file's transfers.
+/// The routes of a file's transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Routes {
     pub(crate) read: Route,
     pub(crate) write: Route,
-    /// Of writes that are durable.
+    /// The route of durable writes.
     pub(crate) durable: Route,
 }
 
@@ -70,10 +76,10 @@ impl Routes {
         Self { read: route, write: route, durable: route }
     }
 
-    /// The ways of a file in an engine that has io_uring.
+    /// Returns the routes of a file in an engine that has io_uring.
     pub(crate) fn by_ring(facts: Facts) -> Self {
         match facts {
-            // Pipes and the like: what waits for them the ring does by polling.
+            // Pipes and the like: the ring polls for them instead of waiting.
             Facts { kind: Kind::Other, .. } => Self::all(Route::Plain),
             Facts { direct: true, nowait: true, .. } => Self::all(Route::NoWait),
             Facts { direct: true, .. } => facts.without_nowait(),
@@ -84,7 +90,7 @@ impl Routes {
         }
     }
 
-    /// The ways of a file in an engine that has kernel AIO and no ring.
+    /// Returns the routes of a file in an engine that has kernel AIO and no ring.
     pub(crate) fn by_aio(facts: Facts) -> Self {
         match facts {
             Facts { direct: false, .. } | Facts { kind: Kind::Other, .. } => Self::all(Route::Blocking),
@@ -96,13 +102,13 @@ impl Routes {
         }
     }
 
-    /// Returns the same ways with each call of `io_submit` made by the worker.
+    /// Returns the same routes with each call of `io_submit` made by the worker.
     pub(crate) fn without_handover(self) -> Self {
         let by_worker = |route| if route == Route::Offload { Route::Worker } else { route };
         Self { read: by_worker(self.read), write: by_worker(self.write), durable: by_worker(self.durable) }
     }
 
-    /// Whether a transfer of it can go by `io_submit` beside a ring.
+    /// Returns whether a transfer of the file can go by `io_submit` beside a ring.
     pub(crate) fn use_aio(self) -> bool {
         matches!(self.read, Route::Worker | Route::Offload)
     }
@@ -115,13 +121,13 @@ enum Kind {
     Other,
 }
 
-/// The facts that decide on the ways of a file.
+/// The properties that decide the routes of a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     kind: Kind,
-    /// It is open for direct I/O.
+    /// The file is open for direct I/O.
     direct: bool,
-    /// It can be told not to wait.
+    /// The file accepts `RWF_NOWAIT`.
     nowait: bool,
     tmpfs: bool,
     /// A device with its bytes in RAM.
@@ -129,7 +135,8 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Looks at the file, which may wait for its file system. It reads nothing, so it does not wait for a device.
+    /// Examines the file, which may wait for its file system. This reads nothing, so it does not wait for a
+    /// device.
     pub(crate) fn of(file: &File) -> Self {
         let unknown = Self { kind: Kind::Regular, direct: false, nowait: false, tmpfs: false, ram: false };
         Self::try_of(file).unwrap_or(unknown)
@@ -149,18 +156,19 @@ impl Facts {
         Ok(Self { kind, direct, nowait, tmpfs, ram })
     }
 
-    /// The ways of a file that is open for direct I/O.
+    /// Returns the routes of a file that is open for direct I/O and lacks `RWF_NOWAIT`.
     fn without_nowait(self) -> Routes {
         Routes::all(match self {
             Self { tmpfs: true, .. } | Self { ram: true, .. } => Route::Worker,
             Self { kind: Kind::Device, .. } => Route::Offload,
-            // `io_submit` would do all of it, one after the other.
+            // `io_submit` would do the whole transfers, one after the other.
             Self { .. } => Route::Blocking,
         })
     }
 }
 
-/// Whether a file knows `RWF_NOWAIT`. The kernel looks at the flag first, and then finds that the file has ended before.
+/// Returns whether a file accepts `RWF_NOWAIT`. The kernel checks the flag first, and then finds that the
+/// offset is past the end.
 pub(crate) fn takes_nowait(file: &File) -> bool {
     const LEN: usize = 4096;
     const BEYOND: u64 = 1 << 62;
@@ -178,35 +186,37 @@ fn is_in_ram(device: u64) -> bool {
     read_to_string(path.join("uevent")).is_ok_and(|uevent| names_ram(&uevent))
 }
 
-/// Returns whether this is the `uevent` of zram or brd. Other devices can have neither tags nor devices under them, and yet wait (DRBD).
+/// Returns whether this is the `uevent` of zram or brd. The absence of tags and of lower devices would not
+/// suffice: DRBD has neither, and waits.
 fn names_ram(uevent: &str) -> bool {
     let name = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="));
     let number = name.and_then(|name| name.strip_prefix("zram").or_else(|| name.strip_prefix("ram")));
     number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// How transfers with `RWF_NOWAIT` have ended of late.
+/// The recent results of transfers with `RWF_NOWAIT`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Misses {
     misses: u8,
     passed: u8,
 }
 
-/// Sizes that are counted apart: below 8 KiB, below 16 KiB, and so on; the last is 16 MiB and more, where every device splits.
+/// The number of sizes that are counted separately: below 8 KiB, below 16 KiB, and so on. The last is 16 MiB
+/// and more, where every device splits.
 pub(crate) const MISS_SIZES: usize = 13;
 
 impl Misses {
-    /// Returns the counter for a transfer of so many bytes. The limit of a device is in one of the sizes: transfers of that size miss or hit, those of
-    /// all others do the same each time.
+    /// Returns the counter for a transfer of this many bytes. The limit of a device is within one of the
+    /// sizes. Transfers of that size can hit or miss. All others have the same result each time.
     #[inline]
     pub(crate) fn of(sizes: &mut [Self; MISS_SIZES], bytes: u64) -> &mut Self {
         let size = (bytes >> 12 | 1).ilog2() as usize;
         &mut sizes[size.min(MISS_SIZES - 1)]
     }
 
-    /// Whether the next one is to be tried.
+    /// Returns whether the next transfer should be tried.
     #[inline]
-    pub(crate) fn tries(&mut self) -> bool {
+    pub(crate) fn should_try(&mut self) -> bool {
         self.misses < MISSES_MAX || self.is_turn()
     }
 
@@ -216,7 +226,7 @@ impl Misses {
         self.passed == 0
     }
 
-    /// One was done without waiting.
+    /// Notes that a transfer did not wait.
     #[inline]
     pub(crate) fn hit(&mut self) {
         self.misses = 0;
@@ -233,12 +243,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_in_vain_are_rare_and_the_first_success_ends_that() {
+    fn misses_make_tries_rare_until_a_success() {
         let mut misses = Misses::default();
         let tried = |misses: &mut Misses, rounds: usize| {
             (0..rounds)
                 .filter(|_| {
-                    misses.tries() && {
+                    misses.should_try() && {
                         misses.miss();
                         true
                     }
@@ -266,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_is_decides() {
+    fn properties_of_a_file_decide_its_routes() {
         let facts = Facts { kind: Kind::Regular, direct: true, nowait: false, tmpfs: false, ram: false };
         assert_eq!(facts.without_nowait(), Routes::all(Route::Blocking));
         assert_eq!(Facts { tmpfs: true, ..facts }.without_nowait(), Routes::all(Route::Worker));

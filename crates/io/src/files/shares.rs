@@ -1,39 +1,40 @@
-//! How owners share a number of places: slots of an engine, threads of a pool. Pure.
+//! Shares: the division of places among owners. Places are slots of an engine, or threads of a pool. Pure.
 //!
-//! An *owner* is a device. Some places are *common*: an owner takes as many of them as are free. Beside them each owner has a
-//! *reserve* that no other owner can take. An owner uses its reserve first.
+//! An *owner* is a device. Some places are *common*: an owner takes as many of them as are free. In addition,
+//! each owner has a *reserve* that no other owner can take. An owner uses its reserve first.
 //!
 //! # Why a reserve and not a rule for the common places
-//! A device that hangs keeps what it has taken. A rule such as "no more than half of what is free" leaves something for the next device,
-//! and half of that for the one after it; after ten devices that hang one after the other nothing is left. A reserve
-//! does not depend on who hung before: the places of all reserves exist from the start, and are in no other count.
-//! A device that is alone can still take all common places, as it could without shares.
+//! A device that hangs keeps the places that it has taken. A rule such as "no more than half of the free
+//! places" leaves some for the next device, and half of these for the one after it. After ten devices have
+//! hung one after the other, nothing is left. A reserve does not depend on earlier devices: the places of all
+//! reserves exist from the start, and count for nothing else. A device that is alone can still take all
+//! common places.
 //!
 //! # More owners than reserves
-//! There are reserves for a number of owners that is fixed when the engine opens, because the kernel's queues get their sizes then. An owner
-//! beyond that number has the common places only, so devices that hang can stop it. It gets a reserve when its number
-//! ([`crate::files`]) is given anew.
+//! The number of reserves is fixed when the engine opens, because the kernel's queues get their sizes then.
+//! An owner beyond that number has the common places only, so devices that hang can stop it. It gets a
+//! reserve when its number ([`crate::files`]) is assigned anew.
 
-/// The places and who uses how many.
+/// The places, and the number that each owner uses.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares {
     common: usize,
     common_used: usize,
-    /// Places that each of the first `owners` owners has for itself.
+    /// The number of places that each of the first `owners` owners has for itself.
     reserve: usize,
     owners: usize,
-    /// Places that each owner uses, the common ones included.
+    /// The number of places that each owner uses, including common ones.
     used: Vec<usize>,
     total_used: usize,
 }
 
 impl Shares {
-    /// Makes places for any owner, and `reserve` more for each of the owners with numbers below `owners`.
+    /// Makes `common` places for any owner, and `reserve` more for each owner with a number below `owners`.
     pub(crate) fn new(common: usize, reserve: usize, owners: usize) -> Self {
         Self { common, common_used: 0, reserve, owners, used: vec![0; owners], total_used: 0 }
     }
 
-    /// Divides places anew where there are only `total`: half of them, at least, are common.
+    /// Divides a smaller `total` of places. At least half of them are common.
     pub(crate) fn within(&self, total: usize) -> Self {
         if total >= self.total() {
             return self.clone();
@@ -64,14 +65,14 @@ impl Shares {
         self.used.get(owner as usize).copied().unwrap_or(0)
     }
 
-    /// Returns how many more places the owner can take.
+    /// Returns the number of places that the owner can still take.
     #[inline]
     pub(crate) fn room(&self, owner: u32) -> usize {
         let own = self.reserve_of(owner).saturating_sub(self.used_by(owner));
         self.common.saturating_sub(self.common_used) + own
     }
 
-    /// Takes a place for the owner. The caller has looked for room.
+    /// Takes a place for the owner. The caller has checked that there is room.
     #[inline]
     pub(crate) fn take(&mut self, owner: u32) {
         debug_assert!(self.room(owner) > 0, "a place that is not there");
@@ -87,7 +88,7 @@ impl Shares {
         self.total_used += 1;
     }
 
-    /// Gives a place of the owner back.
+    /// Returns a place of the owner.
     #[inline]
     pub(crate) fn put_back(&mut self, owner: u32) {
         let reserve = self.reserve_of(owner);
@@ -117,22 +118,22 @@ mod tests {
     }
 
     #[test]
-    fn alone_it_has_all_that_is_common_and_its_reserve() {
+    fn a_lone_owner_has_all_common_places_and_its_reserve() {
         let mut shares = Shares::new(100, 4, 8);
         assert_eq!((shares.total(), shares.room(3)), (132, 104));
         assert_eq!(take_all(&mut shares, 3), 104);
         assert_eq!(shares.used(), 104);
     }
 
-    /// However many hang, one after the other, and whatever they took.
+    /// This holds for any number of owners that hang in succession.
     #[test]
-    fn each_has_its_reserve_whoever_hung_before() {
+    fn each_owner_keeps_its_reserve_beside_hanging_ones() {
         let mut shares = Shares::new(100, 4, 8);
         for owner in 0..8 {
             let taken = take_all(&mut shares, owner);
             assert_eq!(taken, if owner == 0 { 104 } else { 4 });
         }
-        // Beyond the number of reserves there is nothing, until a common place is free.
+        // Beyond the number of reserves there is no place until a common one is free.
         assert_eq!(shares.room(8), 0);
         shares.put_back(0);
         assert_eq!((shares.room(8), shares.room(3)), (1, 1));
@@ -163,7 +164,7 @@ mod tests {
         assert_eq!(Shares::new(100, 0, 0).within(8).common, 8);
     }
 
-    /// Against a count of everything.
+    /// Compares all results with a simple count.
     #[test]
     fn no_place_is_lost_or_used_twice() {
         let mut shares = Shares::new(5, 2, 3);

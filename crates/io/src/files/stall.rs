@@ -1,11 +1,12 @@
-//! Pausing when the kernel has no room.
+//! Pauses while the kernel has no room.
 
 use std::time::{Duration, Instant};
 
-/// So long at most, where nothing completes before.
+/// The longest pause, if nothing completes before.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A pause of an owner or of an engine: the kernel has said "again". It ends when something has completed, or after a moment.
+/// A pause of an owner or of an engine, because the kernel has answered `EAGAIN`. It ends when an operation
+/// has completed, or after a moment.
 #[derive(Debug, Default)]
 pub(crate) struct Stall(Option<Instant>);
 
@@ -14,15 +15,15 @@ impl Stall {
         self.0 = Some(Instant::now() + PAUSE);
     }
 
-    /// Ends the pause because something has completed; whether there was one.
+    /// Ends the pause because an operation has completed. Returns whether there was one.
     #[inline]
     pub(crate) fn end(&mut self) -> bool {
         self.0.take().is_some()
     }
 
-    /// Ends the pause if it has been long enough; whether it has.
+    /// Ends the pause if it has been long enough. Returns whether it has.
     #[inline]
-    pub(crate) fn look(&mut self) -> bool {
+    pub(crate) fn end_if_over(&mut self) -> bool {
         self.0.take_if(|until| Instant::now() >= *until).is_some()
     }
 

@@ -1,34 +1,34 @@
-//! An operation in flight, and those that are one with it for the kernel.
+//! An operation in flight, and those that are merged with it.
 
-use crate::files::Held;
-use crate::op::{Buffers, Op, OpKind, Token, View};
+use crate::files::HeldFile;
+use crate::op::{Buffers, KernelBuffers, Op, OpKind, Token};
 use crate::operations::merge::{BYTES_MAX, Merged, SEGMENTS_MAX};
 use rustix::io::Errno;
 
-/// An operation that has been queued, and all that it uses.
+/// A queued operation, and everything that it uses.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub(crate) token: Token,
-    pub(crate) held: Held,
+    pub(crate) held: HeldFile,
     pub(crate) op: Op,
-    /// Those that are one with it for the kernel.
+    /// The operations that are merged with it.
     pub(crate) merged: Option<Box<Merged>>,
-    /// It was one of several, and is done by itself now.
-    pub(crate) alone: bool,
-    /// It is not done again, whatever the kernel's result is.
+    /// It was merged with others before, and is done by itself now.
+    pub(crate) unmerged: bool,
+    /// It is not done again, for any result of the kernel.
     pub(crate) cancelled: bool,
-    /// It is told not to wait; where it would have to, a thread does it.
+    /// It carries `RWF_NOWAIT`. If it would have to wait, a thread does it.
     pub(crate) nowait: bool,
-    /// The registered buffer that the kernel was told to use.
+    /// The registered buffer that the kernel uses.
     pub(crate) buffer: Option<u16>,
 }
 
 impl InFlight {
-    pub(crate) fn new(token: Token, held: Held, op: Op, nowait: bool) -> Self {
-        Self { token, held, op, merged: None, alone: false, cancelled: false, nowait, buffer: None }
+    pub(crate) fn new(token: Token, held: HeldFile, op: Op, nowait: bool) -> Self {
+        Self { token, held, op, merged: None, unmerged: false, cancelled: false, nowait, buffer: None }
     }
 
-    /// Returns how many bytes the kernel is to transfer, for all that are one with it.
+    /// Returns the bytes to transfer, with all merged operations.
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
         self.merged.as_ref().map_or_else(|| self.op.buffers.len(), |merged| merged.bytes())
@@ -44,16 +44,16 @@ impl InFlight {
         }
     }
 
-    /// What the kernel takes, for all that are one with it.
-    pub(crate) fn view(&mut self) -> View {
+    /// Returns the memory for the kernel, with all merged operations.
+    pub(crate) fn view(&mut self) -> KernelBuffers {
         match &self.merged {
             Some(merged) => merged.view(),
             None => self.op.buffers.view(self.op.kind),
         }
     }
 
-    /// Whether `next` goes on where this ends, and the two can be one.
-    pub(crate) fn takes(&self, next: &InFlight) -> bool {
+    /// Returns whether `next` starts where this ends, and the two can be merged.
+    pub(crate) fn can_merge(&self, next: &InFlight) -> bool {
         let (Buffers::Guest(ours), Buffers::Guest(theirs)) = (&self.op.buffers, &next.op.buffers) else {
             return false;
         };
@@ -64,7 +64,7 @@ impl InFlight {
         self.op.kind == next.op.kind
             && self.op.kind.is_transfer()
             && self.held == next.held
-            && !self.alone
+            && !self.unmerged
             && !(ours.is_empty() || theirs.is_empty())
             && self.op.offset.checked_add(bytes) == Some(next.op.offset)
             && bytes.saturating_add(theirs.len()) <= BYTES_MAX
@@ -72,7 +72,7 @@ impl InFlight {
     }
 }
 
-/// `RWF_*` of a transfer.
+/// Returns the `RWF_*` flags of a transfer.
 #[inline]
 pub(crate) fn rw_flags(operation: &InFlight) -> i32 {
     let durable = operation.op.kind == OpKind::Write { durable: true };

@@ -1,33 +1,36 @@
-//! Several operations that are one for the kernel.
+//! Merging: several operations that are one for the kernel.
 //!
-//! Reads of neighbouring bytes of a file that are queued one after the other, and have not been started, can go to the kernel as
-//! one with all their buffers, and so can writes. It is for files that are told to ([`crate::Engine::merge`]): a kernel that does it by
-//! itself, in its queue of a block device, does it no worse, and where each operation is answered as soon as it is
-//! done, one that waits for all of them is answered later.
+//! Some reads are queued in succession, for contiguous bytes of a file, and are not started yet. They can go
+//! to the kernel as one with all their buffers. The same holds for writes. This is only done for files for
+//! which it is chosen ([`crate::Engine::merge`]). If the kernel merges by itself, in its queue of a block
+//! device, this gains nothing. And if each operation is answered as soon as it is done, a merged one is
+//! answered later.
 //!
-//! # Each has an end of its own
-//! Bytes that were transferred belong to the operations from the first on. One that got some of its bytes is done with so many,
-//! like any short transfer. One that got none, because the whole failed or came to an end before it, is done once more by itself, and
-//! what comes of that is its own: an error, the end of the file, or nothing wrong at all. A write that is done twice so writes the same
-//! bytes twice; no order between operations in flight was promised.
+//! # Each has its own result
+//! Transferred bytes belong to the operations from the first on. An operation that got some of its bytes
+//! completes with that number, like any short transfer. One that got none, because the whole failed or ended
+//! before it, is done again by itself. Its result is then its own: an error, the end of the file, or success.
+//! A write that is done twice in this way writes the same bytes twice. Operations in flight have no order, so
+//! this is allowed.
 
-use crate::op::{Buffers, Op, OpKind, View};
+use crate::op::{Buffers, KernelBuffers, Op, OpKind};
 
-/// Bytes of all together: as many pages as one request to a block device holds (`BIO_MAX_VECS`).
+/// The most bytes of a merged operation: as many pages as one request to a block device holds
+/// (`BIO_MAX_VECS`).
 pub(super) const BYTES_MAX: u64 = 1 << 20;
-/// Segments of all together.
+/// The most segments of a merged operation.
 pub(super) const SEGMENTS_MAX: usize = 256;
 
-/// Operations that are one for the kernel, but for the first, which has this.
+/// The operations that are merged with a first one, which has this.
 #[derive(Debug, Default)]
 pub(crate) struct Merged {
-    /// The places of the others, in order.
-    pub(crate) places: Vec<u32>,
+    /// The slots of the others, in order.
+    pub(crate) op_slots: Vec<u32>,
     segments: Vec<Segment>,
     bytes: u64,
 }
 
-/// `struct iovec`, but an address that can go to another thread.
+/// A `struct iovec`, with an address that can go to another thread.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Segment {
@@ -36,12 +39,12 @@ struct Segment {
 }
 
 impl Merged {
-    /// Returns how many bytes are to be transferred in all.
+    /// Returns the bytes of all operations.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns how many segments they have in all.
+    /// Returns the number of segments of all operations.
     pub(super) fn segments(&self) -> usize {
         self.segments.len()
     }
@@ -60,17 +63,18 @@ impl Merged {
         }
     }
 
-    /// What the kernel takes. Valid as long as nothing is added and the buffers of all operations stay as they are.
-    pub(crate) fn view(&self) -> View {
+    /// Returns the memory for the kernel. Valid while nothing is added and the buffers of all operations stay
+    /// unchanged.
+    pub(crate) fn view(&self) -> KernelBuffers {
         match &self.segments[..] {
-            [one] => View::One(std::ptr::with_exposed_provenance_mut(one.at), one.len),
-            many => View::Many(many.as_ptr().cast(), many.len()),
+            [one] => KernelBuffers::One(std::ptr::with_exposed_provenance_mut(one.at), one.len),
+            many => KernelBuffers::Many(many.as_ptr().cast(), many.len()),
         }
     }
 
-    /// Empties it, to be used again.
+    /// Empties it, for another use.
     pub(crate) fn clear(&mut self) {
-        self.places.clear();
+        self.op_slots.clear();
         self.segments.clear();
         self.bytes = 0;
     }
@@ -106,7 +110,7 @@ mod tests {
             Self { memory: guest_memory(4 << 20, 0), files, file, slots: Slots::new(1000) }
         }
 
-        /// With one buffer at each of these places in memory.
+        /// Makes an operation with one buffer at each of these addresses of memory.
         fn operation(&mut self, kind: OpKind, offset: u64, buffers: &[(u64, u64)]) -> InFlight {
             let mut iov = Iov::default();
             for (at, len) in buffers {
@@ -122,25 +126,25 @@ mod tests {
             self.operation(OpKind::Read, number * LEN, &[(2 * number * LEN, LEN)])
         }
 
-        /// So many pages as one, and the place of the first.
+        /// Merges this many pages. Returns the slot of the first.
         fn merged(&mut self, count: u64) -> u32 {
             let page = self.page(0);
             let first = self.slots.insert(page);
             for number in 1..count {
                 let page = self.page(number);
-                assert!(self.slots.join(first, page).is_ok());
+                assert!(self.slots.merge(first, page).is_ok());
             }
             first
         }
 
-        /// Which slots end with what, and how many are done again.
+        /// Completes a slot. Returns the results, and the operations to do again.
         fn complete(
             &mut self,
-            place: u32,
+            op_slot: u32,
             result: Result<u32, Errno>,
         ) -> (Vec<Result<u32, Errno>>, Vec<u32>) {
             let (mut done, mut again) = (Vec::new(), Vec::new());
-            self.slots.complete(place, result, &mut again, |operation, result| {
+            self.slots.complete(op_slot, result, &mut again, |operation, result| {
                 assert_eq!(u64::from(operation.token.slot), done.len() as u64 * LEN, "in order");
                 done.push(result);
             });
@@ -149,13 +153,13 @@ mod tests {
     }
 
     #[test]
-    fn only_what_goes_on_at_the_end() {
+    fn only_contiguous_operations_merge() {
         let write = |durable| OpKind::Write { durable };
         let mut rig = Rig::new();
         let first = rig.operation(write(false), 8 * LEN, &[(0, LEN)]);
         let fits = rig.operation(write(false), 9 * LEN, &[(8 * LEN, LEN)]);
-        assert!(first.takes(&fits));
-        assert!(!rig.operation(write(false), 9 * LEN, &[]).takes(&fits));
+        assert!(first.can_merge(&fits));
+        assert!(!rig.operation(write(false), 9 * LEN, &[]).can_merge(&fits));
         let mut others = vec![
             rig.operation(OpKind::Read, 9 * LEN, &[(8 * LEN, LEN)]),
             rig.operation(write(true), 9 * LEN, &[(8 * LEN, LEN)]),
@@ -175,20 +179,20 @@ mod tests {
         others.push(InFlight { op: Op { kind: OpKind::Flush, buffers: Buffers::None, ..fits.op }, ..first });
         let mut first = rig.operation(write(false), 8 * LEN, &[(0, LEN)]);
         for other in &others {
-            assert!(!first.takes(other), "{other:?}");
+            assert!(!first.can_merge(other), "{other:?}");
         }
-        first.alone = true;
-        assert!(!first.takes(&rig.operation(write(false), 9 * LEN, &[(8 * LEN, LEN)])));
+        first.unmerged = true;
+        assert!(!first.can_merge(&rig.operation(write(false), 9 * LEN, &[(8 * LEN, LEN)])));
     }
 
     #[test]
-    fn up_to_the_limits() {
+    fn merges_up_to_the_limits() {
         let mut rig = Rig::new();
         let first = rig.merged(BYTES_MAX / LEN);
         let more = rig.page(BYTES_MAX / LEN);
-        assert!(rig.slots.join(first, more).is_err());
+        assert!(rig.slots.merge(first, more).is_err());
         assert_eq!(rig.slots.used() as u64, BYTES_MAX / LEN);
-        // As many segments as there are operations, of few bytes.
+        // As many segments as operations, of few bytes each.
         let mut rig = Rig::new();
         let sector =
             |rig: &mut Rig, number: u64| rig.operation(OpKind::Read, number * 512, &[(number * 1024, 512)]);
@@ -196,32 +200,36 @@ mod tests {
         let first = rig.slots.insert(only);
         for number in 1..=SEGMENTS_MAX as u64 {
             let next = sector(&mut rig, number);
-            assert_eq!(rig.slots.join(first, next).is_ok(), number < SEGMENTS_MAX as u64, "{number}");
+            assert_eq!(rig.slots.merge(first, next).is_ok(), number < SEGMENTS_MAX as u64, "{number}");
         }
         let mut rig = Rig::new();
         let sectors = |number: u64| (number * 1024, 512);
         let half: Vec<_> = (0..SEGMENTS_MAX as u64 / 2 + 1).map(sectors).collect();
         let (bytes, kind) = (half.len() as u64 * 512, OpKind::Read);
         let (a, b) = (rig.operation(kind, 0, &half), rig.operation(kind, bytes, &half));
-        assert!(!a.takes(&b));
+        assert!(!a.can_merge(&b));
     }
 
     #[test]
     fn the_kernel_takes_all_buffers() {
         let mut rig = Rig::new();
         let first = rig.merged(3);
-        let View::Many(_, 3) = rig.slots.get_mut(first).unwrap().view() else { panic!("three segments") };
-        // Neighbours in memory are one.
+        let KernelBuffers::Many(_, 3) = rig.slots.get_mut(first).unwrap().view() else {
+            panic!("three segments")
+        };
+        // Contiguous memory is one segment.
         let operation = rig.operation(OpKind::Read, 0, &[(0, LEN)]);
         let first = rig.slots.insert(operation);
         let operation = rig.operation(OpKind::Read, LEN, &[(LEN, LEN)]);
-        assert!(rig.slots.join(first, operation).is_ok());
-        let View::One(at, len) = rig.slots.get_mut(first).unwrap().view() else { panic!("one segment") };
+        assert!(rig.slots.merge(first, operation).is_ok());
+        let KernelBuffers::One(at, len) = rig.slots.get_mut(first).unwrap().view() else {
+            panic!("one segment")
+        };
         assert_eq!((at.is_null(), len as u64), (false, 2 * LEN));
     }
 
     #[test]
-    fn each_ends_with_what_is_its_own() {
+    fn each_operation_has_its_own_result() {
         let mut rig = Rig::new();
         for bytes in 0..=4 * LEN as u32 {
             let first = rig.merged(4);
@@ -232,12 +240,12 @@ mod tests {
             expected.extend((part > 0).then_some(Ok(part)));
             assert_eq!(done, expected, "{bytes} bytes");
             assert_eq!(done.len() + again.len(), 4);
-            // Each by itself, with the same error or another one.
-            for place in again.drain(..) {
-                let operation = rig.slots.get_mut(place).unwrap();
-                assert!(operation.alone && operation.merged.is_none());
+            // Each completes by itself, with the same error or another one.
+            for op_slot in again.drain(..) {
+                let operation = rig.slots.get_mut(op_slot).unwrap();
+                assert!(operation.unmerged && operation.merged.is_none());
                 let (mut left, mut results) = (Vec::new(), Vec::new());
-                rig.slots.complete(place, Err(Errno::IO), &mut left, |_, result| results.push(result));
+                rig.slots.complete(op_slot, Err(Errno::IO), &mut left, |_, result| results.push(result));
                 assert_eq!((left.len(), &results[..]), (0, &[Err(Errno::IO)][..]));
             }
             assert_eq!(rig.slots.used(), 0);
@@ -246,14 +254,14 @@ mod tests {
         let (done, again) = rig.complete(first, Err(Errno::IO));
         assert_eq!((done.len(), again.len()), (0, 4));
         let mut taken = 0;
-        again.iter().for_each(|place| rig.slots.take(*place, |_| taken += 1));
+        again.iter().for_each(|op_slot| rig.slots.take(*op_slot, |_| taken += 1));
         assert_eq!((taken, rig.slots.used()), (4, 0));
         let first = rig.merged(4);
         rig.slots.take(first, |_| taken += 1);
         assert_eq!((taken, rig.slots.used()), (8, 0));
     }
 
-    /// Those that got nothing end as cancelled, and the others with what is their own.
+    /// Operations that got nothing end as cancelled, and the others with their own results.
     #[test]
     fn cancelled_parts_are_not_done_again() {
         let cancelled = Err(Errno::CANCELED);
@@ -271,12 +279,12 @@ mod tests {
             let (done, again) = rig.complete(first, result);
             assert_eq!((&done[..], again.len(), rig.slots.used()), (&expected[..], 0, 0), "{result:?}");
         }
-        // One that was merged with no other.
+        // An operation that was not merged.
         let results = [Errno::INTR, Errno::AGAIN, Errno::IO].map(|errno| {
             let mut rig = Rig::new();
             let page = InFlight { cancelled: true, ..rig.page(0) };
-            let place = rig.slots.insert(page);
-            rig.complete(place, Err(errno)).0
+            let op_slot = rig.slots.insert(page);
+            rig.complete(op_slot, Err(errno)).0
         });
         assert_eq!(results.concat(), [cancelled, cancelled, Err(Errno::IO)]);
     }

@@ -1,4 +1,4 @@
-//! Operations in flight.
+//! The slots of operations in flight.
 
 use crate::files::Files;
 use crate::operations::in_flight::InFlight;
@@ -11,14 +11,14 @@ pub(crate) struct Slots {
     slots: Vec<Option<InFlight>>,
     free: Vec<u32>,
     depth: usize,
-    /// To be used again.
+    /// Unused boxes, kept for later merges.
     #[expect(clippy::vec_box, reason = "operations hold them boxed, for few have one")]
     spare: Vec<Box<Merged>>,
 }
 
 impl Slots {
     pub(crate) fn new(depth: usize) -> Self {
-        // Address space only: a place costs memory from its first use on.
+        // This reserves address space only: a slot costs memory from its first use on.
         Self { slots: Vec::with_capacity(depth), free: Vec::with_capacity(depth), depth, spare: Vec::new() }
     }
 
@@ -30,23 +30,23 @@ impl Slots {
         self.depth - self.used()
     }
 
-    /// Puts one in; its place. The caller has looked for room.
+    /// Puts an operation into a slot. Returns the slot. The caller has checked that there is room.
     #[inline]
     pub(crate) fn insert(&mut self, operation: InFlight) -> u32 {
         debug_assert!(self.room() > 0);
-        if let Some(place) = self.free.pop() {
-            self.slots[place as usize] = Some(operation);
-            return place;
+        if let Some(op_slot) = self.free.pop() {
+            self.slots[op_slot as usize] = Some(operation);
+            return op_slot;
         }
         self.slots.push(Some(operation));
         (self.slots.len() - 1) as u32
     }
 
-    /// Puts one in, as one with the operation at `first`, of which the kernel knows nothing yet; it comes
-    /// back where the two do not fit together. The caller has looked for room.
-    pub(crate) fn join(&mut self, first: u32, next: InFlight) -> Result<(), InFlight> {
+    /// Puts an operation into a slot, merged with the one in `first`, which the kernel does not know yet.
+    /// Returns the operation if the two cannot be merged. The caller has checked that there is room.
+    pub(crate) fn merge(&mut self, first: u32, next: InFlight) -> Result<(), InFlight> {
         let Some(Some(operation)) = self.slots.get_mut(first as usize) else { return Err(next) };
-        if !operation.takes(&next) {
+        if !operation.can_merge(&next) {
             return Err(next);
         }
         let mut merged = match operation.merged.take() {
@@ -57,11 +57,11 @@ impl Slots {
                 merged
             }
         };
-        let place = self.insert(next);
-        if let Some(next) = self.get_mut(place) {
+        let op_slot = self.insert(next);
+        if let Some(next) = self.get_mut(op_slot) {
             merged.add(&mut next.op);
         }
-        merged.places.push(place);
+        merged.op_slots.push(op_slot);
         if let Some(operation) = self.get_mut(first) {
             operation.merged = Some(merged);
         }
@@ -69,8 +69,8 @@ impl Slots {
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, place: u32) -> Option<&mut InFlight> {
-        self.slots.get_mut(place as usize)?.as_mut()
+    pub(crate) fn get_mut(&mut self, op_slot: u32) -> Option<&mut InFlight> {
+        self.slots.get_mut(op_slot as usize)?.as_mut()
     }
 
     /// Returns all operations.
@@ -78,40 +78,40 @@ impl Slots {
         self.slots.iter_mut().flatten()
     }
 
-    /// Returns whether the operation at `place` was cancelled.
-    pub(crate) fn is_cancelled(&self, place: u32) -> bool {
-        matches!(self.slots.get(place as usize), Some(Some(InFlight { cancelled: true, .. })))
+    /// Returns whether the operation in `op_slot` was cancelled.
+    pub(crate) fn is_cancelled(&self, op_slot: u32) -> bool {
+        matches!(self.slots.get(op_slot as usize), Some(Some(InFlight { cancelled: true, .. })))
     }
 
-    /// Returns the places of the operations that were cancelled.
+    /// Returns the slots of the operations that were cancelled.
     pub(crate) fn cancelled(&self) -> Vec<u32> {
-        (0..self.slots.len() as u32).filter(|place| self.is_cancelled(*place)).collect()
+        (0..self.slots.len() as u32).filter(|op_slot| self.is_cancelled(*op_slot)).collect()
     }
 
     #[inline]
-    fn remove(&mut self, place: u32) -> Option<InFlight> {
-        let operation = self.slots.get_mut(place as usize)?.take()?;
-        self.free.push(place);
+    fn remove(&mut self, op_slot: u32) -> Option<InFlight> {
+        let operation = self.slots.get_mut(op_slot as usize)?.take()?;
+        self.free.push(op_slot);
         Some(operation)
     }
 
-    /// Takes out the operation at `place` and those that are one with it.
-    pub(crate) fn take(&mut self, place: u32, mut each: impl FnMut(InFlight)) {
-        let Some(mut operation) = self.remove(place) else { return };
+    /// Takes out the operation in `op_slot` and those that are merged with it.
+    pub(crate) fn take(&mut self, op_slot: u32, mut each: impl FnMut(InFlight)) {
+        let Some(mut operation) = self.remove(op_slot) else { return };
         let merged = operation.merged.take();
         each(operation);
-        for place in merged.iter().flat_map(|merged| &merged.places) {
-            if let Some(operation) = self.remove(*place) {
+        for op_slot in merged.iter().flat_map(|merged| &merged.op_slots) {
+            if let Some(operation) = self.remove(*op_slot) {
                 each(operation);
             }
         }
     }
 
-    /// Whether the operation at `place`, with those that are one with it, would have had to wait: then a
-    /// thread is to do it.
+    /// Returns whether the operation in `op_slot`, with those that are merged with it, would have had to
+    /// wait. Then a thread must do it.
     #[inline]
-    pub(crate) fn is_missed(&mut self, place: u32, result: Result<u32, Errno>, files: &mut Files) -> bool {
-        let Some(operation) = self.get_mut(place) else { return false };
+    pub(crate) fn is_missed(&mut self, op_slot: u32, result: Result<u32, Errno>, files: &mut Files) -> bool {
+        let Some(operation) = self.get_mut(op_slot) else { return false };
         operation.nowait && {
             let bytes = operation.bytes();
             let missed = files.is_missed(operation.held, operation.op.kind, bytes, result);
@@ -120,23 +120,23 @@ impl Slots {
         }
     }
 
-    /// The kernel has done what it was told of `place`, and this came of it. Operations of which it has done
-    /// something are taken out, each with what came of it; the places of those that were merged and of which
-    /// it has done nothing go to `again`: they are to be done each by itself, unless they were cancelled.
-    /// Where the kernel has cancelled them all are taken out.
+    /// Completes the operation in `op_slot` with the kernel's result. Takes out operations of which something
+    /// was done, each with its own result. Merged operations of which nothing was done stay. Their slots go
+    /// to `split`, to be done again each by itself, unless they were cancelled. If the kernel has cancelled
+    /// the operation, all are taken out.
     #[inline]
     pub(crate) fn complete(
         &mut self,
-        place: u32,
+        op_slot: u32,
         result: Result<u32, Errno>,
-        again: &mut Vec<u32>,
+        split: &mut Vec<u32>,
         mut each: impl FnMut(InFlight, Result<u32, Errno>),
     ) {
-        let Some(operation) = self.get_mut(place) else { return };
+        let Some(operation) = self.get_mut(op_slot) else { return };
         if let Some(merged) = operation.merged.take() {
-            return self.complete_all(place, merged, result, again, each);
+            return self.complete_all(op_slot, merged, result, split, each);
         }
-        if let Some(operation) = self.remove(place) {
+        if let Some(operation) = self.remove(op_slot) {
             let result = operation.result(result);
             each(operation, result);
         }
@@ -147,22 +147,22 @@ impl Slots {
         first: u32,
         mut merged: Box<Merged>,
         result: Result<u32, Errno>,
-        again: &mut Vec<u32>,
+        split: &mut Vec<u32>,
         mut each: impl FnMut(InFlight, Result<u32, Errno>),
     ) {
         let mut left = u64::from(result.unwrap_or(0));
-        for place in std::iter::once(first).chain(merged.places.iter().copied()) {
-            let Some(operation) = self.get_mut(place) else { continue };
+        for op_slot in std::iter::once(first).chain(merged.op_slots.iter().copied()) {
+            let Some(operation) = self.get_mut(op_slot) else { continue };
             let here = left.min(operation.op.buffers.len());
             left -= here;
             if result == Err(Errno::CANCELED) || (operation.cancelled && here == 0) {
-                let cancelled = self.remove(place).into_iter();
+                let cancelled = self.remove(op_slot).into_iter();
                 cancelled.for_each(|operation| each(operation, Err(Errno::CANCELED)));
             } else if here == 0 {
-                operation.alone = true;
-                again.push(place);
-            } else if let Some(operation) = self.remove(place) {
-                // No more than were transferred in all.
+                operation.unmerged = true;
+                split.push(op_slot);
+            } else if let Some(operation) = self.remove(op_slot) {
+                // At most the bytes that were transferred in all.
                 each(operation, Ok(here as u32));
             }
         }

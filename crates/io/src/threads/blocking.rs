@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
 use crate::files::Files;
-use crate::op::{OpKind, RangeCall, View};
+use crate::op::{KernelBuffers, OpKind, RangeCall};
 use crate::operations::in_flight::InFlight;
 use rustix::io::Errno;
 use rustix::ioctl::opcode;
@@ -11,34 +11,35 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-/// Of linux/fs.h.
+/// Requests of linux/fs.h.
 const BLKDISCARD: u32 = opcode::none(0x12, 119);
 const BLKZEROOUT: u32 = opcode::none(0x12, 127);
 
 /// An operation that stays in its slot, described for another thread.
 #[derive(Debug)]
 pub(crate) struct BlockingOp {
-    pub(crate) place: u32,
+    pub(crate) op_slot: u32,
     pub(crate) owner: u32,
     file: Arc<File>,
     kind: OpKind,
     offset: u64,
-    /// The address of the memory, or of the segments that describe it; `segments` tells which.
+    /// The address of the memory or, if `segments` is set, of the segments that describe it.
     at: usize,
     len: usize,
     segments: bool,
 }
 
 impl BlockingOp {
-    /// Describes the operation at `place`, which stays as it is until this is done; `None` if it has no file.
-    pub(crate) fn of(place: u32, operation: &mut InFlight, files: &Files) -> Option<Self> {
+    /// Describes the operation in `op_slot`, which stays unchanged until this is done. Returns `None` if it
+    /// has no file.
+    pub(crate) fn of(op_slot: u32, operation: &mut InFlight, files: &Files) -> Option<Self> {
         let file = files.get(operation.held)?.0.clone();
         let (kind, offset, owner) = (operation.op.kind, operation.op.offset, operation.held.owner());
         let (at, len, segments) = match operation.view() {
-            View::One(at, len) => (at.expose_provenance(), len, false),
-            View::Many(at, count) => (at.expose_provenance(), count, true),
+            KernelBuffers::One(at, len) => (at.expose_provenance(), len, false),
+            KernelBuffers::Many(at, count) => (at.expose_provenance(), count, true),
         };
-        Some(Self { place, owner, file, kind, offset, at, len, segments })
+        Some(Self { op_slot, owner, file, kind, offset, at, len, segments })
     }
 
     /// Does the operation, and waits for it.
@@ -46,9 +47,9 @@ impl BlockingOp {
         match self.kind {
             OpKind::Read | OpKind::Write { .. } => {
                 let view = if self.segments {
-                    View::Many(std::ptr::with_exposed_provenance(self.at), self.len)
+                    KernelBuffers::Many(std::ptr::with_exposed_provenance(self.at), self.len)
                 } else {
-                    View::One(std::ptr::with_exposed_provenance_mut(self.at), self.len)
+                    KernelBuffers::One(std::ptr::with_exposed_provenance_mut(self.at), self.len)
                 };
                 transfer(&self.file, self.kind, self.offset, &view)
             }
@@ -62,21 +63,21 @@ impl BlockingOp {
 }
 
 /// Transfers bytes between a file and memory that an operation keeps, and waits for it.
-fn transfer(file: &File, kind: OpKind, offset: u64, view: &View) -> Result<u32, Errno> {
+fn transfer(file: &File, kind: OpKind, offset: u64, view: &KernelBuffers) -> Result<u32, Errno> {
     let fd = file.as_raw_fd();
-    // Beyond what fits, the kernel says that the argument is invalid.
+    // The kernel refuses larger offsets as invalid.
     let Ok(offset) = libc::off_t::try_from(offset) else { return Err(Errno::INVAL) };
     let one;
     let (segments, count) = match *view {
-        View::One(at, len) => {
+        KernelBuffers::One(at, len) => {
             one = libc::iovec { iov_base: at.cast(), iov_len: len };
             (&raw const one, 1)
         }
-        View::Many(segments, count) => (segments, count as i32),
+        KernelBuffers::Many(segments, count) => (segments, count as i32),
     };
     let flags = if kind == (OpKind::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
-    // SAFETY: the operation owns the buffers, and stays in its slot as it is until the call has returned;
-    // what others do to guest memory meanwhile is between them and the kernel.
+    // SAFETY: the operation owns the buffers, and stays in its slot unchanged until the call has returned.
+    // Concurrent accesses to guest memory are between their authors and the kernel.
     let result = unsafe {
         match kind {
             OpKind::Read => libc::preadv2(fd, segments, count, offset, 0),
@@ -84,13 +85,13 @@ fn transfer(file: &File, kind: OpKind, offset: u64, view: &View) -> Result<u32, 
         }
     };
     match result {
-        // No more than 0x7fff_f000.
+        // At most 0x7fff_f000.
         bytes @ 0.. => Ok(bytes as u32),
         _ => Err(last_error()),
     }
 }
 
-/// Does something to a range, and waits for it.
+/// Changes a range, and waits for it.
 fn on_range(fd: RawFd, call: RangeCall, offset: u64, len: u64) -> Result<u32, Errno> {
     let Ok(at) = libc::off_t::try_from(offset) else { return Err(Errno::INVAL) };
     let result = if let Some(mode) = call.mode() {
@@ -100,8 +101,8 @@ fn on_range(fd: RawFd, call: RangeCall, offset: u64, len: u64) -> Result<u32, Er
     } else {
         let request = if call == RangeCall::DeviceDiscard { BLKDISCARD } else { BLKZEROOUT };
         let range = [offset, len];
-        // SAFETY: both calls read two 64-bit numbers there, whatever kind of file it is: others know no such
-        // request.
+        // SAFETY: both calls read two 64-bit numbers there, for any kind of file: other kinds do not know
+        // these requests.
         unsafe { libc::ioctl(fd, request as libc::Ioctl, range.as_ptr()) }
     };
     if result == 0 { Ok(0) } else { Err(last_error()) }

@@ -1,31 +1,40 @@
-//! Threads that make calls which wait: one call after the other.
+//! A pool of threads that make calls which wait, one call after the other.
 //!
-//! # Nothing else waits
-//! The worker's thread makes no call that can wait for a device, and no operation goes to threads that the kernel has for all files together
-//! (io_uring's are few, and a frozen file system keeps each that touches it). What waits goes here: flushes, ranges, transfers that
-//! the kernel would not do without waiting, and calls of `io_submit` that can wait ([`crate::files::route`]).
+//! # Why the rest never waits
+//! The worker's thread makes no call that can wait for a device. No operation goes to the threads that the
+//! kernel has for all files together (io_uring's are few, and a frozen file system blocks each that touches
+//! it). Calls that wait are made here: flushes, ranges, transfers that the kernel would not do without
+//! waiting, and calls of `io_submit` that can wait ([`crate::files::route`]).
 //!
 //! # Shares
-//! Owners share threads as they share slots ([`crate::files::shares`]): [`THREADS_COMMON`] threads for any owner, and [`THREADS_RESERVE`] more for each.
-//! A device that hangs keeps no more threads than that, so each other device has its own at least, however many hang. There are at most
-//! `THREADS_COMMON + owners * THREADS_RESERVE` threads, of which one starts at once and each other when a job has a place in its
-//! owner's share and no thread waits for jobs.
+//! Owners share threads as they share slots ([`crate::files::shares`]): [`THREADS_COMMON`] threads for any
+//! owner, and [`THREADS_RESERVE`] more for each. A device that hangs occupies no more threads than that. So
+//! each other device has at least its own, for any number of devices that hang. There are at most
+//! `THREADS_COMMON + owners * THREADS_RESERVE` threads. One starts at once. Each other starts when a job has
+//! a place in its owner's share and no thread waits for jobs.
 //!
-//! Each owner has a queue of its own. A thread serves the owners in turn and passes those that have no place in their share.
+//! Each owner has a queue of its own. A thread serves the owners in turn and skips those that have no place
+//! in their share.
 //!
-//! # No job waits beside an idle thread
-//! A job can start when its owner has room. A thread *looks* from the moment when it has started, or has done a job, until it takes the next job or
-//! sleeps. [`Pool::submit`] wakes or starts a thread for each job that can start and for which no thread looks. It counts a common place
-//! once for each owner, so these are too many rather than too few. Later, room comes back one place at a time, when a thread has
-//! done its job. Under one lock that thread gives the place back and begins to look. So there are never fewer threads that look, or were woken,
-//! than jobs that can start: a thread that takes a job takes one from both counts, and a thread sleeps only where no job can start.
+//! # Why no job waits beside an idle thread
+//! A job can start when its owner has room. A thread *searches* from the moment when it has started, or has
+//! done a job, until it takes the next job or sleeps. [`Pool::submit`] wakes or starts a thread for each job
+//! that can start and for which no thread searches. It counts a common place once for each owner, so these
+//! are rather too many than too few.
 //!
-//! The host can refuse another thread. Then the jobs wait for the threads that there are, and all of these can be with a device that hangs. So
-//! the pool remembers that threads are missing ([`Pool::lacks_threads`]), and each turn of the engine tries again, within a millisecond.
+//! Later, places come back one at a time, when a thread has done its job. Under one lock that thread returns
+//! the place and begins to search. So there are never fewer threads that search, or were woken, than jobs
+//! that can start: a thread that takes a job reduces both counts by one, and a thread sleeps only if no job
+//! can start.
+//!
+//! The host can refuse another thread. Then the jobs wait for the existing threads, and all of these can be
+//! with a device that hangs. So the pool remembers that threads are missing ([`Pool::lacks_threads`]), and
+//! each turn of the engine tries again, within a millisecond.
 //!
 //! # The engine waits for a prompt call
-//! The engine can wait for a moment until threads have made its calls of `io_submit` ([`Pool::await_calls`], [`crate::threads::submit_wait`]).
-//! While it waits, a thread wakes it by a condition variable instead of the event, and only when the last of these calls is done.
+//! The engine can wait for a moment until threads have made its calls of `io_submit` ([`Pool::await_calls`],
+//! [`crate::threads::submit_wait`]). While it waits, a thread wakes it by a condition variable instead of the
+//! event, and only when the last of these calls is done.
 
 use crate::aio::batch::{Batch, Submitted};
 use crate::files::shares::Shares;
@@ -40,16 +49,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// Threads that any owner can use. They wait for the disk nearly all the time.
+/// The number of threads that any owner can use. They wait for the disk nearly all the time.
 const THREADS_COMMON: usize = 16;
 
-/// Threads that each owner has for itself: a flush does not wait for the transfer before it.
+/// The number of threads that each owner has for itself. With two, a flush does not wait for the transfer
+/// before it.
 const THREADS_RESERVE: usize = 2;
 
-/// A thread needs next to none.
+/// The stack of a thread, which needs little.
 const STACK_BYTES: usize = 128 << 10;
 
-/// Work for a thread.
+/// A job for a thread.
 #[derive(Debug)]
 pub(crate) enum Job {
     /// An operation that stays in the engine's slots.
@@ -61,9 +71,9 @@ pub(crate) enum Job {
 /// A job that is done.
 #[derive(Debug)]
 pub(crate) enum Done {
-    /// Its operation is in its slot.
+    /// The operation is in its slot.
     Op {
-        place: u32,
+        op_slot: u32,
         result: Result<u32, Errno>,
     },
     Submit(Submitted),
@@ -77,20 +87,21 @@ impl Job {
         }
     }
 
-    /// Returns the places of its operations.
-    fn places(&self) -> impl Iterator<Item = u32> {
+    /// Returns the slots of its operations.
+    fn op_slots(&self) -> impl Iterator<Item = u32> {
         let (one, batch) = match self {
-            Self::Op(op) => (Some(op.place), None),
-            Self::Submit { batch, .. } => (None, Some(batch.places())),
+            Self::Op(op) => (Some(op.op_slot), None),
+            Self::Submit { batch, .. } => (None, Some(batch.op_slots())),
         };
         one.into_iter().chain(batch.into_iter().flatten())
     }
 
-    /// Does it, and waits for it.
+    /// Does the job, and waits for it.
     fn perform(self) -> Done {
         match self {
-            // The file is let go of before the engine can learn of the result: a file that it forgets then is closed then.
-            Self::Op(op) => Done::Op { place: op.place, result: op.perform() },
+            // The file is released before the engine can learn of the result. So if the engine forgets the
+            // file then, it is closed.
+            Self::Op(op) => Done::Op { op_slot: op.op_slot, result: op.perform() },
             Self::Submit { owner, mut batch } => {
                 let result = batch.run();
                 Done::Submit(Submitted { owner, batch, result })
@@ -99,13 +110,13 @@ impl Job {
     }
 }
 
-/// Jobs that are to be done, by owner. Pure.
+/// Jobs that wait for threads, by owner. Pure.
 #[derive(Debug)]
 struct Queues {
     jobs: Vec<VecDeque<Job>>,
     /// Owners that have jobs, each once, in the order of their turns.
     turns: VecDeque<u32>,
-    /// Places for jobs that threads are doing.
+    /// Places for jobs that threads do.
     shares: Shares,
 }
 
@@ -135,11 +146,11 @@ impl Queues {
         Some(job)
     }
 
-    /// Takes out jobs of which an operation is such a one. No thread does them yet.
+    /// Takes out jobs that no thread does yet, and that have an operation for which `is_wanted` holds.
     fn take_queued(&mut self, is_wanted: impl Fn(u32) -> bool) -> Vec<Job> {
         let mut taken = Vec::new();
         for jobs in &mut self.jobs {
-            let (wanted, kept) = jobs.drain(..).partition(|job| job.places().any(&is_wanted));
+            let (wanted, kept) = jobs.drain(..).partition(|job| job.op_slots().any(&is_wanted));
             *jobs = kept;
             taken.extend::<VecDeque<Job>>(wanted);
         }
@@ -147,7 +158,7 @@ impl Queues {
         taken
     }
 
-    /// How many jobs can start, or a few more.
+    /// Returns the number of jobs that can start, or a few more.
     fn startable(&self) -> usize {
         let of = |owner: &u32| self.jobs[*owner as usize].len().min(self.shares.room(*owner));
         self.turns.iter().map(of).sum()
@@ -155,65 +166,67 @@ impl Queues {
 }
 
 #[derive(Debug)]
-struct Work {
+struct JobState {
     queues: Queues,
-    /// Threads that sleep until there is a job for them.
+    /// The number of threads that sleep until there is a job.
     idle: usize,
-    /// Threads that will look for a job before they sleep.
-    looking: usize,
+    /// The number of threads that will search for a job before they sleep.
+    searching: usize,
     stop: bool,
 }
 
 /// Jobs that are done and not reaped.
 #[derive(Debug, Default)]
-struct Finished {
+struct DoneJobs {
     jobs: Vec<Done>,
-    /// Calls of `io_submit` among them.
+    /// The number of calls of `io_submit` among them.
     calls: usize,
-    /// The engine waits until there are so many of these; 0: it does not wait.
+    /// The number of these calls for which the engine waits. 0: it does not wait.
     awaited: usize,
     /// The event is readable.
     signalled: bool,
 }
 
-/// What the threads share with the engine. Lock order: `work` and `done` are never held together.
+/// The state that the threads share with the engine. Lock order: `work` and `done` are never held together.
 #[derive(Debug)]
-struct Shared {
-    work: Mutex<Work>,
-    more: Condvar,
-    done: Mutex<Finished>,
-    /// The calls that the engine waits for are done.
-    called: Condvar,
-    /// Readable while something is in `done`, unless the engine waits for calls and so will look; changed under its lock.
+struct PoolShared {
+    work: Mutex<JobState>,
+    job_ready: Condvar,
+    done: Mutex<DoneJobs>,
+    /// Signalled when the calls for which the engine waits are done.
+    calls_done: Condvar,
+    /// Readable while something is in `done`, unless the engine waits for calls and so will check. Changed
+    /// under the lock of `done`.
     event: Waker,
 }
 
-/// The threads, started as they are needed.
+/// The threads, started when they are needed.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     threads: Vec<JoinHandle<()>>,
     threads_max: usize,
     /// The host refused a thread that was needed.
     lacks_threads: bool,
 }
 
-/// Nothing is left half done by a thread that panics: none of them can, under a lock.
+/// Locks a mutex. A panic cannot leave a partial change: no thread panics under a lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pool {
-    /// Starts one thread; there is always one. An engine of this depth does not need more common ones than that.
+    /// Starts the pool with one thread; there is always one. An engine of this depth needs no more common
+    /// threads than that.
     pub(crate) fn start(depth: usize, owners: usize) -> io::Result<Self> {
         let shares = Shares::new(depth.clamp(1, THREADS_COMMON), THREADS_RESERVE, owners);
         let threads_max = shares.total();
         let queues = Queues { jobs: Vec::new(), turns: VecDeque::new(), shares };
-        let shared = Arc::new(Shared {
-            work: Mutex::new(Work { queues, idle: 0, looking: 0, stop: false }),
-            more: Condvar::new(),
+        let shared = Arc::new(PoolShared {
+            work: Mutex::new(JobState { queues, idle: 0, searching: 0, stop: false }),
+            job_ready: Condvar::new(),
             done: Mutex::default(),
-            called: Condvar::new(),
+            calls_done: Condvar::new(),
             event: Waker::new()?,
         });
         let mut pool = Self { shared, threads: Vec::new(), threads_max, lacks_threads: false };
@@ -224,9 +237,9 @@ impl Pool {
     fn add_thread(&mut self) -> io::Result<()> {
         let shared = self.shared.clone();
         let builder = Builder::new().name(format!("io-{}", self.threads.len())).stack_size(STACK_BYTES);
-        lock(&self.shared.work).looking += 1;
+        lock(&self.shared.work).searching += 1;
         let thread = builder.spawn(move || shared.run());
-        self.threads.push(thread.inspect_err(|_| lock(&self.shared.work).looking -= 1)?);
+        self.threads.push(thread.inspect_err(|_| lock(&self.shared.work).searching -= 1)?);
         Ok(())
     }
 
@@ -239,10 +252,10 @@ impl Pool {
         let (needed, idle) = {
             let mut work = lock(&self.shared.work);
             jobs.drain(..).for_each(|job| work.queues.push(job));
-            (work.queues.startable().saturating_sub(work.looking), work.idle)
+            (work.queues.startable().saturating_sub(work.searching), work.idle)
         };
         for _ in 0..needed.min(idle) {
-            self.shared.more.notify_one();
+            self.shared.job_ready.notify_one();
         }
         self.lacks_threads = false;
         for _ in idle..needed.min(self.threads_max) {
@@ -256,30 +269,31 @@ impl Pool {
         }
     }
 
-    /// Takes back jobs that no thread does yet, and that have an operation at a place that `is_wanted`.
+    /// Takes back jobs that no thread does yet, and that have an operation for which `is_wanted` holds.
     pub(crate) fn take_queued(&mut self, is_wanted: impl Fn(u32) -> bool) -> Vec<Job> {
         lock(&self.shared.work).queues.take_queued(is_wanted)
     }
 
-    /// Returns whether the host refused a thread for a job that could have started. The next [`Pool::submit`] tries again.
+    /// Returns whether the host refused a thread for a job that could have started. The next [`Pool::submit`]
+    /// tries again.
     pub(crate) fn lacks_threads(&self) -> bool {
         self.lacks_threads
     }
 
-    /// Appends what is done.
+    /// Appends the jobs that are done.
     pub(crate) fn reap(&mut self, into: &mut Vec<Done>) {
         self.take(&mut lock(&self.shared.done), into);
     }
 
-    /// Waits until so many calls of `io_submit` are done that were not reaped, but no longer than `limit`, and appends what is done. Returns whether
-    /// all of these calls are.
+    /// Waits until `calls` calls of `io_submit` are done and not reaped, but no longer than `limit`, and
+    /// appends all jobs that are done. Returns whether all of these calls are.
     pub(crate) fn await_calls(&mut self, calls: usize, limit: Duration, into: &mut Vec<Done>) -> bool {
         let mut done = lock(&self.shared.done);
         done.awaited = calls;
-        let waiting = |done: &mut Finished| done.calls < done.awaited;
+        let waiting = |done: &mut DoneJobs| done.calls < done.awaited;
         let (mut done, _) = self
             .shared
-            .called
+            .calls_done
             .wait_timeout_while(done, limit, waiting)
             .unwrap_or_else(PoisonError::into_inner);
         let all = done.calls >= calls;
@@ -288,7 +302,7 @@ impl Pool {
         all
     }
 
-    fn take(&self, done: &mut Finished, into: &mut Vec<Done>) {
+    fn take(&self, done: &mut DoneJobs, into: &mut Vec<Done>) {
         into.append(&mut done.jobs);
         done.calls = 0;
         if std::mem::take(&mut done.signalled) {
@@ -296,10 +310,10 @@ impl Pool {
         }
     }
 
-    /// Waits until the threads have done all that they have been given, and ends them.
+    /// Waits until the threads have done all of their jobs, and ends them.
     pub(crate) fn finish(&mut self) {
         lock(&self.shared.work).stop = true;
-        self.shared.more.notify_all();
+        self.shared.job_ready.notify_all();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -308,15 +322,15 @@ impl Pool {
 
 #[cfg(test)]
 impl Pool {
-    /// Takes a place of the owner, as a job that hangs does.
-    pub(crate) fn hang(&self, owner: u32) {
+    /// Takes a place of the owner, like a job that hangs.
+    pub(crate) fn occupy(&self, owner: u32) {
         lock(&self.shared.work).queues.shares.take(owner);
     }
 
-    /// Gives that place back.
-    pub(crate) fn go_on(&self, owner: u32) {
+    /// Returns that place.
+    pub(crate) fn free(&self, owner: u32) {
         lock(&self.shared.work).queues.shares.put_back(owner);
-        self.shared.more.notify_all();
+        self.shared.job_ready.notify_all();
     }
 }
 
@@ -326,7 +340,7 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
+impl PoolShared {
     fn run(&self) {
         while let Some(job) = self.next() {
             let owner = job.owner();
@@ -334,42 +348,43 @@ impl Shared {
             {
                 let mut work = lock(&self.work);
                 work.queues.shares.put_back(owner);
-                work.looking += 1;
+                work.searching += 1;
             }
             self.finish(result);
         }
     }
 
-    /// Shows the engine what this thread has done.
+    /// Passes a finished job to the engine.
     fn finish(&self, result: Done) {
         let mut done = lock(&self.done);
         done.calls += usize::from(matches!(result, Done::Submit(_)));
         done.jobs.push(result);
         if done.awaited > 0 {
             if done.calls >= done.awaited {
-                // The engine wakes to take the lock.
+                // The engine takes the lock when it wakes.
                 drop(done);
-                self.called.notify_one();
+                self.calls_done.notify_one();
             }
         } else if !std::mem::replace(&mut done.signalled, true) {
             self.event.wake();
         }
     }
 
-    /// Waits for a job; `None` when there will be none. This thread looks until it returns or sleeps.
+    /// Waits for a job. Returns `None` when there will be none. This thread searches until it returns or
+    /// sleeps.
     fn next(&self) -> Option<Job> {
         let mut work = lock(&self.work);
-        work.looking -= 1;
+        work.searching -= 1;
         loop {
             if let Some(job) = work.queues.next() {
                 return Some(job);
             }
-            // Where jobs are left, threads that do others of their owners will do them.
+            // Remaining jobs are done by threads that do others of their owners now.
             if work.stop {
                 return None;
             }
             work.idle += 1;
-            work = self.more.wait(work).unwrap_or_else(PoisonError::into_inner);
+            work = self.job_ready.wait(work).unwrap_or_else(PoisonError::into_inner);
             work.idle -= 1;
         }
     }
@@ -401,7 +416,7 @@ mod tests {
         }
     }
 
-    /// An image's first operation, in its slot.
+    /// Makes an image and its first operation, in its slot.
     fn op(files: &mut Files, kind: OpKind, offset: u64) -> (Arc<File>, InFlight) {
         let file = Arc::new(tempfile::tempfile().unwrap());
         file.set_len(4096).unwrap();
@@ -415,7 +430,7 @@ mod tests {
         BlockingOp::of(0, operation, files).unwrap()
     }
 
-    /// So many reads, in their slots.
+    /// Makes this many reads, in their slots.
     fn reads(files: &mut Files, count: usize) -> Vec<InFlight> {
         (0..count).map(|_| op(files, OpKind::Read, 0).1).collect()
     }
@@ -445,7 +460,7 @@ mod tests {
         }
     }
 
-    /// In turn, as far as each has room, and what has none holds nothing up.
+    /// Owners take turns as far as each has room, and one without room delays no other.
     #[test]
     fn owners_are_served_in_turn_within_their_shares() {
         let context = Arc::new(Context::open(1).unwrap());
@@ -466,13 +481,14 @@ mod tests {
         assert_eq!((queues.startable(), queues.turns.len()), (0, 0));
     }
 
-    /// The host refuses a thread; jobs that it was for get one as soon as the host allows it, though nothing else is submitted.
+    /// The host refuses a thread. Jobs for it get one as soon as the host allows it, even if nothing else is
+    /// submitted.
     #[test]
     fn a_thread_that_was_refused_is_asked_for_again() {
         let mut files = files();
         let mut pool = Pool::start(8, 0).unwrap();
         let shared = pool.shared.clone();
-        // The one thread stays with its first job.
+        // The only thread stays with its first job.
         let stopped = lock(&shared.done);
         let mut slots = reads(&mut files, 3);
         let mut jobs = jobs(&files, &mut slots);
@@ -508,7 +524,7 @@ mod tests {
         }
     }
 
-    /// For the kernel -1 is "where the file is".
+    /// For the kernel, -1 means the file's own position.
     #[test]
     fn no_offset_is_negative() {
         for (offset, result) in [(0, Ok(512)), (1 << 63, Err(Errno::INVAL)), (u64::MAX, Err(Errno::INVAL))] {
@@ -518,7 +534,8 @@ mod tests {
         }
     }
 
-    /// Devices take them in different ways: which call it is shows where one is forbidden, in a thread that ends.
+    /// Devices are discarded and zeroed by different calls. A thread that may not make one of them shows
+    /// which call it is.
     #[test]
     fn a_device_is_discarded_by_one_call_and_zeroed_by_another() {
         let results = |forbidden: u64| {

@@ -1,32 +1,33 @@
-//! When the worker waits for a call of `io_submit` that a thread makes for it. Pure.
+//! The rule by which the worker waits for a call of `io_submit` that a thread makes for it. Pure.
 //!
 //! # Why it waits at all
-//! A thread makes a call that could wait for a frozen file system ([`crate::files::route`]). Nearly always the call does not wait. A worker that
-//! goes on meanwhile gains little then: each completion of the batch wakes it and interrupts the thread that still submits, often on the
-//! same processor, so batches become small and a request costs several switches. A worker that polls keeps the processor from the thread. So the
-//! worker sleeps until the batches are submitted, as it would have been busy for that time had it made the calls itself. It finds the completions of the
-//! whole batch afterwards.
+//! A thread makes a call that could wait for a frozen file system ([`crate::files::route`]). Nearly always
+//! the call does not wait. A worker that goes on meanwhile gains little then: each completion of the batch
+//! wakes it and interrupts the thread that still submits, often on the same processor. Batches become small,
+//! and a request costs several switches. A worker that polls keeps the processor from the thread. So the
+//! worker sleeps until the batches are submitted. It would be busy for that time if it made the calls itself.
+//! Afterwards it finds the completions of the whole batch.
 //!
-//! # Why a call that waits holds up nobody else
-//! - The worker waits for [`SUBMIT_WAIT_MAX`] at most, and only for calls that it has just handed out.
-//! - While a call of an earlier time is still to come back, it does not wait for any. So a frozen file system costs an engine one such wait, however many of
-//!   its disks are there, and then nothing until it is thawed.
-//! - A device without tags makes each call late. After some late calls in a row the worker waits only in one of several cases, until calls are prompt
-//!   ([`Misses`]).
+//! # Why a call that waits delays no other device
+//! - The worker waits for at most [`SUBMIT_WAIT_MAX`], and only for calls that it has just handed out.
+//! - While an earlier call has not come back, it waits for none. So a frozen file system costs an engine one
+//!   such wait, for any number of its disks, and then nothing until it is thawed.
+//! - A device without tags makes each call late. After some late calls in a row the worker waits only in one
+//!   of several cases, until calls are prompt ([`Misses`]).
 
 use crate::files::route::Misses;
 use std::time::Duration;
 
-/// The longest that the worker waits for calls: a batch of 64 small transfers takes a third of this. It is also as long as the worker
-/// sleeps before it tries again what the kernel had no room for.
+/// The longest wait for calls: a batch of 64 small transfers takes a third of this. The worker also sleeps
+/// this long before it retries operations for which the kernel had no room.
 pub(crate) const SUBMIT_WAIT_MAX: Duration = Duration::from_millis(1);
 
-/// Which calls are with threads, and how prompt they were of late.
+/// The calls that threads have, and how prompt they were recently.
 #[derive(Debug, Default)]
 pub(crate) struct SubmitWait {
     /// Calls that have not been reaped.
     out: usize,
-    /// Those of them for which the worker has not decided whether it waits.
+    /// The number of these for which the worker has not decided whether it waits.
     new: usize,
     /// Waits that ended before the calls.
     late: Misses,
@@ -44,13 +45,13 @@ impl SubmitWait {
         self.out -= 1;
     }
 
-    /// Returns how many calls to wait for now, if any.
+    /// Returns the number of calls to wait for now, if any.
     pub(crate) fn awaited(&mut self) -> Option<usize> {
         let new = std::mem::take(&mut self.new);
-        (new > 0 && new == self.out && self.late.tries()).then_some(new)
+        (new > 0 && new == self.out && self.late.should_try()).then_some(new)
     }
 
-    /// Notes whether the calls that were waited for were done in time.
+    /// Notes whether the awaited calls were done in time.
     pub(crate) fn waited(&mut self, prompt: bool) {
         if prompt {
             self.late.hit();
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn beside_a_call_that_hangs_none_is_waited_for() {
+    fn no_wait_beside_a_call_that_hangs() {
         let mut wait = SubmitWait::default();
         assert_eq!(wait.awaited(), None);
         (0..3).for_each(|_| wait.handed());

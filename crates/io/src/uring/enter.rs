@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// `io_uring_enter` for what is in the submission ring.
+/// A call of `io_uring_enter` for the entries in the submission ring.
 #[derive(Clone)]
 pub(super) struct Enter {
     pub(super) ring: Arc<OwnedFd>,
@@ -20,7 +20,7 @@ impl Submission for Enter {
     fn run(&mut self) -> Self::Result {
         let (ring, count) = (self.ring.as_raw_fd(), self.count);
         let none = std::ptr::null::<libc::sigset_t>();
-        // SAFETY: the descriptor is a ring's, and no set of signals is passed. What its entries point to was
+        // SAFETY: the descriptor is a ring's, and no set of signals is passed. The memory of its entries was
         // promised when they were pushed.
         let taken = unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, count, 0, 0, none, 0) };
         usize::try_from(taken)

@@ -1,54 +1,54 @@
-//! The submission for an operation.
+//! The ring entry of an operation.
 
 use super::buffers::Registered;
 use super::cancel;
 use crate::files::Files;
-use crate::op::{BYTES_MAX, OpKind, View};
+use crate::op::{BYTES_MAX, KernelBuffers, OpKind};
 use crate::operations::Operations;
 use crate::operations::in_flight::{InFlight, rw_flags};
 use io_uring::{opcode, squeue, types};
 use std::os::fd::AsRawFd;
 
-/// Returns what the ring is told about the operation at `place`, and about those that are one with it, or of
-/// the request to cancel that is staged as `place`.
+/// Returns the ring entry for the operation in `op_slot` and those that are merged with it, or for the
+/// request to cancel that is staged as `op_slot`.
 pub(super) fn entry(
     ops: &mut Operations,
     buffers: &mut Option<Registered>,
-    place: u32,
+    op_slot: u32,
 ) -> Option<squeue::Entry> {
-    let Some(operation) = ops.slots.get_mut(place) else { return cancel::entry(place) };
+    let Some(operation) = ops.slots.get_mut(op_slot) else { return cancel::entry(op_slot) };
     let (fd, fixed) = file(operation, &ops.files);
     let (kind, offset) = (operation.op.kind, operation.op.offset);
     let rw_flags = rw_flags(operation);
     let short = |len: usize| len.min(BYTES_MAX) as u32;
     let view = operation.view();
-    // An entry can be made more than once, where the ring was full.
-    if let (Some(buffers), View::One(at, len), None) = (buffers.as_mut(), &view, operation.buffer) {
+    // If the ring was full, an entry is made more than once.
+    if let (Some(buffers), KernelBuffers::One(at, len), None) = (buffers.as_mut(), &view, operation.buffer) {
         operation.buffer = buffers.take(*at, *len);
     }
     let entry = match (kind, view) {
-        (OpKind::Read, View::One(at, len)) => match operation.buffer {
+        (OpKind::Read, KernelBuffers::One(at, len)) => match operation.buffer {
             Some(index) => {
                 opcode::ReadFixed::new(fd, at, short(len), index).offset(offset).rw_flags(rw_flags).build()
             }
             None => opcode::Read::new(fd, at, short(len)).offset(offset).rw_flags(rw_flags).build(),
         },
-        (OpKind::Read, View::Many(at, count)) => {
+        (OpKind::Read, KernelBuffers::Many(at, count)) => {
             opcode::Readv::new(fd, at, count as u32).offset(offset).rw_flags(rw_flags).build()
         }
-        (OpKind::Write { .. }, View::One(at, len)) => match operation.buffer {
+        (OpKind::Write { .. }, KernelBuffers::One(at, len)) => match operation.buffer {
             Some(index) => {
                 opcode::WriteFixed::new(fd, at, short(len), index).offset(offset).rw_flags(rw_flags).build()
             }
             None => opcode::Write::new(fd, at, short(len)).offset(offset).rw_flags(rw_flags).build(),
         },
-        (OpKind::Write { .. }, View::Many(at, count)) => {
+        (OpKind::Write { .. }, KernelBuffers::Many(at, count)) => {
             opcode::Writev::new(fd, at, count as u32).offset(offset).rw_flags(rw_flags).build()
         }
-        // They wait, and go to threads.
+        // These wait, and go to threads.
         (OpKind::Flush | OpKind::Range { .. }, _) => return None,
     };
-    Some(entry.flags(fixed).user_data(u64::from(place)))
+    Some(entry.flags(fixed).user_data(u64::from(op_slot)))
 }
 
 fn file(operation: &InFlight, files: &Files) -> (types::Fd, squeue::Flags) {

@@ -1,4 +1,4 @@
-//! Finds out whether io_uring works here, and makes a ring with what the kernel has.
+//! Tries io_uring on this host, and makes a ring with the features that the kernel has.
 #![expect(unsafe_code, reason = "island: a buffer handed to the kernel")]
 
 use super::cancel::CANCELS_MAX;
@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Does one read with a small ring of its own. A sysctl or a filter may forbid any of the calls that takes,
-/// and an old kernel (before 5.6) fails the read itself.
+/// Does one read with a small ring of its own. A sysctl or a filter may forbid any of the calls, and an old
+/// kernel (before 5.6) fails the read itself.
 pub(super) fn try_one() -> Result<(), Error> {
     let step = |step| move |source| Error::Uring { step, source };
     let ready = eventfd(1, EventfdFlags::CLOEXEC).map_err(|e| step("eventfd")(e.into()))?;
@@ -18,8 +18,7 @@ pub(super) fn try_one() -> Result<(), Error> {
     let mut buf = AlignedBuf::new(8, 8).map_err(step("memory"))?;
     let (at, len) = buf.raw_window();
     let read = opcode::Read::new(types::Fd(ready.as_raw_fd()), at, len as u32).build();
-    // SAFETY: `ready` and `buf` stay until the read has completed; where that cannot be seen, `buf` is
-    // leaked.
+    // SAFETY: `ready` and `buf` stay until the read has completed. If this cannot be known, `buf` is leaked.
     let pushed = unsafe { ring.submission().push(&read) };
     debug_assert!(pushed.is_ok());
     let result = loop {
@@ -41,24 +40,24 @@ pub(super) fn try_one() -> Result<(), Error> {
     }
 }
 
-/// Submissions go in batches; a longer one takes more than one call.
+/// The size of the submission ring. A longer batch takes more than one call.
 const SUBMISSIONS_MAX: u32 = 256;
 
-/// Asks for features of a ring.
+/// Requests features of a ring.
 type Setup = fn(&mut Builder);
 
-/// How long the kernel's thread looks for submissions before it sleeps, where there is one; milliseconds.
+/// The time for which the kernel's thread polls for submissions before it sleeps, in milliseconds.
 const SQPOLL_IDLE: u32 = 2;
 
-/// Makes a ring for so many operations in flight. Returns whether it is enabled already.
+/// Makes a ring for this many operations in flight. Returns whether it is enabled already.
 ///
-/// Each attempt does without what the kernel before it lacked: 6.0 has rings of a single thread, 5.19
-/// cooperative task work, which keeps completions from interrupting the worker. Deferred task work (6.1)
-/// would go one step further, but a completion that is deferred wakes nobody who waits for the ring with
+/// Each attempt omits a feature that the kernel lacked in the one before. 6.0 has rings of a single thread.
+/// 5.19 has cooperative task work, which keeps completions from interrupting the worker. Deferred task work
+/// (6.1) would go further, but a deferred completion does not wake a thread that waits for the ring with
 /// epoll (seen in 6.18).
 ///
-/// Where a thread beside the worker submits, ours or the kernel's, task work is that thread's, and nobody but
-/// the kernel can tell it to do it.
+/// If a thread beside the worker submits, ours or the kernel's, task work belongs to that thread, and only
+/// the kernel can have it done.
 pub(super) fn make(options: &EngineOptions) -> Result<(IoUring, bool), Error> {
     let by_worker: &[(Setup, bool)] = &[
         (
@@ -96,7 +95,8 @@ pub(super) fn make(options: &EngineOptions) -> Result<(IoUring, bool), Error> {
         let mut builder = IoUring::builder();
         let total = options.shares().total() as u32;
         let depth = total.next_power_of_two();
-        // Room for each completion, so that none overflows. A child process has no use for the rings.
+        // There is room for each completion, so that none overflows. A child process has no use for the
+        // rings.
         builder.setup_clamp().setup_cqsize((total + CANCELS_MAX).next_power_of_two()).dontfork();
         if options.sqpoll {
             builder.setup_sqpoll(SQPOLL_IDLE);

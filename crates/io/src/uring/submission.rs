@@ -1,4 +1,4 @@
-//! What the ring is told, and by whom.
+//! Submissions to the ring, by the worker or by a thread.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
 use super::Uring;
@@ -14,16 +14,16 @@ use std::io;
 use std::os::fd::AsFd;
 
 impl Uring {
-    /// Starts a thread that makes the calls which submit, from now on.
+    /// Starts the thread that makes the submitting calls from now on.
     pub(super) fn start_submitter(&mut self, epoll: impl AsFd) -> io::Result<()> {
-        let called = Waker::new()?;
-        epoll::add(epoll, called.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        self.submitter = Some(SubmitThread::start(called.clone())?);
-        self.called = Some(called);
+        let submitter_done = Waker::new()?;
+        epoll::add(epoll, submitter_done.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        self.submitter = Some(SubmitThread::start(submitter_done.clone())?);
+        self.submitter_done = Some(submitter_done);
         Ok(())
     }
 
-    /// Ends that thread. What it submits last is known afterwards.
+    /// Ends that thread. The result of its last call is known afterwards.
     pub(super) fn stop_submitter(&mut self) {
         if let Some((_, result)) = self.submitter.take().and_then(|mut submitter| submitter.finish()) {
             self.note_taken(result.unwrap_or(0));
@@ -31,7 +31,7 @@ impl Uring {
         }
     }
 
-    /// Notes that the kernel has taken so many of those that were pushed.
+    /// Notes that the kernel has taken this many of the pushed operations.
     fn note_taken(&mut self, taken: usize) -> usize {
         let taken = taken.min(self.pushed);
         self.staged.drain(..taken);
@@ -40,22 +40,22 @@ impl Uring {
         taken
     }
 
-    /// Returns whether the staged operations are to be submitted before one more of an owner is, who has so many
-    /// unfinished ones without that.
+    /// Returns whether the staged operations should be submitted before one more of an owner is staged. The
+    /// owner has this many unfinished operations without that one.
     #[inline]
-    pub(crate) fn is_time(&self, unfinished: usize) -> bool {
+    pub(crate) fn is_due(&self, unfinished: usize) -> bool {
         let staged = self.staged.len() - self.pushed;
         let given = unfinished.saturating_sub(staged).min(self.in_flight as usize);
-        self.submitter.is_none() && early_submit::is_time(staged, given)
+        self.submitter.is_none() && early_submit::is_due(staged, given)
     }
 
-    /// Submits what is staged.
+    /// Submits the staged operations.
     ///
     /// # Errors
-    /// The ring has failed for good. All that the kernel cannot see has failed.
+    /// The ring has failed for good. All operations that the kernel cannot see have failed.
     pub(crate) fn submit(&mut self, ops: &mut Operations) -> io::Result<()> {
         if let Some((_, result)) = self.submitter.as_ref().and_then(|submitter| submitter.take())
-            && let Some(end) = self.took(ops, result)
+            && let Some(end) = self.note_submitted(ops, result)
         {
             return end;
         }
@@ -75,7 +75,7 @@ impl Uring {
             self.enabled = true;
         }
         loop {
-            // A result that has come since it was looked for is taken in the next turn, which is due.
+            // A result that has come meanwhile is taken in the next turn, which is due.
             if self.submitter.as_ref().is_some_and(|submitter| !submitter.is_clear()) {
                 return Ok(());
             }
@@ -86,13 +86,13 @@ impl Uring {
                 return Ok(());
             }
             let result = if self.sqpoll { self.wake_kernel() } else { self.enter(self.pushed as u32, 0) };
-            if let Some(end) = self.took(ops, result) {
+            if let Some(end) = self.note_submitted(ops, result) {
                 return end;
             }
         }
     }
 
-    /// Has the kernel's thread take what has been pushed; wakes it where it sleeps.
+    /// Wakes the kernel's thread if it sleeps, so that it takes pushed operations.
     pub(super) fn wake_kernel(&mut self) -> Result<usize, Errno> {
         loop {
             match self.ring.submit() {
@@ -105,8 +105,8 @@ impl Uring {
         }
     }
 
-    /// Notes the result of a call that submits what was pushed; `None`: the kernel may take more.
-    pub(super) fn took(
+    /// Notes the result of a submitting call. Returns `None` if the kernel may take more.
+    pub(super) fn note_submitted(
         &mut self,
         ops: &mut Operations,
         result: Result<usize, Errno>,
@@ -117,7 +117,7 @@ impl Uring {
                 if self.staged.is_empty() {
                     return Some(Ok(()));
                 }
-                // Nothing taken and no error: "later" as well.
+                // Nothing taken and no error also means "later".
                 if taken == 0 {
                     ops.files.stall_all();
                     return Some(Ok(()));
@@ -125,7 +125,7 @@ impl Uring {
                 None
             }
             Err(Errno::INTR) => None,
-            // Out of memory for requests, or completions must be taken out first.
+            // No memory for requests, or completions must be taken out first.
             Err(Errno::AGAIN | Errno::BUSY) => {
                 ops.files.stall_all();
                 Some(Ok(()))
@@ -137,14 +137,14 @@ impl Uring {
     /// Moves staged operations into the submission ring, as many as fit.
     pub(crate) fn push_staged(&mut self, ops: &mut Operations) {
         let mut queue = self.ring.submission();
-        while let Some(&place) = self.staged.get(self.pushed) {
-            let Some(entry) = entry(ops, &mut self.buffers, place) else {
+        while let Some(&op_slot) = self.staged.get(self.pushed) {
+            let Some(entry) = entry(ops, &mut self.buffers, op_slot) else {
                 debug_assert!(false, "a staged operation has its slot");
                 self.staged.remove(self.pushed);
                 continue;
             };
             // SAFETY: the buffers and the file belong to the slot, which keeps them unchanged until the
-            // completion has been reaped; a dropped engine waits for that or leaks them.
+            // completion has been reaped. A dropped engine waits for that or leaks them.
             if unsafe { queue.push(&entry) }.is_err() {
                 return;
             }
@@ -152,18 +152,19 @@ impl Uring {
         }
     }
 
-    /// Completes everything that the kernel has not taken. What is in the submission ring stays there, and is
-    /// never looked at again: without a call the kernel does not.
+    /// Completes everything that the kernel has not taken, with an error. Entries in the submission ring stay
+    /// there, and the kernel never reads them without another call.
     pub(super) fn fail_staged(&mut self, ops: &mut Operations, errno: Errno) -> io::Error {
         self.broken = Some(errno);
-        // The kernel's own thread looks without a call, unless it is gone: what it can see is not given back.
+        // The kernel's own thread reads the ring without a call, unless it has ended. So operations that it
+        // can see are not completed.
         let first = if self.sqpoll { self.pushed } else { 0 };
         self.in_flight += first as isize;
         self.pushed = 0;
         let mut staged = std::mem::take(&mut self.staged);
-        for place in staged.drain(..).skip(first) {
-            self.let_go(ops, place);
-            ops.fail(place, errno);
+        for op_slot in staged.drain(..).skip(first) {
+            self.release_buffer(ops, op_slot);
+            ops.fail(op_slot, errno);
         }
         self.staged = staged;
         errno.into()
@@ -240,14 +241,14 @@ mod tests {
 
     /// Whatever keeps the kernel from taking an operation for now, it stays staged.
     #[test]
-    fn what_is_not_taken_stays() {
+    fn operations_that_are_not_taken_stay() {
         let later = [Ok(0), Err(Errno::AGAIN), Err(Errno::BUSY)].map(|result| (result, true));
         for (result, stalled) in later.into_iter().chain([(Err(Errno::INTR), false)]) {
             let mut rig = engine(false);
             rig.queue(5);
             rig.push_staged();
             assert_eq!((rig.uring.staged.len(), rig.uring.pushed), (1, 1));
-            let end = rig.uring.took(&mut rig.ops, result);
+            let end = rig.uring.note_submitted(&mut rig.ops, result);
             assert!(matches!(end, Some(Ok(()))) == stalled && end.is_none() != stalled, "{result:?}");
             assert_eq!(
                 (rig.uring.staged.len(), rig.uring.pushed, rig.ops.files.any_stalled()),
@@ -257,9 +258,9 @@ mod tests {
         }
     }
 
-    /// What the kernel's thread can see may be done at any time, so it is not given back.
+    /// Operations that the kernel's thread can see may be done at any time, so they are not completed.
     #[test]
-    fn a_failed_ring_keeps_what_the_kernel_sees() {
+    fn a_failed_ring_keeps_operations_that_the_kernel_sees() {
         let mut rig = engine(true);
         rig.queue(0);
         rig.push_staged();
@@ -271,8 +272,8 @@ mod tests {
         assert_eq!(rig.results(), [(0, Ok(512)), (1, Err(Errno::PERM))]);
     }
 
-    /// What was given back is in the submission ring for ever, so no call may have the kernel look there
-    /// again.
+    /// The entries of completed operations stay in the submission ring. So no call may have the kernel read
+    /// it again.
     #[test]
     fn a_failed_ring_is_not_used_again() {
         let mut rig = engine(false);
@@ -284,10 +285,10 @@ mod tests {
         assert_eq!(rig.results(), [(0, Err(Errno::PERM)), (1, Err(Errno::PERM))]);
     }
 
-    /// What the thread has submitted last is the kernel's: a drop that took it for staged would free its
-    /// buffers.
+    /// The kernel has the operations that the thread has submitted last. If a drop treated them as staged, it
+    /// would free their buffers.
     #[test]
-    fn what_the_thread_submits_last_is_known() {
+    fn the_last_submission_of_the_thread_is_known() {
         let options =
             EngineOptions { completion: CompletionMode::Thread, ..EngineOptions::new(EngineKind::Uring, 8) };
         let mut rig = Rig::new(options);

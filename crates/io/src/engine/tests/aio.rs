@@ -62,8 +62,8 @@ fn refusing(completion: CompletionMode) -> (Engine, FileId) {
     (aio, file)
 }
 
-/// A call that a thread makes without waiting is over when `submit` returns, so completions of the batch do not interrupt it. In some of many
-/// cases at least, for the host can keep the thread from running.
+/// A thread's call that does not wait is over when `submit` returns, so completions of the batch do not
+/// interrupt it. This must hold in some of many cases, because the host can keep the thread from running.
 #[test]
 fn a_prompt_call_of_a_thread_is_waited_for() {
     let mut aio = Engine::open_with(EngineOptions::new(EngineKind::Aio, 64)).unwrap();
@@ -86,7 +86,7 @@ fn a_prompt_call_of_a_thread_is_waited_for() {
     assert!(prompt);
 }
 
-/// It is in flight until it has been reaped, and nobody sleeps before.
+/// The call is in flight until it has been reaped, and the worker does not sleep before.
 #[test]
 fn a_refused_operation_is_to_be_reaped() {
     let (mut aio, file) = refusing(CompletionMode::Worker);
@@ -105,9 +105,9 @@ fn a_refused_operation_is_to_be_reaped() {
     assert_eq!(aio.in_flight(), 0);
 }
 
-/// What the thread could not submit is not waited for.
+/// Operations that the thread could not submit are not waited for.
 #[test]
-fn dropped_with_what_a_thread_is_refused() {
+fn dropped_while_a_thread_is_refused() {
     let (mut aio, file) = refusing(CompletionMode::Thread);
     assert!(queue(&mut aio, file, OpKind::Write { durable: false }, 0));
     aio.submit().unwrap();
@@ -119,7 +119,7 @@ fn dropped_with_what_a_thread_is_refused() {
     end.recv_timeout(Duration::from_secs(60)).expect("the engine waits for what never completes");
 }
 
-/// Neighbours are one for the kernel, and one that is done again is not merged again.
+/// Contiguous operations are merged, and one that is done again is not merged again.
 #[test]
 fn neighbours_are_one_operation() {
     let mut aio = Engine::open_with(EngineOptions::new(EngineKind::Aio, 16)).unwrap();
@@ -160,7 +160,7 @@ fn neighbours_are_one_operation() {
     assert_eq!((done.len(), again), (4, 4), "those behind the end are done again, each by itself");
 }
 
-/// Nobody sleeps on what a refused call has left to be done again.
+/// The worker does not sleep while operations of a refused call must be done again.
 #[test]
 fn merged_transfers_that_are_refused() {
     let mut aio = Engine::open_with(EngineOptions::new(EngineKind::Aio, 16)).unwrap();
@@ -186,12 +186,12 @@ fn merged_transfers_that_are_refused() {
     assert!(done.len() == 8 && done.iter().all(|done| done.result == Err(Errno::BADF)));
 }
 
-/// More is queued than the kernel has room for: the engine takes no more until something has been reaped, and all that it
-/// took is done in the end.
+/// More operations are queued than the kernel has room for. The engine takes no more until some have been
+/// reaped, and completes all that it took.
 #[test]
 fn a_full_context_makes_a_pause() {
     let mut aio = Engine::open_with(EngineOptions::new(EngineKind::Aio, 1)).unwrap();
-    // A context of one has room for some hundred in fact; slots for more than that.
+    // A context of one has room for some hundred in fact. There are slots for more than that.
     aio.ops = Operations::new(Shares::new(4000, 0, 0));
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(LEN as u64).unwrap();

@@ -1,4 +1,4 @@
-//! Cancels operations that are about to be done again, and those in batches that no thread has begun.
+//! Cancels operations that would be done again, and operations in batches that no thread has begun.
 
 use super::pool;
 use crate::engine::Engine;
@@ -22,7 +22,7 @@ fn engine(kind: EngineKind) -> Engine {
     Engine::open_with(EngineOptions::new(kind, 32)).unwrap()
 }
 
-/// A file of an owner of its own, whose transfers all have this route.
+/// Makes a file of an owner of its own, whose transfers all have this route.
 fn register(engine: &mut Engine, file: File, route: Route) -> FileId {
     register_of(engine, file, route, Owner::unique())
 }
@@ -50,7 +50,7 @@ fn queue(engine: &mut Engine, file: FileId, kind: OpKind, page: u32, buffers: Bu
     engine.queue(op, Token { source: 0, slot: page }).unwrap();
 }
 
-/// A page of guest memory, so that neighbours can be merged.
+/// Queues a page of guest memory, so that contiguous pages can be merged.
 fn queue_page(engine: &mut Engine, file: FileId, kind: OpKind, view: &Arc<View>, page: u32) {
     let mut iov = Iov::default();
     iov.push(view, Gpa(u64::from(page) * 2 * LEN as u64), LEN as u32).unwrap();
@@ -70,7 +70,7 @@ fn reap(engine: &mut Engine) -> Vec<(u32, Result<u32, Errno>)> {
     results
 }
 
-/// Of merged reads, those behind the end of the file would be done again.
+/// Merged reads past the end of the file would be done again.
 #[test]
 fn merged_operations_are_not_done_again() {
     let view = guest();
@@ -105,47 +105,47 @@ fn merged_operations_are_not_done_again() {
     }
 }
 
-/// The kernel has refused them while others were queued. Some were merged, some told not to wait.
+/// The kernel has refused them while others were queued. Some were merged, some carried `RWF_NOWAIT`.
 #[test]
-fn what_waits_to_be_queued_again_is_cancelled() {
+fn operations_to_be_queued_again_are_cancelled() {
     let view = guest();
     let refused = |path: &str, kind, route, merged: u32| {
         let mut engine = engine(EngineKind::Aio);
         let id = register(&mut engine, File::open(path).unwrap(), route);
         engine.merge(id, true);
         (0..merged).for_each(|page| queue_page(&mut engine, id, kind, &view, page));
-        // No neighbour, so the others are submitted first.
+        // This one is not contiguous, so the others are submitted first.
         queue_page(&mut engine, id, kind, &view, merged + 1);
-        assert!(engine.ops.has_again(), "{path}");
+        assert!(engine.ops.needs_requeue(), "{path}");
         engine.cancel(id);
-        assert!(!engine.ops.has_again() && engine.needs_turn());
+        assert!(!engine.ops.needs_requeue() && engine.needs_turn());
         let results = reap(&mut engine);
         assert_eq!((results.len(), engine.in_flight()), (merged as usize + 1, 0));
         assert!(results.iter().all(|(_, result)| *result == Err(Errno::CANCELED)), "{results:?}");
     };
     refused("/proc/self/exe", WRITE, Route::Worker, 8);
-    // It does not take the flag.
+    // The file does not accept the flag.
     refused("/proc/version", OpKind::Read, Route::NoWait, 8);
     refused("/proc/version", OpKind::Read, Route::NoWait, 1);
 }
 
-/// No thread does a transfer that was cancelled and that would have had to wait.
+/// No thread does a cancelled transfer that would have had to wait.
 #[test]
-fn what_would_have_had_to_wait_is_cancelled() {
+fn operations_that_would_wait_are_cancelled() {
     for (is_cancelled, results) in [(false, vec![]), (true, vec![Err(Errno::CANCELED)])] {
         let mut ops = Operations::new(Shares::new(8, 0, 0));
         let file = ops.files.insert(Arc::new(image(1)), Owner::unique()).0;
         let buffers = Buffers::Owned(AlignedBuf::new(LEN, LEN).unwrap());
         let op = Op { file, kind: OpKind::Read, offset: 0, buffers };
         let held = ops.files.hold(file).unwrap();
-        let place = ops.slots.insert(InFlight::new(Token::default(), held, op, true));
+        let op_slot = ops.slots.insert(InFlight::new(Token::default(), held, op, true));
         if is_cancelled {
             ops.cancel(file);
         }
         let mut done = Vec::new();
-        ops.complete(place, Err(Errno::AGAIN), &mut done);
+        ops.complete(op_slot, Err(Errno::AGAIN), &mut done);
         assert_eq!(done.iter().map(|done| done.result).collect::<Vec<_>>(), results);
-        assert_eq!((ops.has_again(), ops.in_flight()), (!is_cancelled, usize::from(!is_cancelled)));
+        assert_eq!((ops.needs_requeue(), ops.in_flight()), (!is_cancelled, usize::from(!is_cancelled)));
     }
 }
 
@@ -162,7 +162,7 @@ fn batches_that_no_thread_has_begun_come_back() {
         engine.submit().unwrap();
         reap(engine)
     };
-    pool(&engine).pool().hang(0);
+    pool(&engine).pool().occupy(0);
     (0..3).for_each(|page| queue_own(&mut engine, id, page));
     (4..6).for_each(|page| queue_own(&mut engine, other, page));
     assert_eq!(turn(&mut engine), []);
@@ -172,7 +172,7 @@ fn batches_that_no_thread_has_begun_come_back() {
     queue(&mut engine, id, OpKind::Flush, 7, Buffers::None);
     engine.cancel(id);
     let (needs_turn, results, left) = (engine.needs_turn(), turn(&mut engine), engine.in_flight());
-    pool(&engine).pool().go_on(0);
+    pool(&engine).pool().free(0);
     assert_eq!(results, [0, 1, 2, 3, 6, 7].map(|page| (page, Err(Errno::CANCELED))));
     assert!(needs_turn && left == 2);
     let mut results = Vec::new();

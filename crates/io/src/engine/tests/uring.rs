@@ -25,7 +25,7 @@ fn options(depth: u32) -> EngineOptions {
     EngineOptions::new(EngineKind::Uring, depth)
 }
 
-/// A file whose transfers the ring does, whatever it is.
+/// Makes a file whose transfers the ring does, of any kind.
 fn register(uring: &mut Engine, file: Arc<File>) -> FileId {
     let id = uring.register(&BackingFile::new(file, Owner::unique())).unwrap();
     uring.ops.files.set_routes(id.index, Routes::all(Route::Plain));
@@ -37,7 +37,7 @@ fn engine() -> (Engine, FileId, Arc<File>) {
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(u64::from(DEPTH) * LEN as u64).unwrap();
     let id = register(&mut uring, file.clone());
-    // The path of a device that io_uring is slow with, which need not be at hand here.
+    // The route of a device on which io_uring is slow. No such device is needed here.
     assert!(uring.open_aio());
     uring.ops.files.set_routes(0, Routes::all(Route::Worker));
     (uring, id, file)
@@ -54,7 +54,7 @@ fn queue(uring: &mut Engine, file: FileId, kind: OpKind, number: u32, buffers: B
     assert!(uring.queue(op, Token { source: 0, slot: number }).is_ok());
 }
 
-/// All that is in flight, sleeping for it.
+/// Completes all operations in flight, and sleeps in between.
 fn finish(uring: &mut Engine) -> Vec<Completion> {
     let mut done = Vec::new();
     uring.submit().unwrap();
@@ -103,7 +103,7 @@ fn every_transfer_by_kernel_aio() {
         }
         assert!(read.iter().all(|byte| u32::from(*byte) == token.slot), "{token:?}");
     }
-    // Nothing is left that would wake anybody.
+    // Nothing is left that would wake the worker.
     let mut event = [PollFd::from_borrowed_fd(uring.event(), PollFlags::IN)];
     assert_eq!(poll(&mut event, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap(), 0);
 }
@@ -157,7 +157,7 @@ fn neighbours_are_one_operation() {
         assert_eq!(ring(&mut uring).0.staged().len(), waiting);
         assert_eq!(finish(&mut uring).len(), 8);
     }
-    // Not with one that the kernel has been told of.
+    // It is not merged with one that the kernel knows.
     queue(&mut uring, id, OpKind::Read, 0, page(&view, 0));
     let (backend, ops) = ring(&mut uring);
     backend.push_staged(ops);
@@ -166,8 +166,8 @@ fn neighbours_are_one_operation() {
     assert!(finish(&mut uring).iter().all(|done| done.result == Ok(LEN as u32)));
 }
 
-/// Memory that is replaced while operations use it: the kernel keeps what they need, new ones use what there is then, and nothing
-/// stays behind.
+/// Memory is replaced while operations use it. The kernel keeps the memory that they need, new operations use
+/// the new memory, and nothing is left over.
 #[test]
 fn registered_memory_comes_and_goes() {
     let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
@@ -204,7 +204,7 @@ fn registered_memory_comes_and_goes() {
         assert_eq!(got, [7; LEN]);
     }
     assert!(released.wait(std::time::Duration::ZERO), "memory that nobody uses stays mapped");
-    // What is not held is used without.
+    // Memory that is not held is used without registration.
     queue(&mut uring, id, OpKind::Read, 0, page(&guest_memory(1 << 20, 0), 0));
     queue(&mut uring, id, OpKind::Read, 1, page(&new, 1));
     uring.submit().unwrap();
@@ -216,7 +216,7 @@ fn registered_memory_comes_and_goes() {
     assert_eq!(counts(&mut uring), (0, 0));
 }
 
-/// Two views that have the same mapping have one place in the table, until neither is held.
+/// Two views with the same mapping have one range in the table, until neither is held.
 #[test]
 fn a_mapping_of_two_views_is_registered_once() {
     let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
@@ -232,9 +232,9 @@ fn a_mapping_of_two_views_is_registered_once() {
     assert_eq!(counts(&mut uring), (0, 0));
 }
 
-/// More often than the kernel's table has places.
+/// More registrations than the kernel's table has ranges.
 #[test]
-fn places_of_registered_memory_are_used_again() {
+fn indices_of_registered_memory_are_used_again() {
     let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
     let view = guest_memory(4096, 0);
     for _ in 0..5000 {
@@ -244,25 +244,25 @@ fn places_of_registered_memory_are_used_again() {
     }
 }
 
-/// The kernel cannot pin memory whose file has been cut off, and takes the next in its place.
+/// The kernel cannot pin memory whose file was truncated, and takes the next in its place.
 #[test]
-fn a_place_that_was_refused_is_used_again() {
+fn a_refused_index_is_used_again() {
     let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
     let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&memory, 4096).unwrap();
     let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 4096).unwrap();
-    let gone = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+    let closed = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
     ftruncate(&memory, 0).unwrap();
     for _ in 0..5000 {
-        uring.hold_memory(&gone);
+        uring.hold_memory(&closed);
         assert_eq!(ring(&mut uring).0.registered(), (1, 0));
-        uring.release_memory(&gone);
+        uring.release_memory(&closed);
     }
     uring.hold_memory(&guest_memory(4096, 0));
     assert_eq!(ring(&mut uring).0.registered(), (1, 1));
 }
 
-/// What had no room in the submission ring is described to it again, and uses its memory once all the same.
+/// An operation without room in the submission ring is described again, and still uses its memory once.
 #[test]
 fn described_twice_and_used_once() {
     let ours = EngineOptions { fixed_buffers: true, completion: CompletionMode::Thread, ..options(700) };
@@ -279,7 +279,7 @@ fn described_twice_and_used_once() {
     assert_eq!(ring(&mut uring).0.registered(), (0, 0));
 }
 
-/// A thread of the kernel's that submits makes one of ours needless.
+/// With a submitting thread of the kernel, none of ours is needed.
 #[test]
 fn one_thread_submits() {
     let by_thread = EngineOptions { completion: CompletionMode::Thread, ..options(8) };
@@ -289,9 +289,9 @@ fn one_thread_submits() {
     assert!(!has_submit_thread(options(8)));
 }
 
-/// What waits takes places of the same share as what the ring does.
+/// Operations for threads take places of the same share as those of the ring.
 #[test]
-fn jobs_of_threads_take_places_of_the_engine() {
+fn jobs_of_threads_take_slots_of_the_engine() {
     let mut uring = Engine::open_with(options(DEPTH)).unwrap();
     let id = register(&mut uring, Arc::new(tempfile::tempfile().unwrap()));
     let discard = |uring: &mut Engine| {
@@ -306,9 +306,9 @@ fn jobs_of_threads_take_places_of_the_engine() {
     }
 }
 
-/// Each by itself, and by the way of its file.
+/// Each is done by itself, on the route of its file.
 #[test]
-fn what_is_done_again_goes_the_same_way() {
+fn repeated_operations_keep_their_route() {
     for aio in [false, true] {
         let (mut uring, _, _) = engine();
         let file = Arc::new(tempfile::tempfile().unwrap());
@@ -332,7 +332,7 @@ fn what_is_done_again_goes_the_same_way() {
         let by_aio = kernel_aio(&uring).is_some_and(Aio::needs_turn);
         assert_eq!((by_aio, ring(&mut uring).0.staged().len()), if aio { (true, 0) } else { (false, 4) });
         assert!(finish(&mut uring).iter().all(|done| done.result == Ok(0)));
-        // And goes with the engine.
+        // It is released with the engine.
         read(&mut uring);
         let released = view.map().slots()[0].mapping().released();
         drop((uring, view, done));
@@ -340,7 +340,7 @@ fn what_is_done_again_goes_the_same_way() {
     }
 }
 
-/// Nobody sleeps on what a refused call has left to be done again.
+/// The worker does not sleep while operations of a refused call must be done again.
 #[test]
 fn merged_transfers_that_kernel_aio_refuses() {
     let (mut uring, _, _) = engine();
@@ -354,7 +354,7 @@ fn merged_transfers_that_kernel_aio_refuses() {
     assert!(done.len() == 8 && done.iter().all(|done| done.result == Err(Errno::BADF)));
 }
 
-/// More than the kernel's context has room for.
+/// More operations than the kernel's context has room for.
 #[test]
 fn full_kernel_aio_makes_a_pause() {
     let mut uring = Engine::open_with(options(1)).unwrap();
@@ -380,7 +380,7 @@ fn files_on_which_the_ring_is_fast_stay_with_it() {
     uring.register(&BackingFile::new(Arc::new(tempfile::tempfile().unwrap()), Owner::unique())).unwrap();
     uring.register(&BackingFile::new(Arc::new(File::open("/dev/null").unwrap()), Owner::unique())).unwrap();
     assert!(kernel_aio(&uring).is_none());
-    // tmpfs through its page cache, which it always is, but by a descriptor that says so.
+    // tmpfs always uses its page cache, but this descriptor says that it is direct.
     let Ok(in_memory) = tempfile::NamedTempFile::new_in("/dev/shm") else { return };
     uring.register(&BackingFile::new(Arc::new(in_memory.reopen().unwrap()), Owner::unique())).unwrap();
     assert!(kernel_aio(&uring).is_none());
@@ -405,7 +405,7 @@ fn a_file_in_memory_gets_kernel_aio() {
     assert!(got.iter().all(|byte| *byte == 7));
 }
 
-/// The first of a batch go to an idle ring while the others are staged.
+/// The first operations of a batch go to an idle ring while the others are staged.
 #[test]
 fn an_idle_ring_gets_operations_ahead_of_their_batch() {
     let mut uring = Engine::open_with(options(DEPTH)).unwrap();
@@ -417,16 +417,16 @@ fn an_idle_ring_gets_operations_ahead_of_their_batch() {
     assert_eq!(finish(&mut uring).len(), 8);
 }
 
-/// Submits merged reads behind the end of a file. Each is done again by itself.
+/// Submits merged reads past the end of a file. Each is done again by itself.
 fn merged_reads_of_nothing(uring: &mut Engine, id: FileId, view: &Arc<View>) {
     uring.merge(id, true);
     (0..4).for_each(|number| queue(uring, id, OpKind::Read, number, page(view, number.into())));
     uring.submit().unwrap();
 }
 
-/// A transfer that is done again carries `RWF_NOWAIT` exactly where its route of that time asks for it.
+/// A transfer that is done again carries `RWF_NOWAIT` exactly if its route at that time asks for it.
 #[test]
-fn what_is_done_again_is_told_whether_to_wait() {
+fn repeated_operations_carry_nowait_by_route() {
     let (mut uring, _, _) = engine();
     let file = Arc::new(tempfile::tempfile().unwrap());
     if !takes_nowait(&file) {
@@ -444,16 +444,17 @@ fn what_is_done_again_is_told_whether_to_wait() {
             uring.reap(&mut done);
         }
         let staged = ring(&mut uring).0.staged().clone();
-        let nowait = |place: &u32| uring.ops.slots.get_mut(*place).unwrap().nowait;
+        let nowait = |op_slot: &u32| uring.ops.slots.get_mut(*op_slot).unwrap().nowait;
         let told: Vec<_> = staged.iter().map(nowait).collect();
         assert_eq!(told, [after == Route::NoWait; 4]);
         assert_eq!(finish(&mut uring).len(), 4);
     }
 }
 
-/// Drops an engine whose threads have done transfers that are to be done again, and a call of `io_submit` after them.
+/// Drops an engine whose threads have done transfers that must be done again, and a call of `io_submit` after
+/// them.
 #[test]
-fn dropped_with_what_threads_are_to_do_again() {
+fn dropped_with_operations_that_threads_must_repeat() {
     let (mut uring, offloaded, _) = engine();
     uring.ops.files.set_routes(0, Routes::all(Route::Offload));
     let id = register(&mut uring, Arc::new(tempfile::tempfile().unwrap()));
@@ -461,7 +462,7 @@ fn dropped_with_what_threads_are_to_do_again() {
     assert_eq!(finish(&mut uring).len(), 1, "a ring that was never used is not waited for");
     uring.ops.files.set_routes(1, Routes::all(Route::Blocking));
     merged_reads_of_nothing(&mut uring, id, &guest_memory(1 << 20, 0));
-    // The transfers are done before the call, or the test shows nothing.
+    // The transfers must be done before the call, or the test shows nothing.
     std::thread::sleep(std::time::Duration::from_millis(200));
     queue(&mut uring, offloaded, OpKind::Read, 0, buffer(0));
     uring.submit().unwrap();
@@ -473,7 +474,7 @@ fn dropped_with_what_threads_are_to_do_again() {
     end.recv_timeout(std::time::Duration::from_secs(30)).expect("the engine waits for what never completes");
 }
 
-/// Operations of a device that hangs do not count as work that another device has.
+/// Operations of a device that hangs do not count as work of another device.
 #[test]
 fn the_first_operations_of_an_idle_device_go_early_beside_one_that_hangs() {
     let mut uring = Engine::open_with(options(DEPTH)).unwrap();

@@ -1,7 +1,7 @@
-//! Hands submissions to the thread beside a worker and takes them back, in every order that the memory model allows, up to a
-//! number of preemptions.
+//! A model of the handover between a worker and its submitting thread. Loom runs it in every order that the
+//! memory model allows, up to a number of preemptions.
 //!
-//! The kernel is a counter of completions. A result or a completion that is lost is a deadlock, which loom finds.
+//! The kernel is a counter of completions. A lost result or completion is a deadlock, which loom finds.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-io --release --lib model`
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -12,11 +12,12 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 use std::sync::Arc;
 
-/// Operations that the kernel has done and nobody has heard of.
+/// Operations that the kernel has done and the worker has not reaped.
 #[derive(Default)]
 struct Kernel(AtomicU32);
 
-/// Submits so many operations; the kernel takes all but one of them, and is done with them before the call returns.
+/// Submits this many operations. The kernel takes all but one of them, and has done them before the call
+/// returns.
 struct Submit {
     kernel: Arc<Kernel>,
     waker: Waker,
@@ -36,7 +37,7 @@ impl Submission for Submit {
     }
 }
 
-/// A worker, as far as submitting and reaping go.
+/// The part of a worker that submits and reaps.
 struct Worker {
     end: WorkerEnd<Submit>,
     kernel: Arc<Kernel>,
@@ -65,7 +66,7 @@ impl Worker {
         self.staged > 0 && !self.end.is_busy()
     }
 
-    /// Turns until nothing is in flight, with more queued in the first of them.
+    /// Runs turns until nothing is in flight, with more operations queued in the first.
     fn run(&mut self, more: u32) {
         self.submit();
         self.staged += more;
@@ -97,7 +98,7 @@ fn worker(count: u32) -> (Worker, thread::JoinHandle<()>) {
 }
 
 #[test]
-fn all_that_is_submitted_is_reaped_and_every_result_taken() {
+fn every_operation_is_reaped_and_every_result_taken() {
     for (count, more) in [(1, 0), (2, 0), (1, 1), (2, 1)] {
         check(3, move || {
             let (mut worker, thread) = worker(count);
@@ -109,7 +110,7 @@ fn all_that_is_submitted_is_reaped_and_every_result_taken() {
     }
 }
 
-/// Who ends hears what became of the last call.
+/// A worker that ends gets the result of the last call.
 #[test]
 fn the_last_call_is_made_before_the_end() {
     check(3, || {
