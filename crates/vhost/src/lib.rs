@@ -21,8 +21,8 @@
 //! descriptors and changes of memory do not stop a ring. They are work items for its worker.
 //!
 //! # When a device moves to another process
-//! When all rings have stopped, a front-end can fetch the device's state ([`state`]) and give it to a device
-//! of another process, whose rings are not started yet. The state goes through a descriptor that the
+//! When all rings have stopped, a front-end can fetch the device's state ([`state`]). It gives the state to a
+//! device of another process before that one's rings start. The state goes through a descriptor that the
 //! front-end sends (`transfer.rs`). The session does nothing else meanwhile, for five seconds at most.
 //! Without a state (QEMU moves rings in its own way), a ring continues where SET_VRING_BASE says.
 //!

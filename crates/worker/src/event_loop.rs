@@ -162,7 +162,7 @@ impl EventLoop {
             let idle = self.scheduler.is_empty();
             if idle || self.work >= WORK_BETWEEN_WAITS || now.saturating_sub(looked) >= TIME_BETWEEN_WAITS {
                 self.work = 0;
-                // The turn so far counts as work, even before a sleep.
+                // The turn so far is accounted for by itself, because a sleep may follow.
                 now = self.account(now, spent);
                 let waited = if idle {
                     self.sleep(now)?;

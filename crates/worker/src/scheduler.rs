@@ -6,9 +6,9 @@
 //! that does not use up its turn, because it has nothing more to do, loses the rest.
 //!
 //! A long turn is efficient: many requests share one submission to the engine and one call. A short turn lets
-//! the others go on. A device alone has long turns. A device is *light* if it recently used less than its
-//! turn. Beside a light device, turns are the shortest. The next request of a light device comes when its
-//! last is answered, and would otherwise wait for a long turn of another device each time.
+//! the others go on. A device alone has long turns. A device is *light* if it recently did all its work in
+//! less than its turn. Beside a light device, turns are the shortest. The next request of a light device
+//! comes when its last is answered, and would otherwise wait for a long turn of another device each time.
 
 use crate::clock::Nanos;
 use std::collections::VecDeque;
@@ -122,8 +122,8 @@ impl Scheduler {
     }
 
     /// Begins a round for the only task on the list. Returns the task, which is off the list until
-    /// [`Scheduler::end_lone_round`], and its budget. `None` if there are others or none, or if the device has a
-    /// debt.
+    /// [`Scheduler::end_lone_round`], and its budget. `None` if there are others or none, or if the device
+    /// has a debt.
     ///
     /// A worker with one busy task spends most of its turns here. The result is that of
     /// [`Scheduler::begin_round`] and [`Scheduler::next`], without a check of other devices.
@@ -144,8 +144,8 @@ impl Scheduler {
         Some((task, u32::try_from(budget).unwrap_or(u32::MAX)))
     }
 
-    /// Ends the round of the task that [`Scheduler::begin_lone_round`] returned. Other tasks may have come to the
-    /// list during the visit, and this one may have left its device and joined it again.
+    /// Ends the round of the task that [`Scheduler::begin_lone_round`] returned. Other tasks may have come to
+    /// the list during the visit, and this one may have left its device and joined it again.
     #[inline]
     pub(crate) fn end_lone_round(&mut self, task: u32, visit: Visit, now: Nanos) {
         self.turn_begun = false;
@@ -371,7 +371,7 @@ mod tests {
                 let begun = short.begin_lone_round();
                 match begun {
                     Some(_) => short.end_lone_round(0, visit, now),
-                    // It has to pay first.
+                    // The device has a debt.
                     None => {
                         short.begin_round();
                         assert_eq!(short.next(now), None);
@@ -387,7 +387,7 @@ mod tests {
                 let state = |list: &Scheduler| (list.flows[0].deficit, list.flows[0].light_until, list.taken);
                 assert_eq!(state(&short), state(&long));
             }
-            // A neighbour comes during the visit, and the task leaves.
+            // Another device's task comes during the visit, and this task leaves.
             let (budget, next) = (short.begin_lone_round(), short.join(2, 1));
             short.push(next, 1);
             assert!(budget.is_some());
@@ -397,7 +397,7 @@ mod tests {
         }
     }
 
-    /// A task that cannot be handed over leaves its device, joins it again, and is on the list during its own visit.
+    /// A task that cannot move leaves its device, joins it again, and is on the list during its own visit.
     #[test]
     fn a_lone_task_that_comes_back_during_its_visit_stays_on_the_list() {
         let mut scheduler = Scheduler::default();
@@ -447,7 +447,7 @@ mod tests {
             assert_eq!(world.waiting[1], 0);
         }
         assert!(world.taken[0] - before <= 10 * u64::from(TURN_SHORT), "{:?}", world.taken);
-        // Long after the light one did anything.
+        // Long after the last work of the light device.
         let before = world.taken[0];
         world.now += 2 * LIGHT_NS;
         world.round();
@@ -471,7 +471,7 @@ mod tests {
 
     #[test]
     fn a_debt_is_cancelled_when_no_device_is_owed() {
-        // One with requests of 4 GiB, alone, and beside a device that has nothing to do.
+        // A device with requests of 4 GiB, alone, and beside a device that has nothing to do.
         for devices in [1, 2] {
             let mut world = World::new(&[(1, 1, 1 << 20), (2, 1, 1)][..devices]);
             world.waiting[1..].fill(0);
@@ -489,7 +489,7 @@ mod tests {
             scheduler.begin_round();
             while let Some((task, budget)) = scheduler.next(now) {
                 budgets[task as usize] = budget;
-                // Those of the tasks 1 and up take what there is.
+                // Tasks from 1 on take all of their work.
                 let visit = Visit { cost: 1, more: task == 0, stays: true };
                 scheduler.visited(Flow(task as usize), task, visit);
             }
@@ -505,7 +505,7 @@ mod tests {
             let before = scheduler.flows[0].deficit;
             let second = budgets(&mut scheduler, 1);
             assert_eq!(i64::from(second[0]), before + i64::from(TURN_SHORT));
-            // The only light one is not beside any.
+            // The only light device is not beside another light one.
             let alone = if devices == 2 { TURNS_TOGETHER / 2 } else { TURN_SHORT };
             assert!(second[1..devices as usize].iter().all(|budget| *budget == alone), "{second:?}");
         }
@@ -537,7 +537,7 @@ mod tests {
         scheduler.push(flow, 0);
         scheduler.begin_round();
         assert!(scheduler.next(0).is_some());
-        // A neighbour is woken while the only task of the flow is off the list.
+        // Another task of the flow is woken while its only task is off the list.
         scheduler.push(flow, 1);
         scheduler.visited(flow, 0, Visit { cost: 0, more: false, stays: false });
         assert_eq!(scheduler.next(0), None);

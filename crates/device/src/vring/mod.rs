@@ -58,7 +58,7 @@ pub struct Vring {
     damaged: bool,
     /// See [`Vring::resumes_unrecorded`].
     resumes_unrecorded: bool,
-    /// The areas were mapped once, and chains of an earlier device were found in them.
+    /// The areas were mapped at least once. The first time shows the chains that an earlier device has left.
     had_areas: bool,
     /// The value of [`fault::damages`] at the last check that found guest memory intact. Memory may be
     /// damaged before the ring is made.

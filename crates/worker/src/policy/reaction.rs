@@ -66,9 +66,9 @@ const CHANGE_INTERVAL: Nanos = 256;
 /// window.
 const LATE: Nanos = 3;
 /// Some loads lose nothing in a window and much in the long run. An example is many requests in flight: one
-/// nap leaves them spread, but endless naps make them one bunch. A load that turned out to react although
-/// trials had not shown it is served eagerly for this long, and twice as long each time, unless a trial shows
-/// the difference.
+/// nap leaves them spread, but endless naps make them one bunch. If a load reacts although trials had not
+/// shown it, it is served eagerly for this long. The time doubles each time, unless a trial shows the
+/// difference.
 const HOLD: Nanos = 500_000_000;
 const HOLD_MAX: Nanos = 16_000_000_000;
 /// The time after which patience counts as right, even if the load reacts later.

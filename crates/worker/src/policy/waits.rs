@@ -2,8 +2,8 @@
 //!
 //! To spin is to rent and to sleep is to buy: the ski-rental problem. Without any knowledge, a good limit for
 //! spinning is the cost of a sleep. It never costs more than twice as much as the best choice in hindsight,
-//! and no deterministic rule does better (Karlin, Manasse, Rudolph and Sleator 1988). If the distribution of
-//! waits W is known, the best limit is the t that makes E\[min(W, t)\] + P(W > t) C smallest, where C is the
+//! and no deterministic rule does better (Karlin, Manasse, Rudolph and Sleator 1988). With a known
+//! distribution of waits W, the best limit is the t that makes E\[min(W, t)\] + P(W > t) C smallest. C is the
 //! cost of a sleep (Karlin, Manasse, McGeoch and Owicki, "Competitive randomized algorithms for non-uniform
 //! problems", SODA 1990, Algorithmica 1994). The distribution of the recent past comes close to this, as
 //! Karlin, Li, Manasse and Owicki measured for locks ("Empirical studies of competitive spinning for a
