@@ -276,7 +276,7 @@ fn an_invalidation_waits_for_what_is_in_flight_and_for_nothing_else() {
     setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 100));
     setup.offer(2, (BUFFERS + 2 * PAGE, 16), (BUFFERS + 3 * PAGE, 100));
     assert!(setup.pop() && setup.pop());
-    assert!(is_over(&setup.invalidate(BUFFERS + 5 * PAGE, PAGE)), "nobody uses it");
+    assert!(is_over(&setup.invalidate(BUFFERS + 5 * PAGE, PAGE)), "it is not in use");
     let first = setup.invalidate(BUFFERS + PAGE + 99, 1);
     let both = setup.invalidate(BUFFERS, 8 * PAGE);
     assert!(!is_over(&first) && !is_over(&both));
@@ -366,7 +366,7 @@ fn a_ring_without_memory_rests_until_a_translation_comes() {
     let mut setup = Setup::new();
     assert!(!setup.pop());
     setup.refuse_the_avail_ring();
-    assert!(!setup.pop() && setup.sent().is_empty(), "it was told that there is none");
+    assert!(!setup.pop() && setup.sent().is_empty(), "the front-end has refused it");
     assert_eq!(setup.tell(AVAIL, 1, Access::READ), [3], "but if it comes");
     setup.offer(0, (BUFFERS, 16), (BUFFERS, 1));
     assert!(!setup.pop());
@@ -384,7 +384,7 @@ fn a_ring_that_stops_while_it_waits_goes_on_at_that_head() {
     setup.vring.publish();
     assert_eq!(setup.vring.stop(), Stopped { next_avail: 1, has_work: false, held: Vec::new() });
     setup.misses.forget(3);
-    assert!(setup.sent().is_empty(), "nobody waits for it any more");
+    assert!(setup.sent().is_empty(), "no queue waits for it");
     assert!(setup.tell(BUFFERS + PAGE, 1, Access::BOTH).is_empty(), "late");
 }
 
@@ -453,7 +453,7 @@ fn a_chain_in_too_many_pieces_fails() {
     assert_eq!(told.len() as u64, PIECES);
     assert!(told.iter().all(|piece| u64::from(piece.len) == PAGE && setup.view.contains(piece.addr, PAGE)));
     assert_eq!(u64::from(last.len), (pages - PIECES) * PAGE);
-    assert!(!setup.view.contains(last.addr, 1), "it leads nowhere, and the request fails");
+    assert!(!setup.view.contains(last.addr, 1), "it is outside memory, and the request fails");
     assert_eq!((chain.readable_len(), chain.writable().len()), (pages * PAGE, 1));
     assert!(!setup.view.contains(chain.writable()[0].addr, 1));
 }
@@ -476,7 +476,7 @@ fn a_request_that_is_refused_page_by_page_ends() {
             setup.vring.apply(Update::Refused(miss));
         }
     }
-    assert_eq!(chain.readable().len(), 1, "what leads nowhere is one piece");
+    assert_eq!(chain.readable().len(), 1, "a range outside memory is one piece");
     assert!(!setup.view.contains(chain.readable()[0].addr, 1));
     // The next request is asked for anew.
     setup.offer(2, (BUFFERS + PAGE, 16), (BUFFERS, 1));
@@ -511,7 +511,7 @@ fn a_chain_whose_pages_are_all_missing_is_translated_once() {
     assert_eq!(chain.readable().len() as u64, PAGES);
     // Each page is looked up once when it is missing and once when it is there. 16 lookups cost 1.
     assert!(u64::from(cost) <= 2 * PAGES / 16 + 1, "{cost}");
-    assert!(u64::from(cost) >= 2 * PAGES / 16 - 1, "{cost} is too little for what was done");
+    assert!(u64::from(cost) >= 2 * PAGES / 16 - 1, "{cost} is too little for this work");
 }
 
 /// An invalidation drops the translated part of a chain that is not popped yet, whatever the ring does

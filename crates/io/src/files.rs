@@ -445,7 +445,7 @@ mod tests {
             assert_eq!(files.route(held, WRITE, 1 << 20), Route::NoWait);
             assert_eq!(files.route(held, OpKind::Read, LARGE), Route::NoWait);
         }
-        assert!(tried < 100, "{tried} calls in vain");
+        assert!(tried < 100, "{tried} useless calls");
         assert!(!files.is_missed(held, WRITE, 4096, Ok(4096)));
         assert_ne!(files.route(held, WRITE, LARGE), Route::NoWait, "a small one says nothing of it");
         files.release(held);

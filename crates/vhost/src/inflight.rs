@@ -95,7 +95,7 @@ mod tests {
                 assert!(ftruncate(&fd, 1).is_err(), "it can be made shorter");
                 assert!(ftruncate(&fd, made.mmap_size + 1).is_err(), "it can be made longer");
                 let seal = fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE);
-                assert!(seal.is_err(), "it can be kept from those who come after");
+                assert!(seal.is_err(), "later processes can be kept from writing");
                 let taken = Inflight::take(made, &fd, &Mapper::default()).unwrap();
                 let options = |size| match packed {
                     true => Options::packed(size, false, false).unwrap(),

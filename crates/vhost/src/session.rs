@@ -353,8 +353,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Returns a ring whose set-up is about to change. Stops it if it is drained while it is disabled: a front-end that resets
-    /// its device with SET_VRING_ENABLE alone takes it for stopped.
+    /// Returns a ring whose set-up is about to change. Stops it if it is drained while it is disabled: a
+    /// front-end that resets its device with SET_VRING_ENABLE alone takes it for stopped.
     ///
     /// # Errors
     /// The ring runs and is enabled.

@@ -102,7 +102,7 @@ impl QueueTask for Task {
     }
 
     fn poll(&mut self, _: &mut Context<'_>, _: u32) -> Polled {
-        panic!("nobody runs it")
+        panic!("it is never run")
     }
 
     fn in_flight(&self) -> usize {
@@ -256,7 +256,7 @@ fn a_ring_that_is_drained_runs_while_it_is_disabled() {
         assert_eq!(asked.take(), ["start 0"]);
         session.enable(1, true);
         session.enable(1, true);
-        assert_eq!(asked.take(), ["1 enabled: true"], "in force when it is answered, and told once");
+        assert_eq!(asked.take(), ["1 enabled: true"], "in force before the reply, and sent once");
         session.enable(1, false);
         session.enable(0, false);
         assert_eq!(asked.take(), ["1 enabled: false", "stop 0"]);

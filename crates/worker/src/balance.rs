@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn nothing_moves_without_need_or_gain() {
         assert_eq!(choose(0, &[700, 0], &[350, 350]), None, "not crowded");
-        assert_eq!(choose(0, &[1000, 1000], &[500, 500]), None, "no room elsewhere");
+        assert_eq!(choose(0, &[1000, 1000], &[500, 500]), None, "no room on the other worker");
         assert_eq!(choose(0, &[1000, 0], &[1000]), None, "alone");
         assert_eq!(choose(0, &[1000, 0], &[1000, 0]), None, "as good as alone");
         assert_eq!(choose(0, &[1000], &[500, 500]), None, "the only worker");

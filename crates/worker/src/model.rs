@@ -54,7 +54,7 @@ fn answer_all(mailbox: &Mailbox, events: &Events) -> u32 {
                     mailbox.close();
                     return answers;
                 }
-                _ => panic!("nobody put that in"),
+                _ => panic!("an item that the model never sends"),
             }
             answers += 1;
         }

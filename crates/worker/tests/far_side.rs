@@ -81,7 +81,7 @@ impl QueueTask for Receiver {
             if rustix::io::read(&self.frames, &mut [0; 8]) == Err(Errno::AGAIN) {
                 break Next::Quiet;
             }
-            assert!(self.vring.use_credit(1), "the credit was returned, and the task was not told");
+            assert!(self.vring.use_credit(1), "the task did not learn that its credit was returned");
             self.vring.push(self.credit.pop_front().unwrap(), 0);
             served += 1;
         };
@@ -420,7 +420,7 @@ fn a_refused_frame_waits_for_writability_and_no_stop_waits_for_it() {
     eventually("the task sleeps", || driver.used() == 100 + capacity.min(50));
     look(&*handle);
     let stopped = handle.stop().recv_timeout(DEADLINE).expect("it waits for the far side");
-    assert_eq!(stopped.next_avail, driver.used(), "the next task sends what was held");
+    assert_eq!(stopped.next_avail, driver.used(), "the next task sends the held chains");
 }
 
 #[test]

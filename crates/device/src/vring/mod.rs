@@ -74,7 +74,8 @@ impl Vring {
     /// # Errors
     /// An area is not in guest memory, not in one piece, or misaligned.
     pub fn new(parts: VringParts) -> Result<Self, Unmapped> {
-        let VringParts { index, options, areas, iommu, next_avail, is_unconfirmed, held, inflight, .. } = parts;
+        let VringParts { index, options, areas, iommu, next_avail, is_unconfirmed, held, inflight, .. } =
+            parts;
         let VringParts { view, kick, call, err, logged, counters, .. } = parts;
         let resumes_unrecorded =
             options.is_packed() && inflight.is_none() && is_unconfirmed && next_avail != EVENT_WRAP;

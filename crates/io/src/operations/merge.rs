@@ -169,10 +169,10 @@ mod tests {
             rig.operation(write(false), 9 * LEN, &[]),
             rig.operation(write(false), 9 * LEN, &[(0, BYTES_MAX)]),
         ];
-        let mut elsewhere = rig.operation(write(false), 9 * LEN, &[(8 * LEN, LEN)]);
+        let mut of_other_file = rig.operation(write(false), 9 * LEN, &[(8 * LEN, LEN)]);
         let other = rig.files.insert(Arc::new(File::open("/dev/null").unwrap()), Owner::unique()).0;
-        elsewhere.held = rig.files.hold(other).unwrap();
-        others.push(elsewhere);
+        of_other_file.held = rig.files.hold(other).unwrap();
+        others.push(of_other_file);
         let mut ours = rig.operation(write(false), 9 * LEN, &[]);
         ours.op.buffers = Buffers::Owned(AlignedBuf::new(4096, 4096).unwrap());
         others.push(ours);

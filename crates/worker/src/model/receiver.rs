@@ -125,7 +125,7 @@ impl Receiver {
             for item in self.mailbox.take() {
                 match item {
                     WorkItem::Stop(_, done) => self.stopping = Some(done),
-                    _ => panic!("nobody put that in"),
+                    _ => panic!("an item that the model never sends"),
                 }
                 self.make_polled();
             }

@@ -176,7 +176,7 @@ impl Worker {
                     poll(queue, &self.ring);
                 }
             }
-            WorkItem::Spawn(..) | WorkItem::Poll(..) => panic!("nobody put that in"),
+            WorkItem::Spawn(..) | WorkItem::Poll(..) => panic!("an item that the model never sends"),
         }
     }
 

@@ -25,7 +25,6 @@
 //! the ring once more. This ends in [`armed`](Policy::armed), or in [`still_busy`](Policy::still_busy) and a
 //! visit. A sleep ends in [`woken`](Policy::woken) and a visit.
 
-#[allow(dead_code, reason = "what decides about naps comes next")]
 mod arrivals;
 mod auto;
 mod host;

@@ -116,7 +116,8 @@ fn dropped_while_a_thread_is_refused() {
         drop(aio);
         ended.send(()).unwrap();
     });
-    end.recv_timeout(Duration::from_secs(60)).expect("the engine waits for what never completes");
+    end.recv_timeout(Duration::from_secs(60))
+        .expect("the engine waits for an operation that never completes");
 }
 
 /// Contiguous operations are merged, and one that is done again is not merged again.

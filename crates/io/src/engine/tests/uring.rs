@@ -121,7 +121,7 @@ fn refused_and_failed_transfers_by_kernel_aio() {
     let mut results: Vec<_> = finish(&mut uring).iter().map(|c| (c.token.slot, c.result)).collect();
     results.sort_by_key(|(slot, _)| *slot);
     assert_eq!(results, [(0, Ok(LEN as u32)), (1, Err(Errno::BADF)), (2, Ok(LEN as u32))]);
-    assert_eq!(Arc::strong_count(&ours), 1, "the engine keeps a file that it was told to forget");
+    assert_eq!(Arc::strong_count(&ours), 1, "the engine keeps an unregistered file");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn registered_memory_comes_and_goes() {
     assert_eq!(counts(&mut uring), (1, 1));
     queue(&mut uring, id, OpKind::Read, 0, page(&old, 3));
     uring.submit().unwrap();
-    assert!(uring.ops.slots.get_mut(0).unwrap().buffer.is_some(), "the kernel is told of the buffer");
+    assert!(uring.ops.slots.get_mut(0).unwrap().buffer.is_some(), "the kernel knows the buffer");
     // One of two queues has the new view.
     uring.hold_memory(&new);
     uring.release_memory(&old);
@@ -190,7 +190,7 @@ fn registered_memory_comes_and_goes() {
     assert_eq!(counts(&mut uring), (1, 2), "an operation uses it");
     queue(&mut uring, id, OpKind::Read, 1, page(&old, 4));
     uring.submit().unwrap();
-    assert!(uring.ops.slots.get_mut(1).unwrap().buffer.is_none(), "nobody holds it any more");
+    assert!(uring.ops.slots.get_mut(1).unwrap().buffer.is_none(), "no view holds it");
     drop(old);
     assert!(!released.wait(std::time::Duration::ZERO));
     std::io::Write::write_all(&mut write, &[7; 2 * LEN]).unwrap();
@@ -203,7 +203,7 @@ fn registered_memory_comes_and_goes() {
         iov.read(0, &mut got);
         assert_eq!(got, [7; LEN]);
     }
-    assert!(released.wait(std::time::Duration::ZERO), "memory that nobody uses stays mapped");
+    assert!(released.wait(std::time::Duration::ZERO), "unused memory stays mapped");
     // Memory that is not held is used without registration.
     queue(&mut uring, id, OpKind::Read, 0, page(&guest_memory(1 << 20, 0), 0));
     queue(&mut uring, id, OpKind::Read, 1, page(&new, 1));
@@ -471,7 +471,8 @@ fn dropped_with_operations_that_threads_must_repeat() {
         drop(uring);
         ended.send(()).unwrap();
     });
-    end.recv_timeout(std::time::Duration::from_secs(30)).expect("the engine waits for what never completes");
+    end.recv_timeout(std::time::Duration::from_secs(30))
+        .expect("the engine waits for an operation that never completes");
 }
 
 /// Operations of a device that hangs do not count as work of another device.
