@@ -86,7 +86,7 @@ impl Rig {
     }
 }
 
-/// What this process holds of the host.
+/// The resources of the host that this process holds.
 #[derive(Clone, Copy, Debug)]
 struct Resources {
     descriptors: usize,
@@ -115,7 +115,8 @@ impl Resources {
     }
 }
 
-/// Receives and sends on a card until it is over. Each test frame is whole, and none is missing. Returns how many came.
+/// Receives and sends on a card until it is over. Each test frame is whole, and none is missing. Returns the
+/// number of frames.
 fn exchange(card: &mut Card, over: &AtomicBool) -> u64 {
     let mut next = 0;
     card.fill(RECEIVE).unwrap();
@@ -218,7 +219,7 @@ fn cards_and_disks_come_and_go_under_load() {
         exchanging.map(|card| card.join().unwrap())
     });
     assert!(frames.iter().all(|frames| *frames > 0), "{frames:?}");
-    // What a thread leaves behind is gone in a moment; when `before` was taken as well, which may have counted one more.
+    // The resources of an ended thread are gone in a moment. `before` may have counted some, too.
     let deadline = Instant::now() + LIMIT;
     loop {
         let after = Resources::now();

@@ -1,5 +1,5 @@
-//! A network card and a front-end without a guest: messages that only cards know, rings that are drained, and stops, resets
-//! and new memory while a receive ring is idle and full of credit.
+//! A network card and a front-end without a guest: messages that only cards know, rings that are drained, and
+//! stops, resets and new memory while a receive ring is idle and full of credit.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its own functions too")]
 
@@ -13,13 +13,13 @@ use kickless_tests::frontend::card::{Card, CardShape};
 use kickless_tests::frontend::machine::{Machine, RAM_BASE, Shape};
 use kickless_tests::frontend::{Answer, Frontend, LIMIT};
 use kickless_vhost_user::{FrontendMessage as Message, VringState};
-use kickless_virtqueue::packed::Place;
+use kickless_virtqueue::packed::RingPosition;
 use rustix::process::Signal;
 
 const PAIR: CardShape = CardShape { pairs: 1, packed: false };
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
-/// The warning about a packed ring that begins elsewhere than at its first place, without an in-flight buffer.
+/// The warning about a packed ring that does not begin at its first entry, without an in-flight buffer.
 const GOES_ON: &str = "a packed ring continues from the front-end's index";
 
 fn idle() -> Daemon {
@@ -49,7 +49,7 @@ fn says(daemon: &Daemon, from: usize, words: &[&str]) {
     daemon.log().wait_from(from, &format!("saying {words:?}"), LIMIT, has_all).unwrap();
 }
 
-/// A card that has just started has all its receive buffers as credit. Frames that it takes afterwards come behind that.
+/// A card that has just started has all its receive buffers as credit. It takes frames after that.
 fn full_of_credit(daemon: &Daemon, shape: CardShape) -> Card {
     let mut card = Card::prepare(daemon.socket(), shape).unwrap();
     card.fill(RECEIVE).unwrap();
@@ -339,7 +339,7 @@ fn a_reset_returns_credit() {
 fn a_packed_ring_that_goes_on_is_a_warning() {
     let daemon = idle();
     let mut card = Card::prepare(daemon.socket(), CardShape { pairs: 1, packed: true }).unwrap();
-    card.rings[TRANSMIT].queue.begin_at_place(Place { index: 5, wrap: false }).unwrap();
+    card.rings[TRANSMIT].queue.begin_at_place(RingPosition { index: 5, wrap: false }).unwrap();
     card.resume(RECEIVE).unwrap();
     card.resume(TRANSMIT).unwrap();
     card.send(TRANSMIT).unwrap();

@@ -17,8 +17,8 @@ use crate::frontend::{Frontend, LIMIT};
 
 /// Length of each buffer: a frame of Ethernet with its header.
 const BUFFER_LEN: usize = 2048;
-/// Entries of each ring. Its buffers hold less than the longest frame that a driver takes who accepts GSO frames, so all
-/// of them are credit.
+/// Entries of each ring. Its buffers hold less than the longest frame of a driver that accepts GSO frames, so
+/// all of them are credit.
 const SIZE: u16 = 32;
 /// Bytes of memory: the buffers of eight rings, and the rings.
 const MEMORY: u64 = 1 << 20;
