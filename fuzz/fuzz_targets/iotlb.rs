@@ -91,7 +91,7 @@ fn apply(
                             iotlb.has_nodes_in_limbo() || iotlb.evict(|_| false),
                             "nothing is pinned, but no node is free"
                         );
-                        apply_pending(iotlb, tlb);
+                        drop_stale(iotlb, tlb);
                     }
                     Err(_) => return,
                 }
@@ -107,10 +107,10 @@ fn apply(
         }
         _ => {}
     }
-    apply_pending(iotlb, tlb);
+    drop_stale(iotlb, tlb);
 }
 
-fn apply_pending(iotlb: &mut Iotlb, tlb: &mut Tlb) {
+fn drop_stale(iotlb: &mut Iotlb, tlb: &mut Tlb) {
     if let Some(range) = iotlb.take_stale() {
         tlb.drop_range(range);
     }

@@ -177,7 +177,7 @@ fn a_rate_is_kept_and_late_requests_count() {
     let daemon = serve(Program::Kickless, NULL);
     let results = results(&on(&daemon, "--rate=2000 --time=500ms --json"));
     let target = &results["loads"][0]["targets"][0];
-    // 1000 requests are due; up to ten may be late.
+    // 1000 requests are due. Late ones of the time before count too, at most ten.
     let iops = target["iops"]["median"].as_f64().unwrap();
     assert!(iops <= 2030.0, "{iops}");
     // The back-end stops for a time. All requests that become due in this time wait, not only those in
@@ -201,7 +201,7 @@ fn a_stopped_back_end_counts_as_slow() {
     let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
     for depth in ["1", "1024"] {
         let child = start(&daemon, &format!("--rate=200 --depth={depth} --time=1s --warm-up=0s --json"));
-        // The back-end stops after the first request and continues after the end.
+        // The back-end stops after the requests have begun, and continues after the end of the run.
         thread::sleep(Duration::from_millis(500));
         kill_process(pid, Signal::STOP).unwrap();
         thread::sleep(Duration::from_millis(1500));

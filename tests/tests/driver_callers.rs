@@ -57,7 +57,7 @@ fn a_silent_back_end_uses_up_the_reconnect_time() {
 }
 
 #[test]
-fn a_panic_in_a_handler_reaches_only_its_thread() {
+fn a_panic_in_a_handler_leaves_the_disk_usable() {
     returns_in_time(|| {
         let backend = HostileBackend::start(Rules::default()).unwrap();
         // The disk's own thread runs the handler, or the thread that waits does.
@@ -201,7 +201,7 @@ fn kept_completions_do_not_wake_sleepers() {
             while backend.requests() < 3 {
                 thread::yield_now();
             }
-            // The thread that waits has to notice the next completion itself.
+            // Only the thread that waits can notice the closed connection.
             backend.rules().ring = None;
             backend.drop_connection();
             reader.join().unwrap().unwrap();

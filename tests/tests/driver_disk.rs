@@ -604,7 +604,7 @@ fn a_polling_driver_gets_no_calls() {
 
 /// A handler runs under a lock of its queue.
 #[test]
-fn a_handler_may_submit_but_not_wait() {
+fn a_handler_may_not_wait() {
     let served = serve(Program::Kickless);
     let disk = served.connect();
     let (told, heard) = mpsc::channel();

@@ -28,7 +28,7 @@ fn start(dir: &Path) -> Child {
     child_command(kickless_binary().unwrap())
         .arg("blk")
         .args([argument("socket-path", "blk.sock"), argument("blk-file", "disk.img")])
-        .args(["--num-queues=4", "--serial=mortal"])
+        .args(["--num-queues=4", "--serial=backend"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -141,8 +141,8 @@ fn polling_load(disk: &Disk, part: u64, stop: &AtomicBool, done: &AtomicU64) {
 }
 
 fn killed(times: u64, change: impl Fn(Options) -> Options) {
-    let mut mortal = KilledBackend::new();
-    let disk = Disk::connect(change(mortal.options())).unwrap();
+    let mut backend = KilledBackend::new();
+    let disk = Disk::connect(change(backend.options())).unwrap();
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         for part in 0..5 {
@@ -166,27 +166,27 @@ fn killed(times: u64, change: impl Fn(Options) -> Options) {
                     "no request completed after kill {time}: {:?}",
                     disk.failure()
                 );
-                mortal.restart_until_it_serves();
+                backend.restart_until_it_serves();
             }
-            mortal.kill();
+            backend.kill();
             // From time to time, no process has the socket for a while.
             if time % 10 == 0 {
                 thread::sleep(Duration::from_millis(50));
             }
-            mortal.restart();
+            backend.restart();
         }
         let before = done.load(Ordering::Relaxed);
         let deadline = Instant::now() + LIMIT;
         while done.load(Ordering::Relaxed) < before + 100 && !stop.load(Ordering::Relaxed) {
             assert!(Instant::now() < deadline, "no request completed at the end");
-            mortal.restart_until_it_serves();
+            backend.restart_until_it_serves();
         }
         stop.store(true, Ordering::Relaxed);
     });
     assert!(disk.failure().is_none());
     let counters = disk.counters();
     assert_eq!(counters.submitted, counters.completed);
-    assert_eq!(disk.get_id().unwrap(), "mortal");
+    assert_eq!(disk.get_id().unwrap(), "backend");
 }
 
 #[test]
@@ -203,8 +203,8 @@ fn killed_with_other_queues() {
 
 #[test]
 fn killed_with_memory_of_the_callers_own() {
-    let mut mortal = KilledBackend::new();
-    let disk = Disk::connect(mortal.options()).unwrap();
+    let mut backend = KilledBackend::new();
+    let disk = Disk::connect(backend.options()).unwrap();
     disk.set_writeback(false).unwrap();
     let file = rustix::fs::memfd_create("mine", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 1 << 20).unwrap();
@@ -213,7 +213,7 @@ fn killed_with_memory_of_the_callers_own() {
         let data = pattern(round, 1 << 20);
         rustix::io::pwrite(&file, &data, 0).unwrap();
         disk.run(Request::write(0, memory.buffer(0, 1 << 20).unwrap())).unwrap();
-        mortal.kill();
+        backend.kill();
         let other = disk.register(&file, 0, 4096).unwrap();
         thread::scope(|scope| {
             let reader = scope.spawn(|| {
@@ -222,9 +222,9 @@ fn killed_with_memory_of_the_callers_own() {
                 read
             });
             thread::sleep(Duration::from_millis(round));
-            mortal.restart();
+            backend.restart();
             while !reader.is_finished() {
-                mortal.restart_until_it_serves();
+                backend.restart_until_it_serves();
             }
             assert!(reader.join().unwrap() == data);
         });
@@ -239,10 +239,10 @@ fn killed_with_memory_of_the_callers_own() {
 #[test]
 fn a_back_end_gone_for_good_ends_the_disk() {
     for limit in [Duration::ZERO, Duration::from_millis(300)] {
-        let mut mortal = KilledBackend::new();
-        let disk = Disk::connect(Options { reconnect_limit: limit, ..mortal.options() }).unwrap();
+        let mut backend = KilledBackend::new();
+        let disk = Disk::connect(Options { reconnect_limit: limit, ..backend.options() }).unwrap();
         disk.write_at(&[1; 4096], 0).unwrap();
-        mortal.kill();
+        backend.kill();
         let start = Instant::now();
         thread::scope(|scope| {
             for _ in 0..4 {
@@ -275,15 +275,15 @@ fn a_back_end_gone_for_good_ends_the_disk() {
 
 #[test]
 fn another_disk_after_a_reconnection_is_refused() {
-    let mut mortal = KilledBackend::new();
-    let disk = Disk::connect(mortal.options()).unwrap();
-    mortal.kill();
-    File::options().write(true).open(mortal.dir.path().join("disk.img")).unwrap().set_len(SIZE / 2).unwrap();
-    mortal.restart();
+    let mut backend = KilledBackend::new();
+    let disk = Disk::connect(backend.options()).unwrap();
+    backend.kill();
+    File::options().write(true).open(backend.dir.path().join("disk.img")).unwrap().set_len(SIZE / 2).unwrap();
+    backend.restart();
     thread::scope(|scope| {
         let reader = scope.spawn(|| disk.read_at(&mut [0; 4096], 0).unwrap_err());
         while !reader.is_finished() {
-            mortal.restart_until_it_serves();
+            backend.restart_until_it_serves();
         }
     });
     assert!(matches!(*disk.failure().unwrap(), Error::Incompatible { .. }));

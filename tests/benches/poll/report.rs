@@ -88,7 +88,7 @@ impl Report {
     }
 }
 
-/// Returns the ratio of `figure` of two contestants, round by round. It is 0 if both are 0.
+/// Returns the ratio of `figure` of two contestants, round by round. It is 0 if ours is 0.
 pub(crate) fn ratios<'a>(
     ours: &'a [Figures],
     theirs: &'a [Figures],
