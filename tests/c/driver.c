@@ -116,7 +116,7 @@ static void blocking(const char *socket)
     CHECK(bytes && kl_disk_size(disk) == 16 << 20 && kl_disk_block_size(disk) >= 512);
     CHECK(kl_disk_length_max(disk) >= BLOCK && kl_disk_queues(disk) == 2 && kl_disk_is_read_only(disk) == 0);
     CHECK(kl_disk_offers(disk, KL_WRITE) == 1 && kl_disk_offers(disk, KL_FLUSH) == 1);
-    REFUSED(EINVAL, "of this kind", kl_disk_offers(disk, 0));
+    REFUSED(EINVAL, "the kind of a request", kl_disk_offers(disk, 0));
     CHECK(kl_disk_get_id(disk, id, sizeof id) == (int)strlen(id));
     REFUSED(EINVAL, "KL_ID_SIZE", kl_disk_get_id(disk, id, sizeof id - 1));
     REFUSED(EINVAL, "id is null", kl_disk_get_id(disk, NULL, KL_ID_SIZE));
@@ -128,9 +128,9 @@ static void blocking(const char *socket)
     CHECK(kl_disk_read(disk, NULL, 0, 0) == 0 && kl_disk_write(disk, NULL, 0, 0) == 0);
     REFUSED(EINVAL, "into is null", kl_disk_read(disk, NULL, 512, 0));
     REFUSED(EINVAL, "from is null", kl_disk_write(disk, NULL, 512, 0));
-    REFUSED(EINVAL, "not all on a disk", kl_disk_read(disk, bytes, 1024, (16 << 20) - 512));
+    REFUSED(EINVAL, "beyond the disk", kl_disk_read(disk, bytes, 1024, (16 << 20) - 512));
     REFUSED(EINVAL, "multiple of 512", kl_disk_write(disk, bytes, 512, 1));
-    REFUSED(EINVAL, "more than memory", kl_disk_read(disk, bytes, SIZE_MAX, 0));
+    REFUSED(EINVAL, "larger than any memory", kl_disk_read(disk, bytes, SIZE_MAX, 0));
 
     int offered = kl_disk_offers(disk, KL_WRITE_ZEROES);
     CHECK(kl_disk_write_zeroes(disk, 512, BLOCK, KL_UNMAP) == (offered ? 0 : -EOPNOTSUPP));
@@ -239,7 +239,7 @@ static void wrong_requests(const char *socket)
     kl_buffer *buffer = NULL, *foreign = NULL;
     char id[20];
     CHECK(kl_buffer_alloc(disk, 2 * BLOCK, &buffer) == 0);
-    REFUSED(ENOMEM, "no 1099511627776 bytes", kl_buffer_alloc(disk, 1ULL << 40, &foreign));
+    REFUSED(ENOMEM, "no 1099511627776 free bytes", kl_buffer_alloc(disk, 1ULL << 40, &foreign));
     REFUSED(EINVAL, "no bytes", kl_buffer_alloc(disk, 0, &foreign));
     const kl_request good = {.kind = KL_WRITE, .length = BLOCK, .buffer = buffer};
     kl_request wrong;
@@ -255,11 +255,11 @@ static void wrong_requests(const char *socket)
     WRONG("flags", wrong.flags = 1);
     WRONG("flags", wrong.flags = 2);
     WRONG("null", wrong.buffer = NULL);
-    WRONG("does not have", wrong.buffer_offset = BLOCK + 1);
-    WRONG("does not have", wrong.buffer_offset = UINT64_MAX);
-    WRONG("does not have", wrong.length = 1ULL << 32);
+    WRONG("beyond the end", wrong.buffer_offset = BLOCK + 1);
+    WRONG("beyond the end", wrong.buffer_offset = UINT64_MAX);
+    WRONG("beyond the end", wrong.length = 1ULL << 32);
     WRONG("no bytes", wrong.length = 0);
-    WRONG("not all on", wrong.offset = 16 << 20);
+    WRONG("beyond the disk", wrong.offset = 16 << 20);
     WRONG("both", wrong.piece_count = 1);
     WRONG("pieces is null", (wrong.piece_count = 1, wrong.buffer = NULL));
     WRONG("too many", (wrong.piece_count = SIZE_MAX, wrong.buffer = NULL));

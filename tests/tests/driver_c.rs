@@ -86,8 +86,9 @@ fn run<A: AsRef<OsStr>>(program: impl AsRef<OsStr>, arguments: impl IntoIterator
 
 fn under_valgrind(program: &Path, socket: &Path) -> String {
     let options = ["--quiet", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"];
-    let arguments = options.map(OsStr::new).into_iter().chain([program.as_os_str(), socket.as_os_str()]);
-    run("valgrind", arguments)
+    let suppressions = concat!("--suppressions=", env!("CARGO_MANIFEST_DIR"), "/c/valgrind.supp");
+    let options = options.into_iter().chain([suppressions]).map(OsStr::new);
+    run("valgrind", options.chain([program.as_os_str(), socket.as_os_str()]))
 }
 
 /// Starts a back-end with an image of zeroes.

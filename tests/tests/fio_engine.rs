@@ -199,7 +199,7 @@ fn errors_are_reported() {
     for (options, sentence) in [
         (&["--rw=read", "--socket=/nowhere/to/be/found"][..], "cannot connect to /nowhere/to/be/found"),
         (&["--rw=read", "--nrfiles=2"], "cannot have several files"),
-        (&["--rw=read", "--bs=100", "--size=1000"], "no multiple of 512"),
+        (&["--rw=read", "--bs=100", "--size=1000"], "not a multiple of 512"),
         (&["--rw=read", "--thread", "--numjobs=5"], "all 4 are taken"),
         (&["--rw=read", "--packed=maybe"], "maybe"),
         // These blocks were never written, so that verification must fail.

@@ -129,7 +129,7 @@ fn start_half_done(daemon: &Daemon, shape: &Shape) -> (Machine, InflightBuffer, 
 }
 
 fn repeat_lines(log: &[String]) -> Vec<&String> {
-    log.iter().filter(|line| line.contains("is done again")).collect()
+    log.iter().filter(|line| line.contains("are done again")).collect()
 }
 
 fn each_request_in_flight_runs_again_once(engine: &str) {

@@ -61,7 +61,7 @@ fn killed(engine: &str, properties: &str) {
             let (_, count) = line.split_once("requests=")?;
             count.split_whitespace().next()?.parse::<u64>().ok()
         };
-        let found: u64 = daemon.log().grep("is done again").iter().filter_map(requests).sum();
+        let found: u64 = daemon.log().grep("are done again").iter().filter_map(requests).sum();
         in_flight += u64::from(found > 0);
         again += found;
     }
