@@ -22,14 +22,20 @@ fn guest(task: &str, cpus: u32, nics: Vec<NicConfig>) -> GuestConfig {
     GuestConfig { nics, ..GuestConfig::new(&format!("{QUIET} {task}"), Vec::new()).cpus(cpus) }
 }
 
-/// Ends a daemon that nothing must have troubled; its log.
+/// Ends a daemon. Checks that its log has no warning and no error. Returns the log.
 fn end(daemon: Daemon) -> Vec<String> {
-    let (status, log) = daemon.stop().unwrap();
-    assert_eq!(status.code(), Some(0));
-    let trouble: Vec<&String> =
-        log.iter().filter(|line| line.contains(" WARN ") || line.contains(" ERROR ")).collect();
+    let (log, trouble) = end_with_trouble(daemon);
     assert!(trouble.is_empty(), "{trouble:#?}");
     log
+}
+
+/// Ends a daemon. Returns its log, and the warnings and errors in it.
+fn end_with_trouble(daemon: Daemon) -> (Vec<String>, Vec<String>) {
+    let (status, log) = daemon.stop().unwrap();
+    assert_eq!(status.code(), Some(0));
+    let is_trouble = |line: &&String| line.contains(" WARN ") || line.contains(" ERROR ");
+    let trouble = log.iter().filter(is_trouble).cloned().collect();
+    (log, trouble)
 }
 
 /// Ends a daemon that holds nothing of its guests any more.
@@ -209,8 +215,11 @@ fn moves_while_it_receives() {
     exchanges(&moved, 0);
     moved.tell("enough").unwrap();
     moved.finish().unwrap();
-    for daemon in from.into_iter().chain(to) {
-        let log = end(daemon);
+    for (number, daemon) in from.into_iter().chain(to).enumerate() {
+        let (log, trouble) = end_with_trouble(daemon);
+        // The packed rings move in without an in-flight buffer.
+        let is_expected = |line: &String| number == 3 && line.contains("a packed ring continues");
+        assert!(trouble.iter().all(is_expected), "{number}: {trouble:#?}");
         assert!(card_counter(&log, "received_frames").unwrap() > 0);
         assert!(card_counter(&log, "sent_frames").unwrap() > 0);
     }
