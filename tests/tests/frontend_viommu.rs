@@ -26,6 +26,7 @@ with_each_engine! {
     bad_updates_are_refused
     unrequested_translations_are_bounded
     a_front_end_may_leave_with_a_miss_open
+    a_closed_channel_is_reported_while_a_ring_runs
     memory_may_change_under_translations
 }
 
@@ -253,6 +254,24 @@ fn a_front_end_may_leave_with_a_miss_open(engine: &str) {
     iommu.map_all(&machine.ram);
     assert_eq!(finish(&mut machine, &mut iommu, &read), (blk::S_OK, pattern(11, 4096)));
     drop((machine, iommu));
+    served.check_next_frontend().unwrap();
+}
+
+fn a_closed_channel_is_reported_while_a_ring_runs(engine: &str) {
+    const WARNING: &str = "queues that wait for translations stay blocked";
+    let served = Served::start(engine, &[]).unwrap();
+    let (mut stopped, iommu) = machine(&served, &Shape::default());
+    stopped.frontend.stop(&mut stopped.queues[0]).unwrap();
+    drop(iommu);
+    // The daemon would warn within this time if the ring ran.
+    std::thread::sleep(Duration::from_millis(1500));
+    drop(stopped);
+    let (running, iommu) = machine(&served, &Shape::default());
+    assert_eq!(served.daemon.log().grep(WARNING), Vec::<String>::new());
+    drop(iommu);
+    let warned = |line: &str| line.contains(WARNING).then_some(());
+    served.daemon.log().wait_for(WARNING, Duration::from_secs(30), warned).unwrap();
+    drop(running);
     served.check_next_frontend().unwrap();
 }
 

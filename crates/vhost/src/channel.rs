@@ -6,11 +6,12 @@ use crate::rings::Rings;
 use crate::waiting_frontends::WaitingFrontends;
 use kickless_device::Device;
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Wait};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 use tracing::{debug, warn};
 
 /// A session's channel.
@@ -21,7 +22,15 @@ pub(crate) struct Channel {
     config_changed: bool,
     /// A ring ran at the last check.
     was_running: bool,
+    /// `Some` while misses need the channel and the front-end has closed it: the moment of the warning,
+    /// unless the front-end leaves before.
+    warn_at: Option<Instant>,
 }
+
+/// Time within which a front-end that ends closes its connection too, once it has closed the channel. The
+/// kernel closes the descriptors of a process one after another, which takes less than a millisecond. The
+/// rest is for a host whose processors are busy.
+const LEAVES_WITHIN: Duration = Duration::from_secs(1);
 
 impl Channel {
     /// Carries out SET_BACKEND_REQ_FD.
@@ -35,6 +44,7 @@ impl Channel {
             return Err(Refusal::NoSocket);
         }
         self.requester = Some(BackendRequester::new(socket));
+        self.warn_at = None;
         if let Some(translations) = translations {
             translations.resend_unanswered();
         }
@@ -76,7 +86,14 @@ impl Channel {
                 let flags = if waits { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
                 fds.push(PollFd::from_borrowed_fd(requester.as_fd(), flags));
             }
-            match poll(&mut fds, None) {
+            // A ring that does not run waits for no translation.
+            let timeout = self.warn_at.filter(|_| rings.any_running()).map(|at| at - Instant::now());
+            if timeout == Some(Duration::ZERO) {
+                self.warn_at = None;
+                warn_of_blocked_queues(&Error::Closed);
+            }
+            let timeout = timeout.map(timespec);
+            match poll(&mut fds, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -127,14 +144,23 @@ impl Channel {
             None => expect_no_reply(requester),
         });
         if let Err(error) = done {
-            if needed {
-                warn!(%error, "the back-end's channel is dropped; queues that wait for translations stay blocked");
-            } else {
-                debug!(%error, "the back-end's channel is dropped");
-            }
             self.requester = None;
+            match error {
+                _ if !needed => debug!(%error, "the back-end's channel is dropped"),
+                // This may be the first sign of a front-end that leaves.
+                Error::Closed => self.warn_at = Some(Instant::now() + LEAVES_WITHIN),
+                error => warn_of_blocked_queues(&error),
+            }
         }
     }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() }
+}
+
+fn warn_of_blocked_queues(error: &Error) {
+    warn!(%error, "the back-end's channel is dropped; queues that wait for translations stay blocked");
 }
 
 /// Checks a channel on which no question was asked. Anything that comes is the end of the channel, or an
