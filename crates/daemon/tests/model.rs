@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::hooked::{Hooked, Hooks};
+use common::hooked::Hooks;
 use common::{LIMIT, Rig};
 use kickless_daemon::{
     AddError, Added, DeviceConfig, DeviceKind, DeviceState, Endpoint, MakeError, Registry, Removal,
@@ -136,7 +136,7 @@ fn the_table_agrees_with_the_model() {
         let drop = Arc::new(move || {
             closed.fetch_sub(1, Ordering::SeqCst);
         });
-        Ok(Arc::new(Hooked(Hooks { drop, ..Hooks::default() })))
+        Ok(Hooks { drop, ..Hooks::default() }.into_device())
     };
     let rig = Rig::with_devices(2, THREADS + 1, make);
     let registry = &rig.registry;

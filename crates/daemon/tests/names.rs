@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::hooked::{Hooked, Hooks};
+use common::hooked::Hooks;
 use common::{LIMIT, Rig};
 use kickless_daemon::{
     AddError, Added, DeviceConfig, DeviceState, Endpoint, MakeError, Registry, Removal, sentence,
@@ -98,7 +98,7 @@ fn on_demand() -> (impl Fn(&DeviceConfig) -> Made + Send + Sync + 'static, Recei
     let make = move |_: &DeviceConfig| -> Made {
         begun.send(()).unwrap();
         match said.lock().unwrap().recv() {
-            Ok(true) => Ok(Arc::new(Hooked(Hooks::default()))),
+            Ok(true) => Ok(Hooks::default().into_device()),
             _ => Err(MakeError { option: "blk-file", source: "it was to fail".into() }),
         }
     };
@@ -170,8 +170,8 @@ fn registry_of_observers(
     let hooks = Hooks { limit_remote_waits, drop: Arc::new(drop) };
     let make = move |config: &DeviceConfig| -> Made {
         match config.name() {
-            Some("a") => Ok(Arc::new(Hooked(hooks.clone()))),
-            _ => Ok(Arc::new(Hooked(Hooks::default()))),
+            Some("a") => Ok(hooks.clone().into_device()),
+            _ => Ok(Hooks::default().into_device()),
         }
     };
     let made = Arc::new(Rig::with_devices(1, 2, make));

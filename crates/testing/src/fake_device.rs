@@ -56,6 +56,9 @@ pub trait Fake: Send + Sync {
     /// Acts as [`Device::refresh`].
     fn refresh(&self) {}
 
+    /// Acts as [`Device::limit_remote_waits`].
+    fn limit_remote_waits(&self) {}
+
     /// Acts as [`Device::start_queue`].
     ///
     /// # Errors
@@ -132,6 +135,10 @@ impl<T: Fake> Device for FakeDevice<T> {
     }
 
     fn close(&self) {}
+
+    fn limit_remote_waits(&self) {
+        self.0.limit_remote_waits();
+    }
 
     fn save(&self) -> Vec<u8> {
         Vec::new()

@@ -1,13 +1,13 @@
-//! A device without function, which calls hooks of a test.
+//! A fake device that calls hooks of a test.
 
 use std::sync::Arc;
 
-use kickless_device::{ConfigError, Device, InvalidState, QueueTask, StartError, Vring, Words};
-use kickless_spec::features::Features;
+use kickless_device::Device;
+use kickless_testing::{Fake, FakeDevice};
 
 type Hook = Arc<dyn Fn() + Send + Sync>;
 
-/// The hooks that the device calls.
+/// The hooks that a device calls.
 #[derive(Clone)]
 pub(crate) struct Hooks {
     /// Called by `Device::limit_remote_waits`, in a forced removal.
@@ -22,49 +22,23 @@ impl Default for Hooks {
     }
 }
 
-pub(crate) struct Hooked(pub(crate) Hooks);
+impl Hooks {
+    /// Makes a device that calls these hooks.
+    pub(crate) fn into_device(self) -> Arc<dyn Device> {
+        Arc::new(FakeDevice(Hooked(self)))
+    }
+}
+
+struct Hooked(Hooks);
+
+impl Fake for Hooked {
+    fn limit_remote_waits(&self) {
+        (self.0.limit_remote_waits)();
+    }
+}
 
 impl Drop for Hooked {
     fn drop(&mut self) {
         (self.0.drop)();
-    }
-}
-
-impl Device for Hooked {
-    fn words(&self) -> Words {
-        Words { name: "fake", rings_option: "a test: rings=" }
-    }
-    fn features(&self) -> Features {
-        Features::VERSION_1
-    }
-    fn queues_max(&self) -> u16 {
-        1
-    }
-    fn queue_size_max(&self) -> u16 {
-        64
-    }
-    fn limit_remote_waits(&self) {
-        (self.0.limit_remote_waits)();
-    }
-    fn reset(&self) {}
-    fn restore_unknown(&self) {}
-    fn read_config(&self, _: usize, into: &mut [u8]) {
-        into.fill(0);
-    }
-    fn write_config(&self, _: usize, _: &[u8]) -> Result<(), ConfigError> {
-        Ok(())
-    }
-    fn open(&self) -> Result<(), StartError> {
-        Ok(())
-    }
-    fn close(&self) {}
-    fn save(&self) -> Vec<u8> {
-        Vec::new()
-    }
-    fn load(&self, _: &[u8]) -> Result<(), InvalidState> {
-        Ok(())
-    }
-    fn start_queue(&self, _: Vring, _: Features) -> Result<Box<dyn QueueTask>, StartError> {
-        Err(StartError("no queue is started".into()))
     }
 }
