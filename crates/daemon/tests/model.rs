@@ -4,18 +4,15 @@
 
 mod common;
 
-use std::io::Write;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::hooked::Hooks;
 use common::{LIMIT, Rig};
 use kickless_daemon::{
-    AddError, Added, DeviceConfig, DeviceKind, DeviceState, Endpoint, MakeError, Registry, Removal,
-    RemoveError,
+    AddError, Added, DeviceConfig, DeviceKind, DeviceState, MakeError, Registry, Removal, RemoveError,
 };
 use kickless_device::Device;
 
@@ -49,26 +46,6 @@ fn random(seed: &mut u64) -> u64 {
     *seed >> 33
 }
 
-/// Serves a device that fails, and waits until it has failed.
-fn fail(rig: &Rig, name: &str) {
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
-    let mut config = rig.config(name, "mem:1M");
-    config.serve.socket_path = None;
-    let endpoint = Endpoint::inherited(ours.into()).unwrap();
-    rig.registry.serve(vec![rig.registry.open(config, Some(endpoint)).unwrap().unwrap()]).unwrap();
-    theirs.write_all(&[0xff; 64]).unwrap();
-    let since = Instant::now();
-    while !rig
-        .registry
-        .list()
-        .iter()
-        .any(|listed| listed.config.name() == Some(name) && listed.error.is_some())
-    {
-        assert!(since.elapsed() < LIMIT, "{name} does not end");
-        thread::yield_now();
-    }
-}
-
 fn removal(random: u64) -> Removal {
     match random % 3 {
         0 => Removal::Refuse,
@@ -97,7 +74,7 @@ fn own_step(rig: &Rig, name: &str, model: Model, seed: &mut u64) -> Model {
             model
         }
         (3, Model::Absent | Model::Failed) => {
-            fail(rig, name);
+            rig.add_failed(name);
             Model::Failed
         }
         _ => {

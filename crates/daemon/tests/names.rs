@@ -4,8 +4,7 @@
 
 mod common;
 
-use std::io::Write;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
@@ -13,46 +12,20 @@ use std::time::{Duration, Instant};
 
 use common::hooked::Hooks;
 use common::{LIMIT, Rig};
-use kickless_daemon::{
-    AddError, Added, DeviceConfig, DeviceState, Endpoint, MakeError, Registry, Removal, sentence,
-};
+use kickless_daemon::{AddError, Added, DeviceConfig, DeviceState, MakeError, Removal, sentence};
 use kickless_device::Device;
+use kickless_testing::eventually;
 
 /// The time after which the test assumes that the lock of the table is held. The table answers immediately
 /// otherwise.
 const HELD: Duration = Duration::from_secs(10);
-
-fn states(registry: &Registry) -> Vec<(String, DeviceState)> {
-    let listed = registry.list().into_iter();
-    listed.map(|listed| (listed.config.name().unwrap_or_default().to_owned(), listed.state)).collect()
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let since = Instant::now();
-    while !is_so() {
-        assert!(since.elapsed() < LIMIT, "not {what}");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Adds a device, and waits until it has failed.
-fn add_failed(rig: &Rig, name: &str) {
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
-    let mut config = rig.config(name, "mem:1M");
-    config.serve.socket_path = None;
-    let endpoint = Endpoint::inherited(ours.into()).unwrap();
-    rig.registry.serve(vec![rig.registry.open(config, Some(endpoint)).unwrap().unwrap()]).unwrap();
-    theirs.write_all(&[0xff; 64]).unwrap();
-    drop(theirs);
-    until("failed", || rig.registry.list().iter().any(|listed| listed.error.is_some()));
-}
 
 /// If a successor cannot be opened, the failed device and its error stay listed.
 #[test]
 fn a_failed_device_is_listed_until_its_successor_is_served() {
     let rig = Rig::new(1, 1);
     let registry = &rig.registry;
-    add_failed(&rig, "a");
+    rig.add_failed("a");
     let failed = registry.list().remove(0);
     assert_eq!(failed.state, DeviceState::Ended);
     let is_same = || {
@@ -66,19 +39,19 @@ fn a_failed_device_is_listed_until_its_successor_is_served() {
     assert!(registry.add(rig.config("a", "mem:1M")).is_err() && is_same());
     drop(listener);
     let opened = registry.open(rig.config("a", "mem:1M"), None).unwrap();
-    assert_eq!(states(registry), [("a".into(), DeviceState::Opening)]);
+    assert_eq!(rig.states(), [("a".into(), DeviceState::Opening)]);
     drop(opened);
     assert!(is_same());
     assert!(matches!(registry.add(rig.config("b", "mem:1M")), Err(AddError::Full { max: 1 })));
 
     assert_eq!(registry.add(rig.config("a", "mem:1M")).unwrap(), Added::New);
-    assert_eq!(states(registry), [("a".into(), DeviceState::Free)]);
+    assert_eq!(rig.states(), [("a".into(), DeviceState::Free)]);
     assert!(registry.list()[0].error.is_none() && registry.take_ended().is_empty());
     assert!(registry.remove("a", Removal::Refuse).unwrap());
 
     // A failed retry keeps the error, and the device can still be taken or removed.
     for is_taken in [true, false] {
-        add_failed(&rig, "a");
+        rig.add_failed("a");
         assert!(registry.add(rig.config("a", "/nonexistent.img")).is_err());
         if is_taken {
             let (config, error) = registry.take_ended().remove(0);
@@ -163,7 +136,7 @@ fn registry_of_observers(
         thread::spawn(move || {
             let in_use = rig.registry.add(rig.config("a", "mem:1M"));
             let is_busy = matches!(in_use, Err(AddError::Busy { .. }));
-            let _ = done.send((states(&rig.registry), is_busy, rig.socket("a").exists()));
+            let _ = done.send((rig.states(), is_busy, rig.socket("a").exists()));
         });
         see.send(list.recv_timeout(HELD).ok()).unwrap();
     };
@@ -213,14 +186,14 @@ fn a_name_is_released_after_its_device_is_closed() {
     assert!(listed.contains(&("a".into(), DeviceState::Opening)) && is_busy && !has_socket);
     assert!(registry.list().is_empty());
     // The device has ended, and is taken out or replaced.
-    add_failed(&rig, "a");
+    rig.add_failed("a");
     assert_eq!(registry.take_ended().len(), 1);
     assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Removing));
-    add_failed(&rig, "a");
+    rig.add_failed("a");
     registry.add(rig.config("a", "mem:1M")).unwrap();
     assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Opening));
     registry.stop();
-    until("idle", || registry.is_idle());
+    eventually("the devices do not stop", || registry.is_idle());
 }
 
 /// A caller that forces a removal drops the last reference to the device, because another caller removes it
@@ -244,5 +217,5 @@ fn a_forced_removal_closes_no_device_under_the_lock() {
         assert!(forced.join().unwrap().unwrap());
     });
     // The device that looked at the table also added another device.
-    until("added", || !registry.list().is_empty());
+    eventually("no device is added", || !registry.list().is_empty());
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::{BLOCK, LIMIT, Rig};
 use kickless_daemon::{
-    AddError, Added, BlkConfig, DeviceConfig, DeviceKind, DeviceState, Endpoint, Registry, Removal,
-    RemoveError, sentence,
+    AddError, Added, BlkConfig, DeviceConfig, DeviceKind, DeviceState, Endpoint, Removal, RemoveError,
+    sentence,
 };
 use kickless_testing::eventually;
 
@@ -22,17 +22,12 @@ fn with_disk(mut config: DeviceConfig, change: impl Fn(&mut BlkConfig)) -> Devic
     config
 }
 
-fn states(registry: &Registry) -> Vec<(String, DeviceState)> {
-    let listed = registry.list().into_iter();
-    listed.map(|listed| (listed.config.name().unwrap_or_default().to_owned(), listed.state)).collect()
-}
-
 #[test]
 fn a_device_is_added_used_and_removed() {
     let rig = Rig::new(1, 4);
     let config = rig.config("a", "mem:1M");
     assert_eq!(rig.registry.add(config.clone()).unwrap(), Added::New);
-    assert_eq!(states(&rig.registry), [("a".into(), DeviceState::Free)]);
+    assert_eq!(rig.states(), [("a".into(), DeviceState::Free)]);
     // Adding an identical device succeeds and changes nothing.
     assert_eq!(rig.registry.add(config.clone()).unwrap(), Added::Identical);
     let other = with_disk(config.clone(), |disk| disk.read_only = true);
@@ -40,7 +35,7 @@ fn a_device_is_added_used_and_removed() {
 
     let disk = rig.connect("a");
     disk.write_at(&[7; BLOCK], 0).unwrap();
-    assert_eq!(states(&rig.registry), [("a".into(), DeviceState::Connected)]);
+    assert_eq!(rig.states(), [("a".into(), DeviceState::Connected)]);
     assert!(matches!(rig.registry.remove("a", Removal::Refuse), Err(RemoveError::InUse { .. })));
     let mut read = [0; BLOCK];
     disk.read_at(&mut read, 0).unwrap();
@@ -48,7 +43,7 @@ fn a_device_is_added_used_and_removed() {
 
     assert!(rig.registry.remove("a", Removal::Drain(LIMIT)).unwrap());
     assert!(disk.read_at(&mut read, 0).is_err());
-    assert!(!rig.socket("a").exists() && states(&rig.registry).is_empty());
+    assert!(!rig.socket("a").exists() && rig.states().is_empty());
     assert!(!rig.registry.remove("a", Removal::Refuse).unwrap(), "there is none");
     // The name and the socket are free again.
     assert_eq!(rig.registry.add(config).unwrap(), Added::New);
@@ -77,7 +72,7 @@ fn a_device_that_cannot_be_added_leaves_nothing_behind() {
     assert!(matches!(rig.registry.add(rig.config("c", "mem:1M")), Err(AddError::Full { max: 2 })));
     let incoming = with_disk(rig.config("c", "mem:1M"), |disk| disk.incoming = true);
     assert_eq!(rig.registry.add(incoming).unwrap_err().option(), Some("incoming"));
-    assert_eq!(states(&rig.registry), ["a", "b"].map(|name| (name.into(), DeviceState::Free)));
+    assert_eq!(rig.states(), ["a", "b"].map(|name| (name.into(), DeviceState::Free)));
     assert!(!rig.socket("c").exists());
 
     rig.registry.stop();
@@ -165,7 +160,7 @@ fn an_ended_device_makes_room_for_its_successor() {
     drop(theirs);
     eventually("a device does not stop", || rig.registry.is_idle());
     assert!(rig.registry.take_changed());
-    assert_eq!(states(&rig.registry), [("a".into(), DeviceState::Ended)]);
+    assert_eq!(rig.states(), [("a".into(), DeviceState::Ended)]);
     assert_eq!(rig.registry.add(rig.config("a", "null:1M")).unwrap(), Added::New);
     assert!(rig.registry.take_ended().is_empty());
     drop(rig.registry);

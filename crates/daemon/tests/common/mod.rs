@@ -4,20 +4,24 @@
 pub(crate) mod hooked;
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kickless_blk::Blk;
-use kickless_daemon::{DeviceConfig, DeviceKind, MakeError, Notation, PoolConfig, Registry, Switch};
+use kickless_daemon::{
+    DeviceConfig, DeviceKind, DeviceState, Endpoint, MakeError, Notation, PoolConfig, Registry, Switch,
+};
 use kickless_device::Device;
 use kickless_driver::Options;
+pub(crate) use kickless_testing::LIMIT;
+use kickless_testing::eventually;
 use kickless_worker::Pool;
 use serde_json::json;
 use tempfile::TempDir;
 
-/// After this time, a test has failed. No machine is so slow.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const BLOCK: usize = 4096;
 
 /// A registry, and a directory for its sockets and images.
@@ -58,6 +62,27 @@ impl Rig {
 
     pub(crate) fn connect(&self, name: &str) -> Disk {
         connect(&self.socket(name))
+    }
+
+    /// Adds a device that ends with an error, and waits until it has ended.
+    pub(crate) fn add_failed(&self, name: &str) {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut config = self.config(name, "mem:1M");
+        config.serve.socket_path = None;
+        let endpoint = Endpoint::inherited(ours.into()).unwrap();
+        self.registry.serve(vec![self.registry.open(config, Some(endpoint)).unwrap().unwrap()]).unwrap();
+        theirs.write_all(&[0xff; 64]).unwrap();
+        let has_failed = || {
+            let mut listed = self.registry.list().into_iter();
+            listed.any(|listed| listed.config.name() == Some(name) && listed.error.is_some())
+        };
+        eventually("the device does not fail", has_failed);
+    }
+
+    /// Returns the names and states of all devices.
+    pub(crate) fn states(&self) -> Vec<(String, DeviceState)> {
+        let listed = self.registry.list().into_iter();
+        listed.map(|listed| (listed.config.name().unwrap_or_default().to_owned(), listed.state)).collect()
     }
 }
 
