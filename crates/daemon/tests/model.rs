@@ -15,6 +15,7 @@ use kickless_daemon::{
     AddError, Added, DeviceConfig, DeviceKind, DeviceState, MakeError, Registry, Removal, RemoveError,
 };
 use kickless_device::Device;
+use kickless_testing::Random;
 
 /// Threads, each with names of its own, and a name that all of them use.
 const THREADS: usize = 4;
@@ -41,13 +42,8 @@ fn state(registry: &Registry, name: &str) -> Model {
     }
 }
 
-fn random(seed: &mut u64) -> u64 {
-    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    *seed >> 33
-}
-
-fn removal(random: u64) -> Removal {
-    match random % 3 {
+fn removal(random: &mut Random) -> Removal {
+    match random.below(3) {
         0 => Removal::Refuse,
         1 => Removal::Drain(LIMIT),
         _ => Removal::Force(LIMIT),
@@ -55,10 +51,10 @@ fn removal(random: u64) -> Removal {
 }
 
 /// Takes one step with the name that only this thread uses.
-fn own_step(rig: &Rig, name: &str, model: Model, seed: &mut u64) -> Model {
+fn own_step(rig: &Rig, name: &str, model: Model, random: &mut Random) -> Model {
     let registry = &rig.registry;
     let (good, bad) = (rig.config(name, "mem:1M"), rig.config(name, "null:1M"));
-    match (random(seed) % 5, model) {
+    match (random.below(5), model) {
         (0 | 1, Model::Absent | Model::Failed) => {
             assert_eq!(registry.add(good).unwrap(), Added::New);
             Model::Served
@@ -78,7 +74,7 @@ fn own_step(rig: &Rig, name: &str, model: Model, seed: &mut u64) -> Model {
             Model::Failed
         }
         _ => {
-            let was_there = registry.remove(name, removal(random(seed))).unwrap();
+            let was_there = registry.remove(name, removal(random)).unwrap();
             assert_eq!(was_there, model != Model::Absent);
             assert!(!rig.socket(name).exists());
             Model::Absent
@@ -87,13 +83,13 @@ fn own_step(rig: &Rig, name: &str, model: Model, seed: &mut u64) -> Model {
 }
 
 /// Takes one step with the name that all threads use.
-fn shared_step(rig: &Rig, seed: &mut u64) {
+fn shared_step(rig: &Rig, random: &mut Random) {
     let registry = &rig.registry;
-    if random(seed).is_multiple_of(2) {
+    if random.one_in(2) {
         let result = registry.add(rig.config("shared", "mem:1M"));
         assert!(matches!(result, Ok(_) | Err(AddError::Busy { .. })), "{result:?}");
     } else {
-        let result = registry.remove("shared", removal(random(seed)));
+        let result = registry.remove("shared", removal(random));
         assert!(matches!(result, Ok(_) | Err(RemoveError::BeingAdded { .. })), "{result:?}");
     }
 }
@@ -132,12 +128,12 @@ fn the_table_agrees_with_the_model() {
                 let rig = &rig;
                 scope.spawn(move || {
                     let name = format!("own-{thread}");
-                    let (mut model, mut seed) = (Model::Absent, thread as u64 + 1);
+                    let (mut model, mut random) = (Model::Absent, Random(thread as u64 + 1));
                     for step in 0..STEPS {
-                        model = own_step(rig, &name, model, &mut seed);
+                        model = own_step(rig, &name, model, &mut random);
                         assert_eq!(state(&rig.registry, &name), model, "{name}, step {step}");
                         assert!(model != Model::Served || !rig.registry.is_idle(), "{name} is served");
-                        shared_step(rig, &mut seed);
+                        shared_step(rig, &mut random);
                     }
                     // Served devices are removed, and failed ones stay.
                     if model == Model::Served {
