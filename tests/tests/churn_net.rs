@@ -2,12 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
-use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kickless_blk::Blk;
 use kickless_daemon::{
@@ -17,6 +16,7 @@ use kickless_device::Device;
 use kickless_disk::Disk;
 use kickless_driver::Options;
 use kickless_net::Net;
+use kickless_testing::Resources;
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::card::{Card, CardShape};
 use kickless_worker::Pool;
@@ -83,35 +83,6 @@ impl Rig {
         let reconnect_limit = Duration::ZERO;
         let options = Options { reconnect_limit, connect_timeout, ..Options::new(self.socket(name)) };
         kickless_driver::Disk::connect(options).unwrap()
-    }
-}
-
-/// The resources of the host that this process holds.
-#[derive(Clone, Copy, Debug)]
-struct Resources {
-    descriptors: usize,
-    /// Without those of the engines, which start when they are needed first, up to a number that is fixed.
-    threads: usize,
-    /// Mappings of guest memory.
-    shared: usize,
-}
-
-impl Resources {
-    fn now() -> Self {
-        let tasks = fs::read_dir("/proc/self/task").unwrap();
-        let threads = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-        let maps = fs::read_to_string("/proc/self/maps").unwrap();
-        Self {
-            descriptors: fs::read_dir("/proc/self/fd").unwrap().count(),
-            threads: threads.filter(|name| !name.starts_with("io-")).count(),
-            shared: maps.lines().filter(|line| line.contains("memfd")).count(),
-        }
-    }
-
-    fn is_within(&self, before: &Self) -> bool {
-        self.descriptors <= before.descriptors
-            && self.threads <= before.threads
-            && self.shared <= before.shared
     }
 }
 
@@ -219,16 +190,8 @@ fn cards_and_disks_come_and_go_under_load() {
         exchanging.map(|card| card.join().unwrap())
     });
     assert!(frames.iter().all(|frames| *frames > 0), "{frames:?}");
-    // The resources of an ended thread are gone in a moment. `before` may have counted some, too.
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        let after = Resources::now();
-        if after.is_within(&before) {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{before:?}, {after:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
+    // `before` may have counted threads of an earlier round that had just ended, so less is fine too.
+    before.wait_until_back();
     let names = rig.registry.list().into_iter().filter_map(|listed| listed.config.serve.name);
     assert_eq!(names.collect::<Vec<_>>(), ["split", "packed", "disk"]);
 }

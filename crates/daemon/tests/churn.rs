@@ -6,10 +6,10 @@ mod common;
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
 
-use common::{BLOCK, Disk, LIMIT, Resources, Rig, content};
+use common::{BLOCK, Disk, LIMIT, Rig, content};
 use kickless_daemon::{Added, Removal};
+use kickless_testing::Resources;
 
 /// Blocks of a device.
 const BLOCKS: u64 = 64;
@@ -108,22 +108,8 @@ fn devices_are_added_and_removed_under_load() {
             assert!(load.join().unwrap() > 1);
         }
     });
-    // Resources of an ended thread disappear after a moment. `before` may have counted some of them, so less
-    // is fine too.
-    let is_back = |after: &Resources| {
-        after.descriptors <= before.descriptors
-            && after.threads <= before.threads
-            && after.shared <= before.shared
-    };
-    let mut after = Resources::now();
-    for _ in 0..100 {
-        if is_back(&after) {
-            break;
-        }
-        thread::sleep(Duration::from_millis(20));
-        after = Resources::now();
-    }
-    assert!(is_back(&after), "{before:?}, {after:?}");
+    // `before` may have counted threads of an earlier round that had just ended, so less is fine too.
+    let after = before.wait_until_back();
     // The number of heaps of threads varies.
     assert!(after.mappings < before.mappings + 50, "{before:?}, {after:?}");
     let left: Vec<_> =

@@ -16,6 +16,7 @@ mod guest_ring;
 pub mod hostile_nbd;
 mod loop_device;
 mod random;
+mod resources;
 mod scoped_log;
 
 pub use eventually::{LIMIT, eventually};
@@ -25,4 +26,5 @@ pub use guest_memory::{guest_memory, memfd};
 pub use guest_ring::{GuestRing, vring_parts};
 pub use loop_device::LoopDevice;
 pub use random::Random;
+pub use resources::Resources;
 pub use scoped_log::with_subscriber;

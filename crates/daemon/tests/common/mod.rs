@@ -3,7 +3,6 @@
 
 pub(crate) mod hooked;
 
-use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -115,29 +114,4 @@ fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
 pub(crate) fn content(device: u64, block: u64, version: u64) -> Vec<u8> {
     let seed = (device << 48 | block << 24 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..BLOCK as u64 / 8).flat_map(|at| (seed ^ at).to_le_bytes()).collect()
-}
-
-/// The host's resources that a process holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Resources {
-    pub(crate) descriptors: usize,
-    /// Threads, without those of the engines. The engines start threads on demand, up to a fixed number.
-    pub(crate) threads: usize,
-    /// Mappings of shared guest memory.
-    pub(crate) shared: usize,
-    pub(crate) mappings: usize,
-}
-
-impl Resources {
-    pub(crate) fn now() -> Self {
-        let tasks = fs::read_dir("/proc/self/task").unwrap();
-        let threads = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-        let maps = fs::read_to_string("/proc/self/maps").unwrap();
-        Self {
-            descriptors: fs::read_dir("/proc/self/fd").unwrap().count(),
-            threads: threads.filter(|name| !name.starts_with("io-")).count(),
-            shared: maps.lines().filter(|line| line.contains("memfd")).count(),
-            mappings: maps.lines().count(),
-        }
-    }
 }
