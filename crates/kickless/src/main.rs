@@ -15,6 +15,8 @@ mod log;
 mod serve;
 mod service;
 mod signals;
+#[cfg(test)]
+mod testing;
 mod uevents;
 mod wire;
 

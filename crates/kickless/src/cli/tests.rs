@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use kickless_daemon::{DeviceConfig, Switch};
+use kickless_daemon::Switch;
 use kickless_disk::{Cache, DiskSpec};
 use kickless_io::{CompletionMode, EngineKind};
 use kickless_memory::quota;
 use kickless_worker::Poll;
 
 use super::*;
+use crate::testing::{card_of, disk_of};
 
 fn parsed(line: &str) -> Result<Invocation, String> {
     parse(line.split_whitespace().map(OsString::from))
@@ -18,20 +19,6 @@ fn service(line: &str) -> Service {
     match parsed(line) {
         Ok(Invocation::Run { work: Work::Serve(service), .. }) => service,
         other => panic!("{line}: {other:?}"),
-    }
-}
-
-fn disk_of(device: &DeviceConfig) -> &BlkConfig {
-    match &device.kind {
-        DeviceKind::Blk(disk) => disk,
-        DeviceKind::Net(_) => panic!("{device:?}"),
-    }
-}
-
-fn card_of(device: &DeviceConfig) -> &NetConfig {
-    match &device.kind {
-        DeviceKind::Net(card) => card,
-        DeviceKind::Blk(_) => panic!("{device:?}"),
     }
 }
 

@@ -2,30 +2,17 @@
 
 use std::time::Duration;
 
-use kickless_daemon::{BlkConfig, DeviceKind, NetConfig, Switch};
+use kickless_daemon::{BlkConfig, Switch};
 use kickless_disk::{Cache, DiskSpec};
 use kickless_io::{CompletionMode, EngineKind};
 use kickless_worker::Poll;
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing::{card_of, disk_of};
 
 fn parsed(text: &str) -> Result<Service, String> {
     parse(Path::new("disks.toml"), text).map_err(|error| format!("{error:#}"))
-}
-
-fn disk_of(device: &DeviceConfig) -> &BlkConfig {
-    match &device.kind {
-        DeviceKind::Blk(disk) => disk,
-        DeviceKind::Net(_) => panic!("{device:?}"),
-    }
-}
-
-fn card_of(device: &DeviceConfig) -> &NetConfig {
-    match &device.kind {
-        DeviceKind::Net(card) => card,
-        DeviceKind::Blk(_) => panic!("{device:?}"),
-    }
 }
 
 #[test]
