@@ -101,7 +101,7 @@ impl Channel {
                 return Ok(());
             }
             if watches {
-                waiting_frontends.note(&fds[2]);
+                waiting_frontends.note(messages, &fds[2]);
             }
         }
     }

@@ -16,12 +16,11 @@
 
 use crate::error::{Ended, Refusal};
 use crate::rings::Rings;
-use crate::wait::{self, Cancellation};
+use crate::wait::{self, Cancellation, is_readable};
 use kickless_device::{Iommu, Misses, Update, Waker};
 use kickless_memory::{Access, Iotlb, Iova, IovaRange, Map, Miss, Unmapped, UpdateError, UserAddr};
 use kickless_spec::vhost_user::{BackendRequest, IotlbAccess, IotlbKind};
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Iotlb as Message, Wait};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -303,13 +302,6 @@ impl Translations {
             }
         }
     }
-}
-
-/// Returns whether the front-end has sent something that is not read yet.
-fn is_readable(messages: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(messages, PollFlags::IN)];
-    // A failure here also occurs in the wait for this descriptor.
-    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 fn access_of(access: IotlbAccess) -> Access {

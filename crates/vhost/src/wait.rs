@@ -33,6 +33,13 @@ pub(crate) struct Cancellation<'a> {
     pub(crate) connection: BorrowedFd<'a>,
 }
 
+/// Returns whether the front-end has sent something that is not read yet, or has closed its connection.
+pub(crate) fn is_readable(messages: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(messages, PollFlags::IN)];
+    // A failure here also occurs in the wait for this descriptor.
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
 impl Cancellation<'_> {
     /// Checks whether the answer is still useful.
     ///
