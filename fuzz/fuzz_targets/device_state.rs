@@ -13,7 +13,7 @@ fuzz_target!(|data: &[u8]| {
     assert!(bytes.len() <= bounds.bytes_max());
     for ring in &state.rings {
         assert!(ring.index < bounds.queues_max && ring.size <= bounds.queue_size_max);
-        let descriptors: usize = ring.held.iter().map(|held| usize::from(held.descriptors)).sum();
-        assert!(ring.held.len().max(descriptors) <= usize::from(ring.size));
+        let descriptors: usize = ring.unpublished.iter().map(|used| usize::from(used.descriptors)).sum();
+        assert!(ring.unpublished.len().max(descriptors) <= usize::from(ring.size));
     }
 });

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock};
 
 use kickless_memory::{Area, Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::ring::{DESC_F_WRITE, EVENT_LEN, RING_ENTRIES, RING_IDX, avail_len, desc_len, used_len};
-use kickless_virtqueue::driver::{Areas, Buffer, Completer, Lie, Options, Submitter, Table, queue};
+use kickless_virtqueue::driver::{Areas, Buffer, Completer, Options, Submitter, Table, UsedError, queue};
 use kickless_virtqueue::packed::RingPosition;
 use libfuzzer_sys::fuzz_target;
 
@@ -62,7 +62,7 @@ struct Driver {
     in_flight: VecDeque<Chain>,
     /// Ids that were popped and not given back.
     popped: Vec<u16>,
-    lie: Option<Lie>,
+    error: Option<UsedError>,
     /// The index with which an honest device would continue.
     used_idx: u16,
     used_place: RingPosition,
@@ -102,7 +102,7 @@ impl Driver {
             tables: area(TABLES, (END - TABLES) as usize),
             in_flight: VecDeque::new(),
             popped: Vec::new(),
-            lie: None,
+            error: None,
             used_idx: 0,
             used_place: RingPosition::FIRST,
             theirs: theirs(&options),
@@ -168,7 +168,7 @@ impl Driver {
         for _ in 0..=detail {
             match self.completer.pop() {
                 Ok(Some(done)) => {
-                    assert_eq!(self.lie, None, "an error must stay");
+                    assert_eq!(self.error, None, "an error must stay");
                     let at = self.in_flight.iter().position(|chain| chain.id == done.id);
                     let at = at.expect("a popped id was not in flight");
                     assert!(at == 0 || !self.options.in_order(), "out of order");
@@ -177,11 +177,11 @@ impl Driver {
                     self.popped.push(done.id);
                 }
                 Ok(None) => {
-                    assert_eq!(self.lie, None, "an error must stay");
+                    assert_eq!(self.error, None, "an error must stay");
                     return;
                 }
-                Err(lie) => {
-                    assert_eq!(*self.lie.get_or_insert(lie), lie, "an error must stay");
+                Err(error) => {
+                    assert_eq!(*self.error.get_or_insert(error), error, "an error must stay");
                     return;
                 }
             }
@@ -196,7 +196,7 @@ impl Driver {
 
     fn enable_calls(&mut self) {
         let come = self.completer.enable_calls();
-        assert!(come || self.lie.is_none(), "a queue with an error must not sleep");
+        assert!(come || self.error.is_none(), "a queue with an error must not sleep");
     }
 
     fn look_for_room(&mut self) {

@@ -73,7 +73,7 @@ fn next(options: &Options, len: usize) -> Queue {
     let mut queue = Queue::unmapped(*options, if options.is_packed() { 0x8000 } else { 0 }, &MEMORY);
     queue.track(records(len));
     queue.remap(Metadata::map(&MEMORY, &ADDRESSES, options).expect("inside and aligned"));
-    assert!(queue.again() <= options.size() && queue.again() <= queue.in_flight());
+    assert!(queue.resubmissions() <= options.size() && queue.resubmissions() <= queue.in_flight());
     queue
 }
 
@@ -89,7 +89,7 @@ fn run(options: &Options, len: usize, mut ops: &[u8]) {
         let detail = op >> 4;
         match op % 16 {
             0..6 => {
-                let (again, broken) = (queue.again(), queue.broken());
+                let (resubmissions, broken) = (queue.resubmissions(), queue.broken());
                 // A queue with credit only pops credit.
                 let as_credit = detail >= 8 || !credit.is_empty();
                 let popped = match as_credit {
@@ -99,7 +99,7 @@ fn run(options: &Options, len: usize, mut ops: &[u8]) {
                 match popped {
                     Ok(true) => {
                         assert!(broken.is_none());
-                        assert_eq!(queue.again(), again.saturating_sub(1));
+                        assert_eq!(queue.resubmissions(), resubmissions.saturating_sub(1));
                         if as_credit {
                             credit.push_back(chain.id)
                         } else {
@@ -107,7 +107,7 @@ fn run(options: &Options, len: usize, mut ops: &[u8]) {
                         }
                         assert!(taken.len() + credit.len() <= usize::from(options.size()));
                     }
-                    Ok(false) => assert_eq!(again, 0),
+                    Ok(false) => assert_eq!(resubmissions, 0),
                     Err(error) => assert_eq!(queue.broken(), Some(error)),
                 }
             }
@@ -128,7 +128,7 @@ fn run(options: &Options, len: usize, mut ops: &[u8]) {
             }
             12 => {
                 queue.unmap();
-                assert_eq!(queue.again(), 0);
+                assert_eq!(queue.resubmissions(), 0);
                 queue.remap(Metadata::map(&MEMORY, &ADDRESSES, options).expect("inside and aligned"));
             }
             // The driver and the front-end write.

@@ -306,10 +306,10 @@ impl Device {
             self.unpop();
         }
         let next = self.queue.next_avail();
-        let held = self.queue.take_held();
-        assert!(held.len() <= usize::from(self.options.size()));
+        let unpublished = self.queue.take_unpublished();
+        assert!(unpublished.len() <= usize::from(self.options.size()));
         *self = Self::new(self.options, self.layout, next);
-        self.queue.push_held(&held);
+        self.queue.push_unpublished(&unpublished);
     }
 }
 

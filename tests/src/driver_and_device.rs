@@ -41,7 +41,7 @@ impl TaskHandle for DetachedHandle {
 
     fn stop(&self) -> Receiver<Stopped> {
         let (done, receiver) = channel();
-        let _ = done.send(Stopped { next_avail: 0, has_work: false, held: Vec::new() });
+        let _ = done.send(Stopped { next_avail: 0, has_work: false, unpublished: Vec::new() });
         receiver
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use kickless_driver::{Choice, Completion, Disk, Error, Failure, Lie, Options, Request};
+use kickless_driver::{Choice, Completion, Disk, Error, Failure, Options, Request, UsedError};
 use kickless_spec::blk::{BlkFeatures, Config};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -48,14 +48,14 @@ fn disk_with_lie(shape: Shape, lie: RingLie) -> (HostileBackend, Disk) {
 }
 
 /// Returns the driver's error for a lie about its second request. Checks that the queue stops.
-fn error_of(shape: Shape, lie: RingLie) -> Lie {
+fn error_of(shape: Shape, lie: RingLie) -> UsedError {
     returns_in_time(move || {
         let (backend, disk) = disk_with_lie(shape, lie);
         // Requests that completed before the lie may still succeed.
         let error = (0..3).find_map(|_| disk.read_at(&mut [0; 4096], 0).err()).unwrap();
         assert!(matches!(error, Error::Dead(_)), "{error:?}");
         let error_of = match &*disk.failure().unwrap() {
-            Error::Lie { queue: 0, source } => *source,
+            Error::InvalidUsed { queue: 0, source } => *source,
             other => panic!("{shape:?} {lie:?}: {other:?}"),
         };
         assert!(with_causes(&error).contains(&error_of.to_string()), "{}", with_causes(&error));
@@ -72,21 +72,21 @@ fn error_of(shape: Shape, lie: RingLie) -> Lie {
 #[test]
 fn an_id_out_of_range_is_found() {
     for shape in ALL {
-        assert_eq!(error_of(shape, RingLie::IdOutOfRange), Lie::Id { id: 8 }, "{shape:?}");
+        assert_eq!(error_of(shape, RingLie::IdOutOfRange), UsedError::Id { id: 8 }, "{shape:?}");
     }
 }
 
 #[test]
 fn an_id_not_in_flight_is_found() {
     for shape in ALL {
-        assert!(matches!(error_of(shape, RingLie::IdNotInFlight), Lie::Id { id: 0..8 }), "{shape:?}");
+        assert!(matches!(error_of(shape, RingLie::IdNotInFlight), UsedError::Id { id: 0..8 }), "{shape:?}");
     }
 }
 
 #[test]
 fn an_id_completed_twice_is_found() {
     for shape in ALL {
-        assert!(matches!(error_of(shape, RingLie::Twice), Lie::Id { id: 0..8 }), "{shape:?}");
+        assert!(matches!(error_of(shape, RingLie::Twice), UsedError::Id { id: 0..8 }), "{shape:?}");
     }
 }
 
@@ -94,15 +94,18 @@ fn an_id_completed_twice_is_found() {
 fn a_length_beyond_the_buffers_is_found() {
     for shape in ALL {
         let error_of = error_of(shape, RingLie::TooLong);
-        assert!(matches!(error_of, Lie::Length { len: 4098, room: 4097, .. }), "{shape:?}: {error_of:?}");
+        assert!(
+            matches!(error_of, UsedError::Length { len: 4098, room: 4097, .. }),
+            "{shape:?}: {error_of:?}"
+        );
     }
 }
 
 #[test]
 fn a_jump_of_the_used_index_is_found() {
     for shape in ALL.into_iter().filter(|shape| !shape.packed) {
-        assert_eq!(error_of(shape, RingLie::IndexJump), Lie::Index { from: 1, to: 10, size: 8 });
-        assert_eq!(error_of(shape, RingLie::IndexBack), Lie::Index { from: 1, to: 0, size: 8 });
+        assert_eq!(error_of(shape, RingLie::IndexJump), UsedError::Index { from: 1, to: 10, size: 8 });
+        assert_eq!(error_of(shape, RingLie::IndexBack), UsedError::Index { from: 1, to: 0, size: 8 });
     }
 }
 
@@ -112,7 +115,7 @@ fn a_completion_out_of_order_is_found() {
         // A split ring has no used element for the older request.
         let (_backend, disk) = disk_with_lie(Shape { in_order: true, ..SPLIT }, RingLie::OutOfOrder);
         assert_eq!(results(&disk, 2), [Err(Failure::Dead), Err(Failure::Dead)]);
-        assert!(matches!(&*disk.failure().unwrap(), Error::Lie { source: Lie::Id { .. }, .. }));
+        assert!(matches!(&*disk.failure().unwrap(), Error::InvalidUsed { source: UsedError::Id { .. }, .. }));
         // In a packed ring, this used descriptor completes both requests, but the older one has no status.
         let (_backend, disk) = disk_with_lie(Shape { in_order: true, ..PACKED }, RingLie::OutOfOrder);
         assert_eq!(results(&disk, 2), [Err(Failure::NoStatus), Err(Failure::NoStatus)]);

@@ -1,6 +1,6 @@
 //! The state that a stopped task leaves.
 
-use kickless_virtqueue::device::Held;
+use kickless_virtqueue::device::UnpublishedUsed;
 
 /// The state of a ring whose task has stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,5 +11,5 @@ pub struct Stopped {
     pub has_work: bool,
     /// Completions that could not be shown to the driver, because the ring was not in guest memory. The next
     /// task of this ring shows them. Nearly always empty.
-    pub held: Vec<Held>,
+    pub unpublished: Vec<UnpublishedUsed>,
 }

@@ -107,5 +107,5 @@ fn credit_is_left_to_the_next() {
     assert_eq!(vring.credit(), 0);
     assert_eq!(pop(&mut vring, SIZE).len(), usize::from(SIZE) - 2);
     let stopped = vring.stop();
-    assert_eq!((stopped.next_avail, stopped.has_work, stopped.held.len()), (2, true, 0));
+    assert_eq!((stopped.next_avail, stopped.has_work, stopped.unpublished.len()), (2, true, 0));
 }

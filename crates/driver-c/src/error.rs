@@ -90,7 +90,7 @@ fn errno(error: &Error) -> Errno {
         | Error::WrongAnswer { .. }
         | Error::ConfigTooShort { .. }
         | Error::ConfigField { .. }
-        | Error::Lie { .. }
+        | Error::InvalidUsed { .. }
         | Error::Unpublished { .. }
         | Error::RingError
         | Error::Incompatible { .. } => Errno::PROTO,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kickless_virtqueue::driver::Lie;
+use kickless_virtqueue::driver::UsedError;
 
 /// The error of a call.
 #[derive(Debug, thiserror::Error)]
@@ -88,12 +88,12 @@ pub enum Error {
     },
     /// The back-end broke the rules of a ring. The disk is dead.
     #[error("the back-end broke the rules of queue {queue}")]
-    Lie {
+    InvalidUsed {
         /// The queue.
         queue: usize,
         /// The violated rule.
         #[source]
-        source: Lie,
+        source: UsedError,
     },
     /// The back-end completed a request before it could have seen it. The disk is dead.
     #[error("queue {queue}: the back-end completed request {id} before it was made available")]

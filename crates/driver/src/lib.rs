@@ -93,7 +93,7 @@ pub use buffer::{Buffer, Data, Registered, SharedBuffer};
 pub use disk::{Disk, Lifetime};
 pub use error::{Error, Failure, Invalid};
 pub use future::{Finished, InFlight};
-pub use kickless_virtqueue::driver::Lie;
+pub use kickless_virtqueue::driver::UsedError;
 pub use options::{Choice, Options, Waiting};
 pub use queue::{Events, Queue, Refused};
 pub use request::{Completion, Kind, OnComplete, Request};

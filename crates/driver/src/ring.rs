@@ -467,7 +467,7 @@ impl Ring {
                 }
                 Ok(None) => break,
                 Err(source) => {
-                    ended = Err(Error::Lie { queue: self.index, source });
+                    ended = Err(Error::InvalidUsed { queue: self.index, source });
                     break;
                 }
             }

@@ -153,7 +153,7 @@ mod tests {
             iommu: None,
             next_avail: 0,
             is_unconfirmed: false,
-            held: Vec::new(),
+            unpublished: Vec::new(),
             inflight: None,
             view: Arc::new(View::new(map)),
             kick: None,

@@ -72,7 +72,7 @@ pub fn vring_parts(view: &Arc<View>, options: Options, areas: Areas) -> VringPar
         iommu: None,
         next_avail: if options.is_packed() { 1 << 15 } else { 0 },
         is_unconfirmed: false,
-        held: Vec::new(),
+        unpublished: Vec::new(),
         inflight: None,
         view: view.clone(),
         kick: None,

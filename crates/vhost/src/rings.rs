@@ -195,7 +195,7 @@ impl Rings {
             iommu,
             next_avail,
             is_unconfirmed: ring.setup.is_unconfirmed(),
-            held: ring.setup.held.clone(),
+            unpublished: ring.setup.unpublished.clone(),
             inflight,
             view: view.clone(),
             kick: ring.kick.as_ref().map(Kick::try_clone).transpose().map_err(Refusal::Descriptor)?,
@@ -216,7 +216,7 @@ impl Rings {
             Ended::Worker
         })?;
         ring.running = Some(handle);
-        ring.setup.held = Vec::new();
+        ring.setup.unpublished = Vec::new();
         ring.setup.loaded = None;
         debug!(ring = index, size, next_avail, "ring runs");
         Ok(())
@@ -228,7 +228,12 @@ impl Rings {
         let ring = self.get(index);
         if let Some(running) = ring.running.take() {
             let stopped = wait::answer(&running.stop(), "a ring to drain", Some(index))?;
-            debug!(ring = index, next_avail = stopped.next_avail, held = stopped.held.len(), "ring stopped");
+            debug!(
+                ring = index,
+                next_avail = stopped.next_avail,
+                unpublished = stopped.unpublished.len(),
+                "ring stopped"
+            );
             self.record_stop(index, stopped);
         }
         Ok(())

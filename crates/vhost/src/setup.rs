@@ -5,7 +5,7 @@ use kickless_device::{Areas, Disabled, IovaAddresses, Stopped};
 use kickless_memory::Iova;
 use kickless_spec::features::Features;
 use kickless_spec::ring::EVENT_WRAP;
-use kickless_virtqueue::device::{Addresses, Held};
+use kickless_virtqueue::device::{Addresses, UnpublishedUsed};
 use std::fmt;
 
 /// The size and format of a ring, which must match a loaded state.
@@ -36,9 +36,9 @@ pub(crate) struct Setup {
     /// not change it.
     pub(crate) stopped_at: Option<u16>,
     /// Completions of the last run that the driver was not shown yet.
-    pub(crate) held: Vec<Held>,
-    /// The shape of the ring in a loaded state, from which `next_avail` and `held` come. Until the ring has
-    /// run, SET_VRING_BASE is ignored: a front-end that transfers states need not know where popping
+    pub(crate) unpublished: Vec<UnpublishedUsed>,
+    /// The shape of the ring in a loaded state, from which `next_avail` and `unpublished` come. Until the
+    /// ring has run, SET_VRING_BASE is ignored: a front-end that transfers states need not know where popping
     /// continues, and may send the driver's index instead.
     pub(crate) loaded: Option<Shape>,
     /// A kick descriptor has come, and GET_VRING_BASE has not: *started* in the words of the specification.
@@ -60,21 +60,21 @@ pub(crate) fn areas(said: Addresses, features: Features) -> Areas {
 
 impl Setup {
     /// Continues where the ring stopped.
-    pub(crate) fn resume(&mut self, Stopped { next_avail, held, .. }: Stopped) {
+    pub(crate) fn resume(&mut self, Stopped { next_avail, unpublished, .. }: Stopped) {
         (self.next_avail, self.stopped_at) = (Some(next_avail), Some(next_avail));
-        self.held = held;
+        self.unpublished = unpublished;
     }
 
     /// Continues where the ring stopped in another process.
     pub(crate) fn load(&mut self, ring: RingState, packed: bool) {
         self.loaded = Some(Shape { size: ring.size, packed });
-        self.resume(Stopped { next_avail: ring.next_avail, has_work: false, held: ring.held });
+        self.resume(Stopped { next_avail: ring.next_avail, has_work: false, unpublished: ring.unpublished });
     }
 
     /// Returns the state of the ring. `None` if it was not set up.
     pub(crate) fn save(&self, index: u16) -> Option<RingState> {
         let size = self.loaded.map(|loaded| loaded.size).or(self.size)?;
-        Some(RingState { index, size, next_avail: self.next_avail?, held: self.held.clone() })
+        Some(RingState { index, size, next_avail: self.next_avail?, unpublished: self.unpublished.clone() })
     }
 
     /// Returns the first available entry to take. A packed ring starts at index 0 with the wrap counter set.
@@ -114,7 +114,7 @@ impl Setup {
             return;
         }
         if Some(next_avail) != self.next_avail {
-            self.held = Vec::new();
+            self.unpublished = Vec::new();
         }
         self.next_avail = Some(next_avail);
     }
@@ -136,13 +136,13 @@ mod tests {
 
     #[test]
     fn completions_are_kept_until_another_base() {
-        let held = vec![Held { id: 3, len: 1, descriptors: 0 }];
+        let unpublished = vec![UnpublishedUsed { id: 3, len: 1, descriptors: 0 }];
         let mut setup = Setup::default();
-        setup.resume(Stopped { next_avail: 9, has_work: false, held: held.clone() });
+        setup.resume(Stopped { next_avail: 9, has_work: false, unpublished: unpublished.clone() });
         setup.set_base(9);
-        assert_eq!((setup.next_avail, &setup.held), (Some(9), &held));
+        assert_eq!((setup.next_avail, &setup.unpublished), (Some(9), &unpublished));
         setup.set_base(0);
-        assert_eq!((setup.next_avail, setup.held), (Some(0), Vec::new()));
+        assert_eq!((setup.next_avail, setup.unpublished), (Some(0), Vec::new()));
     }
 
     #[test]
@@ -153,14 +153,14 @@ mod tests {
             index: 1,
             size: 16,
             next_avail: 9,
-            held: vec![Held { id: 3, len: 1, descriptors: 0 }],
+            unpublished: vec![UnpublishedUsed { id: 3, len: 1, descriptors: 0 }],
         };
         setup.load(ring.clone(), false);
         setup.set_base(12);
         assert_eq!(setup.save(1), Some(ring));
         setup.loaded = None;
         setup.set_base(12);
-        assert_eq!((setup.next_avail, setup.held), (Some(12), Vec::new()));
+        assert_eq!((setup.next_avail, setup.unpublished), (Some(12), Vec::new()));
     }
 
     #[test]
@@ -170,14 +170,14 @@ mod tests {
         setup.set_base(9);
         assert!(setup.is_unconfirmed());
         // It has run, and runs again without being told where, or with the same base.
-        setup.resume(Stopped { next_avail: 12, has_work: false, held: Vec::new() });
+        setup.resume(Stopped { next_avail: 12, has_work: false, unpublished: Vec::new() });
         assert!(!setup.is_unconfirmed());
         setup.set_base(12);
         assert!(!setup.is_unconfirmed());
         setup.set_base(11);
         assert!(setup.is_unconfirmed());
         let mut loaded = Setup::default();
-        loaded.load(RingState { index: 1, size: 16, next_avail: 9, held: Vec::new() }, true);
+        loaded.load(RingState { index: 1, size: 16, next_avail: 9, unpublished: Vec::new() }, true);
         loaded.set_base(12);
         assert!(!loaded.is_unconfirmed());
     }
@@ -202,7 +202,7 @@ mod tests {
             addresses: Some(Addresses::default()),
             next_avail: Some(7),
             stopped_at: None,
-            held: Vec::new(),
+            unpublished: Vec::new(),
             loaded: None,
             started: true,
             enabled: true,

@@ -7,7 +7,7 @@
 //! version needs. Input is treated as hostile.
 
 use kickless_spec::ring::EVENT_WRAP;
-use kickless_virtqueue::device::Held;
+use kickless_virtqueue::device::UnpublishedUsed;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -33,12 +33,12 @@ struct RingHead {
     index: U16,
     size: U16,
     next_avail: U16,
-    held: U16,
+    unpublished: U16,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct HeldEntry {
+struct UnpublishedEntry {
     id: U16,
     descriptors: U16,
     len: U32,
@@ -56,8 +56,8 @@ pub struct Bounds {
 impl Bounds {
     /// Returns the largest length of a state within these limits, in bytes.
     pub fn bytes_max(&self) -> usize {
-        let owed = usize::from(self.queue_size_max) * size_of::<HeldEntry>();
-        let rings = usize::from(self.queues_max) * (size_of::<RingHead>() + owed);
+        let entries = usize::from(self.queue_size_max) * size_of::<UnpublishedEntry>();
+        let rings = usize::from(self.queues_max) * (size_of::<RingHead>() + entries);
         size_of::<Header>() + DEVICE_LEN_MAX + rings
     }
 }
@@ -72,7 +72,7 @@ pub struct RingState {
     /// The first available entry that was not taken. In a packed ring, bit 15 is the wrap counter.
     pub next_avail: u16,
     /// Completions that the driver was not shown yet.
-    pub held: Vec<Held>,
+    pub unpublished: Vec<UnpublishedUsed>,
 }
 
 /// The state of a stopped device.
@@ -123,8 +123,8 @@ pub enum StateError {
 }
 
 impl State {
-    /// Returns the bytes to transfer. No ring may have more than its size in `held`, and the device's part
-    /// may not be longer than 4096 bytes.
+    /// Returns the bytes to transfer. No ring may have more than its size in `unpublished`, and the device's
+    /// part may not be longer than 4096 bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let header = Header {
             magic: MAGIC,
@@ -139,12 +139,12 @@ impl State {
                 index: ring.index.into(),
                 size: ring.size.into(),
                 next_avail: ring.next_avail.into(),
-                held: (ring.held.len() as u16).into(),
+                unpublished: (ring.unpublished.len() as u16).into(),
             };
             bytes.extend_from_slice(head.as_bytes());
-            for held in &ring.held {
-                let (id, descriptors, len) = (held.id.into(), held.descriptors.into(), held.len.into());
-                bytes.extend_from_slice(HeldEntry { id, descriptors, len }.as_bytes());
+            for used in &ring.unpublished {
+                let (id, descriptors, len) = (used.id.into(), used.descriptors.into(), used.len.into());
+                bytes.extend_from_slice(UnpublishedEntry { id, descriptors, len }.as_bytes());
             }
         }
         bytes
@@ -209,23 +209,27 @@ fn ring(bytes: &mut &[u8], packed: bool, bounds: &Bounds) -> Result<RingState, S
     }
     // All completions that were not shown were popped from the ring, so there are at most as many as it has
     // entries.
-    if head.held.get() > size {
-        return Err(wrong("count of completions", head.held.get()));
+    if head.unpublished.get() > size {
+        return Err(wrong("count of completions", head.unpublished.get()));
     }
-    let mut held = Vec::with_capacity(head.held.get().into());
+    let mut unpublished = Vec::with_capacity(head.unpublished.get().into());
     let mut descriptors = 0;
-    for _ in 0..head.held.get() {
-        let entry: HeldEntry = take(bytes)?;
-        let owed = Held { id: entry.id.get(), len: entry.len.get(), descriptors: entry.descriptors.get() };
+    for _ in 0..head.unpublished.get() {
+        let entry: UnpublishedEntry = take(bytes)?;
+        let used = UnpublishedUsed {
+            id: entry.id.get(),
+            len: entry.len.get(),
+            descriptors: entry.descriptors.get(),
+        };
         // The driver chooses the ids of a packed ring.
-        if !packed && owed.id >= size {
-            return Err(wrong("completed head", owed.id));
+        if !packed && used.id >= size {
+            return Err(wrong("completed head", used.id));
         }
-        descriptors += u32::from(owed.descriptors);
-        if packed != (owed.descriptors > 0) || descriptors > size.into() {
-            return Err(wrong("count of completed descriptors", owed.descriptors));
+        descriptors += u32::from(used.descriptors);
+        if packed != (used.descriptors > 0) || descriptors > size.into() {
+            return Err(wrong("count of completed descriptors", used.descriptors));
         }
-        held.push(owed);
+        unpublished.push(used);
     }
-    Ok(RingState { index, size, next_avail, held })
+    Ok(RingState { index, size, next_avail, unpublished })
 }

@@ -141,7 +141,7 @@ impl TaskHandle for Handle {
     fn stop(&self) -> Receiver<Stopped> {
         self.asked.note(format!("stop {}", self.index));
         let (done, answer) = channel();
-        done.send(Stopped { next_avail: 0, has_work: false, held: Vec::new() }).unwrap();
+        done.send(Stopped { next_avail: 0, has_work: false, unpublished: Vec::new() }).unwrap();
         answer
     }
 }

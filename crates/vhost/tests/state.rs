@@ -1,7 +1,7 @@
 //! A state survives the conversion to bytes, and other bytes are refused.
 
 use kickless_vhost::state::{Bounds, RingState, State, StateError};
-use kickless_virtqueue::device::Held;
+use kickless_virtqueue::device::UnpublishedUsed;
 use proptest::prelude::*;
 
 const BOUNDS: Bounds = Bounds { queues_max: 8, queue_size_max: 64 };
@@ -11,16 +11,16 @@ const RINGS_AT: usize = 12;
 
 fn ring(index: u16, packed: bool) -> impl Strategy<Value = RingState> {
     (0u32..=6, any::<u16>(), prop::collection::vec((any::<u16>(), any::<u32>()), 0..=4)).prop_map(
-        move |(order, next_avail, held)| {
+        move |(order, next_avail, unpublished)| {
             let size = 1u16 << order;
             let next_avail =
                 if packed { (next_avail & 0x8000) | ((next_avail & 0x7fff) % size) } else { next_avail };
-            let held = held.into_iter().take(size.into()).map(|(id, len)| Held {
+            let unpublished = unpublished.into_iter().take(size.into()).map(|(id, len)| UnpublishedUsed {
                 id: if packed { id } else { id % size },
                 len,
                 descriptors: packed.into(),
             });
-            RingState { index, size, next_avail, held: held.collect() }
+            RingState { index, size, next_avail, unpublished: unpublished.collect() }
         },
     )
 }
@@ -64,7 +64,7 @@ proptest! {
             prop_assert_eq!(state.to_bytes(), bytes);
             for ring in &state.rings {
                 prop_assert!(ring.index < BOUNDS.queues_max && ring.size <= BOUNDS.queue_size_max);
-                prop_assert!(ring.held.len() <= ring.size.into());
+                prop_assert!(ring.unpublished.len() <= ring.size.into());
             }
         }
     }
@@ -72,8 +72,8 @@ proptest! {
 
 #[test]
 fn errors_name_the_wrong_value() {
-    let held = vec![Held { id: 3, len: 1, descriptors: 0 }];
-    let good = RingState { index: 1, size: 16, next_avail: 40_000, held };
+    let unpublished = vec![UnpublishedUsed { id: 3, len: 1, descriptors: 0 }];
+    let good = RingState { index: 1, size: 16, next_avail: 40_000, unpublished };
     let state = State { packed: false, device: vec![7], rings: vec![good.clone()] };
     let bytes = state.to_bytes();
     let refused = |bytes: &[u8]| State::from_bytes(bytes, &BOUNDS).unwrap_err().to_string();
@@ -93,10 +93,10 @@ fn errors_name_the_wrong_value() {
     assert_eq!(with(RingState { index: 8, ..good.clone() }), "the index of its ring 8 cannot be 8");
     assert_eq!(with(RingState { size: 128, ..good.clone() }), "the size of its ring 1 cannot be 128");
     assert_eq!(with(RingState { size: 0, ..good.clone() }), "the size of its ring 1 cannot be 0");
-    let owes = |held: Vec<Held>| with(RingState { held, ..good.clone() });
-    let one = Held { id: 16, len: 0, descriptors: 0 };
+    let owes = |unpublished: Vec<UnpublishedUsed>| with(RingState { unpublished, ..good.clone() });
+    let one = UnpublishedUsed { id: 16, len: 0, descriptors: 0 };
     assert_eq!(owes(vec![one]), "the completed head of its ring 1 cannot be 16");
-    let sixteen = vec![Held { id: 0, ..one }; 17];
+    let sixteen = vec![UnpublishedUsed { id: 0, ..one }; 17];
     assert_eq!(owes(sixteen), "the count of completions of its ring 1 cannot be 17");
     let twice = State { rings: vec![good.clone(), good], ..state.clone() };
     assert_eq!(refused(&twice.to_bytes()), "its order of rings cannot be 1");

@@ -143,7 +143,7 @@ pub fn arm<W: Words>(
     position: RingPosition,
     has_come: impl FnOnce(RingPosition, u16) -> bool,
 ) -> bool {
-    ask(ours, event_idx, position);
+    enable_notifications(ours, event_idx, position);
     // L2. Its partner is the other side's fence between its store of flags and its load of our structure.
     ours.fence();
     // Relaxed: this only asks whether it has come. The thread that takes it loads the flags again, with
@@ -151,9 +151,10 @@ pub fn arm<W: Words>(
     has_come(position, ring.load(position.flags_at(), Ordering::Relaxed))
 }
 
-/// Asks for a notification of the descriptor at `position`. The caller must execute the fence L2 after it.
+/// Enables a notification of the descriptor at `position`: step L1 of [`arm`]. The caller must execute the
+/// fence L2 after it.
 #[inline]
-pub fn ask<W: Words>(ours: &W, event_idx: bool, position: RingPosition) {
+pub fn enable_notifications<W: Words>(ours: &W, event_idx: bool, position: RingPosition) {
     if event_idx {
         ours.store(EVENT_OFF_WRAP, position.bits(), Ordering::Relaxed);
         // Release: a side that reads these flags also reads this position.
@@ -163,9 +164,9 @@ pub fn ask<W: Words>(ours: &W, event_idx: bool, position: RingPosition) {
     }
 }
 
-/// Asks for no notifications. This is only a hint: the other side may have checked before, and still notify.
+/// Disables notifications. This is only a hint: the other side may have checked before, and still notify.
 #[inline]
-pub fn quiet<W: Words>(ours: &W) {
+pub fn disable_notifications<W: Words>(ours: &W) {
     ours.store(EVENT_FLAGS, EVENT_F_DISABLE, Ordering::Relaxed);
 }
 
@@ -193,7 +194,7 @@ pub fn publish<W: Words>(
     // T2. Its partner is the other side's fence between its store of the event structure and its load of
     // flags.
     ring.fence();
-    // Acquire: the partner is the release in `ask`.
+    // Acquire: the partner is the release in `enable_notifications`.
     match theirs.load(EVENT_FLAGS, Ordering::Acquire) {
         EVENT_F_DISABLE => false,
         EVENT_F_DESC if event_idx => {

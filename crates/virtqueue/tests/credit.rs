@@ -134,14 +134,14 @@ impl Pair {
     }
 
     /// Starts a device.
-    fn start(&mut self, base: u16, held: &[device::Held], random: &mut Random) {
+    fn start(&mut self, base: u16, unpublished: &[device::UnpublishedUsed], random: &mut Random) {
         self.device = device::Queue::unmapped(self.shape.options(), base, &self.view);
         if let Some(inflight) = &self.inflight {
             let entries = inflight_entry_len(self.shape.packed) * usize::from(self.shape.size);
             let len = inflight_head_len(self.shape.packed) + entries;
             self.device.track(inflight.records(0, len).unwrap());
         }
-        self.device.push_held(held);
+        self.device.push_unpublished(unpublished);
         self.remap(random);
     }
 
@@ -351,14 +351,14 @@ impl Pair {
         }
         assert_eq!(self.device.credit(), 0);
         if self.device.is_mapped() {
-            assert_eq!(self.device.in_flight(), self.device.again());
+            assert_eq!(self.device.in_flight(), self.device.resubmissions());
         }
         if self.shape.tracked {
             // The buffer says where the next device begins.
             return self.begin_again(random);
         }
-        let (base, held) = (self.device.next_avail(), self.device.take_held());
-        self.start(base, &held, random);
+        let (base, unpublished) = (self.device.next_avail(), self.device.take_unpublished());
+        self.start(base, &unpublished, random);
     }
 
     /// The device is killed. The chains that the driver has not seen come again, in their order.
@@ -378,7 +378,7 @@ impl Pair {
         self.pushed.clear();
         self.numbers = (0, 0);
         self.start(self.shape.base(), &[], random);
-        assert_eq!(self.device.in_flight(), self.device.again());
+        assert_eq!(self.device.in_flight(), self.device.resubmissions());
     }
 
     fn step(&mut self, random: &mut Random) {
@@ -412,7 +412,7 @@ impl Pair {
         self.complete(usize::MAX);
         assert!(self.popped.is_empty() && self.used.is_empty() && self.available.is_empty());
         assert_eq!(self.submitter.room(), usize::from(self.shape.size));
-        assert_eq!((self.device.in_flight(), self.device.credit(), self.device.again()), (0, 0, 0));
+        assert_eq!((self.device.in_flight(), self.device.credit(), self.device.resubmissions()), (0, 0, 0));
     }
 }
 

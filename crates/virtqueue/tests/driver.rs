@@ -7,7 +7,7 @@ mod model;
 use kickless_memory::{Gpa, UserAddr, View};
 use kickless_spec::ring::{EVENT_LEN, RING_ENTRIES, RING_IDX, UsedElem, avail_len, desc_len, used_len};
 use kickless_testing::Random;
-use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Lie, Submitter, Table};
+use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Submitter, Table, UsedError};
 use kickless_virtqueue::{Chain, ChainId, device};
 use model::{ADDRESSES, AVAIL, DESC, SEAM, TABLES, USED, USER, memory_twice};
 use proptest::prelude::*;
@@ -250,10 +250,10 @@ impl Pair {
         if self.device.is_mapped() {
             let _ = self.device.publish();
         }
-        let (base, held) = (self.device.next_avail(), self.device.take_held());
+        let (base, unpublished) = (self.device.next_avail(), self.device.take_unpublished());
         let metadata = self.metadata(random);
         self.device = device::Queue::new(self.shape.device(), metadata, base);
-        self.device.push_held(&held);
+        self.device.push_unpublished(&unpublished);
         let _ = self.device.publish();
         self.device.disarm();
         self.asleep = (false, false);
@@ -466,13 +466,18 @@ fn no_room(shape: Shape) {
     assert!(!pair.device.pop(&pair.view, &mut chain).unwrap());
 }
 
-/// Writes false statements to the used ring, in a queue of 8 with two chains in flight.
-fn lie(index: u16, elements: &[(u32, u32)]) -> (Pair, Result<Vec<u16>, Lie>) {
-    say(false, 2, index, elements)
+/// Pops this used ring, in a queue of 8 with two chains in flight.
+fn pop_used(index: u16, elements: &[(u32, u32)]) -> (Pair, Result<Vec<u16>, UsedError>) {
+    pop_used_of(false, 2, index, elements)
 }
 
-/// Returns the result of this used ring.
-fn say(in_order: bool, chains: u16, index: u16, elements: &[(u32, u32)]) -> (Pair, Result<Vec<u16>, Lie>) {
+/// Pops this used ring, in a queue of 8 with this number of chains in flight.
+fn pop_used_of(
+    in_order: bool,
+    chains: u16,
+    index: u16,
+    elements: &[(u32, u32)],
+) -> (Pair, Result<Vec<u16>, UsedError>) {
     let shape = Shape::split(8, false, false);
     let mut pair = Pair::new(shape);
     let options = shape.driver().with_in_order(in_order);
@@ -487,51 +492,51 @@ fn say(in_order: bool, chains: u16, index: u16, elements: &[(u32, u32)]) -> (Pai
     }
     pair.view.map().write_obj(Gpa(USED + RING_IDX as u64), &index.to_le_bytes()).unwrap();
     let mut ids = Vec::new();
-    let said = loop {
+    let popped = loop {
         match pair.completer.pop() {
             Ok(Some(done)) => {
                 ids.push(done.id);
                 pair.completer.give_back(done.id);
             }
             Ok(None) => break Ok(ids),
-            Err(lie) => {
+            Err(error) => {
                 // The error is latched.
-                assert_eq!(pair.completer.pop(), Err(lie));
-                break Err(lie);
+                assert_eq!(pair.completer.pop(), Err(error));
+                break Err(error);
             }
         }
     };
-    (pair, said)
+    (pair, popped)
 }
 
 #[test]
-fn lies_are_named() {
-    assert_eq!(lie(2, &[(1, 10), (0, 0)]).1, Ok(vec![1, 0]));
-    assert_eq!(lie(9, &[]).1, Err(Lie::Index { from: 0, to: 9, size: 8 }));
-    assert_eq!(lie(1, &[(8, 0)]).1, Err(Lie::Id { id: 8 }));
-    assert_eq!(lie(1, &[(u32::MAX, 0)]).1, Err(Lie::Id { id: u32::MAX }));
-    assert_eq!(lie(1, &[(5, 0)]).1, Err(Lie::Id { id: 5 }));
-    assert_eq!(lie(2, &[(1, 0), (1, 0)]).1, Err(Lie::Id { id: 1 }));
-    assert_eq!(lie(1, &[(0, 11)]).1, Err(Lie::Length { id: 0, len: 11, room: 10 }));
+fn impossible_used_elements_are_errors() {
+    assert_eq!(pop_used(2, &[(1, 10), (0, 0)]).1, Ok(vec![1, 0]));
+    assert_eq!(pop_used(9, &[]).1, Err(UsedError::Index { from: 0, to: 9, size: 8 }));
+    assert_eq!(pop_used(1, &[(8, 0)]).1, Err(UsedError::Id { id: 8 }));
+    assert_eq!(pop_used(1, &[(u32::MAX, 0)]).1, Err(UsedError::Id { id: u32::MAX }));
+    assert_eq!(pop_used(1, &[(5, 0)]).1, Err(UsedError::Id { id: 5 }));
+    assert_eq!(pop_used(2, &[(1, 0), (1, 0)]).1, Err(UsedError::Id { id: 1 }));
+    assert_eq!(pop_used(1, &[(0, 11)]).1, Err(UsedError::Length { id: 0, len: 11, room: 10 }));
 }
 
 #[test]
 fn one_element_stands_for_a_batch() {
     // Ids are used from 0 on.
-    assert_eq!(say(true, 5, 3, &[(2, 0)]).1, Ok(vec![0, 1, 2]));
-    assert_eq!(say(true, 5, 5, &[(2, 0), (9, 9), (9, 9), (3, 0), (4, 0)]).1, Ok(vec![0, 1, 2, 3, 4]));
+    assert_eq!(pop_used_of(true, 5, 3, &[(2, 0)]).1, Ok(vec![0, 1, 2]));
+    assert_eq!(pop_used_of(true, 5, 5, &[(2, 0), (9, 9), (9, 9), (3, 0), (4, 0)]).1, Ok(vec![0, 1, 2, 3, 4]));
     // The batch is longer, or shorter, than the index says.
-    assert_eq!(say(true, 5, 2, &[(2, 0)]).1, Err(Lie::Id { id: 2 }));
-    assert!(say(true, 5, 3, &[(1, 0)]).1.is_err());
-    assert!(say(true, 2, 3, &[(1, 0), (0, 0), (0, 0)]).1.is_err());
+    assert_eq!(pop_used_of(true, 5, 2, &[(2, 0)]).1, Err(UsedError::Id { id: 2 }));
+    assert!(pop_used_of(true, 5, 3, &[(1, 0)]).1.is_err());
+    assert!(pop_used_of(true, 2, 3, &[(1, 0), (0, 0), (0, 0)]).1.is_err());
 }
 
 proptest! {
     /// Whatever the device writes, each id comes back at most once, and the loop ends.
     #[test]
     fn no_lie_does_harm(index: u16, elements in proptest::collection::vec((0u32..10, 0u32..12), 8)) {
-        let (mut pair, said) = lie(index, &elements);
-        if let Ok(ids) = said {
+        let (mut pair, popped) = pop_used(index, &elements);
+        if let Ok(ids) = popped {
             prop_assert!(ids.len() <= 2);
         }
         prop_assert!(pair.submitter.room() <= 8);

@@ -93,7 +93,7 @@ fn more_in_flight_than_descriptors() {
             let left = 8 - published - pushed;
             assert_eq!(queue.in_flight(), left);
             if ends {
-                assert_eq!(queue.take_held().len(), usize::from(pushed));
+                assert_eq!(queue.take_unpublished().len(), usize::from(pushed));
             } else {
                 // The popped chains can still be given back.
                 ids.for_each(|id| queue.push(id, 0));

@@ -116,7 +116,7 @@ fn kicks(event_idx: bool) {
                 // An event index needs no suppression.
                 let quiet = || {
                     if !event_idx {
-                        device::quiet(&*ring, false, PASSED)
+                        device::disable_kicks(&*ring, false, PASSED)
                     }
                 };
                 listen(&ring, Word::AvailIdx, |next| device::arm(&*ring, event_idx, next), quiet);
@@ -160,7 +160,7 @@ fn calls(event_idx: bool, decide_once: bool) {
         });
         let quiet = || {
             if !event_idx {
-                driver::quiet(&*ring, false, PASSED)
+                driver::disable_calls(&*ring, false, PASSED)
             }
         };
         listen(&ring, Word::UsedIdx, |next| driver::arm(&*ring, event_idx, next), quiet);

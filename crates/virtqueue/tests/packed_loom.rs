@@ -181,7 +181,7 @@ impl Ring {
             if !packed::arm(&self.flags, &self.event, self.event_idx, place, self.direction.come) {
                 self.sleep();
             }
-            packed::quiet(&self.event);
+            packed::disable_notifications(&self.event);
         }
     }
 }
@@ -301,7 +301,7 @@ fn the_listener_needs_its_fence_with_flags() {
 /// A listener asks again without saying in between that it wants nothing. Its position and its flags are two
 /// stores. An old position with new flags, or the other way round, loses nothing.
 #[test]
-fn asking_again_is_two_stores() {
+fn enabling_again_is_two_stores() {
     for direction in [KICKS, CALLS] {
         loom::model(move || {
             let ring = Arc::new(Ring::new(direction, true));

@@ -140,7 +140,7 @@ impl Rig {
 
     fn driver_sleeps(&mut self) {
         self.take();
-        assert!(!self.driver.ask());
+        assert!(!self.driver.enable_calls());
         self.wants_call = true;
     }
 
@@ -374,7 +374,7 @@ fn what_is_pushed_while_unmapped_comes_later() {
     assert!(!queue.pop(&driver.view, &mut chain).unwrap());
     assert_eq!(driver.take(), Some((ids[0].head, 10)));
     assert_eq!(driver.take(), None, "neither what was pushed before the areas went, nor after");
-    assert!(!driver.ask());
+    assert!(!driver.enable_calls());
     queue.unmap();
     // Their descriptors were overwritten in the meantime.
     driver.view.map().write_obj(Gpa(model::USED + 4), &[0xffu8; 8]).unwrap();

@@ -80,13 +80,13 @@ fn run(log_size: u32, event_idx: bool, polls: bool, requests: u32) {
         if driver.publish() {
             signal(&kick);
         }
-        driver.quiet();
+        driver.disable_calls();
         let before = done;
         while let Some((_, len)) = driver.take() {
             assert_eq!(len, done, "used in order by this device");
             done += 1;
         }
-        if done == before && (driver.free() == 0 || added == requests) && !driver.ask() {
+        if done == before && (driver.free() == 0 || added == requests) && !driver.enable_calls() {
             assert!(wait(&called, "call"));
         }
     }

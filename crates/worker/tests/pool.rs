@@ -19,7 +19,7 @@ fn a_ring_is_looked_at_once_without_a_kick() {
     let handle = pool.spawn(echo).unwrap();
     fixture.wait_popped(200);
     let stopped = handle.stop().recv_timeout(DEADLINE).unwrap();
-    assert_eq!(stopped, Stopped { next_avail: 200, has_work: false, held: Vec::new() });
+    assert_eq!(stopped, Stopped { next_avail: 200, has_work: false, unpublished: Vec::new() });
     assert_eq!(fixture.driver.used(), 200);
     for count in [&fixture.seen.attached, &fixture.seen.detached, &fixture.seen.dropped] {
         assert_eq!(count.load(Ordering::SeqCst), 1);
@@ -124,14 +124,14 @@ fn completions_that_cannot_be_shown_are_handed_on() {
     handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     let stopped = handle.stop().recv_timeout(DEADLINE).unwrap();
     assert_eq!(fixture.driver.used(), 0);
-    assert_eq!(stopped.held.iter().map(|held| held.id).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(stopped.unpublished.iter().map(|unpublished| unpublished.id).collect::<Vec<_>>(), [0, 1, 2]);
 
     let vring = fixture.driver.ring(stopped);
     let (fixture, echo) = echo_over(fixture.driver, vring, false, Next::Blocked);
     let handle = pool.spawn(echo).unwrap();
     assert_eq!(
         handle.stop().recv_timeout(DEADLINE).unwrap(),
-        Stopped { next_avail: 3, has_work: false, held: Vec::new() }
+        Stopped { next_avail: 3, has_work: false, unpublished: Vec::new() }
     );
     assert_eq!(fixture.driver.used(), 3);
 }

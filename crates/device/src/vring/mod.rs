@@ -17,7 +17,7 @@ use iommu::Translation;
 use kickless_memory::fault;
 use kickless_memory::{Marks, Unmapped, View};
 use kickless_spec::ring::EVENT_WRAP;
-use kickless_virtqueue::device::{Metadata, Options, Popped, Queue};
+use kickless_virtqueue::device::{Metadata, Options, PopOutcome, Queue};
 use kickless_virtqueue::{Chain, ChainId, RingError};
 use std::sync::Arc;
 use tracing::{Span, debug, error, info, warn};
@@ -74,8 +74,17 @@ impl Vring {
     /// # Errors
     /// An area is not in guest memory, not in one piece, or misaligned.
     pub fn new(parts: VringParts) -> Result<Self, Unmapped> {
-        let VringParts { index, options, areas, iommu, next_avail, is_unconfirmed, held, inflight, .. } =
-            parts;
+        let VringParts {
+            index,
+            options,
+            areas,
+            iommu,
+            next_avail,
+            is_unconfirmed,
+            unpublished,
+            inflight,
+            ..
+        } = parts;
         let VringParts { view, kick, call, err, logged, counters, .. } = parts;
         let resumes_unrecorded =
             options.is_packed() && inflight.is_none() && is_unconfirmed && next_avail != EVENT_WRAP;
@@ -83,7 +92,7 @@ impl Vring {
         if let Some(records) = inflight {
             queue.track(records);
         }
-        queue.push_held(&held);
+        queue.push_unpublished(&unpublished);
         let metadata = match &areas {
             Areas::User(addresses) => Some(Metadata::map(&view, addresses, &options)?),
             Areas::Iova(_) => None,
@@ -100,7 +109,7 @@ impl Vring {
             err,
             logged,
             counters,
-            pushed: !held.is_empty(),
+            pushed: !unpublished.is_empty(),
             unseen: 0,
             unseen_max: ShowAfter::EARLY.first,
             show_after: ShowAfter::EARLY,
@@ -132,7 +141,7 @@ impl Vring {
         if std::mem::replace(&mut self.had_areas, true) {
             return;
         }
-        let requests = self.queue.again();
+        let requests = self.queue.resubmissions();
         if requests > 0 {
             self.counters.resubmitted.add(requests.into());
             info!(parent: &self.span, queue = self.index, requests, "requests in flight in an earlier process are done again");
@@ -228,7 +237,7 @@ impl Vring {
             false => self.queue.pop_translated(view, tlb, chain),
         };
         match popped {
-            Ok(Popped::Chain) if translation.blocks_invalidation(chain.id.head) => {
+            Ok(PopOutcome::Chain) if translation.blocks_invalidation(chain.id.head) => {
                 let head = chain.id.head;
                 if CREDIT {
                     // The task does not learn of this chain.
@@ -239,19 +248,19 @@ impl Vring {
                 ));
                 false
             }
-            Ok(Popped::Chain) => {
+            Ok(PopOutcome::Chain) => {
                 translation.chain_popped(chain.id.head);
                 true
             }
-            Ok(Popped::Missing) => {
+            Ok(PopOutcome::MissingTranslation) => {
                 translation.ask();
                 false
             }
-            Ok(Popped::Unfinished) => {
+            Ok(PopOutcome::Unfinished) => {
                 self.unfinished = true;
                 false
             }
-            Ok(Popped::Empty) => self.no_chain(None),
+            Ok(PopOutcome::Empty) => self.no_chain(None),
             Err(error) => self.no_chain(Some(error)),
         }
     }
@@ -369,7 +378,7 @@ impl Vring {
     /// in one that waits for memory or translations.
     #[inline]
     pub fn resubmissions(&self) -> u16 {
-        if self.broken || self.waits_for_translations() { 0 } else { self.queue.again() }
+        if self.broken || self.waits_for_translations() { 0 } else { self.queue.resubmissions() }
     }
 
     /// Returns the number of chains to pop, as far as the driver says. 0 in a broken ring, or one that is not
@@ -435,17 +444,17 @@ impl Vring {
         self.send_pending_call();
         // Requests that are available already are left to the next device.
         let has_work = self.arm();
-        let left = self.queue.again();
+        let left = self.queue.resubmissions();
         if left > 0 {
             // The transport must not wait here: these requests may need an answer that only the transport can
             // bring.
             warn!(parent: &self.span, queue = self.index, requests = left, "requests in flight in an earlier process are not done yet; they are left to the next one");
         }
-        let held = self.queue.take_held();
+        let unpublished = self.queue.take_unpublished();
         // The contents of damaged memory are no valid answer to a request.
-        let held = if self.is_intact() { held } else { Vec::new() };
+        let unpublished = if self.is_intact() { unpublished } else { Vec::new() };
         self.commit_marks();
-        Stopped { next_avail: self.queue.next_avail(), has_work, held }
+        Stopped { next_avail: self.queue.next_avail(), has_work, unpublished }
     }
 
     /// Returns whether the guest memory that was accessed is all there. Callers check this after an access

@@ -2,7 +2,7 @@
 
 use crate::{Areas, Call, Counters, Iommu, Kick};
 use kickless_memory::{Records, View};
-use kickless_virtqueue::device::{Held, Options};
+use kickless_virtqueue::device::{Options, UnpublishedUsed};
 use std::sync::Arc;
 
 /// The parts of a vring.
@@ -22,11 +22,11 @@ pub struct VringParts {
     /// has it.
     pub is_unconfirmed: bool,
     /// Completions that an earlier task of this ring could not show, from
-    /// [`Stopped::held`](crate::Stopped::held).
-    pub held: Vec<Held>,
+    /// [`Stopped::unpublished`](crate::Stopped::unpublished).
+    pub unpublished: Vec<UnpublishedUsed>,
     /// The buffer that records the requests in flight, with an entry for each descriptor. If an earlier
     /// device has recorded some, the buffer decides where this ring continues and which requests it repeats.
-    /// `next_avail` and `held` are ignored then.
+    /// `next_avail` and `unpublished` are ignored then.
     pub inflight: Option<Records>,
     /// The device's view of guest memory.
     pub view: Arc<View>,

@@ -152,7 +152,7 @@ impl Calls for CompletionEnd {
     }
 
     fn disable(&mut self) {
-        driver::quiet(&*self.ring, self.event_idx, self.next.wrapping_sub(9));
+        driver::disable_calls(&*self.ring, self.event_idx, self.next.wrapping_sub(9));
     }
 
     fn take(&mut self) {

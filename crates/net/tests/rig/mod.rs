@@ -416,7 +416,7 @@ impl Rig {
         self.task.return_credit();
         self.task.detach(&mut self.engine);
         let stopped = self.task.vring().stop();
-        assert!(stopped.held.is_empty());
+        assert!(stopped.unpublished.is_empty());
         (stopped.next_avail, self.guest)
     }
 

@@ -54,8 +54,8 @@
 //! descriptors are still there.
 //!
 //! A chain that an earlier process had in flight is already named in the buffer. It stays named if it is
-//! popped as credit. If it is returned, it is again one of the chains to resume. These are popped before all
-//! others, so invariant 1 holds for them.
+//! popped as credit. If it is returned, it is again one of the chains to resubmit. These are popped before
+//! all others, so invariant 1 holds for them.
 //!
 //! # Hostile drivers
 //! The driver can change ring and descriptors while a chain is credit, and after it is returned. The second

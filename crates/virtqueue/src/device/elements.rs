@@ -1,8 +1,8 @@
-//! Results of a pop, and chains that are held back.
+//! The outcome of a pop, and used elements that the driver has not seen.
 
-/// A chain that was pushed while the areas were away.
+/// A used element that was pushed while the queue had no areas. The driver has not seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct UnpublishedUsed {
     /// The head, or the id in a packed ring.
     pub id: u16,
     /// Bytes written.
@@ -11,15 +11,15 @@ pub struct Held {
     pub descriptors: u16,
 }
 
-/// The result of a pop.
+/// The outcome of a pop that translates addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Popped {
+pub enum PopOutcome {
     /// There is nothing to pop.
     Empty,
     /// A chain.
     Chain,
-    /// A chain that cannot be popped before its translations are known.
-    Missing,
+    /// The next chain cannot be popped before its missing translations are known.
+    MissingTranslation,
     /// A chain with more to translate than one pop does. Pop again.
     Unfinished,
 }

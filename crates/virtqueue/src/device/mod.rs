@@ -30,7 +30,8 @@
 //! completion, and shows none where the driver does not look.
 //!
 //! After a `remap` the owner looks at the ring as if kicked, and publishes. A queue that ends while its areas
-//! are away leaves the held chains ([`Queue::take_held`]) to the next queue ([`Queue::push_held`]).
+//! are away leaves the held chains to the next queue ([`Queue::take_unpublished`],
+//! [`Queue::push_unpublished`]).
 //!
 //! # Groups
 //! A frame in several buffers has several used elements. A driver that sees the first one expects that the
@@ -64,7 +65,7 @@ mod queue;
 mod split;
 pub mod suppress;
 
-pub use elements::{Held, Popped};
+pub use elements::{PopOutcome, UnpublishedUsed};
 pub(crate) use inflight::Region;
 pub(crate) use metadata::Areas;
 pub use metadata::{Addresses, InvalidSize, LoggedAt, Metadata, Options};

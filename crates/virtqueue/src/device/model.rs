@@ -8,7 +8,7 @@
 use super::credit::Credit;
 use super::inflight::Region;
 use super::metadata::{Areas, Options};
-use super::{Popped, packed, split};
+use super::{PopOutcome, packed, split};
 use crate::Chain;
 use crate::access::Access;
 use crate::packed::{RingPosition, Words};
@@ -158,7 +158,7 @@ macro_rules! pop {
             while $queue.unpop(&mut $credit).is_some() {}
             for nth in 0..CHAINS.len() {
                 let popped = $queue.pop_credit(&mut &view, &mut chain, &mut marks, &mut $credit);
-                assert_eq!((popped, chain.id.head), (Ok(Popped::Chain), of(nth).0));
+                assert_eq!((popped, chain.id.head), (Ok(PopOutcome::Chain), of(nth).0));
             }
         }
     };

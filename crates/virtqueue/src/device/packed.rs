@@ -1,7 +1,7 @@
 //! The device's end of a packed virtqueue. `crate::packed` has the rules for both ends.
 
 use super::credit::{self, Credit};
-use super::elements::{Held, Popped};
+use super::elements::{PopOutcome, UnpublishedUsed};
 use super::inflight::Packed;
 use super::metadata::{Areas, Options};
 use crate::access::Access;
@@ -28,7 +28,7 @@ pub(super) struct Queue<A: Access> {
     used: RingPosition,
     options: Options,
     /// Chains that are pushed and not published. They are not in the ring yet.
-    pushed: Vec<Held>,
+    pushed: Vec<UnpublishedUsed>,
     /// For each id, the descriptors of the chain in flight; 0 if there is none.
     lengths: Box<[u16]>,
     /// Number of chains popped and not pushed, credit included. `taken` has the descriptors of these and of
@@ -82,18 +82,19 @@ impl<A: Access> Queue<A> {
         Some(self.tracker.as_ref()?.region())
     }
 
-    pub(super) fn push_held(&mut self, held: &[Held]) {
-        let count = held.iter().fold(0u16, |sum, held| sum.saturating_add(held.descriptors));
+    pub(super) fn push_unpublished(&mut self, unpublished: &[UnpublishedUsed]) {
+        let count =
+            unpublished.iter().fold(0u16, |sum, unpublished| sum.saturating_add(unpublished.descriptors));
         // More than fits cannot come from a queue of this size.
         if count > self.options.size() - self.taken {
             return;
         }
         self.used = self.used.before(count, self.options.size());
         self.taken += count;
-        self.pushed.splice(0..0, held.iter().copied());
+        self.pushed.splice(0..0, unpublished.iter().copied());
     }
 
-    pub(super) fn take_held(&mut self, marks: &mut Marks) -> Vec<Held> {
+    pub(super) fn take_unpublished(&mut self, marks: &mut Marks) -> Vec<UnpublishedUsed> {
         self.unmap(marks);
         std::mem::take(&mut self.pushed)
     }
@@ -142,9 +143,9 @@ impl<A: Access> Queue<A> {
                 self.used = resumed.used;
                 self.next = resumed.used.after(resumed.descriptors, size);
                 self.taken = resumed.descriptors;
-                // Held chains are among them.
+                // Unpublished chains are among them.
                 self.pushed = Vec::new();
-                for chain in self.tracker.iter().flat_map(|tracker| tracker.chains_again()) {
+                for chain in self.tracker.iter().flat_map(|tracker| tracker.to_resubmit()) {
                     self.lengths[usize::from(chain.id)] = chain.descs.len() as u16;
                     self.in_flight += 1;
                 }
@@ -206,17 +207,17 @@ impl<A: Access> Queue<A> {
         space: &mut S,
         chain: &mut Chain,
         _: &mut Marks,
-    ) -> Result<Popped, RingError> {
+    ) -> Result<PopOutcome, RingError> {
         if let Some(error) = self.broken {
             return Err(error);
         }
-        let Some(metadata) = &self.metadata else { return Ok(Popped::Empty) };
-        if self.again() > 0 {
-            return self.pop_again(space, chain);
+        let Some(metadata) = &self.metadata else { return Ok(PopOutcome::Empty) };
+        if self.resubmissions() > 0 {
+            return self.pop_resubmission(space, chain);
         }
         // Acquire: the rest of the batch is read after the flags of its first descriptor.
         if !is_available(metadata, self.next, Ordering::Acquire) {
-            return Ok(Popped::Empty);
+            return Ok(PopOutcome::Empty);
         }
         let room = self.options.size() - self.taken;
         if room == 0 {
@@ -224,7 +225,7 @@ impl<A: Access> Queue<A> {
         }
         let walked = chain.walk_packed(space, metadata, self.next, room);
         if space.is_missing() {
-            return Ok(Popped::Missing);
+            return Ok(PopOutcome::MissingTranslation);
         }
         let count = match walked {
             Ok(count) => count,
@@ -237,44 +238,44 @@ impl<A: Access> Queue<A> {
         *length = count;
         if let Some(tracker) = &mut self.tracker {
             let (next, size) = (self.next, self.options.size());
-            // Read a second time, for the device that resumes the chain. If they changed, that device reports
-            // an error of the ring.
+            // Read a second time, for the device that resubmits the chain. If they changed, that device
+            // reports an error of the ring.
             let words = (0..count).map(|nth| metadata.packed_words(next.after(nth, size)));
             tracker.popped(chain.id.head, words);
         }
         self.next = self.next.after(count, self.options.size());
         self.in_flight += 1;
         self.taken += count;
-        Ok(Popped::Chain)
+        Ok(PopOutcome::Chain)
     }
 
     /// Pops a chain that another device has popped before. It is already in flight.
     #[cold]
-    fn pop_again<'v, S: AddressSpace<'v>>(
+    fn pop_resubmission<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
-    ) -> Result<Popped, RingError> {
-        let popped = self.walk_again(space, chain);
-        if let (Some(tracker), Ok(Popped::Chain)) = (&mut self.tracker, popped) {
-            tracker.took_again();
+    ) -> Result<PopOutcome, RingError> {
+        let popped = self.walk_resubmission(space, chain);
+        if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
+            tracker.resubmitted();
         }
         popped
     }
 
     /// Walks the next chain that another device has popped before.
-    fn walk_again<'v, S: AddressSpace<'v>>(
+    fn walk_resubmission<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
-    ) -> Result<Popped, RingError> {
-        let Some(tracker) = &self.tracker else { return Ok(Popped::Empty) };
-        let Some(again) = tracker.chains_again().last() else { return Ok(Popped::Empty) };
-        let walked = chain.walk_copies(space, &self.options, &again.descs);
+    ) -> Result<PopOutcome, RingError> {
+        let Some(tracker) = &self.tracker else { return Ok(PopOutcome::Empty) };
+        let Some(next) = tracker.to_resubmit().last() else { return Ok(PopOutcome::Empty) };
+        let walked = chain.walk_copies(space, &self.options, &next.descs);
         if space.is_missing() {
-            return Ok(Popped::Missing);
+            return Ok(PopOutcome::MissingTranslation);
         }
-        walked.map_err(|error| self.latch(error)).map(|_| Popped::Chain)
+        walked.map_err(|error| self.latch(error)).map(|_| PopOutcome::Chain)
     }
 
     /// Pops a chain as credit: see [`super::Queue::pop_credit`].
@@ -284,11 +285,11 @@ impl<A: Access> Queue<A> {
         chain: &mut Chain,
         marks: &mut Marks,
         credit: &mut Credit,
-    ) -> Result<Popped, RingError> {
-        if self.again() > 0 {
-            let popped = self.walk_again(space, chain);
-            if let (Some(tracker), Ok(Popped::Chain)) = (&mut self.tracker, popped) {
-                tracker.took_credit_again();
+    ) -> Result<PopOutcome, RingError> {
+        if self.resubmissions() > 0 {
+            let popped = self.walk_resubmission(space, chain);
+            if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
+                tracker.resubmitted_as_credit();
             }
             return popped;
         }
@@ -296,7 +297,7 @@ impl<A: Access> Queue<A> {
         let tracker = self.tracker.take();
         let popped = self.pop(space, chain, marks);
         self.tracker = tracker;
-        if popped == Ok(Popped::Chain) {
+        if popped == Ok(PopOutcome::Chain) {
             let id = chain.id.head;
             credit.popped(credit::Chain {
                 id,
@@ -332,7 +333,7 @@ impl<A: Access> Queue<A> {
     }
 
     /// Number of chains in the credit that an earlier process had in flight.
-    pub(super) fn credit_again(&self) -> u16 {
+    pub(super) fn resubmitted_credit(&self) -> u16 {
         self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
     }
 
@@ -358,7 +359,7 @@ impl<A: Access> Queue<A> {
     pub(super) fn push(&mut self, id: u16, len: u32) {
         // An id that is not in flight is ignored: there is no room for it in the ring.
         let Some(descriptors) = self.forget(id) else { return };
-        self.pushed.push(Held { id, len, descriptors });
+        self.pushed.push(UnpublishedUsed { id, len, descriptors });
         if let Some(tracker) = &mut self.tracker {
             tracker.pushed(id);
         }
@@ -407,22 +408,22 @@ impl<A: Access> Queue<A> {
             return None;
         };
         let (ring, size) = (metadata.ring(), self.options.size());
-        let write = |position: RingPosition, held: &Held| -> u16 {
-            let written = if held.len > 0 { DESC_F_WRITE } else { 0 };
-            ring.write(position.at() + 8, &held.len.to_le());
-            ring.write(position.at() + 12, &held.id.to_le());
+        let write = |position: RingPosition, unpublished: &UnpublishedUsed| -> u16 {
+            let written = if unpublished.len > 0 { DESC_F_WRITE } else { 0 };
+            ring.write(position.at() + 8, &unpublished.len.to_le());
+            ring.write(position.at() + 12, &unpublished.id.to_le());
             position.used() | written
         };
         let first_flags = (self.used, write(self.used, first));
         let mut position = self.used.after(first.descriptors, size);
         let mut count = first.descriptors;
-        for held in rest {
+        for unpublished in rest {
             // Invisible yet, because the first descriptor is.
-            let flags = write(position, held);
+            let flags = write(position, unpublished);
             ring.store(position.flags_at(), flags, Ordering::Relaxed);
             metadata.mark_descriptor(position, marks);
-            position = position.after(held.descriptors, size);
-            count += held.descriptors;
+            position = position.after(unpublished.descriptors, size);
+            count += unpublished.descriptors;
         }
         marks.commit();
         self.used = position;
@@ -448,7 +449,7 @@ impl<A: Access> Queue<A> {
                     packed::arm(metadata.ring(), ours, event_idx, self.next, RingPosition::is_available);
                 metadata.mark_event(marks);
                 marks.commit_fenced();
-                come || self.again() > 0
+                come || self.resubmissions() > 0
             }
             _ => false,
         }
@@ -459,7 +460,7 @@ impl<A: Access> Queue<A> {
         if self.kicks.replace(false) != Some(false)
             && let Some(metadata) = &self.metadata
         {
-            packed::quiet(metadata.events().1);
+            packed::disable_notifications(metadata.events().1);
             metadata.mark_event(marks);
             marks.commit();
         }
@@ -479,14 +480,14 @@ impl<A: Access> Queue<A> {
         let ends = there.filter(|(_, flags)| flags & DESC_F_NEXT == 0).count() as u16;
         // A chain can be longer than that.
         let any = is_available(metadata, self.next, Ordering::Relaxed);
-        ends.max(any.into()).saturating_add(self.again()).min(self.options.size())
+        ends.max(any.into()).saturating_add(self.resubmissions()).min(self.options.size())
     }
 
-    /// Number of chains to resume. A chain that cannot be popped now does not count.
+    /// Number of chains to resubmit. A chain that cannot be popped now does not count.
     #[inline]
-    pub(super) fn again(&self) -> u16 {
+    pub(super) fn resubmissions(&self) -> u16 {
         match &self.tracker {
-            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.again(),
+            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.resubmissions(),
             _ => 0,
         }
     }
@@ -498,7 +499,7 @@ impl<A: Access> Queue<A> {
                 .metadata
                 .as_ref()
                 .is_some_and(|metadata| is_available(metadata, self.next, Ordering::Relaxed))
-            || self.again() > 0
+            || self.resubmissions() > 0
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 //! The queue of either ring format, and its order of completions.
 
 use super::credit::Credit;
-use super::elements::{Held, Popped};
+use super::elements::{PopOutcome, UnpublishedUsed};
 use super::metadata::{Kind, Metadata, Options};
 use super::order::Order;
 use super::{packed, split};
@@ -107,11 +107,11 @@ impl Queue {
         forward!(mut self, track, records);
     }
 
-    /// Number of chains that an earlier device popped and that can be popped again now. Until then the queue
-    /// counts them as in flight.
+    /// Returns the number of chains that [`Queue::pop`] returns now because an earlier device left them in
+    /// flight ([`Queue::track`]). The queue counts them as in flight.
     #[inline]
-    pub fn again(&self) -> u16 {
-        forward!(self, again)
+    pub fn resubmissions(&self) -> u16 {
+        forward!(self, resubmissions)
     }
 
     /// Returns the damage if the memory of [`Queue::track`] has lost pages.
@@ -169,17 +169,18 @@ impl Queue {
         self.marks.commit();
     }
 
-    /// Unmaps the queue for the last time. Returns the chains that were pushed and never published. There are
-    /// none unless the areas were away, because the owner has published everything else.
-    pub fn take_held(&mut self) -> Vec<Held> {
-        let held = forward!(mut self, take_held, &mut self.marks);
+    /// Unmaps the queue for the last time. Returns the used elements that were pushed and never published.
+    /// There are none unless the areas were away, because the owner has published everything else.
+    pub fn take_unpublished(&mut self) -> Vec<UnpublishedUsed> {
+        let unpublished = forward!(mut self, take_unpublished, &mut self.marks);
         self.marks.commit();
-        held
+        unpublished
     }
 
-    /// Pushes the chains that an earlier queue of the same ring held. The caller must publish them.
-    pub fn push_held(&mut self, held: &[Held]) {
-        forward!(mut self, push_held, held);
+    /// Pushes the used elements that an earlier queue of the same ring returned by
+    /// [`Queue::take_unpublished`]. The caller must publish them.
+    pub fn push_unpublished(&mut self, unpublished: &[UnpublishedUsed]) {
+        forward!(mut self, push_unpublished, unpublished);
     }
 
     /// Whether the queue has areas.
@@ -195,7 +196,7 @@ impl Queue {
     #[inline]
     pub fn pop(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
         // A view without a vIOMMU misses nothing.
-        Ok(self.pop_in(&mut { view }, chain)? == Popped::Chain)
+        Ok(self.pop_in(&mut { view }, chain)? == PopOutcome::Chain)
     }
 
     /// Pops the next chain of a driver behind a vIOMMU, if there is one and all translations of its buffers
@@ -213,7 +214,7 @@ impl Queue {
         view: &View,
         tlb: &mut Tlb,
         chain: &mut Chain,
-    ) -> Result<Popped, RingError> {
+    ) -> Result<PopOutcome, RingError> {
         self.translating(view, tlb, |queue, space| queue.pop_in(space, chain))
     }
 
@@ -223,8 +224,8 @@ impl Queue {
         &mut self,
         view: &View,
         tlb: &mut Tlb,
-        pop: impl FnOnce(&mut Self, &mut Translating<'_, '_>) -> Result<Popped, RingError>,
-    ) -> Result<Popped, RingError> {
+        pop: impl FnOnce(&mut Self, &mut Translating<'_, '_>) -> Result<PopOutcome, RingError>,
+    ) -> Result<PopOutcome, RingError> {
         tlb.begin();
         let mut progress = self.progress.take().unwrap_or_default();
         progress.begin();
@@ -232,7 +233,7 @@ impl Queue {
         let unfinished = progress.is_unfinished();
         self.progress = Some(progress);
         match popped {
-            Ok(Popped::Missing) if unfinished => Ok(Popped::Unfinished),
+            Ok(PopOutcome::MissingTranslation) if unfinished => Ok(PopOutcome::Unfinished),
             popped => popped,
         }
     }
@@ -242,10 +243,10 @@ impl Queue {
         &mut self,
         space: &mut S,
         chain: &mut Chain,
-    ) -> Result<Popped, RingError> {
+    ) -> Result<PopOutcome, RingError> {
         debug_assert_eq!(self.credit(), 0, "a queue with credit pops nothing else");
         let popped = forward!(mut self, pop, space, chain, &mut self.marks);
-        if let (Some(order), Ok(Popped::Chain)) = (&mut self.order, popped) {
+        if let (Some(order), Ok(PopOutcome::Chain)) = (&mut self.order, popped) {
             chain.id.position = order.popped(chain.id.head);
         }
         popped
@@ -260,7 +261,7 @@ impl Queue {
     /// As [`Queue::pop`].
     #[inline]
     pub fn pop_credit(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
-        Ok(self.pop_credit_in(&mut { view }, chain)? == Popped::Chain)
+        Ok(self.pop_credit_in(&mut { view }, chain)? == PopOutcome::Chain)
     }
 
     /// Pops credit as [`Queue::pop_credit`] does, for a driver behind a vIOMMU as in
@@ -274,7 +275,7 @@ impl Queue {
         view: &View,
         tlb: &mut Tlb,
         chain: &mut Chain,
-    ) -> Result<Popped, RingError> {
+    ) -> Result<PopOutcome, RingError> {
         self.translating(view, tlb, |queue, space| queue.pop_credit_in(space, chain))
     }
 
@@ -283,10 +284,10 @@ impl Queue {
         &mut self,
         space: &mut S,
         chain: &mut Chain,
-    ) -> Result<Popped, RingError> {
+    ) -> Result<PopOutcome, RingError> {
         let credit = &mut **self.credit.get_or_insert_default();
         let popped = forward!(mut self, pop_credit, space, chain, &mut self.marks, credit);
-        if let (Some(order), Ok(Popped::Chain)) = (&mut self.order, popped) {
+        if let (Some(order), Ok(PopOutcome::Chain)) = (&mut self.order, popped) {
             chain.id.position = order.popped(chain.id.head);
         }
         popped
@@ -320,7 +321,7 @@ impl Queue {
 
     /// Number of chains in the credit.
     pub fn credit(&self) -> u16 {
-        self.credit.as_ref().map_or(0, |credit| credit.len() + forward!(self, credit_again))
+        self.credit.as_ref().map_or(0, |credit| credit.len() + forward!(self, resubmitted_credit))
     }
 
     /// Gives a popped chain back to the driver. `len` bytes of its writable part were written. The driver

@@ -1,7 +1,7 @@
 //! The device's end of a split virtqueue (virtio 1.3, section 2.7).
 
 use super::credit::{self, Credit};
-use super::elements::{Held, Popped};
+use super::elements::{PopOutcome, UnpublishedUsed};
 use super::inflight::Split;
 use super::metadata::{Areas, Options};
 use super::suppress::{self, NotificationWords, Word};
@@ -33,7 +33,7 @@ pub(super) struct Queue<A: Access> {
     /// `avail.idx` when it was last read and checked: entries before it may be popped. Equal to `next_avail`
     /// while unmapped or broken, so that the fast path of a pop needs no other check.
     avail_seen: u16,
-    /// The next element of the used ring to fill. Those in `held` count.
+    /// The next element of the used ring to fill. Those in `unpublished` count.
     next_used: u16,
     /// `used.idx` as the driver sees it.
     published: u16,
@@ -51,7 +51,7 @@ pub(super) struct Queue<A: Access> {
     metadata: Option<Areas<A>>,
     broken: Option<RingError>,
     /// Elements that wait for areas. Empty while mapped.
-    held: Vec<UsedElem>,
+    unpublished: Vec<UsedElem>,
     /// The record of the chains in flight.
     tracker: Option<Box<Split<A::Region>>>,
 }
@@ -72,7 +72,7 @@ impl<A: Access> Queue<A> {
             kick_event: 0,
             metadata: None,
             broken: None,
-            held: Vec::new(),
+            unpublished: Vec::new(),
             tracker: None,
         }
     }
@@ -90,12 +90,12 @@ impl<A: Access> Queue<A> {
         self.unmap(marks);
         let begins = !std::mem::replace(&mut self.begun, true);
         let goes_on = begins && self.begin(metadata.load(Word::UsedIdx, Ordering::Relaxed));
-        let first = self.next_used.wrapping_sub(self.held.len() as u16);
-        for (i, elem) in self.held.iter().enumerate() {
+        let first = self.next_used.wrapping_sub(self.unpublished.len() as u16);
+        for (i, elem) in self.unpublished.iter().enumerate() {
             metadata.set_used_elem(first.wrapping_add(i as u16), elem);
         }
-        metadata.mark_used_elems(first, self.held.len() as u16, marks);
-        self.held = Vec::new();
+        metadata.mark_used_elems(first, self.unpublished.len() as u16, marks);
+        self.unpublished = Vec::new();
         if self.options.event_idx() {
             // The flags have no meaning then, and are zero (virtio 1.3, section 2.7.10.2).
             metadata.store(Word::UsedFlags, 0, Ordering::Relaxed);
@@ -124,8 +124,8 @@ impl<A: Access> Queue<A> {
         let Some(tracker) = &mut self.tracker else { return false };
         match tracker.resume(used, self.options.size()) {
             Ok(Some(in_flight)) => {
-                // Held chains are among them.
-                self.held = Vec::new();
+                // Unpublished chains are among them.
+                self.unpublished = Vec::new();
                 self.next_used = used;
                 self.next_avail = used.wrapping_add(in_flight);
                 self.avail_seen = self.next_avail;
@@ -169,7 +169,7 @@ impl<A: Access> Queue<A> {
             metadata: None,
             begun: self.begun,
             broken: self.broken,
-            held: std::mem::take(&mut self.held),
+            unpublished: std::mem::take(&mut self.unpublished),
             tracker: self.tracker.take(),
         }
     }
@@ -181,21 +181,24 @@ impl<A: Access> Queue<A> {
         // Read back from the ring. A driver that has changed them harms only itself.
         let mut at = self.published;
         while at != self.next_used {
-            self.held.push(metadata.used_elem(at));
+            self.unpublished.push(metadata.used_elem(at));
             at = at.wrapping_add(1);
         }
     }
 
-    pub(super) fn take_held(&mut self, marks: &mut Marks) -> Vec<Held> {
+    pub(super) fn take_unpublished(&mut self, marks: &mut Marks) -> Vec<UnpublishedUsed> {
         self.unmap(marks);
         self.next_used = self.published;
-        let held = std::mem::take(&mut self.held);
+        let unpublished = std::mem::take(&mut self.unpublished);
         // The ids were heads, of 16 bits.
-        held.iter().map(|e| Held { id: e.id.get() as u16, len: e.len.get(), descriptors: 0 }).collect()
+        unpublished
+            .iter()
+            .map(|e| UnpublishedUsed { id: e.id.get() as u16, len: e.len.get(), descriptors: 0 })
+            .collect()
     }
 
-    pub(super) fn push_held(&mut self, held: &[Held]) {
-        for Held { id, len, .. } in held {
+    pub(super) fn push_unpublished(&mut self, unpublished: &[UnpublishedUsed]) {
+        for UnpublishedUsed { id, len, .. } in unpublished {
             self.put(&UsedElem { id: u32::from(*id).into(), len: (*len).into() });
         }
     }
@@ -211,19 +214,19 @@ impl<A: Access> Queue<A> {
         space: &mut S,
         chain: &mut Chain,
         marks: &mut Marks,
-    ) -> Result<Popped, RingError> {
-        if self.again() > 0 {
-            return self.pop_again(space, chain);
+    ) -> Result<PopOutcome, RingError> {
+        if self.resubmissions() > 0 {
+            return self.pop_resubmission(space, chain);
         }
         if self.next_avail == self.avail_seen && !self.refresh(marks)? {
-            return Ok(Popped::Empty);
+            return Ok(PopOutcome::Empty);
         }
-        let Some(metadata) = &self.metadata else { return Ok(Popped::Empty) };
+        let Some(metadata) = &self.metadata else { return Ok(PopOutcome::Empty) };
         let head = metadata.avail_entry(self.next_avail);
         let walked = chain.walk(space, metadata, head);
         if space.is_missing() {
             // An error in the chain comes up again too.
-            return Ok(Popped::Missing);
+            return Ok(PopOutcome::MissingTranslation);
         }
         if let Err(error) = walked {
             return Err(self.latch(error));
@@ -233,38 +236,38 @@ impl<A: Access> Queue<A> {
         if let Some(tracker) = &mut self.tracker {
             tracker.popped(head);
         }
-        Ok(Popped::Chain)
+        Ok(PopOutcome::Chain)
     }
 
     /// Pops a chain that another device has popped before. It is already in flight.
     #[cold]
-    fn pop_again<'v, S: AddressSpace<'v>>(
+    fn pop_resubmission<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
-    ) -> Result<Popped, RingError> {
-        let popped = self.walk_again(space, chain);
-        if let (Some(tracker), Ok(Popped::Chain)) = (&mut self.tracker, popped) {
-            tracker.took_again();
+    ) -> Result<PopOutcome, RingError> {
+        let popped = self.walk_resubmission(space, chain);
+        if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
+            tracker.resubmitted();
         }
         popped
     }
 
     /// Walks the next chain that another device has popped before.
-    fn walk_again<'v, S: AddressSpace<'v>>(
+    fn walk_resubmission<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
-    ) -> Result<Popped, RingError> {
+    ) -> Result<PopOutcome, RingError> {
         let (Some(metadata), Some(tracker)) = (&self.metadata, &self.tracker) else {
-            return Ok(Popped::Empty);
+            return Ok(PopOutcome::Empty);
         };
-        let Some(head) = tracker.next_again() else { return Ok(Popped::Empty) };
+        let Some(head) = tracker.next_to_resubmit() else { return Ok(PopOutcome::Empty) };
         let walked = chain.walk(space, metadata, head);
         if space.is_missing() {
-            return Ok(Popped::Missing);
+            return Ok(PopOutcome::MissingTranslation);
         }
-        walked.map_err(|error| self.latch(error)).map(|()| Popped::Chain)
+        walked.map_err(|error| self.latch(error)).map(|()| PopOutcome::Chain)
     }
 
     /// Pops a chain as credit: see [`super::Queue::pop_credit`].
@@ -274,11 +277,11 @@ impl<A: Access> Queue<A> {
         chain: &mut Chain,
         marks: &mut Marks,
         credit: &mut Credit,
-    ) -> Result<Popped, RingError> {
-        if self.again() > 0 {
-            let popped = self.walk_again(space, chain);
-            if let (Some(tracker), Ok(Popped::Chain)) = (&mut self.tracker, popped) {
-                tracker.took_credit_again();
+    ) -> Result<PopOutcome, RingError> {
+        if self.resubmissions() > 0 {
+            let popped = self.walk_resubmission(space, chain);
+            if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
+                tracker.resubmitted_as_credit();
             }
             return popped;
         }
@@ -286,7 +289,7 @@ impl<A: Access> Queue<A> {
         let tracker = self.tracker.take();
         let popped = self.pop(space, chain, marks);
         self.tracker = tracker;
-        if popped == Ok(Popped::Chain) {
+        if popped == Ok(PopOutcome::Chain) {
             let id = chain.id.head;
             credit.popped(credit::Chain { id, ring_descriptors: 1 });
         }
@@ -319,7 +322,7 @@ impl<A: Access> Queue<A> {
     }
 
     /// Number of chains in the credit that an earlier process had in flight.
-    pub(super) fn credit_again(&self) -> u16 {
+    pub(super) fn resubmitted_credit(&self) -> u16 {
         self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
     }
 
@@ -344,7 +347,7 @@ impl<A: Access> Queue<A> {
             && idx.wrapping_sub(self.kick_event) >= EVENT_LAG_MAX
         {
             self.kick_event = self.passed(idx);
-            suppress::quiet(metadata, true, self.kick_event);
+            suppress::disable_kicks(metadata, true, self.kick_event);
             metadata.mark_word(Word::AvailEvent, marks);
             marks.commit();
         }
@@ -378,7 +381,7 @@ impl<A: Access> Queue<A> {
     fn put(&mut self, elem: &UsedElem) {
         match &self.metadata {
             Some(metadata) => metadata.set_used_elem(self.next_used, elem),
-            None => self.held.push(*elem),
+            None => self.unpublished.push(*elem),
         }
         self.next_used = self.next_used.wrapping_add(1);
     }
@@ -432,7 +435,7 @@ impl<A: Access> Queue<A> {
                 let come = suppress::arm(metadata, event_idx, self.next_avail);
                 metadata.mark_word(if event_idx { Word::AvailEvent } else { Word::UsedFlags }, marks);
                 marks.commit_fenced();
-                come || self.again() > 0
+                come || self.resubmissions() > 0
             }
             _ => false,
         }
@@ -450,7 +453,7 @@ impl<A: Access> Queue<A> {
         self.kick_event = self.passed(self.avail_seen);
         if let Some(metadata) = &self.metadata {
             let event_idx = self.options.event_idx();
-            suppress::quiet(metadata, event_idx, self.kick_event);
+            suppress::disable_kicks(metadata, event_idx, self.kick_event);
             metadata.mark_word(if event_idx { Word::AvailEvent } else { Word::UsedFlags }, marks);
             marks.commit();
         }
@@ -461,17 +464,19 @@ impl<A: Access> Queue<A> {
         match &self.metadata {
             Some(metadata) if self.broken.is_none() => {
                 let idx = metadata.load(Word::AvailIdx, Ordering::Relaxed);
-                idx.wrapping_sub(self.next_avail).saturating_add(self.again()).min(self.options.size())
+                idx.wrapping_sub(self.next_avail)
+                    .saturating_add(self.resubmissions())
+                    .min(self.options.size())
             }
             _ => 0,
         }
     }
 
-    /// Number of chains to resume. A chain that cannot be popped now does not count.
+    /// Number of chains to resubmit. A chain that cannot be popped now does not count.
     #[inline]
-    pub(super) fn again(&self) -> u16 {
+    pub(super) fn resubmissions(&self) -> u16 {
         match &self.tracker {
-            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.again(),
+            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.resubmissions(),
             _ => 0,
         }
     }

@@ -27,7 +27,7 @@
 //! with the window from the index of its *last decision* to the new one. So a decision must follow each
 //! publication, or several of them together; otherwise an event in the gap is lost. A listener that does not
 //! sleep does not change its event index. The teller's index has passed it, and does not pass it again before
-//! a full round ([`quiet`]).
+//! a full round ([`disable_kicks`]).
 //!
 //! The data is published with the index, independently of this: T1 is a release store, and a side that uses
 //! the published data loads the index with acquire.
@@ -67,7 +67,7 @@ pub trait NotificationWords {
 #[inline]
 #[must_use]
 pub fn arm<W: NotificationWords>(words: &W, event_idx: bool, next_avail: u16) -> bool {
-    ask(words, event_idx, next_avail);
+    enable_kicks(words, event_idx, next_avail);
     // L2. Its partner is the driver's fence between its store of avail.idx and its load of avail_event or
     // used.flags.
     words.fence();
@@ -75,9 +75,9 @@ pub fn arm<W: NotificationWords>(words: &W, event_idx: bool, next_avail: u16) ->
     words.load(Word::AvailIdx, Ordering::Relaxed) != next_avail
 }
 
-/// L1 of [`arm`]: asks for kicks.
+/// Enables kicks: step L1 of [`arm`]. The caller must execute the fence L2 after it.
 #[inline]
-pub fn ask<W: NotificationWords>(words: &W, event_idx: bool, next_avail: u16) {
+pub fn enable_kicks<W: NotificationWords>(words: &W, event_idx: bool, next_avail: u16) {
     if event_idx {
         words.store(Word::AvailEvent, next_avail, Ordering::Relaxed);
     } else {
@@ -85,11 +85,11 @@ pub fn ask<W: NotificationWords>(words: &W, event_idx: bool, next_avail: u16) {
     }
 }
 
-/// Asks for no kicks. With EVENT_IDX, that needs an event index that the driver's index has `passed`.
+/// Disables kicks. With EVENT_IDX, that needs an event index that the driver's index has `passed`.
 ///
 /// This is only a hint: the driver may have checked before, and still kick.
 #[inline]
-pub fn quiet<W: NotificationWords>(words: &W, event_idx: bool, passed: u16) {
+pub fn disable_kicks<W: NotificationWords>(words: &W, event_idx: bool, passed: u16) {
     if event_idx {
         words.store(Word::AvailEvent, passed, Ordering::Relaxed);
     } else {

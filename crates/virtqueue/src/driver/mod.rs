@@ -21,26 +21,25 @@
 //! of a request (header, status, indirect table) can be laid out by id, because [`Submitter::next_id`]
 //! returns the id beforehand.
 //!
-//! # The device is not trusted
-//! The driver writes the rings and reads only the device's own words: used index and elements, or used
-//! descriptors, and the event words. An id must be in flight, an index must be within reach, and a length
-//! must fit the chain's writable buffers. Anything else is a [`Lie`]. After it the completer returns only
-//! that error.
+//! # The device is not trusted The driver writes the rings and reads only the device's own words: used index
+//! and elements, or used descriptors, and the event words. An id must be in flight, an index must be within
+//! reach, and a length must fit the chain's writable buffers. Anything else is a [`UsedError`]. After it the
+//! completer returns only that error.
 
 mod areas;
 mod chain;
 mod free;
 mod hint;
-mod lie;
 mod packed;
 mod queue;
 pub mod shared;
 mod split;
 pub mod suppress;
+mod used_error;
 
 pub use crate::device::{InvalidSize, Options};
 pub use areas::Areas;
 pub use chain::{Buffer, Completed, NoRoom, Table};
 pub use hint::{CompletionHint, Position};
-pub use lie::Lie;
 pub use queue::{Completer, Submitter, queue};
+pub use used_error::UsedError;

@@ -3,8 +3,8 @@
 use super::areas::Areas;
 use super::chain::{Buffer, Completed, NoRoom, Table, chain_len, writable};
 use super::hint::Position;
-use super::lie::{Lie, check};
 use super::shared::{Record, Shared};
+use super::used_error::{UsedError, check};
 use crate::device::Options;
 use crate::packed::{self, RingPosition};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_LEN, PackedDesc, desc_len};
@@ -175,7 +175,7 @@ pub struct Completer {
     popped: u32,
     /// With IN_ORDER: the last chain of the current batch, as the device described it.
     batch: Option<Completed>,
-    lie: Option<Lie>,
+    error: Option<UsedError>,
 }
 
 impl Completer {
@@ -189,7 +189,7 @@ impl Completer {
             next: RingPosition::FIRST,
             popped: 0,
             batch: None,
-            lie: None,
+            error: None,
         }
     }
 
@@ -199,9 +199,9 @@ impl Completer {
     }
 
     #[inline]
-    pub(super) fn pop(&mut self) -> Result<Option<Completed>, Lie> {
-        if let Some(lie) = self.lie {
-            return Err(lie);
+    pub(super) fn pop(&mut self) -> Result<Option<Completed>, UsedError> {
+        if let Some(error) = self.error {
+            return Err(error);
         }
         let popped = match self.batch {
             Some(last) => self.next_of_batch(last),
@@ -213,22 +213,22 @@ impl Completer {
         };
         match popped.and_then(|done| self.pass(done.id).map(|()| done)) {
             Ok(done) => Ok(Some(done)),
-            Err(lie) => {
-                self.lie = Some(lie);
-                Err(lie)
+            Err(error) => {
+                self.error = Some(error);
+                Err(error)
             }
         }
     }
 
     /// Reads and checks the used descriptor at the next position.
     #[inline]
-    fn element(&self) -> Result<Completed, Lie> {
+    fn element(&self) -> Result<Completed, UsedError> {
         let used: PackedDesc = self.areas.desc.read(self.next.at());
         let (id, len) = (used.id.get().into(), used.len.get());
         match check(&self.shared, id, len) {
             // Without WRITE the length has no meaning (virtio 1.3, section 2.8.4), although some devices set
             // it.
-            Err(Lie::Length { id, .. }) if used.flags.get() & DESC_F_WRITE == 0 => {
+            Err(UsedError::Length { id, .. }) if used.flags.get() & DESC_F_WRITE == 0 => {
                 Ok(Completed { id, len: 0 })
             }
             checked => checked,
@@ -236,21 +236,21 @@ impl Completer {
     }
 
     /// Returns the next chain of a batch. One used descriptor stands for all chains up to its own.
-    fn next_of_batch(&mut self, last: Completed) -> Result<Completed, Lie> {
+    fn next_of_batch(&mut self, last: Completed) -> Result<Completed, UsedError> {
         let next = self.shared.ordered(self.popped);
         if next == last.id {
             self.batch = None;
             return Ok(last);
         }
         self.batch = Some(last);
-        let (id, record) = self.shared.in_flight(next.into()).ok_or(Lie::Id { id: last.id.into() })?;
+        let (id, record) = self.shared.in_flight(next.into()).ok_or(UsedError::Id { id: last.id.into() })?;
         Ok(Completed { id, len: record.writable })
     }
 
     /// Advances past the descriptors of a chain.
     #[inline]
-    fn pass(&mut self, id: u16) -> Result<(), Lie> {
-        let (id, record) = self.shared.in_flight(id.into()).ok_or(Lie::Id { id: id.into() })?;
+    fn pass(&mut self, id: u16) -> Result<(), UsedError> {
+        let (id, record) = self.shared.in_flight(id.into()).ok_or(UsedError::Id { id: id.into() })?;
         self.shared.take(id);
         self.popped = self.popped.wrapping_add(1);
         self.next = self.next.after(record.descriptors, self.size);
@@ -259,7 +259,7 @@ impl Completer {
 
     #[inline]
     pub(super) fn is_due(&self) -> bool {
-        self.batch.is_some() || self.lie.is_some() || self.is_used(Ordering::Relaxed)
+        self.batch.is_some() || self.error.is_some() || self.is_used(Ordering::Relaxed)
     }
 
     pub(super) fn areas(&self) -> &Arc<Areas> {
@@ -279,7 +279,7 @@ impl Completer {
 
     #[inline]
     pub(super) fn enable_calls(&mut self) -> bool {
-        packed::ask(&self.areas.driver, self.event_idx, self.next);
+        packed::enable_notifications(&self.areas.driver, self.event_idx, self.next);
         // L2. Its partner is the device's fence between its store of flags and its load of this structure.
         fence(Ordering::SeqCst);
         self.is_due()
@@ -287,6 +287,6 @@ impl Completer {
 
     #[inline]
     pub(super) fn disable_calls(&mut self) {
-        packed::quiet(&self.areas.driver);
+        packed::disable_notifications(&self.areas.driver);
     }
 }

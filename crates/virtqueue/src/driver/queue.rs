@@ -3,8 +3,8 @@
 use super::areas::Areas;
 use super::chain::{Buffer, Completed, NoRoom, Table};
 use super::hint::{CompletionHint, Position};
-use super::lie::Lie;
 use super::shared::Shared;
+use super::used_error::UsedError;
 use super::{packed, split};
 use crate::device::Options;
 use std::sync::Arc;
@@ -94,9 +94,9 @@ impl Completer {
     /// Pops the next chain that the device has used.
     ///
     /// # Errors
-    /// A false statement of the device. Later calls return the same error.
+    /// The device wrote an impossible used index or used element. Later calls return the same error.
     #[inline]
-    pub fn pop(&mut self) -> Result<Option<Completed>, Lie> {
+    pub fn pop(&mut self) -> Result<Option<Completed>, UsedError> {
         forward!(self, Completer, pop)
     }
 

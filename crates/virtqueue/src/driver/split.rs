@@ -4,9 +4,9 @@ use super::areas::Areas;
 use super::chain::{Buffer, Completed, NoRoom, Table, chain_len, writable};
 use super::free::FreeDescriptors;
 use super::hint::Position;
-use super::lie::{Lie, check};
 use super::shared::{Record, Shared};
 use super::suppress;
+use super::used_error::{UsedError, check};
 use crate::device::Options;
 use crate::device::suppress::{NotificationWords, Word};
 use kickless_spec::ring::{
@@ -208,7 +208,7 @@ pub struct Completer {
     batch: Option<Completed>,
     /// `used_event` while it asks for no calls.
     quiet_event: Option<u16>,
-    lie: Option<Lie>,
+    error: Option<UsedError>,
 }
 
 impl Completer {
@@ -222,7 +222,7 @@ impl Completer {
             seen: 0,
             batch: None,
             quiet_event: None,
-            lie: None,
+            error: None,
         }
     }
 
@@ -232,7 +232,7 @@ impl Completer {
     }
 
     #[inline]
-    pub(super) fn pop(&mut self) -> Result<Option<Completed>, Lie> {
+    pub(super) fn pop(&mut self) -> Result<Option<Completed>, UsedError> {
         if self.next_used() == self.seen && !self.refresh()? {
             return Ok(None);
         }
@@ -243,20 +243,20 @@ impl Completer {
                 self.popped = self.popped.wrapping_add(1);
                 Ok(Some(done))
             }
-            Err(lie) => Err(self.latch(lie)),
+            Err(error) => Err(self.latch(error)),
         }
     }
 
     /// Reads the device's used index. Returns whether there is something to pop.
-    fn refresh(&mut self) -> Result<bool, Lie> {
-        if let Some(lie) = self.lie {
-            return Err(lie);
+    fn refresh(&mut self) -> Result<bool, UsedError> {
+        if let Some(error) = self.error {
+            return Err(error);
         }
         let (from, size) = (self.next_used(), self.ring.size);
         // Acquire: earlier elements, and the device's writes to buffers, are read after it.
         let to = self.ring.load(Word::UsedIdx, Ordering::Acquire);
         if to.wrapping_sub(from) > size {
-            return Err(self.latch(Lie::Index { from, to, size }));
+            return Err(self.latch(UsedError::Index { from, to, size }));
         }
         self.seen = to;
         if let Some(event) = self.quiet_event
@@ -268,15 +268,15 @@ impl Completer {
     }
 
     #[cold]
-    fn latch(&mut self, lie: Lie) -> Lie {
+    fn latch(&mut self, error: UsedError) -> UsedError {
         self.seen = self.next_used();
-        self.lie = Some(lie);
-        lie
+        self.error = Some(error);
+        error
     }
 
     /// Reads and checks the element at the used index.
     #[inline]
-    fn element(&self) -> Result<Completed, Lie> {
+    fn element(&self) -> Result<Completed, UsedError> {
         let at = RING_ENTRIES + size_of::<UsedElem>() * self.ring.entry(self.next_used());
         let element: UsedElem = self.ring.areas.device.read(at);
         check(&self.shared, element.id.get(), element.len.get())
@@ -284,7 +284,7 @@ impl Completer {
 
     /// Pops the next chain of a batch. One element stands for all chains up to its own, and the elements of
     /// the others are skipped.
-    fn pop_in_order(&mut self) -> Result<Completed, Lie> {
+    fn pop_in_order(&mut self) -> Result<Completed, UsedError> {
         let last = match self.batch {
             Some(last) => last,
             None => self.element()?,
@@ -295,17 +295,17 @@ impl Completer {
             self.batch = None;
             return Ok(last);
         }
-        let (id, record) = self.shared.in_flight(next.into()).ok_or(Lie::Id { id: next.into() })?;
+        let (id, record) = self.shared.in_flight(next.into()).ok_or(UsedError::Id { id: next.into() })?;
         // The batch must end where the index does.
         if self.next_used().wrapping_add(1) == self.seen {
-            return Err(Lie::Id { id: last.id.into() });
+            return Err(UsedError::Id { id: last.id.into() });
         }
         Ok(Completed { id, len: record.writable })
     }
 
     #[inline]
     pub(super) fn is_due(&self) -> bool {
-        self.lie.is_some() || self.ring.load(Word::UsedIdx, Ordering::Relaxed) != self.next_used()
+        self.error.is_some() || self.ring.load(Word::UsedIdx, Ordering::Relaxed) != self.next_used()
     }
 
     pub(super) fn areas(&self) -> &Arc<Areas> {
@@ -314,7 +314,7 @@ impl Completer {
 
     #[inline]
     pub(super) fn position(&self) -> Position {
-        if self.lie.is_some() { Position::DUE } else { Position::at(self.next_used()) }
+        if self.error.is_some() { Position::DUE } else { Position::at(self.next_used()) }
     }
 
     #[inline]
@@ -325,7 +325,7 @@ impl Completer {
     #[inline]
     pub(super) fn enable_calls(&mut self) -> bool {
         self.quiet_event = None;
-        suppress::arm(&self.ring, self.event_idx, self.next_used()) || self.lie.is_some()
+        suppress::arm(&self.ring, self.event_idx, self.next_used()) || self.error.is_some()
     }
 
     #[inline]
@@ -334,6 +334,6 @@ impl Completer {
         // looked yet.
         let passed = self.seen.wrapping_sub(self.ring.size.min(EVENT_LAG_MAX / 2)).wrapping_sub(1);
         self.quiet_event = self.event_idx.then_some(passed);
-        suppress::quiet(&self.ring, self.event_idx, passed);
+        suppress::disable_calls(&self.ring, self.event_idx, passed);
     }
 }

@@ -39,9 +39,9 @@ pub fn arm<W: NotificationWords>(words: &W, event_idx: bool, next_used: u16) -> 
     words.load(Word::UsedIdx, Ordering::Relaxed) != next_used
 }
 
-/// Asks for no calls. With EVENT_IDX, that needs an event index that the device's index has `passed`.
+/// Disables calls. With EVENT_IDX, that needs an event index that the device's index has `passed`.
 #[inline]
-pub fn quiet<W: NotificationWords>(words: &W, event_idx: bool, passed: u16) {
+pub fn disable_calls<W: NotificationWords>(words: &W, event_idx: bool, passed: u16) {
     if event_idx {
         words.store(Word::UsedEvent, passed, Ordering::Relaxed);
     } else {

@@ -209,7 +209,7 @@ impl Driver {
     }
 
     /// Asks for a call at the next used element. Returns whether there was one already.
-    pub fn ask(&self) -> bool {
+    pub fn enable_calls(&self) -> bool {
         if self.options.event_idx() {
             let at = avail_len(self.options.size(), false);
             self.avail.store_u16(at, self.used_idx, Ordering::Relaxed);
@@ -222,7 +222,7 @@ impl Driver {
     }
 
     /// Asks for no calls. (With EVENT_IDX it just does not ask again.)
-    pub fn quiet(&self) {
+    pub fn disable_calls(&self) {
         if !self.options.event_idx() {
             self.avail.store_u16(RING_FLAGS, AVAIL_F_NO_INTERRUPT, Ordering::Relaxed);
         }

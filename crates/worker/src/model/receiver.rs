@@ -171,7 +171,7 @@ impl Receiver {
         self.ring.unwatch();
         let next_avail = self.ring.next();
         if let Some(done) = self.stopping {
-            let _ = done.send(Stopped { next_avail, has_work: false, held: Vec::new() });
+            let _ = done.send(Stopped { next_avail, has_work: false, unpublished: Vec::new() });
         }
         self.mailbox.close();
     }

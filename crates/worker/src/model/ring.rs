@@ -116,7 +116,7 @@ impl Ring {
     /// With an event index, nothing is needed: the index has been passed or soon is.
     pub(crate) fn disarm(&self) {
         if !self.event_idx {
-            suppress::quiet(self, false, 0);
+            suppress::disable_kicks(self, false, 0);
         }
     }
 

@@ -196,7 +196,7 @@ impl Worker {
         let next_avail = self.ring.next();
         drop(queue.task);
         for done in queue.stopping {
-            let _ = done.send(Stopped { next_avail, has_work: false, held: Vec::new() });
+            let _ = done.send(Stopped { next_avail, has_work: false, unpublished: Vec::new() });
         }
     }
 }

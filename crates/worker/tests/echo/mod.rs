@@ -41,7 +41,7 @@ impl Driver {
         let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let driver = Self { view, avail: 0, kick, call, counters: Arc::default() };
-        let vring = driver.ring(Stopped { next_avail: 0, has_work: false, held: Vec::new() });
+        let vring = driver.ring(Stopped { next_avail: 0, has_work: false, unpublished: Vec::new() });
         (driver, vring)
     }
 
@@ -56,10 +56,10 @@ impl Driver {
     }
 
     /// Makes the ring anew, as it continues after this stop.
-    pub(crate) fn ring(&self, Stopped { next_avail, held, .. }: Stopped) -> Vring {
+    pub(crate) fn ring(&self, Stopped { next_avail, unpublished, .. }: Stopped) -> Vring {
         Vring::new(VringParts {
             next_avail,
-            held,
+            unpublished,
             kick: Some(Kick::new(self.kick.try_clone().unwrap()).unwrap()),
             call: Some(Call::new(self.call.try_clone().unwrap()).unwrap()),
             counters: self.counters.clone(),

@@ -3,7 +3,7 @@
 //! A device that is killed loses its queue's indices. The ring says how far it is used, but not which of the
 //! earlier chains are still in flight. So each queue can have a region of memory that the front-end keeps and
 //! gives to the next device. This module says what is stored there. It also has the argument that the next
-//! device resumes each chain that was popped and not shown as used, in the order of the pops, and no other
+//! device resubmits each chain that was popped and not shown as used, in the order of the pops, and no other
 //! chain.
 //!
 //! # The model
@@ -26,12 +26,12 @@
 //!   R2  if behind != 0: inflight = 0 for as many   S5  used_idx = used.idx
 //!       entries from last_batch_head along next
 //!   R3  used_idx = used.idx
-//!   R4  resume entries with inflight, by counter; next_avail = used.idx + their number
+//!   R4  resubmit entries with inflight, by counter; next_avail = used.idx + their number
 //! ```
 //! * Before P2 the chain was not popped. Only R4 computes `next_avail`: the popped chains are the used ones
 //!   and those in flight. So P2 says both that the chain is in flight and that it was popped.
-//! * Before S3 nothing of the batch is shown. `behind` is 0, and all of the batch is resumed. The stores of
-//!   S1 and S2 are ignored.
+//! * Before S3 nothing of the batch is shown. `behind` is 0, and all of the batch is resubmitted. The stores
+//!   of S1 and S2 are ignored.
 //! * From S3 on all of the batch is shown. Until S5, `behind` is its length, and R2 finds its entries by S1
 //!   and S2, however far S4 has come. S4 does not change `next`, and no chain is popped between S1 and S5.
 //! * R itself can be killed. R2 has the same result when it is repeated, and R3 ends it.
@@ -58,7 +58,7 @@
 //!       no:  S7, S8, because S5 was done           yes: free_head, used = old_free_head, old_used
 //!   R2  inflight = 0 for all free entries
 //!   R3  flags from used on that say "used" become "available" again, as far as chains in flight reach
-//!   R4  resume entries with inflight, by counter; next = used + the sum of their num
+//!   R4  resubmit entries with inflight, by counter; next = used + the sum of their num
 //! ```
 //! * Before P2 the entries are free, and R2 clears their marks. P2 says both that the chain is in flight and
 //!   that it was popped, because only R4 computes `next`.

@@ -13,9 +13,9 @@ use std::collections::VecDeque;
 /// Number of ids. The driver may choose any. Unused zeroes take no memory.
 const IDS: usize = 1 << 16;
 
-/// A chain to resume.
+/// A chain to resubmit.
 #[derive(Debug)]
-pub(in crate::device) struct Again {
+pub(in crate::device) struct Resubmission {
     /// The descriptors as they were popped: two words each, as in the ring.
     pub(in crate::device) descs: Vec<[u64; 2]>,
     pub(in crate::device) id: u16,
@@ -45,10 +45,10 @@ pub(in crate::device) struct Packed<R> {
     used: RingPosition,
     /// First entries of chains that are pushed and not shown.
     batch: Vec<u16>,
-    /// The chains to resume, the next one last.
-    again: Vec<Again>,
-    /// The resumed chains that are credit, oldest first.
-    credit: VecDeque<Again>,
+    /// The chains to resubmit, the next one last.
+    to_resubmit: Vec<Resubmission>,
+    /// The resubmitted chains that are credit, oldest first.
+    credit: VecDeque<Resubmission>,
 }
 
 impl<R: Region> Packed<R> {
@@ -63,7 +63,7 @@ impl<R: Region> Packed<R> {
             free_head: 0,
             used: RingPosition::FIRST,
             batch: Vec::new(),
-            again: Vec::new(),
+            to_resubmit: Vec::new(),
             credit: VecDeque::new(),
         }
     }
@@ -137,7 +137,7 @@ impl<R: Region> Packed<R> {
             }
             self.heads[usize::from(id)] = head;
             let counter = self.region.load(at(true, head) + INFLIGHT_COUNTER);
-            found.push((counter, Again { descs, id }));
+            found.push((counter, Resubmission { descs, id }));
         }
         if let Some(lost) = taken.iter().position(|taken| !taken) {
             return Err(wrong("lost entry", lost as u16));
@@ -145,7 +145,7 @@ impl<R: Region> Packed<R> {
         if descriptors > size {
             return Err(wrong("number of descriptors in flight", descriptors));
         }
-        (self.counter, self.again) = in_order(found);
+        (self.counter, self.to_resubmit) = in_order(found);
         Ok(Resumed { used: self.used, descriptors })
     }
 
@@ -273,28 +273,28 @@ impl<R: Region> Packed<R> {
         self.tell_used(self.used);
     }
 
-    /// Number of chains to resume.
+    /// Number of chains to resubmit.
     #[inline]
-    pub(in crate::device) fn again(&self) -> u16 {
-        self.again.len() as u16
+    pub(in crate::device) fn resubmissions(&self) -> u16 {
+        self.to_resubmit.len() as u16
     }
 
-    /// The chains to resume, the next one last.
-    pub(in crate::device) fn chains_again(&self) -> &[Again] {
-        &self.again
+    /// The chains to resubmit, the next one last.
+    pub(in crate::device) fn to_resubmit(&self) -> &[Resubmission] {
+        &self.to_resubmit
     }
 
-    /// Removes the next chain to resume, because it was popped.
-    pub(in crate::device) fn took_again(&mut self) {
-        self.again.pop();
+    /// Removes the next chain to resubmit, because it was popped.
+    pub(in crate::device) fn resubmitted(&mut self) {
+        self.to_resubmit.pop();
     }
 
-    /// Moves the next chain to resume to the credit.
-    pub(in crate::device) fn took_credit_again(&mut self) {
-        self.credit.extend(self.again.pop());
+    /// Moves the next chain to resubmit to the credit.
+    pub(in crate::device) fn resubmitted_as_credit(&mut self) {
+        self.credit.extend(self.to_resubmit.pop());
     }
 
-    /// Number of resumed chains that are credit.
+    /// Number of resubmitted chains that are credit.
     #[inline]
     pub(in crate::device) fn credit(&self) -> u16 {
         self.credit.len() as u16
@@ -306,11 +306,11 @@ impl<R: Region> Packed<R> {
         self.credit.pop_front().is_some()
     }
 
-    /// Moves the newest of the credit back to the chains to resume. Returns its id.
+    /// Moves the newest of the credit back to the chains to resubmit. Returns its id.
     pub(in crate::device) fn unpop(&mut self) -> Option<u16> {
         let chain = self.credit.pop_back()?;
         let id = chain.id;
-        self.again.push(chain);
+        self.to_resubmit.push(chain);
         Some(id)
     }
 }

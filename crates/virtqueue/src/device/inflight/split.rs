@@ -18,17 +18,17 @@ pub(in crate::device) struct Split<R> {
     used_idx: u16,
     /// Chains that are pushed and not shown.
     batch: Vec<u16>,
-    /// The chains to resume, the next one last.
-    again: Vec<u16>,
-    /// The resumed chains that are credit, oldest first.
+    /// The chains to resubmit, the next one last.
+    to_resubmit: Vec<u16>,
+    /// The resubmitted chains that are credit, oldest first.
     credit: VecDeque<u16>,
 }
 
 impl<R: Region> Split<R> {
     pub(in crate::device) fn new(region: R) -> Self {
         let entries = entries(false, region.len());
-        let (batch, again, credit) = (Vec::new(), Vec::new(), VecDeque::new());
-        Self { region, entries, counter: 0, last_batch_head: 0, used_idx: 0, batch, again, credit }
+        let (batch, to_resubmit, credit) = (Vec::new(), Vec::new(), VecDeque::new());
+        Self { region, entries, counter: 0, last_batch_head: 0, used_idx: 0, batch, to_resubmit, credit }
     }
 
     pub(in crate::device) fn region(&self) -> &R {
@@ -61,8 +61,8 @@ impl<R: Region> Split<R> {
         if let Some((_, head)) = heads.iter().find(|(_, head)| *head >= size) {
             return Err(wrong("head in flight", *head));
         }
-        (self.counter, self.again) = in_order(heads);
-        Ok(Some(self.again.len() as u16))
+        (self.counter, self.to_resubmit) = in_order(heads);
+        Ok(Some(self.to_resubmit.len() as u16))
     }
 
     /// R2.
@@ -154,29 +154,29 @@ impl<R: Region> Split<R> {
         self.tell(used);
     }
 
-    /// Number of chains to resume.
+    /// Number of chains to resubmit.
     #[inline]
-    pub(in crate::device) fn again(&self) -> u16 {
-        self.again.len() as u16
+    pub(in crate::device) fn resubmissions(&self) -> u16 {
+        self.to_resubmit.len() as u16
     }
 
-    /// The next chain to resume.
+    /// The next chain to resubmit.
     #[inline]
-    pub(in crate::device) fn next_again(&self) -> Option<u16> {
-        self.again.last().copied()
+    pub(in crate::device) fn next_to_resubmit(&self) -> Option<u16> {
+        self.to_resubmit.last().copied()
     }
 
-    /// Removes the next chain to resume, because it was popped.
-    pub(in crate::device) fn took_again(&mut self) {
-        self.again.pop();
+    /// Removes the next chain to resubmit, because it was popped.
+    pub(in crate::device) fn resubmitted(&mut self) {
+        self.to_resubmit.pop();
     }
 
-    /// Moves the next chain to resume to the credit.
-    pub(in crate::device) fn took_credit_again(&mut self) {
-        self.credit.extend(self.again.pop());
+    /// Moves the next chain to resubmit to the credit.
+    pub(in crate::device) fn resubmitted_as_credit(&mut self) {
+        self.credit.extend(self.to_resubmit.pop());
     }
 
-    /// Number of resumed chains that are credit.
+    /// Number of resubmitted chains that are credit.
     #[inline]
     pub(in crate::device) fn credit(&self) -> u16 {
         self.credit.len() as u16
@@ -188,10 +188,10 @@ impl<R: Region> Split<R> {
         self.credit.pop_front().is_some()
     }
 
-    /// Moves the newest of the credit back to the chains to resume. Returns its head.
+    /// Moves the newest of the credit back to the chains to resubmit. Returns its head.
     pub(in crate::device) fn unpop(&mut self) -> Option<u16> {
         let head = self.credit.pop_back()?;
-        self.again.push(head);
+        self.to_resubmit.push(head);
         Some(head)
     }
 }

@@ -4,7 +4,7 @@ use super::driver::Tag;
 use super::memory::{Cut, World};
 use crate::address_space::AddressSpace;
 use crate::device::credit::Credit;
-use crate::device::{Held, Popped, packed, split};
+use crate::device::{PopOutcome, UnpublishedUsed, packed, split};
 use crate::{Buffer, Chain, RingError};
 use kickless_memory::{Iova, Marks, Span, View};
 use std::collections::HashMap;
@@ -46,13 +46,17 @@ impl<'w> Device<'w> {
     /// Makes a device that records its chains in flight. `next_avail` is the front-end's index, which may be
     /// wrong.
     pub(super) fn start(world: &'w World, next_avail: u16) -> Self {
-        Self::with_held(world, next_avail, &[])
+        Self::with_unpublished(world, next_avail, &[])
     }
 
-    pub(super) fn with_held(world: &'w World, next_avail: u16, held: &[Held]) -> Self {
+    pub(super) fn with_unpublished(
+        world: &'w World,
+        next_avail: u16,
+        unpublished: &[UnpublishedUsed],
+    ) -> Self {
         let mut device = Self::new(world, next_avail);
         ring!(device, track(world.region.clone()));
-        ring!(device, push_held(held));
+        ring!(device, push_unpublished(unpublished));
         device.remap();
         device
     }
@@ -101,13 +105,13 @@ impl<'w> Device<'w> {
     pub(super) fn credit(&self) -> u16 {
         self.credit.len()
             + match &self.ring {
-                Ring::Split(queue) => queue.credit_again(),
-                Ring::Packed(queue) => queue.credit_again(),
+                Ring::Split(queue) => queue.resubmitted_credit(),
+                Ring::Packed(queue) => queue.resubmitted_credit(),
             }
     }
 
-    fn note(&mut self, popped: Result<Popped, RingError>) -> Result<Option<Tag>, RingError> {
-        if popped? != Popped::Chain {
+    fn note(&mut self, popped: Result<PopOutcome, RingError>) -> Result<Option<Tag>, RingError> {
+        if popped? != PopOutcome::Chain {
             return Ok(None);
         }
         // A hostile chain may have no buffer.
@@ -117,7 +121,7 @@ impl<'w> Device<'w> {
     }
 
     /// Pops while the translations of chains are missing.
-    pub(super) fn pop_in_vain(&mut self) -> Result<Popped, RingError> {
+    pub(super) fn pop_in_vain(&mut self) -> Result<PopOutcome, RingError> {
         let (space, chain, mut marks) = (&mut MissingTranslations, &mut self.chain, Marks::off());
         ring!(self, pop(space, chain, &mut marks))
     }
@@ -143,9 +147,9 @@ impl<'w> Device<'w> {
     }
 
     /// Returns the index of the next device, and the held chains.
-    pub(super) fn stop(mut self) -> (u16, Vec<Held>) {
-        let held = ring!(self, take_held(&mut Marks::off()));
-        (self.next_avail(), held)
+    pub(super) fn stop(mut self) -> (u16, Vec<UnpublishedUsed>) {
+        let unpublished = ring!(self, take_unpublished(&mut Marks::off()));
+        (self.next_avail(), unpublished)
     }
 
     pub(super) fn next_avail(&self) -> u16 {
@@ -155,10 +159,10 @@ impl<'w> Device<'w> {
         }
     }
 
-    pub(super) fn again(&self) -> u16 {
+    pub(super) fn resubmissions(&self) -> u16 {
         match &self.ring {
-            Ring::Split(queue) => queue.again(),
-            Ring::Packed(queue) => queue.again(),
+            Ring::Split(queue) => queue.resubmissions(),
+            Ring::Packed(queue) => queue.resubmissions(),
         }
     }
 

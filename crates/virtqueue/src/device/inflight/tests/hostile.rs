@@ -12,7 +12,7 @@ fn drain(world: &World) {
     world.revive(u64::MAX);
     let mut device = Device::start(world, if world.options.is_packed() { 0x8000 } else { 0 });
     let size = world.options.size();
-    assert!(device.again() <= size && device.in_flight() <= size);
+    assert!(device.resubmissions() <= size && device.in_flight() <= size);
     let mut tags = Vec::new();
     while let Ok(Some(tag)) = device.pop() {
         tags.push(tag);
@@ -111,9 +111,9 @@ fn lists() {
     // The inconsistent region is not overwritten.
     packed.region.set(entry(0, 4), &3u16);
     let device = Device::start(&packed, 0x8000);
-    assert_eq!(device.again(), 0);
+    assert_eq!(device.resubmissions(), 0);
     packed.region.set(entry(0, 4), &good[entry(0, 4) / 2]);
-    assert_eq!(Device::start(&packed, 0x8000).again(), 1);
+    assert_eq!(Device::start(&packed, 0x8000).resubmissions(), 1);
 }
 
 /// Returns a region of six entries for a ring of four, in which three descriptors are in flight: two chains
@@ -178,7 +178,7 @@ fn each_lie_is_told_by_its_name() {
         let before = bytes();
         let mut device = Device::start(&world, if packed { 0x8000 } else { 0 });
         assert_eq!(device.pop(), Err(RingError::Inflight { field, value }), "{words:x?}");
-        assert_eq!((device.again(), device.in_flight()), (0, 0));
+        assert_eq!((device.resubmissions(), device.in_flight()), (0, 0));
         // Another device may be able to use it.
         assert_eq!(world.region.all(), before, "{words:x?}");
     }
@@ -202,17 +202,17 @@ fn entries_that_nobody_wrote_down_are_none() {
         // The free list ends before it.
         let world = with_in_flight(packed, &[(10, 5), (beyond, 1)]);
         let mut device = Device::start(&world, start);
-        assert_eq!(device.again(), 2);
+        assert_eq!(device.resubmissions(), 2);
         while let Some(tag) = device.pop().unwrap() {
             device.push(tag);
         }
         device.publish();
         assert_eq!([10, beyond].map(|at| world.region.get::<u16>(at)), [5, 1]);
-        assert_eq!(Device::start(&world, start).again(), 0);
+        assert_eq!(Device::start(&world, start).resubmissions(), 0);
     }
 }
 
-/// A chain that cannot be walked when it is resumed breaks its ring, and stays in flight.
+/// A chain that cannot be walked when it is resubmitted breaks its ring, and stays in flight.
 #[test]
 fn what_was_in_flight_is_spoilt() {
     for packed in [false, true] {
@@ -223,18 +223,18 @@ fn what_was_in_flight_is_spoilt() {
             false => world.areas[0].set(12, &flags),
         }
         let mut device = Device::start(&world, 0);
-        assert_eq!(device.again(), 2);
+        assert_eq!(device.resubmissions(), 2);
         let error = device.pop();
         assert!(
             matches!(error, Err(RingError::IndirectNext { .. } | RingError::IndirectNotNegotiated { .. })),
             "{error:?}"
         );
-        assert_eq!((device.pop(), device.again(), device.work()), (error, 0, (false, false, 0)));
+        assert_eq!((device.pop(), device.resubmissions(), device.work()), (error, 0, (false, false, 0)));
         assert_eq!(world.region.get::<u8>(super::super::at(packed, 0)), 1);
     }
 }
 
-/// Any number of chains to resume, and any number that the driver claims to have made available.
+/// Any number of chains to resubmit, and any number that the driver claims to have made available.
 #[test]
 fn no_more_is_pending_than_there_is_room_for() {
     let world = with_in_flight(false, &[]);

@@ -177,7 +177,7 @@ fn finish(world: &World, model: &mut Model, start: u16) {
     world.revive(u64::MAX);
     // It begins where the region says, although the front-end says something else.
     let mut device = Device::start(world, if world.is_begun() { 0 } else { start });
-    assert_eq!(device.again(), device.in_flight());
+    assert_eq!(device.resubmissions(), device.in_flight());
     while let Some(tag) = device.pop().unwrap() {
         model.came(Some(tag));
     }
@@ -193,7 +193,7 @@ fn finish(world: &World, model: &mut Model, start: u16) {
     assert_eq!(model.used, model.driver.offered(), "each once");
     // The region says that nothing is in flight.
     let mut next = Device::start(world, 0);
-    assert_eq!((next.again(), next.in_flight(), next.pop().unwrap()), (0, 0, None));
+    assert_eq!((next.resubmissions(), next.in_flight(), next.pop().unwrap()), (0, 0, None));
 }
 
 /// Runs a script on a device that is killed at its store number `cut`, and then on others that are killed
@@ -210,7 +210,7 @@ fn run(packed: bool, size: u16, seed: u64, cut: u64) -> bool {
         world.revive(cut.take().unwrap_or_else(|| random.below(80) as u64));
         let mut device = Device::start(&world, start);
         if world.is_alive() {
-            assert_eq!(device.again(), device.in_flight());
+            assert_eq!(device.resubmissions(), device.in_flight());
         }
         for op in &ops {
             if !world.is_alive() {
@@ -324,11 +324,11 @@ fn credit_is_not_in_the_region() {
                 assert_eq!(second.pop_credit().unwrap(), Some(*tag));
             }
             assert_eq!((second.pop_credit().unwrap(), second.credit()), (None, 5));
-            assert_eq!((second.again(), second.in_flight()), (0, 2));
+            assert_eq!((second.resubmissions(), second.in_flight()), (0, 2));
             for tag in tags.iter().rev() {
                 second.unpop(*tag);
             }
-            assert_eq!((second.again(), second.in_flight(), second.credit()), (2, 2, 0));
+            assert_eq!((second.resubmissions(), second.in_flight(), second.credit()), (2, 2, 0));
             assert_eq!(world.region.all(), regions);
         }
         // The region names the first two already, and the third when it is used.
@@ -341,7 +341,7 @@ fn credit_is_not_in_the_region() {
         second.publish();
         assert_eq!(driver.take(), Some(tags[1]));
         let mut third = Device::start(&world, 0);
-        assert_eq!(third.again(), 2);
+        assert_eq!(third.resubmissions(), 2);
         for tag in [tags[0], tags[2], tags[3], tags[4]] {
             assert_eq!(third.pop().unwrap(), Some(tag));
         }
@@ -371,7 +371,7 @@ fn what_was_held_before_is_not_in_the_region() {
             let (next, held) = device.stop();
             assert_eq!(held.len(), model.popped.len());
             world.revive(cut);
-            let mut device = Device::with_held(&world, next, &held);
+            let mut device = Device::with_unpublished(&world, next, &held);
             device.publish();
             let alive = world.is_alive();
             model.take();
@@ -382,7 +382,7 @@ fn what_was_held_before_is_not_in_the_region() {
             }
             world.revive(u64::MAX);
             let device = Device::start(&world, next);
-            assert_eq!((device.again(), device.in_flight(), device.next_avail()), (0, 0, next));
+            assert_eq!((device.resubmissions(), device.in_flight(), device.next_avail()), (0, 0, next));
             if alive {
                 break;
             }

@@ -4,9 +4,9 @@ use super::device::Device;
 use super::driver::{Driver, Tag};
 use super::memory::World;
 use super::{Model, Random, finish};
-use crate::device::Popped;
+use crate::device::PopOutcome;
 
-/// Chains that are held when a queue stops are still in flight in the region. The next queue resumes them,
+/// Chains that are held when a queue stops are still in flight in the region. The next queue resubmits them,
 /// and does not push the held ones as well.
 #[test]
 fn what_is_held_is_in_the_region_that_was_begun() {
@@ -21,11 +21,14 @@ fn what_is_held_is_in_the_region_that_was_begun() {
         }
         device.unmap();
         model.popped.iter().for_each(|tag| device.push(*tag));
-        let (next, held) = device.stop();
-        assert_eq!(held.len(), model.popped.len());
+        let (next, unpublished) = device.stop();
+        assert_eq!(unpublished.len(), model.popped.len());
         model.killed();
-        let mut device = Device::with_held(&world, next, &held);
-        assert_eq!((usize::from(device.again()), device.in_flight()), (held.len(), device.again()));
+        let mut device = Device::with_unpublished(&world, next, &unpublished);
+        assert_eq!(
+            (usize::from(device.resubmissions()), device.in_flight()),
+            (unpublished.len(), device.resubmissions())
+        );
         device.publish();
         // No chain is used.
         model.take();
@@ -33,7 +36,7 @@ fn what_is_held_is_in_the_region_that_was_begun() {
     }
 }
 
-/// A device does not sleep while there are chains to resume. They wait for the ring and its memory.
+/// A device does not sleep while there are chains to resubmit. They wait for the ring and its memory.
 #[test]
 fn what_is_to_be_done_again_is_work() {
     for packed in [false, true] {
@@ -49,13 +52,13 @@ fn what_is_to_be_done_again_is_work() {
         assert_eq!(device.work(), (true, true, 2));
         assert_eq!(world.areas[0].all(), before, "the driver's descriptors are written over");
         device.unmap();
-        assert_eq!((device.again(), device.work()), (0, (false, false, 0)));
+        assert_eq!((device.resubmissions(), device.work()), (0, (false, false, 0)));
         assert_eq!(device.pop(), Ok(None));
         device.remap();
-        assert_eq!(device.pop_in_vain(), Ok(Popped::Missing));
-        assert_eq!((device.again(), device.work()), (1, (true, true, 2)));
+        assert_eq!(device.pop_in_vain(), Ok(PopOutcome::MissingTranslation));
+        assert_eq!((device.resubmissions(), device.work()), (1, (true, true, 2)));
         assert_eq!(device.pop(), Ok(first));
-        assert_eq!((device.again(), device.work()), (0, (true, true, 1)));
+        assert_eq!((device.resubmissions(), device.work()), (0, (true, true, 1)));
         assert_eq!(device.pop(), Ok(second));
         assert_eq!((device.pop(), device.work()), (Ok(None), (false, false, 0)));
         // Only one chain.
@@ -99,7 +102,7 @@ fn a_region_begins_with_zeroes() {
             // The version.
             world.region.set(8, &0u16);
             let device = Device::start(&world, 0x8000);
-            assert_eq!((device.again(), device.next_avail()), (0, 0x8000));
+            assert_eq!((device.resubmissions(), device.next_avail()), (0, 0x8000));
             world.region.all()
         });
         assert_eq!(clean, other);

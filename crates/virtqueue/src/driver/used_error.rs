@@ -1,11 +1,11 @@
-//! Checks the device's statements against the chains in flight.
+//! Checks used elements against the chains in flight.
 
 use super::chain::Completed;
 use super::shared::{Record, Shared};
 
-/// An impossible statement of the device. It is latched, and the queue is unusable afterwards.
+/// An impossible used index or used element. The error is latched, and the queue is unusable afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Lie {
+pub enum UsedError {
     /// The used index moved on by more than the queue's size.
     #[error("the used index went from {from} to {to} in a queue of {size}")]
     Index {
@@ -36,7 +36,7 @@ pub enum Lie {
 
 /// Checks a used id and its length.
 #[inline]
-pub(super) fn check(shared: &Shared, id: u32, len: u32) -> Result<Completed, Lie> {
-    let (id, Record { writable: room, .. }) = shared.in_flight(id).ok_or(Lie::Id { id })?;
-    if len > room { Err(Lie::Length { id, len, room }) } else { Ok(Completed { id, len }) }
+pub(super) fn check(shared: &Shared, id: u32, len: u32) -> Result<Completed, UsedError> {
+    let (id, Record { writable: room, .. }) = shared.in_flight(id).ok_or(UsedError::Id { id })?;
+    if len > room { Err(UsedError::Length { id, len, room }) } else { Ok(Completed { id, len }) }
 }
