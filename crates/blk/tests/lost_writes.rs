@@ -6,7 +6,7 @@ mod rig;
 use kickless_device::Device;
 use kickless_io::EngineKind;
 use kickless_spec::blk::{S_IOERR, S_OK};
-use kickless_testing::hostile_nbd::{HostileNbd, greet, hear, hello, simple};
+use kickless_testing::hostile_nbd::{HostileNbd, greet, hello, read_request, simple};
 use rig::{Rig, TestRequest, blk, open};
 use std::io::Write;
 
@@ -16,8 +16,8 @@ fn restarted_queues_report_losses_not_reported_yet() {
     let server = HostileNbd::start(1, |_, stream| {
         greet(stream, &hello(false));
         for error in [5, 0, 0, 5, 0, 5, 0, 5, 0, 5, 0] {
-            let asked = hear(stream).unwrap();
-            stream.write_all(&simple(error, asked.cookie, &[])).unwrap();
+            let request = read_request(stream).unwrap();
+            stream.write_all(&simple(error, request.cookie, &[])).unwrap();
         }
     });
     let device = blk(open(&server.uri().parse().unwrap()));

@@ -63,8 +63,8 @@ pub enum Step {
     /// An operation is in the engine; its completion goes to [`crate::Disk::resume`].
     Pending,
     /// The engine is full, or another request has something that this one needs. The request stays in the
-    /// [`Io`](crate::Io). Call [`crate::Disk::retry`] when the engine has room again, *and* when the context's
-    /// waker was signalled.
+    /// [`Io`](crate::Io). Call [`crate::Disk::retry`] when the engine has room again, *and* when the
+    /// context's waker was signalled.
     Busy,
     /// The request has done one step of [`crate::Disk::step_bytes`], or of work that takes as long. It waits
     /// for nothing. Call [`crate::Disk::retry`] when it is its turn again.

@@ -1,4 +1,5 @@
-//! Tests that a request fails as `Damaged` when its guest memory is cut short, and that no zeroes are stored in its place.
+//! Tests that a request fails as `Damaged` when its guest memory is cut short, and that the disk does not
+//! store zeroes instead of the missing bytes.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -16,11 +17,12 @@ use std::sync::Arc;
 const LEN: u64 = 64 << 10;
 const ENGINES: [EngineKind; 3] = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads];
 
-/// Disks of `LEN` sevens that copy what a guest has, where its buffers begin at an odd address, and what they need to be there.
+/// Returns disks of `LEN` sevens that copy from guest buffers at an odd address. With each comes the value
+/// that keeps it alive, such as its server.
 fn disks() -> Vec<(DiskSpec, Box<dyn Any>)> {
     let contents = vec![7; LEN as usize];
     let file = image(&contents);
-    #[allow(unused_mut, reason = "there may be no more")]
+    #[allow(unused_mut, reason = "the features add more")]
     let mut specs: Vec<(DiskSpec, Box<dyn Any>)> =
         vec![(DiskSpec::File(file.path().into()), Box::new(file)), (DiskSpec::Memory(LEN), Box::new(()))];
     #[cfg(feature = "qcow2")]
@@ -36,13 +38,14 @@ fn disks() -> Vec<(DiskSpec, Box<dyn Any>)> {
     specs
 }
 
-/// Runs a request on a page and a half at `gpa`, of memory that holds sevens and of which only a page is left.
-fn on_damaged(worker: &mut Worker<'_>, request: Request, gpa: u64) -> Result<(), IoError> {
+/// Runs a request on a page and a half at `gpa`, in guest memory of which only the first page is left. The
+/// memory holds sevens.
+fn run_on_damaged_memory(worker: &mut Worker<'_>, request: Request, gpa: u64) -> Result<(), IoError> {
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, 16 << 10).unwrap();
     let slot = Slot::map(&file, 0, Gpa(0), UserAddr(0), 16 << 10).unwrap();
     let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
-    // What is still there may be stored: where the kernel copies, it does so piece by piece.
+    // The disk may store the bytes that are left, because the kernel copies piece by piece.
     view.map().write(Gpa(0), &[7; 16 << 10]).unwrap();
     worker.io(0).buffers_mut().push(&view, Gpa(gpa), 6144).unwrap();
     ftruncate(&file, 4096).unwrap();
@@ -52,29 +55,29 @@ fn on_damaged(worker: &mut Worker<'_>, request: Request, gpa: u64) -> Result<(),
 }
 
 #[test]
-fn what_is_not_there_is_not_stored() {
+fn missing_memory_is_not_stored_as_zeroes() {
     fault::guard().unwrap();
-    for (spec, _kept) in disks() {
+    for (spec, _keep_alive) in disks() {
         let disk = Disk::open(&spec, &options(Cache::None, false)).unwrap();
         let mut worker = Worker::new(&disk, EngineKind::Threads, 4);
         assert_eq!(worker.write(0, &[7; LEN as usize], 0), Ok(()), "{spec:?}");
         for durable in [false, true] {
-            let result = on_damaged(&mut worker, Request::Write { offset: 8192, durable }, 1);
+            let result = run_on_damaged_memory(&mut worker, Request::Write { offset: 8192, durable }, 1);
             assert_eq!(result, Err(IoError::Damaged), "{spec:?}");
         }
-        // What was read is no answer: who has the ring sees to that.
-        let _ = on_damaged(&mut worker, Request::Read { offset: 8192 }, 1);
+        // The owner of the ring checks the result of a read, so any result is right here.
+        let _ = run_on_damaged_memory(&mut worker, Request::Read { offset: 8192 }, 1);
         let (result, bytes) = worker.read(0, LEN as usize);
         assert_eq!(result, Ok(()), "{spec:?}");
-        // A disk in memory has no copy of what it stores.
+        // A disk in memory stores from the guest's memory directly.
         if !matches!(spec, DiskSpec::Memory(_)) {
             assert!(bytes.iter().all(|byte| *byte == 7), "{spec:?}: zeroes were stored");
         }
     }
 }
 
-/// The kernel takes the guest's pages itself, or we copy them: that depends on the file system, the cache and the address.
-/// The missing page is reported in the same way.
+/// The kernel takes the guest's pages itself, or the disk copies them. This depends on the file system, the
+/// cache and the address. Both ways report the missing page.
 #[test]
 fn every_file_and_engine_reports_the_missing_page() {
     fault::guard().unwrap();
@@ -101,12 +104,12 @@ fn every_file_and_engine_reports_the_missing_page() {
             for gpa in [0, 1] {
                 for durable in [false, true] {
                     let write = Request::Write { offset: 8192, durable };
-                    let result = on_damaged(&mut worker, write, gpa);
+                    let result = run_on_damaged_memory(&mut worker, write, gpa);
                     assert_eq!(result, Err(IoError::Damaged), "{spec:?} {cache:?} {kind:?} {gpa}");
                 }
             }
-            let read = on_damaged(&mut worker, Request::Read { offset: 8192 }, 0);
-            // A read through a bounce buffer succeeds: the ring finds the damage when we copy.
+            let read = run_on_damaged_memory(&mut worker, Request::Read { offset: 8192 }, 0);
+            // A read through a bounce buffer succeeds. The owner of the ring finds the damage after the copy.
             let copied = cache == Cache::None && read == Ok(());
             assert!(copied || read == Err(IoError::Damaged), "{spec:?} {cache:?} {kind:?}: {read:?}");
         }

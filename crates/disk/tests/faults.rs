@@ -1,4 +1,4 @@
-//! Injected faults: what a file makes of each, and that they come as they were ordered.
+//! Tests injected faults: that each comes as its rule says, and how the disk handles it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -25,8 +25,8 @@ fn faulty(rules: &str, image: &NamedTempFile, cache: Cache) -> Disk {
     open(rules, DiskSpec::File(image.path().into()), cache).unwrap()
 }
 
-/// With each engine, with and without the cache, on a disk of this many random bytes.
-fn on_each(rules: &str, len: u64, each: impl Fn(&mut Worker<'_>, Vec<u8>)) {
+/// Runs `each` with each engine, with and without the cache, on a disk of `len` random bytes.
+fn on_each_engine(rules: &str, len: u64, each: impl Fn(&mut Worker<'_>, Vec<u8>)) {
     for kind in ENGINES {
         for cache in [Cache::None, Cache::Writeback] {
             let contents = Random(5).bytes(len);
@@ -38,8 +38,8 @@ fn on_each(rules: &str, len: u64, each: impl Fn(&mut Worker<'_>, Vec<u8>)) {
 }
 
 #[test]
-fn errors_where_they_were_ordered() {
-    on_each("eio@read+4-7,enospc@write+nth=2,eio@flush", 64 << 10, |worker, contents| {
+fn errors_come_as_the_rules_say() {
+    on_each_engine("eio@read+4-7,enospc@write+nth=2,eio@flush", 64 << 10, |worker, contents| {
         assert_eq!(worker.read(0, 2048), (Ok(()), contents[..2048].to_vec()));
         for misaligned in [0, 1] {
             assert_eq!(worker.read_into(0, 4096, misaligned).0, EIO);
@@ -50,7 +50,7 @@ fn errors_where_they_were_ordered() {
         assert_eq!(worker.write(8192, &[2; 4096], 0), Err(IoError::Os(Errno::NOSPC)));
         assert_eq!(worker.write(0, &[3; 512], 0), Ok(()));
         assert_eq!(worker.flush(), EIO);
-        // What failed was not done.
+        // The failed write changed nothing.
         assert_eq!(worker.read(8192, 4096), (Ok(()), contents[8192..12288].to_vec()));
         assert_eq!(worker.read(0, 1024).1, [[3; 512], [1; 512]].concat());
     });
@@ -59,7 +59,7 @@ fn errors_where_they_were_ordered() {
 /// Fails if a short transfer is taken for a whole one, or continued in the wrong place.
 #[test]
 fn short_transfers_are_continued() {
-    on_each("short@70%", 256 << 10, |worker, mut contents| {
+    on_each_engine("short@70%", 256 << 10, |worker, mut contents| {
         let mut random = Random(9);
         for round in 0..40 {
             let len = 512 * random.from(1..200);
@@ -81,15 +81,15 @@ fn short_transfers_are_continued() {
 }
 
 #[test]
-fn again_is_tried_again() {
-    on_each("eagain@90%", 64 << 10, |worker, contents| {
+fn eagain_is_retried() {
+    on_each_engine("eagain@90%", 64 << 10, |worker, contents| {
         assert_eq!(worker.write(0, &contents[4096..8192], 0), Ok(()));
         assert_eq!(worker.read(0, 4096), (Ok(()), contents[4096..8192].to_vec()));
     });
 }
 
 #[test]
-fn again_is_not_tried_for_ever() {
+fn eagain_is_not_retried_for_ever() {
     let image = image(&[1; 4096]);
     let disk = faulty("eagain@read", &image, Cache::None);
     let mut worker = Worker::new(&disk, EngineKind::Threads, 4);
@@ -98,21 +98,22 @@ fn again_is_not_tried_for_ever() {
 }
 
 #[test]
-fn delays_delay_and_no_longer_than_that() {
-    on_each("delay=20ms-30ms@read", 4096, |worker, contents| {
+fn delays_last_as_long_as_the_rules_say() {
+    on_each_engine("delay=20ms-30ms@read", 4096, |worker, contents| {
         let started = Instant::now();
         assert_eq!(worker.read(0, 4096), (Ok(()), contents));
         assert!(started.elapsed() >= Duration::from_millis(20));
     });
-    // At random between the two: ten of them make five, more or less.
-    on_each("delay=0us-10ms", 4096, |worker, contents| {
+    // Each delay is random and 5 ms on average, so ten of them take 50 ms on average.
+    on_each_engine("delay=0us-10ms", 4096, |worker, contents| {
         let started = Instant::now();
         (0..10).for_each(|_| assert_eq!(worker.read(0, 512), (Ok(()), contents[..512].to_vec())));
         assert!(started.elapsed() >= Duration::from_millis(20));
     });
 }
 
-/// Starts three reads, of which these have to wait; the first `count` that are over, in order.
+/// Starts three reads, of which those marked in `busy` must wait. Returns the first `count` slots that
+/// complete, in order.
 fn order(rules: &str, busy: [bool; 3], count: usize) -> Vec<usize> {
     let image = image(&Random(5).bytes(8192));
     let disk = faulty(rules, &image, Cache::None);
@@ -134,23 +135,23 @@ fn order(rules: &str, busy: [bool; 3], count: usize) -> Vec<usize> {
 }
 
 #[test]
-fn later_ones_overtake() {
-    // The one that waits a minute is given up with the disk.
+fn later_requests_overtake() {
+    // The drop of the disk abandons the request that waits a minute.
     assert_eq!(order("delay=60s@nth=1,reorder@nth=2", [true, true, false], 2), [2, 1]);
-    // It goes on with the one that has overtaken it, and not when nobody can any more.
+    // The first request continues when the second has overtaken it. It does not wait for its limit of 5 ms.
     assert_eq!(order("reorder@nth=1,delay=1ms@nth=3", [true, false, true], 3), [1, 0, 2]);
 }
 
-/// An operation that the engine has no room for is rolled for once, and stays whole until it has.
+/// The rules are applied once to an operation that waits for room in the engine.
 #[test]
-fn a_full_engine_is_no_second_chance() {
+fn a_full_engine_does_not_apply_the_rules_twice() {
     let contents = Random(5).bytes(3 * 8192);
     let image = image(&contents);
     for (rules, results) in [
         ("eio@nth=3", [Ok(()), Ok(()), EIO]),
         ("eio@nth=2", [Ok(()), EIO, Ok(())]),
         ("eagain@nth=2,eio@nth=4", [Ok(()), Ok(()), EIO]),
-        // What is left of it is the third.
+        // The rest of the short transfer is the third operation.
         ("short@nth=2,eio@nth=4", [Ok(()), Ok(()), EIO]),
     ] {
         let disk = faulty(rules, &image, Cache::None);
@@ -162,17 +163,17 @@ fn a_full_engine_is_no_second_chance() {
             worker.start(slot, Request::Read { offset: at })
         };
         assert_eq!((start(&mut worker, 0), start(&mut worker, 1)), (Step::Pending, Step::Busy));
-        let mut over = Vec::new();
-        while over.len() < 2 {
-            over.extend(worker.turn());
+        let mut ended = Vec::new();
+        while ended.len() < 2 {
+            ended.extend(worker.turn());
         }
         assert_eq!(start(&mut worker, 2), Step::Pending);
-        while over.len() < 3 {
-            over.extend(worker.turn());
+        while ended.len() < 3 {
+            ended.extend(worker.turn());
         }
-        let found: Vec<_> = over.iter().map(|(_, result)| *result).collect();
+        let found: Vec<_> = ended.iter().map(|(_, result)| *result).collect();
         assert_eq!(found, results, "{rules}");
-        for (slot, _) in over.iter().filter(|(_, result)| result.is_ok()) {
+        for (slot, _) in ended.iter().filter(|(_, result)| result.is_ok()) {
             let mut read = vec![0; 8192];
             map.read(Gpa(*slot as u64 * 8192), &mut read).unwrap();
             assert!(read == contents[slot * 8192..][..8192], "{rules}: {slot}");
@@ -181,7 +182,7 @@ fn a_full_engine_is_no_second_chance() {
 }
 
 #[test]
-fn disks_that_answer_at_once_fail_and_wait_too() {
+fn faults_apply_to_disks_that_need_no_engine() {
     for under in [DiskSpec::Null(1 << 20), DiskSpec::Memory(1 << 20)] {
         let disk = open("eio@0-7,delay=5ms@write,reorder@flush", under.clone(), Cache::None).unwrap();
         let mut worker = Worker::new(&disk, EngineKind::Threads, 4);
@@ -203,17 +204,17 @@ fn disks_that_answer_at_once_fail_and_wait_too() {
     }
 }
 
-/// Through the guest's buffers and through ours: what is left of a short transfer is an operation of its own.
+/// The rest of a short transfer is an operation of its own, with the guest's buffers and with bounce buffers.
 #[test]
-fn a_short_transfer_leaves_something() {
+fn a_short_transfer_is_never_whole_and_never_empty() {
     for misaligned in [0, 1] {
-        on_each("short@read+nth=1,eio@read+nth=2", 64 << 10, |worker, _| {
+        on_each_engine("short@read+nth=1,eio@read+nth=2", 64 << 10, |worker, _| {
             assert_eq!(worker.read_into(0, 64 << 10, misaligned).0, EIO);
         });
         let lens = RefCell::new(HashSet::new());
         for seed in 1..9 {
             let rules = format!("seed={seed},short@write+nth=1,eio@write+nth=2");
-            on_each(&rules, 64 << 10, |worker, contents| {
+            on_each_engine(&rules, 64 << 10, |worker, contents| {
                 let written: Vec<u8> = contents.iter().map(|byte| !byte).collect();
                 assert_eq!(worker.write(0, &written, misaligned), EIO);
                 let found = worker.read(0, contents.len()).1;
@@ -221,20 +222,20 @@ fn a_short_transfer_leaves_something() {
                 assert!(len > 0 && len < contents.len() && found[len..] == contents[len..], "{len}");
                 lens.borrow_mut().insert(len);
             });
-            // Through the cache a sector is the least part, and so the only one of two sectors.
+            // With the cache the smallest part is one sector. So it is the only part of two sectors.
             let image = image(&[0; 1024]);
             let disk = faulty(&rules, &image, Cache::Writeback);
             assert_eq!(Worker::new(&disk, EngineKind::Threads, 4).write(0, &[1; 1024], misaligned), EIO);
             assert!(fs::read(image.path()).unwrap() == [[1; 512], [0; 512]].concat(), "{rules}");
         }
-        assert!(lens.borrow().len() > 1, "always the same part");
+        assert!(lens.borrow().len() > 1, "the part is always the same");
     }
 }
 
 #[test]
-fn extents_fail_by_kind_and_place() {
+fn extents_fail_by_kind_and_offset() {
     let rules = "eio@discard+8-15,enospc@zeroes+16-23,eio@erase";
-    let on = |worker: &mut Worker<'_>, request, sectors: &[u64]| {
+    let run_on = |worker: &mut Worker<'_>, request, sectors: &[u64]| {
         let extents = sectors.iter().map(|sector| Extent { offset: sector * 512, len: 4096, unmap: false });
         worker.io(0).extents_mut().extend(extents);
         worker.run(request)
@@ -242,16 +243,16 @@ fn extents_fail_by_kind_and_place() {
     let (discard, zeroes) = (Request::Discard { durable: false }, Request::WriteZeroes { durable: false });
     let enospc = Err(IoError::Os(Errno::NOSPC));
     let check = |worker: &mut Worker<'_>| {
-        assert_eq!(on(worker, discard, &[0, 16]), Ok(()));
-        assert_eq!(on(worker, zeroes, &[0, 8]), Ok(()));
+        assert_eq!(run_on(worker, discard, &[0, 16]), Ok(()));
+        assert_eq!(run_on(worker, zeroes, &[0, 8]), Ok(()));
         for sectors in [&[8][..], &[0, 8], &[8, 16]] {
-            assert_eq!(on(worker, discard, sectors), EIO);
+            assert_eq!(run_on(worker, discard, sectors), EIO);
         }
-        assert_eq!(on(worker, zeroes, &[16]), enospc);
+        assert_eq!(run_on(worker, zeroes, &[16]), enospc);
     };
-    on_each(rules, 64 << 10, |worker, _| check(worker));
+    on_each_engine(rules, 64 << 10, |worker, _| check(worker));
     let disk = open(rules, DiskSpec::Memory(64 << 10), Cache::None).unwrap();
     let mut worker = Worker::new(&disk, EngineKind::Threads, 4);
     check(&mut worker);
-    assert_eq!(on(&mut worker, Request::SecureErase, &[0]), EIO);
+    assert_eq!(run_on(&mut worker, Request::SecureErase, &[0]), EIO);
 }

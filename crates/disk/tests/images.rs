@@ -1,9 +1,9 @@
-//! Which files are disks, what of a disk may be asked for, and files that change behind our back.
+//! Tests which files open as disks, which requests a disk accepts, and files that another process changes.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
 
-use common::{Worker, device, guest, image, logged, options};
+use common::{Worker, guest, image, logged, loop_device, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Resized, Step};
 use kickless_io::EngineKind;
 use kickless_memory::{Gpa, Marks};
@@ -23,11 +23,12 @@ fn open(path: &Path, cache: Cache, read_only: bool) -> Result<Disk, Error> {
     Disk::open(&DiskSpec::File(path.to_owned()), &options(cache, read_only))
 }
 
-/// One disk of each kind, of so many bytes, what each is called, and what it needs to be there.
-fn each_kind(len: u64, read_only: bool) -> Vec<(String, Disk, Box<dyn Any>)> {
+/// Returns a disk of `len` bytes of each kind, with its name and the value that keeps it alive, such as its
+/// server.
+fn disks_of_each_kind(len: u64, read_only: bool) -> Vec<(String, Disk, Box<dyn Any>)> {
     let contents = vec![0; len as usize];
     let image = image(&contents);
-    #[allow(unused_mut, reason = "there may be no more")]
+    #[allow(unused_mut, reason = "the features add more")]
     let mut specs: Vec<(DiskSpec, Box<dyn Any>)> = vec![
         (DiskSpec::File(image.path().into()), Box::new(image)),
         (DiskSpec::Null(len), Box::new(())),
@@ -49,18 +50,18 @@ fn each_kind(len: u64, read_only: bool) -> Vec<(String, Disk, Box<dyn Any>)> {
         specs.push((image.spec(""), Box::new(image)));
     }
     let mut disks = Vec::new();
-    for (spec, kept) in specs {
-        let kept = Rc::new(kept);
+    for (spec, keep_alive) in specs {
+        let keep_alive = Rc::new(keep_alive);
         for cache in CACHES {
             let disk = Disk::open(&spec, &options(cache, read_only)).unwrap();
-            disks.push((format!("{spec:?} {cache}"), disk, Box::new(kept.clone()) as Box<dyn Any>));
+            disks.push((format!("{spec:?} {cache}"), disk, Box::new(keep_alive.clone()) as Box<dyn Any>));
         }
     }
     disks
 }
 
 #[test]
-fn what_is_no_disk_is_refused_without_waiting() {
+fn files_that_are_no_disks_are_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     mknodat(CWD, at("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -96,21 +97,21 @@ fn what_is_no_disk_is_refused_without_waiting() {
 }
 
 #[test]
-fn sizes_that_no_disk_has() {
+fn impossible_sizes_are_refused() {
     for size in [0, 1, 511, 513, u64::MAX] {
         for spec in [DiskSpec::Null(size), DiskSpec::Memory(size)] {
             let error = Disk::open(&spec, &options(Cache::None, false)).unwrap_err();
             assert!(matches!(error, Error::Size(given) if given == size), "{spec:?}: {error}");
         }
     }
-    // More than any address space.
+    // Larger than the address space.
     let huge = Disk::open(&DiskSpec::Memory(1 << 62), &options(Cache::None, false)).unwrap_err();
     assert!(matches!(huge, Error::Memory { .. }), "{huge}");
 }
 
-/// An image of another format is served as it is, and the log says so once.
+/// A raw disk whose file is an image of another format is served, and logs one warning.
 #[test]
-fn an_image_of_another_format_is_raw_with_a_warning() {
+fn a_raw_disk_warns_of_another_format() {
     let warnings = |contents: &[u8]| {
         let image = image(contents);
         let mut lines = Vec::new();
@@ -135,7 +136,7 @@ fn an_image_of_another_format_is_raw_with_a_warning() {
     assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("VHD")), "{lines:?}");
 }
 
-/// The end of an image that is no whole sector stays as it is, and the log says so.
+/// The last bytes of an image, less than a sector, are not part of the disk. The log warns of them.
 #[test]
 fn an_odd_length_is_rounded_down() {
     let whole = Random(1).bytes(16 << 10);
@@ -147,7 +148,7 @@ fn an_odd_length_is_rounded_down() {
             let disk = match opened {
                 Ok(disk) => disk,
                 Err(error) => {
-                    // Blocks are larger here than we thought.
+                    // This file system has blocks of more than 512 bytes.
                     assert!(cache == Cache::None && matches!(error, Error::PartialBlock { .. }), "{error}");
                     continue;
                 }
@@ -171,9 +172,9 @@ fn an_odd_length_is_rounded_down() {
 }
 
 #[test]
-fn only_whole_sectors_of_the_disk() {
+fn requests_must_be_whole_sectors_within_the_disk() {
     const SIZE: u64 = 64 << 10;
-    for (name, disk, _kept) in each_kind(SIZE, false) {
+    for (name, disk, _keep_alive) in disks_of_each_kind(SIZE, false) {
         assert_eq!((disk.size(), disk.limits().read_only), (SIZE, false), "{name}");
         let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
         for (offset, len, result) in [
@@ -205,7 +206,7 @@ fn only_whole_sectors_of_the_disk() {
 
 #[test]
 fn a_read_only_disk_takes_no_writes() {
-    for (name, disk, _kept) in each_kind(64 << 10, true) {
+    for (name, disk, _keep_alive) in disks_of_each_kind(64 << 10, true) {
         assert!(disk.limits().read_only);
         let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
         let view = guest(4096);
@@ -223,10 +224,10 @@ fn a_read_only_disk_takes_no_writes() {
     }
 }
 
-/// No file and no library can erase what was there for good.
+/// No file and no library can erase data so that it cannot be recovered.
 #[test]
-fn what_a_disk_cannot_do_it_does_not_claim_to_have_done() {
-    for (name, disk, _kept) in each_kind(64 << 10, false) {
+fn secure_erase_is_refused_except_in_memory() {
+    for (name, disk, _keep_alive) in disks_of_each_kind(64 << 10, false) {
         if let Disk::Memory(_) = disk {
             continue;
         }
@@ -238,9 +239,9 @@ fn what_a_disk_cannot_do_it_does_not_claim_to_have_done() {
 }
 
 #[test]
-fn a_protected_device_is_read_only_or_nothing() {
+fn a_write_protected_device_opens_only_for_reading() {
     let contents = Random(2).bytes(64 << 10);
-    let device = match device(image(&contents), true) {
+    let device = match loop_device(image(&contents), true) {
         Ok(device) => device,
         Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
     };
@@ -253,15 +254,16 @@ fn a_protected_device_is_read_only_or_nothing() {
         assert_eq!((disk.size(), limits.block_size, limits.read_only), (64 << 10, 4096, true));
         let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
         assert_eq!(worker.write(0, &[0; 512], 0), Err(IoError::ReadOnly));
-        // Single sectors can be read all the same.
+        // Reads need not be aligned to the blocks.
         assert!(worker.read_into(512 * 3, 512 * 9, 1) == (Ok(()), contents[512 * 3..512 * 12].to_vec()));
     }
 }
 
-/// The kernel counts what it has flushed of a device. Whole blocks and parts of them, and through buffers of ours.
+/// Writes whole blocks and parts of blocks, from aligned and unaligned memory. The kernel counts the flushes
+/// of a device.
 #[test]
 fn durable_writes_are_flushed_and_others_are_not() {
-    let device = match device(image(&[0; 64 << 10]), false) {
+    let device = match loop_device(image(&[0; 64 << 10]), false) {
         Ok(device) => device,
         Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
     };
@@ -286,17 +288,17 @@ fn durable_writes_are_flushed_and_others_are_not() {
     }
 }
 
-/// Somebody cuts the image off while it is used: errors, and no request that never ends.
+/// Requests to an image that another process truncates fail. None waits for ever.
 #[test]
-fn a_file_that_has_become_shorter() {
+fn requests_to_a_truncated_file_fail() {
     for cache in CACHES {
         for kind in ENGINES {
             for (len, any_error) in [(512 * 3, false), (0, false), (512 * 3 + 100, true)] {
                 let image = image(&[5; 64 << 10]);
                 let disk = open(image.path(), cache, false).unwrap();
                 let mut worker = Worker::new(&disk, kind, 4);
-                let behind = OpenOptions::new().write(true).open(image.path()).unwrap();
-                behind.set_len(len).unwrap();
+                let other_handle = OpenOptions::new().write(true).open(image.path()).unwrap();
+                other_handle.set_len(len).unwrap();
                 for misaligned in [0, 512, 1] {
                     for (offset, bytes) in [(0, 8192), (512, 512 * 5), (8192, 512), (32 << 10, 32 << 10)] {
                         let (result, _) = worker.read_into(offset, bytes, misaligned);
@@ -309,10 +311,10 @@ fn a_file_that_has_become_shorter() {
                     }
                 }
                 assert_eq!(worker.flush(), Ok(()));
-                // A write would make it longer, with zeroes where the guest's data were.
+                // The write would make the file longer again, with zeroes in place of the guest's data.
                 let refused = worker.write((64 << 10) - 512, &[6; 512], 0);
-                assert_eq!((refused, behind.metadata().unwrap().len()), (Err(IoError::Shrunk), len));
-                behind.set_len(64 << 10).unwrap();
+                assert_eq!((refused, other_handle.metadata().unwrap().len()), (Err(IoError::Shrunk), len));
+                other_handle.set_len(64 << 10).unwrap();
                 assert_eq!(worker.write((64 << 10) - 512, &[6; 512], 0), Ok(()));
                 let (result, bytes) = worker.read(0, 64 << 10);
                 assert_eq!(result, Ok(()));
@@ -326,7 +328,7 @@ fn a_file_that_has_become_shorter() {
     }
 }
 
-/// A worker serves many disks: the log names the one that a line is about.
+/// A worker serves many disks, so each line of the log must name its disk.
 #[test]
 fn a_line_belongs_to_the_span_that_the_disk_was_opened_in() {
     let image = image(&[5; 64 << 10]);
@@ -343,39 +345,40 @@ fn a_line_belongs_to_the_span_that_the_disk_was_opened_in() {
     assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("device{name=\"web\"}")), "{log}");
 }
 
-/// What is known of the length decides about writes, discards and zeroes: by a read that found the end, or by a look.
+/// Writes, discards and zeroes beyond the end of the file fail once the disk knows that the file became
+/// shorter. It learns this from a read or from `refresh_size`.
 #[test]
-fn what_is_cut_off_fails_until_the_file_is_as_long_again() {
+fn requests_beyond_the_end_fail_until_the_file_is_long_again() {
     let (zeroes, discard) = (Request::WriteZeroes { durable: false }, Request::Discard { durable: false });
     for cache in CACHES {
         let image = image(&[5; 64 << 10]);
         let disk = open(image.path(), cache, false).unwrap();
         let len = || image.as_file().metadata().unwrap().len();
         let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
-        let on_extent = |worker: &mut Worker<'_>, request, offset| {
+        let run_on_extent = |worker: &mut Worker<'_>, request, offset| {
             worker.io(0).extents_mut().push(Extent { offset, len: 4096, unmap: false });
             worker.run(request)
         };
-        for by_a_look in [false, true] {
+        for by_refresh in [false, true] {
             image.as_file().set_len(32 << 10).unwrap();
-            // Nothing is known yet.
+            // The disk does not know yet.
             assert_eq!(worker.write(36 << 10, &[6; 4096], 0), Ok(()));
-            assert_eq!(len(), 40 << 10, "the write makes it longer");
-            let ((), log) = logged(|| match by_a_look {
+            assert_eq!(len(), 40 << 10, "the write makes the file longer");
+            let ((), log) = logged(|| match by_refresh {
                 true => assert!(matches!(disk.refresh_size(), Ok(Resized::Shrunk { .. }))),
                 false => assert_eq!(worker.read(60 << 10, 512).0, Err(IoError::Shrunk)),
             });
-            assert_eq!(log.contains("become shorter"), !by_a_look, "{log}");
+            assert_eq!(log.contains("become shorter"), !by_refresh, "{log}");
             for offset in [40 << 10, (40 << 10) - 512, 60 << 10] {
                 assert_eq!(worker.write(offset, &[6; 4096], 0), Err(IoError::Shrunk), "{offset}");
                 for request in [zeroes, discard] {
-                    assert_eq!(on_extent(&mut worker, request, offset), Err(IoError::Shrunk));
+                    assert_eq!(run_on_extent(&mut worker, request, offset), Err(IoError::Shrunk));
                 }
             }
             assert_eq!(len(), 40 << 10);
-            // What is there goes on, and what no disk has is no part of it.
+            // Requests to the rest of the file work. A request beyond the disk's end fails as before.
             assert_eq!(worker.write(36 << 10, &[6; 4096], 0), Ok(()));
-            assert_eq!(on_extent(&mut worker, zeroes, 0), Ok(()));
+            assert_eq!(run_on_extent(&mut worker, zeroes, 0), Ok(()));
             assert_eq!(worker.write(64 << 10, &[6; 512], 0), Err(IoError::Range));
             image.as_file().set_len(64 << 10).unwrap();
             assert_eq!(worker.write(60 << 10, &[6; 4096], 0), Ok(()));
@@ -385,7 +388,7 @@ fn what_is_cut_off_fails_until_the_file_is_as_long_again() {
 }
 
 #[test]
-fn disks_can_be_told_from_one_another() {
+fn disks_have_identities_of_their_own() {
     let images = [image(&[0; 512]), image(&[0; 512])];
     let disks =
         [&images[0], &images[1], &images[0]].map(|image| open(image.path(), CACHES[1], true).unwrap());
@@ -399,8 +402,10 @@ fn disks_can_be_told_from_one_another() {
 }
 
 #[test]
-fn a_disk_can_be_handed_over_and_taken_over() {
-    for (name, disk, _kept) in [false, true].into_iter().flat_map(|read_only| each_kind(65536, read_only)) {
+fn disks_of_each_kind_write_back_and_reload() {
+    for (name, disk, _keep_alive) in
+        [false, true].into_iter().flat_map(|read_only| disks_of_each_kind(65536, read_only))
+    {
         assert!(disk.write_back().is_ok() && disk.reload().is_ok(), "{name}");
     }
 }

@@ -1,5 +1,6 @@
-//! The log of one thread, as the other tests read it. A program of its own: its call site is reached for the first time
-//! while this is the only log of the process.
+//! Tests `logged`, the helper that captures the log of one thread.
+//!
+//! This is a program of its own, so no other log exists when the call site in `log` is reached first.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -12,7 +13,7 @@ fn log() {
 }
 
 #[test]
-fn a_line_is_logged_though_another_thread_is_first() {
+fn a_line_is_captured_although_another_thread_logs_it_first() {
     let ((), log) = logged(|| {
         thread::spawn(log).join().unwrap();
         log();

@@ -1,13 +1,14 @@
-//! Disks against a model: many requests in flight at random places with random buffers, on one thread or two.
+//! Compares disks with a model. Many requests are in flight at random offsets with random buffers, on one
+//! thread or two.
 //!
-//! Each worker owns some runs of sectors, nobody else's; it never has a write in flight together with another
-//! request for the same sector, for what a disk does then is its own affair. Blocks are larger than sectors on
-//! some targets, so that disjoint requests of both workers meet in one block.
+//! Each worker owns some runs of sectors, and uses no others. It has no write in flight together with
+//! another request for the same sector, because the result of these would not be defined. Blocks are larger
+//! than sectors on some disks, so disjoint requests of both workers meet in one block.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
 
-use common::{Worker, device, guest, image, options};
+use common::{Worker, guest, image, loop_device, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Extent, Request, Step};
 use kickless_io::EngineKind;
 use kickless_memory::{Gpa, Marks, View};
@@ -26,14 +27,14 @@ const RUN_MAX: u64 = 24;
 /// Guest memory of each request slot: the longest request, and gaps between its segments.
 const AREA: u64 = 32 << 10;
 
-/// How hard to try.
+/// The parameters of one test run.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     engine: EngineKind,
     workers: usize,
-    /// Operations that an engine takes, which may be fewer than the requests.
+    /// Operations that the engine holds. The requests may need more.
     depth: u32,
-    /// Requests of each worker at a time.
+    /// Requests that each worker has in flight.
     slots: usize,
     /// Requests of each worker in all.
     requests: usize,
@@ -41,13 +42,13 @@ struct Load {
 
 fn loads(workers: usize) -> impl Strategy<Value = (Load, u64)> {
     let engine = prop_oneof![Just(EngineKind::Uring), Just(EngineKind::Aio), Just(EngineKind::Threads)];
-    // More slots than there are bounce buffers, and engines that are smaller than what they are given.
+    // The slots can be more than the bounce buffers, and the operations more than the engine holds.
     (engine, 1..=128u32, 1..=90usize, any::<u64>()).prop_map(move |(engine, depth, slots, seed)| {
         (Load { engine, workers, depth, slots, requests: 400 }, seed)
     })
 }
 
-/// Tries `cases` loads on the disk that `make` opens, with its contents.
+/// Runs `cases` random loads, each on a disk that `make` opens with the given contents.
 fn check(cases: u32, workers: usize, make: impl Fn(&[u8]) -> Target) {
     let config =
         ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 0, ..Default::default() };
@@ -57,20 +58,21 @@ fn check(cases: u32, workers: usize, make: impl Fn(&[u8]) -> Target) {
         let contents = random.bytes(sectors * SECTOR);
         let target = make(&contents);
         let expected = exercise(&target.disk, load, random, contents);
-        if let Some(read) = target.behind {
-            prop_assert!(read() == expected, "the file differs");
+        if let Some(read) = target.read_behind {
+            prop_assert!(read() == expected, "the image differs");
         }
     });
 }
 
-/// A disk, and a way to see its bytes without it.
+/// A disk under test.
 struct Target {
     disk: Disk,
-    behind: Option<Box<dyn Fn() -> Vec<u8>>>,
+    /// Reads the whole image by other means than the disk.
+    read_behind: Option<Box<dyn Fn() -> Vec<u8>>>,
 }
 
-/// Runs the load on a disk with these contents; what they must be afterwards, which has been compared with
-/// what the disk says.
+/// Runs the load on a disk with these contents. Checks that the disk then reads as the model does, and
+/// returns the model's contents.
 fn exercise(disk: &Disk, load: Load, mut random: Random, contents: Vec<u8>) -> Vec<u8> {
     let sectors = disk.size() / SECTOR;
     assert_eq!(sectors * SECTOR, contents.len() as u64);
@@ -88,7 +90,7 @@ fn exercise(disk: &Disk, load: Load, mut random: Random, contents: Vec<u8>) -> V
             .map(|runs| {
                 let random = Random(random.next());
                 let model = contents.clone();
-                scope.spawn(move || Player::new(disk, load, random, runs, model).play())
+                scope.spawn(move || ModelWorker::new(disk, load, random, runs, model).run())
             })
             .collect();
         for worker in workers {
@@ -114,12 +116,12 @@ struct Active {
     /// `None` for a flush.
     sectors: Option<Range<u64>>,
     write: bool,
-    /// What the slot's guest memory must hold when it is over.
-    after: Vec<u8>,
+    /// The expected bytes of the slot's guest memory after the request.
+    expected: Vec<u8>,
 }
 
-/// One worker with its part of the model.
-struct Player<'a> {
+/// A worker with its part of the model.
+struct ModelWorker<'a> {
     worker: Worker<'a>,
     view: Arc<View>,
     random: Random,
@@ -129,7 +131,7 @@ struct Player<'a> {
     left: usize,
 }
 
-impl<'a> Player<'a> {
+impl<'a> ModelWorker<'a> {
     fn new(disk: &'a Disk, load: Load, random: Random, runs: Vec<Range<u64>>, model: Vec<u8>) -> Self {
         Self {
             worker: Worker::new(disk, load.engine, load.depth).with_slots(load.slots),
@@ -142,7 +144,8 @@ impl<'a> Player<'a> {
         }
     }
 
-    fn play(mut self) -> (Vec<Range<u64>>, Vec<u8>) {
+    /// Runs all requests. Returns the worker's sectors and its model of the disk.
+    fn run(mut self) -> (Vec<Range<u64>>, Vec<u8>) {
         loop {
             for slot in 0..self.active.len() {
                 while self.active[slot].is_none() && self.left > 0 {
@@ -160,20 +163,21 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Sectors that no request in flight is in the way of.
+    /// Chooses random sectors for a request. Returns `None` if they overlap with a request in flight, and
+    /// one of both writes.
     fn choose(&mut self, write: bool) -> Option<Range<u64>> {
         let run = self.runs[self.random.from(0..self.runs.len() as u64) as usize].clone();
         let start = self.random.from(run.clone());
         let end = self.random.from(start..run.end) + 1;
-        let in_the_way = self.active.iter().flatten().any(|other| {
+        let conflicts = self.active.iter().flatten().any(|other| {
             other.sectors.as_ref().is_some_and(|o| o.start < end && start < o.end) && (write || other.write)
         });
-        (!in_the_way).then_some(start..end)
+        (!conflicts).then_some(start..end)
     }
 
     fn start(&mut self, slot: usize) {
         if self.random.from(0..12) == 0 {
-            self.active[slot] = Some(Active { sectors: None, write: false, after: self.area(slot) });
+            self.active[slot] = Some(Active { sectors: None, write: false, expected: self.area(slot) });
             return self.step(slot, Request::Flush);
         }
         let write = self.random.from(0..5) < 3;
@@ -183,16 +187,16 @@ impl<'a> Player<'a> {
             return self.zero(slot, sectors);
         }
         let mut before = self.random.bytes(AREA);
-        let mut after = before.clone();
+        let mut expected = before.clone();
         let mut at = bytes.start;
         for (start, len) in self.segments(bytes.len()) {
             let (here, there) = (start..start + len, at..at + len);
             if write {
                 self.model[there].copy_from_slice(&before[here]);
             } else {
-                // A byte that is not there by chance already.
+                // The memory differs from the disk in each byte before the read.
                 before[here.clone()].iter_mut().zip(&self.model[there.clone()]).for_each(|(b, m)| *b = !m);
-                after[here].copy_from_slice(&self.model[there]);
+                expected[here].copy_from_slice(&self.model[there]);
             }
             at += len;
             let gpa = Gpa(slot as u64 * AREA + start as u64);
@@ -206,11 +210,11 @@ impl<'a> Player<'a> {
         } else {
             Request::Read { offset }
         };
-        self.active[slot] = Some(Active { sectors: Some(sectors), write, after });
+        self.active[slot] = Some(Active { sectors: Some(sectors), write, expected });
         self.step(slot, request);
     }
 
-    /// In one extent or two, in either order.
+    /// Zeroes sectors by one extent or two, in either order.
     fn zero(&mut self, slot: usize, sectors: Range<u64>) {
         self.model[bytes_of(sectors.clone())].fill(0);
         let cut = self.random.from(sectors.clone());
@@ -224,11 +228,12 @@ impl<'a> Player<'a> {
             self.worker.io(slot).extents_mut().push(Extent { offset, len, unmap });
         }
         let durable = self.random.from(0..8) == 0;
-        self.active[slot] = Some(Active { sectors: Some(sectors), write: true, after: self.area(slot) });
+        self.active[slot] = Some(Active { sectors: Some(sectors), write: true, expected: self.area(slot) });
         self.step(slot, Request::WriteZeroes { durable });
     }
 
-    /// Where in the slot's memory `len` bytes go: whole pages, whole sectors, or anything.
+    /// Divides `len` bytes into segments of the slot's memory, aligned to pages, to sectors or to nothing.
+    /// Returns the offset and the length of each.
     fn segments(&mut self, len: usize) -> Vec<(usize, usize)> {
         let unit = [4096, 512, 1][self.random.from(0..3) as usize];
         let count = self.random.from(1..9);
@@ -257,7 +262,7 @@ impl<'a> Player<'a> {
     fn finish(&mut self, slot: usize) {
         let active = self.active[slot].take().unwrap();
         assert!(
-            self.area(slot) == active.after,
+            self.area(slot) == active.expected,
             "guest memory differs after a {} of {:?}",
             if active.write { "write" } else { "read" },
             active.sectors
@@ -265,6 +270,7 @@ impl<'a> Player<'a> {
         self.worker.io(slot).buffers_mut().clear(&mut Marks::off());
     }
 
+    /// Returns the bytes of the slot's guest memory.
     fn area(&self, slot: usize) -> Vec<u8> {
         let mut bytes = vec![0; AREA as usize];
         self.view.read(Gpa(slot as u64 * AREA), &mut bytes).unwrap();
@@ -272,37 +278,37 @@ impl<'a> Player<'a> {
     }
 }
 
-fn on_a_file(cache: Cache, contents: &[u8]) -> Target {
+fn file_target(cache: Cache, contents: &[u8]) -> Target {
     let image = image(contents);
     let disk = Disk::open(&DiskSpec::File(image.path().into()), &options(cache, false)).unwrap();
-    Target { disk, behind: Some(Box::new(move || fs::read(image.path()).unwrap())) }
+    Target { disk, read_behind: Some(Box::new(move || fs::read(image.path()).unwrap())) }
 }
 
 #[test]
 fn a_file_without_the_cache() {
-    check(6, 1, |contents| on_a_file(Cache::None, contents));
+    check(6, 1, |contents| file_target(Cache::None, contents));
 }
 
 #[test]
 fn a_file_through_the_cache() {
-    check(6, 1, |contents| on_a_file(Cache::Writeback, contents));
+    check(6, 1, |contents| file_target(Cache::Writeback, contents));
 }
 
 #[test]
 fn a_file_on_two_threads() {
-    check(6, 2, |contents| on_a_file(Cache::None, contents));
+    check(6, 2, |contents| file_target(Cache::None, contents));
 }
 
-/// Short transfers, refusals and operations that overtake one another change nothing of what is on the disk.
+/// Short transfers, `EAGAIN`, and operations in another order do not change the result of the requests.
 #[test]
-fn a_file_with_faults_that_pass() {
+fn a_file_with_transient_faults() {
     let rules = "short@20%,eagain@5%,reorder@5%,delay=10us-1ms@10%";
     check(4, 2, |contents| {
         let image = image(contents);
         let under = Box::new(DiskSpec::File(image.path().into()));
         let spec = DiskSpec::Fault(rules.parse().unwrap(), under);
         let disk = Disk::open(&spec, &options(Cache::None, false)).unwrap();
-        Target { disk, behind: Some(Box::new(move || fs::read(image.path()).unwrap())) }
+        Target { disk, read_behind: Some(Box::new(move || fs::read(image.path()).unwrap())) }
     });
 }
 
@@ -315,11 +321,11 @@ fn memory_on_two_threads() {
         assert!(worker.read(0, contents.len()) == (Ok(()), vec![0; contents.len()]));
         assert_eq!(worker.write(0, contents, 0), Ok(()));
         drop(worker);
-        Target { disk, behind: None }
+        Target { disk, read_behind: None }
     });
 }
 
-/// With clusters that are smaller than a request, and larger, and with those of an image under it.
+/// Runs on clusters that are smaller and larger than a request, and on compressed clusters.
 #[test]
 #[cfg(feature = "qcow2")]
 fn qcow2_images_on_two_threads() {
@@ -331,27 +337,27 @@ fn qcow2_images_on_two_threads() {
         check(4, 2, |contents| {
             let image = common::qcow2::Image::of(contents, options);
             let disk = Disk::open(&image.spec(), &common::options(cache, false)).unwrap();
-            // Nothing is flushed: what has been answered is in the file.
-            Target { disk, behind: Some(Box::new(move || image.contents())) }
+            // A completed write is in the file without a flush.
+            Target { disk, read_behind: Some(Box::new(move || image.contents())) }
         });
     }
 }
 
 #[test]
 #[cfg(feature = "qcow2")]
-fn a_new_qcow2_image_over_another() {
+fn a_new_qcow2_image_over_a_backing_image() {
     check(4, 2, |contents| {
         let image = common::qcow2::Image::of(contents, &[]);
         image.img(&["create", "-f", "qcow2", "-b", "disk.qcow2", "-F", "qcow2", "top"]);
         let spec = DiskSpec::Qcow2(image.dir.path().join("top"));
         let disk = Disk::open(&spec, &options(Cache::None, false)).unwrap();
         let before = image.contents();
-        let behind = move || {
-            assert!(image.contents() == before, "the image under it has changed");
+        let read_behind = move || {
+            assert!(image.contents() == before, "the backing image has changed");
             image.img(&["convert", "-U", "-f", "qcow2", "-O", "raw", "top", "whole"]);
             fs::read(image.dir.path().join("whole")).unwrap()
         };
-        Target { disk, behind: Some(Box::new(behind)) }
+        Target { disk, read_behind: Some(Box::new(read_behind)) }
     });
 }
 
@@ -362,7 +368,7 @@ fn nbd_exports_on_two_threads() {
         check(4, 2, |contents| {
             let server = common::server::Server::start(kind, contents, &[]);
             let disk = Disk::open(&server.spec(""), &options(Cache::None, false)).unwrap();
-            Target { disk, behind: Some(Box::new(move || fs::read(server.image()).unwrap())) }
+            Target { disk, read_behind: Some(Box::new(move || fs::read(server.image()).unwrap())) }
         });
     }
 }
@@ -374,35 +380,36 @@ fn ceph_images_on_two_threads() {
         check(4, 2, |contents| {
             let image = common::ceph::Image::of(contents);
             let disk = Disk::open(&image.spec(""), &options(cache, false)).unwrap();
-            // What has been answered without a cache is in the cluster.
-            let behind = move || image.contents();
+            // A completed write without a cache is in the cluster.
+            let read_behind = move || image.contents();
             Target {
                 disk,
-                behind: (cache == Cache::None).then(|| Box::new(behind) as Box<dyn Fn() -> Vec<u8>>),
+                read_behind: (cache == Cache::None)
+                    .then(|| Box::new(read_behind) as Box<dyn Fn() -> Vec<u8>>),
             }
         });
     }
 }
 
-/// Blocks of 4096 bytes: sectors are read, changed and written back, and must not undo one another.
+/// Writes of single sectors read, change and write blocks of 4096 bytes. They must not undo one another.
 #[test]
 fn large_blocks_on_two_threads() {
-    if let Err(why) = device(image(&[0; 4096]), false) {
+    if let Err(why) = loop_device(image(&[0; 4096]), false) {
         return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}");
     }
     for cache in [Cache::None, Cache::Writeback] {
         check(8, 2, |contents| {
-            let device = device(image(contents), false).unwrap();
+            let device = loop_device(image(contents), false).unwrap();
             let disk = Disk::open(&DiskSpec::File(device.path().into()), &options(cache, false)).unwrap();
             assert_eq!(disk.limits().block_size, 4096);
-            Target { disk, behind: Some(Box::new(move || fs::read(device.path()).unwrap())) }
+            Target { disk, read_behind: Some(Box::new(move || fs::read(device.path()).unwrap())) }
         });
     }
 }
 
-/// Longer than a bounce buffer, and aligned to nothing.
+/// Requests are longer than a bounce buffer, and not aligned.
 #[test]
-fn long_requests_go_piece_by_piece() {
+fn long_requests_run_in_pieces() {
     let mut random = Random(1);
     let contents = random.bytes(3 << 20);
     let len = (5 << 18) + 3 * 512;
@@ -430,7 +437,7 @@ fn long_requests_go_piece_by_piece() {
     let file = image(&contents);
     check(DiskSpec::File(file.path().into()));
     check(DiskSpec::Memory(contents.len() as u64));
-    match device(image(&contents), false) {
+    match loop_device(image(&contents), false) {
         Ok(device) => check(DiskSpec::File(device.path().into())),
         Err(why) => println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
     }

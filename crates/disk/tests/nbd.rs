@@ -1,11 +1,12 @@
-//! Exports of NBD servers: what they can do, and what becomes of requests when they stop or go. What servers can say is in `nbd_lies.rs`.
+//! Tests exports of real NBD servers: their features, and requests while a server is stopped, killed or back.
+//! `hostile_nbd.rs` tests servers that break the protocol.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(feature = "nbd")]
 
 mod common;
 
 use common::server::{KINDS, Kind, Server};
-use common::{GONE, InFlight, guest, on_extent, open, options, worker};
+use common::{InFlight, TIMED_OUT, guest, open, options, run_on_extent, worker};
 use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request, Step};
 use kickless_io::Errno;
 use kickless_memory::{Gpa, Marks};
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 
 const LEN: u64 = 1 << 20;
 
+/// Returns the bytes that the server's image takes on its file system.
 fn space(server: &Server) -> u64 {
     fs::metadata(server.image()).unwrap().blocks() * 512
 }
@@ -32,11 +34,11 @@ fn discards_and_zeroes() {
         assert_eq!(disk.size(), LEN);
         let mut worker = worker(&disk);
         let full = space(&server);
-        on_extent(&mut worker, Request::WriteZeroes { durable: false }, 4096, 64 << 10, false);
-        assert!(space(&server) >= full, "{kind:?}: the space was to be kept");
-        on_extent(&mut worker, Request::WriteZeroes { durable: true }, 128 << 10, 128 << 10, true);
-        on_extent(&mut worker, Request::Discard { durable: true }, 512 << 10, 256 << 10, false);
-        assert!(space(&server) + (300 << 10) < full, "{kind:?}: no space was given back");
+        run_on_extent(&mut worker, Request::WriteZeroes { durable: false }, 4096, 64 << 10, false);
+        assert!(space(&server) >= full, "{kind:?}: zeroes without unmap freed space");
+        run_on_extent(&mut worker, Request::WriteZeroes { durable: true }, 128 << 10, 128 << 10, true);
+        run_on_extent(&mut worker, Request::Discard { durable: true }, 512 << 10, 256 << 10, false);
+        assert!(space(&server) + (300 << 10) < full, "{kind:?}: no space was freed");
         let mut expected = contents.clone();
         for range in [4096..68 << 10, 128 << 10..256 << 10, 512 << 10..768 << 10] {
             expected[range].fill(0);
@@ -45,9 +47,9 @@ fn discards_and_zeroes() {
     }
 }
 
-/// What the server is asked is what the guest has been promised.
+/// Reads in the log of the server which commands it received.
 #[test]
-fn durable_writes_and_flushes_reach_the_server_as_such() {
+fn durable_writes_and_flushes_reach_the_server() {
     let server = Server::start(Kind::Nbdkit, &[0; 65536], &["--filter=log", "logfile=log"]);
     let disk = open(&server.spec(""));
     let mut worker = worker(&disk);
@@ -59,15 +61,15 @@ fn durable_writes_and_flushes_reach_the_server_as_such() {
     }
     assert_eq!(worker.flush(), Ok(()));
     let log = fs::read_to_string(server.file("log")).unwrap();
-    let asked: Vec<&str> =
+    let writes: Vec<&str> =
         log.lines().filter(|line| line.contains(" Write ") && !line.contains("...Write")).collect();
-    assert_eq!(asked.len(), 2, "{log}");
-    assert!(asked[0].contains("fua=0") && asked[1].contains("fua=1"), "{log}");
+    assert_eq!(writes.len(), 2, "{log}");
+    assert!(writes[0].contains("fua=0") && writes[1].contains("fua=1"), "{log}");
     assert_eq!(log.lines().filter(|line| line.contains(" Flush ")).count(), 1, "{log}");
 }
 
 #[test]
-fn what_cannot_be_opened_says_why() {
+fn errors_of_an_open_say_the_reason() {
     let read_only = Server::start(Kind::Nbdkit, &[1; 65536], &["--readonly"]);
     let refused = |spec: &DiskSpec, needle: &str| {
         let error = Disk::open(spec, &options(Cache::None, false)).unwrap_err();
@@ -87,23 +89,23 @@ fn what_cannot_be_opened_says_why() {
     let empty = Server::start(Kind::Nbdkit, &[], &[]);
     assert!(matches!(refused(&empty.spec(""), "0 bytes"), Error::Size(0)));
     let dir = tempfile::tempdir().unwrap();
-    let nobody = format!("nbd+unix:///?socket={}", dir.path().join("none").display());
-    refused(&DiskSpec::Nbd(nobody.parse().unwrap()), "cannot be used");
+    let no_server = format!("nbd+unix:///?socket={}", dir.path().join("none").display());
+    refused(&DiskSpec::Nbd(no_server.parse().unwrap()), "cannot be used");
     let long = format!("nbd+unix:///?socket=/{}", "x".repeat(200));
     refused(&DiskSpec::Nbd(long.parse().unwrap()), "cannot be used");
 }
 
 #[test]
-fn requests_wait_for_a_server_that_stands_still() {
+fn requests_wait_for_a_server_that_is_paused() {
     let contents = Random(2).bytes(LEN);
     for kind in KINDS {
         let server = Server::start(kind, &contents, &[]);
         let disk = open(&server.spec("reconnect-delay=1"));
-        server.stop();
+        server.pause();
         let mut requests = InFlight::start(&disk, 100, 20);
-        // Longer than anything that would be waited for if it had gone.
+        // Longer than requests would wait for a lost server.
         thread::sleep(Duration::from_millis(1500));
-        server.go_on();
+        server.resume();
         assert!(requests.finish().iter().all(Result::is_ok), "{kind:?}");
         let mut read = vec![0; 100 * 4096];
         requests.view.read(Gpa(0), &mut read).unwrap();
@@ -112,33 +114,33 @@ fn requests_wait_for_a_server_that_stands_still() {
 }
 
 #[test]
-fn a_stop_does_not_wait_for_a_server_that_stands_still() {
+fn a_stop_does_not_wait_for_a_server_that_is_paused() {
     // nbdkit 1.32 may abort when two of its threads answer on a connection that has been closed.
     let server = Server::start(Kind::Qemu, &[1; LEN as usize], &[]);
     let disk = open(&server.spec("reconnect-delay=1"));
-    server.stop();
+    server.pause();
     let mut requests = InFlight::start(&disk, 3, 3);
     disk.limit_remote_waits();
-    assert_eq!(requests.finish(), [GONE; 6]);
+    assert_eq!(requests.finish(), [TIMED_OUT; 6]);
     drop(requests);
-    server.go_on();
-    // Who comes next waits for it again, though only for a second each time.
+    server.resume();
+    // The next session waits for the server again, a second for each request.
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         disk.reload().unwrap();
         match worker(&disk).read(0, 512) {
             (Ok(()), bytes) => break assert_eq!(bytes, [1; 512]),
-            (error, _) => assert!(error == GONE && Instant::now() < deadline, "{error:?}"),
+            (error, _) => assert!(error == TIMED_OUT && Instant::now() < deadline, "{error:?}"),
         }
     }
 }
 
-/// Requests that wait for buffers which others have are not forgotten.
+/// A stop also ends the requests that wait for a buffer.
 #[test]
 fn a_stop_with_more_requests_than_buffers() {
     let server = Server::start(Kind::Nbdkit, &[1; LEN as usize], &[]);
     let disk = open(&server.spec("reconnect-delay=1"));
-    server.stop();
+    server.pause();
     let (slots, len) = (200, 64 << 10);
     let mut worker = worker(&disk).with_slots(slots);
     let view = guest(len);
@@ -146,18 +148,18 @@ fn a_stop_with_more_requests_than_buffers() {
         worker.io(slot).buffers_mut().push(&view, Gpa(0), len as u32).unwrap();
         assert_eq!(worker.start(slot, Request::Read { offset: 0 }), Step::Busy);
     }
-    let mut over = Vec::new();
-    while over.len() < slots {
+    let mut ended = Vec::new();
+    while ended.len() < slots {
         disk.limit_remote_waits();
-        over.extend(worker.turn());
+        ended.extend(worker.turn());
     }
-    assert!(over.iter().all(|(_, result)| *result == GONE));
-    server.go_on();
+    assert!(ended.iter().all(|(_, result)| *result == TIMED_OUT));
+    server.resume();
 }
 
-/// Where all goes well, a stop is no reason for a request to fail.
+/// Requests do not fail in a stop while the server answers.
 #[test]
-fn a_stop_of_a_server_that_answers() {
+fn a_stop_with_a_server_that_answers() {
     let server = Server::start(Kind::Nbdkit, &[1; LEN as usize], &[]);
     let disk = open(&server.spec("reconnect-delay=0"));
     let mut requests = InFlight::start(&disk, 64, 64);
@@ -166,19 +168,19 @@ fn a_stop_of_a_server_that_answers() {
 }
 
 #[test]
-fn requests_fail_when_the_server_has_gone_and_work_when_it_is_back() {
+fn requests_fail_while_the_server_is_lost_and_work_when_it_is_back() {
     for kind in KINDS {
         let mut server = Server::start(kind, &[1; LEN as usize], &[]);
         let disk = open(&server.spec("reconnect-delay=1"));
-        server.stop();
+        server.pause();
         let mut requests = InFlight::start(&disk, 10, 10);
         server.kill();
-        assert_eq!(requests.finish(), [GONE; 20], "{kind:?}");
-        // Now at once.
-        assert_eq!(worker(&disk).read(0, 512).0, GONE, "{kind:?}");
+        assert_eq!(requests.finish(), [TIMED_OUT; 20], "{kind:?}");
+        // The next request fails at once.
+        assert_eq!(worker(&disk).read(0, 512).0, TIMED_OUT, "{kind:?}");
         server.restart();
         let mut worker = worker(&disk);
-        while worker.read(0, 512).0 == GONE {
+        while worker.read(0, 512).0 == TIMED_OUT {
             thread::yield_now();
         }
         assert_eq!(worker.write(512, &[7; 512], 0), Ok(()), "{kind:?}");
@@ -187,12 +189,12 @@ fn requests_fail_when_the_server_has_gone_and_work_when_it_is_back() {
 }
 
 #[test]
-fn a_server_that_is_started_again_gets_what_it_has_not_answered() {
+fn a_restarted_server_gets_the_unanswered_requests_again() {
     let contents = Random(3).bytes(LEN);
     for kind in KINDS {
         let mut server = Server::start(kind, &contents, &[]);
         let disk = open(&server.spec("reconnect-delay=60"));
-        server.stop();
+        server.pause();
         let mut requests = InFlight::start(&disk, 50, 0);
         server.restart();
         assert!(requests.finish().iter().all(Result::is_ok), "{kind:?}");
@@ -202,33 +204,33 @@ fn a_server_that_is_started_again_gets_what_it_has_not_answered() {
     }
 }
 
-/// Nobody knows whether what a server had not been asked to flush is there after it has gone.
+/// Writes that a lost server acknowledged and did not flush may be lost with it.
 #[test]
-fn a_flush_fails_that_covers_writes_of_a_lost_server() {
+fn a_flush_fails_if_a_lost_server_had_unflushed_writes() {
     let mut server = Server::start(Kind::Nbdkit, &[0; LEN as usize], &[]);
     let disk = open(&server.spec("reconnect-delay=60"));
     let mut worker = worker(&disk);
     assert_eq!(worker.write(0, &[1; 512], 0), Ok(()));
     assert_eq!(worker.flush(), Ok(()));
     server.restart();
-    assert_eq!(worker.flush(), Ok(()), "all had been flushed");
+    assert_eq!(worker.flush(), Ok(()), "nothing was unflushed");
     assert_eq!(worker.write(0, &[2; 512], 0), Ok(()));
     server.restart();
     assert_eq!(worker.read(0, 512).0, Ok(()));
     assert_eq!(worker.flush(), Err(IoError::Os(Errno::IO)));
-    assert_eq!(worker.flush(), Ok(()), "it has been told once");
+    assert_eq!(worker.flush(), Ok(()), "the loss was reported before");
 }
 
-/// A driver looks at the result of its own queue's flush.
+/// A driver sees the results of each queue apart. So the first flush of each queue reports a loss.
 #[test]
-fn each_queue_hears_of_writes_that_a_server_lost() {
+fn each_queue_reports_writes_that_a_server_lost() {
     let mut server = Server::start(Kind::Nbdkit, &[0; LEN as usize], &[]);
     let disk = open(&server.spec("reconnect-delay=60"));
     let mut queues = [(); 3].map(|()| worker(&disk).with_slots(4));
     let (failed, one_page) = (Err(IoError::Os(Errno::IO)), [1; 4096]);
     assert_eq!(queues[0].write(0, &one_page, 0), Ok(()));
-    server.stop();
-    // In flight when the server goes, and sent again to the next one.
+    server.pause();
+    // These are in flight when the server is killed, and are sent again to the next one.
     for queue in &mut queues[..2] {
         for slot in 0..4 {
             assert_eq!(queue.start(slot, Request::Flush), Step::Busy);
@@ -236,21 +238,21 @@ fn each_queue_hears_of_writes_that_a_server_lost() {
     }
     server.restart();
     for queue in &mut queues[..2] {
-        let mut over = Vec::new();
-        while over.len() < 4 {
-            over.extend(queue.turn());
+        let mut ended = Vec::new();
+        while ended.len() < 4 {
+            ended.extend(queue.turn());
         }
-        assert!(over.iter().all(|(_, result)| *result == failed), "{over:?}");
+        assert!(ended.iter().all(|(_, result)| *result == failed), "{ended:?}");
     }
-    // A queue that had nothing in flight, one that starts later, and one of the next driver.
+    // Next come a queue that had nothing in flight, one that starts later, and one of the next driver.
     assert_eq!(queues[2].flush(), failed);
     assert_eq!(worker(&disk).flush(), failed);
     disk.new_driver();
     assert_eq!(worker(&disk).flush(), Ok(()));
     for queue in &mut queues {
-        assert_eq!(queue.flush(), Ok(()), "it has been told");
+        assert_eq!(queue.flush(), Ok(()), "its loss was reported before");
     }
-    // The same once more: by a server that is down while the flushes are posted.
+    // The next server has no flush in flight when it is killed.
     assert_eq!(queues[1].write(0, &one_page, 0), Ok(()));
     server.restart();
     for queue in &mut queues {
@@ -259,7 +261,7 @@ fn each_queue_hears_of_writes_that_a_server_lost() {
 }
 
 #[test]
-fn faults_before_an_export() {
+fn faults_apply_to_an_export() {
     let server = Server::start(Kind::Nbdkit, &[3; LEN as usize], &[]);
     let faulty = |rules: &str| {
         let spec = DiskSpec::Fault(rules.parse().unwrap(), Box::new(server.spec("")));

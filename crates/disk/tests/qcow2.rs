@@ -1,11 +1,11 @@
-//! Images in QEMU's format: what they can do, which are refused, and images that lie.
+//! Tests qcow2 images: their features, images that are refused, and damaged images.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 #![cfg(feature = "qcow2")]
 
 mod common;
 
 use common::qcow2::Image;
-use common::{device, logged, on_extent, options, worker};
+use common::{logged, loop_device, options, run_on_extent, worker};
 use kickless_disk::lock::ImageLock;
 use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request};
 use kickless_io::Errno;
@@ -22,18 +22,19 @@ fn open(spec: &DiskSpec, cache: Cache) -> Result<Disk, Error> {
     Disk::open(spec, &options(cache, false))
 }
 
+/// Returns the bytes that the file takes on its file system.
 fn space(path: &Path) -> u64 {
     fs::metadata(path).unwrap().blocks() * 512
 }
 
-/// What is said of an image that cannot be used.
-fn refused(path: &Path) -> String {
-    let said = open(&DiskSpec::Qcow2(path.to_owned()), Cache::None).unwrap_err().to_string();
-    assert!(said.contains(path.to_str().unwrap()), "{said}");
-    said
+/// Returns the error for an image that cannot be opened. It names the image.
+fn error_of_open(path: &Path) -> String {
+    let error = open(&DiskSpec::Qcow2(path.to_owned()), Cache::None).unwrap_err().to_string();
+    assert!(error.contains(path.to_str().unwrap()), "{error}");
+    error
 }
 
-/// A daemon that is killed while it writes can leave an image with errors.
+/// A daemon that is killed during a write can leave an image with errors, so the log warns at the open.
 #[test]
 fn an_image_that_is_written_to_warns() {
     let image = Image::of(&[1; 65536], &[]);
@@ -58,11 +59,17 @@ fn discards_and_zeroes() {
         assert!(limits.zeroes_may_unmap && limits.secure_erase.is_none());
         let mut worker = worker(&disk);
         let full = space(&image.path());
-        on_extent(&mut worker, Request::WriteZeroes { durable: false }, 64 << 10, 64 << 10, false);
-        on_extent(&mut worker, Request::WriteZeroes { durable: false }, 512, 1024, true);
-        assert!(space(&image.path()) + (16 << 10) > full, "the space was to be kept");
-        on_extent(&mut worker, Request::WriteZeroes { durable: true }, (192 << 10) + 512, 256 << 10, true);
-        on_extent(&mut worker, Request::Discard { durable: true }, 512 << 10, 256 << 10, false);
+        run_on_extent(&mut worker, Request::WriteZeroes { durable: false }, 64 << 10, 64 << 10, false);
+        run_on_extent(&mut worker, Request::WriteZeroes { durable: false }, 512, 1024, true);
+        assert!(space(&image.path()) + (16 << 10) > full, "zeroes without unmap freed space");
+        run_on_extent(
+            &mut worker,
+            Request::WriteZeroes { durable: true },
+            (192 << 10) + 512,
+            256 << 10,
+            true,
+        );
+        run_on_extent(&mut worker, Request::Discard { durable: true }, 512 << 10, 256 << 10, false);
         let mut expected = contents.clone();
         for (start, len) in
             [(64 << 10, 64 << 10), (512, 1024), ((192 << 10) + 512, 256 << 10), (512 << 10, 256 << 10)]
@@ -74,13 +81,13 @@ fn discards_and_zeroes() {
         assert!(image.contents() == expected);
         assert!(
             space(&image.path()) + (300 << 10) < full,
-            "no space was given back: {} of {full}",
+            "no space was freed: {} of {full}",
             space(&image.path())
         );
     }
 }
 
-/// A long range is done in pieces, and every cluster that is all within it is given back.
+/// A long range is discarded in pieces. Each cluster that is wholly within it is freed.
 #[test]
 fn long_discards_leave_no_cluster_behind() {
     const PIECE: u64 = 64 << 20;
@@ -94,15 +101,16 @@ fn long_discards_leave_no_cluster_behind() {
         for at in [PIECE, 2 * PIECE] {
             assert_eq!(worker.write(at - (64 << 10), &[7; 128 << 10], 0), Ok(()));
         }
-        // The clusters that it begins and ends within, and that it leaves.
+        // The range begins and ends in the middle of these two clusters. They stay allocated.
         let len = 2 * PIECE + (128 << 10);
         for at in [512, len] {
             assert_eq!(worker.write(at, &[7; 512], 0), Ok(()));
         }
         let full = space(&image.path());
-        on_extent(&mut worker, request, 512, len, unmap);
+        run_on_extent(&mut worker, request, 512, len, unmap);
         let left = space(&image.path());
-        // Four clusters, less what is zeroed in the first one of the range. Two that are left are more than that.
+        // The request frees four clusters (256 KiB). The zeroes that it writes into its first cluster take up
+        // to 64 KiB. If it left two of the four, it would free less than 160 KiB.
         assert!(left + (160 << 10) < full, "{request:?}: {left} of {full}");
         for at in [PIECE, 2 * PIECE] {
             assert!(worker.read(at - (64 << 10), 128 << 10) == (Ok(()), vec![0; 128 << 10]), "{request:?}");
@@ -111,7 +119,8 @@ fn long_discards_leave_no_cluster_behind() {
     }
 }
 
-/// Where the image ends before its last cluster does, what is beside a range that is zeroed stays, and what is under it too.
+/// The image ends within its last cluster. Zeroes in this cluster change neither the bytes beside them nor
+/// the backing image.
 #[test]
 fn zeroes_in_a_last_cluster_that_is_short() {
     const CLUSTER: usize = 64 << 10;
@@ -132,7 +141,7 @@ fn zeroes_in_a_last_cluster_that_is_short() {
                 let disk = open(&DiskSpec::Qcow2(path.clone()), Cache::None).unwrap();
                 let mut worker = worker(&disk);
                 let (at, len_zeroed) = ((last + from) as u64, (to - from) as u64);
-                on_extent(&mut worker, Request::WriteZeroes { durable: false }, at, len_zeroed, unmap);
+                run_on_extent(&mut worker, Request::WriteZeroes { durable: false }, at, len_zeroed, unmap);
                 let mut expected = contents.clone();
                 expected[last + from..last + to].fill(0);
                 let case = format!("{whole} {backing} {compressed} {from}-{to} {unmap}");
@@ -152,7 +161,7 @@ fn zeroes_in_a_last_cluster_that_is_short() {
     }
 }
 
-/// One of the format's second version has nothing to say that a cluster is zero with.
+/// The second version of the format cannot mark a cluster as zero.
 #[test]
 fn an_old_image_has_no_discards() {
     let contents = Random(1).bytes(LEN);
@@ -182,9 +191,9 @@ fn a_read_only_image_is_left_alone() {
     assert!(fs::read(image.path()).unwrap() == before);
 }
 
-/// Without a flush, for a process that is killed makes none.
+/// A completed request is in the file without a flush, because a process that is killed does not flush.
 #[test]
-fn what_has_been_answered_is_in_the_file() {
+fn completed_requests_are_in_the_file() {
     let image = Image::of(&[0; 1 << 20], &[]);
     let disk = open(&image.spec(), Cache::None).unwrap();
     let mut expected = vec![0; 1 << 20];
@@ -193,31 +202,31 @@ fn what_has_been_answered_is_in_the_file() {
         expected[at as usize..][..4096].fill(5);
         assert!(image.contents() == expected, "the write at {at} is not there");
     }
-    // In whole clusters, which is in the tables alone.
-    on_extent(&mut worker(&disk), Request::WriteZeroes { durable: false }, 0, 64 << 10, false);
+    // Zeroes of a whole cluster change only the tables.
+    run_on_extent(&mut worker(&disk), Request::WriteZeroes { durable: false }, 0, 64 << 10, false);
     expected[..4096].fill(0);
     assert!(image.contents() == expected, "the zeroes are not there");
     for (request, at, unmap) in [
         (Request::WriteZeroes { durable: false }, 64 << 10, true),
         (Request::Discard { durable: false }, 704 << 10, false),
     ] {
-        let data = |at: u64| {
+        let has_data = |at: u64| {
             let map = image.img(&["map", "-U", "-f", "qcow2", "--output=json", "disk.qcow2"]);
-            let ends = |line: &&str| line.contains(&format!("\"start\": {at},"));
-            map.lines().find(ends).is_some_and(|line| line.contains("\"data\": true"))
+            let starts_here = |line: &&str| line.contains(&format!("\"start\": {at},"));
+            map.lines().find(starts_here).is_some_and(|line| line.contains("\"data\": true"))
         };
         assert_eq!(worker(&disk).write(at, &[5; 64 << 10], 0), Ok(()));
-        assert!(data(at));
-        on_extent(&mut worker(&disk), request, at, 64 << 10, unmap);
-        assert!(!data(at), "{request:?}: the file still has it at {at}");
+        assert!(has_data(at));
+        run_on_extent(&mut worker(&disk), request, at, 64 << 10, unmap);
+        assert!(!has_data(at), "{request:?}: the file still has data at {at}");
     }
 }
 
-/// What is flushed is on stable storage, as far as the kernel is asked: it counts what it has flushed of a device.
+/// A flush of the image flushes the device. The kernel counts the flushes of a device.
 #[test]
 fn flushes_reach_the_device() {
     let image = Image::of(&[1; 65536], &[]);
-    let device = match device(common::image(&vec![0; 4 << 20]), false) {
+    let device = match loop_device(common::image(&vec![0; 4 << 20]), false) {
         Ok(device) => device,
         Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
     };
@@ -233,29 +242,30 @@ fn flushes_reach_the_device() {
         let before = device.flushes();
         drop(worker);
         disk.write_back().unwrap();
-        assert!(device.flushes() > before, "{cache}: handed over");
+        assert!(device.flushes() > before, "{cache}: write_back");
     }
 }
 
-/// Opening writes nothing: another host may still be using the image.
+/// Two hosts use an image in turns. The open of the second one writes nothing, because the first one may
+/// still use the image.
 #[test]
-fn who_takes_an_image_over_sees_what_was_written_elsewhere() {
+fn reload_shows_the_writes_of_another_host() {
     let image = Image::of(&[1; 65536], &["-o", "cluster_size=4k"]);
     let before = fs::read(image.path()).unwrap();
-    let [here, there] = [(); 2].map(|()| open(&image.spec(), Cache::None).unwrap());
+    let [one, other] = [(); 2].map(|()| open(&image.spec(), Cache::None).unwrap());
     assert!(fs::read(image.path()).unwrap() == before);
     let mut last = 1;
-    // What one of them has read before is of no use when it is taken over.
-    assert_eq!(worker(&there).read(0, 512), (Ok(()), vec![1; 512]));
+    // The other host has read tables before, which its reload must drop.
+    assert_eq!(worker(&other).read(0, 512), (Ok(()), vec![1; 512]));
     for round in 2..8 {
-        for disk in [&here, &there] {
+        for disk in [&one, &other] {
             disk.reload().unwrap();
             let mut worker = worker(disk);
             let at = u64::from(round) * 8192;
             assert_eq!(worker.read(0, 512), (Ok(()), vec![last; 512]));
             last = round;
             assert_eq!(worker.write(at, &[round; 4096], 0), Ok(()));
-            on_extent(&mut worker, Request::Discard { durable: false }, 0, 4096, false);
+            run_on_extent(&mut worker, Request::Discard { durable: false }, 0, 4096, false);
             assert_eq!(worker.write(0, &[round; 512], 0), Ok(()));
             drop(worker);
             disk.write_back().unwrap();
@@ -267,9 +277,9 @@ fn who_takes_an_image_over_sees_what_was_written_elsewhere() {
     }
 }
 
-/// Who takes it over is told when there is no image any more, and nothing is done with what was known of it before.
+/// A reload fails when the file is no image any more. Later requests do not use the tables of the old image.
 #[test]
-fn an_image_that_has_become_none_cannot_be_taken_over() {
+fn reload_of_an_overwritten_image_fails() {
     let image = Image::of(&[1; 65536], &[]);
     let before = fs::read(image.path()).unwrap();
     let disk = open(&image.spec(), Cache::None).unwrap();
@@ -282,20 +292,20 @@ fn an_image_that_has_become_none_cannot_be_taken_over() {
     assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![1; 512]));
 }
 
-/// A table that could not be written is in the file as soon as a request has been answered for which that matters.
+/// A table that could not be written is written before the next request that depends on it completes.
 #[test]
-fn what_could_not_be_written_is_written_later() {
+fn a_table_that_could_not_be_written_is_written_later() {
     const LEN: u64 = 1 << 20;
     const OTHER_TABLE: u64 = 2 << 20;
     let write = Request::Write { offset: 0, durable: false };
     let zeroes = Request::WriteZeroes { durable: false };
-    // What fails, and what is done then; `None`: the disk is handed over.
+    // The request that fails, and the next one. `None` stands for `write_back`.
     for (fails, then) in
         [(write, Some(write)), (zeroes, Some(write)), (write, Some(Request::Flush)), (write, None)]
     {
         let image = Image::of(&[], &["-o", "cluster_size=4k"]);
         image.img(&["resize", "-q", "-f", "qcow2", "disk.qcow2", "4M"]);
-        let device = match device(common::image(&vec![0; LEN as usize]), false) {
+        let device = match loop_device(common::image(&vec![0; LEN as usize]), false) {
             Ok(device) => device,
             Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
         };
@@ -303,12 +313,13 @@ fn what_could_not_be_written_is_written_later() {
         let spec = DiskSpec::Qcow2(device.path().into());
         let disk = open(&spec, Cache::None).unwrap();
         let mut worker = worker(&disk);
-        // Header, three tables, the table of the first two clusters, these, and then the table of the third.
+        // The file holds the header, three tables, the table of the first two clusters, these clusters, and
+        // then the table of the third cluster.
         for at in [0, 4096, OTHER_TABLE] {
             assert_eq!(worker.write(at, &[1; 4096], 0), Ok(()));
         }
-        // Now the next cluster has a place before that table.
-        on_extent(&mut worker, Request::Discard { durable: false }, 0, 4096, false);
+        // The discard frees a cluster before that table, for the next write.
+        run_on_extent(&mut worker, Request::Discard { durable: false }, 0, 4096, false);
         device.resize(7 * 4096);
         let next = OTHER_TABLE + 4096;
         let failed = if fails == write {
@@ -341,7 +352,7 @@ fn what_could_not_be_written_is_written_later() {
     }
 }
 
-/// As QEMU locks it.
+/// The lock on the image is the one that QEMU uses.
 #[test]
 fn the_image_can_be_locked() {
     let image = Image::of(&[1; 65536], &[]);
@@ -361,7 +372,7 @@ fn the_image_can_be_locked() {
 }
 
 #[test]
-fn disks_under_one_another() {
+fn chains_of_backing_images() {
     let contents = Random(4).bytes(LEN);
     let image = Image::of(&contents, &[]);
     image.img(&["create", "-f", "qcow2", "-b", "raw", "-F", "raw", "one"]);
@@ -373,12 +384,12 @@ fn disks_under_one_another() {
         let (result, bytes) = worker.read(0, 2 * LEN as usize);
         assert_eq!(result, Ok(()));
         assert!(bytes[..LEN as usize] == contents && bytes[LEN as usize..].iter().all(|&b| b == 0));
-        // Those who lock it lock what it was read from.
+        // The lock needs the files that the disk really reads.
         let inode = |file: &File| file.metadata().unwrap().ino();
-        let under: Vec<_> = disk.backing_files().unwrap().iter().map(inode).collect();
+        let opened: Vec<_> = disk.backing_files().unwrap().iter().map(inode).collect();
         let named = ["one", "raw"].map(|name| inode(&File::open(image.dir.path().join(name)).unwrap()));
-        assert_eq!(under, named);
-        // And they are read past the host's cache where the first one is, and only read.
+        assert_eq!(opened, named);
+        // The backing files are open for reading only, and with O_DIRECT if the image is.
         let flags = |file: &File| fcntl_getfl(file).unwrap();
         let first = flags(disk.file().unwrap()) & OFlags::DIRECT;
         for file in disk.backing_files().unwrap() {
@@ -388,16 +399,16 @@ fn disks_under_one_another() {
     let disk = open(&DiskSpec::Qcow2(image.dir.path().join("two")), Cache::None).unwrap();
     let mut worker = worker(&disk);
     assert_eq!(worker.write(512, &[8; 1024], 0), Ok(()));
-    on_extent(&mut worker, Request::Discard { durable: false }, 64 << 10, 64 << 10, false);
+    run_on_extent(&mut worker, Request::Discard { durable: false }, 64 << 10, 64 << 10, false);
     let (_, bytes) = worker.read(0, 128 << 10);
     assert!(bytes[512..1536] == [8; 1024] && bytes[..512] == contents[..512]);
-    assert!(bytes[64 << 10..].iter().all(|&b| b == 0), "what was discarded is not what is under it");
+    assert!(bytes[64 << 10..].iter().all(|&b| b == 0), "the discarded range shows the backing image");
     assert!(fs::read(image.dir.path().join("raw")).unwrap() == contents);
 }
 
-/// A snapshot within the image keeps its clusters.
+/// Writes to the image do not change the clusters of a snapshot in it.
 #[test]
-fn snapshots_stay_what_they_are() {
+fn writes_do_not_change_snapshots() {
     let contents = Random(7).bytes(LEN);
     let image = Image::of(&contents, &[]);
     image.img(&["snapshot", "-c", "then", "disk.qcow2"]);
@@ -406,8 +417,8 @@ fn snapshots_stay_what_they_are() {
     let mut expected = contents.clone();
     assert_eq!(worker.write(512, &[6; 1024], 0), Ok(()));
     expected[512..1536].fill(6);
-    on_extent(&mut worker, Request::WriteZeroes { durable: false }, 64 << 10, 192 << 10, true);
-    on_extent(&mut worker, Request::Discard { durable: false }, 256 << 10, 64 << 10, false);
+    run_on_extent(&mut worker, Request::WriteZeroes { durable: false }, 64 << 10, 192 << 10, true);
+    run_on_extent(&mut worker, Request::Discard { durable: false }, 256 << 10, 64 << 10, false);
     expected[64 << 10..320 << 10].fill(0);
     assert_eq!(worker.flush(), Ok(()));
     assert!(worker.read(0, LEN as usize) == (Ok(()), expected.clone()) && image.contents() == expected);
@@ -415,9 +426,10 @@ fn snapshots_stay_what_they_are() {
     assert!(fs::read(image.dir.path().join("before")).unwrap() == contents);
 }
 
-/// What a guest writes to a raw disk is never looked at for what it might be.
+/// A guest can write a qcow2 header to a raw disk. The disk stays raw, so the header cannot name a file of
+/// the host.
 #[test]
-fn a_raw_disk_stays_one() {
+fn a_raw_disk_with_a_qcow2_header_stays_raw() {
     let secret = Image::of(&[0x5e; 65536], &[]);
     let image = Image::of(&[0; 65536], &[]);
     image.img(&["create", "-f", "qcow2", "-b", secret.path().to_str().unwrap(), "-F", "qcow2", "guest"]);
@@ -431,46 +443,56 @@ fn a_raw_disk_stays_one() {
 #[test]
 fn images_that_are_refused() {
     let image = Image::of(&[1; 65536], &[]);
-    let make = |name: &str, words: &[&str]| {
+    let error_of_new = |name: &str, words: &[&str]| {
         image.img(&[&["create", "-q", "-f", "qcow2"], words].concat());
-        let said = refused(&image.dir.path().join(name));
-        println!("{name}: {said}");
-        said
+        let error = error_of_open(&image.dir.path().join(name));
+        println!("{name}: {error}");
+        error
     };
-    assert!(refused(&image.dir.path().join("raw")).contains("cannot be used"));
-    assert!(make("data", &["-o", "data_file=other", "data", "1M"]).contains("another file"));
-    assert!(make("json", &["-u", "-b", "json:{}", "-F", "raw", "json", "1M"]).contains("it is not a file"));
-    assert!(make("url", &["-u", "-b", "nbd://h/x", "-F", "raw", "url", "1M"]).contains("it is not a file"));
-    assert!(make("empty", &["empty", "0"]).contains("0 bytes"));
-    assert!(make("gone", &["-u", "-b", "nothing", "-F", "raw", "gone", "1M"]).contains("nothing"));
-    // Of those that are under one another, the one that is to blame is named.
-    let said = make("top", &["-u", "-b", "gone", "-F", "qcow2", "top", "1M"]);
-    assert!(said.contains("\"nothing\"") && !said.contains("\"gone\""), "{said}");
-    assert!(make("vmdk", &["-u", "-b", "raw", "-F", "vmdk", "vmdk", "1M"]).contains("vmdk"));
+    assert!(error_of_open(&image.dir.path().join("raw")).contains("cannot be used"));
+    assert!(error_of_new("data", &["-o", "data_file=other", "data", "1M"]).contains("another file"));
+    assert!(
+        error_of_new("json", &["-u", "-b", "json:{}", "-F", "raw", "json", "1M"])
+            .contains("it is not a file")
+    );
+    assert!(
+        error_of_new("url", &["-u", "-b", "nbd://h/x", "-F", "raw", "url", "1M"])
+            .contains("it is not a file")
+    );
+    assert!(error_of_new("empty", &["empty", "0"]).contains("0 bytes"));
+    assert!(error_of_new("gone", &["-u", "-b", "nothing", "-F", "raw", "gone", "1M"]).contains("nothing"));
+    // The error names the missing image at the end of the chain.
+    let error = error_of_new("top", &["-u", "-b", "gone", "-F", "qcow2", "top", "1M"]);
+    assert!(error.contains("\"nothing\"") && !error.contains("\"gone\""), "{error}");
+    assert!(error_of_new("vmdk", &["-u", "-b", "raw", "-F", "vmdk", "vmdk", "1M"]).contains("vmdk"));
     image.img(&["create", "-q", "-f", "qcow2", "-u", "-b", "round", "-F", "qcow2", "about", "1M"]);
-    assert!(make("round", &["-u", "-b", "about", "-F", "qcow2", "round", "1M"]).contains("too long"));
-    assert!(make("pipe", &["-u", "-b", "/dev/null", "-F", "raw", "pipe", "1M"]).contains("character device"));
-    // The format's first method: to make one of the other, QEMU measures how fast it is, and a busy machine is refused.
+    assert!(error_of_new("round", &["-u", "-b", "about", "-F", "qcow2", "round", "1M"]).contains("too long"));
+    assert!(
+        error_of_new("pipe", &["-u", "-b", "/dev/null", "-F", "raw", "pipe", "1M"])
+            .contains("character device")
+    );
+    // This uses the format's first method of encryption. For the second one, LUKS, QEMU measures the speed of
+    // the machine, and fails if it is busy.
     let secret = ["--object", "secret,id=s,data=x", "-o", "encrypt.format=aes,encrypt.key-secret=s"];
     image.img(&[&["create", "-q", "-f", "qcow2"], &secret[..], &["crypt", "1M"]].concat());
-    assert!(refused(&image.dir.path().join("crypt")).contains("encrypted"));
+    assert!(error_of_open(&image.dir.path().join("crypt")).contains("encrypted"));
     image.img(&["create", "-q", "-f", "qcow2", "-u", "-b", "raw", "-F", "raw", "unsaid", "1M"]);
-    // Takes the format's name away, as old programs leave it out.
+    // Replaces the header extension with the backing format by an unknown one. Old programs omit it.
     let path = image.dir.path().join("unsaid");
     let mut bytes = fs::read(&path).unwrap();
     let at = bytes.windows(4).position(|w| w == 0xe279_2aca_u32.to_be_bytes()).unwrap();
     bytes[at..at + 4].copy_from_slice(&0x1234_5678_u32.to_be_bytes());
     fs::write(&path, bytes).unwrap();
-    assert!(refused(&path).contains("not stated"));
-    // Its tables were not written when it was used last.
+    assert!(error_of_open(&path).contains("not stated"));
+    // Sets the dirty bit: the tables were not written when the image was used last.
     let path = image.path();
     File::options().write(true).open(&path).unwrap().write_all_at(&[1], 79).unwrap();
-    assert!(refused(&path).contains("feature"));
+    assert!(error_of_open(&path).contains("feature"));
 }
 
-/// Any byte of the tables can be any other. Nothing is read that is not there, and every request ends.
+/// Each request to an image with random bytes in its tables ends, and nothing panics.
 #[test]
-fn images_that_lie() {
+fn images_with_damaged_tables() {
     let contents = Random(5).bytes(256 << 10);
     let image = Image::of(&contents, &["-o", "cluster_size=4k"]);
     let sound = fs::read(image.path()).unwrap();
@@ -493,9 +515,9 @@ fn images_that_lie() {
         let mut worker = worker(&disk);
         let len = disk.size().min(256 << 10);
         for at in (0..len).step_by(16 << 10) {
-            let here = (len - at).min(16 << 10) as usize;
-            failed += usize::from(worker.read(at, here).0.is_err());
-            failed += usize::from(worker.write(at, &vec![1; here.min(8192)], 0).is_err());
+            let part = (len - at).min(16 << 10) as usize;
+            failed += usize::from(worker.read(at, part).0.is_err());
+            failed += usize::from(worker.write(at, &vec![1; part.min(8192)], 0).is_err());
         }
         let _ = worker.flush();
     }
@@ -504,7 +526,7 @@ fn images_that_lie() {
 }
 
 #[test]
-fn faults_before_an_image() {
+fn faults_apply_to_an_image() {
     let image = Image::of(&[3; 65536], &[]);
     let rules = "eio@0-7,delay=5ms@write,reorder@flush".parse().unwrap();
     let disk = open(&DiskSpec::Fault(rules, Box::new(image.spec())), Cache::None).unwrap();
@@ -514,6 +536,6 @@ fn faults_before_an_image() {
     assert_eq!(worker.flush(), Ok(()));
     assert_eq!(worker.read(4096, 1024), (Ok(()), vec![7; 1024]));
     let rules = "short@1%".parse().unwrap();
-    let refused = open(&DiskSpec::Fault(rules, Box::new(image.spec())), Cache::None).unwrap_err();
-    assert!(matches!(refused, Error::Fault { under: "qcow2:", .. }));
+    let error = open(&DiskSpec::Fault(rules, Box::new(image.spec())), Cache::None).unwrap_err();
+    assert!(matches!(error, Error::Fault { under: "qcow2:", .. }));
 }

@@ -1,12 +1,12 @@
-//! Images of a Ceph cluster: what they can do, whose they are, and what becomes of requests when the cluster stops or goes.
-//! `make test-rbd` runs these, one after the other.
+//! Tests images of a Ceph cluster: their features, their locks, and requests while the cluster is stopped or
+//! restarted. `make test-rbd` runs these tests, one after the other.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 #![cfg(feature = "rbd")]
 
 mod common;
 
-use common::ceph::{Client, Image, Osd, rbd, run, spec};
-use common::{GONE, InFlight, guest, on_extent, open, options, worker};
+use common::ceph::{Client, Image, PausedOsd, rbd, run, spec};
+use common::{InFlight, TIMED_OUT, guest, open, options, run_on_extent, worker};
 use kickless_disk::lock::LockError;
 use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request, Resized};
 use kickless_io::Errno;
@@ -18,10 +18,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const LEN: u64 = 1 << 20;
-/// A cache, where there is one, that keeps what it has got until it is asked.
+/// Options of a cache that writes nothing before a flush.
 const LAZY: &str =
     "rbd_cache_policy=writeback&rbd_cache_writethrough_until_flush=false&rbd_cache_max_dirty_age=3600";
-/// Far more than anything here that is bounded.
+/// Far longer than each bounded wait of these tests.
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[test]
@@ -36,12 +36,12 @@ fn discards_and_zeroes() {
     assert_eq!((disk.size(), disk.identity()), (LEN, format!("rbd-{}", image.id()).as_str()));
     let mut worker = worker(&disk);
     assert_eq!(image.objects(), 16);
-    on_extent(&mut worker, Request::WriteZeroes { durable: false }, 4096, 128 << 10, false);
-    assert_eq!(image.objects(), 16, "the space was to be kept");
-    on_extent(&mut worker, Request::WriteZeroes { durable: true }, 256 << 10, 128 << 10, true);
-    assert_eq!(image.objects(), 14, "no space was given back");
-    on_extent(&mut worker, Request::Discard { durable: true }, 512 << 10, 256 << 10, false);
-    assert_eq!(image.objects(), 10, "no space was given back");
+    run_on_extent(&mut worker, Request::WriteZeroes { durable: false }, 4096, 128 << 10, false);
+    assert_eq!(image.objects(), 16, "zeroes without unmap freed space");
+    run_on_extent(&mut worker, Request::WriteZeroes { durable: true }, 256 << 10, 128 << 10, true);
+    assert_eq!(image.objects(), 14, "no space was freed");
+    run_on_extent(&mut worker, Request::Discard { durable: true }, 512 << 10, 256 << 10, false);
+    assert_eq!(image.objects(), 10, "no space was freed");
     let mut expected = contents;
     for range in [4096..132 << 10, 256 << 10..384 << 10, 512 << 10..768 << 10] {
         expected[range].fill(0);
@@ -50,9 +50,9 @@ fn discards_and_zeroes() {
     assert!(image.contents() == expected);
 }
 
-/// Whatever the library keeps to itself for a while, it is in the cluster once a flush has been answered, or a durable write.
+/// The library may cache writes. They are in the cluster when a flush or a durable write completes.
 #[test]
-fn what_is_flushed_is_in_the_cluster() {
+fn flushed_writes_are_in_the_cluster() {
     for cache in [Cache::None, Cache::Writeback] {
         let mut expected = Random(2).bytes(LEN);
         let image = Image::of(&expected);
@@ -71,9 +71,9 @@ fn what_is_flushed_is_in_the_cluster() {
     }
 }
 
-/// One that is taken over is what others have made it, and one that is handed over is what others find.
+/// Two clients use an image in turns. `write_back` and `reload` move the writes from one cache to the other.
 #[test]
-fn caches_of_two_that_take_turns() {
+fn caches_of_two_clients_in_turns() {
     let image = Image::of(&[1; 65536]);
     let cached = image.spec(LAZY);
     let [one, other] = [(); 2].map(|()| Disk::open(&cached, &options(Cache::Writeback, false)).unwrap());
@@ -101,7 +101,7 @@ fn snapshots_and_namespaces() {
     let mut reader = worker(&snapshot);
     assert!(reader.read(0, LEN as usize) == (Ok(()), contents));
     assert_eq!(reader.write(0, &[0; 512], 0), Err(IoError::ReadOnly));
-    // There is nothing to lock.
+    // A snapshot needs no lock.
     snapshot.acquire_own_lock().unwrap();
     drop(reader);
     drop(snapshot);
@@ -110,14 +110,14 @@ fn snapshots_and_namespaces() {
     let name = format!("rbd/tenant/{}", image.name.strip_prefix("rbd/").unwrap());
     rbd(&["create", "--size=1M", &name]);
     let tenant = open(&spec(&image.text("").replace(&image.name, &name)));
-    // There is one of this name outside as well, with something in it.
+    // The image of the same name outside the namespace has other contents.
     assert_eq!(worker(&tenant).read(8192, 512), (Ok(()), vec![0; 512]));
     drop(tenant);
     rbd(&["remove", "--no-progress", &name]);
 }
 
 #[test]
-fn what_cannot_be_opened_says_why() {
+fn errors_of_an_open_say_the_reason() {
     let image = Image::of(&[1; 65536]);
     let refused = |text: &str, needle: &str| {
         let error = Disk::open(&spec(text), &options(Cache::None, false)).unwrap_err();
@@ -136,18 +136,18 @@ fn what_cannot_be_opened_says_why() {
         "the configuration /no/ceph.conf cannot be read",
     );
     refused(&image.text("rbd_cash=1"), "Ceph refuses the setting rbd_cash=1");
-    // Nobody listens there.
-    let nobody = image.text("mon_host=127.0.0.1:1&client_mount_timeout=1");
-    refused(&nobody, "the cluster cannot be connected to");
+    // No program listens on this port.
+    let no_cluster = image.text("mon_host=127.0.0.1:1&client_mount_timeout=1");
+    refused(&no_cluster, "the cluster cannot be connected to");
     let empty = format!("{}-empty", image.name);
     rbd(&["create", "--size=0", &empty]);
     assert!(matches!(refused(&other(&empty), "0 bytes"), Error::Size(0)));
     rbd(&["remove", "--no-progress", &empty]);
 }
 
-/// As the cluster's users are told to set clients up: each has a key, and a right to what it needs.
+/// Sets up clients as docs/disks.md tells operators. Each has a key, and only the rights that it needs.
 #[test]
-fn clients_and_what_they_may() {
+fn clients_with_restricted_rights() {
     let image = Image::of(&[1; 65536]);
     let web = Client::new("web", &["mon", "profile rbd", "osd", "profile rbd pool=rbd"]);
     let reader = Client::new("reader", &["mon", "profile rbd", "osd", "profile rbd-read-only pool=rbd"]);
@@ -158,7 +158,7 @@ fn clients_and_what_they_may() {
     disk.acquire_own_lock().unwrap();
     assert_eq!(worker(&disk).write(0, &[2; 512], 0), Ok(()));
     drop(disk);
-    // One who may only read has neither lock nor watch.
+    // A client that may only read has neither lock nor watch.
     let disk = Disk::open(&image.spec(&reader.options()), &options(Cache::None, true)).unwrap();
     disk.acquire_own_lock().unwrap();
     assert_eq!(worker(&disk).read(0, 1024), (Ok(()), [[2; 512], [1; 512]].concat()));
@@ -186,20 +186,20 @@ fn clients_and_what_they_may() {
     rbd(&["remove", "--no-progress", &name]);
 }
 
-fn owned(outcome: Result<(), LockError>) {
+fn expect_owned(outcome: Result<(), LockError>) {
     assert!(matches!(outcome, Err(LockError::Owned(_))), "{outcome:?}");
 }
 
 #[test]
-fn an_image_is_used_by_one_at_a_time() {
+fn an_image_has_one_owner_at_a_time() {
     let image = Image::of(&[1; 65536]);
     let (one, other) = (open(&image.spec("")), open(&image.spec("")));
     other.check_own_lock().unwrap();
     one.acquire_own_lock().unwrap();
     one.acquire_own_lock().unwrap();
-    owned(other.check_own_lock());
-    owned(other.acquire_own_lock());
-    // Nor does it get the lock by writing.
+    expect_owned(other.check_own_lock());
+    expect_owned(other.acquire_own_lock());
+    // A write does not get the lock either.
     assert_eq!(worker(&other).write(0, &[2; 512], 0), Err(IoError::Os(Errno::ROFS)));
     assert_eq!(worker(&one).write(0, &[3; 512], 0), Ok(()));
     one.write_back().unwrap();
@@ -208,26 +208,27 @@ fn an_image_is_used_by_one_at_a_time() {
     other.acquire_own_lock().unwrap();
     other.reload().unwrap();
     assert_eq!(worker(&other).read(0, 512), (Ok(()), vec![3; 512]));
-    owned(one.check_own_lock());
-    // Who ends gives it back.
+    expect_owned(one.check_own_lock());
+    // The drop of the owner releases the lock.
     drop(other);
     one.check_own_lock().unwrap();
 }
 
-/// A client that does not insist on its lock would be robbed of it, had it only been asked for.
+/// A client that took its lock by a write gives it up on request. The other disk does not request it from a
+/// live client.
 #[test]
-fn a_client_that_shares_keeps_its_lock() {
+fn a_client_without_an_exclusive_lock_keeps_its_lock() {
     let image = Image::of(&[1; 65536]);
     let (one, other) = (open(&image.spec("")), open(&image.spec("")));
     assert_eq!(worker(&one).write(0, &[2; 512], 0), Ok(()));
-    owned(other.check_own_lock());
-    owned(other.acquire_own_lock());
+    expect_owned(other.check_own_lock());
+    expect_owned(other.acquire_own_lock());
     assert_eq!(worker(&one).write(0, &[3; 512], 0), Ok(()));
 }
 
-/// Whoever has taken the lock of a client that seemed to have ended has nothing to fear of it.
+/// A client that lost its lock to another one, because it seemed dead, cannot write any more.
 #[test]
-fn a_client_that_is_shut_out_writes_no_more() {
+fn a_blocked_client_cannot_write() {
     let image = Image::of(&[1; 65536]);
     let (one, other) = (open(&image.spec("")), open(&image.spec("")));
     one.acquire_own_lock().unwrap();
@@ -235,8 +236,8 @@ fn a_client_that_is_shut_out_writes_no_more() {
     run("ceph", &["osd", "blocklist", "add", &address], &[]);
     other.acquire_own_lock().unwrap();
     assert_eq!(worker(&one).write(0, &[2; 512], 0), Err(IoError::Os(Errno::SHUTDOWN)));
-    let said = one.acquire_own_lock().unwrap_err().to_string();
-    assert!(said.contains("blocked this client"), "{said}");
+    let error = one.acquire_own_lock().unwrap_err().to_string();
+    assert!(error.contains("blocked this client"), "{error}");
     assert_eq!(worker(&other).read(0, 512), (Ok(()), vec![1; 512]));
 }
 
@@ -252,12 +253,12 @@ fn an_image_without_a_lock() {
     assert_eq!(worker(&disk).write(0, &[2; 512], 0), Ok(()));
 }
 
-/// Waits until the disk has something to say about its size.
-fn told(disk: &Disk) {
+/// Waits until the disk signals a change of its size.
+fn wait_for_resize(disk: &Disk) {
     let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
     let waker = disk.resized().unwrap();
     let mut fds = [PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)];
-    assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "nobody tells");
+    assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "the disk signals no change");
     waker.clear();
 }
 
@@ -268,14 +269,14 @@ fn an_image_grows_and_does_not_shrink() {
     disk.acquire_own_lock().unwrap();
     assert_eq!(disk.refresh_size().unwrap(), Resized::Same);
     rbd(&["resize", "--no-progress", "--size=2M", &image.name]);
-    told(&disk);
+    wait_for_resize(&disk);
     assert_eq!(disk.refresh_size().unwrap(), Resized::Grown { from: LEN, to: 2 * LEN });
     assert_eq!((disk.refresh_size().unwrap(), disk.size()), (Resized::Same, 2 * LEN));
     let mut worker = worker(&disk);
     assert_eq!(worker.write(2 * LEN - 512, &[2; 512], 0), Ok(()));
     assert_eq!(worker.read(2 * LEN - 1024, 1024), (Ok(()), [[0; 512], [2; 512]].concat()));
     rbd(&["resize", "--no-progress", "--allow-shrink", "--size=1M", &image.name]);
-    told(&disk);
+    wait_for_resize(&disk);
     assert_eq!(disk.refresh_size().unwrap(), Resized::Shrunk { from: 2 * LEN, to: LEN });
     assert_eq!(disk.size(), 2 * LEN);
     assert_eq!(worker.read(LEN - 512, 512), (Ok(()), vec![1; 512]));
@@ -285,19 +286,19 @@ fn an_image_grows_and_does_not_shrink() {
 }
 
 #[test]
-fn requests_wait_for_a_cluster_that_stands_still_or_goes() {
+fn requests_wait_for_a_cluster_that_is_paused_or_killed() {
     let contents = Random(4).bytes(LEN);
     let image = Image::of(&contents);
     let disk = open(&image.spec("stop-timeout=1"));
     for kills in [false, true] {
-        let stopped = Osd::stop();
+        let paused = PausedOsd::pause();
         let mut requests = InFlight::start(&disk, 100, 20);
-        // Longer than a stop would wait.
+        // Longer than requests wait in a stop.
         thread::sleep(Duration::from_millis(1500));
         if kills {
-            Osd::kill();
+            paused.kill();
         }
-        drop(stopped);
+        drop(paused);
         assert!(requests.finish().iter().all(Result::is_ok), "{kills}");
         let mut read = vec![0; 100 * 4096];
         requests.view.read(Gpa(0), &mut read).unwrap();
@@ -306,30 +307,30 @@ fn requests_wait_for_a_cluster_that_stands_still_or_goes() {
 }
 
 #[test]
-fn a_stop_does_not_wait_for_a_cluster_that_stands_still() {
+fn a_stop_does_not_wait_for_a_cluster_that_is_paused() {
     let image = Image::of(&[1; LEN as usize]);
     let disk = open(&image.spec("stop-timeout=1"));
     disk.acquire_own_lock().unwrap();
-    let stopped = Osd::stop();
+    let paused = PausedOsd::pause();
     let mut requests = InFlight::start(&disk, 3, 3);
     disk.limit_remote_waits();
-    assert_eq!(requests.finish(), [GONE; 6]);
-    // Nor does what comes with it.
+    assert_eq!(requests.finish(), [TIMED_OUT; 6]);
+    // The release of the lock, a part of the stop, does not wait either.
     let start = Instant::now();
     disk.release_own_lock();
     disk.release_own_lock();
     assert!(start.elapsed() < LIMIT);
     drop(requests);
-    drop(stopped);
-    // Who comes next waits for it again, and comes after the lock has been given back.
+    drop(paused);
+    // The next session waits for the cluster again, and the old lock is released before its own.
     disk.acquire_own_lock().unwrap();
     disk.reload().unwrap();
     assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![1; 512]));
 }
 
-/// Where all goes well, a stop is no reason for a request to fail.
+/// Requests do not fail in a stop while the cluster answers.
 #[test]
-fn a_stop_of_a_cluster_that_answers() {
+fn a_stop_with_a_cluster_that_answers() {
     let image = Image::of(&[1; LEN as usize]);
     let disk = open(&image.spec("stop-timeout=60"));
     let mut requests = InFlight::start(&disk, 64, 64);
@@ -338,44 +339,44 @@ fn a_stop_of_a_cluster_that_answers() {
 }
 
 #[test]
-fn an_image_is_left_open_where_nobody_closes_it() {
+fn waits_to_release_and_close_are_bounded() {
     let image = Image::of(&[1; LEN as usize]);
     let disk = open(&image.spec("stop-timeout=5"));
     disk.acquire_own_lock().unwrap();
-    let stopped = Osd::stop();
+    let paused = PausedOsd::pause();
     let start = Instant::now();
-    // Only the first time something is waited for.
+    // Only the first of these calls waits.
     for _ in 0..LIMIT.as_secs() {
         disk.release_own_lock();
     }
     assert!(start.elapsed() < LIMIT);
-    drop(stopped);
-    // When it has answered, it is waited for again.
+    drop(paused);
+    // After an answer of the cluster, requests wait again.
     disk.acquire_own_lock().unwrap();
     let mut requests = InFlight::start(&disk, 64, 0);
     disk.limit_remote_waits();
     assert!(requests.finish().iter().all(Result::is_ok));
     drop(requests);
-    let stopped = Osd::stop();
+    let paused = PausedOsd::pause();
     let start = Instant::now();
     drop(disk);
     assert!(start.elapsed() < LIMIT);
-    drop(stopped);
-    // In the end it is closed.
+    drop(paused);
+    // The image is closed in the end.
     open(&image.spec("")).acquire_own_lock().unwrap();
 }
 
 #[test]
-fn a_cluster_that_does_not_answer_is_not_waited_for_without_end() {
+fn an_open_waits_a_bounded_time_for_a_cluster() {
     let image = Image::of(&[1; LEN as usize]);
-    let stopped = Osd::stop();
+    let paused = PausedOsd::pause();
     let error = Disk::open(&image.spec(""), &options(Cache::None, false)).unwrap_err().to_string();
     assert!(error.contains("does not answer"), "{error}");
-    drop(stopped);
+    drop(paused);
 }
 
 #[test]
-fn faults_before_an_image() {
+fn faults_apply_to_an_image() {
     let image = Image::of(&[3; LEN as usize]);
     let faulty = |rules: &str| {
         let spec = DiskSpec::Fault(rules.parse().unwrap(), Box::new(image.spec("")));

@@ -1,4 +1,6 @@
-//! The threads of a disk log in the span that the disk was opened in. A program of its own: the log is the process's.
+//! Tests that the threads of a disk log in the span that the disk was opened in.
+//!
+//! This is a program of its own, because it sets the log of the whole process.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(feature = "nbd")]
 
@@ -6,7 +8,7 @@ mod common;
 
 use common::{open, spec, worker};
 use kickless_disk::Request;
-use kickless_testing::hostile_nbd::{HostileNbd, greet, hear, hello};
+use kickless_testing::hostile_nbd::{HostileNbd, greet, hello, read_request};
 use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
 use tracing::{Level, error_span};
@@ -26,11 +28,11 @@ impl Write for Log {
 }
 
 #[test]
-fn the_thread_of_an_nbd_disk() {
+fn the_thread_of_an_nbd_disk_logs_in_the_disks_span() {
     tracing_subscriber::fmt().with_ansi(false).with_max_level(Level::INFO).with_writer(|| Log).init();
     let server = HostileNbd::start(1, |_, stream| {
         greet(stream, &hello(false));
-        let _ = hear(stream);
+        let _ = read_request(stream);
     });
     let disk = error_span!("device", name = "web").in_scope(|| open(&spec(&server.uri())));
     assert!(worker(&disk).run(Request::Flush).is_err());

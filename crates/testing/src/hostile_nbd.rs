@@ -101,7 +101,7 @@ pub fn hello_of(structured: bool, size: u64, flags: u16) -> Vec<u8> {
 }
 
 /// Reads the client's part of the handshake, up to its choice of an export.
-pub fn hear_handshake(stream: &mut UnixStream) {
+pub fn read_handshake(stream: &mut UnixStream) {
     // The client sends flags, one option without data, and one option with an empty name and no questions.
     stream.read_exact(&mut [0; 4 + 16 + 16 + 6]).unwrap();
 }
@@ -109,7 +109,7 @@ pub fn hear_handshake(stream: &mut UnixStream) {
 /// Sends a handshake and reads the client's part.
 pub fn greet(stream: &mut UnixStream, hello: &[u8]) {
     stream.write_all(hello).unwrap();
-    hear_handshake(stream);
+    read_handshake(stream);
 }
 
 /// Returns a chunk of a structured reply.
@@ -126,7 +126,7 @@ pub fn simple(error: u32, cookie: u64, data: &[u8]) -> Vec<u8> {
 
 /// A received request, without the data of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ReceivedRequest {
     /// Command flags.
     pub flags: u16,
     /// Command, such as [`READ`].
@@ -144,7 +144,7 @@ pub const READ: u16 = 0;
 /// NBD_CMD_WRITE.
 pub const WRITE: u16 = 1;
 /// NBD_CMD_DISC.
-pub const BYE: u16 = 2;
+pub const DISCONNECT: u16 = 2;
 /// NBD_CMD_FLUSH.
 pub const FLUSH: u16 = 3;
 /// NBD_CMD_TRIM.
@@ -153,31 +153,31 @@ pub const TRIM: u16 = 4;
 pub const ZEROES: u16 = 6;
 
 /// Reads the next request. Returns `None` when the client has closed the connection.
-pub fn hear(stream: &mut UnixStream) -> Option<Asked> {
+pub fn read_request(stream: &mut UnixStream) -> Option<ReceivedRequest> {
     let mut bytes = [0; 28];
     stream.read_exact(&mut bytes).ok()?;
     assert_eq!(bytes[..4], 0x2560_9513_u32.to_be_bytes());
-    let asked = Asked {
+    let request = ReceivedRequest {
         flags: u16::from_be_bytes(bytes[4..6].try_into().unwrap()),
         command: u16::from_be_bytes(bytes[6..8].try_into().unwrap()),
         cookie: u64::from_be_bytes(bytes[8..16].try_into().unwrap()),
         at: u64::from_be_bytes(bytes[16..24].try_into().unwrap()),
         len: u32::from_be_bytes(bytes[24..].try_into().unwrap()),
     };
-    if asked.command == WRITE {
-        stream.read_exact(&mut vec![0; asked.len as usize]).unwrap();
+    if request.command == WRITE {
+        stream.read_exact(&mut vec![0; request.len as usize]).unwrap();
     }
-    Some(asked)
+    Some(request)
 }
 
 /// Answers all requests with simple replies, whose data repeats `byte`. Returns the requests.
-pub fn oblige(stream: &mut UnixStream, byte: u8) -> Vec<Asked> {
+pub fn serve_requests(stream: &mut UnixStream, byte: u8) -> Vec<ReceivedRequest> {
     let mut all = Vec::new();
-    while let Some(asked) = hear(stream) {
-        all.push(asked);
-        let len = if asked.command == READ { asked.len as usize } else { 0 };
+    while let Some(request) = read_request(stream) {
+        all.push(request);
+        let len = if request.command == READ { request.len as usize } else { 0 };
         // A client that disconnects does not read the reply.
-        let _ = stream.write_all(&simple(0, asked.cookie, &vec![byte; len]));
+        let _ = stream.write_all(&simple(0, request.cookie, &vec![byte; len]));
     }
     all
 }

@@ -1,4 +1,4 @@
-//! Images of the Ceph cluster that `tools/ceph` sets up, made and looked at by Ceph's own tools.
+//! Makes and reads images of the Ceph cluster that `tools/ceph` sets up, with Ceph's own tools.
 
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -13,45 +13,46 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 
-/// Nothing takes the cluster so long.
+/// The longest wait for the OSD to stop. It ends only when the OSD cannot stop.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where it keeps its things.
+/// Returns the directory of the cluster's files.
 fn dir() -> PathBuf {
     let dir = std::env::var_os("KICKLESS_TEST_CEPH");
     dir.expect("there is no cluster: `make test-rbd` sets one up and runs these tests").into()
 }
 
-/// Runs one of Ceph's tools; what it prints.
+/// Runs one of Ceph's tools. Returns its standard output.
 pub fn run(program: &str, words: &[&str], input: &[u8]) -> Vec<u8> {
-    let mut from = tempfile::tempfile().unwrap();
-    from.write_all(input).unwrap();
-    from.rewind().unwrap();
+    let mut stdin = tempfile::tempfile().unwrap();
+    stdin.write_all(input).unwrap();
+    stdin.rewind().unwrap();
     let conf = dir().join("ceph.conf");
     let output =
-        Command::new(program).env("CEPH_CONF", conf).args(words).stdin(Stdio::from(from)).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {words:?}: {said}");
+        Command::new(program).env("CEPH_CONF", conf).args(words).stdin(Stdio::from(stdin)).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {words:?}: {stderr}");
     output.stdout
 }
 
+/// Runs the tool `rbd`. Returns its standard output.
 pub fn rbd(words: &[&str]) -> String {
     String::from_utf8(run("rbd", words, &[])).unwrap()
 }
 
-/// An image of its own, removed when this is dropped.
+/// A new image. It is removed when this is dropped.
 pub struct Image {
-    /// With its pool.
+    /// The pool and the name in it.
     pub name: String,
 }
 
 impl Image {
-    /// One with these contents, in objects that are smaller than a long request.
+    /// Makes an image with these contents, in objects that are smaller than a long request.
     pub fn of(contents: &[u8]) -> Self {
         Self::with(contents, &["--object-size=16K"])
     }
 
-    /// One with these contents, made with these options of `rbd import`.
+    /// Makes an image with these contents. `options` are for `rbd import`.
     pub fn with(contents: &[u8], options: &[&str]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -60,7 +61,7 @@ impl Image {
         Self { name }
     }
 
-    /// How it is written, with further options.
+    /// Returns the text of the disk's specification, with further options.
     pub fn text(&self, options: &str) -> String {
         format!("rbd:{}?conf={}&{options}", self.name, dir().join("ceph.conf").display())
     }
@@ -69,7 +70,7 @@ impl Image {
         spec(&self.text(options))
     }
 
-    /// What the cluster has of it.
+    /// Returns the contents that the cluster has stored.
     pub fn contents(&self) -> Vec<u8> {
         run("rbd", &["export", "--no-progress", &self.name, "-"], &[])
     }
@@ -79,7 +80,7 @@ impl Image {
         info.lines().find_map(|line| line.trim().strip_prefix("id: ")).unwrap().to_owned()
     }
 
-    /// How many objects hold its data.
+    /// Returns the number of objects that hold the image's data.
     pub fn objects(&self) -> usize {
         let listed = String::from_utf8(run("rados", &["--pool=rbd", "ls"], &[])).unwrap();
         let prefix = format!("rbd_data.{}.", self.id());
@@ -89,7 +90,8 @@ impl Image {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // It may be open still, or the test may have failed because nothing answers; it goes with the cluster.
+        // The image may still be open, or the test may have failed because the cluster does not answer. In
+        // both cases the image is removed with the cluster.
         let mut remove = Command::new("timeout");
         remove.args(["10", "rbd", "remove", "--no-progress", &self.name]);
         remove.env("CEPH_CONF", dir().join("ceph.conf")).stderr(Stdio::null());
@@ -97,14 +99,14 @@ impl Drop for Image {
     }
 }
 
-/// A client of the cluster, and the keyring with its key.
+/// A user of the cluster, with the file that holds the user's key.
 pub struct Client {
     id: String,
     keyring: NamedTempFile,
 }
 
 impl Client {
-    /// One with these capabilities, each after the kind of daemon that grants it.
+    /// Makes a user with these capabilities. Each follows the kind of daemon that grants it.
     pub fn new(name: &str, capabilities: &[&str]) -> Self {
         let id = format!("{name}-{}", std::process::id());
         let entity = format!("client.{id}");
@@ -112,7 +114,7 @@ impl Client {
         Self::with(id, &String::from_utf8(text).unwrap())
     }
 
-    /// One who says to be this client, and has the key of another.
+    /// Returns a client with the name of this one and the key of `other`.
     pub fn with_key_of(&self, other: &Self) -> Self {
         let text = std::fs::read_to_string(other.keyring.path()).unwrap();
         Self::with(self.id.clone(), &text.replace(&other.id, &self.id))
@@ -124,7 +126,7 @@ impl Client {
         Self { id, keyring }
     }
 
-    /// The options of a disk that is opened by this client.
+    /// Returns the options of a disk that this client opens.
     pub fn options(&self) -> String {
         format!("id={}&keyring={}", self.id, self.keyring.path().display())
     }
@@ -134,40 +136,40 @@ pub fn spec(text: &str) -> DiskSpec {
     DiskSpec::Rbd(Box::new(text.parse().unwrap()))
 }
 
-/// The one OSD, which goes on when this is dropped.
-pub struct Osd;
+/// The only OSD of the cluster, while it is stopped. It continues when this is dropped.
+pub struct PausedOsd;
 
-impl Osd {
+impl PausedOsd {
     fn pid() -> Pid {
         let mut text = String::new();
         File::open(dir().join("run/osd.0.pid")).unwrap().read_to_string(&mut text).unwrap();
         Pid::from_raw(text.trim().parse().unwrap()).unwrap()
     }
 
-    /// Stops it where it is; all of its threads stand still when this returns.
-    pub fn stop() -> Self {
+    /// Stops the process with a signal. Returns when all its threads are stopped.
+    pub fn pause() -> Self {
         let pid = Self::pid();
         kill_process(pid, Signal::STOP).unwrap();
         let deadline = Instant::now() + LIMIT;
-        let stands = |task: std::io::Result<std::fs::DirEntry>| {
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
             let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
             stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
         };
         let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
-        while !std::fs::read_dir(&tasks).unwrap().all(stands) {
+        while !std::fs::read_dir(&tasks).unwrap().all(is_stopped) {
             assert!(Instant::now() < deadline, "the OSD does not stop");
             thread::sleep(Duration::from_millis(1));
         }
         Self
     }
 
-    /// Kills it; another is started at once by who has started this one.
-    pub fn kill() {
+    /// Kills the OSD. `tools/ceph` starts it again at once.
+    pub fn kill(&self) {
         kill_process(Self::pid(), Signal::KILL).unwrap();
     }
 }
 
-impl Drop for Osd {
+impl Drop for PausedOsd {
     fn drop(&mut self) {
         let _ = kill_process(Self::pid(), Signal::CONT);
     }

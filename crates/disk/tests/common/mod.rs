@@ -1,4 +1,4 @@
-//! A worker in miniature, and images to give it.
+//! Drives a disk as a worker would, and makes images, guest memory and loop devices.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use tempfile::NamedTempFile;
 
-/// Nothing takes so long, on any machine: what sleeps longer sleeps for ever.
-const STUCK: Timespec = Timespec { tv_sec: 300, tv_nsec: 0 };
+/// The longest sleep. It ends only when a request never completes, however slow the machine is.
+const SLEEP_MAX: Timespec = Timespec { tv_sec: 300, tv_nsec: 0 };
 
 pub fn options(cache: Cache, read_only: bool) -> Options {
     Options { read_only, cache, ..Options::default() }
@@ -36,12 +36,12 @@ pub fn image(contents: &[u8]) -> NamedTempFile {
     image
 }
 
-/// Makes guest memory from address 0 on.
+/// Makes guest memory of `len` bytes at address 0.
 pub fn guest(len: u64) -> Arc<View> {
     guest_memory(len, 0)
 }
 
-/// Runs `f`; returns its result and all that this thread logs meanwhile.
+/// Runs `f`. Returns its result, and the log of this thread during the call.
 pub fn logged<T>(f: impl FnOnce() -> T) -> (T, String) {
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -61,59 +61,59 @@ pub fn logged<T>(f: impl FnOnce() -> T) -> (T, String) {
     (result, text)
 }
 
-/// A loop device with blocks of 4096 bytes, until it is dropped.
+/// Makes a loop device with blocks of 4096 bytes. It exists until it is dropped.
 ///
 /// # Errors
-/// Why there is none: no right to make one, no such device, no such program.
-pub fn device(image: NamedTempFile, read_only: bool) -> Result<LoopDevice, String> {
+/// The reason in words: the right to make one, the device or the program `losetup` is missing.
+pub fn loop_device(image: NamedTempFile, read_only: bool) -> Result<LoopDevice, String> {
     let arguments = ["--sector-size=4096", "--read-only"];
     LoopDevice::new(image, if read_only { &arguments } else { &arguments[..1] })
 }
 
-/// What a request has come to that nobody would wait for any longer.
-pub const GONE: Result<(), IoError> = Err(IoError::Os(Errno::TIMEDOUT));
+/// The result of a request that waited too long for a remote server.
+pub const TIMED_OUT: Result<(), IoError> = Err(IoError::Os(Errno::TIMEDOUT));
 
-/// Reads the description of a disk, such as a URI.
+/// Parses the description of a disk, such as a URI.
 pub fn spec(text: &str) -> DiskSpec {
     text.parse().unwrap()
 }
 
-/// A disk that is written to, without a cache.
+/// Opens a disk for writing, without a cache.
 pub fn open(spec: &DiskSpec) -> Disk {
     Disk::open(spec, &options(Cache::None, false)).unwrap()
 }
 
-/// A worker for a disk that needs no engine.
+/// Makes a worker for a disk that needs no engine.
 pub fn worker(disk: &Disk) -> Worker<'_> {
     Worker::new(disk, EngineKind::Threads, 4)
 }
 
-/// Runs a request on one extent, which goes well.
-pub fn on_extent(worker: &mut Worker<'_>, request: Request, offset: u64, len: u64, unmap: bool) {
+/// Runs a request on one extent, and expects success.
+pub fn run_on_extent(worker: &mut Worker<'_>, request: Request, offset: u64, len: u64, unmap: bool) {
     worker.io(0).extents_mut().push(Extent { offset, len, unmap });
     assert_eq!(worker.run(request), Ok(()));
 }
 
-/// One request's place.
+/// The state of one request.
 #[derive(Default)]
-struct Place {
+struct RequestSlot {
     io: Io,
     busy: bool,
-    /// It has got [`Step::More`].
-    goes_on: bool,
+    /// The last step was [`Step::More`].
+    has_more: bool,
 }
 
-/// An engine, some places for requests, and the turn of a worker.
+/// Submits, completes and retries requests as a worker does for a queue.
 pub struct Worker<'a> {
     disk: &'a Disk,
     engine: Engine,
     file: Option<FileId>,
     waker: Waker,
-    places: Vec<Place>,
+    slots: Vec<RequestSlot>,
     lost_writes: LostWritesSeen,
     marks: Marks,
     done: Vec<Completion>,
-    /// What the next completion is turned into.
+    /// Replaces the result of the next completion.
     failure: Option<Errno>,
 }
 
@@ -124,26 +124,26 @@ impl<'a> Worker<'a> {
         static QUEUES: AtomicU16 = AtomicU16::new(0);
         let waker = Waker::new().unwrap();
         let (lost_writes, marks) = (disk.lost_writes_seen(QUEUES.fetch_add(1, Relaxed)), Marks::off());
-        let (places, done, failure) = (Vec::new(), Vec::new(), None);
-        Self { disk, engine, file, waker, places, lost_writes, marks, done, failure }.with_slots(1)
+        let (slots, done, failure) = (Vec::new(), Vec::new(), None);
+        Self { disk, engine, file, waker, slots, lost_writes, marks, done, failure }.with_slots(1)
     }
 
-    /// Has the next operation that completes fail.
+    /// Makes the next operation that completes fail.
     pub fn fail_next(&mut self, errno: Errno) {
         self.failure = Some(errno);
     }
 
     pub fn with_slots(mut self, slots: usize) -> Self {
-        self.places.resize_with(slots, Place::default);
+        self.slots.resize_with(slots, RequestSlot::default);
         self
     }
 
     pub fn io(&mut self, slot: usize) -> &mut Io {
-        &mut self.places[slot].io
+        &mut self.slots[slot].io
     }
 
     fn step(&mut self, slot: usize, step: impl FnOnce(&Disk, &mut IoContext<'_>, &mut Io) -> Step) -> Step {
-        let place = &mut self.places[slot];
+        let request_slot = &mut self.slots[slot];
         let mut context = IoContext {
             engine: &mut self.engine,
             task: 3,
@@ -153,9 +153,9 @@ impl<'a> Worker<'a> {
             lost_writes: &mut self.lost_writes,
             marks: &mut self.marks,
         };
-        let step = step(self.disk, &mut context, &mut place.io);
-        (place.busy, place.goes_on) = (step == Step::Busy, step == Step::More);
-        assert_eq!(place.io.is_active(), !matches!(step, Step::Done(_)));
+        let step = step(self.disk, &mut context, &mut request_slot.io);
+        (request_slot.busy, request_slot.has_more) = (step == Step::Busy, step == Step::More);
+        assert_eq!(request_slot.io.is_active(), !matches!(step, Step::Done(_)));
         step
     }
 
@@ -163,18 +163,19 @@ impl<'a> Worker<'a> {
         self.step(slot, |disk, context, io| disk.start(context, io, request))
     }
 
-    /// Goes on with what can go on, or sleeps until something can; what is over.
+    /// Resumes each request that can continue, or sleeps until one can. Returns the slots of the requests
+    /// that ended, with their results.
     pub fn turn(&mut self) -> Vec<(usize, Result<(), IoError>)> {
         let woken = self.waker.clear();
         self.engine.submit().unwrap();
         let mut done = std::mem::take(&mut self.done);
         self.engine.reap(&mut done);
         let retry = woken || !done.is_empty() || self.engine.take_resumed();
-        let goes_on = self.places.iter().any(|place| place.goes_on);
-        if !retry && !goes_on && !self.engine.needs_turn() {
+        let has_more = self.slots.iter().any(|request_slot| request_slot.has_more);
+        if !retry && !has_more && !self.engine.needs_turn() {
             self.sleep();
         }
-        let mut over = Vec::new();
+        let mut ended = Vec::new();
         for mut completion in done.drain(..) {
             assert_eq!(completion.token.source, 3);
             completion.result = self.failure.take().map_or(completion.result, Err);
@@ -182,29 +183,33 @@ impl<'a> Worker<'a> {
             if let Step::Done(result) =
                 self.step(slot, |disk, context, io| disk.resume(context, io, completion))
             {
-                over.push((slot, result));
+                ended.push((slot, result));
             }
         }
         self.done = done;
-        for slot in 0..self.places.len() {
-            let place = &self.places[slot];
-            if (place.goes_on || retry && place.busy)
+        for slot in 0..self.slots.len() {
+            let request_slot = &self.slots[slot];
+            if (request_slot.has_more || retry && request_slot.busy)
                 && let Step::Done(result) = self.step(slot, Disk::retry)
             {
-                over.push((slot, result));
+                ended.push((slot, result));
             }
         }
-        over
+        ended
     }
 
     fn sleep(&self) {
         let mut fds =
             [self.engine.event(), self.waker.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let ready = retry_on_intr(|| poll(&mut fds, Some(&STUCK))).unwrap();
-        assert!(ready > 0, "nothing goes on: {:?}", self.places.iter().map(|p| &p.io).collect::<Vec<_>>());
+        let ready = retry_on_intr(|| poll(&mut fds, Some(&SLEEP_MAX))).unwrap();
+        assert!(
+            ready > 0,
+            "no request continues: {:?}",
+            self.slots.iter().map(|slot| &slot.io).collect::<Vec<_>>()
+        );
     }
 
-    /// One request on the first place, from start to end.
+    /// Runs one request on the first slot until it ends.
     pub fn run(&mut self, request: Request) -> Result<(), IoError> {
         if let Step::Done(result) = self.start(0, request) {
             return result;
@@ -252,7 +257,7 @@ impl Drop for Worker<'_> {
     }
 }
 
-/// Requests in flight on so many places.
+/// A worker with several requests in flight.
 pub struct InFlight<'a> {
     worker: Worker<'a>,
     pub view: Arc<View>,
@@ -278,7 +283,7 @@ impl<'a> InFlight<'a> {
         Self { worker, view, left: all }
     }
 
-    /// Waits until all are over; how they ended.
+    /// Waits until all requests ended. Returns their results.
     pub fn finish(&mut self) -> Vec<Result<(), IoError>> {
         let mut results = Vec::new();
         while results.len() < self.left {

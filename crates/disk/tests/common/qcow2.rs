@@ -1,11 +1,11 @@
-//! Images in QEMU's format, made and looked at by QEMU's own tool.
+//! Makes and reads qcow2 images with `qemu-img`.
 
 use kickless_disk::DiskSpec;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Runs `qemu-img`; what it prints.
+/// Runs `qemu-img` in `dir`. Returns its standard output.
 pub fn qemu_img(dir: &Path, words: &[&str]) -> String {
     let output = Command::new("qemu-img").args(words).current_dir(dir).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -19,7 +19,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// An image with these contents, made with these options of `qemu-img convert`.
+    /// Makes an image with these contents. `options` are for `qemu-img convert`.
     pub fn of(contents: &[u8], options: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("raw"), contents).unwrap();
@@ -36,11 +36,12 @@ impl Image {
         DiskSpec::Qcow2(self.path())
     }
 
+    /// Runs `qemu-img` in the image's directory. Returns its standard output.
     pub fn img(&self, words: &[&str]) -> String {
         qemu_img(self.dir.path(), words)
     }
 
-    /// What is in it, as QEMU says, which also finds it without fault. Anybody may have it open.
+    /// Checks the image and returns its contents, both by `qemu-img`. The image may be open elsewhere.
     pub fn contents(&self) -> Vec<u8> {
         self.img(&["check", "-U", "-q", "disk.qcow2"]);
         self.img(&["convert", "-U", "-f", "qcow2", "-O", "raw", "disk.qcow2", "out"]);

@@ -1,4 +1,4 @@
-//! NBD servers to try the client on.
+//! Runs the NBD servers nbdkit and qemu-nbd.
 
 use kickless_disk::DiskSpec;
 use kickless_testing::eventually;
@@ -12,10 +12,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// No server takes so long to start.
+/// The longest wait for a server's start. It ends only when the server cannot start.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Which one, and how it is spoken to.
+/// A server program, and the way the client talks to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// nbdkit, on a unix socket, with structured replies.
@@ -28,7 +28,7 @@ pub enum Kind {
 
 pub const KINDS: [Kind; 3] = [Kind::Nbdkit, Kind::NbdkitSimple, Kind::Qemu];
 
-/// A server of one image, killed when this is dropped.
+/// A server of one image. It is killed when this is dropped.
 pub struct Server {
     kind: Kind,
     extra: Vec<String>,
@@ -38,20 +38,20 @@ pub struct Server {
 }
 
 impl Server {
-    /// One that serves an image with these contents; `extra` are further arguments.
+    /// Starts a server of an image with these contents. `extra` are further arguments of the program.
     pub fn start(kind: Kind, contents: &[u8], extra: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("image"), contents).unwrap();
         let extra: Vec<String> = extra.iter().map(|&word| word.to_owned()).collect();
         let mut tries = 0;
         loop {
-            let said = || std::fs::read_to_string(dir.path().join("said")).unwrap();
-            assert!(tries < 10, "no NBD server: {}", said());
+            let stderr = || std::fs::read_to_string(dir.path().join("stderr")).unwrap();
+            assert!(tries < 10, "no NBD server: {}", stderr());
             tries += 1;
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let mut child = command(kind, dir.path(), port, &extra).spawn().unwrap();
-            // Somebody else may have taken the port meanwhile.
-            if wait_for(kind, dir.path(), port, &mut child) {
+            // Another process may have taken the port meanwhile.
+            if starts(kind, dir.path(), port, &mut child) {
                 return Self { kind, extra, child, port, dir };
             }
         }
@@ -61,12 +61,12 @@ impl Server {
         self.dir.path().join("image")
     }
 
-    /// A file beside the image.
+    /// Returns the path of a file beside the image.
     pub fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Its address, with further parameters.
+    /// Returns the URI of the export, with further parameters.
     pub fn uri(&self, parameters: &str) -> String {
         match self.kind {
             Kind::Qemu => format!("nbd://127.0.0.1:{}/disk?{parameters}", self.port),
@@ -78,13 +78,13 @@ impl Server {
         DiskSpec::Nbd(self.uri(parameters).parse().unwrap())
     }
 
-    /// Stops it where it is; all of its threads stand still when this returns.
-    pub fn stop(&self) {
+    /// Stops the process with a signal. Returns when all its threads are stopped.
+    pub fn pause(&self) {
         kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
-        eventually("the NBD server does not stop", || stands_still(self.child.id()));
+        eventually("the NBD server does not stop", || all_threads_stopped(self.child.id()));
     }
 
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
     }
 
@@ -93,12 +93,12 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    /// Starts it again, at the same address, with the same image.
+    /// Kills the server and starts it at the same address, with the same image.
     pub fn restart(&mut self) {
         self.kill();
         let _ = std::fs::remove_file(self.dir.path().join("sock"));
         self.child = command(self.kind, self.dir.path(), self.port, &self.extra).spawn().unwrap();
-        assert!(wait_for(self.kind, self.dir.path(), self.port, &mut self.child));
+        assert!(starts(self.kind, self.dir.path(), self.port, &mut self.child));
     }
 }
 
@@ -108,8 +108,8 @@ impl Drop for Server {
     }
 }
 
-/// Whether all threads of a process are stopped.
-fn stands_still(process: u32) -> bool {
+/// Returns whether a signal has stopped all threads of a process.
+fn all_threads_stopped(process: u32) -> bool {
     let mut threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     threads.all(|thread| {
         let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
@@ -136,13 +136,13 @@ fn command(kind: Kind, dir: &Path, port: u16, extra: &[String]) -> Command {
             command.args(extra).arg("image");
         }
     }
-    let said = File::create(dir.join("said")).unwrap();
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+    let stderr = File::create(dir.join("stderr")).unwrap();
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
     command
 }
 
-/// Whether it accepts connections before it ends.
-fn wait_for(kind: Kind, dir: &Path, port: u16, child: &mut Child) -> bool {
+/// Waits until the server accepts connections or ends. Returns whether it accepts them.
+fn starts(kind: Kind, dir: &Path, port: u16, child: &mut Child) -> bool {
     let deadline = Instant::now() + LIMIT;
     loop {
         let accepts = match kind {

@@ -1,10 +1,11 @@
-//! What NBD servers can say: servers that lie, that know little, and that come back as others.
+//! Tests the NBD client with servers that break the protocol, lack features, or come back with another
+//! export.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(feature = "nbd")]
 
 mod common;
 
-use common::{GONE, InFlight, guest, open, options, spec, worker};
+use common::{InFlight, TIMED_OUT, guest, open, options, spec, worker};
 use kickless_disk::{Cache, Disk, Extent, IoError, Request, Step};
 use kickless_io::Errno;
 use kickless_memory::{Gpa, Marks};
@@ -14,20 +15,20 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Whatever a server says before it has said what its export is: a sentence, and soon.
+/// An open fails soon and with a clear sentence, whatever bytes the server sends in the handshake.
 #[test]
-fn servers_that_lie_from_the_beginning() {
+fn invalid_handshakes_fail_the_open() {
     let endless = answer(8, 4, &[]).repeat(100);
     let no_size = [GREETING, &answer(8, 1, &[]), &answer(7, 1, &[])].concat();
     let blocks = [&3_u16.to_be_bytes()[..], &4096_u32.to_be_bytes(), &[0; 8]].concat();
     let large = [GREETING, &answer(8, 1, &[]), &answer(7, 3, &blocks)].concat();
     let tls = [GREETING, &answer(8, 0x8000_0005, &[]), &answer(7, 0x8000_0005, &[])].concat();
-    let said = [GREETING, &answer(8, 1, &[]), &answer(7, 0x8000_0002, b"\x1b[31mgo away\n")].concat();
+    let refusal = [GREETING, &answer(8, 1, &[]), &answer(7, 0x8000_0002, b"\x1b[31mgo away\n")].concat();
     let long =
         [GREETING, &[0x00, 0x03, 0xe8, 0x89, 0x04, 0x55, 0x65, 0xa9, 0, 0, 0, 8, 0, 0, 0, 1], &[0xff; 4]]
             .concat();
-    let speech = [GREETING, &answer(8, 1, &[]), &answer(7, 0x8000_0002, &[b'x'; 1000])].concat();
-    for (talk, needle) in [
+    let long_refusal = [GREETING, &answer(8, 1, &[]), &answer(7, 0x8000_0002, &[b'x'; 1000])].concat();
+    for (sent, needle) in [
         (b"SSH-2.0-OpenSSH".to_vec(), "not an NBD server"),
         (b"NBDMAGIC\x00\x00\x42\x02\x81\x86\x12\x53".to_vec(), "oldstyle"),
         (b"NBDMAGICxxxxxxxx".to_vec(), "not an NBD server"),
@@ -39,11 +40,11 @@ fn servers_that_lie_from_the_beginning() {
         (no_size, "without a size"),
         (large, "at least 4096 bytes"),
         (tls, "TLS"),
-        (said, "go away"),
-        (speech, "xxxxx"),
+        (refusal, "go away"),
+        (long_refusal, "xxxxx"),
     ] {
         let server = HostileNbd::start(1, move |_, stream| {
-            let _ = stream.write_all(&talk);
+            let _ = stream.write_all(&sent);
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read_to_end(&mut Vec::new());
         });
@@ -52,13 +53,13 @@ fn servers_that_lie_from_the_beginning() {
     }
 }
 
-/// What a server replies to a read of 1024 bytes at 512, and what becomes of that.
+/// Reads 1024 bytes at 512. Checks the result of valid and invalid replies.
 #[test]
-fn servers_that_lie_in_reply() {
+fn replies_to_a_read() {
     let data = |at: u64, bytes: &[u8]| [&at.to_be_bytes()[..], bytes].concat();
     let hole = |at: u64, len: u32| [&at.to_be_bytes()[..], &len.to_be_bytes()].concat();
     let whole = move |c| chunk(1, 1, c, &data(512, &[5; 1024]));
-    let (io, dead) = (Err(IoError::Os(Errno::IO)), GONE);
+    let (io, dead) = (Err(IoError::Os(Errno::IO)), TIMED_OUT);
     type Reply = Box<dyn Fn(u64) -> Vec<u8> + Send>;
     let mut cases: Vec<(bool, Result<(), IoError>, Reply)> = vec![
         (false, Ok(()), Box::new(|c| simple(0, c, &[5; 1024]))),
@@ -90,7 +91,7 @@ fn servers_that_lie_in_reply() {
         ),
         (true, dead, Box::new(move |c| chunk(1, 2, c, &hole(512, u32::MAX)))),
         (true, dead, Box::new(move |c| [chunk(0, 1, c, &data(512, &[])), whole(c)].concat())),
-        // What comes with a hole is not taken for the next part.
+        // The bytes after the hole belong to its chunk. They are not the next chunk.
         (
             true,
             dead,
@@ -129,8 +130,8 @@ fn servers_that_lie_in_reply() {
     for (index, (structured, result, reply)) in cases.into_iter().enumerate() {
         let server = HostileNbd::start(1, move |_, stream| {
             greet(stream, &hello(structured));
-            let asked = hear(stream).unwrap();
-            let _ = stream.write_all(&reply(asked.cookie));
+            let request = read_request(stream).unwrap();
+            let _ = stream.write_all(&reply(request.cookie));
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read_to_end(&mut Vec::new());
         });
@@ -142,32 +143,33 @@ fn servers_that_lie_in_reply() {
     }
 }
 
-/// Of several errors the first one counts.
+/// The request fails with the first error of several.
 #[test]
-fn servers_that_fail_a_request_twice() {
+fn the_first_error_of_a_request_counts() {
     let error = |number: u32, done, cookie| {
         chunk(done, 0x8001, cookie, &[&number.to_be_bytes()[..], &[0; 2]].concat())
     };
     for last_is_simple in [false, true] {
         let server = HostileNbd::start(1, move |_, stream| {
             greet(stream, &hello(true));
-            let asked = hear(stream).unwrap();
-            let last = if last_is_simple { simple(5, asked.cookie, &[]) } else { error(5, 1, asked.cookie) };
-            stream.write_all(&[error(28, 0, asked.cookie), last].concat()).unwrap();
-            assert_eq!(hear(stream).unwrap().command, BYE);
+            let request = read_request(stream).unwrap();
+            let last =
+                if last_is_simple { simple(5, request.cookie, &[]) } else { error(5, 1, request.cookie) };
+            stream.write_all(&[error(28, 0, request.cookie), last].concat()).unwrap();
+            assert_eq!(read_request(stream).unwrap().command, DISCONNECT);
         });
         let disk = open(&spec(&server.uri()));
         assert_eq!(worker(&disk).write(0, &[1; 512], 0), Err(IoError::Os(Errno::NOSPC)));
     }
 }
 
-/// Without the server's help a durable write is a write and a flush.
+/// A durable request becomes two commands: itself and a flush.
 #[test]
 fn a_server_without_durable_writes() {
     let (sender, commands) = channel();
     let server = HostileNbd::start(1, move |_, stream| {
         greet(stream, &hello_of(false, SIZE, EXPORT_FLAGS | 1 << 5 | 1 << 6));
-        sender.send(oblige(stream, 0)).unwrap();
+        sender.send(serve_requests(stream, 0)).unwrap();
     });
     let disk = open(&spec(&server.uri()));
     assert_eq!(InFlight::start(&disk, 0, 1).finish(), [Ok(())]);
@@ -175,7 +177,7 @@ fn a_server_without_durable_writes() {
         [(Request::Discard { durable: true }, false), (Request::WriteZeroes { durable: true }, true)]
     {
         let mut worker = worker(&disk);
-        // Nothing is asked about nothing.
+        // Empty extents cause no command.
         for len in [0, 8192, 0] {
             worker.io(0).extents_mut().push(Extent { offset: 0, len, unmap });
         }
@@ -184,13 +186,13 @@ fn a_server_without_durable_writes() {
     drop(disk);
     let commands = commands.recv().unwrap();
     let commands: Vec<_> = commands.iter().map(|c| (c.flags, c.command, c.len)).collect();
-    // Each with a flush after it, and good-bye.
+    // A flush follows each command. The client disconnects at the end.
     let expected =
-        [(WRITE, 4096), (FLUSH, 0), (TRIM, 8192), (FLUSH, 0), (ZEROES, 8192), (FLUSH, 0), (BYE, 0)];
+        [(WRITE, 4096), (FLUSH, 0), (TRIM, 8192), (FLUSH, 0), (ZEROES, 8192), (FLUSH, 0), (DISCONNECT, 0)];
     assert_eq!(commands, expected.map(|(command, len)| (0, command, len)));
 }
 
-/// With it, it is one request that says so.
+/// A durable request is one command with the flag FUA.
 #[test]
 fn a_server_with_durable_writes() {
     const FUA: u16 = 1;
@@ -198,7 +200,7 @@ fn a_server_with_durable_writes() {
     let (sender, commands) = channel();
     let server = HostileNbd::start(1, move |_, stream| {
         greet(stream, &hello_of(false, SIZE, EXPORT_FLAGS | 1 << 3 | 1 << 5 | 1 << 6));
-        sender.send(oblige(stream, 0)).unwrap();
+        sender.send(serve_requests(stream, 0)).unwrap();
     });
     let disk = open(&spec(&server.uri()));
     for durable in [false, true] {
@@ -220,20 +222,20 @@ fn a_server_with_durable_writes() {
     let commands: Vec<_> = commands.recv().unwrap().iter().map(|c| (c.command, c.flags)).collect();
     let each = [(WRITE, 0), (TRIM, 0), (ZEROES, 0), (ZEROES, NO_HOLE)];
     let durable = each.map(|(command, flags)| (command, flags | FUA));
-    assert_eq!(commands, [&each[..], &durable, &[(BYE, 0)]].concat());
+    assert_eq!(commands, [&each[..], &durable, &[(DISCONNECT, 0)]].concat());
 }
 
-/// What cannot be flushed is as durable as it gets, also where the server was lost since.
+/// A flush succeeds on a server without flushes, even after the server was lost. It sends no command.
 #[test]
 fn a_server_that_cannot_flush() {
     let (sender, commands) = channel();
     let server = HostileNbd::start(2, move |connection, stream| {
         greet(stream, &hello_of(false, SIZE, 1));
         if connection == 0 {
-            let asked = hear(stream).unwrap();
-            return stream.write_all(&simple(0, asked.cookie, &[])).unwrap();
+            let request = read_request(stream).unwrap();
+            return stream.write_all(&simple(0, request.cookie, &[])).unwrap();
         }
-        sender.send(oblige(stream, 0)).unwrap();
+        sender.send(serve_requests(stream, 0)).unwrap();
     });
     let disk = open(&spec(&server.export("", 60)));
     assert_eq!(worker(&disk).write(0, &[1; 512], 0), Ok(()));
@@ -242,38 +244,38 @@ fn a_server_that_cannot_flush() {
     assert_eq!(worker(&disk).flush(), Ok(()));
     drop(disk);
     let commands: Vec<_> = commands.recv().unwrap().iter().map(|c| c.command).collect();
-    assert_eq!(commands, [WRITE, BYE]);
+    assert_eq!(commands, [WRITE, DISCONNECT]);
 }
 
-/// A request that kills one server after the other is given up, even if there is always another.
+/// A request fails if the server is lost each time it is sent, although the server always comes back.
 #[test]
-fn a_request_that_no_server_survives() {
+fn a_request_that_ends_every_connection_fails() {
     let server = HostileNbd::start(5, |_, stream| {
         greet(stream, &hello(false));
-        hear(stream).unwrap();
+        read_request(stream).unwrap();
     });
     let (disk, start) = (open(&spec(&server.export("", 60))), Instant::now());
     assert_eq!(worker(&disk).read(0, 512).0, Err(IoError::Os(Errno::IO)));
-    // The second connection may come at once, the others not.
+    // The client may make the second connection at once. It waits before each further one.
     assert!(start.elapsed() >= Duration::from_secs(3));
 }
 
-/// Nor is a server asked without a pause that is not ready.
+/// The client waits between its connections to a server that is not ready.
 #[test]
-fn a_server_that_is_not_ready_is_asked_again_now_and_then() {
+fn connections_to_a_server_that_is_not_ready_are_retried_with_pauses() {
     let server = HostileNbd::start(5, |connection, stream| match connection {
         0 => {
             greet(stream, &hello(false));
-            hear(stream).unwrap();
+            read_request(stream).unwrap();
         }
-        // One that says nothing is left after a while.
+        // The client closes a connection without a handshake after a while.
         1 => {
             let _ = stream.read_to_end(&mut Vec::new());
         }
         2 | 3 => {}
         _ => {
             greet(stream, &hello(false));
-            oblige(stream, 5);
+            serve_requests(stream, 5);
         }
     });
     let (disk, start) = (open(&spec(&server.export("", 60))), Instant::now());
@@ -281,16 +283,16 @@ fn a_server_that_is_not_ready_is_asked_again_now_and_then() {
     assert!(start.elapsed() >= Duration::from_secs(5 + 3));
 }
 
-/// What does not fit into the socket goes when there is room.
+/// The client sends the rest of a request when the socket has room again.
 #[test]
 fn a_server_that_reads_late() {
     const LEN: usize = 512 << 10;
-    let (go_on, wait) = channel();
+    let (resume, resumed) = channel();
     let server = HostileNbd::start(1, move |_, stream| {
         greet(stream, &hello_of(false, LEN as u64, EXPORT_FLAGS));
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        wait.recv().unwrap();
-        oblige(stream, 0);
+        resumed.recv().unwrap();
+        serve_requests(stream, 0);
     });
     let disk = open(&spec(&server.uri()));
     let (view, slots) = (guest(LEN as u64), 8);
@@ -299,17 +301,18 @@ fn a_server_that_reads_late() {
         worker.io(slot).buffers_mut().push(&view, Gpa(0), LEN as u32).unwrap();
         assert_eq!(worker.start(slot, Request::Write { offset: 0, durable: false }), Step::Busy);
     }
-    // Time for the socket to be full; if it is not, there is less to see.
+    // The socket fills up in this time. If it does not, the test checks less and passes.
     thread::sleep(Duration::from_millis(100));
-    go_on.send(()).unwrap();
-    let mut over = Vec::new();
-    while over.len() < slots {
-        over.extend(worker.turn());
+    resume.send(()).unwrap();
+    let mut ended = Vec::new();
+    while ended.len() < slots {
+        ended.extend(worker.turn());
     }
-    assert!(over.iter().all(|(_, result)| result.is_ok()), "{over:?}");
+    assert!(ended.iter().all(|(_, result)| result.is_ok()), "{ended:?}");
 }
 
-/// More requests than there are buffers, each longer than one, and in the end all of them failing: none is left without.
+/// Runs more requests than there are buffers, each longer than one buffer. All of them end, also when they
+/// fail.
 #[test]
 fn requests_of_many_buffers_share_them() {
     const LEN: u64 = 640 << 10;
@@ -317,10 +320,10 @@ fn requests_of_many_buffers_share_them() {
     let server = HostileNbd::start(1, |_, stream| {
         greet(stream, &hello_of(false, LEN, EXPORT_FLAGS));
         let mut left = SLOTS * 3;
-        while let Some(asked) = hear(stream) {
-            let (error, len) = if left > 0 { (0, asked.len as usize) } else { (5, 0) };
+        while let Some(request) = read_request(stream) {
+            let (error, len) = if left > 0 { (0, request.len as usize) } else { (5, 0) };
             left = left.saturating_sub(1);
-            let _ = stream.write_all(&simple(error, asked.cookie, &vec![3; len]));
+            let _ = stream.write_all(&simple(error, request.cookie, &vec![3; len]));
         }
     });
     let disk = open(&spec(&server.uri()));
@@ -332,27 +335,27 @@ fn requests_of_many_buffers_share_them() {
             worker.io(slot).buffers_mut().push(&view, Gpa(0), LEN as u32).unwrap();
             assert_eq!(worker.start(slot, Request::Read { offset: 0 }), Step::Busy);
         }
-        let mut over = Vec::new();
-        while over.len() < SLOTS {
-            over.extend(worker.turn());
+        let mut ended = Vec::new();
+        while ended.len() < SLOTS {
+            ended.extend(worker.turn());
         }
-        assert!(over.iter().all(|(_, result)| *result == expected), "{over:?}");
+        assert!(ended.iter().all(|(_, result)| *result == expected), "{ended:?}");
     }
 }
 
-/// A server has as many short requests at a time as are documented, and answers them in an order of its own.
+/// The client has 256 short requests in flight, as docs/disks.md says. The server answers in another order.
 #[test]
-fn many_short_requests_are_with_the_server_at_once() {
+fn many_short_requests_are_in_flight() {
     const SLOTS: usize = 256;
     let server = HostileNbd::start(1, |_, stream| {
         greet(stream, &hello(false));
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let asked: Vec<_> = (0..SLOTS).map_while(|_| hear(stream)).collect();
-        assert_eq!(asked.len(), SLOTS, "the others are held back");
-        for asked in asked.iter().rev() {
-            stream.write_all(&simple(0, asked.cookie, &vec![(asked.at / 256) as u8; 256 * 2])).unwrap();
+        let requests: Vec<_> = (0..SLOTS).map_while(|_| read_request(stream)).collect();
+        assert_eq!(requests.len(), SLOTS, "the client sent fewer requests at once");
+        for request in requests.iter().rev() {
+            stream.write_all(&simple(0, request.cookie, &vec![(request.at / 256) as u8; 256 * 2])).unwrap();
         }
-        assert_eq!(hear(stream).unwrap().command, BYE);
+        assert_eq!(read_request(stream).unwrap().command, DISCONNECT);
     });
     let disk = open(&spec(&server.uri()));
     let mut worker = worker(&disk).with_slots(SLOTS);
@@ -374,16 +377,16 @@ fn many_short_requests_are_with_the_server_at_once() {
     }
 }
 
-/// All ways to an export that servers know, by what the client says on each.
+/// Runs each variant of the handshake. Checks the bytes that the client sends.
 #[test]
-fn servers_of_all_ages() {
+fn handshakes_of_old_and_new_servers() {
     const BY_NAME: u32 = 1;
     const GO: u32 = 7;
     const STRUCTURED: u32 = 8;
     const ACK: u32 = 1;
     const INFO: u32 = 3;
     const UNKNOWN_OPTION: u32 = 0x8000_0001;
-    const SAY_BLOCK_SIZES: u32 = 0x8000_0008;
+    const BLOCK_SIZE_REQUIRED: u32 = 0x8000_0008;
     let option = |number: u32, data: &[u8]| {
         [b"IHAVEOPT", &number.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat()
     };
@@ -395,8 +398,9 @@ fn servers_of_all_ages() {
     let export = answer(GO, INFO, &export_info(SIZE, EXPORT_FLAGS));
     let blocks =
         [&[0, 3][..], &512_u32.to_be_bytes(), &4096_u32.to_be_bytes(), &0_u32.to_be_bytes()].concat();
-    type Said = Vec<Vec<u8>>;
-    let cases: [(Said, Said, bool); 6] = [
+    type Messages = Vec<Vec<u8>>;
+    // The server's messages, the client's, and whether the server then sends structured replies.
+    let cases: [(Messages, Messages, bool); 6] = [
         (vec![greeting(0), padded.clone()], vec![vec![0, 0, 0, 0], by_name.clone()], false),
         (vec![greeting(2), plain.clone()], vec![vec![0, 0, 0, 2], by_name.clone()], false),
         (
@@ -418,7 +422,7 @@ fn servers_of_all_ages() {
             vec![
                 greeting(3),
                 answer(STRUCTURED, ACK, &[]),
-                answer(GO, SAY_BLOCK_SIZES, &[]),
+                answer(GO, BLOCK_SIZE_REQUIRED, &[]),
                 answer(GO, INFO, &blocks),
                 export.clone(),
                 answer(GO, ACK, &[]),
@@ -426,7 +430,7 @@ fn servers_of_all_ages() {
             vec![vec![0, 0, 0, 3], option(STRUCTURED, &[]), go(&[0, 0]), go(&[0, 1, 0, 3])],
             true,
         ),
-        // With information that nobody asked for, and that nobody knows.
+        // The server sends information that the client did not request, and information of unknown types.
         (
             vec![
                 greeting(3),
@@ -441,21 +445,21 @@ fn servers_of_all_ages() {
             true,
         ),
     ];
-    for (index, (says, hears, structured)) in cases.into_iter().enumerate() {
+    for (index, (server_sends, client_sends, structured)) in cases.into_iter().enumerate() {
         let server = HostileNbd::start(1, move |_, stream| {
-            stream.write_all(&says.concat()).unwrap();
-            let mut heard = vec![0; hears.concat().len()];
-            stream.read_exact(&mut heard).unwrap();
-            assert_eq!(heard, hears.concat(), "case {index}");
-            let asked = hear(stream).unwrap();
-            let data = [&asked.at.to_be_bytes()[..], &[9; 512]].concat();
+            stream.write_all(&server_sends.concat()).unwrap();
+            let mut received = vec![0; client_sends.concat().len()];
+            stream.read_exact(&mut received).unwrap();
+            assert_eq!(received, client_sends.concat(), "case {index}");
+            let request = read_request(stream).unwrap();
+            let data = [&request.at.to_be_bytes()[..], &[9; 512]].concat();
             let reply = if structured {
-                chunk(1, 1, asked.cookie, &data)
+                chunk(1, 1, request.cookie, &data)
             } else {
-                simple(0, asked.cookie, &[9; 512])
+                simple(0, request.cookie, &[9; 512])
             };
             stream.write_all(&reply).unwrap();
-            assert_eq!(hear(stream).unwrap().command, BYE);
+            assert_eq!(read_request(stream).unwrap().command, DISCONNECT);
         });
         let disk = open(&spec(&server.export("disk", 0)));
         assert_eq!(disk.size(), SIZE, "case {index}");
@@ -463,9 +467,10 @@ fn servers_of_all_ages() {
     }
 }
 
-/// What has become another disk is not taken for the one that has gone, and what has more of everything is.
+/// A server may come back with another export. The client uses it only if it is no smaller and lacks no
+/// feature of the first one.
 #[test]
-fn servers_that_come_back_as_others() {
+fn servers_that_come_back_with_another_export() {
     let hello = |connection: usize| {
         let (size, flags) = [
             (SIZE, EXPORT_FLAGS | 1 << 5),
@@ -481,14 +486,14 @@ fn servers_that_come_back_as_others() {
         greet(stream, &hello(connection));
         match connection {
             0 => {
-                hear(stream).unwrap();
+                read_request(stream).unwrap();
             }
             5 => {
-                oblige(stream, 5);
+                serve_requests(stream, 5);
             }
-            // Nothing is asked of it.
+            // The client does not use this export.
             _ => {
-                oblige(stream, connection as u8);
+                serve_requests(stream, connection as u8);
             }
         }
     });
@@ -497,25 +502,27 @@ fn servers_that_come_back_as_others() {
     assert_eq!((disk.size(), disk.limits().write_zeroes), (SIZE, None));
 }
 
-/// They need not, but a disk would begin with the first as well.
+/// The client sends the requests of a lost server again in their first order. The protocol does not require
+/// this.
 #[test]
-fn requests_are_sent_again_in_their_order() {
+fn requests_are_sent_again_in_order() {
     const COUNT: usize = 16;
-    let (sender, heard) = channel();
+    let (sender, received) = channel();
     let server = HostileNbd::start(2, move |connection, stream| {
         greet(stream, &hello(false));
         if connection == 0 {
-            // Their places are taken in another order from then on.
-            let asked = [(); 2].map(|()| hear(stream).unwrap());
-            asked.iter().for_each(|a| stream.write_all(&simple(0, a.cookie, &[1; 4096])).unwrap());
+            // After these two, the client's slots are free in another order.
+            for request in [(); 2].map(|()| read_request(stream).unwrap()) {
+                stream.write_all(&simple(0, request.cookie, &[1; 4096])).unwrap();
+            }
         }
-        let asked: Vec<_> = (0..COUNT).map(|_| hear(stream).unwrap()).collect();
-        sender.send(asked.iter().map(|asked| asked.at).collect::<Vec<_>>()).unwrap();
+        let requests: Vec<_> = (0..COUNT).map(|_| read_request(stream).unwrap()).collect();
+        sender.send(requests.iter().map(|request| request.at).collect::<Vec<_>>()).unwrap();
         if connection == 1 {
-            // The last first.
-            let replies = asked.iter().rev().flat_map(|asked| simple(0, asked.cookie, &[1; 4096]));
+            // Answers in reverse order.
+            let replies = requests.iter().rev().flat_map(|request| simple(0, request.cookie, &[1; 4096]));
             stream.write_all(&replies.collect::<Vec<_>>()).unwrap();
-            assert_eq!(hear(stream).unwrap().command, BYE);
+            assert_eq!(read_request(stream).unwrap().command, DISCONNECT);
         }
     });
     let disk = open(&spec(&server.export("", 60)));
@@ -525,14 +532,15 @@ fn requests_are_sent_again_in_their_order() {
     drop(requests);
     drop(disk);
     let expected: Vec<_> = (0..COUNT as u64).map(|i| i * 4096).collect();
-    assert_eq!([heard.recv().unwrap(), heard.recv().unwrap()], [expected.clone(), expected]);
+    assert_eq!([received.recv().unwrap(), received.recv().unwrap()], [expected.clone(), expected]);
 }
 
-/// Whatever has been acknowledged and not flushed may be lost with a server, and what has failed cannot.
+/// Acknowledged requests that change data and were not flushed may be lost with a server, so the next flush
+/// fails. Failed requests do not count.
 #[test]
-fn which_answers_a_lost_server_leaves_in_doubt() {
+fn requests_that_a_lost_server_may_have_lost() {
     let flags = EXPORT_FLAGS | 1 << 5 | 1 << 6;
-    // What is done, and flushed before that; the server's answers; what a flush says after the server was lost.
+    // The requests, the error in the server's answers, and the result of a flush after the server was lost.
     let io = Err(IoError::Os(Errno::IO));
     let cases = [
         (&[WRITE][..], 0, io),
@@ -548,12 +556,12 @@ fn which_answers_a_lost_server_leaves_in_doubt() {
         let server = HostileNbd::start(2, move |connection, stream| {
             greet(stream, &hello_of(false, SIZE, flags));
             if connection == 1 {
-                return drop(oblige(stream, 0));
+                return drop(serve_requests(stream, 0));
             }
             for _ in 0..count {
-                let asked = hear(stream).unwrap();
-                let len = if asked.command == READ { asked.len as usize } else { 0 };
-                stream.write_all(&simple(error, asked.cookie, &vec![0; len])).unwrap();
+                let request = read_request(stream).unwrap();
+                let len = if request.command == READ { request.len as usize } else { 0 };
+                stream.write_all(&simple(error, request.cookie, &vec![0; len])).unwrap();
             }
         });
         let disk = open(&spec(&server.export("", 60)));
@@ -575,7 +583,8 @@ fn which_answers_a_lost_server_leaves_in_doubt() {
             };
             assert_eq!(result, expected, "case {index}");
         }
-        // By this the loss is known: what is sent before it would be sent again.
+        // This read ends after the client has noticed the loss. A flush sent before that would only be sent
+        // again.
         assert_eq!(worker.read(0, 512).0, Ok(()), "case {index}");
         assert_eq!(worker.flush(), flushed, "case {index}");
         assert_eq!(worker.flush(), Ok(()), "case {index}");
@@ -583,15 +592,15 @@ fn which_answers_a_lost_server_leaves_in_doubt() {
 }
 
 #[test]
-fn a_flush_that_fails_covers_nothing() {
+fn a_failed_flush_does_not_clear_the_loss() {
     let server = HostileNbd::start(2, move |connection, stream| {
         greet(stream, &hello(false));
         if connection == 1 {
-            return drop(oblige(stream, 0));
+            return drop(serve_requests(stream, 0));
         }
         for error in [0, 5] {
-            let asked = hear(stream).unwrap();
-            stream.write_all(&simple(error, asked.cookie, &[])).unwrap();
+            let request = read_request(stream).unwrap();
+            stream.write_all(&simple(error, request.cookie, &[])).unwrap();
         }
     });
     let disk = open(&spec(&server.export("", 60)));
@@ -599,23 +608,24 @@ fn a_flush_that_fails_covers_nothing() {
     assert_eq!(worker.write(0, &[1; 512], 0), Ok(()));
     for _ in 0..2 {
         assert_eq!(worker.flush(), Err(IoError::Os(Errno::IO)));
-        // By this the loss is known.
+        // This read ends after the client has noticed the loss.
         assert_eq!(worker.read(0, 512).0, Ok(()));
     }
     assert_eq!(worker.flush(), Ok(()));
 }
 
-/// A server with a file behind a page cache is told once of writes that were lost, and tells one flush.
+/// A server with a page cache learns of lost writes once, and reports them in the answer to one flush. The
+/// client reports them to each queue.
 #[test]
-fn a_flush_that_a_server_fails_is_told_to_each_queue() {
+fn each_queue_reports_a_flush_that_failed_at_the_server() {
     let server = HostileNbd::start(1, move |_, stream| {
         greet(stream, &hello(false));
-        let asked = [(); 3].map(|()| hear(stream).unwrap());
-        // The last first, the first last: that one has the error.
-        for (asked, error) in asked.iter().zip([5, 0, 0]).rev() {
-            stream.write_all(&simple(error, asked.cookie, &[])).unwrap();
+        let requests = [(); 3].map(|()| read_request(stream).unwrap());
+        // Answers in reverse order. The first request is answered last, with an error.
+        for (request, error) in requests.iter().zip([5, 0, 0]).rev() {
+            stream.write_all(&simple(error, request.cookie, &[])).unwrap();
         }
-        oblige(stream, 0);
+        serve_requests(stream, 0);
     });
     let disk = open(&spec(&server.uri()));
     let mut queues = [(); 3].map(|()| worker(&disk).with_slots(2));
@@ -624,11 +634,11 @@ fn a_flush_that_a_server_fails_is_told_to_each_queue() {
     }
     let failed = Err(IoError::Os(Errno::IO));
     for (queue, count) in [(0, 1), (1, 2)] {
-        let mut over = Vec::new();
-        while over.len() < count {
-            over.extend(queues[queue].turn());
+        let mut ended = Vec::new();
+        while ended.len() < count {
+            ended.extend(queues[queue].turn());
         }
-        assert!(over.iter().all(|(_, result)| *result == failed), "{queue}: {over:?}");
+        assert!(ended.iter().all(|(_, result)| *result == failed), "{queue}: {ended:?}");
     }
     assert_eq!(queues[2].flush(), failed);
     for queue in &mut queues {
@@ -636,17 +646,18 @@ fn a_flush_that_a_server_fails_is_told_to_each_queue() {
     }
 }
 
-/// A flush covers what was acknowledged when it was sent, and nothing that was acknowledged after that.
+/// A flush covers the writes that were acknowledged before it was sent, and none that were acknowledged
+/// later.
 #[test]
-fn what_a_flush_covers() {
+fn a_flush_covers_only_earlier_writes() {
     for error in [0, 5] {
         let server = HostileNbd::start(2, move |connection, stream| {
             greet(stream, &hello(false));
             if connection == 1 {
-                return drop(oblige(stream, 0));
+                return drop(serve_requests(stream, 0));
             }
-            // A flush, then a write beside it, which is answered first.
-            let [flush, write] = [(); 2].map(|()| hear(stream).unwrap());
+            // A flush and a write are in flight. The write is answered first.
+            let [flush, write] = [(); 2].map(|()| read_request(stream).unwrap());
             assert_eq!([flush.command, write.command], [FLUSH, WRITE]);
             stream
                 .write_all(&[simple(0, write.cookie, &[]), simple(error, flush.cookie, &[])].concat())
@@ -657,28 +668,30 @@ fn what_a_flush_covers() {
         assert_eq!(flusher.start(0, Request::Flush), Step::Busy);
         let mut writer = worker(&disk);
         assert_eq!(writer.write(0, &[1; 512], 0), Ok(()));
-        let mut over = Vec::new();
-        while over.is_empty() {
-            over = flusher.turn();
+        let mut ended = Vec::new();
+        while ended.is_empty() {
+            ended = flusher.turn();
         }
-        assert_eq!(over, [(0, if error == 0 { Ok(()) } else { Err(IoError::Os(Errno::IO)) })]);
+        assert_eq!(ended, [(0, if error == 0 { Ok(()) } else { Err(IoError::Os(Errno::IO)) })]);
         assert_eq!(writer.read(0, 512).0, Ok(()));
         assert_eq!(writer.flush(), Err(IoError::Os(Errno::IO)));
     }
 }
 
-/// Without FUA a durable write is a write and a flush. This flush covers the request's own write, and tells nobody of others.
+/// Without FUA a durable write is a write and a flush. This flush reports the loss of the request's own write
+/// only.
 #[test]
 fn the_flush_of_a_durable_write_covers_that_write_alone() {
     let failed = Err(IoError::Os(Errno::IO));
     let server = HostileNbd::start(3, move |connection, stream| {
         greet(stream, &hello(false));
         if connection == 2 {
-            return drop(oblige(stream, 0));
+            return drop(serve_requests(stream, 0));
         }
-        // Goes when it has acknowledged a write: a plain one, then a durable one.
-        let asked = std::iter::repeat_with(|| hear(stream).unwrap()).find(|asked| asked.command == WRITE);
-        stream.write_all(&simple(0, asked.unwrap().cookie, &[])).unwrap();
+        // Closes each connection after the answer to its first write: a plain one, then a durable one.
+        let mut requests = std::iter::repeat_with(|| read_request(stream).unwrap());
+        let write = requests.find(|request| request.command == WRITE).unwrap();
+        stream.write_all(&simple(0, write.cookie, &[])).unwrap();
     });
     let disk = open(&spec(&server.export("", 60)));
     let (mut queue, mut other) = (worker(&disk), worker(&disk));
@@ -691,66 +704,66 @@ fn the_flush_of_a_durable_write_covers_that_write_alone() {
     assert_eq!([queue.flush(), other.flush()], [Ok(()); 2]);
 }
 
-/// Servers that are there again and say nothing, or too slowly to be waited for.
+/// A server that comes back sends nothing, or its handshake too slowly.
 #[test]
-fn a_server_that_takes_too_long_when_it_is_back() {
-    const EVERY: Duration = Duration::from_millis(20);
-    for drips in [false, true] {
+fn a_slow_handshake_of_a_returning_server_times_out() {
+    const BYTE_EVERY: Duration = Duration::from_millis(20);
+    for slowly in [false, true] {
         let server = HostileNbd::start(2, move |connection, stream| {
             if connection == 0 {
                 greet(stream, &hello(false));
-                hear(stream).unwrap();
-            } else if drips {
-                // It is longer by this than anybody waits, and would be a server then.
+                read_request(stream).unwrap();
+            } else if slowly {
+                // The handshake is valid, but takes longer than the client waits.
                 let hello = [GREETING, &answer(8, 4, &[0; 300]), &hello(false)[GREETING.len()..]].concat();
                 for byte in hello {
-                    thread::sleep(EVERY);
+                    thread::sleep(BYTE_EVERY);
                     if stream.write_all(&[byte]).is_err() {
                         return;
                     }
                 }
-                hear_handshake(stream);
-                oblige(stream, 0);
+                read_handshake(stream);
+                serve_requests(stream, 0);
             } else {
                 let _ = stream.read_to_end(&mut Vec::new());
             }
         });
         let disk = open(&spec(&server.export("", 1)));
-        assert_eq!(worker(&disk).read(0, 512).0, GONE, "drips: {drips}");
+        assert_eq!(worker(&disk).read(0, 512).0, TIMED_OUT, "slowly: {slowly}");
     }
 }
 
-/// Who has been given up is waited for anew by those who use the disk next.
+/// After requests have timed out, the next session waits for the server again.
 #[test]
-fn who_comes_next_waits_again() {
+fn reload_waits_for_a_lost_server_again() {
     let mut server = HostileNbd::start(1, |_, stream| greet(stream, &hello(false)));
     let disk = open(&spec(&server.export("", 2)));
-    assert_eq!(worker(&disk).read(0, 512).0, GONE);
+    assert_eq!(worker(&disk).read(0, 512).0, TIMED_OUT);
     server.start_again(1, |_, stream| {
         greet(stream, &hello(false));
-        oblige(stream, 6);
+        serve_requests(stream, 6);
     });
     disk.reload().unwrap();
     assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![6; 512]));
 }
 
 #[test]
-fn exports_can_be_told_from_one_another() {
+fn exports_have_identities_of_their_own() {
     let start = || {
         HostileNbd::start(3, |_, stream| {
             stream.write_all(&hello(false)).unwrap();
             let _ = stream.read_to_end(&mut Vec::new());
         })
     };
-    let (here, there) = (start(), start());
+    let (one, other) = (start(), start());
     let identity = |uri: String| open(&spec(&uri)).identity().to_owned();
     let all = [
-        identity(here.export("a", 0)),
-        identity(here.export("b", 0)),
-        identity(here.export("a", 5)),
-        identity(there.export("a", 0)),
+        identity(one.export("a", 0)),
+        identity(one.export("b", 0)),
+        identity(one.export("a", 5)),
+        identity(other.export("a", 0)),
     ];
-    drop([identity(there.export("a", 1)), identity(there.export("a", 2))]);
+    drop([identity(other.export("a", 1)), identity(other.export("a", 2))]);
     assert!(all.iter().all(|id| (1..=20).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic())));
     assert!(all[0] == all[2] && all[0] != all[1] && all[0] != all[3], "{all:?}");
 }

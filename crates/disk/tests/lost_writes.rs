@@ -1,4 +1,4 @@
-//! Tests that every queue hears of writes that the host lost from its page cache.
+//! Tests that a flush of each queue fails after the host lost writes from its page cache.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -15,26 +15,28 @@ use tempfile::{NamedTempFile, TempDir};
 const ENGINES: [EngineKind; 3] = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads];
 const CHUNK: usize = 256 << 10;
 
-/// A loop device on a file system that is too small for it: what is written to it is lost behind the page cache.
-struct Thin {
+/// A loop device on a file system that is too small for it. The kernel takes writes into the page cache, and
+/// loses them when it writes them back.
+struct LosingDevice {
     device: Option<LoopDevice>,
     dir: TempDir,
 }
 
-impl Thin {
+impl LosingDevice {
     /// # Errors
-    /// Why there is none: no right to mount, no loop device.
+    /// The reason in words: the right to mount or a loop device is missing.
     fn new() -> Result<Self, String> {
         let dir = tempfile::tempdir().unwrap();
-        mount(&["-t", "tmpfs", "-o", "size=1m", "thin"], &dir)?;
-        let mut thin = Self { device: None, dir };
-        let image = NamedTempFile::new_in(thin.dir.path()).unwrap();
+        mount(&["-t", "tmpfs", "-o", "size=1m", "losing"], &dir)?;
+        let mut losing = Self { device: None, dir };
+        let image = NamedTempFile::new_in(losing.dir.path()).unwrap();
         image.as_file().set_len(8 << 20).unwrap();
-        thin.device = Some(LoopDevice::new(image, &[])?);
-        Ok(thin)
+        losing.device = Some(LoopDevice::new(image, &[])?);
+        Ok(losing)
     }
 
-    fn grow(&self) {
+    /// Makes the file system large enough for the device.
+    fn grow_file_system(&self) {
         mount(&["-o", "remount,size=32m"], &self.dir).unwrap();
     }
 
@@ -46,11 +48,11 @@ impl Thin {
 fn mount(arguments: &[&str], at: &TempDir) -> Result<(), String> {
     let output = Command::new("mount").args(arguments).arg(at.path()).output();
     let output = output.map_err(|error| format!("mount: {error}"))?;
-    let said = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    if output.status.success() { Ok(()) } else { Err(said()) }
+    let stderr = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if output.status.success() { Ok(()) } else { Err(stderr()) }
 }
 
-impl Drop for Thin {
+impl Drop for LosingDevice {
     fn drop(&mut self) {
         self.device = None;
         // The device may still be in use for a moment.
@@ -58,18 +60,18 @@ impl Drop for Thin {
     }
 }
 
-fn thin() -> Option<Thin> {
-    Thin::new().inspect_err(|why| println!("SKIPPED: no device that loses writes: {why}")).ok()
+fn losing_device() -> Option<LosingDevice> {
+    LosingDevice::new().inspect_err(|why| println!("SKIPPED: no device that loses writes: {why}")).ok()
 }
 
-/// Fills the first 4 MiB, all of which go into the page cache.
+/// Writes the first 4 MiB. The page cache takes all of it.
 fn fill(worker: &mut Worker<'_>) {
     for chunk in 0..16 {
         assert_eq!(worker.write(chunk * CHUNK as u64, &[7; CHUNK], 0), Ok(()));
     }
 }
 
-fn durable(worker: &mut Worker<'_>) -> Result<(), IoError> {
+fn write_durably(worker: &mut Worker<'_>) -> Result<(), IoError> {
     let view = guest(4096);
     worker.io(0).buffers_mut().push(&view, Gpa(0), 4096).unwrap();
     let result = worker.run(Request::Write { offset: 0, durable: true });
@@ -77,38 +79,41 @@ fn durable(worker: &mut Worker<'_>) -> Result<(), IoError> {
     result
 }
 
-fn is_lost(result: Result<(), IoError>) -> bool {
+fn reports_loss(result: Result<(), IoError>) -> bool {
     matches!(result, Err(IoError::Os(_)))
 }
 
 #[test]
-fn every_queue_hears_of_it_until_the_disk_is_opened_anew() {
+fn each_queue_reports_the_loss_until_the_disk_is_opened_again() {
     for kind in ENGINES {
-        let Some(thin) = thin() else { return };
-        let open = || Disk::open(&thin.spec(), &options(Cache::Writeback, false)).unwrap();
+        let Some(losing) = losing_device() else { return };
+        let open = || Disk::open(&losing.spec(), &options(Cache::Writeback, false)).unwrap();
         let disk = open();
         let [mut one, mut two] = [(); 2].map(|()| Worker::new(&disk, kind, 8));
-        assert_eq!([one.flush(), two.flush(), durable(&mut two)], [Ok(()); 3], "{kind:?}");
+        assert_eq!([one.flush(), two.flush(), write_durably(&mut two)], [Ok(()); 3], "{kind:?}");
         fill(&mut one);
-        assert!(is_lost(one.flush()) && is_lost(two.flush()) && is_lost(one.flush()), "{kind:?}");
-        assert!(is_lost(durable(&mut two)) && disk.write_back().is_err(), "{kind:?}");
-        // With room again the next writes arrive; those that were lost do not come back.
-        thin.grow();
+        assert!(
+            reports_loss(one.flush()) && reports_loss(two.flush()) && reports_loss(one.flush()),
+            "{kind:?}"
+        );
+        assert!(reports_loss(write_durably(&mut two)) && disk.write_back().is_err(), "{kind:?}");
+        // The next writes find room. The lost ones do not come back.
+        losing.grow_file_system();
         disk.reload().unwrap();
         assert_eq!(one.write(0, &[1; 4096], 0), Ok(()));
-        assert!(is_lost(two.flush()), "{kind:?}");
+        assert!(reports_loss(two.flush()), "{kind:?}");
         drop((one, two));
         let disk = open();
         let mut worker = Worker::new(&disk, kind, 8);
         fill(&mut worker);
-        assert_eq!([worker.flush(), durable(&mut worker)], [Ok(()); 2], "{kind:?}");
+        assert_eq!([worker.flush(), write_durably(&mut worker)], [Ok(()); 2], "{kind:?}");
         assert!(disk.write_back().is_ok());
     }
 }
 
-/// What the kernel did not begin says nothing of the cache: it is tried again, and nothing is latched.
+/// A flush that the kernel did not begin says nothing about lost writes, so it does not latch an error.
 #[test]
-fn what_was_not_begun_is_tried_again() {
+fn flushes_that_the_kernel_did_not_begin_are_retried() {
     let image = image(&[7; 64 << 10]);
     let disk = Disk::open(&DiskSpec::File(image.path().into()), &options(Cache::Writeback, false)).unwrap();
     for kind in ENGINES {
@@ -117,39 +122,41 @@ fn what_was_not_begun_is_tried_again() {
             worker.fail_next(errno);
             assert_eq!(worker.flush(), Ok(()), "{kind:?} {errno}");
             worker.fail_next(errno);
-            assert_eq!(durable(&mut worker), Ok(()), "{kind:?} {errno}");
+            assert_eq!(write_durably(&mut worker), Ok(()), "{kind:?} {errno}");
             assert_eq!(worker.flush(), Ok(()), "{kind:?} {errno}");
         }
     }
 }
 
-/// Neither a durable write nor a disk that is handed over takes it from the flush of another queue.
+/// The kernel reports a loss once. A durable write or `write_back` that gets the report does not hide it from
+/// the flush of another queue.
 #[test]
-fn what_another_request_finds_is_not_hidden() {
-    let Some(thin) = thin() else { return };
+fn a_loss_that_another_request_finds_is_reported() {
+    let Some(losing) = losing_device() else { return };
     for by_durable_write in [true, false] {
-        let disk = Disk::open(&thin.spec(), &options(Cache::Writeback, false)).unwrap();
+        let disk = Disk::open(&losing.spec(), &options(Cache::Writeback, false)).unwrap();
         let [mut one, mut two] = [(); 2].map(|()| Worker::new(&disk, EngineKind::Auto, 8));
         fill(&mut one);
         if by_durable_write {
-            // Another process has all of it written; the durable write is the first of this disk that is told.
-            assert!(File::open(thin.device.as_ref().unwrap().path()).unwrap().sync_data().is_err());
-            assert!(is_lost(durable(&mut one)));
+            // Another process has the cache written. The durable write is this disk's first request after
+            // that.
+            assert!(File::open(losing.device.as_ref().unwrap().path()).unwrap().sync_data().is_err());
+            assert!(reports_loss(write_durably(&mut one)));
         } else {
             assert!(disk.write_back().is_err());
         }
-        assert!(is_lost(two.flush()), "by a durable write: {by_durable_write}");
+        assert!(reports_loss(two.flush()), "by a durable write: {by_durable_write}");
     }
 }
 
-/// Flushes and durable writes that are in the kernel together: the kernel tells one of them.
+/// Flushes that are in the kernel together all fail, although the kernel reports the loss to one of them.
 #[test]
-fn no_flush_that_is_under_way_slips_through() {
+fn flushes_in_flight_all_report_the_loss() {
     const QUEUES: usize = 4;
     const SLOTS: usize = 4;
-    let Some(thin) = thin() else { return };
+    let Some(losing) = losing_device() else { return };
     for kind in ENGINES {
-        let disk = Disk::open(&thin.spec(), &options(Cache::Writeback, false)).unwrap();
+        let disk = Disk::open(&losing.spec(), &options(Cache::Writeback, false)).unwrap();
         let mut queues = [(); QUEUES].map(|()| Worker::new(&disk, kind, 8).with_slots(SLOTS));
         fill(&mut queues[0]);
         for slot in 0..SLOTS {
@@ -158,21 +165,21 @@ fn no_flush_that_is_under_way_slips_through() {
             }
         }
         for queue in &mut queues {
-            let mut over = Vec::new();
-            while over.len() < SLOTS {
-                over.extend(queue.turn());
+            let mut ended = Vec::new();
+            while ended.len() < SLOTS {
+                ended.extend(queue.turn());
             }
-            assert!(over.iter().all(|(_, result)| is_lost(*result)), "{kind:?}: {over:?}");
+            assert!(ended.iter().all(|(_, result)| reports_loss(*result)), "{kind:?}: {ended:?}");
         }
     }
 }
 
-/// The library's threads flush beside one another as well.
+/// The threads of a qcow2 disk flush at the same time, too.
 #[cfg(feature = "qcow2")]
 #[test]
-fn a_qcow2_image_has_the_same_latch() {
-    let Some(thin) = thin() else { return };
-    let device = thin.device.as_ref().unwrap().path();
+fn each_queue_of_a_qcow2_image_reports_the_loss() {
+    let Some(losing) = losing_device() else { return };
+    let device = losing.device.as_ref().unwrap().path();
     let words = ["create", "-q", "-f", "qcow2", device.to_str().unwrap(), "6M"];
     assert!(Command::new("qemu-img").args(words).status().unwrap().success());
     let disk = Disk::open(&DiskSpec::Qcow2(device.into()), &options(Cache::Writeback, false)).unwrap();
@@ -186,11 +193,11 @@ fn a_qcow2_image_has_the_same_latch() {
         }
     }
     for queue in &mut queues[..2] {
-        let mut over = Vec::new();
-        while over.len() < 4 {
-            over.extend(queue.turn());
+        let mut ended = Vec::new();
+        while ended.len() < 4 {
+            ended.extend(queue.turn());
         }
-        assert!(over.iter().all(|(_, result)| is_lost(*result)), "{over:?}");
+        assert!(ended.iter().all(|(_, result)| reports_loss(*result)), "{ended:?}");
     }
-    assert!(is_lost(queues[2].flush()) && is_lost(queues[0].flush()));
+    assert!(reports_loss(queues[2].flush()) && reports_loss(queues[0].flush()));
 }
