@@ -275,7 +275,7 @@ fn new_memory_does_not_wait_for_credit() {
             for _ in 0..3 {
                 card.send(TRANSMIT).unwrap();
             }
-            // What was taken away is not mapped any more when that is answered.
+            // The reply to this message comes after the removed memory is unmapped.
             card.frontend.share(&[&card.ram]).unwrap();
             assert_eq!(daemon.holdings().unwrap().1, one, "{shape:?}: credit keeps memory");
             card.send(TRANSMIT).unwrap();

@@ -1,7 +1,7 @@
-//! Network cards with a null port in Linux guests: what they show, what comes and goes, and what happens to the machine
-//! meanwhile.
+//! Runs network cards with a null port in Linux guests: their properties, their frames, and resets, hot
+//! plugs, migrations and kills meanwhile.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests and their helpers fail by panicking")]
 
 use kickless_tests::daemon::{CardConfig, Daemon, card_counter};
 use kickless_tests::guest::migration::Destination;
@@ -9,12 +9,13 @@ use kickless_tests::guest::qemu::{Guest, GuestConfig, LIMIT, NicConfig, Results}
 use kickless_tests::guest::scratch::numbers;
 use rustix::process::Signal;
 
-/// Test frames in a second, to each pair of queues.
+/// The test frames per second to each pair of queues.
 const RATE: u32 = 500;
-/// What all guests here have on their kernel's command line: nobody but the test is to send anything.
+/// Kernel option for all guests of these tests, so that the guest sends no frames by itself.
 const QUIET: &str = "ipv6.disable=1";
 
-fn flowing() -> CardConfig {
+/// Returns a card that receives test frames.
+fn receiving_card() -> CardConfig {
     CardConfig::new(&format!("null,rate={RATE}"))
 }
 
@@ -38,8 +39,8 @@ fn end_with_trouble(daemon: Daemon) -> (Vec<String>, Vec<String>) {
     (log, trouble)
 }
 
-/// Ends a daemon that holds nothing of its guests any more.
-fn end_as_before(daemon: Daemon, before: (usize, usize)) -> Vec<String> {
+/// Checks that a daemon has released all resources of its guests, then ends it. Returns the log.
+fn end_without_guests(daemon: Daemon, before: (usize, usize)) -> Vec<String> {
     daemon.returns_to(before).unwrap();
     end(daemon)
 }
@@ -48,14 +49,14 @@ fn number(results: &Results, key: &str) -> u64 {
     numbers(results, key).unwrap()[0]
 }
 
-/// Compares what a guest found out about a card with what its daemon counted.
-fn compare(results: &Results, nic: &str, log: &[String], pairs: u64) {
+/// Compares the counters of a card in its guest with the counters of its daemon.
+fn compare_counters(results: &Results, nic: &str, log: &[String], pairs: u64) {
     let of = |key: &str| number(results, &format!("{nic}.{key}"));
     let counted = |name: &str| card_counter(log, name).unwrap();
     assert_eq!(counted("sent_frames"), of("tx_packets"), "{nic}");
     assert_eq!(counted("sent_bytes"), of("tx_bytes"), "{nic}");
     assert_eq!((counted("sent_invalid"), of("tx_errors"), of("tx_dropped")), (0, 0, 0), "{nic}");
-    // Frames go on coming until the end, so the daemon has delivered some more.
+    // Frames come until the end, so the daemon has delivered more than the guest counted.
     assert!(counted("received_frames") >= of("rx_packets"), "{nic}");
     assert!(counted("received_bytes") >= of("rx_bytes"), "{nic}");
     // The guest drops frames while no program wants them.
@@ -65,17 +66,17 @@ fn compare(results: &Results, nic: &str, log: &[String], pairs: u64) {
     assert_eq!(of("pairs"), (1 << pairs) - 1, "{nic}: a bit for each pair that frames came from");
 }
 
-/// Cards of each format, with one pair of queues and with two. The link is as it was asked for.
+/// Runs cards with each ring format, with one pair of queues and with two. Each has the requested properties.
 #[test]
-fn frames_to_and_fro() {
-    // Longer than a buffer and, with the header, than several: the driver lets them be merged.
+fn frames_in_both_directions() {
+    // These frames do not fit into one receive buffer, so the driver merges buffers.
     let long =
         CardConfig::new(&format!("null,rate={RATE},length=60-9014")).with(&["--mac=52:54:00:00:00:99"]);
     let mut served = Vec::new();
     let mut nics = Vec::new();
     for (card, pairs, properties) in [
-        (flowing(), 1, "packed=off,mac=52:54:00:00:00:01"),
-        (flowing(), 1, "packed=on,mac=52:54:00:00:00:02,host_mtu=1400"),
+        (receiving_card(), 1, "packed=off,mac=52:54:00:00:00:01"),
+        (receiving_card(), 1, "packed=on,mac=52:54:00:00:00:02,host_mtu=1400"),
         (long.clone(), 2, "packed=off,mac=52:54:00:00:00:03,host_mtu=9000"),
         (long, 2, "packed=on,event_idx=off,mac=52:54:00:00:00:04,host_mtu=9000"),
     ] {
@@ -86,36 +87,42 @@ fn frames_to_and_fro() {
     let results = Guest::start(&guest("kl.task=net kl.frames=200", 2, nics)).unwrap().finish().unwrap();
     for (index, (daemon, pairs, properties)) in served.into_iter().enumerate() {
         let nic = format!("eth{index}");
-        let says = |key: &str| results[&format!("{nic}.{key}")].as_str();
+        let result = |key: &str| results[&format!("{nic}.{key}")].as_str();
         let on = |property: &str| if properties.contains(property) { "1" } else { "0" };
-        assert_eq!(says("mac"), format!("52:54:00:00:00:0{}", index + 1));
-        assert_eq!(says("mtu"), ["1500", "1400", "9000", "9000"][index]);
-        assert_eq!((says("packed"), says("merges")), (on("packed=on"), "1"), "{nic}");
-        assert_eq!(says("event_idx"), if properties.contains("event_idx=off") { "0" } else { "1" }, "{nic}");
+        assert_eq!(result("mac"), format!("52:54:00:00:00:0{}", index + 1));
+        assert_eq!(result("mtu"), ["1500", "1400", "9000", "9000"][index]);
+        assert_eq!((result("packed"), result("merges")), (on("packed=on"), "1"), "{nic}");
         assert_eq!(
-            (says("mq"), says("pairs_used")),
+            result("event_idx"),
+            if properties.contains("event_idx=off") { "0" } else { "1" },
+            "{nic}"
+        );
+        assert_eq!(
+            (result("mq"), result("pairs_used")),
             if pairs > 1 { ("1", "2") } else { ("0", "1") },
             "{nic}"
         );
         assert_eq!(
-            says("source"),
+            result("source"),
             if pairs > 1 { "52:54:00:00:00:99" } else { "02:6b:6b:6c:00:01" },
             "{nic}"
         );
         let longest = number(&results, &format!("{nic}.longest"));
         assert!(if pairs > 1 { longest > 8000 } else { longest > 1300 }, "{nic}: {longest} bytes at most");
         let log = end(daemon);
-        compare(&results, &nic, &log, pairs);
+        compare_counters(&results, &nic, &log, pairs);
     }
 }
 
-/// The driver is taken away and given back while a card receives, and while another one's ring is idle and full of credit.
-/// Then the machine is reset.
+/// The guest unbinds and binds the driver while one card receives, and the other card's ring is idle and
+/// full of credit. Then the machine is reset.
 #[test]
-fn resets() {
+fn driver_and_machine_resets() {
     const ROUNDS: u32 = 3;
-    let (busy, idle) =
-        (Daemon::start_card(&flowing()).unwrap(), Daemon::start_card(&CardConfig::new("null")).unwrap());
+    let (busy, idle) = (
+        Daemon::start_card(&receiving_card()).unwrap(),
+        Daemon::start_card(&CardConfig::new("null")).unwrap(),
+    );
     let before = [busy.holdings().unwrap(), idle.holdings().unwrap()];
     let nics = vec![NicConfig::new(busy.socket(), 2, ""), NicConfig::new(idle.socket(), 1, "packed=on")];
     let task = format!("kl.task=rebind,exchange kl.receivers=eth0 kl.frames=1 kl.rounds={ROUNDS}");
@@ -123,13 +130,13 @@ fn resets() {
     guest.wait_for("exchange=flowing").unwrap();
     guest.reset().unwrap();
     let seen = guest.results().len();
-    let flows = |line: &str| (line == "KL: exchange=flowing").then_some(());
-    guest.results().wait_from(seen, "frames after a reset", LIMIT, flows).unwrap();
+    let is_flowing = |line: &str| (line == "KL: exchange=flowing").then_some(());
+    guest.results().wait_from(seen, "frames after a reset", LIMIT, is_flowing).unwrap();
     guest.tell("enough").unwrap();
     guest.finish().unwrap();
-    let log = end_as_before(busy, before[0]);
+    let log = end_without_guests(busy, before[0]);
     assert!(card_counter(&log, "received_frames").unwrap() > 0);
-    let log = end_as_before(idle, before[1]);
+    let log = end_without_guests(idle, before[1]);
     assert!(card_counter(&log, "sent_frames").unwrap() > 0);
     assert_eq!(card_counter(&log, "received_frames").unwrap(), 0);
 }
@@ -137,7 +144,7 @@ fn resets() {
 /// Cards are unplugged while they receive, and while they are idle. The last one stays and is checked.
 #[test]
 fn plugged_and_unplugged() {
-    for (card, frames) in [(flowing(), "kl.frames=200"), (CardConfig::new("null"), "")] {
+    for (card, frames) in [(receiving_card(), "kl.frames=200"), (CardConfig::new("null"), "")] {
         let daemon = Daemon::start_card(&card).unwrap();
         let before = daemon.holdings().unwrap();
         let task = format!("kl.task=cards kl.rounds=2 {frames}");
@@ -153,15 +160,17 @@ fn plugged_and_unplugged() {
         guest.add_nic("last", &nic).unwrap();
         let results = guest.finish().unwrap();
         assert_eq!(results["eth0.checked"], "yes");
-        end_as_before(daemon, before);
+        end_without_guests(daemon, before);
     }
 }
 
-/// Memory comes while one card receives and another one is idle.
+/// Memory is plugged while one card receives and another one is idle.
 #[test]
 fn memory_plugged() {
-    let (busy, idle) =
-        (Daemon::start_card(&flowing()).unwrap(), Daemon::start_card(&CardConfig::new("null")).unwrap());
+    let (busy, idle) = (
+        Daemon::start_card(&receiving_card()).unwrap(),
+        Daemon::start_card(&CardConfig::new("null")).unwrap(),
+    );
     let nics = vec![NicConfig::new(busy.socket(), 1, ""), NicConfig::new(idle.socket(), 1, "packed=on")];
     let mut guest = Guest::start(&guest("kl.task=card_memory kl.receivers=eth0", 1, nics)).unwrap();
     guest.wait_for("memory=ready").unwrap();
@@ -172,13 +181,14 @@ fn memory_plugged() {
     end(idle);
 }
 
-/// Rings and buffers are where a vIOMMU says, which takes each translation back when the buffer is given back.
+/// A vIOMMU translates the addresses of rings and buffers. It invalidates each translation after the buffer
+/// is used.
 #[test]
 fn behind_a_viommu() {
     let mut served = Vec::new();
     let mut nics = Vec::new();
     for packed in ["off", "on"] {
-        let daemon = Daemon::start_card(&flowing()).unwrap();
+        let daemon = Daemon::start_card(&receiving_card()).unwrap();
         let properties = format!("iommu_platform=on,ats=on,disable-legacy=on,packed={packed}");
         nics.push(NicConfig::new(daemon.socket(), 2, &properties));
         served.push(daemon);
@@ -187,7 +197,7 @@ fn behind_a_viommu() {
     let results = Guest::start(&config).unwrap().finish().unwrap();
     for (index, daemon) in served.into_iter().enumerate() {
         let log = end(daemon);
-        compare(&results, &format!("eth{index}"), &log, 2);
+        compare_counters(&results, &format!("eth{index}"), &log, 2);
         let translations = log.iter().find(|line| line.contains("translations of a vIOMMU")).unwrap();
         println!("{translations}");
         assert!(!translations.contains("invalidations=0"), "{translations}");
@@ -197,22 +207,22 @@ fn behind_a_viommu() {
 /// A guest moves to another QEMU with other daemons while its cards receive and send.
 #[test]
 fn moves_while_it_receives() {
-    let world = || {
-        let daemons = [flowing(), CardConfig::new(&format!("null,rate={RATE}"))];
-        daemons.map(|card| Daemon::start_card(&card).unwrap())
+    let start_daemons = || {
+        let cards = [receiving_card(), CardConfig::new(&format!("null,rate={RATE}"))];
+        cards.map(|card| Daemon::start_card(&card).unwrap())
     };
     let machine = |daemons: &[Daemon; 2]| {
         let nics = [("packed=off", &daemons[0]), ("packed=on", &daemons[1])];
         let nics = nics.map(|(properties, daemon)| NicConfig::new(daemon.socket(), 1, properties));
         guest("kl.task=exchange kl.receivers=eth0,eth1 init_on_alloc=0", 1, nics.into())
     };
-    let (from, to) = (world(), world());
+    let (from, to) = (start_daemons(), start_daemons());
     let mut guest = Guest::start(&machine(&from)).unwrap();
     guest.wait_for("exchange=flowing").unwrap();
     let destination = Destination::start(&machine(&to)).unwrap();
     let (mut moved, _) = destination.receive(&mut guest, |_| {}).unwrap();
     guest.kill().unwrap();
-    exchanges(&moved, 0);
+    wait_for_exchange(&moved, 0);
     moved.tell("enough").unwrap();
     moved.finish().unwrap();
     for (number, daemon) in from.into_iter().chain(to).enumerate() {
@@ -225,9 +235,9 @@ fn moves_while_it_receives() {
     }
 }
 
-/// Waits until a guest has received and sent on all its cards twice, since its results had `seen` lines: the first time may
-/// have begun before.
-fn exchanges(guest: &Guest, seen: usize) {
+/// Waits until a guest has received and sent on all its cards twice, after line `seen` of its results. One
+/// exchange is not enough, because it may have begun before that line.
+fn wait_for_exchange(guest: &Guest, seen: usize) {
     let mut times = 0;
     let twice = |line: &str| match line {
         "KL: end=failed" => panic!("{}", guest.last_words()),
@@ -236,13 +246,13 @@ fn exchanges(guest: &Guest, seen: usize) {
             (times == 2).then_some(())
         }
     };
-    guest.results().wait_from(seen, "frames to and fro", LIMIT, twice).unwrap();
+    guest.results().wait_from(seen, "frames in both directions", LIMIT, twice).unwrap();
 }
 
-/// The daemon is killed while frames flow and started anew, again and again. The guest goes on.
+/// The daemon is killed and restarted several times while frames flow. The guest's card continues.
 #[test]
-fn goes_on_after_kills() {
-    let card = flowing();
+fn continues_after_kills() {
+    let card = receiving_card();
     let mut daemon = Daemon::start_card(&card).unwrap();
     let nic = NicConfig::new(daemon.socket(), 2, "").reconnecting();
     let mut guest = Guest::start(&guest("kl.task=exchange kl.receivers=eth0", 2, vec![nic])).unwrap();
@@ -250,7 +260,7 @@ fn goes_on_after_kills() {
     for _ in 0..3 {
         let seen = guest.results().len();
         daemon.kill_and_restart_card(&card).unwrap();
-        exchanges(&guest, seen);
+        wait_for_exchange(&guest, seen);
     }
     guest.tell("enough").unwrap();
     guest.finish().unwrap();
@@ -259,7 +269,7 @@ fn goes_on_after_kills() {
     assert!(card_counter(&log, "sent_frames").unwrap() > 0);
 }
 
-/// A signal has the counters logged while a card runs.
+/// The signal USR1 logs the counters of a card that runs.
 #[test]
 fn counters_on_demand() {
     let daemon = Daemon::start_card(&CardConfig::new("null")).unwrap();
