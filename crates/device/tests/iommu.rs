@@ -300,7 +300,7 @@ fn a_ring_rests_while_its_translation_is_missing() {
     setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 100));
     assert!(setup.pop());
     assert!(is_over(&setup.invalidate(USED, PAGE)), "a ring holds up nothing");
-    // What completes meanwhile is held.
+    // Completions are held meanwhile.
     setup.push(0, 1);
     setup.vring.publish();
     assert_eq!(setup.used_idx(), 0);

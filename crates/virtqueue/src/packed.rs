@@ -236,7 +236,7 @@ mod tests {
             let (now, last) = (RingPosition { index: 0, wrap }, RingPosition { index: 0, wrap: !wrap });
             assert!(now.is_available(now.available()) && !now.is_used(now.available()));
             assert!(now.is_used(now.used()) && !now.is_available(now.used()));
-            // What is left of the round before is neither's.
+            // Flags of the previous round belong to neither side.
             assert!(!now.is_available(last.used()) && !now.is_used(last.available()));
         }
     }

@@ -276,7 +276,7 @@ impl EventLoop {
         let moved = Box::new(MovedTask { task: entry.task, policy: entry.policy });
         match self.peers.hand_over(key, &placement, moved, (self.worker_id, to)) {
             Ok(()) => info!(queue, from = self.worker_id, to, "queue moved to another worker"),
-            // That worker has ended, so the task stays here.
+            // The other worker has ended, so the task stays here.
             Err(WorkItem::Adopt(key, placement, moved)) => {
                 let MovedTask { task, policy } = *moved;
                 if let Some(home) = &placement.home {

@@ -239,9 +239,9 @@ mod tests {
         Rig::new(EngineOptions { sqpoll, ..EngineOptions::new(EngineKind::Uring, 8) })
     }
 
-    /// Whatever keeps the kernel from taking an operation for now, it stays staged.
+    /// An operation stays staged if the kernel does not take it, for whichever transient reason.
     #[test]
-    fn operations_that_are_not_taken_stay() {
+    fn operations_that_the_kernel_does_not_take_stay_staged() {
         let later = [Ok(0), Err(Errno::AGAIN), Err(Errno::BUSY)].map(|result| (result, true));
         for (result, stalled) in later.into_iter().chain([(Err(Errno::INTR), false)]) {
             let mut rig = engine(false);

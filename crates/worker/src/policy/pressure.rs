@@ -13,14 +13,14 @@ const DELAYED: Nanos = 20;
 const STOLEN: Nanos = 10;
 /// The value of one threshold.
 const ONE: u32 = 256;
-/// A sample counts for at most this many thresholds, ...
+/// The largest value that a sample counts for.
 const CLIP: u32 = 3 * ONE;
-/// ... and changes the average by a part in this many. Two bad samples in a row are enough for contention,
+/// A sample changes the average by one part in this many. Two bad samples in a row are enough for contention,
 /// one is not.
 const SMOOTHING: u32 = 4;
-/// The time for which the worker does not spin: at first, ...
+/// The time for which the worker does not spin after the first contention.
 const BACK_OFF: Nanos = 100_000_000;
-/// ... and at most, if it finds contention each time that it spins again.
+/// The longest such time, if the worker finds contention each time that it spins again.
 const BACK_OFF_MAX: Nanos = 2_000_000_000;
 
 /// Running totals of a worker's thread and of its core.

@@ -45,10 +45,10 @@ const PRIOR: i64 = 2;
 /// below half a percent, at the loss that pairs have shown, within these bounds.
 const LOSSES_KEPT_BELOW: i64 = 200;
 const REST_EAGER: std::ops::RangeInclusive<i64> = 2..=200;
-/// The rest grows with the number of pairs in a row that have shown a clear reaction: twice as long after
-/// this many, ...
+/// The size of a group of pairs in a row that have shown a clear reaction. The rest is twice as long after
+/// one group, and longer after each further one.
 const CERTAIN: u8 = 8;
-/// ... and longer with each further group of this many, up to this number of pairs.
+/// The number of such pairs after which the rest grows no more.
 const CERTAIN_MAX: u8 = 7 * CERTAIN;
 /// If the load does not react, the trial costs processor time: 4 % of it at first. Each time that the trial
 /// confirms the result, this is halved, down to half a percent.

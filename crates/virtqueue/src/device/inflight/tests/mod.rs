@@ -37,9 +37,9 @@ struct Model {
     driver: Driver,
     /// Chains popped by the running device, in this order, and not seen as used.
     popped: Vec<Tag>,
-    /// Those of them that the device has given back.
+    /// The chains of `popped` that the device has pushed.
     pushed: Vec<Tag>,
-    /// Chains that it has popped after those, as credit.
+    /// Chains that the device has popped after those, as credit.
     credit: Vec<Tag>,
     /// Chains that must come out of its ring, in this order.
     expected: VecDeque<Tag>,
