@@ -13,6 +13,8 @@
 //! opening a writable image logs a warning.
 
 mod chain;
+mod check;
+mod format;
 mod threads;
 
 use crate::catch::catch;

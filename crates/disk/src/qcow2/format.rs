@@ -1,0 +1,13 @@
+//! Parses and encodes the structures of the format: header, tables, entries and reference counts.
+//!
+//! The standard is `docs/interop/qcow2.txt` of QEMU. All numbers in an image are big-endian. An image is
+//! hostile: each function takes any bytes.
+#![allow(dead_code, reason = "the disk still uses the library")]
+
+pub(crate) mod bad_image;
+pub(crate) mod entry;
+pub(crate) mod extensions;
+pub(crate) mod geometry;
+pub(crate) mod header;
+pub(crate) mod refcount;
+pub(crate) mod snapshots;

@@ -1,0 +1,235 @@
+//! The entries of L1 and L2 tables.
+
+use super::geometry::{Geometry, HostCluster, HostOffset, Version};
+
+/// The cluster has exactly one reference.
+const COPIED: u64 = 1 << 63;
+/// The entry describes compressed data.
+const COMPRESSED: u64 = 1 << 62;
+/// The cluster reads as zeroes. Standard entries of version 3 only.
+const ZERO: u64 = 1 << 0;
+/// The bits of a host offset. Below are 512 bytes, and at most 2^56 bytes can be addressed.
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+/// The first offset that cannot be addressed.
+pub(super) const OFFSET_LIMIT: u64 = 1 << 56;
+
+/// A standard entry in memory has changed since the last write of its block was issued.
+pub(crate) const UNWRITTEN: u64 = 1 << 1;
+/// A standard entry in memory has changed, and the write in flight has the change.
+pub(crate) const WRITING: u64 = 1 << 2;
+/// An entry in memory cannot be true.
+pub(crate) const BAD: u64 = 1 << 3;
+/// The bits that an entry in memory may have besides those on disk, where they are reserved.
+pub(crate) const MEMORY_BITS: u64 = UNWRITTEN | WRITING | BAD;
+
+/// The unit of the length of compressed data.
+const SECTOR: u64 = 512;
+
+/// One L2 entry as stored, in host byte order. `bitmap` is 0 in images without subclusters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RawEntry {
+    /// The descriptor of the cluster.
+    pub(crate) word: u64,
+    /// The bitmap of subclusters: allocated in the lower half, zero in the upper half.
+    pub(crate) bitmap: u64,
+}
+
+/// The place of a guest's cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mapping {
+    /// The backing image has it. Without one, it reads as zeroes.
+    Unallocated,
+    /// Reads as zeroes.
+    Zero {
+        /// A cluster that the entry keeps. Its bytes are unknown.
+        kept: Option<HostOffset>,
+        /// Only this entry refers to the kept cluster.
+        copied: bool,
+    },
+    /// A cluster of the file.
+    Data {
+        /// Its place, at the beginning of a cluster.
+        host: HostOffset,
+        /// Only this entry refers to it.
+        copied: bool,
+    },
+    /// Compressed data.
+    Compressed {
+        /// The place, of any alignment.
+        at: HostOffset,
+        /// The number of bytes to the end of its last sector.
+        len: u32,
+    },
+    /// A cluster with subclusters in different states. A subcluster in neither set is in the backing image,
+    /// and none is in both. With extended entries only.
+    Parts {
+        /// The cluster of the file, at its beginning. Without it, no subcluster is allocated.
+        host: Option<HostOffset>,
+        /// Only this entry refers to it.
+        copied: bool,
+        /// The subclusters with data, one bit for each.
+        allocated: u32,
+        /// The subclusters that read as zeroes.
+        zero: u32,
+    },
+}
+
+/// The reason why an entry cannot be true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadEntry {
+    /// Bits that must be 0.
+    #[error("reserved bits are set")]
+    Reserved,
+    /// The offset is not at the beginning of a cluster.
+    #[error("the offset {0:#x} is not aligned")]
+    Alignment(u64),
+    /// The offset is above 2^56.
+    #[error("the offset {0:#x} is too large")]
+    Offset(u64),
+    /// Compressed data with the flag that permits writes in place.
+    #[error("compressed data has the flag COPIED")]
+    CopiedCompressed,
+    /// A subcluster is allocated and zero.
+    #[error("a subcluster is both allocated and zero")]
+    BothBits,
+    /// A subcluster is allocated without a cluster.
+    #[error("subclusters are allocated without a cluster")]
+    NoCluster,
+}
+
+/// Returns the binary logarithm of the limit of an offset of compressed data. The length is above it.
+fn compressed_bits(geometry: Geometry) -> u32 {
+    62 - (geometry.cluster_bits - 8)
+}
+
+/// Decodes an L2 entry as it is on disk.
+pub(crate) fn decode(geometry: Geometry, raw: RawEntry) -> Result<Mapping, BadEntry> {
+    let RawEntry { word, bitmap } = raw;
+    if word & COMPRESSED != 0 {
+        return decode_compressed(geometry, raw);
+    }
+    let flags = if geometry.extended || geometry.version == Version::V2 { 0 } else { ZERO };
+    if word & !(COPIED | OFFSET | flags) != 0 || !geometry.extended && bitmap != 0 {
+        return Err(BadEntry::Reserved);
+    }
+    let (host, copied) = place(geometry, word)?;
+    if geometry.extended {
+        return decode_parts(host, copied, bitmap);
+    }
+    Ok(match host {
+        _ if word & ZERO != 0 => Mapping::Zero { kept: host, copied },
+        Some(host) => Mapping::Data { host, copied },
+        None => Mapping::Unallocated,
+    })
+}
+
+/// Returns the cluster that a standard entry names, and whether its reference is the only one.
+fn place(geometry: Geometry, word: u64) -> Result<(Option<HostOffset>, bool), BadEntry> {
+    let host = HostOffset(word & OFFSET);
+    match () {
+        // The flag without a cluster has no meaning.
+        () if host.0 == 0 => Ok((None, false)),
+        () if geometry.is_aligned(host) => Ok((Some(host), word & COPIED != 0)),
+        () => Err(BadEntry::Alignment(host.0)),
+    }
+}
+
+fn decode_compressed(geometry: Geometry, RawEntry { word, bitmap }: RawEntry) -> Result<Mapping, BadEntry> {
+    let bits = compressed_bits(geometry);
+    let (at, sectors) = (word & ((1 << bits) - 1), (word & !(COPIED | COMPRESSED)) >> bits);
+    match () {
+        () if bitmap != 0 => Err(BadEntry::Reserved),
+        () if word & COPIED != 0 => Err(BadEntry::CopiedCompressed),
+        () if at >= OFFSET_LIMIT => Err(BadEntry::Offset(at)),
+        // At most 2^13 + 1 sectors.
+        () => {
+            Ok(Mapping::Compressed { at: HostOffset(at), len: ((sectors + 1) * SECTOR - at % SECTOR) as u32 })
+        }
+    }
+}
+
+fn decode_parts(host: Option<HostOffset>, copied: bool, bitmap: u64) -> Result<Mapping, BadEntry> {
+    let (allocated, zero) = (bitmap as u32, (bitmap >> 32) as u32);
+    Ok(match (host, allocated, zero) {
+        _ if allocated & zero != 0 => return Err(BadEntry::BothBits),
+        (None, 1.., _) => return Err(BadEntry::NoCluster),
+        (None, 0, 0) => Mapping::Unallocated,
+        (_, 0, u32::MAX) => Mapping::Zero { kept: host, copied },
+        (Some(host), u32::MAX, 0) => Mapping::Data { host, copied },
+        _ => Mapping::Parts { host, copied, allocated, zero },
+    })
+}
+
+/// Encodes an L2 entry. Offsets are those of a decoded entry or of a cluster below 2^56.
+pub(crate) fn encode(geometry: Geometry, mapping: Mapping) -> RawEntry {
+    let word = |host: Option<HostOffset>, copied: bool| {
+        host.map_or(0, |host| host.0 | if copied { COPIED } else { 0 })
+    };
+    let all = u64::from(u32::MAX);
+    match mapping {
+        Mapping::Unallocated => RawEntry::default(),
+        Mapping::Zero { kept, copied } if geometry.extended => {
+            RawEntry { word: word(kept, copied), bitmap: all << 32 }
+        }
+        Mapping::Zero { kept, copied } => RawEntry { word: word(kept, copied) | ZERO, bitmap: 0 },
+        Mapping::Data { host, copied } => {
+            RawEntry { word: word(Some(host), copied), bitmap: if geometry.extended { all } else { 0 } }
+        }
+        Mapping::Compressed { at, len } => {
+            let sectors = (at.0 % SECTOR + u64::from(len)).div_ceil(SECTOR) - 1;
+            RawEntry { word: COMPRESSED | sectors << compressed_bits(geometry) | at.0, bitmap: 0 }
+        }
+        Mapping::Parts { host, copied, allocated, zero } => {
+            RawEntry { word: word(host, copied), bitmap: u64::from(zero) << 32 | u64::from(allocated) }
+        }
+    }
+}
+
+/// Decodes an L1 entry: the L2 table, and whether its reference is the only one.
+pub(crate) fn decode_l1(geometry: Geometry, word: u64) -> Result<Option<(HostOffset, bool)>, BadEntry> {
+    if word & !(COPIED | OFFSET) != 0 {
+        return Err(BadEntry::Reserved);
+    }
+    let (table, copied) = place(geometry, word)?;
+    Ok(table.map(|table| (table, copied)))
+}
+
+/// Encodes the L1 entry of an L2 table with one reference.
+pub(crate) fn encode_l1(table: HostOffset) -> u64 {
+    table.0 | COPIED
+}
+
+/// Returns the host clusters that a mapping counts, each once for this entry.
+pub(crate) fn counted(geometry: Geometry, mapping: Mapping) -> impl Iterator<Item = HostCluster> {
+    let (at, len) = match mapping {
+        Mapping::Unallocated => (HostOffset(0), 0),
+        Mapping::Zero { kept: host, .. } | Mapping::Parts { host, .. } => {
+            host.map_or((HostOffset(0), 0), |host| (host, 1))
+        }
+        Mapping::Data { host, .. } => (host, 1),
+        Mapping::Compressed { at, len } => (at, u64::from(len)),
+    };
+    let first = geometry.host_cluster(at).0;
+    let end = if len == 0 { first } else { geometry.host_cluster(HostOffset(at.0 + len - 1)).0 + 1 };
+    (first..end).map(HostCluster)
+}
+
+/// Returns the entries in a part of an L2 table.
+pub(crate) fn load_entries(geometry: Geometry, bytes: &[u8]) -> impl Iterator<Item = RawEntry> {
+    let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |word| u64::from_be_bytes(*word));
+    let size = geometry.entry_bytes() as usize;
+    bytes.chunks_exact(size).map(move |entry| RawEntry {
+        word: word(entry),
+        bitmap: if geometry.extended { word(&entry[8..]) } else { 0 },
+    })
+}
+
+/// Stores an entry in a part of an L2 table.
+pub(crate) fn store_entry(geometry: Geometry, bytes: &mut [u8], index: usize, raw: RawEntry) {
+    let size = geometry.entry_bytes() as usize;
+    let entry = &mut bytes[index * size..][..size];
+    entry[..8].copy_from_slice(&raw.word.to_be_bytes());
+    if geometry.extended {
+        entry[8..].copy_from_slice(&raw.bitmap.to_be_bytes());
+    }
+}

@@ -1,0 +1,37 @@
+//! The reference counts in a refcount block, of 1 to 64 bits each.
+
+use super::geometry::Geometry;
+
+/// A count is above the largest one of the image's width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a reference count of {0} does not fit")]
+pub(crate) struct CountTooLarge(pub(crate) u64);
+
+/// Returns a count of a block. `index` is below the number of counts in `block`.
+pub(crate) fn get(geometry: Geometry, block: &[u8], index: u64) -> u64 {
+    let (index, bits) = (index as usize, geometry.refcount_bits() as usize);
+    if bits < 8 {
+        // Bit 0 of a byte comes first.
+        let shift = index * bits % 8;
+        return u64::from(block[index * bits / 8] >> shift) & geometry.refcount_max();
+    }
+    let bytes = bits / 8;
+    block[index * bytes..][..bytes].iter().fold(0, |count, byte| count << 8 | u64::from(*byte))
+}
+
+/// Changes a count of a block. `index` is below the number of counts in `block`.
+pub(crate) fn set(geometry: Geometry, block: &mut [u8], index: u64, count: u64) -> Result<(), CountTooLarge> {
+    let (max, index, bits) = (geometry.refcount_max(), index as usize, geometry.refcount_bits() as usize);
+    if count > max {
+        return Err(CountTooLarge(count));
+    }
+    if bits < 8 {
+        let shift = index * bits % 8;
+        let byte = &mut block[index * bits / 8];
+        *byte = *byte & !((max as u8) << shift) | (count as u8) << shift;
+        return Ok(());
+    }
+    let bytes = bits / 8;
+    block[index * bytes..][..bytes].copy_from_slice(&count.to_be_bytes()[8 - bytes..]);
+    Ok(())
+}
