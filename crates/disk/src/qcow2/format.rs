@@ -9,5 +9,6 @@ pub(crate) mod entry;
 pub(crate) mod extensions;
 pub(crate) mod geometry;
 pub(crate) mod header;
+pub(crate) mod numbers;
 pub(crate) mod refcount;
 pub(crate) mod snapshots;
