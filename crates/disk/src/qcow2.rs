@@ -15,6 +15,12 @@
 mod chain;
 mod check;
 mod format;
+#[allow(dead_code, reason = "the disk still uses the library")]
+mod pins;
+#[allow(dead_code, reason = "the disk still uses the library")]
+mod slices;
+#[allow(dead_code, reason = "the disk still uses the library")]
+mod tables;
 mod threads;
 
 use crate::catch::catch;
