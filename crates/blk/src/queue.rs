@@ -5,8 +5,8 @@ use crate::failures::is_caused_by_guest;
 use crate::request::{self, Bounds, Kind, RangeOp, Reject, Request, parse};
 use crate::slots::Slots;
 use kickless_device::{Context, Next, Polled, QueueTask, Vring};
-use kickless_disk::{self as disk, IoContext, LostWritesSeen, Step};
-use kickless_io::{Completion, Engine, FileId};
+use kickless_disk::{self as disk, Attached, IoContext, LostWritesSeen, OWN_SLOTS, Step};
+use kickless_io::{Completion, Engine};
 use kickless_memory::{Iov, Marks, View};
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_virtqueue::{Chain, ChainId};
@@ -25,8 +25,8 @@ const COST_DESCRIPTORS: u16 = 64;
 pub(crate) struct Queue {
     vring: Vring,
     shared: Arc<DeviceState>,
-    /// The file of the disk in the worker's engine.
-    file: Option<FileId>,
+    /// The disk in the worker's engine.
+    attached: Attached,
     /// The guest memory that the engine holds for this queue.
     held_memory: Option<Arc<View>>,
     /// The negotiated features. Without FLUSH, every write is durable when it completes.
@@ -66,7 +66,7 @@ impl Queue {
         Self {
             vring,
             shared,
-            file: None,
+            attached: Attached::default(),
             held_memory: None,
             features,
             read_only,
@@ -218,12 +218,35 @@ impl Queue {
             engine: context.engine,
             task: context.task,
             slot,
-            file: self.file,
+            attached: &mut self.attached,
             waker: context.waker,
             lost_writes: &mut self.lost_writes,
             marks: self.vring.memory().1,
         };
         step(&self.shared.disk, &mut io_context, &mut self.slots.get(slot).io)
+    }
+
+    /// Starts operations of the disk itself, if any are due.
+    #[inline]
+    fn submit_own(&mut self, context: &mut Context<'_>) {
+        if self.attached.is_due() {
+            self.with_own(context, disk::Disk::submit_own);
+        }
+    }
+
+    /// Calls a method of the disk that concerns no request.
+    #[cold]
+    fn with_own(&mut self, context: &mut Context<'_>, call: impl FnOnce(&disk::Disk, &mut IoContext<'_>)) {
+        let mut io_context = IoContext {
+            engine: context.engine,
+            task: context.task,
+            slot: OWN_SLOTS,
+            attached: &mut self.attached,
+            waker: context.waker,
+            lost_writes: &mut self.lost_writes,
+            marks: self.vring.memory().1,
+        };
+        call(&self.shared.disk, &mut io_context);
     }
 
     /// Handles the result of a step: the request is answered, or waits.
@@ -307,7 +330,7 @@ impl Queue {
 
     /// Returns whether the engine has room for an operation of this disk. A disk without a file needs none.
     fn has_room(&self, context: &Context<'_>) -> bool {
-        self.file.is_none_or(|file| context.engine.room(file) > 0)
+        self.attached.file().is_none_or(|file| context.engine.room(file) > 0)
     }
 
     /// Continues waiting requests, as far as the engine has room.
@@ -388,7 +411,7 @@ impl Queue {
     /// Makes the engine hold the current guest memory instead of the previous one.
     fn hold_memory(&mut self, engine: &mut Engine) {
         // A disk without a file has no operations in the engine.
-        let now = self.file.map(|_| self.vring.view().clone());
+        let now = self.attached.file().map(|_| self.vring.view().clone());
         if let Some(now) = &now {
             engine.hold_memory(now);
         }
@@ -433,7 +456,7 @@ impl QueueTask for Queue {
     }
 
     fn attach(&mut self, engine: &mut Engine) -> io::Result<()> {
-        self.file = self.shared.disk.attach(engine).map_err(io::Error::other)?;
+        self.attached = self.shared.disk.attach(engine).map_err(io::Error::other)?;
         self.hold_memory(engine);
         Ok(())
     }
@@ -442,7 +465,7 @@ impl QueueTask for Queue {
         if let Some(held_memory) = self.held_memory.take() {
             engine.release_memory(&held_memory);
         }
-        self.shared.disk.detach(engine, self.file.take());
+        self.shared.disk.detach(engine, std::mem::take(&mut self.attached));
         self.shared.failures.log_suppressed(self.vring.span());
     }
 
@@ -496,6 +519,9 @@ impl QueueTask for Queue {
         let prepared = self.prepared.take();
         self.start_on_disk(context, prepared);
         cost = cost.saturating_add(std::mem::take(&mut self.owed_cost));
+        self.submit_own(context);
+        // Operations of the disk wait for room in the engine.
+        let next = if next == Next::Idle && self.attached.is_due() { Next::Waiting } else { next };
         // Steps remain, so the queue must be polled again even if it also waits.
         let next = if self.steps.is_empty() { next } else { Next::More };
         self.vring.publish();
@@ -509,16 +535,21 @@ impl QueueTask for Queue {
     fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
         for completion in completions.drain(..) {
             let slot = completion.token.slot;
+            if slot >= OWN_SLOTS {
+                self.with_own(context, |disk, io_context| disk.resume_own(io_context, completion));
+                continue;
+            }
             let step =
                 self.on_disk(context, slot, |disk, io_context, io| disk.resume(io_context, io, completion));
             self.handle_step(slot, step);
         }
+        self.submit_own(context);
         self.vring.publish();
-        !self.waiting.is_empty() || self.over_budget.is_some()
+        !self.waiting.is_empty() || self.over_budget.is_some() || self.attached.is_due()
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.in_flight() + usize::from(self.vring.resubmissions())
+        self.slots.in_flight() + usize::from(self.vring.resubmissions()) + self.attached.in_flight()
     }
 
     fn limit_remote_waits(&mut self) {

@@ -104,7 +104,7 @@ pub trait QueueTask: Send {
     }
 
     /// Returns the number of heads that are popped and not pushed yet, without credit, plus
-    /// [`Vring::resubmissions`].
+    /// [`Vring::resubmissions`], plus operations of the task's own. A task stops when this is 0.
     fn in_flight(&self) -> usize;
 
     /// Enables kicks, then checks the ring once more. Returns whether there is work already. Its kick may

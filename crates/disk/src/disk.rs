@@ -1,16 +1,16 @@
 //! The disk, of any kind. This file joins the kinds: their common parts are below them, and no kind names
 //! another.
 
-use crate::buffers::IoBuffers;
+use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
 use crate::fault::{Admission, FaultInjector, Target};
 use crate::io::{FaultyState, IoState};
 use crate::lock::LockError;
 use crate::{
-    DiskSpec, Error, FaultRules, FileDisk, Io, IoContext, IoError, LibraryDisk, Limits, LostWritesSeen,
-    MemoryDisk, NullDisk, Options, Request, Resized, Step,
+    Attached, DiskSpec, Error, FaultRules, FileDisk, Io, IoContext, IoError, LibraryDisk, Limits,
+    LostWritesSeen, MemoryDisk, NullDisk, Options, Request, Resized, Step,
 };
-use kickless_io::{Completion, Engine, FileId, Waker};
+use kickless_io::{Completion, Engine, Waker};
 use std::fs::File;
 use std::io;
 
@@ -208,20 +208,28 @@ impl Disk {
     ///
     /// # Errors
     /// The engine cannot use the file.
-    pub fn attach(&self, engine: &mut Engine) -> Result<Option<FileId>, Error> {
+    pub fn attach(&self, engine: &mut Engine) -> Result<Attached, Error> {
         match self {
-            Self::File(file) => Ok(Some(file.attach(engine)?)),
-            Self::Null(_) | Self::Memory(_) | Self::Library(_) => Ok(None),
+            Self::File(file) => Ok(Attached::of_file(file.attach(engine)?)),
+            Self::Null(_) | Self::Memory(_) | Self::Library(_) => Ok(Attached::default()),
             Self::Fault(fault) => fault.under.attach(engine),
         }
     }
 
     /// Unregisters the disk from a worker's engine. Requests in flight go on.
-    pub fn detach(&self, engine: &mut Engine, file: Option<FileId>) {
-        if let Some(file) = file {
-            engine.unregister(file);
-        }
+    pub fn detach(&self, engine: &mut Engine, attached: Attached) {
+        attached.unregister(engine);
     }
+
+    /// Starts operations that are due for the disk itself, such as writes of an image's tables. They count in
+    /// [`Attached::in_flight`].
+    ///
+    /// Call it at the end of each poll and after each batch of completions, if [`Attached::is_due`]. The slot
+    /// in the context has no meaning.
+    pub fn submit_own(&self, _context: &mut IoContext<'_>) {}
+
+    /// Takes the completion of such an operation. Its slot is [`OWN_SLOTS`](crate::OWN_SLOTS) or above.
+    pub fn resume_own(&self, _context: &mut IoContext<'_>, _completion: Completion) {}
 
     /// Prefetches data of a request into the processor's cache, which takes as long as another request.
     ///

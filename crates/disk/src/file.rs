@@ -14,4 +14,6 @@ mod state;
 mod topology;
 
 pub use disk::FileDisk;
+#[allow(unused_imports, reason = "only formats have such requests")]
+pub(crate) use request::Unchecked;
 pub(crate) use state::FileState;

@@ -1,7 +1,7 @@
 //! A request in flight: its buffers, and the state of the kind of disk that serves it.
 
 use crate::Extent;
-use crate::buffers::IoBuffers;
+use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::fault::FaultState;
 use crate::file::FileState;
 use crate::memory::MemoryState;

@@ -1,8 +1,8 @@
 //! Sends the operations of a request to the engine of its worker.
 
 use crate::lost_writes::LostWritesSeen;
-use crate::{IoError, Step};
-use kickless_io::{Buffers, Engine, FileId, Op, OpKind, Token, Waker};
+use crate::{Attached, IoError, Step};
+use kickless_io::{Buffers, Engine, Op, OpKind, Token, Waker};
 use kickless_memory::Marks;
 
 /// The means by which a worker runs one request on a disk.
@@ -15,7 +15,7 @@ pub struct IoContext<'a> {
     /// The second half.
     pub slot: u32,
     /// The result of [`crate::Disk::attach`] for this engine.
-    pub file: Option<FileId>,
+    pub attached: &'a mut Attached,
     /// Signalled when a request that got [`Step::Busy`] should be retried, if it waits for something shared
     /// that no engine announces.
     pub waker: &'a Waker,
@@ -48,7 +48,7 @@ pub(crate) trait OpSender {
 impl OpSender for IoContext<'_> {
     #[inline]
     fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
-        let Some(file) = self.file else {
+        let Some(file) = self.attached.file else {
             return Err((Step::Done(Err(IoError::Os(kickless_io::Errno::BADF))), buffers));
         };
         let token = Token { source: self.task, slot: self.slot };
@@ -66,7 +66,7 @@ impl OpSender for IoContext<'_> {
     }
 
     fn stall(&mut self) {
-        if let Some(file) = self.file {
+        if let Some(file) = self.attached.file {
             self.engine.stall(file);
         }
     }

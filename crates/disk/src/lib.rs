@@ -30,12 +30,12 @@
 //!
 //! let disk = Disk::open(&DiskSpec::Null(1 << 30), &Options::default())?;
 //! let mut engine = Engine::open(EngineKind::Auto, 16)?;
-//! let (file, waker, mut marks) = (disk.attach(&mut engine)?, Waker::new()?, Marks::off());
+//! let (mut attached, waker, mut marks) = (disk.attach(&mut engine)?, Waker::new()?, Marks::off());
 //! let mut context = IoContext {
 //!     engine: &mut engine,
 //!     task: 0,
 //!     slot: 0,
-//!     file,
+//!     attached: &mut attached,
 //!     waker: &waker,
 //!     lost_writes: &mut disk.lost_writes_seen(0),
 //!     marks: &mut marks,
@@ -51,6 +51,7 @@
 //! is done.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod attached;
 mod buffer_pool;
 mod buffers;
 #[cfg_attr(not(feature = "qcow2"), allow(dead_code, reason = "qcow2 alone panics"))]
@@ -96,6 +97,7 @@ mod resized;
 mod spec;
 mod writeback;
 
+pub use attached::{Attached, OWN_SLOTS};
 pub use catch::catches_panic;
 pub use disk::{Disk, FaultDisk};
 pub use error::{Error, IoError};

@@ -110,7 +110,7 @@ impl LostWritesReported {
 #[cfg(test)]
 mod tests {
     use crate::offload::{Offload, OffloadKind, OffloadOp, WakeBatch};
-    use crate::{Io, IoContext, IoError, Limits, Request, Step};
+    use crate::{Attached, Io, IoContext, IoError, Limits, Request, Step};
     use kickless_io::{Engine, EngineKind, Errno, Waker};
     use kickless_memory::{Gpa, Marks};
     use kickless_testing::guest_memory;
@@ -133,7 +133,7 @@ mod tests {
             engine: &mut engine,
             task: 0,
             slot: 0,
-            file: None,
+            attached: &mut Attached::default(),
             waker: &waker,
             lost_writes: seen,
             marks: &mut marks,

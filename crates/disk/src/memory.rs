@@ -4,7 +4,7 @@
 //! runs in steps, between which the worker serves other requests: see [`Step::More`]. A step takes some tens
 //! of microseconds.
 
-use crate::buffers::IoBuffers;
+use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
 use crate::{Error, Extent, IoContext, IoError, Limits, RangeLimits, Request, SECTOR, Step};
 use kickless_memory::Ram;

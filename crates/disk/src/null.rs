@@ -1,6 +1,6 @@
 //! A disk without contents, for measurements.
 
-use crate::buffers::IoBuffers;
+use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
 use crate::{Error, IoError, Limits, RangeLimits, Request, SECTOR, Step};
 

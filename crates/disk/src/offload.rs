@@ -9,7 +9,7 @@ mod flushes;
 mod op;
 
 use crate::buffer_pool::{BUFFER_BYTES, BufferPermit, BufferPool, BufferWait, PoolLimits};
-use crate::buffers::IoBuffers;
+use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::lost_writes::{LostWritesReported, LostWritesSeen};
 use crate::{IoContext, IoError, Limits, Request, Step};
 pub(crate) use flushes::Flushes;

@@ -185,6 +185,53 @@ impl Iov {
         }
     }
 
+    /// Moves the first `len` bytes that are left to `front`, which is emptied first. Moves everything if fewer
+    /// are left.
+    ///
+    /// This allocates nothing if `front` has the capacity, and takes a reference to the view only if `front`
+    /// has another one.
+    pub fn split_to(&mut self, len: u64, front: &mut Self, marks: &mut Marks) {
+        front.clear(marks);
+        if !matches!((&front.pin, &self.pin), (Some(a), Some(b)) if Arc::ptr_eq(a, b)) {
+            front.pin.clone_from(&self.pin);
+        }
+        front.exposed = self.exposed;
+        let mut left = len.min(self.len);
+        self.len -= left;
+        front.len = left;
+        while left > 0 {
+            let segment = &mut self.segments[self.first];
+            let here = left.min(segment.iov_len as u64) as usize;
+            front.segments.push(libc::iovec { iov_base: segment.iov_base, iov_len: here });
+            segment.iov_base = segment.iov_base.cast::<u8>().wrapping_add(here).cast();
+            segment.iov_len -= here;
+            left -= here as u64;
+            if segment.iov_len == 0 {
+                self.first += 1;
+            }
+        }
+    }
+
+    /// Empties the `Iov`, and releases its view. Another `Iov` of the request must still hold that view, so
+    /// that it stays mapped until the marks are committed.
+    pub fn release(&mut self, marks: &mut Marks) {
+        self.clear(marks);
+        self.pin = None;
+    }
+
+    /// Fills up to `bytes` with zeroes.
+    pub fn zero(&mut self, bytes: u64, marks: &mut Marks) {
+        const ZEROES: [u8; 4096] = [0; 4096];
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        self.fill(0, bytes, marks, |host, _, n| {
+            for at in (0..n).step_by(ZEROES.len()) {
+                let here = (n - at).min(ZEROES.len());
+                // SAFETY: the piece lies in a segment, whose slot `pin` keeps mapped, and `at` in the piece.
+                unsafe { shared::write(host.add(at), &ZEROES[..here]) }
+            }
+        });
+    }
+
     /// Calls `each` with the host pieces of up to `len` bytes from `offset` on. Returns the number of bytes.
     pub(crate) fn pieces(
         &self,

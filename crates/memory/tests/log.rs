@@ -209,9 +209,15 @@ fn buffers_that_the_kernel_fills() {
             assert_eq!(found(&mut marks), pages_of(slots, slot, 110, 3990));
             iov.advance(10, &mut marks);
             assert_eq!(found(&mut marks), pages_of(slots, slot, 4100, 10));
+            // A part that is split off marks its own bytes.
+            let mut front = Iov::default();
+            iov.split_to(20, &mut front, &mut marks);
+            assert_eq!(found(&mut marks), BTreeSet::new());
+            front.advance(20, &mut marks);
+            assert_eq!(found(&mut marks), pages_of(slots, slot, 4110, 20));
             // The operation failed: the kernel may have written the rest.
             iov.clear(&mut marks);
-            assert_eq!(found(&mut marks), pages_of(slots, slot, 4110, 2 * 4096 + 100 - 4110));
+            assert_eq!(found(&mut marks), pages_of(slots, slot, 4130, 2 * 4096 + 100 - 4130));
             iov.clear(&mut marks);
             // The kernel was not given the next request.
             iov.push(&view, Gpa(slot * APART), 4096).unwrap();

@@ -389,6 +389,38 @@ mod iovs {
     }
 }
 
+/// Splits at every place, after a part was used up.
+#[test]
+fn split_into_parts() {
+    let view = view(&[(0, 2 * PAGE)]);
+    let bytes: Vec<u8> = (0..60).collect();
+    let (marks, mut front) = (&mut Marks::off(), Iov::default());
+    for at in 0..=60u64 {
+        let mut iov = Iov::default();
+        for gpa in [0, 100, 200, 300] {
+            iov.push(&view, Gpa(gpa), 20).unwrap();
+        }
+        iov.advance(20, marks);
+        iov.write(0, &bytes, marks);
+        iov.split_to(at, &mut front, marks);
+        assert_eq!((front.len(), iov.len()), (at, 60 - at));
+        let mut read = [0; 60];
+        assert_eq!(front.read(0, &mut read) as u64, at);
+        iov.read(0, &mut read[at as usize..]);
+        assert_eq!(read[..], bytes);
+        // What follows does not touch the other part.
+        front.zero(u64::MAX, marks);
+        let mut rest = vec![0; 60 - at as usize];
+        iov.read(0, &mut rest);
+        assert_eq!(rest, bytes[at as usize..]);
+        front.advance(at, marks);
+        assert!(front.is_empty());
+    }
+    front.release(marks);
+    let other = self::view(&[(0, PAGE)]);
+    front.push(&other, Gpa(0), 8).unwrap();
+}
+
 /// Guest memory as a plain array, for slots anywhere in 64 pages.
 struct Model {
     bytes: Vec<u8>,

@@ -4,7 +4,7 @@ use super::disk::{Direct, FileDisk};
 use super::operation::{Flow, hold, queue};
 use super::piece::{Bounce, piece};
 use super::state::{FileState, Phase};
-use crate::buffers::IoBuffers;
+use crate::buffers::TransferBuffers;
 use crate::io_context::OpSender;
 use crate::{Extent, SECTOR, Step};
 use kickless_io::{Buffers, Errno, OpKind, RangeCall};
@@ -24,11 +24,11 @@ impl FileDisk {
     pub(super) fn extent(
         &self,
         sender: &mut impl OpSender,
-        buffers: &mut IoBuffers,
+        buffers: &mut impl TransferBuffers,
         state: &mut FileState,
     ) -> Flow {
         let Some(work) = &mut state.work else { return Err(Step::Done(Ok(()))) };
-        let Some(&extent) = buffers.extents.last() else {
+        let Some(&extent) = buffers.extents().last() else {
             if state.durable {
                 state.phase = Phase::Flush;
                 return Ok(());

@@ -5,13 +5,29 @@ use super::disk::{Direct, FileDisk};
 use super::operation::{Flow, bounce, hold, queue};
 use super::piece::piece;
 use super::state::{FileState, Phase};
-use crate::buffers::IoBuffers;
+use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::io_context::OpSender;
 use crate::{IoError, Request, Step};
 use kickless_io::{Buffers, Completion, Errno, OpKind};
 
 /// The number of times in a row that the kernel may ask for a retry.
 const RETRIES_MAX: u16 = 1000;
+
+/// A request without the checks of a guest's: it may go beyond the end of the file, where reads find zeroes.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "only formats have such requests")]
+pub(crate) enum Unchecked {
+    Read {
+        at: u64,
+    },
+    Write {
+        at: u64,
+        durable: bool,
+    },
+    Flush,
+    /// Makes the extents read as zeroes.
+    Zero,
+}
 
 impl FileDisk {
     /// Starts a request on these buffers.
@@ -33,6 +49,7 @@ impl FileDisk {
             Err(e) => return state.finish(buffers, Err(e)),
         };
         state.retries = 0;
+        state.fill = false;
         (state.phase, state.write, state.durable) = match request {
             Request::Read { .. } => (Phase::Plan, false, false),
             Request::Write { durable, .. } => (Phase::Plan, true, durable),
@@ -46,11 +63,34 @@ impl FileDisk {
         self.drive(sender, buffers, state)
     }
 
+    #[allow(dead_code, reason = "only formats have such requests")]
+    /// Starts a transfer of all bytes of `buffers`, or a flush, without the checks of a guest's request.
+    pub(crate) fn start_unchecked(
+        &self,
+        sender: &mut impl OpSender,
+        buffers: &mut impl TransferBuffers,
+        state: &mut FileState,
+        wanted: Unchecked,
+    ) -> Step {
+        state.retries = 0;
+        (state.phase, state.at, state.write, state.durable) = match wanted {
+            Unchecked::Read { at } => (Phase::Plan, at, false, false),
+            Unchecked::Write { at, durable } => (Phase::Plan, at, true, durable),
+            Unchecked::Flush => (Phase::Flush, 0, false, false),
+            Unchecked::Zero => {
+                state.work.get_or_insert_default().zeroes = true;
+                (Phase::Extent, 0, true, false)
+            }
+        };
+        state.fill = true;
+        self.drive(sender, buffers, state)
+    }
+
     /// Continues a request as far as possible.
     pub(crate) fn drive(
         &self,
         sender: &mut impl OpSender,
-        buffers: &mut IoBuffers,
+        buffers: &mut impl TransferBuffers,
         state: &mut FileState,
     ) -> Step {
         if state.sent {
@@ -58,10 +98,7 @@ impl FileDisk {
         }
         loop {
             // A damaged page reads as zeroes, which must not be stored.
-            if state.write
-                && matches!(state.phase, Phase::Direct | Phase::Store)
-                && buffers.guest.is_damaged()
-            {
+            if state.write && matches!(state.phase, Phase::Direct | Phase::Store) && buffers.is_damaged() {
                 return state.finish(buffers, Err(IoError::Damaged));
             }
             let flow = match state.phase {
@@ -83,7 +120,7 @@ impl FileDisk {
     }
 
     /// Chooses the method for the next piece.
-    fn plan(&self, buffers: &mut IoBuffers, state: &mut FileState) -> Flow {
+    fn plan(&self, buffers: &mut impl TransferBuffers, state: &mut FileState) -> Flow {
         state.range = None;
         state.bounce = None;
         if let Some(work) = &state.work {
@@ -96,13 +133,13 @@ impl FileDisk {
             };
             return Ok(());
         }
-        let left = buffers.guest.len();
+        let left = buffers.left();
         if left == 0 {
             return Err(Step::Done(Ok(())));
         }
         state.phase = Phase::Direct;
         if let Some(Direct { block, address, .. }) = &self.direct
-            && !(state.at.is_multiple_of(*block) && buffers.guest.is_aligned(*address, *block as usize))
+            && !(state.at.is_multiple_of(*block) && buffers.is_aligned(*address, *block as usize))
         {
             state.bounce = Some(Box::new(piece(state.at, left, *block, state.write)));
             state.phase = Phase::Prepare;
@@ -111,18 +148,24 @@ impl FileDisk {
     }
 
     /// Transfers directly from or to the guest's buffers.
-    fn direct(&self, sender: &mut impl OpSender, buffers: &mut IoBuffers, state: &mut FileState) -> Flow {
+    fn direct(
+        &self,
+        sender: &mut impl OpSender,
+        buffers: &mut impl TransferBuffers,
+        state: &mut FileState,
+    ) -> Flow {
         if state.write
             && let Some(ranges) = self.ranges()
         {
-            let range = state.at..state.at + buffers.guest.len();
+            let range = state.at..state.at + buffers.left();
             hold(sender, state, ranges, range, false)?;
         }
         let kind = if state.write { OpKind::Write { durable: state.durable } } else { OpKind::Read };
-        let guest = Buffers::Guest(std::mem::take(&mut buffers.guest));
-        queue(sender, kind, state.at, guest).map_err(|(step, back)| {
-            if let Buffers::Guest(back) = back {
-                buffers.guest = back;
+        let memory = buffers.give();
+        queue(sender, kind, state.at, memory).map_err(|(step, back)| {
+            // After a success, the engine has the buffers.
+            if step != Step::Pending {
+                buffers.take_back(back);
             }
             step
         })
@@ -130,7 +173,12 @@ impl FileDisk {
 
     /// Gets a buffer, *then* the range. So a request that waits for a range has all that it needs to release
     /// its own.
-    fn prepare(&self, sender: &mut impl OpSender, buffers: &mut IoBuffers, state: &mut FileState) -> Flow {
+    fn prepare(
+        &self,
+        sender: &mut impl OpSender,
+        buffers: &mut impl TransferBuffers,
+        state: &mut FileState,
+    ) -> Flow {
         let Some(bounce) = &mut state.bounce else { return Err(Step::Done(Err(IoError::Stuck))) };
         if bounce.permit.is_none() {
             match self.pool.take(&mut bounce.waiting, sender.waker()) {
@@ -156,7 +204,7 @@ impl FileDisk {
     }
 
     /// Copies the guest's bytes, or zeroes, to the bounce buffer.
-    fn fill(&self, buffers: &mut IoBuffers, state: &mut FileState) {
+    fn fill(&self, buffers: &mut impl TransferBuffers, state: &mut FileState) {
         state.phase = Phase::Store;
         if let Some(bounce) = &mut state.bounce {
             bounce.done = 0;
@@ -164,7 +212,7 @@ impl FileDisk {
             if let Some(buffer) = bounce.permit.as_mut().and_then(|p| p.buffer.as_mut()) {
                 match state.work {
                     Some(_) => buffer[skip..skip + len].fill(0),
-                    None => drop(buffers.guest.read(0, &mut buffer[skip..skip + len])),
+                    None => buffers.read(&mut buffer[skip..skip + len]),
                 }
             }
         }
@@ -174,19 +222,14 @@ impl FileDisk {
     pub(crate) fn resume(
         &self,
         sender: &mut impl OpSender,
-        buffers: &mut IoBuffers,
+        buffers: &mut impl TransferBuffers,
         state: &mut FileState,
         completion: Completion,
     ) -> Step {
         state.sent = false;
-        match completion.buffers {
-            Buffers::Guest(guest) => buffers.guest = guest,
-            Buffers::Owned(buffer) => {
-                if let Some(permit) = state.bounce.as_mut().and_then(|b| b.permit.as_mut()) {
-                    permit.buffer = Some(buffer);
-                }
-            }
-            Buffers::None => {}
+        match (completion.buffers, state.bounce.as_mut().and_then(|b| b.permit.as_mut())) {
+            (Buffers::Owned(buffer), Some(permit)) => permit.buffer = Some(buffer),
+            (memory, _) => buffers.take_back(memory),
         }
         let result = if state.phase == Phase::Flush || state.durable {
             self.synced(state.phase, completion.result)
@@ -222,6 +265,9 @@ impl FileDisk {
         match state.phase {
             Phase::Flush => return state.finish(buffers, Ok(())),
             Phase::Extent => state.range_call_done(buffers),
+            Phase::Direct | Phase::Load if state.fill && self.is_end(state, bytes) => {
+                self.fill_rest(sender, buffers, state, bytes);
+            }
             // A read found an early end of the file. A write of nothing has no explanation.
             Phase::Direct | Phase::Store if bytes == 0 && state.write => {
                 return state.finish(buffers, Err(IoError::Stuck));
@@ -232,8 +278,8 @@ impl FileDisk {
             }
             Phase::Direct => {
                 state.at += u64::from(bytes);
-                buffers.guest.advance(u64::from(bytes), sender.marks());
-                if buffers.guest.is_empty() {
+                buffers.advance(u64::from(bytes), sender.marks());
+                if buffers.left() == 0 {
                     return state.finish(buffers, Ok(()));
                 }
                 state.phase = Phase::Plan;
@@ -242,6 +288,37 @@ impl FileDisk {
             Phase::Idle | Phase::Plan | Phase::Prepare => return Step::Pending,
         }
         self.drive(sender, buffers, state)
+    }
+
+    /// Returns whether a transfer of this many bytes is a read that has found the end of the file.
+    fn is_end(&self, state: &FileState, bytes: u32) -> bool {
+        // Only there does direct I/O end within a block.
+        let in_block = || self.direct.as_ref().is_some_and(|d| !u64::from(bytes).is_multiple_of(d.block));
+        (!state.write || state.phase == Phase::Load) && (bytes == 0 || in_block())
+    }
+
+    /// Replaces the bytes that a read did not find, beyond the end of the file, by zeroes.
+    #[cold]
+    fn fill_rest(
+        &self,
+        sender: &mut impl OpSender,
+        buffers: &mut impl TransferBuffers,
+        state: &mut FileState,
+        bytes: u32,
+    ) {
+        let Some(bounce) = &mut state.bounce else {
+            buffers.advance(bytes.into(), sender.marks());
+            buffers.zero(u64::MAX, sender.marks());
+            buffers.advance(u64::MAX, sender.marks());
+            state.phase = Phase::Plan;
+            return;
+        };
+        let (found, total) = (bounce.done + bytes as usize, bounce.total);
+        if let Some(buffer) = bounce.permit.as_mut().and_then(|permit| permit.buffer.as_mut()) {
+            buffer[found..total].fill(0);
+        }
+        let rest = total - bounce.done;
+        self.bounced(sender, buffers, state, rest);
     }
 
     /// Returns the final result of an operation of a flush or a durable request, given its result in the
@@ -259,7 +336,7 @@ impl FileDisk {
     fn bounced(
         &self,
         sender: &mut impl OpSender,
-        buffers: &mut IoBuffers,
+        buffers: &mut impl TransferBuffers,
         state: &mut FileState,
         bytes: usize,
     ) {
@@ -275,7 +352,7 @@ impl FileDisk {
         if !state.write
             && let Some(buffer) = bounce.permit.as_ref().and_then(|p| p.buffer.as_ref())
         {
-            buffers.guest.write(0, &buffer[skip..skip + len], sender.marks());
+            buffers.write(&buffer[skip..skip + len], sender.marks());
         }
         state.at += len as u64;
         match &mut state.work {
@@ -283,7 +360,7 @@ impl FileDisk {
                 work.to_write = work.to_write.saturating_sub(len as u64);
                 buffers.advance_extent(len as u64);
             }
-            None => buffers.guest.advance(len as u64, sender.marks()),
+            None => buffers.advance(len as u64, sender.marks()),
         }
         state.phase = Phase::Plan;
     }

@@ -1,7 +1,7 @@
 //! The state of one request of a file.
 
 use super::piece::Bounce;
-use crate::buffers::IoBuffers;
+use crate::buffers::TransferBuffers;
 use crate::range::RangeClaim;
 use crate::{IoError, Step};
 use kickless_io::RangeCall;
@@ -13,6 +13,8 @@ pub(crate) struct FileState {
     pub(super) at: u64,
     pub(super) write: bool,
     pub(super) durable: bool,
+    /// Reads beyond the end of the file find zeroes.
+    pub(super) fill: bool,
     pub(super) phase: Phase,
     /// An operation of the request is in the engine.
     pub(super) sent: bool,
@@ -63,7 +65,7 @@ impl FileState {
     }
 
     /// Ends the request.
-    pub(super) fn finish(&mut self, buffers: &mut IoBuffers, result: Result<(), IoError>) -> Step {
+    pub(super) fn finish(&mut self, buffers: &mut impl TransferBuffers, result: Result<(), IoError>) -> Step {
         self.phase = Phase::Idle;
         self.range = None;
         self.bounce = None;
@@ -73,7 +75,7 @@ impl FileState {
     }
 
     /// Removes the bytes of the completed range call from the extents.
-    pub(super) fn range_call_done(&mut self, buffers: &mut IoBuffers) {
+    pub(super) fn range_call_done(&mut self, buffers: &mut impl TransferBuffers) {
         self.range = None;
         if let Some((_, bytes)) = self.work.as_mut().and_then(|work| work.range_call.take()) {
             buffers.advance_extent(bytes);

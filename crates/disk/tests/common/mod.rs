@@ -10,9 +10,10 @@ pub mod qcow2;
 pub mod server;
 
 use kickless_disk::{
-    Cache, Disk, DiskSpec, Extent, Io, IoContext, IoError, LostWritesSeen, Options, Request, Step,
+    Attached, Cache, Disk, DiskSpec, Extent, Io, IoContext, IoError, LostWritesSeen, OWN_SLOTS, Options,
+    Request, Step,
 };
-use kickless_io::{Completion, Engine, EngineKind, Errno, FileId, Waker};
+use kickless_io::{Completion, Engine, EngineKind, Errno, Waker};
 use kickless_memory::{Gpa, Marks, View};
 use kickless_testing::{LoopDevice, guest_memory, with_subscriber};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -107,7 +108,7 @@ struct RequestSlot {
 pub struct Worker<'a> {
     disk: &'a Disk,
     engine: Engine,
-    file: Option<FileId>,
+    attached: Attached,
     waker: Waker,
     slots: Vec<RequestSlot>,
     lost_writes: LostWritesSeen,
@@ -120,12 +121,12 @@ pub struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub fn new(disk: &'a Disk, kind: EngineKind, depth: u32) -> Self {
         let mut engine = Engine::open(kind, depth).unwrap();
-        let file = disk.attach(&mut engine).unwrap();
+        let attached = disk.attach(&mut engine).unwrap();
         static QUEUES: AtomicU16 = AtomicU16::new(0);
         let waker = Waker::new().unwrap();
         let (lost_writes, marks) = (disk.lost_writes_seen(QUEUES.fetch_add(1, Relaxed)), Marks::off());
         let (slots, done, failure) = (Vec::new(), Vec::new(), None);
-        Self { disk, engine, file, waker, slots, lost_writes, marks, done, failure }.with_slots(1)
+        Self { disk, engine, attached, waker, slots, lost_writes, marks, done, failure }.with_slots(1)
     }
 
     /// Makes the next operation that completes fail.
@@ -143,20 +144,34 @@ impl<'a> Worker<'a> {
     }
 
     fn step(&mut self, slot: usize, step: impl FnOnce(&Disk, &mut IoContext<'_>, &mut Io) -> Step) -> Step {
+        let mut io = std::mem::take(&mut self.slots[slot].io);
+        let step = self.with_context(slot as u32, |disk, context| step(disk, context, &mut io));
         let request_slot = &mut self.slots[slot];
+        request_slot.io = io;
+        (request_slot.busy, request_slot.has_more) = (step == Step::Busy, step == Step::More);
+        assert_eq!(request_slot.io.is_active(), !matches!(step, Step::Done(_)));
+        step
+    }
+
+    /// Calls a method of the disk.
+    fn with_context<T>(&mut self, slot: u32, call: impl FnOnce(&Disk, &mut IoContext<'_>) -> T) -> T {
         let mut context = IoContext {
             engine: &mut self.engine,
             task: 3,
-            slot: slot as u32,
-            file: self.file,
+            slot,
+            attached: &mut self.attached,
             waker: &self.waker,
             lost_writes: &mut self.lost_writes,
             marks: &mut self.marks,
         };
-        let step = step(self.disk, &mut context, &mut request_slot.io);
-        (request_slot.busy, request_slot.has_more) = (step == Step::Busy, step == Step::More);
-        assert_eq!(request_slot.io.is_active(), !matches!(step, Step::Done(_)));
-        step
+        call(self.disk, &mut context)
+    }
+
+    /// Starts the operations that are due for the disk itself.
+    fn submit_own(&mut self) {
+        if self.attached.is_due() {
+            self.with_context(OWN_SLOTS, Disk::submit_own);
+        }
     }
 
     pub fn start(&mut self, slot: usize, request: Request) -> Step {
@@ -166,6 +181,7 @@ impl<'a> Worker<'a> {
     /// Resumes each request that can continue, or sleeps until one can. Returns the slots of the requests
     /// that ended, with their results.
     pub fn turn(&mut self) -> Vec<(usize, Result<(), IoError>)> {
+        self.submit_own();
         let woken = self.waker.clear();
         self.engine.submit().unwrap();
         let mut done = std::mem::take(&mut self.done);
@@ -180,6 +196,10 @@ impl<'a> Worker<'a> {
             assert_eq!(completion.token.source, 3);
             completion.result = self.failure.take().map_or(completion.result, Err);
             let slot = completion.token.slot as usize;
+            if completion.token.slot >= OWN_SLOTS {
+                self.with_context(OWN_SLOTS, |disk, context| disk.resume_own(context, completion));
+                continue;
+            }
             if let Step::Done(result) =
                 self.step(slot, |disk, context, io| disk.resume(context, io, completion))
             {
@@ -253,7 +273,7 @@ impl<'a> Worker<'a> {
 
 impl Drop for Worker<'_> {
     fn drop(&mut self) {
-        self.disk.detach(&mut self.engine, self.file);
+        self.disk.detach(&mut self.engine, std::mem::take(&mut self.attached));
     }
 }
 
