@@ -1,6 +1,23 @@
 //! The cache of L2 tables, which requests read without a lock.
+//!
+//! Each way of a set is a sequence lock: its number is odd while `Tables` changes it. A reader that has seen
+//! the number change looks again. Several words of one entry change together for that reason.
 
+use super::format::entry::{self, BAD, MEMORY_BITS, Mapping, RawEntry};
 use super::format::geometry::{Geometry, GuestCluster, GuestOffset, HostOffset, SliceIndex};
+use kickless_sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::OnceLock;
+
+/// The slices that can be in one set.
+const WAYS: usize = if cfg!(loom) { 1 } else { 4 };
+/// The smallest number of sets.
+const SETS_MIN: u64 = if cfg!(loom) { 1 } else { 4 };
+/// The number of attempts of a look-up.
+const ATTEMPTS: usize = 3;
+/// Set in a tag if the table above is written, and only the active L1 table refers to it.
+const SETTLED: u64 = 1 << 63;
+/// Compressed entries have no memory bits: the bits belong to their offset.
+const COMPRESSED: u64 = 1 << 62;
 
 /// The longest run from a place with one answer, inside one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,16 +63,375 @@ pub(crate) enum Look {
 pub(crate) struct Slices {
     geometry: Geometry,
     unit: u64,
+    sets: Box<[[Way; WAYS]]>,
 }
 
+#[derive(Debug, Default)]
+struct Way {
+    seq: AtomicU32,
+    /// The number of the slice plus 1, and `SETTLED`. 0: empty.
+    tag: AtomicU64,
+    used: AtomicU32,
+    words: OnceLock<Box<[AtomicU64]>>,
+}
+
+/// The place of a slice in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WayIndex(usize, usize);
+
 impl Slices {
-    /// Makes an empty cache of at most `cache_bytes`, but at least 4 sets of slices of `unit` bytes.
-    pub(crate) fn new(geometry: Geometry, unit: u64, _cache_bytes: u64) -> Self {
-        Self { geometry, unit }
+    /// Makes an empty cache of at most `cache_bytes`, but at least 4 sets of slices of `unit` bytes. Memory is
+    /// taken when a slice is first used.
+    pub(crate) fn new(geometry: Geometry, unit: u64, cache_bytes: u64) -> Self {
+        let sets = (cache_bytes / unit / WAYS as u64).max(SETS_MIN);
+        Self { geometry, unit, sets: (0..sets).map(|_| Default::default()).collect() }
     }
 
     /// Looks up the mapping of `at`, for at most `len` bytes. The caller holds a pin.
-    pub(crate) fn look(&self, at: GuestOffset, _len: u64) -> Look {
-        Look::Miss(self.geometry.slice(self.unit, at).0)
+    pub(crate) fn look(&self, at: GuestOffset, len: u64) -> Look {
+        let (slice, index) = self.geometry.slice(self.unit, at);
+        for _ in 0..ATTEMPTS {
+            let mut is_torn = false;
+            for way in &self.sets[self.set_of(slice)] {
+                let seq = way.seq.load(Ordering::Acquire);
+                let tag = way.tag.load(Ordering::Relaxed);
+                if tag & !SETTLED != slice.0 + 1 {
+                    continue;
+                }
+                let Some(words) = way.words.get() else { continue };
+                let look = self.run(words, index, at, len, tag & SETTLED != 0);
+                // Pairs with the fence of `change`.
+                fence(Ordering::Acquire);
+                if seq.is_multiple_of(2) && way.seq.load(Ordering::Relaxed) == seq {
+                    if way.used.load(Ordering::Relaxed) == 0 {
+                        way.used.store(1, Ordering::Relaxed);
+                    }
+                    return look;
+                }
+                is_torn = true;
+            }
+            if !is_torn {
+                break;
+            }
+        }
+        Look::Miss(slice)
+    }
+
+    fn set_of(&self, slice: SliceIndex) -> usize {
+        (slice.0 % self.sets.len() as u64) as usize
+    }
+
+    /// Joins the pieces from `at` that have one answer.
+    fn run(&self, words: &[AtomicU64], index: usize, at: GuestOffset, len: u64, settled: bool) -> Look {
+        let cluster = self.geometry.cluster();
+        let entries = (self.unit / self.geometry.entry_bytes()) as usize;
+        let mut within = at.0 % cluster;
+        let (mut index, mut done) = (index, 0);
+        let mut result = Look::Bad;
+        while done < len && index < entries {
+            let raw = self.load(words, index);
+            let (piece, piece_len) = self.piece(raw, at, within, settled);
+            let taken = piece_len.min(len - done);
+            result = match (result, piece) {
+                (_, Look::Bad | Look::Compressed { .. }) if done > 0 => break,
+                (Look::Data { host, len, in_place }, Look::Data { host: next, in_place: same, .. })
+                    if done > 0 && host.0 + len == next.0 && in_place == same =>
+                {
+                    Look::Data { host, len: len + taken, in_place }
+                }
+                (Look::Zero { len }, Look::Zero { .. }) if done > 0 => Look::Zero { len: len + taken },
+                (Look::Below { len }, Look::Below { .. }) if done > 0 => Look::Below { len: len + taken },
+                (_, _) if done > 0 => break,
+                (_, Look::Data { host, in_place, .. }) => Look::Data { host, len: taken, in_place },
+                (_, Look::Zero { .. }) => Look::Zero { len: taken },
+                (_, Look::Below { .. }) => Look::Below { len: taken },
+                (_, Look::Compressed { at, bytes, cluster, .. }) => {
+                    return Look::Compressed { at, bytes, cluster, len: taken };
+                }
+                (_, other) => return other,
+            };
+            done += taken;
+            within += piece_len;
+            if within == cluster {
+                (within, index) = (0, index + 1);
+            }
+        }
+        result
+    }
+
+    /// Returns the answer for the byte `within` of an entry's cluster, and the bytes to the end of its piece.
+    fn piece(&self, raw: RawEntry, at: GuestOffset, within: u64, settled: bool) -> (Look, u64) {
+        let left = self.geometry.cluster() - within;
+        let flags = memory_bits(raw);
+        if flags & BAD != 0 {
+            return (Look::Bad, left);
+        }
+        let Ok(mapping) = entry::decode(self.geometry, on_disk(raw)) else { return (Look::Bad, left) };
+        let may_write = settled && flags == 0;
+        let data = |host: HostOffset, copied: bool| Look::Data {
+            host: HostOffset(host.0 + within),
+            len: 0,
+            in_place: copied && may_write,
+        };
+        match mapping {
+            Mapping::Unallocated => (Look::Below { len: 0 }, left),
+            Mapping::Zero { .. } => (Look::Zero { len: 0 }, left),
+            Mapping::Data { host, copied } => (data(host, copied), left),
+            Mapping::Compressed { at: place, len } => {
+                let cluster = self.geometry.guest_cluster(at);
+                (Look::Compressed { at: place, bytes: len, cluster, len: 0 }, left)
+            }
+            Mapping::Parts { host, copied, allocated, zero } => {
+                let size = self.geometry.subcluster();
+                let bit = 1u32 << (within / size);
+                let look = match host {
+                    Some(host) if allocated & bit != 0 => data(host, copied),
+                    _ if zero & bit != 0 => Look::Zero { len: 0 },
+                    _ => Look::Below { len: 0 },
+                };
+                (look, size - within % size)
+            }
+        }
+    }
+
+    fn load(&self, words: &[AtomicU64], index: usize) -> RawEntry {
+        let load = |at: usize| words[at].load(Ordering::Relaxed);
+        if self.geometry.extended {
+            RawEntry { word: load(2 * index), bitmap: load(2 * index + 1) }
+        } else {
+            RawEntry { word: load(index), bitmap: 0 }
+        }
+    }
+
+    // The rest is called under the mutex of `Tables`.
+
+    /// Returns the place of a cached slice.
+    pub(super) fn find(&self, slice: SliceIndex) -> Option<WayIndex> {
+        let set = self.set_of(slice);
+        let way = self.sets[set].iter().position(|way| way.slice() == Some(slice))?;
+        Some(WayIndex(set, way))
+    }
+
+    /// Chooses a way for a slice: an empty one, or one not used lately whose slice `may_go`.
+    pub(super) fn choose(&self, slice: SliceIndex, may_go: impl Fn(SliceIndex) -> bool) -> Option<WayIndex> {
+        let set = self.set_of(slice);
+        let ways = &self.sets[set];
+        if let Some(empty) = ways.iter().position(|way| way.slice().is_none()) {
+            return Some(WayIndex(set, empty));
+        }
+        for _ in 0..2 {
+            for (index, way) in ways.iter().enumerate() {
+                if way.slice().is_some_and(&may_go) && way.used.swap(0, Ordering::Relaxed) == 0 {
+                    return Some(WayIndex(set, index));
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns the slices in the set of `slice`.
+    pub(super) fn neighbours(&self, slice: SliceIndex) -> impl Iterator<Item = SliceIndex> {
+        self.sets[self.set_of(slice)].iter().filter_map(Way::slice)
+    }
+
+    /// Puts a slice into a way.
+    pub(super) fn fill(
+        &self,
+        at: WayIndex,
+        slice: SliceIndex,
+        settled: bool,
+        entries: impl Iterator<Item = RawEntry>,
+    ) {
+        let count = (self.unit / 8) as usize;
+        let extended = self.geometry.extended;
+        self.change(at, |way, words| {
+            way.tag.store(tag(slice, settled), Ordering::Relaxed);
+            way.used.store(1, Ordering::Relaxed);
+            let all = entries.flat_map(|raw| [Some(raw.word), extended.then_some(raw.bitmap)]).flatten();
+            for (word, value) in words.iter().zip(all.chain(std::iter::repeat(0)).take(count)) {
+                word.store(value, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Says whether the table of a cached slice is written and not shared.
+    pub(super) fn settle(&self, at: WayIndex, slice: SliceIndex, settled: bool) {
+        self.change(at, |way, _| way.tag.store(tag(slice, settled), Ordering::Relaxed));
+    }
+
+    pub(super) fn is_settled(&self, at: WayIndex) -> bool {
+        self.sets[at.0][at.1].tag.load(Ordering::Relaxed) & SETTLED != 0
+    }
+
+    /// Empties a way.
+    pub(super) fn empty(&self, at: WayIndex) {
+        self.change(at, |way, _| way.tag.store(0, Ordering::Relaxed));
+    }
+
+    /// Returns an entry with its memory bits.
+    pub(super) fn entry(&self, at: WayIndex, index: usize) -> RawEntry {
+        self.sets[at.0][at.1].words.get().map_or(RawEntry::default(), |words| self.load(words, index))
+    }
+
+    /// Changes entries. `edit` gets each one with its memory bits, and returns the new one.
+    pub(super) fn edit(
+        &self,
+        at: WayIndex,
+        range: std::ops::Range<usize>,
+        mut edit: impl FnMut(usize, RawEntry) -> RawEntry,
+    ) {
+        let extended = self.geometry.extended;
+        self.change(at, |_, words| {
+            for index in range {
+                let new = edit(index, self.load(words, index));
+                if extended {
+                    words[2 * index].store(new.word, Ordering::Relaxed);
+                    words[2 * index + 1].store(new.bitmap, Ordering::Relaxed);
+                } else {
+                    words[index].store(new.word, Ordering::Relaxed);
+                }
+            }
+        });
+    }
+
+    fn change(&self, at: WayIndex, change: impl FnOnce(&Way, &[AtomicU64])) {
+        let way = &self.sets[at.0][at.1];
+        let count = self.unit / 8;
+        let words = way.words.get_or_init(|| (0..count).map(|_| AtomicU64::new(0)).collect());
+        let seq = way.seq.load(Ordering::Relaxed);
+        way.seq.store(seq.wrapping_add(1), Ordering::Relaxed);
+        // Pairs with the fence of `look`.
+        fence(Ordering::Release);
+        change(way, words);
+        way.seq.store(seq.wrapping_add(2), Ordering::Release);
+    }
+}
+
+impl Way {
+    fn slice(&self) -> Option<SliceIndex> {
+        let tag = self.tag.load(Ordering::Relaxed) & !SETTLED;
+        tag.checked_sub(1).map(SliceIndex)
+    }
+}
+
+fn tag(slice: SliceIndex, settled: bool) -> u64 {
+    (slice.0 + 1) | if settled { SETTLED } else { 0 }
+}
+
+/// Returns the memory bits of an entry.
+pub(super) fn memory_bits(raw: RawEntry) -> u64 {
+    if raw.word & COMPRESSED != 0 { 0 } else { raw.word & MEMORY_BITS }
+}
+
+/// Returns an entry without its memory bits.
+pub(super) fn on_disk(raw: RawEntry) -> RawEntry {
+    RawEntry { word: raw.word & !memory_bits(raw), ..raw }
+}
+
+/// Returns an entry with a memory bit, if it can have one.
+pub(super) fn with_bits(raw: RawEntry, bits: u64) -> RawEntry {
+    let bits = if raw.word & COMPRESSED != 0 { 0 } else { bits };
+    RawEntry { word: raw.word | bits, ..raw }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::qcow2::format::entry::{UNWRITTEN, encode};
+    use crate::qcow2::format::geometry::Version;
+
+    fn data(geometry: Geometry, host: u64) -> RawEntry {
+        encode(geometry, Mapping::Data { host: HostOffset(host), copied: true })
+    }
+
+    #[test]
+    fn runs_join_what_is_contiguous() {
+        let geometry = Geometry::new(Version::V3, 9, 4, false).unwrap();
+        let slices = Slices::new(geometry, 512, 0);
+        let unwritten = with_bits(data(geometry, 0x1400), UNWRITTEN);
+        let entries = [
+            data(geometry, 0x1000),
+            data(geometry, 0x1200),
+            unwritten,
+            RawEntry::default(),
+            RawEntry::default(),
+        ];
+        let at = slices.choose(SliceIndex(0), |_| true).unwrap();
+        slices.fill(at, SliceIndex(0), true, entries.into_iter());
+        let look = |at, len| slices.look(GuestOffset(at), len);
+        assert_eq!(look(512, 100), Look::Data { host: HostOffset(0x1200), len: 100, in_place: true });
+        assert_eq!(look(100, 4096), Look::Data { host: HostOffset(0x1064), len: 924, in_place: true });
+        assert_eq!(look(1024, 4096), Look::Data { host: HostOffset(0x1400), len: 512, in_place: false });
+        assert_eq!(look(1536, 1024), Look::Below { len: 1024 });
+        assert_eq!(look(1 << 20, 512), Look::Miss(SliceIndex(32)));
+        slices.settle(at, SliceIndex(0), false);
+        assert_eq!(look(0, 1), Look::Data { host: HostOffset(0x1000), len: 1, in_place: false });
+    }
+
+    #[test]
+    fn subclusters_have_answers_of_their_own() {
+        let geometry = Geometry::new(Version::V3, 14, 4, true).unwrap();
+        let slices = Slices::new(geometry, 512, 0);
+        let mapping =
+            Mapping::Parts { host: Some(HostOffset(0x8000)), copied: true, allocated: 0b0110, zero: 0b1000 };
+        let at = slices.choose(SliceIndex(0), |_| true).unwrap();
+        slices.fill(at, SliceIndex(0), true, [encode(geometry, mapping)].into_iter());
+        let look = |at, len| slices.look(GuestOffset(at), len);
+        assert_eq!(look(0, 4096), Look::Below { len: 512 });
+        assert_eq!(look(512, 4096), Look::Data { host: HostOffset(0x8200), len: 1024, in_place: true });
+        assert_eq!(look(1536, 4096), Look::Zero { len: 512 });
+        assert_eq!(look(2048, 1 << 20), Look::Below { len: (31 << 14) + (28 << 9) });
+    }
+
+    #[test]
+    fn a_slice_that_must_stay_is_not_chosen() {
+        let geometry = Geometry::new(Version::V3, 9, 4, false).unwrap();
+        let slices = Slices::new(geometry, 512, 0);
+        for n in 0..4 {
+            let slice = SliceIndex(n * 4);
+            let at = slices.choose(slice, |_| false).unwrap();
+            slices.fill(at, slice, true, std::iter::empty());
+        }
+        assert_eq!(slices.choose(SliceIndex(16), |_| false), None);
+        let at = slices.choose(SliceIndex(16), |slice| slice.0 == 8).unwrap();
+        assert_eq!(slices.find(SliceIndex(8)), Some(at));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-disk --release --lib slices::model`
+
+    use super::*;
+    use crate::qcow2::format::entry::encode;
+    use crate::qcow2::format::geometry::Version;
+    use kickless_sync::loom::{self, thread};
+    use std::sync::Arc;
+
+    /// A look-up sees an entry of two words before a change or after it, and never an entry of another slice.
+    #[test]
+    fn a_look_is_never_torn() {
+        loom::model(|| {
+            let geometry = Geometry::new(Version::V3, 14, 4, true).unwrap();
+            let part = |host, bit| {
+                let host = Some(HostOffset(host));
+                encode(geometry, Mapping::Parts { host, copied: true, allocated: bit, zero: 0 })
+            };
+            let slices = Arc::new(Slices::new(geometry, 16, 0));
+            let at = WayIndex(0, 0);
+            slices.fill(at, SliceIndex(0), true, [part(0x8000, 1)].into_iter());
+            let reader = {
+                let slices = Arc::clone(&slices);
+                thread::spawn(move || slices.look(GuestOffset(0), 512))
+            };
+            slices.edit(at, 0..1, |_, _| part(0x10000, 1));
+            slices.fill(at, SliceIndex(1), true, [part(0x20000, 2)].into_iter());
+            let allowed = |host| Look::Data { host: HostOffset(host), len: 512, in_place: true };
+            let look = reader.join().unwrap();
+            assert!(
+                [allowed(0x8000), allowed(0x10000), Look::Miss(SliceIndex(0))].contains(&look),
+                "{look:?}"
+            );
+        });
     }
 }

@@ -4,18 +4,41 @@
 //! out any operation. The rules R1 to R9 are argued in
 //! `docs/adr/0010-a-table-holds-only-what-may-be-on-disk.md`.
 
+mod blocks;
+mod copies;
+mod l1;
+mod l2;
+mod moves;
 pub(crate) mod op;
+mod ops;
 pub(crate) mod plan;
+mod refcounts;
+mod reserve;
+mod retire;
+pub(crate) mod rule;
+mod wait;
 
 use super::format::bad_image::BadImage;
-use super::format::geometry::{GuestOffset, SliceIndex};
-use super::format::header::{Header, HeaderChange, TableAt};
+use super::format::entry::{BAD, Mapping, RawEntry, UNWRITTEN, WRITING, decode, load_entries, store_entry};
+use super::format::geometry::{Geometry, HostOffset, SliceIndex, Version};
+use super::format::header::{Header, HeaderChange, apply};
 use super::pins::Pins;
-use super::slices::Slices;
+use super::slices::{Slices, WayIndex, memory_bits, on_disk, with_bits};
+use blocks::{Block, Blocks};
+use copies::Copies;
 use kickless_io::{AlignedBuf, Errno, Waker};
-use op::{OpId, TableOp};
-use plan::{Clear, ClearPlan, Copying, SyncMark, Ticket, Under, WritePlan, Written};
+use l1::{L1, TableState};
+use moves::Move;
+use op::{OpId, TableOp, TableOpKind};
+use ops::{Ops, Purpose, Syncs};
+use plan::{SyncMark, Ticket, Written};
+use refcounts::{Refcounts, store_words};
+use reserve::Reserve;
+use retire::Retired;
+use rule::{Rule, Rules};
+use std::collections::HashMap;
 use std::sync::Arc;
+use wait::Wakers;
 
 /// The choices of an image's owner.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +51,8 @@ pub(crate) struct TablesOptions {
     pub(crate) device_bytes: Option<u64>,
     /// The largest number of bytes that the reserve prepares at a time.
     pub(crate) reserve_max: u64,
+    /// The rules to follow.
+    pub(crate) rules: Rules,
 }
 
 /// Figures for tests and metrics.
@@ -52,8 +77,6 @@ pub(crate) struct Parts<'a> {
     pub(crate) l1: Vec<u8>,
     /// The bytes of the refcount table.
     pub(crate) refcount_table: Vec<u8>,
-    /// The L1 tables of the snapshots.
-    pub(crate) snapshots: &'a [TableAt],
     /// The length of the file.
     pub(crate) file_bytes: u64,
 }
@@ -61,77 +84,328 @@ pub(crate) struct Parts<'a> {
 /// The tables of one image.
 #[derive(Debug)]
 pub(crate) struct Tables {
+    geometry: Geometry,
+    options: TablesOptions,
+    rules: Rules,
+    has_backing: bool,
     slices: Arc<Slices>,
     pins: Arc<Pins>,
-    options: TablesOptions,
+    first: Vec<u8>,
+    l1: L1,
+    refcounts: Refcounts,
+    blocks: Blocks,
+    ops: Ops,
+    syncs: Syncs,
+    reserve: Reserve,
+    moving: Option<Move>,
+    retired: Retired,
+    copies: Copies,
+    /// The slices that are read, and their places.
+    loading: HashMap<SliceIndex, u64>,
+    failed_loads: HashMap<SliceIndex, Errno>,
+    wakers: Wakers,
+    is_bad: bool,
+    is_closing: bool,
+    last_error: Option<Errno>,
 }
 
 impl Tables {
     /// Makes the tables. It reads nothing. `slices` is empty.
     pub(crate) fn new(
-        _parts: Parts<'_>,
+        parts: Parts<'_>,
         slices: Arc<Slices>,
         pins: Arc<Pins>,
         options: TablesOptions,
     ) -> Result<Self, BadImage> {
-        Ok(Self { slices, pins, options })
+        let Parts { header, first, l1, refcount_table, file_bytes } = parts;
+        let (geometry, rules) = (header.geometry, options.rules);
+        let end = file_bytes.div_ceil(geometry.cluster());
+        Ok(Self {
+            geometry,
+            options,
+            rules,
+            has_backing: header.backing.is_some(),
+            slices,
+            pins,
+            first,
+            l1: L1::new(&l1, header.l1.at),
+            refcounts: Refcounts::new(geometry, options.unit, &refcount_table, header.refcounts.at),
+            blocks: Blocks::new(rules),
+            ops: Ops::default(),
+            syncs: Syncs::default(),
+            reserve: Reserve::new(end, geometry.cluster(), options.reserve_max),
+            moving: None,
+            retired: Retired::default(),
+            copies: Copies::default(),
+            loading: HashMap::new(),
+            failed_loads: HashMap::new(),
+            wakers: Wakers::default(),
+            is_bad: false,
+            is_closing: false,
+            last_error: None,
+        })
     }
 
     /// Returns the next operation that is due.
     pub(crate) fn next_op(&mut self) -> Option<TableOp> {
+        if let Some(op) = self.ops.next() {
+            return Some(op);
+        }
+        while let Some((block, number)) = self.blocks.take_due() {
+            let unit = self.options.unit as usize;
+            let (Some(at), Ok(mut buffer)) = (self.place_of(block), AlignedBuf::new(unit, unit)) else {
+                self.blocks.done(block, number, Err(Errno::NOMEM));
+                continue;
+            };
+            self.store_block(block, &mut buffer);
+            return Some(self.ops.start(Purpose::Block(block, number), TableOpKind::Write { at, buffer }));
+        }
+        if self.syncs.is_due() {
+            let mark = self.syncs.begin();
+            return Some(self.ops.start(Purpose::Sync(mark), TableOpKind::Sync));
+        }
         None
     }
 
-    /// Takes the completion of an operation.
-    pub(crate) fn complete(&mut self, _id: OpId, _buffer: Option<AlignedBuf>, _result: Result<u32, Errno>) {}
-
     /// Returns whether `next_op` has something.
     pub(crate) fn has_due(&self) -> bool {
-        false
+        self.ops.has_due() || self.blocks.has_due() || self.syncs.is_due()
+    }
+
+    /// Returns the place of a block in the file.
+    fn place_of(&self, block: Block) -> Option<u64> {
+        let unit = self.options.unit;
+        match block {
+            Block::Slice(slice) => match self.table_state(self.table_of(slice)) {
+                TableState::Own(at) => Some(self.place_in(at, slice)),
+                _ => None,
+            },
+            Block::L1(part) => Some(self.l1.at.0 + u64::from(part) * unit),
+            Block::Refcounts(part) => self.refcounts.place(part),
+            Block::Table(part) => Some(self.refcounts.table_at.0 + u64::from(part) * unit),
+            Block::Header => Some(0),
+        }
+    }
+
+    /// Returns the place of a slice of a table.
+    fn place_in(&self, table: HostOffset, slice: SliceIndex) -> u64 {
+        table.0 + slice.0 % self.slices_per_table() * self.options.unit
+    }
+
+    /// Copies a block into a buffer, as it is to be on disk.
+    fn store_block(&mut self, block: Block, into: &mut [u8]) {
+        match block {
+            Block::Slice(slice) => {
+                let Some(way) = self.slices.find(slice) else { return };
+                let geometry = self.geometry;
+                self.edit_slice(way, |index, raw| {
+                    store_entry(geometry, into, index, on_disk(raw));
+                    let flags = memory_bits(raw);
+                    let writing = if flags & UNWRITTEN != 0 { WRITING } else { 0 };
+                    with_bits(on_disk(raw), flags & !UNWRITTEN | writing)
+                });
+            }
+            Block::L1(part) => store_words(&self.l1.words, part, into),
+            Block::Refcounts(part) => self.refcounts.store(part, into),
+            Block::Table(part) => self.refcounts.store_table(part, into),
+            Block::Header => into.copy_from_slice(&self.first[..into.len()]),
+        }
+    }
+
+    fn edit_slice(&self, way: WayIndex, edit: impl FnMut(usize, RawEntry) -> RawEntry) {
+        let entries = (self.options.unit / self.geometry.entry_bytes()) as usize;
+        self.slices.edit(way, 0..entries, edit);
+    }
+
+    /// Takes the completion of an operation. A transfer is whole, or has failed.
+    pub(crate) fn complete(&mut self, id: OpId, buffer: Option<AlignedBuf>, result: Result<u32, Errno>) {
+        let Some(purpose) = self.ops.end(id) else { return };
+        let result = result.map(|_| ());
+        if let Err(errno) = result {
+            self.last_error = Some(errno);
+        }
+        let is_change = !matches!(
+            purpose,
+            Purpose::Slice(_) | Purpose::Refcounts(_) | Purpose::Sync(_) | Purpose::TableRead(_)
+        );
+        if is_change {
+            self.syncs.count();
+        }
+        match purpose {
+            Purpose::Block(block, number) => self.block_written(block, number, result),
+            Purpose::Slice(slice) => self.slice_loaded(slice, buffer, result),
+            Purpose::Refcounts(unit) => {
+                self.refcounts.loaded(unit, buffer.as_deref().filter(|_| result.is_ok()));
+                if let Err(errno) = result {
+                    self.retired.stall();
+                    self.reserve.fail(errno);
+                }
+            }
+            Purpose::Sync(mark) => {
+                self.syncs.end(mark, result.is_ok());
+                if let Err(errno) = result {
+                    self.reserve.fail(errno);
+                    self.table_syncs_failed(errno);
+                }
+            }
+            Purpose::ChunkZero(run) => self.chunk_zeroed(run, result),
+            Purpose::Punch(run) => self.retired.punched(run, result.is_ok()),
+            Purpose::TableRead(table) => self.table_read(table, buffer, result),
+            Purpose::TableWrite(table) => self.table_written(table, result),
+            Purpose::Move(number) => self.moved(number, result),
+        }
+        self.end_given_up();
+        self.progress();
+        self.wakers.wake();
+    }
+
+    fn block_written(&mut self, block: Block, number: u64, result: Result<(), Errno>) {
+        self.blocks.done(block, number, result);
+        match block {
+            Block::Slice(slice) => {
+                let Some(way) = self.slices.find(slice) else { return };
+                let back = if result.is_ok() { 0 } else { UNWRITTEN };
+                self.edit_slice(way, |_, raw| {
+                    let flags = memory_bits(raw);
+                    let flags = if flags & WRITING != 0 { flags & !WRITING | back } else { flags };
+                    with_bits(on_disk(raw), flags)
+                });
+            }
+            Block::L1(_) if result.is_ok() => self.l1_written(),
+            _ => {}
+        }
+    }
+
+    /// Moves everything on that does not wait for an operation.
+    fn progress(&mut self) {
+        while self.advance_retired()
+            | self.advance_move()
+            | self.advance_reserve()
+            | self.advance_table_copies()
+        {}
     }
 
     /// Loads a slice. The waker is signalled when it is there, or at once if it is there already.
-    pub(crate) fn want(&mut self, _slice: SliceIndex, _waker: &Waker) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
+    pub(crate) fn want(&mut self, slice: SliceIndex, waker: &Waker) -> Result<(), Errno> {
+        if let Some(errno) = self.failed_loads.remove(&slice) {
+            return Err(errno);
+        }
+        if self.slices.find(slice).is_some() {
+            waker.wake();
+            return Ok(());
+        }
+        self.wakers.add(waker);
+        if self.loading.contains_key(&slice) || self.l1.copies.contains_key(&self.table_of(slice)) {
+            return Ok(());
+        }
+        match self.table_state(self.table_of(slice)) {
+            TableState::Bad => {
+                self.found_bad();
+                Err(Errno::IO)
+            }
+            TableState::Absent => {
+                let way = self.choose_way(slice)?;
+                if let Some(way) = way {
+                    self.slices.fill(way, slice, false, std::iter::empty());
+                    waker.wake();
+                }
+                Ok(())
+            }
+            TableState::Own(table) | TableState::Shared(table) => {
+                let unit = self.options.unit as usize;
+                let at = self.place_in(table, slice);
+                let buffer = AlignedBuf::new(unit, unit).map_err(|_| Errno::NOMEM)?;
+                self.ops.queue(Purpose::Slice(slice), TableOpKind::Read { at, buffer });
+                self.loading.insert(slice, at);
+                Ok(())
+            }
+        }
     }
 
-    /// Plans a write of `len` bytes at `at`. The caller holds a pin, and drops it before it waits.
-    pub(crate) fn plan_write(
-        &mut self,
-        _at: GuestOffset,
-        _len: u64,
-        _under: Under,
-        _waker: &Waker,
-    ) -> WritePlan {
-        WritePlan::Fail(Errno::OPNOTSUPP)
+    /// Chooses a way for a slice. If all have changes that are not written, the request waits, or fails with
+    /// the error of such a write.
+    fn choose_way(&mut self, slice: SliceIndex) -> Result<Option<WayIndex>, Errno> {
+        let may_go =
+            |old: SliceIndex| !self.blocks.is_dirty(Block::Slice(old)) && !self.copies.use_slice(old);
+        if let Some(way) = self.slices.choose(slice, may_go) {
+            return Ok(Some(way));
+        }
+        let neighbours: Vec<_> = self.slices.neighbours(slice).collect();
+        for old in neighbours {
+            if let Some(errno) = self.blocks.failure(Block::Slice(old)) {
+                self.blocks.need(Block::Slice(old));
+                return Err(errno);
+            }
+        }
+        Ok(None)
     }
 
-    /// Maps a cluster that was filled durably.
-    pub(crate) fn copied(&mut self, _copy: Copying) -> Ticket {
-        Ticket::default()
-    }
-
-    /// Unmaps or zeroes whole clusters of a range, at most one slice.
-    pub(crate) fn clear(&mut self, _at: GuestOffset, _len: u64, _how: Clear, _waker: &Waker) -> ClearPlan {
-        ClearPlan::Fail(Errno::OPNOTSUPP)
+    /// Takes a slice that was read.
+    fn slice_loaded(&mut self, slice: SliceIndex, buffer: Option<AlignedBuf>, result: Result<(), Errno>) {
+        let from = self.loading.remove(&slice);
+        let (Ok(()), Some(buffer)) = (result, buffer) else {
+            self.failed_loads.insert(slice, result.err().unwrap_or(Errno::IO));
+            return;
+        };
+        let table = self.table_of(slice);
+        let now = match self.table_state(table) {
+            TableState::Own(at) | TableState::Shared(at) => Some(self.place_in(at, slice)),
+            TableState::Absent | TableState::Bad => None,
+        };
+        if now != from {
+            // The table was copied meanwhile. The request asks again.
+            return;
+        }
+        match self.choose_way(slice) {
+            Ok(Some(way)) => {
+                let end = self.reserve.end << self.geometry.cluster_bits;
+                let geometry = self.geometry;
+                let entries = load_entries(geometry, &buffer).map(|raw| checked(geometry, raw, end));
+                self.slices.fill(way, slice, self.is_settled(table), entries);
+            }
+            // The request asks again.
+            Ok(None) => {}
+            Err(errno) => {
+                self.failed_loads.insert(slice, errno);
+            }
+        }
     }
 
     /// Returns whether the changes of a ticket are written.
-    pub(crate) fn written(&mut self, _ticket: Ticket, _waker: &Waker) -> Written {
-        Written::NotYet
+    pub(crate) fn written(&mut self, ticket: Ticket, waker: &Waker) -> Written {
+        if !self.rules.hold(Rule::R4) {
+            return Written::Yes;
+        }
+        let slice = ticket.slice.map(|(slice, number)| self.blocks.state(Block::Slice(slice), number));
+        let l1 = ticket.l1.map(|(unit, number)| self.blocks.state(Block::L1(unit), number));
+        let states = [slice.unwrap_or(Written::Yes), l1.unwrap_or(Written::Yes)];
+        if let Some(failed) = states.into_iter().find(|state| matches!(state, Written::Failed(_))) {
+            return failed;
+        }
+        if states.contains(&Written::NotYet) {
+            self.wakers.add(waker);
+            return Written::NotYet;
+        }
+        Written::Yes
     }
 
     /// Notes the beginning of a sync, before it is queued.
     pub(crate) fn sync_begins(&self) -> SyncMark {
-        SyncMark(0)
+        SyncMark(self.syncs.completed())
     }
 
     /// Takes the result of a sync.
-    pub(crate) fn synced(&mut self, _mark: SyncMark, _result: Result<(), Errno>) {}
+    pub(crate) fn synced(&mut self, mark: SyncMark, result: Result<(), Errno>) {
+        if result.is_ok() {
+            self.syncs.succeed(mark.0);
+            self.progress();
+            self.wakers.wake();
+        }
+    }
 
     /// Returns whether no table write has completed since the last sync began (R8).
     pub(crate) fn is_synced(&self) -> bool {
-        true
+        self.syncs.is_durable(self.syncs.completed()) || !self.rules.hold(Rule::R8)
     }
 
     /// Begins to grow the virtual disk to `size` bytes. It is done when [`grown`](Self::grown) says so.
@@ -145,21 +419,62 @@ impl Tables {
     }
 
     /// Changes the header. The change is written when all blocks are.
-    pub(crate) fn change_header(&mut self, _change: HeaderChange) {}
+    pub(crate) fn change_header(&mut self, change: HeaderChange) {
+        apply(&mut self.first, change);
+        self.blocks.change(Block::Header);
+    }
 
-    /// Returns the reserve and ends the retirements. It is done when [`closed`](Self::closed) says so.
-    pub(crate) fn close(&mut self) {}
+    /// Returns the reserve and ends the retirements. It is done when [`closed`](Self::closed) says so. No
+    /// request is left.
+    pub(crate) fn close(&mut self) {
+        self.is_closing = true;
+        self.last_error = None;
+        self.end_given_up();
+        self.retired.want_sync();
+        self.retired.retry();
+        self.blocks.retry_all();
+        if self.demand().is_err() {
+            self.reserve.is_stalled = false;
+        }
+        self.progress();
+    }
 
-    /// Returns the result of closing.
+    /// Returns the result of closing. It is an error if something remains in memory: a leak, or a change of a
+    /// request that has failed.
     pub(crate) fn closed(&self) -> Option<Result<(), Errno>> {
-        Some(Ok(()))
+        if !self.ops.is_idle() || self.has_due() {
+            return None;
+        }
+        let is_clean = self.blocks.dirty() == 0 && self.retired.extents() == 0 && self.copies.is_empty();
+        Some(if is_clean { Ok(()) } else { Err(self.last_error.unwrap_or(Errno::IO)) })
     }
 
     /// Marks the image as corrupt, and fails all later changes.
-    pub(crate) fn found_bad(&mut self) {}
+    pub(crate) fn found_bad(&mut self) {
+        if !std::mem::replace(&mut self.is_bad, true) && self.geometry.version == Version::V3 {
+            self.change_header(HeaderChange::SetCorrupt);
+        }
+    }
 
     /// Returns figures.
     pub(crate) fn stats(&self) -> TableStats {
-        TableStats::default()
+        TableStats {
+            reserve: self.reserve.clusters(),
+            retired: self.retired.extents() as u64,
+            dirty: self.blocks.dirty() as u64,
+        }
     }
+}
+
+/// Returns an entry from the disk, marked if it cannot be true. `end` is the end of the file.
+fn checked(geometry: Geometry, raw: RawEntry, end: u64) -> RawEntry {
+    let is_good = match decode(geometry, raw) {
+        Ok(Mapping::Data { host, .. } | Mapping::Zero { kept: Some(host), .. }) => {
+            host.0.saturating_add(geometry.cluster()) <= end
+        }
+        Ok(Mapping::Parts { host: Some(host), .. }) => host.0.saturating_add(geometry.cluster()) <= end,
+        Ok(_) => true,
+        Err(_) => false,
+    };
+    if is_good { raw } else { with_bits(raw, BAD) }
 }

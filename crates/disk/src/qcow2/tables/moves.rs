@@ -1,0 +1,216 @@
+//! Tables that move (R7): a new refcount block, or a larger refcount table.
+
+use super::Tables;
+use super::blocks::Block;
+use super::op::TableOpKind;
+use super::ops::{Purpose, Run};
+use super::plan::Written;
+use super::refcounts::store_words;
+use super::rule::Rule;
+use crate::qcow2::format::geometry::{HostCluster, HostOffset};
+use crate::qcow2::format::header::{HeaderChange, apply};
+use crate::qcow2::format::refcount;
+use kickless_io::{AlignedBuf, Errno};
+
+/// The largest refcount table in bytes.
+const TABLE_MAX: u64 = 8 << 20;
+
+/// A table that is written at a new place.
+#[derive(Debug)]
+pub(super) struct Move {
+    what: What,
+    /// The clusters to write, each with its number.
+    to_write: Vec<(u64, Vec<u8>)>,
+    writing: usize,
+    /// Those whose write is running.
+    running: Vec<(u64, Vec<u8>)>,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum What {
+    /// A refcount block, by its number and place.
+    Block { index: u64, at: HostOffset },
+    /// The refcount table.
+    Table { words: Vec<u64>, at: HostOffset, clusters: u32 },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    Writing,
+    Syncing { stamp: u64 },
+    Pointing { block: Block, number: u64 },
+    SyncingPointer { stamp: u64 },
+}
+
+impl Tables {
+    /// Begins a refcount block for the cluster `first`, which is at the end of the file.
+    pub(super) fn begin_block(&mut self, first: u64) -> bool {
+        let index = self.refcounts.block_of(first);
+        if index >= self.refcounts.table.len() as u64 {
+            return self.begin_table(first);
+        }
+        let mut bytes = vec![0; self.geometry.cluster() as usize];
+        let is_set = refcount::set(self.geometry, &mut bytes, first % self.geometry.block_entries(), 1);
+        debug_assert!(is_set.is_ok(), "1 fits each width");
+        let at = self.geometry.host_offset(HostCluster(first));
+        self.reserve.end = first + 1;
+        let mut stage = Stage::Writing;
+        if !self.rules.hold(Rule::R7) {
+            let block = self.refer_to_block(index, at);
+            stage = Stage::Pointing { block, number: self.blocks.change(block) };
+        }
+        self.begin_move(What::Block { index, at }, vec![(first, bytes)], stage)
+    }
+
+    /// Begins a larger refcount table at the cluster `first`, with the blocks that count it behind it.
+    fn begin_table(&mut self, first: u64) -> bool {
+        let (cluster, per_block) = (self.geometry.cluster(), self.geometry.block_entries());
+        let old = self.refcounts.table.len() as u64;
+        let (first_block, mut blocks) = (self.refcounts.block_of(first), 1);
+        let (clusters, entries) = loop {
+            let entries = (old + old / 2).max(first_block + blocks);
+            let clusters = (entries * 8).div_ceil(cluster);
+            let needed = self.refcounts.block_of(first + clusters + blocks - 1) - first_block + 1;
+            if needed <= blocks {
+                break (clusters, clusters * cluster / 8);
+            }
+            blocks = needed;
+        };
+        if clusters * cluster > TABLE_MAX {
+            self.reserve.fail(Errno::FBIG);
+            return true;
+        }
+        let end = first + clusters + blocks;
+        let mut words = self.refcounts.table.clone();
+        words.resize(entries as usize, 0);
+        let mut to_write = Vec::new();
+        for block in 0..blocks {
+            let at = first + clusters + block;
+            words[(first_block + block) as usize] = at * cluster;
+            let mut bytes = vec![0; cluster as usize];
+            let from = (first_block + block) * per_block;
+            for counted in first.max(from)..end.min(from + per_block) {
+                let is_set = refcount::set(self.geometry, &mut bytes, counted - from, 1);
+                debug_assert!(is_set.is_ok(), "1 fits each width");
+            }
+            to_write.push((at, bytes));
+        }
+        for part in 0..clusters {
+            let mut bytes = vec![0; cluster as usize];
+            store_words(&words, part as u32, &mut bytes);
+            to_write.push((first + part, bytes));
+        }
+        self.reserve.end = end;
+        let at = self.geometry.host_offset(HostCluster(first));
+        self.begin_move(What::Table { words, at, clusters: clusters as u32 }, to_write, Stage::Writing)
+    }
+
+    fn begin_move(&mut self, what: What, to_write: Vec<(u64, Vec<u8>)>, stage: Stage) -> bool {
+        self.moving = Some(Move { what, to_write, writing: 0, running: Vec::new(), stage });
+        true
+    }
+
+    /// Enters a block into the refcount table. Returns the table's block.
+    fn refer_to_block(&mut self, index: u64, at: HostOffset) -> Block {
+        self.refcounts.table[index as usize] = at.0;
+        Block::Table(self.refcounts.table_unit(index))
+    }
+
+    /// Moves a table on. Returns whether it changed something.
+    pub(super) fn advance_move(&mut self) -> bool {
+        if self.reserve.is_stalled {
+            return false;
+        }
+        let Some(moving) = &mut self.moving else { return false };
+        let cluster = self.geometry.cluster();
+        for (number, bytes) in std::mem::take(&mut moving.to_write) {
+            let Ok(mut buffer) = AlignedBuf::new(bytes.len(), bytes.len()) else {
+                moving.to_write.push((number, bytes));
+                self.reserve.fail(Errno::NOMEM);
+                return true;
+            };
+            buffer.copy_from_slice(&bytes);
+            self.ops.queue(Purpose::Move(number), TableOpKind::Write { at: number * cluster, buffer });
+            moving.running.push((number, bytes));
+        }
+        moving.writing = moving.running.len();
+        match moving.stage {
+            Stage::Writing if moving.writing == 0 => {
+                moving.stage = Stage::Syncing { stamp: self.syncs.completed() };
+                true
+            }
+            Stage::Writing => false,
+            Stage::Syncing { stamp } | Stage::SyncingPointer { stamp } if !self.syncs.is_durable(stamp) => {
+                self.syncs.want(stamp);
+                false
+            }
+            Stage::Syncing { .. } => {
+                self.point();
+                true
+            }
+            Stage::Pointing { block, number } => match self.blocks.state(block, number) {
+                Written::Yes if moving.writing == 0 => {
+                    moving.stage = Stage::SyncingPointer { stamp: self.syncs.completed() };
+                    true
+                }
+                Written::Failed(errno) => {
+                    self.reserve.fail(errno);
+                    true
+                }
+                _ => false,
+            },
+            Stage::SyncingPointer { .. } => {
+                self.end_move();
+                true
+            }
+        }
+    }
+
+    /// Refers to the table at its new place, which is durable.
+    fn point(&mut self) {
+        let Some(moving) = &self.moving else { return };
+        let block = match moving.what {
+            What::Block { index, at } => self.refer_to_block(index, at),
+            What::Table { at, clusters, .. } => {
+                apply(&mut self.first, HeaderChange::Refcounts { at, clusters });
+                Block::Header
+            }
+        };
+        let number = self.blocks.change(block);
+        if let Some(moving) = &mut self.moving {
+            moving.stage = Stage::Pointing { block, number };
+        }
+    }
+
+    /// Uses the table at its new place.
+    fn end_move(&mut self) {
+        let Some(Move { what: What::Table { words, at, .. }, .. }) = self.moving.take() else { return };
+        let cluster = self.geometry.cluster();
+        let len = (self.refcounts.table.len() as u64 * 8).div_ceil(cluster);
+        let start = self.geometry.host_cluster(self.refcounts.table_at).0;
+        self.refcounts.table = words;
+        self.refcounts.table_at = at;
+        self.retired.lower(Run { start, len });
+    }
+
+    /// Starts the stage again after a failure.
+    pub(super) fn retry_move(&mut self) {
+        if let Some(Move { stage: Stage::Pointing { block, number }, .. }) = &mut self.moving
+            && let Some(needed) = self.blocks.need(*block)
+        {
+            *number = needed;
+        }
+    }
+
+    /// Takes the result of writing a part.
+    pub(super) fn moved(&mut self, number: u64, result: Result<(), Errno>) {
+        let Some(moving) = &mut self.moving else { return };
+        let Some(index) = moving.running.iter().position(|(cluster, _)| *cluster == number) else { return };
+        let part = moving.running.swap_remove(index);
+        if let Err(errno) = result {
+            moving.to_write.push(part);
+            self.reserve.fail(errno);
+        }
+    }
+}

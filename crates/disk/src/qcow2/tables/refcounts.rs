@@ -1,0 +1,137 @@
+//! The reference counts in memory, in units of table I/O.
+
+use super::blocks::{Block, Blocks};
+use super::op::TableOpKind;
+use super::ops::{Ops, Purpose};
+use crate::qcow2::format::geometry::{Geometry, HostOffset};
+use crate::qcow2::format::refcount;
+use kickless_io::AlignedBuf;
+use std::collections::{HashMap, HashSet};
+
+/// The units to keep that need no write.
+const CACHED_MAX: usize = 64;
+/// The bits of an entry of the refcount table that are a place.
+const PLACE: u64 = !0x1ff;
+
+/// The refcount table, and the cached units of its blocks.
+#[derive(Debug)]
+pub(super) struct Refcounts {
+    geometry: Geometry,
+    unit: u64,
+    /// The entries, as places of blocks.
+    pub(super) table: Vec<u64>,
+    pub(super) table_at: HostOffset,
+    units: HashMap<u64, Vec<u8>>,
+    loading: HashSet<u64>,
+}
+
+/// The state of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Load {
+    Ready,
+    /// It is being read.
+    Wait,
+    /// There is no block, so all counts are 0.
+    NoBlock,
+}
+
+impl Refcounts {
+    pub(super) fn new(geometry: Geometry, unit: u64, table: &[u8], table_at: HostOffset) -> Self {
+        let words = table.as_chunks::<8>().0.iter();
+        let table = words.map(|word| u64::from_be_bytes(*word) & PLACE).collect();
+        Self { geometry, unit, table, table_at, units: HashMap::new(), loading: HashSet::new() }
+    }
+
+    /// Returns the number of counts in a unit.
+    pub(super) fn per_unit(&self) -> u64 {
+        self.unit * 8 / u64::from(self.geometry.refcount_bits())
+    }
+
+    /// Returns the unit that counts a cluster.
+    pub(super) fn unit_of(&self, cluster: u64) -> u64 {
+        cluster / self.per_unit()
+    }
+
+    /// Returns the number of the block that counts a cluster.
+    pub(super) fn block_of(&self, cluster: u64) -> u64 {
+        cluster / self.geometry.block_entries()
+    }
+
+    /// Returns the place of a unit in the file.
+    pub(super) fn place(&self, unit: u64) -> Option<u64> {
+        let per_block = self.geometry.cluster() / self.unit;
+        let block = self.table.get(usize::try_from(unit / per_block).ok()?).filter(|block| **block != 0)?;
+        Some(block + unit % per_block * self.unit)
+    }
+
+    /// Starts to load a unit if needed.
+    pub(super) fn load(&mut self, unit: u64, ops: &mut Ops, blocks: &Blocks) -> Load {
+        if self.units.contains_key(&unit) {
+            return Load::Ready;
+        }
+        let Some(at) = self.place(unit) else { return Load::NoBlock };
+        if self.loading.contains(&unit) {
+            return Load::Wait;
+        }
+        self.shrink(blocks);
+        // A failed allocation is tried again with the next completion.
+        if let Ok(buffer) = AlignedBuf::new(self.unit as usize, self.unit as usize) {
+            self.loading.insert(unit);
+            ops.queue(Purpose::Refcounts(unit), TableOpKind::Read { at, buffer });
+        }
+        Load::Wait
+    }
+
+    pub(super) fn loaded(&mut self, unit: u64, bytes: Option<&[u8]>) {
+        self.loading.remove(&unit);
+        if let Some(bytes) = bytes {
+            self.units.insert(unit, bytes.to_vec());
+        }
+    }
+
+    /// Forgets units that need no write.
+    fn shrink(&mut self, blocks: &Blocks) {
+        if self.units.len() >= CACHED_MAX {
+            self.units.retain(|unit, _| blocks.is_dirty(Block::Refcounts(*unit)));
+        }
+    }
+
+    /// Returns a count of a loaded unit.
+    pub(super) fn get(&self, cluster: u64) -> Option<u64> {
+        let bytes = self.units.get(&self.unit_of(cluster))?;
+        Some(refcount::get(self.geometry, bytes, cluster % self.per_unit()))
+    }
+
+    /// Changes a count of a loaded unit. Returns whether it did.
+    pub(super) fn set(&mut self, cluster: u64, count: u64) -> bool {
+        let (unit, index) = (self.unit_of(cluster), cluster % self.per_unit());
+        let Some(bytes) = self.units.get_mut(&unit) else { return false };
+        refcount::set(self.geometry, bytes, index, count).is_ok()
+    }
+
+    /// Copies a unit into a buffer.
+    pub(super) fn store(&self, unit: u64, into: &mut [u8]) {
+        if let Some(bytes) = self.units.get(&unit) {
+            into.copy_from_slice(bytes);
+        }
+    }
+
+    /// Copies a unit of the refcount table into a buffer.
+    pub(super) fn store_table(&self, unit: u32, into: &mut [u8]) {
+        store_words(&self.table, unit, into);
+    }
+
+    /// Returns the unit of the refcount table with the entry of a block.
+    pub(super) fn table_unit(&self, block: u64) -> u32 {
+        (block * 8 / self.unit) as u32
+    }
+}
+
+/// Copies a unit of a table of words into a buffer. Beyond the end are zeroes.
+pub(super) fn store_words(words: &[u64], unit: u32, into: &mut [u8]) {
+    let first = unit as usize * (into.len() / 8);
+    let words = words.iter().skip(first).copied().chain(std::iter::repeat(0));
+    for (bytes, word) in into.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *bytes = word.to_be_bytes();
+    }
+}
