@@ -17,6 +17,8 @@ mod check;
 mod format;
 #[allow(dead_code, reason = "the disk still uses the library")]
 mod pins;
+#[cfg(test)]
+mod qemu;
 #[allow(dead_code, reason = "the disk still uses the library")]
 mod slices;
 #[allow(dead_code, reason = "the disk still uses the library")]

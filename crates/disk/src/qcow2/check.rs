@@ -3,11 +3,22 @@
 //! The check shares no code with the cache of tables, because it is the judge in the tests of that cache.
 #![allow(dead_code, reason = "the disk still uses the library")]
 
+mod bitmaps;
+mod compare;
+mod count;
 pub(crate) mod image;
+mod layout;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod recorded;
 pub(crate) mod repair;
 pub(crate) mod report;
+#[cfg(test)]
+mod tests;
+mod walk;
 
+use compare::survey;
 use image::ReadImage;
+use layout::Layout;
 use report::{CheckError, Report};
 
 /// The number of host clusters to check at a time. With counters of 16 bits, it takes 64 MiB. That is 2 TiB of
@@ -15,6 +26,6 @@ use report::{CheckError, Report};
 pub(crate) const WINDOW: u64 = 32 << 20;
 
 /// Compares refcounts and flags with all references, in windows of `window` host clusters.
-pub(crate) fn check(_image: &impl ReadImage, _window: u64) -> Result<Report, CheckError> {
-    Ok(Report::default())
+pub(crate) fn check(image: &impl ReadImage, window: u64) -> Result<Report, CheckError> {
+    Ok(survey(image, &Layout::load(image)?, window)?.report)
 }

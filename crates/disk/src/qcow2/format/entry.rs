@@ -214,6 +214,22 @@ pub(crate) fn counted(geometry: Geometry, mapping: Mapping) -> impl Iterator<Ite
     (first..end).map(HostCluster)
 }
 
+/// Returns the cluster whose reference count the flag COPIED is about, and the flag.
+pub(crate) fn flagged(mapping: Mapping) -> Option<(HostOffset, bool)> {
+    match mapping {
+        Mapping::Data { host, copied } => Some((host, copied)),
+        Mapping::Zero { kept: host, copied } | Mapping::Parts { host, copied, .. } => {
+            host.map(|host| (host, copied))
+        }
+        Mapping::Unallocated | Mapping::Compressed { .. } => None,
+    }
+}
+
+/// Returns the standard entry or L1 entry with another flag COPIED.
+pub(crate) fn with_copied(word: u64, copied: bool) -> u64 {
+    if copied { word | COPIED } else { word & !COPIED }
+}
+
 /// Returns the entries in a part of an L2 table.
 pub(crate) fn load_entries(geometry: Geometry, bytes: &[u8]) -> impl Iterator<Item = RawEntry> {
     let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |word| u64::from_be_bytes(*word));

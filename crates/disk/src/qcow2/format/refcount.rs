@@ -1,6 +1,10 @@
-//! The reference counts in a refcount block, of 1 to 64 bits each.
+//! The reference counts in a refcount block, of 1 to 64 bits each, and the refcount table.
 
-use super::geometry::Geometry;
+use super::entry::{BadEntry, OFFSET_LIMIT};
+use super::geometry::{Geometry, HostOffset};
+
+/// The lower 9 bits of an entry of the refcount table are reserved.
+const RESERVED: u64 = 1 << 9;
 
 /// A count is above the largest one of the image's width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,4 +38,16 @@ pub(crate) fn set(geometry: Geometry, block: &mut [u8], index: u64, count: u64) 
     let bytes = bits / 8;
     block[index * bytes..][..bytes].copy_from_slice(&count.to_be_bytes()[8 - bytes..]);
     Ok(())
+}
+
+/// Decodes an entry of the refcount table: the place of the refcount block. Encoded, it is the plain offset.
+pub(crate) fn decode_block(geometry: Geometry, word: u64) -> Result<Option<HostOffset>, BadEntry> {
+    let at = HostOffset(word);
+    match () {
+        () if word == 0 => Ok(None),
+        () if !word.is_multiple_of(RESERVED) => Err(BadEntry::Reserved),
+        () if word >= OFFSET_LIMIT => Err(BadEntry::Offset(word)),
+        () if !geometry.is_aligned(at) => Err(BadEntry::Alignment(word)),
+        () => Ok(Some(at)),
+    }
 }

@@ -22,12 +22,13 @@ pub(crate) fn snapshots(
     file_bytes: u64,
 ) -> Result<Vec<TableAt>, BadImage> {
     let mut tables = Vec::new();
-    let mut at = 0;
+    let mut at = 0_usize;
     for number in 0..count {
-        let next = entry_end(bytes, at, number)?.ok_or(BadImage::Snapshot(number))?;
+        at = at.next_multiple_of(ALIGNMENT);
+        let end = entry_end(bytes, at, number)?.ok_or(BadImage::Snapshot(number))?;
         let (l1, entries) = (HostOffset(be64(bytes, at)), u64::from(be32(bytes, at + 8)));
         tables.push(place_of_l1(l1, entries, geometry, file_bytes)?);
-        at = next;
+        at = end;
     }
     Ok(tables)
 }
@@ -35,10 +36,10 @@ pub(crate) fn snapshots(
 /// Returns the length of the snapshot table that `bytes` begins with. `None` if more bytes are needed to find
 /// it.
 pub(crate) fn snapshots_bytes(bytes: &[u8], count: u32) -> Result<Option<usize>, BadImage> {
-    let mut at = 0;
+    let mut at = 0_usize;
     for number in 0..count {
-        match entry_end(bytes, at, number)? {
-            Some(next) => at = next,
+        match entry_end(bytes, at.next_multiple_of(ALIGNMENT), number)? {
+            Some(end) => at = end,
             None => return Ok(None),
         }
     }
@@ -59,7 +60,7 @@ fn entry_end(bytes: &[u8], at: usize, number: u32) -> Result<Option<usize>, BadI
     match () {
         () if end > TABLE_MAX => Err(too_large(end)),
         () if end > bytes.len() => Ok(None),
-        () => Ok(Some(end.next_multiple_of(ALIGNMENT))),
+        () => Ok(Some(end)),
     }
 }
 

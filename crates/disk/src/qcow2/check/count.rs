@@ -1,0 +1,116 @@
+//! Counters of references to the clusters of a window.
+
+use std::ops::Range;
+
+/// The largest window with counters of 64 bits.
+const WIDE_MAX: u64 = 8 << 20;
+
+/// Counters for a window of host clusters.
+#[derive(Debug)]
+pub(super) struct Counters {
+    window: Range<u64>,
+    /// The largest number of clusters in a window.
+    window_max: u64,
+    counts: Counts,
+    /// One bit for each cluster with a table.
+    tables: Vec<u64>,
+    /// References to a table that another table, or data, refers to as well.
+    pub(super) overlaps: u64,
+    /// References that do not fit into a counter.
+    pub(super) excess: u64,
+}
+
+/// Counters of the width that the image needs.
+#[derive(Debug)]
+enum Counts {
+    Narrow(Vec<u16>),
+    Wide(Vec<u64>),
+}
+
+impl Counters {
+    /// Makes counters for windows of at most `window` clusters of the image's `clusters`.
+    pub(super) fn new(clusters: u64, window: u64, refcount_bits: u32) -> Self {
+        let is_wide = refcount_bits > u16::BITS;
+        let window_max = if is_wide { window.min(WIDE_MAX) } else { window }.min(clusters).max(1);
+        let len = window_max as usize;
+        let counts = if is_wide { Counts::Wide(vec![0; len]) } else { Counts::Narrow(vec![0; len]) };
+        let tables = vec![0; len.div_ceil(64)];
+        Self { window: 0..0, window_max, counts, tables, overlaps: 0, excess: 0 }
+    }
+
+    /// Moves to the next window and sets its counters to 0. Returns false if there is none.
+    pub(super) fn next(&mut self, clusters: u64) -> bool {
+        let start = self.window.end;
+        self.window = start..clusters.min(start + self.window_max);
+        self.tables.fill(0);
+        match &mut self.counts {
+            Counts::Narrow(counts) => counts.fill(0),
+            Counts::Wide(counts) => counts.fill(0),
+        }
+        !self.window.is_empty()
+    }
+
+    /// Returns the clusters of the window.
+    pub(super) fn window(&self) -> Range<u64> {
+        self.window.clone()
+    }
+
+    /// Returns the part of a range of clusters that is in the window.
+    pub(super) fn part(&self, range: Range<u64>) -> Range<u64> {
+        range.start.max(self.window.start)..range.end.min(self.window.end)
+    }
+
+    /// Adds references to tables.
+    pub(super) fn add_table(&mut self, clusters: Range<u64>, count: u32) {
+        for cluster in self.part(clusters) {
+            let index = (cluster - self.window.start) as usize;
+            let bit = 1 << (index % 64);
+            self.overlaps += u64::from(self.tables[index / 64] & bit != 0);
+            self.tables[index / 64] |= bit;
+            self.add(index, count);
+        }
+    }
+
+    /// Adds references to a cluster with data. All tables come before it.
+    pub(super) fn add_data(&mut self, cluster: u64, count: u32) {
+        if self.window.contains(&cluster) {
+            let index = (cluster - self.window.start) as usize;
+            self.overlaps += u64::from(self.tables[index / 64] & (1 << (index % 64)) != 0);
+            self.add(index, count);
+        }
+    }
+
+    fn add(&mut self, index: usize, count: u32) {
+        let sum = match &mut self.counts {
+            Counts::Narrow(counts) => {
+                let sum = u16::try_from(count).ok().and_then(|count| counts[index].checked_add(count));
+                counts[index] = sum.unwrap_or(u16::MAX);
+                sum.is_some()
+            }
+            Counts::Wide(counts) => {
+                let sum = counts[index].checked_add(u64::from(count));
+                counts[index] = sum.unwrap_or(u64::MAX);
+                sum.is_some()
+            }
+        };
+        self.excess += u64::from(!sum);
+    }
+
+    /// Returns the counter of a cluster, `None` outside of the window.
+    pub(super) fn get(&self, cluster: u64) -> Option<u64> {
+        let index = self.window.contains(&cluster).then(|| (cluster - self.window.start) as usize)?;
+        Some(match &self.counts {
+            Counts::Narrow(counts) => u64::from(counts[index]),
+            Counts::Wide(counts) => counts[index],
+        })
+    }
+
+    /// Replaces the counter of a cluster in the window by the image's refcount.
+    pub(super) fn put(&mut self, cluster: u64, refcount: u64) {
+        let index = (cluster - self.window.start) as usize;
+        match &mut self.counts {
+            Counts::Narrow(counts) => counts[index] = u16::try_from(refcount).unwrap_or(u16::MAX),
+            Counts::Wide(counts) => counts[index] = refcount,
+        }
+    }
+}

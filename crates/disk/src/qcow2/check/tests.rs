@@ -1,0 +1,105 @@
+//! Compares the check with QEMU's.
+
+use super::image::FileImage;
+use super::recorded::Recorded;
+use super::report::{CheckError, Report};
+use super::{WINDOW, check};
+use crate::qcow2::format::header::Header;
+use crate::qcow2::qemu::{OPTIONS, QemuImage, QemuReport, SIZE, fill};
+use kickless_testing::Random;
+use std::fs::File;
+
+/// Returns the number of images to damage: `KICKLESS_DAMAGED`, or some.
+fn damaged() -> u64 {
+    std::env::var("KICKLESS_DAMAGED").map_or(60, |count| count.parse().unwrap())
+}
+
+#[test]
+fn images_of_each_kind_are_sound() {
+    for options in OPTIONS {
+        let image = QemuImage::create(options, SIZE);
+        assert_eq!(check(&image.load(), WINDOW).unwrap(), Report::default(), "{options}: new");
+        fill(&image, options);
+        let loaded = image.load();
+        for window in [WINDOW, 37] {
+            assert_eq!(check(&loaded, window).unwrap(), Report::default(), "{options}: {window}");
+        }
+        let file = File::open(image.path()).unwrap();
+        let image = FileImage::new(&file, 512).unwrap();
+        assert_eq!(check(&image, WINDOW).unwrap(), Report::default(), "{options}: file");
+    }
+}
+
+/// Changes a word of a table. `bytes` is a copy of the sound image, perhaps with damage.
+fn damage(sound: &[u8], bytes: &mut [u8], random: &mut Random) {
+    let header = Header::parse(sound, sound.len() as u64).unwrap();
+    let word = |bytes: &[u8], at: u64| u64::from_be_bytes(bytes[at as usize..][..8].try_into().unwrap());
+    let offset = 0x00ff_ffff_ffff_fe00;
+    let pick = |at: u64, entries: u64, random: &mut Random| {
+        let used: Vec<_> =
+            (0..entries).map(|n| at + n * 8).filter(|at| word(sound, *at) & offset != 0).collect();
+        used[random.below(used.len() as u64) as usize]
+    };
+    let cluster = header.geometry.cluster();
+    let l1 = pick(header.l1.at.0, header.l1.entries, random);
+    let block = pick(header.refcounts.at.0, header.refcounts.entries, random);
+    let at = match random.below(8) {
+        0 => l1,
+        1 => block,
+        2..5 => (word(sound, block) & offset) + random.below(cluster.min(64)) / 8 * 8,
+        _ => pick(word(sound, l1) & offset, cluster / 8, random),
+    };
+    let old = word(bytes, at);
+    let new = match random.below(5) {
+        0 => 0,
+        1 => old ^ 1 << 63,
+        2 => old ^ 1 << random.below(64),
+        3 => old.wrapping_add(cluster * random.below(4)),
+        _ => (old & !offset) | random.below(bytes.len() as u64 / cluster + 2) * cluster,
+    };
+    bytes[at as usize..][..8].copy_from_slice(&new.to_be_bytes());
+}
+
+/// Compares two results for the same image.
+fn assert_agreement(ours: &Result<Report, CheckError>, theirs: QemuReport, name: &str) {
+    let Ok(report) = ours else {
+        return assert!(theirs.failures + theirs.corruptions > 0, "{name}: {ours:?} {theirs:?}");
+    };
+    assert_eq!(report.is_sound(), theirs.failures + theirs.corruptions == 0, "{name}: {report:?} {theirs:?}");
+    // If there are more references than a refcount can say, QEMU counts each of them.
+    if report.bad == 0 && report.overlaps == 0 && !name.contains("refcount_bits=1") {
+        let Report { leaks, low, copied, .. } = *report;
+        let expected = QemuReport { leaks, corruptions: low + copied, failures: 0 };
+        assert_eq!(expected, theirs, "{name}: {report:?}");
+    }
+}
+
+#[test]
+fn damaged_images_fail_in_both_checks() {
+    let options = ["cluster_size=512", "", "refcount_bits=1", "refcount_bits=64", "extended_l2=on"];
+    let images = options.map(|options| {
+        let image = QemuImage::create(options, "1M");
+        image.io(&["write -P 1 0 100k", "write -c -P 2 128k 128k", "write -P 3 700k 50k"]);
+        if options != "refcount_bits=1" {
+            image.img(&["snapshot", "-c", "one", "disk"]);
+            image.io(&["write -P 4 50k 100k", "write -z 64k 64k"]);
+        }
+        std::fs::read(image.path()).unwrap()
+    });
+    let mut sound = 0;
+    for seed in 0..damaged() {
+        let mut random = Random(seed);
+        let which = random.below(images.len() as u64) as usize;
+        let mut bytes = images[which].clone();
+        for _ in 0..random.from(1..4) {
+            damage(&images[which], &mut bytes, &mut random);
+        }
+        let theirs = QemuImage::of(&bytes).check();
+        let image = Recorded::new(bytes);
+        let ours = check(&image, WINDOW);
+        assert_agreement(&ours, theirs, &format!("seed {seed}, {:?}", options[which]));
+        sound += u64::from(ours.as_ref().is_ok_and(Report::is_sound));
+        assert_eq!(ours.ok(), check(&image, 11).ok(), "seed {seed}: the window matters");
+    }
+    assert!(sound < damaged() / 2, "the damage is too small");
+}
