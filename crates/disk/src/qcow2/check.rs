@@ -11,10 +11,13 @@ mod layout;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod recorded;
 pub(crate) mod repair;
+#[cfg(test)]
+mod repair_tests;
 pub(crate) mod report;
 #[cfg(test)]
 mod tests;
 mod walk;
+mod watched;
 
 use compare::survey;
 use image::ReadImage;

@@ -1,6 +1,7 @@
 //! Makes, changes and checks images with QEMU's tools, for tests.
 
 use super::check::recorded::Recorded;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
@@ -79,6 +80,20 @@ impl QemuImage {
         // 0 to 3: no faults, the check failed, corruptions, leaks.
         let failures = number("check-errors").max(u64::from(output.status.code() == Some(1)));
         QemuReport { leaks: number("leaks"), corruptions: number("corruptions"), failures }
+    }
+
+    /// Runs commands of `qemu-io`, and kills it then. All answered writes are flushed.
+    pub(super) fn io_killed(&self, commands: &[&str]) {
+        let commands: Vec<_> =
+            commands.iter().chain(&["flush", "sigraise 9"]).flat_map(|c| ["-c", c]).collect();
+        let output = self.run("qemu-io", &[&["-f", "qcow2"], &commands[..], &["disk"]].concat());
+        assert_eq!(output.status.signal(), Some(9), "qemu-io {commands:?}: {output:?}");
+    }
+
+    /// Returns the contents of the virtual disk.
+    pub(super) fn contents(&self) -> Vec<u8> {
+        self.img(&["convert", "-f", "qcow2", "-O", "raw", "disk", "raw"]);
+        std::fs::read(self.dir().join("raw")).unwrap()
     }
 }
 

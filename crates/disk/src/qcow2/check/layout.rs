@@ -105,6 +105,11 @@ impl Layout {
         Ok(())
     }
 
+    /// Returns the number of bytes of all L2 tables.
+    pub(super) fn tables_bytes(&self) -> u64 {
+        self.tables.len() as u64 * self.header.geometry.cluster()
+    }
+
     /// Returns the clusters that bytes of the file touch.
     pub(super) fn clusters_of(&self, at: HostOffset, bytes: u64) -> Range<u64> {
         let cluster = self.header.geometry.cluster();

@@ -55,7 +55,7 @@ fn damage(sound: &[u8], bytes: &mut [u8], random: &mut Random) {
         1 => old ^ 1 << 63,
         2 => old ^ 1 << random.below(64),
         3 => old.wrapping_add(cluster * random.below(4)),
-        _ => (old & !offset) | random.below(bytes.len() as u64 / cluster + 2) * cluster,
+        _ => (old & !offset) | (random.below(bytes.len() as u64 / cluster + 2) * cluster),
     };
     bytes[at as usize..][..8].copy_from_slice(&new.to_be_bytes());
 }

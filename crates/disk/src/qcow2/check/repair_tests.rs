@@ -1,0 +1,206 @@
+//! Repairs images, whole and cut off.
+
+use super::image::ReadImage;
+use super::layout::Layout;
+use super::recorded::{Change, Recorded, write};
+use super::repair::repair;
+use super::report::{CheckError, Report};
+use super::walk::for_each_table;
+use super::{WINDOW, check};
+use crate::qcow2::format::bad_image::BadImage;
+use crate::qcow2::format::entry::{load_entries, with_copied};
+use crate::qcow2::format::header::{Header, HeaderChange, apply};
+use crate::qcow2::qemu::{QemuImage, QemuReport};
+use kickless_testing::Random;
+
+/// The offset of the incompatible feature bits' last byte.
+const FEATURES: usize = 79;
+
+/// Returns an image that was open when QEMU was killed.
+fn dirty(options: &str) -> QemuImage {
+    let image = QemuImage::create(&format!("lazy_refcounts=on,{options}"), "4M");
+    image.io(&["write -P 1 0 300k", "write -P 2 2M 200k"]);
+    image.img(&["snapshot", "-c", "one", "disk"]);
+    image.io_killed(&["write -P 3 100k 400k", "write -z 2M 64k", "discard 200k 64k"]);
+    image
+}
+
+fn repair_all(image: &Recorded, window: u64) -> Report {
+    repair(image, window, &mut |_, _| {}).unwrap()
+}
+
+/// Returns all entries of L2 tables without COPIED.
+fn entries(image: &Recorded) -> Vec<(u64, u64)> {
+    let layout = Layout::load(image).unwrap();
+    let mut entries = Vec::new();
+    for_each_table(image, &layout, &mut |_, _, bytes| {
+        let raw = load_entries(layout.header.geometry, bytes);
+        entries.extend(raw.map(|raw| (with_copied(raw.word, false), raw.bitmap)));
+        Ok(())
+    })
+    .unwrap();
+    entries
+}
+
+/// Checks that a repaired image is right, by both checks, and has these contents.
+fn assert_repaired(image: Recorded, contents: &[u8], name: &str) {
+    assert_eq!(check(&image, WINDOW).unwrap(), Report::default(), "{name}");
+    let bytes = image.into_bytes();
+    assert!(!Header::parse(&bytes, bytes.len() as u64).unwrap().is_dirty(), "{name}");
+    let repaired = QemuImage::of(&bytes);
+    assert_eq!(repaired.check(), QemuReport::default(), "{name}");
+    assert!(repaired.contents() == contents, "{name}: other contents");
+}
+
+#[test]
+fn images_of_a_killed_qemu_are_repaired() {
+    for options in ["cluster_size=64k", "cluster_size=512", "extended_l2=on", "refcount_bits=64"] {
+        let image = dirty(options);
+        let contents = image.contents();
+        let loaded = image.load();
+        // QEMU has written the refcounts of the smallest clusters, because its cache is small.
+        let is_sound = check(&loaded, WINDOW).unwrap().is_sound();
+        assert_eq!(is_sound, options == "cluster_size=512", "{options}");
+        let mut last = (0, 0);
+        let report = repair(&loaded, 100, &mut |done, all| {
+            assert!(done <= all && done >= last.0, "{done} of {all} after {last:?}");
+            last = (done, all);
+        });
+        assert_eq!(report.unwrap().low == 0, is_sound, "{options}");
+        assert!(last.1 > 0 && (is_sound || last.0 == last.1), "{options}: {last:?}");
+        assert_repaired(loaded, &contents, options);
+    }
+}
+
+#[test]
+fn wrong_refcounts_and_flags_are_repaired() {
+    let images = ["cluster_size=512", "refcount_bits=2", "refcount_bits=64"].map(|options| {
+        let image = QemuImage::create(options, "2M");
+        image.io(&["write -P 1 0 300k", "write -P 2 1M 200k"]);
+        image.img(&["snapshot", "-c", "one", "disk"]);
+        image.io(&["write -P 3 100k 400k"]);
+        (options, image.load().into_bytes(), image.contents())
+    });
+    for seed in 0..30 {
+        let mut random = Random(seed);
+        let (options, sound, contents) = &images[random.below(3) as usize];
+        let mut bytes = sound.clone();
+        let layout = Layout::load(&Recorded::new(sound.clone())).unwrap();
+        let cluster = layout.header.geometry.cluster();
+        let blocks: Vec<_> = layout.refcounts.iter().filter(|word| **word != 0).collect();
+        for _ in 0..random.from(1..20) {
+            let at = match random.below(3) {
+                // A refcount of a low cluster.
+                0 => blocks[random.below(blocks.len() as u64) as usize] + random.below(cluster.min(64)),
+                // The flag of an entry with a cluster.
+                _ => {
+                    let table = layout.tables.keys().nth(random.below(layout.tables.len() as u64) as usize);
+                    let at = u64::from(*table.unwrap()) * cluster + random.below(cluster / 8) * 8;
+                    let is_used = bytes[at as usize + 1..][..6].iter().any(|byte| *byte != 0);
+                    if is_used { at } else { continue }
+                }
+            };
+            bytes[at as usize] ^= 0x80;
+        }
+        let image = Recorded::new(bytes);
+        repair_all(&image, if random.one_in(2) { WINDOW } else { 50 });
+        assert_repaired(image, contents, &format!("seed {seed}, {options}"));
+    }
+}
+
+/// The second image needs a block for the new blocks themselves.
+#[test]
+fn missing_refcount_blocks_are_made() {
+    for (size, lost) in [("1M", 1..3), ("2M", 2..20)] {
+        let image = QemuImage::create("cluster_size=512", size);
+        image.io(&[&format!("write -P 7 0 {size}")]);
+        let contents = image.contents();
+        let (mut bytes, layout) = (image.load().into_bytes(), Layout::load(&image.load()).unwrap());
+        let used = layout.refcounts.iter().take_while(|word| **word != 0).count();
+        for index in lost.filter(|index| *index < used) {
+            bytes[layout.header.refcounts.at.0 as usize + index * 8..][..8].fill(0);
+        }
+        // The last block counts the end of the file, where the new blocks will be.
+        bytes[layout.header.refcounts.at.0 as usize + (used - 1) * 8..][..8].fill(0);
+        let image = Recorded::new(bytes);
+        assert!(repair_all(&image, WINDOW).low > 100);
+        assert_repaired(image, &contents, size);
+    }
+}
+
+/// Returns the image after a cut: some changes are there, and of those after the last sync, random sectors.
+fn cut(start: &[u8], changes: &[Change], random: &mut Random) -> Vec<u8> {
+    let mut bytes = start.to_vec();
+    let is_power = random.one_in(2);
+    let synced = changes.iter().rposition(|change| matches!(change, Change::Sync)).unwrap_or(0);
+    for (index, change) in changes.iter().enumerate() {
+        let Change::Write { at, bytes: from } = change else { continue };
+        for (sector, from) in (0..).zip(from.chunks(512)) {
+            if !is_power || index < synced || random.one_in(2) {
+                write(&mut bytes, at + sector * 512, from);
+            }
+        }
+    }
+    bytes
+}
+
+#[test]
+fn a_repair_that_is_cut_off_starts_again() {
+    for (seed, options) in ["cluster_size=512", "cluster_size=4k", "extended_l2=on"].iter().enumerate() {
+        let mut random = Random(seed as u64);
+        let mut start = dirty(options).load().into_bytes();
+        let layout = Layout::load(&Recorded::new(start.clone())).unwrap();
+        for (index, block) in (0..).zip(layout.refcounts).filter(|(_, block)| *block != 0) {
+            start[block as usize + 10..][..40].fill(0);
+            // A block is missing too.
+            if index == 1 {
+                start[layout.header.refcounts.at.0 as usize + 8..][..8].fill(0);
+            }
+        }
+        let image = Recorded::new(start.clone());
+        let expected = entries(&image);
+        repair_all(&image, 400);
+        let changes = image.changes();
+        assert!(changes.len() > 6);
+        for count in (0..=changes.len()).flat_map(|count| [count; 4]) {
+            let bytes = cut(&start, &changes[..count], &mut random);
+            let is_dirty = Header::parse(&bytes, bytes.len() as u64).unwrap().is_dirty();
+            let image = Recorded::new(bytes);
+            if !is_dirty {
+                assert_eq!(
+                    check(&image, WINDOW).unwrap(),
+                    Report::default(),
+                    "{options}, {count}: not whole"
+                );
+            }
+            repair_all(&image, WINDOW);
+            assert_eq!(check(&image, WINDOW).unwrap(), Report::default(), "{options}, {count}");
+            assert_eq!(entries(&image), expected, "{options}, {count}");
+        }
+    }
+}
+
+#[test]
+fn damage_beyond_refcounts_is_refused() {
+    let image = dirty("cluster_size=64k").load().into_bytes();
+    let header = Header::parse(&image, image.len() as u64).unwrap();
+    let refused = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = image.clone();
+        change(&mut bytes);
+        let image = Recorded::new(bytes.clone());
+        let error = repair(&image, WINDOW, &mut |_, _| {}).unwrap_err();
+        assert!(image.changes().is_empty(), "{error}");
+        assert_eq!(image.bytes(), bytes.len() as u64);
+        error
+    };
+    // The active L1 entry refers to the refcount table, to an impossible place, and beyond the file.
+    for table in [header.refcounts.at.0, 12345, 1 << 40] {
+        let l1 = header.l1.at.0 as usize;
+        let error = refused(&|bytes| bytes[l1..l1 + 8].copy_from_slice(&table.to_be_bytes()));
+        assert!(matches!(error, CheckError::Damaged), "{error}");
+        assert!(error.to_string().contains("qemu-img check -r all"));
+    }
+    let error = refused(&|bytes| apply(bytes, HeaderChange::SetCorrupt));
+    assert!(matches!(error, CheckError::Bad(BadImage::Corrupt)), "{error}");
+    assert_eq!(image[FEATURES], 1);
+}
