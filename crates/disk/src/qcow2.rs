@@ -19,6 +19,8 @@ mod format;
 mod pins;
 #[cfg(test)]
 mod qemu;
+#[cfg(test)]
+mod sim;
 #[allow(dead_code, reason = "the disk still uses the library")]
 mod slices;
 #[allow(dead_code, reason = "the disk still uses the library")]

@@ -237,7 +237,7 @@ impl Tables {
             Purpose::Refcounts(unit) => {
                 self.refcounts.loaded(unit, buffer.as_deref().filter(|_| result.is_ok()));
                 if let Err(errno) = result {
-                    self.retired.stall();
+                    self.retired.stall(errno);
                     self.reserve.fail(errno);
                 }
             }
@@ -245,6 +245,7 @@ impl Tables {
                 self.syncs.end(mark, result.is_ok());
                 if let Err(errno) = result {
                     self.reserve.fail(errno);
+                    self.retired.stall(errno);
                     self.table_syncs_failed(errno);
                 }
             }
@@ -278,11 +279,17 @@ impl Tables {
 
     /// Moves everything on that does not wait for an operation.
     fn progress(&mut self) {
+        let mut is_changed = false;
         while self.advance_retired()
             | self.advance_move()
             | self.advance_reserve()
             | self.advance_table_copies()
-        {}
+        {
+            is_changed = true;
+        }
+        if is_changed {
+            self.wakers.wake();
+        }
     }
 
     /// Loads a slice. The waker is signalled when it is there, or at once if it is there already.
@@ -399,7 +406,6 @@ impl Tables {
         if result.is_ok() {
             self.syncs.succeed(mark.0);
             self.progress();
-            self.wakers.wake();
         }
     }
 

@@ -208,9 +208,7 @@ impl Tables {
         old: Mapping,
         from: CopyFrom,
     ) -> Result<WritePlan, Stop> {
-        if self.retired.is_full() {
-            return Err(Stop::Wait);
-        }
+        self.retired.check_space()?;
         let Some(run) = self.reserve.take(1) else { return self.wait_for_reserve() };
         let new = HostCluster(run.start);
         let host = self.geometry.host_offset(new);
@@ -300,9 +298,7 @@ impl Tables {
             _ => {}
         }
         if !changes.is_empty() {
-            if self.retired.is_full() {
-                return Err(Stop::Wait);
-            }
+            self.retired.check_space()?;
             // This may copy the table, and then the request comes again.
             self.place(at, true, waker)?;
             for (index, _, new) in &changes {

@@ -100,8 +100,6 @@ pub(super) struct Syncs {
     wanted: u64,
     /// A sync of our own is running.
     is_running: bool,
-    /// The last sync of our own failed. The next request starts another one.
-    is_stalled: bool,
 }
 
 impl Syncs {
@@ -122,7 +120,7 @@ impl Syncs {
     }
 
     pub(super) fn is_due(&self) -> bool {
-        self.wanted > self.durable && !self.is_running && !self.is_stalled
+        self.wanted > self.durable && !self.is_running
     }
 
     /// Begins a sync of our own.
@@ -131,22 +129,18 @@ impl Syncs {
         self.completed
     }
 
-    /// Ends a sync of our own.
+    /// Ends a sync of our own. If it failed, all that wanted it have to ask again.
     pub(super) fn end(&mut self, mark: u64, is_ok: bool) {
         self.is_running = false;
-        self.is_stalled = !is_ok;
         if is_ok {
             self.succeed(mark);
+        } else {
+            self.wanted = 0;
         }
     }
 
     /// Notes that a sync with this mark has succeeded.
     pub(super) fn succeed(&mut self, mark: u64) {
         self.durable = self.durable.max(mark);
-    }
-
-    /// Permits another sync after a failed one.
-    pub(super) fn retry(&mut self) {
-        self.is_stalled = false;
     }
 }

@@ -121,7 +121,6 @@ impl Tables {
         {
             *number = needed;
         }
-        self.syncs.retry();
         self.retry_move();
         Ok(())
     }

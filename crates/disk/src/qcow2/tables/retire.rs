@@ -2,12 +2,14 @@
 
 use super::Tables;
 use super::blocks::{Block, Blocks};
+use super::l2::Stop;
 use super::op::TableOpKind;
 use super::ops::{Purpose, Run};
 use super::plan::Ticket;
 use super::refcounts::Load;
 use super::rule::Rule;
 use crate::qcow2::pins::Epoch;
+use kickless_io::Errno;
 use std::collections::VecDeque;
 
 /// Retired extents from which on a sync of our own begins.
@@ -53,7 +55,8 @@ pub(super) struct Retired {
     free: Vec<Free>,
     bytes: u64,
     wants_sync: bool,
-    is_stalled: bool,
+    /// A sync or a read failed. The next request starts it again.
+    stalled: Option<Errno>,
 }
 
 impl Retired {
@@ -61,8 +64,16 @@ impl Retired {
         self.writes.len() + self.syncs.len() + self.pins.len() + self.lowering.len()
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.extents() >= EXTENTS_MAX
+    /// Returns whether more can be retired. If the sync for that failed, it is tried again.
+    pub(super) fn check_space(&mut self) -> Result<(), Stop> {
+        match self.stalled {
+            _ if self.extents() < EXTENTS_MAX => Ok(()),
+            Some(errno) => {
+                self.retry();
+                Err(Stop::Fail(errno))
+            }
+            None => Err(Stop::Wait),
+        }
     }
 
     /// Says that space is asked for, so the next sync is soon.
@@ -72,11 +83,11 @@ impl Retired {
 
     /// Permits another attempt after a failure.
     pub(super) fn retry(&mut self) {
-        self.is_stalled = false;
+        self.stalled = None;
     }
 
-    pub(super) fn stall(&mut self) {
-        self.is_stalled = true;
+    pub(super) fn stall(&mut self, errno: Errno) {
+        self.stalled = Some(errno);
     }
 
     /// Lowers counts without waiting: no entry on the disk refers to the clusters.
@@ -117,7 +128,6 @@ impl Tables {
         let extent = Extent { run, changes, epoch: self.pins.current() };
         self.retired.bytes += run.len * self.geometry.cluster();
         self.retired.retry();
-        self.syncs.retry();
         match self.retired.writes.back_mut() {
             Some(last)
                 if last.run.end() == run.start && last.changes == changes && last.epoch == extent.epoch =>
@@ -150,7 +160,10 @@ impl Tables {
         let extents = self.retired.extents();
         match self.retired.syncs.back() {
             Some((stamp, _))
-                if self.retired.wants_sync || extents >= SYNC_EXTENTS || self.retired.bytes >= SYNC_BYTES =>
+                if self.retired.stalled.is_none()
+                    && (self.retired.wants_sync
+                        || extents >= SYNC_EXTENTS
+                        || self.retired.bytes >= SYNC_BYTES) =>
             {
                 self.syncs.want(*stamp);
             }
@@ -191,7 +204,7 @@ impl Tables {
         let mut is_changed = false;
         while let Some(run) = self.retired.lowering.front().copied() {
             let unit = self.refcounts.unit_of(run.start);
-            if self.retired.is_stalled {
+            if self.retired.stalled.is_some() {
                 break;
             }
             match self.refcounts.load(unit, &mut self.ops, &self.blocks) {

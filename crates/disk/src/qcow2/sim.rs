@@ -1,0 +1,16 @@
+//! A simulator that cuts an image at any operation: by a kill, and by a power cut.
+//!
+//! Requests run against `Tables` with a recorder ([`image`]) under them. Their operations complete in random
+//! order, some late, some with errors. A model of the disk ([`model`]) knows which contents each sector may
+//! have. At each cut, a judge ([`judge`]) that shares no code with the tables compares refcounts, flags and
+//! contents.
+//!
+//! `KICKLESS_CUTS=100000 cargo test -p kickless-disk --release --lib sim` takes that many cuts.
+
+mod builder;
+mod cuts;
+mod image;
+mod judge;
+mod life;
+mod model;
+mod sender;

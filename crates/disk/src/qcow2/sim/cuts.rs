@@ -1,0 +1,82 @@
+//! Random runs with cuts.
+
+use super::builder::{Shape, build};
+use super::life::Life;
+use crate::qcow2::tables::rule::Rule;
+use fastrand::Rng;
+
+/// The steps of a life.
+const STEPS: u64 = 400;
+/// The lives of an image.
+const LIVES: usize = 3;
+
+/// The number of cuts, and the first fault with its seed.
+type Found = (u64, Option<(u64, String)>);
+
+/// Runs one image through several lives, each ended by a cut. Returns the number of cuts.
+fn run(seed: u64, rule: Option<Rule>, cuts: &mut u64) -> Result<(), String> {
+    let mut rng = Rng::with_seed(seed);
+    let shape = Shape::random(&mut rng);
+    let mut file = build(shape, &mut rng);
+    let share = if shape.geometry.extended || shape.gap > 0 { 0.02 } else { 0.2 };
+    for _ in 0..LIVES {
+        let mut life = Life::open(shape, file, rule, rng.fork());
+        for _ in 0..rng.u64(1..STEPS) {
+            life.turn();
+            if rng.f64() < share {
+                life.kill()?;
+                life.power_cut()?;
+                *cuts += 2;
+            }
+        }
+        file = match rng.u8(..3) {
+            0 => life.kill()?,
+            1 => life.power_cut()?,
+            _ => {
+                life.close()?;
+                life.image.now().to_vec()
+            }
+        };
+        life.fault()?;
+    }
+    Ok(())
+}
+
+/// Runs images until a fault or so many cuts.
+fn cut(first: u64, cuts_max: u64, rule: Option<Rule>) -> Found {
+    let mut cuts = 0;
+    let mut seed = first;
+    while cuts < cuts_max {
+        if let Err(fault) = run(seed, rule, &mut cuts) {
+            return (cuts, Some((seed, fault)));
+        }
+        seed += 1;
+    }
+    (cuts, None)
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+fn cuts_leave_leaks_at_most() {
+    let seed = number("KICKLESS_SEED", 0);
+    let (cuts, fault) = cut(seed, number("KICKLESS_CUTS", 10_000), None);
+    assert_eq!(fault, None, "after {cuts} cuts");
+}
+
+/// Each rule is needed: without it, cuts find a fault.
+#[test]
+fn each_rule_is_needed() {
+    use Rule::{R1, R2, R3, R4, R5L1, R5L2, R5Pins, R5Sync, R6, R7, R8, R9};
+    let mut missed = Vec::new();
+    for rule in [R1, R2, R3, R4, R5L2, R5L1, R5Sync, R5Pins, R6, R7, R8, R9] {
+        let (cuts, fault) = cut(0, 10_000, Some(rule));
+        println!("without {rule:?}: {cuts} cuts, {fault:?}");
+        if fault.is_none() {
+            missed.push(rule);
+        }
+    }
+    assert_eq!(missed, []);
+}
