@@ -5,7 +5,7 @@
 //! have. At each cut, a judge ([`judge`]) that shares no code with the tables compares refcounts, flags and
 //! contents.
 //!
-//! `KICKLESS_CUTS=100000 cargo test -p kickless-disk --release --lib sim` takes that many cuts.
+//! `KICKLESS_CUTS=100000 cargo test -p kickless-disk --lib sim` takes that many cuts.
 
 mod builder;
 mod cuts;

@@ -27,14 +27,20 @@ impl Shape {
     pub(super) fn random(rng: &mut Rng) -> Self {
         let extended = rng.u8(..8) == 0;
         let version = if !extended && rng.u8(..4) == 0 { Version::V2 } else { Version::V3 };
-        let order = if version == Version::V2 { 4 } else { rng.u32(0..=6) };
+        let order = if version == Version::V2 { 4 } else { rng.choice([0, 1, 2, 3, 4, 4, 5, 6, 6]).unwrap() };
         let bits = if extended { 14 } else { rng.u32(9..=10) };
         let geometry = Geometry::new(version, bits, order, extended).unwrap();
-        let gap = if !extended && order == 6 && rng.u8(..4) == 0 { 4040 } else { 0 };
+        let (entries, table) = (geometry.block_entries(), geometry.cluster() / 8);
+        let gap = match rng.u8(..12) {
+            // Soon, a block is needed, or a larger refcount table.
+            0..4 if entries <= 512 && !extended => entries - rng.u64(20..50),
+            4 if entries * table <= 4096 => entries * table - rng.u64(20..60),
+            _ => 0,
+        };
         Self {
             geometry,
             tables: if extended { 2 } else { rng.u64(2..=4) },
-            used: if extended { 3 } else { rng.u64(3..=8) },
+            used: if extended { 3 } else { rng.u64(2..=8) },
             has_backing: rng.bool(),
             has_snapshot: order > 0 && rng.bool(),
             gap,

@@ -6,7 +6,7 @@ use crate::qcow2::tables::rule::Rule;
 use fastrand::Rng;
 
 /// The steps of a life.
-const STEPS: u64 = 400;
+const STEPS: u64 = 800;
 /// The lives of an image.
 const LIVES: usize = 3;
 
@@ -18,7 +18,7 @@ fn run(seed: u64, rule: Option<Rule>, cuts: &mut u64) -> Result<(), String> {
     let mut rng = Rng::with_seed(seed);
     let shape = Shape::random(&mut rng);
     let mut file = build(shape, &mut rng);
-    let share = if shape.geometry.extended || shape.gap > 0 { 0.02 } else { 0.2 };
+    let share = if shape.geometry.extended || shape.gap > 0 { 0.01 } else { 0.03 };
     for _ in 0..LIVES {
         let mut life = Life::open(shape, file, rule, rng.fork());
         for _ in 0..rng.u64(1..STEPS) {

@@ -17,6 +17,9 @@ use kickless_io::{AlignedBuf, Errno, Waker};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// A bound of what requests may leak in a life: retired clusters of a few requests.
+const LEAKS_OF_REQUESTS: u64 = 64;
+
 /// The owner of an operation.
 #[derive(Debug)]
 pub(super) enum Target {
@@ -55,11 +58,17 @@ pub(super) struct Life {
     pub(super) rule: Option<Rule>,
     ops: Vec<Op>,
     next: usize,
+    /// The sectors of the last request at a new place.
+    last: (usize, usize),
     /// The share of operations that fail.
     failures: f64,
     /// The first fault that was found.
     fault: Option<String>,
-    /// The clusters of the largest reserve in the option.
+    /// The most steps that a request's transfer takes.
+    late_max: u64,
+    /// Clusters that nothing refers to, from the beginning.
+    leaks: u64,
+    /// The largest number of clusters of a chunk.
     reserve_max: u64,
 }
 
@@ -78,7 +87,9 @@ impl Life {
             refcount_table: table(header.refcounts.at.0, header.refcounts.entries * 8),
             file_bytes: file.len() as u64,
         };
-        let reserve_max = rng.u64(2..=24) * geometry.cluster();
+        let reserve_max = rng.choice([2, 4, 24]).unwrap() * geometry.cluster();
+        let late_max = rng.choice([30, 150, 600]).unwrap();
+        let leaks = Judge { file: &file, shape }.check().unwrap().leaks;
         let options = TablesOptions {
             unit: 512,
             discard: rng.bool(),
@@ -102,8 +113,11 @@ impl Life {
             rule,
             ops: Vec::new(),
             next: 0,
+            last: (0, 1),
             failures,
             fault: None,
+            late_max,
+            leaks,
             reserve_max: reserve_max / geometry.cluster(),
         }
     }
@@ -156,14 +170,19 @@ impl Life {
         let per_table = self.shape.used as usize * per_cluster;
         let table = self.rng.usize(..self.shape.tables as usize);
         let kind = match self.rng.u8(..16) {
-            0..8 => Kind::Write { number: self.now, durable: self.rng.u8(..6) == 0 },
+            0..8 => Kind::Write { number: self.now, durable: self.rng.u8(..3) == 0 },
             8..10 => Kind::Clear(Clear::Unmap),
             10 => Kind::Clear(Clear::Zero),
             11 => Kind::Clear(Clear::Discard),
             12..14 => Kind::Flush,
             _ => Kind::Read,
         };
-        let (from, to) = if matches!(kind, Kind::Clear(_)) || self.rng.u8(..4) == 0 {
+        let is_whole = self.last.0.is_multiple_of(per_cluster) && self.last.1.is_multiple_of(per_cluster);
+        if (is_whole || !kind.is_whole()) && self.rng.u8(..3) == 0 {
+            // The same place again.
+            return (kind, self.last.0, self.last.1);
+        }
+        let (from, to) = if kind.is_whole() || self.rng.u8(..3) == 0 {
             let first = self.rng.usize(..self.shape.used as usize);
             let len = self.rng.usize(1..=(self.shape.used as usize - first).min(3));
             (first * per_cluster, (first + len) * per_cluster)
@@ -171,7 +190,8 @@ impl Life {
             let first = self.rng.usize(..per_table);
             (first, self.rng.usize(first + 1..=per_table.min(first + 4)))
         };
-        (kind, table * per_table + from, to - from)
+        self.last = (table * per_table + from, to - from);
+        (kind, self.last.0, self.last.1)
     }
 
     /// Ends a request with its answer.
@@ -223,10 +243,11 @@ impl Life {
     }
 
     fn push(&mut self, target: Target, work: Work) {
-        let late = match self.rng.u8(..20) {
-            0..12 => 0,
-            12..18 => self.rng.u64(..30),
-            _ => self.rng.u64(..150),
+        let late = match (&target, self.rng.u8(..20)) {
+            (_, 0..11) => 0,
+            (_, 11..17) => self.rng.u64(..30),
+            (Target::Table(..), _) => self.rng.u64(..150),
+            (Target::Request(_), _) => self.rng.u64(..self.late_max),
         };
         self.ops.push(Op { target, work, not_before: self.now + late });
     }
@@ -317,7 +338,11 @@ impl Life {
             other => return Err(format!("closing ended with {other:?}: {:?}", self.tables.stats())),
         }
         let file = self.image.now().to_vec();
-        self.judge(&file, |model, sector, stamp| model.may_be_after_kill(sector, stamp))
+        let verdict = self.judge(&file, |model, sector, stamp| model.may_be_after_kill(sector, stamp))?;
+        match verdict.leaks {
+            leaks if leaks > self.leaks => Err(format!("closing leaks {} clusters", leaks - self.leaks)),
+            _ => Ok(verdict),
+        }
     }
 
     /// Cuts the disk by a kill.
@@ -333,7 +358,6 @@ impl Life {
     pub(super) fn power_cut(&mut self) -> Result<Vec<u8>, String> {
         let file = self.image.power_cut(&mut self.rng);
         self.judge(&file, |model, sector, stamp| model.may_be_after_power_cut(sector, stamp))
-            .and_then(|verdict| self.check_leaks(verdict))
             .map_err(|fault| format!("power cut: {fault}"))?;
         Ok(file)
     }
@@ -354,7 +378,9 @@ impl Life {
         Ok(verdict)
     }
 
-    fn check_leaks(&self, _verdict: Verdict) -> Result<(), String> {
-        Ok(())
+    /// Checks that a cut leaks no more than the reserve, what is retired, and what requests have taken.
+    fn check_leaks(&self, verdict: Verdict) -> Result<(), String> {
+        let max = self.leaks + 3 * self.reserve_max + LEAKS_OF_REQUESTS;
+        if verdict.leaks > max { Err(format!("{} leaks, at most {max}", verdict.leaks)) } else { Ok(()) }
     }
 }

@@ -27,6 +27,13 @@ pub(super) enum Kind {
     Flush,
 }
 
+impl Kind {
+    /// Returns whether the request is for whole clusters.
+    pub(super) fn is_whole(self) -> bool {
+        matches!(self, Self::Clear(_))
+    }
+}
+
 /// A request in flight.
 #[derive(Debug)]
 pub(super) struct Request {
