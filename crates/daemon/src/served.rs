@@ -157,7 +157,12 @@ mod tests {
         let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
         let pool = Arc::new(Pool::start(&pool).unwrap());
         let config: DeviceConfig = serde_json::from_value(json!({ "blk-file": "null:1M" })).unwrap();
-        let options = kickless_disk::Options { read_only: false, cache: Cache::None, merge: true };
+        let options = kickless_disk::Options {
+            read_only: false,
+            cache: Cache::None,
+            merge: true,
+            ..Default::default()
+        };
         let disk = Disk::open(&DiskSpec::Null(1 << 20), &options).unwrap();
         let blk = kickless_blk::Options { serial: "a".into(), queues_max: 1, queue_size_max: 8, lock: false };
         let served =

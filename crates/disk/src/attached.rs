@@ -1,5 +1,7 @@
 //! A disk in one worker's engine.
 
+#[cfg(feature = "qcow2")]
+use crate::qcow2::disk::AttachedImages;
 use kickless_io::{Engine, FileId};
 
 /// Tokens of operations that a queue carries out for the disk itself have slots from here on. A queue has at
@@ -11,12 +13,16 @@ pub const OWN_SLOTS: u32 = 1 << 31;
 #[derive(Debug, Default)]
 pub struct Attached {
     pub(crate) file: Option<FileId>,
+    /// The files of backing images.
+    pub(crate) under: Vec<FileId>,
+    #[cfg(feature = "qcow2")]
+    pub(crate) images: Option<Box<AttachedImages>>,
 }
 
 impl Attached {
     /// Returns the registration of a disk with one file.
     pub(crate) fn of_file(file: FileId) -> Self {
-        Self { file: Some(file) }
+        Self { file: Some(file), ..Self::default() }
     }
 
     /// Returns the file of the disk. `None` if it has no operations in the engine.
@@ -28,17 +34,31 @@ impl Attached {
     /// Returns the number of operations for the disk itself that this queue has begun and not ended.
     #[inline]
     pub fn in_flight(&self) -> usize {
+        #[cfg(feature = "qcow2")]
+        if let Some(images) = &self.images {
+            return images.in_flight();
+        }
         0
     }
 
     /// Returns whether [`Disk::submit_own`](crate::Disk::submit_own) has something to do.
     #[inline]
     pub fn is_due(&self) -> bool {
+        #[cfg(feature = "qcow2")]
+        if let Some(images) = &self.images {
+            return images.is_due();
+        }
         false
     }
 
+    /// Returns the file of a layer: 0 is the disk's own, the others are backing images.
+    #[inline]
+    pub(crate) fn layer(&self, layer: usize) -> Option<FileId> {
+        if layer == 0 { self.file } else { self.under.get(layer - 1).copied() }
+    }
+
     pub(crate) fn unregister(self, engine: &mut Engine) {
-        if let Some(file) = self.file {
+        for file in self.file.into_iter().chain(self.under) {
             engine.unregister(file);
         }
     }

@@ -29,6 +29,14 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
         Ok(Resized::Same)
     }
 
+    /// Makes the disk at least `size` bytes long.
+    ///
+    /// # Errors
+    /// This kind of disk cannot grow by itself, or the image cannot be written.
+    fn grow(&self, _size: u64) -> io::Result<Resized> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Returns a waker that is signalled when the size may have changed.
     fn resized(&self) -> Option<&Waker> {
         None

@@ -6,6 +6,8 @@ use crate::control::DiskControl;
 use crate::fault::{Admission, FaultInjector, Target};
 use crate::io::{FaultyState, IoState};
 use crate::lock::LockError;
+#[cfg(feature = "qcow2")]
+use crate::qcow2::disk::Qcow2Disk;
 use crate::{
     Attached, DiskSpec, Error, FaultRules, FileDisk, Io, IoContext, IoError, LibraryDisk, Limits,
     LostWritesSeen, MemoryDisk, NullDisk, Options, Request, Resized, Step,
@@ -25,9 +27,16 @@ pub enum Disk {
     Memory(MemoryDisk),
     /// Storage behind a library.
     Library(Box<LibraryDisk>),
+    /// An image in QEMU's format.
+    #[cfg(feature = "qcow2")]
+    Qcow2(Box<Qcow2Disk>),
     /// One of the others, with faults. For tests.
     Fault(Box<FaultDisk>),
 }
+
+/// Images are served without the library.
+#[cfg(feature = "qcow2")]
+const OWN_QCOW2: bool = option_env!("KICKLESS_OWN_QCOW2").is_some();
 
 /// A disk with injected faults.
 #[derive(Debug)]
@@ -51,6 +60,8 @@ impl Disk {
             DiskSpec::File(path) => Self::File(FileDisk::open(path, options)?),
             DiskSpec::Null(size) => Self::Null(NullDisk::new(*size, options.read_only)?),
             DiskSpec::Memory(size) => Self::Memory(MemoryDisk::new(*size, options.read_only)?),
+            #[cfg(feature = "qcow2")]
+            DiskSpec::Qcow2(path) if OWN_QCOW2 => Self::Qcow2(Box::new(Qcow2Disk::open(path, options)?)),
             DiskSpec::Qcow2(_) | DiskSpec::Nbd(_) | DiskSpec::Rbd(_) => {
                 Self::Library(Box::new(LibraryDisk::open(spec, options)?))
             }
@@ -67,6 +78,8 @@ impl Disk {
             Self::Null(null) => null,
             Self::Memory(memory) => memory,
             Self::Library(library) => library.library(),
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(qcow2) => &**qcow2,
             Self::Fault(fault) => fault.under.control(),
         }
     }
@@ -78,6 +91,8 @@ impl Disk {
         match self {
             Self::Library(library) => library.offload().lost_writes_seen(queue),
             Self::File(_) | Self::Null(_) | Self::Memory(_) => LostWritesSeen::default(),
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(_) => LostWritesSeen::default(),
             Self::Fault(fault) => fault.under.lost_writes_seen(queue),
         }
     }
@@ -89,6 +104,8 @@ impl Disk {
         match self {
             Self::Library(library) => library.offload().new_driver(),
             Self::File(_) | Self::Null(_) | Self::Memory(_) => {}
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(_) => {}
             Self::Fault(fault) => fault.under.new_driver(),
         }
     }
@@ -100,6 +117,8 @@ impl Disk {
             Self::Null(null) => null.limits(),
             Self::Memory(memory) => memory.limits(),
             Self::Library(library) => library.offload().limits(),
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(qcow2) => qcow2.limits(),
             Self::Fault(fault) => fault.faults.limits(),
         }
     }
@@ -112,6 +131,8 @@ impl Disk {
             Self::Null(null) => null.size(),
             Self::Memory(memory) => memory.size(),
             Self::Library(library) => library.offload().size(),
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(qcow2) => qcow2.size(),
             Self::Fault(fault) => fault.under.size(),
         }
     }
@@ -122,6 +143,14 @@ impl Disk {
     /// The size cannot be read.
     pub fn refresh_size(&self) -> io::Result<Resized> {
         self.control().refresh_size()
+    }
+
+    /// Makes the disk at least `size` bytes long. Waits for that.
+    ///
+    /// # Errors
+    /// This kind of disk cannot grow by itself, or the image cannot be written.
+    pub fn grow(&self, size: u64) -> io::Result<Resized> {
+        self.control().grow(size)
     }
 
     /// Returns a waker that is signalled when the size may have changed. `None`: this kind does not report
@@ -212,6 +241,8 @@ impl Disk {
         match self {
             Self::File(file) => Ok(Attached::of_file(file.attach(engine)?)),
             Self::Null(_) | Self::Memory(_) | Self::Library(_) => Ok(Attached::default()),
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(qcow2) => qcow2.attach(engine),
             Self::Fault(fault) => fault.under.attach(engine),
         }
     }
@@ -226,10 +257,38 @@ impl Disk {
     ///
     /// Call it at the end of each poll and after each batch of completions, if [`Attached::is_due`]. The slot
     /// in the context has no meaning.
-    pub fn submit_own(&self, _context: &mut IoContext<'_>) {}
+    pub fn submit_own(&self, context: &mut IoContext<'_>) {
+        match self {
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(qcow2) => qcow2.submit_own(context, None),
+            #[cfg(feature = "qcow2")]
+            Self::Fault(fault) => {
+                if let Self::Qcow2(qcow2) = &fault.under {
+                    qcow2.submit_own(context, Some(&fault.faults));
+                }
+            }
+            _ => {
+                let _ = context;
+            }
+        }
+    }
 
     /// Takes the completion of such an operation. Its slot is [`OWN_SLOTS`](crate::OWN_SLOTS) or above.
-    pub fn resume_own(&self, _context: &mut IoContext<'_>, _completion: Completion) {}
+    pub fn resume_own(&self, context: &mut IoContext<'_>, completion: Completion) {
+        match self {
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(qcow2) => qcow2.resume_own(context, None, completion),
+            #[cfg(feature = "qcow2")]
+            Self::Fault(fault) => {
+                if let Self::Qcow2(qcow2) = &fault.under {
+                    qcow2.resume_own(context, Some(&fault.faults), completion);
+                }
+            }
+            _ => {
+                let _ = (context, completion);
+            }
+        }
+    }
 
     /// Prefetches data of a request into the processor's cache, which takes as long as another request.
     ///
@@ -262,6 +321,10 @@ impl Disk {
             Self::Null(null) => null.start(buffers, request),
             Self::Memory(memory) => memory.start(context, buffers, state.memory(), request),
             Self::Library(library) => library.start(context, buffers, state.offload(), request),
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(qcow2) => qcow2.with_images(context, |images, context| {
+                qcow2.start(images, context, buffers, state.qcow2(), request)
+            }),
             Self::Fault(fault) => fault.start(context, buffers, state.faulty(), request),
         }
     }
@@ -273,6 +336,10 @@ impl Disk {
             Self::File(file) => file.resume(context, &mut io.buffers, io.state.file(), completion),
             // These kinds have no operations in an engine.
             Self::Null(_) | Self::Memory(_) | Self::Library(_) => Step::Pending,
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(qcow2) => qcow2.with_images(context, |images, context| {
+                qcow2.resume(images, context, &mut io.buffers, io.state.qcow2(), completion)
+            }),
             Self::Fault(fault) => fault.resume(context, &mut io.buffers, io.state.faulty(), completion),
         }
     }
@@ -282,6 +349,8 @@ impl Disk {
     pub fn step_bytes(&self) -> Option<u64> {
         match self {
             Self::Memory(_) => Some(crate::memory::STEP_BYTES),
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(_) => Some(crate::qcow2::STEP_BYTES),
             Self::Fault(fault) => fault.under.step_bytes(),
             Self::File(_) | Self::Null(_) | Self::Library(_) => None,
         }
@@ -301,6 +370,9 @@ impl Disk {
             Self::Null(_) => Step::Busy,
             Self::Memory(memory) => memory.step(context, buffers, state.memory()),
             Self::Library(library) => library.retry(context, buffers, state.offload()),
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(qcow2) => qcow2
+                .with_images(context, |images, context| qcow2.drive(images, context, buffers, state.qcow2())),
             Self::Fault(fault) => fault.retry(context, buffers, state.faulty()),
         }
     }
@@ -314,6 +386,8 @@ impl FaultDisk {
     pub fn new(rules: &FaultRules, under: Disk) -> Result<Self, Error> {
         let target = match &under {
             Disk::File(file) => Target::Operations { unit: file.unit() },
+            #[cfg(feature = "qcow2")]
+            Disk::Qcow2(qcow2) => Target::Operations { unit: qcow2.unit() },
             Disk::Null(_) => Target::Requests { scheme: "null:" },
             Disk::Memory(_) => Target::Requests { scheme: "mem:" },
             Disk::Library(library) => Target::Requests { scheme: library.library().scheme() },
@@ -335,6 +409,14 @@ impl FaultDisk {
             faults.begin(request);
             return file.start(&mut self.faults.sender(context, faults), buffers, under.file(), request);
         }
+        #[cfg(feature = "qcow2")]
+        if let Disk::Qcow2(qcow2) = &self.under {
+            faults.begin(request);
+            return qcow2.with_images(context, |images, context| {
+                let sender = &mut self.faults.sender(context, faults);
+                qcow2.start(images, sender, buffers, under.qcow2(), request)
+            });
+        }
         self.faults.hold(faults, request);
         self.retry(context, buffers, state)
     }
@@ -347,9 +429,16 @@ impl FaultDisk {
         completion: Completion,
     ) -> Step {
         let FaultyState { faults, under } = state;
-        // Only files have operations.
-        let Disk::File(file) = &self.under else { return Step::Pending };
         let completion = self.faults.completed(faults, completion, context.marks);
+        #[cfg(feature = "qcow2")]
+        if let Disk::Qcow2(qcow2) = &self.under {
+            return qcow2.with_images(context, |images, context| {
+                let sender = &mut self.faults.sender(context, faults);
+                qcow2.resume(images, sender, buffers, under.qcow2(), completion)
+            });
+        }
+        // The others have no operations.
+        let Disk::File(file) = &self.under else { return Step::Pending };
         file.resume(&mut self.faults.sender(context, faults), buffers, under.file(), completion)
     }
 
@@ -357,6 +446,12 @@ impl FaultDisk {
         let FaultyState { faults, under } = state;
         if let Disk::File(file) = &self.under {
             return file.drive(&mut self.faults.sender(context, faults), buffers, under.file());
+        }
+        #[cfg(feature = "qcow2")]
+        if let Disk::Qcow2(qcow2) = &self.under {
+            return qcow2.with_images(context, |images, context| {
+                qcow2.drive(images, &mut self.faults.sender(context, faults), buffers, under.qcow2())
+            });
         }
         match self.faults.admit(faults, buffers, context.waker) {
             None => self.under.retry_with(context, buffers, under),

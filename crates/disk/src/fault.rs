@@ -173,7 +173,7 @@ impl FaultInjector {
         context: &'a mut IoContext<'l>,
         faults: &'a mut FaultState,
     ) -> FaultSender<'a, 'l> {
-        FaultSender { injector: self, context, faults }
+        FaultSender { injector: self, context, faults, layer: 0 }
     }
 
     /// Converts the completion of a substitute into the completion of the original operation.
@@ -261,6 +261,8 @@ pub(crate) struct FaultSender<'a, 'l> {
     injector: &'a FaultInjector,
     context: &'a mut IoContext<'l>,
     faults: &'a mut FaultState,
+    /// The layer of the current operation.
+    layer: usize,
 }
 
 impl FaultSender<'_, '_> {
@@ -272,7 +274,7 @@ impl FaultSender<'_, '_> {
         buffers: Buffers,
         substitute: Substitute,
     ) -> Result<(), (Step, Buffers)> {
-        let sent = self.context.send(kind, offset, buffers);
+        let sent = self.context.send_to(self.layer, kind, offset, buffers);
         match sent {
             Ok(()) => {
                 self.faults.substitute = Some(substitute);
@@ -296,11 +298,11 @@ impl FaultSender<'_, '_> {
         len: usize,
     ) -> Result<(), (Step, Buffers)> {
         match buffers {
-            Buffers::None => self.context.send(kind, offset, buffers),
+            Buffers::None => self.context.send_to(self.layer, kind, offset, buffers),
             Buffers::Owned(mut buffer) => {
                 let start = buffer.window().start;
                 buffer.set_window(start..start + len);
-                self.context.send(kind, offset, Buffers::Owned(buffer))
+                self.context.send_to(self.layer, kind, offset, Buffers::Owned(buffer))
             }
             Buffers::Guest(iov) => {
                 let Ok(mut part) = AlignedBuf::new(len, rustix::param::page_size()) else {
@@ -316,7 +318,14 @@ impl FaultSender<'_, '_> {
 }
 
 impl OpSender for FaultSender<'_, '_> {
-    fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
+    fn send_to(
+        &mut self,
+        layer: usize,
+        kind: OpKind,
+        offset: u64,
+        buffers: Buffers,
+    ) -> Result<(), (Step, Buffers)> {
+        self.layer = layer;
         let len = match (&buffers, kind) {
             (_, OpKind::Range { len, .. }) => len,
             (Buffers::None, _) => 0,
@@ -335,7 +344,7 @@ impl OpSender for FaultSender<'_, '_> {
         };
         let subject = Subject { kind: kind_of, extents: &[Extent { offset, len, unmap: false }] };
         let sent = match self.injector.decide(self.faults, subject, self.context.waker) {
-            Verdict::Pass => self.context.send(kind, offset, buffers),
+            Verdict::Pass => self.context.send_to(self.layer, kind, offset, buffers),
             Verdict::Wait(_) | Verdict::Overtaken(..) => return Err((Step::Busy, buffers)),
             Verdict::Short(len) => self.send_part(kind, offset, buffers, len as usize),
             // An empty read fails instead, so that the error is reported like any other.
@@ -357,7 +366,7 @@ impl OpSender for FaultSender<'_, '_> {
         self.context.marks
     }
 
-    fn stall(&mut self) {
-        self.context.stall();
+    fn stall_layer(&mut self, layer: usize) {
+        self.context.stall_layer(layer);
     }
 }

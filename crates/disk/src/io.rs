@@ -6,6 +6,8 @@ use crate::fault::FaultState;
 use crate::file::FileState;
 use crate::memory::MemoryState;
 use crate::offload::OffloadState;
+#[cfg(feature = "qcow2")]
+use crate::qcow2::disk::Qcow2State;
 use kickless_memory::Iov;
 
 /// Holds one request from start to end.
@@ -32,6 +34,8 @@ pub(crate) enum IoState {
     File(FileState),
     Memory(MemoryState),
     Offload(Box<OffloadState>),
+    #[cfg(feature = "qcow2")]
+    Qcow2(Box<Qcow2State>),
     Fault(Box<FaultyState>),
 }
 
@@ -84,6 +88,8 @@ impl IoState {
             Self::File(file) => file.is_active(),
             Self::Memory(memory) => memory.is_active(),
             Self::Offload(offload) => offload.is_active(),
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(qcow2) => qcow2.is_active(),
             Self::Fault(faulty) => faulty.faults.is_held() || faulty.under.is_active(),
         }
     }
@@ -119,6 +125,19 @@ impl IoState {
             other => {
                 *other = Self::Offload(Box::default());
                 other.offload()
+            }
+        }
+    }
+
+    /// Returns the state of an image's request. Makes one for the first request.
+    #[cfg(feature = "qcow2")]
+    #[inline]
+    pub(crate) fn qcow2(&mut self) -> &mut Qcow2State {
+        match self {
+            Self::Qcow2(qcow2) => qcow2,
+            other => {
+                *other = Self::Qcow2(Box::default());
+                other.qcow2()
             }
         }
     }

@@ -33,7 +33,22 @@ pub(crate) trait OpSender {
     ///
     /// # Errors
     /// It cannot be sent now ([`Step::Busy`]) or ever. The buffers come back.
-    fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)>;
+    #[inline]
+    fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
+        self.send_to(0, kind, offset, buffers)
+    }
+
+    /// Sends an operation to the file of a layer. Layer 0 is the disk's own file.
+    ///
+    /// # Errors
+    /// As [`OpSender::send`].
+    fn send_to(
+        &mut self,
+        layer: usize,
+        kind: OpKind,
+        offset: u64,
+        buffers: Buffers,
+    ) -> Result<(), (Step, Buffers)>;
 
     /// Returns the waker of the worker.
     fn waker(&self) -> &Waker;
@@ -42,13 +57,24 @@ pub(crate) trait OpSender {
     fn marks(&mut self) -> &mut Marks;
 
     /// Stops further operations of this disk for a moment, because the kernel had no room.
-    fn stall(&mut self);
+    fn stall(&mut self) {
+        self.stall_layer(0);
+    }
+
+    /// Stops further operations of a layer's file for a moment.
+    fn stall_layer(&mut self, layer: usize);
 }
 
 impl OpSender for IoContext<'_> {
     #[inline]
-    fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
-        let Some(file) = self.attached.file else {
+    fn send_to(
+        &mut self,
+        layer: usize,
+        kind: OpKind,
+        offset: u64,
+        buffers: Buffers,
+    ) -> Result<(), (Step, Buffers)> {
+        let Some(file) = self.attached.layer(layer) else {
             return Err((Step::Done(Err(IoError::Os(kickless_io::Errno::BADF))), buffers));
         };
         let token = Token { source: self.task, slot: self.slot };
@@ -65,8 +91,8 @@ impl OpSender for IoContext<'_> {
         self.marks
     }
 
-    fn stall(&mut self) {
-        if let Some(file) = self.attached.file {
+    fn stall_layer(&mut self, layer: usize) {
+        if let Some(file) = self.attached.layer(layer) {
             self.engine.stall(file);
         }
     }

@@ -12,13 +12,23 @@
 //! errors (`qemu-img check`: `refcount=0 reference=1`), and later writes use the cluster a second time. So
 //! opening a writable image logs a warning.
 
+mod blocking;
 mod chain;
 mod check;
+mod copy;
+mod decode;
+pub(crate) mod disk;
+mod extents;
 mod format;
+mod layer;
+mod open;
+mod own;
+mod own_buffers;
 #[allow(dead_code, reason = "the disk still uses the library")]
 mod pins;
 #[cfg(test)]
 mod qemu;
+mod read;
 #[cfg(test)]
 mod sim;
 #[allow(dead_code, reason = "the disk still uses the library")]
@@ -26,6 +36,7 @@ mod slices;
 #[allow(dead_code, reason = "the disk still uses the library")]
 mod tables;
 mod threads;
+mod write;
 
 use crate::catch::catch;
 use crate::control::DiskControl;
@@ -37,6 +48,7 @@ use crate::{Error, IoError, Limits, Options, RangeLimits, SECTOR};
 use chain::Access;
 use imago::Mapping;
 use kickless_io::Errno;
+pub(crate) use read::STEP_BYTES;
 use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
 use std::io;

@@ -127,7 +127,8 @@ fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
 fn disk(config: &BlkConfig, queue_size_max: u16) -> Result<Blk> {
     let BlkConfig { blk_file, read_only, .. } = config;
     let (merge, lock) = (config.merge == Switch::On, config.lock == Switch::On);
-    let options = kickless_disk::Options { read_only: *read_only, cache: config.cache, merge };
+    let options =
+        kickless_disk::Options { read_only: *read_only, cache: config.cache, merge, cache_size: None };
     let disk = Disk::open(blk_file, &options).map_err(|error| hint(error.into(), blk_file))?;
     if lock && !config.incoming {
         if let (Some(file), Some(path)) = (disk.file(), blk_file.path()) {

@@ -101,8 +101,12 @@ pub(crate) fn connect(socket: &Path) -> Disk {
 fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
     let DeviceKind::Blk(blk) = &config.kind else { panic!("{config:?}") };
     let lock = blk.lock == Switch::On;
-    let options =
-        kickless_disk::Options { read_only: blk.read_only, cache: blk.cache, merge: blk.merge == Switch::On };
+    let options = kickless_disk::Options {
+        read_only: blk.read_only,
+        cache: blk.cache,
+        merge: blk.merge == Switch::On,
+        cache_size: None,
+    };
     let disk = kickless_disk::Disk::open(&blk.blk_file, &options)
         .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
     let serial = disk.identity().to_owned();

@@ -27,6 +27,15 @@ struct Alignment {
     offset: u64,
 }
 
+/// The contents of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contents {
+    /// The bytes of the disk.
+    Disk,
+    /// An image in a format, or a backing image.
+    Format,
+}
+
 impl FileDisk {
     /// Opens an image or a block device.
     ///
@@ -36,6 +45,20 @@ impl FileDisk {
     /// # Errors
     /// One sentence for the operator.
     pub fn open(path: &Path, options: &Options) -> Result<Self, Error> {
+        Self::open_as(path, options, Contents::Disk)
+    }
+
+    /// Opens the file of an image in a format. It may have any length, and may be read and written beyond its
+    /// end.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    #[allow(dead_code, reason = "only formats have such files")]
+    pub(crate) fn open_image(path: &Path, options: &Options) -> Result<Self, Error> {
+        Self::open_as(path, options, Contents::Format)
+    }
+
+    fn open_as(path: &Path, options: &Options, contents: Contents) -> Result<Self, Error> {
         let (file, direct) = open_file(path, options)?;
         let failed = |source| Error::Open { path: path.to_owned(), source };
         let meta = file.metadata().map_err(failed)?;
@@ -48,17 +71,26 @@ impl FileDisk {
         // This returns the size of a device too.
         let bytes = (&file).seek(SeekFrom::End(0)).map_err(failed)?;
         let size = bytes - bytes % SECTOR;
-        if size == 0 {
+        let is_disk = contents == Contents::Disk;
+        if size == 0 && is_disk {
             return Err(Error::Empty { path: path.to_owned() });
         }
-        if size < bytes {
+        if size < bytes && is_disk {
             tracing::warn!(
                 path = %path.display(), bytes, size,
                 "the length of the image is not a multiple of 512; the guest cannot reach the part of a sector at its end"
             );
         }
-        Self::warn_of_format(path, &file, size);
-        let direct = if direct { Some(direct_requirements(path, &file, &meta, size)?) } else { None };
+        if is_disk {
+            Self::warn_of_format(path, &file, size);
+        }
+        let direct = if direct { Some(direct_requirements(path, &file, &meta)?) } else { None };
+        if let Some(Direct { block, .. }) = direct
+            && is_disk
+            && !size.is_multiple_of(block)
+        {
+            return Err(Error::PartialBlock { path: path.to_owned(), size, block });
+        }
         let block = direct.as_ref().map(|direct| direct.block);
         let plain = Limits::plain(options.read_only);
         let device = meta.file_type().is_block_device();
@@ -94,7 +126,7 @@ fn logical_block(file: &File) -> Option<u64> {
 }
 
 /// Returns the requirements of direct I/O on `file`.
-fn direct_requirements(path: &Path, file: &File, meta: &Metadata, size: u64) -> Result<Direct, Error> {
+fn direct_requirements(path: &Path, file: &File, meta: &Metadata) -> Result<Direct, Error> {
     let device = meta.file_type().is_block_device();
     let found = match reported_alignment(file) {
         Some(Ok(alignment)) => Some(alignment),
@@ -112,9 +144,6 @@ fn direct_requirements(path: &Path, file: &File, meta: &Metadata, size: u64) -> 
     let most = BUFFER_BYTES as u64;
     if !block.is_power_of_two() || block > most || !memory.is_power_of_two() || memory > most {
         return Err(Error::HugeBlock { path: path.to_owned(), block: block.max(memory), max: most });
-    }
-    if !size.is_multiple_of(block) {
-        return Err(Error::PartialBlock { path: path.to_owned(), size, block });
     }
     Ok(Direct { block, address: memory as usize, ranges: (block > SECTOR).then(Arc::default) })
 }

@@ -64,6 +64,12 @@ impl FileState {
         self.phase != Phase::Idle
     }
 
+    /// Returns whether an operation of the request is in an engine.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn is_sent(&self) -> bool {
+        self.sent
+    }
+
     /// Ends the request.
     pub(super) fn finish(&mut self, buffers: &mut impl TransferBuffers, result: Result<(), IoError>) -> Step {
         self.phase = Phase::Idle;

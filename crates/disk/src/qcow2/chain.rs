@@ -107,7 +107,7 @@ impl Chain {
             }
         };
         let path = resolve(path, name)?;
-        let options = Options { read_only: true, cache: self.cache, merge: false };
+        let options = Options { read_only: true, cache: self.cache, merge: false, cache_size: None };
         let (file, direct) = open_file(&path, &options).map_err(io::Error::other)?;
         self.files.push(file.try_clone()?);
         let storage = storage(&path, file, direct, false)?;

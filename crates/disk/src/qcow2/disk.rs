@@ -1,0 +1,418 @@
+//! A qcow2 image as a disk.
+
+use super::blocking;
+use super::decode::Decoder;
+use super::extents::ExtentState;
+use super::format::geometry::Version;
+use super::format::header::Header;
+use super::layer::Chain;
+use super::open;
+use super::own::OwnSlot;
+use super::read::ReadState;
+use super::write::WriteState;
+use crate::attached::Attached;
+use crate::buffers::{IoBuffers, TransferBuffers};
+use crate::control::DiskControl;
+use crate::fault::FaultInjector;
+use crate::io_context::OpSender;
+use crate::{
+    Error, FileDisk, IoContext, IoError, Limits, Options, RangeLimits, Request, Resized, SECTOR, Step,
+};
+use kickless_io::{Completion, Engine, Errno};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tracing::Span;
+
+/// The largest discard or write-zeroes request in bytes.
+const RANGE_MAX: u64 = 1 << 30;
+
+/// An image with its backing images.
+#[derive(Debug)]
+pub struct Qcow2Disk {
+    path: PathBuf,
+    options: Options,
+    /// The file of the image itself.
+    file: Arc<FileDisk>,
+    limits: Limits,
+    size: AtomicU64,
+    decoder: Arc<Decoder>,
+    /// The open images. `None` until they are needed, and while they belong to another host.
+    chain: Mutex<Option<Arc<Chain>>>,
+    /// Changes with each change of `chain`.
+    generation: AtomicU64,
+    /// The backing files of the last open.
+    under: Mutex<Vec<File>>,
+    /// The number of queues that were attached. Each gets a number.
+    queues: AtomicU32,
+    /// Identifies the disk in the log.
+    span: Span,
+}
+
+/// The images in one engine, for one queue.
+#[derive(Debug)]
+pub(crate) struct AttachedImages {
+    pub(super) chain: Arc<Chain>,
+    generation: u64,
+    /// The requests of the queue that have begun and not ended.
+    requests: usize,
+    shard: u32,
+    /// The operations that the queue carries out for the tables.
+    pub(super) own: Vec<Option<Box<OwnSlot>>>,
+    /// The number of these operations.
+    pub(super) in_flight: usize,
+    /// The number of them for which the engine had no room.
+    pub(super) busy: usize,
+}
+
+/// The state of a request.
+#[derive(Debug, Default)]
+pub(crate) struct Qcow2State {
+    request: Option<Request>,
+    /// The bytes of a run that is not the whole rest of the request.
+    front: IoBuffers,
+    read: ReadState,
+    write: WriteState,
+    extents: Option<Box<ExtentState>>,
+}
+
+impl Qcow2State {
+    pub(crate) fn is_active(&self) -> bool {
+        self.request.is_some()
+    }
+
+    /// Ends the request after its last step.
+    #[inline]
+    fn end(&mut self, images: &mut AttachedImages, step: Step) -> Step {
+        if let Step::Done(_) = step {
+            self.request = None;
+            images.requests = images.requests.saturating_sub(1);
+        }
+        step
+    }
+}
+
+impl AttachedImages {
+    #[inline]
+    pub(crate) fn is_due(&self) -> bool {
+        self.busy > 0 || self.chain.due.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+impl Qcow2Disk {
+    /// Opens an image and checks it without writing to it, because another process may still use it.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub(crate) fn open(path: &Path, options: &Options) -> Result<Self, Error> {
+        let failed = |source| Error::Library { disk: format!("qcow2:{}", path.display()), source };
+        // A file that cannot be opened has a sentence of its own.
+        drop(crate::image_file::open_file(path, options)?);
+        let (file, header) = open::open_file(path, options).map_err(failed)?;
+        let (file, decoder) = (Arc::new(file), Arc::default());
+        let read_only = Options { read_only: true, ..*options };
+        let (_, under) = open::chain(path, &file, &read_only, &decoder).map_err(failed)?;
+        let size = header.size - header.size % SECTOR;
+        if size == 0 || size > i64::MAX as u64 {
+            return Err(failed(io::Error::other(Error::Size(header.size))));
+        }
+        if header.is_corrupt() && !options.read_only {
+            let corrupt = super::format::bad_image::BadImage::Corrupt;
+            return Err(failed(io::Error::other(corrupt)));
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            options: *options,
+            limits: limits(&header, options.read_only),
+            file,
+            size: AtomicU64::new(size),
+            decoder,
+            chain: Mutex::default(),
+            generation: AtomicU64::new(0),
+            under: Mutex::new(under),
+            queues: AtomicU32::new(0),
+            span: Span::current(),
+        })
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    #[inline]
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Returns the alignment of operations.
+    pub(crate) fn unit(&self) -> u64 {
+        self.file.unit()
+    }
+
+    /// Returns the images, and opens them if they are not open. Control path.
+    fn chain(&self) -> io::Result<(Arc<Chain>, u64)> {
+        let mut chain = self.lock_chain();
+        let open = match &*chain {
+            Some(open) => open.clone(),
+            None => self.open_chain(&mut chain)?,
+        };
+        Ok((open, self.generation.load(Ordering::Acquire)))
+    }
+
+    fn lock_chain(&self) -> MutexGuard<'_, Option<Arc<Chain>>> {
+        self.chain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open_chain(&self, chain: &mut Option<Arc<Chain>>) -> io::Result<Arc<Chain>> {
+        let (opened, under) =
+            self.span.in_scope(|| open::chain(&self.path, &self.file, &self.options, &self.decoder))?;
+        let opened = Arc::new(opened);
+        if let Some(image) = opened.top() {
+            // It may have grown meanwhile.
+            self.size.fetch_max(image.size.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        *self.under.lock().unwrap_or_else(PoisonError::into_inner) = under;
+        *chain = Some(opened.clone());
+        // Release. Partner: the load in `with_images`.
+        self.generation.fetch_add(1, Ordering::Release);
+        Ok(opened)
+    }
+
+    /// Registers the images with a worker's engine.
+    ///
+    /// # Errors
+    /// The image cannot be used any more.
+    pub(crate) fn attach(&self, engine: &mut Engine) -> Result<Attached, Error> {
+        let failed = |source| Error::Library { disk: format!("qcow2:{}", self.path.display()), source };
+        let (chain, generation) = self.chain().map_err(failed)?;
+        let file = self.file.attach(engine)?;
+        let under = attach_under(&chain, engine)?;
+        let shard = self.queues.fetch_add(1, Ordering::Relaxed);
+        let images =
+            AttachedImages { chain, generation, requests: 0, shard, own: Vec::new(), in_flight: 0, busy: 0 };
+        Ok(Attached { file: Some(file), under, images: Some(Box::new(images)) })
+    }
+
+    /// Calls `f` with the images of the context.
+    #[inline]
+    pub(crate) fn with_images(
+        &self,
+        context: &mut IoContext<'_>,
+        f: impl FnOnce(&mut AttachedImages, &mut IoContext<'_>) -> Step,
+    ) -> Step {
+        let Some(mut images) = context.attached.images.take() else {
+            return Step::Done(Err(IoError::Os(Errno::BADF)));
+        };
+        if images.generation != self.generation.load(Ordering::Acquire) {
+            self.refresh(&mut images, context);
+        }
+        let step = f(&mut images, context);
+        context.attached.images = Some(images);
+        step
+    }
+
+    /// Uses the images that were opened last.
+    #[cold]
+    fn refresh(&self, images: &mut AttachedImages, context: &mut IoContext<'_>) {
+        if images.requests > 0 || images.in_flight > 0 {
+            return;
+        }
+        let opened = self.chain().ok();
+        if let Some((chain, generation)) = opened
+            && let Ok(under) = attach_under(&chain, context.engine)
+        {
+            for file in std::mem::replace(&mut context.attached.under, under) {
+                context.engine.unregister(file);
+            }
+            (images.chain, images.generation, images.busy) = (chain, generation, 0);
+        }
+    }
+
+    /// Starts a request on these buffers.
+    #[inline]
+    pub(crate) fn start<S: OpSender>(
+        &self,
+        images: &mut AttachedImages,
+        sender: &mut S,
+        buffers: &mut IoBuffers,
+        state: &mut Qcow2State,
+        request: Request,
+    ) -> Step {
+        let at = match buffers.check(request, self.size(), self.limits.read_only) {
+            Ok(at) => at,
+            Err(error) => {
+                buffers.drop_extents();
+                return Step::Done(Err(error));
+            }
+        };
+        match request {
+            Request::Read { .. } => state.read.begin(at),
+            Request::Write { durable, .. } => state.write.begin(at, durable),
+            Request::Flush => state.write.begin_sync(),
+            Request::Discard { durable } => state.extents.get_or_insert_default().begin(false, durable),
+            Request::WriteZeroes { durable } => state.extents.get_or_insert_default().begin(true, durable),
+            Request::SecureErase => {
+                buffers.drop_extents();
+                return Step::Done(Err(IoError::Unsupported));
+            }
+        }
+        state.request = Some(request);
+        images.requests += 1;
+        self.drive(images, sender, buffers, state)
+    }
+
+    /// Continues a request as far as possible.
+    #[inline]
+    pub(crate) fn drive<S: OpSender>(
+        &self,
+        images: &mut AttachedImages,
+        sender: &mut S,
+        buffers: &mut IoBuffers,
+        state: &mut Qcow2State,
+    ) -> Step {
+        let (chain, shard) = (&images.chain, images.shard);
+        let Qcow2State { request, front, read, write, extents } = state;
+        let step = match (request, extents) {
+            (Some(Request::Read { .. }), _) => chain.drive_read(sender, (0, shard), (buffers, front), read),
+            (Some(Request::Write { .. } | Request::Flush), _) => {
+                chain.drive_write(sender, shard, (buffers, front), write)
+            }
+            (Some(_), Some(extents)) => {
+                chain.drive_extents(sender, (shard, self.size()), buffers, extents, write)
+            }
+            _ => return Step::Busy,
+        };
+        state.end(images, step)
+    }
+
+    /// Continues a request after the completion of an operation.
+    #[inline]
+    pub(crate) fn resume<S: OpSender>(
+        &self,
+        images: &mut AttachedImages,
+        sender: &mut S,
+        buffers: &mut IoBuffers,
+        state: &mut Qcow2State,
+        completion: Completion,
+    ) -> Step {
+        let (chain, shard) = (&images.chain, images.shard);
+        let Qcow2State { request, front, read, write, extents } = state;
+        let step = match (request, extents) {
+            (Some(Request::Read { .. }), _) => {
+                chain.resume_read(sender, (0, shard), (buffers, front), read, completion)
+            }
+            (Some(Request::Write { .. } | Request::Flush), _) => {
+                chain.resume_write(sender, shard, (buffers, front), write, completion)
+            }
+            (Some(_), Some(extents)) => {
+                let size = self.size();
+                chain.resume_extents(sender, (shard, size), buffers, extents, write, completion)
+            }
+            _ => return Step::Pending,
+        };
+        state.end(images, step)
+    }
+
+    /// Starts operations for the tables.
+    pub(crate) fn submit_own(&self, context: &mut IoContext<'_>, injector: Option<&FaultInjector>) {
+        if let Some(mut images) = context.attached.images.take() {
+            images.submit_own(context, injector);
+            context.attached.images = Some(images);
+        }
+    }
+
+    /// Takes the completion of one.
+    pub(crate) fn resume_own(
+        &self,
+        context: &mut IoContext<'_>,
+        injector: Option<&FaultInjector>,
+        completion: Completion,
+    ) {
+        if let Some(mut images) = context.attached.images.take() {
+            images.resume_own(context, injector, completion);
+            context.attached.images = Some(images);
+        }
+    }
+}
+
+fn attach_under(chain: &Chain, engine: &mut Engine) -> Result<Vec<kickless_io::FileId>, Error> {
+    chain.layers.iter().skip(1).map(|layer| layer.file().attach(engine)).collect()
+}
+
+fn limits(header: &Header, read_only: bool) -> Limits {
+    // Version 2 has no zero clusters, so an unallocated cluster shows the backing image.
+    let can_clear = header.geometry.version == Version::V3 || header.backing.is_none();
+    let ranges =
+        (!read_only && can_clear).then(|| RangeLimits::bytes(RANGE_MAX, header.geometry.subcluster()));
+    Limits {
+        discard: ranges,
+        write_zeroes: ranges.map(|ranges| RangeLimits { alignment: 1, ..ranges }),
+        zeroes_may_unmap: ranges.is_some(),
+        ..Limits::plain(read_only)
+    }
+}
+
+impl DiskControl for Qcow2Disk {
+    fn identity(&self) -> &str {
+        DiskControl::identity(&*self.file)
+    }
+
+    fn file(&self) -> Option<&File> {
+        Some(self.file.os_file())
+    }
+
+    /// Returns the files of the backing images, which nothing may write to.
+    fn backing_files(&self) -> io::Result<Vec<File>> {
+        let under = self.under.lock().unwrap_or_else(PoisonError::into_inner);
+        under.iter().map(File::try_clone).collect()
+    }
+
+    /// Closes the image: returns its reserve, and writes everything to the file.
+    fn write_back(&self) -> io::Result<()> {
+        let mut chain = self.lock_chain();
+        let Some(open) = chain.take() else { return Ok(()) };
+        self.generation.fetch_add(1, Ordering::Release);
+        let Some(image) = open.top().filter(|_| !self.options.read_only) else { return Ok(()) };
+        image.with_tables(super::tables::Tables::close);
+        let closed = blocking::run(image, super::tables::Tables::closed);
+        use super::check::image::WriteImage;
+        let synced = blocking::BlockingFile(&self.file).sync();
+        Ok(closed?).and(synced)
+    }
+
+    /// Reads the image's tables again, because another host may have written since.
+    fn reload(&self) -> io::Result<()> {
+        let mut chain = self.lock_chain();
+        *chain = None;
+        self.open_chain(&mut chain).map(drop)
+    }
+
+    fn grow(&self, size: u64) -> io::Result<Resized> {
+        let (chain, _) = self.chain()?;
+        let image = chain.top().ok_or(io::ErrorKind::Unsupported)?;
+        let from = self.size();
+        if size <= from {
+            return Ok(Resized::Same);
+        }
+        image.with_tables(|tables| tables.grow(size)).map_err(io::Error::other)?;
+        let to = blocking::run(image, super::tables::Tables::grown)?;
+        image.size.fetch_max(to, Ordering::Relaxed);
+        self.size.fetch_max(to, Ordering::Relaxed);
+        Ok(Resized::Grown { from, to })
+    }
+}
+
+impl Drop for Qcow2Disk {
+    fn drop(&mut self) {
+        if let Err(error) = self.write_back() {
+            tracing::debug!(parent: &self.span, %error, "the image cannot be closed");
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Opens an image and its backing images.
+
+use super::blocking::BlockingFile;
+use super::check::WINDOW;
+use super::check::image::{ReadImage, WriteImage};
+use super::check::repair::repair;
+use super::decode::{self, Decoder};
+use super::format::bad_image::BadImage;
+use super::format::header::{Backing, BackingFormat, Header, HeaderChange, TableAt, apply};
+use super::format::snapshots::{snapshots, snapshots_bytes};
+use super::layer::{Chain, Image, Layer, RawLayer};
+use super::pins::Pins;
+use super::slices::Slices;
+use super::tables::rule::Rules;
+use super::tables::{Parts, Tables, TablesOptions};
+use crate::{Cache, FileDisk, Options, SECTOR};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The largest number of images in a chain.
+const DEPTH_MAX: usize = 64;
+/// The unit of table I/O, unless direct I/O needs a larger one, or clusters are smaller.
+const UNIT_BYTES: u64 = 4096;
+/// The default size of the cache of L2 tables, as in QEMU.
+const CACHE_BYTES: u64 = 32 << 20;
+/// The largest number of bytes that the reserve prepares at a time.
+const RESERVE_BYTES: u64 = 64 << 20;
+/// The time between two lines in the log about a repair.
+const PROGRESS: Duration = Duration::from_secs(10);
+
+/// The error of a backing image.
+#[derive(Debug, thiserror::Error)]
+#[error("its backing image {name:?}: {error}")]
+struct BackingError {
+    name: String,
+    error: io::Error,
+}
+
+impl BackingError {
+    /// Makes the error. Only the innermost image is named.
+    fn said(name: &str, error: io::Error) -> io::Error {
+        if error.get_ref().is_some_and(|inner| inner.is::<Self>()) {
+            return error;
+        }
+        io::Error::other(Self { name: name.to_owned(), error })
+    }
+}
+
+fn bad(error: BadImage) -> io::Error {
+    io::Error::other(error)
+}
+
+/// Reads the header of an image. Returns its first cluster too.
+pub(super) fn header(file: &FileDisk) -> io::Result<(Header, Vec<u8>)> {
+    let blocking = BlockingFile(file);
+    let bytes = file.bytes()?;
+    let mut first = vec![0; bytes.min(SECTOR) as usize];
+    blocking.read(0, &mut first)?;
+    if first.len() < 24 {
+        return Err(bad(if first.starts_with(b"QFI\xfb") { BadImage::Short } else { BadImage::Magic }));
+    }
+    let cluster = Header::first_cluster(&first).map_err(bad)?;
+    first.resize(cluster.min(bytes) as usize, 0);
+    blocking.read(0, &mut first)?;
+    let header = Header::parse(&first, bytes).map_err(bad)?;
+    Ok((header, first))
+}
+
+/// Opens the file of an image, and reads its header.
+///
+/// A file with clusters or subclusters that are smaller than a block of direct I/O is opened through the page
+/// cache. So tables and data never share a block.
+pub(super) fn open_file(path: &Path, options: &Options) -> io::Result<(FileDisk, Header)> {
+    let file = FileDisk::open_image(path, options).map_err(io::Error::other)?;
+    let (header, _) = header(&file)?;
+    if header.geometry.subcluster() >= file.unit() {
+        return Ok((file, header));
+    }
+    tracing::info!(
+        path = %path.display(), cluster = header.geometry.cluster(), block = file.unit(),
+        "the image has smaller clusters than direct I/O can transfer: the host's cache is used"
+    );
+    let options = Options { cache: Cache::Writeback, ..*options };
+    Ok((FileDisk::open_image(path, &options).map_err(io::Error::other)?, header))
+}
+
+/// Opens the image in `file`, and its backing images. Returns their files too. A writable image is prepared:
+/// repaired if that is necessary, and without the features that its writer must keep up.
+pub(super) fn chain(
+    path: &Path,
+    file: &Arc<FileDisk>,
+    options: &Options,
+    decoder: &Arc<Decoder>,
+) -> io::Result<(Chain, Vec<File>)> {
+    let due = Arc::new(AtomicBool::new(false));
+    if !options.read_only {
+        prepare(path, file)?;
+    }
+    let mut opening = Opening { options, due, layers: Vec::new(), files: Vec::new(), seen: Vec::new() };
+    let mut backing = opening.image(file.clone(), !options.read_only)?;
+    let mut path = path.to_owned();
+    while let Some(under) = backing {
+        let name = String::from_utf8_lossy(&under.name).into_owned();
+        (path, backing) = opening.backing(&path, &under).map_err(|error| BackingError::said(&name, error))?;
+    }
+    let Opening { due, layers, files, .. } = opening;
+    Ok((Chain { layers, due, decoder: decoder.clone() }, files))
+}
+
+/// Repairs an image that was not closed, and gives up features that this program does not keep up.
+fn prepare(path: &Path, file: &FileDisk) -> io::Result<()> {
+    let (mut header, mut first) = self::header(file)?;
+    if header.is_corrupt() {
+        return Err(bad(BadImage::Corrupt));
+    }
+    let blocking = BlockingFile(file);
+    let path = path.display();
+    if header.is_dirty() {
+        tracing::info!(%path, "the image was not closed: its reference counts are repaired");
+        let mut said = Instant::now();
+        let report = repair(&blocking, WINDOW, &mut |done, all| {
+            if said.elapsed() >= PROGRESS {
+                said = Instant::now();
+                tracing::info!(%path, done, all, "repairing the reference counts of the image");
+            }
+        })
+        .map_err(io::Error::other)?;
+        tracing::info!(%path, ?report, "the reference counts of the image are repaired");
+        (header, first) = self::header(file)?;
+    }
+    if header.autoclear != 0 {
+        if let Some(bitmaps) = header.bitmaps {
+            tracing::warn!(
+                %path, bitmaps = bitmaps.count,
+                "the dirty bitmaps of the image are given up, because they are not kept up"
+            );
+        }
+        apply(&mut first, HeaderChange::ClearAutoclear);
+        blocking.write(0, &first[..first.len().min(SECTOR as usize)])?;
+        blocking.sync()?;
+    }
+    Ok(())
+}
+
+/// A chain while it is opened.
+struct Opening<'a> {
+    options: &'a Options,
+    due: Arc<AtomicBool>,
+    layers: Vec<Layer>,
+    /// The backing files.
+    files: Vec<File>,
+    /// The device and the inode of each file.
+    seen: Vec<(u64, u64)>,
+}
+
+impl Opening<'_> {
+    /// Adds the image in `file`. Returns its backing image.
+    fn image(&mut self, file: Arc<FileDisk>, writable: bool) -> io::Result<Option<Backing>> {
+        self.check_loop(&file)?;
+        let (header, first) = header(&file)?;
+        let geometry = header.geometry;
+        let unit = UNIT_BYTES.max(file.unit()).min(geometry.cluster());
+        let tables_bytes = geometry.l1_entries_for(header.size).saturating_mul(geometry.cluster());
+        let cache_bytes = self.options.cache_size.unwrap_or(CACHE_BYTES).min(tables_bytes);
+        let slices = Arc::new(Slices::new(geometry, unit, cache_bytes));
+        let pins = Arc::new(Pins::new());
+        let blocking = BlockingFile(&file);
+        let file_bytes = file.bytes()?;
+        snapshot_tables(&blocking, &header, file_bytes)?;
+        let options = TablesOptions {
+            unit,
+            discard: writable && file.limits().zeroes_may_unmap,
+            device_bytes: file.is_device().then_some(file_bytes),
+            reserve_max: RESERVE_BYTES,
+            rules: Rules::default(),
+        };
+        let parts = Parts {
+            header: &header,
+            first,
+            l1: table(&blocking, header.l1)?,
+            refcount_table: if writable { table(&blocking, header.refcounts)? } else { Vec::new() },
+            file_bytes,
+        };
+        let tables = Tables::new(parts, slices.clone(), pins.clone(), options).map_err(bad)?;
+        self.layers.push(Layer::Qcow2(Arc::new(Image {
+            geometry,
+            compression: header.compression,
+            size: AtomicU64::new(header.size),
+            slices,
+            pins,
+            tables: Mutex::new(tables),
+            due: self.due.clone(),
+            decode_buffers: decode::buffers(geometry.cluster()),
+            file,
+        })));
+        Ok(header.backing)
+    }
+
+    /// Adds the backing image of the image at `path`. Returns its path, and its own backing image.
+    fn backing(&mut self, path: &Path, backing: &Backing) -> io::Result<(PathBuf, Option<Backing>)> {
+        if self.layers.len() > DEPTH_MAX {
+            return Err(io::Error::other("the chain of backing images is too long"));
+        }
+        let format = backing.known_format().map_err(bad)?;
+        let path = resolve(path, &backing.name)?;
+        let options = Options { read_only: true, merge: false, ..*self.options };
+        match format {
+            BackingFormat::Raw => {
+                let file = FileDisk::open_image(&path, &options).map_err(io::Error::other)?;
+                self.check_loop(&file)?;
+                self.files.push(file.os_file().try_clone()?);
+                let size = file.bytes()?.next_multiple_of(SECTOR);
+                self.layers.push(Layer::Raw(Box::new(RawLayer { file, size })));
+                Ok((path, None))
+            }
+            BackingFormat::Qcow2 => {
+                let (file, _) = open_file(&path, &options)?;
+                self.files.push(file.os_file().try_clone()?);
+                let backing = self.image(Arc::new(file), false)?;
+                Ok((path, backing))
+            }
+        }
+    }
+
+    /// Checks that no other image of the chain is in this file.
+    fn check_loop(&mut self, file: &FileDisk) -> io::Result<()> {
+        let meta = file.os_file().metadata()?;
+        let identity = if file.is_device() { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) };
+        if self.seen.contains(&identity) {
+            return Err(io::Error::other("the chain of backing images is a loop"));
+        }
+        self.seen.push(identity);
+        Ok(())
+    }
+}
+
+/// Reads a table of entries of 8 bytes.
+fn table(file: &BlockingFile<'_>, table: TableAt) -> io::Result<Vec<u8>> {
+    // Header and snapshot table were checked, so this is bounded.
+    let mut bytes = vec![0; table.entries as usize * 8];
+    file.read(table.at.0, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Reads and checks the snapshot table, whose length is not stored.
+fn snapshot_tables(file: &BlockingFile<'_>, header: &Header, file_bytes: u64) -> io::Result<Vec<TableAt>> {
+    let (at, count) = header.snapshots;
+    let (mut bytes, mut len) = (Vec::new(), 64 << 10);
+    loop {
+        let found = snapshots_bytes(&bytes, count).map_err(bad)?;
+        let ends = at.0.saturating_add(bytes.len() as u64) >= file_bytes;
+        if found.is_some() || ends {
+            return snapshots(&bytes, count, header.geometry, file_bytes).map_err(bad);
+        }
+        bytes.resize(len, 0);
+        file.read(at.0, &mut bytes)?;
+        len *= 2;
+    }
+}
+
+/// Returns the path of the image that the one at `path` calls `name`.
+fn resolve(path: &Path, name: &[u8]) -> io::Result<PathBuf> {
+    // As in QEMU, a name with a colon before any slash is a protocol.
+    if name.iter().find(|&&byte| matches!(byte, b':' | b'/')) == Some(&b':') {
+        return Err(io::Error::other("it is not a file"));
+    }
+    Ok(path.parent().unwrap_or(Path::new("")).join(OsStr::from_bytes(name)))
+}
