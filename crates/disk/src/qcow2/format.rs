@@ -12,3 +12,8 @@ pub(crate) mod header;
 pub(crate) mod numbers;
 pub(crate) mod refcount;
 pub(crate) mod snapshots;
+
+#[cfg(test)]
+mod header_tests;
+#[cfg(test)]
+mod tests;

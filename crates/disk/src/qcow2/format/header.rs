@@ -212,8 +212,11 @@ fn version(first: &[u8]) -> Result<Version, BadImage> {
 }
 
 fn header_bytes(first: &[u8], version: Version) -> Result<u32, BadImage> {
-    let bytes = if version == Version::V3 { be32(first, 100) } else { V2_BYTES };
     let least = if version == Version::V3 { V3_BYTES } else { V2_BYTES };
+    if first.len() < least as usize {
+        return Err(BadImage::Short);
+    }
+    let bytes = if version == Version::V3 { be32(first, 100) } else { V2_BYTES };
     let fits = bytes >= least && u64::from(bytes) <= Header::first_cluster(first)?;
     if fits { Ok(bytes) } else { Err(BadImage::HeaderLength(bytes)) }
 }
