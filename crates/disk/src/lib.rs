@@ -111,6 +111,8 @@ pub use memory::MemoryDisk;
 #[cfg(all(feature = "nbd", fuzzing))]
 pub use nbd::fuzzing as nbd_fuzzing;
 pub use null::NullDisk;
+#[cfg(all(feature = "qcow2", fuzzing))]
+pub use qcow2::fuzzing as qcow2_fuzzing;
 pub use options::{Cache, Options, UnknownCache};
 pub use request::{Extent, Request, Step};
 pub use resized::Resized;

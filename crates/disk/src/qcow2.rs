@@ -20,6 +20,8 @@ mod decode;
 pub(crate) mod disk;
 mod extents;
 mod format;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod layer;
 mod open;
 mod own;

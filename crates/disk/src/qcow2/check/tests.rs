@@ -1,13 +1,16 @@
 //! Compares the check with QEMU's.
 
-use super::image::FileImage;
+use super::image::ReadImage;
 use super::recorded::Recorded;
 use super::report::{CheckError, Report};
 use super::{WINDOW, check};
 use crate::qcow2::format::header::Header;
 use crate::qcow2::qemu::{OPTIONS, QemuImage, QemuReport, SIZE, fill};
 use kickless_testing::Random;
-use std::fs::File;
+use std::cell::Cell;
+use std::fs::{File, read_to_string};
+use std::io;
+use std::os::unix::fs::FileExt;
 
 /// Returns the number of images to damage: `KICKLESS_DAMAGED`, or some.
 fn damaged() -> u64 {
@@ -24,9 +27,6 @@ fn images_of_each_kind_are_sound() {
         for window in [WINDOW, 37] {
             assert_eq!(check(&loaded, window).unwrap(), Report::default(), "{options}: {window}");
         }
-        let file = File::open(image.path()).unwrap();
-        let image = FileImage::new(&file, 512).unwrap();
-        assert_eq!(check(&image, WINDOW).unwrap(), Report::default(), "{options}: file");
     }
 }
 
@@ -102,4 +102,62 @@ fn damaged_images_fail_in_both_checks() {
         assert_eq!(ours.ok(), check(&image, 11).ok(), "seed {seed}: the window matters");
     }
     assert!(sound < damaged() / 2, "the damage is too small");
+}
+
+/// A file that is too large for memory.
+struct Sparse {
+    file: File,
+    /// The number of reads.
+    reads: Cell<u64>,
+}
+
+impl ReadImage for Sparse {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.reads.set(self.reads.get() + 1);
+        let mut done = 0;
+        while done < into.len() {
+            match self.file.read_at(&mut into[done..], at + done as u64)? {
+                0 => break,
+                bytes => done += bytes,
+            }
+        }
+        into[done..].fill(0);
+        Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.file.metadata().unwrap().len()
+    }
+}
+
+/// Returns the largest memory that this process has used, in bytes.
+fn peak() -> u64 {
+    let status = read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// A disk of 100 TiB, in a file that is long enough for two windows.
+#[test]
+fn memory_is_bounded_by_the_window() {
+    let image = QemuImage::create("", "100T");
+    image.io(&["write -P 1 0 64k", "write -P 2 50T 64k", "write -P 3 99T 64k"]);
+    let sparse = Sparse {
+        file: File::options().read(true).write(true).open(image.path()).unwrap(),
+        reads: Cell::new(0),
+    };
+    assert_eq!(check(&sparse, WINDOW).unwrap(), Report::default());
+    let reads = sparse.reads.replace(0);
+    let before = peak();
+    sparse.file.set_len((WINDOW + 1000) << 16).unwrap();
+    assert_eq!(check(&sparse, WINDOW).unwrap(), Report::default());
+    assert!(sparse.reads.get() > reads, "only one window");
+    assert!(sparse.reads.get() < 3 * reads + 100, "{} reads after {reads}", sparse.reads.get());
+    // Counters of 64 MiB, and a bitmap of 4 MiB.
+    assert!(peak() - before < 100 << 20, "{} bytes", peak() - before);
+    // Clusters beyond the limit of the check.
+    sparse.file.set_len((1 << 47) + (1 << 16)).unwrap_or_default();
+    if sparse.bytes() > 1 << 47 {
+        assert!(matches!(check(&sparse, WINDOW), Err(CheckError::TooLarge)));
+    }
 }
