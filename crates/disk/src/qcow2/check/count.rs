@@ -38,6 +38,11 @@ impl Counters {
         Self { window: 0..0, window_max, counts, tables, overlaps: 0, excess: 0 }
     }
 
+    /// Returns the number of windows.
+    pub(super) fn windows(&self, clusters: u64) -> u64 {
+        clusters.div_ceil(self.window_max)
+    }
+
     /// Moves to the next window and sets its counters to 0. Returns false if there is none.
     pub(super) fn next(&mut self, clusters: u64) -> bool {
         let start = self.window.end;

@@ -37,7 +37,7 @@ pub(crate) enum CheckError {
     /// The tables refer to wrong places.
     #[error("its tables are damaged: repair it with `qemu-img check -r all`")]
     Damaged,
-    /// The memory for the check has a bound.
-    #[error("it is too large to be checked")]
+    /// The memory and the time for the check have bounds.
+    #[error("it is too large to be checked here: repair it with `qemu-img check -r all`")]
     TooLarge,
 }

@@ -155,6 +155,8 @@ fn memory_is_bounded_by_the_window() {
     assert!(sparse.reads.get() < 3 * reads + 100, "{} reads after {reads}", sparse.reads.get());
     // Counters of 64 MiB, and a bitmap of 4 MiB.
     assert!(peak() - before < 100 << 20, "{} bytes", peak() - before);
+    // A hostile image could make the check read for days.
+    assert!(matches!(check(&sparse, 1), Err(CheckError::TooLarge)));
     // Clusters beyond the limit of the check.
     sparse.file.set_len((1 << 47) + (1 << 16)).unwrap_or_default();
     if sparse.bytes() > 1 << 47 {
