@@ -6,6 +6,7 @@
 
 mod blocks;
 mod copies;
+mod grow;
 mod l1;
 mod l2;
 mod moves;
@@ -26,6 +27,7 @@ use super::pins::Pins;
 use super::slices::{Slices, WayIndex, memory_bits, on_disk, with_bits};
 use blocks::{Block, Blocks};
 use copies::Copies;
+use grow::Growing;
 use kickless_io::{AlignedBuf, Errno, Waker};
 use l1::{L1, TableState};
 use moves::Move;
@@ -88,6 +90,9 @@ pub(crate) struct Tables {
     options: TablesOptions,
     rules: Rules,
     has_backing: bool,
+    has_snapshots: bool,
+    /// The size of the virtual disk in bytes.
+    size: u64,
     slices: Arc<Slices>,
     pins: Arc<Pins>,
     first: Vec<u8>,
@@ -98,6 +103,8 @@ pub(crate) struct Tables {
     syncs: Syncs,
     reserve: Reserve,
     moving: Option<Move>,
+    growing: Option<Growing>,
+    grown: Option<Result<u64, Errno>>,
     retired: Retired,
     copies: Copies,
     /// The slices that are read, and their places.
@@ -125,6 +132,8 @@ impl Tables {
             options,
             rules,
             has_backing: header.backing.is_some(),
+            has_snapshots: header.snapshots.1 > 0,
+            size: header.size,
             slices,
             pins,
             first,
@@ -135,6 +144,8 @@ impl Tables {
             syncs: Syncs::default(),
             reserve: Reserve::new(end, geometry.cluster(), options.reserve_max),
             moving: None,
+            growing: None,
+            grown: None,
             retired: Retired::default(),
             copies: Copies::default(),
             loading: HashMap::new(),
@@ -238,13 +249,13 @@ impl Tables {
                 self.refcounts.loaded(unit, buffer.as_deref().filter(|_| result.is_ok()));
                 if let Err(errno) = result {
                     self.retired.stall(errno);
-                    self.reserve.fail(errno);
+                    self.reserve_failed(errno);
                 }
             }
             Purpose::Sync(mark) => {
                 self.syncs.end(mark, result.is_ok());
                 if let Err(errno) = result {
-                    self.reserve.fail(errno);
+                    self.reserve_failed(errno);
                     self.retired.stall(errno);
                     self.table_syncs_failed(errno);
                 }
@@ -282,6 +293,7 @@ impl Tables {
         let mut is_changed = false;
         while self.advance_retired()
             | self.advance_move()
+            | self.advance_growing()
             | self.advance_reserve()
             | self.advance_table_copies()
         {
@@ -412,16 +424,6 @@ impl Tables {
     /// Returns whether no table write has completed since the last sync began (R8).
     pub(crate) fn is_synced(&self) -> bool {
         self.syncs.is_durable(self.syncs.completed()) || !self.rules.hold(Rule::R8)
-    }
-
-    /// Begins to grow the virtual disk to `size` bytes. It is done when [`grown`](Self::grown) says so.
-    pub(crate) fn grow(&mut self, _size: u64) -> Result<(), BadImage> {
-        Ok(())
-    }
-
-    /// Returns the result of growing.
-    pub(crate) fn grown(&self) -> Option<Result<u64, Errno>> {
-        Some(Err(Errno::OPNOTSUPP))
     }
 
     /// Changes the header. The change is written when all blocks are.

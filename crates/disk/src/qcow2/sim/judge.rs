@@ -64,6 +64,10 @@ impl Judge<'_> {
         }
     }
 
+    pub(super) fn size(&self) -> u64 {
+        self.word(24)
+    }
+
     /// Compares refcounts and flags with all references.
     pub(super) fn check(&self) -> Result<Verdict, String> {
         let geometry = self.shape.geometry;

@@ -58,6 +58,10 @@ pub(super) struct Life {
     pub(super) rule: Option<Rule>,
     ops: Vec<Op>,
     next: usize,
+    /// The size that the disk is about to have.
+    grows_to: Option<u64>,
+    /// The size that was promised.
+    size: u64,
     /// The sectors of the last request at a new place.
     last: (usize, usize),
     /// The share of operations that fail.
@@ -113,6 +117,8 @@ impl Life {
             rule,
             ops: Vec::new(),
             next: 0,
+            grows_to: None,
+            size: header.size,
             last: (0, 1),
             failures,
             fault: None,
@@ -136,6 +142,7 @@ impl Life {
         if self.waker.clear() {
             self.requests.values_mut().for_each(Request::woken);
         }
+        self.grow();
         match self.rng.u8(..10) {
             0 if self.requests.len() < 8 => self.start(),
             0..4 => {
@@ -146,6 +153,20 @@ impl Life {
             }
             4..6 => self.submit_due(),
             _ => self.complete_one(),
+        }
+    }
+
+    /// Grows the disk now and then.
+    fn grow(&mut self) {
+        if let Some(Ok(size)) = self.grows_to.and_then(|_| self.tables.grown()) {
+            (self.size, self.grows_to) = (size, None);
+        }
+        if self.rng.u16(..300) == 0 {
+            let tables = self.rng.u64(..70);
+            let size = self.size + tables * self.shape.geometry.table_span();
+            if self.tables.grow(size.max(self.grows_to.unwrap_or(0))).is_ok() {
+                self.grows_to.get_or_insert(size);
+            }
         }
     }
 
@@ -365,6 +386,9 @@ impl Life {
     fn judge(&self, file: &[u8], may_be: impl Fn(&Model, usize, u64) -> bool) -> Result<Verdict, String> {
         let judge = Judge { file, shape: self.shape };
         let verdict = judge.check()?;
+        if judge.size() < self.size {
+            return Err(format!("the size is {}, not {}", judge.size(), self.size));
+        }
         for (sector, stamp) in judge.sectors().enumerate() {
             if !may_be(&self.model, sector, stamp) {
                 return Err(format!(

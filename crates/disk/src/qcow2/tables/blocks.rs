@@ -133,6 +133,11 @@ impl Blocks {
         }
     }
 
+    /// Returns whether a write of the L1 table is in flight.
+    pub(super) fn writes_l1(&self) -> bool {
+        self.dirty.iter().any(|(block, numbers)| matches!(block, Block::L1(_)) && numbers.writing.is_some())
+    }
+
     pub(super) fn has_due(&self) -> bool {
         !self.due.is_empty()
     }

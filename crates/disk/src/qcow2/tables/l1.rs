@@ -224,6 +224,9 @@ impl Tables {
 
     /// Refers to copies that are durable. Returns whether it changed something.
     pub(super) fn advance_table_copies(&mut self) -> bool {
+        if self.l1_moves() {
+            return false;
+        }
         let mut done = Vec::new();
         for (table, copy) in &self.l1.copies {
             if let Stage::Syncing { stamp } = copy.stage {

@@ -90,7 +90,8 @@ impl Tables {
             return Err(Stop::Fail(errno));
         }
         if self.l1.copies.contains_key(&table) {
-            return Err(Stop::Wait);
+            // A failed move of the L1 table is tried again.
+            return if self.l1_moves() { self.wait_for_reserve() } else { Err(Stop::Wait) };
         }
         let Some(way) = self.slices.find(slice) else {
             self.want(slice, waker).map_err(Stop::Fail)?;
@@ -99,6 +100,9 @@ impl Tables {
         if to_change {
             match self.table_state(table) {
                 TableState::Own(_) => {}
+                TableState::Absent | TableState::Shared(_) if self.l1_moves() => {
+                    return self.wait_for_reserve();
+                }
                 TableState::Absent if self.link_table(table) => {}
                 TableState::Shared(old) if self.copy_table(table, old) => return Err(Stop::Wait),
                 TableState::Absent | TableState::Shared(_) => return self.wait_for_reserve(),

@@ -1,4 +1,4 @@
-//! Tables that move (R7): a new refcount block, or a larger refcount table.
+//! Tables that move (R7): a new refcount block, a larger refcount table, a larger L1 table.
 
 use super::Tables;
 use super::blocks::Block;
@@ -6,6 +6,7 @@ use super::op::TableOpKind;
 use super::ops::{Purpose, Run};
 use super::plan::Written;
 use super::refcounts::store_words;
+use super::retire::Free;
 use super::rule::Rule;
 use crate::qcow2::format::geometry::{HostCluster, HostOffset};
 use crate::qcow2::format::header::{HeaderChange, apply};
@@ -33,6 +34,8 @@ enum What {
     Block { index: u64, at: HostOffset },
     /// The refcount table.
     Table { words: Vec<u64>, at: HostOffset, clusters: u32 },
+    /// The active L1 table. It does not change meanwhile.
+    L1 { words: Vec<u64>, at: HostOffset, size: u64 },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +81,7 @@ impl Tables {
             blocks = needed;
         };
         if clusters * cluster > TABLE_MAX {
-            self.reserve.fail(Errno::FBIG);
+            self.reserve_failed(Errno::FBIG);
             return true;
         }
         let end = first + clusters + blocks;
@@ -127,7 +130,7 @@ impl Tables {
         for (number, bytes) in std::mem::take(&mut moving.to_write) {
             let Ok(mut buffer) = AlignedBuf::new(bytes.len(), bytes.len()) else {
                 moving.to_write.push((number, bytes));
-                self.reserve.fail(Errno::NOMEM);
+                self.reserve_failed(Errno::NOMEM);
                 return true;
             };
             buffer.copy_from_slice(&bytes);
@@ -155,11 +158,17 @@ impl Tables {
                     true
                 }
                 Written::Failed(errno) => {
-                    self.reserve.fail(errno);
+                    self.reserve_failed(errno);
                     true
                 }
                 _ => false,
             },
+            // A write to the old place must not land later.
+            Stage::SyncingPointer { .. }
+                if matches!(moving.what, What::L1 { .. }) && self.blocks.writes_l1() =>
+            {
+                false
+            }
             Stage::SyncingPointer { .. } => {
                 self.end_move();
                 true
@@ -176,6 +185,11 @@ impl Tables {
                 apply(&mut self.first, HeaderChange::Refcounts { at, clusters });
                 Block::Header
             }
+            What::L1 { ref words, at, size } => {
+                let entries = words.len() as u32;
+                apply(&mut self.first, HeaderChange::L1AndSize { l1: at, entries, size });
+                Block::Header
+            }
         };
         let number = self.blocks.change(block);
         if let Some(moving) = &mut self.moving {
@@ -183,15 +197,48 @@ impl Tables {
         }
     }
 
-    /// Uses the table at its new place.
+    /// Uses the table at its new place. Its old place is not used on the disk any more.
     fn end_move(&mut self) {
-        let Some(Move { what: What::Table { words, at, .. }, .. }) = self.moving.take() else { return };
-        let cluster = self.geometry.cluster();
-        let len = (self.refcounts.table.len() as u64 * 8).div_ceil(cluster);
-        let start = self.geometry.host_cluster(self.refcounts.table_at).0;
-        self.refcounts.table = words;
-        self.refcounts.table_at = at;
-        self.retired.lower(Run { start, len });
+        let Some(Move { what, .. }) = self.moving.take() else { return };
+        let old = match what {
+            What::Block { .. } => return,
+            What::Table { words, at, .. } => {
+                let cluster = self.geometry.cluster();
+                let len = (self.refcounts.table.len() as u64 * 8).div_ceil(cluster);
+                let start = self.geometry.host_cluster(self.refcounts.table_at).0;
+                (self.refcounts.table, self.refcounts.table_at) = (words, at);
+                Run { start, len }
+            }
+            What::L1 { words, at, .. } => {
+                let old = self.l1_run();
+                (self.l1.words, self.l1.at) = (words, at);
+                self.growth_ends();
+                old
+            }
+        };
+        if old.len > 0 {
+            self.retired.lower(old);
+        }
+    }
+
+    /// Begins to move the L1 table to the clusters of a chunk.
+    pub(super) fn begin_l1(&mut self, runs: &[Free]) {
+        let (Some(Free { run, .. }), Some(growing)) = (runs.first(), self.growing) else { return };
+        let mut words = self.l1.words.clone();
+        words.resize(growing.entries as usize, 0);
+        let parts = (0..run.len).map(|part| {
+            let mut bytes = vec![0; self.geometry.cluster() as usize];
+            store_words(&words, part as u32, &mut bytes);
+            (run.start + part, bytes)
+        });
+        let to_write = parts.collect();
+        let at = self.geometry.host_offset(HostCluster(run.start));
+        self.begin_move(What::L1 { words, at, size: growing.size }, to_write, Stage::Writing);
+    }
+
+    /// Returns whether the L1 table moves, so that it must not change.
+    pub(super) fn l1_moves(&self) -> bool {
+        matches!(self.moving, Some(Move { what: What::L1 { .. }, .. }))
     }
 
     /// Starts the stage again after a failure.
@@ -210,7 +257,7 @@ impl Tables {
         let part = moving.running.swap_remove(index);
         if let Err(errno) = result {
             moving.to_write.push(part);
-            self.reserve.fail(errno);
+            self.reserve_failed(errno);
         }
     }
 }

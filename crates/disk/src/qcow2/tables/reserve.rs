@@ -41,6 +41,8 @@ pub(super) struct Reserve {
 #[derive(Debug)]
 struct Chunk {
     runs: Vec<Free>,
+    /// It is for an L1 table that grows, and becomes its place.
+    for_l1: bool,
     stage: Stage,
 }
 
@@ -88,11 +90,16 @@ impl Reserve {
     }
 
     /// Fails the waiting requests. The stage is kept.
-    pub(super) fn fail(&mut self, errno: Errno) {
+    fn fail(&mut self, errno: Errno) {
         self.is_stalled = true;
         if std::mem::take(&mut self.has_waiters) {
             self.failed = Some(errno);
         }
+    }
+
+    /// Forgets the error of an earlier attempt.
+    pub(super) fn retry(&mut self) {
+        self.failed = None;
     }
 
     /// Takes all clusters, and forgets the chunk whose counts are not raised.
@@ -115,6 +122,12 @@ impl Tables {
             self.reserve.size = (self.reserve.size * 2).min(self.reserve.size_max);
         }
         self.reserve.is_used = true;
+        self.retry_chunk();
+        Ok(())
+    }
+
+    /// Starts the chunk and the table that moves again after a failure.
+    pub(super) fn retry_chunk(&mut self) {
         if std::mem::take(&mut self.reserve.is_stalled)
             && let Some(Chunk { stage: Stage::Raising { unit, number, .. }, .. }) = &mut self.reserve.chunk
             && let Some(needed) = self.blocks.need(Block::Refcounts(*unit))
@@ -122,7 +135,12 @@ impl Tables {
             *number = needed;
         }
         self.retry_move();
-        Ok(())
+    }
+
+    /// Fails the requests that wait for clusters or for a table that moves. The stage is kept.
+    pub(super) fn reserve_failed(&mut self, errno: Errno) {
+        self.reserve.fail(errno);
+        self.growing_failed(errno);
     }
 
     /// Prepares clusters. Returns whether it changed something.
@@ -154,7 +172,7 @@ impl Tables {
                         true
                     }
                     Written::Failed(errno) => {
-                        self.reserve.fail(errno);
+                        self.reserve_failed(errno);
                         true
                     }
                     _ => false,
@@ -165,11 +183,16 @@ impl Tables {
                 if !self.syncs.is_durable(*stamp) && self.rules.hold(Rule::R1) {
                     return false;
                 }
-                for free in std::mem::take(&mut chunk.runs) {
+                let (runs, for_l1) = (std::mem::take(&mut chunk.runs), chunk.for_l1);
+                self.reserve.chunk = None;
+                if for_l1 {
+                    self.begin_l1(&runs);
+                    return true;
+                }
+                for free in runs {
                     self.reserve.ready_clusters += free.run.len;
                     self.reserve.ready.push_back(free.run);
                 }
-                self.reserve.chunk = None;
                 self.reserve.has_waiters = false;
                 true
             }
@@ -177,13 +200,17 @@ impl Tables {
     }
 
     fn begin_chunk(&mut self) -> bool {
+        if self.clusters_for_l1().is_some() && !self.is_closing {
+            self.reserve.chunk = Some(Chunk { runs: Vec::new(), for_l1: true, stage: Stage::Loading });
+            return true;
+        }
         let reserve = &self.reserve;
         let is_wanted = reserve.is_used && reserve.ready_clusters * 2 < reserve.size;
         if !is_wanted || self.is_closing || self.is_bad {
             return false;
         }
         let runs = self.retired.take_free(self.refcounts.per_unit(), self.reserve.size);
-        self.reserve.chunk = Some(Chunk { runs, stage: Stage::Loading });
+        self.reserve.chunk = Some(Chunk { runs, for_l1: false, stage: Stage::Loading });
         true
     }
 
@@ -198,9 +225,10 @@ impl Tables {
             Load::Ready => {}
         }
         if chunk.runs.is_empty() {
-            let Some(run) = self.run_at_end(unit) else { return true };
+            let exactly = if chunk.for_l1 { self.clusters_for_l1() } else { None };
+            let Some(run) = self.run_at_end(unit, exactly) else { return true };
             if self.options.device_bytes.is_some_and(|bytes| run.end() * self.geometry.cluster() > bytes) {
-                self.reserve.fail(Errno::NOSPC);
+                self.reserve_failed(Errno::NOSPC);
                 return true;
             }
             self.reserve.end = run.end();
@@ -212,21 +240,34 @@ impl Tables {
             self.refcounts.set(cluster, 1);
         }
         let number = self.blocks.change(Block::Refcounts(unit));
-        let to_zero = chunk.runs.iter().filter(|free| !free.is_zero).map(|free| free.run).collect();
+        let to_zero = chunk
+            .runs
+            .iter()
+            .filter(|_| !chunk.for_l1)
+            .filter(|free| !free.is_zero)
+            .map(|free| free.run)
+            .collect();
         chunk.stage = Stage::Raising { unit, number, to_zero, zeroing: 0 };
         true
     }
 
     /// Returns free clusters at the end of the file, counted in `unit`, or moves the end behind the unit.
-    fn run_at_end(&mut self, unit: u64) -> Option<Run> {
+    fn run_at_end(&mut self, unit: u64, exactly: Option<u64>) -> Option<Run> {
         let unit_end = (unit + 1) * self.refcounts.per_unit();
         let is_free = |cluster: &u64| self.refcounts.get(*cluster) == Some(0);
-        let Some(start) = (self.reserve.end..unit_end).find(is_free) else {
-            self.reserve.end = unit_end;
-            return None;
-        };
-        let len = (start..unit_end).take(self.reserve.size as usize).take_while(is_free).count() as u64;
-        Some(Run { start, len })
+        let max = exactly.unwrap_or(self.reserve.size);
+        let mut start = self.reserve.end;
+        loop {
+            let Some(free) = (start..unit_end).find(is_free) else {
+                self.reserve.end = unit_end;
+                return None;
+            };
+            let len = (free..unit_end).take(max as usize).take_while(is_free).count() as u64;
+            if exactly.is_none_or(|exactly| len == exactly) {
+                return Some(Run { start: free, len });
+            }
+            start = free + len;
+        }
     }
 
     /// Takes the result of zeroing a run of the chunk.
@@ -238,7 +279,7 @@ impl Tables {
         *zeroing -= 1;
         if let Err(errno) = result {
             to_zero.push(run);
-            self.reserve.fail(errno);
+            self.reserve_failed(errno);
         }
     }
 }

@@ -1,0 +1,152 @@
+//! Growing the virtual disk: by the header alone, or with an L1 table that moves (R7).
+
+use super::Tables;
+use super::blocks::Block;
+use super::ops::Run;
+use super::plan::Written;
+use crate::qcow2::format::geometry::Version;
+use crate::qcow2::format::header::{HeaderChange, apply};
+use kickless_io::Errno;
+
+/// The largest L1 table in bytes, as in QEMU.
+const L1_MAX: u64 = 32 << 20;
+
+/// The reason why a disk cannot grow. Each is the end of "{disk} cannot grow: ...".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum GrowError {
+    /// Version 2 has no place for the sizes of snapshots.
+    #[error("it has snapshots, and version 2 of the format cannot record their sizes")]
+    Snapshots,
+    /// The L1 table would be too large, or would not fit into the counts of one unit.
+    #[error("its clusters are too small for {0} bytes")]
+    TooLarge(u64),
+}
+
+/// The disk is about to have this size.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Growing {
+    pub(super) size: u64,
+    /// The entries of the larger L1 table. 0: it is large enough.
+    pub(super) entries: u64,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// The L1 table needs clusters, or moves.
+    Moving,
+    /// The header is written.
+    Header { number: u64 },
+    /// The sync is running.
+    Syncing { stamp: u64 },
+}
+
+impl Tables {
+    /// Begins to grow the virtual disk to `size` bytes. It is done when [`grown`](Self::grown) says so. One
+    /// that has failed before goes on first.
+    pub(crate) fn grow(&mut self, size: u64) -> Result<(), GrowError> {
+        self.grown = None;
+        if self.growing.is_none() {
+            if size <= self.size {
+                self.grown = Some(Ok(self.size));
+                return Ok(());
+            }
+            self.growing = Some(self.begin_growing(size)?);
+        }
+        if let Some(Growing { stage: Stage::Header { number }, .. }) = &mut self.growing
+            && let Some(needed) = self.blocks.need(Block::Header)
+        {
+            *number = needed;
+        }
+        // The error of an earlier attempt is not this one's.
+        self.reserve.retry();
+        self.retry_chunk();
+        self.progress();
+        Ok(())
+    }
+
+    fn begin_growing(&mut self, size: u64) -> Result<Growing, GrowError> {
+        if self.geometry.version == Version::V2 && self.has_snapshots {
+            return Err(GrowError::Snapshots);
+        }
+        let entries = self.geometry.l1_entries_for(size);
+        if entries <= self.l1.words.len() as u64 {
+            let entries = self.l1.words.len() as u32;
+            apply(&mut self.first, HeaderChange::L1AndSize { l1: self.l1.at, entries, size });
+            let number = self.blocks.change(Block::Header);
+            return Ok(Growing { size, entries: 0, stage: Stage::Header { number } });
+        }
+        // A new block may be in the same unit.
+        let is_too_large = self.l1_clusters(entries) >= self.refcounts.per_unit();
+        if is_too_large || entries * 8 > L1_MAX {
+            return Err(GrowError::TooLarge(size));
+        }
+        Ok(Growing { size, entries, stage: Stage::Moving })
+    }
+
+    /// Returns the result of growing, after [`grow`](Self::grow).
+    pub(crate) fn grown(&self) -> Option<Result<u64, Errno>> {
+        self.grown
+    }
+
+    /// Returns the clusters of an L1 table.
+    pub(super) fn l1_clusters(&self, entries: u64) -> u64 {
+        (entries * 8).div_ceil(self.geometry.cluster())
+    }
+
+    /// Returns the clusters that the larger L1 table needs, until it moves.
+    pub(super) fn clusters_for_l1(&self) -> Option<u64> {
+        let growing = self.growing.filter(|growing| growing.entries > 0)?;
+        Some(self.l1_clusters(growing.entries))
+    }
+
+    /// Fails the growth. It goes on with the next attempt.
+    pub(super) fn growing_failed(&mut self, errno: Errno) {
+        if self.growing.is_some() {
+            self.grown = Some(Err(errno));
+        }
+    }
+
+    /// Ends growing when the header is durable. Returns whether it changed something.
+    pub(super) fn advance_growing(&mut self) -> bool {
+        let Some(growing) = &mut self.growing else { return false };
+        match growing.stage {
+            Stage::Moving => false,
+            Stage::Header { number } => match self.blocks.state(Block::Header, number) {
+                Written::Yes => {
+                    growing.stage = Stage::Syncing { stamp: self.syncs.completed() };
+                    true
+                }
+                Written::NotYet => false,
+                Written::Failed(errno) => {
+                    let is_new = self.grown.is_none();
+                    self.grown = Some(Err(errno));
+                    is_new
+                }
+            },
+            Stage::Syncing { stamp } => {
+                if self.grown.is_none() {
+                    self.syncs.want(stamp);
+                }
+                let is_durable = self.syncs.is_durable(stamp);
+                if is_durable {
+                    self.growth_ends();
+                }
+                is_durable
+            }
+        }
+    }
+
+    pub(super) fn growth_ends(&mut self) {
+        if let Some(Growing { size, .. }) = self.growing.take() {
+            self.size = size;
+            self.grown = Some(Ok(size));
+        }
+    }
+
+    /// Returns the run of the old L1 table.
+    pub(super) fn l1_run(&self) -> Run {
+        let len = self.l1_clusters(self.l1.words.len() as u64);
+        Run { start: self.geometry.host_cluster(self.l1.at).0, len }
+    }
+}
