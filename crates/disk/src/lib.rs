@@ -111,9 +111,9 @@ pub use memory::MemoryDisk;
 #[cfg(all(feature = "nbd", fuzzing))]
 pub use nbd::fuzzing as nbd_fuzzing;
 pub use null::NullDisk;
+pub use options::{Cache, Options, UnknownCache};
 #[cfg(all(feature = "qcow2", fuzzing))]
 pub use qcow2::fuzzing as qcow2_fuzzing;
-pub use options::{Cache, Options, UnknownCache};
 pub use request::{Extent, Request, Step};
 pub use resized::Resized;
 pub use spec::fault_rules::{BadRule, FaultRules};
