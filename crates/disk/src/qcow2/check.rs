@@ -1,7 +1,6 @@
 //! Compares the reference counts and flags of an image with its references, and repairs them.
 //!
 //! The check shares no code with the cache of tables, because it is the judge in the tests of that cache.
-#![allow(dead_code, reason = "the disk still uses the library")]
 
 mod bitmaps;
 mod compare;
@@ -19,16 +18,15 @@ mod tests;
 mod walk;
 mod watched;
 
-use compare::survey;
-use image::ReadImage;
-use layout::Layout;
-use report::{CheckError, Report};
+#[cfg(any(test, fuzzing))]
+use {compare::survey, image::ReadImage, layout::Layout, report::CheckError, report::Report};
 
 /// The number of host clusters to check at a time. With counters of 16 bits, it takes 64 MiB. That is 2 TiB of
 /// a file with clusters of 64 KiB.
 pub(crate) const WINDOW: u64 = 32 << 20;
 
 /// Compares refcounts and flags with all references, in windows of `window` host clusters.
+#[cfg(any(test, fuzzing))]
 pub(crate) fn check(image: &impl ReadImage, window: u64) -> Result<Report, CheckError> {
     Ok(survey(image, &Layout::load(image)?, window)?.report)
 }

@@ -122,11 +122,6 @@ impl Geometry {
         (self.cluster() * 8) >> self.refcount_order
     }
 
-    /// Returns the number of the L1 entry for a place of the virtual disk.
-    pub(crate) fn l1_index(self, at: GuestOffset) -> u64 {
-        at.0 / self.table_span()
-    }
-
     /// Returns the slice of `unit` bytes with the L2 entry for a place of the virtual disk, and the number of
     /// the entry in the slice.
     pub(crate) fn slice(self, unit: u64, at: GuestOffset) -> (SliceIndex, usize) {

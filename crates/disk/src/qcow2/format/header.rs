@@ -24,16 +24,12 @@ pub(crate) struct Header {
     pub(crate) snapshots: (HostOffset, u32),
     /// The incompatible feature bits.
     pub(crate) incompatible: u64,
-    /// The compatible feature bits.
-    pub(crate) compatible: u64,
     /// The autoclear feature bits.
     pub(crate) autoclear: u64,
     /// The method of compressed clusters.
     pub(crate) compression: Compression,
     /// The persistent bitmaps, if they are consistent.
     pub(crate) bitmaps: Option<Bitmaps>,
-    /// The length of the header without its extensions.
-    pub(crate) header_bytes: u32,
 }
 
 /// The name of a backing image.
@@ -183,11 +179,9 @@ impl Header {
             refcounts: place_of_refcounts(first, geometry, file_bytes)?,
             snapshots: place_of_snapshots(first, geometry, file_bytes)?,
             incompatible,
-            compatible: field(80),
             autoclear,
             compression,
             bitmaps,
-            header_bytes,
         })
     }
 
