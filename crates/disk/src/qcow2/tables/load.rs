@@ -1,0 +1,117 @@
+//! Loads slices into the cache.
+
+use super::Tables;
+use super::blocks::Block;
+use super::l1::TableState;
+use super::op::TableOpKind;
+use super::ops::Purpose;
+use crate::qcow2::format::entry::{BAD, Mapping, RawEntry, decode, load_entries};
+use crate::qcow2::format::geometry::{Geometry, SliceIndex};
+use crate::qcow2::slices::{WayIndex, with_bits};
+use kickless_io::{AlignedBuf, Errno, Waker};
+
+impl Tables {
+    /// Loads a slice. The waker is signalled when it is there, or at once if it is there already.
+    pub(crate) fn want(&mut self, slice: SliceIndex, waker: &Waker) -> Result<(), Errno> {
+        if let Some(errno) = self.failed_loads.remove(&slice) {
+            return Err(errno);
+        }
+        if self.slices.find(slice).is_some() {
+            waker.wake();
+            return Ok(());
+        }
+        self.wakers.add(waker);
+        if self.loading.contains_key(&slice) || self.l1.copies.contains_key(&self.table_of(slice)) {
+            return Ok(());
+        }
+        match self.table_state(self.table_of(slice)) {
+            TableState::Bad => {
+                self.found_bad();
+                Err(Errno::IO)
+            }
+            TableState::Absent => {
+                let way = self.choose_way(slice)?;
+                if let Some(way) = way {
+                    self.slices.fill(way, slice, false, std::iter::empty());
+                    waker.wake();
+                }
+                Ok(())
+            }
+            TableState::Own(table) | TableState::Shared(table) => {
+                let unit = self.options.unit as usize;
+                let at = self.place_in(table, slice);
+                let buffer = AlignedBuf::new(unit, unit).map_err(|_| Errno::NOMEM)?;
+                self.ops.queue(Purpose::Slice(slice), TableOpKind::Read { at, buffer });
+                self.loading.insert(slice, at);
+                Ok(())
+            }
+        }
+    }
+
+    /// Chooses a way for a slice. If all have changes that are not written, the request waits, or fails with
+    /// the error of such a write.
+    fn choose_way(&mut self, slice: SliceIndex) -> Result<Option<WayIndex>, Errno> {
+        let may_go =
+            |old: SliceIndex| !self.blocks.is_dirty(Block::Slice(old)) && !self.copies.use_slice(old);
+        if let Some(way) = self.slices.choose(slice, may_go) {
+            return Ok(Some(way));
+        }
+        let neighbours: Vec<_> = self.slices.neighbours(slice).collect();
+        for old in neighbours {
+            if let Some(errno) = self.blocks.failure(Block::Slice(old)) {
+                self.blocks.need(Block::Slice(old));
+                return Err(errno);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes a slice that was read.
+    pub(super) fn slice_loaded(
+        &mut self,
+        slice: SliceIndex,
+        buffer: Option<AlignedBuf>,
+        result: Result<(), Errno>,
+    ) {
+        let from = self.loading.remove(&slice);
+        let (Ok(()), Some(buffer)) = (result, buffer) else {
+            self.failed_loads.insert(slice, result.err().unwrap_or(Errno::IO));
+            return;
+        };
+        let table = self.table_of(slice);
+        let now = match self.table_state(table) {
+            TableState::Own(at) | TableState::Shared(at) => Some(self.place_in(at, slice)),
+            TableState::Absent | TableState::Bad => None,
+        };
+        if now != from {
+            // The table was copied meanwhile. The request asks again.
+            return;
+        }
+        match self.choose_way(slice) {
+            Ok(Some(way)) => {
+                let end = self.reserve.end << self.geometry.cluster_bits;
+                let geometry = self.geometry;
+                let entries = load_entries(geometry, &buffer).map(|raw| checked(geometry, raw, end));
+                self.slices.fill(way, slice, self.is_settled(table), entries);
+            }
+            // The request asks again.
+            Ok(None) => {}
+            Err(errno) => {
+                self.failed_loads.insert(slice, errno);
+            }
+        }
+    }
+}
+
+/// Returns an entry from the disk, marked if it cannot be true. `end` is the end of the file.
+fn checked(geometry: Geometry, raw: RawEntry, end: u64) -> RawEntry {
+    let is_good = match decode(geometry, raw) {
+        Ok(Mapping::Data { host, .. } | Mapping::Zero { kept: Some(host), .. }) => {
+            host.0.saturating_add(geometry.cluster()) <= end
+        }
+        Ok(Mapping::Parts { host: Some(host), .. }) => host.0.saturating_add(geometry.cluster()) <= end,
+        Ok(_) => true,
+        Err(_) => false,
+    };
+    if is_good { raw } else { with_bits(raw, BAD) }
+}
