@@ -2,8 +2,11 @@
 
 use super::builder::{Shape, below};
 use super::model::Stamp;
-use crate::qcow2::format::entry::{Mapping, counted, decode, decode_l1, load_entries};
+use crate::qcow2::check::image::ReadImage;
+use crate::qcow2::check::{WINDOW, check};
+use crate::qcow2::format::entry::{Mapping, decode, decode_l1, load_entries};
 use crate::qcow2::format::refcount;
+use std::io;
 
 /// The number of the write that stands for the backing image.
 pub(super) const BELOW: u64 = 0xff_ffff;
@@ -31,6 +34,20 @@ pub(super) struct Judge<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) leaks: u64,
+}
+
+impl ReadImage for Judge<'_> {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let rest = self.file.get(at as usize..).unwrap_or_default();
+        let here = rest.len().min(into.len());
+        into[..here].copy_from_slice(&rest[..here]);
+        into[here..].fill(0);
+        Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.file.len() as u64
+    }
 }
 
 impl Judge<'_> {
@@ -70,85 +87,14 @@ impl Judge<'_> {
 
     /// Compares refcounts and flags with all references.
     pub(super) fn check(&self) -> Result<Verdict, String> {
-        let geometry = self.shape.geometry;
+        let report = check(self, WINDOW).map_err(|error| error.to_string())?;
+        if !report.is_sound() {
+            return Err(format!("the check finds {report:?}"));
+        }
         let clusters = (self.file.len() as u64).div_ceil(self.cluster());
-        let mut references = vec![0u64; clusters as usize];
-        let mut copied = Vec::new();
-        let mut refer = |cluster: u64, why: &str| match references.get_mut(cluster as usize) {
-            Some(count) => {
-                *count += 1;
-                Ok(())
-            }
-            None => Err(format!("{why} refers to cluster {cluster} beyond the end at {clusters}")),
-        };
-        refer(0, "file")?;
-        let (table, table_clusters) = (self.word(48), self.word32(56));
-        for part in 0..table_clusters {
-            refer(table / self.cluster() + part, "header")?;
-        }
-        for block in 0..table_clusters * self.cluster() / 8 {
-            let at = self.word(table + block * 8);
-            if at != 0 {
-                refer(at / self.cluster(), "refcount table")?;
-            }
-        }
-        let mut roots = vec![(self.word(40), self.word32(36), true)];
-        if self.word32(60) > 0 {
-            let at = self.word(64);
-            refer(at / self.cluster(), "header")?;
-            roots.push((self.word(at), self.word32(at + 8), false));
-        }
-        for (l1, entries, is_active) in roots {
-            for part in 0..(entries * 8).div_ceil(self.cluster()) {
-                refer(l1 / self.cluster() + part, "header")?;
-            }
-            for index in 0..entries {
-                let word = self.word(l1 + index * 8);
-                let Some((at, flag)) = decode_l1(geometry, word).map_err(|e| format!("L1: {e}"))? else {
-                    continue;
-                };
-                refer(at.0 / self.cluster(), "L1")?;
-                if is_active {
-                    copied.push((at.0 / self.cluster(), flag));
-                }
-                if at.0 + self.cluster() > self.file.len() as u64 {
-                    return Err("L2 table beyond the end".to_owned());
-                }
-                for raw in load_entries(geometry, self.table(at.0)) {
-                    let mapping = decode(geometry, raw).map_err(|e| format!("L2: {e}: {raw:x?}"))?;
-                    for host in counted(geometry, mapping) {
-                        refer(host.0, "L2")?;
-                    }
-                    match mapping {
-                        Mapping::Data { host, copied: flag }
-                        | Mapping::Zero { kept: Some(host), copied: flag }
-                        | Mapping::Parts { host: Some(host), copied: flag, .. }
-                            if is_active =>
-                        {
-                            copied.push((host.0 / self.cluster(), flag));
-                        }
-                        _ => {}
-                    }
-                }
-            }
-        }
         // Counts may be raised beyond the end.
         let beyond = (clusters..clusters + BEYOND).filter(|cluster| self.count(*cluster) > 0).count();
-        let mut verdict = Verdict { leaks: beyond as u64 };
-        for (cluster, references) in references.iter().enumerate() {
-            let count = self.count(cluster as u64);
-            if count < *references {
-                return Err(format!("cluster {cluster} has refcount {count}, and {references} references"));
-            }
-            verdict.leaks += u64::from(count > *references);
-        }
-        for (cluster, flag) in copied {
-            let count = self.count(cluster);
-            if flag != (count == 1) {
-                return Err(format!("cluster {cluster} has refcount {count}, and COPIED is {flag}"));
-            }
-        }
-        Ok(verdict)
+        Ok(Verdict { leaks: report.leaks + beyond as u64 })
     }
 
     /// Returns the contents of a used sector.
