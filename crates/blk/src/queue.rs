@@ -545,7 +545,9 @@ impl QueueTask for Queue {
         }
         self.submit_own(context);
         self.vring.publish();
-        !self.waiting.is_empty() || self.over_budget.is_some() || self.attached.is_due()
+        // A request may run in further steps after its operation. Only a poll runs them.
+        let has_requests = !self.waiting.is_empty() || !self.steps.is_empty() || self.over_budget.is_some();
+        has_requests || self.attached.is_due()
     }
 
     fn in_flight(&self) -> usize {
