@@ -3,7 +3,7 @@
 use super::builder::{Shape, below};
 use super::model::Stamp;
 use crate::qcow2::check::image::ReadImage;
-use crate::qcow2::check::{WINDOW, check};
+use crate::qcow2::check::check;
 use crate::qcow2::format::entry::{Mapping, decode, decode_l1, load_entries};
 use crate::qcow2::format::refcount;
 use std::io;
@@ -11,6 +11,8 @@ use std::io;
 /// The number of the write that stands for the backing image.
 pub(super) const BELOW: u64 = 0xff_ffff;
 const WRITE_BITS: u32 = 24;
+/// The clusters to check at a time: some windows for an image of the largest size here.
+const WINDOW: u64 = 1000;
 /// The clusters beyond the end of the file to look at.
 const BEYOND: u64 = 200;
 

@@ -5,8 +5,6 @@ use super::image::{Image, SECTOR, WriteId};
 use super::judge::{Judge, Verdict};
 use super::model::Model;
 use super::sender::{Kind, Request};
-use crate::qcow2::check::check;
-use crate::qcow2::check::recorded::Recorded;
 use crate::qcow2::format::header::Header;
 use crate::qcow2::pins::Pins;
 use crate::qcow2::qemu::QemuImage;
@@ -22,9 +20,6 @@ use std::sync::Arc;
 
 /// A bound of what requests may leak in a life: retired clusters of a few requests.
 const LEAKS_OF_REQUESTS: u64 = 64;
-
-/// The clusters to check at a time: some windows for an image of the largest size here.
-const WINDOW: u64 = 1000;
 
 /// The owner of an operation.
 #[derive(Debug)]
@@ -389,14 +384,8 @@ impl Life {
         Ok(file)
     }
 
-    /// Asks the check of this crate now and then, and rarely QEMU's.
+    /// Asks QEMU's check now and then.
     fn check(&mut self, file: &[u8]) -> Result<(), String> {
-        if self.rng.u8(..20) == 0 {
-            let report = check(&Recorded::new(file.to_vec()), WINDOW).map_err(|error| error.to_string())?;
-            if !report.is_sound() {
-                return Err(format!("our check: {report:?}"));
-            }
-        }
         if self.rng.u16(..500) == 0 {
             let image = QemuImage::of(file);
             std::fs::write(image.dir().join("b"), [0; SECTOR]).unwrap();
