@@ -34,10 +34,6 @@ pub enum Disk {
     Fault(Box<FaultDisk>),
 }
 
-/// Images are served without the library.
-#[cfg(feature = "qcow2")]
-const OWN_QCOW2: bool = option_env!("KICKLESS_OWN_QCOW2").is_some();
-
 /// A disk with injected faults.
 #[derive(Debug)]
 pub struct FaultDisk {
@@ -61,10 +57,10 @@ impl Disk {
             DiskSpec::Null(size) => Self::Null(NullDisk::new(*size, options.read_only)?),
             DiskSpec::Memory(size) => Self::Memory(MemoryDisk::new(*size, options.read_only)?),
             #[cfg(feature = "qcow2")]
-            DiskSpec::Qcow2(path) if OWN_QCOW2 => Self::Qcow2(Box::new(Qcow2Disk::open(path, options)?)),
-            DiskSpec::Qcow2(_) | DiskSpec::Nbd(_) | DiskSpec::Rbd(_) => {
-                Self::Library(Box::new(LibraryDisk::open(spec, options)?))
-            }
+            DiskSpec::Qcow2(path) => Self::Qcow2(Box::new(Qcow2Disk::open(path, options)?)),
+            #[cfg(not(feature = "qcow2"))]
+            DiskSpec::Qcow2(_) => Self::Library(Box::new(LibraryDisk::open(spec, options)?)),
+            DiskSpec::Nbd(_) | DiskSpec::Rbd(_) => Self::Library(Box::new(LibraryDisk::open(spec, options)?)),
             DiskSpec::Fault(rules, under) => {
                 Self::Fault(Box::new(FaultDisk::new(rules, Self::open(under, options)?)?))
             }

@@ -3,8 +3,9 @@
 //! A [`Disk`] is one of:
 //!
 //! - a file or block device, RAM, or nothing at all;
-//! - storage behind a library (a qcow2 image, an export of an NBD server, an image of a Ceph cluster), each
-//!   behind a feature of its name;
+//! - an image in QEMU's format, with its backing images, behind the feature `qcow2`;
+//! - storage behind a library (an export of an NBD server, an image of a Ceph cluster), each behind a feature
+//!   of its name;
 //! - for tests, one of these with faults.
 //!
 //! Any number of workers use one disk at the same time, each through its own engine ([`Disk::attach`]). They
@@ -64,13 +65,10 @@ mod file;
 mod image_file;
 mod io;
 mod io_context;
-#[cfg_attr(
-    not(any(feature = "nbd", feature = "qcow2", feature = "rbd")),
-    allow(dead_code, reason = "no library")
-)]
+#[cfg_attr(not(any(feature = "nbd", feature = "rbd")), allow(dead_code, reason = "no library"))]
 mod library;
 #[cfg_attr(
-    not(any(feature = "nbd", feature = "qcow2", feature = "rbd")),
+    not(any(feature = "nbd", feature = "rbd")),
     allow(dead_code, unused_variables, reason = "no library")
 )]
 mod library_disk;
@@ -82,7 +80,7 @@ mod memory;
 mod nbd;
 mod null;
 #[cfg_attr(
-    not(all(feature = "nbd", feature = "qcow2", feature = "rbd")),
+    not(all(feature = "nbd", feature = "rbd")),
     allow(dead_code, unused_imports, reason = "each library uses a part of it")
 )]
 mod offload;

@@ -1,13 +1,13 @@
-//! The contract of the libraries that do the I/O of disks: qcow2, NBD, RBD.
+//! The contract of the libraries that do the I/O of disks: NBD, RBD.
 
 use crate::control::DiskControl;
 use crate::offload::OffloadOp;
 
-/// Does the I/O of a disk other than a raw file: an image in another format, or a disk of another machine.
+/// Does the I/O of a disk of another machine.
 ///
 /// Dropping a library stops its threads. Its unfinished operations then fail within a limited time.
 pub(crate) trait Library: DiskControl {
-    /// Returns the beginning of the names of its disks, such as `qcow2:`.
+    /// Returns the beginning of the names of its disks, such as `rbd:`.
     fn scheme(&self) -> &'static str;
 
     /// Starts an operation. Must not wait for anything but a short lock, because the caller is a worker.

@@ -11,8 +11,6 @@ use std::sync::Arc;
 
 #[cfg(feature = "nbd")]
 use crate::nbd::Nbd;
-#[cfg(feature = "qcow2")]
-use crate::qcow2::Qcow2;
 #[cfg(feature = "rbd")]
 use crate::rbd::Rbd;
 
@@ -26,8 +24,6 @@ pub struct LibraryDisk {
 /// The library of a disk. There is none if all features are off.
 #[derive(Debug)]
 enum AnyLibrary {
-    #[cfg(feature = "qcow2")]
-    Qcow2(Qcow2),
     #[cfg(feature = "nbd")]
     Nbd(Nbd),
     #[cfg(feature = "rbd")]
@@ -38,8 +34,6 @@ impl AnyLibrary {
     /// Returns the library, for the control path.
     fn get(&self) -> &dyn Library {
         match *self {
-            #[cfg(feature = "qcow2")]
-            Self::Qcow2(ref qcow2) => qcow2,
             #[cfg(feature = "nbd")]
             Self::Nbd(ref nbd) => nbd,
             #[cfg(feature = "rbd")]
@@ -50,8 +44,6 @@ impl AnyLibrary {
     /// Submits an operation. This is the data path, so there is no dynamic dispatch.
     fn submit(&self, op: OffloadOp) {
         match *self {
-            #[cfg(feature = "qcow2")]
-            Self::Qcow2(ref qcow2) => qcow2.submit(op),
             #[cfg(feature = "nbd")]
             Self::Nbd(ref nbd) => nbd.submit(op),
             #[cfg(feature = "rbd")]
@@ -67,11 +59,6 @@ impl LibraryDisk {
     /// One sentence for the operator.
     pub(crate) fn open(spec: &DiskSpec, options: &Options) -> Result<Self, Error> {
         match spec {
-            #[cfg(feature = "qcow2")]
-            DiskSpec::Qcow2(path) => {
-                let (qcow2, offload) = Qcow2::open(path, options)?;
-                Ok(Self { library: AnyLibrary::Qcow2(qcow2), offload })
-            }
             #[cfg(feature = "nbd")]
             DiskSpec::Nbd(uri) => {
                 let (nbd, offload) = Nbd::open(uri, options)?;

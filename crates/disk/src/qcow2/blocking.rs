@@ -15,8 +15,10 @@ use std::time::Duration;
 
 /// The largest number of bytes to transfer in one call.
 const PIECE_BYTES: u64 = 1 << 20;
-/// The time between two looks at operations that queues carry out.
+/// The time between two looks at operations that queues carry out, and the largest number of looks without
+/// one of our own. Together a minute, which is longer than any device takes.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const WAITS_MAX: u32 = 60_000;
 
 /// An image file, at any alignment.
 pub(super) struct BlockingFile<'a>(pub(super) &'a FileDisk);
@@ -154,19 +156,25 @@ impl WriteImage for BlockingFile<'_> {
 }
 
 /// Carries out the operations of an image's tables until `done` returns a result.
-pub(super) fn run<T>(image: &Image, done: impl Fn(&Tables) -> Option<T>) -> T {
+///
+/// # Errors
+/// The result, or a queue does not end its operations.
+pub(super) fn run<T>(image: &Image, done: impl Fn(&Tables) -> Option<Result<T, Errno>>) -> Result<T, Errno> {
+    let mut waits = 0;
     loop {
         let op = match image.with_tables(|tables| done(tables).map_or_else(|| Err(tables.next_op()), Ok)) {
             Ok(result) => return result,
             Err(op) => op,
         };
+        waits = if op.is_some() { 0 } else { waits + 1 };
         match op {
             Some(TableOp { id, kind }) => {
                 let (buffer, result) = BlockingFile(&image.file).perform(kind);
                 image.with_tables(|tables| tables.complete(id, buffer, result));
             }
             // A queue has the operations that this waits for.
-            None => sleep(LOOK_AGAIN),
+            None if waits < WAITS_MAX => sleep(LOOK_AGAIN),
+            None => return Err(Errno::TIMEDOUT),
         }
     }
 }

@@ -4,6 +4,7 @@ use super::format::header::Compression;
 use super::layer::Image;
 use super::own_buffers::OwnBuffers;
 use crate::buffer_pool::{BufferPermit, BufferPool, BufferWait, PoolLimits};
+use crate::catch::catch;
 use crate::file::{FileState, Unchecked};
 use crate::{IoError, Step};
 use kickless_io::{AlignedBuf, Errno, Waker};
@@ -212,7 +213,9 @@ impl Job {
     fn run(self) {
         let Self { mut buffer, cluster, bytes, by, answer, waker } = self;
         let (into, from) = buffer.split_at_mut(cluster);
-        let is_whole = decompress(by, &from[..bytes.min(from.len())], into);
+        // An image can contain anything. A panic of a library about it fails only one request.
+        let from = &from[..bytes.min(from.len())];
+        let is_whole = catch(|| decompress(by, from, into)).unwrap_or(false);
         *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Answer { buffer, is_whole });
         waker.wake();
     }

@@ -7,6 +7,7 @@ use super::check::repair::repair;
 use super::decode::{self, Decoder};
 use super::format::bad_image::BadImage;
 use super::format::header::{Backing, BackingFormat, Header, HeaderChange, TableAt, apply};
+use super::format::refcount::get;
 use super::format::snapshots::{snapshots, snapshots_bytes};
 use super::layer::{Chain, Image, Layer, RawLayer};
 use super::pins::Pins;
@@ -32,6 +33,8 @@ const UNIT_BYTES: u64 = 4096;
 const CACHE_BYTES: u64 = 32 << 20;
 /// The largest number of bytes that the reserve prepares at a time.
 const RESERVE_BYTES: u64 = 64 << 20;
+/// The largest number of refcount blocks without a count to read. What is before them counts as used.
+const EMPTY_BLOCKS_MAX: u32 = 1024;
 /// The time between two lines in the log about a repair.
 const PROGRESS: Duration = Duration::from_secs(10);
 
@@ -181,13 +184,14 @@ impl Opening<'_> {
             reserve_max: RESERVE_BYTES,
             rules: Rules::default(),
         };
-        let parts = Parts {
-            header: &header,
-            first,
-            l1: table(&blocking, header.l1)?,
-            refcount_table: if writable { table(&blocking, header.refcounts)? } else { Vec::new() },
-            file_bytes,
+        let refcount_table = if writable { table(&blocking, header.refcounts)? } else { Vec::new() };
+        // A device is longer than its image.
+        let used_bytes = match file.is_device() && writable {
+            true => used_bytes(&blocking, &header, &refcount_table)?.min(file_bytes),
+            false => file_bytes,
         };
+        let l1 = table(&blocking, header.l1)?;
+        let parts = Parts { header: &header, first, l1, refcount_table, file_bytes: used_bytes };
         let tables = Tables::new(parts, slices.clone(), pins.clone(), options).map_err(bad)?;
         self.layers.push(Layer::Qcow2(Arc::new(Image {
             geometry,
@@ -247,6 +251,28 @@ fn table(file: &BlockingFile<'_>, table: TableAt) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; table.entries as usize * 8];
     file.read(table.at.0, &mut bytes)?;
     Ok(bytes)
+}
+
+/// Returns the end of the last cluster with a reference.
+fn used_bytes(file: &BlockingFile<'_>, header: &Header, refcount_table: &[u8]) -> io::Result<u64> {
+    let (geometry, mut empty) = (header.geometry, 0);
+    let (cluster, entries) = (geometry.cluster(), geometry.block_entries());
+    let mut block = vec![0; cluster as usize];
+    for (number, word) in refcount_table.as_chunks::<8>().0.iter().enumerate().rev() {
+        let (number, at) = (number as u64, u64::from_be_bytes(*word));
+        if at == 0 || !at.is_multiple_of(cluster) {
+            continue;
+        }
+        file.read(at, &mut block)?;
+        if let Some(last) = (0..entries).rev().find(|&index| get(geometry, &block, index) != 0) {
+            return Ok((number * entries + last + 1) * cluster);
+        }
+        empty += 1;
+        if empty == EMPTY_BLOCKS_MAX {
+            return Ok((number + 1) * entries * cluster);
+        }
+    }
+    Ok(0)
 }
 
 /// Reads and checks the snapshot table, whose length is not stored.

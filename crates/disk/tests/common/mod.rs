@@ -273,6 +273,10 @@ impl<'a> Worker<'a> {
 
 impl Drop for Worker<'_> {
     fn drop(&mut self) {
+        // As a queue, it ends when it has nothing in flight.
+        while self.attached.in_flight() > 0 && !std::thread::panicking() {
+            self.turn();
+        }
         self.disk.detach(&mut self.engine, std::mem::take(&mut self.attached));
     }
 }
