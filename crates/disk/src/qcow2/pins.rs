@@ -1,7 +1,7 @@
 //! Counts of the requests that may still use an old mapping.
 //!
-//! A request holds a [`Pin`] from look-up to the end of its I/O. A cluster that lost its mapping in an epoch is
-//! left alone until that epoch is over: then no request that has seen the mapping is left.
+//! A request holds a [`Pin`] from look-up to the end of its I/O. A cluster that lost its mapping in an epoch
+//! is left alone until that epoch is over: then no request that has seen the mapping is left.
 //!
 //! A pin counts in its shard under the parity of the epoch that it has seen, and the epoch moves from `e` to
 //! `e + 1` only if no pin of `e - 1` is left. So an epoch is over when the current one is at least 2 later.
@@ -119,8 +119,8 @@ mod model {
     use super::*;
     use kickless_sync::loom::{self, cell::UnsafeCell, thread};
 
-    /// A request reads a mapping under a pin and uses its cluster. The owner unmaps the cluster, and reuses it
-    /// when the epoch is over. loom checks that the two uses exclude each other.
+    /// A request reads a mapping under a pin and uses its cluster. The owner unmaps the cluster, and reuses
+    /// it when the epoch is over. loom checks that the two uses exclude each other.
     #[test]
     fn a_cluster_is_reused_after_its_requests() {
         loom::model(|| {

@@ -80,8 +80,8 @@ struct Way {
 pub(crate) struct WayIndex(usize, usize);
 
 impl Slices {
-    /// Makes an empty cache of at most `cache_bytes`, but at least 4 sets of slices of `unit` bytes. Memory is
-    /// taken when a slice is first used.
+    /// Makes an empty cache of at most `cache_bytes`, but at least 4 sets of slices of `unit` bytes. Memory
+    /// is taken when a slice is first used.
     pub(crate) fn new(geometry: Geometry, unit: u64, cache_bytes: u64) -> Self {
         let sets = (cache_bytes / unit / WAYS as u64).max(SETS_MIN);
         Self { geometry, unit, sets: (0..sets).map(|_| Default::default()).collect() }

@@ -23,7 +23,7 @@ pub(super) struct Move {
     /// The clusters to write, each with its number.
     to_write: Vec<(u64, Vec<u8>)>,
     writing: usize,
-    /// Those whose write is running.
+    /// The clusters whose write is running.
     running: Vec<(u64, Vec<u8>)>,
     stage: Stage,
 }
@@ -50,6 +50,11 @@ impl Tables {
     /// Begins a refcount block for the cluster `first`, which is at the end of the file.
     pub(super) fn begin_block(&mut self, first: u64) -> bool {
         let index = self.refcounts.block_of(first);
+        if self.refcounts.is_bad(index) {
+            self.found_bad();
+            self.reserve_failed(Errno::IO);
+            return true;
+        }
         if index >= self.refcounts.table.len() as u64 {
             return self.begin_table(first);
         }
@@ -116,7 +121,7 @@ impl Tables {
 
     /// Enters a block into the refcount table. Returns the table's block.
     fn refer_to_block(&mut self, index: u64, at: HostOffset) -> Block {
-        self.refcounts.table[index as usize] = at.0;
+        self.refcounts.refer(index, at);
         Block::Table(self.refcounts.table_unit(index))
     }
 
@@ -206,7 +211,7 @@ impl Tables {
                 let cluster = self.geometry.cluster();
                 let len = (self.refcounts.table.len() as u64 * 8).div_ceil(cluster);
                 let start = self.geometry.host_cluster(self.refcounts.table_at).0;
-                (self.refcounts.table, self.refcounts.table_at) = (words, at);
+                self.refcounts.move_to(words, at);
                 Run { start, len }
             }
             What::L1 { words, at, .. } => {

@@ -93,8 +93,8 @@ pub(crate) enum CopyFrom {
     },
 }
 
-/// The right to fill a part of a cluster. Other writes to the guest's cluster wait meanwhile. Dropping it gives
-/// up, when no transfer is in flight: the new cluster is retired.
+/// The right to fill a part of a cluster. Other writes to the guest's cluster wait meanwhile. Dropping it
+/// gives up, when no transfer is in flight: the new cluster is retired.
 #[derive(Debug)]
 pub(crate) struct Copying {
     pub(super) id: u32,

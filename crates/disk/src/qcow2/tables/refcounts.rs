@@ -21,6 +21,8 @@ pub(super) struct Refcounts {
     /// The entries, as places of blocks.
     pub(super) table: Vec<u64>,
     pub(super) table_at: HostOffset,
+    /// The end of the file when it was opened, or of a newer block. No block is beyond it.
+    end: u64,
     units: HashMap<u64, Vec<u8>>,
     loading: HashSet<u64>,
 }
@@ -36,10 +38,10 @@ pub(super) enum Load {
 }
 
 impl Refcounts {
-    pub(super) fn new(geometry: Geometry, unit: u64, table: &[u8], table_at: HostOffset) -> Self {
+    pub(super) fn new(geometry: Geometry, unit: u64, table: &[u8], table_at: HostOffset, end: u64) -> Self {
         let words = table.as_chunks::<8>().0.iter();
         let table = words.map(|word| u64::from_be_bytes(*word) & PLACE).collect();
-        Self { geometry, unit, table, table_at, units: HashMap::new(), loading: HashSet::new() }
+        Self { geometry, unit, table, table_at, end, units: HashMap::new(), loading: HashSet::new() }
     }
 
     /// Returns the number of counts in a unit.
@@ -60,8 +62,34 @@ impl Refcounts {
     /// Returns the place of a unit in the file.
     pub(super) fn place(&self, unit: u64) -> Option<u64> {
         let per_block = self.geometry.cluster() / self.unit;
-        let block = self.table.get(usize::try_from(unit / per_block).ok()?).filter(|block| **block != 0)?;
+        let block = self.block(unit / per_block).filter(|_| !self.is_bad(unit / per_block))?;
         Some(block + unit % per_block * self.unit)
+    }
+
+    /// Returns the place of a block, which may be anywhere.
+    fn block(&self, index: u64) -> Option<u64> {
+        let block = self.table.get(usize::try_from(index).ok()?);
+        block.copied().filter(|block| *block != 0)
+    }
+
+    /// Returns whether the entry of a block cannot be true: it is not aligned, or beyond the end.
+    pub(super) fn is_bad(&self, index: u64) -> bool {
+        let is_good = |at: u64| self.geometry.is_aligned(HostOffset(at)) && at < self.end;
+        self.block(index).is_some_and(|at| !is_good(at))
+    }
+
+    /// Enters a block into the table.
+    pub(super) fn refer(&mut self, index: u64, at: HostOffset) {
+        self.table[index as usize] = at.0;
+        self.end = self.end.max(at.0 + self.geometry.cluster());
+    }
+
+    /// Uses a larger table.
+    pub(super) fn move_to(&mut self, table: Vec<u64>, at: HostOffset) {
+        let last = table.iter().enumerate().filter(|(index, _)| *index >= self.table.len());
+        let last = last.map(|(_, at)| *at).max().unwrap_or(0);
+        self.end = self.end.max(last + self.geometry.cluster());
+        (self.table, self.table_at) = (table, at);
     }
 
     /// Starts to load a unit if needed.
