@@ -66,6 +66,26 @@ fn cuts_leave_leaks_at_most() {
     assert_eq!(fault, None, "after {cuts} cuts");
 }
 
+/// An image whose refcount block is far outside: writes into new clusters fail, and nothing is written there.
+#[test]
+fn a_refcount_block_outside_of_the_file_is_not_written() {
+    for seed in 0..50 {
+        let mut rng = Rng::with_seed(seed);
+        let shape = Shape { gap: 0, ..Shape::random(&mut rng) };
+        let mut file = build(shape, &mut rng);
+        let table = u64::from_be_bytes(file[48..56].try_into().unwrap()) as usize;
+        file[table..table + 8].copy_from_slice(&(1u64 << 50).to_be_bytes());
+        let len = file.len();
+        let mut life = Life::open_unchecked(shape, file, rng.fork());
+        for _ in 0..STEPS {
+            life.turn();
+        }
+        life.drain().unwrap();
+        assert!(life.image.now().len() <= len + len, "seed {seed}: {} bytes", life.image.now().len());
+        assert_eq!(life.tables.stats().reserve, 0, "seed {seed}");
+    }
+}
+
 /// Each rule is needed: without it, cuts find a fault.
 #[test]
 fn each_rule_is_needed() {

@@ -79,7 +79,17 @@ pub(super) struct Life {
 
 impl Life {
     /// Opens an image. Its contents are the model's.
-    pub(super) fn open(shape: Shape, file: Vec<u8>, rule: Option<Rule>, mut rng: Rng) -> Self {
+    pub(super) fn open(shape: Shape, file: Vec<u8>, rule: Option<Rule>, rng: Rng) -> Self {
+        let leaks = Judge { file: &file, shape }.check().unwrap().leaks;
+        Self { leaks, rule, ..Self::open_with(shape, file, Rules::without(rule), rng) }
+    }
+
+    /// Opens an image with faults.
+    pub(super) fn open_unchecked(shape: Shape, file: Vec<u8>, rng: Rng) -> Self {
+        Self::open_with(shape, file, Rules::default(), rng)
+    }
+
+    fn open_with(shape: Shape, file: Vec<u8>, rules: Rules, mut rng: Rng) -> Self {
         let geometry = shape.geometry;
         let header = Header::parse(&file[..geometry.cluster() as usize], file.len() as u64).unwrap();
         let table = |at: u64, bytes: u64| file[at as usize..][..bytes as usize].to_vec();
@@ -94,14 +104,8 @@ impl Life {
         };
         let reserve_max = rng.choice([2, 4, 24]).unwrap() * geometry.cluster();
         let late_max = rng.choice([30, 150, 600]).unwrap();
-        let leaks = Judge { file: &file, shape }.check().unwrap().leaks;
-        let options = TablesOptions {
-            unit: 512,
-            discard: rng.bool(),
-            device_bytes: None,
-            reserve_max,
-            rules: Rules::without(rule),
-        };
+        let options =
+            TablesOptions { unit: 512, discard: rng.bool(), device_bytes: None, reserve_max, rules };
         let tables = Tables::new(parts, Arc::clone(&slices), Arc::clone(&pins), options).unwrap();
         let failures = rng.choice([0.0, 0.0, 0.02, 0.1]).unwrap();
         Self {
@@ -115,7 +119,7 @@ impl Life {
             requests: BTreeMap::new(),
             rng,
             now: 1,
-            rule,
+            rule: None,
             ops: Vec::new(),
             next: 0,
             grows_to: None,
@@ -124,7 +128,7 @@ impl Life {
             failures,
             fault: None,
             late_max,
-            leaks,
+            leaks: 0,
             reserve_max: reserve_max / geometry.cluster(),
         }
     }
