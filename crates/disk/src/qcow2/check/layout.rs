@@ -14,7 +14,8 @@ use std::ops::Range;
 
 /// The largest number of clusters in a file, as in QEMU's check. With clusters of 64 KiB, it is 128 TiB.
 const CLUSTERS_MAX: u64 = 1 << 31;
-/// The largest number of different L2 tables: about 128 MiB of memory. With clusters of 64 KiB, they map 4 PiB.
+/// The largest number of different L2 tables: about 128 MiB of memory. With clusters of 64 KiB, they map
+/// 4 PiB.
 const TABLES_MAX: usize = 8 << 20;
 /// The number of bytes of a table to read at a time.
 const PIECE: usize = 64 << 10;

@@ -23,12 +23,13 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The bytes of the header that change at once.
 const HEADER: usize = 512;
 
-/// The number of times that each L2 table is read, if one window is enough: for counts and flags, to find and to
-/// repair their faults.
+/// The number of times that each L2 table is read, if one window is enough: for counts and for flags, to find
+/// and to repair their faults.
 const PASSES: u64 = 4;
 
 /// Raises, syncs, lowers, syncs, mends COPIED in the active tables, syncs, clears the dirty bit, syncs.
-/// Calls `progress` with the bytes that were read, and the bytes to read. Returns the faults before the repair.
+/// Calls `progress` with the bytes that were read, and the bytes to read. Returns the faults before the
+/// repair.
 ///
 /// # Errors
 /// An entry cannot be true, tables overlap, or the file cannot be read or written. Nothing was lowered then.

@@ -9,8 +9,8 @@ use crate::qcow2::format::entry::{counted, decode, load_entries};
 use crate::qcow2::format::geometry::{HostCluster, HostOffset};
 use crate::qcow2::format::refcount::decode_block;
 
-/// Adds all references to the clusters of the window. Returns the number of entries that cannot be true, of the
-/// whole image.
+/// Adds all references to the clusters of the window. Returns the number of entries of the whole image that
+/// cannot be true.
 pub(super) fn count(
     image: &impl ReadImage,
     layout: &Layout,

@@ -66,7 +66,7 @@ proptest! {
             usize::from(mapping != Mapping::Unallocated));
     }
 
-    /// Whatever an entry says, it is refused, or it is encoded as an entry with the same meaning.
+    /// An entry of any bits is refused, or it is encoded as an entry with the same meaning.
     #[test]
     fn any_entry_is_decoded_or_refused(geometry in geometries(), word: u64, clear: u64, bitmap: u64) {
         for raw in [RawEntry { word, bitmap }, RawEntry { word: word & clear, bitmap: 0 }] {

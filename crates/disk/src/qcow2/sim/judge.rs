@@ -2,8 +2,8 @@
 
 use super::builder::{Shape, below};
 use super::model::Stamp;
-use crate::qcow2::check::image::ReadImage;
 use crate::qcow2::check::check;
+use crate::qcow2::check::image::ReadImage;
 use crate::qcow2::format::entry::{Mapping, decode, decode_l1, load_entries};
 use crate::qcow2::format::refcount;
 use std::io;
