@@ -21,8 +21,8 @@ mod watched;
 #[cfg(any(test, fuzzing))]
 use {compare::survey, image::ReadImage, layout::Layout, report::CheckError, report::Report};
 
-/// The number of host clusters to check at a time: 2 TiB of a file with clusters of 64 KiB. Counters of 16 bits
-/// take 64 MiB.
+/// The number of host clusters to check at a time: 2 TiB of a file with clusters of 64 KiB. Counters of 16
+/// bits take 64 MiB.
 pub(crate) const WINDOW: u64 = 32 << 20;
 
 /// Compares refcounts and flags with all references, in windows of `window` host clusters.
