@@ -542,3 +542,67 @@ fn faults_apply_to_an_image() {
     assert_eq!(on_disk.write(4096, &[8; 4096], 0), Err(IoError::Os(Errno::IO)));
     assert_eq!(on_disk.read(4096, 8192), (Ok(()), vec![7; 8192]));
 }
+
+/// Compares images of many options, over a backing image or compressed, with a plain array. Reads and writes
+/// begin in the middle of clusters, and QEMU reads the result.
+#[test]
+fn options_of_images() {
+    const BYTES: u64 = 600 << 10;
+    let options: [&[&str]; 8] = [
+        &["-o", "cluster_size=512"],
+        &["-o", "cluster_size=2M"],
+        &["-o", "extended_l2=on"],
+        &["-o", "extended_l2=on,cluster_size=16k"],
+        &["-o", "compat=0.10,cluster_size=4k"],
+        &["-o", "refcount_bits=1"],
+        &["-c", "-o", "compression_type=zlib"],
+        &["-c", "-o", "compression_type=zstd,cluster_size=16k"],
+    ];
+    let mut random = Random(31);
+    for (words, over_backing) in options.into_iter().flat_map(|words| [(words, false), (words, true)]) {
+        // Some of it compresses.
+        let mut expected = random.bytes(BYTES);
+        expected[100 << 10..400 << 10].fill(6);
+        let image = Image::of(&expected, words);
+        let mut path = image.path();
+        if over_backing {
+            let create = ["create", "-q", "-f", "qcow2", "-b", "disk.qcow2", "-F", "qcow2"];
+            // `-c` is not an option of `create`.
+            let above = if words[0] == "-c" { &words[1..] } else { words };
+            image.img(&[&create[..], above, &["above"]].concat());
+            path = image.dir.path().join("above");
+        }
+        let case = format!("{words:?} {over_backing}");
+        for cache in CACHES {
+            let disk = open(&DiskSpec::Qcow2(path.clone()), cache).unwrap();
+            let mut worker = worker(&disk);
+            for step in 0..60 {
+                let at = random.from(0..BYTES / 512) * 512;
+                let len = (random.from(1..200) * 512).min(BYTES - at);
+                let range = at as usize..(at + len) as usize;
+                match random.from(0..5) {
+                    0 | 1 => {
+                        let bytes = vec![step; len as usize];
+                        assert_eq!(worker.write(at, &bytes, random.from(0..2) * 512), Ok(()), "{case}");
+                        expected[range].fill(step);
+                    }
+                    2 if disk.limits().write_zeroes.is_some() => {
+                        let request = Request::WriteZeroes { durable: random.from(0..2) == 0 };
+                        run_on_extent(&mut worker, request, at, len, random.from(0..2) == 0);
+                        expected[range].fill(0);
+                    }
+                    _ => {
+                        let found = worker.read(at, len as usize);
+                        assert!(found == (Ok(()), expected[range].to_vec()), "{case}: {at} {len}");
+                    }
+                }
+            }
+            drop(worker);
+            disk.write_back().unwrap();
+            drop(disk);
+            check(&path);
+            image.img(&["convert", "-f", "qcow2", "-O", "raw", path.to_str().unwrap(), "out"]);
+            assert!(fs::read(image.dir.path().join("out")).unwrap() == expected, "{case} {cache}");
+        }
+    }
+}

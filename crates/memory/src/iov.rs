@@ -185,8 +185,8 @@ impl Iov {
         }
     }
 
-    /// Moves the first `len` bytes that are left to `front`, which is emptied first. Moves everything if fewer
-    /// are left.
+    /// Moves the first `len` bytes that are left to `front`, which is emptied first. Moves everything if
+    /// fewer are left.
     ///
     /// This allocates nothing if `front` has the capacity, and takes a reference to the view only if `front`
     /// has another one.

@@ -408,7 +408,7 @@ fn split_into_parts() {
         assert_eq!(front.read(0, &mut read) as u64, at);
         iov.read(0, &mut read[at as usize..]);
         assert_eq!(read[..], bytes);
-        // What follows does not touch the other part.
+        // The front's bytes are not those of the other part.
         front.zero(u64::MAX, marks);
         let mut rest = vec![0; 60 - at as usize];
         iov.read(0, &mut rest);

@@ -18,8 +18,6 @@ const PARTS: [&str; 11] = [
     "kickless_net",
     "kickless_vhost",
     "kickless_worker",
-    // The library behind `qcow2:`.
-    "imago",
 ];
 
 /// Parses `text`. The directives `base` apply where `text` is not more specific.
@@ -110,7 +108,7 @@ mod tests {
         assert_eq!(written("kickless_blk::queue=warning"), "kickless_blk::queue=warn");
         for text in [
             "info,kickless_vhost=debug",
-            "warning, imago=trace",
+            "warning, kickless_disk=trace",
             "kickless_io",
             "kickless_net",
             "[device{name=web}]=debug",
