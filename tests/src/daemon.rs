@@ -1,7 +1,8 @@
 //! Runs a vhost-user back-end as a child process: `kickless`, or QEMU's storage daemon for comparison.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -45,7 +46,7 @@ pub struct DaemonConfig {
     /// The back-end.
     pub program: Program,
     /// The disk: an image file or `null:SIZE`; with kickless also `mem:SIZE`. The storage daemon takes SIZE
-    /// in bytes only.
+    /// in bytes only. `qcow2:PATH` with both.
     pub disk: OsString,
     /// Largest number of queues that a front-end may use.
     pub queues: u16,
@@ -102,6 +103,14 @@ impl DaemonConfig {
                 match self.disk.to_str().and_then(|disk| disk.strip_prefix("null:")) {
                     Some(size) => words
                         .push(format!("driver=null-co,node-name=disk,read-zeroes=off,size={size}").into()),
+                    None if self.disk.as_bytes().starts_with(b"qcow2:") => {
+                        let path = OsStr::from_bytes(&self.disk.as_bytes()[b"qcow2:".len()..]);
+                        let aio = if self.by_uring { "file.aio=io_uring," } else { "" };
+                        let words_before = format!(
+                            "driver=qcow2,{aio}cache.direct=on,discard=unmap,node-name=disk,file.driver=file,file.filename="
+                        );
+                        words.push(joined(&words_before, &path));
+                    }
                     None => {
                         let device = Path::new(&self.disk).starts_with("/dev");
                         let device = device && !Path::new(&self.disk).starts_with("/dev/shm");
