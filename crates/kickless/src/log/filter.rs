@@ -7,7 +7,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 /// The parts of the program that write log lines, by the names of their crates.
-const PARTS: [&str; 11] = [
+const PARTS: [&str; 10] = [
     "kickless",
     "kickless_blk",
     "kickless_daemon",
