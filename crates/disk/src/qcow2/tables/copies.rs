@@ -58,13 +58,18 @@ impl Tables {
         self.copies.next = id.wrapping_add(1);
         self.copies.running.insert(id, Copy { cluster, slice, index, new, old, mapping });
         self.copies.by_cluster.insert(cluster, id);
-        Copying { id, given_up: Arc::clone(&self.copies.given_up) }
+        Copying {
+            id,
+            given_up: Arc::clone(&self.copies.given_up),
+            wakers: self.wakers.clone(),
+            is_over: false,
+        }
     }
 
     /// Maps a cluster that was filled durably.
-    pub(crate) fn copied(&mut self, copy: Copying) -> Ticket {
+    pub(crate) fn copied(&mut self, mut copy: Copying) -> Ticket {
         let id = copy.id;
-        std::mem::forget(copy);
+        copy.is_over = true;
         let Some(Copy { slice, index, new, old, mapping, .. }) = self.end_copy(id) else {
             return Ticket::default();
         };

@@ -1,5 +1,6 @@
 //! The answers to requests.
 
+use super::wait::Wakers;
 use crate::qcow2::format::geometry::{HostOffset, SliceIndex};
 use kickless_io::Errno;
 use std::ops::Range;
@@ -99,6 +100,10 @@ pub(crate) enum CopyFrom {
 pub(crate) struct Copying {
     pub(super) id: u32,
     pub(super) given_up: Arc<Mutex<Vec<GivenUp>>>,
+    /// The requests that wait for the copy.
+    pub(super) wakers: Wakers,
+    /// It has ended, so dropping it does nothing.
+    pub(super) is_over: bool,
 }
 
 /// The end of a copy that did not succeed.
@@ -111,20 +116,24 @@ pub(super) struct GivenUp {
 
 impl Copying {
     /// Gives up while a transfer is in flight. The cluster is never used again.
-    pub(crate) fn leak(self) {
+    pub(crate) fn leak(mut self) {
         self.give_up(true);
-        std::mem::forget(self);
+        self.is_over = true;
     }
 
     fn give_up(&self, leaks: bool) {
         let mut list = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
         list.push(GivenUp { id: self.id, leaks });
+        drop(list);
+        self.wakers.wake();
     }
 }
 
 impl Drop for Copying {
     fn drop(&mut self) {
-        self.give_up(false);
+        if !self.is_over {
+            self.give_up(false);
+        }
     }
 }
 

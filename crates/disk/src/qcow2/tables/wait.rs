@@ -2,21 +2,23 @@
 
 use kickless_io::Waker;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// One waker for each worker. All are signalled at each progress.
-#[derive(Debug, Default)]
-pub(super) struct Wakers(Vec<Waker>);
+/// One waker for each worker. All are signalled at each progress. Clones are the same list.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wakers(Arc<Mutex<Vec<Waker>>>);
 
 impl Wakers {
-    pub(super) fn add(&mut self, waker: &Waker) {
+    pub(super) fn add(&self, waker: &Waker) {
         let fd = |waker: &Waker| waker.as_fd().as_raw_fd();
-        if !self.0.iter().any(|known| fd(known) == fd(waker)) {
-            self.0.push(waker.clone());
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !list.iter().any(|known| fd(known) == fd(waker)) {
+            list.push(waker.clone());
         }
     }
 
-    pub(super) fn wake(&mut self) {
-        for waker in self.0.drain(..) {
+    pub(super) fn wake(&self) {
+        for waker in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             waker.wake();
         }
     }
