@@ -1,5 +1,5 @@
-//! Tests qcow2 images beside other processes and on full file systems: hand-over to and from QEMU by the
-//! lock, and writes without space.
+//! Tests qcow2 images beside other processes and files: hand-over to and from QEMU by the lock, writes
+//! without space, long chains and loops.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -120,4 +120,48 @@ fn writes_without_space_fail_and_lose_nothing() {
     assert!(read == contents);
     disk.close();
     drop(daemon);
+}
+
+/// An image over 64 others is served. Longer chains, and chains that come back to an image, are refused.
+#[test]
+fn long_chains_and_loops() {
+    let image = Qcow2Image::create(&[], SIZE as u64).unwrap();
+    image.io(&["write -q -P 7 0 65536".to_owned()]).unwrap();
+    let size = SIZE.to_string();
+    let over = |backing: &str, name: &str| {
+        let create = ["create", "-q", "-f", "qcow2", "-u", "-F", "qcow2"];
+        image.img(&[&create[..], &["-b", backing, name, &size]].concat()).unwrap();
+    };
+    let config = |name: &str| {
+        let mut disk = std::ffi::OsString::from("qcow2:");
+        disk.push(image.dir().join(name));
+        DaemonConfig { disk, ..image.config() }
+    };
+    let refused = |name: &str| Daemon::start(&config(name)).err().unwrap().to_string();
+    over("disk", "image2");
+    for number in 3..=66 {
+        over(&format!("image{}", number - 1), &format!("image{number}"));
+    }
+    let (daemon, disk) = serve(&config("image65")).unwrap();
+    let mut read = [0; 512];
+    disk.read_at(&mut read, 4096).unwrap();
+    assert_eq!(read, [7; 512]);
+    disk.write_at(&[8; 512], 4096).unwrap();
+    disk.read_at(&mut read, 4096).unwrap();
+    assert_eq!(read, [8; 512]);
+    disk.close();
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+    assert!(refused("image66").contains("too long"));
+
+    // QEMU refuses to make an image over its own name.
+    for (target, link) in [("itself", "link"), ("one", "other-link")] {
+        std::os::unix::fs::symlink(target, image.dir().join(link)).unwrap();
+    }
+    over("link", "itself");
+    over("other", "one");
+    over("other-link", "other");
+    for name in ["itself", "one", "other"] {
+        let error = refused(name);
+        assert!(error.contains("its backing image"), "{error}");
+    }
 }
