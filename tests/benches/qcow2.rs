@@ -5,7 +5,8 @@
 //! image for each turn; the others have a warm-up before it. The driver polls on the first CPU, and the
 //! daemons are on the second. The storage daemon has `aio=io_uring`, `cache.direct=on` and an iothread.
 //!
-//!     cargo bench -p kickless-tests --bench qcow2 -- [--dir=DIRECTORY] [--cell=NAME] [--millis=1000] [--quick]
+//!     cargo bench -p kickless-tests --bench qcow2 -- [--dir=DIRECTORY] [--cell=NAME] [--millis=1000]
+//!         [--quick]
 //!
 //! The images are below /dev/shm, or below the directory that `--dir` names. They take up to 5 GiB there.
 //! `--cell` selects the cells whose names contain this word.
