@@ -123,7 +123,7 @@ fn run(options: &Options, len: usize, mut ops: &[u8]) {
             }
             11 if detail < 4 => drop(queue.arm()),
             11 => {
-                assert_eq!(queue.unpop(), credit.pop_back().map(|id| id.head));
+                assert_eq!(queue.unpop(), credit.pop_back().map(|id| id.head()));
                 assert_eq!(usize::from(queue.credit()), credit.len());
             }
             12 => {

@@ -195,7 +195,7 @@ impl Device {
         match popped {
             Ok(true) => {
                 assert!(broken.is_none() && queue.is_mapped());
-                assert!(self.options.is_packed() || chain.id.head < queue.size());
+                assert!(self.options.is_packed() || chain.id.head() < queue.size());
                 let buffers = chain.readable().len() + chain.writable().len();
                 assert!(buffers <= usize::from(queue.size().max(INDIRECT_CHAIN_MAX)));
                 assert!(chain.readable().iter().chain(chain.writable()).all(|b| b.len != 0));
@@ -209,7 +209,7 @@ impl Device {
                     assert!(RingPosition::from_bits(queue.next_avail()).index < queue.size());
                     let taken = self.taken.iter().filter(|(_, done)| !done).map(|(id, _)| id);
                     assert!(
-                        taken.chain(&self.credit).all(|id| id.head != chain.id.head),
+                        taken.chain(&self.credit).all(|id| id.head() != chain.id.head()),
                         "a head is in flight twice"
                     );
                 } else {
@@ -242,7 +242,7 @@ impl Device {
     fn unpop(&mut self) {
         let (next, size) = (self.queue.next_avail(), self.options.size());
         let newest = self.credit.pop_back();
-        assert_eq!(self.queue.unpop(), newest.map(|id| id.head));
+        assert_eq!(self.queue.unpop(), newest.map(|id| id.head()));
         let now = self.queue.next_avail();
         if newest.is_none() {
             assert_eq!(now, next);

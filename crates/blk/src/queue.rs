@@ -257,7 +257,7 @@ impl Queue {
             Ok(()) => self.vring.push(id, read_len.saturating_add(written.into())),
             Err(error) => {
                 if is_caused_by_guest(error) {
-                    debug!(queue = self.vring.index(), head = id.head, %error, "request failed");
+                    debug!(queue = self.vring.index(), head = id.head(), %error, "request failed");
                 } else {
                     let Self { shared, vring, .. } = self;
                     shared.failures.log(vring.span(), vring.index(), operation, error);
@@ -268,7 +268,7 @@ impl Queue {
     }
 
     fn reject(&mut self, id: ChainId, reject: Reject) {
-        debug!(queue = self.vring.index(), head = id.head, why = reject.why, "request rejected");
+        debug!(queue = self.vring.index(), head = id.head(), why = reject.why, "request rejected");
         let data_len = self.chain.writable_len().saturating_sub(1);
         let (view, marks) = self.vring.memory();
         let written = reject.status.is_some_and(|at| view.write_obj(at, &reject.code, marks).is_ok());

@@ -123,7 +123,7 @@ impl Setup {
         let mut chain = Chain::default();
         let popped = self.vring.pop(&mut chain);
         if popped {
-            self.ids.insert(chain.id.head, chain.id);
+            self.ids.insert(chain.id.head(), chain.id);
         }
         popped
     }
@@ -705,7 +705,7 @@ fn nothing_waits_for_credit() {
     let mut chain = Chain::default();
     let mut pop = |vring: &mut Vring| vring.pop_credit(&mut chain).then_some(chain.id);
     let ids: Vec<ChainId> = (0..3).filter_map(|_| pop(&mut setup.vring)).collect();
-    assert_eq!(ids.iter().map(|id| id.head).collect::<Vec<_>>(), [0, 2, 4]);
+    assert_eq!(ids.iter().map(|id| id.head()).collect::<Vec<_>>(), [0, 2, 4]);
     assert!(is_over(&setup.invalidate(BUFFERS, LEN - BUFFERS)));
     assert_eq!((setup.vring.credit(), setup.vring.use_credit(1)), (0, false));
     // It needs new translations.

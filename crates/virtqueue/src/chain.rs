@@ -26,13 +26,27 @@ pub struct Buffer {
 
 /// The name of a chain in flight, which completes it ([`Queue::push`](crate::device::Queue::push)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-// Aligned, so that it moves as one word.
-#[repr(align(4))]
-pub struct ChainId {
+// One word: a load of four bytes would wait until two stores of two bytes have left the core's store buffer.
+pub struct ChainId(u32);
+
+impl ChainId {
+    /// Makes the name of a chain, from its head and its position in the order of pops.
+    #[inline]
+    pub(crate) fn new(head: u16, position: u16) -> Self {
+        Self(u32::from(position) << 16 | u32::from(head))
+    }
+
     /// The index of the first descriptor; in a packed ring, the buffer id.
-    pub head: u16,
-    /// With IN_ORDER, the chain's place in the order of pops. Meaningless otherwise.
-    pub(crate) position: u16,
+    #[inline]
+    pub fn head(self) -> u16 {
+        self.0 as u16
+    }
+
+    /// With IN_ORDER, the chain's position in the order of pops; otherwise 0.
+    #[inline]
+    pub(crate) fn position(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
 }
 
 /// A popped chain. Reuse it for each pop, so that pops do not allocate.

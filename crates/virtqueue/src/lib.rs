@@ -39,7 +39,8 @@
 //! let mut queue = device::Queue::new(options, metadata, 0);
 //! let mut chain = Chain::default();
 //! while queue.pop(&view, &mut chain)? {
-//!     assert_eq!((chain.id.head, chain.readable()[0].addr, chain.readable()[0].len), (3, Gpa(0x8000), 512));
+//!     let buffer = chain.readable()[0];
+//!     assert_eq!((chain.id.head(), buffer.addr, buffer.len), (3, Gpa(0x8000), 512));
 //!     queue.push(chain.id, 0);
 //! }
 //! assert!(queue.publish(), "the driver wants to be called");

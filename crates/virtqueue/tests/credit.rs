@@ -204,7 +204,7 @@ impl Pair {
             let Some((id, _)) = self.credit.pop_back() else {
                 return assert_eq!((self.device.unpop(), self.device.credit()), (None, 0));
             };
-            assert_eq!(self.device.unpop(), Some(id.head));
+            assert_eq!(self.device.unpop(), Some(id.head()));
             self.available.extend(self.popped.pop_back());
             self.available.rotate_right(1);
             // The device must look at the ring.
@@ -561,7 +561,7 @@ fn another_chain_comes_back() {
         assert_eq!([pair.device.unpop(), pair.device.unpop(), pair.device.unpop()], [Some(2), Some(1), None]);
         let second: Vec<_> = (0..2).map(|_| pop(&mut pair.device)).collect();
         assert_eq!(
-            second.iter().map(|(id, addr)| (id.head, *addr)).collect::<Vec<_>>(),
+            second.iter().map(|(id, addr)| (id.head(), *addr)).collect::<Vec<_>>(),
             [(2, 201), (3, 202)]
         );
         assert!(pair.device.use_credit() && pair.device.use_credit() && !pair.device.use_credit());

@@ -462,7 +462,7 @@ fn no_room(shape: Shape) {
     let _ = pair.submitter.publish();
     let mut chain = Chain::default();
     assert!(pair.device.pop(&pair.view, &mut chain).unwrap());
-    assert_eq!((chain.id.head, chain.readable().len()), (id, 3));
+    assert_eq!((chain.id.head(), chain.readable().len()), (id, 3));
     assert!(!pair.device.pop(&pair.view, &mut chain).unwrap());
 }
 

@@ -241,7 +241,7 @@ fn the_same_head_twice_in_order() {
     // All entries of the avail ring name descriptor 0.
     driver.publish_as(4);
     while queue.pop(&driver.view, &mut chain).unwrap() {
-        assert_eq!(chain.id.head, 0);
+        assert_eq!(chain.id.head(), 0);
         ids.push(chain.id);
     }
     assert_eq!(ids.len(), 4);
@@ -289,7 +289,7 @@ proptest! {
                     },
                     _ => while let Ok(true) = queue.pop(&driver.view, &mut chain) {
                         let max = usize::from(options.size().max(INDIRECT_CHAIN_MAX));
-                        prop_assert!(chain.id.head < options.size());
+                        prop_assert!(chain.id.head() < options.size());
                         prop_assert!(chain.readable().len() + chain.writable().len() <= max);
                         prop_assert!(chain.readable_len() + chain.writable_len() <= 1 << 32);
                         held.push(chain.id);
@@ -364,7 +364,7 @@ fn ids_of_a_packed_ring_are_the_drivers() {
     let mut chain = Chain::default();
     for id in [4, u16::MAX] {
         assert_eq!(queue.pop(&view, &mut chain), Ok(true));
-        assert_eq!(chain.id.head, id);
+        assert_eq!(chain.id.head(), id);
     }
     assert_eq!(queue.pop(&view, &mut chain), Err(RingError::DuplicateId { id: 4 }));
 }

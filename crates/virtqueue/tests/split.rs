@@ -90,7 +90,7 @@ impl Rig {
                 break;
             }
             let (head, bufs) = self.waiting.pop_front().unwrap();
-            assert_eq!(self.chain.id.head, head);
+            assert_eq!(self.chain.id.head(), head);
             assert_eq!(self.chain.readable(), expected(&bufs, false));
             assert_eq!(self.chain.writable(), expected(&bufs, true));
             let bytes = |writable| expected(&bufs, writable).iter().map(|b| u64::from(b.len)).sum::<u64>();
@@ -105,7 +105,7 @@ impl Rig {
             let at = self.random.below(self.held.len() as u64) as usize;
             let (id, len) = (self.held.swap_remove(at), self.random.next() as u32);
             self.queue.push(id, len);
-            assert_eq!(self.pushed.insert(id.head, len), None);
+            assert_eq!(self.pushed.insert(id.head(), len), None);
         }
         if self.random.one_in(2) {
             self.publish_used();
@@ -262,12 +262,12 @@ fn indices_wrap() {
                 let mut ids = Vec::new();
                 for &head in &heads {
                     assert!(queue.pop(&driver.view, &mut chain).unwrap());
-                    assert_eq!(chain.id.head, head);
+                    assert_eq!(chain.id.head(), head);
                     ids.push(chain.id);
                 }
                 assert!(!queue.pop(&driver.view, &mut chain).unwrap());
                 for id in ids.into_iter().rev() {
-                    queue.push(id, round + u32::from(id.head));
+                    queue.push(id, round + u32::from(id.head()));
                 }
                 assert_eq!(driver.take(), None, "invisible until published");
                 let _ = queue.publish();
@@ -372,7 +372,7 @@ fn what_is_pushed_while_unmapped_comes_later() {
     queue.push(ids[2], 12);
     assert!(!queue.publish());
     assert!(!queue.pop(&driver.view, &mut chain).unwrap());
-    assert_eq!(driver.take(), Some((ids[0].head, 10)));
+    assert_eq!(driver.take(), Some((ids[0].head(), 10)));
     assert_eq!(driver.take(), None, "neither what was pushed before the areas went, nor after");
     assert!(!driver.enable_calls());
     queue.unmap();
@@ -382,7 +382,7 @@ fn what_is_pushed_while_unmapped_comes_later() {
     queue.push(ids[3], 13);
     assert!(queue.publish(), "asked for before");
     for (id, len) in ids.iter().zip(10..).skip(1) {
-        assert_eq!(driver.take(), Some((id.head, len)));
+        assert_eq!(driver.take(), Some((id.head(), len)));
     }
 }
 
@@ -438,7 +438,7 @@ fn what_was_shown_is_not_stored_again() {
         let mut queue = driver.device();
         let mut chain = Chain::default();
         assert_eq!(queue.pop(&driver.view, &mut chain), Ok(true));
-        assert_eq!(chain.id.head, head);
+        assert_eq!(chain.id.head(), head);
         queue.push(chain.id, 1);
         queue.show();
         assert_eq!(driver.view.read_obj::<[u8; 2]>(USED_IDX).unwrap(), [1, 0]);

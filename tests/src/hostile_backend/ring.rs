@@ -169,19 +169,19 @@ impl Ring {
         self.halted = !matches!(lie, RingLie::NoStatus | RingLie::Status(_) | RingLie::WrongWrap);
         match lie {
             RingLie::IdOutOfRange => self.push_used(size.into(), of.len),
-            RingLie::IdNotInFlight => self.push_used(u32::from((of.id.head + 1) % size), of.len),
-            RingLie::TooLong => self.push_used(of.id.head.into(), of.room + 1),
+            RingLie::IdNotInFlight => self.push_used(u32::from((of.id.head() + 1) % size), of.len),
+            RingLie::TooLong => self.push_used(of.id.head().into(), of.room + 1),
             RingLie::Twice => {
                 self.push(of.id, of.len, of.descriptors);
                 let _ = self.queue.publish();
-                self.push_used(of.id.head.into(), of.len);
+                self.push_used(of.id.head().into(), of.len);
             }
             RingLie::IndexJump => self.move_index(size + 1),
             RingLie::IndexBack => self.move_index(u16::MAX),
             RingLie::WrongWrap => {
                 self.unanswered = Some((of.id, of.len, of.descriptors));
                 self.place.wrap = !self.place.wrap;
-                self.push_used(of.id.head.into(), of.len);
+                self.push_used(of.id.head().into(), of.len);
                 self.place.wrap = !self.place.wrap;
             }
             RingLie::NoStatus | RingLie::Status(_) => self.push(of.id, of.len, of.descriptors),
@@ -190,7 +190,7 @@ impl Ring {
                 let mut chain = Chain::default();
                 if self.queue.pop(&self.view, &mut chain)? {
                     shared.requests.fetch_add(1, Ordering::Release);
-                    self.push_used(chain.id.head.into(), 1);
+                    self.push_used(chain.id.head().into(), 1);
                 }
             }
             RingLie::RingError => {

@@ -237,8 +237,8 @@ impl Vring {
             false => self.queue.pop_translated(view, tlb, chain),
         };
         match popped {
-            Ok(PopOutcome::Chain) if translation.blocks_invalidation(chain.id.head) => {
-                let head = chain.id.head;
+            Ok(PopOutcome::Chain) if translation.blocks_invalidation(chain.id.head()) => {
+                let head = chain.id.head();
                 if CREDIT {
                     // The task does not learn of this chain.
                     self.queue.unpop();
@@ -249,7 +249,7 @@ impl Vring {
                 false
             }
             Ok(PopOutcome::Chain) => {
-                translation.chain_popped(chain.id.head);
+                translation.chain_popped(chain.id.head());
                 true
             }
             Ok(PopOutcome::MissingTranslation) => {
@@ -297,7 +297,7 @@ impl Vring {
     pub fn push(&mut self, id: ChainId, len: u32) {
         // A broken ring accepts this too, because chains that were popped before it broke must be pushed.
         if let Some(translation) = &mut self.translation {
-            translation.chain_returned(id.head);
+            translation.chain_returned(id.head());
         }
         self.queue.push(id, len);
         self.pushed = true;

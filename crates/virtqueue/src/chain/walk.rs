@@ -1,6 +1,6 @@
 //! Walks along a chain's descriptors: in the table, a packed ring, copies of it, or an indirect table.
 
-use super::{BUFFERS_KEPT, Buffer, Chain, INDIRECT_CHAIN_MAX};
+use super::{BUFFERS_KEPT, Buffer, Chain, ChainId, INDIRECT_CHAIN_MAX};
 use crate::RingError;
 use crate::access::Access;
 use crate::address_space::AddressSpace;
@@ -90,14 +90,14 @@ impl Chain {
         if let Some(table) = table {
             walk = walk.indirect(&mut self.buffers, space, &table, options)?;
         }
-        self.id.head = id;
+        self.id = ChainId::new(id, 0);
         self.end(space, walk)?;
         Ok(count)
     }
 
     #[inline]
     fn begin(&mut self, head: u16) {
-        self.id.head = head;
+        self.id = ChainId::new(head, 0);
         self.buffers.clear();
         if self.buffers.capacity() > BUFFERS_KEPT {
             self.buffers.shrink_to(BUFFERS_KEPT);

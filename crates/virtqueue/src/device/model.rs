@@ -158,7 +158,7 @@ macro_rules! pop {
             while $queue.unpop(&mut $credit).is_some() {}
             for nth in 0..CHAINS.len() {
                 let popped = $queue.pop_credit(&mut &view, &mut chain, &mut marks, &mut $credit);
-                assert_eq!((popped, chain.id.head), (Ok(PopOutcome::Chain), of(nth).0));
+                assert_eq!((popped, chain.id.head()), (Ok(PopOutcome::Chain), of(nth).0));
             }
         }
     };

@@ -231,9 +231,9 @@ impl<A: Access> Queue<A> {
             Ok(count) => count,
             Err(error) => return Err(self.latch(error)),
         };
-        let Some(length) = self.lengths.get_mut(usize::from(chain.id.head)).filter(|length| **length == 0)
+        let Some(length) = self.lengths.get_mut(usize::from(chain.id.head())).filter(|length| **length == 0)
         else {
-            return Err(self.latch(RingError::DuplicateId { id: chain.id.head }));
+            return Err(self.latch(RingError::DuplicateId { id: chain.id.head() }));
         };
         *length = count;
         if let Some(tracker) = &mut self.tracker {
@@ -241,7 +241,7 @@ impl<A: Access> Queue<A> {
             // Read a second time, for the device that resubmits the chain. If they changed, that device
             // reports an error of the ring.
             let words = (0..count).map(|nth| metadata.packed_words(next.after(nth, size)));
-            tracker.popped(chain.id.head, words);
+            tracker.popped(chain.id.head(), words);
         }
         self.next = self.next.after(count, self.options.size());
         self.in_flight += 1;
@@ -298,7 +298,7 @@ impl<A: Access> Queue<A> {
         let popped = self.pop(space, chain, marks);
         self.tracker = tracker;
         if popped == Ok(PopOutcome::Chain) {
-            let id = chain.id.head;
+            let id = chain.id.head();
             credit.popped(credit::Chain {
                 id,
                 ring_descriptors: self.lengths.get(usize::from(id)).copied().unwrap_or(0),

@@ -247,7 +247,7 @@ impl Queue {
         debug_assert_eq!(self.credit(), 0, "a queue with credit pops nothing else");
         let popped = forward!(mut self, pop, space, chain, &mut self.marks);
         if let (Some(order), Ok(PopOutcome::Chain)) = (&mut self.order, popped) {
-            chain.id.position = order.popped(chain.id.head);
+            chain.id = order.popped(chain.id.head());
         }
         popped
     }
@@ -288,7 +288,7 @@ impl Queue {
         let credit = &mut **self.credit.get_or_insert_default();
         let popped = forward!(mut self, pop_credit, space, chain, &mut self.marks, credit);
         if let (Some(order), Ok(PopOutcome::Chain)) = (&mut self.order, popped) {
-            chain.id.position = order.popped(chain.id.head);
+            chain.id = order.popped(chain.id.head());
         }
         popped
     }
@@ -328,7 +328,7 @@ impl Queue {
     /// does not see it before [`Queue::publish`].
     #[inline]
     pub fn push(&mut self, id: ChainId, len: u32) {
-        let Some(order) = &mut self.order else { return forward!(mut self, push, id.head, len) };
+        let Some(order) = &mut self.order else { return forward!(mut self, push, id.head(), len) };
         order.pushed(id, len);
         while let Some((head, len)) = self.order.as_mut().and_then(|order| order.next()) {
             forward!(mut self, push, head, len);
@@ -344,7 +344,7 @@ impl Queue {
     pub fn push_group(&mut self, group: &[(ChainId, u32)]) {
         debug_assert!(
             self.order.is_none()
-                || group.windows(2).all(|two| two[1].0.position == two[0].0.position.wrapping_add(1)),
+                || group.windows(2).all(|two| two[1].0.position() == two[0].0.position().wrapping_add(1)),
             "other chains lie between those of a group"
         );
         for (id, len) in group {

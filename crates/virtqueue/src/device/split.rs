@@ -290,7 +290,7 @@ impl<A: Access> Queue<A> {
         let popped = self.pop(space, chain, marks);
         self.tracker = tracker;
         if popped == Ok(PopOutcome::Chain) {
-            let id = chain.id.head;
+            let id = chain.id.head();
             credit.popped(credit::Chain { id, ring_descriptors: 1 });
         }
         popped

@@ -116,7 +116,7 @@ impl<'w> Device<'w> {
         }
         // A hostile chain may have no buffer.
         let tag = self.chain.readable().first().map_or(0, |buffer| buffer.addr.0);
-        self.ids.insert(tag, self.chain.id.head);
+        self.ids.insert(tag, self.chain.id.head());
         Ok(Some(tag))
     }
 
