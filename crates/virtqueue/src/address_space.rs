@@ -6,9 +6,9 @@ use kickless_memory::{Access, Iova, Span, Tlb, Translated, View};
 
 /// Translates a driver's addresses into guest-physical ones while a chain is walked.
 pub(crate) trait AddressSpace<'v> {
-    /// Adds a buffer, which is not empty. Returns the number of its pieces. An unmapped piece counts too: the
-    /// device finds out that it is not guest memory.
-    fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize;
+    /// Adds a buffer, which is not empty. It may be unmapped: the device finds out that it is not guest
+    /// memory.
+    fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool);
 
     /// Ends the walk of a valid chain, which has `len` bytes. Puts the buffers that
     /// [`AddressSpace::add_buffer`] has kept back into `buffers`, and adds their readable pieces to
@@ -30,9 +30,8 @@ pub(crate) trait AddressSpace<'v> {
 /// Without a vIOMMU, addresses are guest-physical ones.
 impl<'v> AddressSpace<'v> for &'v View {
     #[inline(always)]
-    fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, _: bool) -> usize {
+    fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, _: bool) {
         buffers.push(Buffer { addr: View::direct(addr), len });
-        1
     }
 
     #[inline(always)]
@@ -63,9 +62,8 @@ pub(crate) struct Translating<'v, 't> {
 
 impl<'v> AddressSpace<'v> for Translating<'v, '_> {
     #[inline]
-    fn add_buffer(&mut self, _: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize {
+    fn add_buffer(&mut self, _: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) {
         self.progress.describe(Described { addr, len, writable });
-        0
     }
 
     fn finish(&mut self, buffers: &mut Vec<Buffer>, readable: &mut usize, len: u64) {

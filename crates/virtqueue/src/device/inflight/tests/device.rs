@@ -179,9 +179,7 @@ impl<'w> Device<'w> {
 struct MissingTranslations;
 
 impl AddressSpace<'_> for MissingTranslations {
-    fn add_buffer(&mut self, _: &mut Vec<Buffer>, _: Iova, _: u32, _: bool) -> usize {
-        0
-    }
+    fn add_buffer(&mut self, _: &mut Vec<Buffer>, _: Iova, _: u32, _: bool) {}
 
     fn table(&mut self, _: Iova, _: u32) -> Option<Span<'static>> {
         None
