@@ -145,7 +145,7 @@ impl<A: Access> Queue<A> {
                 self.taken = resumed.descriptors;
                 // Unpublished chains are among them.
                 self.pushed = Vec::new();
-                for chain in self.tracker.iter().flat_map(|tracker| tracker.to_resubmit()) {
+                for chain in self.tracker.iter().flat_map(|tracker| tracker.resubmissions.chains()) {
                     self.lengths[usize::from(chain.id)] = chain.descs.len() as u16;
                     self.in_flight += 1;
                 }
@@ -258,7 +258,7 @@ impl<A: Access> Queue<A> {
     ) -> Result<PopOutcome, RingError> {
         let popped = self.walk_resubmission(space, chain);
         if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
-            tracker.resubmitted();
+            tracker.resubmissions.popped();
         }
         popped
     }
@@ -270,7 +270,7 @@ impl<A: Access> Queue<A> {
         chain: &mut Chain,
     ) -> Result<PopOutcome, RingError> {
         let Some(tracker) = &self.tracker else { return Ok(PopOutcome::Empty) };
-        let Some(next) = tracker.to_resubmit().last() else { return Ok(PopOutcome::Empty) };
+        let Some(next) = tracker.resubmissions.chains().last() else { return Ok(PopOutcome::Empty) };
         let walked = chain.walk_copies(space, &self.options, &next.descs);
         if space.is_missing() {
             return Ok(PopOutcome::MissingTranslation);
@@ -289,7 +289,7 @@ impl<A: Access> Queue<A> {
         if self.resubmissions() > 0 {
             let popped = self.walk_resubmission(space, chain);
             if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
-                tracker.resubmitted_as_credit();
+                tracker.resubmissions.popped_as_credit();
             }
             return popped;
         }
@@ -310,7 +310,7 @@ impl<A: Access> Queue<A> {
     /// Uses credit: see [`super::Queue::use_credit`].
     pub(super) fn use_credit(&mut self, credit: &mut Credit) -> bool {
         // Resumed chains are the oldest.
-        if self.tracker.as_mut().is_some_and(|tracker| tracker.use_credit()) {
+        if self.tracker.as_mut().is_some_and(|tracker| tracker.resubmissions.use_credit()) {
             return true;
         }
         let (Some(metadata), Some(chain)) = (&self.metadata, credit.oldest()) else { return false };
@@ -325,7 +325,9 @@ impl<A: Access> Queue<A> {
 
     /// Returns credit: see [`super::Queue::unpop`].
     pub(super) fn unpop(&mut self, credit: &mut Credit) -> Option<u16> {
-        let Some(chain) = credit.unpopped() else { return self.tracker.as_mut()?.unpop() };
+        let Some(chain) = credit.unpopped() else {
+            return self.tracker.as_mut()?.resubmissions.unpop().map(|chain| chain.id);
+        };
         self.forget(chain.id);
         self.next = self.next.before(chain.ring_descriptors, self.options.size());
         self.taken -= chain.ring_descriptors;
@@ -334,7 +336,7 @@ impl<A: Access> Queue<A> {
 
     /// Number of chains in the credit that an earlier process had in flight.
     pub(super) fn resubmitted_credit(&self) -> u16 {
-        self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
+        self.tracker.as_ref().map_or(0, |tracker| tracker.resubmissions.credit())
     }
 
     #[cold]
@@ -487,7 +489,7 @@ impl<A: Access> Queue<A> {
     #[inline]
     pub(super) fn resubmissions(&self) -> u16 {
         match &self.tracker {
-            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.resubmissions(),
+            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.resubmissions.len(),
             _ => 0,
         }
     }

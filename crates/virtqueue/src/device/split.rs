@@ -248,7 +248,7 @@ impl<A: Access> Queue<A> {
     ) -> Result<PopOutcome, RingError> {
         let popped = self.walk_resubmission(space, chain);
         if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
-            tracker.resubmitted();
+            tracker.resubmissions.popped();
         }
         popped
     }
@@ -262,7 +262,7 @@ impl<A: Access> Queue<A> {
         let (Some(metadata), Some(tracker)) = (&self.metadata, &self.tracker) else {
             return Ok(PopOutcome::Empty);
         };
-        let Some(head) = tracker.next_to_resubmit() else { return Ok(PopOutcome::Empty) };
+        let Some(&head) = tracker.resubmissions.chains().last() else { return Ok(PopOutcome::Empty) };
         let walked = chain.walk(space, metadata, head);
         if space.is_missing() {
             return Ok(PopOutcome::MissingTranslation);
@@ -281,7 +281,7 @@ impl<A: Access> Queue<A> {
         if self.resubmissions() > 0 {
             let popped = self.walk_resubmission(space, chain);
             if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
-                tracker.resubmitted_as_credit();
+                tracker.resubmissions.popped_as_credit();
             }
             return popped;
         }
@@ -299,7 +299,7 @@ impl<A: Access> Queue<A> {
     /// Uses credit: see [`super::Queue::use_credit`].
     pub(super) fn use_credit(&mut self, credit: &mut Credit) -> bool {
         // Resumed chains are the oldest.
-        if self.tracker.as_mut().is_some_and(|tracker| tracker.use_credit()) {
+        if self.tracker.as_mut().is_some_and(|tracker| tracker.resubmissions.use_credit()) {
             return true;
         }
         let Some(chain) = credit.oldest().filter(|_| self.metadata.is_some()) else { return false };
@@ -312,7 +312,9 @@ impl<A: Access> Queue<A> {
 
     /// Returns credit: see [`super::Queue::unpop`].
     pub(super) fn unpop(&mut self, credit: &mut Credit) -> Option<u16> {
-        let Some(chain) = credit.unpopped() else { return self.tracker.as_mut()?.unpop() };
+        let Some(chain) = credit.unpopped() else {
+            return self.tracker.as_mut()?.resubmissions.unpop().copied();
+        };
         self.next_avail = self.next_avail.wrapping_sub(chain.ring_descriptors);
         if self.metadata.is_none() || self.broken.is_some() {
             self.avail_seen = self.next_avail;
@@ -323,7 +325,7 @@ impl<A: Access> Queue<A> {
 
     /// Number of chains in the credit that an earlier process had in flight.
     pub(super) fn resubmitted_credit(&self) -> u16 {
-        self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
+        self.tracker.as_ref().map_or(0, |tracker| tracker.resubmissions.credit())
     }
 
     /// Reads the driver's avail index. Returns whether there is something to pop.
@@ -476,7 +478,7 @@ impl<A: Access> Queue<A> {
     #[inline]
     pub(super) fn resubmissions(&self) -> u16 {
         match &self.tracker {
-            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.resubmissions(),
+            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.resubmissions.len(),
             _ => 0,
         }
     }

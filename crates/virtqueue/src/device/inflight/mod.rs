@@ -86,6 +86,7 @@
 //! ring's memory or for their turn (IN_ORDER).
 
 mod packed;
+mod resubmissions;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -98,6 +99,7 @@ use kickless_memory::Records;
 use kickless_spec::vhost_user::{
     INFLIGHT_HEAD, INFLIGHT_VERSION, SplitHead, inflight_entry_len, inflight_head_len,
 };
+use resubmissions::Resubmissions;
 
 /// A region: memory that survives this process, or a test's.
 pub(crate) trait Region: std::fmt::Debug {
@@ -161,11 +163,11 @@ fn wrong(field: &'static str, value: u16) -> RingError {
     RingError::Inflight { field, value }
 }
 
-/// Returns the counter for the next chain, and the entries in the order of their counters. The oldest is
-/// last, because entries are taken from the end.
-fn in_order<T>(mut entries: Vec<(u64, T)>) -> (u64, Vec<T>) {
+/// Returns the counter for the next chain, and the entries in the order of their counters: the oldest is
+/// resubmitted first.
+fn in_order<T>(mut entries: Vec<(u64, T)>) -> (u64, Resubmissions<T>) {
     // Stable, so that the order is defined even if two counters are equal.
     entries.sort_by_key(|(counter, _)| *counter);
     let next = entries.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
-    (next, entries.into_iter().rev().map(|(_, entry)| entry).collect())
+    (next, Resubmissions::new(entries.into_iter().rev().map(|(_, entry)| entry).collect()))
 }
