@@ -8,6 +8,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod callgrind;
 mod eventually;
 mod fake_device;
 mod frozen_fs;
@@ -19,6 +20,7 @@ mod random;
 mod resources;
 mod scoped_log;
 
+pub use callgrind::counted_instructions;
 pub use eventually::{LIMIT, eventually};
 pub use fake_device::{Fake, FakeDevice};
 pub use frozen_fs::{FileSystem, Frozen};
