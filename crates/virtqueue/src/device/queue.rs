@@ -178,7 +178,8 @@ impl Queue {
     }
 
     /// Pushes the used elements that an earlier queue of the same ring returned by
-    /// [`Queue::take_unpublished`]. The caller must publish them.
+    /// [`Queue::take_unpublished`]. The caller must publish them. Ignores them if they do not fit into this
+    /// ring.
     pub fn push_unpublished(&mut self, unpublished: &[UnpublishedUsed]) {
         forward!(mut self, push_unpublished, unpublished);
     }

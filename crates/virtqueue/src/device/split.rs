@@ -198,6 +198,10 @@ impl<A: Access> Queue<A> {
     }
 
     pub(super) fn push_unpublished(&mut self, unpublished: &[UnpublishedUsed]) {
+        // More than fits cannot come from a queue of this size.
+        if unpublished.len() > usize::from(self.options.size()) {
+            return;
+        }
         for UnpublishedUsed { id, len, .. } in unpublished {
             self.put(&UsedElem { id: u32::from(*id).into(), len: (*len).into() });
         }
