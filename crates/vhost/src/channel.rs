@@ -7,8 +7,9 @@ use crate::waiting_frontends::WaitingFrontends;
 use kickless_device::Device;
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -39,9 +40,11 @@ impl Channel {
         socket: OwnedFd,
         translations: Option<&mut Translations>,
     ) -> Result<(), Refusal> {
-        let mode = fstat(&socket).map_err(|error| Refusal::Descriptor(error.into()))?.st_mode;
-        if FileType::from_raw_mode(mode) != FileType::Socket {
-            return Err(Refusal::NoSocket);
+        // A socket of another kind may stay ready without anything to read or to report, for example because
+        // of an error queue. A wait for it would never end.
+        if socket_domain(&socket) != Ok(AddressFamily::UNIX) || socket_type(&socket) != Ok(SocketType::STREAM)
+        {
+            return Err(Refusal::NoUnixStream);
         }
         self.requester = Some(BackendRequester::new(socket));
         self.warn_at = None;

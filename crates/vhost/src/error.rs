@@ -74,8 +74,8 @@ pub(crate) enum Refusal {
     Translation(Unmapped),
     #[error(transparent)]
     Update(#[from] kickless_memory::UpdateError),
-    #[error("its file descriptor is no socket")]
-    NoSocket,
+    #[error("its file descriptor is no unix stream socket")]
+    NoUnixStream,
     #[error("no vIOMMU was negotiated")]
     NoIommu,
     #[error("ring {index}: its areas are misaligned")]

@@ -14,8 +14,9 @@ use kickless_vhost_user::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
+use std::net::{TcpListener, UdpSocket};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -226,6 +227,21 @@ fn a_device_has_protocol_features_and_messages_of_its_own() {
         session.order(&Message::SendRarp([2; 6]));
         assert_eq!(asked.take(), ["SetMtu(1500)", "SendRarp([2, 2, 2, 2, 2, 2])"]);
         assert_eq!(server.statistics().of_device(), [("frames_discarded", 7)]);
+    });
+}
+
+#[test]
+fn a_back_ends_channel_is_a_unix_stream() {
+    with_card(|mut session, _, _| {
+        session.negotiate(ProtocolFeatures::BACKEND_REQ);
+        let (datagrams, _others) = UnixDatagram::pair().unwrap();
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for socket in [datagrams.into(), tcp.into(), udp.into(), memfd(4096)] {
+            assert_ne!(session.number(&Message::SetBackendReqFd(socket)), 0);
+        }
+        session.order(&Message::SetBackendReqFd(stream.into()));
     });
 }
 
