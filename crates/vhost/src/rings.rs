@@ -70,7 +70,7 @@ impl Rings {
         }
     }
 
-    /// Cancellation the requests in flight that wait for a remote server within a bounded time. Rings go on.
+    /// Ends requests in flight that wait for a remote server within a bounded time. Rings go on.
     pub(crate) fn limit_remote_waits(&self) {
         self.device.limit_remote_waits();
     }
