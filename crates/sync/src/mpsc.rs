@@ -1,5 +1,7 @@
 //! Channels: the standard library's, or some that loom watches.
 
+pub use std::sync::mpsc::RecvTimeoutError;
+
 #[cfg(not(loom))]
 pub use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -12,7 +14,8 @@ mod watched {
     use crate::{Arc, Condvar, Mutex, lock};
     use std::collections::VecDeque;
     use std::sync::PoisonError;
-    use std::sync::mpsc::{RecvError, SendError};
+    use std::sync::mpsc::{RecvError, RecvTimeoutError, SendError};
+    use std::time::Duration;
 
     struct Queue<T> {
         values: VecDeque<T>,
@@ -57,6 +60,14 @@ mod watched {
     }
 
     impl<T> Receiver<T> {
+        /// Waits for a value. A model has no clock, so this wait has no limit.
+        ///
+        /// # Errors
+        /// The sender is gone.
+        pub fn recv_timeout(&self, _: Duration) -> Result<T, RecvTimeoutError> {
+            self.recv().map_err(|RecvError| RecvTimeoutError::Disconnected)
+        }
+
         /// Waits for a value.
         ///
         /// # Errors

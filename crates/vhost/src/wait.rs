@@ -12,9 +12,9 @@
 //! session's end stops all rings, which limits the same requests.
 
 use crate::Ended;
+use kickless_sync::mpsc::{Receiver, RecvTimeoutError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::BorrowedFd;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tracing::warn;
 
