@@ -119,17 +119,17 @@ fn card_comes_and_goes(rig: &Rig, name: &str, round: usize) {
     rig.add(name, "port", ["null", "null,rate=20000"][round % 2]);
     if round % 5 == 4 {
         // No front-end has connected.
-        assert!(rig.registry.remove(name, Removal::Refuse).unwrap());
+        assert!(rig.registry.remove(name, Removal::Refuse, LIMIT).unwrap());
         return;
     }
     let mut card = Card::start(&rig.socket(name), CardShape::BOTH[round / 2 % 2]).unwrap();
     card.fill(RECEIVE).unwrap();
     card.send(TRANSMIT).unwrap();
-    let how = if round.is_multiple_of(3) { Removal::Force(LIMIT) } else { Removal::Drain(LIMIT) };
+    let how = if round.is_multiple_of(3) { Removal::Force } else { Removal::Drain };
     let gone = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            assert!(rig.registry.remove(name, how).unwrap());
+            assert!(rig.registry.remove(name, how, LIMIT).unwrap());
             gone.store(true, Ordering::Release);
         });
         card.send_until(TRANSMIT, || gone.load(Ordering::Acquire)).unwrap();
@@ -143,7 +143,7 @@ fn disk_comes_and_goes(rig: &Rig, name: &str) {
     disk.write_at(&[1; 4096], 0).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| while disk.write_at(&[2; 4096], 4096).is_ok() {});
-        assert!(rig.registry.remove(name, Removal::Drain(LIMIT)).unwrap());
+        assert!(rig.registry.remove(name, Removal::Drain, LIMIT).unwrap());
     });
 }
 

@@ -5,13 +5,18 @@
 //! devices; here each of them is a [`kickless_device::Device`].
 //!
 //! # Threads
-//! Each device has a session thread, which accepts front-ends and serves them, one after the other. The
-//! workers of the pool execute the requests of all devices. [`Registry::add`] and [`Registry::remove`] run on
-//! the caller's thread.
+//! Each device has a session thread, which accepts front-ends and serves them, one after the other. It also
+//! closes the device. The workers of the pool execute the requests of all devices. [`Registry::add`] and
+//! [`Registry::remove`] run on the caller's thread.
+//!
+//! Other threads use a device for a short time, by a [`DeviceRef`]. The session thread closes the device
+//! after the last one is dropped. [`Registry::remove`] waits for that, up to its deadline. It reports success
+//! only when the name and the socket are free and no thread uses the disk.
 //!
 //! # Locks
 //! One lock protects the table of the devices. A thread holds it only to read or change the table, and never
 //! while it opens, closes or waits for a device. The name of a device is in use until the device is closed.
+//! The file `lifecycle.rs` has a model, which loom runs.
 //!
 //! # Bounds
 //! The maximum number of devices is fixed when the registry is made, because the engines of the workers
@@ -27,6 +32,7 @@
 
 mod config;
 mod error;
+mod lifecycle;
 mod registry;
 mod sentence;
 mod served;
@@ -38,8 +44,7 @@ pub use config::{
     PoolConfig, ServeConfig, Switch, parse_device_name,
 };
 pub use error::{AddError, MakeError, RemoveError, ServeError, SocketError, SocketProblem};
-pub use registry::{Added, Listed, MakeDevice, Opened, Registry, Removal};
+pub use registry::{Added, DeviceState, Listed, MakeDevice, Opened, Registry, Removal};
 pub use sentence::sentence;
-pub use served::Served;
+pub use served::{DeviceRef, Served};
 pub use socket::{Endpoint, Listener, TURN_WAIT, real_path};
-pub use table::DeviceState;

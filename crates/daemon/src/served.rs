@@ -1,6 +1,7 @@
 //! A device that the daemon serves to front-ends.
 
 use std::io;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +17,7 @@ use tracing::{error, warn};
 
 use super::config::DeviceConfig;
 use super::error::ServeError;
+use super::lifecycle::Reference;
 use super::sentence::sentence;
 use super::socket::Endpoint;
 
@@ -25,8 +27,49 @@ pub struct Served {
     device: Arc<dyn Device>,
     server: Server,
     stop: Waker,
-    /// Calls of [`Served::refresh`] that the refreshing thread has not finished; 0 if no such thread runs.
-    refreshes: AtomicU64,
+    /// Calls of [`DeviceRef::refresh`] that the refreshing thread has not finished; 0 if no such thread runs.
+    refreshes: Arc<AtomicU64>,
+}
+
+/// A reference to a device that the registry has opened. It may have ended.
+///
+/// The device is not closed, and its name stays in use, while a reference exists. So a caller keeps it only
+/// for a short time.
+pub struct DeviceRef(pub(crate) Reference<Served>);
+
+impl Deref for DeviceRef {
+    type Target = Served;
+
+    fn deref(&self) -> &Served {
+        &self.0
+    }
+}
+
+impl DeviceRef {
+    /// Refreshes the device ([`Device::refresh`]) on a new thread, and returns immediately. The caller must
+    /// not wait for the file system or the server behind one device, which may never answer. Calls during a
+    /// refresh together cause one more refresh.
+    pub fn refresh(self) {
+        let refreshes = self.refreshes.clone();
+        if refreshes.fetch_add(1, Ordering::AcqRel) > 0 {
+            return;
+        }
+        let span = self.config.span();
+        let refresh = move || {
+            let mut seen = 1;
+            loop {
+                self.config.span().in_scope(|| self.device.refresh());
+                match self.refreshes.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => return,
+                    Err(newer) => seen = newer,
+                }
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("refresh".into()).spawn(refresh) {
+            refreshes.store(0, Ordering::Release);
+            span.in_scope(|| warn!(%error, "cannot refresh the device now"));
+        }
+    }
 }
 
 impl Served {
@@ -43,7 +86,7 @@ impl Served {
         let mapper = Mapper::within(space.join(config.serve.memory_max));
         let mapper = if config.serve.allow_slow_memory { mapper } else { mapper.refuse_slow() };
         let server = Server::new(device.clone(), pool.executor(config.serve.weight)).with_mapper(mapper);
-        Ok(Self { config, device, server, stop: Waker::new()?, refreshes: AtomicU64::new(0) })
+        Ok(Self { config, device, server, stop: Waker::new()?, refreshes: Arc::default() })
     }
 
     /// Returns the configuration of the device.
@@ -52,36 +95,12 @@ impl Served {
     }
 
     /// Returns the device.
-    pub fn device(&self) -> &Arc<dyn Device> {
-        &self.device
-    }
-
-    /// Refreshes the device ([`Device::refresh`]) on a new thread, and returns immediately. The caller must
-    /// not wait for the file system or the server behind one device, which may never answer. Calls during a
-    /// refresh together cause one more refresh.
-    pub fn refresh(self: &Arc<Self>) {
-        if self.refreshes.fetch_add(1, Ordering::AcqRel) > 0 {
-            return;
-        }
-        let served = self.clone();
-        let refresh = move || {
-            let mut seen = 1;
-            loop {
-                served.config.span().in_scope(|| served.device.refresh());
-                match served.refreshes.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(_) => return,
-                    Err(newer) => seen = newer,
-                }
-            }
-        };
-        if let Err(error) = thread::Builder::new().name("refresh".into()).spawn(refresh) {
-            self.refreshes.store(0, Ordering::Release);
-            self.config.span().in_scope(|| warn!(%error, "cannot refresh the device now"));
-        }
+    pub fn device(&self) -> &dyn Device {
+        &*self.device
     }
 
     /// Returns the counters of the queues of the device.
-    pub fn statistics(&self) -> &Arc<Statistics> {
+    pub fn statistics(&self) -> &Statistics {
         self.server.statistics()
     }
 

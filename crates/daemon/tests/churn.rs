@@ -45,7 +45,7 @@ fn add_use_remove(rig: &Rig, churner: u64, round: u64) {
     assert_eq!(rig.registry.add(rig.config(&name, &disk)).unwrap(), Added::New);
     if round % 5 == 4 {
         // No front-end is connected.
-        assert!(rig.registry.remove(&name, Removal::Refuse).unwrap());
+        assert!(rig.registry.remove(&name, Removal::Refuse, LIMIT).unwrap());
     } else {
         let used = rig.connect(&name);
         used.write_at(&content(churner, 0, round), 0).unwrap();
@@ -60,8 +60,8 @@ fn add_use_remove(rig: &Rig, churner: u64, round: u64) {
                 thread::yield_now();
             }
             assert!(!load.is_finished(), "no write succeeded");
-            let how = if round.is_multiple_of(2) { Removal::Drain(LIMIT) } else { Removal::Force(LIMIT) };
-            assert!(rig.registry.remove(&name, how).unwrap());
+            let how = if round.is_multiple_of(2) { Removal::Drain } else { Removal::Force };
+            assert!(rig.registry.remove(&name, how, LIMIT).unwrap());
         });
     }
     assert!(!rig.socket(&name).exists());

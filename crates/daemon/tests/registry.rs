@@ -36,18 +36,18 @@ fn a_device_is_added_used_and_removed() {
     let disk = rig.connect("a");
     disk.write_at(&[7; BLOCK], 0).unwrap();
     assert_eq!(rig.states(), [("a".into(), DeviceState::Connected)]);
-    assert!(matches!(rig.registry.remove("a", Removal::Refuse), Err(RemoveError::InUse { .. })));
+    assert!(matches!(rig.registry.remove("a", Removal::Refuse, LIMIT), Err(RemoveError::InUse { .. })));
     let mut read = [0; BLOCK];
     disk.read_at(&mut read, 0).unwrap();
     assert_eq!(read, [7; BLOCK]);
 
-    assert!(rig.registry.remove("a", Removal::Drain(LIMIT)).unwrap());
+    assert!(rig.registry.remove("a", Removal::Drain, LIMIT).unwrap());
     assert!(disk.read_at(&mut read, 0).is_err());
     assert!(!rig.socket("a").exists() && rig.states().is_empty());
-    assert!(!rig.registry.remove("a", Removal::Refuse).unwrap(), "there is none");
+    assert!(!rig.registry.remove("a", Removal::Refuse, LIMIT).unwrap(), "there is none");
     // The name and the socket are free again.
     assert_eq!(rig.registry.add(config).unwrap(), Added::New);
-    assert!(rig.registry.remove("a", Removal::Refuse).unwrap());
+    assert!(rig.registry.remove("a", Removal::Refuse, LIMIT).unwrap());
     assert!(!rig.socket("a").exists());
 }
 
@@ -101,7 +101,7 @@ fn one_of_several_concurrent_adds_is_new() {
         let removed = thread::scope(|scope| {
             let remove = || {
                 together.wait();
-                registry.remove("a", Removal::Refuse).unwrap()
+                registry.remove("a", Removal::Refuse, LIMIT).unwrap()
             };
             let threads = [scope.spawn(remove), scope.spawn(remove), scope.spawn(remove)];
             threads.map(|thread| thread.join().unwrap())
@@ -122,14 +122,14 @@ fn a_removal_waits_for_requests_in_flight() {
         let written = scope.spawn(|| disk.write_at(&[1; BLOCK], 0));
         // The device has popped the request.
         thread::sleep(Duration::from_millis(300));
-        let early = rig.registry.remove("slow", Removal::Drain(Duration::from_millis(100))).unwrap_err();
+        let early = rig.registry.remove("slow", Removal::Drain, Duration::from_millis(100)).unwrap_err();
         assert!(matches!(early, RemoveError::Deadline { .. }), "{early}");
         assert_eq!(rig.registry.list()[0].state, DeviceState::Removing);
         // The name stays in use until the request ends.
         assert!(matches!(rig.registry.add(slow.clone()), Err(AddError::Busy { doing: "removed", .. })));
         other.write_at(&[2; BLOCK], 0).unwrap();
         assert!(begin.elapsed() < Duration::from_millis(1500), "too slow a machine to tell");
-        assert!(rig.registry.remove("slow", Removal::Force(LIMIT)).unwrap());
+        assert!(rig.registry.remove("slow", Removal::Force, LIMIT).unwrap());
         assert!(begin.elapsed() >= Duration::from_millis(1500));
         written.join().unwrap().unwrap();
     });
@@ -139,7 +139,7 @@ fn a_removal_waits_for_requests_in_flight() {
     thread::scope(|scope| {
         let written = scope.spawn(|| disk.write_at(&[1; BLOCK], 0));
         thread::sleep(Duration::from_millis(300));
-        assert!(rig.registry.remove("slow", Removal::Drain(Duration::from_millis(1))).is_err());
+        assert!(rig.registry.remove("slow", Removal::Drain, Duration::from_millis(1)).is_err());
         written.join().unwrap().unwrap();
     });
     eventually("a device stays", || rig.registry.list().len() <= 1);
