@@ -357,7 +357,7 @@ impl OpSender for FaultSender<'_, '_> {
         self.context.marks
     }
 
-    fn stall(&mut self) {
-        self.context.stall();
+    fn pause(&mut self) {
+        self.context.pause();
     }
 }

@@ -42,7 +42,7 @@ pub(crate) trait OpSender {
     fn marks(&mut self) -> &mut Marks;
 
     /// Stops further operations of this disk for a moment, because the kernel had no room.
-    fn stall(&mut self);
+    fn pause(&mut self);
 }
 
 impl OpSender for IoContext<'_> {
@@ -65,9 +65,9 @@ impl OpSender for IoContext<'_> {
         self.marks
     }
 
-    fn stall(&mut self) {
+    fn pause(&mut self) {
         if let Some(file) = self.file {
-            self.engine.stall(file);
+            self.engine.pause(file);
         }
     }
 }

@@ -215,7 +215,7 @@ impl Aio {
         };
         self.worker_queue = queue;
         if !had_room {
-            ops.files.stall_all();
+            ops.files.pause_all();
         }
     }
 
@@ -257,7 +257,7 @@ impl Aio {
             self.owners_staged -= before - queue.staged.len();
             self.owner_queues[owner as usize] = queue;
             if !had_room {
-                ops.files.stall_all();
+                ops.files.pause_all();
             }
         }
         ops.batches.submitted = submitted;
@@ -453,7 +453,7 @@ mod tests {
 
         fn submit(&mut self) {
             self.aio.submit(&mut self.ops);
-            assert!(!self.ops.files.any_stalled() && !self.ops.needs_turn());
+            assert!(!self.ops.files.any_paused() && !self.ops.needs_turn());
         }
 
         fn next_batch(&mut self) -> Box<Batch> {

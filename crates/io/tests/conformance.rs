@@ -589,7 +589,7 @@ fn a_stalled_engine_takes_nothing_for_a_while(way: EngineOptions) {
     let (_image, file) = image(way.kind, &pattern(512));
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     let op = || Op { file: id, kind: OpKind::Read, offset: 0, buffers: owned(&[0; 512]) };
-    engine.stall(id);
+    engine.pause(id);
     assert_eq!((engine.room(id), engine.in_flight(), engine.needs_turn()), (0, 0, true));
     assert!(engine.queue(op(), token(1)).is_err());
     // The pause ends after a moment, although nothing completes.
@@ -602,7 +602,7 @@ fn a_stalled_engine_takes_nothing_for_a_while(way: EngineOptions) {
     engine.submit().unwrap();
     let mut done = Vec::new();
     while done.is_empty() {
-        engine.stall(id);
+        engine.pause(id);
         engine.reap(&mut done);
     }
     assert!(engine.room(id) == 8 && is_settled(&engine, way));

@@ -203,7 +203,7 @@ impl FileDisk {
             // itself: io_uring cancels an operation if a cgroup's limit keeps it from starting a thread.
             Err(Errno::AGAIN | Errno::CANCELED) if state.retries < RETRIES_MAX => {
                 state.retries += 1;
-                sender.stall();
+                sender.pause();
                 return Step::Busy;
             }
             Err(errno) if state.phase == Phase::Extent && self.falls_back(state, errno) => {

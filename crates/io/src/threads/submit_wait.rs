@@ -13,9 +13,9 @@
 //! - While an earlier call has not come back, it waits for none. So a frozen file system costs an engine one
 //!   such wait, for any number of its disks, and then nothing until it is thawed.
 //! - A device without tags makes each call late. After some late calls in a row the worker waits only in one
-//!   of several cases, until calls are prompt ([`Misses`]).
+//!   of several cases, until calls are prompt ([`Backoff`]).
 
-use crate::files::route::Misses;
+use crate::files::route::Backoff;
 use std::time::Duration;
 
 /// The longest wait for calls: a batch of 64 small transfers takes a third of this. The worker also sleeps
@@ -30,7 +30,7 @@ pub(crate) struct SubmitWait {
     /// The number of these for which the worker has not decided whether it waits.
     new: usize,
     /// Waits that ended before the calls.
-    late: Misses,
+    late: Backoff,
 }
 
 impl SubmitWait {
@@ -54,9 +54,9 @@ impl SubmitWait {
     /// Notes whether the awaited calls were done in time.
     pub(crate) fn waited(&mut self, prompt: bool) {
         if prompt {
-            self.late.hit();
+            self.late.succeeded();
         } else {
-            self.late.miss();
+            self.late.failed();
         }
     }
 }
