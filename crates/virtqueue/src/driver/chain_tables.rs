@@ -1,4 +1,4 @@
-//! Communication between the two halves of a driver's queue.
+//! The tables by which the two halves of a driver's queue communicate.
 //!
 //! There are two tables, without locks, and without allocation after they are made:
 //!
@@ -51,9 +51,9 @@ impl Record {
 #[repr(align(128))]
 struct CacheAligned<T>(T);
 
-/// The tables.
+/// The tables that the two halves of a driver's queue share.
 #[derive(Debug)]
-pub struct Shared {
+pub struct ChainTables {
     records: Box<[AtomicU64]>,
     /// Empty without IN_ORDER.
     order: Box<[AtomicU16]>,
@@ -62,7 +62,7 @@ pub struct Shared {
     tail: CacheAligned<AtomicU32>,
 }
 
-impl Shared {
+impl ChainTables {
     /// Makes the tables for a queue of this size, with nothing in flight.
     pub fn new(size: u16, in_order: bool) -> Self {
         // Sizes are powers of two, so that indices can wrap.

@@ -2,8 +2,8 @@
 
 use super::areas::Areas;
 use super::chain::{Buffer, Completed, NoRoom, Table};
+use super::chain_tables::ChainTables;
 use super::hint::{CompletionHint, Position};
-use super::shared::Shared;
 use super::used_error::UsedError;
 use super::{packed, split};
 use crate::device::Options;
@@ -14,14 +14,14 @@ use std::sync::Arc;
 /// # Panics
 /// Panics if an area is too small or misaligned.
 pub fn queue(options: Options, areas: Areas) -> (Submitter, Completer) {
-    let shared = Arc::new(Shared::new(options.size(), options.in_order()));
+    let tables = Arc::new(ChainTables::new(options.size(), options.in_order()));
     let areas = Arc::new(areas);
     if options.is_packed() {
-        let submitter = packed::Submitter::new(options, areas.clone(), shared.clone());
-        (Submitter::Packed(submitter), Completer::Packed(packed::Completer::new(options, areas, shared)))
+        let submitter = packed::Submitter::new(options, areas.clone(), tables.clone());
+        (Submitter::Packed(submitter), Completer::Packed(packed::Completer::new(options, areas, tables)))
     } else {
-        let submitter = split::Submitter::new(options, areas.clone(), shared.clone());
-        (Submitter::Split(submitter), Completer::Split(split::Completer::new(options, areas, shared)))
+        let submitter = split::Submitter::new(options, areas.clone(), tables.clone());
+        (Submitter::Split(submitter), Completer::Split(split::Completer::new(options, areas, tables)))
     }
 }
 
