@@ -19,7 +19,7 @@ use kickless_net::Net;
 use kickless_testing::Resources;
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::card::{Card, CardShape};
-use kickless_worker::Pool;
+use kickless_worker::WorkerPool;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -62,7 +62,7 @@ impl Rig {
         let pool = PoolConfig { workers: Some(2), ..PoolConfig::default() };
         let options = pool.worker_options(DEVICES_MAX as u32, Notation::Keys).unwrap();
         let registry = Registry::new(DEVICES_MAX, make).unwrap();
-        registry.set_pool(Pool::start(&options).unwrap());
+        registry.set_pool(WorkerPool::start(&options).unwrap());
         Self { registry, dir: tempfile::tempdir().unwrap() }
     }
 

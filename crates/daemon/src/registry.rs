@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kickless_device::Device;
 use kickless_memory::quota::AddressSpace;
-use kickless_worker::Pool;
+use kickless_worker::WorkerPool;
 use tracing::info;
 
 use super::config::{DeviceConfig, DeviceKind, Notation};
@@ -84,7 +84,7 @@ pub struct Registry {
 }
 
 struct RegistryState {
-    pool: OnceLock<Arc<Pool>>,
+    pool: OnceLock<Arc<WorkerPool>>,
     space: Arc<AddressSpace>,
     make: Box<MakeDevice>,
     devices_max: usize,
@@ -161,7 +161,7 @@ impl Registry {
 
     /// Sets the pool that serves the devices. Ignores all pools but the first. Devices can be opened before
     /// this call, so that a daemon starts no workers if its disks cannot be opened.
-    pub fn set_pool(&self, pool: Pool) {
+    pub fn set_pool(&self, pool: WorkerPool) {
         let _ = self.state.pool.set(Arc::new(pool));
     }
 
@@ -171,7 +171,7 @@ impl Registry {
     }
 
     /// Returns the pool that serves the devices.
-    pub fn pool(&self) -> Option<&Arc<Pool>> {
+    pub fn pool(&self) -> Option<&Arc<WorkerPool>> {
         self.state.pool.get()
     }
 

@@ -12,7 +12,7 @@ use kickless_io::Waker;
 use kickless_memory::Mapper;
 use kickless_memory::quota::AddressSpace;
 use kickless_vhost::{Ended, Server, Statistics};
-use kickless_worker::Pool;
+use kickless_worker::WorkerPool;
 use tracing::{error, warn};
 
 use super::config::DeviceConfig;
@@ -80,7 +80,7 @@ impl Served {
     pub(crate) fn new(
         config: DeviceConfig,
         device: Arc<dyn Device>,
-        pool: &Arc<Pool>,
+        pool: &Arc<WorkerPool>,
         space: &Arc<AddressSpace>,
     ) -> io::Result<Self> {
         let mapper = Mapper::within(space.join(config.serve.memory_max));
@@ -174,7 +174,7 @@ mod tests {
         let Endpoint::Listening(listener) = &endpoint else { panic!("{endpoint:?}") };
         shutdown(&listener.socket, Shutdown::Both).unwrap();
         let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
-        let pool = Arc::new(Pool::start(&pool).unwrap());
+        let pool = Arc::new(WorkerPool::start(&pool).unwrap());
         let config: DeviceConfig = serde_json::from_value(json!({ "blk-file": "null:1M" })).unwrap();
         let options = kickless_disk::Options { read_only: false, cache: Cache::None, merge: true };
         let disk = Disk::open(&DiskSpec::Null(1 << 20), &options).unwrap();

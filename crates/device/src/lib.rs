@@ -13,8 +13,8 @@
 //!   [`TaskHandle`]: each [`Update`] and the stop are work items that the worker runs itself, between two
 //!   rounds, in the order of the calls.
 //! * The worker owns the I/O engine and lends it for the length of a call ([`Context`]).
-//! * Behind a vIOMMU, a queue that lacks a translation asks for it in the session's [`Misses`] and pauses.
-//!   The transport sends an update when the queue should check again. No thread blocks on this.
+//! * Behind a vIOMMU, a queue that lacks a translation asks for it in the session's [`IotlbMisses`] and
+//!   pauses. The transport sends an update when the queue should check again. No thread blocks on this.
 //!
 //! # Life of a queue
 //! 1. `start_queue`, `spawn`, `attach`.
@@ -49,4 +49,4 @@ pub use queue_task::{Context, Next, Polled, QueueTask};
 pub use stopped::Stopped;
 pub use task_handle::TaskHandle;
 pub use update::Update;
-pub use vring::{Iommu, Misses, Refusal, ShowAfter, Vring, VringParts};
+pub use vring::{Iommu, IotlbMisses, RefusedMiss, ShowAfter, Vring, VringParts};

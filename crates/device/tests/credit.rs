@@ -97,7 +97,7 @@ fn credit_is_left_to_the_next() {
     vring.unpop(3);
     assert_eq!((vring.credit(), pop(&mut vring, 1)[0]), (5, ids[7]));
     // New memory and new addresses take all of it back; a kick or a call does not.
-    vring.apply(Update::Look);
+    vring.apply(Update::Poll);
     vring.apply(Update::Call(None));
     assert_eq!(vring.credit(), 6);
     vring.apply(Update::Memory(view.clone()));

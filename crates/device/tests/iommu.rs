@@ -1,7 +1,7 @@
 //! A vring behind a vIOMMU. The test takes the part of its session.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use kickless_device::{Areas, Iommu, IovaAddresses, Misses, Stopped, Update, Vring, VringParts, Waker};
+use kickless_device::{Areas, Iommu, IotlbMisses, IovaAddresses, Stopped, Update, Vring, VringParts, Waker};
 use kickless_memory::{Access, Gpa, Iotlb, Iova, IovaRange, Miss, UserAddr, View};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 use kickless_testing::{guest_memory, vring_parts, with_subscriber};
@@ -28,7 +28,7 @@ const BUFFERS: u64 = 8 * PAGE;
 struct Setup {
     vring: Vring,
     iotlb: Iotlb,
-    misses: Arc<Misses>,
+    misses: Arc<IotlbMisses>,
     view: Arc<View>,
     avail: u16,
     /// Popped by [`Setup::pop`], by head.
@@ -42,7 +42,7 @@ fn range(gpa: u64, len: u64) -> IovaRange {
 impl Setup {
     fn new() -> Self {
         let (view, iotlb) = (guest_memory(LEN, USER), Iotlb::default());
-        let misses = Arc::new(Misses::new(Waker::new().unwrap()));
+        let misses = Arc::new(IotlbMisses::new(Waker::new().unwrap()));
         let areas = Areas::Iova(IovaAddresses {
             desc: Iova(IOVA + DESC),
             avail: Iova(IOVA + AVAIL),
@@ -91,7 +91,7 @@ impl Setup {
         self.iotlb.update(Iova(IOVA + gpa), pages * PAGE, UserAddr(USER + to), access).unwrap();
         let woken = self.misses.answered(range(gpa, pages * PAGE), access);
         if !woken.is_empty() {
-            self.vring.apply(Update::Look);
+            self.vring.apply(Update::Poll);
         }
         woken
     }
@@ -108,7 +108,7 @@ impl Setup {
         for (number, miss) in self.misses.take_unsent() {
             if miss.page == Iova(IOVA + AVAIL) {
                 let refusal = self.misses.replied(number, &miss).unwrap();
-                self.vring.apply(Update::Refused(refusal.miss));
+                self.vring.apply(Update::TranslationRefused(refusal.miss));
             }
         }
         self.tell(DESC, 1, Access::READ);
@@ -350,7 +350,7 @@ fn a_refused_translation_is_no_guest_memory() {
     assert_eq!(miss, Miss { page: Iova(IOVA + BUFFERS + PAGE), access: Access::WRITE });
     let refusal = setup.misses.replied(number, &miss).unwrap();
     assert_eq!(refusal.queues, [3]);
-    setup.vring.apply(Update::Refused(refusal.miss));
+    setup.vring.apply(Update::TranslationRefused(refusal.miss));
     let mut chain = Chain::default();
     assert!(setup.vring.pop(&mut chain), "it is the request that fails");
     assert!(setup.view.contains(chain.readable()[0].addr, 16));
@@ -430,7 +430,7 @@ fn a_chain_that_is_too_long_takes_no_memory() {
     assert!(!setup.vring.pop(&mut chain));
     for (number, miss) in setup.misses.take_unsent() {
         setup.misses.replied(number, &miss).unwrap();
-        setup.vring.apply(Update::Refused(miss));
+        setup.vring.apply(Update::TranslationRefused(miss));
     }
     assert!(!setup.vring.pop(&mut chain) && setup.vring.is_broken());
 }
@@ -473,7 +473,7 @@ fn a_request_that_is_refused_page_by_page_ends() {
         asked += unsent.len();
         for (number, miss) in unsent {
             setup.misses.replied(number, &miss).unwrap();
-            setup.vring.apply(Update::Refused(miss));
+            setup.vring.apply(Update::TranslationRefused(miss));
         }
     }
     assert_eq!(chain.readable().len(), 1, "a range outside memory is one piece");
@@ -640,7 +640,7 @@ fn a_waiting_ring_checks_only_after_an_update() {
     }));
     assert!(!setup.pop(), "it stands");
     assert_eq!(setup.misses.answered(range(BUFFERS, 2 * PAGE), Access::BOTH), [3]);
-    setup.vring.apply(Update::Look);
+    setup.vring.apply(Update::Poll);
     assert!(setup.pop());
 }
 
@@ -689,7 +689,7 @@ fn an_unasked_translation_during_a_lookup_is_not_missed() {
     })));
     assert!(!with_subscriber(line, || vring.pop(&mut Chain::default())));
     assert_eq!(woken.try_recv(), Ok(vec![3]), "it stands for ever");
-    vring.apply(Update::Look);
+    vring.apply(Update::Poll);
     assert!(vring.pop(&mut Chain::default()));
 }
 

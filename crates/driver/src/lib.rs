@@ -95,6 +95,6 @@ pub use error::{Error, Failure, Invalid};
 pub use future::{Finished, InFlight};
 pub use kickless_virtqueue::driver::UsedError;
 pub use options::{Choice, Options, Waiting};
-pub use queue::{Events, Queue, Refused};
+pub use queue::{Events, Queue, SubmitError};
 pub use request::{Completion, Kind, OnComplete, Request};
 pub use ring::Counters;

@@ -312,7 +312,7 @@ fn changes_take_effect_immediately_in_a_quiet_ring() {
                     assert_eq!(Arc::strong_count(&old), 1, "old memory is kept");
                 }
                 1 => rig.apply(Update::Addresses(GuestRing::addresses())),
-                _ => rig.apply(Update::Look),
+                _ => rig.apply(Update::Poll),
             }
             assert_eq!(rig.task.in_flight(), 0);
             while rig.receive(12).is_some() {}

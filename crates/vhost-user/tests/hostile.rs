@@ -3,7 +3,7 @@
 
 use kickless_spec::features::Features;
 use kickless_vhost_user::{
-    Backend, BackendRequester, Error, Frontend, FrontendMessage as Message, FrontendResponder, Refused,
+    AfterRefusal, Backend, BackendRequester, Error, Frontend, FrontendMessage as Message, FrontendResponder,
     Request, Wait,
 };
 use proptest::prelude::*;
@@ -107,7 +107,7 @@ fn a_rejected_message_leaves_the_stream_in_step() {
     theirs.write_all(&message(9, 1 | 8, &[0; 3])).unwrap();
     theirs.write_all(&message(3, 1, &[])).unwrap();
     let Err(Error::Rejected { header, .. }) = backend.recv(&Wait::FOREVER) else { unreachable!() };
-    assert_eq!(backend.refuse(&header, &Wait::FOREVER).unwrap(), Refused::GoOn);
+    assert_eq!(backend.refuse(&header, &Wait::FOREVER).unwrap(), AfterRefusal::Continue);
     let next = backend.recv(&Wait::FOREVER).unwrap().unwrap();
     assert!(matches!(next.message, Message::SetOwner));
     let mut frontend = Frontend::new(theirs);

@@ -1,6 +1,6 @@
 //! The channel for the back-end's own messages, and the wait for everything beside the front-end's messages.
 
-use crate::error::Refusal;
+use crate::error::RequestError;
 use crate::iotlb::Translations;
 use crate::rings::Rings;
 use crate::waiting_frontends::WaitingFrontends;
@@ -39,12 +39,12 @@ impl Channel {
         &mut self,
         socket: OwnedFd,
         translations: Option<&mut Translations>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         // A socket of another kind may stay ready without anything to read or to report, for example because
         // of an error queue. A wait for it would never end.
         if socket_domain(&socket) != Ok(AddressFamily::UNIX) || socket_type(&socket) != Ok(SocketType::STREAM)
         {
-            return Err(Refusal::NoUnixStream);
+            return Err(RequestError::NoUnixStream);
         }
         self.requester = Some(BackendRequester::new(socket));
         self.warn_at = None;

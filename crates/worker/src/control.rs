@@ -2,7 +2,7 @@
 
 use crate::balance;
 use crate::clock::{Nanos, nanos};
-use crate::entry::{Entry, State};
+use crate::entry::{Entry, TaskState};
 use crate::event_loop::EventLoop;
 use crate::mailbox::{MovedTask, Placement, TaskKey, WorkItem};
 use crate::policy::Policy;
@@ -108,7 +108,7 @@ impl EventLoop {
             task,
             flow,
             policy,
-            state: State::Polled,
+            state: TaskState::Polled,
             spin_until: None,
             quiet: false,
             counted_until: now,
@@ -230,7 +230,7 @@ impl EventLoop {
         let now = self.clock.now();
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         if entry.task.in_flight() > 0 {
-            entry.enter(State::Draining, now);
+            entry.enter(TaskState::Draining, now);
             return self.watch_event(number);
         }
         if !entry.stopping.is_empty() {

@@ -31,7 +31,7 @@
 //! task: before an update that changes what credit refers to takes effect, and before a stopped task is
 //! detached. No event of the far side, no kick and no completion is needed for that.
 
-use crate::entry::State;
+use crate::entry::TaskState;
 use crate::event_loop::EventLoop;
 use kickless_device::{Interest, Update};
 
@@ -77,7 +77,9 @@ impl EventLoop {
     /// Handles an event of a task's far side.
     pub(crate) fn handle_event(&mut self, number: u32) {
         let entry = self.entries.get_mut(number as usize).and_then(Option::as_mut);
-        if entry.is_some_and(|entry| matches!(entry.state, State::Armed | State::Quiet | State::Draining)) {
+        if entry.is_some_and(|entry| {
+            matches!(entry.state, TaskState::Armed | TaskState::Quiet | TaskState::Draining)
+        }) {
             self.make_polled(number);
         }
     }

@@ -1,9 +1,9 @@
 //! Worker threads: the loop that serves virtqueues, and decides when to poll them without being kicked.
 //!
-//! A [`Pool`] has a number of workers and gives each device an [`Executor`](kickless_device::Executor) on
-//! them ([`Pool::executor`]). Each worker is one thread with one I/O engine. It serves any number of tasks of
-//! any number of devices. It sleeps in a single wait for kicks, completions of the engine, its mailbox, and
-//! the end of a nap.
+//! A [`WorkerPool`] has a number of workers and gives each device an [`Executor`](kickless_device::Executor)
+//! on them ([`WorkerPool::executor`]). Each worker is one thread with one I/O engine. It serves any number of
+//! tasks of any number of devices. It sleeps in a single wait for kicks, completions of the engine, its
+//! mailbox, and the end of a nap.
 //!
 //! # A task's states
 //! * *polled*: on the poll list (`scheduler`), with kicks disabled. The worker visits it in turn with a
@@ -67,4 +67,4 @@ mod visit;
 mod waiter;
 
 pub use poll::Poll;
-pub use pool::{Options, Pool};
+pub use pool::{Options, WorkerPool};

@@ -170,7 +170,7 @@ impl Fixture {
 
 /// Waits until all earlier updates are in force.
 fn look(handle: &dyn TaskHandle) {
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use echo::{DEADLINE, Fixture, options, start, task, task_that};
 use kickless_device::{Call, Next, TaskHandle, Update};
 use kickless_io::Signaller;
 use kickless_testing::eventually;
-use kickless_worker::{Poll, Pool};
+use kickless_worker::{Poll, WorkerPool};
 use rustix::io::{Errno, dup2};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -32,7 +32,7 @@ const RULES: [Poll; 6] = [
 fn stress(
     workers: usize,
     poll: Poll,
-    disturb: impl Fn(&Pool, usize) + Sync,
+    disturb: impl Fn(&WorkerPool, usize) + Sync,
 ) -> Vec<(Fixture, Box<dyn TaskHandle>)> {
     let pool = start(&options(workers, poll));
     let executor = pool.executor(1);
@@ -51,7 +51,7 @@ fn stress(
                             std::hint::spin_loop();
                         }
                         if request % 512 == 0 {
-                            handle.update(Update::Look).recv_timeout(DEADLINE).expect("no answer");
+                            handle.update(Update::Poll).recv_timeout(DEADLINE).expect("no answer");
                         }
                     }
                     (fixture, handle)
@@ -118,14 +118,14 @@ fn a_queue_with_something_in_flight_moves_when_that_is_done() {
     pool.move_all(0, 1);
     fixture.driver.submit(2);
     fixture.driver.kick();
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert!(fixture.popped.try_recv().is_err(), "popped by a worker that is to give it away");
     *fixture.release.lock().unwrap() = true;
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     // It takes here what it could not take there.
     fixture.wait_popped(2);
     assert_eq!(fixture.driver.counters.moves.get(), 1);
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert_eq!(handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, 5);
 }
 
@@ -139,10 +139,10 @@ fn one_that_moves_can_be_stopped() {
     fixture.wait_popped(1);
     pool.move_all(0, 1);
     let stopping = handle.stop();
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert!(stopping.try_recv().is_err(), "stopped with requests in flight");
     *fixture.release.lock().unwrap() = true;
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert_eq!(stopping.recv_timeout(DEADLINE).unwrap().next_avail, 1);
     assert_eq!(fixture.driver.counters.moves.get(), 0);
 }
@@ -159,7 +159,7 @@ fn a_queue_on_its_way_hears_of_a_new_rule() {
     let (mut other, echo) = task(false);
     let on_second = executor.spawn(echo).unwrap();
     pool.move_all(0, 1);
-    on_first.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    on_first.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     let asks_for_kicks = |fixture: &mut Fixture| {
         let deadline = Instant::now() + DEADLINE;
         while !fixture.driver.submit_and_kick_if_asked() {
@@ -171,13 +171,13 @@ fn a_queue_on_its_way_hears_of_a_new_rule() {
     std::thread::scope(|scope| {
         let mut release = moved.release.lock().unwrap();
         // The first worker reaches its queue and goes no further. The second learns of the rule.
-        let _looks = on_first.update(Update::Look);
+        let _looks = on_first.update(Update::Poll);
         eventually("never polled", || moved.seen.kept.load(Ordering::SeqCst) > 0);
         scope.spawn(|| pool.set_poll(Poll::Never));
         asks_for_kicks(&mut other);
         *release = true;
     });
-    on_first.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    on_first.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     asks_for_kicks(&mut moved);
     for handle in [on_first, on_second] {
         handle.stop().recv_timeout(DEADLINE).unwrap();
@@ -280,7 +280,7 @@ fn batches(fixture: &mut Fixture, handle: &dyn TaskHandle, count: u32) {
         fixture.driver.submit(1);
         fixture.driver.kick();
         fixture.wait_popped(1);
-        handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+        handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     }
 }
 
@@ -291,7 +291,7 @@ fn a_call_is_put_off_and_tells_of_many_batches() {
         let pool = start(&options);
         let (mut fixture, echo) = task(false);
         let handle = pool.executor(1).spawn(echo).unwrap();
-        handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+        handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
         // The call at the start of each ring.
         assert_eq!(calls(&fixture), 1);
         batches(&mut fixture, handle.as_ref(), 20);
@@ -314,7 +314,7 @@ fn a_call_that_is_put_off_is_made() {
         let pool = start(&kickless_worker::Options { call_coalesce: delay, ..options(1, rule) });
         let (mut fixture, echo) = task(false);
         let handle: Arc<dyn TaskHandle> = Arc::from(pool.executor(1).spawn(echo).unwrap());
-        handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+        handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
         let _ = calls(&fixture);
         batches(&mut fixture, handle.as_ref(), 1);
         eventually("no call", || calls(&fixture) > 0);

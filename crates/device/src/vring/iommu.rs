@@ -1,7 +1,7 @@
 //! The translations of a virtqueue behind a vIOMMU: those that it waits for, and those that its requests in
 //! flight use.
 
-use crate::{IovaAddresses, Misses};
+use crate::{IotlbMisses, IovaAddresses};
 use kickless_memory::{Access, IovaRange, Map, Table, Tlb, TranslateError, UserAddr};
 use kickless_virtqueue::device::{LoggedAt, Options};
 use std::convert::Infallible;
@@ -14,7 +14,7 @@ pub struct Iommu {
     /// The translations that the front-end has sent.
     pub table: Arc<Table>,
     /// The list of translations to ask for.
-    pub misses: Arc<Misses>,
+    pub misses: Arc<IotlbMisses>,
 }
 
 /// The sender of an invalidation. Each user of the range holds a clone, and the invalidation is complete when
@@ -25,7 +25,7 @@ pub(crate) type Done = Sender<Infallible>;
 #[derive(Debug)]
 pub(crate) struct Translation {
     pub(crate) tlb: Tlb,
-    misses: Arc<Misses>,
+    misses: Arc<IotlbMisses>,
     queue: u16,
     /// A translation was asked for since the last chain was popped.
     asked: bool,

@@ -1,9 +1,10 @@
 //! Translations that queues behind a vIOMMU wait for.
 //!
-//! A queue that lacks translations lists them ([`Misses::ask`]) and pauses. It goes on when they have come
-//! ([`Update::Look`](crate::Update::Look)), or when the front-end refuses them
-//! ([`Update::Refused`](crate::Update::Refused)). The transport takes the list ([`Misses::take_unsent`]),
-//! asks the front-end, and reports its answers here. In return it learns which queues to update.
+//! A queue that lacks translations lists them ([`IotlbMisses::ask`]) and pauses. It goes on when they have
+//! come ([`Update::Poll`](crate::Update::Poll)), or when the front-end refuses them
+//! ([`Update::TranslationRefused`](crate::Update::TranslationRefused)). The transport takes the list
+//! ([`IotlbMisses::take_unsent`]), asks the front-end, and reports its answers here. In return it learns
+//! which queues to update.
 //!
 //! # No queue waits for ever
 //! Each translation that a queue waits for was asked for after the queue found it missing. Under the lock,
@@ -15,8 +16,8 @@
 //! again. The queue waits for at most one answer each time it asks. When the front-end refuses a translation,
 //! the refusal goes to the queue, whose request fails.
 //!
-//! The transport forgets a queue ([`Misses::forget`]) after it has stopped. So it sends nothing for a stopped
-//! queue, and ignores a late answer.
+//! The transport forgets a queue ([`IotlbMisses::forget`]) after it has stopped. So it sends nothing for a
+//! stopped queue, and ignores a late answer.
 
 #[cfg(all(test, loom))]
 mod model;
@@ -30,7 +31,7 @@ use std::sync::PoisonError;
 /// The translations that the queues of a session wait for. The number is bounded by the number that each
 /// queue asks for at a time.
 #[derive(Debug)]
-pub struct Misses {
+pub struct IotlbMisses {
     table: Mutex<MissTable>,
     /// Signalled when there is something to send.
     signal: Waker,
@@ -65,14 +66,14 @@ struct WaitingQueue {
 
 /// The front-end's answer that it has no such translation.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RefusedMiss {
     /// The translation that the front-end does not have.
     pub miss: Miss,
     /// The queues that wait for it.
     pub queues: Vec<u16>,
 }
 
-impl Misses {
+impl IotlbMisses {
     /// Makes an empty list. Wakes `signal` when there is something to send.
     pub fn new(signal: Waker) -> Self {
         Self { table: Mutex::new(MissTable::default()), signal }
@@ -117,7 +118,7 @@ impl Misses {
     /// Notes ranges that a queue was refused, and that wake it if they come unasked.
     ///
     /// A queue calls this before it looks in the table. Otherwise a translation that comes in between would
-    /// wake no queue. The next [`Misses::ask`] of the queue ends it.
+    /// wake no queue. The next [`IotlbMisses::ask`] of the queue ends it.
     pub fn watch(&self, queue: u16, ranges: Vec<IovaRange>) {
         self.with(|table| table.queues.entry(queue).or_default().watched = ranges);
     }
@@ -184,12 +185,12 @@ impl Misses {
     ///
     /// The front-end sends translations before its reply. A miss that is unanswered then is refused, even if
     /// the reply claims success, because the translations that came were not the ones asked for.
-    pub fn replied(&self, number: u64, miss: &Miss) -> Option<Refusal> {
+    pub fn replied(&self, number: u64, miss: &Miss) -> Option<RefusedMiss> {
         self.with(|table| {
             let pending = table.pending.get(miss).filter(|pending| pending.number == number)?;
             let queues = pending.queues.clone();
             table.answer(miss, &mut Vec::new());
-            Some(Refusal { miss: *miss, queues })
+            Some(RefusedMiss { miss: *miss, queues })
         })
     }
 

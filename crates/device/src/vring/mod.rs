@@ -8,7 +8,7 @@ mod show_after;
 mod update;
 
 pub use iommu::Iommu;
-pub use misses::{Misses, Refusal};
+pub use misses::{IotlbMisses, RefusedMiss};
 pub use parts::VringParts;
 pub use show_after::ShowAfter;
 

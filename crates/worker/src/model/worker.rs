@@ -147,7 +147,7 @@ impl Worker {
             WorkItem::Update(_, update, done) => {
                 assert!(queue.is_some() || self.ending, "asked of one that does not have it");
                 if let Some(queue) = queue {
-                    self.ring.note(if matches!(update, Update::Look) { 1 } else { 2 });
+                    self.ring.note(if matches!(update, Update::Poll) { 1 } else { 2 });
                     poll(queue, &self.ring);
                 }
                 assert!(done.send(()).is_ok());
