@@ -4,7 +4,7 @@ use crate::device_state::DeviceState;
 use crate::failures::is_caused_by_guest;
 use crate::request::{self, Bounds, Kind, RangeOp, Reject, Request, parse};
 use crate::slots::Slots;
-use kickless_device::{Context, Next, Polled, QueueTask, Vring};
+use kickless_device::{Context, LEAVING_COST, Next, Polled, QueueTask, Vring};
 use kickless_disk::{self as disk, IoContext, LostWritesSeen, Step};
 use kickless_io::{Completion, Engine, FileId};
 use kickless_memory::{Iov, Marks, View};
@@ -449,8 +449,9 @@ impl QueueTask for Queue {
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
         self.retry(context);
         let (mut served, mut cost) = (0, 0u32);
+        let limit = if budget == 0 { LEAVING_COST } else { budget };
         let next = loop {
-            if cost >= budget && budget > 0 {
+            if cost >= limit {
                 break Next::More;
             }
             if self.has_other_work {

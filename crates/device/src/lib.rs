@@ -45,7 +45,7 @@ pub use event::{Event, Interest};
 pub use executor::Executor;
 pub use kickless_io::Waker;
 pub use notify::{Call, Kick};
-pub use queue_task::{Context, Next, Polled, QueueTask};
+pub use queue_task::{Context, LEAVING_COST, Next, Polled, QueueTask};
 pub use stopped::Stopped;
 pub use task_handle::TaskHandle;
 pub use update::Update;

@@ -17,6 +17,10 @@ pub struct Context<'a> {
     pub far_side_due: bool,
 }
 
+/// The budget of a poll of a task that is leaving. It is as large as that of a device that is alone on its
+/// worker, because such polls are rare. Other devices wait meanwhile, so it has a limit.
+pub const LEAVING_COST: u32 = 64;
+
 /// The event that a task waits for after a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
@@ -92,7 +96,7 @@ pub trait QueueTask: Send {
     ///
     /// A budget of 0 means that the task is leaving. It then pops only chains that an earlier process had
     /// popped ([`Vring::resubmissions`]), and takes no credit. Such chains can be part of its credit, which
-    /// it then returns first.
+    /// it then returns first. It returns [`Next::More`] when they have cost [`LEAVING_COST`].
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 
     /// Handles completions of the task's operations, and empties `completions`. Returns whether a request
