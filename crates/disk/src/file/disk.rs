@@ -22,7 +22,7 @@ pub struct FileDisk {
     /// The size in bytes: a multiple of 512 and of the block of direct I/O. It only grows.
     pub(super) size: AtomicU64,
     /// The bytes that requests may access: `size`, or less while the file is known to be shorter.
-    pub(super) reach: AtomicU64,
+    pub(super) accessible_size: AtomicU64,
     pub(super) device: bool,
     pub(super) merge: bool,
     pub(super) direct: Option<Direct>,

@@ -78,7 +78,7 @@ impl FileDisk {
             file,
             limits,
             size: AtomicU64::new(size),
-            reach: AtomicU64::new(size),
+            accessible_size: AtomicU64::new(size),
             device,
             merge: options.merge,
             direct,

@@ -24,9 +24,9 @@ impl FileDisk {
         request: Request,
     ) -> Step {
         let read_only = self.limits.read_only;
-        let checked = buffers.check(request, self.reach(), read_only).or_else(|_| {
+        let checked = buffers.check(request, self.accessible_size(), read_only).or_else(|_| {
             let at = buffers.check(request, self.size(), read_only)?;
-            self.look_again().map(|()| at)
+            self.recheck_size().map(|()| at)
         });
         state.at = match checked {
             Ok(at) => at,
