@@ -426,7 +426,7 @@ mod tests {
         files.insert(Arc::new(File::open("/dev/null").unwrap()), owner).0
     }
 
-    /// A device splits what is large, and says `EAGAIN` for that each time.
+    /// A device splits large transfers, and answers `EAGAIN` to each of them.
     #[test]
     fn large_transfers_do_not_send_small_ones_to_threads() {
         const WRITE: OpKind = OpKind::Write { durable: false };

@@ -85,7 +85,7 @@ impl Threads {
             }
         }
         for (owner, batch) in ops.batches.to_submit.drain(..) {
-            self.submit_wait.handed();
+            self.submit_wait.called();
             self.staged.push_back(Job::Submit { owner, batch });
         }
         if !self.staged.is_empty() || self.pool.lacks_threads() {

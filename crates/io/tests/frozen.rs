@@ -1,4 +1,4 @@
-//! A file system that hangs, and its effect on other devices of an engine.
+//! Tests that a file system that hangs does not affect other devices of an engine.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_io::{
@@ -142,15 +142,15 @@ macro_rules! on_each_engine {
     ($($name:ident: $options:expr;)*) => { $(#[test] fn $name() { neighbours_go_on($options); })* };
 }
 
-fn way(kind: EngineKind) -> EngineOptions {
+fn options_of(kind: EngineKind) -> EngineOptions {
     EngineOptions::new(kind, 0)
 }
 
 on_each_engine! {
-    uring: way(EngineKind::Uring);
-    aio: way(EngineKind::Aio);
-    threads: way(EngineKind::Threads);
-    uring_by_thread: EngineOptions { completion: CompletionMode::Thread, ..way(EngineKind::Uring) };
-    aio_by_thread: EngineOptions { completion: CompletionMode::Thread, ..way(EngineKind::Aio) };
-    sqpoll: EngineOptions { sqpoll: true, ..way(EngineKind::Uring) };
+    uring: options_of(EngineKind::Uring);
+    aio: options_of(EngineKind::Aio);
+    threads: options_of(EngineKind::Threads);
+    uring_by_thread: EngineOptions { completion: CompletionMode::Thread, ..options_of(EngineKind::Uring) };
+    aio_by_thread: EngineOptions { completion: CompletionMode::Thread, ..options_of(EngineKind::Aio) };
+    sqpoll: EngineOptions { sqpoll: true, ..options_of(EngineKind::Uring) };
 }

@@ -271,7 +271,7 @@ mod tests {
         assert!(!super::names_ram(""));
     }
 
-    /// The same with a read of bytes that there are.
+    /// Reads existing bytes with `RWF_NOWAIT`.
     fn preadv2_nowait(mut image: &File) -> Result<usize, Errno> {
         std::io::Write::write_all(&mut image, &[1; 4096]).unwrap();
         preadv2(image, &mut [IoSliceMut::new(&mut [0; 512])], 0, ReadWriteFlags::NOWAIT)

@@ -1,6 +1,6 @@
 //! A pool of threads that make calls which wait, one call after the other.
 //!
-//! # Why the rest never waits
+//! # Why the worker never waits
 //! The worker's thread makes no call that can wait for a device. No operation goes to the threads that the
 //! kernel has for all files together (io_uring's are few, and a frozen file system blocks each that touches
 //! it). Calls that wait are made here: flushes, ranges, transfers that the kernel would not do without
@@ -484,7 +484,7 @@ mod tests {
     /// The host refuses a thread. Jobs for it get one as soon as the host allows it, even if nothing else is
     /// submitted.
     #[test]
-    fn a_thread_that_was_refused_is_asked_for_again() {
+    fn a_thread_that_the_host_refused_is_started_later() {
         let mut files = files();
         let mut pool = ThreadPool::start(8, 0).unwrap();
         let shared = pool.shared.clone();
@@ -524,7 +524,7 @@ mod tests {
         }
     }
 
-    /// For the kernel, -1 means the file's own position.
+    /// Offsets of calls are never negative, because -1 means the file's own position.
     #[test]
     fn no_offset_is_negative() {
         for (offset, result) in [(0, Ok(512)), (1 << 63, Err(Errno::INVAL)), (u64::MAX, Err(Errno::INVAL))] {

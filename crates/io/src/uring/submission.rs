@@ -45,8 +45,8 @@ impl Uring {
     #[inline]
     pub(crate) fn is_due(&self, unfinished: usize) -> bool {
         let staged = self.staged.len() - self.pushed;
-        let given = unfinished.saturating_sub(staged).min(self.in_flight as usize);
-        self.submitter.is_none() && early_submit::is_due(staged, given)
+        let in_kernel = unfinished.saturating_sub(staged).min(self.in_flight as usize);
+        self.submitter.is_none() && early_submit::is_due(staged, in_kernel)
     }
 
     /// Submits the staged operations.
