@@ -15,7 +15,7 @@ use tracing::{debug, info};
 /// The interval at which loads are compared, while the worker is awake.
 const BALANCE_EVERY: Nanos = 100_000_000;
 /// The shortest time that a task stays after it has arrived.
-const STAY_LEAST: Nanos = 1_000_000_000;
+const STAY_MIN: Nanos = 1_000_000_000;
 
 impl EventLoop {
     pub(crate) fn handle(&mut self, item: WorkItem) {
@@ -182,7 +182,7 @@ impl EventLoop {
             entry.count_time(now);
             moving |= entry.is_leaving();
             let share = thousandths(std::mem::take(&mut entry.cost), cost) * busy / 1000;
-            let stays = now.saturating_sub(entry.arrived) < STAY_LEAST;
+            let stays = now.saturating_sub(entry.arrived) < STAY_MIN;
             candidates.push((number as u32, if stays { 0 } else { share }));
         }
         self.join_groups(&mut candidates);

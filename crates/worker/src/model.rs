@@ -169,7 +169,7 @@ impl Pair {
         for thread in self.threads {
             thread.join().unwrap();
         }
-        self.ring.asked()
+        self.ring.items()
     }
 }
 
@@ -228,9 +228,9 @@ fn a_queue_that_moves_while_the_workers_end() {
             let (first, second) = (first.recv().ok(), second.recv().ok());
             let stopped = stopped.recv().ok();
             assert!(first >= second, "{first:?} {second:?}");
-            let asked = pair.join();
-            assert!([1, 2, 3].starts_with(&asked), "{asked:?}");
-            assert!(stopped.is_none() || asked.len() == 3);
+            let items = pair.join();
+            assert!([1, 2, 3].starts_with(&items), "{items:?}");
+            assert!(stopped.is_none() || items.len() == 3);
         });
     }
 }

@@ -227,7 +227,7 @@ struct RunningTask {
 }
 
 impl RunningTask {
-    fn ask<T>(&self, item: impl FnOnce(Sender<T>) -> WorkItem) -> Receiver<T> {
+    fn send<T>(&self, item: impl FnOnce(Sender<T>) -> WorkItem) -> Receiver<T> {
         let (done, answer) = channel();
         // If the worker has ended, the receiver is disconnected.
         let _ = self.peers.put(&self.worker_id, item(done));
@@ -237,11 +237,11 @@ impl RunningTask {
 
 impl TaskHandle for RunningTask {
     fn update(&self, update: Update) -> Receiver<()> {
-        self.ask(|done| WorkItem::Update(self.key, update, done))
+        self.send(|done| WorkItem::Update(self.key, update, done))
     }
 
     fn stop(&self) -> Receiver<Stopped> {
-        self.ask(|done| WorkItem::Stop(self.key, done))
+        self.send(|done| WorkItem::Stop(self.key, done))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The times and workers at which a pool polls: rules, their changes, moves between workers, deferred calls.
+//! Tests when and on which worker a pool polls: rules, their changes, moves between workers, deferred calls.
 #![expect(clippy::unwrap_used, clippy::expect_used, unsafe_code, reason = "a test may")]
 
 mod echo;
@@ -27,8 +27,8 @@ const RULES: [Poll; 6] = [
     Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_secs(3) },
 ];
 
-/// Eight drivers that kick only if asked to, and wait for each answer, beside a disturbance. A lost kick
-/// blocks its driver for ever.
+/// Runs eight drivers, which kick only if the device wants kicks and wait for each answer, beside a
+/// disturbance. A lost kick blocks its driver for ever.
 fn stress(
     workers: usize,
     poll: Poll,
@@ -88,7 +88,7 @@ fn no_kick_is_lost_under_any_rule() {
 }
 
 #[test]
-fn knobs_can_be_turned_while_queues_run() {
+fn rules_can_change_while_queues_run() {
     stress(2, Poll::default(), |pool, step| pool.set_poll(RULES[step % RULES.len()]));
 }
 
@@ -108,7 +108,7 @@ fn queues_move_between_workers_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_queue_with_something_in_flight_moves_when_that_is_done() {
+fn a_queue_moves_when_its_requests_in_flight_are_done() {
     let pool = start(&options(2, Poll::Never));
     let (mut fixture, echo) = task(true);
     let handle = pool.executor(1).spawn(echo).unwrap();
@@ -130,7 +130,7 @@ fn a_queue_with_something_in_flight_moves_when_that_is_done() {
 }
 
 #[test]
-fn one_that_moves_can_be_stopped() {
+fn a_moving_queue_can_be_stopped() {
     let pool = start(&options(2, Poll::Never));
     let (mut fixture, echo) = task(true);
     let handle = pool.executor(1).spawn(echo).unwrap();
@@ -149,7 +149,7 @@ fn one_that_moves_can_be_stopped() {
 
 /// The rule changes after a queue has left one worker and before it comes to another.
 #[test]
-fn a_queue_on_its_way_hears_of_a_new_rule() {
+fn a_moving_queue_gets_a_new_rule() {
     let pool = start(&options(2, Poll::Always));
     let executor = pool.executor(1);
     let (mut moved, echo) = task_that(true, Next::Waiting);
@@ -272,7 +272,7 @@ fn calls(fixture: &Fixture) -> u64 {
     }
 }
 
-/// A driver that wants a call for each batch.
+/// Sends `count` batches as a driver that wants a call for each.
 fn batches(fixture: &mut Fixture, handle: &dyn TaskHandle, count: u32) {
     for _ in 0..count {
         let used = fixture.driver.used();
@@ -285,8 +285,8 @@ fn batches(fixture: &mut Fixture, handle: &dyn TaskHandle, count: u32) {
 }
 
 #[test]
-fn a_call_is_put_off_and_tells_of_many_batches() {
-    let put_off = |delay| {
+fn a_deferred_call_reports_many_batches() {
+    let counts_with = |delay| {
         let options = kickless_worker::Options { call_coalesce: delay, ..options(1, Poll::Always) };
         let pool = start(&options);
         let (mut fixture, echo) = task(false);
@@ -299,16 +299,16 @@ fn a_call_is_put_off_and_tells_of_many_batches() {
         handle.stop().recv_timeout(DEADLINE).unwrap();
         (before, before + calls(&fixture))
     };
-    assert_eq!(put_off(None).1, 20);
+    assert_eq!(counts_with(None).1, 20);
     // A call that is pending when the ring stops is sent.
-    assert_eq!(put_off(Some(Duration::from_secs(3600))), (0, 1));
-    let (_, all) = put_off(Some(Duration::from_micros(1)));
+    assert_eq!(counts_with(Some(Duration::from_secs(3600))), (0, 1));
+    let (_, all) = counts_with(Some(Duration::from_micros(1)));
     assert!((1..=20).contains(&all), "{all}");
 }
 
-/// The call comes, although nothing else happens.
+/// A deferred call is sent although no other event ends the worker's sleep.
 #[test]
-fn a_call_that_is_put_off_is_made() {
+fn a_deferred_call_is_sent() {
     for rule in [Poll::Never, Poll::Always, Poll::default()] {
         let delay = Some(Duration::from_millis(2));
         let pool = start(&kickless_worker::Options { call_coalesce: delay, ..options(1, rule) });
@@ -323,7 +323,7 @@ fn a_call_that_is_put_off_is_made() {
 
 /// The kernel refuses a call for a while, because its descriptor is no eventfd during that time.
 #[test]
-fn a_call_that_the_kernel_refuses_is_made_later() {
+fn a_call_that_the_kernel_refuses_is_sent_later() {
     if Signaller::new().is_err() {
         return println!("SKIPPED: no kernel AIO here");
     }

@@ -1,4 +1,4 @@
-//! Calls, updates and stops of a pool's tasks.
+//! Tests kicks, updates and stops of a pool's tasks.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may")]
 
 mod echo;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 #[test]
-fn a_ring_is_looked_at_once_without_a_kick() {
+fn a_new_ring_is_polled_once_without_a_kick() {
     let pool = pool(1);
     let (mut fixture, echo) = task(false);
     fixture.driver.submit(200);
@@ -27,7 +27,7 @@ fn a_ring_is_looked_at_once_without_a_kick() {
 }
 
 #[test]
-fn every_kick_is_heard_whenever_it_comes() {
+fn no_kick_is_lost_whenever_it_comes() {
     let pool = pool(2);
     let (mut fixture, echo) = task(false);
     let handle = pool.spawn(echo).unwrap();
@@ -72,7 +72,7 @@ fn updates_come_in_order_and_do_not_stop_it() {
 }
 
 #[test]
-fn stopping_waits_for_what_is_in_flight() {
+fn a_stop_waits_for_requests_in_flight() {
     let pool = pool(1);
     let (mut fixture, echo) = task(true);
     let handle = pool.spawn(echo).unwrap();
@@ -91,7 +91,7 @@ fn stopping_waits_for_what_is_in_flight() {
 }
 
 #[test]
-fn a_source_that_waits_hears_kicks() {
+fn a_task_with_waiting_requests_reacts_to_kicks() {
     let pool = pool(1);
     let (mut fixture, echo) = task_that(true, Next::Waiting);
     let handle = pool.spawn(echo).unwrap();
@@ -110,9 +110,9 @@ fn a_source_that_waits_hears_kicks() {
     assert_eq!(fixture.driver.used(), 100);
 }
 
-/// The ring's memory is taken away, and never returns to this task.
+/// The ring's memory is removed, so the task cannot publish its completions. The stop returns them.
 #[test]
-fn completions_that_cannot_be_shown_are_handed_on() {
+fn unpublished_completions_are_returned_by_the_stop() {
     let pool = pool(1);
     let (mut fixture, echo) = task(true);
     let handle = pool.spawn(echo).unwrap();
@@ -137,7 +137,7 @@ fn completions_that_cannot_be_shown_are_handed_on() {
 }
 
 #[test]
-fn a_pool_that_ends_drains_its_sources() {
+fn a_pool_that_ends_drains_its_tasks() {
     let pool = pool(1);
     let (mut fixture, echo) = task(false);
     fixture.driver.submit(1);
@@ -151,7 +151,7 @@ fn a_pool_that_ends_drains_its_sources() {
 }
 
 #[test]
-fn many_sources_share_a_worker() {
+fn many_tasks_share_a_worker() {
     let pool = pool(1);
     let mut all: Vec<_> = (0..64)
         .map(|_| {
@@ -190,7 +190,7 @@ impl QueueTask for Faulty {
 }
 
 #[test]
-fn a_worker_that_dies_is_told() {
+fn a_pool_signals_that_a_worker_panicked() {
     let pool = start(&options(2, Poll::default()));
     let readable = |pool: &WorkerPool, seconds| {
         let timeout = Timespec { tv_sec: seconds, tv_nsec: 0 };

@@ -2,7 +2,7 @@
 //!
 //! A closed loop reacts: it has a fixed number of requests in flight, and sends each after another is
 //! answered. There every delay costs throughput. Requests that come from outside, at times of their own, do
-//! not react. There a delay costs nothing but itself.
+//! not react. There a delay costs no throughput.
 //!
 //! Observation alone cannot tell the two apart, but a randomised controlled trial can. It uses two windows of
 //! equal length, each begun when the queue was just found empty. One is served in the manner that is right
@@ -126,7 +126,8 @@ struct Evidence {
 }
 
 impl Evidence {
-    fn lost(&mut self, difference: i64) {
+    /// Adds a pair's loss to the mean loss.
+    fn add_loss(&mut self, difference: i64) {
         if self.loss() - difference >= DRASTIC {
             // The load has changed, and can be tried more often from now on.
             (self.prior, self.losses, self.compared) = (difference, 0, 0);
@@ -135,6 +136,7 @@ impl Evidence {
         self.compared += 1;
     }
 
+    /// Returns the mean share of requests that patience costs.
     fn loss(&self) -> i64 {
         (self.prior * PRIOR_LOSS_PAIRS + self.losses) / (PRIOR_LOSS_PAIRS + self.compared)
     }
@@ -340,7 +342,7 @@ impl Reaction {
             self.certain_pairs =
                 if drastic && difference > 0 { (self.certain_pairs + 1).min(CERTAIN_PAIRS_MAX) } else { 0 };
             // In a short window, a load can seem not to react, because it has not had the time.
-            self.evidence.lost(difference);
+            self.evidence.add_loss(difference);
             if drastic || self.long {
                 self.weigh(difference, drastic);
             }
@@ -411,7 +413,8 @@ impl Reaction {
         self.draw().is_multiple_of(2)
     }
 
-    /// Marsaglia's xorshift. The numbers are no secret, but no load follows their pattern by itself.
+    /// Returns the next number of Marsaglia's xorshift. It is not secret, but no load follows the pattern by
+    /// chance.
     fn draw(&mut self) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;

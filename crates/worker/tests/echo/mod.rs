@@ -125,7 +125,7 @@ pub(crate) struct Echo {
     chain: Chain,
     held: Vec<ChainId>,
     hold: bool,
-    /// Its answer while it holds something.
+    /// The result of a poll while the task holds chains.
     holding: Next,
     pub(crate) release: Arc<Mutex<bool>>,
     pub(crate) seen: Arc<Seen>,
@@ -238,7 +238,7 @@ pub(crate) fn start(options: &kickless_worker::Options) -> Arc<WorkerPool> {
     Arc::new(WorkerPool::start(options).unwrap())
 }
 
-/// The only owner of its pool.
+/// Starts a pool. Returns its only executor, which owns the pool.
 pub(crate) fn pool(workers: usize) -> Arc<dyn Executor> {
     start(&options(workers, Poll::default())).executor(1)
 }
