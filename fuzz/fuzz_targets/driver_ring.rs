@@ -206,7 +206,7 @@ impl Driver {
         assert_eq!(self.submitter.next_id().is_some(), room > 0);
     }
 
-    /// The device uses a chain, correctly or with small errors.
+    /// Uses a chain as the device, correctly or with small errors.
     fn use_one(&mut self, detail: u8) {
         let Some(at) = usize::from(detail / 4).checked_rem(self.in_flight.len()) else { return };
         let at = if self.options.in_order() && detail % 4 != 0 { 0 } else { at };
@@ -230,7 +230,7 @@ impl Driver {
         }
     }
 
-    /// The device moves its index on, also past elements that it did not write.
+    /// Moves the device's index on, also past elements that were not written.
     fn move_index(&mut self, by: u8) {
         if !self.options.is_packed() {
             self.used_idx = self.used_idx.wrapping_add(by.into());
@@ -240,7 +240,7 @@ impl Driver {
     }
 }
 
-/// The device writes eight bytes at any address.
+/// Writes eight bytes at any address as the device.
 fn write_anywhere(ops: &mut &[u8]) {
     let [low, high, a, b, c, d, e, f, g, h, rest @ ..] = ops else { return };
     let at = u64::from(u16::from_le_bytes([*low, *high])) % (END - 8);

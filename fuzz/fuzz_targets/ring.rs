@@ -276,7 +276,7 @@ impl Device {
         }
     }
 
-    /// The driver makes a chain available, correctly or with small errors.
+    /// Makes a chain available as the driver, correctly or with small errors.
     fn offer(&mut self, detail: u8) {
         let next = self.queue.next_avail();
         if self.options.is_packed() {
@@ -313,7 +313,7 @@ impl Device {
     }
 }
 
-/// The driver writes eight bytes at any address.
+/// Writes eight bytes at any address as the driver.
 fn write(ops: &mut &[u8]) {
     let [low, high, a, b, c, d, e, f, g, h, rest @ ..] = ops else { return };
     let at = u64::from(u16::from_le_bytes([*low, *high])) % (END - 8);

@@ -337,7 +337,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Whether the process runs.
+    /// Returns whether the process runs.
     ///
     /// # Errors
     /// The status of the process cannot be read.
@@ -439,7 +439,7 @@ fn socket_of(dir: &Path, device: &str) -> PathBuf {
     dir.join(format!("{device}.sock"))
 }
 
-/// Whether a process listens on a unix socket. Does not connect, because a back-end would serve the
+/// Returns whether a process listens on a unix socket. Does not connect, because a back-end would serve the
 /// connection.
 fn listens(socket: &Path) -> Result<bool> {
     const ACCEPTS_CONNECTIONS: &str = "00010000";

@@ -49,7 +49,7 @@ fn offences(name: &str, text: &str, wrong: &mut Vec<String>) {
     }
 }
 
-/// Whether `line` has a comment that can be broken: neither a row of a table nor only an address.
+/// Returns whether `line` has a comment that can be broken: neither a row of a table nor only an address.
 fn has_prose(line: &str) -> bool {
     // A comment after code follows an even number of quotes. Otherwise `//` is within a string.
     let start = line.match_indices("//").find(|(at, _)| {

@@ -112,7 +112,8 @@ impl Ledger {
     }
 }
 
-/// SplitMix64's output function (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+/// Mixes the bits of a word by SplitMix64's output function (Steele, Lea, Flood: Fast splittable
+/// pseudorandom number generators, 2014).
 fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 const STATE_TAG: [u8; 4] = *b"blk1";
 
 /// The error if two devices of this process have the same image.
-const OWN_LOCK: &str = "the image cannot be locked: another device of this process is using it; give each device its own, or \
+const LOCKED_BY_THIS_PROCESS: &str = "the image cannot be locked: another device of this process is using it; give each device its own, or \
     make both read-only";
 
 /// The properties of a device that its disk does not decide.
@@ -96,7 +96,7 @@ impl Blk {
         let lock = |file, read_only| {
             ImageLock::acquire_within(file, read_only, LOCK_WAIT_MAX).map_err(|error| {
                 if error.is_held() && is_held_here(file, read_only) {
-                    return failed(OWN_LOCK.into());
+                    return failed(LOCKED_BY_THIS_PROCESS.into());
                 }
                 failed(format!("the image cannot be locked: {error}"))
             })

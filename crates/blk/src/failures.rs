@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_their_places() {
+    fn each_operation_has_its_own_name() {
         for (place, (operation, _)) in Operation::ALL.into_iter().enumerate() {
             assert_eq!(operation as usize, place);
         }

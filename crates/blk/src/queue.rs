@@ -325,11 +325,11 @@ impl Queue {
 
 /// The result of a turn for work other than the ring.
 enum Turn {
-    /// There was no such work: the ring is next.
+    /// There was no such work, so the ring is next.
     Ring,
     /// The work had its turn.
     Other,
-    /// This poll ends.
+    /// The poll must end now.
     Over(Next),
 }
 

@@ -1,6 +1,6 @@
 //! The preallocated slots of requests in flight.
 
-use crate::budget::{Budget, FREE};
+use crate::budget::{Budget, UNCOUNTED_PIECES};
 use crate::failures::Operation;
 use crate::request::Kind;
 use kickless_disk::Io;
@@ -24,7 +24,7 @@ pub(crate) struct Slot {
     pub(crate) io: Io,
     /// The number of pieces that the slot has reserved. It keeps some of them from request to request.
     taken: usize,
-    /// Its current request has a reservation.
+    /// The current request has a reservation.
     reserving: bool,
 }
 
@@ -59,7 +59,7 @@ impl Slot {
     /// Returns whether its buffers need no reservation.
     #[inline]
     pub(crate) fn is_small(&self) -> bool {
-        self.io.buffers().count() <= FREE
+        self.io.buffers().count() <= UNCOUNTED_PIECES
     }
 
     /// Returns whether it has a reservation, from this request or an earlier one.
@@ -117,7 +117,7 @@ impl Slots {
         let Some(entry) = self.slots.get_mut(slot as usize) else { return true };
         // An extent needs less memory than two pieces.
         let more = 2 * entry.io.extents_len();
-        if more + entry.io.buffers().count() <= FREE {
+        if more + entry.io.buffers().count() <= UNCOUNTED_PIECES {
             return true;
         }
         let missing = (entry.io.buffers().capacity() + more).saturating_sub(entry.taken);
@@ -148,7 +148,7 @@ impl Slots {
         let Some(entry) = self.slots.get_mut(slot as usize) else { return };
         self.reserving -= usize::from(std::mem::take(&mut entry.reserving));
         let kept = self.budget.kept_part_of(entry.taken);
-        entry.io.buffers_mut().shrink_to(kept.max(FREE));
+        entry.io.buffers_mut().shrink_to(kept.max(UNCOUNTED_PIECES));
         self.budget.give_back(entry.taken - kept);
         entry.taken = kept;
     }
@@ -160,7 +160,7 @@ impl Slots {
         // A request that was refused in the middle has left pieces. Without this, the slot would keep room
         // for them.
         entry.io.buffers_mut().clear(marks);
-        entry.io.buffers_mut().shrink_to(entry.taken.max(FREE));
+        entry.io.buffers_mut().shrink_to(entry.taken.max(UNCOUNTED_PIECES));
         entry.io.drop_extents();
     }
 

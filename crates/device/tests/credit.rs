@@ -19,7 +19,7 @@ fn addresses() -> Areas {
     Areas::User(Addresses { desc, avail, used, log: None })
 }
 
-/// A ring with all of its chains available, of one buffer each.
+/// Makes a ring with all of its chains available, of one buffer each.
 fn ring() -> (Vring, Arc<View>) {
     let view = guest_memory(0x10_000, USER);
     for head in 0..SIZE {

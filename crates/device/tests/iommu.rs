@@ -82,7 +82,7 @@ impl Setup {
         setup
     }
 
-    /// The front-end sends a translation, asked for or not. Returns the queues that it woke.
+    /// Sends a translation as the front-end, requested or not. Returns the queues that it woke.
     fn tell(&mut self, gpa: u64, pages: u64, access: Access) -> Vec<u16> {
         self.tell_elsewhere(gpa, pages, gpa, access)
     }
@@ -103,7 +103,7 @@ impl Setup {
         all_done
     }
 
-    /// The front-end answers that it has no avail ring, and sends all other translations.
+    /// Refuses the translation of the avail ring as the front-end, and sends all others.
     fn refuse_the_avail_ring(&mut self) {
         for (number, miss) in self.misses.take_unsent() {
             if miss.page == Iova(IOVA + AVAIL) {

@@ -53,11 +53,11 @@ pub enum Error {
     /// The region to remove does not exist.
     #[error("no region at {gpa} with user address {user} and size {len:#x}")]
     NoSuchSlot {
-        /// The guest-physical address asked for.
+        /// The requested guest-physical address.
         gpa: Gpa,
-        /// The front-end's address asked for.
+        /// The requested front-end's address.
         user: UserAddr,
-        /// The size asked for.
+        /// The requested size.
         len: u64,
     },
     /// The mapping would exceed a limit, or its file is slow.

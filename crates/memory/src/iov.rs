@@ -99,13 +99,13 @@ impl Iov {
         self.segments.push(libc::iovec { iov_base: host.as_ptr().cast(), iov_len: len });
     }
 
-    /// Number of segments, including those that are used up.
+    /// Returns the number of segments, including those that are used up.
     #[inline]
     pub fn count(&self) -> usize {
         self.segments.len()
     }
 
-    /// Number of segments that fit without an allocation.
+    /// Returns the number of segments that fit without an allocation.
     pub fn capacity(&self) -> usize {
         self.segments.capacity()
     }
@@ -115,12 +115,12 @@ impl Iov {
         self.segments.shrink_to(segments);
     }
 
-    /// Bytes that are left.
+    /// Returns the number of bytes that are left.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether no bytes are left.
+    /// Returns whether no bytes are left.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -150,7 +150,7 @@ impl Iov {
         }
     }
 
-    /// Whether each segment begins at a multiple of `align` and has a length that is a multiple of
+    /// Returns whether each segment begins at a multiple of `align` and has a length that is a multiple of
     /// `align_len`.
     pub fn is_aligned(&self, align: usize, align_len: usize) -> bool {
         self.segments()
@@ -158,7 +158,7 @@ impl Iov {
             .all(|s| s.iov_base.addr().is_multiple_of(align) && s.iov_len.is_multiple_of(align_len))
     }
 
-    /// Whether memory of its view has lost pages, so that bytes copied from it may be wrong: see
+    /// Returns whether memory of its view has lost pages, so that bytes copied from it may be wrong: see
     /// [`crate::fault`].
     #[inline]
     pub fn is_damaged(&self) -> bool {

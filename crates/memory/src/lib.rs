@@ -19,7 +19,7 @@
 //!
 //! # Invariants
 //! * A write of a device is marked in the log of its queue's *current* view, after the data and before the
-//!   driver hears of it. Each function that writes takes the queue's [`Marks`], so that no caller can forget
+//!   driver learns of it. Each function that writes takes the queue's [`Marks`], so that no caller can forget
 //!   them ([`log`] has the argument).
 //! * Behind a vIOMMU a queue uses a translation only until the session acknowledges its invalidation
 //!   ([`Iotlb`]).

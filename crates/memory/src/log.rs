@@ -74,7 +74,7 @@ impl Default for MarkBatch {
 }
 
 impl MarkBatch {
-    /// Whether there are no marks to commit.
+    /// Returns whether there are no marks to commit.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -173,7 +173,7 @@ impl Log {
         Mapper::default().log(file, offset, len)
     }
 
-    /// Length in bytes; never zero.
+    /// Returns the length in bytes; never zero.
     #[expect(clippy::len_without_is_empty, reason = "a log is never empty")]
     pub fn len(&self) -> u64 {
         self.mapping.len()
@@ -230,7 +230,7 @@ impl Log {
         }
     }
 
-    /// Whether the page of `gpa` is marked now.
+    /// Returns whether the page of `gpa` is marked now.
     pub fn is_marked(&self, gpa: Gpa) -> bool {
         let index = gpa.0 / WORD_SPAN;
         let bit = (1 << (gpa.0 / LOG_PAGE_SIZE % WORD_PAGES)) & self.valid(index);

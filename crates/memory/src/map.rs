@@ -72,7 +72,7 @@ impl Map {
         Ok((Self::of_sorted(slots), removed))
     }
 
-    /// The slots, by increasing guest-physical address.
+    /// Returns the slots, by increasing guest-physical address.
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
@@ -159,7 +159,7 @@ impl Map {
         Ok(())
     }
 
-    /// Whether all `len` bytes at `gpa` are guest memory.
+    /// Returns whether all `len` bytes at `gpa` are guest memory.
     pub fn contains(&self, gpa: Gpa, len: u64) -> bool {
         self.pieces(gpa, len, |_, _| {}).is_ok()
     }
@@ -245,7 +245,7 @@ impl Map {
             .ok_or(Unmapped { addr: user.0, len: len as u64 })
     }
 
-    /// The index of the slots by host address.
+    /// Returns the index of the slots by host address.
     #[inline]
     pub(crate) fn hosts(&self) -> &HostIndex {
         &self.hosts

@@ -60,7 +60,7 @@ pub(crate) struct FilePart {
 }
 
 impl FilePart {
-    /// Whether mappings of both parts are known to hold the same bytes.
+    /// Returns whether mappings of both parts are known to hold the same bytes.
     pub(crate) fn is_same(&self, other: &FilePart) -> bool {
         self.regular && self == other
     }
@@ -183,7 +183,7 @@ impl Mapping {
         })
     }
 
-    /// The first byte. Valid for [`Mapping::len`] bytes as long as this mapping lives.
+    /// Returns the first byte. Valid for [`Mapping::len`] bytes as long as this mapping lives.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -192,13 +192,13 @@ impl Mapping {
         self.part
     }
 
-    /// Bytes of the file that are mapped.
+    /// Returns the number of bytes of the file that are mapped.
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> u64 {
         self.part.len
     }
 
-    /// Whether pages of the mapping were missing at an access: see [`crate::fault`].
+    /// Returns whether pages of the mapping were missing at an access: see [`crate::fault`].
     pub fn is_damaged(&self) -> bool {
         self.entry.misses() > 0
     }

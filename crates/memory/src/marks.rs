@@ -14,8 +14,8 @@
 //!    waits for all requests that use it. So the last change has removed them, and the mark goes to their
 //!    address before that change. It is committed before the request releases its mapping
 //!    ([`View::unpin_unless`](crate::View::unpin_unless)), and so before the session answers the front-end.
-//! 3. Otherwise the marks were not told of each change ([`Marks::set_view`]). The mark goes to the address
-//!    that the request had.
+//! 3. Otherwise [`Marks::set_view`] was not called for each change. The mark goes to the address that the
+//!    request had.
 //!
 //! A write through the present map is marked by its guest-physical address at once. ([`View`](crate::View)
 //! checks that the map is the present one.)
@@ -82,7 +82,7 @@ impl Marks {
         }
     }
 
-    /// Whether there is a log.
+    /// Returns whether there is a log.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.on.is_some()
@@ -93,7 +93,7 @@ impl Marks {
         self.on.as_ref()?.gathered.log.damaged()
     }
 
-    /// Whether there are marks to commit.
+    /// Returns whether there are marks to commit.
     #[inline]
     pub fn is_pending(&self) -> bool {
         self.on.as_ref().is_some_and(|on| !on.gathered.batch.is_empty())
@@ -130,8 +130,8 @@ impl Marks {
 
     /// Puts the gathered marks into the log.
     ///
-    /// Call it after the data is written and before the driver hears of it. Call it again after the write
-    /// that tells the driver.
+    /// Call it after the data is written and before the used index or flags are. Call it again after that
+    /// write.
     #[inline]
     pub fn commit(&mut self) {
         if let Some(on) = &mut self.on {

@@ -41,29 +41,29 @@ impl Slot {
         Mapper::default().slot(file, offset, gpa, user, len, old)
     }
 
-    /// The first guest-physical address.
+    /// Returns the first guest-physical address.
     pub fn gpa(&self) -> Gpa {
         self.gpa
     }
 
-    /// The front-end's address of the first byte.
+    /// Returns the front-end's address of the first byte.
     pub fn user(&self) -> UserAddr {
         self.user
     }
 
-    /// Length in bytes; never zero.
+    /// Returns the length in bytes; never zero.
     #[expect(clippy::len_without_is_empty, reason = "a slot is never empty")]
     #[inline]
     pub fn len(&self) -> u64 {
         self.mapping.len()
     }
 
-    /// The mapping that holds the bytes.
+    /// Returns the mapping that holds the bytes.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
-    /// Whether `gpa` is in this slot.
+    /// Returns whether `gpa` is in this slot.
     pub fn contains(&self, gpa: Gpa) -> bool {
         self.locate(gpa).is_some()
     }

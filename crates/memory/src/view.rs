@@ -46,13 +46,13 @@ impl View {
         }
     }
 
-    /// The log in which writes are marked. It has a bit for each page of the memory in view.
+    /// Returns the log in which writes are marked. It has a bit for each page of the memory in view.
     #[inline]
     pub fn log(&self) -> Option<&Arc<Log>> {
         self.log.as_ref()
     }
 
-    /// The memory in view.
+    /// Returns the memory in view.
     #[inline]
     pub fn map(&self) -> &Map {
         &self.map
@@ -69,19 +69,19 @@ impl View {
         Gpa(iova.0)
     }
 
-    /// As [`Map::contains`].
+    /// Does the same as [`Map::contains`].
     #[inline]
     pub fn contains(&self, gpa: Gpa, len: u64) -> bool {
         self.map.contains(gpa, len)
     }
 
-    /// As [`Map::span`].
+    /// Does the same as [`Map::span`].
     #[inline]
     pub fn span(&self, gpa: Gpa, len: u64) -> Option<Span<'_>> {
         self.map.span(gpa, len)
     }
 
-    /// As [`Map::read`].
+    /// Does the same as [`Map::read`].
     ///
     /// # Errors
     /// A part of the range is not guest memory; `into` then holds the bytes before it.
@@ -99,7 +99,7 @@ impl View {
         Ok(())
     }
 
-    /// As [`Map::read_obj`].
+    /// Does the same as [`Map::read_obj`].
     ///
     /// # Errors
     /// A part of the range is not guest memory.

@@ -237,7 +237,7 @@ fn set_handler(handler: libc::sighandler_t, flags: libc::c_int) {
     }
 }
 
-/// Not a test. The tests below run this in child processes.
+/// Runs a case in a child process. The tests below start it, so it is no test of its own.
 #[test]
 fn child() {
     let Ok(scenario) = std::env::var(CHILD) else { return };

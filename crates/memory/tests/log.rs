@@ -273,7 +273,7 @@ fn memory_that_moves_under_a_request() {
         (vec![&first, &moved, &removed], &AT[1..2]),
         (vec![&first, &moved, &twice], &AT[1..3]),
         (vec![&first, &removed], &AT[..1]),
-        // The marks are not told of the change in between.
+        // The marks get no `set_view` for the change in between.
         (vec![&first, &Map::default(), &Map::default()], &AT[..1]),
     ] {
         for logged_since in 0..maps.len() {

@@ -22,7 +22,7 @@ impl Bitmap {
         Self { word: AtomicU64::new(bits), gone: AtomicBool::new(false) }
     }
 
-    /// H1 and H2 of the argument in `kickless_memory::log`.
+    /// Does steps H1 and H2 of the argument in `kickless_memory::log`.
     fn harvest(&self) -> u64 {
         let bits = self.word.swap(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);

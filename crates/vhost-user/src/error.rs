@@ -99,7 +99,7 @@ impl Error {
         Self::Io { call, source: errno.into() }
     }
 
-    /// Whether the stream is out of step or gone, so that the connection must be dropped.
+    /// Returns whether the stream is out of step or gone, so that the connection must be dropped.
     ///
     /// Otherwise it can be used further. After [`Rejected`](Self::Rejected) the peer may wait for a reply,
     /// which [`Responder::refuse`](crate::Responder::refuse) sends.

@@ -50,7 +50,7 @@ pub trait ReplyTo<C>: Debug + Sized {
     /// Encodes the reply.
     fn encode(&self) -> Encoded<'_>;
 
-    /// Whether this is a reply to `code`.
+    /// Returns whether this is a reply to `code`.
     fn answers(&self, code: C) -> bool;
 
     /// Makes the acknowledgement of a request without a reply of its own. A `status` of zero means success.
@@ -99,7 +99,7 @@ pub struct Received<M> {
 }
 
 impl<M: Request> Received<M> {
-    /// Whether the sender set NEED_REPLY.
+    /// Returns whether the sender set NEED_REPLY.
     pub fn needs_reply(&self) -> bool {
         self.header.needs_reply()
     }

@@ -112,7 +112,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Whether a live migration sent this. It may write fields that are read-only for the guest.
+    /// Returns whether a live migration sent this. It may write fields that are read-only for the guest.
     pub fn is_migration(&self) -> bool {
         self.flags & CONFIG_MIGRATION != 0
     }

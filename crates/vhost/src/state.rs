@@ -150,7 +150,7 @@ impl SavedState {
         bytes
     }
 
-    /// The state in these bytes.
+    /// Returns the state in these bytes.
     ///
     /// # Errors
     /// They are no state, or none that a device within `bounds` can have been in.

@@ -22,8 +22,8 @@ pub(crate) trait AddressSpace<'v> {
     /// memory.
     fn read(&mut self, addr: Iova, into: &mut [u8]) -> bool;
 
-    /// Whether the chain is incomplete: a translation that may still come is missing, or there is more to
-    /// translate than one pop may.
+    /// Returns whether the chain is incomplete: a translation that may still come is missing, or there is
+    /// more to translate than one pop may.
     fn is_missing(&self) -> bool;
 }
 

@@ -66,44 +66,45 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// The buffers that the device reads, in order.
+    /// Returns the buffers that the device reads, in order.
     #[inline]
     pub fn readable(&self) -> &[Buffer] {
         // `readable` never exceeds the length. This form has no panic and costs the same.
         self.buffers.split_at_checked(self.readable).map_or(&[], |(readable, _)| readable)
     }
 
-    /// The buffers that the device writes, in order.
+    /// Returns the buffers that the device writes, in order.
     #[inline]
     pub fn writable(&self) -> &[Buffer] {
         self.buffers.get(self.readable..).unwrap_or(&[])
     }
 
-    /// Bytes in the readable buffers; with [`Chain::writable_len`] at most 2^32.
+    /// Returns the number of bytes in the readable buffers; with [`Chain::writable_len`] at most 2^32.
     #[inline]
     pub fn readable_len(&self) -> u64 {
         self.readable_len
     }
 
-    /// Number of descriptors that were read, including those of empty buffers.
+    /// Returns the number of descriptors that were read, including those of empty buffers.
     #[inline]
     pub fn descriptors(&self) -> u16 {
         self.descriptors
     }
 
-    /// Number of descriptors that the chain takes in the ring, without those of an indirect table.
+    /// Returns the number of descriptors that the chain takes in the ring, without those of an indirect
+    /// table.
     #[inline]
     pub fn ring_descriptors(&self) -> u16 {
         self.ring_descriptors
     }
 
-    /// Bytes in the writable buffers.
+    /// Returns the number of bytes in the writable buffers.
     #[inline]
     pub fn writable_len(&self) -> u64 {
         self.writable_len
     }
 
-    /// Number of buffers that the chain has memory for.
+    /// Returns the number of buffers that the chain has memory for.
     pub fn capacity(&self) -> usize {
         self.buffers.capacity()
     }

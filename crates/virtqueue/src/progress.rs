@@ -133,7 +133,7 @@ impl Progress {
         self.described.push(described);
     }
 
-    /// Whether the next pop has to continue with the same chain, although nothing is missing.
+    /// Returns whether the next pop has to continue with the same chain, although nothing is missing.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.unfinished
     }

@@ -53,7 +53,7 @@ impl Shape {
         options.unwrap().with_in_order(self.in_order)
     }
 
-    /// The index at which a device begins.
+    /// Returns the index at which a device begins.
     fn base(self) -> u16 {
         if self.packed { 1 << 15 } else { 0 }
     }

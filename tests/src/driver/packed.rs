@@ -107,7 +107,7 @@ impl Packed {
         }
     }
 
-    /// Whether the next used descriptor is there.
+    /// Returns whether the next used descriptor is there.
     pub(crate) fn is_ready(&self, desc: &Area) -> bool {
         self.used.is_used(desc.load_u16(self.used.flags_at(), Ordering::Acquire))
     }

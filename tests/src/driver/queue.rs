@@ -428,7 +428,7 @@ impl Queue {
         }
     }
 
-    /// Whether the device wants kicks. For a queue without EVENT_IDX.
+    /// Returns whether the device wants kicks. For a queue without EVENT_IDX.
     pub fn is_asked_for_kicks(&self) -> bool {
         self.used.load_u16(RING_FLAGS, Ordering::Acquire) & USED_F_NO_NOTIFY == 0
     }

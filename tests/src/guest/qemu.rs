@@ -335,7 +335,7 @@ impl Guest {
         Ok(self.to_guest.write_all(format!("{line}\n").as_bytes())?)
     }
 
-    /// Whether QEMU still runs.
+    /// Returns whether QEMU still runs.
     ///
     /// # Errors
     /// The status of the process cannot be read.

@@ -152,7 +152,7 @@ impl Ring {
         }
     }
 
-    /// Whether the current request of a packed ring has an indirect table.
+    /// Returns whether the current request of a packed ring has an indirect table.
     fn is_indirect(&self) -> bool {
         let ahead = self.unanswered.map_or(0, |(_, _, descriptors)| descriptors);
         let at = self.place.after(ahead, self.options.size()).flags_at();

@@ -1,4 +1,4 @@
-//! Draws latency and the processor time of the back-end against the rate asked for, as SVG.
+//! Draws latency and the processor time of the back-end against the requested rate, as SVG.
 
 use anyhow::Result;
 use plotters::prelude::*;

@@ -159,8 +159,8 @@ impl Client {
         self.has_failed = false;
     }
 
-    /// Without a connection, tries to reconnect when it is time, and fails requests that have waited too
-    /// long. Returns whether there is a connection.
+    /// Tries to reconnect if an attempt is due, and fails requests that have waited too long. Returns whether
+    /// there is a connection. Called while there is none.
     fn reconnect_if_due(&mut self) -> bool {
         let now = Instant::now();
         if now >= self.fails_at {

@@ -27,8 +27,8 @@ pub(super) struct InFlightRequest {
 }
 
 impl InFlightRequest {
-    /// Returns the offset in the buffer for the disk's bytes from `at` on. Returns `None` if the request did
-    /// not ask for all of them, or has received too much.
+    /// Returns the offset in the buffer for the disk's bytes from `at` on. Returns `None` if the request is
+    /// not for all of them, or has received too much.
     pub(super) fn buffer_offset(&self, at: u64, len: u64) -> Option<usize> {
         let offset = at.checked_sub(self.op.at)?;
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.op.len);

@@ -30,7 +30,7 @@ struct BackingError {
 
 impl BackingError {
     /// Makes the error. Only the innermost image is named.
-    fn new(name: &str, error: io::Error) -> io::Error {
+    fn wrap(name: &str, error: io::Error) -> io::Error {
         if error.get_ref().is_some_and(|inner| inner.is::<Self>()) {
             return error;
         }
@@ -82,7 +82,7 @@ impl Chain {
             None => None,
             Some(name) => {
                 let format = image.implicit_backing_format().map(String::as_str);
-                Some(self.backing(path, name, format).map_err(|error| BackingError::new(name, error))?)
+                Some(self.backing(path, name, format).map_err(|error| BackingError::wrap(name, error))?)
             }
         };
         image.set_backing(under);

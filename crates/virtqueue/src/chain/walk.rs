@@ -150,7 +150,7 @@ impl Walk {
         (self.readable, self.readable_len) = (buffers.len(), self.len);
     }
 
-    /// Number of descriptors that have come.
+    /// Returns the number of descriptors that have come.
     #[inline]
     fn count(&self) -> u16 {
         self.max - self.left

@@ -90,7 +90,7 @@ impl Credit {
         self.chains.len() as u16
     }
 
-    /// Number of avail entries or packed descriptors between the oldest chain and the next pop.
+    /// Returns the number of avail entries or packed descriptors between the oldest chain and the next pop.
     #[inline]
     pub(super) fn ring_descriptors(&self) -> u16 {
         self.ring_descriptors

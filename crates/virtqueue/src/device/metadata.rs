@@ -67,31 +67,31 @@ impl Options {
         Self { in_order, ..self }
     }
 
-    /// Number of descriptors in the table, and of entries in each ring.
+    /// Returns the number of descriptors in the table, and of entries in each ring.
     #[inline]
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// Whether VIRTIO_F_EVENT_IDX was negotiated.
+    /// Returns whether VIRTIO_F_EVENT_IDX was negotiated.
     #[inline]
     pub fn event_idx(&self) -> bool {
         self.event_idx
     }
 
-    /// Whether VIRTIO_F_INDIRECT_DESC was negotiated.
+    /// Returns whether VIRTIO_F_INDIRECT_DESC was negotiated.
     #[inline]
     pub fn indirect(&self) -> bool {
         self.indirect
     }
 
-    /// Whether VIRTIO_F_RING_PACKED was negotiated.
+    /// Returns whether VIRTIO_F_RING_PACKED was negotiated.
     #[inline]
     pub fn is_packed(&self) -> bool {
         self.packed
     }
 
-    /// Whether VIRTIO_F_IN_ORDER was negotiated.
+    /// Returns whether VIRTIO_F_IN_ORDER was negotiated.
     #[inline]
     pub fn in_order(&self) -> bool {
         self.in_order
@@ -238,7 +238,7 @@ impl Metadata {
         Ok(Self(Kind::Scattered(scattered?)))
     }
 
-    /// Whether accesses are direct, because each area is contiguous.
+    /// Returns whether accesses are direct, because each area is contiguous.
     pub fn is_mapped(&self) -> bool {
         matches!(self.0, Kind::Mapped(_))
     }
@@ -279,7 +279,7 @@ impl<A> Areas<A> {
 }
 
 impl<A: Access> Areas<A> {
-    /// The options for which the areas are long enough.
+    /// Returns the options for which the areas are long enough.
     #[inline]
     pub(crate) fn options(&self) -> &Options {
         &self.options
@@ -364,13 +364,13 @@ impl<A: Access> Areas<A> {
         self.used.mark(used, 0, EVENT_LEN, marks);
     }
 
-    /// The packed ring's descriptors.
+    /// Returns the packed ring's descriptors.
     #[inline]
     pub(super) fn ring(&self) -> &A {
         &self.desc
     }
 
-    /// The packed ring's event suppression structures, the driver's and ours.
+    /// Returns the packed ring's event suppression structures, the driver's and ours.
     #[inline]
     pub(super) fn events(&self) -> (&A, &A) {
         (&self.avail, &self.used)

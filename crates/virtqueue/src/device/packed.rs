@@ -334,7 +334,7 @@ impl<A: Access> Queue<A> {
         Some(chain.id)
     }
 
-    /// Number of chains in the credit that an earlier process had in flight.
+    /// Returns the number of chains in the credit that an earlier process had in flight.
     pub(super) fn resubmitted_credit(&self) -> u16 {
         self.tracker.as_ref().map_or(0, |tracker| tracker.resubmissions.credit())
     }
@@ -485,7 +485,7 @@ impl<A: Access> Queue<A> {
         ends.max(any.into()).saturating_add(self.resubmissions()).min(self.options.size())
     }
 
-    /// Number of chains to resubmit. A chain that cannot be popped now does not count.
+    /// Returns the number of chains to resubmit. A chain that cannot be popped now does not count.
     #[inline]
     pub(super) fn resubmissions(&self) -> u16 {
         match &self.tracker {
@@ -525,7 +525,7 @@ impl<A: Access> Queue<A> {
     }
 }
 
-/// Whether a device has already served the ring beyond `next`.
+/// Returns whether a device has already served the ring beyond `next`.
 ///
 /// A front-end that has lost its last device does not know how far that device had come, and names the last
 /// base that it knows. A packed ring does not tell it (in a split ring `used.idx` does).

@@ -119,8 +119,8 @@ impl Queue {
         forward!(self, region)?.damaged()
     }
 
-    /// The marks of everything that is written for this queue. Its owner adds its writes to buffers; the
-    /// writes to the ring are added by the queue. They are in the log before the driver is shown the
+    /// Returns the marks of everything that is written for this queue. Its owner adds its writes to buffers;
+    /// the writes to the ring are added by the queue. They are in the log before the driver is shown the
     /// completion.
     #[inline]
     pub fn marks(&mut self) -> &mut Marks {
@@ -184,7 +184,7 @@ impl Queue {
         forward!(mut self, push_unpublished, unpublished);
     }
 
-    /// Whether the queue has areas.
+    /// Returns whether the queue has areas.
     #[inline]
     pub fn is_mapped(&self) -> bool {
         forward!(self, is_mapped)
@@ -320,7 +320,7 @@ impl Queue {
         Some(head)
     }
 
-    /// Number of chains in the credit.
+    /// Returns the number of chains in the credit.
     pub fn credit(&self) -> u16 {
         self.credit.as_ref().map_or(0, |credit| credit.len() + forward!(self, resubmitted_credit))
     }
@@ -388,37 +388,37 @@ impl Queue {
         forward!(mut self, disarm, &mut self.marks);
     }
 
-    /// Number of chains to pop, according to the driver; at most the size. In a packed ring, only the first
-    /// 256 descriptors are counted.
+    /// Returns the number of chains to pop, according to the driver; at most the size. In a packed ring,
+    /// only the first 256 descriptors are counted.
     pub fn pending(&self) -> u16 {
         forward!(self, pending)
     }
 
-    /// Whether there is something to pop. A broken ring has nothing.
+    /// Returns whether there is something to pop. A broken ring has nothing.
     #[inline]
     pub fn has_work(&self) -> bool {
         forward!(self, has_work)
     }
 
-    /// The first entry of the avail ring that is not popped, where a later queue begins.
+    /// Returns the first entry of the avail ring that is not popped, where a later queue begins.
     #[inline]
     pub fn next_avail(&self) -> u16 {
         forward!(self, next_avail)
     }
 
-    /// Number of descriptors in the table.
+    /// Returns the number of descriptors in the table.
     #[inline]
     pub fn size(&self) -> u16 {
         self.options().size()
     }
 
-    /// The queue's shape.
+    /// Returns the queue's shape.
     #[inline]
     pub fn options(&self) -> &Options {
         forward!(self, options)
     }
 
-    /// Number of chains that were popped and not yet pushed, without the credit.
+    /// Returns the number of chains that were popped and not yet pushed, without the credit.
     #[inline]
     pub fn in_flight(&self) -> u16 {
         let popped = forward!(self, in_flight);

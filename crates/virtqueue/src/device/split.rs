@@ -327,7 +327,7 @@ impl<A: Access> Queue<A> {
         Some(chain.id)
     }
 
-    /// Number of chains in the credit that an earlier process had in flight.
+    /// Returns the number of chains in the credit that an earlier process had in flight.
     pub(super) fn resubmitted_credit(&self) -> u16 {
         self.tracker.as_ref().map_or(0, |tracker| tracker.resubmissions.credit())
     }
@@ -478,7 +478,7 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// Number of chains to resubmit. A chain that cannot be popped now does not count.
+    /// Returns the number of chains to resubmit. A chain that cannot be popped now does not count.
     #[inline]
     pub(super) fn resubmissions(&self) -> u16 {
         match &self.tracker {

@@ -81,7 +81,7 @@ impl ChainTables {
         count as usize & (self.returned.len() - 1)
     }
 
-    /// For the submitter: puts `id` in flight, as chain number `number` of all chains ever added.
+    /// Puts `id` in flight, as chain number `number` of all chains ever added. For the submitter.
     #[inline]
     pub fn add(&self, id: u16, number: u32, record: Record) {
         if let Some(cell) = self.order.get(self.cell(number)) {
@@ -92,7 +92,7 @@ impl ChainTables {
         self.records[usize::from(id)].store(record.pack(), Ordering::Release);
     }
 
-    /// For the submitter: returns the next id that was given back, after `taken` others.
+    /// Returns the next id that was given back, after `taken` others. For the submitter.
     #[inline]
     pub fn returned(&self, taken: u32) -> Option<u16> {
         // Acquire: the partner is the release in `give_back`.
@@ -100,15 +100,15 @@ impl ChainTables {
             .then(|| self.returned[self.cell(taken)].load(Ordering::Relaxed))
     }
 
-    /// For the completer: returns the record of an id, which can be any number.
+    /// Returns the record of an id, which can be any number. For the completer.
     #[inline]
     pub fn in_flight(&self, id: u32) -> Option<(u16, Record)> {
         let word = self.records.get(id as usize)?.load(Ordering::Acquire);
         Record::unpack(word).map(|record| (id as u16, record))
     }
 
-    /// For the completer: returns the id of the chain with this number. A chain that was added no earlier
-    /// must have been seen in flight.
+    /// Returns the id of the chain with this number. The completer, which calls this, must have seen that
+    /// chain or a later one in flight.
     ///
     /// # Panics
     /// Panics without IN_ORDER.
@@ -118,13 +118,13 @@ impl ChainTables {
         self.order[self.cell(number)].load(Ordering::Relaxed)
     }
 
-    /// For the completer: ends the flight of `id`.
+    /// Ends the flight of `id`. For the completer.
     #[inline]
     pub fn take(&self, id: u16) {
         self.records[usize::from(id)].store(0, Ordering::Relaxed);
     }
 
-    /// For the completer: makes `id`, whose flight has ended, free again.
+    /// Makes `id`, whose flight has ended, free again. For the completer.
     #[inline]
     pub fn give_back(&self, id: u16) {
         // Relaxed: only the completer stores it.

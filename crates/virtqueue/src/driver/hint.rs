@@ -50,7 +50,7 @@ impl CompletionHint {
         self.position.store(position.0, Ordering::Relaxed);
     }
 
-    /// Whether there may be something to pop.
+    /// Returns whether there may be something to pop.
     #[inline]
     pub fn may_have_completions(&self) -> bool {
         let position = self.position.load(Ordering::Relaxed);

@@ -100,7 +100,7 @@ impl Completer {
         forward!(self, Completer, pop)
     }
 
-    /// Whether there is something to pop: a chain or an error.
+    /// Returns whether there is something to pop: a chain or an error.
     #[inline]
     pub fn is_due(&self) -> bool {
         forward!(self, Completer, is_due)

@@ -110,8 +110,8 @@ impl Submitter {
         }
     }
 
-    /// Whether there are `count` free descriptors. Takes some back if necessary. The next id does not change,
-    /// if there was one.
+    /// Returns whether there are `count` free descriptors. Takes some back if necessary. The next id does
+    /// not change, if there was one.
     #[inline]
     fn has_room(&mut self, count: u16) -> bool {
         if self.free.count() < count {

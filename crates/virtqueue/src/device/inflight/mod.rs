@@ -103,7 +103,7 @@ use resubmissions::Resubmissions;
 
 /// A region: memory that survives this process, or a test's.
 pub(crate) trait Region: std::fmt::Debug {
-    /// Bytes in it.
+    /// Returns the number of bytes.
     fn len(&self) -> usize;
     /// Loads the word at an offset in bytes, once.
     fn load(&self, offset: usize) -> u64;

@@ -63,7 +63,7 @@ impl<R: Region> Split<R> {
         Ok(Some(self.resubmissions.len()))
     }
 
-    /// R2.
+    /// Does step R2.
     fn forget_batch(
         &self,
         found: &mut [(InflightEntry, u64)],

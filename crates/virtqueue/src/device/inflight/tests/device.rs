@@ -71,7 +71,7 @@ impl<'w> Device<'w> {
         ring!(self, remap(self.world.metadata(), &mut Marks::off()));
     }
 
-    /// The areas may be of another kind then.
+    /// Removes the queue's areas. The next ones may be of another kind.
     pub(super) fn unmap(&mut self) {
         self.ring = match &mut self.ring {
             Ring::Split(queue) => Ring::Split(queue.moved(&mut Marks::off())),
