@@ -63,7 +63,7 @@ impl Setup {
         setup.tell(BUFFERS, 8, Access::BOTH);
         let far = 1 << 32;
         for page in 0..PAGES {
-            setup.tell_elsewhere(far + page * PAGE, 1, BUFFERS + page % 2 * 2 * PAGE, Access::READ);
+            setup.answer_at(far + page * PAGE, 1, BUFFERS + page % 2 * 2 * PAGE, Access::READ);
         }
         setup.offer(0, (far, (PAGES * PAGE) as u32), (BUFFERS, 1));
         let mut chain = Chain::default();
@@ -84,10 +84,10 @@ impl Setup {
 
     /// Sends a translation as the front-end, requested or not. Returns the queues that it woke.
     fn tell(&mut self, gpa: u64, pages: u64, access: Access) -> Vec<u16> {
-        self.tell_elsewhere(gpa, pages, gpa, access)
+        self.answer_at(gpa, pages, gpa, access)
     }
 
-    fn tell_elsewhere(&mut self, gpa: u64, pages: u64, to: u64, access: Access) -> Vec<u16> {
+    fn answer_at(&mut self, gpa: u64, pages: u64, to: u64, access: Access) -> Vec<u16> {
         self.iotlb.update(Iova(IOVA + gpa), pages * PAGE, UserAddr(USER + to), access).unwrap();
         let woken = self.misses.answered(range(gpa, pages * PAGE), access);
         if !woken.is_empty() {
@@ -205,7 +205,7 @@ fn buffers_are_split_at_gaps_between_pages() {
     let mut setup = Setup::with_ring();
     setup.tell(BUFFERS, 1, Access::BOTH);
     // The page after it is at another place, and the one after that follows it there.
-    setup.tell_elsewhere(BUFFERS + PAGE, 2, 20 * PAGE, Access::BOTH);
+    setup.answer_at(BUFFERS + PAGE, 2, 20 * PAGE, Access::BOTH);
     setup.offer(0, (BUFFERS + 4000, 16 + 2 * PAGE as u32), (BUFFERS, 1));
     let mut chain = Chain::default();
     assert!(setup.vring.pop(&mut chain));
@@ -226,7 +226,7 @@ fn an_indirect_table_is_asked_for_first() {
     assert!(!setup.pop());
     assert_eq!(setup.sent(), [(BUFFERS + PAGE, Access::READ), (BUFFERS + 2 * PAGE, Access::READ)]);
     assert!(setup.tell(BUFFERS + PAGE, 1, Access::READ).is_empty());
-    assert_eq!(setup.tell_elsewhere(BUFFERS + 2 * PAGE, 1, 30 * PAGE, Access::READ), [3]);
+    assert_eq!(setup.answer_at(BUFFERS + 2 * PAGE, 1, 30 * PAGE, Access::READ), [3]);
     assert!(!setup.pop());
     assert_eq!(setup.sent(), [(0, Access::READ), (0, Access::WRITE)]);
     setup.tell(0, 1, Access::BOTH);
@@ -252,7 +252,7 @@ fn an_indirect_table_is_translated_once() {
     for (page, bytes) in [&[0; 8], &table[..]].concat().chunks(PAGE as usize).enumerate() {
         let to = BUFFERS + (2 + 2 * page as u64) * PAGE;
         setup.view.map().write(Gpa(to), bytes).unwrap();
-        setup.tell_elsewhere(start + page as u64 * PAGE, 1, to, Access::READ);
+        setup.answer_at(start + page as u64 * PAGE, 1, to, Access::READ);
     }
     setup.tell(BUFFERS, 1, Access::WRITE);
     setup
@@ -326,7 +326,7 @@ fn a_ring_in_pieces_works_like_any_other() {
     setup.tell(DESC, 1, Access::READ);
     setup.tell(AVAIL, 1, Access::READ);
     setup.tell(USED, 1, Access::BOTH);
-    assert_eq!(setup.tell_elsewhere(USED + PAGE, 1, 40 * PAGE, Access::BOTH), [3]);
+    assert_eq!(setup.answer_at(USED + PAGE, 1, 40 * PAGE, Access::BOTH), [3]);
     setup.tell(BUFFERS, 2, Access::BOTH);
     setup.offer(2, (BUFFERS, 16), (BUFFERS + PAGE, 100));
     assert!(setup.pop());
@@ -503,7 +503,7 @@ fn a_chain_whose_pages_are_all_missing_is_translated_once() {
         assert!(!unsent.is_empty());
         for (_, miss) in unsent {
             let page = (miss.page.0 - IOVA - far) / PAGE;
-            setup.tell_elsewhere(miss.page.0 - IOVA, 1, BUFFERS + page % 2 * 2 * PAGE, Access::READ);
+            setup.answer_at(miss.page.0 - IOVA, 1, BUFFERS + page % 2 * 2 * PAGE, Access::READ);
         }
     }
     cost += setup.vring.take_cost();
@@ -523,7 +523,7 @@ fn an_invalidation_reaches_a_chain_that_is_translated_in_part() {
     setup.tell(BUFFERS, 1, Access::BOTH);
     let far = 1 << 32;
     let tell = |setup: &mut Setup, page: u64, to: u64| {
-        setup.tell_elsewhere(far + page * PAGE, 1, BUFFERS + to * PAGE, Access::READ);
+        setup.answer_at(far + page * PAGE, 1, BUFFERS + to * PAGE, Access::READ);
     };
     (0..PAGES).for_each(|page| tell(&mut setup, page, 1 + page % 2 * 2));
     setup.offer(0, (far, (PAGES * PAGE) as u32), (BUFFERS, 1));

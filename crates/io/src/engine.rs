@@ -320,8 +320,8 @@ impl Engine {
         self.ops.files.take_resumed()
     }
 
-    /// Appends the operations that have completed. Never waits, and makes no system call if completions are
-    /// at hand.
+    /// Appends the operations that have completed. Never waits. Makes no system call if completions are in
+    /// memory already.
     pub fn reap(&mut self, into: &mut Vec<Completion>) {
         self.ops.reap_failed(into);
         // Threads first, because they return batches to AIO.

@@ -85,7 +85,7 @@ impl Fake for Card {
     }
 
     fn start_queue(&self, vring: Vring, _: Features) -> Result<Box<dyn QueueTask>, StartError> {
-        let warned = if vring.resumes_unrecorded() { ", perhaps elsewhere" } else { "" };
+        let warned = if vring.resumes_unrecorded() { ", resumes unrecorded" } else { "" };
         self.0.note(format!("start {}{warned}", vring.index()));
         Ok(Box::new(Task { vring, asked: self.0.clone() }))
     }
@@ -294,7 +294,7 @@ fn only_a_base_that_the_ring_did_not_stop_at_is_doubtful() {
         // Its base, 0, is not where a packed ring begins.
         session.start(0);
         session.enable(0, true);
-        assert_eq!(asked.take(), ["start 0, perhaps elsewhere"]);
+        assert_eq!(asked.take(), ["start 0, resumes unrecorded"]);
         // It stops there.
         session.enable(0, false);
         session.enable(0, true);

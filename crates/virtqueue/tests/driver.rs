@@ -485,7 +485,7 @@ fn one_element_stands_for_a_batch() {
 proptest! {
     /// Each id comes back at most once and the loop ends, for any bytes that the device writes.
     #[test]
-    fn no_lie_does_harm(index: u16, elements in proptest::collection::vec((0u32..10, 0u32..12), 8)) {
+    fn no_used_ring_does_harm(index: u16, elements in proptest::collection::vec((0u32..10, 0u32..12), 8)) {
         let (mut pair, popped) = pop_used(index, &elements);
         if let Ok(ids) = popped {
             prop_assert!(ids.len() <= 2);

@@ -133,7 +133,7 @@ fn in_order() {
 
 /// As [`in_order`], but the device names the last chain of a batch, of which it was never told.
 #[test]
-fn a_lie_about_a_batch() {
+fn an_impossible_batch() {
     loom::model(|| {
         let halves = Arc::new(Halves::new(true));
         let submitter = thread::spawn({

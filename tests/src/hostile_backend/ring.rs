@@ -15,8 +15,8 @@ use kickless_virtqueue::packed::RingPosition;
 use kickless_virtqueue::{Buffer, Chain, ChainId};
 use zerocopy::FromBytes;
 
-use crate::hostile_backend::lies::RingLie;
-use crate::hostile_backend::shared::Shared;
+use crate::hostile_backend::backend_state::BackendState;
+use crate::hostile_backend::faults::RingFault;
 
 /// The eventfds of a ring.
 pub(crate) struct Events {
@@ -35,10 +35,10 @@ pub(crate) struct Ring {
     used: Area,
     /// Position of the next used descriptor in a packed ring.
     place: RingPosition,
-    /// A request that was answered with a lie and is not completed yet: its id, length and number of
+    /// A request that was answered with a fault and is not completed yet: its id, length and number of
     /// descriptors.
     unanswered: Option<(ChainId, u32, u16)>,
-    /// Whether the ring has stopped after a lie that later true answers would overwrite. It then ignores
+    /// Whether the ring has stopped after a fault that later true answers would overwrite. It then ignores
     /// kicks.
     pub(crate) halted: bool,
     pub(crate) events: Events,
@@ -96,7 +96,7 @@ impl Ring {
     ///
     /// # Errors
     /// The connection must end.
-    pub(crate) fn look(&mut self, shared: &Shared) -> Result<()> {
+    pub(crate) fn look(&mut self, shared: &BackendState) -> Result<()> {
         take(&self.events.kick);
         let mut chain = Chain::default();
         while !self.halted {
@@ -120,13 +120,13 @@ impl Ring {
         Ok(())
     }
 
-    fn serve(&mut self, chain: &Chain, shared: &Shared) -> Result<()> {
+    fn serve(&mut self, chain: &Chain, shared: &BackendState) -> Result<()> {
         let number = shared.requests.fetch_add(1, Ordering::Release);
-        let lie = shared.rules().ring.filter(|(at, _)| *at == number).map(|(_, lie)| lie);
+        let fault = shared.rules().ring.filter(|(at, _)| *at == number).map(|(_, fault)| fault);
         let (data_len, status) = carry_out(&self.view, chain, shared)?;
-        let status = match lie {
-            Some(RingLie::NoStatus | RingLie::OutOfOrder) => None,
-            Some(RingLie::Status(status)) => Some(status),
+        let status = match fault {
+            Some(RingFault::NoStatus | RingFault::OutOfOrder) => None,
+            Some(RingFault::Status(status)) => Some(status),
             _ => Some(status),
         };
         if let (Some(status), Some(last)) = (status, chain.writable().last()) {
@@ -140,8 +140,8 @@ impl Ring {
             room: u32::try_from(chain.writable_len())?,
             descriptors: if self.is_indirect() { 1 } else { u16::try_from(buffers)? },
         };
-        match lie {
-            Some(lie) => self.lie(lie, &served, shared),
+        match fault {
+            Some(fault) => self.fault(fault, &served, shared),
             None => {
                 if let Some((id, len, descriptors)) = self.unanswered.take() {
                     self.push(id, len, descriptors);
@@ -164,28 +164,28 @@ impl Ring {
         self.place = self.place.after(descriptors, self.options.size());
     }
 
-    fn lie(&mut self, lie: RingLie, of: &ServedChain, shared: &Shared) -> Result<()> {
+    fn fault(&mut self, fault: RingFault, of: &ServedChain, shared: &BackendState) -> Result<()> {
         let size = self.options.size();
-        self.halted = !matches!(lie, RingLie::NoStatus | RingLie::Status(_) | RingLie::WrongWrap);
-        match lie {
-            RingLie::IdOutOfRange => self.push_used(size.into(), of.len),
-            RingLie::IdNotInFlight => self.push_used(u32::from((of.id.head() + 1) % size), of.len),
-            RingLie::TooLong => self.push_used(of.id.head().into(), of.room + 1),
-            RingLie::Twice => {
+        self.halted = !matches!(fault, RingFault::NoStatus | RingFault::Status(_) | RingFault::WrongWrap);
+        match fault {
+            RingFault::IdOutOfRange => self.push_used(size.into(), of.len),
+            RingFault::IdNotInFlight => self.push_used(u32::from((of.id.head() + 1) % size), of.len),
+            RingFault::TooLong => self.push_used(of.id.head().into(), of.room + 1),
+            RingFault::Twice => {
                 self.push(of.id, of.len, of.descriptors);
                 let _ = self.queue.publish();
                 self.push_used(of.id.head().into(), of.len);
             }
-            RingLie::IndexJump => self.move_index(size + 1),
-            RingLie::IndexBack => self.move_index(u16::MAX),
-            RingLie::WrongWrap => {
+            RingFault::IndexJump => self.move_index(size + 1),
+            RingFault::IndexBack => self.move_index(u16::MAX),
+            RingFault::WrongWrap => {
                 self.unanswered = Some((of.id, of.len, of.descriptors));
                 self.place.wrap = !self.place.wrap;
                 self.push_used(of.id.head().into(), of.len);
                 self.place.wrap = !self.place.wrap;
             }
-            RingLie::NoStatus | RingLie::Status(_) => self.push(of.id, of.len, of.descriptors),
-            RingLie::OutOfOrder => {
+            RingFault::NoStatus | RingFault::Status(_) => self.push(of.id, of.len, of.descriptors),
+            RingFault::OutOfOrder => {
                 // The request after this one.
                 let mut chain = Chain::default();
                 if self.queue.pop(&self.view, &mut chain)? {
@@ -193,13 +193,13 @@ impl Ring {
                     self.push_used(chain.id.head().into(), 1);
                 }
             }
-            RingLie::RingError => {
+            RingFault::RingError => {
                 if let Some(err) = &self.events.err {
                     signal(err);
                 }
             }
-            RingLie::Closed => bail!("a lie closes the connection"),
-            RingLie::Silence => {}
+            RingFault::Closed => bail!("a fault closes the connection"),
+            RingFault::Silence => {}
         }
         Ok(())
     }
@@ -241,7 +241,7 @@ impl Ring {
 }
 
 /// Performs the request of a chain. Returns the number of data bytes written, and the status.
-fn carry_out(view: &View, chain: &Chain, shared: &Shared) -> Result<(u32, u8)> {
+fn carry_out(view: &View, chain: &Chain, shared: &BackendState) -> Result<(u32, u8)> {
     let mut readable = Vec::new();
     for Buffer { addr, len } in chain.readable() {
         let mut bytes = vec![0; *len as usize];

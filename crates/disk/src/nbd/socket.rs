@@ -194,7 +194,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let here = listener.local_addr().unwrap();
         // Only a listener on all addresses could listen there, and its port is taken.
-        let nowhere = SocketAddr::from(([127, 0, 0, 2], here.port()));
+        let no_listener = SocketAddr::from(([127, 0, 0, 2], here.port()));
         let hello = [&b"NBDMAGICIHAVEOPT\0\0"[..], &4096_u64.to_be_bytes(), &[0; 126]].concat();
         let inbox = Inbox::new().unwrap();
         let connect = |addresses: &[SocketAddr]| {
@@ -210,12 +210,12 @@ mod tests {
                     let _ = stream.read_to_end(&mut Vec::new());
                 }
             });
-            let all = [&[here][..], &[nowhere, here], &[here, nowhere]].map(connect);
+            let all = [&[here][..], &[no_listener, here], &[here, no_listener]].map(connect);
             // This ends the server's waits if something is wrong.
             all.iter().for_each(|_| drop(TcpStream::connect(here)));
             assert!(all.iter().all(|found| matches!(found, Ok(4096))), "{all:?}");
         });
-        assert!(matches!(connect(&[nowhere]), Err(Problem::Io(_))));
+        assert!(matches!(connect(&[no_listener]), Err(Problem::Io(_))));
     }
 
     /// Data that have arrived are not read after the deadline either.
