@@ -27,6 +27,28 @@
 //!
 //! A removed device gives back its reserves, its address space, its threads and its descriptors. The present
 //! devices share the address space and the lines of the log.
+//!
+//! ```no_run
+//! use kickless_daemon::{DeviceConfig, MakeError, Notation, PoolConfig, Registry, Removal};
+//! use kickless_device::Device;
+//! use kickless_worker::WorkerPool;
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! /// Serves a device for a minute. `make` makes devices from their configuration.
+//! fn serve(
+//!     make: fn(&DeviceConfig) -> Result<Arc<dyn Device>, MakeError>,
+//!     config: DeviceConfig,
+//! ) -> Result<(), Box<dyn std::error::Error>> {
+//!     let registry = Registry::new(8, make)?;
+//!     let options = PoolConfig::default().worker_options(8, Notation::Keys).map_err(|m| m.to_string())?;
+//!     registry.set_pool(WorkerPool::start(&options)?);
+//!     registry.add(config)?;
+//!     std::thread::sleep(Duration::from_secs(60));
+//!     registry.remove("a", Removal::Refuse, Duration::from_secs(10))?;
+//!     Ok(())
+//! }
+//! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 

@@ -22,6 +22,58 @@
 //! 3. `stop`: the task pops nothing more. Its requests in flight complete and are pushed. Its credit returns
 //!    to the ring.
 //! 4. `detach`, then [`Stopped`], with the index from which another back-end could go on.
+//!
+//! # Example
+//! A task that fills the first writable buffer of each chain with zeros:
+//!
+//! ```
+//! use kickless_device::{Context, Next, Polled, QueueTask, Vring};
+//! use kickless_virtqueue::Chain;
+//!
+//! struct ZeroTask {
+//!     vring: Vring,
+//!     chain: Chain,
+//! }
+//!
+//! impl QueueTask for ZeroTask {
+//!     fn vring(&mut self) -> &mut Vring {
+//!         &mut self.vring
+//!     }
+//!
+//!     fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
+//!         let (mut served, mut cost) = (0, 0);
+//!         let next = loop {
+//!             // A leaving task pops only the chains that an earlier process left.
+//!             if budget == 0 && self.vring.resubmissions() == 0 {
+//!                 break Next::Idle;
+//!             }
+//!             if budget > 0 && cost >= budget {
+//!                 break Next::More;
+//!             }
+//!             let popped = self.vring.pop(&mut self.chain);
+//!             cost += self.vring.take_cost();
+//!             if !popped {
+//!                 break if self.vring.take_unfinished() { Next::More } else { Next::Idle };
+//!             }
+//!             let buffer = self.chain.writable().first().copied();
+//!             let zeros = [0; 4096];
+//!             let (view, marks) = self.vring.memory();
+//!             let written = buffer.map_or(0, |buffer| {
+//!                 let len = buffer.len.min(4096);
+//!                 view.write(buffer.addr, &zeros[..len as usize], marks).map_or(0, |()| len)
+//!             });
+//!             self.vring.push(self.chain.id, written);
+//!             (served, cost) = (served + 1, cost + 1);
+//!         };
+//!         self.vring.publish();
+//!         Polled { served, cost, next }
+//!     }
+//!
+//!     fn in_flight(&self) -> usize {
+//!         self.vring.resubmissions().into()
+//!     }
+//! }
+//! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod areas;

@@ -33,6 +33,20 @@
 //! # When a front-end misbehaves
 //! A message that cannot be carried out gets a negative reply. If it has no reply, it ends the connection. In
 //! both cases the log names the message and the reason. The next front-end is served.
+//!
+//! ```no_run
+//! use kickless_device::{Device, Executor};
+//! use kickless_vhost::Server;
+//! use std::os::fd::BorrowedFd;
+//! use std::os::unix::net::UnixListener;
+//! use std::sync::Arc;
+//!
+//! /// Serves a device until `stop` becomes readable.
+//! fn serve(device: Arc<dyn Device>, workers: Arc<dyn Executor>, stop: BorrowedFd) -> std::io::Result<()> {
+//!     let listener = UnixListener::bind("/run/disk.sock")?;
+//!     Server::new(device, workers).serve(&listener, stop)
+//! }
+//! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod channel;

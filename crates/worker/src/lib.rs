@@ -44,6 +44,19 @@
 //! done yet. A lock holds the number of the worker that has the task. Each sender of a work item holds this
 //! lock, and so does the move. So work items keep their order, and none goes to a worker that does not have
 //! the task. The new worker watches the same kick descriptor, and polls the ring once.
+//!
+//! ```
+//! use kickless_io::{EngineKind, EngineOptions};
+//! use kickless_worker::{Options, Poll, WorkerPool};
+//! use std::sync::Arc;
+//!
+//! let engine = EngineOptions::new(EngineKind::Auto, 256);
+//! let (cpus, poll, call_coalesce) = (Vec::new(), Poll::default(), None);
+//! let pool = Arc::new(WorkerPool::start(&Options { workers: 2, engine, cpus, poll, call_coalesce })?);
+//! // A device with this executor runs its queues on both workers, with twice the weight of others.
+//! let executor = pool.executor(2);
+//! # Ok::<(), std::io::Error>(())
+//! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod affinity;

@@ -41,8 +41,8 @@ const DRASTIC: i64 = ONE / 2;
 const DRASTIC_Z_SQUARED: u64 = 9;
 /// The number of pairs whose weight the loss has that the last decision found.
 const PRIOR_LOSS_PAIRS: i64 = 2;
-/// The rest after a pair if the load reacts, in lengths of a window, for each part of the load that pairs
-/// have shown to be lost. It keeps the loss by trials below half a percent.
+/// The rest after a pair if the load reacts, in lengths of a window, is this many times the share of requests
+/// that pairs have shown to be lost. So the trials lose less than half a percent.
 const REST_PER_LOSS: i64 = 200;
 /// The bounds of this rest.
 const REST_EAGER: std::ops::RangeInclusive<i64> = 2..=200;
