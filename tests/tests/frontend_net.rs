@@ -339,7 +339,7 @@ fn a_reset_returns_credit() {
 fn a_packed_ring_that_goes_on_is_a_warning() {
     let daemon = idle();
     let mut card = Card::prepare(daemon.socket(), CardShape { pairs: 1, packed: true }).unwrap();
-    card.rings[TRANSMIT].queue.begin_at_place(RingPosition { index: 5, wrap: false }).unwrap();
+    card.rings[TRANSMIT].queue.begin_at_position(RingPosition { index: 5, wrap: false }).unwrap();
     card.resume(RECEIVE).unwrap();
     card.resume(TRANSMIT).unwrap();
     card.send(TRANSMIT).unwrap();

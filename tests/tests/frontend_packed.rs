@@ -84,7 +84,7 @@ fn a_ring_starts_at_any_position() {
     for index in [0, 1, SIZE - 1] {
         for wrap in [false, true] {
             let mut machine = Machine::prepare(served.socket(), &PACKED).unwrap();
-            machine.queues[0].begin_at_place(RingPosition { index, wrap }).unwrap();
+            machine.queues[0].begin_at_position(RingPosition { index, wrap }).unwrap();
             machine.frontend.start(&machine.queues[0]).unwrap();
             for round in 0..20u64 {
                 let data = pattern(round, 512);

@@ -212,7 +212,7 @@ impl CardRing {
         Ok(CardRing { queue, buffers, made: 0, taken: 0 })
     }
 
-    /// Returns the index of the next element that the device completes; of a packed ring, its place.
+    /// Returns the index of the next element that the device completes; of a packed ring, its position.
     pub fn position(&self) -> u16 {
         self.queue.places().map_or(self.queue.next_used(), |(_, used)| used.bits())
     }

@@ -34,7 +34,7 @@ pub(crate) struct Ring {
     avail: Area,
     used: Area,
     /// Position of the next used descriptor in a packed ring.
-    place: RingPosition,
+    position: RingPosition,
     /// A request that was answered with a fault and is not completed yet: its id, length and number of
     /// descriptors.
     unanswered: Option<(ChainId, u32, u16)>,
@@ -72,7 +72,7 @@ impl Ring {
         let used = area(addresses.used, used)?;
         let metadata = Metadata::map(view, addresses, &options)?;
         let queue = Queue::new(options, metadata, base);
-        let place = RingPosition::from_bits(base);
+        let position = RingPosition::from_bits(base);
         Ok(Ring {
             view: view.clone(),
             queue,
@@ -80,7 +80,7 @@ impl Ring {
             desc,
             avail,
             used,
-            place,
+            position,
             unanswered: None,
             halted: false,
             events,
@@ -155,13 +155,13 @@ impl Ring {
     /// Returns whether the current request of a packed ring has an indirect table.
     fn is_indirect(&self) -> bool {
         let ahead = self.unanswered.map_or(0, |(_, _, descriptors)| descriptors);
-        let at = self.place.after(ahead, self.options.size()).flags_at();
+        let at = self.position.after(ahead, self.options.size()).flags_at();
         self.options.is_packed() && self.desc.load_u16(at, Ordering::Relaxed) & DESC_F_INDIRECT != 0
     }
 
     fn push(&mut self, id: ChainId, len: u32, descriptors: u16) {
         self.queue.push(id, len);
-        self.place = self.place.after(descriptors, self.options.size());
+        self.position = self.position.after(descriptors, self.options.size());
     }
 
     fn fault(&mut self, fault: RingFault, of: &ServedChain, shared: &BackendState) -> Result<()> {
@@ -180,9 +180,9 @@ impl Ring {
             RingFault::IndexBack => self.move_index(u16::MAX),
             RingFault::WrongWrap => {
                 self.unanswered = Some((of.id, of.len, of.descriptors));
-                self.place.wrap = !self.place.wrap;
+                self.position.wrap = !self.position.wrap;
                 self.push_used(of.id.head().into(), of.len);
-                self.place.wrap = !self.place.wrap;
+                self.position.wrap = !self.position.wrap;
             }
             RingFault::NoStatus | RingFault::Status(_) => self.push(of.id, of.len, of.descriptors),
             RingFault::OutOfOrder => {
@@ -207,10 +207,10 @@ impl Ring {
     /// Writes a used element at the next position, and calls.
     fn push_used(&mut self, id: u32, len: u32) {
         if self.options.is_packed() {
-            self.desc.write(self.place.at() + 8, &len.to_le());
-            self.desc.write(self.place.at() + 12, &(id as u16).to_le());
-            let flags = self.place.used() | DESC_F_WRITE;
-            self.desc.store_u16(self.place.flags_at(), flags, Ordering::Release);
+            self.desc.write(self.position.at() + 8, &len.to_le());
+            self.desc.write(self.position.at() + 12, &(id as u16).to_le());
+            let flags = self.position.used() | DESC_F_WRITE;
+            self.desc.store_u16(self.position.flags_at(), flags, Ordering::Release);
         } else {
             let index = self.used.load_u16(RING_IDX, Ordering::Relaxed);
             let entry = usize::from(index & (self.options.size() - 1));
