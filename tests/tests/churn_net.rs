@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kickless_blk::Blk;
 use kickless_daemon::{
-    Added, DeviceConfig, DeviceKind, MakeError, Notation, PoolConfig, Registry, Removal, Switch,
+    AddOutcome, DeviceConfig, DeviceKind, MakeError, Notation, PoolConfig, Registry, RemoveMode, Switch,
 };
 use kickless_device::Device;
 use kickless_disk::Disk;
@@ -75,7 +75,7 @@ impl Rig {
         let mut config = json!({ "name": name, "socket-path": self.socket(name) });
         config[key] = Value::from(value);
         let config = serde_json::from_value(config).unwrap();
-        assert_eq!(self.registry.add(config).unwrap(), Added::New);
+        assert_eq!(self.registry.add(config).unwrap(), AddOutcome::New);
     }
 
     fn disk(&self, name: &str) -> kickless_driver::Disk {
@@ -119,13 +119,13 @@ fn card_comes_and_goes(rig: &Rig, name: &str, round: usize) {
     rig.add(name, "port", ["null", "null,rate=20000"][round % 2]);
     if round % 5 == 4 {
         // No front-end has connected.
-        assert!(rig.registry.remove(name, Removal::Refuse, LIMIT).unwrap());
+        assert!(rig.registry.remove(name, RemoveMode::Refuse, LIMIT).unwrap());
         return;
     }
     let mut card = Card::start(&rig.socket(name), CardShape::BOTH[round / 2 % 2]).unwrap();
     card.fill(RECEIVE).unwrap();
     card.send(TRANSMIT).unwrap();
-    let how = if round.is_multiple_of(3) { Removal::Force } else { Removal::Drain };
+    let how = if round.is_multiple_of(3) { RemoveMode::Force } else { RemoveMode::Drain };
     let gone = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -143,7 +143,7 @@ fn disk_comes_and_goes(rig: &Rig, name: &str) {
     disk.write_at(&[1; 4096], 0).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| while disk.write_at(&[2; 4096], 4096).is_ok() {});
-        assert!(rig.registry.remove(name, Removal::Drain, LIMIT).unwrap());
+        assert!(rig.registry.remove(name, RemoveMode::Drain, LIMIT).unwrap());
     });
 }
 

@@ -187,7 +187,7 @@ impl AddError {
 #[non_exhaustive]
 pub enum RemoveError {
     /// A front-end uses the device. The registry continues to serve it. Only
-    /// [`Removal::Refuse`](crate::Removal::Refuse) fails like this.
+    /// [`RemoveMode::Refuse`](crate::RemoveMode::Refuse) fails like this.
     #[error("a front-end is connected to the device {name}: disconnect it first, or drain the device")]
     InUse {
         /// The device.

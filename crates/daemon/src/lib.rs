@@ -29,7 +29,7 @@
 //! devices share the address space and the lines of the log.
 //!
 //! ```no_run
-//! use kickless_daemon::{DeviceConfig, MakeError, Notation, PoolConfig, Registry, Removal};
+//! use kickless_daemon::{DeviceConfig, MakeError, Notation, PoolConfig, Registry, RemoveMode};
 //! use kickless_device::Device;
 //! use kickless_worker::WorkerPool;
 //! use std::sync::Arc;
@@ -45,7 +45,7 @@
 //!     registry.set_pool(WorkerPool::start(&options)?);
 //!     registry.add(config)?;
 //!     std::thread::sleep(Duration::from_secs(60));
-//!     registry.remove("a", Removal::Refuse, Duration::from_secs(10))?;
+//!     registry.remove("a", RemoveMode::Refuse, Duration::from_secs(10))?;
 //!     Ok(())
 //! }
 //! ```
@@ -57,7 +57,7 @@ mod error;
 mod lifecycle;
 mod registry;
 mod sentence;
-mod served;
+mod served_device;
 mod socket;
 mod table;
 
@@ -66,7 +66,7 @@ pub use config::{
     PoolConfig, ServeConfig, Switch, parse_device_name,
 };
 pub use error::{AddError, MakeError, RemoveError, ServeError, SocketError, SocketProblem};
-pub use registry::{Added, DeviceState, Listed, MakeDevice, Opened, Registry, Removal};
+pub use registry::{AddOutcome, DeviceState, DeviceStatus, MakeDevice, OpenDevice, Registry, RemoveMode};
 pub use sentence::sentence;
-pub use served::{DeviceRef, Served};
+pub use served_device::{DeviceRef, ServedDevice};
 pub use socket::{Endpoint, Listener, TURN_WAIT, real_path};

@@ -16,7 +16,7 @@ use super::config::{DeviceConfig, DeviceKind, Notation};
 use super::error::{AddError, MakeError, RemoveError, ServeError};
 use super::lifecycle::Lifecycle;
 use super::sentence::sentence;
-use super::served::{DeviceRef, Served};
+use super::served_device::{DeviceRef, ServedDevice};
 use super::socket::{Address, Endpoint, TURN_WAIT, real_path};
 use super::table::{Entry, Phase, Wanted};
 
@@ -26,7 +26,7 @@ pub type MakeDevice = dyn Fn(&DeviceConfig) -> Result<Arc<dyn Device>, MakeError
 
 /// The result of [`Registry::add`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Added {
+pub enum AddOutcome {
     /// The registry serves the new device.
     New,
     /// The registry already served a device of this name and configuration.
@@ -35,7 +35,7 @@ pub enum Added {
 
 /// The treatment of a device that is in use when it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Removal {
+pub enum RemoveMode {
     /// Does not remove the device while a front-end is connected.
     Refuse,
     /// Stops the device. Its requests in flight complete.
@@ -57,13 +57,13 @@ pub enum DeviceState {
     /// The device takes no new requests. It is removed when the last one in flight has ended, and the device
     /// is closed.
     Removing,
-    /// The device is no longer served. [`Listed::error`] and the log tell the reason.
+    /// The device is no longer served. [`DeviceStatus::error`] and the log tell the reason.
     Ended,
 }
 
 /// A device as [`Registry::list`] shows it.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub struct DeviceStatus {
     /// The configuration.
     pub config: DeviceConfig,
     /// The state.
@@ -88,12 +88,12 @@ struct RegistryState {
     space: Arc<AddressSpace>,
     make: Box<MakeDevice>,
     devices_max: usize,
-    devices: Arc<Lifecycle<Served>>,
+    devices: Arc<Lifecycle<ServedDevice>>,
 }
 
-/// An open device that is not served yet. Pass it to [`Registry::serve`] after [`Opened::bind`]. Dropping it
-/// releases its name.
-pub struct Opened {
+/// An open device that is not served yet. Pass it to [`Registry::serve`] after [`OpenDevice::bind`]. Dropping
+/// it releases its name.
+pub struct OpenDevice {
     registry: Arc<RegistryState>,
     id: u64,
     config: DeviceConfig,
@@ -101,7 +101,7 @@ pub struct Opened {
     socket: Option<Socket>,
 }
 
-/// The socket of an [`Opened`] device.
+/// The socket of an [`OpenDevice`].
 enum Socket {
     /// The address of a socket that is not made yet.
     Address(Address),
@@ -109,7 +109,7 @@ enum Socket {
     Endpoint(Endpoint),
 }
 
-impl Drop for Opened {
+impl Drop for OpenDevice {
     fn drop(&mut self) {
         // The name stays in use until the socket and the device are closed.
         self.socket = None;
@@ -122,9 +122,9 @@ impl Drop for Opened {
 struct Prepared {
     start: SyncSender<()>,
     thread: JoinHandle<()>,
-    served: Arc<Served>,
+    served: Arc<ServedDevice>,
     /// Has the name until the device is served. Dropped last.
-    opened: Opened,
+    opened: OpenDevice,
 }
 
 impl Prepared {
@@ -181,11 +181,11 @@ impl Registry {
     /// # Errors
     /// The device cannot be opened or served, or its name or its socket is in use. The registry has not
     /// changed then, but the ended device that it would have replaced is closed.
-    pub fn add(&self, config: DeviceConfig) -> Result<Added, AddError> {
-        let Some(mut opened) = self.open(config, None)? else { return Ok(Added::Identical) };
+    pub fn add(&self, config: DeviceConfig) -> Result<AddOutcome, AddError> {
+        let Some(mut opened) = self.open(config, None)? else { return Ok(AddOutcome::Identical) };
         opened.bind(Instant::now() + TURN_WAIT)?;
         self.serve(vec![opened])?;
-        Ok(Added::New)
+        Ok(AddOutcome::New)
     }
 
     /// Opens a device. Its front-ends come from `endpoint`, or connect to the socket path in its
@@ -193,7 +193,11 @@ impl Registry {
     ///
     /// # Errors
     /// The same as those of [`Registry::add`].
-    pub fn open(&self, config: DeviceConfig, endpoint: Option<Endpoint>) -> Result<Option<Opened>, AddError> {
+    pub fn open(
+        &self,
+        config: DeviceConfig,
+        endpoint: Option<Endpoint>,
+    ) -> Result<Option<OpenDevice>, AddError> {
         config.check(Notation::Keys).map_err(AddError::Mistake)?;
         let registry = self.state.clone();
         let is_inherited = endpoint.is_some();
@@ -205,7 +209,7 @@ impl Registry {
             devices_max: registry.devices_max,
         };
         let Some(id) = registry.devices.reserve(&wanted)? else { return Ok(None) };
-        let mut opened = Opened { registry, id, config, device: None, socket: None };
+        let mut opened = OpenDevice { registry, id, config, device: None, socket: None };
         opened.make_device(endpoint)?;
         Ok(Some(opened))
     }
@@ -214,7 +218,7 @@ impl Registry {
     ///
     /// # Errors
     /// A thread cannot be started, a device has no socket yet, or the registry has no pool.
-    pub fn serve(&self, opened: Vec<Opened>) -> Result<(), AddError> {
+    pub fn serve(&self, opened: Vec<OpenDevice>) -> Result<(), AddError> {
         let pool = self.pool().ok_or(AddError::NoPool)?;
         let mut ready = Vec::with_capacity(opened.len());
         for mut opened in opened {
@@ -223,7 +227,7 @@ impl Registry {
             else {
                 return Err(AddError::NoSocket);
             };
-            let served = Served::new(opened.config.clone(), device, pool, &self.state.space);
+            let served = ServedDevice::new(opened.config.clone(), device, pool, &self.state.space);
             // An error drops these in this order, so that the name is released last.
             ready.push((endpoint, Arc::new(served.map_err(AddError::Thread)?), opened));
         }
@@ -264,9 +268,9 @@ impl Registry {
     /// device.
     ///
     /// # Errors
-    /// A front-end is connected and `how` is [`Removal::Refuse`], another caller is adding the device, or the
-    /// device is not closed in time. In the last case, the device is still removed later.
-    pub fn remove(&self, name: &str, how: Removal, timeout: Duration) -> Result<bool, RemoveError> {
+    /// A front-end is connected and `how` is [`RemoveMode::Refuse`], another caller is adding the device, or
+    /// the device is not closed in time. In the last case, the device is still removed later.
+    pub fn remove(&self, name: &str, how: RemoveMode, timeout: Duration) -> Result<bool, RemoveError> {
         let devices = &self.state.devices;
         let found = devices
             .lock()
@@ -275,15 +279,16 @@ impl Registry {
             .find(|entry| entry.name == name)
             .map(|entry| (entry.id, entry.config.span()));
         let Some((id, span)) = found else { return Ok(false) };
-        let stop = |served: &Served| match how {
-            Removal::Refuse => served.stop_if_free(),
-            Removal::Drain | Removal::Force => {
+        let stop = |served: &ServedDevice| match how {
+            RemoveMode::Refuse => served.stop_if_free(),
+            RemoveMode::Drain | RemoveMode::Force => {
                 served.stop();
                 true
             }
         };
         // Repeated, because a request may start further remote operations after a call.
-        let force = (how == Removal::Force).then_some(|served: &Served| served.device().limit_remote_waits());
+        let force = (how == RemoveMode::Force)
+            .then_some(|served: &ServedDevice| served.device().limit_remote_waits());
         let removed = devices.remove(id, timeout, stop, force)?;
         if removed {
             span.in_scope(|| info!("removed"));
@@ -292,7 +297,7 @@ impl Registry {
     }
 
     /// Returns the configuration and the state of each device, in the order in which they were added.
-    pub fn list(&self) -> Vec<Listed> {
+    pub fn list(&self) -> Vec<DeviceStatus> {
         let table = self.state.devices.lock();
         table
             .entries
@@ -300,7 +305,7 @@ impl Registry {
             .map(|entry| {
                 let error =
                     entry.outcome().and_then(|outcome| outcome.as_ref().err()).map(|error| sentence(error));
-                Listed { config: entry.config.clone(), state: state(entry), error }
+                DeviceStatus { config: entry.config.clone(), state: state(entry), error }
             })
             .collect()
     }
@@ -335,7 +340,7 @@ impl Registry {
     /// Stops all devices and refuses new ones. Returns immediately; [`Registry::is_idle`] tells when all have
     /// stopped.
     pub fn stop(&self) {
-        self.state.devices.stop(Served::stop);
+        self.state.devices.stop(ServedDevice::stop);
     }
 
     /// Closes and removes the devices that have ended. Does not wait for those that a thread still uses;
@@ -353,7 +358,7 @@ impl Drop for Registry {
     }
 }
 
-fn state(entry: &Entry<Served>) -> DeviceState {
+fn state(entry: &Entry<ServedDevice>) -> DeviceState {
     match &entry.phase {
         Phase::Opening(_) => DeviceState::Opening,
         _ if entry.is_removing => DeviceState::Removing,
@@ -363,7 +368,7 @@ fn state(entry: &Entry<Served>) -> DeviceState {
     }
 }
 
-impl Opened {
+impl OpenDevice {
     /// Makes the socket of the device, so that front-ends can connect. Waits until `deadline` for other
     /// processes that make sockets in the same directory. A caller that binds several devices waits
     /// [`TURN_WAIT`] for all of them together.
@@ -399,7 +404,12 @@ impl Opened {
 
 impl RegistryState {
     /// Starts the session thread of a device. An error drops `opened`, which has the name, last.
-    fn prepare(&self, opened: Opened, served: Arc<Served>, endpoint: Endpoint) -> Result<Prepared, AddError> {
+    fn prepare(
+        &self,
+        opened: OpenDevice,
+        served: Arc<ServedDevice>,
+        endpoint: Endpoint,
+    ) -> Result<Prepared, AddError> {
         let name = served.config().name().unwrap_or("session").to_owned();
         let (start, may_start) = sync_channel(1);
         let (devices, id, thread_served) = (self.devices.clone(), opened.id, served.clone());

@@ -179,9 +179,13 @@ mod tests {
         let options = kickless_disk::Options { read_only: false, cache: Cache::None, merge: true };
         let disk = Disk::open(&DiskSpec::Null(1 << 20), &options).unwrap();
         let blk = kickless_blk::Options { serial: "a".into(), queues_max: 1, queue_size_max: 8, lock: false };
-        let served =
-            ServedDevice::new(config, Arc::new(Blk::new(disk, blk)), &pool, &Arc::new(AddressSpace::default()))
-                .unwrap();
+        let served = ServedDevice::new(
+            config,
+            Arc::new(Blk::new(disk, blk)),
+            &pool,
+            &Arc::new(AddressSpace::default()),
+        )
+        .unwrap();
         let ended = served.run(endpoint).unwrap_err();
         assert!(ended.to_string().contains("no more front-ends can be served"), "{ended:#}");
         assert!(!path.exists() && UnixStream::connect(&path).is_err());

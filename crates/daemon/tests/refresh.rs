@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{LIMIT, Rig};
-use kickless_daemon::{AddError, Added, DeviceRef, DeviceState, Endpoint, Removal, RemoveError};
+use kickless_daemon::{AddError, AddOutcome, DeviceRef, DeviceState, Endpoint, RemoveError, RemoveMode};
 use kickless_testing::{Fake, FakeDevice, eventually};
 
 /// A device whose refresh ends when the test says so.
@@ -69,17 +69,17 @@ fn a_refresh_that_hangs_blocks_no_other_operation() {
     eventually("it was not looked at twice", || b.2.load(Ordering::SeqCst) >= 2);
     assert!(b.0.try_recv().is_err(), "a third refresh");
     assert_eq!(a.2.load(Ordering::SeqCst), 0);
-    assert!(registry.remove("b", Removal::Drain, LIMIT).unwrap());
+    assert!(registry.remove("b", RemoveMode::Drain, LIMIT).unwrap());
     // Ends the refresh and the one after it, which the calls above requested.
     drop(a.1);
-    assert!(registry.remove("a", Removal::Drain, LIMIT).unwrap());
+    assert!(registry.remove("a", RemoveMode::Drain, LIMIT).unwrap());
 }
 
 /// A device whose refresh hangs is not removed before the end of the refresh, and no removal waits longer
 /// than its deadline. The device does not keep the daemon.
 #[test]
 fn a_device_is_in_use_while_its_refresh_hangs() {
-    for how in [Removal::Refuse, Removal::Drain, Removal::Force] {
+    for how in [RemoveMode::Refuse, RemoveMode::Drain, RemoveMode::Force] {
         let (rig, devices) = slow_devices(1);
         let registry = &rig.registry;
         let config = rig.config("a", "mem:1M");
@@ -97,7 +97,7 @@ fn a_device_is_in_use_while_its_refresh_hangs() {
         registry.remove("a", how, LIMIT).unwrap();
         assert_eq!(refreshed.load(Ordering::SeqCst), 1);
         assert!(registry.list().is_empty());
-        assert_eq!(registry.add(config).unwrap(), Added::New);
+        assert_eq!(registry.add(config).unwrap(), AddOutcome::New);
     }
 }
 
@@ -121,6 +121,6 @@ fn a_successor_waits_for_a_refresh() {
         let early = devices.recv_timeout(Duration::from_millis(300));
         drop(end);
         assert!(early.is_err(), "the device is still in use");
-        assert_eq!(added.join().unwrap().unwrap(), Added::New);
+        assert_eq!(added.join().unwrap().unwrap(), AddOutcome::New);
     });
 }

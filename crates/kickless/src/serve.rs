@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use kickless_daemon::{AddError, DeviceConfig, DeviceRef, Endpoint, Notation, Opened, Registry, TURN_WAIT};
+use kickless_daemon::{
+    AddError, DeviceConfig, DeviceRef, Endpoint, Notation, OpenDevice, Registry, TURN_WAIT,
+};
 use kickless_io::Waker;
 use kickless_memory::fault;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -75,7 +77,11 @@ fn with_option(config: &DeviceConfig, notation: Notation, error: AddError) -> an
 ///
 /// # Errors
 /// A disk cannot be opened, or the workers cannot be started. The error is one sentence.
-fn open(service: Service, inherited: Option<Endpoint>, signals: &Signals) -> Result<(Registry, Vec<Opened>)> {
+fn open(
+    service: Service,
+    inherited: Option<Endpoint>,
+    signals: &Signals,
+) -> Result<(Registry, Vec<OpenDevice>)> {
     let (done, opening) = UnixStream::pair().context("no free descriptor to wait with")?;
     let (sender, opened) = channel();
     let opener = move || {
@@ -101,7 +107,7 @@ fn open(service: Service, inherited: Option<Endpoint>, signals: &Signals) -> Res
     }
 }
 
-fn open_all(service: Service, mut inherited: Option<Endpoint>) -> Result<(Registry, Vec<Opened>)> {
+fn open_all(service: Service, mut inherited: Option<Endpoint>) -> Result<(Registry, Vec<OpenDevice>)> {
     wire::check_cpus(service.pool.cpus(), service.notation)?;
     let registry = wire::registry(&service)?;
     let mut all = Vec::with_capacity(service.devices.len());
