@@ -45,6 +45,13 @@
 //! lock, and so does the move. So work items keep their order, and none goes to a worker that does not have
 //! the task. The new worker watches the same kick descriptor, and polls the ring once.
 //!
+//! # Ownership and locks
+//! A worker owns its engine and its tasks, and serves them without a lock. It locks its mailbox to take the
+//! work items.
+//!
+//! Lock order: the lock of a task's worker number, then that of one mailbox. No other lock is taken under
+//! that of a mailbox, or under that of a device's affinity groups.
+//!
 //! ```
 //! use kickless_io::{EngineKind, EngineOptions};
 //! use kickless_worker::{Options, Poll, WorkerPool};
