@@ -3,7 +3,7 @@
 
 use kickless_io::{
     AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, Engine, EngineKind, EngineOptions, Errno,
-    FileId, Op, OpKind, Owner, RangeCall, Token,
+    FileId, Op, OpKind, Owner, RangeSyscall, Token,
 };
 use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
 use kickless_testing::guest_memory;
@@ -522,8 +522,14 @@ fn dropped_with_operations_in_flight(options: EngineOptions) {
     assert!(got.chunks(4096).enumerate().all(|(i, page)| page.iter().all(|&b| b == i as u8 + 1)));
 }
 
-fn on_range(engine: &mut Engine, file: FileId, call: RangeCall, offset: u64, len: u64) -> Result<u32, Errno> {
-    run(engine, file, OpKind::Range { call, len }, offset, Buffers::None).result
+fn on_range(
+    engine: &mut Engine,
+    file: FileId,
+    syscall: RangeSyscall,
+    offset: u64,
+    len: u64,
+) -> Result<u32, Errno> {
+    run(engine, file, OpKind::Range { syscall, len }, offset, Buffers::None).result
 }
 
 fn ranges_of_a_file(options: EngineOptions) {
@@ -535,26 +541,30 @@ fn ranges_of_a_file(options: EngineOptions) {
     let mut expected = pattern(LEN);
 
     expected[4096..LEN / 2].fill(0);
-    assert_eq!(on_range(&mut engine, id, RangeCall::PunchHole, 4096, LEN as u64 / 2 - 4096), Ok(0));
+    assert_eq!(on_range(&mut engine, id, RangeSyscall::PunchHole, 4096, LEN as u64 / 2 - 4096), Ok(0));
     assert!(file.metadata().unwrap().blocks() < blocks, "no space was freed");
     // The engine reports the result of the file system.
     let zeroed = fallocate(&file, FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, 0, 512).map(|()| 0);
-    assert_eq!(on_range(&mut engine, id, RangeCall::ZeroRange, LEN as u64 / 2 + 512, 1024), zeroed);
+    assert_eq!(on_range(&mut engine, id, RangeSyscall::ZeroRange, LEN as u64 / 2 + 512, 1024), zeroed);
     if zeroed.is_ok() {
         expected[..512].fill(0);
         expected[LEN / 2 + 512..][..1024].fill(0);
     }
     assert!(read(&mut engine, id, 0, LEN) == (Ok(LEN as u32), expected));
     // Past the end there is nothing, and a file does not grow by this.
-    assert_eq!(on_range(&mut engine, id, RangeCall::PunchHole, 2 << 20, 4096), Ok(0));
+    assert_eq!(on_range(&mut engine, id, RangeSyscall::PunchHole, 2 << 20, 4096), Ok(0));
     assert_eq!(file.metadata().unwrap().len(), LEN as u64);
 
-    for call in [RangeCall::DeviceDiscard, RangeCall::DeviceZeroes] {
+    for call in [RangeSyscall::DeviceDiscard, RangeSyscall::DeviceZeroes] {
         assert!(on_range(&mut engine, id, call, 0, 4096).is_err(), "{call:?} of a file");
     }
     engine.unregister(id);
-    let calls =
-        [RangeCall::PunchHole, RangeCall::ZeroRange, RangeCall::DeviceDiscard, RangeCall::DeviceZeroes];
+    let calls = [
+        RangeSyscall::PunchHole,
+        RangeSyscall::ZeroRange,
+        RangeSyscall::DeviceDiscard,
+        RangeSyscall::DeviceZeroes,
+    ];
     for call in calls {
         assert_eq!(on_range(&mut engine, id, call, 0, 4096), Err(Errno::BADF), "{call:?}");
     }
@@ -574,14 +584,14 @@ fn ranges_of_a_device(options: EngineOptions) {
     // The file is closed with its last descriptor.
     assert!(Command::new("losetup").args(["--detach", device.trim()]).status().unwrap().success());
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
-    assert_eq!(on_range(&mut engine, id, RangeCall::DeviceZeroes, 512, 1024), Ok(0));
+    assert_eq!(on_range(&mut engine, id, RangeSyscall::DeviceZeroes, 512, 1024), Ok(0));
     let mut expected = pattern(LEN);
     expected[512..1536].fill(0);
     assert!(read(&mut engine, id, 0, LEN) == (Ok(LEN as u32), expected));
     let blocks = backing.as_file().metadata().unwrap().blocks();
-    assert_eq!(on_range(&mut engine, id, RangeCall::DeviceDiscard, 64 << 10, 512 << 10), Ok(0));
+    assert_eq!(on_range(&mut engine, id, RangeSyscall::DeviceDiscard, 64 << 10, 512 << 10), Ok(0));
     assert!(backing.as_file().metadata().unwrap().blocks() < blocks, "no space was freed");
-    assert_eq!(on_range(&mut engine, id, RangeCall::DeviceDiscard, LEN as u64, 4096), Err(Errno::INVAL));
+    assert_eq!(on_range(&mut engine, id, RangeSyscall::DeviceDiscard, LEN as u64, 4096), Err(Errno::INVAL));
 }
 
 fn a_stalled_engine_takes_nothing_for_a_while(options: EngineOptions) {

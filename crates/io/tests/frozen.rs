@@ -3,7 +3,7 @@
 
 use kickless_io::{
     AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, Engine, EngineKind, EngineOptions, FileId,
-    Op, OpKind, Owner, RangeCall, Token,
+    Op, OpKind, Owner, RangeSyscall, Token,
 };
 use kickless_testing::FileSystem;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,7 +20,7 @@ const LEN: usize = 4096;
 const DEPTH: u32 = 64;
 const WRITE: OpKind = OpKind::Write { durable: false };
 const DURABLE: OpKind = OpKind::Write { durable: true };
-const PUNCH: OpKind = OpKind::Range { call: RangeCall::PunchHole, len: LEN as u64 };
+const PUNCH: OpKind = OpKind::Range { syscall: RangeSyscall::PunchHole, len: LEN as u64 };
 /// The time after which an operation counts as hanging.
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -1,6 +1,6 @@
 //! A disk in a file, and the requirements of direct I/O.
 
-use super::missing_calls::MissingCalls;
+use super::missing_syscalls::MissingSyscalls;
 use crate::buffer_pool::BufferPool;
 use crate::range::Ranges;
 use crate::writeback::Writeback;
@@ -31,7 +31,7 @@ pub struct FileDisk {
     /// `None` if no writes can be in the host's cache.
     pub(super) writeback: Option<Writeback>,
     /// The calls that the kernel does not support for this file.
-    pub(super) missing_calls: MissingCalls,
+    pub(super) missing_syscalls: MissingSyscalls,
     /// Identifies the disk in the log, because workers serve many disks.
     pub(super) span: Span,
 }

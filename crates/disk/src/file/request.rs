@@ -221,7 +221,7 @@ impl FileDisk {
         state.retries = 0;
         match state.phase {
             Phase::Flush => return state.finish(buffers, Ok(())),
-            Phase::Extent => state.range_call_done(buffers),
+            Phase::Extent => state.range_syscall_done(buffers),
             // A read found an early end of the file. A write of nothing has no explanation.
             Phase::Direct | Phase::Store if bytes == 0 && state.write => {
                 return state.finish(buffers, Err(IoError::Stuck));

@@ -4,7 +4,7 @@ use super::piece::Bounce;
 use crate::buffers::IoBuffers;
 use crate::range::RangeClaim;
 use crate::{IoError, Step};
-use kickless_io::RangeCall;
+use kickless_io::RangeSyscall;
 
 /// The progress of a request.
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ pub(super) struct ExtentWork {
     /// Write zeroes instead of discarding.
     pub(super) zeroes: bool,
     /// The call in the engine, and its number of bytes.
-    pub(super) range_call: Option<(RangeCall, u64)>,
+    pub(super) range_syscall: Option<(RangeSyscall, u64)>,
     /// The number of bytes of the next extent to overwrite with zeroes from a bounce buffer.
     pub(super) to_write: u64,
 }
@@ -73,9 +73,9 @@ impl FileState {
     }
 
     /// Removes the bytes of the completed range call from the extents.
-    pub(super) fn range_call_done(&mut self, buffers: &mut IoBuffers) {
+    pub(super) fn range_syscall_done(&mut self, buffers: &mut IoBuffers) {
         self.range = None;
-        if let Some((_, bytes)) = self.work.as_mut().and_then(|work| work.range_call.take()) {
+        if let Some((_, bytes)) = self.work.as_mut().and_then(|work| work.range_syscall.take()) {
             buffers.advance_extent(bytes);
         }
     }

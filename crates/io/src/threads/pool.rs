@@ -396,7 +396,7 @@ mod tests {
     use crate::aio::context::Context;
     use crate::files::Files;
     use crate::operations::in_flight::InFlight;
-    use crate::{AlignedBuf, Buffers, Op, OpKind, Owner, RangeCall, Token};
+    use crate::{AlignedBuf, Buffers, Op, OpKind, Owner, RangeSyscall, Token};
     use rustix::event::{PollFd, PollFlags, poll};
     use seccompiler::{
         BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -549,9 +549,9 @@ mod tests {
                 std::env::consts::ARCH.try_into().unwrap(),
             );
             seccompiler::apply_filter(&BpfProgram::try_from(filter.unwrap()).unwrap()).unwrap();
-            [RangeCall::DeviceDiscard, RangeCall::DeviceZeroes].map(|call| {
+            [RangeSyscall::DeviceDiscard, RangeSyscall::DeviceZeroes].map(|syscall| {
                 let mut files = files();
-                let (_, mut operation) = op(&mut files, OpKind::Range { call, len: 512 }, 0);
+                let (_, mut operation) = op(&mut files, OpKind::Range { syscall, len: 512 }, 0);
                 blocking(&files, &mut operation).perform()
             })
         };

@@ -296,7 +296,7 @@ fn jobs_of_threads_take_slots_of_the_engine() {
     let mut uring = Engine::open_with(options(DEPTH)).unwrap();
     let id = register(&mut uring, Arc::new(tempfile::tempfile().unwrap()));
     let discard = |uring: &mut Engine| {
-        let kind = OpKind::Range { call: crate::RangeCall::DeviceDiscard, len: 512 };
+        let kind = OpKind::Range { syscall: crate::RangeSyscall::DeviceDiscard, len: 512 };
         uring.queue(Op { file: id, kind, offset: 0, buffers: Buffers::None }, Token::default()).is_ok()
     };
     for _ in 0..2 {
