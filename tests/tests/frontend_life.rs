@@ -521,6 +521,8 @@ fn a_second_front_end_waits() {
     first.write(0, 0, &pattern(1, 512)).unwrap();
     assert!(!second.replies_within(FrontendRequest::GetFeatures, Duration::from_millis(100)).unwrap());
     assert_eq!(first.read(0, 0, 512).unwrap(), pattern(1, 512));
+    let warned = |line: &str| line.contains("another front-end has connected").then_some(());
+    served.daemon.log().wait_for("the warning", LIMIT, warned).unwrap();
     drop(first);
     assert!(second.replies_within(FrontendRequest::GetFeatures, LIMIT).unwrap());
     drop(second);

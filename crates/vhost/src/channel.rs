@@ -3,6 +3,7 @@
 use crate::error::RequestError;
 use crate::iotlb::Translations;
 use crate::rings::Rings;
+use crate::wait::LEAVES_WITHIN;
 use crate::waiting_frontends::WaitingFrontends;
 use kickless_device::Device;
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Wait};
@@ -27,11 +28,6 @@ pub(crate) struct Channel {
     /// unless the front-end leaves before.
     warn_at: Option<Instant>,
 }
-
-/// Time within which a front-end that ends closes its connection too, once it has closed the channel. The
-/// kernel closes the descriptors of a process one after another, which takes less than a millisecond. The
-/// rest is for a host whose processors are busy.
-const LEAVES_WITHIN: Duration = Duration::from_secs(1);
 
 impl Channel {
     /// Carries out SET_BACKEND_REQ_FD.
@@ -66,7 +62,7 @@ impl Channel {
         waiting_frontends: &mut WaitingFrontends<'_>,
     ) -> io::Result<()> {
         let changes = device.config_changes();
-        if changes.is_none() && translations.is_none() && waiting_frontends.listener().is_none() {
+        if changes.is_none() && translations.is_none() && !waiting_frontends.is_watching() {
             return Ok(());
         }
         loop {
@@ -90,12 +86,13 @@ impl Channel {
                 fds.push(PollFd::from_borrowed_fd(requester.as_fd(), flags));
             }
             // A ring that does not run waits for no translation.
-            let timeout = self.warn_at.filter(|_| rings.any_running()).map(|at| at - Instant::now());
-            if timeout == Some(Duration::ZERO) {
+            let warns_in = self.warn_at.filter(|_| rings.any_running());
+            let warns_in = warns_in.map(|at| at.saturating_duration_since(Instant::now()));
+            if warns_in == Some(Duration::ZERO) {
                 self.warn_at = None;
                 warn_of_blocked_queues(&Error::Closed);
             }
-            let timeout = timeout.map(timespec);
+            let timeout = warns_in.into_iter().chain(waiting_frontends.timeout()).min().map(timespec);
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -103,9 +100,10 @@ impl Channel {
             if fds[..2].iter().any(|fd| !fd.revents().is_empty()) {
                 return Ok(());
             }
-            if watches {
-                waiting_frontends.note(messages, &fds[2]);
+            if watches && !fds[2].revents().is_empty() {
+                waiting_frontends.note();
             }
+            waiting_frontends.warn_if_due();
         }
     }
 
