@@ -52,11 +52,7 @@ impl EventLoop {
                     self.make_polled(number);
                 }
             }
-            WorkItem::MoveAll(to) => {
-                for number in 0..self.entries.len() as u32 {
-                    self.begin_move(number, to);
-                }
-            }
+            WorkItem::MoveAll(to) => self.begin_move_of_all(to),
             WorkItem::Poll(poll, done) => {
                 self.poll = poll;
                 for number in 0..self.entries.len() as u32 {
@@ -210,6 +206,20 @@ impl EventLoop {
         if to < self.peers.workers.len() {
             home.store(to, Ordering::Relaxed);
             (0..self.entries.len() as u32).for_each(|number| self.follow_home(number));
+        }
+    }
+
+    /// Moves all tasks. Looks at each once, because there can be thousands.
+    fn begin_move_of_all(&mut self, to: usize) {
+        if to >= self.peers.workers.len() {
+            return;
+        }
+        for number in 0..self.entries.len() as u32 {
+            let home = self.entries[number as usize].as_ref().and_then(|entry| entry.placement.home.as_ref());
+            if let Some(home) = home {
+                home.store(to, Ordering::Relaxed);
+            }
+            self.move_one(number, to);
         }
     }
 
