@@ -12,6 +12,8 @@ use kickless_io::{Buffers, Completion, Errno, OpKind};
 
 /// The number of times in a row that the kernel may ask for a retry.
 const RETRIES_MAX: u16 = 1000;
+/// The result of a cancelled request.
+const CANCELLED: IoError = IoError::Os(Errno::CANCELED);
 
 impl FileDisk {
     /// Starts a request on these buffers.
@@ -46,13 +48,21 @@ impl FileDisk {
         self.drive(sender, buffers, state)
     }
 
-    /// Continues a request as far as possible.
-    pub(crate) fn drive(
+    /// Continues a request as far as possible, or ends it if it was cancelled.
+    pub(crate) fn retry(
         &self,
         sender: &mut impl OpSender,
         buffers: &mut IoBuffers,
         state: &mut FileState,
     ) -> Step {
+        // The engine has the buffers of an operation.
+        if state.cancelled && !state.sent {
+            return state.finish(buffers, Err(CANCELLED));
+        }
+        self.drive(sender, buffers, state)
+    }
+
+    fn drive(&self, sender: &mut impl OpSender, buffers: &mut IoBuffers, state: &mut FileState) -> Step {
         if state.sent {
             return Step::Pending;
         }
@@ -197,17 +207,20 @@ impl FileDisk {
             Ok(bytes) => bytes,
             Err(Errno::INTR) if state.retries < RETRIES_MAX => {
                 state.retries += 1;
-                return self.drive(sender, buffers, state);
+                return self.retry(sender, buffers, state);
             }
-            // The retry comes after another completion, or after a moment. This program cancels nothing
-            // itself: io_uring cancels an operation if a cgroup's limit keeps it from starting a thread.
+            Err(Errno::AGAIN | Errno::CANCELED) if state.cancelled => {
+                return state.finish(buffers, Err(CANCELLED));
+            }
+            // The retry comes after another completion, or after a moment. io_uring cancels an operation by
+            // itself if a cgroup's limit keeps it from starting a thread.
             Err(Errno::AGAIN | Errno::CANCELED) if state.retries < RETRIES_MAX => {
                 state.retries += 1;
                 sender.pause();
                 return Step::Busy;
             }
             Err(errno) if state.phase == Phase::Extent && self.falls_back(state, errno) => {
-                return self.drive(sender, buffers, state);
+                return self.retry(sender, buffers, state);
             }
             Err(Errno::AGAIN | Errno::CANCELED | Errno::INTR) => {
                 return state.finish(buffers, Err(IoError::Stuck));
@@ -241,7 +254,7 @@ impl FileDisk {
             Phase::Load | Phase::Store => self.bounced(sender, buffers, state, bytes as usize),
             Phase::Idle | Phase::Plan | Phase::Prepare => return Step::Pending,
         }
-        self.drive(sender, buffers, state)
+        self.retry(sender, buffers, state)
     }
 
     /// Returns the final result of an operation of a flush or a durable request, given its result in the

@@ -16,6 +16,8 @@ pub(crate) struct FileState {
     pub(super) phase: Phase,
     /// An operation of the request is in the engine.
     pub(super) sent: bool,
+    /// The request starts no further operation.
+    pub(super) cancelled: bool,
     /// The number of times in a row that the kernel asked for a retry.
     pub(super) retries: u16,
     pub(super) range: Option<RangeClaim>,
@@ -62,9 +64,15 @@ impl FileState {
         self.phase != Phase::Idle
     }
 
+    /// Cancels the request, if there is one: it starts no further operation, and then ends with an error.
+    pub(crate) fn cancel(&mut self) {
+        self.cancelled = self.is_active();
+    }
+
     /// Ends the request.
     pub(super) fn finish(&mut self, buffers: &mut IoBuffers, result: Result<(), IoError>) -> Step {
         self.phase = Phase::Idle;
+        self.cancelled = false;
         self.range = None;
         self.bounce = None;
         self.work = None;
