@@ -23,7 +23,8 @@
 //! reserve slots and threads for each device when they open ([`kickless_io::EngineOptions::owners`]). A
 //! device counts from its opening until it is closed, even while it is being removed or after it has ended.
 //! There are therefore never more owners than reserves. The pool must have at least [`Registry::devices_max`]
-//! reserves, and engines have at most [`kickless_io::OWNERS_MAX`].
+//! reserves, and engines have at most [`kickless_io::OWNERS_MAX`]. `docs/adr/0010-one-owner-is-a-promise.md`
+//! says why the number does not grow at run time.
 //!
 //! A removed device gives back its reserves, its address space, its threads and its descriptors. The present
 //! devices share the address space and the lines of the log.
