@@ -258,6 +258,20 @@ impl Rings {
         ended
     }
 
+    /// Returns the index at which each ring stopped last. `None` if it did not stop, or if the driver was not
+    /// shown all completions.
+    pub(crate) fn stops(&self) -> Vec<Option<u16>> {
+        let stop = |ring: &Ring| ring.setup.stopped_at.filter(|_| ring.setup.unpublished.is_empty());
+        self.rings.iter().map(stop).collect()
+    }
+
+    /// Sets the index at which each ring stopped in an earlier session.
+    pub(crate) fn set_stops(&mut self, stops: &[Option<u16>]) {
+        for (ring, stop) in self.rings.iter_mut().zip(stops) {
+            ring.setup.stopped_at = *stop;
+        }
+    }
+
     /// Returns the state of the device and of all rings that were set up.
     ///
     /// # Errors

@@ -22,6 +22,8 @@ pub struct Server {
     statistics: Arc<Statistics>,
     mapper: Mapper,
     presence: Mutex<Presence>,
+    /// The index at which each ring stopped last. A front-end that reconnects continues there.
+    stops: Mutex<Vec<Option<u16>>>,
 }
 
 /// The presence of a front-end. It decides between a front-end that connects and [`Server::close_if_free`].
@@ -37,7 +39,8 @@ impl Server {
     pub fn new(device: Arc<dyn Device>, executor: Arc<dyn Executor>) -> Self {
         let statistics = Arc::new(Statistics::new(device.clone()));
         let presence = Mutex::new(Presence::Free);
-        Self { device, executor, statistics, mapper: Mapper::default(), presence }
+        let stops = Mutex::default();
+        Self { device, executor, statistics, mapper: Mapper::default(), presence, stops }
     }
 
     /// Maps the memory that front-ends share with `mapper`, which may refuse it. The default maps everything.
@@ -113,7 +116,9 @@ impl Server {
         let (device, executor, statistics) =
             (self.device.clone(), self.executor.clone(), self.statistics.clone());
         let waiting_frontends = WaitingFrontends::new(listener);
-        let ended = Session::new(
+        let stops = || self.stops.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = stops().clone();
+        let (ended, after) = Session::new(
             connection,
             (stop, waiting_frontends),
             device,
@@ -121,7 +126,8 @@ impl Server {
             statistics,
             self.mapper.clone(),
         )
-        .run();
+        .run(&before);
+        *stops() = after;
         *self.presence() = Presence::Free;
         ended
     }

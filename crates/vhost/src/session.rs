@@ -79,8 +79,10 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Serves until the front-end leaves. No ring runs afterwards, whatever the reason.
-    pub(crate) fn run(mut self) -> Result<(), Ended> {
+    /// Serves until the front-end leaves. No ring runs afterwards, whatever the reason. `stops` has the index
+    /// at which each ring stopped before the session. Returns these indices after the session.
+    pub(crate) fn run(mut self, stops: &[Option<u16>]) -> (Result<(), Ended>, Vec<Option<u16>>) {
+        self.rings.set_stops(stops);
         self.device.connected();
         let ended = match self.serve() {
             Err(Ended::Left) => Ok(()),
@@ -88,11 +90,12 @@ impl<'a> Session<'a> {
         };
         let stopped = self.rings.stop_all();
         self.warn_of_private_memory();
+        let stops = self.rings.stops();
         self.rings.reset(false);
         if let Some(translations) = &self.translations {
             translations.log();
         }
-        ended.and(stopped)
+        (ended.and(stopped), stops)
     }
 
     /// Warns if the front-end has probably shared memory that it has mapped privately (QEMU: `share=off`).

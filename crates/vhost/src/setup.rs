@@ -32,8 +32,8 @@ pub(crate) struct Setup {
     /// The first available entry to take, from SET_VRING_BASE or from the last stop. In a packed ring, bit 15
     /// is the wrap counter. `None`: not set, so the ring starts at its initial index.
     pub(crate) next_avail: Option<u16>,
-    /// The index at which the ring stopped last, in this session or in a loaded state. SET_VRING_BASE does
-    /// not change it.
+    /// The index at which the ring stopped last, in this session, in an earlier one of this process, or in a
+    /// loaded state. SET_VRING_BASE does not change it.
     pub(crate) stopped_at: Option<u16>,
     /// Completions of the last run that the driver was not shown yet.
     pub(crate) unpublished: Vec<UnpublishedUsed>,

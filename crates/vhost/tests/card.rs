@@ -199,15 +199,25 @@ impl Session {
 
 /// Runs a front-end against a session of the device.
 fn with_card(frontend: impl FnOnce(Session, &Server, &Asked)) {
+    let (server, asked) = server();
+    connect(&server, &asked, |session| frontend(session, &server, &asked));
+}
+
+fn server() -> (Server, Asked) {
     let asked = Asked::default();
     let server = Server::new(Arc::new(FakeDevice(Card(asked.clone()))), Arc::new(Noting(asked.clone())));
+    (server, asked)
+}
+
+/// Runs a front-end against a session of this server.
+fn connect(server: &Server, asked: &Asked, frontend: impl FnOnce(Session)) {
     let ((ours, theirs), (stop, _stopping)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     std::thread::scope(|scope| {
         let session = scope.spawn(|| server.serve_connection(theirs, stop.as_fd()));
         let mut connected = Session(Frontend::new(ours));
         connected.call(&Message::GetFeatures);
         assert_eq!(asked.take(), ["connected"]);
-        frontend(connected, &server, &asked);
+        frontend(connected);
         session.join().unwrap().unwrap();
     });
 }
@@ -302,6 +312,33 @@ fn only_a_base_that_the_ring_did_not_stop_at_is_doubtful() {
         session.stop(0);
         session.start(0);
         assert_eq!(asked.take(), ["stop 0", "start 0"]);
+    });
+}
+
+/// A front-end that reconnects to the same process continues where the ring stopped.
+#[test]
+fn a_ring_continues_in_another_session() {
+    let (server, asked) = server();
+    let packed = Features::VERSION_1 | Features::PROTOCOL_FEATURES | Features::RING_PACKED;
+    for started in ["start 0, perhaps elsewhere", "start 0"] {
+        connect(&server, &asked, |mut session| {
+            session.negotiate(ProtocolFeatures::empty());
+            session.order(&Message::SetFeatures(packed));
+            // Its base, 0, is not where a packed ring begins.
+            session.start(0);
+            session.enable(0, true);
+        });
+        assert_eq!(asked.take()[..2], [started, "stop 0"]);
+    }
+    // A reset ends what is known.
+    connect(&server, &asked, |mut session| {
+        session.negotiate(ProtocolFeatures::RESET_DEVICE);
+        session.order(&Message::SetFeatures(packed));
+        session.order(&Message::ResetDevice);
+        asked.take();
+        session.start(0);
+        session.enable(0, true);
+        assert_eq!(asked.take(), ["start 0, perhaps elsewhere"]);
     });
 }
 
