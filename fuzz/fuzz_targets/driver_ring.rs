@@ -1,9 +1,9 @@
 //! Runs the driver's end of a ring. The input is the device: between the driver's operations, it overwrites
 //! any memory that it can reach.
 //!
-//! Whatever the device writes, a popped id was in flight and is popped once. With IN_ORDER, ids come in the
-//! order of submission. The reported length never exceeds the writable bytes. An error stays for good. The
-//! driver writes only to its own part of the memory.
+//! A popped id was in flight and is popped once, for any bytes that the device writes. With IN_ORDER, ids
+//! come in the order of submission. The reported length never exceeds the writable bytes. An error stays for
+//! good. The driver writes only to its own part of the memory.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -67,7 +67,7 @@ struct Driver {
     used_idx: u16,
     used_place: RingPosition,
     /// The memory that only the device writes, with its last content.
-    theirs: Vec<u8>,
+    device_memory: Vec<u8>,
 }
 
 fn area(at: u64, len: usize) -> Area {
@@ -75,7 +75,7 @@ fn area(at: u64, len: usize) -> Area {
 }
 
 /// Returns the memory that only the device writes.
-fn theirs(options: &Options) -> Vec<u8> {
+fn device_memory(options: &Options) -> Vec<u8> {
     let len = if options.is_packed() { EVENT_LEN } else { used_len(options.size(), options.event_idx()) };
     let mut bytes = vec![0; len];
     MEMORY.map().read(Gpa(DEVICE), &mut bytes).expect("inside");
@@ -105,7 +105,7 @@ impl Driver {
             error: None,
             used_idx: 0,
             used_place: RingPosition::FIRST,
-            theirs: theirs(&options),
+            device_memory: device_memory(&options),
             options,
         }
     }
@@ -121,15 +121,19 @@ impl Driver {
                 7 => self.give_back(detail),
                 8 if detail % 2 == 0 => self.enable_calls(),
                 8 => self.completer.disable_calls(),
-                9 => self.look_for_room(),
+                9 => self.check_room(),
                 10..14 => self.use_one(detail),
                 14 => self.move_index(detail),
                 _ => write_anywhere(&mut ops),
             }
             if op % 16 < 10 {
-                assert_eq!(self.theirs, theirs(&self.options), "the driver wrote to the device's memory");
+                assert_eq!(
+                    self.device_memory,
+                    device_memory(&self.options),
+                    "the driver wrote to the device's memory"
+                );
             } else {
-                self.theirs = theirs(&self.options);
+                self.device_memory = device_memory(&self.options);
             }
         }
         let mut beyond = [1; (BEYOND - END) as usize];
@@ -199,7 +203,7 @@ impl Driver {
         assert!(come || self.error.is_none(), "a queue with an error must not sleep");
     }
 
-    fn look_for_room(&mut self) {
+    fn check_room(&mut self) {
         let room = self.submitter.room();
         let (in_flight, popped) = (self.in_flight.len(), self.popped.len());
         assert!(room + in_flight + popped <= usize::from(self.options.size()));

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_request_at_a_block() {
+    fn one_request_uses_a_block_at_a_time() {
         let ledger = Ledger::new(2, 1).unwrap();
         let claim = ledger.try_claim(1).unwrap();
         assert_eq!(claim, Claim { block: 1, generation: 0 });

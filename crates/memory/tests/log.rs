@@ -78,7 +78,7 @@ fn bits_lie_where_the_specification_says() {
 
 /// A log of 3 bytes has 24 pages, and no mark goes past them.
 #[test]
-fn nothing_past_the_end() {
+fn marks_past_the_end_of_the_log_are_dropped() {
     let file = file(4096);
     let log = Arc::new(Log::map(&file, 0, 3).unwrap());
     let mut marks = Marks::off();
@@ -139,7 +139,7 @@ fn newly_set_bits_are_those_that_were_clear() {
 }
 
 #[test]
-fn marks_go_to_the_log_of_their_time() {
+fn marks_go_to_the_log_of_the_view_at_the_write() {
     let (old, new) = (Arc::new(log(4096)), Arc::new(log(8192)));
     let mut marks = Marks::off();
     marks.set_view(&logged(&old));

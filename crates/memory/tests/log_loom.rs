@@ -227,7 +227,7 @@ fn workers_share_a_word() {
 /// SET_LOG_BASE arrives while a worker marks. The worker does not write the old log after the answer. Each
 /// write is in one of the two logs.
 #[test]
-fn a_log_is_unused_when_the_change_is_answered() {
+fn an_old_log_is_unused_when_its_change_is_answered() {
     loom::model(|| {
         let logs = Arc::new([Bitmap::new(0), Bitmap::new(0)]);
         let pages = Arc::new([Page::default(), Page::default()]);

@@ -75,7 +75,7 @@ mod slots {
     }
 
     #[test]
-    fn not_mappable() {
+    fn files_that_cannot_be_mapped() {
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         let refused = Slot::map(&pipe, 0, Gpa(0), UserAddr(0), PAGE).unwrap_err();
         assert!(matches!(refused, Error::Mmap { .. }), "{refused}");
@@ -182,7 +182,7 @@ mod maps {
     }
 
     #[test]
-    fn nothing_is_written_where_not_all_can_be() {
+    fn writes_beyond_guest_memory_change_nothing() {
         let map = map(&[(0, PAGE), (PAGE, PAGE)]);
         let refused = map.write(Gpa(2 * PAGE - 4), b"too long");
         assert_eq!(refused, Err(Unmapped { addr: 2 * PAGE - 4, len: 8 }));
@@ -293,7 +293,7 @@ mod lifetimes {
     const NOW: Duration = Duration::ZERO;
 
     #[test]
-    fn a_mapping_goes_with_its_last_user() {
+    fn a_mapping_is_unmapped_with_its_last_user() {
         let view = view(&[(0, PAGE)]);
         let released = view.map().slots()[0].mapping().released();
         let area = view.map().area(UserAddr(0), 16, 16).unwrap();
@@ -323,7 +323,7 @@ mod lifetimes {
     }
 
     #[test]
-    fn waiting_ends_when_another_thread_lets_go() {
+    fn a_wait_ends_when_another_thread_releases_the_mapping() {
         let view = view(&[(0, PAGE)]);
         let released = view.map().slots()[0].mapping().released();
         assert!(!released.wait(Duration::from_millis(20)));

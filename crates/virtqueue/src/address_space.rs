@@ -6,8 +6,7 @@ use kickless_memory::{Access, Iova, Span, Tlb, Translated, View};
 
 /// Translates a driver's addresses into guest-physical ones while a chain is walked.
 pub(crate) trait AddressSpace<'v> {
-    /// Adds a buffer, which is not empty. It may be unmapped: the device finds out that it is not guest
-    /// memory.
+    /// Adds a buffer, which is not empty. It need not be guest memory; the device checks this later.
     fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool);
 
     /// Ends the walk of a valid chain, which has `len` bytes. Puts the buffers that

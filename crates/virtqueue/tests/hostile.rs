@@ -330,7 +330,7 @@ const USED: u16 = 1 << 15;
 
 /// Counting the pending chains takes no longer in a large ring.
 #[test]
-fn what_is_pending_in_a_packed_ring() {
+fn pending_chains_of_a_packed_ring() {
     assert_eq!(packed_of(1024, &[], 0x8000).1.pending(), 0);
     let descs = [(0, AVAIL | NEXT), (0, AVAIL), (1, AVAIL), (2, 0)];
     assert_eq!(packed_of(1024, &descs, 0x8000).1.pending(), 2);

@@ -282,7 +282,7 @@ fn indices_wrap() {
 /// A device that polls gets no kick, for any time, with either kind of suppression. When it arms once more,
 /// it gets exactly one.
 #[test]
-fn polling_draws_no_kick() {
+fn a_polling_device_gets_no_kick() {
     for (log_size, event_idx) in [(0, true), (0, false), (8, true), (8, false), (14, true), (15, true)] {
         let options = Options::new(1 << log_size, event_idx, false).unwrap();
         for armed_before in [false, true] {
@@ -324,7 +324,7 @@ fn polling_draws_no_kick() {
 }
 
 #[test]
-fn calls_are_decided_over_all_that_was_published() {
+fn the_decision_to_call_covers_all_published_elements() {
     for (asked_at, called_in) in [(0, Some(0)), (1, Some(0)), (2, Some(1)), (4, Some(2)), (5, None)] {
         let options = Options::new(8, true, false).unwrap();
         let mut driver = Driver::new(options, 65_534);
@@ -352,7 +352,7 @@ fn calls_are_decided_over_all_that_was_published() {
 }
 
 #[test]
-fn what_is_pushed_while_unmapped_comes_later() {
+fn chains_pushed_while_unmapped_are_published_later() {
     let options = Options::new(4, true, false).unwrap();
     let mut driver = Driver::new(options, 65_535);
     let (mut queue, mut chain) = (driver.device(), Chain::default());
@@ -407,7 +407,7 @@ fn indirect_chains_longer_than_the_queue() {
 }
 
 #[test]
-fn table_over_the_seam_of_two_slots() {
+fn an_indirect_table_in_two_slots() {
     let options = Options::new(2, false, true).unwrap();
     let mut driver = Driver::new(options, 0);
     let (mut queue, mut chain) = (driver.device(), Chain::default());
@@ -429,7 +429,7 @@ fn table_over_the_seam_of_two_slots() {
 /// An index that was shown is not stored again, because the driver may be polling it. Publishing then only
 /// decides about the call.
 #[test]
-fn what_was_shown_is_not_stored_again() {
+fn published_elements_are_not_stored_again() {
     const USED_IDX: Gpa = Gpa(model::USED + 2);
     for event_idx in [false, true] {
         let mut driver = Driver::new(Options::new(8, event_idx, false).unwrap(), 0);

@@ -1,11 +1,11 @@
-//! A look at the ring without the lock of its completer: whether it is worth taking.
+//! Hints, without the lock of a completer, whether there may be something to pop.
 
 use super::areas::Areas;
 use kickless_spec::ring::RING_IDX;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bit beside the used index: there is something to pop, whatever the ring says.
+/// Bit beside the used index: there is something to pop, even if the ring shows nothing new.
 const DUE: u32 = 1 << 16;
 
 /// The used index up to which a completer has popped everything: see [`super::Completer::position`].
@@ -22,10 +22,10 @@ impl Position {
     }
 }
 
-/// Tells threads that do not have the completer's lock whether the lock is worth taking.
+/// Tells threads without the completer's lock whether there may be something to pop.
 ///
-/// It is a hint. It may be older than the latest actions of other threads. So a thread that gets the lock
-/// looks again, and no thread may sleep because of this hint. To sleep, use
+/// The hint may be older than the latest actions of other threads. So a thread that gets the lock checks the
+/// ring again, and no thread may sleep because of this hint. To sleep, use
 /// [`super::Completer::enable_calls`]. A thread that has [`set`](CompletionHint::set) the position itself, or
 /// has taken the lock after another thread did, sees everything that the device shows after that.
 ///

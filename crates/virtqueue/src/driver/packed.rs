@@ -131,7 +131,7 @@ impl Submitter {
         let (at, flags) = (self.next, flags | self.next.available());
         let entry = desc(addr, len, id, flags);
         if self.first.is_some() {
-            // Invisible yet, because the first descriptor is.
+            // The device does not see it yet, because it does not see the first descriptor of the batch.
             self.areas.desc.write(at.at(), &entry);
         } else {
             // The flags are written last, when the batch is published.

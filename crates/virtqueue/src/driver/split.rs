@@ -16,7 +16,7 @@ use kickless_spec::ring::{
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Distance by which the device may pass an event index that asks for no calls, before we move it on: half of
+/// The number of used elements after which an event index that asks for no calls must be moved on: half of
 /// the index's range.
 const EVENT_LAG_MAX: u16 = 1 << 15;
 
