@@ -242,14 +242,14 @@ impl Queue {
     /// Answers the request in a slot and frees the slot.
     fn finish(&mut self, slot: u32, result: Result<(), disk::IoError>) {
         let entry = self.slots.get(slot);
-        let (id, status, read_len, operation) = (entry.id, entry.status, entry.read_len, entry.operation);
+        let (id, read_len, operation) = (entry.id, entry.read_len, entry.operation);
         let code = match result {
             Ok(()) => blk::S_OK,
             Err(disk::IoError::Unsupported) => blk::S_UNSUPP,
             Err(_) => blk::S_IOERR,
         };
         let (view, marks) = self.vring.memory();
-        let written = entry.view.as_ref().is_some_and(|view| view.write_obj(status, &code, marks).is_ok());
+        let written = entry.status.write(code, marks);
         entry.unpin_unless((view, marks));
         let reserved = entry.has_reservation();
         self.slots.release(slot, reserved);

@@ -4,7 +4,7 @@ use crate::budget::{Budget, UNCOUNTED_PIECES};
 use crate::failures::Operation;
 use crate::request::Kind;
 use kickless_disk::Io;
-use kickless_memory::{Gpa, Marks, View};
+use kickless_memory::{Gpa, Marks, PinnedByte, View};
 use kickless_virtqueue::ChainId;
 use std::sync::Arc;
 
@@ -12,11 +12,9 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) id: ChainId,
-    /// The address of its status byte.
-    pub(crate) status: Gpa,
-    /// The memory of `status`. The memory of the guest may change before the request is done, but the driver
-    /// still needs the status. Kept from request to request, like the view of an `Iov`.
-    pub(crate) view: Option<Arc<View>>,
+    /// Its status byte. The driver needs the status even if the memory of the guest changes before the
+    /// request is done.
+    pub(crate) status: PinnedByte,
     pub(crate) operation: Operation,
     /// The number of bytes of data that the driver gets.
     pub(crate) read_len: u32,
@@ -32,8 +30,7 @@ impl Slot {
     fn new() -> Self {
         Self {
             id: ChainId::default(),
-            status: Gpa(0),
-            view: None,
+            status: PinnedByte::default(),
             operation: Operation::Read,
             read_len: 0,
             io: Io::default(),
@@ -43,13 +40,11 @@ impl Slot {
     }
 
     /// Stores a new request.
+    #[inline]
     pub(crate) fn fill(&mut self, view: &Arc<View>, id: ChainId, status: Gpa, kind: Kind, data_len: u64) {
         self.id = id;
         self.operation = Operation::of(kind);
-        self.status = status;
-        if !self.view.as_ref().is_some_and(|old| Arc::ptr_eq(old, view)) {
-            self.view = Some(view.clone());
-        }
+        self.status.set(view, status);
         // A chain holds at most 2^32 bytes, its status byte among them.
         self.read_len = if matches!(kind, Kind::Read { .. }) { data_len as u32 } else { 0 };
     }
@@ -69,9 +64,10 @@ impl Slot {
     }
 
     /// Releases the buffers, and the memory if it is not `current`.
+    #[inline]
     pub(crate) fn unpin_unless(&mut self, (current, marks): (&Arc<View>, &mut Marks)) {
         self.io.buffers_mut().unpin_unless(current, marks);
-        View::unpin_unless(&mut self.view, current, marks);
+        self.status.unpin_unless(current, marks);
     }
 }
 

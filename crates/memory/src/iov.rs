@@ -43,15 +43,23 @@ impl Iov {
             self.mark(self.len, marks);
         }
         self.segments.clear();
-        self.segments.shrink_to(SEGMENTS_KEPT);
+        if self.segments.capacity() > SEGMENTS_KEPT {
+            self.give_back();
+        }
         self.first = 0;
         self.len = 0;
+    }
+
+    #[cold]
+    fn give_back(&mut self) {
+        self.segments.shrink_to(SEGMENTS_KEPT);
     }
 
     /// Empties the `Iov`, and releases its view unless that is `current`.
     ///
     /// The marks are committed first. So a session that waits for removed memory finds all writes to it in
     /// the log.
+    #[inline]
     pub fn unpin_unless(&mut self, current: &Arc<View>, marks: &mut Marks) {
         self.clear(marks);
         View::unpin_unless(&mut self.pin, current, marks);
@@ -142,9 +150,14 @@ impl Iov {
     /// Marks the first `bytes` that are left as written.
     #[inline]
     fn mark(&self, bytes: u64, marks: &mut Marks) {
-        if let Some(pin) = &self.pin
-            && marks.is_on()
-        {
+        if marks.is_on() {
+            self.mark_logged(bytes, marks);
+        }
+    }
+
+    #[cold]
+    fn mark_logged(&self, bytes: u64, marks: &mut Marks) {
+        if let Some(pin) = &self.pin {
             let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
             self.pieces(0, bytes, |host, _, n| marks.wrote_host(pin.map(), host, n));
         }

@@ -116,7 +116,7 @@ impl Map {
     fn host(slot: &Slot, gpa: Gpa) -> Option<(NonNull<u8>, u64)> {
         let (offset, rest) = slot.locate(gpa)?;
         // SAFETY: the offset is smaller than the mapping's length.
-        Some((unsafe { slot.mapping().base().add(offset) }, rest))
+        Some((unsafe { slot.base().add(offset) }, rest))
     }
 
     /// Returns the host address of `len` contiguous bytes at `gpa`, if one slot holds them all. Valid as long
@@ -160,7 +160,14 @@ impl Map {
     }
 
     /// Returns whether all `len` bytes at `gpa` are guest memory.
+    #[inline]
     pub fn contains(&self, gpa: Gpa, len: u64) -> bool {
+        // The usual case, without the loop: one slot holds the whole range.
+        self.contiguous(gpa, len).is_some() || self.contains_pieces(gpa, len)
+    }
+
+    #[cold]
+    fn contains_pieces(&self, gpa: Gpa, len: u64) -> bool {
         self.pieces(gpa, len, |_, _| {}).is_ok()
     }
 

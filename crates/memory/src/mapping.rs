@@ -220,6 +220,41 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; all fields that change are atomics.
 unsafe impl Sync for Mapping {}
 
+/// A mapping with its address and length beside it, so that a look-up of a guest address follows no pointer.
+#[derive(Clone, Debug)]
+pub(crate) struct MappedRange {
+    base: NonNull<u8>,
+    len: u64,
+    mapping: Arc<Mapping>,
+}
+
+impl MappedRange {
+    pub(crate) fn new(mapping: Arc<Mapping>) -> Self {
+        Self { base: mapping.base(), len: mapping.len(), mapping }
+    }
+
+    /// Returns the address of the first byte. Valid for [`MappedRange::len`] bytes as long as `self`.
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Returns the length in bytes.
+    #[inline]
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+}
+
+// SAFETY: `base` is the pointer of `mapping`, which may be sent and shared.
+unsafe impl Send for MappedRange {}
+// SAFETY: as above.
+unsafe impl Sync for MappedRange {}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // Removed before `munmap`, because the kernel may reuse the addresses afterwards.

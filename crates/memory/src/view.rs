@@ -41,9 +41,14 @@ impl View {
     #[inline]
     pub fn unpin_unless(pin: &mut Option<Arc<Self>>, current: &Arc<Self>, marks: &mut Marks) {
         if pin.as_ref().is_some_and(|pin| !Arc::ptr_eq(pin, current)) {
-            marks.commit();
-            *pin = None;
+            Self::unpin(pin, marks);
         }
+    }
+
+    #[cold]
+    fn unpin(pin: &mut Option<Arc<Self>>, marks: &mut Marks) {
+        marks.commit();
+        *pin = None;
     }
 
     /// Returns the log in which writes are marked. It has a bit for each page of the memory in view.
