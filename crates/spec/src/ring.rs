@@ -92,6 +92,12 @@ pub struct PackedDesc {
     pub flags: U16,
 }
 
+/// Offset of `len` in a packed descriptor.
+pub const PACKED_LEN: usize = 8;
+
+/// Offset of `id` in a packed descriptor.
+pub const PACKED_ID: usize = 12;
+
 /// Offset of `flags` in a packed descriptor.
 pub const PACKED_FLAGS: usize = 14;
 

@@ -15,9 +15,6 @@ pub(crate) trait Access: Words {
     /// Reads one value at `offset`, once.
     fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> T;
 
-    /// Writes one value at `offset`.
-    fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T);
-
     /// Loads a 16-bit field, relaxed.
     ///
     /// # Safety
@@ -46,11 +43,6 @@ impl Access for Area {
     #[inline(always)]
     fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
         Area::read(self, offset)
-    }
-
-    #[inline(always)]
-    fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
-        Area::write(self, offset, value);
     }
 
     #[inline(always)]
@@ -101,11 +93,6 @@ impl Access for Scattered {
     #[inline]
     fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
         Scattered::read(self, offset)
-    }
-
-    #[inline]
-    fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
-        Scattered::write(self, offset, value);
     }
 
     #[inline]

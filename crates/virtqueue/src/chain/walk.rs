@@ -50,8 +50,11 @@ impl Chain {
         room: u16,
     ) -> Result<u16, RingError> {
         let size = ring.options().size();
-        self.walk_ring(space, ring.options(), position.index, room, |nth| {
-            ring.packed_descriptor(position.after(nth, size))
+        let mut next = position;
+        self.walk_ring(space, ring.options(), position.index, room, |_| {
+            let at = next;
+            next = next.after(1, size);
+            ring.packed_descriptor(at)
         })
     }
 

@@ -10,8 +10,8 @@ use crate::descriptor::Descriptor;
 use crate::packed::RingPosition;
 use kickless_memory::{Area, Gpa, Marks, Scattered, Unmapped, UserAddr, View};
 use kickless_spec::ring::{
-    Desc, EVENT_LEN, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem, avail_len, desc_len,
-    used_len,
+    Desc, EVENT_LEN, PACKED_ID, PACKED_LEN, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem,
+    avail_len, desc_len, used_len,
 };
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -379,13 +379,41 @@ impl<A: Access> Areas<A> {
     /// Reads the descriptor at a position of a packed ring once. Its `next` is the chain's id.
     #[inline]
     pub(crate) fn packed_descriptor(&self, position: RingPosition) -> Descriptor {
-        Descriptor::from_packed_le(self.desc.read(position.at()))
+        Descriptor::from_packed(self.packed_words(position))
     }
 
     /// Reads the two words of the descriptor at a position of a packed ring, each once.
     #[inline]
     pub(super) fn packed_words(&self, position: RingPosition) -> [u64; 2] {
-        self.desc.read::<[u64; 2]>(position.at()).map(u64::from_le)
+        let at = self.packed_at(position);
+        // SAFETY:
+        // - `desc` was made `desc_len(size)` long, and the index is smaller than the size;
+        // - it starts at a multiple of 16, and so does each descriptor.
+        unsafe { self.desc.load_words_unchecked(at) }
+    }
+
+    /// Writes length and id of a used element over the descriptor at a position of a packed ring. Its flags
+    /// stay as they are.
+    #[inline]
+    pub(super) fn set_packed_used(&self, position: RingPosition, len: u32, id: u16) {
+        let at = self.packed_at(position);
+        // SAFETY: `desc` was made `desc_len(size)` long, the index is smaller than the size, and both fields
+        // are in the 16 bytes of a descriptor.
+        unsafe {
+            self.desc.write_unchecked(at + PACKED_LEN, &len.to_le());
+            self.desc.write_unchecked(at + PACKED_ID, &id.to_le());
+        }
+    }
+
+    /// Returns the offset of the descriptor at a position of a packed ring.
+    ///
+    /// # Panics
+    /// Panics if the position is not in the ring. Positions come from our own arithmetic, never from the
+    /// guest.
+    #[inline(always)]
+    fn packed_at(&self, position: RingPosition) -> usize {
+        assert!(position.index < self.options.size, "position beyond the packed ring");
+        position.at()
     }
 
     #[inline]

@@ -68,10 +68,6 @@ impl Access for Memory {
         self.get(offset)
     }
 
-    fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
-        self.set(offset, value);
-    }
-
     unsafe fn load_unchecked(&self, offset: usize) -> u16 {
         self.get(offset)
     }

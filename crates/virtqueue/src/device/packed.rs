@@ -412,8 +412,7 @@ impl<A: Access> Queue<A> {
         let (ring, size) = (metadata.ring(), self.options.size());
         let write = |position: RingPosition, unpublished: &UnpublishedUsed| -> u16 {
             let written = if unpublished.len > 0 { DESC_F_WRITE } else { 0 };
-            ring.write(position.at() + 8, &unpublished.len.to_le());
-            ring.write(position.at() + 12, &unpublished.id.to_le());
+            metadata.set_packed_used(position, unpublished.len, unpublished.id);
             position.used() | written
         };
         let first_flags = (self.used, write(self.used, first));

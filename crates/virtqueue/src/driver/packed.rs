@@ -7,7 +7,9 @@ use super::hint::Position;
 use super::used_error::{UsedError, check};
 use crate::device::Options;
 use crate::packed::{self, RingPosition};
-use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_LEN, PackedDesc, desc_len};
+use kickless_spec::ring::{
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_LEN, PACKED_ID, PACKED_LEN, PackedDesc, desc_len,
+};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -136,8 +138,8 @@ impl Submitter {
         } else {
             // The flags are written last, when the batch is published.
             self.areas.desc.write(at.at(), &(addr.to_le()));
-            self.areas.desc.write(at.at() + 8, &len.to_le());
-            self.areas.desc.write(at.at() + 12, &id.to_le());
+            self.areas.desc.write(at.at() + PACKED_LEN, &len.to_le());
+            self.areas.desc.write(at.at() + PACKED_ID, &id.to_le());
             self.first = Some((at, flags));
         }
         self.next = at.after(1, self.size);

@@ -76,10 +76,6 @@ impl Access for Cut {
         self.get(offset)
     }
 
-    fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
-        self.step(offset, value);
-    }
-
     unsafe fn load_unchecked(&self, offset: usize) -> u16 {
         self.get(offset)
     }
