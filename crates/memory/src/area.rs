@@ -93,6 +93,15 @@ impl Area {
         unsafe { shared::write_obj(self.at(offset, size_of::<T>()), value) }
     }
 
+    /// Asks the processor to load the cache line at `offset`. Has no effect if that is not in the area.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        if offset < self.len {
+            // SAFETY: the offset is in the area, as checked above.
+            shared::prefetch(unsafe { self.host.add(offset) });
+        }
+    }
+
     /// Writes up to `count` values from `offset` on, until `values` ends. All `count` must be in the area.
     #[inline]
     pub fn write_each<T: IntoBytes + Immutable>(

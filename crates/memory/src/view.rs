@@ -1,7 +1,7 @@
 //! A device's access to guest memory.
 
 use crate::fault::Damaged;
-use crate::{Gpa, Iova, Log, LogError, Map, Marks, Span, Unmapped};
+use crate::{Gpa, Iova, Log, LogError, Map, Marks, Span, Unmapped, shared};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -84,6 +84,14 @@ impl View {
     #[inline]
     pub fn span(&self, gpa: Gpa, len: u64) -> Option<Span<'_>> {
         self.map.span(gpa, len)
+    }
+
+    /// Asks the processor to load the cache line at `gpa`. Has no effect if that is not guest memory.
+    #[inline]
+    pub fn prefetch(&self, gpa: Gpa) {
+        if let Some(host) = self.map.contiguous(gpa, 1) {
+            shared::prefetch(host);
+        }
     }
 
     /// Does the same as [`Map::read`].

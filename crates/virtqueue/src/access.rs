@@ -33,6 +33,9 @@ pub(crate) trait Access: Words {
     /// `size_of::<T>()` bytes at `offset` are in the area.
     unsafe fn write_unchecked<T: IntoBytes + Immutable>(&self, offset: usize, value: &T);
 
+    /// Asks the processor to load the cache line at `offset`, if that needs no translation.
+    fn prefetch(&self, _offset: usize) {}
+
     /// Marks `len` bytes at `offset` as written. The area begins at `first` in guest memory.
     fn mark(&self, first: Gpa, offset: usize, len: usize, marks: &mut Marks);
 }
@@ -61,6 +64,11 @@ impl Access for Area {
     unsafe fn write_unchecked<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
         // SAFETY: the caller's promise is the same.
         unsafe { Area::write_unchecked(self, offset, value) }
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, offset: usize) {
+        Area::prefetch(self, offset);
     }
 
     #[inline(always)]

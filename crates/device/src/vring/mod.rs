@@ -202,7 +202,10 @@ impl Vring {
             return self.pop_translated::<false>(chain);
         }
         match self.queue.pop(&self.view, chain) {
-            Ok(true) => true,
+            Ok(true) => {
+                self.queue.prefetch(&self.view);
+                true
+            }
             Ok(false) => self.no_chain(None),
             Err(error) => self.no_chain(Some(error)),
         }

@@ -295,6 +295,12 @@ impl<A: Access> Areas<A> {
         Descriptor::new(unsafe { self.desc.load_words_unchecked(at) })
     }
 
+    /// Prefetches descriptor `index`, modulo the size.
+    #[inline]
+    pub(super) fn prefetch_descriptor(&self, index: u16) {
+        self.desc.prefetch(size_of::<Desc>() * usize::from(index & self.mask()));
+    }
+
     /// Loads the entry of the avail ring at `index`, modulo the size.
     #[inline]
     pub(super) fn avail_entry(&self, index: u16) -> u16 {
@@ -380,6 +386,12 @@ impl<A: Access> Areas<A> {
     #[inline]
     pub(crate) fn packed_descriptor(&self, position: RingPosition) -> Descriptor {
         Descriptor::from_packed(self.packed_words(position))
+    }
+
+    /// Prefetches the descriptor `count` after a position of a packed ring, unless the ring wraps before it.
+    #[inline]
+    pub(super) fn prefetch_packed(&self, position: RingPosition, count: usize) {
+        self.desc.prefetch(position.at() + count * size_of::<Desc>());
     }
 
     /// Reads the two words of the descriptor at a position of a packed ring, each once.

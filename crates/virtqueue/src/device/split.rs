@@ -8,7 +8,7 @@ use super::suppress::{self, NotificationWords, Word};
 use crate::access::Access;
 use crate::address_space::AddressSpace;
 use crate::{Chain, RingError};
-use kickless_memory::Marks;
+use kickless_memory::{Marks, View};
 use kickless_spec::ring::UsedElem;
 use std::sync::atomic::Ordering;
 
@@ -241,6 +241,20 @@ impl<A: Access> Queue<A> {
             tracker.popped(head);
         }
         Ok(PopOutcome::Chain)
+    }
+
+    /// Prefetches for the next pops: see [`super::Queue::prefetch`].
+    #[inline]
+    pub(super) fn prefetch(&self, view: &View) {
+        let Some(metadata) = &self.metadata else { return };
+        let ahead = self.avail_seen.wrapping_sub(self.next_avail);
+        if ahead > 0 {
+            let head = metadata.avail_entry(self.next_avail);
+            view.prefetch(View::direct(metadata.descriptor(head).addr));
+        }
+        if ahead > 1 {
+            metadata.prefetch_descriptor(metadata.avail_entry(self.next_avail.wrapping_add(1)));
+        }
     }
 
     /// Pops a chain that another device has popped before. It is already in flight.
