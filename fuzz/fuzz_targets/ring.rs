@@ -192,6 +192,7 @@ impl Device {
             true => queue.pop_credit(self.layout.view(), chain),
             false => queue.pop(self.layout.view(), chain),
         };
+        queue.prefetch(self.layout.view());
         match popped {
             Ok(true) => {
                 assert!(broken.is_none() && queue.is_mapped());

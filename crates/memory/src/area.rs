@@ -1,5 +1,5 @@
 //! Ring metadata that is translated once.
-#![expect(unsafe_code, reason = "island: atomic access to ring indices")]
+#![expect(unsafe_code, reason = "island: atomic access to ring indices, and addresses to prefetch")]
 
 use crate::{Mapping, shared};
 use std::marker::PhantomData;

@@ -1,5 +1,5 @@
 //! One `mmap` of a file that the front-end shares.
-#![expect(unsafe_code, reason = "island: mmap and munmap")]
+#![expect(unsafe_code, reason = "island: mmap and munmap, and a mapping's address shared by threads")]
 
 use crate::error::MappingError;
 use crate::fault::{self, Entry, MAPPINGS, Range};

@@ -1,7 +1,7 @@
 //! Tests of the dirty log: refused logs, and marks against a model.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use kickless_memory::{Gpa, Iov, Log, LogError, Map, Marks, Ram, Slot, UserAddr, View};
+use kickless_memory::{Gpa, Iov, Log, LogError, Map, Marks, PinnedByte, Ram, Slot, UserAddr, View};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::collections::BTreeSet;
@@ -284,6 +284,8 @@ fn memory_that_moves_under_a_request() {
                 iov.push(&submitted, Gpa(AT[0] + 4096 + 7), 4096).unwrap();
             }
             read.segments_to_fill();
+            let mut status = PinnedByte::default();
+            status.set(&submitted, Gpa(AT[0] + 4096));
             for map in &maps[logged_since..] {
                 marks.set_view(&view(map));
             }
@@ -294,9 +296,10 @@ fn memory_that_moves_under_a_request() {
             let current = view(maps[maps.len() - 1]);
             marks.set_view(&current);
             assert_eq!(copied.write(4090, &[1; 6], &mut marks), 6);
+            assert!(status.write(1, &mut marks));
             submitted.write_obj(Gpa(AT[0]), &1u8, &mut marks).unwrap();
             marks.commit();
-            assert_eq!(pages(&log), at(places, &[0, 2]), "{places:x?} since {logged_since}");
+            assert_eq!(pages(&log), at(places, &[0, 1, 2]), "{places:x?} since {logged_since}");
             submitted.write(Gpa(AT[0] + 4095), &[1; 2], &mut marks).unwrap();
             read.advance(4, &mut marks);
             let mut pin = Some(submitted);

@@ -24,7 +24,7 @@ pub(crate) trait Access: Words {
     /// Loads two 64-bit fields, each once.
     ///
     /// # Safety
-    /// Sixteen bytes at `offset` are in the area, and both are multiples of 16 from a multiple of 16.
+    /// Sixteen bytes at `offset` are in the area. The area starts at a multiple of 16, and `offset` is one.
     unsafe fn load_words_unchecked(&self, offset: usize) -> [u64; 2];
 
     /// Writes one value.

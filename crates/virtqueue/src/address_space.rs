@@ -10,8 +10,8 @@ pub(crate) trait AddressSpace<'v> {
     fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool);
 
     /// Ends the walk of a valid chain, which has `len` bytes. Puts the buffers that
-    /// [`AddressSpace::add_buffer`] has kept back into `buffers`, and adds their readable pieces to
-    /// `readable`.
+    /// [`AddressSpace::add_buffer`] has kept back into `buffers`, and sets
+    /// `readable` to the number of readable ones, if it kept any.
     fn finish(&mut self, buffers: &mut Vec<Buffer>, readable: &mut usize, len: u64);
 
     /// Begins an indirect table. Returns all of it if it is contiguous in guest memory.

@@ -31,6 +31,7 @@ fn error(driver: &Driver, queue: &mut Queue) -> RingError {
     let mut chain = Chain::default();
     let next = queue.next_avail();
     let error = queue.pop(&driver.view, &mut chain).unwrap_err();
+    queue.prefetch(&driver.view);
     assert_eq!(queue.pop(&driver.view, &mut chain), Err(error));
     assert_eq!((queue.broken(), queue.next_avail(), queue.in_flight()), (Some(error), next, 0));
     assert!(!queue.has_work() && !queue.arm());
@@ -288,6 +289,7 @@ proptest! {
                         }
                     },
                     _ => while let Ok(true) = queue.pop(&driver.view, &mut chain) {
+                        queue.prefetch(&driver.view);
                         let max = usize::from(options.size().max(INDIRECT_CHAIN_MAX));
                         prop_assert!(chain.id.head() < options.size());
                         prop_assert!(chain.readable().len() + chain.writable().len() <= max);

@@ -71,6 +71,7 @@ impl Chain {
         })
     }
 
+    /// Walks a chain of a packed ring. `read` gets 0, 1, 2 and so on, each once.
     #[inline(always)]
     fn walk_ring<'v, S: AddressSpace<'v>>(
         &mut self,
@@ -125,7 +126,7 @@ impl Chain {
     }
 }
 
-/// A walk in progress. Functions that are not inlined take it by value, so that it stays in registers.
+/// A walk in progress. The usual way through it is inlined, so that it stays in registers.
 struct Walk {
     head: u16,
     /// Descriptors that may still come.

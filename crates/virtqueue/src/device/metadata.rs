@@ -1,7 +1,7 @@
 //! A queue's shape, and its areas mapped once.
 #![expect(
     unsafe_code,
-    reason = "island: ring entries at masked indices, without another check of the bounds"
+    reason = "island: ring entries at indices that are masked or checked, without another check of the bounds"
 )]
 
 use super::suppress::{NotificationWords, Word};

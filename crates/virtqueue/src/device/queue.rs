@@ -201,9 +201,10 @@ impl Queue {
     }
 
     /// Prefetches for the next pops what the driver has written on another core: the first buffer of the next
-    /// chain, which is the header of a request, and descriptors behind it.
+    /// chain, which is the header of a request or an indirect table, and descriptors behind it.
     ///
-    /// Call it after a pop, and then serve the popped chain. The lines arrive meanwhile.
+    /// Call it after a pop, and then serve the popped chain. The lines arrive meanwhile. It takes addresses
+    /// for guest-physical ones, so it gains nothing behind a vIOMMU.
     #[inline]
     pub fn prefetch(&self, view: &View) {
         match &self.ring {
