@@ -320,7 +320,7 @@ fn only_a_base_that_the_ring_did_not_stop_at_is_doubtful() {
 fn a_ring_continues_in_another_session() {
     let (server, asked) = server();
     let packed = Features::VERSION_1 | Features::PROTOCOL_FEATURES | Features::RING_PACKED;
-    for started in ["start 0, perhaps elsewhere", "start 0"] {
+    for started in ["start 0, resumes unrecorded", "start 0"] {
         connect(&server, &asked, |mut session| {
             session.negotiate(ProtocolFeatures::empty());
             session.order(&Message::SetFeatures(packed));
@@ -338,7 +338,7 @@ fn a_ring_continues_in_another_session() {
         asked.take();
         session.start(0);
         session.enable(0, true);
-        assert_eq!(asked.take(), ["start 0, perhaps elsewhere"]);
+        assert_eq!(asked.take(), ["start 0, resumes unrecorded"]);
     });
 }
 
