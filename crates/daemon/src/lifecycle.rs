@@ -179,7 +179,11 @@ impl<D> Lifecycle<D> {
 
     /// Returns a reference to a device, if it is open.
     pub(crate) fn reference(self: &Arc<Self>, id: u64) -> Option<Reference<D>> {
-        let device = self.lock().add_reference(id)?;
+        self.reference_in(&mut self.lock(), id)
+    }
+
+    fn reference_in(self: &Arc<Self>, table: &mut Table<D>, id: u64) -> Option<Reference<D>> {
+        let device = table.add_reference(id)?;
         Some(Reference { device, _counted: Counted { lifecycle: self.clone(), id } })
     }
 
@@ -216,8 +220,9 @@ impl<D> Lifecycle<D> {
             }
             match &force {
                 Some(force) if is_running && force_at <= Instant::now() => {
+                    let device = self.reference_in(&mut table, id);
                     drop(table);
-                    if let Some(device) = self.reference(id) {
+                    if let Some(device) = device {
                         force(&device);
                     }
                     force_at = Instant::now() + FORCE_EVERY;
