@@ -24,7 +24,8 @@ pub(crate) trait Access: Words {
     /// Loads two 64-bit fields, each once.
     ///
     /// # Safety
-    /// Sixteen bytes at `offset` are in the area. The area starts at a multiple of 16, and `offset` is one.
+    /// Sixteen bytes at `offset` are in the area. The area starts at a multiple of 16, and `offset` is a
+    /// multiple of 16.
     unsafe fn load_words_unchecked(&self, offset: usize) -> [u64; 2];
 
     /// Writes one value.
@@ -94,7 +95,8 @@ impl Words for Scattered {
     }
 }
 
-/// No check is left out here, because each access has to find its slot.
+/// The methods whose names end with `_unchecked` check their bounds here too, because each access has to find
+/// its slot.
 impl Access for Scattered {
     type Region = Records;
 

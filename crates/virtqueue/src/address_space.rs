@@ -1,4 +1,4 @@
-//! The meaning of addresses in descriptors.
+//! Translates the addresses in descriptors.
 
 use crate::Buffer;
 use crate::progress::{Described, Progress, TablePiece};
@@ -9,20 +9,20 @@ pub(crate) trait AddressSpace<'v> {
     /// Adds a buffer, which is not empty. It need not be guest memory; the device checks this later.
     fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool);
 
-    /// Ends the walk of a valid chain, which has `len` bytes. Puts the buffers that
-    /// [`AddressSpace::add_buffer`] has kept back into `buffers`, and sets
-    /// `readable` to the number of readable ones, if it kept any.
+    /// Ends the walk of a valid chain, which has `len` bytes. If [`AddressSpace::add_buffer`] has not added
+    /// the buffers yet, translates them, adds them to `buffers`, and sets `readable` to the number of
+    /// readable ones.
     fn finish(&mut self, buffers: &mut Vec<Buffer>, readable: &mut usize, len: u64);
 
     /// Begins an indirect table. Returns all of it if it is contiguous in guest memory.
     fn table(&mut self, addr: Iova, len: u32) -> Option<Span<'v>>;
 
-    /// Copies bytes of the indirect table of the last [`AddressSpace::table`]. Returns whether they are guest
-    /// memory.
+    /// Copies bytes of the indirect table that [`AddressSpace::table`] began last. Returns whether they are
+    /// guest memory.
     fn read(&mut self, addr: Iova, into: &mut [u8]) -> bool;
 
-    /// Returns whether the chain is incomplete: a translation that may still come is missing, or there is
-    /// more to translate than one pop may.
+    /// Returns whether the chain cannot be popped yet: a translation is missing and may still come, or the
+    /// chain needs more translations than one pop may do.
     fn is_missing(&self) -> bool;
 }
 

@@ -11,7 +11,8 @@ use kickless_memory::Gpa;
 /// queue size. So, like QEMU, we accept the size of the largest queue of older devices.
 pub const INDIRECT_CHAIN_MAX: u16 = 1024;
 
-/// Buffers whose memory is kept for the next chain. After a longer chain the rest is given back.
+/// The largest number of buffers whose memory is kept for the next chain. The memory of further buffers is
+/// freed.
 pub(crate) const BUFFERS_KEPT: usize = 256;
 
 /// One buffer of a chain as the driver described it, or a piece of one behind a vIOMMU. It need not be in
@@ -24,9 +25,10 @@ pub struct Buffer {
     pub len: u32,
 }
 
-/// The name of a chain in flight, which completes it ([`Queue::push`](crate::device::Queue::push)).
+/// Names a chain in flight. [`Queue::push`](crate::device::Queue::push) takes it to complete the chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-// One word: a load of four bytes would wait until two stores of two bytes have left the core's store buffer.
+// One word instead of two fields: a load of four bytes would wait until two stores of two bytes have left the
+// core's store buffer.
 pub struct ChainId(u32);
 
 impl ChainId {
@@ -110,15 +112,15 @@ impl Chain {
     }
 
     /// Keeps only the first writable buffers that together hold at least `bytes` bytes, or all if they hold
-    /// fewer. Drops the readable buffers and gives their memory back: the chain keeps memory for at most
-    /// twice its buffers, or for four.
+    /// fewer. Drops the readable buffers. Frees memory that is not needed: the chain keeps memory for at most
+    /// twice its buffers, or for four buffers.
     #[inline]
     pub fn keep_writable(&mut self, bytes: u64) {
         if self.readable > 0 || self.writable_len > bytes {
             self.drop_buffers_beyond(bytes);
         }
-        // A vector grows to the next power of two, and to four at least: only memory of longer chains is
-        // given back.
+        // A vector grows to the next power of two, and to four at least. So this frees only the memory of
+        // longer chains.
         if self.buffers.capacity() > 2 * self.buffers.len().max(2) {
             self.buffers.shrink_to_fit();
         }
@@ -138,7 +140,7 @@ impl Chain {
         self.writable_len = kept;
     }
 
-    /// Drops the buffers, and keeps memory for at most this many.
+    /// Drops the buffers. Keeps memory for at most `kept` buffers.
     pub fn clear(&mut self, kept: usize) {
         self.buffers.clear();
         self.buffers.shrink_to(kept);

@@ -13,7 +13,7 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// Makes a descriptor of its two words, in our byte order: `addr`, then `len`, `flags` and `next` from
+    /// Makes a descriptor from its two words, in our byte order: `addr`, then `len`, `flags` and `next` from
     /// the lowest bit on.
     #[inline]
     pub(crate) fn new([addr, rest]: [u64; 2]) -> Self {

@@ -174,8 +174,8 @@ pub fn disable_notifications<W: Words>(ours: &W) {
 /// visible already.
 ///
 /// Returns whether the other side wants a notification of the `count` descriptors before `next`, at most one
-/// round. `count` is `None` if the number since the last decision is unknown. The other side is notified if
-/// in doubt.
+/// round. `count` is `None` if the number since the last decision is unknown. If in doubt, this returns
+/// `true`.
 #[inline]
 #[must_use]
 pub fn publish<W: Words>(

@@ -357,8 +357,8 @@ fn indices_wrap() {
     }
 }
 
-/// A driver that never asks for calls gets none, and a device that never asks for kicks gets none, for any
-/// time.
+/// A driver that never asks for calls never gets one, and a device that never asks for kicks never gets one,
+/// however often the indices wrap.
 #[test]
 fn silence() {
     let shapes = [false, true]

@@ -105,7 +105,8 @@ fn a_lying_device() {
     });
 }
 
-/// A device that uses chains in their order, and tells only how many. The data passes through it alone.
+/// Runs a device that uses chains in their order, and tells only how many. The device's index passes the data
+/// from the submitter to the completer.
 #[test]
 fn in_order() {
     loom::model(|| {

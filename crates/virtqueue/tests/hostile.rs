@@ -69,8 +69,8 @@ fn avail_index_behind() {
     assert_eq!(error(&driver, &mut queue), RingError::AvailIndex { idx: 65_535, next: 0, room: 8 });
 }
 
-/// More chains at once than descriptors. Chains that the device holds count, and so do pushed ones that are
-/// not published. Otherwise they would be overwritten in the used ring.
+/// Refuses more chains at once than there are descriptors. Chains that the device holds count, and so do
+/// pushed ones that are not published: new chains would overwrite their elements in the used ring.
 #[test]
 fn more_in_flight_than_descriptors() {
     for (published, pushed) in [(0, 0), (0, 3), (0, 8), (1, 0), (3, 2), (8, 0)] {
@@ -330,7 +330,7 @@ fn set_packed(view: &View, at: u64, id: u16, flags: u16) {
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
 
-/// Counting the pending chains takes no longer in a large ring.
+/// Counting the pending chains takes no longer in a large ring than in one of 256.
 #[test]
 fn pending_chains_of_a_packed_ring() {
     assert_eq!(packed_of(1024, &[], 0x8000).1.pending(), 0);
@@ -342,7 +342,8 @@ fn pending_chains_of_a_packed_ring() {
     assert_eq!(packed_of(1024, &[(0, AVAIL | NEXT); 1000], 0x8000).1.pending(), 1);
 }
 
-/// Otherwise there would always seem to be something to pop that is never popped.
+/// A driver that makes more descriptors available than its packed ring has breaks the ring. Without this
+/// error, the queue would always report work, but never pop it.
 #[test]
 fn more_than_a_packed_ring_has() {
     let descs = [(0, AVAIL | 1), (0, AVAIL | 1), (0, AVAIL | 1), (0, AVAIL)];

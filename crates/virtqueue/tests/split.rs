@@ -279,8 +279,8 @@ fn indices_wrap() {
     }
 }
 
-/// A device that polls gets no kick, for any time, with either kind of suppression. When it arms once more,
-/// it gets exactly one.
+/// A device that polls never gets a kick, however often the indices wrap, with either kind of suppression.
+/// When it arms once more, it gets exactly one.
 #[test]
 fn a_polling_device_gets_no_kick() {
     for (log_size, event_idx) in [(0, true), (0, false), (8, true), (8, false), (14, true), (15, true)] {

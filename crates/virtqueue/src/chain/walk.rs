@@ -16,7 +16,7 @@ const CHAIN_BYTES_MAX: u64 = 1 << 32;
 
 impl Chain {
     /// Reads the chain that starts at descriptor `head`. Each descriptor is read once. After an error, or if
-    /// `space` misses something, only the head is valid.
+    /// `space` is missing a translation, only the head is valid.
     #[inline]
     pub(crate) fn walk<'v, S: AddressSpace<'v>, A: Access>(
         &mut self,
@@ -126,10 +126,10 @@ impl Chain {
     }
 }
 
-/// A walk in progress. The usual way through it is inlined, so that it stays in registers.
+/// A walk in progress. The methods on the usual path are inlined, so that the fields stay in registers.
 struct Walk {
     head: u16,
-    /// Descriptors that may still come.
+    /// The number of descriptors that may still follow.
     left: u16,
     /// The first value of `left`.
     max: u16,
@@ -154,7 +154,7 @@ impl Walk {
         (self.readable, self.readable_len) = (buffers.len(), self.len);
     }
 
-    /// Returns the number of descriptors that have come.
+    /// Returns the number of descriptors that were read.
     #[inline]
     fn count(&self) -> u16 {
         self.max - self.left
@@ -173,7 +173,7 @@ impl Walk {
     ) -> Result<Option<Descriptor>, RingError> {
         let head = self.head;
         loop {
-            // A loop does not end, but the count does.
+            // A chain with a loop has no end. The count ends the walk.
             self.left = self.left.checked_sub(1).ok_or(RingError::TooLong { head, max: self.max })?;
             let desc = read(space, index)?;
             if desc.flags & DESC_F_INDIRECT != 0 {
@@ -229,7 +229,7 @@ impl Walk {
             self.max = INDIRECT_CHAIN_MAX;
         }
         let entries = len / DESC;
-        // The bytes that an index can reach. A table may claim to be longer.
+        // The bytes that a 16-bit index can reach. The driver may describe a longer table.
         let reach = len.min(DESC << 16);
         let nested = match space.table(addr, reach) {
             Some(span) => self.table(buffers, space, 0, entries, |_, index| {

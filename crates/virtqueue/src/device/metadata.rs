@@ -97,8 +97,8 @@ impl Options {
         self.in_order
     }
 
-    /// Lengths of the areas: the descriptor table, the available and the used ring, or the corresponding
-    /// areas of a packed ring.
+    /// Returns the lengths of the areas: the descriptor table, the available and the used ring, or the
+    /// corresponding areas of a packed ring.
     pub fn area_lens(&self) -> [usize; 3] {
         let desc = desc_len(self.size);
         match self.packed {
@@ -107,7 +107,7 @@ impl Options {
         }
     }
 
-    /// Alignments of the areas (virtio 1.3, sections 2.7 and 2.8.10.1).
+    /// Returns the alignments of the areas (virtio 1.3, sections 2.7 and 2.8.10.1).
     pub fn area_aligns(&self) -> [usize; 3] {
         if self.packed { [16, 4, 4] } else { [16, 2, 4] }
     }
@@ -174,9 +174,12 @@ pub(crate) struct Areas<A> {
 impl Metadata {
     /// Translates `addresses` for a queue of this shape.
     ///
-    /// An area that is not in guest memory, or not aligned as virtio 1.3, sections 2.7 and 2.8.10.1 ask (16,
-    /// 2 and 4 bytes, or 16, 4 and 4), or one that crosses from one slot to the next within a 16-bit field;
-    /// or addresses for the log that are not guest memory.
+    /// # Errors
+    /// - An area is not in guest memory.
+    /// - An area is not aligned to 16, 2 and 4 bytes, or 16, 4 and 4 in a packed ring (virtio 1.3, sections
+    ///   2.7 and 2.8.10.1).
+    /// - An area crosses from one slot to the next within a 16-bit field.
+    /// - The addresses for the log are not guest memory.
     pub fn map(view: &Arc<View>, addresses: &Addresses, options: &Options) -> Result<Self, Unmapped> {
         Self::map_logged(view, addresses, addresses.log.map(LoggedAt::Gpa), options)
     }
@@ -197,7 +200,7 @@ impl Metadata {
             Ok(areas) => return Ok(Self(Kind::Mapped(areas))),
             Err(why) => why,
         };
-        // Other errors of an area come up again if it is mapped in pieces.
+        // If an area has another error, mapping it in pieces returns that error.
         let scattered = Areas::make(view, addresses, log, options, |user, len, align| {
             match user.0.is_multiple_of(align as u64) {
                 true => Ok((Scattered::new(view, user, len)?, map.gpa_of(user))),
@@ -225,7 +228,8 @@ impl Metadata {
         if areas.iter().all(|area| area.len() == 1) {
             return Self::map_logged(view, &addresses, log, options);
         }
-        // Different areas never begin at the same address.
+        // In a valid ring, different areas never begin at the same address. In another ring, this takes the
+        // pieces of the first area. That harms only the guest, and the length is checked below.
         let pieces_of = |user| areas.iter().find(|area| first(area) == user);
         let log = log.map(|_| LoggedAt::InPlace);
         let scattered = Areas::make(view, &addresses, log, options, |user, len, align| {

@@ -8,8 +8,8 @@
 //! oldest, and completing a chain takes constant time in any order. A queue has at most 2^15 chains in
 //! flight, so no two of them share a position.
 //!
-//! A head cannot replace the position: a driver can make the same head available twice, and both chains are
-//! in flight then (split ring).
+//! The head alone does not identify a chain: in a split ring, a driver can make the same head available
+//! twice, and then both chains are in flight.
 //!
 //! A position that is not in flight, or was pushed already, changes nothing. A caller that pushes a chain
 //! twice harms only its own ring.

@@ -12,7 +12,8 @@ use kickless_memory::{Marks, View};
 use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, PackedDesc};
 use std::sync::atomic::Ordering;
 
-/// Number of ids. The driver may choose any (virtio 1.3, section 2.8.5). Unused zeroes take no memory.
+/// Number of ids. The driver may choose any (virtio 1.3, section 2.8.5). Pages of the table that are never
+/// written take no memory.
 const IDS: usize = 1 << 16;
 
 /// Number of descriptors that are checked to count the pending chains. Without the limit, a driver could fill
@@ -34,9 +35,9 @@ pub(super) struct Queue<A: Access> {
     pushed: Vec<UnpublishedUsed>,
     /// For each id, the descriptors of the chain in flight; 0 if there is none.
     lengths: Box<[u16]>,
-    /// Number of chains popped and not pushed, credit included. `taken` has the descriptors of these and of
-    /// `pushed`.
+    /// Number of chains popped and not pushed, credit included.
     in_flight: u16,
+    /// Number of descriptors of those chains and of `pushed`.
     taken: u16,
     /// Descriptors used since the last decision about calls. `None`: there was no decision, or they are more
     /// than a round.
@@ -46,7 +47,7 @@ pub(super) struct Queue<A: Access> {
     /// Whether kicks were enabled last. `None`: neither enabled nor disabled yet.
     kicks: Option<bool>,
     metadata: Option<Areas<A>>,
-    /// Whether the ring was seen.
+    /// Whether the queue has had areas.
     begun: bool,
     broken: Option<RingError>,
     /// The record of the chains in flight.
@@ -146,7 +147,7 @@ impl<A: Access> Queue<A> {
                 self.used = resumed.used;
                 self.next = resumed.used.after(resumed.descriptors, size);
                 self.taken = resumed.descriptors;
-                // Unpublished chains are among them.
+                // The unpublished chains are among those to resubmit.
                 self.pushed = Vec::new();
                 for chain in self.tracker.iter().flat_map(|tracker| tracker.resubmissions.chains()) {
                     self.lengths[usize::from(chain.id)] = chain.descs.len() as u16;
@@ -194,7 +195,7 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// Drops the areas. The ring has nothing that was not shown, so there is nothing to mark.
+    /// Drops the areas. Chains are written to the ring only when they are shown, so there is nothing to mark.
     pub(super) fn unmap(&mut self, _: &mut Marks) {
         self.metadata = None;
     }
@@ -241,8 +242,8 @@ impl<A: Access> Queue<A> {
         *length = count;
         if let Some(tracker) = &mut self.tracker {
             let (next, size) = (self.next, self.options.size());
-            // Read a second time, for the device that resubmits the chain. If they changed, that device
-            // reports an error of the ring.
+            // The descriptors are read a second time, for the device that resubmits the chain. If they have
+            // changed, that device reports an error of the ring.
             let words = (0..count).map(|nth| metadata.packed_words(next.after(nth, size)));
             tracker.popped(chain.id.head(), words);
         }
@@ -359,7 +360,8 @@ impl<A: Access> Queue<A> {
         error
     }
 
-    /// Ends the flight of a chain. Returns its number of descriptors.
+    /// Removes a chain from those in flight. Returns its number of descriptors, or `None` if it was not in
+    /// flight.
     #[inline]
     fn forget(&mut self, id: u16) -> Option<u16> {
         let length = self.lengths.get_mut(usize::from(id))?;
@@ -388,7 +390,7 @@ impl<A: Access> Queue<A> {
         {
             // Release: the rest of the batch is written before.
             metadata.ring().store(first.flags_at(), flags, Ordering::Release);
-            // Committed after the store, by the decision that must follow.
+            // The mark is committed after the store, by the decision that must follow.
             metadata.mark_descriptor(first, marks);
             if let Some(tracker) = &mut self.tracker {
                 tracker.shown();
@@ -493,7 +495,7 @@ impl<A: Access> Queue<A> {
             .map(|position| (position, metadata.ring().load(position.flags_at(), Ordering::Relaxed)));
         let there = flags.take_while(|(position, flags)| position.is_available(*flags));
         let ends = there.filter(|(_, flags)| flags & DESC_F_NEXT == 0).count() as u16;
-        // A chain can be longer than that.
+        // A chain can be longer than `PENDING_DESCRIPTORS_MAX`.
         let any = is_available(metadata, self.next, Ordering::Relaxed);
         ends.max(any.into()).saturating_add(self.resubmissions()).min(self.options.size())
     }
@@ -544,8 +546,9 @@ impl<A: Access> Queue<A> {
 /// base that it knows. A packed ring does not tell it (in a split ring `used.idx` does).
 ///
 /// In a round with the wrap counter set, a used descriptor has both flags set. No descriptor after `next` can
-/// look like this: in the round before, the flags were different or both clear. With the counter clear,
-/// memory that is all zeroes looks the same.
+/// look like this: in the round before, the flags were different or both clear. With the counter clear, a
+/// used descriptor has both flags clear, as has memory that is all zeroes. So this checks only rounds with
+/// the counter set.
 fn is_stale<A: Access>(metadata: &Areas<A>, next: RingPosition) -> bool {
     let flags = |index| metadata.ring().load(RingPosition { index, ..next }.flags_at(), Ordering::Relaxed);
     next.wrap && (next.index..metadata.options().size()).any(|index| next.is_used(flags(index)))

@@ -63,7 +63,7 @@ macro_rules! forward {
 impl Queue {
     /// Makes a queue that begins at entry `next_avail` of its avail ring. In a packed ring, that is a
     /// position: an index, and in bit 15 a wrap counter. The used index of a split ring is read from the
-    /// ring. A packed ring is used up to the same position.
+    /// ring. A packed ring is taken to be used up to the same position.
     ///
     /// Kicks are neither enabled nor disabled yet. Begin with [`Queue::arm`] or [`Queue::disarm`], and look
     /// at the ring without waiting for a kick.
@@ -119,9 +119,9 @@ impl Queue {
         forward!(self, region)?.damaged()
     }
 
-    /// Returns the marks of everything that is written for this queue. Its owner adds its writes to buffers;
-    /// the writes to the ring are added by the queue. They are in the log before the driver is shown the
-    /// completion.
+    /// Returns the marks of everything that is written for this queue. The owner of the queue adds its writes
+    /// to buffers, and the queue adds its writes to the ring. Writes to buffers and used elements are in the
+    /// log before the driver is shown the completion.
     #[inline]
     pub fn marks(&mut self) -> &mut Marks {
         &mut self.marks
@@ -196,7 +196,7 @@ impl Queue {
     /// The driver broke the ring's rules. No chain was popped, and every later call returns the same error.
     #[inline]
     pub fn pop(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
-        // A view without a vIOMMU misses nothing.
+        // Without a vIOMMU, no translation is missing.
         Ok(self.pop_in(&mut { view }, chain)? == PopOutcome::Chain)
     }
 
@@ -352,8 +352,7 @@ impl Queue {
     }
 
     /// Gives chains back to the driver that it must see together, such as a frame in several buffers. Each
-    /// has the number of bytes written to it. The driver sees none of them before all (see the
-    /// [module](super)).
+    /// has the number of bytes written to it. The driver sees all of them at once (see the [module](super)).
     ///
     /// They must be consecutive in the order of pops.
     #[inline]
@@ -384,7 +383,7 @@ impl Queue {
     #[must_use]
     pub fn publish(&mut self) -> bool {
         let wanted = forward!(mut self, publish, &mut self.marks);
-        // A ring that is not in memory shows nothing, but its buffers were written.
+        // A queue without areas shows nothing, but its owner may have written to buffers.
         self.marks.commit();
         wanted
     }

@@ -19,7 +19,7 @@ const EVENT_LAG_MAX: u16 = 1 << 15;
 /// The last request to the driver about kicks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kicks {
-    /// None by us yet.
+    /// This queue has made no request yet.
     Unknown,
     On,
     Off,
@@ -37,7 +37,8 @@ pub(super) struct Queue<A: Access> {
     next_used: u16,
     /// `used.idx` as the driver sees it.
     published: u16,
-    /// Whether the ring, and with it the used index, was seen. Until then the used index is taken for 0.
+    /// Whether the queue has had areas, and so has read the used index. Until then the used index is taken
+    /// for 0.
     begun: bool,
     /// Number of chains popped and not pushed, credit included.
     in_flight: u16,
@@ -124,7 +125,7 @@ impl<A: Access> Queue<A> {
         let Some(tracker) = &mut self.tracker else { return false };
         match tracker.resume(used, self.options.size()) {
             Ok(Some(in_flight)) => {
-                // Unpublished chains are among them.
+                // The unpublished chains are among those to resubmit.
                 self.unpublished = Vec::new();
                 self.next_used = used;
                 self.next_avail = used.wrapping_add(in_flight);
@@ -229,7 +230,7 @@ impl<A: Access> Queue<A> {
         let head = metadata.avail_entry(self.next_avail);
         let walked = chain.walk(space, metadata, head);
         if space.is_missing() {
-            // An error in the chain comes up again too.
+            // If the chain also has an error, a later pop finds it again.
             return Ok(PopOutcome::MissingTranslation);
         }
         if let Err(error) = walked {
@@ -425,7 +426,7 @@ impl<A: Access> Queue<A> {
             if let Some(tracker) = &mut self.tracker {
                 tracker.shown(self.published);
             }
-            // Committed after the store, by the decision that must follow.
+            // The mark is committed after the store, by the decision that must follow.
             metadata.mark_word(Word::UsedIdx, marks);
         }
     }
@@ -469,7 +470,7 @@ impl<A: Access> Queue<A> {
             return;
         }
         self.kicks = Kicks::Off;
-        // From the last seen index, because `next_avail` may have gone back since.
+        // This begins at the last seen index, because `next_avail` may have gone back since.
         self.kick_event = self.passed(self.avail_seen);
         if let Some(metadata) = &self.metadata {
             let event_idx = self.options.event_idx();

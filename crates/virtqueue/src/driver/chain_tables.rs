@@ -17,9 +17,9 @@
 //!
 //! # Memory orders
 //! A record is stored with release before the chain is shown to the device. It is loaded with acquire after
-//! the device has shown the chain as used. This is correct even for a device that shows a chain which it was
-//! never given. The record is then 0, or that of a chain that was just added. That chain counts as completed,
-//! and its data is visible.
+//! the device has shown the chain as used. This is correct even for a device that shows a chain as used
+//! before it was given that chain. The record is then 0, or that of a chain that was just added. In the
+//! second case, the chain counts as completed, and its data is visible.
 //!
 //! `tail` publishes `returned` with release, and is loaded with acquire. So the completer's accesses to an
 //! id's memory are over before the submitter uses the id again.
@@ -118,13 +118,13 @@ impl ChainTables {
         self.order[self.cell(number)].load(Ordering::Relaxed)
     }
 
-    /// Ends the flight of `id`. For the completer.
+    /// Removes `id` from those in flight. For the completer.
     #[inline]
     pub fn take(&self, id: u16) {
         self.records[usize::from(id)].store(0, Ordering::Relaxed);
     }
 
-    /// Makes `id`, whose flight has ended, free again. For the completer.
+    /// Makes `id`, which is not in flight any more, free again. For the completer.
     #[inline]
     pub fn give_back(&self, id: u16) {
         // Relaxed: only the completer stores it.

@@ -5,7 +5,8 @@ use kickless_spec::ring::RING_IDX;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bit beside the used index: there is something to pop, even if the ring shows nothing new.
+/// A bit above the used index. It means that there may be something to pop, even if the ring shows nothing
+/// new.
 const DUE: u32 = 1 << 16;
 
 /// The used index up to which a completer has popped everything: see [`super::Completer::position`].
@@ -13,7 +14,7 @@ const DUE: u32 = 1 << 16;
 pub struct Position(u32);
 
 impl Position {
-    /// There is something to pop.
+    /// There may be something to pop.
     pub const DUE: Self = Self(DUE);
 
     #[inline]

@@ -24,8 +24,8 @@
 //! # The device is not trusted
 //! The driver writes the rings and reads only the device's own words: used index and elements, or used
 //! descriptors, and the event words. An id must be in flight, an index must be within reach, and a length
-//! must fit the chain's writable buffers. Anything else is a [`UsedError`]. After it the completer returns
-//! only that error.
+//! must fit the chain's writable buffers. Anything else is a [`UsedError`]. Every later pop of the completer
+//! returns the same error.
 
 mod areas;
 mod chain;

@@ -9,7 +9,7 @@ use super::{packed, split};
 use crate::device::Options;
 use std::sync::Arc;
 
-/// Makes the two ends of a new queue.
+/// Makes the two halves of a new queue.
 ///
 /// # Panics
 /// Panics if an area is too small or misaligned.
@@ -73,9 +73,9 @@ impl Submitter {
     /// each buffer.
     ///
     /// # Errors
-    /// There is no room, or the chain has no buffers, or more than the queue has descriptors. Nothing has
-    /// changed then.
-    // Always, because a caller with a constant number of buffers has no loops then.
+    /// There is no room, the chain has no buffers, or it has more buffers than the queue has descriptors.
+    /// Then nothing has changed.
+    // Always inlined: then the code of a caller with a constant number of buffers has no loops.
     #[inline(always)]
     pub fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
         forward!(self, Submitter, add, buffers, table)

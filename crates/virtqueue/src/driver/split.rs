@@ -176,7 +176,7 @@ impl Submitter {
     pub(super) fn publish(&mut self) -> bool {
         let new = self.added as u16;
         let old = std::mem::replace(&mut self.published, new);
-        // At most `size` chains are in flight at once, so equal indices mean none.
+        // At most `size` chains are in flight at once, so equal indices mean that there is nothing to show.
         new != old && suppress::publish(&self.ring, self.event_idx, old, new)
     }
 }
@@ -296,7 +296,7 @@ impl Completer {
             return Ok(last);
         }
         let (id, record) = self.tables.in_flight(next.into()).ok_or(UsedError::Id { id: next.into() })?;
-        // The batch must end where the index does.
+        // The batch must end before the used index.
         if self.next_used().wrapping_add(1) == self.seen {
             return Err(UsedError::Id { id: last.id.into() });
         }

@@ -10,7 +10,7 @@ use kickless_spec::vhost_user::{
     PackedHead, PackedUsed,
 };
 
-/// Number of ids. The driver may choose any. Unused zeroes take no memory.
+/// Number of ids. The driver may choose any. Pages of the table that are never written take no memory.
 const IDS: usize = 1 << 16;
 
 /// A chain to resubmit.

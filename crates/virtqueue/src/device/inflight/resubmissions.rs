@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 pub(in crate::device) struct Resubmissions<C> {
     /// The chains to resubmit, the next one last.
     chains: Vec<C>,
-    /// The resubmitted chains that are credit, oldest first. The region names them all the time.
+    /// The resubmitted chains that are credit, oldest first. The region names them from their first pop on.
     credit: VecDeque<C>,
 }
 
@@ -17,13 +17,13 @@ impl<C> Resubmissions<C> {
         Self { chains, credit: VecDeque::new() }
     }
 
-    /// Number of chains to resubmit.
+    /// Returns the number of chains to resubmit.
     #[inline]
     pub(in crate::device) fn len(&self) -> u16 {
         self.chains.len() as u16
     }
 
-    /// The chains to resubmit, the next one last.
+    /// Returns the chains to resubmit, the next one last.
     #[inline]
     pub(in crate::device) fn chains(&self) -> &[C] {
         &self.chains
@@ -39,7 +39,7 @@ impl<C> Resubmissions<C> {
         self.credit.extend(self.chains.pop());
     }
 
-    /// Number of resubmitted chains that are credit.
+    /// Returns the number of resubmitted chains that are credit.
     #[inline]
     pub(in crate::device) fn credit(&self) -> u16 {
         self.credit.len() as u16

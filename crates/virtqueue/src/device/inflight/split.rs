@@ -91,7 +91,7 @@ impl<R: Region> Split<R> {
         self.tell(used);
     }
 
-    /// Stores the head.
+    /// Stores the head of the region, with this used index.
     #[inline]
     fn tell(&mut self, used: u16) {
         self.used_idx = used;

@@ -53,7 +53,7 @@ fn completing_a_full_ring_in_reverse_takes_a_fixed_number_of_looks_per_chain() {
     }
 }
 
-/// The same by a search, as before positions existed.
+/// Finds completed chains by a search, without positions.
 #[derive(Default)]
 struct Search(VecDeque<(u16, Option<u32>)>);
 
@@ -94,7 +94,7 @@ proptest! {
                 let id = in_flight.swap_remove(at);
                 order.pushed(id, len);
                 if twice {
-                    // A search may find another of them than the one that was pushed.
+                    // A search by the head may find another chain than the one that was pushed.
                     let at = usize::from(id.position().wrapping_sub(order.first));
                     search.0[at].1 = Some(len);
                 } else {
