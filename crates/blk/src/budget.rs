@@ -8,9 +8,9 @@
 //!   is not counted.
 //! * A slot reserves room beyond that from the device's [`Budget`], which all its queues share.
 //! * A request that finds too little room waits in its slot, and its queue pops no more requests. It goes on
-//!   when another request of the same queue that reserved room ends. A queue without such requests does not
-//!   wait: it reserves more than there is. So no queue waits for another, and each queue can always have one
-//!   request in flight.
+//!   when another request of the same queue that has a reservation ends. If no other request of the queue has
+//!   one, the request does not wait: it reserves more than there is. So no queue waits for another, and each
+//!   queue can always have one request in flight.
 //! * A slot keeps its room for the next request, unless less than half of the budget is left. So idle slots
 //!   keep at most half of the budget, and the other half is always there for requests in flight.
 //!
@@ -68,7 +68,7 @@ impl Budget {
         self.taken.fetch_sub(pieces, Ordering::Relaxed);
     }
 
-    /// Returns how much of its `pieces` an idle slot may keep.
+    /// Returns how many of its `pieces` an idle slot may keep reserved.
     pub(crate) fn kept_part_of(&self, pieces: usize) -> usize {
         let scarce = self.taken.load(Ordering::Relaxed) > self.max / 2;
         if scarce { 0 } else { pieces.min(KEPT_PIECES_MAX) }

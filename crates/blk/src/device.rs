@@ -23,7 +23,7 @@ const STATE_TAG: [u8; 4] = *b"blk1";
 const LOCKED_BY_THIS_PROCESS: &str = "the image cannot be locked: another device of this process is using it; give each device its own, or \
     make both read-only";
 
-/// The properties of a device that its disk does not decide.
+/// The properties of a device that do not come from its disk.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The answer to GET_ID. Only the first 20 bytes are used.
@@ -44,7 +44,7 @@ pub struct Blk {
     /// The locks on the image and its backing files.
     locks: Mutex<Vec<ImageLock>>,
     /// Wakes the transport when the configuration space changes. `None` if the process had no descriptor
-    /// left: then the driver sees a new size only when it reads it.
+    /// left. Then the driver sees a new size only when it reads the space again.
     config_changed: Option<Waker>,
 }
 

@@ -10,7 +10,8 @@
 //! - A request that finds no room in the engine waits in its slot.
 //! - A request whose I/O fails reports the error to the driver.
 //!
-//! All queues share the disk. Everything else belongs to one queue, and so to one worker.
+//! All queues share the disk and the state of the device (`device_state.rs`). Everything else belongs to one
+//! queue, and so to one worker.
 //!
 //! ```
 //! use kickless_blk::{Blk, Options};

@@ -16,9 +16,9 @@ use std::sync::Arc;
 use tracing::debug;
 use zerocopy::IntoBytes;
 
-/// This many bytes of data cost as much as a request: see [`QueueTask::poll`].
+/// The number of bytes of data that cost as much as a request: see [`QueueTask::poll`].
 const COST_BYTES: u64 = 4096;
-/// This many descriptors cost as much as a request. One descriptor takes about 3 nanoseconds.
+/// The number of descriptors that cost as much as a request. One descriptor takes about 3 nanoseconds.
 const COST_DESCRIPTORS: u16 = 64;
 
 /// A running queue.
@@ -35,11 +35,11 @@ pub(crate) struct Queue {
     slots: Slots,
     /// The lost writes of the disk that this queue has reported.
     lost_writes: LostWritesSeen,
-    /// A slot whose request starts next, and the request. It is empty between polls.
+    /// The slot and the request that start next. `None` between polls.
     prepared: Option<(u32, disk::Request)>,
     /// Slots of requests for which the engine had no room, oldest first.
     waiting: VecDeque<u32>,
-    /// A slot whose request waits for room in the device's budget, and the request.
+    /// The slot and the request that wait for room in the device's budget.
     over_budget: Option<(u32, disk::Request)>,
     /// Slots of requests that run in steps, the next one first.
     steps: VecDeque<u32>,
@@ -134,7 +134,7 @@ impl Queue {
         if !is_small && !self.slots.reserve(slot) {
             return self.wait_for_budget(slot, wanted);
         }
-        // The CPU loads the data of this request into its cache, while the one before it is done.
+        // The processor loads the data of this request into its cache, while the request before it runs.
         let now = match self.shared.disk.prepare(wanted) {
             true => self.prepared.replace((slot, wanted)),
             false => Some((slot, wanted)),
@@ -155,7 +155,7 @@ impl Queue {
         };
         let entry = self.slots.get(slot);
         entry.fill(self.vring.view(), id, request.status, request.kind, request.data_len);
-        // Each extent is an operation.
+        // Each extent costs as much as a request.
         let cost = entry.io.extents_len() as u32;
         self.slots.take_next();
         self.add_cost(cost);
@@ -377,7 +377,7 @@ impl Queue {
         if self.over_budget.is_none() {
             return true;
         }
-        // The other request may wait for the completion of this one.
+        // This starts the prepared request first, because `over_budget` may wait for its completion.
         let prepared = self.prepared.take();
         self.start_on_disk(context, prepared);
         let over_budget = self.over_budget.take_if(|(slot, _)| self.slots.reserve(*slot));
@@ -461,8 +461,9 @@ impl QueueTask for Queue {
                     Turn::Over(next) => break next,
                 }
             }
-            // A waiting request may need a buffer or a range that others hold; then new requests can start
-            // beside it. But if the engine is full, it goes before all requests in the ring.
+            // A waiting request may need a buffer or a range that other requests hold. Then new requests can
+            // start beside it. But if the engine is full, the waiting request goes before all requests in the
+            // ring.
             let waits = !self.waiting.is_empty();
             let slot = match self.slots.next() {
                 Some(slot) if !waits || self.has_room(context) => slot,
@@ -500,7 +501,7 @@ impl QueueTask for Queue {
         // Steps remain, so the queue must be polled again even if it also waits.
         let next = if self.steps.is_empty() { next } else { Next::More };
         self.vring.publish();
-        // A request in several pieces may have started another piece.
+        // A request in several pieces may have started another piece, which this has to limit too.
         if self.waits_limited {
             self.limit_remote_waits();
         }

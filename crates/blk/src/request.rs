@@ -36,7 +36,7 @@ pub enum Kind {
     GetId,
     /// Write the disk's lifetime into the writable buffers.
     GetLifetime,
-    /// Do something to the [`extents`] in the readable buffers, after their header.
+    /// Apply the operation to the [`extents`] in the readable buffers, after their header.
     Extents(RangeOp),
 }
 
@@ -228,8 +228,8 @@ pub(crate) fn data(buffers: &[Buffer], skip: u64, len: u64) -> impl Iterator<Ite
         skip -= skipped;
         let here = (u64::from(buffer.len) - skipped).min(left);
         left -= here;
-        // Both are at most the length of the buffer. An address that wraps is outside guest memory, as is
-        // u64::MAX.
+        // `skipped` and `here` are at most the length of the buffer. An address that wraps is outside guest
+        // memory, as is u64::MAX.
         Some((buffer.addr.checked_add(skipped).unwrap_or(Gpa(u64::MAX)), here as u32))
     })
 }
@@ -249,7 +249,8 @@ fn status_of(writable: &[Buffer]) -> Option<Gpa> {
 fn header_of(readable: &[Buffer], view: &View) -> Option<(u32, u64)> {
     let first = readable.first()?;
     if u64::from(first.len) >= HEADER_LEN {
-        // As words, because a header has no alignment, and the compiler would copy its bytes around.
+        // Reads two words instead of a header. A header has no alignment, so the compiler would add copies of
+        // its bytes.
         let [kind, sector] = view.read_obj::<[u64; 2]>(first.addr).ok()?.map(u64::from_le);
         return Some((kind as u32, sector));
     }

@@ -73,7 +73,7 @@ impl Slot {
 
 /// The slots of a queue, one for each entry of the ring.
 ///
-/// A slot allocates memory for its first request and keeps it.
+/// A slot allocates memory for its first request and keeps it, as far as the [`Budget`] allows.
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,

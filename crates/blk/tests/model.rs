@@ -28,7 +28,7 @@ const KINDS: u32 = if cfg!(feature = "rbd") { 7 } else { 5 };
 enum Effect {
     Nothing,
     Read(Range<u64>),
-    /// All bytes of these sectors become this.
+    /// All bytes of these sectors get this value.
     Fill(Vec<Range<u64>>, u8),
     /// The content of these sectors becomes unknown.
     Forget(Vec<Range<u64>>),
