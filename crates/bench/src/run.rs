@@ -21,7 +21,7 @@ use super::slots::Slot;
 use super::target::Target;
 use super::turn::{Moment, Turn, latencies};
 
-/// The number of parts of a turn with a rate of their own, and the shortest part.
+/// The number of parts of a turn, unless they would be shorter than `PART_MIN`. Each part gets its own rate.
 const PARTS: u32 = 100;
 const PART_MIN: Duration = Duration::from_millis(20);
 /// The length of a part for the plot over time.
@@ -46,7 +46,7 @@ pub(crate) fn turn(
             .with_context(|| target.name().to_owned())?;
     let turn = ConnectedTurn { disk: &disk, scenario, target, load, stop, progress }.run();
     if turn.is_err() || stop.load(Ordering::Relaxed) {
-        // This drops what is in flight, because no thread waits for it.
+        // This drops the requests in flight. No thread waits for them.
         disk.unplug();
     }
     disk.close();
@@ -147,7 +147,7 @@ impl ConnectedTurn<'_> {
     }
 
     /// Runs all submitters to their end, each in a thread. Returns their results, and the figures of the
-    /// parts of the turn. `done` has the completed requests of each thread.
+    /// parts of the turn. `done` has the number of completed requests of each thread.
     fn run_submitters(
         &self,
         shared: &TurnContext<'_>,
