@@ -1,4 +1,4 @@
-//! Channels: the standard library's, or some that loom watches.
+//! Channels: the standard library's, or in a build with `--cfg loom`, channels that a model can use.
 
 pub use std::sync::mpsc::RecvTimeoutError;
 
@@ -8,7 +8,8 @@ pub use std::sync::mpsc::{Receiver, Sender, channel};
 #[cfg(loom)]
 pub use watched::{Receiver, Sender, channel};
 
-/// Channels that loom watches. The receivers of loom's own channels do not notice that the sender is gone.
+/// Channels made of loom's locks. loom has channels too, but their receivers do not notice that the sender is
+/// gone.
 #[cfg(loom)]
 mod watched {
     use crate::{Arc, Condvar, Mutex, lock};

@@ -1,10 +1,11 @@
-//! Counts instructions of this program, which are the same in each run.
+//! Counts the instructions that this program runs. Their number is the same each time.
 
 use std::process::Command;
 
-/// Runs this program with `argument` in valgrind. Returns the instructions of functions whose names contain
-/// `counted_submit` or `counted_complete`, with all that they call. Returns `None` if valgrind cannot count
-/// them.
+/// Runs this program with `argument` in valgrind and returns the number of counted instructions.
+///
+/// It counts the functions whose names contain `counted_submit` or `counted_complete`, and the functions that
+/// these call. Returns `None` if valgrind cannot count them.
 pub fn counted_instructions(argument: &str) -> Option<f64> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])
