@@ -1,4 +1,4 @@
-//! Parses the values of options: sizes, durations, numbers, CPU lists and addresses of cards.
+//! Parses the values of options: sizes, durations, numbers, CPU lists and addresses of network cards.
 //!
 //! The command line, configuration files and the names of disks use these parsers. A parser's error is the
 //! end of a sentence, such as "it must be a number from 1 to 256". The caller puts the name of the option
