@@ -1,9 +1,9 @@
 //! Runs the driver's end of a ring. The input is the device: between the driver's operations, it overwrites
 //! any memory that it can reach.
 //!
-//! A popped id was in flight and is popped once, for any bytes that the device writes. With IN_ORDER, ids
-//! come in the order of submission. The reported length never exceeds the writable bytes. An error stays for
-//! good. The driver writes only to its own part of the memory.
+//! Each popped id was in flight and is popped once, whatever bytes the device writes. With IN_ORDER, ids are
+//! popped in the order of submission. The reported length never exceeds the writable bytes. An error stays
+//! for good. The driver writes only to its own part of the memory.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ const DEVICE: u64 = 0x1800;
 const TABLES: u64 = 0x2800;
 const TABLE_LEN: u64 = 64;
 const END: u64 = 0x6800;
-/// Memory after the end, which neither side uses.
+/// The end of the memory. Neither side uses the part from `END` on.
 const BEYOND: u64 = 0x7000;
 const BUFFERS_MAX: usize = 4;
 

@@ -17,7 +17,7 @@ const USER: u64 = 0x10_0000_0000;
 const GPA: u64 = 0x8000_0000;
 /// Few nodes, so that inputs use them all.
 const NODES: u32 = 24;
-/// The model ignores updates of more pages.
+/// The most pages of an update. The target ignores longer updates.
 const PAGES_MAX: u64 = 2048;
 
 static MAP: LazyLock<Map> = LazyLock::new(|| {
@@ -118,7 +118,7 @@ fn drop_stale(iotlb: &mut Iotlb, tlb: &mut Tlb) {
     assert!(iotlb.bytes() <= (NODES as usize + 1) * (4096 + 64));
 }
 
-/// An epoch, a page, and its address in that epoch.
+/// A translation that a queue keeps: an epoch, a page, and the address of the page in that epoch.
 type Kept = Option<(u64, u64, u64)>;
 
 /// Looks up a buffer of up to 64 KiB at any address.

@@ -1,8 +1,8 @@
-//! Runs the device's end of a split or packed ring, with and without IN_ORDER, in one piece or several, in
-//! hostile memory.
+//! Runs the device's end of a ring in memory that a hostile driver writes. The ring is split or packed, with
+//! or without IN_ORDER, in one piece or in several.
 //!
-//! The input has the queue's shape, the layout of its areas, the first content of the memory, and a
-//! sequence of operations: those of the device, and writes by the driver. No input may cause a panic, a
+//! The input has the queue's shape, the layout of its areas, the first content of the memory, and a sequence
+//! of operations. These are operations of the device and writes by the driver. No input may cause a panic, a
 //! long run, or a chain that breaks the promises of `pop`.
 #![no_main]
 
@@ -26,8 +26,8 @@ const USED: u64 = 0x1800;
 const ADDRESSES: Addresses =
     Addresses { desc: UserAddr(DESC), avail: UserAddr(AVAIL), used: UserAddr(USED), log: None };
 
-/// Distance of the second part of a divided area from its usual address. It makes the part unaligned and
-/// crosses into another slot.
+/// Distance of the second part of a divided area from its usual address. With it, the part is not aligned and
+/// lies in another slot.
 const ELSEWHERE: u64 = 0x1c02;
 
 static FILE: LazyLock<OwnedFd> = LazyLock::new(|| {
