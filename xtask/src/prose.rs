@@ -8,10 +8,10 @@ use anyhow::{Result, ensure};
 
 use crate::tracked;
 
-/// Columns of a line with a comment.
+/// The most columns of a line with a comment.
 const COLUMNS_MAX: usize = 110;
-/// Words with which no comment begins. The first sentence of a doc is a verb and its object, or names the
-/// thing.
+/// Words with which a comment must not begin. The first sentence of a doc is a verb and its object, or names
+/// the thing.
 const OPENINGS: [&str; 13] = [
     "What", "Whatever", "Who", "Whoever", "Whose", "Where", "Wherever", "That", "Those", "One that",
     "Nobody", "Somebody", "Anybody",

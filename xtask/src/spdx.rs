@@ -1,4 +1,4 @@
-//! Evaluates SPDX licence expressions_are_evaluated: `MIT OR (Apache-2.0 AND ISC)`.
+//! Evaluates SPDX licence expressions, such as `MIT OR (Apache-2.0 AND ISC)`.
 
 /// Returns whether licences that `allowed` accepts satisfy `expression`. Returns false if `expression`
 /// cannot be read.
