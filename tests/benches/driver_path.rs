@@ -137,7 +137,7 @@ fn time_of_device(batch: usize, driver: &mut Driver, device: &mut DeviceEnd, req
     Ok(per_request(spent, done))
 }
 
-/// Returns the time of a look at the clock.
+/// Returns the time that it takes to read the clock.
 fn clock_cost() -> Duration {
     (0..64).map(|_| Instant::now().elapsed()).min().unwrap_or_default()
 }
