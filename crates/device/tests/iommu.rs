@@ -411,7 +411,7 @@ fn another_view_leaves_translations_as_they_are() {
     assert!(!setup.pop() && setup.sent().is_empty(), "no memory, but nothing to ask for");
 }
 
-/// As many descriptors as the ring has, each past the end of all addresses.
+/// The chain has as many descriptors as the ring, and each buffer goes past the end of all addresses.
 #[test]
 fn a_chain_that_is_too_long_takes_no_memory() {
     let mut setup = Setup::with_ring();
@@ -435,7 +435,7 @@ fn a_chain_that_is_too_long_takes_no_memory() {
     assert!(!setup.vring.pop(&mut chain) && setup.vring.is_broken());
 }
 
-/// Pages of which no two are contiguous, more of them than ranges are kept apart for a chain.
+/// The chain has more pages than a chain can have pieces. No two of the pages are contiguous.
 #[test]
 fn a_chain_in_too_many_pieces_fails() {
     const PIECES: u64 = 1 << 16;
@@ -484,8 +484,8 @@ fn a_request_that_is_refused_page_by_page_ends() {
     assert_eq!(setup.sent(), [(BUFFERS + PAGE, Access::READ)]);
 }
 
-/// Pages of which no two are contiguous, more than are asked for at a time. The front-end has sent none of
-/// them yet. Each page is looked up a fixed number of times, however often the chain is popped again.
+/// The chain has more pages than are asked for at a time. No two of them are contiguous, and the front-end
+/// has sent none of them yet. Each page is looked up twice, however often the chain is popped again.
 #[test]
 fn a_chain_whose_pages_are_all_missing_is_translated_once() {
     const PAGES: u64 = 8192;
@@ -514,8 +514,8 @@ fn a_chain_whose_pages_are_all_missing_is_translated_once() {
     assert!(u64::from(cost) >= 2 * PAGES / 16 - 1, "{cost} is too little for this work");
 }
 
-/// An invalidation drops the translated part of a chain that is not popped yet, whatever the ring does
-/// meanwhile.
+/// An invalidation drops the translated part of a chain that is not popped yet, even if the ring is unmapped
+/// and mapped again meanwhile.
 #[test]
 fn an_invalidation_reaches_a_chain_that_is_translated_in_part() {
     const PAGES: u64 = 1500;
