@@ -69,7 +69,7 @@ pub enum Error {
         /// The problem with the flags.
         problem: &'static str,
     },
-    /// The reply to another request than the one that was sent.
+    /// A reply that does not belong to the request that was sent.
     #[error("{expected}: the reply is to request {received}")]
     WrongReply {
         /// The request that was sent.

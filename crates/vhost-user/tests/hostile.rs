@@ -163,7 +163,7 @@ fn a_peer_that_does_not_read_does_not_block_us() {
     assert!(matches!(error, Error::Interrupted | Error::SendInterrupted { .. }), "{error}");
 }
 
-/// Makes an end, and a function that receives once and returns whether there may be more.
+/// Makes an end of a connection. Returns a function that receives once and says whether there may be more.
 type End = fn(UnixStream) -> Box<dyn FnMut() -> bool>;
 
 proptest! {
