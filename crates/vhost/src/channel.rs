@@ -1,4 +1,4 @@
-//! The channel for the back-end's own messages, and the wait for everything beside the front-end's messages.
+//! The channel for the back-end's own messages. A session also waits here for all its events.
 
 use crate::error::RequestError;
 use crate::iotlb::Translations;
@@ -164,8 +164,7 @@ fn warn_of_blocked_queues(error: &Error) {
     warn!(%error, "the back-end's channel is dropped; queues that wait for translations stay blocked");
 }
 
-/// Checks a channel on which no question was asked. Anything that comes is the end of the channel, or an
-/// invalid reply.
+/// Checks a channel on which the front-end owes no reply. A reply is an error, as is the end of the channel.
 fn expect_no_reply(requester: &mut BackendRequester) -> Result<(), Error> {
     let code = kickless_spec::vhost_user::BackendRequest::ConfigChangeMsg;
     match requester.recv_reply(code, &Wait::never()) {

@@ -1,12 +1,12 @@
 //! Translations of a vIOMMU: those that the front-end sends, and those that it is asked for.
 //!
-//! Three parties take part. None waits for another in a circle:
+//! Queues, the session and the front-end wait for one another, but never in a circle:
 //!
 //! * A queue that lacks a translation reports it ([`IotlbMisses`]) and pauses. Its worker serves other
 //!   queues.
 //! * The session sends the miss on the back-end's channel and does not wait for the reply. It goes on with
-//!   the next message, or with a reply on the channel. The front-end holds its big lock while it sends the
-//!   answer, an UPDATE, and waits for the acknowledgement. So the session must be ready for it.
+//!   the next message, or with a reply on the channel. The front-end answers with an UPDATE. It holds its
+//!   big lock until the session has acknowledged that, so the session must be ready for it.
 //! * The session acknowledges an UPDATE that contradicts an earlier one, or an INVALIDATE, when no queue uses
 //!   the old translation. This wait is for workers and I/O in flight. Neither needs the front-end or an
 //!   answer to a miss. The session limits how long I/O waits for a remote server (`wait.rs`).
@@ -44,7 +44,8 @@ pub(crate) struct Translations {
     unsent: VecDeque<(u64, Miss)>,
     /// Misses that wait for their replies, in this order.
     awaiting: VecDeque<(u64, Miss)>,
-    /// The number of replies that have come to the first of these and are not handled yet.
+    /// The number of replies that have come and are not handled yet. They belong to the first misses of
+    /// `awaiting`.
     replies: usize,
     counts: Counts,
 }
@@ -133,8 +134,8 @@ impl Translations {
         Ok(())
     }
 
-    /// Makes room for a node, if there is something to evict beside the updated range. Returns whether it
-    /// did.
+    /// Makes room for a node: waits until stale nodes are free, or else evicts translations outside the
+    /// updated range. Returns `false` if it found neither.
     fn make_room(
         &mut self,
         updated: IovaRange,

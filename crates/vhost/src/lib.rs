@@ -16,7 +16,7 @@
 //! A ring runs when the front-end has set its size, its addresses and its kick descriptor, and has enabled
 //! it. It is then polled once, with or without a kick. GET_VRING_BASE stops it: everything in flight
 //! completes, and the answer is the first index that was not taken. Disabling a ring stops it too, and
-//! enabling it continues there. A device can have a ring run while it is disabled, to discard the driver's
+//! enabling it continues there. A device can choose that a disabled ring runs and discards the driver's
 //! requests ([`Disabled::Drained`](kickless_device::Disabled::Drained)). SET_FEATURES, SET_VRING_ADDR, new
 //! descriptors and changes of memory do not stop a ring. They are work items for its worker.
 //!

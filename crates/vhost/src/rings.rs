@@ -298,6 +298,8 @@ impl Rings {
         Ok(())
     }
 
+    /// Checks that no ring runs.
+    ///
     /// # Errors
     /// A ring runs.
     pub(crate) fn all_stopped(&self) -> Result<(), RequestError> {

@@ -22,7 +22,8 @@ pub struct Server {
     statistics: Arc<Statistics>,
     mapper: Mapper,
     presence: Mutex<Presence>,
-    /// The index at which each ring stopped last. A front-end that reconnects continues there.
+    /// The index at which each ring stopped last. It confirms the index that a front-end sends when it
+    /// reconnects.
     stops: Mutex<Vec<Option<u16>>>,
 }
 

@@ -79,8 +79,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Serves until the front-end leaves. No ring runs afterwards, whatever the reason. `stops` has the index
-    /// at which each ring stopped before the session. Returns these indices after the session.
+    /// Serves until the front-end leaves or the session ends for another reason. No ring runs afterwards.
+    /// `stops` has the index at which each ring stopped before the session. Returns these indices after the
+    /// session.
     pub(crate) fn run(mut self, stops: &[Option<u16>]) -> (Result<(), Ended>, Vec<Option<u16>>) {
         self.rings.set_stops(stops);
         self.device.connected();
@@ -99,8 +100,8 @@ impl<'a> Session<'a> {
     }
 
     /// Warns if the front-end has probably shared memory that it has mapped privately (QEMU: `share=off`).
-    /// The guest's writes are not in the file then. The rings stay empty whatever the driver does, and only
-    /// its kicks arrive.
+    /// The guest's writes are not in the file then. The rings stay empty here, and only the driver's kicks
+    /// arrive.
     fn warn_of_private_memory(&self) {
         let ((kicks, requests), before) = (self.statistics.totals(), self.totals_before);
         let only_kicked = kicks > before.0 && requests == before.1;
@@ -329,7 +330,7 @@ impl<'a> Session<'a> {
         self.negotiated.need(ProtocolFeatures::RESET_DEVICE)?;
         self.rings.stop_all()?;
         self.flush_if_stopped();
-        // Nothing is in flight in rings that start anew, wherever they stood before.
+        // No request is in flight in rings that start anew, so the buffer does not describe them.
         self.rings.inflight = None;
         self.rings.reset(self.negotiated.always_enabled());
         self.device.reset_driver();
@@ -356,8 +357,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Returns a ring whose set-up is about to change. Stops it if it is drained while it is disabled: a
-    /// front-end that resets its device with SET_VRING_ENABLE alone takes it for stopped.
+    /// Returns a ring whose set-up is about to change. Stops the ring if it is disabled and drained: a
+    /// front-end that resets its device with SET_VRING_ENABLE alone believes that the ring has stopped.
     ///
     /// # Errors
     /// The ring runs and is enabled.
@@ -391,8 +392,8 @@ impl<'a> Session<'a> {
         };
         let areas = setup::areas(addresses, self.negotiated.features);
         let view = self.memory.view();
-        // The specification sets no order for these three messages. Values that are unknown now are checked
-        // when the ring starts.
+        // The specification sets no order for SET_VRING_NUM, SET_VRING_ADDR and SET_MEM_TABLE. Areas that
+        // cannot be checked now are checked when the ring starts.
         if let Some(size) = self.rings.get(index).setup.size
             && !view.map().slots().is_empty()
         {

@@ -93,8 +93,8 @@ impl Transfers {
     }
 }
 
-/// The deadline of a transfer. A wait alone does not keep it, because it returns at once while its descriptor
-/// is ready, or in error.
+/// The deadline of a transfer. A [`Wait`] alone does not enforce it: while the descriptor is ready or has an
+/// error, the wait returns at once and does not look at the clock.
 struct Deadline<'a> {
     wait: Wait<'a>,
     deadline: Instant,

@@ -315,7 +315,7 @@ fn only_a_base_that_the_ring_did_not_stop_at_is_doubtful() {
     });
 }
 
-/// A front-end that reconnects to the same process continues where the ring stopped.
+/// The process remembers where a ring stopped, so the same base is not doubtful in the next session.
 #[test]
 fn a_ring_continues_in_another_session() {
     let (server, asked) = server();
@@ -330,7 +330,7 @@ fn a_ring_continues_in_another_session() {
         });
         assert_eq!(asked.take()[..2], [started, "stop 0"]);
     }
-    // A reset ends what is known.
+    // After a reset, the process does not know where the ring stopped.
     connect(&server, &asked, |mut session| {
         session.negotiate(ProtocolFeatures::RESET_DEVICE);
         session.order(&Message::SetFeatures(packed));
@@ -342,7 +342,7 @@ fn a_ring_continues_in_another_session() {
     });
 }
 
-/// Cloud Hypervisor did so before it sent GET_VRING_BASE.
+/// Older versions of Cloud Hypervisor only disable rings and do not send GET_VRING_BASE.
 #[test]
 fn rings_that_are_only_disabled_can_be_set_up_anew() {
     with_card(|mut session, _, asked| {
