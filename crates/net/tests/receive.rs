@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const RATE: u32 = 20_000;
-/// After this time, a test has failed. No machine is so slow.
+/// The limit of a wait. Even a slow machine needs less.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn port(lengths: std::ops::RangeInclusive<u32>) -> NullPort {

@@ -19,7 +19,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// After this time, a test has failed. No machine is so slow.
+/// The limit of a wait. Even a slow machine needs less.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Ring {
