@@ -57,7 +57,7 @@ pub struct DaemonConfig {
     pub arguments: Vec<String>,
     /// Gives the disk an I/O thread. For the storage daemon only.
     pub iothread: bool,
-    /// Lets that thread poll before it sleeps, which is its default.
+    /// Lets the I/O thread poll before it sleeps, which is its default.
     pub polls: bool,
     /// Uses io_uring for the I/O instead of the default, threads. For the storage daemon only.
     pub by_uring: bool,

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const DEVICES_MAX: usize = 16;
-/// Threads that add and remove devices, each its own ones.
+/// Threads that add and remove devices. Each has a device of its own.
 const CHURNERS: usize = 3;
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
@@ -147,7 +147,8 @@ fn disk_comes_and_goes(rig: &Rig, name: &str) {
     });
 }
 
-/// Has each churner go through so many rounds. One name is a card and a disk by turns.
+/// Runs each churner for this number of rounds. The device of a churner is a card in some rounds and a disk
+/// in the others.
 fn churn(rig: &Rig, rounds: usize) {
     thread::scope(|scope| {
         for churner in 0..CHURNERS {
@@ -176,7 +177,7 @@ fn cards_and_disks_come_and_go_under_load() {
     });
     rig.add("disk", "blk-file", "mem:256K");
     let disk = rig.disk("disk");
-    // Threads and heaps that are kept are there after a while.
+    // After these rounds, the process has the threads and heaps that it keeps.
     churn(&rig, 15);
     let before = Resources::now();
     let over = AtomicBool::new(false);

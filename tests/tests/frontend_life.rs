@@ -479,7 +479,7 @@ fn a_front_end_may_leave_under_io(engine: &str) {
     served.end_without_warnings().unwrap();
 }
 
-/// No test by itself: [`a_killed_front_end_leaves_nothing`] kills this process.
+/// Runs as a process of its own, which [`a_killed_front_end_leaves_nothing`] kills. Tests nothing itself.
 #[test]
 #[ignore = "the victim of another test"]
 fn victim() {

@@ -244,7 +244,7 @@ fn packed_rings_are_logged(engine: &str) {
     over_all_disks(engine, &Shape { packed: true, ..SHAPE });
 }
 
-/// Returns the disk has short transfers, errors after a part, EAGAIN, and completions out of order.
+/// The disk has short transfers, errors after a part, EAGAIN, and completions out of order.
 fn faulty_disks_are_logged(engine: &str) {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("disk.img");

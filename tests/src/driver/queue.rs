@@ -442,7 +442,8 @@ impl Queue {
         } else {
             self.avail.store_u16(RING_FLAGS, 0, Ordering::Relaxed);
         }
-        // Its partner is the device's fence between its index and its look at what is stored above.
+        // Its partner is the device's fence between its store of the used index and its look at the flags or
+        // the event index stored above.
         fence(Ordering::SeqCst);
     }
 

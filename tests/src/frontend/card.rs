@@ -109,7 +109,7 @@ impl Card {
         self.frontend.start(&self.rings[ring].queue)
     }
 
-    /// Stops a ring, and takes back what it has completed. It must stop where its completions end.
+    /// Stops a ring, and takes back the completed buffers. The ring must stop where its completions end.
     ///
     /// # Errors
     /// The back-end refuses, or the ring stops elsewhere.

@@ -34,8 +34,8 @@ pub struct Shape {
     pub discard: bool,
     /// Bytes of memory.
     pub memory: u64,
-    /// The driver has initialised the device already, and its front-end reconnects. As QEMU, it does not
-    /// read the configuration space again.
+    /// The driver has initialised the device already, and its front-end reconnects. Like QEMU, the front-end
+    /// does not read the configuration space again.
     pub returns: bool,
 }
 
@@ -234,7 +234,7 @@ pub fn perform(
 /// returns true for the number of rounds.
 ///
 /// # Errors
-/// A request fails, or what is read is not what was written.
+/// A request fails, or reads other data than was written.
 pub fn write_and_verify(
     ram: &Ram,
     queue: &mut Queue,

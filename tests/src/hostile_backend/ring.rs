@@ -38,8 +38,8 @@ pub(crate) struct Ring {
     /// A request that was answered with a fault and is not completed yet: its id, length and number of
     /// descriptors.
     unanswered: Option<(ChainId, u32, u16)>,
-    /// Whether the ring has stopped after a fault that later true answers would overwrite. It then ignores
-    /// kicks.
+    /// Whether the ring has stopped after a fault, because a later correct answer would overwrite the fault.
+    /// It then ignores kicks.
     pub(crate) halted: bool,
     pub(crate) events: Events,
 }
