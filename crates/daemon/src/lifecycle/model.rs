@@ -124,6 +124,16 @@ impl Model {
         self.registry.remove(id, timeout, Device::stop, None::<fn(&Device)>)
     }
 
+    /// Starts a thread that uses the device once, if it is open.
+    fn use_by_thread(&self, id: u64) -> JoinHandle<()> {
+        let registry = self.registry.clone();
+        thread::spawn(move || {
+            if let Some(device) = registry.reference(id) {
+                device.access();
+            }
+        })
+    }
+
     /// Returns whether the name is free and no device is open.
     fn is_gone(&self) -> bool {
         let is_empty = self.registry.lock().entries.is_empty();
@@ -145,14 +155,7 @@ fn a_device_that_is_removed_is_closed_after_its_last_use() {
         check(3, move || {
             let model = Model::new();
             let (id, session) = model.add(has_failed);
-            let user = thread::spawn({
-                let registry = model.registry.clone();
-                move || {
-                    if let Some(device) = registry.reference(id) {
-                        device.access();
-                    }
-                }
-            });
+            let user = model.use_by_thread(id);
             match model.remove(id, Duration::ZERO) {
                 Err(RemoveError::Deadline { .. } | RemoveError::StillOpen { .. }) => {}
                 other => panic!("{other:?}"),
@@ -195,14 +198,7 @@ fn a_successor_is_opened_after_the_last_use() {
     check(2, || {
         let model = Model::new();
         let (id, session) = model.add(true);
-        let user = thread::spawn({
-            let registry = model.registry.clone();
-            move || {
-                if let Some(device) = registry.reference(id) {
-                    device.access();
-                }
-            }
-        });
+        let user = model.use_by_thread(id);
         let replace = |model: &Model| match model.reserve() {
             // The successor cannot be opened or is not served, and the failed device stays listed.
             Ok(Some(id)) => {
