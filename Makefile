@@ -5,13 +5,15 @@
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
-# For `make fuzz`: number of runs of each target.
+# For `make fuzz`: number of inputs for each target.
 FUZZ_RUNS ?= 2000000
 
+# Builds the program.
 build:
 	tools/setup build
 	cargo build --locked --release -p kickless
 
+# Installs the packages that building and testing need.
 setup:
 	tools/setup
 
@@ -37,6 +39,7 @@ demo:
 demo-migrate:
 	guest/demo-migrate $(MOVES)
 
+# Runs each fuzz target with FUZZ_RUNS inputs.
 fuzz:
 	tools/setup
 	tools/fuzz $(FUZZ_RUNS)

@@ -58,7 +58,7 @@ fn memory(len: u64) -> Result<Slot> {
     Ok(Slot::map(&file, 0, Gpa(0), UserAddr(0), len)?)
 }
 
-/// FNV-1a over words.
+/// Hashes words by FNV-1a.
 fn checksum(map: &Map, len: u64) -> Result<u64> {
     let mut chunk = vec![0; CHUNK as usize];
     let mut sum = 0xcbf2_9ce4_8422_2325_u64;

@@ -1,13 +1,13 @@
 /*
- * fio's way to any vhost-user-blk back-end, on top of kickless_driver.h:
+ * Lets fio use any vhost-user-blk back-end, through kickless_driver.h:
  *
  *     fio --ioengine=external:target/fio/kickless.so --socket=/tmp/scratch.sock --name=job --rw=randread ...
  *
- * A job that writes or trims does so over whatever is on the disk.
+ * A job that writes or trims destroys the data on the disk.
  *
- * Jobs that are threads (--thread) share one connection and have a queue each; jobs that are processes have a connection
- * each, which not every back-end takes more than one of. I/O buffers are memory that the back-end shares, so nothing is
- * copied. A trim is a discard, and a sync a flush.
+ * Jobs that are threads (--thread) share one connection, and each has a queue. Each job that is a process has
+ * a connection of its own; some back-ends accept only one connection. I/O buffers are memory that the
+ * back-end shares, so nothing is copied. A trim becomes a discard, and a sync becomes a flush.
  *
  * SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
  */
@@ -24,13 +24,13 @@
 
 #include <kickless_driver.h>
 
-/* What back-ends take without being told otherwise. */
+/* Bounds of the queue size. Back-ends accept these sizes by default. */
 #define QUEUE_SIZE_MIN 128
 #define QUEUE_SIZE_MAX 1024
-/* In steps of this the driver has its shared memory. */
+/* The size of a region of shared memory is a multiple of this. */
 #define HUGE_PAGE (2UL << 20)
 
-/* What a job says. fio wants no option at offset 0. */
+/* The options of a job. fio does not allow an option at offset 0. */
 struct kickless_options {
     void *pad;
     char *socket;
@@ -83,7 +83,7 @@ static struct fio_option options[] = {
     {.name = NULL},
 };
 
-/* A connection, and which of its queues have a job. */
+/* A connection. `taken` tells for each queue whether a job has it. */
 struct connection {
     struct connection *next;
     char *socket;
@@ -96,7 +96,7 @@ struct connection {
 static pthread_mutex_t connections_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct connection *connections;
 
-/* What belongs to a job. */
+/* The state of a job. */
 struct job {
     struct connection *connection;
     uint32_t index;
@@ -104,13 +104,13 @@ struct job {
     kl_buffer *memory;
     bool flushes;
     unsigned int depth;
-    /* Those that fio has queued and the device does not have yet. */
+    /* Requests that fio has queued and that are not submitted yet. */
     kl_request *pending;
     unsigned int pending_count;
-    /* Those that could not be submitted. */
+    /* Completions of requests that could not be submitted. */
     kl_completion *failed;
     unsigned int failed_count;
-    /* What getevents has found. */
+    /* Completions that the last getevents found. */
     kl_completion *done;
 };
 
@@ -121,7 +121,7 @@ static int complain(struct thread_data *td, int error, const char *what)
     return -error;
 }
 
-/* How to open the disk for this job. */
+/* Returns the options to open the disk of this job. */
 static kl_options disk_options(struct thread_data *td, uint32_t queues)
 {
     const struct kickless_options *mine = td->eo;
@@ -156,7 +156,7 @@ static int check_job(struct thread_data *td)
     return EINVAL;
 }
 
-/* Connects. The lock is held. */
+/* Connects. The caller holds connections_lock. */
 static struct connection *connect_to(struct thread_data *td)
 {
     const struct kickless_options *mine = td->eo;
@@ -166,7 +166,7 @@ static struct connection *connect_to(struct thread_data *td)
     kl_disk *disk;
     int error;
 
-    /* Costs nothing before it is used. */
+    /* Buffer memory costs nothing before its first use. */
     opened.buffer_memory = (td_max_bs(td) * td->o.iodepth + 2 * HUGE_PAGE) * opened.queues;
     error = kl_disk_open(&opened, &disk);
     if (error < 0) {
@@ -190,7 +190,7 @@ static struct connection *connect_to(struct thread_data *td)
     return made;
 }
 
-/* Disconnects if it was the last job's. The lock is held. */
+/* Closes the connection if no job has it. The caller holds connections_lock. */
 static void let_go(struct connection *connection)
 {
     struct connection **at = &connections;
@@ -204,7 +204,7 @@ static void let_go(struct connection *connection)
     free(connection);
 }
 
-/* Finds the connection to the job's socket, or makes it, and a queue that no other job has. */
+/* Takes a free queue of the connection to the job's socket. Connects if there is no such connection. */
 static int take_queue(struct thread_data *td, struct job *job)
 {
     const struct kickless_options *mine = td->eo;
@@ -292,7 +292,10 @@ static int kickless_init(struct thread_data *td)
     return error;
 }
 
-/* Asked for before the jobs begin, in the process that starts them: so the connection does not stay. */
+/*
+ * Tells fio the size of the disk. fio calls this before the jobs begin, in the process that starts them. So
+ * the connection does not stay open.
+ */
 static int kickless_get_file_size(struct thread_data *td, struct fio_file *f)
 {
     kl_options opened;
@@ -303,7 +306,7 @@ static int kickless_get_file_size(struct thread_data *td, struct fio_file *f)
         return error;
     opened = disk_options(td, 1);
     error = kl_disk_open(&opened, &disk);
-    /* By this number fio would understand that there is a file to be made. */
+    /* After ENOENT, fio would try to create a file. */
     if (error < 0)
         return complain(td, error == -ENOENT ? -ECONNREFUSED : error, "kl_disk_open");
     size = kl_disk_size(disk);
@@ -316,7 +319,7 @@ static int kickless_get_file_size(struct thread_data *td, struct fio_file *f)
     return 0;
 }
 
-/* More than the disk's own shared memory has room for: a region of its own. */
+/* Makes a new region of shared memory, for buffers that do not fit into the disk's own memory. */
 static int register_memory(kl_disk *disk, size_t len, kl_buffer **memory)
 {
     int error, file = memfd_create("fio", MFD_CLOEXEC);
@@ -372,7 +375,7 @@ static enum fio_q_status kickless_queue(struct thread_data *td, struct io_u *io_
     case DDIR_SYNC:
     case DDIR_DATASYNC:
     case DDIR_SYNC_FILE_RANGE:
-        /* Without a write cache everything is durable already. */
+        /* Without a write cache, completed writes are durable already. */
         if (!job->flushes)
             return FIO_Q_COMPLETED;
         request.kind = KL_FLUSH;
@@ -386,7 +389,7 @@ static enum fio_q_status kickless_queue(struct thread_data *td, struct io_u *io_
     return FIO_Q_QUEUED;
 }
 
-/* What fio wants to know of requests that the device has from now on: when, and how many at once. */
+/* Tells fio that these requests were submitted now, as one batch. */
 static void tell_issued(struct thread_data *td, const kl_request *requests, unsigned int count)
 {
     struct timespec now;
@@ -404,7 +407,7 @@ static void tell_issued(struct thread_data *td, const kl_request *requests, unsi
         td->last_issue = now;
 }
 
-/* Submits what there is room for, and goes on with the rest the next time. */
+/* Submits the pending requests for which the ring has room. The others stay pending until the next call. */
 static int kickless_commit(struct thread_data *td)
 {
     struct job *job = td->io_ops_data;
@@ -452,7 +455,7 @@ static int kickless_getevents(struct thread_data *td, unsigned int min, unsigned
         kickless_commit(td);
         count += take_failed(job, job->done + count, max - count);
         wanted = count < min ? min - count : 0;
-        /* Those that wait for room can go on with the first that is done. */
+        /* The first completion makes room for pending requests, so the wait ends there. */
         if (wanted && job->pending_count)
             wanted = 1;
         got = kl_queue_wait(job->queue, job->done + count, wanted, max - count, timeout);
@@ -471,7 +474,7 @@ static struct io_u *kickless_event(struct thread_data *td, int event)
     return io_u;
 }
 
-/* The disk is open for as long as the job runs; a file of it is nothing more than a name. */
+/* Does nothing. The disk stays open as long as the job runs, and a file is only its name. */
 static int nothing(struct thread_data *td, struct fio_file *f)
 {
     return 0;

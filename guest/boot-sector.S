@@ -1,5 +1,6 @@
-# A boot sector that tells on the first serial port that the BIOS has read it, then reads the sector after it
-# through the BIOS's disk services and prints that sector's text (up to its zero byte) too.
+# A boot sector that reports to the first serial port. It prints a line, which shows that the BIOS has read
+# it. Then it reads the second sector through the BIOS's disk services, and prints the text there up to a zero
+# byte.
 
         .code16
         .globl  _start
@@ -30,7 +31,7 @@ _start:
 2:      hlt
         jmp     2b
 
-# Prints the text at SI on COM1, byte by byte as its transmitter empties.
+# Prints the text at SI on COM1. Waits before each byte until the transmitter is empty.
 print:
         lodsb
         testb   %al, %al

@@ -1,12 +1,14 @@
 // Receives, checks and sends frames of a network card, for the test guest.
 //
-//   frames receive IFACE COUNT     waits for so many test frames; checks each
-//   frames send IFACE COUNT LEN    sends so many frames of this length
+//   frames receive IFACE COUNT     waits for COUNT test frames and checks each
+//   frames send IFACE COUNT LEN    sends COUNT frames of LEN bytes
 //
-// Test frames are what kickless's null port delivers (crates/net-port/src/test_frame.rs). `receive` prints
+// kickless's null port makes the test frames (crates/net-port/src/test_frame.rs). `receive` fails on a frame
+// that is not complete. Otherwise it prints
 //   frames=N gaps=N restarts=N lost=N pairs=MASK longest=N source=MAC
-// and fails on a frame that is not whole: gaps are numbers of a pair that are missing, restarts those that begin
-// anew, lost the frames for which this program's own socket had no room.
+// Each pair of queues numbers its frames. `gaps` counts the numbers that are missing. `restarts` counts the
+// frames with a lower number than expected. `lost` counts the frames for which the socket of this program had
+// no room.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <linux/if_packet.h>

@@ -1,9 +1,9 @@
 //! Runs the driver's end of a ring. The input is the device: between the driver's operations, it overwrites
 //! any memory that it can reach.
 //!
-//! Whatever the device writes, a popped id was in flight and is popped once. With IN_ORDER, ids come in the
-//! order of submission. The reported length never exceeds the writable bytes. An error stays for good. The
-//! driver writes only to its own part of the memory.
+//! Each popped id was in flight and is popped once, whatever bytes the device writes. With IN_ORDER, ids are
+//! popped in the order of submission. The reported length never exceeds the writable bytes. An error stays
+//! for good. The driver writes only to its own part of the memory.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ const DEVICE: u64 = 0x1800;
 const TABLES: u64 = 0x2800;
 const TABLE_LEN: u64 = 64;
 const END: u64 = 0x6800;
-/// Memory after the end, which neither side uses.
+/// The end of the memory. Neither side uses the part from `END` on.
 const BEYOND: u64 = 0x7000;
 const BUFFERS_MAX: usize = 4;
 
@@ -67,7 +67,7 @@ struct Driver {
     used_idx: u16,
     used_place: RingPosition,
     /// The memory that only the device writes, with its last content.
-    theirs: Vec<u8>,
+    device_memory: Vec<u8>,
 }
 
 fn area(at: u64, len: usize) -> Area {
@@ -75,7 +75,7 @@ fn area(at: u64, len: usize) -> Area {
 }
 
 /// Returns the memory that only the device writes.
-fn theirs(options: &Options) -> Vec<u8> {
+fn device_memory(options: &Options) -> Vec<u8> {
     let len = if options.is_packed() { EVENT_LEN } else { used_len(options.size(), options.event_idx()) };
     let mut bytes = vec![0; len];
     MEMORY.map().read(Gpa(DEVICE), &mut bytes).expect("inside");
@@ -105,7 +105,7 @@ impl Driver {
             error: None,
             used_idx: 0,
             used_place: RingPosition::FIRST,
-            theirs: theirs(&options),
+            device_memory: device_memory(&options),
             options,
         }
     }
@@ -121,15 +121,19 @@ impl Driver {
                 7 => self.give_back(detail),
                 8 if detail % 2 == 0 => self.enable_calls(),
                 8 => self.completer.disable_calls(),
-                9 => self.look_for_room(),
+                9 => self.check_room(),
                 10..14 => self.use_one(detail),
                 14 => self.move_index(detail),
                 _ => write_anywhere(&mut ops),
             }
             if op % 16 < 10 {
-                assert_eq!(self.theirs, theirs(&self.options), "the driver wrote to the device's memory");
+                assert_eq!(
+                    self.device_memory,
+                    device_memory(&self.options),
+                    "the driver wrote to the device's memory"
+                );
             } else {
-                self.theirs = theirs(&self.options);
+                self.device_memory = device_memory(&self.options);
             }
         }
         let mut beyond = [1; (BEYOND - END) as usize];
@@ -199,14 +203,14 @@ impl Driver {
         assert!(come || self.error.is_none(), "a queue with an error must not sleep");
     }
 
-    fn look_for_room(&mut self) {
+    fn check_room(&mut self) {
         let room = self.submitter.room();
         let (in_flight, popped) = (self.in_flight.len(), self.popped.len());
         assert!(room + in_flight + popped <= usize::from(self.options.size()));
         assert_eq!(self.submitter.next_id().is_some(), room > 0);
     }
 
-    /// The device uses a chain, correctly or with small errors.
+    /// Uses a chain as the device, correctly or with small errors.
     fn use_one(&mut self, detail: u8) {
         let Some(at) = usize::from(detail / 4).checked_rem(self.in_flight.len()) else { return };
         let at = if self.options.in_order() && detail % 4 != 0 { 0 } else { at };
@@ -230,7 +234,7 @@ impl Driver {
         }
     }
 
-    /// The device moves its index on, also past elements that it did not write.
+    /// Moves the device's index on, also past elements that were not written.
     fn move_index(&mut self, by: u8) {
         if !self.options.is_packed() {
             self.used_idx = self.used_idx.wrapping_add(by.into());
@@ -240,7 +244,7 @@ impl Driver {
     }
 }
 
-/// The device writes eight bytes at any address.
+/// Writes eight bytes at any address as the device.
 fn write_anywhere(ops: &mut &[u8]) {
     let [low, high, a, b, c, d, e, f, g, h, rest @ ..] = ops else { return };
     let at = u64::from(u16::from_le_bytes([*low, *high])) % (END - 8);

@@ -1,9 +1,9 @@
-//! Continues a queue of another device with any content in the front-end's in-flight buffer.
+//! Continues another device's queue. The front-end's in-flight buffer has any content.
 //!
 //! The input has the queue's shape, an image of the ring, an image of the region, and a sequence of
-//! operations: those of the device, writes by the guest and the front-end, and the end of the device, after
-//! which the next device continues. No input may cause a panic, a long run, or more chains than the ring
-//! has.
+//! operations. These are operations of the device, writes by the guest and the front-end, and the end of the
+//! device, after which the next device continues. No input may cause a panic, a long run, or more chains in
+//! flight than the ring has descriptors.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -123,7 +123,7 @@ fn run(options: &Options, len: usize, mut ops: &[u8]) {
             }
             11 if detail < 4 => drop(queue.arm()),
             11 => {
-                assert_eq!(queue.unpop(), credit.pop_back().map(|id| id.head));
+                assert_eq!(queue.unpop(), credit.pop_back().map(|id| id.head()));
                 assert_eq!(usize::from(queue.credit()), credit.len());
             }
             12 => {

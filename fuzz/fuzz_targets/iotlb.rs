@@ -17,7 +17,7 @@ const USER: u64 = 0x10_0000_0000;
 const GPA: u64 = 0x8000_0000;
 /// Few nodes, so that inputs use them all.
 const NODES: u32 = 24;
-/// The model ignores updates of more pages.
+/// The most pages of an update. The target ignores longer updates.
 const PAGES_MAX: u64 = 2048;
 
 static MAP: LazyLock<Map> = LazyLock::new(|| {
@@ -27,22 +27,22 @@ static MAP: LazyLock<Map> = LazyLock::new(|| {
 });
 
 /// The valid translation of each page and its access.
-type Truth = BTreeMap<u64, (u64, Access)>;
+type Translations = BTreeMap<u64, (u64, Access)>;
 
 fuzz_target!(|data: &[u8]| {
     let mut iotlb = Iotlb::new(NODES);
     let mut tlb = Tlb::new(iotlb.table().clone());
-    let mut truth = Truth::new();
+    let mut valid = Translations::new();
     let mut kept = None;
     for op in data.chunks_exact(32) {
         match op[31] % 4 {
-            3 => look(&mut tlb, &truth, op, &mut kept),
+            3 => look_up(&mut tlb, &valid, op, &mut kept),
             2 => {
                 // Most addresses are in a small range, so that they overlap.
                 let small = |at: usize| u64::from(u16::from_le_bytes([op[at], op[at + 1]]) % 1536) * PAGE;
                 let access = IotlbAccess::from_bits_truncate(op[24]);
                 let kind = if op[25] % 3 == 0 { IotlbKind::Invalidate } else { IotlbKind::Update };
-                apply(&mut iotlb, &mut tlb, &mut truth, kind, [small(0), small(8), USER + small(16)], access);
+                apply(&mut iotlb, &mut tlb, &mut valid, kind, [small(0), small(8), USER + small(16)], access);
             }
             _ => {
                 let number = FrontendRequest::IotlbMsg.raw();
@@ -51,12 +51,12 @@ fuzz_target!(|data: &[u8]| {
                     continue;
                 };
                 let addresses = [msg.iova, msg.size, msg.user_addr];
-                apply(&mut iotlb, &mut tlb, &mut truth, msg.kind, addresses, msg.access);
+                apply(&mut iotlb, &mut tlb, &mut valid, msg.kind, addresses, msg.access);
             }
         }
         // A translation that a queue keeps is valid until the epoch changes.
         if let Some((epoch, page, gpa)) = kept.filter(|(epoch, ..)| *epoch == tlb.epoch()) {
-            let (user, _) = truth.get(&page).unwrap_or_else(|| panic!("page {page:#x} in epoch {epoch}"));
+            let (user, _) = valid.get(&page).unwrap_or_else(|| panic!("page {page:#x} in epoch {epoch}"));
             assert_eq!(user - USER + GPA, gpa);
         }
     }
@@ -75,7 +75,7 @@ fn access_of(access: IotlbAccess) -> Access {
 fn apply(
     iotlb: &mut Iotlb,
     tlb: &mut Tlb,
-    truth: &mut Truth,
+    valid: &mut Translations,
     kind: IotlbKind,
     [iova, size, user]: [u64; 3],
     access: IotlbAccess,
@@ -97,13 +97,13 @@ fn apply(
                 }
             }
             for page in 0..size / PAGE {
-                truth.insert(iova / PAGE + page, (user + page * PAGE, access));
+                valid.insert(iova / PAGE + page, (user + page * PAGE, access));
             }
         }
         IotlbKind::Invalidate => {
             let range = IovaRange::new(Iova(iova), size);
             iotlb.invalidate(range);
-            truth.retain(|page, _| !range.overlaps(IovaRange::new(Iova(page * PAGE), PAGE)));
+            valid.retain(|page, _| !range.overlaps(IovaRange::new(Iova(page * PAGE), PAGE)));
         }
         _ => {}
     }
@@ -118,11 +118,11 @@ fn drop_stale(iotlb: &mut Iotlb, tlb: &mut Tlb) {
     assert!(iotlb.bytes() <= (NODES as usize + 1) * (4096 + 64));
 }
 
-/// An epoch, a page, and its address in that epoch.
+/// A translation that a queue keeps: an epoch, a page, and the address of the page in that epoch.
 type Kept = Option<(u64, u64, u64)>;
 
 /// Looks up a buffer of up to 64 KiB at any address.
-fn look(tlb: &mut Tlb, truth: &Truth, op: &[u8], kept: &mut Kept) {
+fn look_up(tlb: &mut Tlb, valid: &Translations, op: &[u8], kept: &mut Kept) {
     let word = u64::from_le_bytes([op[0], op[1], op[2], op[3], op[4], op[5], op[6], op[7]]);
     let iova = if op[8] & 1 == 0 { word } else { word % (1600 * PAGE) };
     let len = u64::from(u16::from_le_bytes([op[9], op[10]])).max(1);
@@ -134,7 +134,7 @@ fn look(tlb: &mut Tlb, truth: &Truth, op: &[u8], kept: &mut Kept) {
             for offset in (0..piece).step_by(256).chain([piece - 1]) {
                 let here = at + offset;
                 let (user, allowed) =
-                    truth.get(&(here / PAGE)).expect("a lookup found a page without a translation");
+                    valid.get(&(here / PAGE)).expect("a lookup found a page without a translation");
                 assert!(allowed.allows(access));
                 assert_eq!(gpa.0 + offset, user - USER + GPA + here % PAGE);
             }

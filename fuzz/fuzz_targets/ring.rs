@@ -1,8 +1,8 @@
-//! Runs the device's end of a split or packed ring, with and without IN_ORDER, in one piece or several, in
-//! hostile memory.
+//! Runs the device's end of a ring in memory that a hostile driver writes. The ring is split or packed, with
+//! or without IN_ORDER, in one piece or in several.
 //!
-//! The input has the queue's shape, the layout of its areas, the first content of the memory, and a
-//! sequence of operations: those of the device, and writes by the driver. No input may cause a panic, a
+//! The input has the queue's shape, the layout of its areas, the first content of the memory, and a sequence
+//! of operations. These are operations of the device and writes by the driver. No input may cause a panic, a
 //! long run, or a chain that breaks the promises of `pop`.
 #![no_main]
 
@@ -26,8 +26,8 @@ const USED: u64 = 0x1800;
 const ADDRESSES: Addresses =
     Addresses { desc: UserAddr(DESC), avail: UserAddr(AVAIL), used: UserAddr(USED), log: None };
 
-/// Distance of the second part of a divided area from its usual address. It makes the part unaligned and
-/// crosses into another slot.
+/// Distance of the second part of a divided area from its usual address. With it, the part is not aligned and
+/// lies in another slot.
 const ELSEWHERE: u64 = 0x1c02;
 
 static FILE: LazyLock<OwnedFd> = LazyLock::new(|| {
@@ -192,10 +192,11 @@ impl Device {
             true => queue.pop_credit(self.layout.view(), chain),
             false => queue.pop(self.layout.view(), chain),
         };
+        queue.prefetch(self.layout.view());
         match popped {
             Ok(true) => {
                 assert!(broken.is_none() && queue.is_mapped());
-                assert!(self.options.is_packed() || chain.id.head < queue.size());
+                assert!(self.options.is_packed() || chain.id.head() < queue.size());
                 let buffers = chain.readable().len() + chain.writable().len();
                 assert!(buffers <= usize::from(queue.size().max(INDIRECT_CHAIN_MAX)));
                 assert!(chain.readable().iter().chain(chain.writable()).all(|b| b.len != 0));
@@ -209,7 +210,7 @@ impl Device {
                     assert!(RingPosition::from_bits(queue.next_avail()).index < queue.size());
                     let taken = self.taken.iter().filter(|(_, done)| !done).map(|(id, _)| id);
                     assert!(
-                        taken.chain(&self.credit).all(|id| id.head != chain.id.head),
+                        taken.chain(&self.credit).all(|id| id.head() != chain.id.head()),
                         "a head is in flight twice"
                     );
                 } else {
@@ -242,7 +243,7 @@ impl Device {
     fn unpop(&mut self) {
         let (next, size) = (self.queue.next_avail(), self.options.size());
         let newest = self.credit.pop_back();
-        assert_eq!(self.queue.unpop(), newest.map(|id| id.head));
+        assert_eq!(self.queue.unpop(), newest.map(|id| id.head()));
         let now = self.queue.next_avail();
         if newest.is_none() {
             assert_eq!(now, next);
@@ -276,7 +277,7 @@ impl Device {
         }
     }
 
-    /// The driver makes a chain available, correctly or with small errors.
+    /// Makes a chain available as the driver, correctly or with small errors.
     fn offer(&mut self, detail: u8) {
         let next = self.queue.next_avail();
         if self.options.is_packed() {
@@ -313,7 +314,7 @@ impl Device {
     }
 }
 
-/// The driver writes eight bytes at any address.
+/// Writes eight bytes at any address as the driver.
 fn write(ops: &mut &[u8]) {
     let [low, high, a, b, c, d, e, f, g, h, rest @ ..] = ops else { return };
     let at = u64::from(u16::from_le_bytes([*low, *high])) % (END - 8);

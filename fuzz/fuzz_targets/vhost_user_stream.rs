@@ -43,26 +43,26 @@ fuzz_target!(|data: &[u8]| {
     match end % 4 {
         0 => {
             let mut end = Backend::new(ours);
-            while goes_on(end.recv(&wait).map(|received| received.is_some())) {}
+            while continues(end.recv(&wait).map(|received| received.is_some())) {}
         }
         1 => {
             let mut end = FrontendResponder::new(ours);
-            while goes_on(end.recv(&wait).map(|received| received.is_some())) {}
+            while continues(end.recv(&wait).map(|received| received.is_some())) {}
         }
         2 => {
             let mut end = Frontend::new(ours);
             let code = FrontendMessage::code_from(u32::from(*fds) % 44 + 1).expect("a request");
-            while goes_on(end.recv_reply(code, &wait).map(|_| true)) {}
+            while continues(end.recv_reply(code, &wait).map(|_| true)) {}
         }
         _ => {
             let mut end = BackendRequester::new(ours);
             let code = BackendMessage::code_from(u32::from(*fds) % 10 + 1).expect("a request");
-            while goes_on(end.recv_reply(code, &wait).map(|_| true)) {}
+            while continues(end.recv_reply(code, &wait).map(|_| true)) {}
         }
     }
 });
 
-fn goes_on(received: Result<bool, Error>) -> bool {
+fn continues(received: Result<bool, Error>) -> bool {
     match received {
         Ok(more) => more,
         Err(error) => !error.is_fatal(),

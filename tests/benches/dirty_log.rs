@@ -45,7 +45,7 @@ fn main() -> Result<()> {
     measure(&format!("mem:{size}"), size, 0.97, &plan, &cpus)?;
     match Zram::take(size) {
         Ok(_zram) => measure(DEVICE, size, 0.97, &plan, &cpus),
-        // Without zram, there is no measurement. If zram is in use, the short form has nothing to try.
+        // A machine without zram has nothing to measure. If zram is in use, only the full form fails.
         Err(error) if plan.quick || !Path::new(CONTROL).exists() => {
             println!("\n{DEVICE} left out: {error:#}");
             Ok(())

@@ -98,7 +98,7 @@ fn contestants(disk: &OsStr, program_too: bool) -> Result<Vec<Contestant>> {
     Ok(all)
 }
 
-/// Writes a whole disk. Blocks that were never written would not be read from memory.
+/// Writes a whole disk. A read of a block that was never written would not access the memory of the disk.
 fn fill(contestant: &mut Contestant, size: u64, plan: &Plan) -> Result<()> {
     let kind = Kind { depth: 8, block: SEQUENTIAL, write: true };
     let mut sectors = next_sectors(size, SEQUENTIAL);
@@ -207,8 +207,8 @@ fn shown(of: Spread) -> String {
     format!("{:.2} ({:.2} .. {:.2})", of.median, of.min, of.max)
 }
 
-/// Returns the copies of one block per second, from random places in `size` bytes of memory to 32 places of
-/// other memory.
+/// Returns the number of blocks that this thread copies per second: from random places in `size` bytes of
+/// memory to 32 places of other memory.
 fn copies(size: u64, time: Duration) -> f64 {
     let from = vec![1u8; size as usize];
     let mut into = vec![0u8; 32 * BLOCK as usize];

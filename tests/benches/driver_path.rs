@@ -10,12 +10,12 @@
 
 mod common;
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use common::{Plan, Spread};
 use kickless_driver::{Choice, Data, Options, Queue, Request};
+use kickless_testing::counted_instructions;
 use kickless_tests::driver_and_device::{DeviceEnd, DriverAndDevice};
 
 const DISK_SIZE: u64 = 1 << 30;
@@ -137,7 +137,7 @@ fn time_of_device(batch: usize, driver: &mut Driver, device: &mut DeviceEnd, req
     Ok(per_request(spent, done))
 }
 
-/// Returns the time of a look at the clock.
+/// Returns the time that it takes to read the clock.
 fn clock_cost() -> Duration {
     (0..64).map(|_| Instant::now().elapsed()).min().unwrap_or_default()
 }
@@ -148,17 +148,7 @@ fn per_request(spent: Duration, requests: usize) -> f64 {
 
 /// Returns the driver's instructions per request, if valgrind can count them.
 fn instructions(index: usize) -> Option<f64> {
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])
-        .args(["--toggle-collect=*counted_submit*", "--toggle-collect=*counted_complete*"])
-        .arg(std::env::current_exe().ok()?)
-        .arg(format!("--counted={index}"))
-        .output()
-        .ok()?;
-    let log = String::from_utf8_lossy(&output.stderr);
-    let (_, collected) = log.split_once("Collected :")?;
-    let count: f64 = collected.split_ascii_whitespace().next()?.parse().ok()?;
-    (output.status.success() && count > 0.0).then_some(count / COUNTED as f64)
+    counted_instructions(&format!("--counted={index}")).map(|count| count / COUNTED as f64)
 }
 
 fn row(index: usize, shape: Shape, plan: &Plan) -> Result<()> {

@@ -2,8 +2,8 @@
 //! lock. Threads share one queue, each with one read of 4 KiB in flight. The back-end, QEMU's storage
 //! daemon on null-co without polling, sleeps between requests, so that nearly each request needs a kick.
 //!
-//! The two take turns. The driver that kicks under the lock is ours with a switch that only this
-//! benchmark's build has.
+//! The two ways take turns. `locked_kick`, an option that only this benchmark's build has, makes our driver
+//! kick under the lock.
 //!
 //!     cargo bench -p kickless-tests --bench kick_outside_lock [-- --quick]
 

@@ -1,6 +1,6 @@
 //! Measures the memory of a back-end without its guest's memory: one device with 4 queues of 256, before
-//! and after load on all of them. Also computes the memory that each queue of 256 adds, from a device with
-//! 65 queues and one with a single queue.
+//! and after load on all of them. Also computes the memory that each queue of 256 adds: a front-end uses all
+//! queues of a device with 65 queues, another one uses only one of them.
 //!
 //! The figure is the sum of the resident pages (Rss) in /proc/PID/smaps of all mappings except the guest's
 //! memory, which the name of its memfd identifies. Pages of shared libraries count in full.
@@ -29,7 +29,7 @@ const BLOCK: usize = 64 << 10;
 const TARGET_KIB: u64 = 16 << 10;
 /// Largest memory that a queue may add.
 const TARGET_QUEUE_KIB: u64 = 64;
-/// Queues of the large device besides the first one.
+/// Queues of the device with 65 queues, without the first one.
 const MORE: u16 = 64;
 
 fn main() -> Result<()> {

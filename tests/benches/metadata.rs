@@ -2,9 +2,9 @@
 //! ring inside one memory region, and the same program with a ring that crosses two regions, where each
 //! access is translated.
 //!
-//! Both front-ends share one file as two regions. The second region begins in the middle of the descriptor
-//! table, or behind the ring. One queue of 256 with EVENT_IDX, reads of 4 KiB without a copy, the same
-//! polling driver, turn by turn. The driver has the first CPU and the back-ends the second.
+//! Each front-end shares its memory, one file, as two regions. The second region begins in the middle of the
+//! descriptor table, or behind the ring. One queue of 256 with EVENT_IDX, reads of 4 KiB without a copy, the
+//! same polling driver, turn by turn. The driver has the first CPU and the back-ends the second.
 //!
 //!     cargo bench -p kickless-tests --bench metadata [-- --quick]
 

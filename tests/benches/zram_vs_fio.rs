@@ -25,7 +25,7 @@ fn main() -> Result<()> {
     let size = if plan.quick { 16 << 20 } else { 1 << 30 };
     let _zram = match Zram::take(size) {
         Ok(zram) => zram,
-        // Without zram, there is no measurement. If zram is in use, the short form has nothing to try.
+        // A machine without zram has nothing to measure. If zram is in use, only the full form fails.
         Err(error) if plan.quick || !Path::new(CONTROL).exists() => {
             println!("left out: {error:#}");
             return Ok(());

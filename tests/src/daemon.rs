@@ -58,7 +58,7 @@ pub struct DaemonConfig {
     pub arguments: Vec<String>,
     /// Gives the disk an I/O thread. For the storage daemon only.
     pub iothread: bool,
-    /// Lets that thread poll before it sleeps, which is its default.
+    /// Lets the I/O thread poll before it sleeps, which is its default.
     pub polls: bool,
     /// Uses io_uring for the I/O instead of the default, threads. For the storage daemon only.
     pub by_uring: bool,
@@ -346,7 +346,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Whether the process runs.
+    /// Returns whether the process runs.
     ///
     /// # Errors
     /// The status of the process cannot be read.
@@ -448,7 +448,7 @@ fn socket_of(dir: &Path, device: &str) -> PathBuf {
     dir.join(format!("{device}.sock"))
 }
 
-/// Whether a process listens on a unix socket. Does not connect, because a back-end would serve the
+/// Returns whether a process listens on a unix socket. Does not connect, because a back-end would serve the
 /// connection.
 fn listens(socket: &Path) -> Result<bool> {
     const ACCEPTS_CONNECTIONS: &str = "00010000";

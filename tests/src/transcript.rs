@@ -42,7 +42,7 @@ impl Transcript {
         thread::spawn(move || {
             let mut reader = BufReader::new(stream);
             let mut line = Vec::new();
-            // A stream with an error has ended too, and the threads that wait for a line are told.
+            // A stream with an error has ended too. The threads that wait for a line learn of it below.
             while matches!(reader.read_until(b'\n', &mut line), Ok(length) if length > 0) {
                 let text = String::from_utf8_lossy(&line).trim_end().to_owned();
                 line.clear();
@@ -141,7 +141,7 @@ impl Transcript {
         self.shared.lock().lines.len()
     }
 
-    /// Whether there is no line yet.
+    /// Returns whether there is no line yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -154,7 +154,7 @@ fn check_move(disk: &Path, arguments: &[&str], packed: Choice) {
         let moved = daemon.log().wait_for("moving a queue", LIMIT, |line| {
             line.contains("queue moved to another worker").then(|| line.to_owned())
         });
-        // Both queues go on for a while, counted from the one with more requests.
+        // Both queues continue to the same number of requests, past that of the queue with more of them.
         let most = completed.iter().map(|completed| completed.load(Ordering::Relaxed)).max().unwrap();
         until.store(most + AFTERWARDS, Ordering::Relaxed);
         (moved, drivers.map(|driver| driver.join().unwrap()))

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kickless_blk::Blk;
 use kickless_daemon::{
-    Added, DeviceConfig, DeviceKind, MakeError, Notation, PoolConfig, Registry, Removal, Switch,
+    AddOutcome, DeviceConfig, DeviceKind, MakeError, Notation, PoolConfig, Registry, RemoveMode, Switch,
 };
 use kickless_device::Device;
 use kickless_disk::Disk;
@@ -19,12 +19,12 @@ use kickless_net::Net;
 use kickless_testing::Resources;
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::card::{Card, CardShape};
-use kickless_worker::Pool;
+use kickless_worker::WorkerPool;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const DEVICES_MAX: usize = 16;
-/// Threads that add and remove devices, each its own ones.
+/// Threads that add and remove devices. Each has a device of its own.
 const CHURNERS: usize = 3;
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
@@ -34,7 +34,8 @@ fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
     Ok(match &config.kind {
         DeviceKind::Blk(blk) => {
             let merge = blk.merge == Switch::On;
-            let options = kickless_disk::Options { read_only: false, cache: blk.cache, merge };
+            let options =
+                kickless_disk::Options { read_only: false, cache: blk.cache, merge, cache_size: None };
             let disk = Disk::open(&blk.blk_file, &options)
                 .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
             let (serial, queues_max) = (disk.identity().to_owned(), blk.num_queues);
@@ -62,7 +63,7 @@ impl Rig {
         let pool = PoolConfig { workers: Some(2), ..PoolConfig::default() };
         let options = pool.worker_options(DEVICES_MAX as u32, Notation::Keys).unwrap();
         let registry = Registry::new(DEVICES_MAX, make).unwrap();
-        registry.set_pool(Pool::start(&options).unwrap());
+        registry.set_pool(WorkerPool::start(&options).unwrap());
         Self { registry, dir: tempfile::tempdir().unwrap() }
     }
 
@@ -75,7 +76,7 @@ impl Rig {
         let mut config = json!({ "name": name, "socket-path": self.socket(name) });
         config[key] = Value::from(value);
         let config = serde_json::from_value(config).unwrap();
-        assert_eq!(self.registry.add(config).unwrap(), Added::New);
+        assert_eq!(self.registry.add(config).unwrap(), AddOutcome::New);
     }
 
     fn disk(&self, name: &str) -> kickless_driver::Disk {
@@ -119,17 +120,17 @@ fn card_comes_and_goes(rig: &Rig, name: &str, round: usize) {
     rig.add(name, "port", ["null", "null,rate=20000"][round % 2]);
     if round % 5 == 4 {
         // No front-end has connected.
-        assert!(rig.registry.remove(name, Removal::Refuse).unwrap());
+        assert!(rig.registry.remove(name, RemoveMode::Refuse, LIMIT).unwrap());
         return;
     }
     let mut card = Card::start(&rig.socket(name), CardShape::BOTH[round / 2 % 2]).unwrap();
     card.fill(RECEIVE).unwrap();
     card.send(TRANSMIT).unwrap();
-    let how = if round.is_multiple_of(3) { Removal::Force(LIMIT) } else { Removal::Drain(LIMIT) };
+    let how = if round.is_multiple_of(3) { RemoveMode::Force } else { RemoveMode::Drain };
     let gone = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            assert!(rig.registry.remove(name, how).unwrap());
+            assert!(rig.registry.remove(name, how, LIMIT).unwrap());
             gone.store(true, Ordering::Release);
         });
         card.send_until(TRANSMIT, || gone.load(Ordering::Acquire)).unwrap();
@@ -143,11 +144,12 @@ fn disk_comes_and_goes(rig: &Rig, name: &str) {
     disk.write_at(&[1; 4096], 0).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| while disk.write_at(&[2; 4096], 4096).is_ok() {});
-        assert!(rig.registry.remove(name, Removal::Drain(LIMIT)).unwrap());
+        assert!(rig.registry.remove(name, RemoveMode::Drain, LIMIT).unwrap());
     });
 }
 
-/// Has each churner go through so many rounds. One name is a card and a disk by turns.
+/// Runs each churner for this number of rounds. The device of a churner is a card in some rounds and a disk
+/// in the others.
 fn churn(rig: &Rig, rounds: usize) {
     thread::scope(|scope| {
         for churner in 0..CHURNERS {
@@ -176,7 +178,7 @@ fn cards_and_disks_come_and_go_under_load() {
     });
     rig.add("disk", "blk-file", "mem:256K");
     let disk = rig.disk("disk");
-    // Threads and heaps that are kept are there after a while.
+    // After these rounds, the process has the threads and heaps that it keeps.
     churn(&rig, 15);
     let before = Resources::now();
     let over = AtomicBool::new(false);

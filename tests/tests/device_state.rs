@@ -29,8 +29,8 @@ fn wait_for_line(served: &Served, seen: usize, words: &str) {
     served.daemon.log().wait_from(seen, words, LIMIT, said).unwrap();
 }
 
-/// At the destination, the front-end sends the driver's index instead of the device's, as a front-end does
-/// that does not know the latter. The state has the right index.
+/// At the destination, the front-end sends the driver's index, because it does not know the device's. The
+/// state has the device's index, which counts.
 fn requests_not_taken_at_the_source_run_once(engine: &str) {
     const LEFT: u16 = 3;
     for packed in [false, true] {
@@ -165,7 +165,7 @@ fn transfers_at_the_wrong_time_or_descriptor_are_refused() {
     assert_eq!(answer, Answer::Refused);
     wait_for_line(&served, seen, "neither a pipe nor a socket");
 
-    // No process reads the pipe: it is full before the state is through, or its other end is closed.
+    // The state cannot be written to the pipe, because its other end is closed.
     let (from, to) = std::io::pipe().unwrap();
     drop(from);
     let seen = served.daemon.log().len();

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program, child_command, repository, wait_for_exit};
-use kickless_tests::hostile_backend::lies::{RingLie, Rules};
+use kickless_tests::hostile_backend::faults::{RingFault, Rules};
 use kickless_tests::hostile_backend::{HostileBackend, returns_in_time};
 use rustix::fs::{OFlags, fcntl_setfl};
 use tempfile::TempDir;
@@ -153,7 +153,7 @@ fn a_full_kick_counter_does_not_block() {
     let test = build(dir.path(), "tests/c/kicks.c", &pkg_config(&["--libs"]));
     returns_in_time(move || {
         let backend =
-            HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
+            HostileBackend::start(Rules { ring: Some((0, RingFault::Silence)), ..Rules::default() }).unwrap();
         let mut child = child_command(test)
             .arg(backend.socket())
             .env("LD_LIBRARY_PATH", installed().join("lib"))

@@ -13,7 +13,7 @@ use kickless_driver::{Choice, Completion, Disk, Error, Options, Request};
 use kickless_spec::blk::BlkFeatures;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::FrontendRequest as Code;
-use kickless_tests::hostile_backend::lies::{AnswerLie, DISK_LEN, RingLie, Rules};
+use kickless_tests::hostile_backend::faults::{AnswerFault, DISK_LEN, RingFault, Rules};
 use kickless_tests::hostile_backend::{HostileBackend, LIMIT, returns_in_time};
 
 fn options(backend: &HostileBackend) -> Options {
@@ -49,7 +49,7 @@ fn a_silent_back_end_uses_up_the_reconnect_time() {
             ..options(&backend)
         })
         .unwrap();
-        backend.rules().answers = vec![(Code::GetFeatures, AnswerLie::Silence)];
+        backend.rules().answers = vec![(Code::GetFeatures, AnswerFault::Silence)];
         backend.drop_connection();
         assert!(matches!(disk.read_at(&mut [0; 512], 0), Err(Error::Dead(_))));
         assert!(matches!(&*disk.failure().unwrap(), Error::Gone { .. }));
@@ -167,7 +167,7 @@ fn requests_without_room_stay_in_the_batch() {
     returns_in_time(|| {
         // The back-end completes no request, so that the ring stays full.
         let backend =
-            HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
+            HostileBackend::start(Rules { ring: Some((0, RingFault::Silence)), ..Rules::default() }).unwrap();
         let disk = Disk::connect(Options { indirect: Choice::On, ..options(&backend) }).unwrap();
         let queue = disk.queue(0);
         let read = |token| Request::read(0, disk.buffer(512).unwrap()).token(token);
@@ -195,7 +195,7 @@ fn kept_completions_do_not_wake_sleepers() {
         disk.queue(0).submit_one(read.token(1)).unwrap();
         // The blocking read also finds the other completion. The queue keeps it from now on.
         disk.read_at(&mut [0; 512], 0).unwrap();
-        backend.rules().ring = Some((2, RingLie::Silence));
+        backend.rules().ring = Some((2, RingFault::Silence));
         thread::scope(|scope| {
             let reader = scope.spawn(|| disk.read_at(&mut [0; 512], 0));
             while backend.requests() < 3 {

@@ -13,7 +13,7 @@ use kickless_driver::{Buffer, Choice, Completion, Disk, Error, Options, Queue, R
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_tests::block_on::block_on;
 use kickless_tests::driver::request::pattern;
-use kickless_tests::hostile_backend::lies::Rules;
+use kickless_tests::hostile_backend::faults::Rules;
 use kickless_tests::hostile_backend::{HostileBackend, returns_in_time};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 

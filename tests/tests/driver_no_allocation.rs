@@ -31,7 +31,7 @@ fn offset(number: u64) -> u64 {
     number * BLOCK as u64 % DISK_SIZE
 }
 
-/// Blocking calls from one thread, with and without copies.
+/// Makes blocking calls from one thread, with and without copies.
 fn blocking(disk: &Disk, requests: u64) {
     let mut bytes = [0; BLOCK];
     for number in 0..requests / 4 {
@@ -43,7 +43,7 @@ fn blocking(disk: &Disk, requests: u64) {
     }
 }
 
-/// Blocking calls that need more than one request each.
+/// Makes blocking calls that need more than one request each.
 fn long(disk: &Disk, bytes: &mut [u8]) {
     for _ in 0..16 {
         disk.write_at(bytes, 0).unwrap();
@@ -118,7 +118,7 @@ fn callbacks(chain: &Arc<Chain>, requests: u64, data: &mut Vec<Data>) {
     }
 }
 
-/// Futures, one at a time and several at once.
+/// Awaits futures, one at a time and several at once.
 fn futures(disk: &Disk, requests: u64, all: &mut Vec<InFlight>, waker: &Waker) {
     let mut context = Context::from_waker(waker);
     for number in 0..requests / 2 {

@@ -223,7 +223,7 @@ fn features_not_offered_are_refused() {
         (|_| Message::SetStatus(0), &["SET_STATUS", "not offered"]),
         (|_| Message::NetSetMtu(1500), &["NET_SET_MTU", "not offered"]),
         (|_| Message::SendRarp([0; 6]), &["SEND_RARP", "not offered"]),
-        (|_| Message::SetBackendReqFd(eventfd().unwrap()), &["SET_BACKEND_REQ_FD", "no socket"]),
+        (|_| Message::SetBackendReqFd(eventfd().unwrap()), &["SET_BACKEND_REQ_FD", "no unix stream socket"]),
         (|_| Message::SetVringEndian { index: 0, big: true }, &["SET_VRING_ENDIAN", "not offered"]),
         (
             |_| {

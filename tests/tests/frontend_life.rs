@@ -479,7 +479,7 @@ fn a_front_end_may_leave_under_io(engine: &str) {
     served.end_without_warnings().unwrap();
 }
 
-/// No test by itself: [`a_killed_front_end_leaves_nothing`] kills this process.
+/// Runs as a process of its own, which [`a_killed_front_end_leaves_nothing`] kills. Tests nothing itself.
 #[test]
 #[ignore = "the victim of another test"]
 fn victim() {
@@ -521,6 +521,8 @@ fn a_second_front_end_waits() {
     first.write(0, 0, &pattern(1, 512)).unwrap();
     assert!(!second.replies_within(FrontendRequest::GetFeatures, Duration::from_millis(100)).unwrap());
     assert_eq!(first.read(0, 0, 512).unwrap(), pattern(1, 512));
+    let warned = |line: &str| line.contains("another front-end has connected").then_some(());
+    served.daemon.log().wait_for("the warning", LIMIT, warned).unwrap();
     drop(first);
     assert!(second.replies_within(FrontendRequest::GetFeatures, LIMIT).unwrap());
     drop(second);

@@ -132,8 +132,8 @@ fn memory_may_move_under_a_read(engine: &str) {
     slow.end();
 }
 
-/// When the removal is answered, the device does not write to the memory any more, and all its writes are
-/// marked.
+/// Checks that the device has ended its writes to removed memory, and marked them, before the removal's
+/// reply.
 fn removing_memory_waits_for_a_read(engine: &str) {
     let mut slow = Slow::start(engine);
     for data in PLACES {

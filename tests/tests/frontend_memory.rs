@@ -164,9 +164,9 @@ fn a_ring_waits_for_its_removed_memory(engine: &str) {
     for event_idx in [false, true] {
         let shape = Shape { queues: 2, event_idx, ..Shape::default() };
         let mut machine = Machine::prepare(served.socket(), &shape).unwrap();
-        let mut elsewhere = Ram::new(MORE, 1 << 20).unwrap();
-        machine.queues[1].move_to(&mut elsewhere).unwrap();
-        machine.frontend.add(&elsewhere).unwrap();
+        let mut other_ram = Ram::new(MORE, 1 << 20).unwrap();
+        machine.queues[1].move_to(&mut other_ram).unwrap();
+        machine.frontend.add(&other_ram).unwrap();
         machine.queues.iter().for_each(|queue| machine.frontend.start(queue).unwrap());
         under_io(&mut machine, |frontend, ram, queue, place| {
             for round in 0..20 {
@@ -176,9 +176,9 @@ fn a_ring_waits_for_its_removed_memory(engine: &str) {
                 queue.submit(ram, &buffers, None).unwrap();
                 queue.flush();
                 // The device may have started the request or not.
-                frontend.remove(elsewhere.region()).unwrap();
+                frontend.remove(other_ram.region()).unwrap();
                 frontend.number(&Message::GetFeatures).unwrap();
-                frontend.add(&elsewhere).unwrap();
+                frontend.add(&other_ram).unwrap();
                 let used = queue.wait_used(Instant::now() + LIMIT).unwrap();
                 assert_eq!(place.outcome(ram, &request, used.len).unwrap().status, blk::S_OK);
                 assert_eq!(served.on_disk(1000, 4096).unwrap(), data);

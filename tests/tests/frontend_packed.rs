@@ -84,7 +84,7 @@ fn a_ring_starts_at_any_position() {
     for index in [0, 1, SIZE - 1] {
         for wrap in [false, true] {
             let mut machine = Machine::prepare(served.socket(), &PACKED).unwrap();
-            machine.queues[0].begin_at_place(RingPosition { index, wrap }).unwrap();
+            machine.queues[0].begin_at_position(RingPosition { index, wrap }).unwrap();
             machine.frontend.start(&machine.queues[0]).unwrap();
             for round in 0..20u64 {
                 let data = pattern(round, 512);
@@ -148,11 +148,11 @@ fn memory_may_be_replaced() {
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
         let own = machine.ram.region_and_file().unwrap();
         for round in 0..20u64 {
-            let mut elsewhere = Ram::new(0x10_0000_0000 + (round << 24), 1 << 20).unwrap();
-            machine.queues[0].move_to(&mut elsewhere).unwrap();
+            let mut other_ram = Ram::new(0x10_0000_0000 + (round << 24), 1 << 20).unwrap();
+            machine.queues[0].move_to(&mut other_ram).unwrap();
             let table = vec![
                 (own.0, own.1.as_fd().try_clone_to_owned().unwrap()),
-                elsewhere.region_and_file().unwrap(),
+                other_ram.region_and_file().unwrap(),
             ];
             machine.frontend.order(&Message::SetMemTable(table)).unwrap();
             machine.frontend.order(&Message::SetVringAddr(addresses(&machine.queues[0]))).unwrap();
@@ -166,9 +166,9 @@ fn memory_may_be_replaced() {
             let indirect = shape.indirect.then(|| machine.request_memory[0].table());
             machine.queues[0].submit(&machine.ram, &buffers, indirect).unwrap();
             machine.queues[0].flush();
-            machine.frontend.remove(elsewhere.region()).unwrap();
+            machine.frontend.remove(other_ram.region()).unwrap();
             machine.frontend.number(&Message::GetFeatures).unwrap();
-            machine.frontend.add(&elsewhere).unwrap();
+            machine.frontend.add(&other_ram).unwrap();
             machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
             assert_eq!(served.on_disk(7, 1024).unwrap(), data);
         }

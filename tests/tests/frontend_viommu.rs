@@ -108,10 +108,10 @@ fn every_layout_works_with_translations(engine: &str) {
         assert!(iommu.misses >= known + 5, "{} misses", iommu.misses);
         // Moves one page of data to another address.
         let data = machine.request_memory[0].data();
-        let elsewhere = machine.ram.take(PAGE as usize, PAGE).unwrap();
-        iommu.map(data.0 + DISTANCE, machine.ram.user(elsewhere));
+        let other_page = machine.ram.take(PAGE as usize, PAGE).unwrap();
+        iommu.map(data.0 + DISTANCE, machine.ram.user(other_page));
         machine.frontend.order(&invalidate(data.0 + DISTANCE, PAGE)).unwrap();
-        machine.ram.map().write(elsewhere, &[7; PAGE as usize]).unwrap();
+        machine.ram.map().write(other_page, &[7; PAGE as usize]).unwrap();
         let write = Request::write(8, &[1; 4096]);
         assert_eq!(perform(&mut machine, &mut iommu, &write, Layout::Usual).0, blk::S_OK);
         iommu.map(data.0 + DISTANCE, machine.ram.user(data));

@@ -3,14 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig, Results};
+use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig, LIMIT, Results};
 use kickless_tests::guest::scratch::{Scratch, numbers};
 use kickless_tests::with_each_engine;
 
 with_each_engine! {
-    guests_in_turn_on_one_daemon
-    a_guest_killed_in_the_middle_of_writes
-    reset_under_io
     disks_plugged_and_unplugged_under_io
     memory_plugged_under_verified_io
 }
@@ -40,62 +37,101 @@ fn start(task: &str, cpus: u32, daemon: &Daemon) -> Guest {
     Guest::start(&GuestConfig { resets: true, ..GuestConfig::new(task, vec![disk]).cpus(cpus) }).unwrap()
 }
 
-fn check(cpus: u32, daemon: &Daemon, scratch: &Scratch) -> Results {
-    let results = start("kl.task=check kl.size=16", cpus, daemon).finish().unwrap();
-    scratch.compare(&results, "vda").unwrap();
-    results
+/// A daemon for each engine. A guest has a disk of each of them, because booting it takes most of the time.
+struct Daemons(Vec<Served>);
+
+struct Served {
+    scratch: Scratch,
+    daemon: Daemon,
+    before: (usize, usize),
 }
 
-fn guests_in_turn_on_one_daemon(engine: &str) {
-    let scratch = Scratch::new().unwrap();
-    let mut daemon = serve(&scratch, engine);
-    let before = daemon.holdings().unwrap();
-    for cpus in [4, 1, 2] {
-        let results = check(cpus, &daemon, &scratch);
-        println!("a guest with {cpus} CPUs: verified, interrupts {}", results["vda.interrupts"]);
-        assert!(daemon.is_running().unwrap());
+impl Daemons {
+    fn start() -> Daemons {
+        let served = ["io_uring", "aio", "threads"].map(|engine| {
+            let scratch = Scratch::new().unwrap();
+            let daemon = serve(&scratch, engine);
+            let before = daemon.holdings().unwrap();
+            Served { scratch, daemon, before }
+        });
+        Daemons(served.into())
     }
-    end(daemon, before);
+
+    fn start_guest(&self, task: &str, cpus: u32) -> Guest {
+        let disks = self.0.iter().map(|of| DiskConfig::new(of.daemon.socket(), "")).collect();
+        Guest::start(&GuestConfig { resets: true, ..GuestConfig::new(task, disks).cpus(cpus) }).unwrap()
+    }
+
+    fn all_run(&mut self) {
+        assert!(self.0.iter_mut().all(|of| of.daemon.is_running().unwrap()));
+    }
+
+    /// Compares what the guest found on each disk with the disk. Checks that each has an interrupt for each
+    /// queue.
+    fn compare(&self, results: &Results, cpus: u32) {
+        for (of, disk) in self.0.iter().zip(["vda", "vdb", "vdc"]) {
+            of.scratch.compare(results, disk).unwrap();
+            let interrupts = numbers(results, &format!("{disk}.interrupts")).unwrap();
+            println!("a guest with {cpus} CPUs: {disk} verified, interrupts {interrupts:?}");
+            assert_eq!(interrupts.len(), cpus as usize);
+        }
+    }
+
+    /// Boots a guest that verifies all disks.
+    fn check(&self, cpus: u32) {
+        let results = self.start_guest("kl.task=check kl.size=16", cpus).finish().unwrap();
+        self.compare(&results, cpus);
+    }
+
+    fn end(self) {
+        for of in self.0 {
+            end(of.daemon, of.before);
+        }
+    }
 }
 
-fn a_guest_killed_in_the_middle_of_writes(engine: &str) {
-    let scratch = Scratch::new().unwrap();
-    let mut daemon = serve(&scratch, engine);
-    let before = daemon.holdings().unwrap();
+#[test]
+fn guests_in_turn_on_one_daemon() {
+    let mut daemons = Daemons::start();
+    for cpus in [4, 1, 2] {
+        daemons.check(cpus);
+        daemons.all_run();
+    }
+    daemons.end();
+}
+
+#[test]
+fn a_guest_killed_in_the_middle_of_writes() {
+    let mut daemons = Daemons::start();
     for round in 1..=3 {
-        let guest = start("kl.task=writes", 4, &daemon);
+        let guest = daemons.start_guest("kl.task=writes", 4);
         guest.wait_for("writes=flowing").unwrap();
         guest.kill().unwrap();
-        assert!(daemon.is_running().unwrap());
+        daemons.all_run();
         println!("guest {round} killed while it wrote");
     }
-    check(4, &daemon, &scratch);
-    println!("the next guest verified the disk");
-    end(daemon, before);
+    daemons.check(4);
+    println!("the next guest verified the disks");
+    daemons.end();
 }
 
-fn reset_under_io(engine: &str) {
+#[test]
+fn reset_under_io() {
     const RESETS: u32 = 3;
-    let scratch = Scratch::new().unwrap();
-    let mut daemon = serve(&scratch, engine);
-    let before = daemon.holdings().unwrap();
-    let task = format!("kl.task=resets,check kl.rounds={RESETS} kl.size=16");
-    let mut guest = start(&task, 4, &daemon);
+    let mut daemons = Daemons::start();
+    let mut guest = daemons.start_guest(&format!("kl.task=resets,check kl.rounds={RESETS} kl.size=16"), 4);
     for boot in 1..=RESETS {
         guest.wait_for(&format!("boots={boot}")).unwrap();
         // Each boot reports its own progress after its number.
-        let flows =
-            guest.results().wait_for("writes", kickless_tests::guest::qemu::LIMIT, flowing_after(boot));
-        flows.unwrap();
+        guest.results().wait_for("writes", LIMIT, flowing_after(boot)).unwrap();
         guest.reset().unwrap();
         println!("reset {boot} while it wrote");
     }
     let results = guest.finish().unwrap();
     assert_eq!(results["boots"], (RESETS + 1).to_string());
-    scratch.compare(&results, "vda").unwrap();
-    assert_eq!(numbers(&results, "vda.interrupts").unwrap().len(), 4);
-    assert!(daemon.is_running().unwrap());
-    end(daemon, before);
+    daemons.compare(&results, 4);
+    daemons.all_run();
+    daemons.end();
 }
 
 fn flowing_after(boot: u32) -> impl FnMut(&str) -> Option<()> {

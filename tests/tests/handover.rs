@@ -1,5 +1,5 @@
-//! Hands an image from one process to another, as a migration does. Two processes must never write at a
-//! time.
+//! Hands an image from one process to another, as a migration does. Two processes must never write at the
+//! same time.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 

@@ -86,7 +86,7 @@ impl Migration {
         moved
     }
 
-    /// Whether another process could lock the image.
+    /// Returns whether another process could lock the image.
     fn is_free(&self) -> bool {
         let file = File::options().read(true).write(true).open(self.scratch.path()).unwrap();
         ImageLock::acquire(&file, false).is_ok()

@@ -1,4 +1,4 @@
-//! Tests disks that grow under a driver or a Linux guest, which is told.
+//! Tests disks that grow under a driver or a Linux guest. The daemon reports the new size.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -163,7 +163,7 @@ fn a_block_device_grows_without_a_signal() {
     };
     let device = device.trim();
     let daemon = serve(Path::new(device));
-    // The loop device goes with the daemon.
+    // Detaching takes effect when the daemon closes the loop device.
     let detach = || assert!(losetup(&["--detach", device]).unwrap().status.success());
     let (disk, changes) = connect(&daemon);
     resize(&image, 16 * MIB);

@@ -221,7 +221,7 @@ fn a_front_end_that_sends_rubbish_harms_its_own_device_only() {
             connection.set_read_timeout(Some(LIMIT)).unwrap();
             // The daemon may close the connection before it has read all bytes.
             let _ = connection.write_all(&pattern(seed, 100 + seed as usize % 5000));
-            // Only after this, the device serves another front-end.
+            // The device serves another front-end only after this.
             let mut rest = Vec::new();
             let _ = connection.read_to_end(&mut rest);
             let told = |line: &str| {

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::cargo;
 
-/// Each crate with the crates of this workspace that it may name. It may also name the crates that these may
-/// name. Dependencies of tests are free.
+/// Each crate with the crates of this workspace on which it may depend. It may also depend on the crates on
+/// which these may depend. Dependencies of tests are not checked.
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("sync", &[]),
     ("spec", &[]),
@@ -32,7 +32,8 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("daemon", &["worker", "vhost", "disk", "net-port", "values"]),
     ("kickless", &["daemon", "blk", "net", "bench"]),
 ];
-/// Packages that only test and check. They may name every crate, and no other crate may name them.
+/// Packages that only test and check. They may depend on each crate. No other crate may depend on them,
+/// except for its tests.
 const OUTSIDE: [&str; 3] = ["kickless-testing", "kickless-tests", "xtask"];
 const PREFIX: &str = "kickless-";
 
@@ -43,7 +44,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns all crates that `name` may name.
+/// Returns all crates on which the crate `name` may depend, or `None` if the list does not have `name`.
 fn reachable(name: &str) -> Option<BTreeSet<&'static str>> {
     let (_, direct) = MAY_NAME.iter().find(|(known, _)| *known == name)?;
     let mut reached = BTreeSet::from_iter(direct.iter().copied());

@@ -1,9 +1,9 @@
-//! Reads which file of a crate names items of which other file.
+//! Reads the imports between the files of a crate.
 //!
-//! Names are resolved as the compiler does it, as far as this check needs it: through `use`, re-exports,
-//! globs and nested modules. A re-export is not an import. A file that names a re-exported item imports the
-//! file that defines the item. Items for tests (`#[cfg(test)]`) are left out. Names inside macro calls are
-//! found by their tokens.
+//! A file imports another file if it names an item of that file. Names are resolved as the compiler does it,
+//! as far as this check needs it: through `use`, re-exports, globs and nested modules. A re-export is not an
+//! import. A file that names a re-exported item imports the file that defines the item. Items for tests
+//! (`#[cfg(test)]`) are left out. Names inside macro calls are found by their tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

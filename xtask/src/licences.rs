@@ -1,5 +1,5 @@
-//! Checks that `deny.toml` allows the licence of each dependency, for all crates or for the one that has
-//! it.
+//! Checks that `deny.toml` allows the licence of each dependency, either for all crates or as an exception
+//! for this dependency.
 
 use std::fs;
 use std::path::Path;

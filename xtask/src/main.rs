@@ -64,7 +64,7 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// The root of the source tree.
+/// Returns the root of the source tree.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_owned()

@@ -7,9 +7,10 @@ use anyhow::{Result, ensure};
 
 use crate::tracked;
 
-/// Rows of a table, without its head. More of them are several tables, or belong to `docs/measurements/`.
+/// The most rows of a table, without its head. A longer table must be divided, or belongs to
+/// `docs/measurements/`.
 const ROWS_MAX: usize = 6;
-/// Columns of figures of a table. A wider table belongs to `docs/measurements/`.
+/// The most columns of figures of a table. A wider table belongs to `docs/measurements/`.
 const FIGURES_MAX: usize = 3;
 /// The pages whose tables may be wide: they explain the figures of the others.
 const MEASUREMENTS: &str = "docs/measurements/";
@@ -93,7 +94,7 @@ fn is_of_figures(body: &[Vec<&str>], column: usize) -> bool {
     figures.len() > others.len()
 }
 
-/// Checks that each relative link leads to a file and, if it has one, to a heading.
+/// Checks that each relative link leads to a file and, if the link has an anchor, to a heading of that file.
 fn links(path: &Path, pages: &BTreeMap<PathBuf, String>, files: &BTreeSet<PathBuf>, wrong: &mut Vec<String>) {
     for (number, line) in prose(&pages[path]) {
         for rest in line.split("](").skip(1) {
@@ -131,7 +132,7 @@ fn joined(page: &Path, file: &str) -> PathBuf {
     path
 }
 
-/// Returns the anchors of a page's headings, as forges make them.
+/// Returns the anchors of a page's headings, as GitHub and similar sites make them.
 fn headings(text: &str) -> impl Iterator<Item = String> {
     prose(text).filter(|(_, line)| line.starts_with('#')).map(|(_, line)| {
         let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);

@@ -8,10 +8,10 @@ use anyhow::{Result, ensure};
 
 use crate::tracked;
 
-/// Columns of a line with a comment.
+/// The most columns of a line with a comment.
 const COLUMNS_MAX: usize = 110;
-/// Words with which no comment begins. The first sentence of a doc is a verb and its object, or names the
-/// thing.
+/// Words with which a comment must not begin. The first sentence of a doc is a verb and its object, or names
+/// the thing.
 const OPENINGS: [&str; 13] = [
     "What", "Whatever", "Who", "Whoever", "Whose", "Where", "Wherever", "That", "Those", "One that",
     "Nobody", "Somebody", "Anybody",
@@ -49,7 +49,7 @@ fn offences(name: &str, text: &str, wrong: &mut Vec<String>) {
     }
 }
 
-/// Whether `line` has a comment that can be broken: neither a row of a table nor only an address.
+/// Returns whether `line` has a comment that can be broken: neither a row of a table nor only an address.
 fn has_prose(line: &str) -> bool {
     // A comment after code follows an even number of quotes. Otherwise `//` is within a string.
     let start = line.match_indices("//").find(|(at, _)| {

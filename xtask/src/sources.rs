@@ -60,7 +60,7 @@ fn offences(name: &str, text: &str, wrong: &mut Vec<String>) {
     }
 }
 
-/// Whether a path that begins with `path` is in `line`.
+/// Returns whether a path that begins with `path` is in `line`.
 fn begins_in(line: &str, path: &str) -> bool {
     line.match_indices(path).any(|(at, _)| {
         let before = line[..at].chars().next_back();

@@ -1,7 +1,7 @@
-//! Evaluates SPDX licence expressions_are_evaluated: `MIT OR (Apache-2.0 AND ISC)`.
+//! Evaluates SPDX licence expressions, such as `MIT OR (Apache-2.0 AND ISC)`.
 
-/// Whether licences that `allowed` accepts satisfy `expression`. Returns false if `expression` cannot be
-/// read.
+/// Returns whether licences that `allowed` accepts satisfy `expression`. Returns false if `expression`
+/// cannot be read.
 pub(crate) fn satisfied(expression: &str, allowed: impl Fn(&str) -> bool) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ");
     // Older packages use Cargo's own notation.

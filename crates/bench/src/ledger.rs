@@ -46,8 +46,8 @@ impl Ledger {
         Ok(Ledger { generations: (0..blocks).map(|_| AtomicU32::new(0)).collect(), seed })
     }
 
-    /// Takes the first free one of the blocks that `next` returns. Returns `None` after [`TRIES`] blocks in
-    /// use.
+    /// Calls `next` until it returns a free block, and takes that block. Returns `None` after [`TRIES`]
+    /// blocks that were in use.
     pub(crate) fn claim(&self, mut next: impl FnMut() -> u64) -> Option<Claim> {
         (0..TRIES).find_map(|_| self.try_claim(next()))
     }
@@ -72,6 +72,7 @@ impl Ledger {
         }
     }
 
+    /// Returns the generation that a write gives to a block whose generation is `generation`.
     pub(crate) fn next_generation(generation: u32) -> u32 {
         // Generation 0 means "never written".
         if generation + 1 == TAKEN { 1 } else { generation + 1 }
@@ -92,7 +93,7 @@ impl Ledger {
             .for_each(|(bytes, word)| *bytes = word.to_le_bytes());
     }
 
-    /// Returns the position of the first byte of `found` that differs from the content of the block.
+    /// Returns the position of the first byte of `found` that differs from the expected content of the block.
     ///
     /// A block that was never written may have any content.
     pub(crate) fn first_wrong(&self, claim: Claim, found: &[u8]) -> Option<usize> {
@@ -112,7 +113,8 @@ impl Ledger {
     }
 }
 
-/// SplitMix64's output function (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+/// Mixes the bits of a word by SplitMix64's output function (Steele, Lea, Flood: Fast splittable
+/// pseudorandom number generators, 2014).
 fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_request_at_a_block() {
+    fn one_request_uses_a_block_at_a_time() {
         let ledger = Ledger::new(2, 1).unwrap();
         let claim = ledger.try_claim(1).unwrap();
         assert_eq!(claim, Claim { block: 1, generation: 0 });

@@ -18,7 +18,7 @@ use super::wait::Wait;
 
 /// The longest sleep between two checks whether the turn is over.
 pub(super) const NAP: Duration = Duration::from_millis(50);
-/// The number of histogram entries for the requests that were never sent, at most.
+/// The largest number of histogram entries for the requests that were never sent.
 const UNSENT_STEPS: u64 = 100_000;
 
 /// The values that all threads of a turn share.
@@ -30,10 +30,11 @@ pub(crate) struct TurnContext<'a> {
     pub(crate) blocks: u64,
     /// The times at which the load is on. `None` means always.
     pub(crate) cycle: Option<Cycle>,
-    /// The start of the turn. The two times below are nanoseconds since then; only what happens between them
-    /// counts.
+    /// The start of the turn.
     pub(crate) epoch: Instant,
+    /// The start of the measured time, in nanoseconds since `epoch`.
     pub(crate) measure_from: u64,
+    /// The end of the measured time and of the load, in nanoseconds since `epoch`.
     pub(crate) measure_to: u64,
     /// Ends the turn early.
     pub(crate) stop: &'a AtomicBool,
@@ -62,10 +63,13 @@ pub(crate) struct Submitter<'a> {
     idle: Vec<(u64, Data)>,
     /// The times at which requests are due, if there is a rate.
     schedule: Option<Schedule>,
+    /// Room for the content of one block, if the run verifies data.
     scratch: Vec<u8>,
-    /// The number of completed requests, which the thread that shows the progress reads.
+    /// A copy of `counted` for the thread that shows the progress.
     done: &'a AtomicU64,
+    /// The number of requests that completed without an error, at any time.
     counted: u64,
+    /// The figures so far.
     seen: ThreadResult,
 }
 
@@ -163,7 +167,7 @@ impl<'a> Submitter<'a> {
         }
     }
 
-    /// Makes requests of all free slots, or of as many as are due.
+    /// Adds requests to `batch`: one for each free slot, or with a rate only those that are due.
     fn prepare(&mut self, now: u64, batch: &mut Vec<Request>) -> Result<()> {
         if self.schedule.is_none() && self.on_from(now) > now {
             return Ok(());
@@ -265,8 +269,8 @@ impl<'a> Submitter<'a> {
             match result {
                 Ok(()) => {
                     let measured = self.shared.measure_from..self.shared.measure_to;
-                    // A request that completes after the measured time counts too. Without it, the slowest
-                    // would be missing.
+                    // The latency counts even if the request completes after the measured time. Otherwise,
+                    // the slowest requests would be missing.
                     if measured.contains(&record.start) {
                         self.seen.latencies.saturating_record(now.saturating_sub(record.start).max(1));
                     }

@@ -42,7 +42,7 @@ impl Cycle {
         if into < self.on { now } else { now + self.period - into }
     }
 
-    /// Returns the time at which the load has been on for `on` nanoseconds in all.
+    /// Returns the time at which the load has been on for `on` nanoseconds in all since time 0.
     fn time_after(&self, on: u64) -> u64 {
         let on = on + self.phase.min(self.on);
         on / self.on * self.period + on % self.on - self.phase
@@ -52,14 +52,17 @@ impl Cycle {
 /// Requests at an even rate, while the load is on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
+    /// The time of the first request, in nanoseconds during which the load is on.
     first: f64,
+    /// The time between two requests, in nanoseconds during which the load is on.
     step: f64,
+    /// The number of the next request.
     next: u64,
     cycle: Option<Cycle>,
 }
 
 impl Schedule {
-    /// Makes the share of the thread `thread` of `threads` in `rate` requests a second.
+    /// Makes the schedule of one thread. All `threads` threads together make `rate` requests a second.
     pub(crate) fn new(rate: u32, thread: u64, threads: u64, cycle: Option<Cycle>) -> Schedule {
         let step = 1e9 / f64::from(rate);
         Schedule { first: step * thread as f64, step: step * threads as f64, next: 0, cycle }
@@ -77,7 +80,7 @@ impl Schedule {
         self.cycle.map_or(on, |cycle| cycle.time_after(on))
     }
 
-    /// Returns the requests that are due from `from` on and before `to`, and were not made.
+    /// Returns the numbers of the requests that are due in `from..to` and that were not made.
     pub(crate) fn unsent(&self, from: u64, to: u64) -> Range<u64> {
         let end = self.number_at(to);
         self.next.max(self.number_at(from)).min(end)..end

@@ -95,7 +95,8 @@ impl Results {
         self.loads.iter().find_map(|load| targets.clone().find_map(|target| load.failed(target).1))
     }
 
-    /// Returns all results for programs. Times are nanoseconds.
+    /// Returns all results as JSON, for other programs. Latencies and processor times are in nanoseconds, the
+    /// durations of a load in seconds.
     pub(crate) fn to_json(&self) -> Value {
         let loads: Vec<Value> = self.loads.iter().map(|load| self.load_to_json(load)).collect();
         json!({ "version": env!("CARGO_PKG_VERSION"), "targets": self.targets, "loads": loads })
@@ -133,7 +134,7 @@ impl Results {
     }
 }
 
-/// Returns the figures of one turn for programs.
+/// Returns the figures of one turn as JSON.
 fn turn_to_json(turn: &Turn) -> Value {
     json!({
         "iops": turn.rate(),

@@ -17,7 +17,7 @@ use super::target::Target;
 use super::turn::Turn;
 use super::{report, run, table};
 
-/// Runs the benchmark, writes the files asked for, and prints the results.
+/// Runs the benchmark, writes the requested files, and prints the results.
 ///
 /// # Errors
 /// A target cannot be reached, lacks a feature or dies, data are wrong, or requests failed.

@@ -21,7 +21,7 @@ use super::slots::Slot;
 use super::target::Target;
 use super::turn::{Moment, Turn, latencies};
 
-/// The number of parts of a turn with a rate of their own, and the shortest part.
+/// The number of parts of a turn, unless they would be shorter than `PART_MIN`. Each part gets its own rate.
 const PARTS: u32 = 100;
 const PART_MIN: Duration = Duration::from_millis(20);
 /// The length of a part for the plot over time.
@@ -44,127 +44,162 @@ pub(crate) fn turn(
     let disk =
         Disk::connect(kickless_driver::Options { connect_timeout: target.connect_timeout(), ..options })
             .with_context(|| target.name().to_owned())?;
-    let turn = turn_on(&disk, scenario, target, load, stop, progress);
+    let turn = ConnectedTurn { disk: &disk, scenario, target, load, stop, progress }.run();
     if turn.is_err() || stop.load(Ordering::Relaxed) {
-        // This drops what is in flight, because no thread waits for it.
+        // This drops the requests in flight. No thread waits for them.
         disk.unplug();
     }
     disk.close();
     turn.with_context(|| target.name().to_owned())
 }
 
-fn turn_on(
-    disk: &Disk,
-    scenario: &Scenario,
-    target: &Target,
-    load: &LoadOptions,
-    stop: &AtomicBool,
-    progress: &Progress,
-) -> Result<Turn> {
-    if disk.queues() < usize::from(scenario.queues) {
-        bail!("it has {} queues: lower --queues={}", disk.queues(), scenario.queues);
-    }
-    let size = scenario.range.unwrap_or(u64::MAX).min(disk.size()?);
-    let blocks = size / u64::from(scenario.block_size);
-    if blocks == 0 {
-        bail!("{size} bytes are less than a block of {}: use more of the disk", scenario.block_size);
-    }
-    let ledger = match scenario.verify {
-        true => Some(Ledger::new(blocks, fastrand::u64(..))?),
-        false => None,
-    };
-    let shared_by = usize::from(scenario.threads.div_ceil(scenario.queues));
-    let slots: Vec<Vec<Slot>> = (0..scenario.queues)
-        .map(|_| (0..shared_by * usize::from(scenario.depth)).map(|_| Slot::default()).collect())
-        .collect();
-    let done: Vec<AtomicU64> = (0..scenario.threads).map(|_| AtomicU64::new(0)).collect();
-    let halted = AtomicBool::new(false);
-    let warm_up = scenario.warm_up.as_nanos() as u64;
-    let shared = TurnContext {
-        scenario,
-        ledger: ledger.as_ref(),
-        blocks,
-        cycle: scenario.on_off.map(|times| Cycle::new(times, warm_up)),
-        epoch: Instant::now(),
-        measure_from: warm_up,
-        measure_to: warm_up + scenario.time.as_nanos() as u64,
-        stop: &halted,
-    };
-    let mut submitters = Vec::new();
-    for (thread, done) in (0..scenario.threads).zip(&done) {
-        let (queue, place) = (usize::from(thread % scenario.queues), thread / scenario.queues);
-        let slots = slots.get(queue).map(Vec::as_slice).unwrap_or_default();
-        let first = u64::from(place) * u64::from(scenario.depth);
-        submitters.push(Submitter::new(&shared, disk, thread, (slots, first), done)?);
-    }
-    // The memory is allocated; the measurement begins.
-    let cpu = (driver_cpu(), target.pid().map(back_end_cpu).transpose()?);
-    let began = Instant::now();
-    let before = disk.counters();
-    let (seen, moments) = thread::scope(|scope| -> Result<_> {
-        let running: Vec<_> = submitters
-            .into_iter()
-            .enumerate()
-            .map(|(at, submitter)| {
-                scope.spawn(move || {
-                    pin(load, at)?;
-                    shorten_timer_slack();
-                    submitter.run()
-                })
-            })
+/// A turn on a disk that is connected.
+struct ConnectedTurn<'a> {
+    disk: &'a Disk,
+    scenario: &'a Scenario,
+    target: &'a Target,
+    load: &'a LoadOptions,
+    /// Set by a signal: the turn ends early.
+    stop: &'a AtomicBool,
+    progress: &'a Progress,
+}
+
+impl ConnectedTurn<'_> {
+    fn run(&self) -> Result<Turn> {
+        let (disk, scenario) = (self.disk, self.scenario);
+        let blocks = self.blocks()?;
+        let ledger = match scenario.verify {
+            true => Some(Ledger::new(blocks, fastrand::u64(..))?),
+            false => None,
+        };
+        let shared_by = usize::from(scenario.threads.div_ceil(scenario.queues));
+        let slots: Vec<Vec<Slot>> = (0..scenario.queues)
+            .map(|_| (0..shared_by * usize::from(scenario.depth)).map(|_| Slot::default()).collect())
             .collect();
-        let finished = || running.iter().any(thread::ScopedJoinHandle::is_finished);
-        let part = match load.plot_time {
-            Some(_) => MOMENT,
-            None => (scenario.time / PARTS).max(PART_MIN),
+        let done: Vec<AtomicU64> = (0..scenario.threads).map(|_| AtomicU64::new(0)).collect();
+        let halted = AtomicBool::new(false);
+        let warm_up = scenario.warm_up.as_nanos() as u64;
+        let shared = TurnContext {
+            scenario,
+            ledger: ledger.as_ref(),
+            blocks,
+            cycle: scenario.on_off.map(|times| Cycle::new(times, warm_up)),
+            epoch: Instant::now(),
+            measure_from: warm_up,
+            measure_to: warm_up + scenario.time.as_nanos() as u64,
+            stop: &halted,
         };
-        let look = || Sample {
-            done: done.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
-            kicks: disk.counters().kicks,
-            // A back-end that has exited gives no figure here. The check after the turn reports it.
-            back_end_cpu: target.pid().and_then(|pid| back_end_cpu(pid).ok()),
+        let mut submitters = Vec::new();
+        for (thread, done) in (0..scenario.threads).zip(&done) {
+            let (queue, place) = (usize::from(thread % scenario.queues), thread / scenario.queues);
+            let slots = slots.get(queue).map(Vec::as_slice).unwrap_or_default();
+            let first = u64::from(place) * u64::from(scenario.depth);
+            submitters.push(Submitter::new(&shared, disk, thread, (slots, first), done)?);
+        }
+        // The memory is allocated; the measurement begins.
+        let cpu = (driver_cpu(), self.back_end_cpu()?);
+        let began = Instant::now();
+        let before = disk.counters();
+        let (seen, moments) = self.run_submitters(&shared, submitters, &done, &halted)?;
+        let after = disk.counters();
+        let back_end_after = self.back_end_cpu()?;
+        let seconds_counted = began.elapsed().as_secs_f64();
+        let turn = Turn {
+            seconds: scenario.time.as_secs_f64(),
+            done: 0,
+            unsent: 0,
+            failed: 0,
+            failure: None,
+            latencies: latencies()?,
+            submitted: after.submitted - before.submitted,
+            kicks: after.kicks - before.kicks,
+            calls: after.calls - before.calls,
+            driver_cpu: (driver_cpu() - cpu.0).as_secs_f64(),
+            back_end_cpu: back_end_after
+                .zip(cpu.1)
+                .map(|(after, before)| after.saturating_sub(before).as_secs_f64()),
+            seconds_counted,
+            timeline: moments.iter().map(|moment| moment.requests).collect(),
+            moments: if self.load.plot_time.is_some() { moments } else { Vec::new() },
         };
-        let moments = watch(&shared, part, look, stop, progress, finished);
-        // If the back-end does not answer any more, a signal still ends the turn.
-        while !running.iter().all(thread::ScopedJoinHandle::is_finished) && !stop.load(Ordering::Relaxed) {
-            thread::sleep(LAST_LOOK);
+        let turn = seen.into_iter().try_fold(turn, add)?;
+        if let Some(ledger) = &ledger {
+            read_back(disk, scenario, ledger, self.stop)?;
         }
-        if stop.load(Ordering::Relaxed) {
-            halted.store(true, Ordering::Relaxed);
-            disk.unplug();
-        }
-        let ended: Vec<_> = running.into_iter().map(join).collect();
-        if stop.load(Ordering::Relaxed) {
-            bail!("interrupted");
-        }
-        Ok((ended.into_iter().collect::<Result<Vec<ThreadResult>>>()?, moments))
-    })?;
-    let after = disk.counters();
-    let back_end_after = target.pid().map(back_end_cpu).transpose()?;
-    let seconds_counted = began.elapsed().as_secs_f64();
-    let turn = Turn {
-        seconds: scenario.time.as_secs_f64(),
-        done: 0,
-        unsent: 0,
-        failed: 0,
-        failure: None,
-        latencies: latencies()?,
-        submitted: after.submitted - before.submitted,
-        kicks: after.kicks - before.kicks,
-        calls: after.calls - before.calls,
-        driver_cpu: (driver_cpu() - cpu.0).as_secs_f64(),
-        back_end_cpu: back_end_after
-            .zip(cpu.1)
-            .map(|(after, before)| after.saturating_sub(before).as_secs_f64()),
-        seconds_counted,
-        timeline: moments.iter().map(|moment| moment.requests).collect(),
-        moments: if load.plot_time.is_some() { moments } else { Vec::new() },
-    };
-    let turn = seen.into_iter().try_fold(turn, add)?;
-    if let Some(ledger) = &ledger {
-        read_back(disk, scenario, ledger, stop)?;
+        Ok(turn)
     }
-    Ok(turn)
+
+    /// Returns the number of blocks that the load uses.
+    ///
+    /// # Errors
+    /// The disk has too few queues, or no room for a block.
+    fn blocks(&self) -> Result<u64> {
+        let Self { disk, scenario, .. } = self;
+        if disk.queues() < usize::from(scenario.queues) {
+            bail!("it has {} queues: lower --queues={}", disk.queues(), scenario.queues);
+        }
+        let size = scenario.range.unwrap_or(u64::MAX).min(disk.size()?);
+        let blocks = size / u64::from(scenario.block_size);
+        if blocks == 0 {
+            bail!("{size} bytes are less than a block of {}: use more of the disk", scenario.block_size);
+        }
+        Ok(blocks)
+    }
+
+    /// Runs all submitters to their end, each in a thread. Returns their results, and the figures of the
+    /// parts of the turn. `done` has the number of completed requests of each thread.
+    fn run_submitters(
+        &self,
+        shared: &TurnContext<'_>,
+        submitters: Vec<Submitter<'_>>,
+        done: &[AtomicU64],
+        halted: &AtomicBool,
+    ) -> Result<(Vec<ThreadResult>, Vec<Moment>)> {
+        thread::scope(|scope| {
+            let running: Vec<_> = submitters
+                .into_iter()
+                .enumerate()
+                .map(|(at, submitter)| {
+                    scope.spawn(move || {
+                        pin(self.load, at)?;
+                        shorten_timer_slack();
+                        submitter.run()
+                    })
+                })
+                .collect();
+            let finished = || running.iter().any(thread::ScopedJoinHandle::is_finished);
+            let part = match self.load.plot_time {
+                Some(_) => MOMENT,
+                None => (self.scenario.time / PARTS).max(PART_MIN),
+            };
+            let look = || Sample {
+                done: done.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
+                kicks: self.disk.counters().kicks,
+                // A back-end that has exited gives no figure here. The check after the turn reports it.
+                back_end_cpu: self.back_end_cpu().ok().flatten(),
+            };
+            let moments = watch(shared, part, look, self.stop, self.progress, finished);
+            let is_stopped = || self.stop.load(Ordering::Relaxed);
+            // If the back-end does not answer any more, a signal still ends the turn.
+            while !running.iter().all(thread::ScopedJoinHandle::is_finished) && !is_stopped() {
+                thread::sleep(LAST_LOOK);
+            }
+            if is_stopped() {
+                halted.store(true, Ordering::Relaxed);
+                self.disk.unplug();
+            }
+            let ended: Vec<_> = running.into_iter().map(join).collect();
+            if is_stopped() {
+                bail!("interrupted");
+            }
+            Ok((ended.into_iter().collect::<Result<Vec<ThreadResult>>>()?, moments))
+        })
+    }
+
+    /// Returns the processor time of the back-end, if its process is known.
+    fn back_end_cpu(&self) -> Result<Option<Duration>> {
+        self.target.pid().map(back_end_cpu).transpose()
+    }
 }
 
 fn join(running: thread::ScopedJoinHandle<'_, Result<ThreadResult>>) -> Result<ThreadResult> {

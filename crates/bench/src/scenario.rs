@@ -107,7 +107,7 @@ impl Scenario {
                 )
             })?,
         };
-        // The blocks, plus what the rounding in the pool wastes.
+        // Room for the blocks, and for the bytes that the pool wastes when it rounds sizes up.
         let in_all = u64::from(self.depth) * u64::from(self.threads);
         let memory = in_all * (u64::from(self.block_size).next_power_of_two() + 4096) + (4 << 20);
         Ok(Options {

@@ -1,10 +1,11 @@
 //! Records of the requests in flight at one queue.
 //!
-//! Each slot holds the record of one request; its number is the token of the request. Threads that share a
-//! queue may reap one another's requests. The thread that reaps a request owns its slot from then on.
+//! Each slot holds the record of one request. The number of the slot is the token of the request. Threads
+//! that share a queue may reap one another's requests. The thread that reaps a request owns its slot from
+//! then on.
 //!
-//! The queue orders the stores of one thread before the submission with the loads of another after the
-//! completion. So relaxed loads and stores are enough.
+//! A thread stores the record before it submits the request. Another thread may load the record after the
+//! request completed. The queue synchronises these two threads, so relaxed loads and stores are enough.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

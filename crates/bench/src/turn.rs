@@ -20,7 +20,8 @@ pub(crate) fn latencies() -> anyhow::Result<Latencies> {
 
 /// The results of one turn.
 ///
-/// `done` counts requests that completed within the measured time. `latencies` has all that were due in it.
+/// `done` counts the requests that completed within the measured time. `latencies` has each request that was
+/// due within that time and did not fail.
 #[derive(Clone, Debug)]
 pub(crate) struct Turn {
     /// The measured seconds.
@@ -94,7 +95,7 @@ impl Turn {
         self.back_end_cpu.map(|seconds| seconds / self.seconds_counted)
     }
 
-    /// Returns the nanoseconds that this share of the requests does not exceed.
+    /// Returns the latency, in nanoseconds, that the share `quantile` of the requests does not exceed.
     pub(crate) fn latency(&self, quantile: f64) -> f64 {
         self.latencies.value_at_quantile(quantile) as f64
     }

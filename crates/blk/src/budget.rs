@@ -4,20 +4,20 @@
 //! number and size of queues, it could ask for 65536 requests with 32768 pieces of 16 bytes each, or 32 GiB.
 //! The limit works as follows:
 //!
-//! * Each slot may have room for [`FREE`] pieces. That is enough for nearly every request, and is not
-//!   counted.
+//! * Each slot may have room for [`UNCOUNTED_PIECES`] pieces. That is enough for nearly every request, and
+//!   is not counted.
 //! * A slot reserves room beyond that from the device's [`Budget`], which all its queues share.
 //! * A request that finds too little room waits in its slot, and its queue pops no more requests. It goes on
-//!   when another request of the same queue that reserved room ends. A queue without such requests does not
-//!   wait: it reserves more than there is. So no queue waits for another, and each queue can always have one
-//!   request in flight.
+//!   when another request of the same queue that has a reservation ends. If no other request of the queue has
+//!   one, the request does not wait: it reserves more than there is. So no queue waits for another, and each
+//!   queue can always have one request in flight.
 //! * A slot keeps its room for the next request, unless less than half of the budget is left. So idle slots
 //!   keep at most half of the budget, and the other half is always there for requests in flight.
 //!
 //! So a device with q queues of n entries has room for at most the sum of:
 //!
 //! * [`PIECES_MAX`] pieces,
-//! * [`FREE`] pieces for each of the q n slots,
+//! * [`UNCOUNTED_PIECES`] pieces for each of the q n slots,
 //! * twice the largest request for each of the q queues: one that reserved more than there was, and one that
 //!   waits.
 //!
@@ -28,11 +28,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The number of pieces for which every slot may have room without a reservation.
-pub(crate) const FREE: usize = 32;
+pub(crate) const UNCOUNTED_PIECES: usize = 32;
 /// The number of pieces in the budget: 8192 requests of 512 KiB in pages of 4 KiB, or 16 MiB.
 const PIECES_MAX: usize = 1 << 20;
 /// The largest number of pieces for which an idle slot keeps room.
-const KEPT: usize = 256;
+const KEPT_PIECES_MAX: usize = 256;
 
 /// The number of pieces that the slots of a device have reserved.
 #[derive(Debug)]
@@ -68,10 +68,10 @@ impl Budget {
         self.taken.fetch_sub(pieces, Ordering::Relaxed);
     }
 
-    /// Returns how much of its `pieces` an idle slot may keep.
+    /// Returns how many of its `pieces` an idle slot may keep reserved.
     pub(crate) fn kept_part_of(&self, pieces: usize) -> usize {
         let scarce = self.taken.load(Ordering::Relaxed) > self.max / 2;
-        if scarce { 0 } else { pieces.min(KEPT) }
+        if scarce { 0 } else { pieces.min(KEPT_PIECES_MAX) }
     }
 
     #[cfg(test)]

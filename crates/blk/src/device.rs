@@ -20,10 +20,10 @@ use zerocopy::IntoBytes;
 const STATE_TAG: [u8; 4] = *b"blk1";
 
 /// The error if two devices of this process have the same image.
-const OWN_LOCK: &str = "the image cannot be locked: another device of this process is using it; give each device its own, or \
+const LOCKED_BY_THIS_PROCESS: &str = "the image cannot be locked: another device of this process is using it; give each device its own, or \
     make both read-only";
 
-/// The properties of a device that its disk does not decide.
+/// The properties of a device that do not come from its disk.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The answer to GET_ID. Only the first 20 bytes are used.
@@ -44,7 +44,7 @@ pub struct Blk {
     /// The locks on the image and its backing files.
     locks: Mutex<Vec<ImageLock>>,
     /// Wakes the transport when the configuration space changes. `None` if the process had no descriptor
-    /// left: then the driver sees a new size only when it reads it.
+    /// left. Then the driver sees a new size only when it reads the space again.
     config_changed: Option<Waker>,
 }
 
@@ -96,7 +96,7 @@ impl Blk {
         let lock = |file, read_only| {
             ImageLock::acquire_within(file, read_only, LOCK_WAIT_MAX).map_err(|error| {
                 if error.is_held() && is_held_here(file, read_only) {
-                    return failed(OWN_LOCK.into());
+                    return failed(LOCKED_BY_THIS_PROCESS.into());
                 }
                 failed(format!("the image cannot be locked: {error}"))
             })

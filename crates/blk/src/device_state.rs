@@ -19,7 +19,8 @@ pub(crate) struct DeviceState {
     /// the front-end: QEMU writes it when the driver does, but not again after a reconnection. So a process
     /// that has not seen the driver reset may serve a driver that has turned it off, and leaves it off.
     pub(crate) writeback: AtomicBool,
-    /// The driver was reset or restored here, so its choices are known.
+    /// Whether the driver's choices are known, because it was reset, restored or set up here. Also set after
+    /// the warning that they are unknown, so that the warning is logged once.
     pub(crate) driver_known: AtomicBool,
     /// The next queue to start is the first one of a newly reset driver.
     pub(crate) fresh_driver: AtomicBool,

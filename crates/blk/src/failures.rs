@@ -12,7 +12,7 @@ use tracing::{Span, warn};
 /// The shortest time between two lines of a kind.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// The logs of requests that reach the disk.
+/// The operations whose failures are logged: those that reach the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Read,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_their_places() {
+    fn each_operation_has_its_own_name() {
         for (place, (operation, _)) in Operation::ALL.into_iter().enumerate() {
             assert_eq!(operation as usize, place);
         }

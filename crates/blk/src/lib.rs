@@ -10,7 +10,23 @@
 //! - A request that finds no room in the engine waits in its slot.
 //! - A request whose I/O fails reports the error to the driver.
 //!
-//! All queues share the disk. Everything else belongs to one queue, and so to one worker.
+//! All queues share the disk and the state of the device (`device_state.rs`). Everything else belongs to one
+//! queue, and so to one worker.
+//!
+//! ```
+//! use kickless_blk::{Blk, Options};
+//! use kickless_device::Device;
+//! use kickless_disk::{Disk, DiskSpec};
+//!
+//! let disk = Disk::open(&DiskSpec::Memory(64 << 20), &kickless_disk::Options::default())?;
+//! let options = Options { serial: "disk-1".into(), queues_max: 4, queue_size_max: 256, lock: true };
+//! let device = Blk::new(disk, options);
+//! // The configuration space begins with the capacity in sectors.
+//! let mut capacity = [0; 8];
+//! device.read_config(0, &mut capacity);
+//! assert_eq!(u64::from_le_bytes(capacity), (64 << 20) / 512);
+//! # Ok::<(), kickless_disk::Error>(())
+//! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod budget;

@@ -4,7 +4,7 @@ use crate::device_state::DeviceState;
 use crate::failures::is_caused_by_guest;
 use crate::request::{self, Bounds, Kind, RangeOp, Reject, Request, parse};
 use crate::slots::Slots;
-use kickless_device::{Context, Next, Polled, QueueTask, Vring};
+use kickless_device::{Context, LEAVING_COST, Next, Polled, QueueTask, Vring};
 use kickless_disk::{self as disk, Attached, IoContext, LostWritesSeen, OWN_SLOTS, Step};
 use kickless_io::{Completion, Engine};
 use kickless_memory::{Iov, Marks, View};
@@ -16,9 +16,9 @@ use std::sync::Arc;
 use tracing::debug;
 use zerocopy::IntoBytes;
 
-/// This many bytes of data cost as much as a request: see [`QueueTask::poll`].
+/// The number of bytes of data that cost as much as a request: see [`QueueTask::poll`].
 const COST_BYTES: u64 = 4096;
-/// This many descriptors cost as much as a request. One descriptor takes about 3 nanoseconds.
+/// The number of descriptors that cost as much as a request. One descriptor takes about 3 nanoseconds.
 const COST_DESCRIPTORS: u16 = 64;
 
 /// A running queue.
@@ -35,11 +35,11 @@ pub(crate) struct Queue {
     slots: Slots,
     /// The lost writes of the disk that this queue has reported.
     lost_writes: LostWritesSeen,
-    /// A slot whose request starts next, and the request. It is empty between polls.
+    /// The slot and the request that start next. `None` between polls.
     prepared: Option<(u32, disk::Request)>,
     /// Slots of requests for which the engine had no room, oldest first.
     waiting: VecDeque<u32>,
-    /// A slot whose request waits for room in the device's budget, and the request.
+    /// The slot and the request that wait for room in the device's budget.
     over_budget: Option<(u32, disk::Request)>,
     /// Slots of requests that run in steps, the next one first.
     steps: VecDeque<u32>,
@@ -134,7 +134,7 @@ impl Queue {
         if !is_small && !self.slots.reserve(slot) {
             return self.wait_for_budget(slot, wanted);
         }
-        // The CPU loads the data of this request into its cache, while the one before it is done.
+        // The processor loads the data of this request into its cache, while the request before it runs.
         let now = match self.shared.disk.prepare(wanted) {
             true => self.prepared.replace((slot, wanted)),
             false => Some((slot, wanted)),
@@ -155,7 +155,7 @@ impl Queue {
         };
         let entry = self.slots.get(slot);
         entry.fill(self.vring.view(), id, request.status, request.kind, request.data_len);
-        // Each extent is an operation.
+        // Each extent costs as much as a request.
         let cost = entry.io.extents_len() as u32;
         self.slots.take_next();
         self.add_cost(cost);
@@ -265,14 +265,14 @@ impl Queue {
     /// Answers the request in a slot and frees the slot.
     fn finish(&mut self, slot: u32, result: Result<(), disk::IoError>) {
         let entry = self.slots.get(slot);
-        let (id, status, read_len, operation) = (entry.id, entry.status, entry.read_len, entry.operation);
+        let (id, read_len, operation) = (entry.id, entry.read_len, entry.operation);
         let code = match result {
             Ok(()) => blk::S_OK,
             Err(disk::IoError::Unsupported) => blk::S_UNSUPP,
             Err(_) => blk::S_IOERR,
         };
         let (view, marks) = self.vring.memory();
-        let written = entry.view.as_ref().is_some_and(|view| view.write_obj(status, &code, marks).is_ok());
+        let written = entry.status.write(code, marks);
         entry.unpin_unless((view, marks));
         let reserved = entry.has_reservation();
         self.slots.release(slot, reserved);
@@ -280,7 +280,7 @@ impl Queue {
             Ok(()) => self.vring.push(id, read_len.saturating_add(written.into())),
             Err(error) => {
                 if is_caused_by_guest(error) {
-                    debug!(queue = self.vring.index(), head = id.head, %error, "request failed");
+                    debug!(queue = self.vring.index(), head = id.head(), %error, "request failed");
                 } else {
                     let Self { shared, vring, .. } = self;
                     shared.failures.log(vring.span(), vring.index(), operation, error);
@@ -291,7 +291,7 @@ impl Queue {
     }
 
     fn reject(&mut self, id: ChainId, reject: Reject) {
-        debug!(queue = self.vring.index(), head = id.head, why = reject.why, "request rejected");
+        debug!(queue = self.vring.index(), head = id.head(), why = reject.why, "request rejected");
         let data_len = self.chain.writable_len().saturating_sub(1);
         let (view, marks) = self.vring.memory();
         let written = reject.status.is_some_and(|at| view.write_obj(at, &reject.code, marks).is_ok());
@@ -348,11 +348,11 @@ impl Queue {
 
 /// The result of a turn for work other than the ring.
 enum Turn {
-    /// There was no such work: the ring is next.
+    /// There was no such work, so the ring is next.
     Ring,
     /// The work had its turn.
     Other,
-    /// This poll ends.
+    /// The poll must end now.
     Over(Next),
 }
 
@@ -400,7 +400,7 @@ impl Queue {
         if self.over_budget.is_none() {
             return true;
         }
-        // The other request may wait for the completion of this one.
+        // This starts the prepared request first, because `over_budget` may wait for its completion.
         let prepared = self.prepared.take();
         self.start_on_disk(context, prepared);
         let over_budget = self.over_budget.take_if(|(slot, _)| self.slots.reserve(*slot));
@@ -472,8 +472,9 @@ impl QueueTask for Queue {
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
         self.retry(context);
         let (mut served, mut cost) = (0, 0u32);
+        let limit = if budget == 0 { LEAVING_COST } else { budget };
         let next = loop {
-            if cost >= budget && budget > 0 {
+            if cost >= limit {
                 break Next::More;
             }
             if self.has_other_work {
@@ -483,8 +484,9 @@ impl QueueTask for Queue {
                     Turn::Over(next) => break next,
                 }
             }
-            // A waiting request may need a buffer or a range that others hold; then new requests can start
-            // beside it. But if the engine is full, it goes before all requests in the ring.
+            // A waiting request may need a buffer or a range that other requests hold. Then new requests can
+            // start beside it. But if the engine is full, the waiting request goes before all requests in the
+            // ring.
             let waits = !self.waiting.is_empty();
             let slot = match self.slots.next() {
                 Some(slot) if !waits || self.has_room(context) => slot,
@@ -525,7 +527,7 @@ impl QueueTask for Queue {
         // Steps remain, so the queue must be polled again even if it also waits.
         let next = if self.steps.is_empty() { next } else { Next::More };
         self.vring.publish();
-        // A request in several pieces may have started another piece.
+        // A request in several pieces may have started another piece, which this has to limit too.
         if self.waits_limited {
             self.limit_remote_waits();
         }

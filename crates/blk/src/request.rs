@@ -36,7 +36,7 @@ pub enum Kind {
     GetId,
     /// Write the disk's lifetime into the writable buffers.
     GetLifetime,
-    /// Do something to the [`extents`] in the readable buffers, after their header.
+    /// Apply the operation to the [`extents`] in the readable buffers, after their header.
     Extents(RangeOp),
 }
 
@@ -93,11 +93,12 @@ pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reje
         why: "no status byte in guest memory",
     })?;
     let reject = |code, why| Reject { status: Some(status), code, why };
-    let header =
-        header_of(chain.readable(), view).ok_or_else(|| reject(blk::S_IOERR, "no header in guest memory"))?;
+    let Some((header_kind, sector)) = header_of(chain.readable(), view) else {
+        return Err(reject(blk::S_IOERR, "no header in guest memory"));
+    };
     let readable = chain.readable_len() - HEADER_LEN;
     let writable = chain.writable_len() - 1;
-    let (kind, data_len) = match header.kind.get() {
+    let (kind, data_len) = match header_kind {
         blk::T_IN => (Kind::Read { offset: 0 }, writable),
         blk::T_OUT if !bounds.read_only => (Kind::Write { offset: 0 }, readable),
         other => {
@@ -113,7 +114,7 @@ pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reje
     if !data_len.is_multiple_of(blk::SECTOR_SIZE) {
         return Err(reject(blk::S_IOERR, "data is not a multiple of 512 bytes"));
     }
-    let offset = header.sector.get().checked_mul(blk::SECTOR_SIZE);
+    let offset = sector.checked_mul(blk::SECTOR_SIZE);
     let Some(offset) = offset.filter(|o| o.checked_add(data_len).is_some_and(|end| end <= bounds.size))
     else {
         return Err(reject(blk::S_IOERR, "range is beyond the disk"));
@@ -227,8 +228,8 @@ pub(crate) fn data(buffers: &[Buffer], skip: u64, len: u64) -> impl Iterator<Ite
         skip -= skipped;
         let here = (u64::from(buffer.len) - skipped).min(left);
         left -= here;
-        // Both are at most the length of the buffer. An address that wraps is outside guest memory, as is
-        // u64::MAX.
+        // `skipped` and `here` are at most the length of the buffer. An address that wraps is outside guest
+        // memory, as is u64::MAX.
         Some((buffer.addr.checked_add(skipped).unwrap_or(Gpa(u64::MAX)), here as u32))
     })
 }
@@ -243,11 +244,21 @@ fn status_of(writable: &[Buffer]) -> Option<Gpa> {
     last.addr.checked_add(u64::from(last.len) - 1)
 }
 
-fn header_of(readable: &[Buffer], view: &View) -> Option<blk::Header> {
+/// Returns the type of the request and its first sector.
+#[inline]
+fn header_of(readable: &[Buffer], view: &View) -> Option<(u32, u64)> {
     let first = readable.first()?;
     if u64::from(first.len) >= HEADER_LEN {
-        return view.read_obj(first.addr).ok();
+        // Reads two words instead of a header. A header has no alignment, so the compiler would add copies of
+        // its bytes.
+        let [kind, sector] = view.read_obj::<[u64; 2]>(first.addr).ok()?.map(u64::from_le);
+        return Some((kind as u32, sector));
     }
+    header_in_pieces(readable, view).map(|header| (header.kind.get(), header.sector.get()))
+}
+
+#[cold]
+fn header_in_pieces(readable: &[Buffer], view: &View) -> Option<blk::Header> {
     // The header is split over several buffers. The standard allows that; no known driver does it.
     let mut bytes = [0; HEADER_LEN as usize];
     let mut at = 0;

@@ -1,10 +1,10 @@
 //! The preallocated slots of requests in flight.
 
-use crate::budget::{Budget, FREE};
+use crate::budget::{Budget, UNCOUNTED_PIECES};
 use crate::failures::Operation;
 use crate::request::Kind;
 use kickless_disk::Io;
-use kickless_memory::{Gpa, Marks, View};
+use kickless_memory::{Gpa, Marks, PinnedByte, View};
 use kickless_virtqueue::ChainId;
 use std::sync::Arc;
 
@@ -12,11 +12,9 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) id: ChainId,
-    /// The address of its status byte.
-    pub(crate) status: Gpa,
-    /// The memory of `status`. The memory of the guest may change before the request is done, but the driver
-    /// still needs the status. Kept from request to request, like the view of an `Iov`.
-    pub(crate) view: Option<Arc<View>>,
+    /// Its status byte. The driver needs the status even if the memory of the guest changes before the
+    /// request is done.
+    pub(crate) status: PinnedByte,
     pub(crate) operation: Operation,
     /// The number of bytes of data that the driver gets.
     pub(crate) read_len: u32,
@@ -24,7 +22,7 @@ pub(crate) struct Slot {
     pub(crate) io: Io,
     /// The number of pieces that the slot has reserved. It keeps some of them from request to request.
     taken: usize,
-    /// Its current request has a reservation.
+    /// The current request has a reservation.
     reserving: bool,
 }
 
@@ -32,8 +30,7 @@ impl Slot {
     fn new() -> Self {
         Self {
             id: ChainId::default(),
-            status: Gpa(0),
-            view: None,
+            status: PinnedByte::default(),
             operation: Operation::Read,
             read_len: 0,
             io: Io::default(),
@@ -43,13 +40,11 @@ impl Slot {
     }
 
     /// Stores a new request.
+    #[inline]
     pub(crate) fn fill(&mut self, view: &Arc<View>, id: ChainId, status: Gpa, kind: Kind, data_len: u64) {
         self.id = id;
         self.operation = Operation::of(kind);
-        self.status = status;
-        if !self.view.as_ref().is_some_and(|old| Arc::ptr_eq(old, view)) {
-            self.view = Some(view.clone());
-        }
+        self.status.set(view, status);
         // A chain holds at most 2^32 bytes, its status byte among them.
         self.read_len = if matches!(kind, Kind::Read { .. }) { data_len as u32 } else { 0 };
     }
@@ -59,7 +54,7 @@ impl Slot {
     /// Returns whether its buffers need no reservation.
     #[inline]
     pub(crate) fn is_small(&self) -> bool {
-        self.io.buffers().count() <= FREE
+        self.io.buffers().count() <= UNCOUNTED_PIECES
     }
 
     /// Returns whether it has a reservation, from this request or an earlier one.
@@ -69,15 +64,16 @@ impl Slot {
     }
 
     /// Releases the buffers, and the memory if it is not `current`.
+    #[inline]
     pub(crate) fn unpin_unless(&mut self, (current, marks): (&Arc<View>, &mut Marks)) {
         self.io.buffers_mut().unpin_unless(current, marks);
-        View::unpin_unless(&mut self.view, current, marks);
+        self.status.unpin_unless(current, marks);
     }
 }
 
 /// The slots of a queue, one for each entry of the ring.
 ///
-/// A slot allocates memory for its first request and keeps it.
+/// A slot allocates memory for its first request and keeps it, as far as the [`Budget`] allows.
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
@@ -117,7 +113,7 @@ impl Slots {
         let Some(entry) = self.slots.get_mut(slot as usize) else { return true };
         // An extent needs less memory than two pieces.
         let more = 2 * entry.io.extents_len();
-        if more + entry.io.buffers().count() <= FREE {
+        if more + entry.io.buffers().count() <= UNCOUNTED_PIECES {
             return true;
         }
         let missing = (entry.io.buffers().capacity() + more).saturating_sub(entry.taken);
@@ -148,7 +144,7 @@ impl Slots {
         let Some(entry) = self.slots.get_mut(slot as usize) else { return };
         self.reserving -= usize::from(std::mem::take(&mut entry.reserving));
         let kept = self.budget.kept_part_of(entry.taken);
-        entry.io.buffers_mut().shrink_to(kept.max(FREE));
+        entry.io.buffers_mut().shrink_to(kept.max(UNCOUNTED_PIECES));
         self.budget.give_back(entry.taken - kept);
         entry.taken = kept;
     }
@@ -160,7 +156,7 @@ impl Slots {
         // A request that was refused in the middle has left pieces. Without this, the slot would keep room
         // for them.
         entry.io.buffers_mut().clear(marks);
-        entry.io.buffers_mut().shrink_to(entry.taken.max(FREE));
+        entry.io.buffers_mut().shrink_to(entry.taken.max(UNCOUNTED_PIECES));
         entry.io.drop_extents();
     }
 

@@ -16,19 +16,19 @@ const PAGE: usize = 4096;
 const PAGES: u64 = 64;
 
 /// Starts a queue on a disk that merges. All bytes of a page have the number of the page.
-fn start(way: EngineOptions, packed: bool) -> (NamedTempFile, Rig) {
+fn start(engine: EngineOptions, packed: bool) -> (NamedTempFile, Rig) {
     let image = NamedTempFile::new().unwrap();
     let bytes: Vec<u8> = (0..PAGES as usize * PAGE).map(|at| (at / PAGE) as u8).collect();
     std::fs::write(image.path(), bytes).unwrap();
     let options = Options { merge: true, ..Options::default() };
     let disk = Disk::open(&DiskSpec::File(image.path().into()), &options).unwrap();
-    (image, Rig::start_with(&blk(disk), way, packed, BlkFeatures::empty()))
+    (image, Rig::start_with(&blk(disk), engine, packed, BlkFeatures::empty()))
 }
 
-fn each_way(test: impl Fn(&File, Rig)) {
-    for way in engine_variants(128) {
+fn with_each_engine(test: impl Fn(&File, Rig)) {
+    for engine in engine_variants(128) {
         for packed in FORMATS {
-            let (image, rig) = start(way, packed);
+            let (image, rig) = start(engine, packed);
             test(image.as_file(), rig);
         }
     }
@@ -44,7 +44,7 @@ fn write(page: u64, byte: u8) -> TestRequest {
 
 #[test]
 fn each_request_gets_its_own_data() {
-    each_way(|_, mut rig| {
+    with_each_engine(|_, mut rig| {
         let asked: Vec<_> = (0..PAGES).map(|page| (page, rig.send(read(page)))).collect();
         let answers = rig.finish();
         for (page, id) in asked {
@@ -68,7 +68,7 @@ fn each_request_gets_its_own_data() {
 /// Some of the neighbours are malformed and must not run.
 #[test]
 fn refused_requests_do_not_affect_neighbours() {
-    each_way(|_, mut rig| {
+    with_each_engine(|_, mut rig| {
         let bad = |page| page % 5 == 3;
         let asked: Vec<_> = (0..PAGES)
             .map(|page| {
@@ -89,7 +89,7 @@ fn refused_requests_do_not_affect_neighbours() {
 /// end fails by itself.
 #[test]
 fn only_requests_beyond_the_end_fail() {
-    each_way(|image, mut rig| {
+    with_each_engine(|image, mut rig| {
         let end = 41;
         image.set_len(end * PAGE as u64).unwrap();
         let asked: Vec<_> = (0..PAGES).map(|page| (page, rig.send(read(page)))).collect();

@@ -28,7 +28,7 @@ const KINDS: u32 = if cfg!(feature = "rbd") { 7 } else { 5 };
 enum Effect {
     Nothing,
     Read(Range<u64>),
-    /// All bytes of these sectors become this.
+    /// All bytes of these sectors get this value.
     Fill(Vec<Range<u64>>, u8),
     /// The content of these sectors becomes unknown.
     Forget(Vec<Range<u64>>),
@@ -204,7 +204,7 @@ impl Model {
     }
 }
 
-fn play(rig: &mut Rig, batches: Vec<Vec<Case>>) {
+fn run_batches(rig: &mut Rig, batches: Vec<Vec<Case>>) {
     let mut model = Model(vec![Some(0); SECTORS as usize]);
     for batch in batches {
         // The order of requests in flight at the same time is unknown.
@@ -242,7 +242,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, max_shrink_iters: 40, ..Default::default() })]
 
     #[test]
-    fn each_head_once_and_data_as_the_model_says(
+    fn each_head_comes_back_once_and_data_match_the_model(
         way in prop::sample::select(engine_variants(0)),
         (merge, depth, packed, writeback, seed) in (any::<bool>(), 1u32..80, any::<bool>(), any::<bool>(), any::<u32>()),
         faults in prop::collection::vec(fault(), 0..4),
@@ -276,6 +276,6 @@ proptest! {
         let way = EngineOptions { depth, ..way };
         let mut rig = Rig::start_with(&device(disk), way, packed, BlkFeatures::empty());
         rig.set_writeback(writeback);
-        play(&mut rig, batches);
+        run_batches(&mut rig, batches);
     }
 }

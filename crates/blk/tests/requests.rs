@@ -569,7 +569,7 @@ fn a_device_that_disappears_under_load() {
         disappears(&mut rig(disk, kind, false), || {
             image.as_file().set_len(0).unwrap();
             assert!(losetup(&["--set-capacity", device]).unwrap().status.success());
-            // The device goes away when its last user closes it.
+            // The device is removed when its last user closes it.
             assert!(losetup(&["--detach", device]).unwrap().status.success());
         });
     }

@@ -96,6 +96,22 @@ fn a_stop_finishes_requests_that_run_in_steps() {
     assert_eq!(rig.finish().len(), 2);
 }
 
+/// A queue that stops begins the requests of an earlier process in turns, too.
+#[test]
+fn a_stop_begins_requests_of_an_earlier_process_in_turns() {
+    let mut rig = memory(MIB);
+    for _ in 0..20 {
+        rig.send(TestRequest::read(0, 32 << 10));
+    }
+    rig.restart_after_kill();
+    // Each request costs 9.
+    assert_eq!((rig.poll_with(0), rig.last), (8, Next::More));
+    while rig.last == Next::More {
+        rig.poll_with(0);
+    }
+    assert_eq!(rig.finish().len(), 20);
+}
+
 /// Faults delay some of the steps.
 #[test]
 fn delayed_requests_run_in_steps() {

@@ -122,12 +122,13 @@ pub enum AddError {
         /// The name of both.
         name: String,
     },
-    /// Another caller is adding or removing a device of this name.
+    /// Another caller is adding or removing a device of this name, or the ended device of this name is not
+    /// closed yet.
     #[error("the device {name} is being {doing}: try again when that is done")]
     Busy {
         /// The name of both.
         name: String,
-        /// `added` or `removed`.
+        /// `added`, `removed` or `closed`.
         doing: &'static str,
     },
     /// Another device uses this socket.
@@ -186,7 +187,7 @@ impl AddError {
 #[non_exhaustive]
 pub enum RemoveError {
     /// A front-end uses the device. The registry continues to serve it. Only
-    /// [`Removal::Refuse`](crate::Removal::Refuse) fails like this.
+    /// [`RemoveMode::Refuse`](crate::RemoveMode::Refuse) fails like this.
     #[error("a front-end is connected to the device {name}: disconnect it first, or drain the device")]
     InUse {
         /// The device.
@@ -196,6 +197,18 @@ pub enum RemoveError {
     /// in use until the last request ends. A caller can remove the device again to wait for that.
     #[error("requests of the device {name} are still in flight after {waited:?}; it takes no new ones")]
     Deadline {
+        /// The device.
+        name: String,
+        /// The time that was waited.
+        waited: Duration,
+    },
+    /// The device has stopped, and is still open at the deadline: a system call on its disk has not returned.
+    /// Its name and socket stay in use until the call returns. A caller can remove the device again to wait
+    /// for that.
+    #[error(
+        "the device {name} has stopped and is still open after {waited:?}: a call on its disk does not return"
+    )]
+    StillOpen {
         /// The device.
         name: String,
         /// The time that was waited.

@@ -5,31 +5,60 @@
 //! devices; here each of them is a [`kickless_device::Device`].
 //!
 //! # Threads
-//! Each device has a session thread, which accepts front-ends and serves them, one after the other. The
-//! workers of the pool execute the requests of all devices. [`Registry::add`] and [`Registry::remove`] run on
-//! the caller's thread.
+//! Each device has a session thread, which accepts front-ends and serves them, one after the other. It also
+//! closes the device. The workers of the pool execute the requests of all devices. [`Registry::add`] and
+//! [`Registry::remove`] run on the caller's thread.
+//!
+//! Other threads use a device for a short time, by a [`DeviceRef`]. The session thread closes the device
+//! after the last one is dropped. [`Registry::remove`] waits for that, up to its deadline. It reports success
+//! only when the name and the socket are free and no thread uses the disk.
 //!
 //! # Locks
 //! One lock protects the table of the devices. A thread holds it only to read or change the table, and never
 //! while it opens, closes or waits for a device. The name of a device is in use until the device is closed.
+//! The file `lifecycle.rs` has a model, which loom runs.
 //!
 //! # Bounds
 //! The maximum number of devices is fixed when the registry is made, because the engines of the workers
 //! reserve slots and threads for each device when they open ([`kickless_io::EngineOptions::owners`]). A
 //! device counts from its opening until it is closed, even while it is being removed or after it has ended.
 //! There are therefore never more owners than reserves. The pool must have at least [`Registry::devices_max`]
-//! reserves, and engines have at most [`kickless_io::OWNERS_MAX`].
+//! reserves, and engines have at most [`kickless_io::OWNERS_MAX`]. `docs/adr/0010-one-owner-is-a-promise.md`
+//! says why the number does not grow at run time.
 //!
 //! A removed device gives back its reserves, its address space, its threads and its descriptors. The present
 //! devices share the address space and the lines of the log.
+//!
+//! ```no_run
+//! use kickless_daemon::{DeviceConfig, MakeError, Notation, PoolConfig, Registry, RemoveMode};
+//! use kickless_device::Device;
+//! use kickless_worker::WorkerPool;
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! /// Serves a device for a minute. `make` makes devices from their configuration.
+//! fn serve(
+//!     make: fn(&DeviceConfig) -> Result<Arc<dyn Device>, MakeError>,
+//!     config: DeviceConfig,
+//! ) -> Result<(), Box<dyn std::error::Error>> {
+//!     let registry = Registry::new(8, make)?;
+//!     let options = PoolConfig::default().worker_options(8, Notation::Keys).map_err(|m| m.to_string())?;
+//!     registry.set_pool(WorkerPool::start(&options)?);
+//!     registry.add(config)?;
+//!     std::thread::sleep(Duration::from_secs(60));
+//!     registry.remove("a", RemoveMode::Refuse, Duration::from_secs(10))?;
+//!     Ok(())
+//! }
+//! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod config;
 mod error;
+mod lifecycle;
 mod registry;
 mod sentence;
-mod served;
+mod served_device;
 mod socket;
 mod table;
 
@@ -38,8 +67,7 @@ pub use config::{
     PoolConfig, ServeConfig, Switch, parse_device_name,
 };
 pub use error::{AddError, MakeError, RemoveError, ServeError, SocketError, SocketProblem};
-pub use registry::{Added, Listed, MakeDevice, Opened, Registry, Removal};
+pub use registry::{AddOutcome, DeviceState, DeviceStatus, MakeDevice, OpenDevice, Registry, RemoveMode};
 pub use sentence::sentence;
-pub use served::Served;
+pub use served_device::{DeviceRef, ServedDevice};
 pub use socket::{Endpoint, Listener, TURN_WAIT, real_path};
-pub use table::DeviceState;

@@ -1,26 +1,24 @@
 //! The registry of a daemon. Adds and removes devices while the daemon runs.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kickless_device::Device;
-use kickless_io::Waker;
 use kickless_memory::quota::AddressSpace;
-use kickless_worker::Pool;
+use kickless_worker::WorkerPool;
 use tracing::info;
 
 use super::config::{DeviceConfig, DeviceKind, Notation};
 use super::error::{AddError, MakeError, RemoveError, ServeError};
-use super::served::Served;
+use super::lifecycle::Lifecycle;
+use super::sentence::sentence;
+use super::served_device::{DeviceRef, ServedDevice};
 use super::socket::{Address, Endpoint, TURN_WAIT, real_path};
-use super::table::{ClosedEntry, DeviceState, Entry, Phase, Reserved, Running, Table};
-
-/// The interval at which a forced removal calls [`Device::limit_remote_waits`] again, because a request may
-/// start further remote operations after a call.
-const FORCE_EVERY: Duration = Duration::from_secs(1);
+use super::table::{Entry, Phase, Wanted};
 
 /// Makes a device from its configuration. The program provides this function, because only it knows the kinds
 /// of devices.
@@ -28,7 +26,7 @@ pub type MakeDevice = dyn Fn(&DeviceConfig) -> Result<Arc<dyn Device>, MakeError
 
 /// The result of [`Registry::add`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Added {
+pub enum AddOutcome {
     /// The registry serves the new device.
     New,
     /// The registry already served a device of this name and configuration.
@@ -37,19 +35,35 @@ pub enum Added {
 
 /// The treatment of a device that is in use when it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Removal {
+pub enum RemoveMode {
     /// Does not remove the device while a front-end is connected.
     Refuse,
-    /// Stops the device, and waits up to this time until its requests in flight have completed.
-    Drain(Duration),
-    /// Drains the device, and ends requests early that wait for a remote server. Requests that the kernel
+    /// Stops the device. Its requests in flight complete.
+    Drain,
+    /// Stops the device, and ends requests early that wait for a remote server. Requests that the kernel
     /// executes cannot be ended early.
-    Force(Duration),
+    Force,
+}
+
+/// The state of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceState {
+    /// The device is being opened.
+    Opening,
+    /// The device waits for a front-end.
+    Free,
+    /// A front-end is connected.
+    Connected,
+    /// The device takes no new requests. It is removed when the last one in flight has ended, and the device
+    /// is closed.
+    Removing,
+    /// The device is no longer served. [`DeviceStatus::error`] and the log tell the reason.
+    Ended,
 }
 
 /// A device as [`Registry::list`] shows it.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub struct DeviceStatus {
     /// The configuration.
     pub config: DeviceConfig,
     /// The state.
@@ -70,20 +84,16 @@ pub struct Registry {
 }
 
 struct RegistryState {
-    pool: OnceLock<Arc<Pool>>,
+    pool: OnceLock<Arc<WorkerPool>>,
     space: Arc<AddressSpace>,
     make: Box<MakeDevice>,
     devices_max: usize,
-    table: Mutex<Table>,
-    /// Notified when a session thread ends, and when the entry of a device is removed.
-    ended: Condvar,
-    /// Signalled when devices are served, and when one ends.
-    changed: Waker,
+    devices: Arc<Lifecycle<ServedDevice>>,
 }
 
-/// An open device that is not served yet. Pass it to [`Registry::serve`] after [`Opened::bind`]. Dropping it
-/// releases its name.
-pub struct Opened {
+/// An open device that is not served yet. Pass it to [`Registry::serve`] after [`OpenDevice::bind`]. Dropping
+/// it releases its name.
+pub struct OpenDevice {
     registry: Arc<RegistryState>,
     id: u64,
     config: DeviceConfig,
@@ -91,7 +101,7 @@ pub struct Opened {
     socket: Option<Socket>,
 }
 
-/// The socket of an [`Opened`] device.
+/// The socket of an [`OpenDevice`].
 enum Socket {
     /// The address of a socket that is not made yet.
     Address(Address),
@@ -99,29 +109,33 @@ enum Socket {
     Endpoint(Endpoint),
 }
 
-impl Drop for Opened {
+impl Drop for OpenDevice {
     fn drop(&mut self) {
         // The name stays in use until the socket and the device are closed.
         self.socket = None;
         self.device = None;
-        let was_opening = self.registry.lock().cancel_opening(self.id);
-        if was_opening {
-            self.registry.notify_changed();
-        }
+        self.registry.devices.cancel_opening(self.id);
     }
 }
 
-/// Reports the end of a session thread to the registry when it is dropped, also after a panic.
-struct SessionEndReport {
-    registry: Arc<RegistryState>,
-    id: u64,
-    outcome: Result<(), ServeError>,
+/// A session thread that waits for permission to serve its device.
+struct Prepared {
+    start: SyncSender<()>,
+    thread: JoinHandle<()>,
+    served: Arc<ServedDevice>,
+    /// Has the name until the device is served. Dropped last.
+    opened: OpenDevice,
 }
 
-impl Drop for SessionEndReport {
-    fn drop(&mut self) {
-        let outcome = std::mem::replace(&mut self.outcome, Ok(()));
-        self.registry.session_ended(self.id, outcome);
+impl Prepared {
+    /// Ends the thread, which closes the socket, and closes the device.
+    fn cancel(self) {
+        let Self { start, thread, served, opened } = self;
+        drop(start);
+        // Without permission, the thread does not panic.
+        let _ = thread.join();
+        drop(served);
+        drop(opened);
     }
 }
 
@@ -140,16 +154,14 @@ impl Registry {
             space: Arc::new(AddressSpace::default()),
             make: Box::new(make),
             devices_max,
-            table: Mutex::default(),
-            ended: Condvar::new(),
-            changed: Waker::new()?,
+            devices: Arc::new(Lifecycle::new()?),
         };
         Ok(Self { state: Arc::new(state) })
     }
 
     /// Sets the pool that serves the devices. Ignores all pools but the first. Devices can be opened before
     /// this call, so that a daemon starts no workers if its disks cannot be opened.
-    pub fn set_pool(&self, pool: Pool) {
+    pub fn set_pool(&self, pool: WorkerPool) {
         let _ = self.state.pool.set(Arc::new(pool));
     }
 
@@ -159,20 +171,21 @@ impl Registry {
     }
 
     /// Returns the pool that serves the devices.
-    pub fn pool(&self) -> Option<&Arc<Pool>> {
+    pub fn pool(&self) -> Option<&Arc<WorkerPool>> {
         self.state.pool.get()
     }
 
-    /// Opens a device and serves it. Replaces a device of the same name that has ended.
+    /// Opens a device and serves it. Replaces a device of the same name that has ended, after that one is
+    /// closed.
     ///
     /// # Errors
     /// The device cannot be opened or served, or its name or its socket is in use. The registry has not
     /// changed then, but the ended device that it would have replaced is closed.
-    pub fn add(&self, config: DeviceConfig) -> Result<Added, AddError> {
-        let Some(mut opened) = self.open(config, None)? else { return Ok(Added::Identical) };
+    pub fn add(&self, config: DeviceConfig) -> Result<AddOutcome, AddError> {
+        let Some(mut opened) = self.open(config, None)? else { return Ok(AddOutcome::Identical) };
         opened.bind(Instant::now() + TURN_WAIT)?;
         self.serve(vec![opened])?;
-        Ok(Added::New)
+        Ok(AddOutcome::New)
     }
 
     /// Opens a device. Its front-ends come from `endpoint`, or connect to the socket path in its
@@ -180,18 +193,23 @@ impl Registry {
     ///
     /// # Errors
     /// The same as those of [`Registry::add`].
-    pub fn open(&self, config: DeviceConfig, endpoint: Option<Endpoint>) -> Result<Option<Opened>, AddError> {
+    pub fn open(
+        &self,
+        config: DeviceConfig,
+        endpoint: Option<Endpoint>,
+    ) -> Result<Option<OpenDevice>, AddError> {
         config.check(Notation::Keys).map_err(AddError::Mistake)?;
         let registry = self.state.clone();
         let is_inherited = endpoint.is_some();
         let socket = config.serve.socket_path.as_deref().filter(|_| !is_inherited).map(real_path);
-        let reserved = registry.lock().reserve(&config, socket, is_inherited, registry.devices_max)?;
-        let Some(Reserved { id, replaced }) = reserved else { return Ok(None) };
-        let mut opened = Opened { registry, id, config, device: None, socket: None };
-        // Close the ended device first, so that the new one can use its disk and its reserves.
-        if let Some(replaced) = replaced {
-            replaced.close();
-        }
+        let wanted = Wanted {
+            config: &config,
+            socket: socket.as_deref(),
+            is_inherited,
+            devices_max: registry.devices_max,
+        };
+        let Some(id) = registry.devices.reserve(&wanted)? else { return Ok(None) };
+        let mut opened = OpenDevice { registry, id, config, device: None, socket: None };
         opened.make_device(endpoint)?;
         Ok(Some(opened))
     }
@@ -200,7 +218,7 @@ impl Registry {
     ///
     /// # Errors
     /// A thread cannot be started, a device has no socket yet, or the registry has no pool.
-    pub fn serve(&self, opened: Vec<Opened>) -> Result<(), AddError> {
+    pub fn serve(&self, opened: Vec<OpenDevice>) -> Result<(), AddError> {
         let pool = self.pool().ok_or(AddError::NoPool)?;
         let mut ready = Vec::with_capacity(opened.len());
         for mut opened in opened {
@@ -209,7 +227,7 @@ impl Registry {
             else {
                 return Err(AddError::NoSocket);
             };
-            let served = Served::new(opened.config.clone(), device, pool, &self.state.space);
+            let served = ServedDevice::new(opened.config.clone(), device, pool, &self.state.space);
             // An error drops these in this order, so that the name is released last.
             ready.push((endpoint, Arc::new(served.map_err(AddError::Thread)?), opened));
         }
@@ -221,103 +239,136 @@ impl Registry {
                 DeviceKind::Net(card) => info!(version, port = %card.port, "serving"),
             });
         }
-        let mut started = Vec::with_capacity(ready.len());
+        let mut prepared = Vec::with_capacity(ready.len());
         for (endpoint, served, opened) in ready {
-            if let Err(error) = self.state.start(opened.id, served, endpoint) {
-                started.into_iter().for_each(|id| drop(self.state.remove(id, Removal::Drain(Duration::MAX))));
-                return Err(error);
+            match self.state.prepare(opened, served, endpoint) {
+                Ok(thread) => prepared.push(thread),
+                Err(error) => {
+                    prepared.into_iter().for_each(Prepared::cancel);
+                    return Err(error);
+                }
             }
-            started.push(opened.id);
         }
-        self.state.changed.wake();
+        let served = prepared.iter().map(|prepared| (prepared.opened.id, prepared.served.clone()));
+        if !self.state.devices.set_running(served) {
+            prepared.into_iter().for_each(Prepared::cancel);
+            return Err(AddError::Stopping);
+        }
+        for Prepared { start, served, .. } in prepared {
+            // The session thread must have the last reference.
+            drop(served);
+            // The send succeeds, because the thread waits for it.
+            let _ = start.send(());
+        }
         Ok(())
     }
 
-    /// Stops and closes a device. Returns `true` when the name and the socket of the device are free, and
-    /// `false` if there was no such device.
+    /// Stops and closes a device. Waits up to `timeout` until it is closed. Returns `true` when the name and
+    /// the socket of the device are free and no thread uses its disk, and `false` if there was no such
+    /// device.
     ///
     /// # Errors
-    /// A front-end is connected and `how` is [`Removal::Refuse`], requests are still in flight at the
-    /// deadline, or another caller is adding the device.
-    pub fn remove(&self, name: &str, how: Removal) -> Result<bool, RemoveError> {
-        let found = self.state.lock().entries.iter().find(|entry| entry.name == name).map(|entry| entry.id);
-        match found {
-            Some(id) => self.state.remove(id, how),
-            None => Ok(false),
+    /// A front-end is connected and `how` is [`RemoveMode::Refuse`], another caller is adding the device, or
+    /// the device is not closed in time. In the last case, the device is still removed later.
+    pub fn remove(&self, name: &str, how: RemoveMode, timeout: Duration) -> Result<bool, RemoveError> {
+        let devices = &self.state.devices;
+        let found = devices
+            .lock()
+            .entries
+            .iter()
+            .find(|entry| entry.name == name)
+            .map(|entry| (entry.id, entry.config.span()));
+        let Some((id, span)) = found else { return Ok(false) };
+        let stop = |served: &ServedDevice| match how {
+            RemoveMode::Refuse => served.stop_if_free(),
+            RemoveMode::Drain | RemoveMode::Force => {
+                served.stop();
+                true
+            }
+        };
+        // Repeated, because a request may start further remote operations after a call.
+        let force = (how == RemoveMode::Force)
+            .then_some(|served: &ServedDevice| served.device().limit_remote_waits());
+        let removed = devices.remove(id, timeout, stop, force)?;
+        if removed {
+            span.in_scope(|| info!("removed"));
         }
+        Ok(removed)
     }
 
     /// Returns the configuration and the state of each device, in the order in which they were added.
-    pub fn list(&self) -> Vec<Listed> {
-        let table = self.state.lock();
+    pub fn list(&self) -> Vec<DeviceStatus> {
+        let table = self.state.devices.lock();
         table
             .entries
             .iter()
-            .map(|entry| Listed { config: entry.config.clone(), state: entry.state(), error: entry.error() })
+            .map(|entry| {
+                let error =
+                    entry.outcome().and_then(|outcome| outcome.as_ref().err()).map(|error| sentence(error));
+                DeviceStatus { config: entry.config.clone(), state: state(entry), error }
+            })
             .collect()
     }
 
-    /// Returns the open devices. Some of them may have ended.
-    pub fn devices(&self) -> Vec<Arc<Served>> {
-        self.state.lock().entries.iter().filter_map(|entry| entry.served().cloned()).collect()
+    /// Returns references to the open devices, one at a time. Some of the devices may have ended.
+    ///
+    /// A device whose turn comes after its removal has begun is left out.
+    pub fn devices(&self) -> impl Iterator<Item = DeviceRef> + use<'_> {
+        let devices = &self.state.devices;
+        let ids: Vec<u64> = devices.lock().entries.iter().map(|entry| entry.id).collect();
+        ids.into_iter().filter_map(|id| devices.reference(id).map(DeviceRef))
     }
 
     /// Returns a descriptor that is readable when devices were added or have ended, until
     /// [`Registry::take_changed`].
     pub fn changed(&self) -> BorrowedFd<'_> {
-        self.state.changed.as_fd()
+        self.state.devices.signal().as_fd()
     }
 
     /// Returns whether devices were added or have ended since the last call.
     pub fn take_changed(&self) -> bool {
-        self.state.changed.clear()
+        self.state.devices.signal().clear()
     }
 
     /// Returns whether no device is served, being opened or being closed. Ignores devices that are being
-    /// opened after [`Registry::stop`], because they will not be served.
+    /// opened after [`Registry::stop`], because they will not be served. Ignores also devices that cannot be
+    /// closed, because a thread still uses them: a call on their disk may never return.
     pub fn is_idle(&self) -> bool {
-        self.state.lock().is_idle()
+        self.state.devices.lock().is_idle()
     }
 
     /// Stops all devices and refuses new ones. Returns immediately; [`Registry::is_idle`] tells when all have
     /// stopped.
     pub fn stop(&self) {
-        let mut table = self.state.lock();
-        table.is_stopping = true;
-        table.entries.iter().filter_map(Entry::served).for_each(|served| served.stop());
-        drop(table);
-        self.state.changed.wake();
+        self.state.devices.stop(ServedDevice::stop);
     }
 
-    /// Closes and removes the devices that have ended. Returns the configuration and the error of each that
-    /// failed.
+    /// Closes and removes the devices that have ended. Does not wait for those that a thread still uses;
+    /// these are removed later. Returns the configuration and the error of each that failed.
     pub fn take_ended(&self) -> Vec<(DeviceConfig, ServeError)> {
-        let ended = self.state.lock().close_ended();
-        let mut failed = Vec::new();
-        for ClosedEntry { id, config, running, outcome } in ended {
-            if let Some(running) = running {
-                running.close();
-            }
-            self.state.remove_entry(id);
-            failed.extend(outcome.err().map(|error| (config, error)));
-        }
-        failed
+        self.state.devices.take_ended()
     }
 }
 
 impl Drop for Registry {
     fn drop(&mut self) {
         self.stop();
-        let mut table = self.state.lock();
-        while !table.is_idle() {
-            table = self.state.ended.wait(table).unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(table);
+        self.state.devices.wait_until_idle();
         self.take_ended();
     }
 }
 
-impl Opened {
+fn state(entry: &Entry<ServedDevice>) -> DeviceState {
+    match &entry.phase {
+        Phase::Opening(_) => DeviceState::Opening,
+        _ if entry.is_removing => DeviceState::Removing,
+        Phase::Running(served) if served.is_connected() => DeviceState::Connected,
+        Phase::Running(_) => DeviceState::Free,
+        Phase::Ended(..) | Phase::Closing(_) | Phase::Closed(_) => DeviceState::Ended,
+    }
+}
+
+impl OpenDevice {
     /// Makes the socket of the device, so that front-ends can connect. Waits until `deadline` for other
     /// processes that make sockets in the same directory. A caller that binds several devices waits
     /// [`TURN_WAIT`] for all of them together.
@@ -352,136 +403,29 @@ impl Opened {
 }
 
 impl RegistryState {
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Wakes the callers that wait for the end of a device, and the main thread of the daemon.
-    fn notify_changed(&self) {
-        self.ended.notify_all();
-        self.changed.wake();
-    }
-
-    /// Removes the entry of a closed device, which releases its name.
-    fn remove_entry(&self, id: u64) {
-        let entry = self.lock().remove_entry(id);
-        drop(entry);
-        self.notify_changed();
-    }
-
-    /// Starts the session thread of a device.
-    fn start(self: &Arc<Self>, id: u64, served: Arc<Served>, endpoint: Endpoint) -> Result<(), AddError> {
+    /// Starts the session thread of a device. An error drops `opened`, which has the name, last.
+    fn prepare(
+        &self,
+        opened: OpenDevice,
+        served: Arc<ServedDevice>,
+        endpoint: Endpoint,
+    ) -> Result<Prepared, AddError> {
         let name = served.config().name().unwrap_or("session").to_owned();
-        let (registry, thread_served) = (self.clone(), served.clone());
-        let (start, started) = sync_channel(1);
-        // Spawn without the lock: if the thread cannot be started, this drops the socket.
-        let thread = thread::Builder::new().name(name).spawn(move || {
-            // The thread reports its end to its entry, so it waits until the entry has it.
-            if started.recv().is_err() {
+        let (start, may_start) = sync_channel(1);
+        let (devices, id, thread_served) = (self.devices.clone(), opened.id, served.clone());
+        let session = move || {
+            // The end of the session is recorded in the entry of the device. So wait until the entry has the
+            // device.
+            if may_start.recv().is_err() {
                 return;
             }
-            let mut report = SessionEndReport { registry, id, outcome: Err(ServeError::Panicked) };
-            report.outcome = thread_served.config().span().in_scope(|| thread_served.run(endpoint));
-            drop(thread_served);
-        });
-        let running = Running { served, thread: thread.map_err(AddError::Thread)? };
-        let refused = self.lock().set_running(id, running);
-        match refused {
-            None => {
-                // The send succeeds, because the thread waits for it.
-                let _ = start.send(());
-                Ok(())
-            }
-            Some(running) => {
-                drop(start);
-                running.close();
-                Err(AddError::Stopping)
-            }
-        }
-    }
-
-    /// Records the end of the calling session thread. Closes the device if it is being removed and no caller
-    /// waits for its end.
-    fn session_ended(&self, id: u64, outcome: Result<(), ServeError>) {
-        let closing = self.lock().set_ended(id, outcome);
-        match closing {
-            Some(Running { served, thread: _ }) => {
-                drop(served);
-                self.remove_entry(id);
-            }
-            None => self.notify_changed(),
-        }
-    }
-
-    fn remove(&self, id: u64, how: Removal) -> Result<bool, RemoveError> {
-        let since = Instant::now();
-        let mut table = self.lock();
-        let Some(entry) = table.find(id) else { return Ok(false) };
-        let name = entry.name.clone();
-        match &entry.phase {
-            Phase::Opening(_) => return Err(RemoveError::BeingAdded { name }),
-            Phase::Running(running) if how == Removal::Refuse => {
-                if !running.served.stop_if_free() {
-                    return Err(RemoveError::InUse { name });
-                }
-            }
-            Phase::Running(running) => running.served.stop(),
-            Phase::Ended(..) | Phase::Closing => {}
-        }
-        entry.is_removing = true;
-        entry.waiters += 1;
-        let timeout = match how {
-            // Without a front-end, no request is in flight, so the wait is short.
-            Removal::Refuse => Duration::MAX,
-            Removal::Drain(timeout) | Removal::Force(timeout) => timeout,
+            let served = thread_served;
+            let run = || served.config().span().in_scope(|| served.run(endpoint));
+            let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(ServeError::Panicked));
+            devices.end(id, served, outcome);
         };
-        let mut table = self.wait_for_end(table, id, since, timeout, matches!(how, Removal::Force(_)));
-        let Some(entry) = table.find(id) else { return Ok(true) };
-        entry.waiters -= 1;
-        let closing = entry.close();
-        drop(table);
-        let Some(ClosedEntry { config, running, .. }) = closing else {
-            return Err(RemoveError::Deadline { name, waited: since.elapsed() });
-        };
-        if let Some(running) = running {
-            running.close();
-        }
-        config.span().in_scope(|| info!("removed"));
-        self.remove_entry(id);
-        Ok(true)
-    }
-
-    /// Waits until the session thread of a device has ended, its entry is removed, or `timeout` has passed.
-    /// The first of several callers then closes the device, and the others wait until its entry is removed.
-    fn wait_for_end<'t>(
-        &'t self,
-        mut table: MutexGuard<'t, Table>,
-        id: u64,
-        since: Instant,
-        timeout: Duration,
-        is_forced: bool,
-    ) -> MutexGuard<'t, Table> {
-        let mut force_at = is_forced.then_some(since);
-        loop {
-            let left = timeout.saturating_sub(since.elapsed());
-            let served = match table.find(id).map(|entry| &entry.phase) {
-                None | Some(Phase::Ended(..)) => return table,
-                Some(_) if left.is_zero() => return table,
-                Some(Phase::Running(running)) if force_at.is_some_and(|at| at <= Instant::now()) => {
-                    running.served.clone()
-                }
-                Some(_) => {
-                    let wait = self.ended.wait_timeout(table, left.min(FORCE_EVERY));
-                    table = wait.unwrap_or_else(PoisonError::into_inner).0;
-                    continue;
-                }
-            };
-            force_at = Some(Instant::now() + FORCE_EVERY);
-            drop(table);
-            served.device().limit_remote_waits();
-            // Drop this without the lock: it can be the last reference, and closing a device can take long.
-            drop(served);
-            table = self.lock();
-        }
+        // If the thread cannot be started, this drops the socket.
+        let thread = thread::Builder::new().name(name).spawn(session).map_err(AddError::Thread)?;
+        Ok(Prepared { start, thread, served, opened })
     }
 }

@@ -1,82 +1,53 @@
 //! The table of the devices: their names, their sockets, and the phase of each.
 //!
-//! The functions of the table do not block and do not close devices. A function that takes a device out of
-//! its entry returns the device, and the caller drops it without the lock of the table. The entry stays until
-//! then, so that the name and the socket stay in use until the device is closed.
+//! The functions of the table do not block and do not close devices. The entry of a device stays until its
+//! session thread has closed it, so that the name and the socket stay in use until then.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use super::config::DeviceConfig;
-use super::error::{AddError, ServeError};
-use super::sentence::sentence;
-use super::served::Served;
+use super::error::{AddError, RemoveError, ServeError};
 
-/// The state of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceState {
-    /// The device is being opened.
-    Opening,
-    /// The device waits for a front-end.
-    Free,
-    /// A front-end is connected.
-    Connected,
-    /// The device takes no new requests, and is removed when the last one in flight ends.
-    Removing,
-    /// The device is no longer served. [`Listed::error`](crate::Listed::error) and the log tell the reason.
-    Ended,
-}
-
-#[derive(Default)]
-pub(crate) struct Table {
+/// The entries of devices of the type `D`.
+pub(crate) struct Table<D> {
     /// Entries in the order in which devices were added. A device that replaces an ended one takes over its
     /// entry.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<Entry<D>>,
     next_id: u64,
     pub(crate) is_stopping: bool,
 }
 
-pub(crate) struct Entry {
+pub(crate) struct Entry<D> {
+    /// Stays the same as long as the session thread of the device.
     pub(crate) id: u64,
     /// Empty for a device without a name.
     pub(crate) name: String,
     pub(crate) config: DeviceConfig,
     /// The path of its socket, as [`real_path`](crate::real_path) returns it.
     socket: Option<PathBuf>,
-    pub(crate) phase: Phase,
+    pub(crate) phase: Phase<D>,
+    /// The entry is removed as soon as the device is closed.
     pub(crate) is_removing: bool,
-    /// The number of callers that wait for the end of the device. One of them closes it.
-    pub(crate) waiters: usize,
+    /// The number of references to the device beside those of the table and of the session thread.
+    references: usize,
 }
 
-pub(crate) enum Phase {
-    /// The device is being opened. Contains the ended device that it replaces.
+pub(crate) enum Phase<D> {
+    /// The device is being opened. Contains the closed device that it replaces.
     Opening(Option<Box<Replaced>>),
-    Running(Running),
-    /// The session thread has ended. The device is `None` if it is closed: another device could not replace
-    /// it.
-    Ended(Option<Running>, Outcome),
-    /// A thread closes the device without the lock, and then removes the entry.
-    Closing,
+    /// The session thread serves the device.
+    Running(Arc<D>),
+    /// The device is no longer served. Its session thread waits for a request to close it.
+    Ended(Arc<D>, Outcome),
+    /// The session thread closes the device as soon as there are no references.
+    Closing(Outcome),
+    /// The session thread has closed the device, which no other device could replace.
+    Closed(Outcome),
 }
 
 /// The result of a session thread.
-type Outcome = Result<(), ServeError>;
-
-/// A device and its session thread.
-pub(crate) struct Running {
-    pub(crate) served: Arc<Served>,
-    pub(crate) thread: JoinHandle<()>,
-}
-
-impl Running {
-    /// Waits for the session thread, which is about to end, and closes the device. Can take long.
-    pub(crate) fn close(self) {
-        // The outcome of the session already contains a panic.
-        let _ = self.thread.join();
-    }
-}
+pub(crate) type Outcome = Result<(), ServeError>;
 
 /// The contents of an entry before a new device replaced them. They return to the entry if the new device
 /// cannot be opened.
@@ -87,141 +58,163 @@ pub(crate) struct Replaced {
     outcome: Outcome,
 }
 
-/// A reservation of the name and the socket of a new device.
-pub(crate) struct Reserved {
-    pub(crate) id: u64,
-    /// The ended device, which the caller must close before it opens the new one.
-    pub(crate) replaced: Option<Running>,
+/// The name and the socket that a new device asks for.
+pub(crate) struct Wanted<'a> {
+    pub(crate) config: &'a DeviceConfig,
+    /// The path of its socket, as [`real_path`](crate::real_path) returns it. The caller resolves it without
+    /// the lock, because the file system may not answer.
+    pub(crate) socket: Option<&'a Path>,
+    /// The front-ends come from a descriptor.
+    pub(crate) is_inherited: bool,
+    pub(crate) devices_max: usize,
 }
 
-/// A device taken out of its entry. The caller closes it, and then removes the entry.
-pub(crate) struct ClosedEntry {
-    pub(crate) id: u64,
-    pub(crate) config: DeviceConfig,
-    pub(crate) running: Option<Running>,
-    pub(crate) outcome: Outcome,
+/// The result of [`Table::reserve`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reserved {
+    /// The name and the socket are reserved for the new device with this number.
+    New(u64),
+    /// An identical device is already served.
+    Identical,
+    /// An ended device with this number has the name. The caller must have it closed first.
+    Ended(u64),
 }
 
-impl Entry {
-    pub(crate) fn served(&self) -> Option<&Arc<Served>> {
+impl<D> Default for Table<D> {
+    fn default() -> Self {
+        Self { entries: Vec::new(), next_id: 0, is_stopping: false }
+    }
+}
+
+impl<D> Entry<D> {
+    pub(crate) fn device(&self) -> Option<&Arc<D>> {
         match &self.phase {
-            Phase::Running(running) | Phase::Ended(Some(running), _) => Some(&running.served),
-            Phase::Opening(_) | Phase::Ended(None, _) | Phase::Closing => None,
+            Phase::Running(device) | Phase::Ended(device, _) => Some(device),
+            Phase::Opening(_) | Phase::Closing(_) | Phase::Closed(_) => None,
         }
     }
 
-    pub(crate) fn state(&self) -> DeviceState {
+    pub(crate) fn outcome(&self) -> Option<&Outcome> {
         match &self.phase {
-            Phase::Opening(_) => DeviceState::Opening,
-            Phase::Ended(..) => DeviceState::Ended,
-            Phase::Closing => DeviceState::Removing,
-            Phase::Running(_) if self.is_removing => DeviceState::Removing,
-            Phase::Running(running) if running.served.is_connected() => DeviceState::Connected,
-            Phase::Running(_) => DeviceState::Free,
+            Phase::Ended(_, outcome) | Phase::Closing(outcome) | Phase::Closed(outcome) => Some(outcome),
+            Phase::Opening(_) | Phase::Running(_) => None,
         }
     }
 
-    pub(crate) fn error(&self) -> Option<String> {
-        match &self.phase {
-            Phase::Ended(_, Err(error)) => Some(sentence(error)),
-            _ => None,
+    /// Returns whether the session thread closes the device now.
+    pub(crate) fn is_being_closed(&self) -> bool {
+        matches!(self.phase, Phase::Closing(_)) && self.references == 0
+    }
+
+    /// Requests that the session thread closes the device, if it is no longer served.
+    pub(crate) fn close(&mut self) {
+        match std::mem::replace(&mut self.phase, Phase::Opening(None)) {
+            // The session thread has a reference too, so this drops no device under the lock.
+            Phase::Ended(_, outcome) => self.phase = Phase::Closing(outcome),
+            other => self.phase = other,
         }
     }
 
-    /// Takes the device out of the entry if its session thread has ended.
-    pub(crate) fn close(&mut self) -> Option<ClosedEntry> {
-        match std::mem::replace(&mut self.phase, Phase::Closing) {
-            Phase::Ended(running, outcome) => {
-                Some(ClosedEntry { id: self.id, config: self.config.clone(), running, outcome })
+    /// Requests the removal of the device. If it is served, `stop` stops it, and returns whether it did.
+    pub(crate) fn remove(&mut self, stop: impl FnOnce(&D) -> bool) -> Result<(), RemoveError> {
+        match &self.phase {
+            Phase::Opening(_) => return Err(RemoveError::BeingAdded { name: self.name.clone() }),
+            Phase::Running(device) if !stop(device) => {
+                return Err(RemoveError::InUse { name: self.name.clone() });
             }
-            other => {
-                self.phase = other;
-                None
-            }
+            Phase::Running(_) | Phase::Ended(..) | Phase::Closing(_) | Phase::Closed(_) => {}
         }
-    }
-
-    /// Gives the entry to a new device. Returns the ended device. Does nothing while the session thread runs.
-    fn replace(&mut self, id: u64, config: DeviceConfig, socket: Option<PathBuf>) -> Option<Running> {
-        let ClosedEntry { running, outcome, .. } = self.close()?;
-        let replaced = Replaced {
-            id: std::mem::replace(&mut self.id, id),
-            config: std::mem::replace(&mut self.config, config),
-            socket: std::mem::replace(&mut self.socket, socket),
-            outcome,
-        };
-        self.phase = Phase::Opening(Some(Box::new(replaced)));
-        running
+        self.is_removing = true;
+        self.close();
+        Ok(())
     }
 }
 
-impl Table {
-    pub(crate) fn find(&mut self, id: u64) -> Option<&mut Entry> {
+impl<D> Table<D> {
+    pub(crate) fn find(&mut self, id: u64) -> Option<&mut Entry<D>> {
         self.entries.iter_mut().find(|entry| entry.id == id)
     }
 
-    pub(crate) fn remove_entry(&mut self, id: u64) -> Option<Entry> {
-        let at = self.entries.iter().position(|entry| entry.id == id)?;
-        Some(self.entries.remove(at))
-    }
-
     /// Returns whether no device is served or being closed, and no device that is being opened will be
-    /// served.
+    /// served. A device that the registry would close, but to which there are references, does not count: a
+    /// call on its disk may never return.
     pub(crate) fn is_idle(&self) -> bool {
         self.entries.iter().all(|entry| match entry.phase {
             Phase::Opening(_) => self.is_stopping,
-            Phase::Ended(..) => true,
-            Phase::Running(_) | Phase::Closing => false,
+            Phase::Running(_) => false,
+            Phase::Closing(_) => !entry.is_being_closed(),
+            Phase::Ended(..) | Phase::Closed(_) => true,
         })
     }
 
-    /// Reserves the name and the socket of a device. Returns `None` if an identical device is already served.
-    /// The caller resolves the path of the socket without the lock, because the file system may not answer.
-    pub(crate) fn reserve(
-        &mut self,
-        config: &DeviceConfig,
-        socket: Option<PathBuf>,
-        is_inherited: bool,
-        devices_max: usize,
-    ) -> Result<Option<Reserved>, AddError> {
+    /// Reserves the name and the socket of a device, unless another device has the name.
+    pub(crate) fn reserve(&mut self, wanted: &Wanted<'_>) -> Result<Reserved, AddError> {
+        let &Wanted { config, socket, is_inherited, devices_max } = wanted;
         if self.is_stopping {
             return Err(AddError::Stopping);
         }
         let name = config.name().unwrap_or_default().to_owned();
         let same = self.entries.iter().position(|entry| entry.name == name);
         if let Some(entry) = same.map(|at| &self.entries[at]) {
+            let busy = |doing| AddError::Busy { name: name.clone(), doing };
             match (&entry.phase, entry.is_removing) {
-                (_, true) | (Phase::Closing, _) => return Err(AddError::Busy { name, doing: "removed" }),
-                (Phase::Opening(_), _) => return Err(AddError::Busy { name, doing: "added" }),
-                (Phase::Running(_), _) if entry.config == *config && !is_inherited => return Ok(None),
+                (_, true) => return Err(busy("removed")),
+                (Phase::Closing(_), _) => return Err(busy("closed")),
+                (Phase::Opening(_), _) => return Err(busy("added")),
+                (Phase::Running(_), _) if entry.config == *config && !is_inherited => {
+                    return Ok(Reserved::Identical);
+                }
                 (Phase::Running(_), _) => return Err(AddError::Different { name }),
-                (Phase::Ended(..), _) => {}
+                (Phase::Ended(..) | Phase::Closed(_), _) => {}
             }
         }
         if socket.is_none() && !is_inherited {
             return Err(AddError::NoSocket);
         }
-        if let Some(path) = &socket
+        if let Some(path) = socket
             && let Some(other) =
-                self.entries.iter().find(|entry| entry.socket.as_ref() == Some(path) && entry.name != name)
+                self.entries.iter().find(|entry| entry.socket.as_deref() == Some(path) && entry.name != name)
         {
-            return Err(AddError::SocketTaken { name: other.name.clone(), path: path.clone() });
+            return Err(AddError::SocketTaken { name: other.name.clone(), path: path.to_owned() });
         }
         if same.is_none() && self.entries.len() >= devices_max {
             return Err(AddError::Full { max: devices_max });
         }
+        Ok(self.insert(same, name, config.clone(), socket.map(Path::to_owned)))
+    }
+
+    /// Gives a new entry, or that of the closed device with the same name, to a device that is being opened.
+    fn insert(
+        &mut self,
+        same: Option<usize>,
+        name: String,
+        config: DeviceConfig,
+        socket: Option<PathBuf>,
+    ) -> Reserved {
         let id = self.next_id;
-        self.next_id += 1;
-        let config = config.clone();
-        let replaced = match same {
-            Some(at) => self.entries[at].replace(id, config, socket),
-            None => {
-                let (phase, is_removing, waiters) = (Phase::Opening(None), false, 0);
-                self.entries.push(Entry { id, name, config, socket, phase, is_removing, waiters });
-                None
-            }
+        let Some(entry) = same.map(|at| &mut self.entries[at]) else {
+            let phase = Phase::Opening(None);
+            self.entries.push(Entry { id, name, config, socket, phase, is_removing: false, references: 0 });
+            self.next_id += 1;
+            return Reserved::New(id);
         };
-        Ok(Some(Reserved { id, replaced }))
+        match std::mem::replace(&mut entry.phase, Phase::Opening(None)) {
+            Phase::Closed(outcome) => {
+                let replaced = Replaced {
+                    id: std::mem::replace(&mut entry.id, id),
+                    config: std::mem::replace(&mut entry.config, config),
+                    socket: std::mem::replace(&mut entry.socket, socket),
+                    outcome,
+                };
+                entry.phase = Phase::Opening(Some(Box::new(replaced)));
+                self.next_id += 1;
+                Reserved::New(id)
+            }
+            other => {
+                entry.phase = other;
+                Reserved::Ended(entry.id)
+            }
+        }
     }
 
     /// Cancels the opening of a device. Removes its entry, or returns the entry to the device that it would
@@ -232,40 +225,86 @@ impl Table {
         match replaced.take().map(|replaced| *replaced) {
             Some(Replaced { id, config, socket, outcome }) => {
                 (entry.id, entry.config, entry.socket) = (id, config, socket);
-                entry.phase = Phase::Ended(None, outcome);
+                entry.phase = Phase::Closed(outcome);
             }
-            None => drop(self.remove_entry(id)),
+            None => self.entries.retain(|entry| entry.id != id),
         }
         true
     }
 
-    /// Records that a device is served from now on. Returns the device if it must not be served, because the
-    /// daemon is stopping.
-    pub(crate) fn set_running(&mut self, id: u64, running: Running) -> Option<Running> {
-        let is_stopping = self.is_stopping;
-        match self.find(id) {
-            Some(entry) if !is_stopping => {
-                entry.phase = Phase::Running(running);
-                None
-            }
-            _ => Some(running),
+    /// Records that these devices are served from now on. Returns `false`, and changes nothing, if they must
+    /// not be served, because the daemon is stopping.
+    pub(crate) fn set_running(&mut self, devices: impl Iterator<Item = (u64, Arc<D>)>) -> bool {
+        if self.is_stopping {
+            return false;
         }
+        for (id, device) in devices {
+            if let Some(entry) = self.find(id) {
+                entry.phase = Phase::Running(device);
+            }
+        }
+        true
     }
 
-    /// Records that a session thread has ended. Returns the device if the thread must close it.
-    pub(crate) fn set_ended(&mut self, id: u64, outcome: Outcome) -> Option<Running> {
-        let entry = self.find(id)?;
-        match std::mem::replace(&mut entry.phase, Phase::Closing) {
-            Phase::Running(running) if entry.is_removing && entry.waiters == 0 => return Some(running),
-            Phase::Running(running) => entry.phase = Phase::Ended(Some(running), outcome),
+    /// Records that a device is no longer served.
+    pub(crate) fn set_ended(&mut self, id: u64, outcome: Outcome) {
+        let Some(entry) = self.find(id) else { return };
+        match std::mem::replace(&mut entry.phase, Phase::Opening(None)) {
+            Phase::Running(device) => entry.phase = Phase::Ended(device, outcome),
             other => entry.phase = other,
         }
-        None
+        if entry.is_removing {
+            entry.close();
+        }
     }
 
-    /// Takes the ended devices out of their entries. Leaves those whose end a caller waits for.
-    pub(crate) fn close_ended(&mut self) -> Vec<ClosedEntry> {
-        let without_waiters = self.entries.iter_mut().filter(|entry| entry.waiters == 0);
-        without_waiters.filter_map(Entry::close).collect()
+    /// Records that a device is closed. Removes its entry if that was requested.
+    pub(crate) fn set_closed(&mut self, id: u64) {
+        let Some(entry) = self.find(id) else { return };
+        if entry.is_removing {
+            self.entries.retain(|entry| entry.id != id);
+            return;
+        }
+        match std::mem::replace(&mut entry.phase, Phase::Opening(None)) {
+            Phase::Closing(outcome) => entry.phase = Phase::Closed(outcome),
+            other => entry.phase = other,
+        }
+    }
+
+    /// Requests that the devices that have ended are closed and removed. Returns their numbers, and the
+    /// configuration and the error of each that failed. Leaves those that another caller removes.
+    pub(crate) fn take_ended(&mut self) -> (Vec<u64>, Vec<(DeviceConfig, ServeError)>) {
+        let (mut ids, mut failed) = (Vec::new(), Vec::new());
+        for entry in self.entries.iter_mut().filter(|entry| !entry.is_removing) {
+            entry.close();
+            if let Phase::Closing(outcome) | Phase::Closed(outcome) = &mut entry.phase {
+                let outcome = std::mem::replace(outcome, Ok(()));
+                failed.extend(outcome.err().map(|error| (entry.config.clone(), error)));
+                entry.is_removing = true;
+                ids.push(entry.id);
+            }
+        }
+        self.remove_closed();
+        (ids, failed)
+    }
+
+    /// Removes the entries of closed devices whose removal was requested.
+    pub(crate) fn remove_closed(&mut self) {
+        self.entries.retain(|entry| !(entry.is_removing && matches!(entry.phase, Phase::Closed(_))));
+    }
+
+    /// Returns a device, and counts a reference to it.
+    pub(crate) fn add_reference(&mut self, id: u64) -> Option<Arc<D>> {
+        let entry = self.find(id)?;
+        let device = entry.device()?.clone();
+        entry.references += 1;
+        Some(device)
+    }
+
+    /// Counts a reference less, after the caller has dropped it.
+    pub(crate) fn return_reference(&mut self, id: u64) {
+        if let Some(entry) = self.find(id) {
+            entry.references -= 1;
+        }
     }
 }

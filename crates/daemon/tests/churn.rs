@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use common::{BLOCK, Disk, LIMIT, Rig, content};
-use kickless_daemon::{Added, Removal};
+use kickless_daemon::{AddOutcome, RemoveMode};
 use kickless_testing::Resources;
 
 /// Blocks of a device.
@@ -42,10 +42,10 @@ fn add_use_remove(rig: &Rig, churner: u64, round: u64) {
         1 => rig.dir.path().join(format!("{name}.img")).display().to_string(),
         _ => "null:256K".to_owned(),
     };
-    assert_eq!(rig.registry.add(rig.config(&name, &disk)).unwrap(), Added::New);
+    assert_eq!(rig.registry.add(rig.config(&name, &disk)).unwrap(), AddOutcome::New);
     if round % 5 == 4 {
         // No front-end is connected.
-        assert!(rig.registry.remove(&name, Removal::Refuse).unwrap());
+        assert!(rig.registry.remove(&name, RemoveMode::Refuse, LIMIT).unwrap());
     } else {
         let used = rig.connect(&name);
         used.write_at(&content(churner, 0, round), 0).unwrap();
@@ -60,8 +60,8 @@ fn add_use_remove(rig: &Rig, churner: u64, round: u64) {
                 thread::yield_now();
             }
             assert!(!load.is_finished(), "no write succeeded");
-            let how = if round.is_multiple_of(2) { Removal::Drain(LIMIT) } else { Removal::Force(LIMIT) };
-            assert!(rig.registry.remove(&name, how).unwrap());
+            let how = if round.is_multiple_of(2) { RemoveMode::Drain } else { RemoveMode::Force };
+            assert!(rig.registry.remove(&name, how, LIMIT).unwrap());
         });
     }
     assert!(!rig.socket(&name).exists());

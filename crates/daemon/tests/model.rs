@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::hooked::Hooks;
 use common::{LIMIT, Rig};
 use kickless_daemon::{
-    AddError, Added, DeviceConfig, DeviceKind, DeviceState, MakeError, Registry, Removal, RemoveError,
+    AddError, AddOutcome, DeviceConfig, DeviceKind, DeviceState, MakeError, Registry, RemoveError, RemoveMode,
 };
 use kickless_device::Device;
 use kickless_testing::Random;
@@ -42,11 +42,11 @@ fn state(registry: &Registry, name: &str) -> Model {
     }
 }
 
-fn removal(random: &mut Random) -> Removal {
+fn removal(random: &mut Random) -> RemoveMode {
     match random.below(3) {
-        0 => Removal::Refuse,
-        1 => Removal::Drain(LIMIT),
-        _ => Removal::Force(LIMIT),
+        0 => RemoveMode::Refuse,
+        1 => RemoveMode::Drain,
+        _ => RemoveMode::Force,
     }
 }
 
@@ -56,11 +56,11 @@ fn own_step(rig: &Rig, name: &str, model: Model, random: &mut Random) -> Model {
     let (good, bad) = (rig.config(name, "mem:1M"), rig.config(name, "null:1M"));
     match (random.below(5), model) {
         (0 | 1, Model::Absent | Model::Failed) => {
-            assert_eq!(registry.add(good).unwrap(), Added::New);
+            assert_eq!(registry.add(good).unwrap(), AddOutcome::New);
             Model::Served
         }
         (0 | 1, Model::Served) => {
-            assert_eq!(registry.add(good).unwrap(), Added::Identical);
+            assert_eq!(registry.add(good).unwrap(), AddOutcome::Identical);
             assert!(matches!(registry.add(bad), Err(AddError::Different { .. })));
             Model::Served
         }
@@ -74,7 +74,7 @@ fn own_step(rig: &Rig, name: &str, model: Model, random: &mut Random) -> Model {
             Model::Failed
         }
         _ => {
-            let was_there = registry.remove(name, removal(random)).unwrap();
+            let was_there = registry.remove(name, removal(random), LIMIT).unwrap();
             assert_eq!(was_there, model != Model::Absent);
             assert!(!rig.socket(name).exists());
             Model::Absent
@@ -89,7 +89,7 @@ fn shared_step(rig: &Rig, random: &mut Random) {
         let result = registry.add(rig.config("shared", "mem:1M"));
         assert!(matches!(result, Ok(_) | Err(AddError::Busy { .. })), "{result:?}");
     } else {
-        let result = registry.remove("shared", removal(random));
+        let result = registry.remove("shared", removal(random), LIMIT);
         assert!(matches!(result, Ok(_) | Err(RemoveError::BeingAdded { .. })), "{result:?}");
     }
 }
@@ -137,7 +137,7 @@ fn the_table_agrees_with_the_model() {
                     }
                     // Served devices are removed, and failed ones stay.
                     if model == Model::Served {
-                        assert!(rig.registry.remove(&name, Removal::Force(LIMIT)).unwrap());
+                        assert!(rig.registry.remove(&name, RemoveMode::Force, LIMIT).unwrap());
                         model = Model::Absent;
                     }
                     (name, model)
@@ -151,7 +151,7 @@ fn the_table_agrees_with_the_model() {
             assert_eq!(state(registry, &name), model, "{name}");
         }
     });
-    registry.remove("shared", Removal::Force(LIMIT)).unwrap();
+    registry.remove("shared", RemoveMode::Force, LIMIT).unwrap();
     // No device is served or being opened, and the main thread of a daemon would have been woken.
     assert!(registry.is_idle() && registry.take_changed());
     registry.take_ended();

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use common::hooked::Hooks;
 use common::{LIMIT, Rig};
-use kickless_daemon::{AddError, Added, DeviceConfig, DeviceState, MakeError, Removal, sentence};
+use kickless_daemon::{
+    AddError, AddOutcome, DeviceConfig, DeviceState, MakeError, RemoveError, RemoveMode, sentence,
+};
 use kickless_device::Device;
 use kickless_testing::eventually;
 
@@ -44,10 +46,10 @@ fn a_failed_device_is_listed_until_its_successor_is_served() {
     assert!(is_same());
     assert!(matches!(registry.add(rig.config("b", "mem:1M")), Err(AddError::Full { max: 1 })));
 
-    assert_eq!(registry.add(rig.config("a", "mem:1M")).unwrap(), Added::New);
+    assert_eq!(registry.add(rig.config("a", "mem:1M")).unwrap(), AddOutcome::New);
     assert_eq!(rig.states(), [("a".into(), DeviceState::Free)]);
     assert!(registry.list()[0].error.is_none() && registry.take_ended().is_empty());
-    assert!(registry.remove("a", Removal::Refuse).unwrap());
+    assert!(registry.remove("a", RemoveMode::Refuse, LIMIT).unwrap());
 
     // A failed retry keeps the error, and the device can still be taken or removed.
     for is_taken in [true, false] {
@@ -57,7 +59,7 @@ fn a_failed_device_is_listed_until_its_successor_is_served() {
             let (config, error) = registry.take_ended().remove(0);
             assert_eq!((config.name(), Some(sentence(&error))), (Some("a"), failed.error.clone()));
         } else {
-            assert!(registry.remove("a", Removal::Refuse).unwrap());
+            assert!(registry.remove("a", RemoveMode::Refuse, LIMIT).unwrap());
         }
         assert!(registry.list().is_empty());
     }
@@ -98,7 +100,7 @@ fn a_device_that_is_being_opened_keeps_the_daemon() {
             assert_eq!(added.join().unwrap().is_ok(), is_made);
         });
         assert!(registry.take_changed() && registry.is_idle() != is_made);
-        assert_eq!(registry.remove("a", Removal::Refuse).unwrap(), is_made);
+        assert_eq!(registry.remove("a", RemoveMode::Refuse, LIMIT).unwrap(), is_made);
         assert!(registry.take_changed() == is_made && registry.is_idle());
     }
 }
@@ -162,9 +164,9 @@ fn a_name_is_released_after_its_device_is_closed() {
     let (rig, seen) = registry_of_observers(Arc::new(|| {}));
     let registry = &rig.registry;
     let in_use = |state| Some((vec![("a".into(), state)], true, false));
-    for how in [Removal::Refuse, Removal::Drain(LIMIT), Removal::Force(LIMIT)] {
+    for how in [RemoveMode::Refuse, RemoveMode::Drain, RemoveMode::Force] {
         registry.add(rig.config("a", "mem:1M")).unwrap();
-        assert!(registry.remove("a", how).unwrap());
+        assert!(registry.remove("a", how, LIMIT).unwrap());
         assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Removing), "{how:?}");
         assert!(registry.list().is_empty());
     }
@@ -191,15 +193,15 @@ fn a_name_is_released_after_its_device_is_closed() {
     assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Removing));
     rig.add_failed("a");
     registry.add(rig.config("a", "mem:1M")).unwrap();
-    assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Opening));
+    assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Ended));
     registry.stop();
     eventually("the devices do not stop", || registry.is_idle());
 }
 
-/// A caller that forces a removal drops the last reference to the device, because another caller removes it
-/// meanwhile.
+/// A caller that forces a removal uses the device after its session has ended. Another caller removes the
+/// device meanwhile. Both wait, and the session thread closes the device without the lock.
 #[test]
-fn a_forced_removal_closes_no_device_under_the_lock() {
+fn a_forced_removal_uses_the_device_until_it_is_closed() {
     let ((ask, asked), (answer, may_answer)) = (channel(), channel::<()>());
     let (ask, may_answer) = (Mutex::new(ask), Mutex::new(may_answer));
     let (rig, seen) = registry_of_observers(Arc::new(move || {
@@ -209,13 +211,14 @@ fn a_forced_removal_closes_no_device_under_the_lock() {
     let registry = &rig.registry;
     registry.add(rig.config("a", "mem:1M")).unwrap();
     thread::scope(|scope| {
-        let forced = scope.spawn(|| registry.remove("a", Removal::Force(LIMIT)));
+        let forced = scope.spawn(|| registry.remove("a", RemoveMode::Force, LIMIT));
         asked.recv_timeout(LIMIT).unwrap();
-        assert!(registry.remove("a", Removal::Drain(LIMIT)).unwrap());
+        let drained = registry.remove("a", RemoveMode::Drain, Duration::from_millis(100));
+        let is_open = seen.try_recv().is_err();
         drop(answer);
-        assert!(seen.recv().unwrap().is_some(), "the table is locked while the device is closed");
+        assert!(matches!(drained, Err(RemoveError::StillOpen { .. })) && is_open, "{drained:?}");
+        assert_eq!(seen.recv().unwrap(), Some((vec![("a".into(), DeviceState::Removing)], true, false)));
         assert!(forced.join().unwrap().unwrap());
     });
-    // The device that looked at the table also added another device.
-    eventually("no device is added", || !registry.list().is_empty());
+    assert!(registry.list().is_empty());
 }

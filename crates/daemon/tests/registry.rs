@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::{BLOCK, LIMIT, Rig};
 use kickless_daemon::{
-    AddError, Added, BlkConfig, DeviceConfig, DeviceKind, DeviceState, Endpoint, Removal, RemoveError,
-    sentence,
+    AddError, AddOutcome, BlkConfig, DeviceConfig, DeviceKind, DeviceState, Endpoint, RemoveError,
+    RemoveMode, sentence,
 };
 use kickless_testing::eventually;
 
@@ -26,28 +26,28 @@ fn with_disk(mut config: DeviceConfig, change: impl Fn(&mut BlkConfig)) -> Devic
 fn a_device_is_added_used_and_removed() {
     let rig = Rig::new(1, 4);
     let config = rig.config("a", "mem:1M");
-    assert_eq!(rig.registry.add(config.clone()).unwrap(), Added::New);
+    assert_eq!(rig.registry.add(config.clone()).unwrap(), AddOutcome::New);
     assert_eq!(rig.states(), [("a".into(), DeviceState::Free)]);
     // Adding an identical device succeeds and changes nothing.
-    assert_eq!(rig.registry.add(config.clone()).unwrap(), Added::Identical);
+    assert_eq!(rig.registry.add(config.clone()).unwrap(), AddOutcome::Identical);
     let other = with_disk(config.clone(), |disk| disk.read_only = true);
     assert!(matches!(rig.registry.add(other), Err(AddError::Different { name }) if name == "a"));
 
     let disk = rig.connect("a");
     disk.write_at(&[7; BLOCK], 0).unwrap();
     assert_eq!(rig.states(), [("a".into(), DeviceState::Connected)]);
-    assert!(matches!(rig.registry.remove("a", Removal::Refuse), Err(RemoveError::InUse { .. })));
+    assert!(matches!(rig.registry.remove("a", RemoveMode::Refuse, LIMIT), Err(RemoveError::InUse { .. })));
     let mut read = [0; BLOCK];
     disk.read_at(&mut read, 0).unwrap();
     assert_eq!(read, [7; BLOCK]);
 
-    assert!(rig.registry.remove("a", Removal::Drain(LIMIT)).unwrap());
+    assert!(rig.registry.remove("a", RemoveMode::Drain, LIMIT).unwrap());
     assert!(disk.read_at(&mut read, 0).is_err());
     assert!(!rig.socket("a").exists() && rig.states().is_empty());
-    assert!(!rig.registry.remove("a", Removal::Refuse).unwrap(), "there is none");
+    assert!(!rig.registry.remove("a", RemoveMode::Refuse, LIMIT).unwrap(), "there is none");
     // The name and the socket are free again.
-    assert_eq!(rig.registry.add(config).unwrap(), Added::New);
-    assert!(rig.registry.remove("a", Removal::Refuse).unwrap());
+    assert_eq!(rig.registry.add(config).unwrap(), AddOutcome::New);
+    assert!(rig.registry.remove("a", RemoveMode::Refuse, LIMIT).unwrap());
     assert!(!rig.socket("a").exists());
 }
 
@@ -93,15 +93,15 @@ fn one_of_several_concurrent_adds_is_new() {
             let threads = [scope.spawn(add), scope.spawn(add), scope.spawn(add)];
             threads.map(|thread| thread.join().unwrap())
         });
-        let new = added.iter().filter(|added| matches!(added, Ok(Added::New))).count();
-        let fine = |added: &Result<Added, AddError>| {
+        let new = added.iter().filter(|added| matches!(added, Ok(AddOutcome::New))).count();
+        let fine = |added: &Result<AddOutcome, AddError>| {
             matches!(added, Ok(_) | Err(AddError::Busy { doing: "added", .. }))
         };
         assert!(new == 1 && added.iter().all(fine), "{added:?}");
         let removed = thread::scope(|scope| {
             let remove = || {
                 together.wait();
-                registry.remove("a", Removal::Refuse).unwrap()
+                registry.remove("a", RemoveMode::Refuse, LIMIT).unwrap()
             };
             let threads = [scope.spawn(remove), scope.spawn(remove), scope.spawn(remove)];
             threads.map(|thread| thread.join().unwrap())
@@ -122,14 +122,14 @@ fn a_removal_waits_for_requests_in_flight() {
         let written = scope.spawn(|| disk.write_at(&[1; BLOCK], 0));
         // The device has popped the request.
         thread::sleep(Duration::from_millis(300));
-        let early = rig.registry.remove("slow", Removal::Drain(Duration::from_millis(100))).unwrap_err();
+        let early = rig.registry.remove("slow", RemoveMode::Drain, Duration::from_millis(100)).unwrap_err();
         assert!(matches!(early, RemoveError::Deadline { .. }), "{early}");
         assert_eq!(rig.registry.list()[0].state, DeviceState::Removing);
         // The name stays in use until the request ends.
         assert!(matches!(rig.registry.add(slow.clone()), Err(AddError::Busy { doing: "removed", .. })));
         other.write_at(&[2; BLOCK], 0).unwrap();
         assert!(begin.elapsed() < Duration::from_millis(1500), "too slow a machine to tell");
-        assert!(rig.registry.remove("slow", Removal::Force(LIMIT)).unwrap());
+        assert!(rig.registry.remove("slow", RemoveMode::Force, LIMIT).unwrap());
         assert!(begin.elapsed() >= Duration::from_millis(1500));
         written.join().unwrap().unwrap();
     });
@@ -139,11 +139,11 @@ fn a_removal_waits_for_requests_in_flight() {
     thread::scope(|scope| {
         let written = scope.spawn(|| disk.write_at(&[1; BLOCK], 0));
         thread::sleep(Duration::from_millis(300));
-        assert!(rig.registry.remove("slow", Removal::Drain(Duration::from_millis(1))).is_err());
+        assert!(rig.registry.remove("slow", RemoveMode::Drain, Duration::from_millis(1)).is_err());
         written.join().unwrap().unwrap();
     });
     eventually("a device stays", || rig.registry.list().len() <= 1);
-    assert_eq!(rig.registry.add(slow).unwrap(), Added::New);
+    assert_eq!(rig.registry.add(slow).unwrap(), AddOutcome::New);
     other.write_at(&[3; BLOCK], 0).unwrap();
 }
 
@@ -161,7 +161,7 @@ fn an_ended_device_makes_room_for_its_successor() {
     eventually("a device does not stop", || rig.registry.is_idle());
     assert!(rig.registry.take_changed());
     assert_eq!(rig.states(), [("a".into(), DeviceState::Ended)]);
-    assert_eq!(rig.registry.add(rig.config("a", "null:1M")).unwrap(), Added::New);
+    assert_eq!(rig.registry.add(rig.config("a", "null:1M")).unwrap(), AddOutcome::New);
     assert!(rig.registry.take_ended().is_empty());
     drop(rig.registry);
     assert!(!rig.dir.path().join("a").exists());

@@ -11,7 +11,7 @@ use kickless_spec::vhost_user::ProtocolFeatures;
 /// queue has stopped. Negotiated features are a subset of those offered. The driver and the front-end may be
 /// hostile.
 pub trait Device: Send + Sync {
-    /// Returns the words with which the log tells operators of this kind of device.
+    /// Returns the words for this kind of device in lines of the log.
     fn words(&self) -> Words;
 
     /// Returns all feature bits that the device supports, those of the ring included.

@@ -1,4 +1,4 @@
-//! Events of the far side of a task.
+//! Events of the far side of a task: a descriptor that the task serves beside its ring.
 
 use std::os::fd::BorrowedFd;
 

@@ -3,7 +3,7 @@
 use crate::{QueueTask, TaskHandle};
 use std::io;
 
-/// Runs tasks: a pool of workers.
+/// Runs tasks. A pool of workers is an executor.
 pub trait Executor: Send + Sync {
     /// Hands a task to a worker. The worker polls it once without a kick, because QEMU sends none after a
     /// reconnection.

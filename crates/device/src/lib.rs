@@ -13,8 +13,8 @@
 //!   [`TaskHandle`]: each [`Update`] and the stop are work items that the worker runs itself, between two
 //!   rounds, in the order of the calls.
 //! * The worker owns the I/O engine and lends it for the length of a call ([`Context`]).
-//! * Behind a vIOMMU, a queue that lacks a translation asks for it in the session's [`Misses`] and pauses.
-//!   The transport sends an update when the queue should check again. No thread blocks on this.
+//! * Behind a vIOMMU, a queue that lacks a translation asks for it in the session's [`IotlbMisses`] and
+//!   pauses. The transport sends an update when the queue should check again. No thread blocks on this.
 //!
 //! # Life of a queue
 //! 1. `start_queue`, `spawn`, `attach`.
@@ -22,6 +22,58 @@
 //! 3. `stop`: the task pops nothing more. Its requests in flight complete and are pushed. Its credit returns
 //!    to the ring.
 //! 4. `detach`, then [`Stopped`], with the index from which another back-end could go on.
+//!
+//! # Example
+//! A task that fills the first writable buffer of each chain with zeros:
+//!
+//! ```
+//! use kickless_device::{Context, Next, Polled, QueueTask, Vring};
+//! use kickless_virtqueue::Chain;
+//!
+//! struct ZeroTask {
+//!     vring: Vring,
+//!     chain: Chain,
+//! }
+//!
+//! impl QueueTask for ZeroTask {
+//!     fn vring(&mut self) -> &mut Vring {
+//!         &mut self.vring
+//!     }
+//!
+//!     fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
+//!         let (mut served, mut cost) = (0, 0);
+//!         let next = loop {
+//!             // A leaving task pops only the chains that an earlier process left.
+//!             if budget == 0 && self.vring.resubmissions() == 0 {
+//!                 break Next::Idle;
+//!             }
+//!             if budget > 0 && cost >= budget {
+//!                 break Next::More;
+//!             }
+//!             let popped = self.vring.pop(&mut self.chain);
+//!             cost += self.vring.take_cost();
+//!             if !popped {
+//!                 break if self.vring.take_unfinished() { Next::More } else { Next::Idle };
+//!             }
+//!             let buffer = self.chain.writable().first().copied();
+//!             let zeros = [0; 4096];
+//!             let (view, marks) = self.vring.memory();
+//!             let written = buffer.map_or(0, |buffer| {
+//!                 let len = buffer.len.min(4096);
+//!                 view.write(buffer.addr, &zeros[..len as usize], marks).map_or(0, |()| len)
+//!             });
+//!             self.vring.push(self.chain.id, written);
+//!             (served, cost) = (served + 1, cost + 1);
+//!         };
+//!         self.vring.publish();
+//!         Polled { served, cost, next }
+//!     }
+//!
+//!     fn in_flight(&self) -> usize {
+//!         self.vring.resubmissions().into()
+//!     }
+//! }
+//! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod areas;
@@ -45,8 +97,8 @@ pub use event::{Event, Interest};
 pub use executor::Executor;
 pub use kickless_io::Waker;
 pub use notify::{Call, Kick};
-pub use queue_task::{Context, Next, Polled, QueueTask};
+pub use queue_task::{Context, LEAVING_COST, Next, Polled, QueueTask};
 pub use stopped::Stopped;
 pub use task_handle::TaskHandle;
 pub use update::Update;
-pub use vring::{Iommu, Misses, Refusal, ShowAfter, Vring, VringParts};
+pub use vring::{Iommu, IotlbMisses, RefusedMiss, ShowAfter, Vring, VringParts};

@@ -17,23 +17,27 @@ pub struct Context<'a> {
     pub far_side_due: bool,
 }
 
+/// The budget of a poll of a task that is leaving. It is as large as that of a device that is alone on its
+/// worker, because such polls are rare. Other devices wait meanwhile, so it has a limit.
+pub const LEAVING_COST: u32 = 64;
+
 /// The event that a task waits for after a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// A kick: the ring is empty, or has less than the task needs. The task also waits for its event, if it
     /// asks for one.
     Idle,
-    /// Its event alone, so kicks stay off. A receive task has nothing to receive, with much credit or little.
-    /// A transmit task holds a frame that the far side refused. On a broken ring this is the same as
-    /// [`Next::Idle`].
+    /// Its event alone, so kicks stay off. A receive task returns this when it has nothing to receive, with
+    /// any amount of credit. A transmit task returns it while it holds a frame that the far side refused. On
+    /// a broken ring this is the same as [`Next::Idle`].
     Quiet,
     /// As [`Next::Idle`], and a request that was popped waits for something. The worker also polls again
     /// after a completion, or when it is woken.
     Waiting,
     /// Its next turn: the budget is used up, and there may be more.
     More,
-    /// Room: there may be more. The worker polls again after a completion, or when it is woken. Kicks stay
-    /// off.
+    /// Room for further requests, which the ring may have. The worker polls again after a completion, or when
+    /// it is woken. Kicks stay off.
     Blocked,
 }
 
@@ -59,16 +63,16 @@ pub struct Polled {
 ///   the event. It does not wait between the poll and that.
 ///
 /// An implementer must do this:
-/// * Each head popped is pushed or returned exactly once, whatever fails.
+/// * It pushes or returns each popped head exactly once, even after an error.
 /// * A call never waits.
-/// * What was pushed is published before the call returns.
+/// * A call that pushes completions publishes them before it returns.
 ///
 /// # Credit
-/// A receive task pops chains before it has data for them: its *credit* ([`Vring::pop_credit`]). A transmit
-/// task can hold a chain as credit that the far side refused. Such chains are not in flight, because no
-/// operation uses them. The worker calls [`QueueTask::return_credit`] before the task stops, and before new
-/// memory, new addresses or an invalidation take effect. So none of these ever waits for credit. A task that
-/// moves keeps its credit.
+/// A receive task pops chains before it has data for them. These chains are its *credit*
+/// ([`Vring::pop_credit`]). A transmit task can keep a chain as credit whose frame the far side refused. Such
+/// chains are not in flight, because no operation uses them. The worker calls [`QueueTask::return_credit`]
+/// before the task stops, and before new memory, new addresses or an invalidation take effect. So none of
+/// these ever waits for credit. A task that moves keeps its credit.
 pub trait QueueTask: Send {
     /// Returns the task's ring. The worker updates and reads it through this.
     fn vring(&mut self) -> &mut Vring;
@@ -92,7 +96,7 @@ pub trait QueueTask: Send {
     ///
     /// A budget of 0 means that the task is leaving. It then pops only chains that an earlier process had
     /// popped ([`Vring::resubmissions`]), and takes no credit. Such chains can be part of its credit, which
-    /// it then returns first.
+    /// it then returns first. It returns [`Next::More`] when they have cost [`LEAVING_COST`].
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 
     /// Handles completions of the task's operations, and empties `completions`. Returns whether a request
@@ -107,8 +111,8 @@ pub trait QueueTask: Send {
     /// [`Vring::resubmissions`], plus operations of the task's own. A task stops when this is 0.
     fn in_flight(&self) -> usize;
 
-    /// Enables kicks, then checks the ring once more. Returns whether there is work already. Its kick may
-    /// never come.
+    /// Enables kicks, then checks the ring once more. Returns whether there is work already, because the
+    /// driver may send no kick for this work.
     fn arm(&mut self) -> bool {
         self.vring().arm()
     }

@@ -26,14 +26,14 @@ pub enum Update {
     /// Reports pages that were marked in the log to this descriptor.
     Logged(Option<Call>),
     /// Polls the ring: the front-end kicked by message, or translations have come that the ring waits for.
-    Look,
+    Poll,
     /// Invalidates these translations. Each request that still uses one holds a clone of the sender; the
     /// channel closes when the last of them completes.
     Invalidate(IovaRange, Sender<Infallible>),
     /// Drops these translations from the cache. They stay valid, so no request has to complete first.
     Forget(IovaRange),
     /// Fails requests that need this translation, which the front-end does not have.
-    Refused(Miss),
+    TranslationRefused(Miss),
     /// Enables or disables a ring that is drained while it is disabled
     /// ([`Disabled::Drained`](crate::Disabled::Drained)).
     Enable(bool),

@@ -19,7 +19,7 @@ fn addresses() -> Areas {
     Areas::User(Addresses { desc, avail, used, log: None })
 }
 
-/// A ring with all of its chains available, of one buffer each.
+/// Makes a ring with all of its chains available, of one buffer each.
 fn ring() -> (Vring, Arc<View>) {
     let view = guest_memory(0x10_000, USER);
     for head in 0..SIZE {
@@ -97,7 +97,7 @@ fn credit_is_left_to_the_next() {
     vring.unpop(3);
     assert_eq!((vring.credit(), pop(&mut vring, 1)[0]), (5, ids[7]));
     // New memory and new addresses take all of it back; a kick or a call does not.
-    vring.apply(Update::Look);
+    vring.apply(Update::Poll);
     vring.apply(Update::Call(None));
     assert_eq!(vring.credit(), 6);
     vring.apply(Update::Memory(view.clone()));

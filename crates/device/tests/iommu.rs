@@ -1,7 +1,7 @@
 //! A vring behind a vIOMMU. The test takes the part of its session.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use kickless_device::{Areas, Iommu, IovaAddresses, Misses, Stopped, Update, Vring, VringParts, Waker};
+use kickless_device::{Areas, Iommu, IotlbMisses, IovaAddresses, Stopped, Update, Vring, VringParts, Waker};
 use kickless_memory::{Access, Gpa, Iotlb, Iova, IovaRange, Miss, UserAddr, View};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 use kickless_testing::{guest_memory, vring_parts, with_subscriber};
@@ -28,7 +28,7 @@ const BUFFERS: u64 = 8 * PAGE;
 struct Setup {
     vring: Vring,
     iotlb: Iotlb,
-    misses: Arc<Misses>,
+    misses: Arc<IotlbMisses>,
     view: Arc<View>,
     avail: u16,
     /// Popped by [`Setup::pop`], by head.
@@ -42,7 +42,7 @@ fn range(gpa: u64, len: u64) -> IovaRange {
 impl Setup {
     fn new() -> Self {
         let (view, iotlb) = (guest_memory(LEN, USER), Iotlb::default());
-        let misses = Arc::new(Misses::new(Waker::new().unwrap()));
+        let misses = Arc::new(IotlbMisses::new(Waker::new().unwrap()));
         let areas = Areas::Iova(IovaAddresses {
             desc: Iova(IOVA + DESC),
             avail: Iova(IOVA + AVAIL),
@@ -63,7 +63,7 @@ impl Setup {
         setup.tell(BUFFERS, 8, Access::BOTH);
         let far = 1 << 32;
         for page in 0..PAGES {
-            setup.tell_elsewhere(far + page * PAGE, 1, BUFFERS + page % 2 * 2 * PAGE, Access::READ);
+            setup.answer_at(far + page * PAGE, 1, BUFFERS + page % 2 * 2 * PAGE, Access::READ);
         }
         setup.offer(0, (far, (PAGES * PAGE) as u32), (BUFFERS, 1));
         let mut chain = Chain::default();
@@ -82,16 +82,16 @@ impl Setup {
         setup
     }
 
-    /// The front-end sends a translation, asked for or not. Returns the queues that it woke.
+    /// Sends a translation as the front-end, requested or not. Returns the queues that it woke.
     fn tell(&mut self, gpa: u64, pages: u64, access: Access) -> Vec<u16> {
-        self.tell_elsewhere(gpa, pages, gpa, access)
+        self.answer_at(gpa, pages, gpa, access)
     }
 
-    fn tell_elsewhere(&mut self, gpa: u64, pages: u64, to: u64, access: Access) -> Vec<u16> {
+    fn answer_at(&mut self, gpa: u64, pages: u64, to: u64, access: Access) -> Vec<u16> {
         self.iotlb.update(Iova(IOVA + gpa), pages * PAGE, UserAddr(USER + to), access).unwrap();
         let woken = self.misses.answered(range(gpa, pages * PAGE), access);
         if !woken.is_empty() {
-            self.vring.apply(Update::Look);
+            self.vring.apply(Update::Poll);
         }
         woken
     }
@@ -103,12 +103,12 @@ impl Setup {
         all_done
     }
 
-    /// The front-end answers that it has no avail ring, and sends all other translations.
+    /// Refuses the translation of the avail ring as the front-end, and sends all others.
     fn refuse_the_avail_ring(&mut self) {
         for (number, miss) in self.misses.take_unsent() {
             if miss.page == Iova(IOVA + AVAIL) {
                 let refusal = self.misses.replied(number, &miss).unwrap();
-                self.vring.apply(Update::Refused(refusal.miss));
+                self.vring.apply(Update::TranslationRefused(refusal.miss));
             }
         }
         self.tell(DESC, 1, Access::READ);
@@ -123,7 +123,7 @@ impl Setup {
         let mut chain = Chain::default();
         let popped = self.vring.pop(&mut chain);
         if popped {
-            self.ids.insert(chain.id.head, chain.id);
+            self.ids.insert(chain.id.head(), chain.id);
         }
         popped
     }
@@ -205,7 +205,7 @@ fn buffers_are_split_at_gaps_between_pages() {
     let mut setup = Setup::with_ring();
     setup.tell(BUFFERS, 1, Access::BOTH);
     // The page after it is at another place, and the one after that follows it there.
-    setup.tell_elsewhere(BUFFERS + PAGE, 2, 20 * PAGE, Access::BOTH);
+    setup.answer_at(BUFFERS + PAGE, 2, 20 * PAGE, Access::BOTH);
     setup.offer(0, (BUFFERS + 4000, 16 + 2 * PAGE as u32), (BUFFERS, 1));
     let mut chain = Chain::default();
     assert!(setup.vring.pop(&mut chain));
@@ -226,7 +226,7 @@ fn an_indirect_table_is_asked_for_first() {
     assert!(!setup.pop());
     assert_eq!(setup.sent(), [(BUFFERS + PAGE, Access::READ), (BUFFERS + 2 * PAGE, Access::READ)]);
     assert!(setup.tell(BUFFERS + PAGE, 1, Access::READ).is_empty());
-    assert_eq!(setup.tell_elsewhere(BUFFERS + 2 * PAGE, 1, 30 * PAGE, Access::READ), [3]);
+    assert_eq!(setup.answer_at(BUFFERS + 2 * PAGE, 1, 30 * PAGE, Access::READ), [3]);
     assert!(!setup.pop());
     assert_eq!(setup.sent(), [(0, Access::READ), (0, Access::WRITE)]);
     setup.tell(0, 1, Access::BOTH);
@@ -252,7 +252,7 @@ fn an_indirect_table_is_translated_once() {
     for (page, bytes) in [&[0; 8], &table[..]].concat().chunks(PAGE as usize).enumerate() {
         let to = BUFFERS + (2 + 2 * page as u64) * PAGE;
         setup.view.map().write(Gpa(to), bytes).unwrap();
-        setup.tell_elsewhere(start + page as u64 * PAGE, 1, to, Access::READ);
+        setup.answer_at(start + page as u64 * PAGE, 1, to, Access::READ);
     }
     setup.tell(BUFFERS, 1, Access::WRITE);
     setup
@@ -326,7 +326,7 @@ fn a_ring_in_pieces_works_like_any_other() {
     setup.tell(DESC, 1, Access::READ);
     setup.tell(AVAIL, 1, Access::READ);
     setup.tell(USED, 1, Access::BOTH);
-    assert_eq!(setup.tell_elsewhere(USED + PAGE, 1, 40 * PAGE, Access::BOTH), [3]);
+    assert_eq!(setup.answer_at(USED + PAGE, 1, 40 * PAGE, Access::BOTH), [3]);
     setup.tell(BUFFERS, 2, Access::BOTH);
     setup.offer(2, (BUFFERS, 16), (BUFFERS + PAGE, 100));
     assert!(setup.pop());
@@ -350,7 +350,7 @@ fn a_refused_translation_is_no_guest_memory() {
     assert_eq!(miss, Miss { page: Iova(IOVA + BUFFERS + PAGE), access: Access::WRITE });
     let refusal = setup.misses.replied(number, &miss).unwrap();
     assert_eq!(refusal.queues, [3]);
-    setup.vring.apply(Update::Refused(refusal.miss));
+    setup.vring.apply(Update::TranslationRefused(refusal.miss));
     let mut chain = Chain::default();
     assert!(setup.vring.pop(&mut chain), "it is the request that fails");
     assert!(setup.view.contains(chain.readable()[0].addr, 16));
@@ -411,7 +411,7 @@ fn another_view_leaves_translations_as_they_are() {
     assert!(!setup.pop() && setup.sent().is_empty(), "no memory, but nothing to ask for");
 }
 
-/// As many descriptors as the ring has, each past the end of all addresses.
+/// The chain has as many descriptors as the ring, and each buffer goes past the end of all addresses.
 #[test]
 fn a_chain_that_is_too_long_takes_no_memory() {
     let mut setup = Setup::with_ring();
@@ -430,12 +430,12 @@ fn a_chain_that_is_too_long_takes_no_memory() {
     assert!(!setup.vring.pop(&mut chain));
     for (number, miss) in setup.misses.take_unsent() {
         setup.misses.replied(number, &miss).unwrap();
-        setup.vring.apply(Update::Refused(miss));
+        setup.vring.apply(Update::TranslationRefused(miss));
     }
     assert!(!setup.vring.pop(&mut chain) && setup.vring.is_broken());
 }
 
-/// Pages of which no two are contiguous, more of them than ranges are kept apart for a chain.
+/// The chain has more pages than a chain can have pieces. No two of the pages are contiguous.
 #[test]
 fn a_chain_in_too_many_pieces_fails() {
     const PIECES: u64 = 1 << 16;
@@ -473,7 +473,7 @@ fn a_request_that_is_refused_page_by_page_ends() {
         asked += unsent.len();
         for (number, miss) in unsent {
             setup.misses.replied(number, &miss).unwrap();
-            setup.vring.apply(Update::Refused(miss));
+            setup.vring.apply(Update::TranslationRefused(miss));
         }
     }
     assert_eq!(chain.readable().len(), 1, "a range outside memory is one piece");
@@ -484,8 +484,8 @@ fn a_request_that_is_refused_page_by_page_ends() {
     assert_eq!(setup.sent(), [(BUFFERS + PAGE, Access::READ)]);
 }
 
-/// Pages of which no two are contiguous, more than are asked for at a time. The front-end has sent none of
-/// them yet. Each page is looked up a fixed number of times, however often the chain is popped again.
+/// The chain has more pages than are asked for at a time. No two of them are contiguous, and the front-end
+/// has sent none of them yet. Each page is looked up twice, however often the chain is popped again.
 #[test]
 fn a_chain_whose_pages_are_all_missing_is_translated_once() {
     const PAGES: u64 = 8192;
@@ -503,7 +503,7 @@ fn a_chain_whose_pages_are_all_missing_is_translated_once() {
         assert!(!unsent.is_empty());
         for (_, miss) in unsent {
             let page = (miss.page.0 - IOVA - far) / PAGE;
-            setup.tell_elsewhere(miss.page.0 - IOVA, 1, BUFFERS + page % 2 * 2 * PAGE, Access::READ);
+            setup.answer_at(miss.page.0 - IOVA, 1, BUFFERS + page % 2 * 2 * PAGE, Access::READ);
         }
     }
     cost += setup.vring.take_cost();
@@ -514,8 +514,8 @@ fn a_chain_whose_pages_are_all_missing_is_translated_once() {
     assert!(u64::from(cost) >= 2 * PAGES / 16 - 1, "{cost} is too little for this work");
 }
 
-/// An invalidation drops the translated part of a chain that is not popped yet, whatever the ring does
-/// meanwhile.
+/// An invalidation drops the translated part of a chain that is not popped yet, even if the ring is unmapped
+/// and mapped again meanwhile.
 #[test]
 fn an_invalidation_reaches_a_chain_that_is_translated_in_part() {
     const PAGES: u64 = 1500;
@@ -523,7 +523,7 @@ fn an_invalidation_reaches_a_chain_that_is_translated_in_part() {
     setup.tell(BUFFERS, 1, Access::BOTH);
     let far = 1 << 32;
     let tell = |setup: &mut Setup, page: u64, to: u64| {
-        setup.tell_elsewhere(far + page * PAGE, 1, BUFFERS + to * PAGE, Access::READ);
+        setup.answer_at(far + page * PAGE, 1, BUFFERS + to * PAGE, Access::READ);
     };
     (0..PAGES).for_each(|page| tell(&mut setup, page, 1 + page % 2 * 2));
     setup.offer(0, (far, (PAGES * PAGE) as u32), (BUFFERS, 1));
@@ -640,7 +640,7 @@ fn a_waiting_ring_checks_only_after_an_update() {
     }));
     assert!(!setup.pop(), "it stands");
     assert_eq!(setup.misses.answered(range(BUFFERS, 2 * PAGE), Access::BOTH), [3]);
-    setup.vring.apply(Update::Look);
+    setup.vring.apply(Update::Poll);
     assert!(setup.pop());
 }
 
@@ -689,7 +689,7 @@ fn an_unasked_translation_during_a_lookup_is_not_missed() {
     })));
     assert!(!with_subscriber(line, || vring.pop(&mut Chain::default())));
     assert_eq!(woken.try_recv(), Ok(vec![3]), "it stands for ever");
-    vring.apply(Update::Look);
+    vring.apply(Update::Poll);
     assert!(vring.pop(&mut Chain::default()));
 }
 
@@ -705,7 +705,7 @@ fn nothing_waits_for_credit() {
     let mut chain = Chain::default();
     let mut pop = |vring: &mut Vring| vring.pop_credit(&mut chain).then_some(chain.id);
     let ids: Vec<ChainId> = (0..3).filter_map(|_| pop(&mut setup.vring)).collect();
-    assert_eq!(ids.iter().map(|id| id.head).collect::<Vec<_>>(), [0, 2, 4]);
+    assert_eq!(ids.iter().map(|id| id.head()).collect::<Vec<_>>(), [0, 2, 4]);
     assert!(is_over(&setup.invalidate(BUFFERS, LEN - BUFFERS)));
     assert_eq!((setup.vring.credit(), setup.vring.use_credit(1)), (0, false));
     // It needs new translations.

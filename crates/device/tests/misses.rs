@@ -1,7 +1,7 @@
 //! Translations that queues behind a vIOMMU wait for.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use kickless_device::{Misses, Refusal, Waker};
+use kickless_device::{IotlbMisses, RefusedMiss, Waker};
 use kickless_memory::{Access, Iova, IovaRange, Miss};
 
 fn miss(page: u64, access: Access) -> Miss {
@@ -12,11 +12,11 @@ fn range(page: u64, pages: u64) -> IovaRange {
     IovaRange::new(Iova(page << 12), pages << 12)
 }
 
-fn misses() -> Misses {
-    Misses::new(Waker::new().unwrap())
+fn misses() -> IotlbMisses {
+    IotlbMisses::new(Waker::new().unwrap())
 }
 
-fn sent(misses: &Misses) -> Vec<Miss> {
+fn sent(misses: &IotlbMisses) -> Vec<Miss> {
     misses.take_unsent().into_iter().map(|(_, miss)| miss).collect()
 }
 
@@ -43,7 +43,7 @@ fn a_miss_without_an_answer_is_refused() {
     misses.ask(3, &[a], &[]);
     let [(number, _)] = misses.take_unsent()[..] else { panic!("one miss") };
     misses.answered(range(1, 1), Access::READ);
-    assert_eq!(misses.replied(number, &a), Some(Refusal { miss: a, queues: vec![3] }));
+    assert_eq!(misses.replied(number, &a), Some(RefusedMiss { miss: a, queues: vec![3] }));
     assert_eq!(misses.replied(number, &a), None);
     // After a second request, the reply to the first is none to the second.
     misses.ask(3, &[a], &[]);

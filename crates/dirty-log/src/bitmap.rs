@@ -99,7 +99,7 @@ impl DirtyBits {
         }
     }
 
-    /// Whether no bit of the piece with word `index` was ever set.
+    /// Returns whether no bit of the piece with word `index` was ever set.
     pub(crate) fn is_blank(&self, index: usize) -> bool {
         self.piece(index).is_none()
     }
@@ -119,7 +119,7 @@ impl DirtyBits {
         }
     }
 
-    /// Bytes of memory that the bits take.
+    /// Returns the number of bytes of memory that the bits take.
     pub(crate) fn bytes(&self) -> usize {
         let made = self.pieces.iter().filter(|piece| !piece.load(Ordering::Relaxed).is_null()).count();
         size_of_val(&*self.pieces) + made * size_of::<Piece>()

@@ -42,7 +42,7 @@ pub struct Mmu {
     pub(crate) global_lock: Option<Mutex<()>>,
 }
 
-/// The facts of a slot that writers need.
+/// The properties of a slot that writers need.
 ///
 /// They are set before the first leaf that names the slot. They are not set again until all writers were
 /// waited for after the last such leaf.
@@ -95,18 +95,18 @@ impl Garbage {
 impl Mmu {
     /// Makes an MMU without slots.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self::bare())
+        Arc::new(Self::without_slots())
     }
 
     /// Makes an MMU for benchmarks: one lock for harvests and for all accesses that miss in a writer's cache.
     #[cfg(feature = "locked-log")]
     pub fn locked() -> Arc<Self> {
-        let mut mmu = Self::bare();
+        let mut mmu = Self::without_slots();
         mmu.global_lock = Some(Mutex::new(()));
         Arc::new(mmu)
     }
 
-    fn bare() -> Self {
+    fn without_slots() -> Self {
         let nodes = NodePool::new();
         let words = || SlotWords {
             gpa: AtomicU64::new(0),
@@ -208,7 +208,8 @@ impl Mmu {
         self.epochs.wait();
     }
 
-    /// Bytes of memory of tables, reverse map and dirty bits, without the memory of writers.
+    /// Returns the number of bytes of memory of tables, reverse map and dirty bits, without the memory of
+    /// writers.
     pub fn overhead(&self) -> usize {
         let control = lock(&self.control);
         let lists: usize = control.slots.iter().flatten().map(|state| state.rmap.bytes()).sum();
@@ -219,7 +220,7 @@ impl Mmu {
         own + self.nodes.bytes() + lists + bits + control.blocks.bytes()
     }
 
-    /// Whether leaves of a slot have to be protected.
+    /// Returns whether leaves of a slot have to be protected.
     pub(crate) fn protects(&self, slot: usize) -> bool {
         // SAFETY: the caller is in a section or holds the lock for changes, so the log is not freed.
         unsafe { self.slots[slot].log.load(Ordering::Acquire).as_ref() }.is_some_and(Log::protects)

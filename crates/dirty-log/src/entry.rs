@@ -58,7 +58,7 @@ impl Entry {
         self.0 & MAY_WRITE != 0
     }
 
-    /// Whether this is a leaf, or a table that replaces one.
+    /// Returns whether this is a leaf, or a table that replaces one.
     pub(crate) fn is_mapping(self) -> bool {
         self.is_leaf() || self.0 & (TABLE | SPLIT) == TABLE | SPLIT
     }
@@ -102,7 +102,7 @@ mod tests {
     use crate::level::FANOUT;
 
     #[test]
-    fn a_leaf_holds_what_it_was_given() {
+    fn a_leaf_keeps_its_address_slot_and_flags() {
         let leaf = Entry::leaf(0x7fff_c000_0000, 511, true);
         assert!(leaf.is_leaf() && leaf.is_writable() && leaf.may_write() && leaf.is_mapping());
         assert_eq!((leaf.gpa(), leaf.slot()), (Gpa(0x7fff_c000_0000), 511));

@@ -151,7 +151,7 @@ impl Member {
         std::mem::replace(&mut self.seen, current) != current
     }
 
-    /// Whether the member is in no section.
+    /// Returns whether the member is in no section.
     pub(crate) fn is_offline(&self) -> bool {
         self.announced.0.load(Ordering::Relaxed) == OFFLINE
     }

@@ -40,8 +40,8 @@ pub struct HarvestTime {
 impl Harvester {
     /// Turns on the log of the slot that begins at `gpa`. Writes after this has returned are logged.
     ///
-    /// It waits for a quiescent point of every writer, as all functions here do. A thread that has an online
-    /// [`Writer`](crate::Writer) must not call them.
+    /// Each function of a harvester waits for a quiescent point of every writer. So a thread that has an
+    /// online [`Writer`](crate::Writer) must not call them.
     ///
     /// # Errors
     /// There is no such slot, or its log is on already.
@@ -138,7 +138,7 @@ impl Harvester {
         (start, end.max(start))
     }
 
-    /// The slot's first address.
+    /// Returns the slot's first address.
     pub fn gpa(&self) -> Gpa {
         self.state.slot.gpa()
     }

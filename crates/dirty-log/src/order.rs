@@ -62,7 +62,7 @@
 //!
 //! *The completion of an asynchronous read* into guest memory. The kernel stores at any time, through no
 //! entry of ours. The step that counts is [`Writer::log_external_write`](crate::Writer::log_external_write).
-//! It does W1 and W2 for pages that are not writable *now*, whatever they were when the read was submitted.
+//! It does W1 and W2 for pages that are not writable *now*, even if they were when the read was submitted.
 //!
 //! *A split.* Only a writer in W1 splits. One compare-and-swap replaces the read-only leaf that it saw by a
 //! table of read-only leaves. An earlier H2 finds a leaf that is already read-only. A later H2 goes down to

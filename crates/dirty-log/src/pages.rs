@@ -22,27 +22,27 @@ impl Pages {
         self.words.push(word);
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Whether there are no pages.
+    /// Returns whether there are no pages.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|word| *word == 0)
     }
 
-    /// The address of the first bit of [`Pages::words`].
+    /// Returns the address of the first bit of [`Pages::words`].
     pub fn start(&self) -> Gpa {
         Gpa(self.start)
     }
 
-    /// The bits, lowest first. There is one for each 4 KiB from [`Pages::start`] on.
+    /// Returns the bits, lowest first. There is one for each 4 KiB from [`Pages::start`] on.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// Whether the page of `gpa` was written.
+    /// Returns whether the page of `gpa` was written.
     pub fn contains(&self, gpa: Gpa) -> bool {
         let Some(page) = gpa.0.checked_sub(self.start).map(|offset| offset >> PAGE_BITS) else {
             return false;

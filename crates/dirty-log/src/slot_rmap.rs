@@ -107,7 +107,7 @@ impl SlotRmap {
         }
     }
 
-    /// Bytes of all lists.
+    /// Returns the number of bytes of all lists.
     pub(crate) fn bytes(&self) -> usize {
         let of = |large: &Piece<Middle>| {
             let Some(middle) = large.below() else { return 0 };

@@ -245,7 +245,7 @@ fn large_leaves_replace_empty_tables() {
 /// A writer whose offline guard is leaked is online again at its next access. Until then no thread waits for
 /// it.
 #[test]
-fn a_leaked_guard() {
+fn a_leaked_guard_leaves_the_writer_usable() {
     let mmu = mmu(&[(0, MIB)]);
     let mut writer = Writer::direct(&mmu);
     writer.write(Iova(0), &[1]).unwrap();
@@ -264,7 +264,7 @@ fn a_leaked_guard() {
 }
 
 #[test]
-fn no_bytes_are_no_write() {
+fn a_write_of_no_bytes_marks_nothing() {
     for method in METHODS {
         let mmu = mmu(&[(0, MIB)]);
         let mut writer = Writer::direct(&mmu);

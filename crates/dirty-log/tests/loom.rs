@@ -131,7 +131,7 @@ fn against_harvest(preemptions: usize, slot: usize, method: Method, writes: fn(&
     });
 }
 
-/// Two writers of the same page against a harvest.
+/// Runs two writers of the same page against a harvest.
 fn two_against_harvest(preemptions: usize, slot: usize, method: Method, store: Store) {
     check(preemptions, move || {
         let mut guest = Guest::new(slot, method);
@@ -216,8 +216,8 @@ fn no_write_is_lost_by_an_offline_writer() {
     });
 }
 
-/// The log is turned on while a writer runs, `after` another log was turned off. Later writes are in the log,
-/// and earlier ones are in memory to be copied.
+/// Turns the log on while a writer runs, `after` another log was turned off. Later writes are in the log, and
+/// earlier ones are in memory to be copied.
 fn turned_on(preemptions: usize, slot: usize, method: Method, store: Store, after: Option<Method>) {
     check(preemptions, move || {
         let mmu = Mmu::new();

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 #[test]
-fn both_sides_have_the_same() {
+fn source_and_destination_have_equal_memory() {
     for method in ["marks", "protect"] {
         let output = Command::new(env!("CARGO"))
             .args(["run", "--quiet", "--offline", "-p", "kickless-dirty-log", "--example", "precopy", "--"])

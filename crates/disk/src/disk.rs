@@ -286,6 +286,25 @@ impl Disk {
         }
     }
 
+    /// Cancels the requests of a queue that stops by force. `file` is the result of [`Disk::attach`] for the
+    /// queue, and `requests` are all its requests.
+    ///
+    /// Each request still ends exactly once, with an error unless its last operation was done. An operation
+    /// that the engine cannot cancel ([`Engine::cancel`]) goes on, and the request ends after it. A request
+    /// that waits ([`Step::Busy`]) ends at its next retry. No request starts another operation, which this
+    /// would not cancel.
+    pub fn cancel<'a>(
+        &self,
+        engine: &mut Engine,
+        file: Option<kickless_io::FileId>,
+        requests: impl Iterator<Item = &'a mut Io>,
+    ) {
+        // Other kinds of disks have no operations in an engine: see `limit_remote_waits`.
+        let Some(file) = file else { return };
+        requests.for_each(|io| io.state.cancel());
+        engine.cancel(file);
+    }
+
     /// Prefetches data of a request into the processor's cache, which takes as long as another request.
     ///
     /// Returns `false` if there is nothing to prefetch, so that it makes no sense to start another request
@@ -361,7 +380,7 @@ impl Disk {
     #[inline]
     fn retry_with(&self, context: &mut IoContext<'_>, buffers: &mut IoBuffers, state: &mut IoState) -> Step {
         match self {
-            Self::File(file) => file.drive(context, buffers, state.file()),
+            Self::File(file) => file.retry(context, buffers, state.file()),
             // A null disk is never busy.
             Self::Null(_) => Step::Busy,
             Self::Memory(memory) => memory.step(context, buffers, state.memory()),
@@ -441,7 +460,7 @@ impl FaultDisk {
     fn retry(&self, context: &mut IoContext<'_>, buffers: &mut IoBuffers, state: &mut FaultyState) -> Step {
         let FaultyState { faults, under } = state;
         if let Disk::File(file) = &self.under {
-            return file.drive(&mut self.faults.sender(context, faults), buffers, under.file());
+            return file.retry(&mut self.faults.sender(context, faults), buffers, under.file());
         }
         #[cfg(feature = "qcow2")]
         if let Disk::Qcow2(qcow2) = &self.under {

@@ -366,7 +366,7 @@ impl OpSender for FaultSender<'_, '_> {
         self.context.marks
     }
 
-    fn stall_layer(&mut self, layer: usize) {
-        self.context.stall_layer(layer);
+    fn pause_layer(&mut self, layer: usize) {
+        self.context.pause_layer(layer);
     }
 }

@@ -4,7 +4,7 @@ mod control;
 mod disk;
 mod extents;
 mod magic;
-mod missing_calls;
+mod missing_syscalls;
 mod open;
 mod operation;
 mod piece;

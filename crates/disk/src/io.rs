@@ -94,6 +94,17 @@ impl IoState {
         }
     }
 
+    /// Cancels the request of a file. Other kinds of disks have no operations in an engine.
+    pub(crate) fn cancel(&mut self) {
+        match self {
+            Self::File(file) => file.cancel(),
+            Self::Fault(faulty) => faulty.under.cancel(),
+            Self::None | Self::Memory(_) | Self::Offload(_) => {}
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(_) => {}
+        }
+    }
+
     /// Returns the state of a file's request. Makes one for the first request.
     #[inline]
     pub(crate) fn file(&mut self) -> &mut FileState {

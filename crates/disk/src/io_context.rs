@@ -57,12 +57,12 @@ pub(crate) trait OpSender {
     fn marks(&mut self) -> &mut Marks;
 
     /// Stops further operations of this disk for a moment, because the kernel had no room.
-    fn stall(&mut self) {
-        self.stall_layer(0);
+    fn pause(&mut self) {
+        self.pause_layer(0);
     }
 
     /// Stops further operations of a layer's file for a moment.
-    fn stall_layer(&mut self, layer: usize);
+    fn pause_layer(&mut self, layer: usize);
 }
 
 impl OpSender for IoContext<'_> {
@@ -91,9 +91,9 @@ impl OpSender for IoContext<'_> {
         self.marks
     }
 
-    fn stall_layer(&mut self, layer: usize) {
+    fn pause_layer(&mut self, layer: usize) {
         if let Some(file) = self.attached.layer(layer) {
-            self.engine.stall(file);
+            self.engine.pause(file);
         }
     }
 }

@@ -33,8 +33,8 @@ const DENIES_READING: i64 = 200;
 /// No other process may write.
 const DENIES_WRITING: i64 = 201;
 
-/// The best time to wait for another process. A killed process keeps its locks until the kernel has ended its
-/// I/O. A process whose virtual machine has moved here may release its locks a moment late.
+/// The longest time to wait for another process. A killed process keeps its locks until the kernel has ended
+/// its I/O. A process whose virtual machine has moved here may release its locks a moment late.
 pub const LOCK_WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// The shortest pause between two attempts to take a lock. The longest is twice as long.
@@ -169,12 +169,12 @@ impl ImageLock {
     }
 }
 
-/// Repeats an attempt until it succeeds, fails for good, or the time has passed. Calls `tell` before the
+/// Repeats an attempt until it succeeds, fails for good, or the time has passed. Calls `report` before the
 /// first wait.
 fn retry_within<T>(
     wait_max: Duration,
     attempt: impl Fn() -> Result<T, LockError>,
-    tell: impl Fn(&LockError),
+    report: impl Fn(&LockError),
 ) -> Result<T, LockError> {
     let deadline = Instant::now() + wait_max;
     let mut waits = false;
@@ -182,7 +182,7 @@ fn retry_within<T>(
         match attempt() {
             Err(error) if error.is_held() && Instant::now() < deadline => {
                 if !std::mem::replace(&mut waits, true) {
-                    tell(&error);
+                    report(&error);
                 }
                 thread::sleep(pause());
             }
@@ -310,7 +310,7 @@ mod tests {
         check(&s, true).unwrap();
     }
 
-    /// Another program could lock each byte by itself.
+    /// Each byte conflicts by itself, because another program could lock only this one.
     #[test]
     fn each_byte_conflicts_as_in_qemu() {
         let image = image();
@@ -368,16 +368,16 @@ mod tests {
         assert!(ImageLock::acquire(&a, false).is_err());
     }
 
-    /// Runs attempts that succeed after `looks` failures. Returns whether they succeeded, the number of
+    /// Runs attempts that succeed after this many failures. Returns whether they succeeded, the number of
     /// attempts, and the number of reports.
-    fn wait(wait_max: Duration, error: fn() -> LockError, looks: usize) -> (bool, usize, usize) {
-        let (looked, told) = (Cell::new(0), Cell::new(0));
+    fn wait(wait_max: Duration, error: fn() -> LockError, failures: usize) -> (bool, usize, usize) {
+        let (attempts, reports) = (Cell::new(0), Cell::new(0));
         let attempt = || {
-            looked.set(looked.get() + 1);
-            if looked.get() > looks { Ok(()) } else { Err(error()) }
+            attempts.set(attempts.get() + 1);
+            if attempts.get() > failures { Ok(()) } else { Err(error()) }
         };
-        let result = retry_within(wait_max, attempt, |_| told.set(told.get() + 1));
-        (result.is_ok(), looked.get(), told.get())
+        let result = retry_within(wait_max, attempt, |_| reports.set(reports.get() + 1));
+        (result.is_ok(), attempts.get(), reports.get())
     }
 
     #[test]
@@ -387,8 +387,8 @@ mod tests {
             assert_eq!(wait(long, held, 3), (true, 4, 1));
             assert_eq!(wait(long, held, 0), (true, 1, 0));
             assert_eq!(wait(Duration::ZERO, held, 3), (false, 1, 0));
-            let (ended_well, looked, told) = wait(Duration::from_millis(30), held, usize::MAX);
-            assert!(!ended_well && (2..=7).contains(&looked) && told == 1, "{looked}");
+            let (is_ok, attempts, reports) = wait(Duration::from_millis(30), held, usize::MAX);
+            assert!(!is_ok && (2..=7).contains(&attempts) && reports == 1, "{attempts}");
         }
         assert_eq!(wait(long, || LockError::None, 3), (false, 1, 0));
         assert_eq!(wait(long, || LockError::Unsupported(io::ErrorKind::Other.into()), 3), (false, 1, 0));

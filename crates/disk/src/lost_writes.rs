@@ -1,60 +1,57 @@
-//! Reports lost writes to each queue, by flushes that fail.
+//! Reports lost writes to each queue of a disk, by flushes that fail.
 //!
 //! A server that goes away loses the writes that it has acknowledged and not flushed. A library whose flush
-//! fails may also have lost acknowledged writes, and may report that only once. The guest learns of the loss
-//! by a failed flush. A driver with several queues considers only the result of its own flush, so one failed
-//! flush of the disk is not enough.
+//! fails may also have lost acknowledged writes, and may report this only once. The guest learns of a loss
+//! from a failed flush. A driver with several queues considers the flushes of each queue apart. So a flush of
+//! each queue must fail.
 //!
 //! # The rule
-//! Each library counts the times when acknowledged writes may have been lost, and puts the count into each
-//! answer. An NBD connection continues the count of the one before. An answer has the count of the connection
-//! that it came from. A queue keeps the count that it has reported ([`LostWritesSeen`]). A request compares
-//! the count in the answer of its flush with the count that it started from:
+//! Each library has a *loss count*: the number of times when acknowledged writes may have been lost. Each
+//! answer contains the count of its moment. An NBD connection continues the count of the previous one. Each
+//! queue keeps the count that it has *reported* to the guest ([`LostWritesSeen`]).
 //!
-//! - A flush of the guest starts from the count that its queue had reported when the flush was submitted. If
-//!   the answer has a higher count, the flush fails, and the queue has reported that count.
-//! - A durable write of a library without durable operations is a write and a hidden flush. It starts from
-//!   the smallest count in the answers of its own writes. If the flush's answer has a higher count, these
-//!   writes may be lost, and the request fails.
+//! - **A flush of the guest** fails if its answer has a higher count than its queue had reported when the
+//!   flush was submitted. The queue has then reported this higher count.
+//! - **A durable write**, in a library without durable operations, is a write and a *hidden flush*. It fails
+//!   if the hidden flush's answer has a higher count than an answer of its own writes. Then these writes may
+//!   be lost.
 //!
 //! # Why no loss is missed
-//! Let a write of any queue be acknowledged on one connection and lost with it. Then that connection was
-//! dirty, and each later one has a higher count.
-//! - A flush that is submitted later, is in flight, or is sent again on a later connection gets the higher
-//!   count. It fails unless its queue had reported that count before. So all flushes in flight of one queue
-//!   fail, and each queue has at least one that fails.
-//! - A flush that the lost connection has answered was sent to a server that still had the write, if the
-//!   write was acknowledged before. Its answer has the old count, and it rightly succeeds, even if its worker
-//!   reads the answer late.
-//! - A hidden flush affects only its own request: it changes no queue's count.
-//! - A flush that the library itself failed counts as a loss, and its own queue reports it.
-//!   [`crate::offload::Flushes`] holds the answers of concurrent flushes until they have its count.
-//! - A flush that fails because the server stays away has no count. It reports no loss, and a later one fails
-//!   again.
+//! Assume that connection C acknowledged a write of any queue, and that the server lost it with C. Then C had
+//! acknowledged writes that no flush covered, and so each later connection has a higher count than C.
 //!
-//! A queue takes only counts that an answer of the same disk had. One thread owns the queue, one thread owns
-//! the connection, and the answer is passed under the lock of its slot. So no further ordering is needed.
+//! - A flush that a later connection answers gets the higher count. It may be submitted later, or be in
+//!   flight when C is lost and be sent again. It fails unless its queue has reported this count before. So
+//!   all flushes of a queue that are in flight together fail, and each queue has a flush that fails.
+//! - A flush that C answered succeeds with the old count, even if the worker reads the answer after the loss.
+//!   This is right: writes that were acknowledged before this flush was sent are on stable storage.
+//! - A hidden flush affects only its own request. It changes no queue's count.
+//! - A flush that the server itself fails counts as a loss, and its own queue reports it.
+//!   [`crate::offload::Flushes`] holds the answers of concurrent flushes until they have the new count.
+//! - A flush that fails because the server stays away gets no answer of the server, so it has no count. It
+//!   reports no loss, and a later flush of the queue fails as well.
+//!
+//! A queue takes only counts from answers of the same disk. One thread owns the queue, one thread owns the
+//! connection, and the answer is passed under the lock of its slot. So no further ordering is needed.
 //!
 //! # A queue that starts
 //! A queue stops and starts again under the same driver when its front-end reconnects, the machine is paused,
 //! or the driver resets the device. The queue then continues from the count that it has reported itself.
-//! Another queue may have reported more, but the driver considers each result separately, so each queue needs
-//! its own failed flush. A queue that has reported nothing yet continues from the count with which its driver
-//! began.
+//! A higher count that another queue has reported does not matter. A queue that has reported nothing yet
+//! starts from the count with which its driver began.
 //!
 //! A fresh driver ([`crate::Disk::new_driver`]) has written nothing before. All its queues start from the
-//! highest count that any queue has reported. So a machine does not report losses again that the previous
-//! machine has reported. A loss that no queue has reported, because none has flushed since, is reported to
-//! the next machine, which may read the lost data.
+//! highest count that any queue has reported. So the next machine does not get reports that the previous one
+//! has got. It gets the report of a loss after which no queue has flushed yet, because it may read the lost
+//! data.
 //!
-//! A guest that reboots is not always known to be a fresh driver. Its first flush of a queue may then fail
-//! for a loss that only other queues have reported. That is the safer error.
+//! The disk does not always learn that a guest has rebooted. Then the first flush of a queue may fail for a
+//! loss that only other queues have reported. This error is the safer one.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// The number of losses of acknowledged writes that a queue has reported. One for each queue, from
-/// [`crate::Disk::lost_writes_seen`].
+/// The loss count that a queue has reported. Each queue gets its own from [`crate::Disk::lost_writes_seen`].
 #[derive(Debug, Default)]
 pub struct LostWritesSeen {
     queue: u16,
@@ -67,14 +64,15 @@ impl LostWritesSeen {
     }
 }
 
-/// The counts that the queues of a disk have reported. Locked when a queue starts and when a flush fails.
+/// The loss counts that the queues of a disk have reported. Locked when a queue starts and when a flush
+/// fails.
 #[derive(Debug, Default)]
-pub(crate) struct LostWritesReported(Mutex<Told>);
+pub(crate) struct LostWritesReported(Mutex<ReportedCounts>);
 
 #[derive(Debug, Default)]
-struct Told {
+struct ReportedCounts {
     /// The count with which the driver began. Its queues need not report these losses.
-    before: u64,
+    at_driver_start: u64,
     /// The counts of the queues that have reported more.
     by_queue: BTreeMap<u16, u64>,
 }
@@ -82,27 +80,28 @@ struct Told {
 impl LostWritesReported {
     /// Returns the count that a starting queue need not report.
     pub(crate) fn seen(&self, queue: u16) -> LostWritesSeen {
-        let count = self.with(|told| told.by_queue.get(&queue).copied().unwrap_or(told.before));
+        let count =
+            self.with(|counts| counts.by_queue.get(&queue).copied().unwrap_or(counts.at_driver_start));
         LostWritesSeen { queue, count }
     }
 
     /// Records that a queue has reported all losses up to this count, by a flush that fails.
-    pub(crate) fn tell(&self, to: &mut LostWritesSeen, count: u64) {
-        if count > to.count {
-            to.count = count;
-            self.with(|told| told.by_queue.insert(to.queue, count));
+    pub(crate) fn report(&self, seen: &mut LostWritesSeen, count: u64) {
+        if count > seen.count {
+            seen.count = count;
+            self.with(|counts| counts.by_queue.insert(seen.queue, count));
         }
     }
 
     /// Begins with a fresh driver, while no queue runs.
     pub(crate) fn new_driver(&self) {
-        self.with(|told| {
-            let told_of = std::mem::take(&mut told.by_queue).into_values();
-            told.before = told_of.fold(told.before, u64::max);
+        self.with(|counts| {
+            let reported = std::mem::take(&mut counts.by_queue).into_values();
+            counts.at_driver_start = reported.fold(counts.at_driver_start, u64::max);
         });
     }
 
-    fn with<T>(&self, f: impl FnOnce(&mut Told) -> T) -> T {
+    fn with<T>(&self, f: impl FnOnce(&mut ReportedCounts) -> T) -> T {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

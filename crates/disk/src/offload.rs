@@ -32,15 +32,15 @@ pub(crate) struct OffloadState {
     slot: Arc<AnswerSlot>,
     /// The next byte on the disk.
     at: u64,
-    /// The operation that is submitted and not answered.
-    out: Option<OffloadKind>,
+    /// The kind of the operation that is submitted and not answered.
+    submitted: Option<OffloadKind>,
     /// The length of that operation in bytes.
     len: u64,
     /// The request. `None` if there is none.
     request: Option<Request>,
     /// Flush when everything else is done.
     flush: bool,
-    /// The flush fails if its answer has a higher count: see [`crate::lost_writes`].
+    /// The flush fails if its answer has a higher loss count: see [`crate::lost_writes`].
     lost_writes: u64,
     permit: Option<BufferPermit>,
     waiting: Option<BufferWait>,
@@ -132,7 +132,7 @@ impl Offload {
             | Request::WriteZeroes { durable } => durable,
         };
         state.request = Some(request);
-        // The answers to a durable request's own writes set the count.
+        // The flush of a durable request starts from the counts in the answers of its own writes.
         let is_flush = request == Request::Flush;
         state.lost_writes = if is_flush { context.lost_writes.count() } else { u64::MAX };
         state.flush = (durable && !self.durable) || is_flush;
@@ -166,9 +166,9 @@ impl Offload {
         buffers: &mut IoBuffers,
         state: &mut OffloadState,
     ) -> Flow {
-        let Some(kind) = state.out else { return Ok(()) };
+        let Some(kind) = state.submitted else { return Ok(()) };
         let answer = state.slot.take().ok_or(Step::Busy)?;
-        state.out = None;
+        state.submitted = None;
         if let Some(permit) = &mut state.permit {
             permit.buffer = answer.buffer;
         }
@@ -180,7 +180,7 @@ impl Offload {
             result => result,
         };
         if result.is_err() && state.request == Some(Request::Flush) {
-            self.lost_writes_reported.tell(context.lost_writes, lost_writes);
+            self.lost_writes_reported.report(context.lost_writes, lost_writes);
         }
         result.map_err(|error| Step::Done(Err(error)))?;
         state.lost_writes = state.lost_writes.min(lost_writes);
@@ -223,7 +223,7 @@ impl Offload {
             Some(request @ (Request::Discard { durable } | Request::WriteZeroes { durable })) => {
                 let durable = durable && self.durable;
                 let Some(&extent) = buffers.extents.last() else {
-                    return self.last(context, state, submit);
+                    return self.flush_or_end(context, state, submit);
                 };
                 if extent.len == 0 {
                     buffers.advance_extent(0);
@@ -235,7 +235,7 @@ impl Offload {
                 };
                 (kind, extent.offset, extent.len)
             }
-            _ => return self.last(context, state, submit),
+            _ => return self.flush_or_end(context, state, submit),
         };
         let op = match kind {
             OffloadKind::Read | OffloadKind::Write { .. } => {
@@ -264,18 +264,23 @@ impl Offload {
                 state.slot.op(kind, (at, len), None, context.waker)
             }
         };
-        state.out = Some(kind);
+        state.submitted = Some(kind);
         submit(op);
         // The library may have answered already. Then it has also signalled the waker.
         Err(Step::Busy)
     }
 
     /// Flushes if necessary, and ends the request.
-    fn last(&self, context: &IoContext<'_>, state: &mut OffloadState, submit: impl Fn(OffloadOp)) -> Flow {
+    fn flush_or_end(
+        &self,
+        context: &IoContext<'_>,
+        state: &mut OffloadState,
+        submit: impl Fn(OffloadOp),
+    ) -> Flow {
         if !state.flush {
             return Err(Step::Done(Ok(())));
         }
-        state.out = Some(OffloadKind::Flush);
+        state.submitted = Some(OffloadKind::Flush);
         submit(state.slot.op(OffloadKind::Flush, (0, 0), None, context.waker));
         Err(Step::Busy)
     }

@@ -5,7 +5,7 @@
 //! reason, an image must state the format of its backing image. Only files with images are opened because an
 //! image names them.
 //!
-//! `docs/adr/0010-a-table-holds-only-what-may-be-on-disk.md` argues why an image survives a kill and a power
+//! `docs/adr/0011-a-table-holds-only-what-may-be-on-disk.md` argues why an image survives a kill and a power
 //! cut. The modules name its rules (R1 to R9) where they follow them. Each imports only those before it:
 //!
 //! - [`format`] and [`check`]: the structures on disk, and their repair. Without I/O of their own.

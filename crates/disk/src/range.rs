@@ -66,24 +66,24 @@ impl Ranges {
 
     /// Requests a range. [`RangeClaim::is_held`] returns whether it is held; `waker` is signalled when that
     /// changes.
-    pub(crate) fn ask(self: &Arc<Self>, range: Range<u64>, exclusive: bool, waker: &Waker) -> RangeClaim {
+    pub(crate) fn claim(self: &Arc<Self>, range: Range<u64>, exclusive: bool, waker: &Waker) -> RangeClaim {
         let mut table = self.lock();
         let blockers = table.rivals(exclusive).filter(|rival| overlap(&rival.range, &range)).count();
         let number = table.next;
         table.next += 1;
         let entry = Some(Entry { number, range, blockers, waker: waker.clone() });
         let (entries, free) = table.list(exclusive);
-        let place = match free.pop() {
-            Some(place) => {
-                entries[place] = entry;
-                place
+        let index = match free.pop() {
+            Some(index) => {
+                entries[index] = entry;
+                index
             }
             None => {
                 entries.push(entry);
                 entries.len() - 1
             }
         };
-        RangeClaim { ranges: self.clone(), place, exclusive }
+        RangeClaim { ranges: self.clone(), index, exclusive }
     }
 }
 
@@ -91,7 +91,7 @@ impl Ranges {
 #[derive(Debug)]
 pub(crate) struct RangeClaim {
     ranges: Arc<Ranges>,
-    place: usize,
+    index: usize,
     exclusive: bool,
 }
 
@@ -100,7 +100,7 @@ impl RangeClaim {
     pub(crate) fn is_held(&self) -> bool {
         let mut table = self.ranges.lock();
         let (entries, _) = table.list(self.exclusive);
-        entries[self.place].as_ref().is_some_and(|entry| entry.blockers == 0)
+        entries[self.index].as_ref().is_some_and(|entry| entry.blockers == 0)
     }
 }
 
@@ -108,8 +108,8 @@ impl Drop for RangeClaim {
     fn drop(&mut self) {
         let mut table = self.ranges.lock();
         let (entries, free) = table.list(self.exclusive);
-        free.push(self.place);
-        let Some(Entry { number, range, .. }) = entries[self.place].take() else { return };
+        free.push(self.index);
+        let Some(Entry { number, range, .. }) = entries[self.index].take() else { return };
         for rival in table.rivals(self.exclusive) {
             if rival.number > number && overlap(&rival.range, &range) {
                 rival.blockers -= 1;
@@ -128,12 +128,12 @@ mod tests {
     #[test]
     fn whole_blocks_share_and_parts_exclude() {
         let (ranges, waker) = (Arc::new(Ranges::default()), Waker::new().unwrap());
-        let a = ranges.ask(0..8, false, &waker);
-        let b = ranges.ask(4..12, false, &waker);
+        let a = ranges.claim(0..8, false, &waker);
+        let b = ranges.claim(4..12, false, &waker);
         assert!(a.is_held() && b.is_held());
-        let part = ranges.ask(4..8, true, &waker);
-        let elsewhere = ranges.ask(12..16, true, &waker);
-        assert!(!part.is_held() && elsewhere.is_held());
+        let part = ranges.claim(4..8, true, &waker);
+        let other_block = ranges.claim(12..16, true, &waker);
+        assert!(!part.is_held() && other_block.is_held());
         drop(a);
         assert!(!part.is_held() && !waker.clear());
         drop(b);
@@ -143,10 +143,10 @@ mod tests {
     #[test]
     fn later_requests_wait_for_earlier_waiting_ones() {
         let (ranges, waker) = (Arc::new(Ranges::default()), Waker::new().unwrap());
-        let a = ranges.ask(0..8, false, &waker);
-        let b = ranges.ask(0..8, true, &waker);
-        let c = ranges.ask(0..8, false, &waker);
-        let d = ranges.ask(0..8, false, &waker);
+        let a = ranges.claim(0..8, false, &waker);
+        let b = ranges.claim(0..8, true, &waker);
+        let c = ranges.claim(0..8, false, &waker);
+        let d = ranges.claim(0..8, false, &waker);
         assert!(!b.is_held() && !c.is_held());
         drop(a);
         assert!(b.is_held() && !c.is_held());
@@ -157,9 +157,9 @@ mod tests {
     #[test]
     fn dropping_a_claim_lets_the_next_one_in() {
         let (ranges, waker) = (Arc::new(Ranges::default()), Waker::new().unwrap());
-        let a = ranges.ask(0..8, true, &waker);
-        let b = ranges.ask(4..8, true, &waker);
-        let c = ranges.ask(4..12, false, &waker);
+        let a = ranges.claim(0..8, true, &waker);
+        let b = ranges.claim(4..8, true, &waker);
+        let c = ranges.claim(4..12, false, &waker);
         drop(b);
         assert!(!c.is_held());
         drop(a);
@@ -180,7 +180,7 @@ mod tests {
             } else {
                 let (start, exclusive) = (bits >> 4 & 31, bits & 2 == 0);
                 let range = start..start + 1 + (bits >> 10 & 7);
-                live.push((ranges.ask(range.clone(), exclusive, &waker), range, exclusive));
+                live.push((ranges.claim(range.clone(), exclusive, &waker), range, exclusive));
             }
             for (i, (claim, range, exclusive)) in live.iter().enumerate() {
                 let free = live[..i].iter().all(|(_, r, e)| !overlap(r, range) || !(*e || *exclusive));

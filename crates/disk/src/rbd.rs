@@ -74,14 +74,16 @@ impl Rbd {
             return Err(failed(io::Error::other("a snapshot is read-only: use --read-only")));
         }
         let control = Arc::new(Control::new().map_err(failed)?);
-        let (tell, told) = sync_channel(1);
-        let (theirs, of, how) = (control.clone(), name.clone(), *options);
+        let (opened_sender, opened_receiver) = sync_channel(1);
+        let (thread_control, thread_name, options_copy) = (control.clone(), name.clone(), *options);
         let span = Span::current();
         Builder::new()
             .name("rbd-control".into())
-            .spawn(move || span.in_scope(|| serve(&theirs, &of, &how, &tell)))
+            .spawn(move || {
+                span.in_scope(|| serve(&thread_control, &thread_name, &options_copy, &opened_sender))
+            })
             .map_err(failed)?;
-        let opened = match told.recv_timeout(OPEN_WITHIN) {
+        let opened = match opened_receiver.recv_timeout(OPEN_WITHIN) {
             Ok(opened) => opened.map_err(failed)?,
             Err(RecvTimeoutError::Timeout) => {
                 return Err(failed(io::Error::other("the cluster does not answer")));
@@ -125,11 +127,11 @@ impl Rbd {
         if !self.has_lock {
             return Err(LockError::None);
         }
-        self.ask(job, lock::ACQUIRE_WITHIN)
+        self.request(job, lock::ACQUIRE_WITHIN)
     }
 
-    fn ask(&self, job: Job, within: Duration) -> Result<(), LockError> {
-        match self.control.ask(job, within) {
+    fn request(&self, job: Job, within: Duration) -> Result<(), LockError> {
+        match self.control.request(job, within) {
             Some(outcome) => {
                 self.in_flight.clear_silence();
                 outcome
@@ -176,20 +178,20 @@ impl DiskControl for Rbd {
         if self.read_only || !self.has_lock {
             return;
         }
-        if let Err(error) = self.ask(Job::Release, self.in_flight.stop_wait()) {
+        if let Err(error) = self.request(Job::Release, self.in_flight.stop_wait()) {
             tracing::error!(image = %self.name, %error, "the lock of the image could not be released");
         }
     }
 
     fn reload(&self) -> io::Result<()> {
-        self.ask(Job::Invalidate, lock::ACQUIRE_WITHIN).map_err(io::Error::other)
+        self.request(Job::Invalidate, lock::ACQUIRE_WITHIN).map_err(io::Error::other)
     }
 
     fn write_back(&self) -> io::Result<()> {
         if self.read_only {
             return Ok(());
         }
-        self.ask(Job::Flush, self.in_flight.stop_wait()).map_err(io::Error::other)
+        self.request(Job::Flush, self.in_flight.stop_wait()).map_err(io::Error::other)
     }
 
     fn limit_remote_waits(&self) {

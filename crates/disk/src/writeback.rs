@@ -46,8 +46,8 @@ const OVERLAYFS_MAGIC: u64 = 0x794c_7630;
 /// The losses of writes of a file in the host's cache.
 #[derive(Debug)]
 pub(crate) struct Writeback {
-    /// Locked for each flush and each durable write, which take far longer. `None` if the kernel cannot be
-    /// asked.
+    /// The open file description for reports of the kernel. `None` if the kernel has none for this file.
+    /// Locked for each flush and each durable write, which take far longer.
     witness: Mutex<Option<File>>,
     /// The error that is latched, or 0.
     latched: AtomicI32,
@@ -74,10 +74,10 @@ impl Writeback {
 
     /// Returns the final result of a durable write, given its result in the kernel.
     pub(crate) fn written<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
-        let is_asked = self.ask();
+        let has_witness = self.check_witness();
         let bytes = result.inspect_err(|errno| {
-            // The error need not come from the cache, but is final if the kernel cannot be asked.
-            if !is_asked && *errno != Errno::FAULT {
+            // The error need not come from the cache, but is final if there is no witness.
+            if !has_witness && *errno != Errno::FAULT {
                 self.latch(*errno);
             }
         })?;
@@ -87,8 +87,8 @@ impl Writeback {
         }
     }
 
-    /// Asks the kernel, and latches its error. Returns `false` if it cannot be asked.
-    fn ask(&self) -> bool {
+    /// Latches the error that the kernel reports to the witness. Returns `false` if there is no witness.
+    fn check_witness(&self) -> bool {
         let witness = self.witness.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(errno) = witness.as_ref().and_then(writeback_error) {
             self.latch(errno);
@@ -97,7 +97,7 @@ impl Writeback {
     }
 
     fn latch(&self, errno: Errno) {
-        // Release. Partner: the load in `written`, for a flush whose report another result has taken.
+        // Release. Partner: the load in `written`, of a flush whose error was reported to another request.
         let set =
             self.latched.compare_exchange(0, errno.raw_os_error(), Ordering::Release, Ordering::Relaxed);
         if set.is_ok() {
@@ -117,7 +117,7 @@ mod tests {
     /// A durable write that fails before it reaches the cache has no later effect, if the kernel can confirm
     /// that.
     #[test]
-    fn a_failed_durable_write_is_final_where_the_kernel_cannot_be_asked() {
+    fn a_failed_durable_write_is_final_without_a_witness() {
         let file = tempfile::tempfile().unwrap();
         for (witness, error, final_error) in [
             (true, Errno::NOSPC, None),

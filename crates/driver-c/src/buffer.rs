@@ -93,7 +93,7 @@ pub unsafe extern "C" fn kl_buffer_register(
     })
 }
 
-/// Returns the address of its bytes in this process; null for null. They must not be used after
+/// Returns the address of the buffer's bytes in this process; null for null. They must not be used after
 /// kl_buffer_free.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn kl_buffer_data(buffer: *mut Buffer) -> *mut c_void {
     }
 }
 
-/// Returns the number of its bytes; 0 for null.
+/// Returns the number of the buffer's bytes; 0 for null.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_buffer_size(buffer: *mut Buffer) -> usize {

@@ -38,7 +38,7 @@ pub unsafe extern "C" fn kl_disk_open(options: *const Options, disk: *mut *mut D
     })
 }
 
-/// Closes a disk, and with it the use of its queues and buffers. Ignores null.
+/// Closes a disk. Its queues accept no requests afterwards. Ignores null.
 ///
 /// Waits for the requests in flight. The handles of the queues and buffers must still be closed and freed.
 // SAFETY: no other function of this process has the name.

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 const SENTENCE_MAX: usize = 512;
 
 thread_local! {
-    /// The result of `kl_last_error`. It needs no constructor or destructor, so it exists at any time in a
-    /// thread.
+    /// The result of `kl_last_error`. It needs no constructor and no destructor, so it is valid as long as
+    /// its thread runs.
     static LAST: Cell<[u8; SENTENCE_MAX]> = const { Cell::new([0; SENTENCE_MAX]) };
 }
 

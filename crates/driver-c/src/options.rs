@@ -19,7 +19,7 @@ pub const KL_ON: u32 = 1;
 /// Do not use the feature.
 pub const KL_OFF: u32 = 2;
 
-/// A limit that these structures will never reach, to detect a length that was not set.
+/// A length that these structures will never reach. It helps to detect a length that was not set.
 const SIZE_MAX: usize = 4096;
 
 /// The options for the connection to a disk and its use. A member that is 0 has its default, so fill it like
@@ -68,7 +68,6 @@ pub struct Options {
 
 impl Options {
     /// Copies the options from C.
-    ///
     ///
     /// # Safety
     /// `options` is null, or points to a structure with as many bytes as its first member says. Its socket is

@@ -154,8 +154,8 @@ pub unsafe extern "C" fn kl_disk_get_id(disk: *mut Disk, id: *mut c_char, size: 
     })
 }
 
-/// Runs one request on shared memory, without copies. Waits for room in a queue and until it is done. Ignores
-/// the cookie.
+/// Runs one request on shared memory, without copies. Waits for room in a queue, and then until the request
+/// is done. Ignores the cookie.
 ///
 /// Fails with -EINVAL if the request is invalid, -EROFS if it would change a read-only disk, -EOPNOTSUPP if
 /// the back-end does not offer its kind, -EIO if the device reports an error.

@@ -101,7 +101,8 @@ impl Blocks {
         ])
     }
 
-    /// Writes a header, and a status that no device writes. Returns the device's address of the block.
+    /// Writes a header, and a status value that no correct device writes. Returns the device's address of the
+    /// block.
     #[inline]
     fn write_header(&self, id: u16, kind: Kind, sector: u64) -> u64 {
         let at = usize::from(id) * STRIDE;

@@ -190,8 +190,8 @@ impl SharedBuffer {
 
 /// The caller's own memory, registered with a disk ([`Disk::register`](crate::Disk::register)).
 ///
-/// After the last handle is dropped and nothing is in flight, the next registration tells the back-end that
-/// the memory is gone. [`Disk::unregister`](crate::Disk::unregister) does it at once.
+/// After this and all its buffers are dropped, the next registration tells the back-end that the memory is
+/// gone. [`Disk::unregister`](crate::Disk::unregister) does it at once.
 #[derive(Debug)]
 pub struct Registered(pub(crate) Arc<Region>);
 

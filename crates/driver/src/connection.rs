@@ -81,7 +81,7 @@ impl Connection {
 
     /// Connects again, in one attempt, and requires the features of the first connection.
     ///
-    /// No reply is awaited beyond the deadline, until [`Connection::clear_deadline`].
+    /// Until [`Connection::clear_deadline`], the connection waits for no reply beyond the deadline.
     pub(crate) fn open_again(options: &Options, deadline: Instant, known: Features) -> Result<Self, Error> {
         let mut connection = Self::new(options, connect_by(&options.socket, Instant::now())?);
         connection.deadline = Some(deadline);

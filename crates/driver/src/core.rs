@@ -1,4 +1,4 @@
-//! The core of a disk: its queues, its connection, its memory, and how it dies.
+//! The core of a disk: its queues, its connection, its memory, and the reason of its death.
 
 use std::cell::Cell;
 use std::os::fd::AsFd;
@@ -80,8 +80,9 @@ pub(crate) struct Session {
     pub(crate) changes_seen: u64,
     /// The caller's choice.
     pub(crate) writeback: Option<bool>,
-    /// The time since which nothing completed, over any number of connections, and the number of completions
-    /// by then.
+    /// The time of the first loss of a connection after the last completion, and the number of completions at
+    /// that time. While requests are in flight, a further loss without a completion in between does not
+    /// change it.
     pub(crate) stuck: Option<(Instant, u64)>,
 }
 
@@ -259,8 +260,8 @@ impl Core {
 
     /// Handles an error on the connection.
     ///
-    /// A lost connection is replaced, and the new one is set up from the start, so that is no error. A
-    /// refusal is returned. Any other error kills the disk.
+    /// The loss of the connection is no error, because a new connection is made and set up from the start. An
+    /// error after which the connection is still usable is returned. Any other error kills the disk.
     fn handle_error(self: &Arc<Self>, session: MutexGuard<'_, Session>, error: Error) -> Result<(), Error> {
         drop(session);
         match error {
@@ -408,7 +409,7 @@ impl Core {
         self.rings.iter().for_each(Ring::kill);
         self.session().connection = None;
         self.set_requests(None);
-        // They may have handles of the disk, so they are dropped without the lock.
+        // A listener may own a handle of the disk, so the listeners are dropped without the lock.
         let listeners = std::mem::take(&mut *self.on_change.lock().unwrap_or_else(PoisonError::into_inner));
         drop(listeners);
     }

@@ -160,7 +160,8 @@ impl Disk {
         self.core().limits().map(|(_, config)| config)
     }
 
-    /// Returns the negotiated features of the transport. The same bits hold [`Disk::blk_features`].
+    /// Returns the negotiated features of the transport. The bits of [`Disk::blk_features`] are set in the
+    /// same value.
     pub fn features(&self) -> Features {
         self.core().features
     }
@@ -179,10 +180,10 @@ impl Disk {
 
     /// Calls `listener` whenever the configuration space has changed.
     ///
-    /// The call is on any thread that waits or polls; the reactor thread is started for it. The listener may
-    /// read the size and the configuration, and submit requests. If it waits for a request, it gets
-    /// [`Error::InHandler`]. The listener is dropped when the disk dies. A listener with a handle of the disk
-    /// keeps the disk open until [`Disk::close`].
+    /// Any thread that waits or polls may call it. So this starts the reactor thread, unless
+    /// [`Options::reactor`] is off. The listener may read the size and the configuration, and submit
+    /// requests. If it waits for a request, it gets [`Error::InHandler`]. The listener is dropped when the
+    /// disk dies. A listener with a handle of the disk keeps the disk open until [`Disk::close`].
     ///
     /// # Errors
     /// The reactor thread cannot be started.
@@ -264,7 +265,7 @@ impl Disk {
         self.core().die(Error::Unplugged);
     }
 
-    /// Runs one request: waits for room in the queue and until it is done. Returns its memory.
+    /// Runs one request. Waits for room in the queue, and then until the request is done. Returns its memory.
     ///
     /// # Errors
     /// The request is invalid or failed, or the disk is dead.
@@ -349,7 +350,8 @@ impl Disk {
         while done < len {
             if ended.is_ok() && sent < len && !waiting.is_full() {
                 let chunk = (len - sent).min(chunk_max);
-                // Memory of other callers becomes free at some time; our own only if this loop goes on.
+                // Other callers free their memory without our help. The memory of our own chunks becomes free
+                // only if this loop goes on.
                 let Some(mut buffer) = self.buffer_for(chunk, waiting.is_empty()) else {
                     if waiting.is_empty() {
                         return Err(Error::NoMemory { len: chunk as usize });

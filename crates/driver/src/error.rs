@@ -139,7 +139,7 @@ pub enum Error {
     /// The ring has no room for the request now.
     #[error("the ring is full")]
     Full,
-    /// A handler of completions wanted to wait or to send a message, or a listener wanted to wait. It could
+    /// A handler of completions tried to wait or to send a message, or a listener tried to wait. It could
     /// wait for itself.
     #[error("a handler must not wait")]
     InHandler,

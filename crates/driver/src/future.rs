@@ -23,8 +23,9 @@ pub struct Finished {
 
 /// A request in flight as a future.
 ///
-/// The first poll submits it. If the future is dropped earlier, the request goes on, and its memory is kept
-/// until the device is done.
+/// The first poll submits the request. If the ring is full, a later poll does. If the future is dropped after
+/// that, the request goes on, and its memory is kept until the device is done. If it is dropped before, the
+/// request is not sent.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct InFlight {
     disk: Disk,
@@ -41,7 +42,7 @@ enum FutureState {
 }
 
 impl Disk {
-    /// Runs a request. Its memory comes back in any case.
+    /// Runs a request. The future returns its memory in any case.
     pub fn start(&self, request: Request) -> InFlight {
         InFlight { disk: self.clone(), queue: self.index_of_thread(), state: FutureState::Fresh(request) }
     }

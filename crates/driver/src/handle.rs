@@ -1,4 +1,4 @@
-//! The share of one user in an open disk.
+//! The handle that all users of an open disk share.
 
 use std::sync::Arc;
 use std::thread;

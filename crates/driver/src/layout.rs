@@ -57,7 +57,7 @@ impl Layout {
         self.setup.size
     }
 
-    /// Returns whether each side names the event for which it wants a notification.
+    /// Returns whether EVENT_IDX was negotiated: each side names the event for which it wants a notification.
     pub(crate) fn event_idx(&self) -> bool {
         self.event_idx
     }

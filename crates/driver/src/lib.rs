@@ -40,17 +40,20 @@
 //! [`Disk::read_at`] and [`Disk::write_at`] copy.
 //!
 //! # Threads and locks
-//! Each queue has a lock for submission and one for completion. Only a restart of the queue needs both.
+//! Each queue has a lock for submission and one for completion. Only two kinds of code hold both: the restart
+//! of a queue, and a callback that submits a request (a handler, or the function given to [`Queue::poll`]).
 //!
 //! A kick is a system call, so it happens after the submission lock is dropped. By then the request may be
-//! done, the disk closed, or the connection replaced. So the kick uses a reference-counted eventfd.
+//! done, the disk may be closed, or the connection may be replaced. So the kick uses a reference-counted
+//! eventfd.
 //!
 //! A thread that polls or waits delivers all completions that it finds, also those of other threads. Of
 //! several threads that wait at a queue, one sleeps on its events. The driver starts a thread of its own only
 //! when a future or a handler needs one ([`Options::reactor`]).
 //!
-//! Lock order: the completion lock of a queue, its submission lock, then any of the small ones (waiters,
-//! completions kept for pollers, the page pool). No two small locks are held together.
+//! Lock order: the lock of the session with the back-end, the completion lock of a queue, its submission
+//! lock, then any of the small ones (waiters, completions kept for pollers, the page pool). No two small
+//! locks are held together.
 //!
 //! # The back-end
 //! The back-end is not trusted. It can return wrong data, but nothing worse. If it breaks the rules of a ring
@@ -95,6 +98,6 @@ pub use error::{Error, Failure, Invalid};
 pub use future::{Finished, InFlight};
 pub use kickless_virtqueue::driver::UsedError;
 pub use options::{Choice, Options, Waiting};
-pub use queue::{Events, Queue, Refused};
+pub use queue::{Events, Queue, SubmitError};
 pub use request::{Completion, Kind, OnComplete, Request};
 pub use ring::Counters;

@@ -20,8 +20,8 @@ pub(crate) const FIRST: u64 = 4 << 30;
 /// The name of the memfd in `/proc/PID/maps` of either process.
 const NAME: &CStr = c"kickless-driver";
 
-/// A range of shared memory. The driver chooses its address. Messages and rings use the same address for
-/// guest-physical and user space, but its address in this process differs.
+/// A range of shared memory. The driver chooses its address. Messages and rings use this address both as the
+/// guest-physical and as the user-space one. This process maps the region at another address.
 #[derive(Debug)]
 pub(crate) struct Region {
     file: OwnedFd,
@@ -31,7 +31,8 @@ pub(crate) struct Region {
     map: Map,
     /// The number of the disk that it is registered with.
     disk: u64,
-    /// The last handle was dropped, so the next change of memory removes it.
+    /// The [`Registered`](crate::Registered) was dropped. When no buffer of the region is left, the next
+    /// registration removes it.
     abandoned: AtomicBool,
     /// The back-end does not have it any more.
     removed: AtomicBool,
@@ -103,7 +104,7 @@ impl Region {
         self.file.try_clone().map_err(|source| Error::Os { what: "shared memory", source })
     }
 
-    /// Marks the region for removal, once nothing of it is in flight.
+    /// Marks the region for removal, once no buffer of it is left.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
     }
@@ -171,7 +172,7 @@ impl Regions {
         self.all.retain(|other| !Arc::ptr_eq(other, region));
     }
 
-    /// Returns a region without a handle and without a request in flight.
+    /// Returns a region whose handle and buffers were all dropped, if there is one.
     pub(crate) fn unused(&self) -> Option<Arc<Region>> {
         self.all
             .iter()

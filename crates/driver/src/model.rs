@@ -233,8 +233,9 @@ fn every_request_is_seen() {
 
 /// Replaces the back-end at any moment.
 ///
-/// A request is submitted to the first one, whose kick has no reader any more, and put into the new ring. Or
-/// it is submitted to the new one. With `kicks`, the restart kicks the queue once.
+/// There are two cases. A request is submitted to the first back-end, whose kick has no reader any more, and
+/// is put into the new ring. Or it is submitted to the new back-end. With `kicks`, the restart kicks the
+/// queue once.
 fn replace_back_end(kicks: bool) {
     check(3, move || {
         let (ring, kick) = (Ring::new(), event());

@@ -16,7 +16,7 @@ use crate::ring::{Counters, Ring};
 /// A request that was not submitted, with the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("the request was not submitted")]
-pub struct Refused {
+pub struct SubmitError {
     /// The request.
     pub request: Request,
     /// The reason.
@@ -91,13 +91,13 @@ impl Queue {
     /// As [`Queue::submit`]. The error contains the request.
     #[inline]
     #[expect(clippy::result_large_err, reason = "the request comes back in the error")]
-    pub fn submit_one(&self, mut request: Request) -> Result<(), Refused> {
+    pub fn submit_one(&self, mut request: Request) -> Result<(), SubmitError> {
         let submitted = match &request.notify {
             Notify::Handler(..) => self.core().start_reactor(),
             _ => Ok(()),
         };
         let submitted = submitted.and_then(|()| self.ring().submit_one(&mut request));
-        submitted.map_err(|error| Refused { request, error: self.core().explain(error) })
+        submitted.map_err(|error| SubmitError { request, error: self.core().explain(error) })
     }
 
     fn start_reactor_for(&self, batch: &[Request]) -> Result<(), Error> {

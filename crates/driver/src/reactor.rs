@@ -72,7 +72,7 @@ impl Core {
     ///
     /// `fds` has the connection's descriptor, the thread's own, and then those of all queues.
     fn sleep_at_all(self: &Arc<Self>, fds: &mut [PollFd<'_>]) {
-        // This arms all queues, so that all can be disarmed.
+        // All queues are armed, even if the first one has completions, because all are disarmed below.
         let busy = self.rings.iter().filter(|ring| !ring.arm()).count();
         let mut happened = false;
         if busy == 0 {

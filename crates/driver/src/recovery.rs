@@ -3,8 +3,8 @@
 //! Callers do not notice it. Requests in flight stay in flight, and new ones wait in the ring.
 //!
 //! A thread that lives as long as the outage connects again and negotiates the same features. It gives the
-//! back-end new rings with all requests in flight. Then it kicks each queue once, because a kick in between
-//! went to an eventfd without a reader. Sending requests to a disk twice is harmless.
+//! back-end new rings with all requests in flight. Then it kicks each queue once, because a kick during the
+//! outage went to an eventfd without a reader. Sending requests to a disk twice is harmless.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -68,6 +68,7 @@ impl Core {
         tracing::info!("the back-end is back");
         self.recovering.store(false, Ordering::Release);
         // The connection may be lost again already. Threads could not report that while `recovering` was set.
+        // So this wakes them, and they check the connection again.
         self.rings.iter().for_each(|ring| ring.wake.signal());
     }
 

@@ -70,7 +70,7 @@ pub(crate) struct Ring {
     index: usize,
     submission: Mutex<Submission>,
     completion: Mutex<CompletionSide>,
-    /// Shows pollers whether taking that lock makes sense.
+    /// Shows pollers whether taking the lock of `completion` makes sense.
     hint: CompletionHint,
     pub(crate) short_spin: ShortSpin,
     blocks: Blocks,
@@ -117,7 +117,7 @@ struct Admitted {
     count: usize,
     /// There are enough descriptors for all buffers without indirect tables.
     direct: bool,
-    /// The reason for the end, if it is not the end of the batch.
+    /// The reason why the next request cannot be submitted. `None` if the whole batch can be.
     ended: Option<Error>,
 }
 
@@ -358,7 +358,8 @@ impl Ring {
             (taken, descriptors) = (taken + takes, descriptors + needs);
             admitted.count += 1;
         }
-        // A device has to read one more place for a table. So tables are only for when descriptors are short.
+        // With an indirect table, the device has to read from one more place. So tables are used only when
+        // descriptors are scarce.
         admitted.direct |= descriptors + usize::from(self.layout.size()) / 2 <= room;
         admitted
     }
@@ -375,8 +376,8 @@ impl Ring {
             return;
         }
         self.kicks.store(self.kicks.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        // From here on, the request may complete, the disk close and the connection be replaced. The eventfd
-        // stays.
+        // From here on, the request may complete, the disk may be closed, and the connection may be replaced.
+        // This reference keeps the eventfd open.
         let kick = submission.kick.clone();
         #[cfg(feature = "locked-kick")]
         if self.locked_kick {
@@ -494,8 +495,8 @@ impl Ring {
         let Some(mut completion) = self.try_completion() else { return (count, Ok(())) };
         let (polled, ended) = self.drain(&mut completion.end, max - count, each);
         if polled > 0 && !self.layout.event_idx() {
-            // With an event index, the device calls only once for each request for a call. So calls need not
-            // be turned off.
+            // With an event index, the device calls only once each time it is asked. So calls are turned off
+            // only without an event index.
             let CompletionSide { end, sleepers } = &mut *completion;
             sleepers.turn_calls_off(&mut RingEnd { ring: self, end });
         }
@@ -610,8 +611,8 @@ impl Ring {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.push(waiter.clone());
         self.watching.store(watchers.len(), Ordering::Relaxed);
-        // Partner: the fence in `tell_watchers`. Either that one sees the watcher, or the watcher sees the
-        // completion, because it polls the ring again after this.
+        // Partner: the fence in `tell_watchers`. Either `tell_watchers` sees the watcher, or the watcher sees
+        // the completion, because it polls the ring again after this.
         fence(Ordering::SeqCst);
     }
 
@@ -702,7 +703,7 @@ impl Ring {
                 None => refused.push(request),
             }
         }
-        // The queue is kicked in any case.
+        // The decision is not needed, because the caller kicks the queue in any case.
         let _ = submission.submitter.publish();
         drop(submission);
         self.fail(refused.into_iter());
@@ -768,8 +769,8 @@ fn deliver(notify: Notify, result: Result<(), Failure>, data: Data) {
     }
 }
 
-/// Calls a callback of the caller. If it panics, this thread goes on, because others rely on it. The panic
-/// has been printed by then.
+/// Calls a callback of the caller. If it panics, this thread goes on, because other threads rely on it. The
+/// panic has been printed by then.
 pub(crate) fn catch_panic(call: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(call)).is_err() {
         tracing::error!("a handler panicked");

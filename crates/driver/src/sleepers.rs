@@ -23,9 +23,9 @@
 //!    there or for the next one, so the device passes one that was asked for.
 //! 2. A call stays in the eventfd until a thread takes it, so all threads that watch it wake. A thread that
 //!    takes it, or turns calls off, breaks rule 1 for the others. It must restore the rule before it drops
-//!    the lock. If a thread sleeps, it asks for calls again and delivers completions, until there are none.
-//!    Then rule 1 holds again, and the owners of the delivered requests were woken. If only Events are armed,
-//!    it does the same, or it signals their wake events and removes them.
+//!    the lock. While another thread sleeps, it does so by asking for calls again and delivering completions,
+//!    until there are none. Then rule 1 holds again, and the owners of the delivered requests were woken.
+//!    While only Events are armed, it does the same, or it signals their wake events and removes them.
 //! 3. A completion that is kept for pollers is not in the ring any more, so no call announces it. It signals
 //!    the wake events instead. [`Sleepers::arm_events`] does not let its caller sleep while something is
 //!    kept.

@@ -15,10 +15,11 @@ use crate::ring::Ring;
 use crate::short_spin;
 use crate::waiter::{Outcome, Waiter};
 
-/// The number of polls between two readings of the clock: while spinning for long, and for a moment. Then the
-/// number of readings between two checks of the connection.
+/// The number of polls between two readings of the clock, during a long spin.
 const SPINS_PER_CLOCK: u32 = 32;
+/// The number of polls between two readings of the clock, during a short spin.
 const LOOKS_PER_CLOCK: u32 = 8;
+/// The number of readings of the clock between two checks of the connection.
 const CLOCKS_PER_ATTENTION: u32 = 64;
 
 impl Core {
@@ -141,7 +142,7 @@ impl Core {
         leads
     }
 
-    /// Delivers completions until the waiter is notified.
+    /// Delivers completions until the waiter is notified or the deadline has passed.
     fn wait_as_leader(self: &Arc<Self>, ring: &Ring, waiter: &Arc<Waiter>, deadline: Option<Instant>) {
         let spin = match self.options.waiting {
             Waiting::Auto | Waiting::Sleep => Duration::ZERO,

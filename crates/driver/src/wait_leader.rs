@@ -31,8 +31,8 @@ impl WaitLeader {
         lock(&self.0)
     }
 
-    /// Takes the role if it is free. Otherwise, adds the waiter to those that are notified when it becomes
-    /// free.
+    /// Takes the role if it is free, and returns `true`. Otherwise, adds the waiter to those that are
+    /// notified when the role becomes free, and returns `false`.
     pub(crate) fn lead_or_follow(&self, waiter: &Arc<Waiter>) -> bool {
         let mut state = self.state();
         if state.taken || state.reactor.is_some() {

@@ -57,9 +57,9 @@ pub(crate) struct Aio {
 /// A queue of operations that are submitted in order.
 #[derive(Debug, Default)]
 struct SubmitQueue {
-    /// Slots of the operations. A thread has the first `handed`.
+    /// Slots of the operations. A thread has the first `with_thread`.
     staged: VecDeque<u32>,
-    handed: usize,
+    with_thread: usize,
     /// Operations were cancelled while a thread had some.
     has_cancelled: bool,
     /// The next batch's memory, made with the first.
@@ -69,14 +69,14 @@ struct SubmitQueue {
 impl SubmitQueue {
     /// Returns the slot that was queued last, if neither the kernel nor a thread knows it.
     fn last(&self) -> Option<u32> {
-        if self.staged.len() > self.handed { self.staged.back().copied() } else { None }
+        if self.staged.len() > self.with_thread { self.staged.back().copied() } else { None }
     }
 
     /// Ends cancelled operations that neither the kernel nor a thread knows. Returns their number.
     fn cancel(&mut self, ops: &mut Operations) -> usize {
         let before = self.staged.len();
-        self.has_cancelled = self.handed > 0;
-        for op_slot in self.staged.split_off(self.handed) {
+        self.has_cancelled = self.with_thread > 0;
+        for op_slot in self.staged.split_off(self.with_thread) {
             if ops.slots.is_cancelled(op_slot) {
                 ops.fail(op_slot, Errno::CANCELED);
             } else {
@@ -88,7 +88,7 @@ impl SubmitQueue {
 
     /// Returns whether operations wait, and no thread has any.
     fn can_submit(&self) -> bool {
-        self.handed == 0 && !self.staged.is_empty()
+        self.with_thread == 0 && !self.staged.is_empty()
     }
 }
 
@@ -170,8 +170,8 @@ impl Aio {
     #[inline]
     pub(crate) fn is_due(&self, unfinished: usize) -> bool {
         let staged = self.worker_queue.staged.len();
-        let given = unfinished.saturating_sub(staged).min(self.in_flight);
-        self.early && self.submitter.is_none() && early_submit::is_due(staged, given)
+        let in_kernel = unfinished.saturating_sub(staged).min(self.in_flight);
+        self.early && self.submitter.is_none() && early_submit::is_due(staged, in_kernel)
     }
 
     /// Returns whether operations wait for which the kernel had no room.
@@ -193,10 +193,10 @@ impl Aio {
         for owner in 0..self.owner_queues.len() {
             let mut queue = std::mem::take(&mut self.owner_queues[owner]);
             if queue.can_submit()
-                && let given = self.in_flight
+                && let in_kernel = self.in_flight
                 && let Some(mut batch) = self.next_batch(&mut queue, &mut ops.slots, &ops.files)
             {
-                batch.given = Some(given);
+                batch.in_kernel = Some(in_kernel);
                 ops.batches.to_submit.push((owner as u32, batch));
             }
             self.owner_queues[owner] = queue;
@@ -215,7 +215,7 @@ impl Aio {
         };
         self.worker_queue = queue;
         if !had_room {
-            ops.files.stall_all();
+            ops.files.pause_all();
         }
     }
 
@@ -257,7 +257,7 @@ impl Aio {
             self.owners_staged -= before - queue.staged.len();
             self.owner_queues[owner as usize] = queue;
             if !had_room {
-                ops.files.stall_all();
+                ops.files.pause_all();
             }
         }
         ops.batches.submitted = submitted;
@@ -280,7 +280,7 @@ impl Aio {
             *control = Control { data: op_slot.into(), event_fd, ..filled };
         }
         batch.count = queue.staged.len().min(BATCH);
-        queue.handed = batch.count;
+        queue.with_thread = batch.count;
         self.in_flight += batch.count;
         Some(batch)
     }
@@ -296,7 +296,7 @@ impl Aio {
         let taken = result.unwrap_or(0).min(batch.count);
         queue.staged.drain(..taken);
         self.in_flight = self.in_flight.saturating_sub(batch.count - taken);
-        queue.handed = 0;
+        queue.with_thread = 0;
         queue.batch = Some(batch);
         let had_room = match result {
             // If the kernel refuses a later operation of a batch, it returns `Ok`. So this also means
@@ -453,7 +453,7 @@ mod tests {
 
         fn submit(&mut self) {
             self.aio.submit(&mut self.ops);
-            assert!(!self.ops.files.any_stalled() && !self.ops.needs_turn());
+            assert!(!self.ops.files.any_paused() && !self.ops.needs_turn());
         }
 
         fn next_batch(&mut self) -> Box<Batch> {

@@ -4,10 +4,11 @@
 //! at a time, where each batch was done before the next came, this cost a quarter of the throughput of a
 //! virtual disk. On the other hand, one call for each operation costs the processor time that a batch saves.
 //!
-//! So before one more operation is staged, the staged ones go if they are at least as many as those in flight
-//! for the owner: pieces of 1, 1, 2, 4, 8 and so on. Operations of other owners do not count, because their
-//! devices can hang. An idle device begins with the first operation of a batch while the others are being
-//! prepared. A busy device gets hardly any more calls.
+//! So a batch goes to the kernel in pieces. Before one more operation is staged, the staged ones are
+//! submitted if they are at least as many as the owner has in flight. The pieces have 1, 1, 2, 4, 8
+//! operations and so on. Operations of other owners do not count, because their devices can hang. An idle
+//! device begins with the first operation while the others are being prepared. A busy device gets hardly any
+//! more calls.
 //!
 //! A thread of an owner's share ([`crate::threads::pool`]) gets a whole batch, and submits it in such pieces.
 //! This costs calls, but no wake-ups.
@@ -18,42 +19,42 @@
 
 /// Returns whether the staged operations should go before one more is staged.
 ///
-/// `waiting` are staged. `given` are with the kernel, and not completed.
+/// `staged` operations are staged. The kernel has `in_kernel` operations of the owner.
 #[inline]
-pub(crate) fn is_due(waiting: usize, given: usize) -> bool {
-    waiting > 0 && waiting >= given
+pub(crate) fn is_due(staged: usize, in_kernel: usize) -> bool {
+    staged > 0 && staged >= in_kernel
 }
 
-/// Returns the number of operations of a complete batch that go to the kernel next, by the same rule.
-pub(crate) fn piece(waiting: usize, given: usize) -> usize {
-    waiting.min(given.max(1))
+/// Returns the size of the next piece of a batch whose operations are all staged, by the same rule.
+pub(crate) fn next_piece(staged: usize, in_kernel: usize) -> usize {
+    staged.min(in_kernel.max(1))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{is_due, piece};
+    use super::{is_due, next_piece};
 
-    /// Returns the sizes of the pieces of a batch that go while it is staged.
-    fn pieces(batch: usize, mut given: usize) -> Vec<usize> {
-        let (mut pieces, mut waiting) = (Vec::new(), 0);
+    /// Returns the sizes of the pieces that are submitted while a batch is being staged.
+    fn pieces(batch: usize, mut in_kernel: usize) -> Vec<usize> {
+        let (mut pieces, mut staged) = (Vec::new(), 0);
         for _ in 0..batch {
-            if is_due(waiting, given) {
-                pieces.push(waiting);
-                given += std::mem::take(&mut waiting);
+            if is_due(staged, in_kernel) {
+                pieces.push(staged);
+                in_kernel += std::mem::take(&mut staged);
             }
-            waiting += 1;
+            staged += 1;
         }
         pieces
     }
 
     #[test]
-    fn a_batch_that_is_there_goes_in_the_same_pieces() {
-        let pieces = |mut waiting: usize, mut given: usize| {
+    fn a_complete_batch_has_pieces_of_the_same_sizes() {
+        let pieces = |mut staged: usize, mut in_kernel: usize| {
             let mut pieces = Vec::new();
-            while waiting > 0 {
-                pieces.push(piece(waiting, given));
-                given += pieces[pieces.len() - 1];
-                waiting -= pieces[pieces.len() - 1];
+            while staged > 0 {
+                pieces.push(next_piece(staged, in_kernel));
+                in_kernel += pieces[pieces.len() - 1];
+                staged -= pieces[pieces.len() - 1];
             }
             pieces
         };

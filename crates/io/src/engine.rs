@@ -278,7 +278,7 @@ impl Engine {
     }
 
     fn submit_all(&mut self) -> io::Result<()> {
-        self.ops.files.check_stalls();
+        self.ops.files.check_pauses();
         let mut result = Ok(());
         // Threads last, because AIO has batches for them.
         for backend in &mut self.backends {
@@ -311,8 +311,8 @@ impl Engine {
     /// Pauses the owner of a file, after an operation on the file has completed with `EAGAIN`. The engine
     /// takes no more of the owner's operations until one of them has completed, or a moment has passed. Other
     /// owners go on.
-    pub fn stall(&mut self, file: FileId) {
-        self.ops.files.stall_owner(file);
+    pub fn pause(&mut self, file: FileId) {
+        self.ops.files.pause_owner(file);
     }
 
     /// Returns whether the engine takes operations again since the last call, although none has completed.
@@ -320,8 +320,8 @@ impl Engine {
         self.ops.files.take_resumed()
     }
 
-    /// Appends the operations that have completed. Never waits, and makes no system call if completions are
-    /// at hand.
+    /// Appends the operations that have completed. Never waits. Makes no system call if completions are in
+    /// memory already.
     pub fn reap(&mut self, into: &mut Vec<Completion>) {
         self.ops.reap_failed(into);
         // Threads first, because they return batches to AIO.
@@ -360,14 +360,14 @@ impl Engine {
     }
 
     fn has_unseen_work(&self) -> bool {
-        self.ops.files.any_stalled() || self.ops.needs_turn() || self.backends.iter().any(Backend::needs_turn)
+        self.ops.files.any_paused() || self.ops.needs_turn() || self.backends.iter().any(Backend::needs_turn)
     }
 
     /// Returns whether nothing is queued or in flight, and no pause has to end. A worker that polls asks in
     /// each turn.
     #[inline]
     fn is_idle(&self) -> bool {
-        self.in_flight() == 0 && !self.ops.files.any_stalled()
+        self.in_flight() == 0 && !self.ops.files.any_paused()
     }
 
     /// Returns the number of operations that are queued or started, and not reaped.
@@ -378,7 +378,7 @@ impl Engine {
 
     /// Returns the number of operations on this file that the engine takes now. This includes the slots that
     /// all owners share and the owner's reserve. It is 0 while the kernel has no room or the owner pauses
-    /// ([`Engine::stall`]).
+    /// ([`Engine::pause`]).
     #[inline]
     pub fn room(&self, file: FileId) -> usize {
         self.ops.files.room(file)

@@ -3,15 +3,15 @@
 //! This module has everything that the engines share about the use of slots. Each operation belongs to a
 //! file, and each file to an owner. An operation takes a place of its owner's share
 //! ([`crate::files::shares`]) from [`Files::hold`] to [`Files::release`]. An owner whose operation ended in
-//! `EAGAIN` pauses, and so does the engine when the kernel takes nothing ([`crate::files::stall`]).
+//! `EAGAIN` pauses, and so does the engine when the kernel takes nothing ([`crate::files::eagain_pause`]).
 
+pub(crate) mod eagain_pause;
 pub(crate) mod route;
 pub(crate) mod shares;
-pub(crate) mod stall;
 
-use crate::files::route::{Facts, MISS_SIZES, Misses, Route, Routes};
+use crate::files::eagain_pause::EagainPause;
+use crate::files::route::{Backoff, Facts, Route, Routes, SIZE_CLASSES};
 use crate::files::shares::Shares;
-use crate::files::stall::Stall;
 use crate::op::{FileId, OpKind};
 use rustix::io::Errno;
 use std::fs::File;
@@ -60,8 +60,8 @@ struct Entry {
     /// The kernel knows it by this index too.
     fixed: bool,
     routes: Routes,
-    /// Misses of reads and of writes, by size.
-    misses: [[Misses; MISS_SIZES]; 2],
+    /// The back-off of reads and of writes with `RWF_NOWAIT`, by size.
+    backoff: [[Backoff; SIZE_CLASSES]; 2],
     /// Its transfers are merged.
     merge: bool,
 }
@@ -69,7 +69,7 @@ struct Entry {
 impl Default for Entry {
     fn default() -> Self {
         let (file, routes) = (None, Routes::all(Route::Blocking));
-        let misses = Default::default();
+        let backoff = Default::default();
         Self {
             file,
             generation: 0,
@@ -78,7 +78,7 @@ impl Default for Entry {
             closing: false,
             fixed: false,
             routes,
-            misses,
+            backoff,
             merge: false,
         }
     }
@@ -91,7 +91,7 @@ struct OwnerEntry {
     owner: Option<Owner>,
     /// The number of its files in the table.
     files: u32,
-    stall: Stall,
+    pause: EagainPause,
 }
 
 /// The file that an operation in flight keeps open, and the owner in whose share it has a place.
@@ -123,9 +123,9 @@ pub(crate) struct Files {
     /// Operations on unregistered files, which failed and were not reaped.
     unregistered: usize,
     /// The kernel takes nothing at present.
-    stall: Stall,
+    pause: EagainPause,
     /// The number of pauses, including the engine's.
-    stalled: u32,
+    paused: u32,
     /// A pause has ended although nothing has completed.
     resumed: bool,
 }
@@ -138,8 +138,8 @@ impl Files {
             owners: Vec::new(),
             shares,
             unregistered: 0,
-            stall: Stall::default(),
-            stalled: 0,
+            pause: EagainPause::default(),
+            paused: 0,
             resumed: false,
         }
     }
@@ -203,14 +203,14 @@ impl Files {
     /// Returns the route of an operation of this many bytes on its file.
     #[inline]
     pub(crate) fn route(&mut self, held: HeldFile, kind: OpKind, bytes: u64) -> Route {
-        let Entry { routes, misses, .. } = &mut self.entries[held.index as usize];
-        let (route, misses) = match kind {
-            OpKind::Read => (routes.read, &mut misses[0]),
-            OpKind::Write { durable: false } => (routes.write, &mut misses[1]),
-            OpKind::Write { durable: true } => (routes.durable, &mut misses[1]),
+        let Entry { routes, backoff, .. } = &mut self.entries[held.index as usize];
+        let (route, backoff) = match kind {
+            OpKind::Read => (routes.read, &mut backoff[0]),
+            OpKind::Write { durable: false } => (routes.write, &mut backoff[1]),
+            OpKind::Write { durable: true } => (routes.durable, &mut backoff[1]),
             OpKind::Flush | OpKind::Range { .. } => return Route::Blocking,
         };
-        if route == Route::NoWait && !Misses::of(misses, bytes).should_try() {
+        if route == Route::NoWait && !Backoff::of(backoff, bytes).should_try() {
             Route::Blocking
         } else {
             route
@@ -228,13 +228,13 @@ impl Files {
         bytes: u64,
         result: Result<u32, Errno>,
     ) -> bool {
-        let misses = &mut self.entries[held.index as usize].misses[usize::from(kind != OpKind::Read)];
-        let misses = Misses::of(misses, bytes);
+        let backoff = &mut self.entries[held.index as usize].backoff[usize::from(kind != OpKind::Read)];
+        let backoff = Backoff::of(backoff, bytes);
         let missed = matches!(result, Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INVAL));
         if missed {
-            misses.miss()
+            backoff.failed()
         } else {
-            misses.hit()
+            backoff.succeeded()
         }
         missed
     }
@@ -263,12 +263,12 @@ impl Files {
             // Each operation fails with `EBADF`.
             return self.shares.total().saturating_sub(self.unregistered);
         };
-        if self.stalled > 0 && self.is_stalled(entry.owner) { 0 } else { self.shares.room(entry.owner) }
+        if self.paused > 0 && self.is_paused(entry.owner) { 0 } else { self.shares.room(entry.owner) }
     }
 
     #[cold]
-    fn is_stalled(&self, owner: u32) -> bool {
-        self.stall.is_on() || self.owners[owner as usize].stall.is_on()
+    fn is_paused(&self, owner: u32) -> bool {
+        self.pause.is_on() || self.owners[owner as usize].pause.is_on()
     }
 
     /// Returns whether an operation holds this file, which may have been unregistered since.
@@ -305,8 +305,8 @@ impl Files {
     #[inline]
     pub(crate) fn release(&mut self, held: HeldFile) -> Option<ClosedFile> {
         self.shares.put_back(held.owner);
-        if self.stalled > 0 {
-            self.end_stalls(held.owner);
+        if self.paused > 0 {
+            self.end_pauses(held.owner);
         }
         let entry = &mut self.entries[held.index as usize];
         entry.in_flight -= 1;
@@ -323,7 +323,7 @@ impl Files {
         let owner = entry.owner;
         self.owners[owner as usize].files -= 1;
         if self.owners[owner as usize].files == 0 {
-            self.end_owner_stall(owner);
+            self.end_owner_pause(owner);
             self.owners[owner as usize] = OwnerEntry::default();
         }
         Some(closed)
@@ -341,53 +341,53 @@ impl Files {
 impl Files {
     /// Starts a pause of this file's owner. It ends when one of the owner's operations completes, or after a
     /// moment.
-    pub(crate) fn stall_owner(&mut self, id: FileId) {
+    pub(crate) fn pause_owner(&mut self, id: FileId) {
         if let Some(owner) = self.entry(id).map(|entry| entry.owner) {
-            let stall = &mut self.owners[owner as usize].stall;
-            self.stalled += u32::from(!stall.is_on());
-            stall.begin();
+            let pause = &mut self.owners[owner as usize].pause;
+            self.paused += u32::from(!pause.is_on());
+            pause.begin();
         }
     }
 
     /// Starts a pause of the engine. It ends when an operation completes, or after a moment. An existing
     /// pause is not extended.
-    pub(crate) fn stall_all(&mut self) {
-        if !self.stall.is_on() {
-            self.stalled += 1;
-            self.stall.begin();
+    pub(crate) fn pause_all(&mut self) {
+        if !self.pause.is_on() {
+            self.paused += 1;
+            self.pause.begin();
         }
     }
 
     /// Returns whether an owner or the engine pauses.
     #[inline]
-    pub(crate) fn any_stalled(&self) -> bool {
-        self.stalled > 0
+    pub(crate) fn any_paused(&self) -> bool {
+        self.paused > 0
     }
 
     /// Ends the pauses of the owner and of the engine, because an operation has completed.
     #[cold]
-    fn end_stalls(&mut self, owner: u32) {
-        self.end_owner_stall(owner);
-        self.stalled -= u32::from(self.stall.end());
+    fn end_pauses(&mut self, owner: u32) {
+        self.end_owner_pause(owner);
+        self.paused -= u32::from(self.pause.end());
     }
 
-    fn end_owner_stall(&mut self, owner: u32) {
-        self.stalled -= u32::from(self.owners[owner as usize].stall.end());
+    fn end_owner_pause(&mut self, owner: u32) {
+        self.paused -= u32::from(self.owners[owner as usize].pause.end());
     }
 
     /// Ends the pauses that have been long enough.
     #[inline]
-    pub(crate) fn check_stalls(&mut self) {
-        if self.stalled > 0 {
-            self.end_old_stalls();
+    pub(crate) fn check_pauses(&mut self) {
+        if self.paused > 0 {
+            self.end_old_pauses();
         }
     }
 
     #[cold]
-    fn end_old_stalls(&mut self) {
-        let stalls = self.owners.iter_mut().map(|entry| &mut entry.stall).chain([&mut self.stall]);
-        let ended = stalls.filter_map(|stall| stall.end_if_over().then_some(())).count();
-        self.stalled -= ended as u32;
+    fn end_old_pauses(&mut self) {
+        let pauses = self.owners.iter_mut().map(|entry| &mut entry.pause).chain([&mut self.pause]);
+        let ended = pauses.filter_map(|pause| pause.end_if_over().then_some(())).count();
+        self.paused -= ended as u32;
         self.resumed |= ended > 0;
     }
 
@@ -426,7 +426,7 @@ mod tests {
         files.insert(Arc::new(File::open("/dev/null").unwrap()), owner).0
     }
 
-    /// A device splits what is large, and says `EAGAIN` for that each time.
+    /// A device splits large transfers, and answers `EAGAIN` to each of them.
     #[test]
     fn large_transfers_do_not_send_small_ones_to_threads() {
         const WRITE: OpKind = OpKind::Write { durable: false };
@@ -477,28 +477,28 @@ mod tests {
         let mut files = Files::new(Shares::new(8, 0, 0));
         let (a, b) = (null(&mut files, Owner::unique()), null(&mut files, Owner::unique()));
         let (of_a, of_b) = (files.hold(a).unwrap(), [b, b].map(|id| files.hold(id).unwrap()));
-        files.stall_owner(a);
-        files.stall_owner(a);
-        assert_eq!((files.room(a), files.room(b), files.any_stalled()), (0, 5, true));
+        files.pause_owner(a);
+        files.pause_owner(a);
+        assert_eq!((files.room(a), files.room(b), files.any_paused()), (0, 5, true));
         files.release(of_b[0]);
         assert_eq!((files.room(a), files.room(b)), (0, 6), "that of another says nothing");
         files.release(of_a);
-        assert_eq!((files.room(a), files.room(b), files.any_stalled()), (7, 7, false));
-        files.stall_all();
-        files.stall_owner(b);
+        assert_eq!((files.room(a), files.room(b), files.any_paused()), (7, 7, false));
+        files.pause_all();
+        files.pause_owner(b);
         assert_eq!((files.room(a), files.room(b)), (0, 0));
         files.release(of_b[1]);
-        assert_eq!((files.room(a), files.room(b), files.any_stalled()), (8, 8, false));
+        assert_eq!((files.room(a), files.room(b), files.any_paused()), (8, 8, false));
         assert!(!files.take_resumed());
-        files.stall_owner(a);
-        files.stall_all();
-        while files.any_stalled() {
-            files.check_stalls();
+        files.pause_owner(a);
+        files.pause_all();
+        while files.any_paused() {
+            files.check_pauses();
         }
         assert!(files.room(a) == 8 && files.take_resumed() && !files.take_resumed());
         // A pause goes with its owner.
-        files.stall_owner(a);
+        files.pause_owner(a);
         files.remove(a);
-        assert!(!files.any_stalled());
+        assert!(!files.any_paused());
     }
 }

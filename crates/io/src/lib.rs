@@ -64,7 +64,7 @@ pub use buffer::AlignedBuf;
 pub use engine::Engine;
 pub use error::Error;
 pub use files::{BackingFile, Owner};
-pub use op::{Buffers, Completion, FileId, Op, OpKind, RangeCall, Token};
+pub use op::{Buffers, Completion, FileId, Op, OpKind, RangeSyscall, Token};
 pub use options::{
     CompletionMode, DEPTH_MAX, EngineKind, EngineOptions, OWNERS_MAX, UnknownCompletion, UnknownEngine,
 };

@@ -48,8 +48,8 @@ pub enum OpKind {
     Flush,
     /// Changes a range of the file without a transfer. No buffers.
     Range {
-        /// The change.
-        call: RangeCall,
+        /// The system call that does it.
+        syscall: RangeSyscall,
         /// The number of bytes, not 0.
         len: u64,
     },
@@ -63,9 +63,9 @@ impl OpKind {
     }
 }
 
-/// A change to a range of a file.
+/// A system call that changes a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RangeCall {
+pub enum RangeSyscall {
     /// `fallocate` with `FALLOC_FL_PUNCH_HOLE`: the range reads as zeroes, and its space is freed. On a block
     /// device only if the device itself can do that.
     PunchHole,
@@ -77,7 +77,7 @@ pub enum RangeCall {
     DeviceZeroes,
 }
 
-impl RangeCall {
+impl RangeSyscall {
     /// Returns the mode of `fallocate`. `None` if this is another call.
     pub(crate) fn mode(self) -> Option<i32> {
         match self {

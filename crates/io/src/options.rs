@@ -112,7 +112,7 @@ pub struct EngineOptions {
     /// At most one owner ever uses the engine. The worker then makes calls that can wait for the owner's file
     /// system. No other owner waits with it, and a handover to a thread would cost several context switches.
     pub lone_owner: bool,
-    /// The thread that submits. No effect for threads, which always differ from the worker.
+    /// The thread that submits. No effect on an engine of threads, which always work beside the worker.
     pub completion: CompletionMode,
     /// A thread of the kernel polls for submissions (`IORING_SETUP_SQPOLL`). For io_uring only.
     pub sqpoll: bool,
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_go_both_ways() {
+    fn names_parse_to_their_values() {
         for kind in [EngineKind::Auto, EngineKind::Uring, EngineKind::Aio, EngineKind::Threads] {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }

@@ -13,7 +13,7 @@ use crate::op::Completion;
 use crate::operations::Operations;
 use crate::options::CompletionMode;
 use blocking::BlockingOp;
-use pool::{Done, Job, Pool};
+use pool::{Done, Job, ThreadPool};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ use submit_wait::{SUBMIT_WAIT_MAX, SubmitWait};
 /// A pool, its next jobs, and the jobs that it has done.
 #[derive(Debug)]
 pub(crate) struct Threads {
-    pool: Pool,
+    pool: ThreadPool,
     /// Slots of operations to stage. No thread knows them.
     op_slots: Vec<u32>,
     /// Jobs that are described, and not handed to the pool.
@@ -47,7 +47,7 @@ impl Threads {
         epoll: impl AsFd,
     ) -> Result<Self, Error> {
         let try_open = || -> io::Result<Self> {
-            let pool = Pool::start(depth, owners)?;
+            let pool = ThreadPool::start(depth, owners)?;
             epoll::add(epoll, pool.event(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
             Ok(Self {
                 pool,
@@ -85,7 +85,7 @@ impl Threads {
             }
         }
         for (owner, batch) in ops.batches.to_submit.drain(..) {
-            self.submit_wait.handed();
+            self.submit_wait.called();
             self.staged.push_back(Job::Submit { owner, batch });
         }
         if !self.staged.is_empty() || self.pool.lacks_threads() {
@@ -154,7 +154,7 @@ impl Threads {
     }
 
     #[cfg(test)]
-    pub(crate) fn pool(&self) -> &Pool {
+    pub(crate) fn pool(&self) -> &ThreadPool {
         &self.pool
     }
 

@@ -140,15 +140,15 @@ impl Uring {
 
     /// Calls `io_uring_enter` once, which also runs work that the kernel has deferred.
     fn enter(&mut self, submit: u32, wait: u32) -> Result<usize, Errno> {
-        let asks = wait > 0 || self.kernel_waits();
-        let flags = if asks { EnterFlags::GETEVENTS } else { EnterFlags::empty() };
+        let gets_events = wait > 0 || self.has_deferred_completions();
+        let flags = if gets_events { EnterFlags::GETEVENTS } else { EnterFlags::empty() };
         // SAFETY: no argument is passed, and the flags need none.
         unsafe { self.ring.submitter().enter::<libc::sigset_t>(submit, wait, flags.bits(), None) }
             .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
     }
 
     /// Returns whether the kernel has completions that it puts into the ring only on request.
-    fn kernel_waits(&mut self) -> bool {
+    fn has_deferred_completions(&mut self) -> bool {
         let queue = self.ring.submission();
         queue.taskrun() || queue.cq_overflow()
     }
@@ -160,7 +160,7 @@ impl Uring {
         if let Some(submitter_done) = &self.submitter_done {
             submitter_done.clear();
         }
-        if !self.drain(ops, into) && self.kernel_waits() {
+        if !self.drain(ops, into) && self.has_deferred_completions() {
             // A failure occurs again in the next submission.
             let _ = self.enter(0, 0);
             self.drain(ops, into);
@@ -210,11 +210,11 @@ impl Uring {
         }
     }
 
-    /// Ends cancelled operations that are not in the submission ring. The next [`Uring::submit`] asks the
-    /// kernel to cancel the others.
+    /// Ends cancelled operations that are not in the submission ring. The next [`Uring::submit`] gets_events
+    /// the kernel to cancel the others.
     pub(crate) fn cancel(&mut self, ops: &mut Operations) {
-        let unseen = self.staged.split_off(self.pushed);
-        for op_slot in unseen {
+        let not_pushed = self.staged.split_off(self.pushed);
+        for op_slot in not_pushed {
             if ops.slots.is_cancelled(op_slot) {
                 self.release_buffer(ops, op_slot);
                 ops.fail(op_slot, Errno::CANCELED);
@@ -224,7 +224,7 @@ impl Uring {
         }
         // The kernel has some, or a thread is submitting them now.
         if self.in_flight + self.pushed as isize > 0 && self.broken.is_none() {
-            self.cancels.ask_for_all(&ops.slots);
+            self.cancels.request_all(&ops.slots);
         }
     }
 

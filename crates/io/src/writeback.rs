@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 /// An offset at which no file has pages, so the call waits for nothing.
 const BEHIND_ALL: i64 = i64::MAX - 0xffff;
 
-/// Returns the error of a write-back that failed since this open file description was last asked or flushed.
+/// Returns the error of a write-back that failed since the last report to this open file description.
 ///
 /// The kernel reports a failure once to each open file description. The call neither writes nor waits. It
 /// also returns `None` if the kernel cannot be asked.

@@ -24,7 +24,7 @@ fn engine(options: EngineOptions) -> Engine {
     Engine::open_with(EngineOptions { depth: 2 * COUNT, ..options }).unwrap()
 }
 
-fn ways() -> impl Iterator<Item = EngineOptions> {
+fn all_options() -> impl Iterator<Item = EngineOptions> {
     let kinds = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads].into_iter();
     let ways = kinds.flat_map(|kind| {
         [CompletionMode::Worker, CompletionMode::Thread]
@@ -76,9 +76,9 @@ fn files() -> Vec<(tempfile::NamedTempFile, Arc<File>)> {
 fn each_operation_completes_once() {
     let view = guest_memory(1 << 20, 0);
     for (_image, file) in files() {
-        for way in ways() {
+        for options in all_options() {
             for (merge, submit) in [(false, false), (false, true), (true, false), (true, true)] {
-                let mut engine = engine(way);
+                let mut engine = engine(options);
                 let [id, other] = [(); 2].map(|()| register(&mut engine, file.clone()));
                 engine.merge(id, merge);
                 for slot in 0..COUNT {
@@ -115,9 +115,9 @@ fn each_operation_completes_once() {
 /// An operation that was only queued is not done.
 #[test]
 fn operations_that_were_not_started_are_cancelled() {
-    for way in ways() {
+    for options in all_options() {
         let (_image, file) = files().remove(0);
-        let mut engine = engine(way);
+        let mut engine = engine(options);
         let id = register(&mut engine, file);
         read(&mut engine, id, 0, Buffers::Owned(AlignedBuf::new(LEN, LEN).unwrap()));
         engine.unregister(id);
@@ -143,10 +143,10 @@ fn read_pipe(engine: &mut Engine, files: [FileId; 2]) {
 /// io_uring ends reads that wait for a pipe, whichever thread submits, and those of another file go on.
 #[test]
 fn waiting_reads_in_the_ring_are_cancelled() {
-    for way in ways().filter(|way| way.kind == EngineKind::Uring) {
+    for options in all_options().filter(|options| options.kind == EngineKind::Uring) {
         let (reader, writer) = pipe().unwrap();
         let reader = Arc::new(File::from(reader));
-        let mut engine = engine(way);
+        let mut engine = engine(options);
         let files = [(); 2].map(|()| register(&mut engine, reader.clone()));
         read_pipe(&mut engine, files);
         engine.cancel(files[0]);
@@ -169,9 +169,9 @@ fn waiting_reads_in_the_ring_are_cancelled() {
 #[test]
 fn merged_reads_in_the_ring_are_cancelled() {
     let view = guest_memory(1 << 20, 0);
-    for way in ways().filter(|way| way.kind == EngineKind::Uring) {
+    for options in all_options().filter(|options| options.kind == EngineKind::Uring) {
         let (reader, _writer) = pipe().unwrap();
-        let mut engine = engine(way);
+        let mut engine = engine(options);
         let id = register(&mut engine, Arc::new(File::from(reader)));
         engine.merge(id, true);
         (0..COUNT).for_each(|slot| read(&mut engine, id, slot, sector(&view, slot)));
@@ -189,10 +189,10 @@ fn merged_reads_in_the_ring_are_cancelled() {
 /// A request to cancel does not find a later operation in the same slot.
 #[test]
 fn operations_queued_later_go_on() {
-    for way in ways().filter(|way| way.kind == EngineKind::Uring) {
+    for options in all_options().filter(|options| options.kind == EngineKind::Uring) {
         let (reader, writer) = pipe().unwrap();
         let mut writer = File::from(writer);
-        let mut engine = engine(way);
+        let mut engine = engine(options);
         let id = register(&mut engine, Arc::new(File::from(reader)));
         let buffers = || Buffers::Owned(AlignedBuf::new(LEN, LEN).unwrap());
         for _ in 0..20 {
@@ -223,10 +223,10 @@ fn operations_queued_later_go_on() {
 /// The worker makes no call that cancels, because it could wait for the ring's lock.
 #[test]
 fn no_call_waits_for_a_cancel() {
-    for way in ways().filter(|way| way.kind == EngineKind::Uring) {
+    for options in all_options().filter(|options| options.kind == EngineKind::Uring) {
         let (reader, _writer) = pipe().unwrap();
         let worker = thread::spawn(move || {
-            let mut engine = engine(way);
+            let mut engine = engine(options);
             let id = register(&mut engine, Arc::new(File::from(reader)));
             read(&mut engine, id, 0, Buffers::Owned(AlignedBuf::new(LEN, LEN).unwrap()));
             engine.submit().unwrap();

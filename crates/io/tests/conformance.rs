@@ -3,7 +3,7 @@
 
 use kickless_io::{
     AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, Engine, EngineKind, EngineOptions, Errno,
-    FileId, Op, OpKind, Owner, RangeCall, Token,
+    FileId, Op, OpKind, Owner, RangeSyscall, Token,
 };
 use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
 use kickless_testing::guest_memory;
@@ -25,9 +25,9 @@ use tempfile::NamedTempFile;
 /// Runs each test on each engine.
 macro_rules! on_each_engine {
     ($($name:ident)*) => {
-        mod uring { $(#[test] fn $name() { super::$name(super::way(kickless_io::EngineKind::Uring)); })* }
-        mod aio { $(#[test] fn $name() { super::$name(super::way(kickless_io::EngineKind::Aio)); })* }
-        mod threads { $(#[test] fn $name() { super::$name(super::way(kickless_io::EngineKind::Threads)); })* }
+        mod uring { $(#[test] fn $name() { super::$name(super::options_of(kickless_io::EngineKind::Uring)); })* }
+        mod aio { $(#[test] fn $name() { super::$name(super::options_of(kickless_io::EngineKind::Aio)); })* }
+        mod threads { $(#[test] fn $name() { super::$name(super::options_of(kickless_io::EngineKind::Threads)); })* }
         mod uring_by_thread { $(#[test] fn $name() { super::$name(super::by_thread(kickless_io::EngineKind::Uring)); })* }
         mod aio_by_thread { $(#[test] fn $name() { super::$name(super::by_thread(kickless_io::EngineKind::Aio)); })* }
         mod sqpoll { $(#[test] fn $name() { super::$name(super::sqpoll()); })* }
@@ -37,50 +37,50 @@ macro_rules! on_each_engine {
 
 on_each_engine! {
     written_bytes_are_read
-    a_window_is_all_that_is_transferred
+    only_the_window_is_transferred
     guest_memory_in_segments
     more_segments_than_one_call_takes
     nothing_to_transfer
-    short_at_the_end_and_nothing_past_it
-    a_full_engine_hands_the_operation_back
+    reads_at_the_end_are_short_and_past_it_empty
+    a_full_engine_returns_the_operation
     a_batch_longer_than_the_submission_ring
     errors_belong_to_one_operation
     more_files_than_the_kernel_knows_by_index
     a_file_unregistered_early_is_used_to_the_end
     the_event_stays_readable_until_reaped
-    opened_here_and_used_there
+    opened_on_one_thread_and_used_on_another
     dropped_with_operations_in_flight
     ranges_of_a_file
     ranges_of_a_device
     a_stalled_engine_takes_nothing_for_a_while
-    merged_transfers_end_each_by_itself
+    merged_transfers_complete_separately
     dropped_with_merged_operations
 }
 
-fn way(kind: EngineKind) -> EngineOptions {
+fn options_of(kind: EngineKind) -> EngineOptions {
     EngineOptions::new(kind, 0)
 }
 
 fn by_thread(kind: EngineKind) -> EngineOptions {
-    EngineOptions { completion: CompletionMode::Thread, ..way(kind) }
+    EngineOptions { completion: CompletionMode::Thread, ..options_of(kind) }
 }
 
 fn sqpoll() -> EngineOptions {
-    EngineOptions { sqpoll: true, ..way(EngineKind::Uring) }
+    EngineOptions { sqpoll: true, ..options_of(EngineKind::Uring) }
 }
 
 fn fixed_buffers() -> EngineOptions {
-    EngineOptions { fixed_buffers: true, ..way(EngineKind::Uring) }
+    EngineOptions { fixed_buffers: true, ..options_of(EngineKind::Uring) }
 }
 
-fn open(way: EngineOptions, depth: u32) -> Engine {
-    Engine::open_with(EngineOptions { depth, ..way }).unwrap()
+fn open(options: EngineOptions, depth: u32) -> Engine {
+    Engine::open_with(EngineOptions { depth, ..options }).unwrap()
 }
 
 /// Returns whether a turn has found everything. A submitting thread can come back with its result at any
 /// time.
-fn is_settled(engine: &Engine, way: EngineOptions) -> bool {
-    !engine.needs_turn() || way.completion == CompletionMode::Thread
+fn is_settled(engine: &Engine, options: EngineOptions) -> bool {
+    !engine.needs_turn() || options.completion == CompletionMode::Thread
 }
 
 const WRITE: OpKind = OpKind::Write { durable: false };
@@ -182,11 +182,11 @@ fn iov(view: &Arc<View>, ranges: impl IntoIterator<Item = (u64, u32)>) -> Iov {
     iov
 }
 
-fn written_bytes_are_read(way: EngineOptions) {
-    let mut engine = open(way, 8);
-    assert_eq!(engine.name(), way.kind.to_string());
+fn written_bytes_are_read(options: EngineOptions) {
+    let mut engine = open(options, 8);
+    assert_eq!(engine.name(), options.kind.to_string());
     assert!(engine.reason().is_none());
-    let (_image, file) = image(way.kind, &[0; 64 << 10]);
+    let (_image, file) = image(options.kind, &[0; 64 << 10]);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     for (offset, write) in [(0, WRITE), (4096, DURABLE), (60 << 10, WRITE)] {
         let sent = pattern(4096);
@@ -200,9 +200,9 @@ fn written_bytes_are_read(way: EngineOptions) {
     assert_eq!(file.metadata().unwrap().len(), 64 << 10);
 }
 
-fn a_window_is_all_that_is_transferred(way: EngineOptions) {
-    let mut engine = open(way, 8);
-    let (_image, file) = image(way.kind, &[0xee; 4096]);
+fn only_the_window_is_transferred(options: EngineOptions) {
+    let mut engine = open(options, 8);
+    let (_image, file) = image(options.kind, &[0xee; 4096]);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let mut buf = AlignedBuf::new(4096, 4096).unwrap();
     buf.copy_from_slice(&pattern(4096));
@@ -223,9 +223,9 @@ fn a_window_is_all_that_is_transferred(way: EngineOptions) {
     assert_eq!(bytes(&done)[4000..], [0xee; 96]);
 }
 
-fn guest_memory_in_segments(way: EngineOptions) {
-    let mut engine = open(way, 8);
-    let (_image, file) = image(way.kind, &pattern(4096));
+fn guest_memory_in_segments(options: EngineOptions) {
+    let mut engine = open(options, 8);
+    let (_image, file) = image(options.kind, &pattern(4096));
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let view = guest_memory(64 << 10, 0);
     engine.hold_memory(&view);
@@ -247,11 +247,11 @@ fn guest_memory_in_segments(way: EngineOptions) {
     }
 }
 
-fn more_segments_than_one_call_takes(way: EngineOptions) {
+fn more_segments_than_one_call_takes(options: EngineOptions) {
     const SEGMENTS: u64 = 2500;
-    let mut engine = open(way, 8);
+    let mut engine = open(options, 8);
     let len = SEGMENTS * 16;
-    let (_image, file) = image(way.kind, &pattern(len as usize));
+    let (_image, file) = image(options.kind, &pattern(len as usize));
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let view = guest_memory((SEGMENTS * 32).next_multiple_of(4096), 0);
     let segments = || iov(&view, (0..SEGMENTS).map(|i| (i * 32, 16)));
@@ -278,9 +278,9 @@ fn more_segments_than_one_call_takes(way: EngineOptions) {
     assert_eq!(got, pattern(len as usize));
 }
 
-fn nothing_to_transfer(way: EngineOptions) {
-    let mut engine = open(way, 8);
-    let (_image, file) = image(way.kind, &pattern(512));
+fn nothing_to_transfer(options: EngineOptions) {
+    let mut engine = open(options, 8);
+    let (_image, file) = image(options.kind, &pattern(512));
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     for op in [OpKind::Read, WRITE] {
         assert_eq!(run(&mut engine, id, op, 0, Buffers::None).result, Ok(0));
@@ -292,12 +292,12 @@ fn nothing_to_transfer(way: EngineOptions) {
     assert_eq!(read(&mut engine, id, 0, 512), (Ok(512), pattern(512)));
     // A turn without work.
     assert!(finish(&mut engine, 0).is_empty());
-    assert!(is_settled(&engine, way));
+    assert!(is_settled(&engine, options));
 }
 
-fn short_at_the_end_and_nothing_past_it(way: EngineOptions) {
-    let mut engine = open(way, 8);
-    let (_image, file) = image(way.kind, &pattern(1000));
+fn reads_at_the_end_are_short_and_past_it_empty(options: EngineOptions) {
+    let mut engine = open(options, 8);
+    let (_image, file) = image(options.kind, &pattern(1000));
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     let (result, got) = read(&mut engine, id, 600, 512);
     assert_eq!(result, Ok(400));
@@ -307,10 +307,10 @@ fn short_at_the_end_and_nothing_past_it(way: EngineOptions) {
     assert_eq!(read(&mut engine, id, 1 << 40, 512), (Ok(0), vec![0; 512]));
 }
 
-fn a_full_engine_hands_the_operation_back(way: EngineOptions) {
+fn a_full_engine_returns_the_operation(options: EngineOptions) {
     const DEPTH: u32 = 4;
-    let mut engine = open(way, DEPTH);
-    let (_image, file) = image(way.kind, &pattern(512 * 100));
+    let mut engine = open(options, DEPTH);
+    let (_image, file) = image(options.kind, &pattern(512 * 100));
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     assert_eq!((engine.room(id), engine.in_flight()), (4, 0));
     let (mut next, mut seen) = (0, HashSet::new());
@@ -331,7 +331,7 @@ fn a_full_engine_hands_the_operation_back(way: EngineOptions) {
             next += 1;
             assert_eq!(engine.room(id) + engine.in_flight(), DEPTH as usize);
         }
-        assert!(engine.needs_turn() || way.completion == CompletionMode::Thread);
+        assert!(engine.needs_turn() || options.completion == CompletionMode::Thread);
         assert!(engine.room(id) == 0 || next == 100);
         let count = engine.in_flight();
         for done in finish(&mut engine, count) {
@@ -341,14 +341,14 @@ fn a_full_engine_hands_the_operation_back(way: EngineOptions) {
             assert_eq!(bytes(&done), &pattern(512 * 100)[start..start + 512]);
         }
         assert_eq!((engine.room(id), engine.in_flight()), (4, 0));
-        assert!(is_settled(&engine, way));
+        assert!(is_settled(&engine, options));
     }
 }
 
-fn a_batch_longer_than_the_submission_ring(way: EngineOptions) {
+fn a_batch_longer_than_the_submission_ring(options: EngineOptions) {
     const COUNT: u32 = 700;
-    let mut engine = open(way, COUNT);
-    let (_image, file) = image(way.kind, &[]);
+    let mut engine = open(options, COUNT);
+    let (_image, file) = image(options.kind, &[]);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     for i in 0..COUNT {
         let start = i as usize * 512;
@@ -364,9 +364,9 @@ fn a_batch_longer_than_the_submission_ring(way: EngineOptions) {
     assert!(got == pattern(got.len()));
 }
 
-fn errors_belong_to_one_operation(way: EngineOptions) {
-    let mut engine = open(way, 8);
-    let (image, file) = image(way.kind, &pattern(512));
+fn errors_belong_to_one_operation(options: EngineOptions) {
+    let mut engine = open(options, 8);
+    let (image, file) = image(options.kind, &pattern(512));
     let good = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let read_only = engine
         .register(&BackingFile::new(Arc::new(File::open(image.path()).unwrap()), Owner::unique()))
@@ -398,9 +398,9 @@ fn errors_belong_to_one_operation(way: EngineOptions) {
     assert_eq!(bytes(&done[1]), [0; 512]);
 }
 
-fn more_files_than_the_kernel_knows_by_index(way: EngineOptions) {
-    let mut engine = open(way, 200);
-    let images: Vec<_> = (0..100u8).map(|i| image(way.kind, &[i; 512])).collect();
+fn more_files_than_the_kernel_knows_by_index(options: EngineOptions) {
+    let mut engine = open(options, 200);
+    let images: Vec<_> = (0..100u8).map(|i| image(options.kind, &[i; 512])).collect();
     let ids: Vec<_> = images
         .iter()
         .map(|(_, file)| engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap())
@@ -429,10 +429,10 @@ fn more_files_than_the_kernel_knows_by_index(way: EngineOptions) {
     check(&mut engine, &again);
 }
 
-fn a_file_unregistered_early_is_used_to_the_end(way: EngineOptions) {
-    let mut engine = open(way, 8);
-    let (_first_image, first) = image(way.kind, &[1; 512]);
-    let (_second_image, second) = image(way.kind, &[2; 512]);
+fn a_file_unregistered_early_is_used_to_the_end(options: EngineOptions) {
+    let mut engine = open(options, 8);
+    let (_first_image, first) = image(options.kind, &[1; 512]);
+    let (_second_image, second) = image(options.kind, &[2; 512]);
     let id = engine.register(&BackingFile::new(first.clone(), Owner::unique())).unwrap();
     queue(&mut engine, 1, id, OpKind::Read, 0, owned(&[0; 512]));
     engine.unregister(id);
@@ -451,14 +451,14 @@ fn a_file_unregistered_early_is_used_to_the_end(way: EngineOptions) {
     assert_eq!((Arc::strong_count(&first), Arc::strong_count(&second)), (1, 1));
 }
 
-fn the_event_stays_readable_until_reaped(way: EngineOptions) {
-    let mut engine = open(way, 8);
-    let (_image, file) = image(way.kind, &pattern(4096));
+fn the_event_stays_readable_until_reaped(options: EngineOptions) {
+    let mut engine = open(options, 8);
+    let (_image, file) = image(options.kind, &pattern(4096));
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     let sleep = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     epoll::add(&sleep, engine.event(), epoll::EventData::new_u64(9), epoll::EventFlags::IN).unwrap();
     let mut done = Vec::new();
-    let by_thread = way.completion == CompletionMode::Thread;
+    let by_thread = options.completion == CompletionMode::Thread;
     for round in 1..=20 {
         assert!(by_thread || !is_readable(&engine));
         queue(&mut engine, round, id, OpKind::Read, 0, owned(&[0; 4096]));
@@ -481,9 +481,9 @@ fn the_event_stays_readable_until_reaped(way: EngineOptions) {
     assert!(by_thread || !is_readable(&engine));
 }
 
-fn opened_here_and_used_there(way: EngineOptions) {
-    let mut engine = open(way, 8);
-    let (_image, file) = image(way.kind, &pattern(512));
+fn opened_on_one_thread_and_used_on_another(options: EngineOptions) {
+    let mut engine = open(options, 8);
+    let (_image, file) = image(options.kind, &pattern(512));
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     queue(&mut engine, 1, id, OpKind::Read, 0, owned(&[0; 512]));
     thread::spawn(move || {
@@ -494,12 +494,12 @@ fn opened_here_and_used_there(way: EngineOptions) {
     .unwrap();
 }
 
-fn dropped_with_operations_in_flight(way: EngineOptions) {
+fn dropped_with_operations_in_flight(options: EngineOptions) {
     const COUNT: usize = 64;
     let view = guest_memory(COUNT as u64 * 4096, 0);
     let released = view.map().slots()[0].mapping().released();
-    let (_image, file) = image(way.kind, &[]);
-    let mut engine = open(way, 2 * COUNT as u32);
+    let (_image, file) = image(options.kind, &[]);
+    let mut engine = open(options, 2 * COUNT as u32);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     engine.hold_memory(&view);
     for i in 0..COUNT as u64 {
@@ -522,48 +522,58 @@ fn dropped_with_operations_in_flight(way: EngineOptions) {
     assert!(got.chunks(4096).enumerate().all(|(i, page)| page.iter().all(|&b| b == i as u8 + 1)));
 }
 
-fn on_range(engine: &mut Engine, file: FileId, call: RangeCall, offset: u64, len: u64) -> Result<u32, Errno> {
-    run(engine, file, OpKind::Range { call, len }, offset, Buffers::None).result
+fn on_range(
+    engine: &mut Engine,
+    file: FileId,
+    syscall: RangeSyscall,
+    offset: u64,
+    len: u64,
+) -> Result<u32, Errno> {
+    run(engine, file, OpKind::Range { syscall, len }, offset, Buffers::None).result
 }
 
-fn ranges_of_a_file(way: EngineOptions) {
+fn ranges_of_a_file(options: EngineOptions) {
     const LEN: usize = 1 << 20;
-    let mut engine = open(way, 8);
-    let (_image, file) = image(way.kind, &pattern(LEN));
+    let mut engine = open(options, 8);
+    let (_image, file) = image(options.kind, &pattern(LEN));
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let blocks = file.metadata().unwrap().blocks();
     let mut expected = pattern(LEN);
 
     expected[4096..LEN / 2].fill(0);
-    assert_eq!(on_range(&mut engine, id, RangeCall::PunchHole, 4096, LEN as u64 / 2 - 4096), Ok(0));
-    assert!(file.metadata().unwrap().blocks() < blocks, "no space was given back");
+    assert_eq!(on_range(&mut engine, id, RangeSyscall::PunchHole, 4096, LEN as u64 / 2 - 4096), Ok(0));
+    assert!(file.metadata().unwrap().blocks() < blocks, "no space was freed");
     // The engine reports the result of the file system.
     let zeroed = fallocate(&file, FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, 0, 512).map(|()| 0);
-    assert_eq!(on_range(&mut engine, id, RangeCall::ZeroRange, LEN as u64 / 2 + 512, 1024), zeroed);
+    assert_eq!(on_range(&mut engine, id, RangeSyscall::ZeroRange, LEN as u64 / 2 + 512, 1024), zeroed);
     if zeroed.is_ok() {
         expected[..512].fill(0);
         expected[LEN / 2 + 512..][..1024].fill(0);
     }
     assert!(read(&mut engine, id, 0, LEN) == (Ok(LEN as u32), expected));
     // Past the end there is nothing, and a file does not grow by this.
-    assert_eq!(on_range(&mut engine, id, RangeCall::PunchHole, 2 << 20, 4096), Ok(0));
+    assert_eq!(on_range(&mut engine, id, RangeSyscall::PunchHole, 2 << 20, 4096), Ok(0));
     assert_eq!(file.metadata().unwrap().len(), LEN as u64);
 
-    for call in [RangeCall::DeviceDiscard, RangeCall::DeviceZeroes] {
+    for call in [RangeSyscall::DeviceDiscard, RangeSyscall::DeviceZeroes] {
         assert!(on_range(&mut engine, id, call, 0, 4096).is_err(), "{call:?} of a file");
     }
     engine.unregister(id);
-    let calls =
-        [RangeCall::PunchHole, RangeCall::ZeroRange, RangeCall::DeviceDiscard, RangeCall::DeviceZeroes];
+    let calls = [
+        RangeSyscall::PunchHole,
+        RangeSyscall::ZeroRange,
+        RangeSyscall::DeviceDiscard,
+        RangeSyscall::DeviceZeroes,
+    ];
     for call in calls {
         assert_eq!(on_range(&mut engine, id, call, 0, 4096), Err(Errno::BADF), "{call:?}");
     }
     assert_eq!(Arc::strong_count(&file), 1);
 }
 
-fn ranges_of_a_device(way: EngineOptions) {
+fn ranges_of_a_device(options: EngineOptions) {
     const LEN: usize = 1 << 20;
-    let mut engine = open(way, 8);
+    let mut engine = open(options, 8);
     let (backing, _) = image(EngineKind::Threads, &pattern(LEN));
     let output = Command::new("losetup").args(["--find", "--show"]).arg(backing.path()).output();
     let device = match output {
@@ -574,22 +584,22 @@ fn ranges_of_a_device(way: EngineOptions) {
     // The file is closed with its last descriptor.
     assert!(Command::new("losetup").args(["--detach", device.trim()]).status().unwrap().success());
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
-    assert_eq!(on_range(&mut engine, id, RangeCall::DeviceZeroes, 512, 1024), Ok(0));
+    assert_eq!(on_range(&mut engine, id, RangeSyscall::DeviceZeroes, 512, 1024), Ok(0));
     let mut expected = pattern(LEN);
     expected[512..1536].fill(0);
     assert!(read(&mut engine, id, 0, LEN) == (Ok(LEN as u32), expected));
     let blocks = backing.as_file().metadata().unwrap().blocks();
-    assert_eq!(on_range(&mut engine, id, RangeCall::DeviceDiscard, 64 << 10, 512 << 10), Ok(0));
-    assert!(backing.as_file().metadata().unwrap().blocks() < blocks, "no space was given back");
-    assert_eq!(on_range(&mut engine, id, RangeCall::DeviceDiscard, LEN as u64, 4096), Err(Errno::INVAL));
+    assert_eq!(on_range(&mut engine, id, RangeSyscall::DeviceDiscard, 64 << 10, 512 << 10), Ok(0));
+    assert!(backing.as_file().metadata().unwrap().blocks() < blocks, "no space was freed");
+    assert_eq!(on_range(&mut engine, id, RangeSyscall::DeviceDiscard, LEN as u64, 4096), Err(Errno::INVAL));
 }
 
-fn a_stalled_engine_takes_nothing_for_a_while(way: EngineOptions) {
-    let mut engine = open(way, 8);
-    let (_image, file) = image(way.kind, &pattern(512));
+fn a_stalled_engine_takes_nothing_for_a_while(options: EngineOptions) {
+    let mut engine = open(options, 8);
+    let (_image, file) = image(options.kind, &pattern(512));
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     let op = || Op { file: id, kind: OpKind::Read, offset: 0, buffers: owned(&[0; 512]) };
-    engine.stall(id);
+    engine.pause(id);
     assert_eq!((engine.room(id), engine.in_flight(), engine.needs_turn()), (0, 0, true));
     assert!(engine.queue(op(), token(1)).is_err());
     // The pause ends after a moment, although nothing completes.
@@ -602,17 +612,17 @@ fn a_stalled_engine_takes_nothing_for_a_while(way: EngineOptions) {
     engine.submit().unwrap();
     let mut done = Vec::new();
     while done.is_empty() {
-        engine.stall(id);
+        engine.pause(id);
         engine.reap(&mut done);
     }
-    assert!(engine.room(id) == 8 && is_settled(&engine, way));
+    assert!(engine.room(id) == 8 && is_settled(&engine, options));
 }
 
 /// Pages of a file, of which the middle one's memory is missing, or that are not all in the file.
-fn merged_transfers_end_each_by_itself(way: EngineOptions) {
+fn merged_transfers_complete_separately(options: EngineOptions) {
     const PAGES: u64 = 8;
-    let mut engine = open(way, 16);
-    let (_image, file) = image(way.kind, &pattern(PAGES as usize * 4096 - 1024));
+    let mut engine = open(options, 16);
+    let (_image, file) = image(options.kind, &pattern(PAGES as usize * 4096 - 1024));
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     engine.merge(id, true);
     let view = guest_memory(64 * 4096, 0);
@@ -650,11 +660,11 @@ fn merged_transfers_end_each_by_itself(way: EngineOptions) {
     }
 }
 
-fn dropped_with_merged_operations(way: EngineOptions) {
+fn dropped_with_merged_operations(options: EngineOptions) {
     let view = guest_memory(64 * 4096, 0);
     let released = view.map().slots()[0].mapping().released();
-    let (_image, file) = image(way.kind, &pattern(64 * 4096));
-    let mut engine = open(way, 128);
+    let (_image, file) = image(options.kind, &pattern(64 * 4096));
+    let mut engine = open(options, 128);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     engine.merge(id, true);
     for _ in 0..2 {
@@ -681,28 +691,28 @@ fn dropped_with_merged_operations(way: EngineOptions) {
 mod pending {
     use super::*;
 
-    fn engine_and_pipe(way: EngineOptions) -> (Engine, FileId, File) {
+    fn engine_and_pipe(options: EngineOptions) -> (Engine, FileId, File) {
         let (read, write) = pipe().unwrap();
-        let mut engine = open(way, 8);
+        let mut engine = open(options, 8);
         let id = engine.register(&BackingFile::new(Arc::new(File::from(read)), Owner::unique())).unwrap();
         (engine, id, File::from(write))
     }
 
     #[test]
     fn wakes_a_sleeper() {
-        sleeper(way(EngineKind::Uring));
+        sleeper(options_of(EngineKind::Uring));
         sleeper(sqpoll());
         sleeper(by_thread(EngineKind::Uring));
     }
 
-    fn sleeper(way: EngineOptions) {
-        let (mut engine, id, mut write) = engine_and_pipe(way);
+    fn sleeper(options: EngineOptions) {
+        let (mut engine, id, mut write) = engine_and_pipe(options);
         queue(&mut engine, 3, id, OpKind::Read, 0, owned(&[0; 5]));
         let mut done = Vec::new();
         engine.submit().unwrap();
         engine.reap(&mut done);
-        assert!(done.is_empty() && is_settled(&engine, way));
-        assert!(!is_readable(&engine) || way.completion == CompletionMode::Thread);
+        assert!(done.is_empty() && is_settled(&engine, options));
+        assert!(!is_readable(&engine) || options.completion == CompletionMode::Thread);
         assert_eq!(engine.in_flight(), 1);
         engine.unregister(id);
         let peer = thread::spawn(move || write.write_all(b"hello").unwrap());
@@ -713,13 +723,13 @@ mod pending {
 
     #[test]
     fn holds_up_the_drop() {
-        pending_drop(way(EngineKind::Uring));
+        pending_drop(options_of(EngineKind::Uring));
         pending_drop(sqpoll());
         pending_drop(by_thread(EngineKind::Uring));
     }
 
-    fn pending_drop(way: EngineOptions) {
-        let (mut engine, id, mut write) = engine_and_pipe(way);
+    fn pending_drop(options: EngineOptions) {
+        let (mut engine, id, mut write) = engine_and_pipe(options);
         queue(&mut engine, 3, id, OpKind::Read, 0, owned(&[0; 5]));
         engine.submit().unwrap();
         let written = Arc::new(AtomicBool::new(false));

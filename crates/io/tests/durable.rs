@@ -1,5 +1,5 @@
-//! A durable write is durable for the kernel too, and another is not. Tested on a loop device, whose flushes
-//! the kernel counts.
+//! Tests that the kernel flushes the device for durable writes, and for no others. The kernel counts the
+//! flushes of a loop device.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use kickless_io::{
@@ -15,10 +15,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use tempfile::NamedTempFile;
 
-fn ways() -> impl Iterator<Item = EngineOptions> {
+fn all_options() -> impl Iterator<Item = EngineOptions> {
     let each = |kind| {
-        let way = EngineOptions::new(kind, 8);
-        [way, EngineOptions { completion: CompletionMode::Thread, ..way }]
+        let options = EngineOptions::new(kind, 8);
+        [options, EngineOptions { completion: CompletionMode::Thread, ..options }]
     };
     let ring = EngineOptions::new(EngineKind::Uring, 8);
     let special = [EngineOptions { sqpoll: true, ..ring }, EngineOptions { fixed_buffers: true, ..ring }];
@@ -51,12 +51,12 @@ fn durable_writes_are_flushed_and_others_are_not() {
         Err(why) => return println!("SKIPPED: no loop device: {why}"),
     };
     let view = guest_memory(64 << 10, 0);
-    for way in ways() {
+    for options in all_options() {
         for flags in [OFlags::DIRECT, OFlags::empty()] {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).custom_flags(flags.bits() as i32);
-            let file = Arc::new(options.open(device.path()).unwrap());
-            let mut engine = Engine::open_with(way).unwrap();
+            let mut open_options = OpenOptions::new();
+            open_options.read(true).write(true).custom_flags(flags.bits() as i32);
+            let file = Arc::new(open_options.open(device.path()).unwrap());
+            let mut engine = Engine::open_with(options).unwrap();
             engine.hold_memory(&view);
             let file = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
             for segments in [1, 3] {
@@ -66,12 +66,12 @@ fn durable_writes_are_flushed_and_others_are_not() {
                     (0..segments).for_each(|nth| iov.push(&view, Gpa(nth * 8192), 4096).unwrap());
                     let (kind, buffers) = (OpKind::Write { durable }, Buffers::Guest(iov));
                     run(&mut engine, Op { file, kind, offset: 4096, buffers });
-                    assert_eq!(device.flushes() > before, durable, "{way:?} {flags:?} {segments}");
+                    assert_eq!(device.flushes() > before, durable, "{options:?} {flags:?} {segments}");
                 }
             }
             let before = device.flushes();
             run(&mut engine, Op { file, kind: OpKind::Flush, offset: 0, buffers: Buffers::None });
-            assert!(device.flushes() > before, "{way:?} {flags:?}");
+            assert!(device.flushes() > before, "{options:?} {flags:?}");
         }
     }
 }

@@ -1,5 +1,7 @@
-//! Hosts that forbid io_uring, as the seccomp filters of container runtimes do. A filter cannot be removed,
-//! so each case is a process of its own: this program once more, with one test and a variable.
+//! Tests engines on hosts that forbid io_uring, as the seccomp filters of container runtimes do.
+//!
+//! A filter cannot be removed, so each case runs in a child process: this program, with one test and a
+//! variable.
 #![allow(clippy::unwrap_used, unsafe_code, reason = "tests")]
 
 use kickless_io::{
@@ -75,7 +77,7 @@ fn assert_works(engine: &mut Engine) {
     assert!(matches!(&done[0].buffers, Buffers::Owned(buf) if buf[..] == *b"\x7fELF"));
 }
 
-/// io_uring is not available, because `step` fails. `auto` works, and gives the reason for its choice.
+/// Checks that `auto` works without io_uring, whose `step` fails, and gives the reason for its choice.
 fn falls_back(step: &str) {
     let is_step = |error: &Error| {
         matches!(error, Error::Uring { step: failed, source }
@@ -99,7 +101,7 @@ fn falls_back(step: &str) {
     }
 }
 
-/// Linux AIO is not available either, because `step` fails with this.
+/// Checks that `auto` works with threads if Linux AIO is not available either, because `step` fails.
 fn falls_back_on_threads(step: &str, kind: std::io::ErrorKind) {
     let refused = Engine::open(EngineKind::Aio, 64).unwrap_err();
     let is_step = |error: &Error| {
@@ -166,8 +168,8 @@ fn aio_is_used_up() {
 
 /// A context for fewer than eight operations is not worth having, even where the system has one left.
 #[test]
-fn aio_is_used_up_but_for_little() {
-    in_a_child("aio_is_used_up_but_for_little", || {
+fn aio_has_room_for_too_few_operations() {
+    in_a_child("aio_has_room_for_too_few_operations", || {
         // An engine that asks again and again fails too.
         // SAFETY: the call takes no pointer, and this program does not handle the signal.
         unsafe { libc::alarm(60) };

@@ -1,9 +1,9 @@
-//! A file system that hangs, and its effect on other devices of an engine.
+//! Tests that a file system that hangs does not affect other devices of an engine.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_io::{
     AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, Engine, EngineKind, EngineOptions, FileId,
-    Op, OpKind, Owner, RangeCall, Token,
+    Op, OpKind, Owner, RangeSyscall, Token,
 };
 use kickless_testing::FileSystem;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,7 +20,7 @@ const LEN: usize = 4096;
 const DEPTH: u32 = 64;
 const WRITE: OpKind = OpKind::Write { durable: false };
 const DURABLE: OpKind = OpKind::Write { durable: true };
-const PUNCH: OpKind = OpKind::Range { call: RangeCall::PunchHole, len: LEN as u64 };
+const PUNCH: OpKind = OpKind::Range { syscall: RangeSyscall::PunchHole, len: LEN as u64 };
 /// The time after which an operation counts as hanging.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -142,15 +142,15 @@ macro_rules! on_each_engine {
     ($($name:ident: $options:expr;)*) => { $(#[test] fn $name() { neighbours_go_on($options); })* };
 }
 
-fn way(kind: EngineKind) -> EngineOptions {
+fn options_of(kind: EngineKind) -> EngineOptions {
     EngineOptions::new(kind, 0)
 }
 
 on_each_engine! {
-    uring: way(EngineKind::Uring);
-    aio: way(EngineKind::Aio);
-    threads: way(EngineKind::Threads);
-    uring_by_thread: EngineOptions { completion: CompletionMode::Thread, ..way(EngineKind::Uring) };
-    aio_by_thread: EngineOptions { completion: CompletionMode::Thread, ..way(EngineKind::Aio) };
-    sqpoll: EngineOptions { sqpoll: true, ..way(EngineKind::Uring) };
+    uring: options_of(EngineKind::Uring);
+    aio: options_of(EngineKind::Aio);
+    threads: options_of(EngineKind::Threads);
+    uring_by_thread: EngineOptions { completion: CompletionMode::Thread, ..options_of(EngineKind::Uring) };
+    aio_by_thread: EngineOptions { completion: CompletionMode::Thread, ..options_of(EngineKind::Aio) };
+    sqpoll: EngineOptions { sqpoll: true, ..options_of(EngineKind::Uring) };
 }

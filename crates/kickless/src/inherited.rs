@@ -13,13 +13,13 @@ use rustix::io::{FdFlags, fcntl_setfd};
 /// # Errors
 /// The descriptor is not a socket for front-ends. The error is one sentence that names the option.
 pub(crate) fn endpoint(fd: i32) -> Result<Endpoint> {
-    let inherited = take_over(fd).and_then(|socket| Ok(Endpoint::inherited(socket)?));
+    let inherited = adopt(fd).and_then(|socket| Ok(Endpoint::inherited(socket)?));
     inherited.with_context(|| format!("--fd={fd}"))
 }
 
 /// Takes ownership of the inherited descriptor with the number `fd`.
 #[expect(unsafe_code, reason = "only the command line tells who owns the number")]
-fn take_over(fd: i32) -> Result<OwnedFd> {
+fn adopt(fd: i32) -> Result<OwnedFd> {
     ensure!(
         fs::symlink_metadata(format!("/proc/self/fd/{fd}")).is_ok(),
         "the program inherited no descriptor with that number"

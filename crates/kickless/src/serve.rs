@@ -2,13 +2,14 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use kickless_daemon::{AddError, DeviceConfig, Endpoint, Notation, Opened, Registry, Served, TURN_WAIT};
+use kickless_daemon::{
+    AddError, DeviceConfig, DeviceRef, Endpoint, Notation, OpenDevice, Registry, TURN_WAIT,
+};
 use kickless_io::Waker;
 use kickless_memory::fault;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -52,7 +53,7 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     }
     registry.serve(opened)?;
     let waited = serve_until_idle(&registry, &signals, resizes.as_ref());
-    log_counters(&registry.devices(), "summary");
+    log_counters(&registry, "summary");
     let failed = registry.take_ended().into_iter().map(|(config, error)| match config.name() {
         Some(name) => anyhow::Error::new(error).context(format!("device {name}")),
         None => error.into(),
@@ -76,7 +77,11 @@ fn with_option(config: &DeviceConfig, notation: Notation, error: AddError) -> an
 ///
 /// # Errors
 /// A disk cannot be opened, or the workers cannot be started. The error is one sentence.
-fn open(service: Service, inherited: Option<Endpoint>, signals: &Signals) -> Result<(Registry, Vec<Opened>)> {
+fn open(
+    service: Service,
+    inherited: Option<Endpoint>,
+    signals: &Signals,
+) -> Result<(Registry, Vec<OpenDevice>)> {
     let (done, opening) = UnixStream::pair().context("no free descriptor to wait with")?;
     let (sender, opened) = channel();
     let opener = move || {
@@ -102,7 +107,7 @@ fn open(service: Service, inherited: Option<Endpoint>, signals: &Signals) -> Res
     }
 }
 
-fn open_all(service: Service, mut inherited: Option<Endpoint>) -> Result<(Registry, Vec<Opened>)> {
+fn open_all(service: Service, mut inherited: Option<Endpoint>) -> Result<(Registry, Vec<OpenDevice>)> {
     wire::check_cpus(service.pool.cpus(), service.notation)?;
     let registry = wire::registry(&service)?;
     let mut all = Vec::with_capacity(service.devices.len());
@@ -127,7 +132,7 @@ fn serve_until_idle(registry: &Registry, signals: &Signals, resizes: Option<&Res
     while !registry.is_idle() {
         // Hold no reference to a device during the wait. Otherwise a removed device would not be closed.
         let due: Vec<Waker> =
-            registry.devices().iter().filter_map(|served| served.device().refresh_due().cloned()).collect();
+            registry.devices().filter_map(|device| device.device().refresh_due().cloned()).collect();
         // These two descriptors stay readable, so watch them only until they were readable once.
         let once = |is_over: bool| if is_over { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = vec![
@@ -158,20 +163,22 @@ fn serve_until_idle(registry: &Registry, signals: &Signals, resizes: Option<&Res
             registry.stop();
         }
         if signals.take_report() {
-            log_counters(&registry.devices(), "counters");
+            log_counters(registry, "counters");
         }
         let is_due = due.iter().fold(false, |is_due, waker| is_due | waker.clear());
         if signals.take_refresh() | is_due | resizes.is_some_and(Resizes::take) {
-            registry.devices().iter().for_each(Served::refresh);
+            registry.devices().for_each(DeviceRef::refresh);
         }
     }
     outcome
 }
 
-fn log_counters(devices: &[Arc<Served>], occasion: &str) {
+fn log_counters(registry: &Registry, occasion: &str) {
     let deadline = Instant::now() + REPORT_WAIT;
-    for served in devices {
-        served.config().span().in_scope(|| log::without_limits(|| served.statistics().log(occasion)));
+    for device in registry.devices() {
+        device.config().span().in_scope(|| log::without_limits(|| device.statistics().log(occasion)));
+        // The device can be closed during the wait.
+        drop(device);
         log::wait_until_written(deadline);
     }
 }

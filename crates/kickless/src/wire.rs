@@ -14,7 +14,7 @@ use kickless_device::Device;
 use kickless_disk::{Disk, DiskSpec, lock};
 use kickless_net::Net;
 use kickless_values::{CpuList, MacAddress};
-use kickless_worker::Pool;
+use kickless_worker::WorkerPool;
 use tracing::{info, warn};
 
 use crate::service::Service;
@@ -45,11 +45,11 @@ pub(crate) fn registry(service: &Service) -> Result<Registry> {
 ///
 /// # Errors
 /// The workers cannot be started. The error is one sentence.
-pub(crate) fn pool(config: &PoolConfig, devices_max: usize, notation: Notation) -> Result<Pool> {
+pub(crate) fn pool(config: &PoolConfig, devices_max: usize, notation: Notation) -> Result<WorkerPool> {
     let options = config.worker_options(u32::try_from(devices_max).unwrap_or(u32::MAX), notation);
     let options =
         options.map_err(|mistake| anyhow!("{}: {}", notation.option(mistake.option), mistake.why))?;
-    let pool = Pool::start(&options).context("the workers cannot be started")?;
+    let pool = WorkerPool::start(&options).context("the workers cannot be started")?;
     info!(workers = options.workers, poll = ?options.poll, call_coalesce = ?options.call_coalesce, "pool");
     Ok(pool)
 }

@@ -1,5 +1,5 @@
 //! Ring metadata that is translated once.
-#![expect(unsafe_code, reason = "island: atomic access to ring indices")]
+#![expect(unsafe_code, reason = "island: atomic access to ring indices, and addresses to prefetch")]
 
 use crate::{Mapping, shared};
 use std::marker::PhantomData;
@@ -31,22 +31,22 @@ impl Area {
         self.host
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the area has no bytes.
+    /// Returns whether the area has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The mapping that holds the area.
+    /// Returns the mapping that holds the area.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
-    /// The host address of `len` bytes at `offset`.
+    /// Returns the host address of `len` bytes at `offset`.
     ///
     /// # Panics
     /// Panics if the range is not in the area. Offsets come from our own arithmetic over a validated size,
@@ -93,6 +93,15 @@ impl Area {
         unsafe { shared::write_obj(self.at(offset, size_of::<T>()), value) }
     }
 
+    /// Asks the processor to load the cache line at `offset`. Has no effect if that is not in the area.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        if offset < self.len {
+            // SAFETY: the offset is in the area, as checked above.
+            shared::prefetch(unsafe { self.host.add(offset) });
+        }
+    }
+
     /// Writes up to `count` values from `offset` on, until `values` ends. All `count` must be in the area.
     #[inline]
     pub fn write_each<T: IntoBytes + Immutable>(
@@ -109,7 +118,7 @@ impl Area {
         }
     }
 
-    /// [`Area::load_u16`] with relaxed order, for callers that have checked the offset before.
+    /// Does the same as [`Area::load_u16`] with relaxed order, for callers that have checked the offset.
     ///
     /// # Safety
     /// Two bytes at `offset` are in the area, at an even host address.
@@ -134,7 +143,7 @@ impl Area {
         u64::from_le(unsafe { self.host.add(offset).cast::<u64>().as_ptr().read_volatile() })
     }
 
-    /// [`Area::write`] for callers that have checked the offset before.
+    /// Does the same as [`Area::write`], for callers that have checked the offset.
     ///
     /// # Safety
     /// `size_of::<T>()` bytes at `offset` are in the area.
@@ -170,12 +179,12 @@ impl Span<'_> {
         Self { host, len, mapping: PhantomData }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the span has no bytes.
+    /// Returns whether the span has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -53,11 +53,11 @@ pub enum Error {
     /// The region to remove does not exist.
     #[error("no region at {gpa} with user address {user} and size {len:#x}")]
     NoSuchSlot {
-        /// The guest-physical address asked for.
+        /// The requested guest-physical address.
         gpa: Gpa,
-        /// The front-end's address asked for.
+        /// The requested front-end's address.
         user: UserAddr,
-        /// The size asked for.
+        /// The requested size.
         len: u64,
     },
     /// The mapping would exceed a limit, or its file is slow.
@@ -66,7 +66,7 @@ pub enum Error {
         /// The region's guest-physical address.
         gpa: Gpa,
         /// The reason.
-        why: Refused,
+        why: MappingRefused,
     },
     /// The kernel refused.
     #[error("region at {gpa} cannot be mapped")]
@@ -119,7 +119,7 @@ pub enum LogError {
     },
     /// The mapping would exceed a limit, or its file is slow.
     #[error("the log cannot be mapped: {0}")]
-    Refused(Refused),
+    Refused(MappingRefused),
     /// The kernel refused.
     #[error("the log cannot be mapped")]
     Mmap {
@@ -159,7 +159,7 @@ pub enum InflightError {
     },
     /// The mapping would exceed a limit, or its file is slow.
     #[error("the in-flight buffer cannot be mapped: {0}")]
-    Refused(Refused),
+    Refused(MappingRefused),
     /// The kernel refused.
     #[error("the in-flight buffer cannot be mapped")]
     Mmap {
@@ -169,10 +169,10 @@ pub enum InflightError {
     },
 }
 
-/// The reason for which we refuse to map a file. The front-end is to blame.
+/// The reason for which a file is not mapped although the kernel would map it. The front-end is to blame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
-pub enum Refused {
+pub enum MappingRefused {
     /// The device would have too much mapped.
     Exhausted(#[from] Exhausted),
     /// A thread that touches the file's pages may wait for ever.
@@ -184,7 +184,7 @@ pub enum Refused {
 pub(crate) enum MappingError {
     Wraps,
     TooShort { needs: u64, has: u64 },
-    Refused(Refused),
+    Refused(MappingRefused),
     Os(io::Error),
 }
 

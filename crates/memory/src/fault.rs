@@ -100,7 +100,7 @@ pub enum Damaged {
 }
 
 impl Damaged {
-    /// Whether this is the first report of this damage.
+    /// Returns whether this is the first report of this damage.
     pub fn is_first(&self) -> bool {
         let (Self::Memory { first, .. } | Self::Log { first, .. } | Self::Inflight { first, .. }) = self;
         *first

@@ -37,7 +37,7 @@ impl HostIndex {
         Self(hosts.into())
     }
 
-    /// Whether both are of the same slots, or one is a clone of the other.
+    /// Returns whether both are of the same slots, or one is a clone of the other.
     #[inline]
     pub(crate) fn is_same(&self, other: &HostIndex) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -86,12 +86,12 @@ pub struct Records {
 }
 
 impl Records {
-    /// Length in bytes of all whole words.
+    /// Returns the length in bytes of all whole words.
     pub fn len(&self) -> usize {
         self.words * WORD
     }
 
-    /// Whether this part has no bytes.
+    /// Returns whether this part has no bytes.
     pub fn is_empty(&self) -> bool {
         self.words == 0
     }

@@ -43,15 +43,23 @@ impl Iov {
             self.mark(self.len, marks);
         }
         self.segments.clear();
-        self.segments.shrink_to(SEGMENTS_KEPT);
+        if self.segments.capacity() > SEGMENTS_KEPT {
+            self.give_back();
+        }
         self.first = 0;
         self.len = 0;
+    }
+
+    #[cold]
+    fn give_back(&mut self) {
+        self.segments.shrink_to(SEGMENTS_KEPT);
     }
 
     /// Empties the `Iov`, and releases its view unless that is `current`.
     ///
     /// The marks are committed first. So a session that waits for removed memory finds all writes to it in
     /// the log.
+    #[inline]
     pub fn unpin_unless(&mut self, current: &Arc<View>, marks: &mut Marks) {
         self.clear(marks);
         View::unpin_unless(&mut self.pin, current, marks);
@@ -99,13 +107,13 @@ impl Iov {
         self.segments.push(libc::iovec { iov_base: host.as_ptr().cast(), iov_len: len });
     }
 
-    /// Number of segments, including those that are used up.
+    /// Returns the number of segments, including those that are used up.
     #[inline]
     pub fn count(&self) -> usize {
         self.segments.len()
     }
 
-    /// Number of segments that fit without an allocation.
+    /// Returns the number of segments that fit without an allocation.
     pub fn capacity(&self) -> usize {
         self.segments.capacity()
     }
@@ -115,12 +123,12 @@ impl Iov {
         self.segments.shrink_to(segments);
     }
 
-    /// Bytes that are left.
+    /// Returns the number of bytes that are left.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether no bytes are left.
+    /// Returns whether no bytes are left.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -142,15 +150,20 @@ impl Iov {
     /// Marks the first `bytes` that are left as written.
     #[inline]
     fn mark(&self, bytes: u64, marks: &mut Marks) {
-        if let Some(pin) = &self.pin
-            && marks.is_on()
-        {
+        if marks.is_on() {
+            self.mark_logged(bytes, marks);
+        }
+    }
+
+    #[cold]
+    fn mark_logged(&self, bytes: u64, marks: &mut Marks) {
+        if let Some(pin) = &self.pin {
             let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
             self.pieces(0, bytes, |host, _, n| marks.wrote_host(pin.map(), host, n));
         }
     }
 
-    /// Whether each segment begins at a multiple of `align` and has a length that is a multiple of
+    /// Returns whether each segment begins at a multiple of `align` and has a length that is a multiple of
     /// `align_len`.
     pub fn is_aligned(&self, align: usize, align_len: usize) -> bool {
         self.segments()
@@ -158,7 +171,7 @@ impl Iov {
             .all(|s| s.iov_base.addr().is_multiple_of(align) && s.iov_len.is_multiple_of(align_len))
     }
 
-    /// Whether memory of its view has lost pages, so that bytes copied from it may be wrong: see
+    /// Returns whether memory of its view has lost pages, so that bytes copied from it may be wrong: see
     /// [`crate::fault`].
     #[inline]
     pub fn is_damaged(&self) -> bool {

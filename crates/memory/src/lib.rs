@@ -19,7 +19,7 @@
 //!
 //! # Invariants
 //! * A write of a device is marked in the log of its queue's *current* view, after the data and before the
-//!   driver hears of it. Each function that writes takes the queue's [`Marks`], so that no caller can forget
+//!   driver learns of it. Each function that writes takes the queue's [`Marks`], so that no caller can forget
 //!   them ([`log`] has the argument).
 //! * Behind a vIOMMU a queue uses a translation only until the session acknowledges its invalidation
 //!   ([`Iotlb`]).
@@ -58,6 +58,7 @@ mod map;
 mod mapper;
 mod mapping;
 mod marks;
+mod pinned_byte;
 pub mod quota;
 mod ram;
 mod scattered;
@@ -68,7 +69,7 @@ mod view;
 pub use addr::{Gpa, Iova, UserAddr};
 pub use area::{Area, Span};
 pub use backing::SlowFile;
-pub use error::{Error, InflightError, LogError, Refused, Unmapped};
+pub use error::{Error, InflightError, LogError, MappingRefused, Unmapped};
 pub use inflight::{Inflight, Records};
 pub use iotlb::{
     Access, Iotlb, IovaRange, Miss, TABLES_MAX, Table, Tlb, TranslateError, Translated, UpdateError,
@@ -79,6 +80,7 @@ pub use map::Map;
 pub use mapper::Mapper;
 pub use mapping::{Mapping, Released};
 pub use marks::Marks;
+pub use pinned_byte::PinnedByte;
 pub use quota::SLOTS_MAX;
 pub use ram::Ram;
 pub use scattered::Scattered;

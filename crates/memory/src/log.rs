@@ -23,7 +23,7 @@
 //! read-modify-write operation, and so is the front-end's exchange. So none of them undoes a change of other
 //! bits of the word.
 //!
-//! The fence is the cost of a look at the word. So marks are gathered ([`Gather`]) and committed together
+//! The fence is the cost of a look at the word. So marks are gathered ([`MarkBatch`]) and committed together
 //! once for each batch: after the data, and before the used index that publishes the data. The used index
 //! itself and event fields are marked afterwards by the same rule.
 #![expect(unsafe_code, reason = "island: atomic access to the words of a mapping")]
@@ -58,23 +58,23 @@ pub trait Words {
 /// Number of words that can be gathered before a commit.
 const GATHERED_MAX: usize = 64;
 
-/// Marks that are not in the bitmap yet.
+/// A batch of marks that are not in the bitmap yet.
 #[derive(Debug)]
-pub struct Gather {
+pub struct MarkBatch {
     words: [(u64, u64); GATHERED_MAX],
     len: usize,
     /// The last entry of a word with this number modulo the table's length. Only a hint.
     hints: [u8; GATHERED_MAX],
 }
 
-impl Default for Gather {
+impl Default for MarkBatch {
     fn default() -> Self {
         Self { words: [(0, 0); GATHERED_MAX], len: 0, hints: [0; GATHERED_MAX] }
     }
 }
 
-impl Gather {
-    /// Whether there are no marks to commit.
+impl MarkBatch {
+    /// Returns whether there are no marks to commit.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -113,7 +113,8 @@ impl Gather {
         self.commit_fenced(words)
     }
 
-    /// Does the same as [`Gather::commit`] if a sequentially consistent fence has already followed the data.
+    /// Does the same as [`MarkBatch::commit`] if a sequentially consistent fence has already followed the
+    /// data.
     #[inline]
     pub fn commit_fenced<W: Words>(&mut self, words: &W) -> bool {
         let mut newly_set = false;
@@ -172,7 +173,7 @@ impl Log {
         Mapper::default().log(file, offset, len)
     }
 
-    /// Length in bytes; never zero.
+    /// Returns the length in bytes; never zero.
     #[expect(clippy::len_without_is_empty, reason = "a log is never empty")]
     pub fn len(&self) -> u64 {
         self.mapping.len()
@@ -229,7 +230,7 @@ impl Log {
         }
     }
 
-    /// Whether the page of `gpa` is marked now.
+    /// Returns whether the page of `gpa` is marked now.
     pub fn is_marked(&self, gpa: Gpa) -> bool {
         let index = gpa.0 / WORD_SPAN;
         let bit = (1 << (gpa.0 / LOG_PAGE_SIZE % WORD_PAGES)) & self.valid(index);
@@ -334,16 +335,16 @@ mod tests {
 
     #[test]
     fn gathers_by_word_until_it_is_full() {
-        let mut gather = Gather::default();
+        let mut batch = MarkBatch::default();
         for _ in 0..3 {
             for word in 0..GATHERED_MAX as u64 {
-                assert!(gather.add(word * 7, 1 << (word % 64)));
+                assert!(batch.add(word * 7, 1 << (word % 64)));
             }
         }
-        assert_eq!(gather.len, GATHERED_MAX);
-        assert!(gather.add(7, 1 << 5));
-        assert!(!gather.add(1 << 20, 1));
-        gather.clear();
-        assert!(gather.is_empty() && gather.add(1 << 20, 1));
+        assert_eq!(batch.len, GATHERED_MAX);
+        assert!(batch.add(7, 1 << 5));
+        assert!(!batch.add(1 << 20, 1));
+        batch.clear();
+        assert!(batch.is_empty() && batch.add(1 << 20, 1));
     }
 }

@@ -72,7 +72,7 @@ impl Map {
         Ok((Self::of_sorted(slots), removed))
     }
 
-    /// The slots, by increasing guest-physical address.
+    /// Returns the slots, by increasing guest-physical address.
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
@@ -116,7 +116,7 @@ impl Map {
     fn host(slot: &Slot, gpa: Gpa) -> Option<(NonNull<u8>, u64)> {
         let (offset, rest) = slot.locate(gpa)?;
         // SAFETY: the offset is smaller than the mapping's length.
-        Some((unsafe { slot.mapping().base().add(offset) }, rest))
+        Some((unsafe { slot.base().add(offset) }, rest))
     }
 
     /// Returns the host address of `len` contiguous bytes at `gpa`, if one slot holds them all. Valid as long
@@ -159,8 +159,15 @@ impl Map {
         Ok(())
     }
 
-    /// Whether all `len` bytes at `gpa` are guest memory.
+    /// Returns whether all `len` bytes at `gpa` are guest memory.
+    #[inline]
     pub fn contains(&self, gpa: Gpa, len: u64) -> bool {
+        // The usual case, without the loop: one slot holds the whole range.
+        self.contiguous(gpa, len).is_some() || self.contains_pieces(gpa, len)
+    }
+
+    #[cold]
+    fn contains_pieces(&self, gpa: Gpa, len: u64) -> bool {
         self.pieces(gpa, len, |_, _| {}).is_ok()
     }
 
@@ -245,7 +252,7 @@ impl Map {
             .ok_or(Unmapped { addr: user.0, len: len as u64 })
     }
 
-    /// The index of the slots by host address.
+    /// Returns the index of the slots by host address.
     #[inline]
     pub(crate) fn hosts(&self) -> &HostIndex {
         &self.hosts

@@ -1,5 +1,5 @@
 //! One `mmap` of a file that the front-end shares.
-#![expect(unsafe_code, reason = "island: mmap and munmap")]
+#![expect(unsafe_code, reason = "island: mmap and munmap, and a mapping's address shared by threads")]
 
 use crate::error::MappingError;
 use crate::fault::{self, Entry, MAPPINGS, Range};
@@ -60,7 +60,7 @@ pub(crate) struct FilePart {
 }
 
 impl FilePart {
-    /// Whether mappings of both parts are known to hold the same bytes.
+    /// Returns whether mappings of both parts are known to hold the same bytes.
     pub(crate) fn is_same(&self, other: &FilePart) -> bool {
         self.regular && self == other
     }
@@ -183,7 +183,7 @@ impl Mapping {
         })
     }
 
-    /// The first byte. Valid for [`Mapping::len`] bytes as long as this mapping lives.
+    /// Returns the first byte. Valid for [`Mapping::len`] bytes as long as this mapping lives.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -192,13 +192,13 @@ impl Mapping {
         self.part
     }
 
-    /// Bytes of the file that are mapped.
+    /// Returns the number of bytes of the file that are mapped.
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> u64 {
         self.part.len
     }
 
-    /// Whether pages of the mapping were missing at an access: see [`crate::fault`].
+    /// Returns whether pages of the mapping were missing at an access: see [`crate::fault`].
     pub fn is_damaged(&self) -> bool {
         self.entry.misses() > 0
     }
@@ -219,6 +219,41 @@ impl Mapping {
 unsafe impl Send for Mapping {}
 // SAFETY: as above; all fields that change are atomics.
 unsafe impl Sync for Mapping {}
+
+/// A mapping with its address and length beside it, so that a look-up of a guest address follows no pointer.
+#[derive(Clone, Debug)]
+pub(crate) struct MappedRange {
+    base: NonNull<u8>,
+    len: u64,
+    mapping: Arc<Mapping>,
+}
+
+impl MappedRange {
+    pub(crate) fn new(mapping: Arc<Mapping>) -> Self {
+        Self { base: mapping.base(), len: mapping.len(), mapping }
+    }
+
+    /// Returns the address of the first byte. Valid for [`MappedRange::len`] bytes as long as `self`.
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Returns the length in bytes.
+    #[inline]
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+}
+
+// SAFETY: `base` is the pointer of `mapping`, which may be sent and shared.
+unsafe impl Send for MappedRange {}
+// SAFETY: as above.
+unsafe impl Sync for MappedRange {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {

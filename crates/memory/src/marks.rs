@@ -14,15 +14,15 @@
 //!    waits for all requests that use it. So the last change has removed them, and the mark goes to their
 //!    address before that change. It is committed before the request releases its mapping
 //!    ([`View::unpin_unless`](crate::View::unpin_unless)), and so before the session answers the front-end.
-//! 3. Otherwise the marks were not told of each change ([`Marks::set_view`]). The mark goes to the address
-//!    that the request had.
+//! 3. Otherwise [`Marks::set_view`] was not called for each change. The mark goes to the address that the
+//!    request had.
 //!
 //! A write through the present map is marked by its guest-physical address at once. ([`View`](crate::View)
 //! checks that the map is the present one.)
 
 use crate::fault::Damaged;
 use crate::host_index::HostIndex;
-use crate::log::{Gather, Log, word_of, words_of};
+use crate::log::{Log, MarkBatch, word_of, words_of};
 use crate::{Gpa, Map};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ struct Active {
 #[derive(Debug)]
 struct GatheredMarks {
     log: Arc<Log>,
-    gather: Gather,
+    batch: MarkBatch,
 }
 
 impl Marks {
@@ -73,7 +73,7 @@ impl Marks {
             }
             (here, log) => {
                 let on = |log: &Arc<Log>| Active {
-                    gathered: GatheredMarks { log: log.clone(), gather: Gather::default() },
+                    gathered: GatheredMarks { log: log.clone(), batch: MarkBatch::default() },
                     now: hosts.clone(),
                     before: HostIndex::default(),
                 };
@@ -82,7 +82,7 @@ impl Marks {
         }
     }
 
-    /// Whether there is a log.
+    /// Returns whether there is a log.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.on.is_some()
@@ -93,10 +93,10 @@ impl Marks {
         self.on.as_ref()?.gathered.log.damaged()
     }
 
-    /// Whether there are marks to commit.
+    /// Returns whether there are marks to commit.
     #[inline]
     pub fn is_pending(&self) -> bool {
-        self.on.as_ref().is_some_and(|on| !on.gathered.gather.is_empty())
+        self.on.as_ref().is_some_and(|on| !on.gathered.batch.is_empty())
     }
 
     /// Marks `len` bytes at `gpa`, in the present map, as written.
@@ -130,12 +130,12 @@ impl Marks {
 
     /// Puts the gathered marks into the log.
     ///
-    /// Call it after the data is written and before the driver hears of it. Call it again after the write
-    /// that tells the driver.
+    /// Call it after the data is written and before the used index or flags are. Call it again after that
+    /// write.
     #[inline]
     pub fn commit(&mut self) {
         if let Some(on) = &mut self.on {
-            self.newly_set |= on.gathered.gather.commit(&*on.gathered.log);
+            self.newly_set |= on.gathered.batch.commit(&*on.gathered.log);
         }
     }
 
@@ -143,7 +143,7 @@ impl Marks {
     #[inline]
     pub fn commit_fenced(&mut self) {
         if let Some(on) = &mut self.on {
-            self.newly_set |= on.gathered.gather.commit_fenced(&*on.gathered.log);
+            self.newly_set |= on.gathered.batch.commit_fenced(&*on.gathered.log);
         }
     }
 
@@ -201,7 +201,7 @@ impl GatheredMarks {
     fn add(&mut self, gpa: Gpa, len: u64) -> bool {
         // Nearly always the range is within one word.
         match word_of(gpa, len) {
-            Some((word, bits)) if self.gather.add(word, bits) => false,
+            Some((word, bits)) if self.batch.add(word, bits) => false,
             _ => self.add_each(gpa, len),
         }
     }
@@ -210,9 +210,9 @@ impl GatheredMarks {
     fn add_each(&mut self, gpa: Gpa, len: u64) -> bool {
         let mut newly_set = false;
         for (word, bits) in words_of(gpa, len) {
-            while !self.gather.add(word, bits) {
+            while !self.batch.add(word, bits) {
                 // The gathered marks may be committed at any time, because their data is written.
-                newly_set |= self.gather.commit(&*self.log);
+                newly_set |= self.batch.commit(&*self.log);
             }
         }
         newly_set

@@ -47,7 +47,7 @@ impl Ram {
         Ok(Self { base, len })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> u64 {
         self.len as u64

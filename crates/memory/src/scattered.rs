@@ -67,7 +67,7 @@ impl Scattered {
         (Gpa(gpa.0.wrapping_add((offset - start) as u64)), end - offset)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a ring is never empty")]
     pub fn len(&self) -> usize {
         self.len
@@ -98,13 +98,13 @@ impl Scattered {
         unsafe { AtomicU16::from_ptr(at.as_ptr()) }
     }
 
-    /// As [`Area::load_u16`](crate::Area::load_u16).
+    /// Does the same as [`Area::load_u16`](crate::Area::load_u16).
     #[inline]
     pub fn load_u16(&self, offset: usize, order: Ordering) -> u16 {
         u16::from_le(self.atomic(offset).load(order))
     }
 
-    /// As [`Area::store_u16`](crate::Area::store_u16).
+    /// Does the same as [`Area::store_u16`](crate::Area::store_u16).
     #[inline]
     pub fn store_u16(&self, offset: usize, value: u16, order: Ordering) {
         self.atomic(offset).store(value.to_le(), order);

@@ -72,7 +72,7 @@ pub unsafe fn read_obj<T: FromBytes>(from: NonNull<u8>) -> T {
     }
 }
 
-/// [`read_obj`] for aligned values.
+/// Does the same as [`read_obj`], for aligned values.
 ///
 /// # Safety
 /// As [`read_obj`]; also, `from` must be aligned for `W`, of which `T` must be a whole number.
@@ -91,7 +91,7 @@ unsafe fn read_words<T: FromBytes, W: FromBytes>(from: NonNull<u8>) -> T {
     unsafe { value.assume_init() }
 }
 
-/// [`read_obj`] for small or misaligned values. It is not inlined, because it is rarely needed.
+/// Does the same as [`read_obj`], for small or misaligned values. Not inlined, because it is rarely needed.
 ///
 /// # Safety
 /// As [`read_obj`].

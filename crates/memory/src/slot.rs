@@ -1,9 +1,10 @@
 //! A contiguous range of guest memory with one mapping.
 
 use crate::error::MappingError;
-use crate::mapping::Mapping;
+use crate::mapping::{MappedRange, Mapping};
 use crate::{Error, Gpa, Mapper, UserAddr};
 use std::os::fd::AsFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// A range of guest-physical addresses and the mapping that holds its bytes. Clones share the mapping.
@@ -11,7 +12,7 @@ use std::sync::Arc;
 pub struct Slot {
     gpa: Gpa,
     user: UserAddr,
-    mapping: Arc<Mapping>,
+    range: MappedRange,
 }
 
 impl Slot {
@@ -41,29 +42,35 @@ impl Slot {
         Mapper::default().slot(file, offset, gpa, user, len, old)
     }
 
-    /// The first guest-physical address.
+    /// Returns the first guest-physical address.
     pub fn gpa(&self) -> Gpa {
         self.gpa
     }
 
-    /// The front-end's address of the first byte.
+    /// Returns the front-end's address of the first byte.
     pub fn user(&self) -> UserAddr {
         self.user
     }
 
-    /// Length in bytes; never zero.
+    /// Returns the length in bytes; never zero.
     #[expect(clippy::len_without_is_empty, reason = "a slot is never empty")]
     #[inline]
     pub fn len(&self) -> u64 {
-        self.mapping.len()
+        self.range.len()
     }
 
-    /// The mapping that holds the bytes.
+    /// Returns the mapping that holds the bytes.
     pub fn mapping(&self) -> &Arc<Mapping> {
-        &self.mapping
+        self.range.mapping()
     }
 
-    /// Whether `gpa` is in this slot.
+    /// Returns the host address of the first byte. Valid for the length of the slot, as long as this slot.
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.range.base()
+    }
+
+    /// Returns whether `gpa` is in this slot.
     pub fn contains(&self, gpa: Gpa) -> bool {
         self.locate(gpa).is_some()
     }
@@ -109,11 +116,11 @@ impl Mapper {
         };
         let part = Mapping::part_of(self, &file, offset, len).map_err(failed)?;
         // A damaged mapping no longer shows the file's bytes.
-        let is_same = |old: &&Slot| old.mapping.part().is_same(&part) && !old.mapping.is_damaged();
+        let is_same = |old: &&Slot| old.mapping().part().is_same(&part) && !old.mapping().is_damaged();
         let mapping = match old.iter().find(is_same) {
-            Some(old) => old.mapping.clone(),
+            Some(old) => old.mapping().clone(),
             None => Arc::new(Mapping::new(self, file, part).map_err(failed)?),
         };
-        Ok(Slot { gpa, user, mapping })
+        Ok(Slot { gpa, user, range: MappedRange::new(mapping) })
     }
 }

@@ -1,7 +1,7 @@
 //! A device's access to guest memory.
 
 use crate::fault::Damaged;
-use crate::{Gpa, Iova, Log, LogError, Map, Marks, Span, Unmapped};
+use crate::{Gpa, Iova, Log, LogError, Map, Marks, Span, Unmapped, shared};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -41,18 +41,23 @@ impl View {
     #[inline]
     pub fn unpin_unless(pin: &mut Option<Arc<Self>>, current: &Arc<Self>, marks: &mut Marks) {
         if pin.as_ref().is_some_and(|pin| !Arc::ptr_eq(pin, current)) {
-            marks.commit();
-            *pin = None;
+            Self::unpin(pin, marks);
         }
     }
 
-    /// The log in which writes are marked. It has a bit for each page of the memory in view.
+    #[cold]
+    fn unpin(pin: &mut Option<Arc<Self>>, marks: &mut Marks) {
+        marks.commit();
+        *pin = None;
+    }
+
+    /// Returns the log in which writes are marked. It has a bit for each page of the memory in view.
     #[inline]
     pub fn log(&self) -> Option<&Arc<Log>> {
         self.log.as_ref()
     }
 
-    /// The memory in view.
+    /// Returns the memory in view.
     #[inline]
     pub fn map(&self) -> &Map {
         &self.map
@@ -69,19 +74,27 @@ impl View {
         Gpa(iova.0)
     }
 
-    /// As [`Map::contains`].
+    /// Does the same as [`Map::contains`].
     #[inline]
     pub fn contains(&self, gpa: Gpa, len: u64) -> bool {
         self.map.contains(gpa, len)
     }
 
-    /// As [`Map::span`].
+    /// Does the same as [`Map::span`].
     #[inline]
     pub fn span(&self, gpa: Gpa, len: u64) -> Option<Span<'_>> {
         self.map.span(gpa, len)
     }
 
-    /// As [`Map::read`].
+    /// Asks the processor to load the cache line at `gpa`. Has no effect if that is not guest memory.
+    #[inline]
+    pub fn prefetch(&self, gpa: Gpa) {
+        if let Some(host) = self.map.contiguous(gpa, 1) {
+            shared::prefetch(host);
+        }
+    }
+
+    /// Does the same as [`Map::read`].
     ///
     /// # Errors
     /// A part of the range is not guest memory; `into` then holds the bytes before it.
@@ -99,7 +112,7 @@ impl View {
         Ok(())
     }
 
-    /// As [`Map::read_obj`].
+    /// Does the same as [`Map::read_obj`].
     ///
     /// # Errors
     /// A part of the range is not guest memory.

@@ -98,7 +98,7 @@ fn a_log_that_shrinks() {
 }
 
 #[test]
-fn huge_pages_that_are_not_there() {
+fn accesses_without_free_huge_pages() {
     const HUGE: u64 = 2 << 20;
     fault::guard().unwrap();
     let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
@@ -118,7 +118,7 @@ fn huge_pages_that_are_not_there() {
 
 /// Many holes cost only a few of the kernel's mappings, whether they exist at once or are made one by one.
 #[test]
-fn many_holes() {
+fn a_file_with_many_missing_pages() {
     const PAGES: u64 = 4096;
     fault::guard().unwrap();
     let (file, map) = memory(PAGES, MemfdFlags::empty());
@@ -168,7 +168,7 @@ fn all_threads_at_once() {
 }
 
 #[test]
-fn mappings_come_and_go_under_the_handler() {
+fn mappings_change_while_the_handler_runs() {
     fault::guard().unwrap();
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -237,7 +237,7 @@ fn set_handler(handler: libc::sighandler_t, flags: libc::c_int) {
     }
 }
 
-/// Not a test. The tests below run this in child processes.
+/// Runs a case in a child process. The tests below start it, so it is no test of its own.
 #[test]
 fn child() {
     let Ok(scenario) = std::env::var(CHILD) else { return };
@@ -394,7 +394,7 @@ fn end_of(scenario: &str) -> ExitStatus {
 
 /// Front-ends cannot fill the kernel's list of mappings, and the process survives a full list.
 #[test]
-fn the_kernel_s_list_is_not_filled_and_a_full_list_is_survived() {
+fn front_ends_cannot_reach_the_mapping_limit_and_a_full_list_is_survived() {
     for scenario in ["crowded", "full", "too-many"] {
         assert!(end_of(scenario).success(), "{scenario}");
     }

@@ -314,7 +314,7 @@ fn nodes_come_back_only_after_a_quiescent_point() {
 }
 
 #[test]
-fn tables_of_a_guest_without_a_viommu_take_nothing() {
+fn tables_without_translations_take_little_memory() {
     // 1 TiB without a vIOMMU: only the map's slots take memory.
     assert!(size_of::<Slot>() * 509 < 1 << 20);
     // A vIOMMU that maps it all in leaves of 1 GiB: the root, three levels of one node, and two nodes of 512
@@ -462,7 +462,7 @@ proptest! {
 
 /// An update of a part of a leaf drops the leaf, even if there is no room for the part.
 #[test]
-fn a_leaf_that_could_not_be_split_is_gone() {
+fn a_leaf_that_cannot_be_split_is_removed() {
     let (map, mut iotlb) = (map(), Iotlb::new(3));
     update(&mut iotlb, 0, GIB, USER, Access::BOTH).unwrap();
     let full = iotlb.update(Iova(PAGE), PAGE, UserAddr(USER), Access::BOTH);

@@ -1,7 +1,7 @@
 //! Tests of the dirty log: refused logs, and marks against a model.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use kickless_memory::{Gpa, Iov, Log, LogError, Map, Marks, Ram, Slot, UserAddr, View};
+use kickless_memory::{Gpa, Iov, Log, LogError, Map, Marks, PinnedByte, Ram, Slot, UserAddr, View};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::collections::BTreeSet;
@@ -78,7 +78,7 @@ fn bits_lie_where_the_specification_says() {
 
 /// A log of 3 bytes has 24 pages, and no mark goes past them.
 #[test]
-fn nothing_past_the_end() {
+fn marks_past_the_end_of_the_log_are_dropped() {
     let file = file(4096);
     let log = Arc::new(Log::map(&file, 0, 3).unwrap());
     let mut marks = Marks::off();
@@ -139,7 +139,7 @@ fn newly_set_bits_are_those_that_were_clear() {
 }
 
 #[test]
-fn marks_go_to_the_log_of_their_time() {
+fn marks_go_to_the_log_of_the_view_at_the_write() {
     let (old, new) = (Arc::new(log(4096)), Arc::new(log(8192)));
     let mut marks = Marks::off();
     marks.set_view(&logged(&old));
@@ -279,7 +279,7 @@ fn memory_that_moves_under_a_request() {
         (vec![&first, &moved, &removed], &AT[1..2]),
         (vec![&first, &moved, &twice], &AT[1..3]),
         (vec![&first, &removed], &AT[..1]),
-        // The marks are not told of the change in between.
+        // The marks get no `set_view` for the change in between.
         (vec![&first, &Map::default(), &Map::default()], &AT[..1]),
     ] {
         for logged_since in 0..maps.len() {
@@ -290,6 +290,8 @@ fn memory_that_moves_under_a_request() {
                 iov.push(&submitted, Gpa(AT[0] + 4096 + 7), 4096).unwrap();
             }
             read.segments_to_fill();
+            let mut status = PinnedByte::default();
+            status.set(&submitted, Gpa(AT[0] + 4096));
             for map in &maps[logged_since..] {
                 marks.set_view(&view(map));
             }
@@ -300,9 +302,10 @@ fn memory_that_moves_under_a_request() {
             let current = view(maps[maps.len() - 1]);
             marks.set_view(&current);
             assert_eq!(copied.write(4090, &[1; 6], &mut marks), 6);
+            assert!(status.write(1, &mut marks));
             submitted.write_obj(Gpa(AT[0]), &1u8, &mut marks).unwrap();
             marks.commit();
-            assert_eq!(pages(&log), at(places, &[0, 2]), "{places:x?} since {logged_since}");
+            assert_eq!(pages(&log), at(places, &[0, 1, 2]), "{places:x?} since {logged_since}");
             submitted.write(Gpa(AT[0] + 4095), &[1; 2], &mut marks).unwrap();
             read.advance(4, &mut marks);
             let mut pin = Some(submitted);

@@ -6,7 +6,7 @@
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use kickless_memory::log::{Gather, Words};
+use kickless_memory::log::{MarkBatch, Words};
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -22,7 +22,7 @@ impl Bitmap {
         Self { word: AtomicU64::new(bits), gone: AtomicBool::new(false) }
     }
 
-    /// H1 and H2 of the argument in `kickless_memory::log`.
+    /// Does steps H1 and H2 of the argument in `kickless_memory::log`.
     fn harvest(&self) -> u64 {
         let bits = self.word.swap(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -60,9 +60,9 @@ impl Page {
     }
 }
 
-fn mark(gather: &mut Gather, log: &Bitmap, bits: u64) {
-    assert!(gather.add(0, bits));
-    gather.commit(log);
+fn mark(batch: &mut MarkBatch, log: &Bitmap, bits: u64) {
+    assert!(batch.add(0, bits));
+    batch.commit(log);
 }
 
 /// The front-end harvests while a worker writes one page again and again. The last copy has the last write,
@@ -76,10 +76,10 @@ fn no_write_is_lost() {
                 let shared = shared.clone();
                 thread::spawn(move || {
                     let (log, page) = &*shared;
-                    let mut gather = Gather::default();
+                    let mut batch = MarkBatch::default();
                     for value in 1..=2 {
                         page.write(value);
-                        mark(&mut gather, log, 1);
+                        mark(&mut batch, log, 1);
                     }
                 })
             };
@@ -111,7 +111,7 @@ fn published_data_is_marked() {
                 thread::spawn(move || {
                     let (log, page, used) = &*shared;
                     page.write(1);
-                    mark(&mut Gather::default(), log, 1);
+                    mark(&mut MarkBatch::default(), log, 1);
                     used.store(1, Ordering::Release);
                 })
             };
@@ -143,7 +143,7 @@ fn writes_to_removed_memory_are_marked_before_its_release() {
                 thread::spawn(move || {
                     let (log, page, released) = &*shared;
                     page.write(1);
-                    mark(&mut Gather::default(), log, 1);
+                    mark(&mut MarkBatch::default(), log, 1);
                     *released.lock().unwrap() = true;
                 })
             };
@@ -172,11 +172,11 @@ fn one_fence_serves_the_call_and_the_mark() {
             let shared = shared.clone();
             thread::spawn(move || {
                 let (log, used) = &*shared;
-                let mut gather = Gather::default();
+                let mut batch = MarkBatch::default();
                 used.0.store(1, Ordering::Release);
                 fence(Ordering::SeqCst);
-                assert!(gather.add(0, 1));
-                gather.commit_fenced(log);
+                assert!(batch.add(0, 1));
+                batch.commit_fenced(log);
             })
         };
         let (log, used) = &*shared;
@@ -203,7 +203,7 @@ fn workers_share_a_word() {
                 thread::spawn(move || {
                     let (log, pages) = &*shared;
                     pages[at].write(1);
-                    mark(&mut Gather::default(), log, 1 << at);
+                    mark(&mut MarkBatch::default(), log, 1 << at);
                 })
             })
             .collect();
@@ -227,7 +227,7 @@ fn workers_share_a_word() {
 /// SET_LOG_BASE arrives while a worker marks. The worker does not write the old log after the answer. Each
 /// write is in one of the two logs.
 #[test]
-fn a_log_is_unused_when_the_change_is_answered() {
+fn an_old_log_is_unused_when_its_change_is_answered() {
     loom::model(|| {
         let logs = Arc::new([Bitmap::new(0), Bitmap::new(0)]);
         let pages = Arc::new([Page::default(), Page::default()]);
@@ -237,18 +237,18 @@ fn a_log_is_unused_when_the_change_is_answered() {
             let (logs, pages, asked, answered) =
                 (logs.clone(), pages.clone(), asked.clone(), answered.clone());
             thread::spawn(move || {
-                let (mut gather, mut current) = (Gather::default(), 0);
+                let (mut batch, mut current) = (MarkBatch::default(), 0);
                 for (at, page) in pages.iter().enumerate() {
                     if *asked.lock().unwrap() {
                         // As `Marks::set_view`.
-                        gather.commit(&logs[current]);
+                        batch.commit(&logs[current]);
                         current = 1;
                         *answered.lock().unwrap() = true;
                     }
                     page.write(1);
-                    assert!(gather.add(0, 1 << at));
+                    assert!(batch.add(0, 1 << at));
                     if at == 1 {
-                        gather.commit(&logs[current]);
+                        batch.commit(&logs[current]);
                     }
                 }
             })

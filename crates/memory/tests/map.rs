@@ -1,7 +1,9 @@
 //! Tests of slots, maps, areas and buffers, with values that a front-end and a guest could send.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use kickless_memory::{Area, Error, Gpa, Iov, Map, Marks, SLOTS_MAX, Slot, Unmapped, UserAddr, View};
+use kickless_memory::{
+    Area, Error, Gpa, Iov, Map, Marks, PinnedByte, SLOTS_MAX, Slot, Unmapped, UserAddr, View,
+};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::OwnedFd;
@@ -75,7 +77,7 @@ mod slots {
     }
 
     #[test]
-    fn not_mappable() {
+    fn files_that_cannot_be_mapped() {
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         let refused = Slot::map(&pipe, 0, Gpa(0), UserAddr(0), PAGE).unwrap_err();
         assert!(matches!(refused, Error::Mmap { .. }), "{refused}");
@@ -182,7 +184,7 @@ mod maps {
     }
 
     #[test]
-    fn nothing_is_written_where_not_all_can_be() {
+    fn writes_beyond_guest_memory_change_nothing() {
         let map = map(&[(0, PAGE), (PAGE, PAGE)]);
         let refused = map.write(Gpa(2 * PAGE - 4), b"too long");
         assert_eq!(refused, Err(Unmapped { addr: 2 * PAGE - 4, len: 8 }));
@@ -293,7 +295,7 @@ mod lifetimes {
     const NOW: Duration = Duration::ZERO;
 
     #[test]
-    fn a_mapping_goes_with_its_last_user() {
+    fn a_mapping_is_unmapped_with_its_last_user() {
         let view = view(&[(0, PAGE)]);
         let released = view.map().slots()[0].mapping().released();
         let area = view.map().area(UserAddr(0), 16, 16).unwrap();
@@ -323,7 +325,7 @@ mod lifetimes {
     }
 
     #[test]
-    fn waiting_ends_when_another_thread_lets_go() {
+    fn a_wait_ends_when_another_thread_releases_the_mapping() {
         let view = view(&[(0, PAGE)]);
         let released = view.map().slots()[0].mapping().released();
         assert!(!released.wait(Duration::from_millis(20)));
@@ -539,5 +541,39 @@ proptest! {
             let _ = map.area(UserAddr(ask), ask_len as usize, 16);
             let _ = map.with(Slot::map(file(PAGE), 0, Gpa(ask), UserAddr(0), 1).unwrap());
         }
+    }
+}
+
+mod pinned_byte {
+    use super::*;
+
+    #[test]
+    fn is_written_after_its_memory_was_removed() {
+        let (view, other, mut marks) = (view(&[(0, PAGE)]), view(&[]), Marks::off());
+        let released = view.map().slots()[0].mapping().released();
+        let alias = view.map().slots()[0].clone();
+        let mut byte = PinnedByte::default();
+        byte.set(&view, Gpa(PAGE - 1));
+        drop(view);
+        assert!(byte.write(7, &mut marks));
+        assert_eq!(Map::new(vec![alias]).unwrap().read_obj::<u8>(Gpa(PAGE - 1)), Ok(7));
+        assert!(!released.wait(Duration::ZERO), "the byte holds its memory");
+        byte.unpin_unless(&other, &mut marks);
+        assert!(released.wait(Duration::ZERO));
+        assert!(!byte.write(8, &mut marks), "the byte has no memory");
+    }
+
+    #[test]
+    fn is_in_guest_memory() {
+        let (view, mut marks) = (view(&[(0, PAGE)]), Marks::off());
+        let mut byte = PinnedByte::default();
+        assert!(!byte.write(1, &mut marks));
+        byte.set(&view, Gpa(0));
+        byte.set(&view, Gpa(PAGE));
+        assert!(!byte.write(1, &mut marks), "an earlier byte is written");
+        byte.set(&view, Gpa(1));
+        byte.unpin_unless(&view, &mut marks);
+        assert!(!byte.write(1, &mut marks), "a byte of an earlier request is written");
+        assert_eq!(view.read_obj::<u16>(Gpa(0)), Ok(0));
     }
 }

@@ -38,7 +38,7 @@ impl ControlTask {
                 OK
             }
             Err(error) => {
-                debug!(queue = self.vring.index(), head = self.chain.id.head, %error, "command refused");
+                debug!(queue = self.vring.index(), head = self.chain.id.head(), %error, "command refused");
                 self.counters().commands_refused.add(1);
                 self.vring.counters().errors.add(1);
                 ERR

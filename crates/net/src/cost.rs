@@ -47,7 +47,7 @@ impl Budget {
         self.charge_descriptors(CHAIN_DESCRIPTORS + u32::from(descriptors));
     }
 
-    /// Charges so many descriptors, or buffers that were written.
+    /// Charges this number of descriptors, or of buffers that were written.
     pub(crate) fn charge_descriptors(&mut self, descriptors: u32) {
         self.descriptors += descriptors;
         self.charge(self.descriptors / u32::from(DESCRIPTORS_PER_COST));

@@ -36,7 +36,7 @@ counters! {
     received_frames,
     /// Their bytes, without headers.
     received_bytes,
-    /// Frames that the card dropped because the driver can never have room for a frame of their length.
+    /// Frames that the card dropped because they are too long for the driver's chains.
     dropped_long,
     /// Frames that the card dropped because too many frames were waiting for buffers of the driver.
     dropped_late,

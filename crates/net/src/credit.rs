@@ -9,12 +9,14 @@ const BUFFERS_KEPT: usize = 32;
 
 /// The chains of a ring's credit ([`Vring::pop_credit`]), oldest first.
 ///
-/// The credit keeps the writable buffers of a chain, and of those only as many as the longest frame can use.
-/// A guest therefore cannot make it keep more than 2 * `frame_len_max` buffers, in a ring of any size: the
-/// task pops only while the credit holds less than the longest frame, each buffer has at least one byte, and
-/// the chain that it pops then keeps at most as many buffers as that frame has bytes. With 65 562 bytes, 16
-/// bytes for a buffer and memory for at most twice the buffers of a chain, that is 4 MiB, and 64 bytes for
-/// each entry of the ring.
+/// The credit keeps only the writable buffers of a chain, and only as many as the longest frame can use. So a
+/// guest cannot make it keep more than 2 * `frame_len_max` buffers, in a ring of any size:
+/// - The task pops only while the credit holds less than the longest frame. Each buffer has at least one
+///   byte, so the credit then has fewer than `frame_len_max` buffers.
+/// - The popped chain adds at most `frame_len_max` buffers.
+///
+/// A frame has at most 65 562 bytes, and a buffer takes 16. A chain can have memory for twice its buffers. So
+/// the credit takes at most 4 MiB, and 64 bytes for each entry of the ring.
 pub(crate) struct Credit {
     chains: VecDeque<Chain>,
     /// Unused chains. A pop takes one of them and allocates nothing.

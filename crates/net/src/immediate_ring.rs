@@ -1,7 +1,7 @@
 //! Serves rings that complete each chain immediately after popping it.
 
 use crate::cost::DESCRIPTORS_PER_COST;
-use kickless_device::{Next, Polled, Vring};
+use kickless_device::{LEAVING_COST, Next, Polled, Vring};
 use kickless_virtqueue::Chain;
 
 /// A ring that completes each chain immediately after popping it.
@@ -16,9 +16,10 @@ pub(crate) trait ImmediateRing {
 /// Serves chains until they cost `budget` ([`kickless_device::QueueTask::poll`]).
 pub(crate) fn poll(task: &mut impl ImmediateRing, budget: u32) -> Polled {
     let (mut served, mut cost) = (0, 0u32);
+    let limit = if budget == 0 { LEAVING_COST } else { budget };
     let next = loop {
         let (vring, chain) = task.ring();
-        if budget > 0 && cost >= budget {
+        if cost >= limit {
             break Next::More;
         }
         if budget == 0 && vring.resubmissions() == 0 {

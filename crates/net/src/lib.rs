@@ -12,6 +12,22 @@
 //! Each ring completes chains in the order in which the driver made them available. A front-end without an
 //! in-flight buffer therefore learns from the used index where a ring continues after the back-end was
 //! killed.
+//!
+//! ```
+//! use kickless_device::Device;
+//! use kickless_net::{Net, Options};
+//!
+//! let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
+//! let port = "null".parse()?;
+//! let card = Net::new(Options { mac: Some(mac), mtu: None, pairs_max: 2, queue_size_max: 1024, port });
+//! // Two pairs of rings, and the control ring.
+//! assert_eq!(card.queues_max(), 5);
+//! // The configuration space begins with the address.
+//! let mut read = [0; 6];
+//! card.read_config(0, &mut read);
+//! assert_eq!(read, mac);
+//! # Ok::<(), kickless_net_port::InvalidPort>(())
+//! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod buffers;

@@ -1,7 +1,8 @@
 //! Delivers the test frames of a null port to a receive ring. Each expiration of a timer makes one frame due.
 //!
 //! The task pops chains ahead, as *credit*. It has enough credit when the chains hold the longest frame that
-//! the driver must be able to receive. It stops popping earlier if the driver has offered no more chains.
+//! the driver must be able to receive. If a frame cannot span several chains, one chain is enough. The task
+//! stops popping earlier if the driver has offered no more chains.
 //! - No frame is due: the task waits for the timer, and kicks stay off ([`Next::Quiet`]). It does so even
 //!   with too little credit, because the next frame may be short, and the driver may have offered more chains
 //!   by then.
@@ -111,7 +112,8 @@ impl ReceiveTask {
         self.format.features.contains(NetFeatures::MRG_RXBUF)
     }
 
-    /// Returns whether there is room for the longest frame, or else the ring can hold no more chains.
+    /// Returns whether the task needs no more credit: the chains have room for the longest frame, or the ring
+    /// can hold no more of them. If a frame cannot span several chains, one chain is enough.
     fn has_enough_credit(&self) -> bool {
         match self.merges_chains() {
             true => self.credit.bytes() >= self.format.len_max as u64 || self.credit.is_full(),
@@ -255,7 +257,11 @@ impl ReceiveTask {
     }
 
     /// Returns the number of the oldest chains that together hold `len` bytes. Pops more chains if needed.
-    /// Returns `None` if the driver can never offer room for `len` bytes.
+    /// Returns `None` if the frame must be dropped. A ring of chains like these never has room for it, or a
+    /// frame cannot span several chains and the oldest one is too short.
+    ///
+    /// # Errors
+    /// As [`ReceiveTask::pop_credit`].
     fn chains_for(&mut self, len: u64) -> Result<Option<usize>, Next> {
         self.skip_chains_without_header_room()?;
         if !self.merges_chains() {
@@ -313,8 +319,7 @@ impl ReceiveTask {
     }
 }
 
-/// Completes the chains that an earlier process was using when it was killed, if the task stops before it
-/// uses them.
+/// Serves a task that stops: completes the chains that an earlier process used when it was killed.
 impl ImmediateRing for ReceiveTask {
     fn ring(&mut self) -> (&mut Vring, &mut Chain) {
         (&mut self.vring, &mut self.chain)

@@ -55,7 +55,7 @@ impl TransmitTask {
                     self.counters().sent_bytes.add(frame.len.into());
                 }
                 Err(error) => {
-                    debug!(queue = self.vring.index(), head = self.chain.id.head, %error, "frame dropped");
+                    debug!(queue = self.vring.index(), head = self.chain.id.head(), %error, "frame dropped");
                     self.counters().sent_invalid.add(1);
                     self.vring.counters().errors.add(1);
                 }

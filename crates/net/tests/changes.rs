@@ -72,7 +72,7 @@ fn an_invalidation_does_not_wait_for_credit() {
         rig.poll();
         assert_eq!(rig.task.vring().credit(), 0, "nothing is translated");
         rig.translate_all();
-        rig.apply(Update::Look);
+        rig.apply(Update::Poll);
         let mut number = receive(&mut rig, 0, 20);
         for _ in 0..3 {
             number = fill_until_quiet(&mut rig, number);
@@ -86,7 +86,7 @@ fn an_invalidation_does_not_wait_for_credit() {
             assert_eq!((rig.last, rig.interest()), (Next::Idle, Some(Interest::None)));
             assert_eq!(rig.receive(12), None);
             rig.translate_all();
-            rig.apply(Update::Look);
+            rig.apply(Update::Poll);
             number = receive(&mut rig, number, 20);
         }
         let offered = rig.with_device();

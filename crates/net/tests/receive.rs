@@ -4,6 +4,7 @@
 mod rig;
 
 use kickless_device::{Device, Interest, Next, Update};
+use kickless_net::Net;
 use kickless_net_port::{NullPort, TestFrame};
 use kickless_spec::features::Features;
 use kickless_spec::net::NetFeatures;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const RATE: u32 = 20_000;
-/// After this time, a test has failed. No machine is so slow.
+/// The limit of a wait. Even a slow machine needs less.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn port(lengths: std::ops::RangeInclusive<u32>) -> NullPort {
@@ -22,6 +23,15 @@ fn port(lengths: std::ops::RangeInclusive<u32>) -> NullPort {
 }
 
 const SPLIT: Kind = Kind { packed: false, event_idx: true, in_order: false };
+
+/// Polls until this counter of the card is not zero.
+fn poll_until_counted(rig: &mut Rig, card: &Net, name: &str) {
+    let begun = Instant::now();
+    while counter(card, name) == 0 {
+        assert!(begun.elapsed() < TIMEOUT, "{name}");
+        rig.poll();
+    }
+}
 
 /// Receives at least `count` frames, and keeps the ring full. Checks that each frame is whole, has the right
 /// length and follows the one before.
@@ -302,7 +312,7 @@ fn changes_take_effect_immediately_in_a_quiet_ring() {
                     assert_eq!(Arc::strong_count(&old), 1, "old memory is kept");
                 }
                 1 => rig.apply(Update::Addresses(GuestRing::addresses())),
-                _ => rig.apply(Update::Look),
+                _ => rig.apply(Update::Poll),
             }
             assert_eq!(rig.task.in_flight(), 0);
             while rig.receive(12).is_some() {}
@@ -322,11 +332,7 @@ fn chains_without_room_for_a_header_complete_empty() {
         for _ in 0..40 {
             rig.offer(&[2000], true).unwrap();
         }
-        let begun = Instant::now();
-        while counter(&card, "received_frames") == 0 {
-            assert!(begun.elapsed() < TIMEOUT);
-            rig.poll();
-        }
+        poll_until_counted(&mut rig, &card, "received_frames");
         assert_eq!(rig.take().unwrap().2, 0);
         assert_eq!(rig.take().unwrap().2, 0);
         let (_, frame) = rig.receive(12).unwrap();
@@ -341,11 +347,7 @@ fn chains_outside_of_memory_complete_empty() {
     let mut rig = Rig::start(&card, 0, SPLIT, 64, rig::without(&card, NetFeatures::MRG_RXBUF));
     rig.offer_outside(2000);
     rig.offer(&[2000], true).unwrap();
-    let begun = Instant::now();
-    while counter(&card, "received_frames") == 0 {
-        assert!(begun.elapsed() < TIMEOUT);
-        rig.poll();
-    }
+    poll_until_counted(&mut rig, &card, "received_frames");
     assert_eq!(rig.take().unwrap().2, 0);
     assert_eq!(rig.receive(12).unwrap().1.len(), 60);
 }
@@ -356,19 +358,12 @@ fn pairs_that_the_driver_does_not_use_get_no_frames() {
     let mut rig = Rig::start(&card, 2, SPLIT, 64, card.features());
     let mut control = Rig::start(&card, 4, SPLIT, 64, card.features());
     while rig.offer(&[2000], true).is_some() {}
-    let begun = Instant::now();
-    while counter(&card, "dropped_unused") == 0 {
-        assert!(begun.elapsed() < TIMEOUT);
-        rig.poll();
-    }
+    poll_until_counted(&mut rig, &card, "dropped_unused");
     assert_eq!(counter(&card, "received_frames"), 0);
     let id = control.command(&[4, 0, 2, 0]);
     control.poll();
     assert_eq!(control.answer(id), 0);
-    while counter(&card, "received_frames") == 0 {
-        assert!(begun.elapsed() < TIMEOUT);
-        rig.poll();
-    }
+    poll_until_counted(&mut rig, &card, "received_frames");
     let (_, frame) = rig.receive(12).unwrap();
     assert_eq!(TestFrame::read(&frame).unwrap().pair, 1);
 }

@@ -9,7 +9,8 @@ use kickless_net_port::NullPort;
 use kickless_spec::features::Features;
 use kickless_spec::net::{Config, ERR, HDR_F_NEEDS_CSUM, Header, NetFeatures, OK};
 use kickless_spec::vhost_user::ProtocolFeatures;
-use rig::{Kind, Rig, card, counter, kinds};
+use kickless_virtqueue::Chain;
+use rig::{Guest, Kind, Rig, card, counter, kinds};
 use zerocopy::{FromBytes, IntoBytes};
 
 const SPLIT: Kind = Kind { packed: false, event_idx: true, in_order: false };
@@ -96,6 +97,28 @@ fn a_poll_keeps_to_its_budget() {
     assert_eq!((polled.served, polled.cost, polled.next), (2, 6, Next::More));
     assert_eq!(rig.poll_once(0).served, 0);
     assert_eq!(rig.stop().1, 10);
+}
+
+#[test]
+fn a_stop_takes_the_frames_of_an_earlier_process_in_turns() {
+    for kind in kinds() {
+        let card = card(1, NullPort::default());
+        let mut guest = Guest::prepare(kind, 128).with_inflight();
+        for _ in 0..100 {
+            guest.send(&frame(8192), 8300).unwrap();
+        }
+        let start = guest.first_avail();
+        let (mut killed, mut chain) = (guest.vring(1, start, None), Chain::default());
+        while killed.pop(&mut chain) {}
+        drop(killed);
+        let vring = guest.vring(1, start, None);
+        let mut rig = Rig::start_on(&card, guest, vring, card.features());
+        assert_eq!(rig.task.in_flight(), 100);
+        let polled = rig.poll_once(0);
+        assert_eq!((polled.served, polled.cost, polled.next), (22, 66, Next::More), "{kind:?}");
+        let (_, mut guest) = rig.stop_task();
+        assert_eq!(std::iter::from_fn(|| guest.take()).count(), 100);
+    }
 }
 
 #[test]

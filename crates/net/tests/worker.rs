@@ -10,7 +10,7 @@ use kickless_memory::{Map, View};
 use kickless_net::Net;
 use kickless_net_port::{NullPort, TestFrame};
 use kickless_testing::GuestRing;
-use kickless_worker::{Options, Poll, Pool};
+use kickless_worker::{Options, Poll, WorkerPool};
 use rig::{Guest, SIZE_MAX, card, counter, kinds};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
@@ -19,7 +19,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// After this time, a test has failed. No machine is so slow.
+/// The limit of a wait. Even a slow machine needs less.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Ring {
@@ -60,7 +60,7 @@ impl Ring {
 fn pool(poll: Poll) -> Arc<dyn Executor> {
     let engine = EngineOptions::new(EngineKind::Threads, 8);
     let options = Options { workers: 1, engine, cpus: Vec::new(), poll, call_coalesce: None };
-    Arc::new(Pool::start(&options).unwrap()).executor(1)
+    Arc::new(WorkerPool::start(&options).unwrap()).executor(1)
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn an_invalidation_does_not_wait_for_credit() {
                 "the invalidation waits"
             );
             ring.guest.translate_all();
-            ring.update(Update::Look);
+            ring.update(Update::Poll);
         }
         ring.handle.stop().recv_timeout(TIMEOUT).expect("a stop does not complete");
     }
@@ -161,7 +161,7 @@ fn updates_and_stops_do_not_wait_for_credit() {
         ring.update(Update::Memory(ring.guest.view.clone()));
         assert_eq!(Arc::strong_count(&old), 1, "the task keeps the old memory");
         ring.update(Update::Addresses(GuestRing::addresses()));
-        ring.update(Update::Look);
+        ring.update(Update::Poll);
         let offered = ring.guest.with_device();
         let stopped = ring.handle.stop().recv_timeout(TIMEOUT).expect("a stop does not complete");
         while ring.guest.receive(12).is_some() {}

@@ -5,7 +5,8 @@
 //! - the available ring: 2-byte aligned, `6 + 2 * size` bytes;
 //! - the used ring: 4-byte aligned, `6 + 8 * size` bytes.
 //!
-//! The last two bytes of each ring are the event index of the *other* direction. They exist in memory only if
+//! The last two bytes of each ring are an event index. The side that writes the ring says there when it wants
+//! to be notified of an entry in the other ring. These bytes exist in memory only if
 //! [`EVENT_IDX`](crate::features::Features::EVENT_IDX) was negotiated.
 
 use zerocopy::little_endian::{U16, U32, U64};
@@ -72,10 +73,11 @@ pub const fn used_len(size: u16, event_idx: bool) -> usize {
     RING_ENTRIES + size_of::<UsedElem>() * size as usize + if event_idx { 2 } else { 0 }
 }
 
-/// Packed ring, descriptor flag: set as the driver's wrap counter when the driver makes the descriptor
-/// available.
+/// Packed ring, descriptor flag: has the value of the driver's wrap counter after the driver made the
+/// descriptor available.
 pub const PACKED_F_AVAIL: u16 = 1 << 7;
-/// Packed ring, descriptor flag: set as the device's wrap counter when the device uses the descriptor.
+/// Packed ring, descriptor flag: has the value of the device's wrap counter after the device used the
+/// descriptor.
 pub const PACKED_F_USED: u16 = 1 << 15;
 
 /// `struct pvirtq_desc`: a descriptor of the packed virtqueue (virtio 1.3, section 2.8.13).
@@ -91,6 +93,12 @@ pub struct PackedDesc {
     /// `DESC_F_*` and `PACKED_F_*`.
     pub flags: U16,
 }
+
+/// Offset of `len` in a packed descriptor.
+pub const PACKED_LEN: usize = 8;
+
+/// Offset of `id` in a packed descriptor.
+pub const PACKED_ID: usize = 12;
 
 /// Offset of `flags` in a packed descriptor.
 pub const PACKED_FLAGS: usize = 14;

@@ -41,7 +41,8 @@ pub const LOG_PAGE_SIZE: u64 = 4096;
 
 /// Bits of the ring's index in SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR and VRING_HOST_NOTIFIER_MSG.
 pub const VRING_INDEX_MASK: u64 = 0xff;
-/// Bit in these messages and in the reply to SET_DEVICE_STATE_FD: the message carries no file descriptor.
+/// Bit beside [`VRING_INDEX_MASK`] in the same messages, and in the reply to SET_DEVICE_STATE_FD: the message
+/// carries no file descriptor.
 pub const NO_FD: u64 = 1 << 8;
 /// Bits of the error in the reply to SET_DEVICE_STATE_FD. Zero means success.
 pub const DEVICE_STATE_ERROR_MASK: u64 = 0xff;

@@ -28,7 +28,7 @@ impl Latch {
 
 #[cfg(loom)]
 impl Latch {
-    /// The flag itself. A model uses the other bits for further events that its thread sleeps on.
+    /// The bit of the flag. A model may use the other bits for further events that its thread waits for.
     pub const SET: u32 = 1;
 
     /// Sets the flag and wakes the thread that waits for it.
@@ -57,7 +57,10 @@ impl Latch {
         self.wait_for(|flags| (*flags & Self::SET != 0).then_some(()));
     }
 
-    /// Calls `access` with all flags, which it may change, after each change until it returns a value.
+    /// Waits until `access` returns a value, and returns that value.
+    ///
+    /// Calls `access` with all flags, first at once and then after each change. `access` may change the
+    /// flags.
     pub fn wait_for<T>(&self, mut access: impl FnMut(&mut u32) -> Option<T>) -> T {
         let mut flags = lock(&self.flags);
         loop {

@@ -1,4 +1,4 @@
-//! Locks a mutex in spite of a panic.
+//! Locks a mutex, even if it is poisoned.
 
 use crate::{Mutex, MutexGuard};
 use std::sync::PoisonError;

@@ -1,4 +1,6 @@
-//! Channels: the standard library's, or some that loom watches.
+//! Channels: the standard library's, or in a build with `--cfg loom`, channels that a model can use.
+
+pub use std::sync::mpsc::RecvTimeoutError;
 
 #[cfg(not(loom))]
 pub use std::sync::mpsc::{Receiver, Sender, channel};
@@ -6,13 +8,15 @@ pub use std::sync::mpsc::{Receiver, Sender, channel};
 #[cfg(loom)]
 pub use watched::{Receiver, Sender, channel};
 
-/// Channels that loom watches. The receivers of loom's own channels do not notice that the sender is gone.
+/// Channels made of loom's locks. loom has channels too, but their receivers do not notice that the sender is
+/// gone.
 #[cfg(loom)]
 mod watched {
     use crate::{Arc, Condvar, Mutex, lock};
     use std::collections::VecDeque;
     use std::sync::PoisonError;
-    use std::sync::mpsc::{RecvError, SendError};
+    use std::sync::mpsc::{RecvError, RecvTimeoutError, SendError};
+    use std::time::Duration;
 
     struct Queue<T> {
         values: VecDeque<T>,
@@ -57,6 +61,14 @@ mod watched {
     }
 
     impl<T> Receiver<T> {
+        /// Waits for a value. A model has no clock, so this wait has no limit.
+        ///
+        /// # Errors
+        /// The sender is gone.
+        pub fn recv_timeout(&self, _: Duration) -> Result<T, RecvTimeoutError> {
+            self.recv().map_err(|RecvError| RecvTimeoutError::Disconnected)
+        }
+
         /// Waits for a value.
         ///
         /// # Errors

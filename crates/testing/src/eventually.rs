@@ -3,10 +3,11 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time limit of a wait that ends soon on any machine.
+/// The time limit of a wait. It is far longer than a successful wait takes, even on a slow machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Waits until `holds` returns true. It is asked every 50 us at first and every millisecond later.
+/// Waits until `holds` returns true. The pause between two calls of `holds` grows from 50 us to a
+/// millisecond.
 ///
 /// # Panics
 /// `holds` does not return true within [`LIMIT`]. `otherwise` is the message.

@@ -1,4 +1,4 @@
-//! Provides devices that implement only the calls that a test needs.
+//! Provides devices that implement only the methods that a test needs.
 
 use kickless_device::{
     ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask, StartError, Vring,
@@ -7,7 +7,7 @@ use kickless_device::{
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 
-/// The calls of a [`Device`] in which fake devices differ. By default, the device has no rings.
+/// The methods of a [`Device`] in which fake devices differ. By default, the device has no rings.
 pub trait Fake: Send + Sync {
     /// Acts as [`Device::features`].
     fn features(&self) -> Features {

@@ -34,16 +34,16 @@ impl FileSystem {
         Ok(Self { _dir: dir, mounted })
     }
 
-    /// Returns where it is mounted.
+    /// Returns the directory where it is mounted.
     pub fn path(&self) -> &Path {
         &self.mounted
     }
 
     /// Freezes the file system: operations that would change it wait.
     ///
-    /// A child process freezes it, and thaws it when this process is killed. Threads that wait for the file
-    /// system keep a killed process alive, and with it the pipe to the child. So the child also thaws it
-    /// when the calling thread ends.
+    /// A child process freezes it, and thaws it when its pipe to this process closes. A killed process and
+    /// its pipe live on while one of its threads waits for the file system. So the child also thaws the file
+    /// system when the calling thread ends.
     ///
     /// # Errors
     /// Returns the reason why it cannot be frozen.

@@ -7,7 +7,8 @@ use kickless_memory::{Area, UserAddr, View};
 use kickless_virtqueue::device::{Addresses, Options};
 use kickless_virtqueue::driver::{self, Completer, Submitter};
 
-/// The driver's end of a virtqueue of at most 1024 descriptors, and the guest memory that has the virtqueue.
+/// The driver's end of a virtqueue of at most 1024 descriptors, and the guest memory that holds the
+/// virtqueue.
 pub struct GuestRing {
     /// The guest's memory.
     pub view: Arc<View>,

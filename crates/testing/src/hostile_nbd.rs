@@ -89,12 +89,13 @@ pub fn export_info(size: u64, flags: u16) -> Vec<u8> {
     [&[0, 0][..], &size.to_be_bytes(), &flags.to_be_bytes()].concat()
 }
 
-/// Returns the handshake of an honest server up to the first request.
+/// Returns the handshake of an honest server up to the first request. `structured` tells whether the server
+/// agrees to structured replies.
 pub fn hello(structured: bool) -> Vec<u8> {
     hello_of(structured, SIZE, EXPORT_FLAGS)
 }
 
-/// Returns the handshake for another export.
+/// Returns the same handshake for an export of `size` bytes with the transmission flags `flags`.
 pub fn hello_of(structured: bool, size: u64, flags: u16) -> Vec<u8> {
     let first = answer(8, if structured { 1 } else { 0x8000_0001 }, &[]);
     [GREETING, &first, &answer(7, 3, &export_info(size, flags)), &answer(7, 1, &[])].concat()
@@ -102,7 +103,8 @@ pub fn hello_of(structured: bool, size: u64, flags: u16) -> Vec<u8> {
 
 /// Reads the client's part of the handshake, up to its choice of an export.
 pub fn read_handshake(stream: &mut UnixStream) {
-    // The client sends flags, one option without data, and one option with an empty name and no questions.
+    // The client sends flags, one option without data, and one option with an empty name and without
+    // information requests.
     stream.read_exact(&mut [0; 4 + 16 + 16 + 6]).unwrap();
 }
 

@@ -1,13 +1,16 @@
 //! Provides helpers that the tests of several crates share.
 //!
-//! Only tests depend on this crate, including those of crates that it depends on itself. In the unit tests
-//! of such a crate, this crate uses a second copy of that crate, with types of its own. So these unit tests
-//! use only helpers without types of their crate. Integration tests use all helpers.
+//! Only tests depend on this crate. Some of them are tests of crates on which this crate depends itself, such
+//! as `kickless-virtqueue`. For the unit tests of such a crate, cargo builds that crate twice: once with the
+//! tests, and once for this crate. The types of the two builds differ. So these unit tests use only helpers
+//! without types of their own crate. Integration tests use all helpers.
 //!
-//! Each helper panics on an error, so that the calling test fails.
+//! A helper panics on an error, so that the calling test fails. Only a helper that needs rights or programs
+//! that a machine may lack returns the reason, or `None`, so that the test can be skipped.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod callgrind;
 mod eventually;
 mod fake_device;
 mod frozen_fs;
@@ -19,6 +22,7 @@ mod random;
 mod resources;
 mod scoped_log;
 
+pub use callgrind::counted_instructions;
 pub use eventually::{LIMIT, eventually};
 pub use fake_device::{Fake, FakeDevice};
 pub use frozen_fs::{FileSystem, Frozen};

@@ -8,12 +8,11 @@ use tracing::{Dispatch, Subscriber};
 ///
 /// `tracing` registers each call site once, when a thread first reaches it, and caches the answer for all
 /// threads. While a process has one subscriber, `tracing` asks only the subscriber of that first thread. If
-/// that thread has none, the call site is disabled for the thread with the subscriber too. With two
-/// subscribers in the process, `tracing` asks both. The second subscriber here lives as long as the process
-/// and enables nothing.
+/// that thread has none, the call site is disabled for the thread with the subscriber too.
 ///
-/// The second subscriber is registered first. It enables no level, so no thread registers a call site
-/// before both exist.
+/// With two subscribers in the process, `tracing` asks both. So this function makes a second subscriber,
+/// which lives as long as the process and enables nothing. It makes this subscriber before it sets
+/// `subscriber`. No thread registers a call site in between, because the second subscriber enables no level.
 pub fn with_subscriber<T>(subscriber: impl Subscriber + Send + Sync + 'static, f: impl FnOnce() -> T) -> T {
     static SECOND: OnceLock<Dispatch> = OnceLock::new();
     SECOND.get_or_init(|| Dispatch::new(tracing_subscriber::fmt().with_max_level(LevelFilter::OFF).finish()));

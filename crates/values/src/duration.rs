@@ -30,8 +30,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let too_long = || format!("{text:?} is too long");
     let whole: u64 = whole.parse().map_err(|_| too_long())?;
     let fraction = fraction.trim_end_matches('0');
-    // An hour has 12 digits of nanoseconds after the point. Each further digit would be a fraction of a
-    // nanosecond.
+    // A whole number of nanoseconds has at most 13 digits after the point: 0.0000000000025h is 9 ns. The
+    // limit is a little higher, and small enough for `parts` to fit into 64 bits.
     let scale = 10u64.checked_pow(fraction.len() as u32).filter(|_| fraction.len() <= 15);
     let parts = if fraction.is_empty() { Some(0) } else { fraction.parse::<u64>().ok() };
     let (Some(scale), Some(parts)) = (scale.map(u128::from), parts.map(u128::from)) else {

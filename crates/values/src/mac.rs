@@ -22,6 +22,10 @@ impl MacAddress {
 impl FromStr for MacAddress {
     type Err = &'static str;
 
+    /// Parses the address of one card: six bytes of two hexadecimal digits with colons between them.
+    ///
+    /// # Errors
+    /// The reason why `text` is not such an address, as the end of a sentence.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         const FORM: &str = "it must be six bytes such as 52:54:00:12:34:56";
         let mut bytes = [0; BYTES];

@@ -6,7 +6,7 @@ pub const QUEUE_SIZE_MAX: u16 = 32768;
 /// Parses a decimal number from `min` to `max`, without a sign.
 ///
 /// # Errors
-/// A sentence that names `min` and `max`.
+/// The bounds, as the end of a sentence.
 pub fn parse_number<T: TryFrom<u32>>(text: &str, min: u32, max: u32) -> Result<T, String> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|number| digits && (min..=max).contains(number));
@@ -18,7 +18,7 @@ pub fn parse_number<T: TryFrom<u32>>(text: &str, min: u32, max: u32) -> Result<T
 /// Parses the size of a virtqueue: a power of two.
 ///
 /// # Errors
-/// A sentence that names the bounds.
+/// The bounds, as the end of a sentence.
 pub fn parse_queue_size(text: &str) -> Result<u16, String> {
     match text.parse::<u16>() {
         Ok(size) if size.is_power_of_two() && size <= QUEUE_SIZE_MAX => Ok(size),

@@ -56,7 +56,7 @@ impl Assembly {
         Self { head: [0; HEADER_SIZE], header: None, payload: Vec::new(), received: 0, fds: Vec::new() }
     }
 
-    /// Number of received bytes: zero between two messages.
+    /// Returns the number of received bytes: zero between two messages.
     pub fn received(&self) -> usize {
         self.received
     }

@@ -181,7 +181,7 @@ impl Body<'_> {
         Ok(regions)
     }
 
-    /// Reads one region, behind its padding.
+    /// Reads one region, which follows padding.
     pub(crate) fn region(&self) -> Result<MemoryRegion, MessageError> {
         let expected = size_of::<wire::SingleMemoryRegion>();
         let xen = self.payload.len() == expected + size_of::<wire::XenMapping>();

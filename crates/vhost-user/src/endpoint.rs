@@ -73,13 +73,13 @@ pub struct Responder<M> {
     answers: PhantomData<fn() -> M>,
 }
 
-/// The result of [`Responder::refuse`].
+/// The step that must follow [`Responder::refuse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// The peer was told, or expects no reply. Go on.
-    GoOn,
-    /// The peer waits, or may wait, for a reply that cannot express a refusal. Drop the connection.
-    Drop,
+pub enum AfterRefusal {
+    /// The peer was told, or expects no reply. Receive the next request.
+    Continue,
+    /// The peer waits, or may wait, for a reply that cannot express a refusal. Close the connection.
+    Disconnect,
 }
 
 impl<M: Request> Responder<M> {
@@ -128,11 +128,11 @@ impl<M: Request> Responder<M> {
 
     /// Refuses a request, also a [rejected](Error::Rejected) one, in the way that the protocol provides for
     /// it.
-    pub fn refuse(&mut self, to: &Header, wait: &Wait<'_>) -> Result<Refused, Error> {
+    pub fn refuse(&mut self, to: &Header, wait: &Wait<'_>) -> Result<AfterRefusal, Error> {
         match M::refusal(M::code_from(to.request), to.needs_reply()) {
-            Refusal::Reply(reply) => self.reply(to, &reply, wait).map(|()| Refused::GoOn),
-            Refusal::NotExpected => Ok(Refused::GoOn),
-            Refusal::Impossible => Ok(Refused::Drop),
+            Refusal::Reply(reply) => self.reply(to, &reply, wait).map(|()| AfterRefusal::Continue),
+            Refusal::NotExpected => Ok(AfterRefusal::Continue),
+            Refusal::Impossible => Ok(AfterRefusal::Disconnect),
         }
     }
 }

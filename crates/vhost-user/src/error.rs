@@ -69,7 +69,7 @@ pub enum Error {
         /// The problem with the flags.
         problem: &'static str,
     },
-    /// The reply to another request than the one that was sent.
+    /// A reply that does not belong to the request that was sent.
     #[error("{expected}: the reply is to request {received}")]
     WrongReply {
         /// The request that was sent.
@@ -99,7 +99,7 @@ impl Error {
         Self::Io { call, source: errno.into() }
     }
 
-    /// Whether the stream is out of step or gone, so that the connection must be dropped.
+    /// Returns whether the stream is out of step or gone, so that the connection must be dropped.
     ///
     /// Otherwise it can be used further. After [`Rejected`](Self::Rejected) the peer may wait for a reply,
     /// which [`Responder::refuse`](crate::Responder::refuse) sends.

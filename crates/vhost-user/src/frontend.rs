@@ -368,7 +368,7 @@ impl Request for FrontendMessage {
     }
 }
 
-/// Whether the request always has a reply of its own.
+/// Returns whether the request always has a reply of its own.
 fn has_reply(code: Code) -> bool {
     matches!(
         code,

@@ -33,12 +33,12 @@ impl Header {
         Self { request, flags: VERSION | FLAG_REPLY, size: u32::try_from(size).unwrap_or(u32::MAX) }
     }
 
-    /// Whether the sender set NEED_REPLY. With REPLY_ACK negotiated, it waits for an acknowledgement.
+    /// Returns whether the sender set NEED_REPLY. With REPLY_ACK negotiated, it waits for an acknowledgement.
     pub fn needs_reply(&self) -> bool {
         self.flags & FLAG_NEED_REPLY != 0
     }
 
-    /// Whether the message is a reply.
+    /// Returns whether the message is a reply.
     pub fn is_reply(&self) -> bool {
         self.flags & FLAG_REPLY != 0
     }

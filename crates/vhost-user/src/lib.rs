@@ -28,7 +28,7 @@
 //! ```
 //! use std::os::unix::net::UnixStream;
 //!
-//! use kickless_vhost_user::{Backend, Error, Expects, Frontend, FrontendMessage, Refused, Reply, Wait};
+//! use kickless_vhost_user::{Backend, Error, Expects, Frontend, FrontendMessage, AfterRefusal, Reply, Wait};
 //!
 //! /// Serves as a back-end that offers no features, accepts any, and does nothing else.
 //! fn serve(socket: UnixStream) -> Result<(), Error> {
@@ -39,8 +39,8 @@
 //!             Ok(Some(request)) => request,
 //!             Ok(None) => return Ok(()), // the front-end has left
 //!             Err(Error::Rejected { header, .. }) => match backend.refuse(&header, &wait)? {
-//!                 Refused::GoOn => continue,
-//!                 Refused::Drop => return Ok(()),
+//!                 AfterRefusal::Continue => continue,
+//!                 AfterRefusal::Disconnect => return Ok(()),
 //!             },
 //!             Err(error) => return Err(error),
 //!         };
@@ -49,7 +49,7 @@
 //!             (FrontendMessage::GetFeatures, _) => backend.reply(to, &Reply::U64(0), &wait)?,
 //!             (FrontendMessage::SetFeatures(_), _) => backend.ack(to, true, &wait)?,
 //!             (_, Expects::Nothing) => {}
-//!             _ if backend.refuse(to, &wait)? == Refused::GoOn => {}
+//!             _ if backend.refuse(to, &wait)? == AfterRefusal::Continue => {}
 //!             _ => return Ok(()),
 //!         }
 //!     }
@@ -88,7 +88,7 @@ pub use assembly::{Assembly, Frame};
 pub use backend::BackendMessage;
 pub use body::Encoded;
 pub use channel::{Channel, Wait};
-pub use endpoint::{Refused, Requester, Responder};
+pub use endpoint::{AfterRefusal, Requester, Responder};
 pub use error::{Error, MessageError};
 pub use frontend::FrontendMessage;
 pub use header::{HEADER_SIZE, Header, PAYLOAD_MAX};

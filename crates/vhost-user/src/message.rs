@@ -10,18 +10,18 @@ use crate::header::Header;
 /// The requests of one side: [`FrontendMessage`](crate::FrontendMessage) or
 /// [`BackendMessage`](crate::BackendMessage).
 pub trait Request: Debug + Sized {
-    /// The numbers of the requests.
+    /// The kind of a request.
     type Code: Copy + Debug + PartialEq;
     /// The replies to the requests.
     type Reply: ReplyTo<Self::Code>;
 
-    /// Returns the number of this request.
+    /// Returns the kind of this request.
     fn code(&self) -> Self::Code;
 
-    /// Returns the request with this number, if there is one.
+    /// Returns the kind of request with this number on the wire, if there is one.
     fn code_from(number: u32) -> Option<Self::Code>;
 
-    /// Returns the number on the wire.
+    /// Returns the number of a kind of request on the wire.
     fn number(code: Self::Code) -> u32;
 
     /// Returns the specification's name of a request.
@@ -42,7 +42,7 @@ pub trait Request: Debug + Sized {
     fn refusal(code: Option<Self::Code>, needs_reply: bool) -> Refusal<Self::Reply>;
 }
 
-/// The replies to the requests that `C` numbers.
+/// The replies to the requests of one side, whose kinds are `C`.
 pub trait ReplyTo<C>: Debug + Sized {
     /// Decodes the reply to `code`.
     fn decode(code: C, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Self, MessageError>;
@@ -50,7 +50,7 @@ pub trait ReplyTo<C>: Debug + Sized {
     /// Encodes the reply.
     fn encode(&self) -> Encoded<'_>;
 
-    /// Whether this is a reply to `code`.
+    /// Returns whether this is a reply to `code`.
     fn answers(&self, code: C) -> bool;
 
     /// Makes the acknowledgement of a request without a reply of its own. A `status` of zero means success.
@@ -99,7 +99,7 @@ pub struct Received<M> {
 }
 
 impl<M: Request> Received<M> {
-    /// Whether the sender set NEED_REPLY.
+    /// Returns whether the sender set NEED_REPLY.
     pub fn needs_reply(&self) -> bool {
         self.header.needs_reply()
     }

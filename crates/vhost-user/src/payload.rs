@@ -38,7 +38,8 @@ pub struct VringAddr {
 pub struct VringFd {
     /// The ring.
     pub index: u8,
-    /// The file descriptor. `None` means that the receiver has to poll instead.
+    /// The file descriptor. `None` means that there are no notifications: the back-end polls the ring for
+    /// requests, or the driver polls it for completions.
     pub fd: Option<OwnedFd>,
 }
 
@@ -106,13 +107,13 @@ pub struct Config {
     pub flags: u32,
     /// The bytes, at most [`CONFIG_SIZE_MAX`](wire::CONFIG_SIZE_MAX).
     pub data: Vec<u8>,
-    /// Bytes of payload after `data`. Some front-ends always send [`CONFIG_SIZE_MAX`](wire::CONFIG_SIZE_MAX)
-    /// bytes, and the reply must be as long as the request.
+    /// The number of bytes of payload after `data`. Some front-ends always send
+    /// [`CONFIG_SIZE_MAX`](wire::CONFIG_SIZE_MAX) bytes, and the reply must be as long as the request.
     pub spare: usize,
 }
 
 impl Config {
-    /// Whether a live migration sent this. It may write fields that are read-only for the guest.
+    /// Returns whether a live migration sent this. It may write fields that are read-only for the guest.
     pub fn is_migration(&self) -> bool {
         self.flags & CONFIG_MIGRATION != 0
     }

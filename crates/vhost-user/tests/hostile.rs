@@ -3,7 +3,7 @@
 
 use kickless_spec::features::Features;
 use kickless_vhost_user::{
-    Backend, BackendRequester, Error, Frontend, FrontendMessage as Message, FrontendResponder, Refused,
+    AfterRefusal, Backend, BackendRequester, Error, Frontend, FrontendMessage as Message, FrontendResponder,
     Request, Wait,
 };
 use proptest::prelude::*;
@@ -107,7 +107,7 @@ fn a_rejected_message_leaves_the_stream_in_step() {
     theirs.write_all(&message(9, 1 | 8, &[0; 3])).unwrap();
     theirs.write_all(&message(3, 1, &[])).unwrap();
     let Err(Error::Rejected { header, .. }) = backend.recv(&Wait::FOREVER) else { unreachable!() };
-    assert_eq!(backend.refuse(&header, &Wait::FOREVER).unwrap(), Refused::GoOn);
+    assert_eq!(backend.refuse(&header, &Wait::FOREVER).unwrap(), AfterRefusal::Continue);
     let next = backend.recv(&Wait::FOREVER).unwrap().unwrap();
     assert!(matches!(next.message, Message::SetOwner));
     let mut frontend = Frontend::new(theirs);
@@ -163,7 +163,7 @@ fn a_peer_that_does_not_read_does_not_block_us() {
     assert!(matches!(error, Error::Interrupted | Error::SendInterrupted { .. }), "{error}");
 }
 
-/// Makes an end, and a function that receives once and returns whether there may be more.
+/// Makes an end of a connection. Returns a function that receives once and says whether there may be more.
 type End = fn(UnixStream) -> Box<dyn FnMut() -> bool>;
 
 proptest! {

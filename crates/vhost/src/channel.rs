@@ -1,14 +1,16 @@
-//! The channel for the back-end's own messages, and the wait for everything beside the front-end's messages.
+//! The channel for the back-end's own messages. A session also waits here for all its events.
 
-use crate::error::Refusal;
+use crate::error::RequestError;
 use crate::iotlb::Translations;
 use crate::rings::Rings;
+use crate::wait::LEAVES_WITHIN;
 use crate::waiting_frontends::WaitingFrontends;
 use kickless_device::Device;
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -27,21 +29,18 @@ pub(crate) struct Channel {
     warn_at: Option<Instant>,
 }
 
-/// Time within which a front-end that ends closes its connection too, once it has closed the channel. The
-/// kernel closes the descriptors of a process one after another, which takes less than a millisecond. The
-/// rest is for a host whose processors are busy.
-const LEAVES_WITHIN: Duration = Duration::from_secs(1);
-
 impl Channel {
     /// Carries out SET_BACKEND_REQ_FD.
     pub(crate) fn set(
         &mut self,
         socket: OwnedFd,
         translations: Option<&mut Translations>,
-    ) -> Result<(), Refusal> {
-        let mode = fstat(&socket).map_err(|error| Refusal::Descriptor(error.into()))?.st_mode;
-        if FileType::from_raw_mode(mode) != FileType::Socket {
-            return Err(Refusal::NoSocket);
+    ) -> Result<(), RequestError> {
+        // A socket of another kind may stay ready without anything to read or to report, for example because
+        // of an error queue. A wait for it would never end.
+        if socket_domain(&socket) != Ok(AddressFamily::UNIX) || socket_type(&socket) != Ok(SocketType::STREAM)
+        {
+            return Err(RequestError::NoUnixStream);
         }
         self.requester = Some(BackendRequester::new(socket));
         self.warn_at = None;
@@ -63,7 +62,7 @@ impl Channel {
         waiting_frontends: &mut WaitingFrontends<'_>,
     ) -> io::Result<()> {
         let changes = device.config_changes();
-        if changes.is_none() && translations.is_none() && waiting_frontends.listener().is_none() {
+        if changes.is_none() && translations.is_none() && !waiting_frontends.is_watching() {
             return Ok(());
         }
         loop {
@@ -87,12 +86,13 @@ impl Channel {
                 fds.push(PollFd::from_borrowed_fd(requester.as_fd(), flags));
             }
             // A ring that does not run waits for no translation.
-            let timeout = self.warn_at.filter(|_| rings.any_running()).map(|at| at - Instant::now());
-            if timeout == Some(Duration::ZERO) {
+            let warns_in = self.warn_at.filter(|_| rings.any_running());
+            let warns_in = warns_in.map(|at| at.saturating_duration_since(Instant::now()));
+            if warns_in == Some(Duration::ZERO) {
                 self.warn_at = None;
                 warn_of_blocked_queues(&Error::Closed);
             }
-            let timeout = timeout.map(timespec);
+            let timeout = warns_in.into_iter().chain(waiting_frontends.timeout()).min().map(timespec);
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -100,9 +100,10 @@ impl Channel {
             if fds[..2].iter().any(|fd| !fd.revents().is_empty()) {
                 return Ok(());
             }
-            if watches {
-                waiting_frontends.note(messages, &fds[2]);
+            if watches && !fds[2].revents().is_empty() {
+                waiting_frontends.note();
             }
+            waiting_frontends.warn_if_due();
         }
     }
 
@@ -163,8 +164,7 @@ fn warn_of_blocked_queues(error: &Error) {
     warn!(%error, "the back-end's channel is dropped; queues that wait for translations stay blocked");
 }
 
-/// Checks a channel on which no question was asked. Anything that comes is the end of the channel, or an
-/// invalid reply.
+/// Checks a channel on which the front-end owes no reply. A reply is an error, as is the end of the channel.
 fn expect_no_reply(requester: &mut BackendRequester) -> Result<(), Error> {
     let code = kickless_spec::vhost_user::BackendRequest::ConfigChangeMsg;
     match requester.recv_reply(code, &Wait::never()) {

@@ -1,4 +1,4 @@
-//! Reasons for refusing a message, and for the end of a session.
+//! Errors that refuse a request of the front-end, and reasons for the end of a session.
 
 use crate::setup::Shape;
 use kickless_device::{ConfigError, MessageError, StartError};
@@ -14,9 +14,9 @@ pub(crate) const HOW_TO_SHARE: &str = "start the virtual machine with shared mem
      memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem; libvirt: <access mode='shared'/> in \
      <memoryBacking>; Cloud Hypervisor: --memory size=SIZE,shared=on)";
 
-/// The reason for refusing a message. All but the last two are the front-end's mistakes.
+/// The error of a request that is refused. All but `NoTransfer` and `Ended` are the front-end's mistakes.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum RequestError {
     #[error("not offered by this back-end")]
     NotOffered,
     #[error("protocol feature {0:?} was not negotiated")]
@@ -41,12 +41,12 @@ pub(crate) enum Refusal {
     NoLog,
     #[error("{}", with_cause(.0))]
     Log(#[from] kickless_memory::LogError),
-    #[error("{field} {value} of the buffer of requests in flight is not from 1 to {max}")]
+    #[error("{field} {value} of the in-flight buffer is not from 1 to {max}")]
     InflightShape { field: &'static str, value: u16, max: u16 },
-    #[error("the buffer of requests in flight has {has:#x} bytes, but its rings need {needs:#x}")]
+    #[error("the in-flight buffer has {has:#x} bytes, but its rings need {needs:#x}")]
     InflightSize { has: u64, needs: u64 },
     #[error(
-        "the buffer of requests in flight has no room for ring {index}, {}",
+        "the in-flight buffer has no room for ring {index}, {}",
         Shape { size: *size, packed: *packed }
     )]
     InflightRing { index: u16, size: u16, packed: bool },
@@ -74,8 +74,8 @@ pub(crate) enum Refusal {
     Translation(Unmapped),
     #[error(transparent)]
     Update(#[from] kickless_memory::UpdateError),
-    #[error("its file descriptor is no socket")]
-    NoSocket,
+    #[error("its file descriptor is no unix stream socket")]
+    NoUnixStream,
     #[error("no vIOMMU was negotiated")]
     NoIommu,
     #[error("ring {index}: its areas are misaligned")]
@@ -141,7 +141,7 @@ mod tests {
     fn a_refused_mapping_says_why() {
         let source = || io::Error::other("for a reason");
         let refusals = [
-            Refusal::from(Error::Mmap { gpa: Gpa(0), source: source() }),
+            RequestError::from(Error::Mmap { gpa: Gpa(0), source: source() }),
             LogError::Mmap { source: source() }.into(),
             InflightError::Mmap { source: source() }.into(),
         ];

@@ -5,7 +5,7 @@
 //! time before it starts rings, to this process or a later one. The queue writes its contents
 //! (`kickless_virtqueue`, `device/inflight`). This module makes, accepts and divides it.
 
-use crate::error::Refusal;
+use crate::error::RequestError;
 use kickless_memory::{Inflight as Buffer, Mapper, Records};
 use kickless_spec::ring::QUEUE_SIZE_MAX;
 use kickless_spec::vhost_user::{inflight_entry_len, inflight_head_len, inflight_region_len};
@@ -30,43 +30,43 @@ impl Inflight {
         Described { num_queues, queue_size, .. }: Described,
         (queues_max, queue_size_max): (u16, u16),
         packed: Option<bool>,
-    ) -> Result<(Described, OwnedFd), Refusal> {
+    ) -> Result<(Described, OwnedFd), RequestError> {
         let shape = |field, value, max| match value {
-            0 => Err(Refusal::InflightShape { field, value, max }),
-            _ if value > max => Err(Refusal::InflightShape { field, value, max }),
+            0 => Err(RequestError::InflightShape { field, value, max }),
+            _ if value > max => Err(RequestError::InflightShape { field, value, max }),
             _ => Ok(()),
         };
         shape("number of queues", num_queues, queues_max)?;
         shape("queue size", queue_size, queue_size_max)?;
         let region = inflight_region_len(packed.unwrap_or(true), queue_size);
         let mmap_size = region as u64 * u64::from(num_queues);
-        let fd = memory(mmap_size).map_err(Refusal::Descriptor)?;
+        let fd = memory(mmap_size).map_err(RequestError::Descriptor)?;
         Ok((Described { mmap_size, mmap_offset: 0, num_queues, queue_size }, fd))
     }
 
     /// Accepts a buffer that this or another process has made.
-    pub(crate) fn take(described: Described, fd: &OwnedFd, mapper: &Mapper) -> Result<Self, Refusal> {
+    pub(crate) fn take(described: Described, fd: &OwnedFd, mapper: &Mapper) -> Result<Self, RequestError> {
         let Described { mmap_size, mmap_offset, num_queues: queues, queue_size } = described;
         if queue_size == 0 || queue_size > QUEUE_SIZE_MAX {
             let (field, max) = ("queue size", QUEUE_SIZE_MAX);
-            return Err(Refusal::InflightShape { field, value: queue_size, max });
+            return Err(RequestError::InflightShape { field, value: queue_size, max });
         }
         // Packed rings need larger regions. This is checked when a ring starts.
         let needs = inflight_region_len(false, queue_size) as u64 * u64::from(queues);
         if mmap_size < needs {
-            return Err(Refusal::InflightSize { has: mmap_size, needs });
+            return Err(RequestError::InflightSize { has: mmap_size, needs });
         }
         Ok(Self { buffer: mapper.inflight(fd, mmap_offset, mmap_size)?, queues, queue_size })
     }
 
     /// Returns the region of a ring of this shape.
-    pub(crate) fn records(&self, index: u16, options: &Options) -> Result<Records, Refusal> {
+    pub(crate) fn records(&self, index: u16, options: &Options) -> Result<Records, RequestError> {
         let (packed, size) = (options.is_packed(), self.queue_size);
         let region = inflight_region_len(packed, size);
         let len = inflight_head_len(packed) + inflight_entry_len(packed) * usize::from(size);
         let there = index < self.queues && options.size() <= size;
         let records = self.buffer.records(region * usize::from(index), len).filter(|_| there);
-        records.ok_or(Refusal::InflightRing { index, size: options.size(), packed })
+        records.ok_or(RequestError::InflightRing { index, size: options.size(), packed })
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
         let roomy = |queue_size| Described { mmap_size: 2 << 20, ..described(1, queue_size) };
         assert!(matches!(
             Inflight::take(roomy(32769), &fd, &Mapper::default()),
-            Err(Refusal::InflightShape { value: 32769, .. })
+            Err(RequestError::InflightShape { value: 32769, .. })
         ));
         let taken = Inflight::take(roomy(32768), &fd, &Mapper::default()).unwrap();
         let options = Options::new(32768, false, false).unwrap();

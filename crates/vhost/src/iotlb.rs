@@ -1,11 +1,12 @@
 //! Translations of a vIOMMU: those that the front-end sends, and those that it is asked for.
 //!
-//! Three parties take part. None waits for another in a circle:
+//! Queues, the session and the front-end wait for one another, but never in a circle:
 //!
-//! * A queue that lacks a translation reports it ([`Misses`]) and pauses. Its worker serves other queues.
+//! * A queue that lacks a translation reports it ([`IotlbMisses`]) and pauses. Its worker serves other
+//!   queues.
 //! * The session sends the miss on the back-end's channel and does not wait for the reply. It goes on with
-//!   the next message, or with a reply on the channel. The front-end holds its big lock while it sends the
-//!   answer, an UPDATE, and waits for the acknowledgement. So the session must be ready for it.
+//!   the next message, or with a reply on the channel. The front-end answers with an UPDATE. It holds its
+//!   big lock until the session has acknowledged that, so the session must be ready for it.
 //! * The session acknowledges an UPDATE that contradicts an earlier one, or an INVALIDATE, when no queue uses
 //!   the old translation. This wait is for workers and I/O in flight. Neither needs the front-end or an
 //!   answer to a miss. The session limits how long I/O waits for a remote server (`wait.rs`).
@@ -14,10 +15,10 @@
 //! late answer is a translation like any other. When no ring runs any more, all translations are forgotten,
 //! because a front-end sends no invalidations while its device is stopped.
 
-use crate::error::{Ended, Refusal};
+use crate::error::{Ended, RequestError};
 use crate::rings::Rings;
 use crate::wait::{self, Cancellation, is_readable};
-use kickless_device::{Iommu, Misses, Update, Waker};
+use kickless_device::{Iommu, IotlbMisses, Update, Waker};
 use kickless_memory::{Access, Iotlb, Iova, IovaRange, Map, Miss, Unmapped, UpdateError, UserAddr};
 use kickless_spec::vhost_user::{BackendRequest, IotlbAccess, IotlbKind};
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Iotlb as Message, Wait};
@@ -38,12 +39,13 @@ const MISSES_MAX: usize = 1 << 16;
 /// A session's translations.
 pub(crate) struct Translations {
     iotlb: Iotlb,
-    misses: Arc<Misses>,
+    misses: Arc<IotlbMisses>,
     /// Misses that could not be sent yet.
     unsent: VecDeque<(u64, Miss)>,
     /// Misses that wait for their replies, in this order.
     awaiting: VecDeque<(u64, Miss)>,
-    /// The number of replies that have come to the first of these and are not handled yet.
+    /// The number of replies that have come and are not handled yet. They belong to the first misses of
+    /// `awaiting`.
     replies: usize,
     counts: Counts,
 }
@@ -60,7 +62,7 @@ struct Counts {
 
 impl Translations {
     pub(crate) fn new() -> io::Result<Self> {
-        let misses = Arc::new(Misses::new(Waker::new()?));
+        let misses = Arc::new(IotlbMisses::new(Waker::new()?));
         Ok(Self {
             iotlb: Iotlb::default(),
             misses,
@@ -83,7 +85,7 @@ impl Translations {
         map: &Map,
         rings: &mut Rings,
         cancellation: Cancellation<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         match message.kind {
             IotlbKind::Update => self.update(message, map, rings, cancellation),
             IotlbKind::Invalidate => {
@@ -92,7 +94,7 @@ impl Translations {
                 self.iotlb.invalidate(range);
                 Ok(self.drop_stale(rings, cancellation)?)
             }
-            IotlbKind::Miss | IotlbKind::AccessFail => Err(Refusal::IotlbKind),
+            IotlbKind::Miss | IotlbKind::AccessFail => Err(RequestError::IotlbKind),
         }
     }
 
@@ -102,13 +104,13 @@ impl Translations {
         map: &Map,
         rings: &mut Rings,
         cancellation: Cancellation<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let (iova, user, len) = (Iova(message.iova), UserAddr(message.user_addr), message.size);
         // A translation must lie within one region: otherwise it is not contiguous in the front-end's memory.
         if len > 0 && map.gpa_of_range(user, len).is_none() {
             return Err(match map.gpa_of(user) {
-                Some(_) => Refusal::Translation(Unmapped { addr: user.0, len }),
-                None => Refusal::TranslationNotShared { addr: user },
+                Some(_) => RequestError::Translation(Unmapped { addr: user.0, len }),
+                None => RequestError::TranslationNotShared { addr: user },
             });
         }
         self.counts.updates += 1;
@@ -127,13 +129,13 @@ impl Translations {
         }
         self.drop_stale(rings, cancellation)?;
         for queue in self.misses.answered(IovaRange::new(iova, len), access) {
-            rings.send_update(queue, Update::Look);
+            rings.send_update(queue, Update::Poll);
         }
         Ok(())
     }
 
-    /// Makes room for a node, if there is something to evict beside the updated range. Returns whether it
-    /// did.
+    /// Makes room for a node: waits until stale nodes are free, or else evicts translations outside the
+    /// updated range. Returns `false` if it found neither.
     fn make_room(
         &mut self,
         updated: IovaRange,
@@ -298,7 +300,7 @@ impl Translations {
             self.counts.refusals += 1;
             debug!(iova = %miss.page, "the front-end has no translation");
             for queue in refusal.queues {
-                rings.send_update(queue, Update::Refused(refusal.miss));
+                rings.send_update(queue, Update::TranslationRefused(refusal.miss));
             }
         }
     }

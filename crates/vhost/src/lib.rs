@@ -16,7 +16,7 @@
 //! A ring runs when the front-end has set its size, its addresses and its kick descriptor, and has enabled
 //! it. It is then polled once, with or without a kick. GET_VRING_BASE stops it: everything in flight
 //! completes, and the answer is the first index that was not taken. Disabling a ring stops it too, and
-//! enabling it continues there. A device can have a ring run while it is disabled, to discard the driver's
+//! enabling it continues there. A device can choose that a disabled ring runs and discards the driver's
 //! requests ([`Disabled::Drained`](kickless_device::Disabled::Drained)). SET_FEATURES, SET_VRING_ADDR, new
 //! descriptors and changes of memory do not stop a ring. They are work items for its worker.
 //!
@@ -33,6 +33,20 @@
 //! # When a front-end misbehaves
 //! A message that cannot be carried out gets a negative reply. If it has no reply, it ends the connection. In
 //! both cases the log names the message and the reason. The next front-end is served.
+//!
+//! ```no_run
+//! use kickless_device::{Device, Executor};
+//! use kickless_vhost::Server;
+//! use std::os::fd::BorrowedFd;
+//! use std::os::unix::net::UnixListener;
+//! use std::sync::Arc;
+//!
+//! /// Serves a device until `stop` becomes readable.
+//! fn serve(device: Arc<dyn Device>, workers: Arc<dyn Executor>, stop: BorrowedFd) -> std::io::Result<()> {
+//!     let listener = UnixListener::bind("/run/disk.sock")?;
+//!     Server::new(device, workers).serve(&listener, stop)
+//! }
+//! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod channel;

@@ -1,6 +1,6 @@
 //! Guest memory, as the front-end shares it.
 
-use crate::error::Refusal;
+use crate::error::RequestError;
 use crate::rings::Rings;
 use crate::wait::{self, Cancellation};
 use kickless_device::Update;
@@ -50,9 +50,9 @@ impl Logging {
     }
 }
 
-fn slot(mapper: &Mapper, region: &MemoryRegion, file: &OwnedFd, old: &[Slot]) -> Result<Slot, Refusal> {
+fn slot(mapper: &Mapper, region: &MemoryRegion, file: &OwnedFd, old: &[Slot]) -> Result<Slot, RequestError> {
     if region.xen.is_some() {
-        return Err(Refusal::Xen);
+        return Err(RequestError::Xen);
     }
     let (gpa, user) = (Gpa(region.guest_addr), UserAddr(region.user_addr));
     Ok(mapper.slot(file, region.mmap_offset, gpa, user, region.size, old)?)
@@ -76,7 +76,7 @@ impl Memory {
         regions: &[(MemoryRegion, OwnedFd)],
         rings: &mut Rings,
         cancellation: Cancellation<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let slots =
             regions.iter().map(|(region, file)| slot(&self.mapper, region, file, self.view.map().slots()));
         let map = Map::new(slots.collect::<Result<_, _>>()?)?;
@@ -90,7 +90,7 @@ impl Memory {
         file: &OwnedFd,
         rings: &mut Rings,
         cancellation: Cancellation<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let map = self.view.map().with(slot(&self.mapper, region, file, &[])?)?;
         self.replace(map, rings, cancellation)
     }
@@ -101,7 +101,7 @@ impl Memory {
         region: &MemoryRegion,
         rings: &mut Rings,
         cancellation: Cancellation<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let (gpa, user) = (Gpa(region.guest_addr), UserAddr(region.user_addr));
         let (map, removed) = self.view.map().without(gpa, user, region.size)?;
         drop(removed);
@@ -115,7 +115,7 @@ impl Memory {
         offset: u64,
         len: u64,
         rings: &mut Rings,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let log = self.mapper.log(file, offset, len)?;
         log.covers(self.view.map())?;
         self.logging.base = Some(Arc::new(log));
@@ -124,7 +124,7 @@ impl Memory {
 
     /// Switches the log on or off (VHOST_F_LOG_ALL). When this returns, either all writes are marked or none.
     /// Switching it off releases the front-end's log.
-    pub(crate) fn set_logging(&mut self, on: bool, rings: &mut Rings) -> Result<(), Refusal> {
+    pub(crate) fn set_logging(&mut self, on: bool, rings: &mut Rings) -> Result<(), RequestError> {
         if std::mem::replace(&mut self.logging.on, on) && !on {
             // The front-end does not use this log any more, and sends another one the next time.
             self.logging.base = None;
@@ -132,7 +132,7 @@ impl Memory {
         self.apply_logging(rings)
     }
 
-    fn apply_logging(&mut self, rings: &mut Rings) -> Result<(), Refusal> {
+    fn apply_logging(&mut self, rings: &mut Rings) -> Result<(), RequestError> {
         let log = self.logging.active();
         if self.view.log().map(Arc::as_ptr) == log.as_ref().map(Arc::as_ptr) {
             return Ok(());
@@ -153,7 +153,7 @@ impl Memory {
         map: Map,
         rings: &mut Rings,
         cancellation: Cancellation<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         self.logging.drop_if_too_small(&map, rings)?;
         let view = Arc::new(View::new(map).with_log(self.logging.active())?);
         let old = std::mem::replace(&mut self.view, view.clone());

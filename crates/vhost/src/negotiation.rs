@@ -1,6 +1,6 @@
 //! Offered and negotiated features.
 
-use crate::error::Refusal;
+use crate::error::RequestError;
 use kickless_device::Device;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -58,10 +58,14 @@ impl Negotiated {
     }
 
     /// Carries out SET_FEATURES.
-    pub(crate) fn set_features(&mut self, device: &dyn Device, features: Features) -> Result<(), Refusal> {
+    pub(crate) fn set_features(
+        &mut self,
+        device: &dyn Device,
+        features: Features,
+    ) -> Result<(), RequestError> {
         let unknown = features - self.offered(device);
         if !unknown.is_empty() {
-            return Err(Refusal::Features(unknown));
+            return Err(RequestError::Features(unknown));
         }
         self.features = features;
         self.features_set = true;
@@ -84,17 +88,17 @@ impl Negotiated {
         &mut self,
         device: &dyn Device,
         protocol: ProtocolFeatures,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let unknown = protocol - protocol_features(device);
         if !unknown.is_empty() {
-            return Err(Refusal::ProtocolFeatures(unknown));
+            return Err(RequestError::ProtocolFeatures(unknown));
         }
         self.protocol = protocol;
         Ok(())
     }
 
     /// Refuses a message if its protocol feature was not negotiated.
-    pub(crate) fn need(&self, feature: ProtocolFeatures) -> Result<(), Refusal> {
-        if self.protocol.contains(feature) { Ok(()) } else { Err(Refusal::NotNegotiated(feature)) }
+    pub(crate) fn need(&self, feature: ProtocolFeatures) -> Result<(), RequestError> {
+        if self.protocol.contains(feature) { Ok(()) } else { Err(RequestError::NotNegotiated(feature)) }
     }
 }

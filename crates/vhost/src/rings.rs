@@ -1,9 +1,9 @@
 //! The rings of a session: their set-up, and the running tasks.
 
-use crate::error::{Ended, Refusal};
+use crate::error::{Ended, RequestError};
 use crate::inflight::Inflight;
 use crate::setup::{self, Setup, Shape};
-use crate::state::{RingState, State};
+use crate::state::{RingState, SavedState};
 use crate::statistics::Statistics;
 use crate::wait;
 use kickless_device::{
@@ -70,16 +70,16 @@ impl Rings {
         }
     }
 
-    /// Cancellation the requests in flight that wait for a remote server within a bounded time. Rings go on.
+    /// Ends requests in flight that wait for a remote server within a bounded time. Rings go on.
     pub(crate) fn limit_remote_waits(&self) {
         self.device.limit_remote_waits();
     }
 
     /// Checks the ring index of a message.
-    pub(crate) fn index(&self, index: u32) -> Result<u16, Refusal> {
+    pub(crate) fn index(&self, index: u32) -> Result<u16, RequestError> {
         match u16::try_from(index) {
             Ok(checked) if usize::from(checked) < self.rings.len() => Ok(checked),
-            _ => Err(Refusal::Index {
+            _ => Err(RequestError::Index {
                 index,
                 count: self.rings.len(),
                 option: self.device.words().rings_option,
@@ -112,12 +112,12 @@ impl Rings {
     }
 
     /// Carries out SET_LOG_FD: each ring signals this descriptor when it marks pages that were not marked.
-    pub(crate) fn set_logged(&mut self, logged: Call) -> Result<(), Refusal> {
+    pub(crate) fn set_logged(&mut self, logged: Call) -> Result<(), RequestError> {
         let answers: Vec<_> = self
             .running()
             .map(|running| Ok(running.update(Update::Logged(Some(logged.try_clone()?)))))
             .collect::<io::Result<_>>()
-            .map_err(Refusal::Descriptor)?;
+            .map_err(RequestError::Descriptor)?;
         self.logged = Some(logged);
         Ok(answers.iter().try_for_each(|from| wait::answer(from, "a change of all rings", None))?)
     }
@@ -135,7 +135,7 @@ impl Rings {
         index: u16,
         view: &Arc<View>,
         features: Features,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let wanted = self.rings[usize::from(index)].setup.runs(self.device.disabled(index));
         match (wanted, self.is_running(index)) {
             (Some((size, addresses)), false) => self.start(index, size, addresses, view, features),
@@ -162,7 +162,7 @@ impl Rings {
         addresses: Addresses,
         view: &Arc<View>,
         features: Features,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let options = options(size, features)?;
         // Before the device is opened, so that a front-end's mistake has no other effect.
         let areas = setup::areas(addresses, features);
@@ -170,7 +170,7 @@ impl Rings {
         let iommu = self.iommu.clone().filter(|_| matches!(areas, Areas::Iova(_)));
         let shape = Shape { size, packed: options.is_packed() };
         if let Some(loaded) = self.get(index).setup.loaded.filter(|loaded| *loaded != shape) {
-            return Err(Refusal::Shape { index, shape, loaded });
+            return Err(RequestError::Shape { index, shape, loaded });
         }
         let inflight =
             self.inflight.as_ref().map(|inflight| inflight.records(index, &options)).transpose()?;
@@ -181,7 +181,7 @@ impl Rings {
             {
                 self.device.restore_unknown();
             }
-            self.device.open().map_err(|source| Refusal::Start { index, source })?;
+            self.device.open().map_err(|source| RequestError::Start { index, source })?;
             self.open = true;
         }
         let counters = self.statistics.queue(index);
@@ -198,15 +198,17 @@ impl Rings {
             unpublished: ring.setup.unpublished.clone(),
             inflight,
             view: view.clone(),
-            kick: ring.kick.as_ref().map(Kick::try_clone).transpose().map_err(Refusal::Descriptor)?,
-            call: clone(&ring.call).map_err(Refusal::Descriptor)?,
-            err: clone(&ring.err).map_err(Refusal::Descriptor)?,
-            logged: clone(&self.logged).map_err(Refusal::Descriptor)?,
+            kick: ring.kick.as_ref().map(Kick::try_clone).transpose().map_err(RequestError::Descriptor)?,
+            call: clone(&ring.call).map_err(RequestError::Descriptor)?,
+            err: clone(&ring.err).map_err(RequestError::Descriptor)?,
+            logged: clone(&self.logged).map_err(RequestError::Descriptor)?,
             counters,
         })
-        .map_err(|source| Refusal::Areas { index, source })?;
-        let mut task =
-            self.device.start_queue(vring, features).map_err(|source| Refusal::Start { index, source })?;
+        .map_err(|source| RequestError::Areas { index, source })?;
+        let mut task = self
+            .device
+            .start_queue(vring, features)
+            .map_err(|source| RequestError::Start { index, source })?;
         ring.serves = ring.setup.enabled;
         if self.device.disabled(index) == Disabled::Drained {
             task.set_enabled(ring.serves);
@@ -256,14 +258,28 @@ impl Rings {
         ended
     }
 
+    /// Returns the index at which each ring stopped last. `None` if it did not stop, or if the driver was not
+    /// shown all completions.
+    pub(crate) fn stops(&self) -> Vec<Option<u16>> {
+        let stop = |ring: &Ring| ring.setup.stopped_at.filter(|_| ring.setup.unpublished.is_empty());
+        self.rings.iter().map(stop).collect()
+    }
+
+    /// Sets the index at which each ring stopped in an earlier session.
+    pub(crate) fn set_stops(&mut self, stops: &[Option<u16>]) {
+        for (ring, stop) in self.rings.iter_mut().zip(stops) {
+            ring.setup.stopped_at = *stop;
+        }
+    }
+
     /// Returns the state of the device and of all rings that were set up.
     ///
     /// # Errors
     /// A ring runs.
-    pub(crate) fn save(&self, packed: bool) -> Result<State, Refusal> {
+    pub(crate) fn save(&self, packed: bool) -> Result<SavedState, RequestError> {
         self.all_stopped()?;
         let rings = (0u16..).zip(&self.rings).filter_map(|(index, ring)| ring.setup.save(index));
-        Ok(State { packed, device: self.device.save(), rings: rings.collect() })
+        Ok(SavedState { packed, device: self.device.save(), rings: rings.collect() })
     }
 
     /// Loads the state of a device and its rings. If the size of a ring contradicts the state, its start
@@ -271,7 +287,7 @@ impl Rings {
     ///
     /// # Errors
     /// The state is not valid for this device, which is unchanged then.
-    pub(crate) fn load(&mut self, state: State) -> Result<(), InvalidState> {
+    pub(crate) fn load(&mut self, state: SavedState) -> Result<(), InvalidState> {
         self.device.load(&state.device)?;
         // The choices of its driver are known.
         self.expects_new_driver = false;
@@ -282,11 +298,13 @@ impl Rings {
         Ok(())
     }
 
+    /// Checks that no ring runs.
+    ///
     /// # Errors
     /// A ring runs.
-    pub(crate) fn all_stopped(&self) -> Result<(), Refusal> {
+    pub(crate) fn all_stopped(&self) -> Result<(), RequestError> {
         match (0u16..).zip(&self.rings).find(|(_, ring)| ring.running.is_some()) {
-            Some((index, _)) => Err(Refusal::Running(index)),
+            Some((index, _)) => Err(RequestError::Running(index)),
             None => Ok(()),
         }
     }
@@ -358,7 +376,7 @@ impl Drop for Rings {
 }
 
 /// Returns the options of a ring of this size.
-pub(crate) fn options(size: u16, features: Features) -> Result<Options, Refusal> {
+pub(crate) fn options(size: u16, features: Features) -> Result<Options, RequestError> {
     let has = |feature| features.contains(feature);
     let (event_idx, indirect) = (has(Features::EVENT_IDX), has(Features::INDIRECT_DESC));
     let options = match has(Features::RING_PACKED) {
@@ -375,15 +393,15 @@ pub(crate) fn check_areas(
     view: &Arc<View>,
     areas: &Areas,
     options: &Options,
-) -> Result<(), Refusal> {
+) -> Result<(), RequestError> {
     match areas {
         Areas::User(addresses) => {
             let mapped = Metadata::map(view, addresses, options);
             let starts = [addresses.desc, addresses.avail, addresses.used];
             mapped.map(drop).map_err(|source| {
                 match starts.iter().find(|start| view.map().gpa_of(**start).is_none()) {
-                    Some(addr) => Refusal::NotShared { index, addr: *addr },
-                    None => Refusal::Areas { index, source },
+                    Some(addr) => RequestError::NotShared { index, addr: *addr },
+                    None => RequestError::Areas { index, source },
                 }
             })
         }
@@ -391,7 +409,7 @@ pub(crate) fn check_areas(
             let starts = [addresses.desc, addresses.avail, addresses.used];
             let is_aligned = |(start, align): (Iova, usize)| start.0.is_multiple_of(align as u64);
             let aligned = starts.into_iter().zip(options.area_aligns()).all(is_aligned);
-            aligned.then_some(()).ok_or(Refusal::Misaligned { index })
+            aligned.then_some(()).ok_or(RequestError::Misaligned { index })
         }
     }
 }

@@ -22,6 +22,9 @@ pub struct Server {
     statistics: Arc<Statistics>,
     mapper: Mapper,
     presence: Mutex<Presence>,
+    /// The index at which each ring stopped last. It confirms the index that a front-end sends when it
+    /// reconnects.
+    stops: Mutex<Vec<Option<u16>>>,
 }
 
 /// The presence of a front-end. It decides between a front-end that connects and [`Server::close_if_free`].
@@ -37,7 +40,8 @@ impl Server {
     pub fn new(device: Arc<dyn Device>, executor: Arc<dyn Executor>) -> Self {
         let statistics = Arc::new(Statistics::new(device.clone()));
         let presence = Mutex::new(Presence::Free);
-        Self { device, executor, statistics, mapper: Mapper::default(), presence }
+        let stops = Mutex::default();
+        Self { device, executor, statistics, mapper: Mapper::default(), presence, stops }
     }
 
     /// Maps the memory that front-ends share with `mapper`, which may refuse it. The default maps everything.
@@ -113,7 +117,9 @@ impl Server {
         let (device, executor, statistics) =
             (self.device.clone(), self.executor.clone(), self.statistics.clone());
         let waiting_frontends = WaitingFrontends::new(listener);
-        let ended = Session::new(
+        let stops = || self.stops.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = stops().clone();
+        let (ended, after) = Session::new(
             connection,
             (stop, waiting_frontends),
             device,
@@ -121,7 +127,8 @@ impl Server {
             statistics,
             self.mapper.clone(),
         )
-        .run();
+        .run(&before);
+        *stops() = after;
         *self.presence() = Presence::Free;
         ended
     }

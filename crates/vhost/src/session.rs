@@ -1,7 +1,7 @@
 //! A session: one connection to a front-end.
 
 use crate::channel::Channel;
-use crate::error::{Ended, HOW_TO_SHARE, Refusal};
+use crate::error::{Ended, HOW_TO_SHARE, RequestError};
 use crate::inflight::Inflight;
 use crate::iotlb::Translations;
 use crate::memory::Memory;
@@ -18,8 +18,8 @@ use kickless_memory::{Gpa, Mapper, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_vhost_user::{
-    Backend, DeviceStateReply, Error, Expects, FrontendMessage as Message, Header, LogBase, Received,
-    Refused, Reply, Request, VringAddr, VringFd, VringState, Wait,
+    AfterRefusal, Backend, DeviceStateReply, Error, Expects, FrontendMessage as Message, Header, LogBase,
+    Received, Reply, Request, VringAddr, VringFd, VringState, Wait,
 };
 use kickless_virtqueue::device::Addresses;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -79,8 +79,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Serves until the front-end leaves. No ring runs afterwards, whatever the reason.
-    pub(crate) fn run(mut self) -> Result<(), Ended> {
+    /// Serves until the front-end leaves or the session ends for another reason. No ring runs afterwards.
+    /// `stops` has the index at which each ring stopped before the session. Returns these indices after the
+    /// session.
+    pub(crate) fn run(mut self, stops: &[Option<u16>]) -> (Result<(), Ended>, Vec<Option<u16>>) {
+        self.rings.set_stops(stops);
         self.device.connected();
         let ended = match self.serve() {
             Err(Ended::Left) => Ok(()),
@@ -88,16 +91,17 @@ impl<'a> Session<'a> {
         };
         let stopped = self.rings.stop_all();
         self.warn_of_private_memory();
+        let stops = self.rings.stops();
         self.rings.reset(false);
         if let Some(translations) = &self.translations {
             translations.log();
         }
-        ended.and(stopped)
+        (ended.and(stopped), stops)
     }
 
     /// Warns if the front-end has probably shared memory that it has mapped privately (QEMU: `share=off`).
-    /// The guest's writes are not in the file then. The rings stay empty whatever the driver does, and only
-    /// its kicks arrive.
+    /// The guest's writes are not in the file then. The rings stay empty here, and only the driver's kicks
+    /// arrive.
     fn warn_of_private_memory(&self) {
         let ((kicks, requests), before) = (self.statistics.totals(), self.totals_before);
         let only_kicked = kicks > before.0 && requests == before.1;
@@ -145,7 +149,7 @@ impl<'a> Session<'a> {
                 self.backend.ack(&header, true, &reply_timeout())?;
             }
             Ok(None) => {}
-            Err(Refusal::Ended(ended)) => return Err(ended),
+            Err(RequestError::Ended(ended)) => return Err(ended),
             Err(refusal) => self.refuse(&header, name, &refusal)?,
         }
         self.rings.close_if_unused();
@@ -168,14 +172,14 @@ impl<'a> Session<'a> {
         let code = Message::code_from(header.request);
         let has_reply = !matches!(Message::refusal(code, false), kickless_vhost_user::Refusal::NotExpected);
         let hears = has_reply || (header.needs_reply() && self.acknowledges());
-        if hears && self.backend.refuse(header, &reply_timeout())? == Refused::GoOn {
+        if hears && self.backend.refuse(header, &reply_timeout())? == AfterRefusal::Continue {
             warn!(message = name, error = %why, "message refused");
             return Ok(());
         }
         Err(Ended::Refused { message: name, why: why.to_string() })
     }
 
-    fn carry_out(&mut self, message: Message) -> Result<Option<Reply>, Refusal> {
+    fn carry_out(&mut self, message: Message) -> Result<Option<Reply>, RequestError> {
         let done = |()| Ok(None);
         let number = |value: u64| Ok(Some(Reply::U64(value)));
         let cancellation = Cancellation { stop: self.stop, connection: self.backend.as_fd() };
@@ -215,14 +219,14 @@ impl<'a> Session<'a> {
                 self.channel.set(socket, self.translations.as_mut()).and_then(done)
             }
             Message::IotlbMsg(message) => {
-                let translations = self.translations.as_mut().ok_or(Refusal::NoIommu)?;
+                let translations = self.translations.as_mut().ok_or(RequestError::NoIommu)?;
                 translations.message(&message, self.memory.view().map(), &mut self.rings, cancellation)?;
                 number(0)
             }
 
             Message::SetLogBase(base) => self.set_log_base(base).map(Some),
             Message::SetLogFd(fd) => {
-                self.rings.set_logged(Call::new(fd).map_err(Refusal::Descriptor)?).and_then(done)
+                self.rings.set_logged(Call::new(fd).map_err(RequestError::Descriptor)?).and_then(done)
             }
 
             Message::GetConfig(config) => {
@@ -270,28 +274,28 @@ impl<'a> Session<'a> {
                 number((!self.transfers.check()?).into())
             }
             Message::VringKick { index } => self.vring_kick(index).and_then(done),
-            _ => Err(Refusal::NotOffered),
+            _ => Err(RequestError::NotOffered),
         }
     }
 
     /// Passes a message to the device, if the device offers the protocol feature and it was negotiated.
-    fn pass_to_device(&self, feature: ProtocolFeatures, message: DeviceMessage) -> Result<(), Refusal> {
+    fn pass_to_device(&self, feature: ProtocolFeatures, message: DeviceMessage) -> Result<(), RequestError> {
         if !self.device.protocol_features().contains(feature) {
-            return Err(Refusal::NotOffered);
+            return Err(RequestError::NotOffered);
         }
         self.negotiated.need(feature)?;
         Ok(self.device.message(message)?)
     }
 
-    fn start_or_stop(&mut self, index: u16) -> Result<(), Refusal> {
+    fn start_or_stop(&mut self, index: u16) -> Result<(), RequestError> {
         self.rings.start_or_stop(index, self.memory.view(), self.negotiated.features)
     }
 
     /// Sets the features. Rings that run keep those that they were started with, except logging.
-    fn set_features(&mut self, features: Features) -> Result<(), Refusal> {
+    fn set_features(&mut self, features: Features) -> Result<(), RequestError> {
         self.negotiated.set_features(&*self.device, features)?;
         if self.negotiated.iommu() && self.translations.is_none() {
-            let translations = Translations::new().map_err(Refusal::Descriptor)?;
+            let translations = Translations::new().map_err(RequestError::Descriptor)?;
             self.rings.iommu = Some(translations.iommu());
             self.translations = Some(translations);
         }
@@ -313,55 +317,55 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn set_log_base(&mut self, base: LogBase) -> Result<Reply, Refusal> {
+    fn set_log_base(&mut self, base: LogBase) -> Result<Reply, RequestError> {
         self.negotiated.need(ProtocolFeatures::LOG_SHMFD)?;
         let LogBase::Shared { mmap_size, mmap_offset, fd: Some(file) } = base else {
-            return Err(Refusal::NoLog);
+            return Err(RequestError::NoLog);
         };
         self.memory.set_log_base(&file, mmap_offset, mmap_size, &mut self.rings)?;
         Ok(Reply::U64(0))
     }
 
-    fn reset(&mut self) -> Result<(), Refusal> {
+    fn reset(&mut self) -> Result<(), RequestError> {
         self.negotiated.need(ProtocolFeatures::RESET_DEVICE)?;
         self.rings.stop_all()?;
         self.flush_if_stopped();
-        // Nothing is in flight in rings that start anew, wherever they stood before.
+        // No request is in flight in rings that start anew, so the buffer does not describe them.
         self.rings.inflight = None;
         self.rings.reset(self.negotiated.always_enabled());
         self.device.reset_driver();
         Ok(())
     }
 
-    fn set_vring_num(&mut self, state: VringState) -> Result<(), Refusal> {
+    fn set_vring_num(&mut self, state: VringState) -> Result<(), RequestError> {
         let index = self.rings.index(state.index)?;
         let max = self.device.queue_size_max();
         let size = match u16::try_from(state.num) {
             Ok(size) if size <= max => size,
-            _ => return Err(Refusal::SizeTooLarge { size: state.num, max }),
+            _ => return Err(RequestError::SizeTooLarge { size: state.num, max }),
         };
         rings::options(size, self.negotiated.features)?;
         self.while_stopped(index)?.setup.size = Some(size);
         self.start_or_stop(index)
     }
 
-    fn set_vring_base(&mut self, state: VringState) -> Result<(), Refusal> {
+    fn set_vring_base(&mut self, state: VringState) -> Result<(), RequestError> {
         let index = self.rings.index(state.index)?;
         let base =
-            Setup::index_of_base(state.num, self.negotiated.packed()).ok_or(Refusal::Base(state.num))?;
+            Setup::index_of_base(state.num, self.negotiated.packed()).ok_or(RequestError::Base(state.num))?;
         self.while_stopped(index)?.setup.set_base(base);
         Ok(())
     }
 
-    /// Returns a ring whose set-up is about to change. Stops it if it is drained while it is disabled: a
-    /// front-end that resets its device with SET_VRING_ENABLE alone takes it for stopped.
+    /// Returns a ring whose set-up is about to change. Stops the ring if it is disabled and drained: a
+    /// front-end that resets its device with SET_VRING_ENABLE alone believes that the ring has stopped.
     ///
     /// # Errors
     /// The ring runs and is enabled.
-    fn while_stopped(&mut self, index: u16) -> Result<&mut rings::Ring, Refusal> {
+    fn while_stopped(&mut self, index: u16) -> Result<&mut rings::Ring, RequestError> {
         if self.rings.is_running(index) {
             if self.rings.get(index).setup.enabled {
-                return Err(Refusal::Running(index));
+                return Err(RequestError::Running(index));
             }
             self.stop_ring(index)?;
         }
@@ -378,7 +382,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn set_vring_addr(&mut self, addr: &VringAddr) -> Result<(), Refusal> {
+    fn set_vring_addr(&mut self, addr: &VringAddr) -> Result<(), RequestError> {
         let index = self.rings.index(addr.index)?;
         let addresses = Addresses {
             desc: UserAddr(addr.desc_addr),
@@ -388,8 +392,8 @@ impl<'a> Session<'a> {
         };
         let areas = setup::areas(addresses, self.negotiated.features);
         let view = self.memory.view();
-        // The specification sets no order for these three messages. Values that are unknown now are checked
-        // when the ring starts.
+        // The specification sets no order for SET_VRING_NUM, SET_VRING_ADDR and SET_MEM_TABLE. Areas that
+        // cannot be checked now are checked when the ring starts.
         if let Some(size) = self.rings.get(index).setup.size
             && !view.map().slots().is_empty()
         {
@@ -401,7 +405,7 @@ impl<'a> Session<'a> {
         self.start_or_stop(index)
     }
 
-    fn get_vring_base(&mut self, index: u32) -> Result<Reply, Refusal> {
+    fn get_vring_base(&mut self, index: u32) -> Result<Reply, RequestError> {
         let checked = self.rings.index(index)?;
         self.stop_ring(checked)?;
         let packed = self.negotiated.packed();
@@ -411,10 +415,10 @@ impl<'a> Session<'a> {
         Ok(Reply::VringBase(VringState { index, num }))
     }
 
-    fn set_vring_kick(&mut self, kick: VringFd) -> Result<(), Refusal> {
+    fn set_vring_kick(&mut self, kick: VringFd) -> Result<(), RequestError> {
         let index = self.rings.index(kick.index.into())?;
-        let kick = Kick::new(kick.fd.ok_or(Refusal::NoKick)?).map_err(Refusal::Descriptor)?;
-        let theirs = kick.try_clone().map_err(Refusal::Descriptor)?;
+        let kick = Kick::new(kick.fd.ok_or(RequestError::NoKick)?).map_err(RequestError::Descriptor)?;
+        let theirs = kick.try_clone().map_err(RequestError::Descriptor)?;
         self.driver_known = true;
         let ring = self.rings.get(index);
         ring.kick = Some(kick);
@@ -423,30 +427,30 @@ impl<'a> Session<'a> {
         self.start_or_stop(index)
     }
 
-    fn set_vring_call(&mut self, call: VringFd) -> Result<(), Refusal> {
+    fn set_vring_call(&mut self, call: VringFd) -> Result<(), RequestError> {
         let index = self.rings.index(call.index.into())?;
         let (ours, theirs) = duplicate(call)?;
         self.rings.get(index).call = ours;
         Ok(self.rings.update(index, Update::Call(theirs))?)
     }
 
-    fn set_vring_err(&mut self, err: VringFd) -> Result<(), Refusal> {
+    fn set_vring_err(&mut self, err: VringFd) -> Result<(), RequestError> {
         let index = self.rings.index(err.index.into())?;
         let (ours, theirs) = duplicate(err)?;
         self.rings.get(index).err = ours;
         Ok(self.rings.update(index, Update::Err(theirs))?)
     }
 
-    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<(), Refusal> {
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<(), RequestError> {
         let index = self.rings.index(index)?;
         self.rings.get(index).setup.enabled = enable;
         self.start_or_stop(index)
     }
 
-    fn vring_kick(&mut self, index: u32) -> Result<(), Refusal> {
+    fn vring_kick(&mut self, index: u32) -> Result<(), RequestError> {
         let index = self.rings.index(index)?;
         if self.rings.is_running(index) {
-            return Ok(self.rings.update(index, Update::Look)?);
+            return Ok(self.rings.update(index, Update::Poll)?);
         }
         self.statistics.kicks_ignored.add(1);
         debug!(ring = index, "kick for a ring that does not run ignored");
@@ -460,9 +464,9 @@ fn reply_timeout() -> Wait<'static> {
 }
 
 /// Duplicates a descriptor, for the session and for the worker. Both are `None` if none was sent.
-fn duplicate(sent: VringFd) -> Result<(Option<Call>, Option<Call>), Refusal> {
+fn duplicate(sent: VringFd) -> Result<(Option<Call>, Option<Call>), RequestError> {
     let Some(fd) = sent.fd else { return Ok((None, None)) };
-    let ours = Call::new(fd).map_err(Refusal::Descriptor)?;
-    let theirs = ours.try_clone().map_err(Refusal::Descriptor)?;
+    let ours = Call::new(fd).map_err(RequestError::Descriptor)?;
+    let theirs = ours.try_clone().map_err(RequestError::Descriptor)?;
     Ok((Some(ours), Some(theirs)))
 }

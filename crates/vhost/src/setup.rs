@@ -32,8 +32,8 @@ pub(crate) struct Setup {
     /// The first available entry to take, from SET_VRING_BASE or from the last stop. In a packed ring, bit 15
     /// is the wrap counter. `None`: not set, so the ring starts at its initial index.
     pub(crate) next_avail: Option<u16>,
-    /// The index at which the ring stopped last, in this session or in a loaded state. SET_VRING_BASE does
-    /// not change it.
+    /// The index at which the ring stopped last, in this session, in an earlier one of this process, or in a
+    /// loaded state. SET_VRING_BASE does not change it.
     pub(crate) stopped_at: Option<u16>,
     /// Completions of the last run that the driver was not shown yet.
     pub(crate) unpublished: Vec<UnpublishedUsed>,
@@ -47,8 +47,7 @@ pub(crate) struct Setup {
     pub(crate) enabled: bool,
 }
 
-/// Returns the areas of SET_VRING_ADDR. Behind a vIOMMU, its numbers, that of the log among them, are
-/// addresses as the device sees them.
+/// Returns the areas of SET_VRING_ADDR. Behind a vIOMMU, all its addresses are IOVAs, also that of the log.
 pub(crate) fn areas(said: Addresses, features: Features) -> Areas {
     if !features.contains(Features::ACCESS_PLATFORM) {
         return Areas::User(said);
@@ -101,7 +100,7 @@ impl Setup {
 
     /// Returns the index in the number of SET_VRING_BASE. `None` if the ring cannot continue there. For a
     /// packed ring, the upper half is as in [`Setup::base`], or zero if the front-end does not know the used
-    /// index. Another index would mean chains that were taken and not used, which are unknown here.
+    /// index. A different used index would mean chains that were taken and not used. They are unknown here.
     pub(crate) fn index_of_base(base: u32, packed: bool) -> Option<u16> {
         let (low, high) = (base as u16, (base >> 16) as u16);
         (high == 0 || (packed && high == low)).then_some(low)

@@ -77,7 +77,7 @@ pub struct RingState {
 
 /// The state of a stopped device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct SavedState {
     /// The rings have the packed format.
     pub packed: bool,
     /// The device's own state.
@@ -122,7 +122,7 @@ pub enum StateError {
     },
 }
 
-impl State {
+impl SavedState {
     /// Returns the bytes to transfer. No ring may have more than its size in `unpublished`, and the device's
     /// part may not be longer than 4096 bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -150,7 +150,7 @@ impl State {
         bytes
     }
 
-    /// The state in these bytes.
+    /// Returns the state in these bytes.
     ///
     /// # Errors
     /// They are no state, or none that a device within `bounds` can have been in.

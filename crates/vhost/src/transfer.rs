@@ -4,9 +4,9 @@
 //! process reads the data first or makes the descriptor blocking. For a pipe, splicing with a private pipe
 //! ensures this. For a socket, a flag of each call does. Other descriptors are refused.
 
-use crate::error::Refusal;
+use crate::error::RequestError;
 use crate::rings::Rings;
-use crate::state::{Bounds, State};
+use crate::state::{Bounds, SavedState};
 use kickless_spec::vhost_user::TransferDirection;
 use kickless_vhost_user::{DeviceState, Wait};
 use rustix::fs::{FileType, fstat};
@@ -55,10 +55,10 @@ impl Transfers {
         fd: OwnedFd,
         rings: &Rings,
         packed: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         self.last = None;
         rings.all_stopped()?;
-        let transfer_fd = TransferFd::new(fd).map_err(Refusal::Descriptor)?;
+        let transfer_fd = TransferFd::new(fd).map_err(RequestError::Descriptor)?;
         let bytes = match state.direction {
             TransferDirection::Save => Some(rings.save(packed)?.to_bytes()),
             TransferDirection::Load => None,
@@ -76,7 +76,7 @@ impl Transfers {
             None => transfer_fd
                 .receive(bounds.bytes_max(), wait)
                 .map_err(Into::into)
-                .and_then(|bytes| Ok(rings.load(State::from_bytes(&bytes, bounds)?)?)),
+                .and_then(|bytes| Ok(rings.load(SavedState::from_bytes(&bytes, bounds)?)?)),
         };
         match (&done, len) {
             (Ok(()), Some(bytes)) => info!(bytes, "state of the device saved"),
@@ -88,13 +88,13 @@ impl Transfers {
     }
 
     /// Carries out CHECK_DEVICE_STATE. Returns whether the last transfer succeeded.
-    pub(crate) fn check(&mut self) -> Result<bool, Refusal> {
-        self.last.take().ok_or(Refusal::NoTransfer)
+    pub(crate) fn check(&mut self) -> Result<bool, RequestError> {
+        self.last.take().ok_or(RequestError::NoTransfer)
     }
 }
 
-/// The deadline of a transfer. A wait alone does not keep it, because it returns at once while its descriptor
-/// is ready, or in error.
+/// The deadline of a transfer. A [`Wait`] alone does not enforce it: while the descriptor is ready or has an
+/// error, the wait returns at once and does not look at the clock.
 struct Deadline<'a> {
     wait: Wait<'a>,
     deadline: Instant,

@@ -12,9 +12,9 @@
 //! session's end stops all rings, which limits the same requests.
 
 use crate::Ended;
+use kickless_sync::mpsc::{Receiver, RecvTimeoutError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::BorrowedFd;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tracing::warn;
 
@@ -33,9 +33,14 @@ pub(crate) struct Cancellation<'a> {
     pub(crate) connection: BorrowedFd<'a>,
 }
 
-/// Returns whether the front-end has sent something that is not read yet, or has closed its connection.
-pub(crate) fn is_readable(messages: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(messages, PollFlags::IN)];
+/// Time within which a front-end that leaves closes all its descriptors, from the first sign of that. The
+/// kernel closes the descriptors of a process one after another, which takes less than a millisecond. The
+/// rest is for a host whose processors are busy.
+pub(crate) const LEAVES_WITHIN: Duration = Duration::from_secs(1);
+
+/// Returns whether a socket has something to read or to accept, or the peer has closed the connection.
+pub(crate) fn is_readable(socket: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
     // A failure here also occurs in the wait for this descriptor.
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }

@@ -14,8 +14,9 @@ use kickless_vhost_user::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
+use std::net::{TcpListener, UdpSocket};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -84,7 +85,7 @@ impl Fake for Card {
     }
 
     fn start_queue(&self, vring: Vring, _: Features) -> Result<Box<dyn QueueTask>, StartError> {
-        let warned = if vring.resumes_unrecorded() { ", perhaps elsewhere" } else { "" };
+        let warned = if vring.resumes_unrecorded() { ", resumes unrecorded" } else { "" };
         self.0.note(format!("start {}{warned}", vring.index()));
         Ok(Box::new(Task { vring, asked: self.0.clone() }))
     }
@@ -198,15 +199,25 @@ impl Session {
 
 /// Runs a front-end against a session of the device.
 fn with_card(frontend: impl FnOnce(Session, &Server, &Asked)) {
+    let (server, asked) = server();
+    connect(&server, &asked, |session| frontend(session, &server, &asked));
+}
+
+fn server() -> (Server, Asked) {
     let asked = Asked::default();
     let server = Server::new(Arc::new(FakeDevice(Card(asked.clone()))), Arc::new(Noting(asked.clone())));
+    (server, asked)
+}
+
+/// Runs a front-end against a session of this server.
+fn connect(server: &Server, asked: &Asked, frontend: impl FnOnce(Session)) {
     let ((ours, theirs), (stop, _stopping)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     std::thread::scope(|scope| {
         let session = scope.spawn(|| server.serve_connection(theirs, stop.as_fd()));
         let mut connected = Session(Frontend::new(ours));
         connected.call(&Message::GetFeatures);
         assert_eq!(asked.take(), ["connected"]);
-        frontend(connected, &server, &asked);
+        frontend(connected);
         session.join().unwrap().unwrap();
     });
 }
@@ -226,6 +237,21 @@ fn a_device_has_protocol_features_and_messages_of_its_own() {
         session.order(&Message::SendRarp([2; 6]));
         assert_eq!(asked.take(), ["SetMtu(1500)", "SendRarp([2, 2, 2, 2, 2, 2])"]);
         assert_eq!(server.statistics().of_device(), [("frames_discarded", 7)]);
+    });
+}
+
+#[test]
+fn a_back_ends_channel_is_a_unix_stream() {
+    with_card(|mut session, _, _| {
+        session.negotiate(ProtocolFeatures::BACKEND_REQ);
+        let (datagrams, _others) = UnixDatagram::pair().unwrap();
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for socket in [datagrams.into(), tcp.into(), udp.into(), memfd(4096)] {
+            assert_ne!(session.number(&Message::SetBackendReqFd(socket)), 0);
+        }
+        session.order(&Message::SetBackendReqFd(stream.into()));
     });
 }
 
@@ -278,7 +304,7 @@ fn only_a_base_that_the_ring_did_not_stop_at_is_doubtful() {
         // Its base, 0, is not where a packed ring begins.
         session.start(0);
         session.enable(0, true);
-        assert_eq!(asked.take(), ["start 0, perhaps elsewhere"]);
+        assert_eq!(asked.take(), ["start 0, resumes unrecorded"]);
         // It stops there.
         session.enable(0, false);
         session.enable(0, true);
@@ -289,7 +315,34 @@ fn only_a_base_that_the_ring_did_not_stop_at_is_doubtful() {
     });
 }
 
-/// Cloud Hypervisor did so before it sent GET_VRING_BASE.
+/// The process remembers where a ring stopped, so the same base is not doubtful in the next session.
+#[test]
+fn a_ring_continues_in_another_session() {
+    let (server, asked) = server();
+    let packed = Features::VERSION_1 | Features::PROTOCOL_FEATURES | Features::RING_PACKED;
+    for started in ["start 0, resumes unrecorded", "start 0"] {
+        connect(&server, &asked, |mut session| {
+            session.negotiate(ProtocolFeatures::empty());
+            session.order(&Message::SetFeatures(packed));
+            // Its base, 0, is not where a packed ring begins.
+            session.start(0);
+            session.enable(0, true);
+        });
+        assert_eq!(asked.take()[..2], [started, "stop 0"]);
+    }
+    // After a reset, the process does not know where the ring stopped.
+    connect(&server, &asked, |mut session| {
+        session.negotiate(ProtocolFeatures::RESET_DEVICE);
+        session.order(&Message::SetFeatures(packed));
+        session.order(&Message::ResetDevice);
+        asked.take();
+        session.start(0);
+        session.enable(0, true);
+        assert_eq!(asked.take(), ["start 0, resumes unrecorded"]);
+    });
+}
+
+/// Older versions of Cloud Hypervisor only disable rings and do not send GET_VRING_BASE.
 #[test]
 fn rings_that_are_only_disabled_can_be_set_up_anew() {
     with_card(|mut session, _, asked| {

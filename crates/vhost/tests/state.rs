@@ -1,6 +1,6 @@
 //! A state survives the conversion to bytes, and other bytes are refused.
 
-use kickless_vhost::state::{Bounds, RingState, State, StateError};
+use kickless_vhost::state::{Bounds, RingState, SavedState, StateError};
 use kickless_virtqueue::device::UnpublishedUsed;
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ fn ring(index: u16, packed: bool) -> impl Strategy<Value = RingState> {
     )
 }
 
-fn state() -> impl Strategy<Value = State> {
+fn state() -> impl Strategy<Value = SavedState> {
     let rings = |packed| {
         prop::collection::btree_set(0u16..8, 0..=8).prop_flat_map(move |indices| {
             indices.into_iter().map(|index| ring(index, packed)).collect::<Vec<_>>()
@@ -33,7 +33,7 @@ fn state() -> impl Strategy<Value = State> {
     };
     let device = prop::collection::vec(any::<u8>(), 0..20);
     (any::<bool>(), device).prop_flat_map(move |(packed, device)| {
-        rings(packed).prop_map(move |rings| State { packed, device: device.clone(), rings })
+        rings(packed).prop_map(move |rings| SavedState { packed, device: device.clone(), rings })
     })
 }
 
@@ -42,16 +42,16 @@ proptest! {
     fn comes_back(state in state()) {
         let bytes = state.to_bytes();
         prop_assert!(bytes.len() <= BOUNDS.bytes_max());
-        prop_assert_eq!(State::from_bytes(&bytes, &BOUNDS), Ok(state));
+        prop_assert_eq!(SavedState::from_bytes(&bytes, &BOUNDS), Ok(state));
     }
 
     #[test]
     fn neither_shorter_nor_longer(state in state(), more in 1usize..20, cut in any::<prop::sample::Index>()) {
         let mut bytes = state.to_bytes();
         let len = bytes.len();
-        prop_assert_eq!(State::from_bytes(&bytes[..cut.index(len)], &BOUNDS), Err(StateError::Short));
+        prop_assert_eq!(SavedState::from_bytes(&bytes[..cut.index(len)], &BOUNDS), Err(StateError::Short));
         bytes.resize(len + more, 0);
-        prop_assert_eq!(State::from_bytes(&bytes, &BOUNDS), Err(StateError::Long(more)));
+        prop_assert_eq!(SavedState::from_bytes(&bytes, &BOUNDS), Err(StateError::Long(more)));
     }
 
     /// Bytes that are accepted as a state are one, and convert back to the same bytes.
@@ -60,7 +60,7 @@ proptest! {
         let mut bytes = state.to_bytes();
         let at = at.index(bytes.len());
         bytes[at] = value;
-        if let Ok(state) = State::from_bytes(&bytes, &BOUNDS) {
+        if let Ok(state) = SavedState::from_bytes(&bytes, &BOUNDS) {
             prop_assert_eq!(state.to_bytes(), bytes);
             for ring in &state.rings {
                 prop_assert!(ring.index < BOUNDS.queues_max && ring.size <= BOUNDS.queue_size_max);
@@ -74,9 +74,9 @@ proptest! {
 fn errors_name_the_wrong_value() {
     let unpublished = vec![UnpublishedUsed { id: 3, len: 1, descriptors: 0 }];
     let good = RingState { index: 1, size: 16, next_avail: 40_000, unpublished };
-    let state = State { packed: false, device: vec![7], rings: vec![good.clone()] };
+    let state = SavedState { packed: false, device: vec![7], rings: vec![good.clone()] };
     let bytes = state.to_bytes();
-    let refused = |bytes: &[u8]| State::from_bytes(bytes, &BOUNDS).unwrap_err().to_string();
+    let refused = |bytes: &[u8]| SavedState::from_bytes(bytes, &BOUNDS).unwrap_err().to_string();
 
     let mut foreign = bytes.clone();
     foreign[0] ^= 1;
@@ -89,7 +89,7 @@ fn errors_name_the_wrong_value() {
     assert_eq!(refused(&many), "its number of rings cannot be 9");
     assert_eq!(refused(&[]), "it ends in the middle");
 
-    let with = |ring: RingState| refused(&State { rings: vec![ring], ..state.clone() }.to_bytes());
+    let with = |ring: RingState| refused(&SavedState { rings: vec![ring], ..state.clone() }.to_bytes());
     assert_eq!(with(RingState { index: 8, ..good.clone() }), "the index of its ring 8 cannot be 8");
     assert_eq!(with(RingState { size: 128, ..good.clone() }), "the size of its ring 1 cannot be 128");
     assert_eq!(with(RingState { size: 0, ..good.clone() }), "the size of its ring 1 cannot be 0");
@@ -98,8 +98,8 @@ fn errors_name_the_wrong_value() {
     assert_eq!(owes(vec![one]), "the completed head of its ring 1 cannot be 16");
     let sixteen = vec![UnpublishedUsed { id: 0, ..one }; 17];
     assert_eq!(owes(sixteen), "the count of completions of its ring 1 cannot be 17");
-    let twice = State { rings: vec![good.clone(), good], ..state.clone() };
+    let twice = SavedState { rings: vec![good.clone(), good], ..state.clone() };
     assert_eq!(refused(&twice.to_bytes()), "its order of rings cannot be 1");
-    let packed = State { packed: true, ..state };
+    let packed = SavedState { packed: true, ..state };
     assert_eq!(refused(&packed.to_bytes()), "the place of its ring 1 cannot be 40000");
 }

@@ -13,11 +13,11 @@
 mod model;
 
 use kickless_memory::{Area, UserAddr, View};
+use kickless_testing::counted_instructions;
 use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Submitter, Table};
 use kickless_virtqueue::{Chain, ChainId, device};
 use model::{ADDRESSES, AVAIL, DESC, SEAM, TABLES, USED, USER, memory};
 use std::hint::black_box;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ impl Shape {
         options.unwrap().with_in_order(self.in_order)
     }
 
-    /// The index at which a device begins.
+    /// Returns the index at which a device begins.
     fn base(self) -> u16 {
         if self.packed { 1 << 15 } else { 0 }
     }
@@ -187,18 +187,7 @@ fn per_request(spent: Duration, requests: usize) -> f64 {
 
 /// Returns the driver's instructions for a request, if valgrind can count them.
 fn instructions(index: usize) -> Option<f64> {
-    let program = std::env::current_exe().ok()?;
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])
-        .args(["--toggle-collect=*counted_submit*", "--toggle-collect=*counted_complete*"])
-        .arg(program)
-        .arg(format!("--counted={index}"))
-        .output()
-        .ok()?;
-    let log = String::from_utf8_lossy(&output.stderr);
-    let (_, collected) = log.split_once("Collected :")?;
-    let count: f64 = collected.split_ascii_whitespace().next()?.parse().ok()?;
-    (output.status.success() && count > 0.0).then_some(count / COUNTED as f64)
+    counted_instructions(&format!("--counted={index}")).map(|count| count / COUNTED as f64)
 }
 
 /// Runs the child process whose instructions are counted.

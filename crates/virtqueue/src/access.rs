@@ -15,9 +15,6 @@ pub(crate) trait Access: Words {
     /// Reads one value at `offset`, once.
     fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> T;
 
-    /// Writes one value at `offset`.
-    fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T);
-
     /// Loads a 16-bit field, relaxed.
     ///
     /// # Safety
@@ -27,7 +24,8 @@ pub(crate) trait Access: Words {
     /// Loads two 64-bit fields, each once.
     ///
     /// # Safety
-    /// Sixteen bytes at `offset` are in the area, and both are multiples of 16 from a multiple of 16.
+    /// Sixteen bytes at `offset` are in the area. The area starts at a multiple of 16, and `offset` is a
+    /// multiple of 16.
     unsafe fn load_words_unchecked(&self, offset: usize) -> [u64; 2];
 
     /// Writes one value.
@@ -35,6 +33,9 @@ pub(crate) trait Access: Words {
     /// # Safety
     /// `size_of::<T>()` bytes at `offset` are in the area.
     unsafe fn write_unchecked<T: IntoBytes + Immutable>(&self, offset: usize, value: &T);
+
+    /// Asks the processor to load the cache line at `offset`, if that needs no translation.
+    fn prefetch(&self, _offset: usize) {}
 
     /// Marks `len` bytes at `offset` as written. The area begins at `first` in guest memory.
     fn mark(&self, first: Gpa, offset: usize, len: usize, marks: &mut Marks);
@@ -46,11 +47,6 @@ impl Access for Area {
     #[inline(always)]
     fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
         Area::read(self, offset)
-    }
-
-    #[inline(always)]
-    fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
-        Area::write(self, offset, value);
     }
 
     #[inline(always)]
@@ -69,6 +65,11 @@ impl Access for Area {
     unsafe fn write_unchecked<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
         // SAFETY: the caller's promise is the same.
         unsafe { Area::write_unchecked(self, offset, value) }
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, offset: usize) {
+        Area::prefetch(self, offset);
     }
 
     #[inline(always)]
@@ -94,18 +95,14 @@ impl Words for Scattered {
     }
 }
 
-/// No check is left out here, because each access has to find its slot.
+/// The methods whose names end with `_unchecked` check their bounds here too, because each access has to find
+/// its slot.
 impl Access for Scattered {
     type Region = Records;
 
     #[inline]
     fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
         Scattered::read(self, offset)
-    }
-
-    #[inline]
-    fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
-        Scattered::write(self, offset, value);
     }
 
     #[inline]

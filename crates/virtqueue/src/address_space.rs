@@ -1,4 +1,4 @@
-//! The meaning of addresses in descriptors.
+//! Translates the addresses in descriptors.
 
 use crate::Buffer;
 use crate::progress::{Described, Progress, TablePiece};
@@ -6,33 +6,31 @@ use kickless_memory::{Access, Iova, Span, Tlb, Translated, View};
 
 /// Translates a driver's addresses into guest-physical ones while a chain is walked.
 pub(crate) trait AddressSpace<'v> {
-    /// Adds a buffer, which is not empty. Returns the number of its pieces. An unmapped piece counts too: the
-    /// device finds out that it is not guest memory.
-    fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize;
+    /// Adds a buffer, which is not empty. It need not be guest memory; the device checks this later.
+    fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool);
 
-    /// Ends the walk of a valid chain, which has `len` bytes. Puts the buffers that
-    /// [`AddressSpace::add_buffer`] has kept back into `buffers`, and adds their readable pieces to
-    /// `readable`.
+    /// Ends the walk of a valid chain, which has `len` bytes. If [`AddressSpace::add_buffer`] has not added
+    /// the buffers yet, translates them, adds them to `buffers`, and sets `readable` to the number of
+    /// readable ones.
     fn finish(&mut self, buffers: &mut Vec<Buffer>, readable: &mut usize, len: u64);
 
     /// Begins an indirect table. Returns all of it if it is contiguous in guest memory.
     fn table(&mut self, addr: Iova, len: u32) -> Option<Span<'v>>;
 
-    /// Copies bytes of the indirect table of the last [`AddressSpace::table`]. Returns whether they are guest
-    /// memory.
+    /// Copies bytes of the indirect table that [`AddressSpace::table`] began last. Returns whether they are
+    /// guest memory.
     fn read(&mut self, addr: Iova, into: &mut [u8]) -> bool;
 
-    /// Whether the chain is incomplete: a translation that may still come is missing, or there is more to
-    /// translate than one pop may.
+    /// Returns whether the chain cannot be popped yet: a translation is missing and may still come, or the
+    /// chain needs more translations than one pop may do.
     fn is_missing(&self) -> bool;
 }
 
 /// Without a vIOMMU, addresses are guest-physical ones.
 impl<'v> AddressSpace<'v> for &'v View {
     #[inline(always)]
-    fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, _: bool) -> usize {
+    fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, _: bool) {
         buffers.push(Buffer { addr: View::direct(addr), len });
-        1
     }
 
     #[inline(always)]
@@ -63,9 +61,8 @@ pub(crate) struct Translating<'v, 't> {
 
 impl<'v> AddressSpace<'v> for Translating<'v, '_> {
     #[inline]
-    fn add_buffer(&mut self, _: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize {
+    fn add_buffer(&mut self, _: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) {
         self.progress.describe(Described { addr, len, writable });
-        0
     }
 
     fn finish(&mut self, buffers: &mut Vec<Buffer>, readable: &mut usize, len: u64) {

@@ -11,7 +11,8 @@ use kickless_memory::Gpa;
 /// queue size. So, like QEMU, we accept the size of the largest queue of older devices.
 pub const INDIRECT_CHAIN_MAX: u16 = 1024;
 
-/// Buffers whose memory is kept for the next chain. After a longer chain the rest is given back.
+/// The largest number of buffers whose memory is kept for the next chain. The memory of further buffers is
+/// freed.
 pub(crate) const BUFFERS_KEPT: usize = 256;
 
 /// One buffer of a chain as the driver described it, or a piece of one behind a vIOMMU. It need not be in
@@ -24,15 +25,30 @@ pub struct Buffer {
     pub len: u32,
 }
 
-/// The name of a chain in flight, which completes it ([`Queue::push`](crate::device::Queue::push)).
+/// Names a chain in flight. [`Queue::push`](crate::device::Queue::push) takes it to complete the chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-// Aligned, so that it moves as one word.
-#[repr(align(4))]
-pub struct ChainId {
+// One word instead of two fields: a load of four bytes would wait until two stores of two bytes have left the
+// core's store buffer.
+pub struct ChainId(u32);
+
+impl ChainId {
+    /// Makes the name of a chain, from its head and its position in the order of pops.
+    #[inline]
+    pub(crate) fn new(head: u16, position: u16) -> Self {
+        Self(u32::from(position) << 16 | u32::from(head))
+    }
+
     /// The index of the first descriptor; in a packed ring, the buffer id.
-    pub head: u16,
-    /// With IN_ORDER, the chain's place in the order of pops. Meaningless otherwise.
-    pub(crate) position: u16,
+    #[inline]
+    pub fn head(self) -> u16 {
+        self.0 as u16
+    }
+
+    /// With IN_ORDER, the chain's position in the order of pops; otherwise 0.
+    #[inline]
+    pub(crate) fn position(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
 }
 
 /// A popped chain. Reuse it for each pop, so that pops do not allocate.
@@ -52,58 +68,59 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// The buffers that the device reads, in order.
+    /// Returns the buffers that the device reads, in order.
     #[inline]
     pub fn readable(&self) -> &[Buffer] {
         // `readable` never exceeds the length. This form has no panic and costs the same.
         self.buffers.split_at_checked(self.readable).map_or(&[], |(readable, _)| readable)
     }
 
-    /// The buffers that the device writes, in order.
+    /// Returns the buffers that the device writes, in order.
     #[inline]
     pub fn writable(&self) -> &[Buffer] {
         self.buffers.get(self.readable..).unwrap_or(&[])
     }
 
-    /// Bytes in the readable buffers; with [`Chain::writable_len`] at most 2^32.
+    /// Returns the number of bytes in the readable buffers; with [`Chain::writable_len`] at most 2^32.
     #[inline]
     pub fn readable_len(&self) -> u64 {
         self.readable_len
     }
 
-    /// Number of descriptors that were read, including those of empty buffers.
+    /// Returns the number of descriptors that were read, including those of empty buffers.
     #[inline]
     pub fn descriptors(&self) -> u16 {
         self.descriptors
     }
 
-    /// Number of descriptors that the chain takes in the ring, without those of an indirect table.
+    /// Returns the number of descriptors that the chain takes in the ring, without those of an indirect
+    /// table.
     #[inline]
     pub fn ring_descriptors(&self) -> u16 {
         self.ring_descriptors
     }
 
-    /// Bytes in the writable buffers.
+    /// Returns the number of bytes in the writable buffers.
     #[inline]
     pub fn writable_len(&self) -> u64 {
         self.writable_len
     }
 
-    /// Number of buffers that the chain has memory for.
+    /// Returns the number of buffers that the chain has memory for.
     pub fn capacity(&self) -> usize {
         self.buffers.capacity()
     }
 
     /// Keeps only the first writable buffers that together hold at least `bytes` bytes, or all if they hold
-    /// fewer. Drops the readable buffers and gives their memory back: the chain keeps memory for at most
-    /// twice its buffers, or for four.
+    /// fewer. Drops the readable buffers. Frees memory that is not needed: the chain keeps memory for at most
+    /// twice its buffers, or for four buffers.
     #[inline]
     pub fn keep_writable(&mut self, bytes: u64) {
         if self.readable > 0 || self.writable_len > bytes {
             self.drop_buffers_beyond(bytes);
         }
-        // A vector grows to the next power of two, and to four at least: only memory of longer chains is
-        // given back.
+        // A vector grows to the next power of two, and to four at least. So this frees only the memory of
+        // longer chains.
         if self.buffers.capacity() > 2 * self.buffers.len().max(2) {
             self.buffers.shrink_to_fit();
         }
@@ -123,7 +140,7 @@ impl Chain {
         self.writable_len = kept;
     }
 
-    /// Drops the buffers, and keeps memory for at most this many.
+    /// Drops the buffers. Keeps memory for at most `kept` buffers.
     pub fn clear(&mut self, kept: usize) {
         self.buffers.clear();
         self.buffers.shrink_to(kept);

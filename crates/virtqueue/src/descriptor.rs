@@ -13,7 +13,7 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// Makes a descriptor of its two words, in our byte order: `addr`, then `len`, `flags` and `next` from
+    /// Makes a descriptor from its two words, in our byte order: `addr`, then `len`, `flags` and `next` from
     /// the lowest bit on.
     #[inline]
     pub(crate) fn new([addr, rest]: [u64; 2]) -> Self {
@@ -25,12 +25,6 @@ impl Descriptor {
     }
 
     /// Makes a descriptor of the packed format. It has an id instead of `flags`, and flags instead of `next`.
-    #[inline]
-    pub(crate) fn from_packed_le(words: [u64; 2]) -> Self {
-        Self::from_packed(words.map(u64::from_le))
-    }
-
-    /// Does the same with words in our byte order.
     #[inline]
     pub(crate) fn from_packed(words: [u64; 2]) -> Self {
         let desc = Self::new(words);
@@ -44,7 +38,7 @@ impl Descriptor {
         if !packed {
             return Self::from_le(words);
         }
-        let desc = Self::from_packed_le(words);
+        let desc = Self::from_packed(words.map(u64::from_le));
         let next = if u32::from(index) + 1 < entries { DESC_F_NEXT } else { 0 };
         Self { flags: desc.flags & !DESC_F_NEXT | next, next: index.wrapping_add(1), ..desc }
     }

@@ -2,12 +2,14 @@
 //!
 //! The device's end returns the chains that the driver made available ([`device::Queue::pop`]), takes back
 //! the chains that the device has used ([`device::Queue::push`], [`device::Queue::publish`]), and decides
-//! about notifications. It does no I/O and owns no thread. One worker at a time has it.
+//! about notifications. It does no I/O and owns no thread. One thread at a time uses it.
+//!
+//! The driver's end is in [`driver`]. The rest of this page is about the device's end.
 //!
 //! The ring areas are translated once ([`device::Metadata`]), and then read and written directly. The buffers
 //! of a chain are *not* translated here. A buffer outside of guest memory is an error of one request, which
-//! the device answers with the request's status. A malformed chain is an error of the ring, which stops
-//! ([`RingError`]).
+//! the device answers with the request's status. A malformed chain breaks the ring: the queue returns a
+//! [`RingError`] and pops no more.
 //!
 //! All contents of the rings are hostile. Each field is read once and checked, and the copy is used. No
 //! content makes this crate panic, allocate more than one chain needs, or run longer than one chain takes.
@@ -39,7 +41,8 @@
 //! let mut queue = device::Queue::new(options, metadata, 0);
 //! let mut chain = Chain::default();
 //! while queue.pop(&view, &mut chain)? {
-//!     assert_eq!((chain.id.head, chain.readable()[0].addr, chain.readable()[0].len), (3, Gpa(0x8000), 512));
+//!     let buffer = chain.readable()[0];
+//!     assert_eq!((chain.id.head(), buffer.addr, buffer.len), (3, Gpa(0x8000), 512));
 //!     queue.push(chain.id, 0);
 //! }
 //! assert!(queue.publish(), "the driver wants to be called");

@@ -106,13 +106,13 @@ impl RingPosition {
         if self.wrap { PACKED_F_AVAIL | PACKED_F_USED } else { 0 }
     }
 
-    /// Whether the flags say that the driver has made this descriptor available in this round.
+    /// Returns whether the flags say that the driver has made this descriptor available in this round.
     #[inline]
     pub fn is_available(self, flags: u16) -> bool {
         flags & (PACKED_F_AVAIL | PACKED_F_USED) == self.available()
     }
 
-    /// Whether the flags say that the device has used this descriptor in this round.
+    /// Returns whether the flags say that the device has used this descriptor in this round.
     #[inline]
     pub fn is_used(self, flags: u16) -> bool {
         flags & (PACKED_F_AVAIL | PACKED_F_USED) == self.used()
@@ -174,8 +174,8 @@ pub fn disable_notifications<W: Words>(ours: &W) {
 /// visible already.
 ///
 /// Returns whether the other side wants a notification of the `count` descriptors before `next`, at most one
-/// round. `count` is `None` if the number since the last decision is unknown. The other side is notified if
-/// in doubt.
+/// round. `count` is `None` if the number since the last decision is unknown. If in doubt, this returns
+/// `true`.
 #[inline]
 #[must_use]
 pub fn publish<W: Words>(
@@ -205,7 +205,7 @@ pub fn publish<W: Words>(
     }
 }
 
-/// Whether an advance by `count` descriptors to `next` passed `event`.
+/// Returns whether an advance by `count` descriptors to `next` passed `event`.
 #[inline]
 fn passed(event: RingPosition, next: RingPosition, count: u16, size: u16) -> bool {
     // An event in another round than `next` is in the round before.

@@ -17,8 +17,8 @@
 //!
 //! # State between two pops
 //! The descriptors as they were read, and the translated pieces of the first of them. Both are checked again:
-//! * The driver can change the descriptors in the ring. Each pop reads them again. The first pop that reads
-//!   all of them starts again unless they are unchanged.
+//! * The driver can change the descriptors in the ring. Each pop reads them again. When a pop has read all of
+//!   them and they differ from the earlier ones, the translation starts again.
 //! * An invalidation or a new view of guest memory can make a piece invalid. Both change [`Tlb::epoch`]
 //!   before they are answered ([`Tlb::watch`]), and the next pop starts again. Nothing uses the pieces of a
 //!   chain that is not popped, so invalidations do not wait for it.
@@ -80,7 +80,7 @@ pub(crate) struct Progress {
     /// Number of readable pieces.
     readable: usize,
     position: ChainByte,
-    /// Whether there is more to translate than one pop may.
+    /// Whether this pop has stopped at its limit, with more to translate.
     unfinished: bool,
 }
 
@@ -133,7 +133,7 @@ impl Progress {
         self.described.push(described);
     }
 
-    /// Whether the next pop has to continue with the same chain, although nothing is missing.
+    /// Returns whether the next pop has to continue with the same chain, although nothing is missing.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.unfinished
     }
@@ -158,7 +158,7 @@ impl Progress {
         } else if !self.resume(map, tlb) {
             tlb.watch();
             self.epoch = Some(tlb.epoch());
-            // The pieces belong to these descriptors. A pop that does not come this far changes neither.
+            // The pieces belong to these descriptors. A pop that ends before this line changes neither.
             std::mem::swap(&mut self.described, &mut self.translated);
             self.unfinished = !tlb.is_missing();
             return;

@@ -11,9 +11,10 @@ use kickless_memory::{Gpa, Inflight, UserAddr, View};
 use kickless_spec::ring::{DESC_F_WRITE, PackedDesc, RING_ENTRIES};
 use kickless_spec::vhost_user::{inflight_entry_len, inflight_head_len};
 use kickless_testing::Random;
-use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Submitter, Table};
+use kickless_virtqueue::driver::{self, Buffer, Completer, Submitter, Table};
 use kickless_virtqueue::packed::RingPosition;
 use kickless_virtqueue::{Chain, ChainId, device};
+use model::shape::{Shape, areas};
 use model::{ADDRESSES, AVAIL, DESC, SEAM, TABLES, USED, USER, desc, memory_twice};
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -23,33 +24,6 @@ use std::sync::Arc;
 const CHAIN: usize = 3;
 /// Largest number of chains of a frame.
 const FRAME: u64 = 5;
-
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    size: u16,
-    event_idx: bool,
-    indirect: bool,
-    packed: bool,
-    in_order: bool,
-    /// Whether there is an in-flight buffer.
-    tracked: bool,
-}
-
-impl Shape {
-    fn options(self) -> device::Options {
-        let Self { size, event_idx, indirect, .. } = self;
-        let options = match self.packed {
-            true => device::Options::packed(size, event_idx, indirect),
-            false => device::Options::new(size, event_idx, indirect),
-        };
-        options.unwrap().with_in_order(self.in_order)
-    }
-
-    /// The index at which a device begins.
-    fn base(self) -> u16 {
-        if self.packed { 1 << 15 } else { 0 }
-    }
-}
 
 /// A chain as the driver knows it.
 type Known = (u16, Vec<Buffer>);
@@ -85,15 +59,6 @@ struct Pair {
     used: VecDeque<Done>,
     /// Whether the driver sleeps until it is called, and the device until it is kicked.
     asleep: (bool, bool),
-}
-
-fn areas(view: &View) -> Areas {
-    let area = |gpa: u64, len: u64| view.map().area(UserAddr(USER + gpa), len as usize, 16).unwrap();
-    Areas {
-        desc: area(DESC, AVAIL - DESC),
-        driver: area(AVAIL, USED - AVAIL),
-        device: area(USED, TABLES - USED),
-    }
 }
 
 impl Pair {
@@ -204,7 +169,7 @@ impl Pair {
             let Some((id, _)) = self.credit.pop_back() else {
                 return assert_eq!((self.device.unpop(), self.device.credit()), (None, 0));
             };
-            assert_eq!(self.device.unpop(), Some(id.head));
+            assert_eq!(self.device.unpop(), Some(id.head()));
             self.available.extend(self.popped.pop_back());
             self.available.rotate_right(1);
             // The device must look at the ring.
@@ -461,8 +426,7 @@ fn small_rings() {
 #[test]
 fn indices_wrap() {
     for packed in [false, true] {
-        let shape =
-            Shape { size: 64, event_idx: true, indirect: false, packed, in_order: false, tracked: false };
+        let shape = Shape { packed, ..Shape::split(64, true, false) };
         let (mut pair, mut random) = (Pair::new(shape), Random(7));
         for round in 0..10_000 {
             pair.submit(&mut random, usize::MAX);
@@ -491,7 +455,7 @@ fn indices_wrap() {
 fn no_kicks_after_a_return() {
     for packed in [false, true] {
         let size = 1 << 15;
-        let shape = Shape { size, event_idx: true, indirect: false, packed, in_order: false, tracked: false };
+        let shape = Shape { packed, ..Shape::split(size, true, false) };
         let mut pair = Pair::new(shape);
         let buffers = [Buffer { addr: 0, len: 1, writable: true }];
         let mut chain = Chain::default();
@@ -527,8 +491,7 @@ fn no_kicks_after_a_return() {
 #[test]
 fn another_chain_comes_back() {
     for packed in [false, true] {
-        let shape =
-            Shape { size: 4, event_idx: false, indirect: false, packed, in_order: true, tracked: false };
+        let shape = Shape { packed, in_order: true, ..Shape::split(4, false, false) };
         let mut pair = Pair::new(shape);
         let mut random = Random(1);
         let map = pair.view.map();
@@ -561,7 +524,7 @@ fn another_chain_comes_back() {
         assert_eq!([pair.device.unpop(), pair.device.unpop(), pair.device.unpop()], [Some(2), Some(1), None]);
         let second: Vec<_> = (0..2).map(|_| pop(&mut pair.device)).collect();
         assert_eq!(
-            second.iter().map(|(id, addr)| (id.head, *addr)).collect::<Vec<_>>(),
+            second.iter().map(|(id, addr)| (id.head(), *addr)).collect::<Vec<_>>(),
             [(2, 201), (3, 202)]
         );
         assert!(pair.device.use_credit() && pair.device.use_credit() && !pair.device.use_credit());

@@ -1,11 +1,11 @@
-//! Models of the driver's two halves and their shared tables (`driver::shared`), in every order that the
-//! memory model allows. `tests/loom.rs` has the models of notifications.
+//! Models of the driver's two halves and their shared tables (`driver::chain_tables`), in every order that
+//! the memory model allows. `tests/loom.rs` has the models of notifications.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-virtqueue --release --test driver_loom`
 #![cfg(loom)]
 #![allow(unsafe_code, clippy::unwrap_used, reason = "tests")]
 
-use kickless_virtqueue::driver::shared::{Record, Shared};
+use kickless_virtqueue::driver::chain_tables::{ChainTables, Record};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU16;
@@ -19,7 +19,7 @@ const CHAINS: u32 = 3;
 
 /// The two tables, and memory that belongs to each id (a status byte, the owner of a buffer).
 struct Halves {
-    shared: Shared,
+    tables: ChainTables,
     memory: [UnsafeCell<u32>; SIZE as usize],
     /// Number of chains that the device has used, if it tells.
     used: AtomicU16,
@@ -31,7 +31,7 @@ unsafe impl Sync for Halves {}
 impl Halves {
     fn new(in_order: bool) -> Self {
         Self {
-            shared: Shared::new(SIZE, in_order),
+            tables: ChainTables::new(SIZE, in_order),
             memory: [UnsafeCell::new(0), UnsafeCell::new(0)],
             used: AtomicU16::new(0),
         }
@@ -53,7 +53,7 @@ impl Halves {
         let mut taken = 0;
         for number in 0..CHAINS {
             while free.is_empty() {
-                match self.shared.returned(taken) {
+                match self.tables.returned(taken) {
                     Some(id) => {
                         taken = taken.wrapping_add(1);
                         free.push(id);
@@ -63,7 +63,7 @@ impl Halves {
             }
             let id = free.pop().unwrap();
             self.write(id, number);
-            self.shared.add(id, number, Record { descriptors: 1, writable: number });
+            self.tables.add(id, number, Record { descriptors: 1, writable: number });
             show(self, number);
         }
     }
@@ -71,10 +71,10 @@ impl Halves {
     /// The device says that it has used `id`, which may be true.
     fn complete(&self, id: u16, record: Record) {
         assert_eq!(self.read(id), record.writable, "another chain's");
-        self.shared.take(id);
-        assert_eq!(self.shared.in_flight(id.into()), None, "twice");
+        self.tables.take(id);
+        assert_eq!(self.tables.in_flight(id.into()), None, "twice");
         self.write(id, u32::MAX);
-        self.shared.give_back(id);
+        self.tables.give_back(id);
     }
 }
 
@@ -91,7 +91,7 @@ fn a_lying_device() {
         while done < CHAINS {
             let before = done;
             for id in 0..u32::from(SIZE) + 1 {
-                if let Some((id, record)) = halves.shared.in_flight(id) {
+                if let Some((id, record)) = halves.tables.in_flight(id) {
                     halves.complete(id, record);
                     done += 1;
                 }
@@ -101,11 +101,12 @@ fn a_lying_device() {
             }
         }
         submitter.join().unwrap();
-        assert!((0..u32::from(SIZE)).all(|id| halves.shared.in_flight(id).is_none()));
+        assert!((0..u32::from(SIZE)).all(|id| halves.tables.in_flight(id).is_none()));
     });
 }
 
-/// A device that uses chains in their order, and tells only how many. The data passes through it alone.
+/// Runs a device that uses chains in their order, and tells only how many. The device's index passes the data
+/// from the submitter to the completer.
 #[test]
 fn in_order() {
     loom::model(|| {
@@ -121,7 +122,7 @@ fn in_order() {
                 thread::yield_now();
             }
             for number in done..used {
-                let (id, record) = halves.shared.in_flight(halves.shared.ordered(number).into()).unwrap();
+                let (id, record) = halves.tables.in_flight(halves.tables.ordered(number).into()).unwrap();
                 assert_eq!(record.writable, number);
                 halves.complete(id, record);
             }
@@ -133,7 +134,7 @@ fn in_order() {
 
 /// As [`in_order`], but the device names the last chain of a batch, of which it was never told.
 #[test]
-fn a_lie_about_a_batch() {
+fn an_impossible_batch() {
     loom::model(|| {
         let halves = Arc::new(Halves::new(true));
         let submitter = thread::spawn({
@@ -142,13 +143,13 @@ fn a_lie_about_a_batch() {
         });
         let mut done = 0;
         while done < CHAINS {
-            let last = (0..u32::from(SIZE)).rev().find_map(|id| halves.shared.in_flight(id));
+            let last = (0..u32::from(SIZE)).rev().find_map(|id| halves.tables.in_flight(id));
             let Some((last, _)) = last else {
                 thread::yield_now();
                 continue;
             };
             loop {
-                let (id, record) = halves.shared.in_flight(halves.shared.ordered(done).into()).unwrap();
+                let (id, record) = halves.tables.in_flight(halves.tables.ordered(done).into()).unwrap();
                 assert_eq!(record.writable, done);
                 halves.complete(id, record);
                 done += 1;

@@ -31,6 +31,7 @@ fn error(driver: &Driver, queue: &mut Queue) -> RingError {
     let mut chain = Chain::default();
     let next = queue.next_avail();
     let error = queue.pop(&driver.view, &mut chain).unwrap_err();
+    queue.prefetch(&driver.view);
     assert_eq!(queue.pop(&driver.view, &mut chain), Err(error));
     assert_eq!((queue.broken(), queue.next_avail(), queue.in_flight()), (Some(error), next, 0));
     assert!(!queue.has_work() && !queue.arm());
@@ -68,8 +69,8 @@ fn avail_index_behind() {
     assert_eq!(error(&driver, &mut queue), RingError::AvailIndex { idx: 65_535, next: 0, room: 8 });
 }
 
-/// More chains at once than descriptors. Chains that the device holds count, and so do pushed ones that are
-/// not published. Otherwise they would be overwritten in the used ring.
+/// Refuses more chains at once than there are descriptors. Chains that the device holds count, and so do
+/// pushed ones that are not published: new chains would overwrite their elements in the used ring.
 #[test]
 fn more_in_flight_than_descriptors() {
     for (published, pushed) in [(0, 0), (0, 3), (0, 8), (1, 0), (3, 2), (8, 0)] {
@@ -241,7 +242,7 @@ fn the_same_head_twice_in_order() {
     // All entries of the avail ring name descriptor 0.
     driver.publish_as(4);
     while queue.pop(&driver.view, &mut chain).unwrap() {
-        assert_eq!(chain.id.head, 0);
+        assert_eq!(chain.id.head(), 0);
         ids.push(chain.id);
     }
     assert_eq!(ids.len(), 4);
@@ -288,8 +289,9 @@ proptest! {
                         }
                     },
                     _ => while let Ok(true) = queue.pop(&driver.view, &mut chain) {
+                        queue.prefetch(&driver.view);
                         let max = usize::from(options.size().max(INDIRECT_CHAIN_MAX));
-                        prop_assert!(chain.id.head < options.size());
+                        prop_assert!(chain.id.head() < options.size());
                         prop_assert!(chain.readable().len() + chain.writable().len() <= max);
                         prop_assert!(chain.readable_len() + chain.writable_len() <= 1 << 32);
                         held.push(chain.id);
@@ -328,9 +330,9 @@ fn set_packed(view: &View, at: u64, id: u16, flags: u16) {
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
 
-/// Counting the pending chains takes no longer in a large ring.
+/// Counting the pending chains takes no longer in a large ring than in one of 256.
 #[test]
-fn what_is_pending_in_a_packed_ring() {
+fn pending_chains_of_a_packed_ring() {
     assert_eq!(packed_of(1024, &[], 0x8000).1.pending(), 0);
     let descs = [(0, AVAIL | NEXT), (0, AVAIL), (1, AVAIL), (2, 0)];
     assert_eq!(packed_of(1024, &descs, 0x8000).1.pending(), 2);
@@ -340,7 +342,8 @@ fn what_is_pending_in_a_packed_ring() {
     assert_eq!(packed_of(1024, &[(0, AVAIL | NEXT); 1000], 0x8000).1.pending(), 1);
 }
 
-/// Otherwise there would always seem to be something to pop that is never popped.
+/// A driver that makes more descriptors available than its packed ring has breaks the ring. Without this
+/// error, the queue would always report work, but never pop it.
 #[test]
 fn more_than_a_packed_ring_has() {
     let descs = [(0, AVAIL | 1), (0, AVAIL | 1), (0, AVAIL | 1), (0, AVAIL)];
@@ -364,7 +367,7 @@ fn ids_of_a_packed_ring_are_the_drivers() {
     let mut chain = Chain::default();
     for id in [4, u16::MAX] {
         assert_eq!(queue.pop(&view, &mut chain), Ok(true));
-        assert_eq!(chain.id.head, id);
+        assert_eq!(chain.id.head(), id);
     }
     assert_eq!(queue.pop(&view, &mut chain), Err(RingError::DuplicateId { id: 4 }));
 }

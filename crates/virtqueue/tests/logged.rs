@@ -7,7 +7,7 @@ mod model;
 use kickless_memory::{Gpa, Log, Map, Slot, UserAddr, View};
 use kickless_spec::ring::{DESC_F_WRITE, PackedDesc, RING_ENTRIES, RING_IDX, used_len};
 use kickless_testing::Random;
-use kickless_virtqueue::device::{Addresses, LoggedAt, Metadata, Options, Queue};
+use kickless_virtqueue::device::{Addresses, LoggedAt, Metadata, Options, Queue, UnpublishedUsed};
 use kickless_virtqueue::packed::RingPosition;
 use kickless_virtqueue::{Chain, ChainId};
 use model::{AVAIL, DESC, USED, USER, desc};
@@ -232,18 +232,22 @@ fn packed() {
     }
 }
 
-/// A layout that a vIOMMU can make: the used ring's second page lies before its first page, which ends within
-/// the last element.
+/// Maps a layout that a vIOMMU can make: the used ring's second page lies before its first page, which ends
+/// within the last element.
+fn in_swapped_pages(view: &Arc<View>, log: LoggedAt, options: &Options) -> Metadata {
+    let [desc_len, avail_len, used_len] = options.area_lens();
+    let at = |gpa| UserAddr(USER + gpa);
+    let used = vec![(at(USED + PAGE), PAGE as usize), (at(USED), used_len - PAGE as usize)];
+    let areas = [vec![(at(DESC), desc_len)], vec![(at(AVAIL), avail_len)], used];
+    Metadata::map_pieces(view, &areas, Some(log), options).unwrap()
+}
+
 #[test]
 fn pages_of_a_used_ring_are_marked_where_they_lie() {
     let options = Options::new(512, true, false).unwrap();
-    let [desc_len, avail_len, used_len] = options.area_lens();
-    let at = |gpa| UserAddr(USER + gpa);
     for log in [LoggedAt::Gpa(Gpa(USED + PAGE)), LoggedAt::InPlace] {
         let (view, log_of_view) = memory();
-        let used = vec![(at(USED + PAGE), PAGE as usize), (at(USED), used_len - PAGE as usize)];
-        let areas = [vec![(at(DESC), desc_len)], vec![(at(AVAIL), avail_len)], used];
-        let metadata = Metadata::map_pieces(&view, &areas, Some(log), &options).unwrap();
+        let metadata = in_swapped_pages(&view, log, &options);
         let mut queue = Queue::logged(options, metadata, 0, &view);
         for index in 0..512u64 {
             view.map().write_obj(Gpa(DESC + 16 * index), &desc(0, 1, DESC_F_WRITE, 0)).unwrap();
@@ -262,5 +266,23 @@ fn pages_of_a_used_ring_are_marked_where_they_lie() {
             found.insert(page);
         });
         assert_eq!(found, BTreeSet::from([USED / PAGE, USED / PAGE + 1]));
+    }
+}
+
+/// A ring stopped with completions that its driver had not seen, and the front-end made it smaller.
+#[test]
+fn more_completions_than_fit_are_dropped() {
+    let options = Options::new(512, true, false).unwrap();
+    for (count, shown) in [(512, 512), (2000, 0), (513, 0)] {
+        let (view, _) = memory();
+        let mut queue = Queue::unmapped(options, count, &view);
+        let unpublished: Vec<_> =
+            (0..count).map(|id| UnpublishedUsed { id, len: 1, descriptors: 0 }).collect();
+        queue.push_unpublished(&unpublished);
+        queue.remap(in_swapped_pages(&view, LoggedAt::InPlace, &options));
+        let _ = queue.publish();
+        // The first page of the used ring lies behind the second.
+        let idx: u16 = view.map().read_obj(Gpa(USED + PAGE + RING_IDX as u64)).unwrap();
+        assert_eq!(u16::from_le(idx), shown, "{count} completions");
     }
 }

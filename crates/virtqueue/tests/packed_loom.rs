@@ -266,7 +266,7 @@ fn once(direction: Direction, event_idx: bool, fenced: (bool, bool)) {
 }
 
 #[test]
-fn one_race_with_the_fences() {
+fn one_race_with_both_fences() {
     for direction in [KICKS, CALLS] {
         for event_idx in [false, true] {
             once(direction, event_idx, (true, true));
@@ -276,13 +276,13 @@ fn one_race_with_the_fences() {
 
 #[test]
 #[should_panic(expected = "lost")]
-fn the_teller_needs_its_fence_with_event_idx() {
+fn the_publisher_needs_its_fence_with_event_idx() {
     once(CALLS, true, (false, true));
 }
 
 #[test]
 #[should_panic(expected = "lost")]
-fn the_teller_needs_its_fence_with_flags() {
+fn the_publisher_needs_its_fence_with_flags() {
     once(CALLS, false, (false, true));
 }
 

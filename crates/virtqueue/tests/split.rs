@@ -90,7 +90,7 @@ impl Rig {
                 break;
             }
             let (head, bufs) = self.waiting.pop_front().unwrap();
-            assert_eq!(self.chain.id.head, head);
+            assert_eq!(self.chain.id.head(), head);
             assert_eq!(self.chain.readable(), expected(&bufs, false));
             assert_eq!(self.chain.writable(), expected(&bufs, true));
             let bytes = |writable| expected(&bufs, writable).iter().map(|b| u64::from(b.len)).sum::<u64>();
@@ -105,7 +105,7 @@ impl Rig {
             let at = self.random.below(self.held.len() as u64) as usize;
             let (id, len) = (self.held.swap_remove(at), self.random.next() as u32);
             self.queue.push(id, len);
-            assert_eq!(self.pushed.insert(id.head, len), None);
+            assert_eq!(self.pushed.insert(id.head(), len), None);
         }
         if self.random.one_in(2) {
             self.publish_used();
@@ -262,12 +262,12 @@ fn indices_wrap() {
                 let mut ids = Vec::new();
                 for &head in &heads {
                     assert!(queue.pop(&driver.view, &mut chain).unwrap());
-                    assert_eq!(chain.id.head, head);
+                    assert_eq!(chain.id.head(), head);
                     ids.push(chain.id);
                 }
                 assert!(!queue.pop(&driver.view, &mut chain).unwrap());
                 for id in ids.into_iter().rev() {
-                    queue.push(id, round + u32::from(id.head));
+                    queue.push(id, round + u32::from(id.head()));
                 }
                 assert_eq!(driver.take(), None, "invisible until published");
                 let _ = queue.publish();
@@ -279,10 +279,10 @@ fn indices_wrap() {
     }
 }
 
-/// A device that polls gets no kick, for any time, with either kind of suppression. When it arms once more,
-/// it gets exactly one.
+/// A device that polls never gets a kick, however often the indices wrap, with either kind of suppression.
+/// When it arms once more, it gets exactly one.
 #[test]
-fn polling_draws_no_kick() {
+fn a_polling_device_gets_no_kick() {
     for (log_size, event_idx) in [(0, true), (0, false), (8, true), (8, false), (14, true), (15, true)] {
         let options = Options::new(1 << log_size, event_idx, false).unwrap();
         for armed_before in [false, true] {
@@ -324,7 +324,7 @@ fn polling_draws_no_kick() {
 }
 
 #[test]
-fn calls_are_decided_over_all_that_was_published() {
+fn the_decision_to_call_covers_all_published_elements() {
     for (asked_at, called_in) in [(0, Some(0)), (1, Some(0)), (2, Some(1)), (4, Some(2)), (5, None)] {
         let options = Options::new(8, true, false).unwrap();
         let mut driver = Driver::new(options, 65_534);
@@ -352,7 +352,7 @@ fn calls_are_decided_over_all_that_was_published() {
 }
 
 #[test]
-fn what_is_pushed_while_unmapped_comes_later() {
+fn chains_pushed_while_unmapped_are_published_later() {
     let options = Options::new(4, true, false).unwrap();
     let mut driver = Driver::new(options, 65_535);
     let (mut queue, mut chain) = (driver.device(), Chain::default());
@@ -372,7 +372,7 @@ fn what_is_pushed_while_unmapped_comes_later() {
     queue.push(ids[2], 12);
     assert!(!queue.publish());
     assert!(!queue.pop(&driver.view, &mut chain).unwrap());
-    assert_eq!(driver.take(), Some((ids[0].head, 10)));
+    assert_eq!(driver.take(), Some((ids[0].head(), 10)));
     assert_eq!(driver.take(), None, "neither what was pushed before the areas went, nor after");
     assert!(!driver.enable_calls());
     queue.unmap();
@@ -382,7 +382,7 @@ fn what_is_pushed_while_unmapped_comes_later() {
     queue.push(ids[3], 13);
     assert!(queue.publish(), "asked for before");
     for (id, len) in ids.iter().zip(10..).skip(1) {
-        assert_eq!(driver.take(), Some((id.head, len)));
+        assert_eq!(driver.take(), Some((id.head(), len)));
     }
 }
 
@@ -407,7 +407,7 @@ fn indirect_chains_longer_than_the_queue() {
 }
 
 #[test]
-fn table_over_the_seam_of_two_slots() {
+fn an_indirect_table_in_two_slots() {
     let options = Options::new(2, false, true).unwrap();
     let mut driver = Driver::new(options, 0);
     let (mut queue, mut chain) = (driver.device(), Chain::default());
@@ -429,7 +429,7 @@ fn table_over_the_seam_of_two_slots() {
 /// An index that was shown is not stored again, because the driver may be polling it. Publishing then only
 /// decides about the call.
 #[test]
-fn what_was_shown_is_not_stored_again() {
+fn published_elements_are_not_stored_again() {
     const USED_IDX: Gpa = Gpa(model::USED + 2);
     for event_idx in [false, true] {
         let mut driver = Driver::new(Options::new(8, event_idx, false).unwrap(), 0);
@@ -438,7 +438,7 @@ fn what_was_shown_is_not_stored_again() {
         let mut queue = driver.device();
         let mut chain = Chain::default();
         assert_eq!(queue.pop(&driver.view, &mut chain), Ok(true));
-        assert_eq!(chain.id.head, head);
+        assert_eq!(chain.id.head(), head);
         queue.push(chain.id, 1);
         queue.show();
         assert_eq!(driver.view.read_obj::<[u8; 2]>(USED_IDX).unwrap(), [1, 0]);

@@ -1,4 +1,4 @@
-//! Runs a driver and a device on two threads. Each sleeps whenever the ring allows it, so a lost kick or call
+//! Runs a driver and a device on two threads. Each sleeps whenever the ring allows it. A lost kick or call
 //! would leave both asleep.
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -4,10 +4,11 @@
 pub(crate) const OVERLOADED: u32 = 800;
 /// The amount by which a move must lower the load of the busier of the two workers.
 const GAIN: u32 = 50;
-/// A task that takes at most `SMALL` of an overloaded worker's time may also move if the new worker's load is
-/// at most `FREE` with it: it waits for nothing there.
-const SMALL: u32 = 100;
-const FREE: u32 = 100;
+/// A task that takes at most `SMALL_TASK` of an overloaded worker's time may move even if the gain is
+/// smaller. The new worker's load must then be at most `FREE_WORKER` with it, so the task hardly waits
+/// there.
+const SMALL_TASK: u32 = 100;
+const FREE_WORKER: u32 = 100;
 
 /// Chooses a task and its new worker, both by their index in the slices. `None`: nothing should move.
 ///
@@ -16,17 +17,17 @@ const FREE: u32 = 100;
 pub(crate) fn choose(here: usize, loads: &[u32], shares: &[u32]) -> Option<(usize, usize)> {
     let load = *loads.get(here)?;
     let others = loads.iter().enumerate().filter(|(worker_id, _)| *worker_id != here);
-    let (worker_id, &theirs) = others.min_by_key(|(_, load)| **load)?;
+    let (worker_id, &other_load) = others.min_by_key(|(_, load)| **load)?;
     let busy = shares.iter().filter(|share| **share > 0).count();
     if load < OVERLOADED || busy < 2 {
         return None;
     }
-    let worst = |share: u32| (load.saturating_sub(share)).max(theirs.saturating_add(share));
+    let worst = |share: u32| (load.saturating_sub(share)).max(other_load.saturating_add(share));
     let candidates = shares.iter().enumerate().filter(|(_, share)| **share > 0);
     // Among equally good tasks, the smallest one, because it has the least to finish before it can move.
     let (task, &share) = candidates.min_by_key(|(_, share)| (worst(**share), **share))?;
-    let helps = worst(share) + GAIN <= load || (share <= SMALL && theirs + share <= FREE);
-    helps.then_some((task, worker_id))
+    let is_useful = worst(share) + GAIN <= load || (share <= SMALL_TASK && other_load + share <= FREE_WORKER);
+    is_useful.then_some((task, worker_id))
 }
 
 #[cfg(test)]
@@ -35,7 +36,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn from_the_crowded_to_the_idle() {
+    fn tasks_move_from_an_overloaded_worker_to_the_idlest() {
         assert_eq!(choose(0, &[1000, 0], &[500, 500]), Some((0, 1)));
         assert_eq!(choose(1, &[300, 1000, 10], &[100, 400, 500]), Some((2, 2)));
         // One task is large and one small. The small one moves.
@@ -53,7 +54,7 @@ mod tests {
     }
 
     proptest! {
-        /// With any constant load, moves come to an end.
+        /// Moves end under any constant load.
         #[test]
         fn moves_settle(shares in prop::collection::vec(prop::collection::vec(0u32..1000, 0..6), 1..5)) {
             let mut shares = shares;

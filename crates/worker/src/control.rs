@@ -2,7 +2,7 @@
 
 use crate::balance;
 use crate::clock::{Nanos, nanos};
-use crate::entry::{Entry, State};
+use crate::entry::{Entry, TaskState};
 use crate::event_loop::EventLoop;
 use crate::mailbox::{MovedTask, Placement, TaskKey, WorkItem};
 use crate::policy::Policy;
@@ -15,7 +15,7 @@ use tracing::{debug, info};
 /// The interval at which loads are compared, while the worker is awake.
 const BALANCE_EVERY: Nanos = 100_000_000;
 /// The shortest time that a task stays after it has arrived.
-const STAY_LEAST: Nanos = 1_000_000_000;
+const STAY_MIN: Nanos = 1_000_000_000;
 
 impl EventLoop {
     pub(crate) fn handle(&mut self, item: WorkItem) {
@@ -52,11 +52,7 @@ impl EventLoop {
                     self.make_polled(number);
                 }
             }
-            WorkItem::MoveAll(to) => {
-                for number in 0..self.entries.len() as u32 {
-                    self.begin_move(number, to);
-                }
-            }
+            WorkItem::MoveAll(to) => self.begin_move_of_all(to),
             WorkItem::Poll(poll, done) => {
                 self.poll = poll;
                 for number in 0..self.entries.len() as u32 {
@@ -108,7 +104,7 @@ impl EventLoop {
             task,
             flow,
             policy,
-            state: State::Polled,
+            state: TaskState::Polled,
             spin_until: None,
             quiet: false,
             counted_until: now,
@@ -182,7 +178,7 @@ impl EventLoop {
             entry.count_time(now);
             moving |= entry.is_leaving();
             let share = thousandths(std::mem::take(&mut entry.cost), cost) * busy / 1000;
-            let stays = now.saturating_sub(entry.arrived) < STAY_LEAST;
+            let stays = now.saturating_sub(entry.arrived) < STAY_MIN;
             candidates.push((number as u32, if stays { 0 } else { share }));
         }
         self.join_groups(&mut candidates);
@@ -213,6 +209,20 @@ impl EventLoop {
         }
     }
 
+    /// Moves all tasks. Looks at each once, because there can be thousands.
+    fn begin_move_of_all(&mut self, to: usize) {
+        if to >= self.peers.workers.len() {
+            return;
+        }
+        for number in 0..self.entries.len() as u32 {
+            let home = self.entries[number as usize].as_ref().and_then(|entry| entry.placement.home.as_ref());
+            if let Some(home) = home {
+                home.store(to, Ordering::Relaxed);
+            }
+            self.move_one(number, to);
+        }
+    }
+
     /// Starts to move one task. It pops nothing from now on, and moves when its requests in flight are done.
     pub(crate) fn move_one(&mut self, number: u32, to: usize) {
         if let Some(entry) = self.entries[number as usize].as_mut()
@@ -230,7 +240,7 @@ impl EventLoop {
         let now = self.clock.now();
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         if entry.task.in_flight() > 0 {
-            entry.enter(State::Draining, now);
+            entry.enter(TaskState::Draining, now);
             return self.watch_event(number);
         }
         if !entry.stopping.is_empty() {

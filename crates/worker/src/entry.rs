@@ -9,7 +9,7 @@ use kickless_sync::mpsc::Sender;
 
 /// The states of a task. See the crate's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum TaskState {
     /// Kicks are enabled.
     Armed,
     /// On the poll list.
@@ -25,7 +25,7 @@ pub(crate) enum State {
     Draining,
 }
 
-impl State {
+impl TaskState {
     /// Returns whether the worker leaves the task alone until a kick or an event of its far side.
     fn is_notified(self) -> bool {
         matches!(self, Self::Armed | Self::Quiet)
@@ -38,7 +38,7 @@ pub(crate) struct Entry {
     pub(crate) task: Box<dyn QueueTask>,
     pub(crate) flow: Flow,
     pub(crate) policy: Policy,
-    pub(crate) state: State,
+    pub(crate) state: TaskState,
     /// Set while the task is polled and was found empty: the time at which its policy is asked again.
     pub(crate) spin_until: Option<Nanos>,
     /// The last poll returned `Quiet`: the task waits for its far side alone, and a kick would not have woken
@@ -86,7 +86,7 @@ impl Entry {
     }
 
     /// Changes the task's state. The time until now counts for the old state.
-    pub(crate) fn enter(&mut self, state: State, now: Nanos) {
+    pub(crate) fn enter(&mut self, state: TaskState, now: Nanos) {
         if self.state.is_notified() != state.is_notified() {
             self.count_time(now);
         }

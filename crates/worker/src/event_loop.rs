@@ -2,7 +2,7 @@
 
 use crate::clock::{Clock, Nanos};
 use crate::empty_turns::EmptyTurns;
-use crate::entry::{Entry, State};
+use crate::entry::{Entry, TaskState};
 use crate::host_probe::HostProbe;
 use crate::mailbox::{Mailbox, TaskKey};
 use crate::peers::Peers;
@@ -239,7 +239,7 @@ impl EventLoop {
     #[inline]
     fn completions_end_sleep(&mut self) -> bool {
         let ignore_completions =
-            |entry: &Entry| matches!(entry.state, State::Napping { ignore_completions: true, .. });
+            |entry: &Entry| matches!(entry.state, TaskState::Napping { ignore_completions: true, .. });
         if self.naps.is_empty() || !self.entries.iter().flatten().any(ignore_completions) {
             return true;
         }
@@ -283,14 +283,14 @@ impl EventLoop {
         naps.retain(|&number| {
             // A task that was woken early is no longer in that state.
             let Some(entry) = self.entries[number as usize].as_mut() else { return false };
-            if let State::Napping { until, .. } = entry.state
+            if let TaskState::Napping { until, .. } = entry.state
                 && until > now
             {
                 self.next_nap = self.next_nap.min(until);
                 return true;
             }
             entry.in_naps = false;
-            if matches!(entry.state, State::Napping { .. }) {
+            if matches!(entry.state, TaskState::Napping { .. }) {
                 self.make_polled(number);
             }
             false

@@ -14,8 +14,8 @@
 //! registered, the event is kept for the next wait, which finds the task asleep and has it polled. If it is
 //! not, step 3 reports it.
 //!
-//! A look at a far side can be a system call, so a task that spins is told which of its polls are to look
-//! there. Only these count as step 1: after the others, the task stays polled.
+//! A check of a far side can be a system call. So only some polls of a spinning task check it, as the worker
+//! says. Only these count as step 1: after the others, the task stays polled.
 //!
 //! An event of a task that is not asleep is dropped. Such a task is polled again before it sleeps, or is
 //! leaving. A napping task is not watched, so that no event ends the nap; the poll after the nap sees what
@@ -23,15 +23,15 @@
 //!
 //! A work item makes a sleeping task polled, as a kick does. An event that comes at the same time finds it
 //! polled, and is dropped. A task that leaves is not watched any more before its number is free, and a wait
-//! handles all of its events before a task can leave. So no event is taken for one of the number's next
-//! owner.
+//! handles all of its events before a task can leave. So no event is handled for another task that gets the
+//! number later.
 //!
 //! # Why nothing waits for credit
 //! Credit is not in flight. The worker has the task return it in the same call that takes it away from the
 //! task: before an update that changes what credit refers to takes effect, and before a stopped task is
 //! detached. No event of the far side, no kick and no completion is needed for that.
 
-use crate::entry::State;
+use crate::entry::TaskState;
 use crate::event_loop::EventLoop;
 use kickless_device::{Interest, Update};
 
@@ -77,7 +77,9 @@ impl EventLoop {
     /// Handles an event of a task's far side.
     pub(crate) fn handle_event(&mut self, number: u32) {
         let entry = self.entries.get_mut(number as usize).and_then(Option::as_mut);
-        if entry.is_some_and(|entry| matches!(entry.state, State::Armed | State::Quiet | State::Draining)) {
+        if entry.is_some_and(|entry| {
+            matches!(entry.state, TaskState::Armed | TaskState::Quiet | TaskState::Draining)
+        }) {
             self.make_polled(number);
         }
     }

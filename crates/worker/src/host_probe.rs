@@ -15,8 +15,8 @@ use std::time::Duration;
 /// The number of sleeps that are measured at the start, and the length of each.
 const SLEEPS: u32 = 16;
 const SLEEP: Duration = Duration::from_micros(50);
-/// The longest wake delay that is believed. A longer one means that the machine was busy with something else.
-const DELAY_MOST: Nanos = 200_000;
+/// The longest plausible wake delay. A longer one means that the machine was busy with something else.
+const DELAY_MAX: Nanos = 200_000;
 /// A sleep that is late by more than this many times the usual delay is not counted, because something else
 /// ran.
 const OUTLIER: Nanos = 4;
@@ -25,8 +25,8 @@ const KNOWN: Nanos = 15;
 /// The interval at which steal time is read. The kernel formats a line for each CPU and each interrupt for
 /// it.
 const STEAL_EVERY: Nanos = 100_000_000;
-/// The time spent polling empty rings after which other threads are looked for.
-const SPUN_LEAST: Nanos = 500_000;
+/// The time spent polling empty rings after which a sample of other threads' use is taken.
+const SPUN_MIN: Nanos = 500_000;
 /// A tick of `/proc/stat` (`USER_HZ` is 100 on all architectures that we run on).
 const TICK: Nanos = 10_000_000;
 
@@ -80,7 +80,7 @@ impl HostProbe {
         late.sort_unstable();
         cpu.sort_unstable();
         // The lower quartile: sleeps that nothing else disturbed.
-        let [delay, cpu] = [&late, &cpu].map(|all| all[all.len() / 4].min(DELAY_MOST));
+        let [delay, cpu] = [&late, &cpu].map(|all| all[all.len() / 4].min(DELAY_MAX));
         // A timer that wakes an idle core does the same work as a kick from another core.
         host_probe.host =
             Host { sleep_cpu: cpu.max(1), wake_delay: delay, nap_overshoot: delay, contended: false };
@@ -93,7 +93,7 @@ impl HostProbe {
         if self.host.contended || late > known.max(1000).saturating_mul(OUTLIER) {
             return;
         }
-        let delay = ((known * KNOWN + late) / (KNOWN + 1)).min(DELAY_MOST);
+        let delay = ((known * KNOWN + late) / (KNOWN + 1)).min(DELAY_MAX);
         (self.host.nap_overshoot, self.host.wake_delay) = (delay, delay);
     }
 
@@ -106,7 +106,7 @@ impl HostProbe {
     /// Takes a sample of the core's use by others, if one is due.
     #[inline]
     pub(crate) fn sample_if_due(&mut self, now: Nanos) {
-        if now >= self.pressure.next() && (self.spun >= SPUN_LEAST || self.host.contended) {
+        if now >= self.pressure.next() && (self.spun >= SPUN_MIN || self.host.contended) {
             self.sample(now);
         }
     }

@@ -1,9 +1,9 @@
 //! Worker threads: the loop that serves virtqueues, and decides when to poll them without being kicked.
 //!
-//! A [`Pool`] has a number of workers and gives each device an [`Executor`](kickless_device::Executor) on
-//! them ([`Pool::executor`]). Each worker is one thread with one I/O engine. It serves any number of tasks of
-//! any number of devices. It sleeps in a single wait for kicks, completions of the engine, its mailbox, and
-//! the end of a nap.
+//! A [`WorkerPool`] has a number of workers and gives each device an [`Executor`](kickless_device::Executor)
+//! on them ([`WorkerPool::executor`]). Each worker is one thread with one I/O engine. It serves any number of
+//! tasks of any number of devices. It sleeps in a single wait for kicks, completions of the engine, its
+//! mailbox, and the end of a nap.
 //!
 //! # A task's states
 //! * *polled*: on the poll list (`scheduler`), with kicks disabled. The worker visits it in turn with a
@@ -44,6 +44,26 @@
 //! done yet. A lock holds the number of the worker that has the task. Each sender of a work item holds this
 //! lock, and so does the move. So work items keep their order, and none goes to a worker that does not have
 //! the task. The new worker watches the same kick descriptor, and polls the ring once.
+//!
+//! # Ownership and locks
+//! A worker owns its engine and its tasks, and serves them without a lock. It locks its mailbox to take the
+//! work items.
+//!
+//! Lock order: the lock of a task's worker number, then that of one mailbox. No other lock is taken under
+//! that of a mailbox, or under that of a device's affinity groups.
+//!
+//! ```
+//! use kickless_io::{EngineKind, EngineOptions};
+//! use kickless_worker::{Options, Poll, WorkerPool};
+//! use std::sync::Arc;
+//!
+//! let engine = EngineOptions::new(EngineKind::Auto, 256);
+//! let (cpus, poll, call_coalesce) = (Vec::new(), Poll::default(), None);
+//! let pool = Arc::new(WorkerPool::start(&Options { workers: 2, engine, cpus, poll, call_coalesce })?);
+//! // A device with this executor runs its queues on both workers, with twice the weight of others.
+//! let executor = pool.executor(2);
+//! # Ok::<(), std::io::Error>(())
+//! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod affinity;
@@ -67,4 +87,4 @@ mod visit;
 mod waiter;
 
 pub use poll::Poll;
-pub use pool::{Options, Pool};
+pub use pool::{Options, WorkerPool};

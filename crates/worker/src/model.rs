@@ -38,7 +38,7 @@ fn mailbox() -> (Arc<Mailbox>, Arc<Events>) {
 /// Asks for an answer. The receiver is disconnected if the worker has ended.
 fn ask(mailbox: &Mailbox) -> Receiver<()> {
     let (done, answer) = channel();
-    let _ = mailbox.put(WorkItem::Update(KEY, Update::Look, done));
+    let _ = mailbox.put(WorkItem::Update(KEY, Update::Poll, done));
     answer
 }
 
@@ -153,7 +153,7 @@ impl Pair {
 
     /// Asks for two updates and a stop, and calls `between` after the first.
     fn ask(&self, between: impl FnOnce()) -> (Receiver<()>, Receiver<()>, Receiver<Stopped>) {
-        let first = put(&self.peers, &self.placement, |done| WorkItem::Update(KEY, Update::Look, done));
+        let first = put(&self.peers, &self.placement, |done| WorkItem::Update(KEY, Update::Poll, done));
         between();
         let second =
             put(&self.peers, &self.placement, |done| WorkItem::Update(KEY, Update::Kick(None), done));
@@ -169,7 +169,7 @@ impl Pair {
         for thread in self.threads {
             thread.join().unwrap();
         }
-        self.ring.asked()
+        self.ring.items()
     }
 }
 
@@ -205,7 +205,7 @@ fn a_queue_that_cannot_move_is_not_lost() {
         let worker = thread::spawn(|| worker.run());
         assert!(peers.workers[0].mailbox.put(WorkItem::MoveAll(1)).is_ok());
         assert_eq!(
-            put(&peers, &placement, |done| WorkItem::Update(KEY, Update::Look, done)).recv().ok(),
+            put(&peers, &placement, |done| WorkItem::Update(KEY, Update::Poll, done)).recv().ok(),
             Some(())
         );
         assert!(put(&peers, &placement, |done| WorkItem::Stop(KEY, done)).recv().ok().is_some());
@@ -228,9 +228,9 @@ fn a_queue_that_moves_while_the_workers_end() {
             let (first, second) = (first.recv().ok(), second.recv().ok());
             let stopped = stopped.recv().ok();
             assert!(first >= second, "{first:?} {second:?}");
-            let asked = pair.join();
-            assert!([1, 2, 3].starts_with(&asked), "{asked:?}");
-            assert!(stopped.is_none() || asked.len() == 3);
+            let items = pair.join();
+            assert!([1, 2, 3].starts_with(&items), "{items:?}");
+            assert!(stopped.is_none() || items.len() == 3);
         });
     }
 }

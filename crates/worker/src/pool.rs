@@ -37,7 +37,7 @@ pub struct Options {
 
 /// A fixed number of workers. Dropping the pool stops all tasks, waits for their requests in flight and ends
 /// the threads.
-pub struct Pool {
+pub struct WorkerPool {
     peers: Arc<Peers>,
     threads: Vec<JoinHandle<()>>,
     /// The number of tasks ever spawned, which also spreads them over the workers.
@@ -62,7 +62,7 @@ impl Drop for FailureGuard {
     }
 }
 
-impl Pool {
+impl WorkerPool {
     /// Starts the workers and waits until each has its engine.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ fn announce(engine: &Engine) {
     }
 }
 
-impl Drop for Pool {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
         for peer in &self.peers.workers {
             // A worker that has ended already does not need this.
@@ -198,7 +198,7 @@ impl Drop for Pool {
 
 /// Runs the tasks of one device on a pool.
 struct DeviceExecutor {
-    pool: Arc<Pool>,
+    pool: Arc<WorkerPool>,
     device: u64,
     weight: u32,
     homes: GroupHomes,
@@ -227,7 +227,7 @@ struct RunningTask {
 }
 
 impl RunningTask {
-    fn ask<T>(&self, item: impl FnOnce(Sender<T>) -> WorkItem) -> Receiver<T> {
+    fn send<T>(&self, item: impl FnOnce(Sender<T>) -> WorkItem) -> Receiver<T> {
         let (done, answer) = channel();
         // If the worker has ended, the receiver is disconnected.
         let _ = self.peers.put(&self.worker_id, item(done));
@@ -237,11 +237,11 @@ impl RunningTask {
 
 impl TaskHandle for RunningTask {
     fn update(&self, update: Update) -> Receiver<()> {
-        self.ask(|done| WorkItem::Update(self.key, update, done))
+        self.send(|done| WorkItem::Update(self.key, update, done))
     }
 
     fn stop(&self) -> Receiver<Stopped> {
-        self.ask(|done| WorkItem::Stop(self.key, done))
+        self.send(|done| WorkItem::Stop(self.key, done))
     }
 }
 

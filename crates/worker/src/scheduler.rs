@@ -15,11 +15,11 @@ use std::collections::VecDeque;
 
 /// The cost of one turn of a device that is alone on the list.
 const TURN_ALONE: u32 = 64;
-/// The cost of one turn beside other busy devices: this divided by their number, but at least `TURN_LEAST`.
-const TURNS_TOGETHER: u32 = 64;
-const TURN_LEAST: u32 = 8;
+/// The cost of one turn beside other busy devices: this divided by their number, but at least `TURN_MIN`.
+const TURNS_SHARED: u32 = 64;
+const TURN_MIN: u32 = 8;
 /// The cost of one turn beside a light device.
-const TURN_SHORT: u32 = 2;
+const TURN_BESIDE_LIGHT: u32 = 2;
 /// The time for which a device counts as light after a turn that it did not use up.
 const LIGHT_NS: Nanos = 1_000_000;
 
@@ -69,7 +69,8 @@ pub(crate) struct Scheduler {
     turn_begun: bool,
     /// Something was taken in this round.
     taken: bool,
-    /// The two active flows that count as light for longest. Two, because each flow asks about the others.
+    /// The two active flows that count as light for longest. One is not enough, because a flow does not count
+    /// as light beside itself.
     light: [(usize, Nanos); 2],
     tasks: usize,
 }
@@ -272,9 +273,9 @@ impl Scheduler {
         // The two lightest flows are known, so there is no loop over all flows for each flow.
         let [first, second] = self.light;
         if (if first.0 == index { second } else { first }).1 > now {
-            return TURN_SHORT;
+            return TURN_BESIDE_LIGHT;
         }
-        (TURNS_TOGETHER / active).max(TURN_LEAST)
+        (TURNS_SHARED / active).max(TURN_MIN)
     }
 }
 
@@ -283,7 +284,7 @@ mod tests {
     use super::*;
 
     /// Tasks with requests. A visit takes whole requests, as a task does.
-    struct World {
+    struct SchedulerRig {
         scheduler: Scheduler,
         flows: Vec<Flow>,
         waiting: Vec<u32>,
@@ -292,7 +293,7 @@ mod tests {
         now: Nanos,
     }
 
-    impl World {
+    impl SchedulerRig {
         /// Makes tasks, each with its device, the device's weight and the cost of its requests.
         fn new(tasks: &[(u64, u32, u32)]) -> Self {
             let mut scheduler = Scheduler::default();
@@ -338,8 +339,8 @@ mod tests {
     }
 
     #[test]
-    fn a_device_with_many_queues_has_no_more_than_one_with_a_single_queue() {
-        let mut world = World::new(&[(1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1), (2, 1, 1)]);
+    fn the_share_of_a_device_does_not_depend_on_its_queues() {
+        let mut world = SchedulerRig::new(&[(1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1), (2, 1, 1)]);
         for _ in 0..1000 {
             world.round();
         }
@@ -417,7 +418,7 @@ mod tests {
 
     #[test]
     fn weights_and_large_requests() {
-        let mut world = World::new(&[(1, 1, 1), (2, 3, 1), (3, 1, 33), (4, 1, 257)]);
+        let mut world = SchedulerRig::new(&[(1, 1, 1), (2, 3, 1), (3, 1, 33), (4, 1, 257)]);
         for _ in 0..10_000 {
             world.round();
         }
@@ -428,16 +429,16 @@ mod tests {
     }
 
     #[test]
-    fn alone_it_has_long_turns_and_beside_a_light_one_short_ones() {
-        let mut world = World::new(&[(1, 1, 1)]);
+    fn turns_are_long_alone_and_short_beside_a_light_device() {
+        let mut world = SchedulerRig::new(&[(1, 1, 1)]);
         world.round();
         assert_eq!(world.taken, [64]);
 
-        let mut world = World::new(&[(1, 1, 1), (2, 1, 1)]);
+        let mut world = SchedulerRig::new(&[(1, 1, 1), (2, 1, 1)]);
         world.round();
         assert_eq!(world.taken, [32, 32]);
 
-        let mut world = World::new(&[(1, 1, 1), (2, 1, 1)]);
+        let mut world = SchedulerRig::new(&[(1, 1, 1), (2, 1, 1)]);
         world.waiting[1] = 1;
         world.round();
         let before = world.taken[0];
@@ -446,7 +447,7 @@ mod tests {
             world.round();
             assert_eq!(world.waiting[1], 0);
         }
-        assert!(world.taken[0] - before <= 10 * u64::from(TURN_SHORT), "{:?}", world.taken);
+        assert!(world.taken[0] - before <= 10 * u64::from(TURN_BESIDE_LIGHT), "{:?}", world.taken);
         // Long after the last work of the light device.
         let before = world.taken[0];
         world.now += 2 * LIGHT_NS;
@@ -455,8 +456,8 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_device_saves_nothing_up() {
-        let mut world = World::new(&[(1, 1, 1), (2, 1, 1)]);
+    fn an_idle_device_loses_its_unused_turns() {
+        let mut world = SchedulerRig::new(&[(1, 1, 1), (2, 1, 1)]);
         world.waiting[1] = 0;
         for _ in 0..100 {
             world.round();
@@ -473,7 +474,7 @@ mod tests {
     fn a_debt_is_cancelled_when_no_device_is_owed() {
         // A device with requests of 4 GiB, alone, and beside a device that has nothing to do.
         for devices in [1, 2] {
-            let mut world = World::new(&[(1, 1, 1 << 20), (2, 1, 1)][..devices]);
+            let mut world = SchedulerRig::new(&[(1, 1, 1 << 20), (2, 1, 1)][..devices]);
             world.waiting[1..].fill(0);
             for _ in 0..10 {
                 world.round();
@@ -483,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_beside_the_light_ones_but_not_beside_itself() {
+    fn a_light_device_does_not_shorten_its_own_turn() {
         let budgets = |scheduler: &mut Scheduler, now| {
             let mut budgets = [0; 4];
             scheduler.begin_round();
@@ -504,15 +505,15 @@ mod tests {
             budgets(&mut scheduler, 0);
             let before = scheduler.flows[0].deficit;
             let second = budgets(&mut scheduler, 1);
-            assert_eq!(i64::from(second[0]), before + i64::from(TURN_SHORT));
+            assert_eq!(i64::from(second[0]), before + i64::from(TURN_BESIDE_LIGHT));
             // The only light device is not beside another light one.
-            let alone = if devices == 2 { TURNS_TOGETHER / 2 } else { TURN_SHORT };
+            let alone = if devices == 2 { TURNS_SHARED / 2 } else { TURN_BESIDE_LIGHT };
             assert!(second[1..devices as usize].iter().all(|budget| *budget == alone), "{second:?}");
         }
     }
 
     #[test]
-    fn places_of_devices_that_are_gone_are_used_again() {
+    fn numbers_of_devices_that_are_gone_are_reused() {
         let mut scheduler = Scheduler::default();
         let (a, b) = (scheduler.join(7, 1), scheduler.join(8, 1));
         assert_eq!(scheduler.join(7, 1), a);

@@ -1,7 +1,7 @@
 //! Tasks in the loop: visits, completions, and changes of state.
 
 use crate::clock::Nanos;
-use crate::entry::State;
+use crate::entry::TaskState;
 use crate::event_loop::{EventLoop, RETRY};
 use crate::policy::Verdict;
 use crate::scheduler::Visit;
@@ -71,11 +71,11 @@ impl EventLoop {
         match polled.next {
             Next::More => return Visit { cost, more: true, stays: true },
             Next::Blocked => {
-                entry.enter(State::Blocked, now);
+                entry.enter(TaskState::Blocked, now);
                 self.add_waiting(number);
             }
             Next::Waiting if leaving => {
-                entry.enter(State::Blocked, now);
+                entry.enter(TaskState::Blocked, now);
                 self.add_waiting(number);
             }
             Next::Idle | Next::Quiet if leaving => self.try_leave(number),
@@ -110,7 +110,7 @@ impl EventLoop {
                 true
             }
             Verdict::Nap { until, ignore_completions } => {
-                entry.enter(State::Napping { until, ignore_completions }, now);
+                entry.enter(TaskState::Napping { until, ignore_completions }, now);
                 self.next_nap = self.next_nap.min(until);
                 if !std::mem::replace(&mut entry.in_naps, true) {
                     self.naps.push(number);
@@ -126,7 +126,7 @@ impl EventLoop {
             }
             Verdict::Arm => {
                 entry.policy.armed(now);
-                entry.enter(if quiet { State::Quiet } else { State::Armed }, now);
+                entry.enter(if quiet { TaskState::Quiet } else { TaskState::Armed }, now);
                 self.watch_event(number);
                 false
             }
@@ -175,13 +175,13 @@ impl EventLoop {
         match entry.state {
             // A leaving task too, because nothing else would continue the request.
             _ if waits => self.make_polled(number),
-            State::Draining => self.try_leave(number),
-            State::Polled if entry.spin_until.is_some() => {
+            TaskState::Draining => self.try_leave(number),
+            TaskState::Polled if entry.spin_until.is_some() => {
                 entry.spin_until = None;
                 entry.policy.found(self.clock.now(), 0);
             }
             // The answer may cause the next request soon.
-            State::Armed => {
+            TaskState::Armed => {
                 let now = self.clock.now();
                 entry.policy.woken(now, &self.host_probe.host, 0);
                 entry.policy.found(now, 0);
@@ -196,15 +196,15 @@ impl EventLoop {
                     Verdict::Nap { .. } | Verdict::Arm => entry.policy.armed(now),
                 }
             }
-            State::Napping { .. } => {
+            TaskState::Napping { .. } => {
                 self.make_polled(number);
                 if let Some(entry) = self.entries[number as usize].as_mut() {
                     entry.policy.found(self.clock.now(), 0);
                 }
             }
             // Kicks are off, and after the completion the task may need its ring.
-            State::Quiet => self.make_polled(number),
-            State::Polled | State::Blocked => {}
+            TaskState::Quiet => self.make_polled(number),
+            TaskState::Polled | TaskState::Blocked => {}
         }
     }
 
@@ -240,32 +240,32 @@ impl EventLoop {
     pub(crate) fn make_polled(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         match entry.state {
-            State::Polled => {
+            TaskState::Polled => {
                 // It is polled in any case, and then asks its policy anew.
                 entry.spin_until = None;
                 return;
             }
-            State::Armed | State::Quiet => {
+            TaskState::Armed | TaskState::Quiet => {
                 entry.policy.woken(self.clock.now(), &self.host_probe.host, 0);
             }
-            State::Napping { .. } => {
+            TaskState::Napping { .. } => {
                 let pending = if entry.quiet { 0 } else { entry.task.vring().pending() };
                 if pending > 0 {
                     entry.task.vring().counters().kicks_avoided.add(1);
                 }
                 entry.policy.woken(self.clock.now(), &self.host_probe.host, pending);
             }
-            State::Blocked | State::Draining => {}
+            TaskState::Blocked | TaskState::Draining => {}
         }
         self.schedule(number, self.clock.now());
     }
 
     fn schedule(&mut self, number: u32, now: Nanos) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
-        if entry.state == State::Armed {
+        if entry.state == TaskState::Armed {
             entry.task.disarm();
         }
-        entry.enter(State::Polled, now);
+        entry.enter(TaskState::Polled, now);
         entry.far_side_due = 0;
         self.scheduler.push(entry.flow, number);
     }
@@ -273,7 +273,7 @@ impl EventLoop {
     /// Handles a kick of a driver.
     pub(crate) fn handle_kick(&mut self, number: u32) {
         let Some(entry) = self.entries.get_mut(number as usize).and_then(Option::as_mut) else { return };
-        let armed = entry.state == State::Armed;
+        let armed = entry.state == TaskState::Armed;
         let vring = entry.task.vring();
         vring.counters().kicks.add(1);
         if armed && vring.has_work() {

@@ -1,4 +1,4 @@
-//! Tasks that wait for a far side: they sleep on its event, and nothing waits for their credit.
+//! Tests tasks that wait for a far side. They sleep on its event, and nothing waits for their credit.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod echo;
@@ -45,7 +45,7 @@ impl Receiver {
         self.calls.lock().unwrap().push(name);
     }
 
-    /// Whether there is any credit.
+    /// Takes one unit of credit. Returns `false` if there is none.
     fn take_credit(&mut self) -> bool {
         while self.credit.len() < ENOUGH && self.vring.pop_credit(&mut self.chain) {
             self.credit.push_back(self.chain.id);
@@ -170,7 +170,7 @@ impl Fixture {
 
 /// Waits until all earlier updates are in force.
 fn look(handle: &dyn TaskHandle) {
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn a_task_with_credit_sleeps_on_its_event_and_asks_for_no_kicks() {
 }
 
 #[test]
-fn time_in_which_a_task_is_quiet_is_not_polled() {
+fn quiet_time_does_not_count_as_polled_time() {
     let pool = start(&options(1, Poll::Never));
     let (mut fixture, task) = receiver();
     fixture.driver.submit(10);
@@ -239,7 +239,7 @@ fn a_task_without_credit_sleeps_on_kicks_and_not_on_its_event() {
 }
 
 #[test]
-fn credit_is_returned_before_what_changes_under_it() {
+fn credit_is_returned_before_an_update_invalidates_it() {
     let pool = start(&options(2, Poll::Never));
     let (mut fixture, task) = receiver();
     fixture.driver.submit(10);
@@ -424,7 +424,7 @@ fn a_refused_frame_waits_for_writability_and_no_stop_waits_for_it() {
 }
 
 #[test]
-fn a_far_side_is_looked_at_now_and_then_while_the_ring_is_spun_on() {
+fn a_spinning_task_checks_its_far_side_now_and_then() {
     let pool = start(&options(1, Poll::Always));
     let (mut fixture, task) = receiver_of(far_side(), Duration::from_millis(5), None);
     fixture.driver.submit(10);
@@ -452,7 +452,7 @@ fn a_far_side_is_looked_at_now_and_then_while_the_ring_is_spun_on() {
 }
 
 #[test]
-fn a_look_at_a_far_side_avoids_no_kick() {
+fn a_check_of_a_far_side_does_not_count_as_an_avoided_kick() {
     for rule in [Poll::Always, Poll::Auto { latency: Poll::LATENCY }] {
         let pool = start(&options(1, rule));
         let (mut fixture, task) = receiver_of(far_side(), Duration::ZERO, None);

@@ -1,4 +1,4 @@
-//! A task that is asked to stop while one of its requests finds no room to continue.
+//! Tests the stop of a task while one of its requests has no room to continue.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod echo;
@@ -81,7 +81,7 @@ impl QueueTask for TwoSteps {
 }
 
 #[test]
-fn it_goes_on_with_what_waits_and_stops() {
+fn the_waiting_request_completes_and_the_task_stops() {
     let pool = start(&options(1, Poll::Never));
     let executor = pool.executor(1);
     for _ in 0..200 {

@@ -1,4 +1,4 @@
-//! The times and workers at which a pool polls: rules, their changes, moves between workers, deferred calls.
+//! Tests when and on which worker a pool polls: rules, their changes, moves between workers, deferred calls.
 #![expect(clippy::unwrap_used, clippy::expect_used, unsafe_code, reason = "a test may")]
 
 mod echo;
@@ -7,7 +7,7 @@ use echo::{DEADLINE, Fixture, options, start, task, task_that};
 use kickless_device::{Call, Next, TaskHandle, Update};
 use kickless_io::Signaller;
 use kickless_testing::eventually;
-use kickless_worker::{Poll, Pool};
+use kickless_worker::{Poll, WorkerPool};
 use rustix::io::{Errno, dup2};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -27,12 +27,12 @@ const RULES: [Poll; 6] = [
     Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_secs(3) },
 ];
 
-/// Eight drivers that kick only if asked to, and wait for each answer, beside a disturbance. A lost kick
-/// blocks its driver for ever.
+/// Runs eight drivers, which kick only if the device wants kicks and wait for each answer, beside a
+/// disturbance. A lost kick blocks its driver for ever.
 fn stress(
     workers: usize,
     poll: Poll,
-    disturb: impl Fn(&Pool, usize) + Sync,
+    disturb: impl Fn(&WorkerPool, usize) + Sync,
 ) -> Vec<(Fixture, Box<dyn TaskHandle>)> {
     let pool = start(&options(workers, poll));
     let executor = pool.executor(1);
@@ -51,7 +51,7 @@ fn stress(
                             std::hint::spin_loop();
                         }
                         if request % 512 == 0 {
-                            handle.update(Update::Look).recv_timeout(DEADLINE).expect("no answer");
+                            handle.update(Update::Poll).recv_timeout(DEADLINE).expect("no answer");
                         }
                     }
                     (fixture, handle)
@@ -88,7 +88,7 @@ fn no_kick_is_lost_under_any_rule() {
 }
 
 #[test]
-fn knobs_can_be_turned_while_queues_run() {
+fn rules_can_change_while_queues_run() {
     stress(2, Poll::default(), |pool, step| pool.set_poll(RULES[step % RULES.len()]));
 }
 
@@ -108,7 +108,7 @@ fn queues_move_between_workers_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_queue_with_something_in_flight_moves_when_that_is_done() {
+fn a_queue_moves_when_its_requests_in_flight_are_done() {
     let pool = start(&options(2, Poll::Never));
     let (mut fixture, echo) = task(true);
     let handle = pool.executor(1).spawn(echo).unwrap();
@@ -118,19 +118,19 @@ fn a_queue_with_something_in_flight_moves_when_that_is_done() {
     pool.move_all(0, 1);
     fixture.driver.submit(2);
     fixture.driver.kick();
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert!(fixture.popped.try_recv().is_err(), "popped by a worker that is to give it away");
     *fixture.release.lock().unwrap() = true;
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     // It takes here what it could not take there.
     fixture.wait_popped(2);
     assert_eq!(fixture.driver.counters.moves.get(), 1);
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert_eq!(handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, 5);
 }
 
 #[test]
-fn one_that_moves_can_be_stopped() {
+fn a_moving_queue_can_be_stopped() {
     let pool = start(&options(2, Poll::Never));
     let (mut fixture, echo) = task(true);
     let handle = pool.executor(1).spawn(echo).unwrap();
@@ -139,17 +139,17 @@ fn one_that_moves_can_be_stopped() {
     fixture.wait_popped(1);
     pool.move_all(0, 1);
     let stopping = handle.stop();
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert!(stopping.try_recv().is_err(), "stopped with requests in flight");
     *fixture.release.lock().unwrap() = true;
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert_eq!(stopping.recv_timeout(DEADLINE).unwrap().next_avail, 1);
     assert_eq!(fixture.driver.counters.moves.get(), 0);
 }
 
 /// The rule changes after a queue has left one worker and before it comes to another.
 #[test]
-fn a_queue_on_its_way_hears_of_a_new_rule() {
+fn a_moving_queue_gets_a_new_rule() {
     let pool = start(&options(2, Poll::Always));
     let executor = pool.executor(1);
     let (mut moved, echo) = task_that(true, Next::Waiting);
@@ -159,7 +159,7 @@ fn a_queue_on_its_way_hears_of_a_new_rule() {
     let (mut other, echo) = task(false);
     let on_second = executor.spawn(echo).unwrap();
     pool.move_all(0, 1);
-    on_first.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    on_first.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     let asks_for_kicks = |fixture: &mut Fixture| {
         let deadline = Instant::now() + DEADLINE;
         while !fixture.driver.submit_and_kick_if_asked() {
@@ -171,13 +171,13 @@ fn a_queue_on_its_way_hears_of_a_new_rule() {
     std::thread::scope(|scope| {
         let mut release = moved.release.lock().unwrap();
         // The first worker reaches its queue and goes no further. The second learns of the rule.
-        let _looks = on_first.update(Update::Look);
+        let _looks = on_first.update(Update::Poll);
         eventually("never polled", || moved.seen.kept.load(Ordering::SeqCst) > 0);
         scope.spawn(|| pool.set_poll(Poll::Never));
         asks_for_kicks(&mut other);
         *release = true;
     });
-    on_first.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    on_first.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     asks_for_kicks(&mut moved);
     for handle in [on_first, on_second] {
         handle.stop().recv_timeout(DEADLINE).unwrap();
@@ -272,7 +272,7 @@ fn calls(fixture: &Fixture) -> u64 {
     }
 }
 
-/// A driver that wants a call for each batch.
+/// Sends `count` batches as a driver that wants a call for each.
 fn batches(fixture: &mut Fixture, handle: &dyn TaskHandle, count: u32) {
     for _ in 0..count {
         let used = fixture.driver.used();
@@ -280,18 +280,18 @@ fn batches(fixture: &mut Fixture, handle: &dyn TaskHandle, count: u32) {
         fixture.driver.submit(1);
         fixture.driver.kick();
         fixture.wait_popped(1);
-        handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+        handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     }
 }
 
 #[test]
-fn a_call_is_put_off_and_tells_of_many_batches() {
-    let put_off = |delay| {
+fn a_deferred_call_reports_many_batches() {
+    let counts_with = |delay| {
         let options = kickless_worker::Options { call_coalesce: delay, ..options(1, Poll::Always) };
         let pool = start(&options);
         let (mut fixture, echo) = task(false);
         let handle = pool.executor(1).spawn(echo).unwrap();
-        handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+        handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
         // The call at the start of each ring.
         assert_eq!(calls(&fixture), 1);
         batches(&mut fixture, handle.as_ref(), 20);
@@ -299,22 +299,22 @@ fn a_call_is_put_off_and_tells_of_many_batches() {
         handle.stop().recv_timeout(DEADLINE).unwrap();
         (before, before + calls(&fixture))
     };
-    assert_eq!(put_off(None).1, 20);
+    assert_eq!(counts_with(None).1, 20);
     // A call that is pending when the ring stops is sent.
-    assert_eq!(put_off(Some(Duration::from_secs(3600))), (0, 1));
-    let (_, all) = put_off(Some(Duration::from_micros(1)));
+    assert_eq!(counts_with(Some(Duration::from_secs(3600))), (0, 1));
+    let (_, all) = counts_with(Some(Duration::from_micros(1)));
     assert!((1..=20).contains(&all), "{all}");
 }
 
-/// The call comes, although nothing else happens.
+/// A deferred call is sent although no other event ends the worker's sleep.
 #[test]
-fn a_call_that_is_put_off_is_made() {
+fn a_deferred_call_is_sent() {
     for rule in [Poll::Never, Poll::Always, Poll::default()] {
         let delay = Some(Duration::from_millis(2));
         let pool = start(&kickless_worker::Options { call_coalesce: delay, ..options(1, rule) });
         let (mut fixture, echo) = task(false);
         let handle: Arc<dyn TaskHandle> = Arc::from(pool.executor(1).spawn(echo).unwrap());
-        handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+        handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
         let _ = calls(&fixture);
         batches(&mut fixture, handle.as_ref(), 1);
         eventually("no call", || calls(&fixture) > 0);
@@ -323,7 +323,7 @@ fn a_call_that_is_put_off_is_made() {
 
 /// The kernel refuses a call for a while, because its descriptor is no eventfd during that time.
 #[test]
-fn a_call_that_the_kernel_refuses_is_made_later() {
+fn a_call_that_the_kernel_refuses_is_sent_later() {
     if Signaller::new().is_err() {
         return println!("SKIPPED: no kernel AIO here");
     }

@@ -1,4 +1,4 @@
-//! Calls, updates and stops of a pool's tasks.
+//! Tests kicks, updates and stops of a pool's tasks.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may")]
 
 mod echo;
@@ -6,13 +6,13 @@ mod echo;
 use echo::{DEADLINE, Driver, echo_over, options, pool, start, task, task_that};
 use kickless_device::{Context, Kick, Next, Polled, QueueTask, Stopped, Update, Vring};
 use kickless_virtqueue::Chain;
-use kickless_worker::{Poll, Pool};
+use kickless_worker::{Poll, WorkerPool};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 #[test]
-fn a_ring_is_looked_at_once_without_a_kick() {
+fn a_new_ring_is_polled_once_without_a_kick() {
     let pool = pool(1);
     let (mut fixture, echo) = task(false);
     fixture.driver.submit(200);
@@ -27,7 +27,7 @@ fn a_ring_is_looked_at_once_without_a_kick() {
 }
 
 #[test]
-fn every_kick_is_heard_whenever_it_comes() {
+fn no_kick_is_lost_whenever_it_comes() {
     let pool = pool(2);
     let (mut fixture, echo) = task(false);
     let handle = pool.spawn(echo).unwrap();
@@ -56,7 +56,7 @@ fn updates_come_in_order_and_do_not_stop_it() {
     handle.update(Update::Memory(Arc::default())).recv_timeout(DEADLINE).unwrap();
     fixture.driver.submit(3);
     fixture.driver.kick();
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert!(fixture.popped.try_recv().is_err());
     handle.update(Update::Memory(fixture.driver.view.clone())).recv_timeout(DEADLINE).unwrap();
     fixture.wait_popped(3);
@@ -68,11 +68,11 @@ fn updates_come_in_order_and_do_not_stop_it() {
     fixture.wait_popped(1);
     assert_eq!(handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, 4);
     // A task that has stopped ignores an update, but its sender gets an answer.
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
 }
 
 #[test]
-fn stopping_waits_for_what_is_in_flight() {
+fn a_stop_waits_for_requests_in_flight() {
     let pool = pool(1);
     let (mut fixture, echo) = task(true);
     let handle = pool.spawn(echo).unwrap();
@@ -82,16 +82,16 @@ fn stopping_waits_for_what_is_in_flight() {
     let stopping = handle.stop();
     // Requests after the stop are not popped.
     fixture.driver.submit(2);
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert!(stopping.try_recv().is_err(), "stopped with requests in flight");
     *fixture.release.lock().unwrap() = true;
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert_eq!(stopping.recv_timeout(DEADLINE).unwrap().next_avail, 5);
     assert_eq!(fixture.driver.used(), 5);
 }
 
 #[test]
-fn a_source_that_waits_hears_kicks() {
+fn a_task_with_waiting_requests_reacts_to_kicks() {
     let pool = pool(1);
     let (mut fixture, echo) = task_that(true, Next::Waiting);
     let handle = pool.spawn(echo).unwrap();
@@ -102,17 +102,17 @@ fn a_source_that_waits_hears_kicks() {
     }
     assert_eq!(fixture.driver.used(), 0);
     let stopping = handle.stop();
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert!(stopping.try_recv().is_err(), "stopped with requests in flight");
     *fixture.release.lock().unwrap() = true;
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     assert_eq!(stopping.recv_timeout(DEADLINE).unwrap().next_avail, 100);
     assert_eq!(fixture.driver.used(), 100);
 }
 
-/// The ring's memory is taken away, and never returns to this task.
+/// The ring's memory is removed, so the task cannot publish its completions. The stop returns them.
 #[test]
-fn completions_that_cannot_be_shown_are_handed_on() {
+fn unpublished_completions_are_returned_by_the_stop() {
     let pool = pool(1);
     let (mut fixture, echo) = task(true);
     let handle = pool.spawn(echo).unwrap();
@@ -121,7 +121,7 @@ fn completions_that_cannot_be_shown_are_handed_on() {
     fixture.wait_popped(3);
     handle.update(Update::Memory(Arc::default())).recv_timeout(DEADLINE).unwrap();
     *fixture.release.lock().unwrap() = true;
-    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     let stopped = handle.stop().recv_timeout(DEADLINE).unwrap();
     assert_eq!(fixture.driver.used(), 0);
     assert_eq!(stopped.unpublished.iter().map(|unpublished| unpublished.id).collect::<Vec<_>>(), [0, 1, 2]);
@@ -137,7 +137,7 @@ fn completions_that_cannot_be_shown_are_handed_on() {
 }
 
 #[test]
-fn a_pool_that_ends_drains_its_sources() {
+fn a_pool_that_ends_drains_its_tasks() {
     let pool = pool(1);
     let (mut fixture, echo) = task(false);
     fixture.driver.submit(1);
@@ -146,12 +146,12 @@ fn a_pool_that_ends_drains_its_sources() {
     drop(pool);
     assert_eq!(fixture.seen.dropped.load(Ordering::SeqCst), 1);
     // No answer comes any more, and this differs from a late answer.
-    assert!(handle.update(Update::Look).recv_timeout(DEADLINE).is_err());
+    assert!(handle.update(Update::Poll).recv_timeout(DEADLINE).is_err());
     assert!(handle.stop().recv_timeout(DEADLINE).is_err());
 }
 
 #[test]
-fn many_sources_share_a_worker() {
+fn many_tasks_share_a_worker() {
     let pool = pool(1);
     let mut all: Vec<_> = (0..64)
         .map(|_| {
@@ -190,9 +190,9 @@ impl QueueTask for Faulty {
 }
 
 #[test]
-fn a_worker_that_dies_is_told() {
+fn a_pool_signals_that_a_worker_panicked() {
     let pool = start(&options(2, Poll::default()));
-    let readable = |pool: &Pool, seconds| {
+    let readable = |pool: &WorkerPool, seconds| {
         let timeout = Timespec { tv_sec: seconds, tv_nsec: 0 };
         poll(&mut [PollFd::from_borrowed_fd(pool.failed(), PollFlags::IN)], Some(&timeout)).unwrap() == 1
     };

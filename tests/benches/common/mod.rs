@@ -25,9 +25,9 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Returns the short form unless `cargo bench` runs the benchmark without `--quick` and
-    /// `KICKLESS_BENCH_QUICK=1`. `--millis=N` sets the length of a turn, for machines that are free only
-    /// for a short time.
+    /// Returns the short form with `--quick`, with `KICKLESS_BENCH_QUICK=1`, and if `cargo test` runs the
+    /// benchmark. Otherwise returns the full form. `--millis=N` sets the length of its turns, for machines
+    /// that are free only for a short time.
     pub(crate) fn from_arguments() -> Plan {
         let asked = |word: &str| std::env::args().any(|argument| argument == word);
         let short = std::env::var_os("KICKLESS_BENCH_QUICK").is_some_and(|value| value == "1");
@@ -144,7 +144,7 @@ impl Contestant {
         self.turn_on(1, Kind { depth, block: BLOCK, write: false }, time, sector)
     }
 
-    /// Loads several queues for a turn.
+    /// Sends requests to the first `queues` queues for a turn.
     ///
     /// # Errors
     /// A request fails or is not answered.
@@ -203,7 +203,7 @@ fn stat_seconds(pid: u32, numbers: [usize; 2]) -> Result<f64> {
     Ok((field(numbers[0])? + field(numbers[1])?) / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Median and extremes.
+/// The median and the extremes of some values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spread {
     /// The middle value, or the mean of the two middle values.

@@ -53,7 +53,7 @@ impl Target {
         self.name
     }
 
-    /// `--blk-file`.
+    /// Returns the value for `--blk-file`.
     pub(crate) fn disk(&self) -> &OsStr {
         &self.disk
     }
@@ -67,12 +67,12 @@ impl Target {
         matches!(self.held, Held::Zram { .. } | Held::File { .. }).then_some(Path::new(&self.disk))
     }
 
-    /// Whether the storage daemon can serve such a target.
+    /// Returns whether the storage daemon can serve such a target.
     pub(crate) fn has_peer(&self) -> bool {
         !matches!(self.held, Held::Memory)
     }
 
-    /// Whether the target is empty and must be filled first.
+    /// Returns whether the target is empty and must be filled first.
     pub(crate) fn is_to_be_filled(&self) -> bool {
         matches!(self.held, Held::Memory)
     }

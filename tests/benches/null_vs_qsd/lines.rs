@@ -2,8 +2,8 @@
 //! work.
 //!
 //! This is the limit for every device of a split ring with one request in flight. The format makes both
-//! ends write and read these lines (virtio 1.3, section 2.7). The address of each line is known only after
-//! the line before has been read.
+//! ends write and read these lines (virtio 1.3, section 2.7). A reader knows the address of each line only
+//! after it has read the line before.
 
 use crate::common::Cpus;
 use anyhow::{Result, anyhow};

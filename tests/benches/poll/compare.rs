@@ -58,8 +58,8 @@ pub(crate) const RATE: Way = ("rate-3s", "--poll=rate --poll-stop-idle=3s");
 const WARM_UP: Duration = Duration::from_millis(600);
 
 impl Settings {
-    /// Returns the short form unless `cargo bench` runs the benchmark without `--quick`. `--rounds=N` sets
-    /// another number of turns than 5, for machines whose speed changes.
+    /// Returns the short form in the same cases as [`Plan::from_arguments`]. `--rounds=N` sets the number of
+    /// turns, for machines whose speed changes. The default is 5, or 1 in the short form.
     pub(crate) fn from_arguments() -> Result<Settings> {
         let quick = Plan::from_arguments().quick;
         let all = sched_getaffinity(None)?;
@@ -81,7 +81,7 @@ impl Settings {
         format!("random reads of 4 KiB, one queue, {} rounds, {cpus}{remark}", self.rounds)
     }
 
-    /// Returns `time`, or almost none in the short form.
+    /// Returns `time`, but at most 50 ms in the short form.
     pub(crate) fn time(&self, time: Duration) -> Duration {
         if self.quick { time.min(Duration::from_millis(50)) } else { time }
     }

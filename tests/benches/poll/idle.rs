@@ -34,7 +34,7 @@ struct Idle {
     late: Usage,
 }
 
-/// Measures after a load that was worth polling for.
+/// Measures idle back-ends after a load for which polling paid.
 pub(crate) fn idle(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     let Some(disk) = disks.first() else { return Ok(()) };
     let ways = [AUTO, NEVER];

@@ -86,7 +86,7 @@ pub(crate) fn trickle(settings: &Settings, disks: &[Disk], report: &mut Report) 
     Ok(())
 }
 
-/// Sends requests in a tenth of the time.
+/// Sends requests for 100 ms, pauses for 900 ms, and so on. The short form has shorter periods.
 pub(crate) fn on_off(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     let Some(disk) = disks.first() else { return Ok(()) };
     let (cycle, time) = match settings.quick {
@@ -94,7 +94,7 @@ pub(crate) fn on_off(settings: &Settings, disks: &[Disk], report: &mut Report) -
         false => ("--on-off=100ms,900ms", Duration::from_secs(3)),
     };
     for (depth, (driver, wait)) in [1, 32].into_iter().zip(WAITS) {
-        // `always` is the limit of every policy: the machine is slower after a pause for all of them.
+        // No policy can do better than `always`: after a pause, the machine is slower for all of them.
         let ways = [AUTO, RATE, ALWAYS];
         let turns = settings.compare(*disk, &ways, time, &[&format!("--depth={depth}"), wait, cycle])?;
         let load = format!("{}, 100 ms on and 900 ms off, {depth} in flight, {driver} driver", disk.name);

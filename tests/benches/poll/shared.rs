@@ -64,7 +64,7 @@ impl Serve {
         Ok(Serve { child, sockets, _dir: dir })
     }
 
-    /// Connects to a device. Without load, the connection sleeps.
+    /// Connects to a device. The driver starts no thread, so an idle connection uses no processor time.
     fn connect(&self, device: usize, waiting: Waiting) -> Result<Driver> {
         let options = Options { queues: 1, waiting, reactor: false, ..Options::new(&self.sockets[device]) };
         Ok(Driver::connect(Options { connect_timeout: LIMIT, ..options })?)
@@ -92,8 +92,8 @@ pub(crate) fn many(settings: &Settings, _: &[Disk], report: &mut Report) -> Resu
     for driver in &idle {
         driver.read_at(&mut [0; BLOCK as usize], 0)?;
     }
-    // The driver polls. A sleeping one with one request in flight alternates between sleeping and not, and
-    // its rate varies with that.
+    // The driver polls. With one request in flight, a sleeping driver would sleep at some times and not at
+    // others, and its rate would vary with that.
     for depth in [1, 32] {
         let mut figures: [Vec<Figures>; 2] = Default::default();
         for round in 0..settings.rounds {
@@ -128,8 +128,8 @@ fn busy(settings: &Settings, served: &Serve, depth: u16) -> Result<Vec<Figures>>
     turns(&output(command)?["loads"][0]["targets"][0])
 }
 
-/// Compares a device with one request in flight beside one with many, and alone. One thread drives both and
-/// never sleeps, so that they do not compete for a CPU.
+/// Compares the latency of a device with one request in flight, alone and beside a device with many. One
+/// thread drives both devices and never sleeps, so that two drivers do not compete for a CPU.
 pub(crate) fn unequal(settings: &Settings, _: &[Disk], report: &mut Report) -> Result<()> {
     let cpus = Cpus::get()?;
     let served = Serve::start(settings, &cpus, 2)?;
@@ -208,8 +208,8 @@ impl Side {
     }
 }
 
-/// Keeps one request in flight, and many on the other device if `beside` is set. Returns the other's number
-/// of requests and the latencies of the one.
+/// Keeps one request of `one` in flight and, if `beside` is set, many of `many`. Returns the number of
+/// requests of `many` and the latencies of `one`.
 fn run(many: &mut Side, one: &mut Side, beside: bool, time: Duration) -> Result<(u64, Histogram<u64>)> {
     let mut latencies = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
     let mut others = 0;

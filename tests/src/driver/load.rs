@@ -1,7 +1,7 @@
 //! Generates load for benchmarks: a driver that polls and uses little CPU time.
 //!
 //! It writes the descriptors once. For a request it then writes the sector in the header and an entry of
-//! the avail ring. One publication covers all requests that came back at one look at the ring.
+//! the avail ring. A look at the ring takes all completions, and publishes all their next requests at once.
 
 use std::time::{Duration, Instant};
 
@@ -123,7 +123,7 @@ impl<'q> Load<'q> {
         run(std::slice::from_mut(self), time, sector)
     }
 
-    /// Looks at the ring once and returns how many requests completed. Submits new ones while `running`.
+    /// Looks at the ring once and returns the number of completed requests. Submits new ones while `running`.
     #[inline]
     fn look(&mut self, run: &mut Run, running: bool, sector: &mut impl FnMut() -> u64) -> Result<u32> {
         let ready = self.queue.used_ready();

@@ -107,7 +107,7 @@ impl Packed {
         }
     }
 
-    /// Whether the next used descriptor is there.
+    /// Returns whether the next used descriptor is there.
     pub(crate) fn is_ready(&self, desc: &Area) -> bool {
         self.used.is_used(desc.load_u16(self.used.flags_at(), Ordering::Acquire))
     }
@@ -142,8 +142,8 @@ impl Packed {
 
 /// Returns the argument of SET_VRING_BASE for a ring whose device takes and uses descriptors from this
 /// position.
-pub(crate) fn base(place: RingPosition) -> u32 {
-    u32::from(place.bits()) << 16 | u32::from(place.bits())
+pub(crate) fn base(position: RingPosition) -> u32 {
+    u32::from(position.bits()) << 16 | u32::from(position.bits())
 }
 
 /// Returns a descriptor without a chain's id.

@@ -141,11 +141,11 @@ impl Queue {
         Ok(())
     }
 
-    /// Starts a packed ring at `place`. It must be empty.
+    /// Starts a packed ring at `position`. It must be empty.
     ///
     /// # Errors
     /// The device has chains, or the ring is a split one.
-    pub fn begin_at_place(&mut self, place: RingPosition) -> Result<()> {
+    pub fn begin_at_position(&mut self, position: RingPosition) -> Result<()> {
         ensure!(
             self.packed.is_some() && self.in_flight() == 0,
             "the device has chains, or it is a split ring"
@@ -153,11 +153,11 @@ impl Queue {
         // Clears the descriptors of the round before.
         let size = self.size;
         for index in 0..size {
-            let here = RingPosition { index, wrap: place.wrap == (index < place.index) };
+            let here = RingPosition { index, wrap: position.wrap == (index < position.index) };
             self.desc.store_u16(here.flags_at(), here.used(), Ordering::Relaxed);
         }
-        self.packed = Some(Packed::new(size, self.event_idx, place));
-        self.base = packed::base(place);
+        self.packed = Some(Packed::new(size, self.event_idx, position));
+        self.base = packed::base(position);
         Ok(())
     }
 
@@ -428,7 +428,7 @@ impl Queue {
         }
     }
 
-    /// Whether the device wants kicks. For a queue without EVENT_IDX.
+    /// Returns whether the device wants kicks. For a queue without EVENT_IDX.
     pub fn is_asked_for_kicks(&self) -> bool {
         self.used.load_u16(RING_FLAGS, Ordering::Acquire) & USED_F_NO_NOTIFY == 0
     }
@@ -442,7 +442,8 @@ impl Queue {
         } else {
             self.avail.store_u16(RING_FLAGS, 0, Ordering::Relaxed);
         }
-        // Its partner is the device's fence between its index and its look at what is stored above.
+        // Its partner is the device's fence between its store of the used index and its look at the flags or
+        // the event index stored above.
         fence(Ordering::SeqCst);
     }
 

@@ -70,7 +70,7 @@ pub enum Layout {
     Joined,
     /// Three buffers for the header.
     HeaderSplit,
-    /// Buffers of this many bytes, whatever they contain.
+    /// Buffers of this many bytes. Header, data and status may share one.
     Pieces(usize),
 }
 

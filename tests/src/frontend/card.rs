@@ -86,7 +86,7 @@ impl Card {
         Ok(card)
     }
 
-    /// Connects, negotiates and shares memory, and makes rings that the back-end has not been told of.
+    /// Connects, negotiates and shares memory, and makes rings that the back-end does not know yet.
     ///
     /// # Errors
     /// The back-end refuses something.
@@ -109,7 +109,7 @@ impl Card {
         self.frontend.start(&self.rings[ring].queue)
     }
 
-    /// Stops a ring, and takes back what it has completed. It must stop where its completions end.
+    /// Stops a ring, and takes back the completed buffers. The ring must stop where its completions end.
     ///
     /// # Errors
     /// The back-end refuses, or the ring stops elsewhere.
@@ -142,7 +142,7 @@ impl Card {
     /// Receives a test frame. Returns its number.
     ///
     /// # Errors
-    /// Nothing comes, or something else.
+    /// No frame comes in time, or the frame is not a test frame.
     pub fn receive(&mut self, ring: usize) -> Result<u64> {
         let deadline = Instant::now() + LIMIT;
         let ring = &mut self.rings[ring];
@@ -170,10 +170,10 @@ impl Card {
         Ok(())
     }
 
-    /// Sends frames until `is_over`. Returns how many the card has taken.
+    /// Sends frames until `is_over`. Returns the number of frames that the card has taken.
     ///
     /// # Errors
-    /// The device gives back what it did not have.
+    /// The device returns a chain that it did not have.
     pub fn send_until(&mut self, ring: usize, is_over: impl Fn() -> bool) -> Result<u64> {
         let ring = &mut self.rings[ring];
         let mut sent = 0;
@@ -194,7 +194,7 @@ impl Card {
     /// Reads the MTU in the configuration space.
     ///
     /// # Errors
-    /// It is not to be had.
+    /// The back-end has no MTU.
     pub fn mtu(&mut self) -> Result<u16> {
         let at = std::mem::offset_of!(kickless_spec::net::Config, mtu);
         let config = Config { offset: at as u32, data: vec![0; 2], ..Config::default() };
@@ -212,7 +212,7 @@ impl CardRing {
         Ok(CardRing { queue, buffers, made: 0, taken: 0 })
     }
 
-    /// Returns the index of the next element that the device completes; of a packed ring, its place.
+    /// Returns the index of the next element that the device completes; of a packed ring, its position.
     pub fn position(&self) -> u16 {
         self.queue.places().map_or(self.queue.next_used(), |(_, used)| used.bits())
     }
@@ -239,7 +239,7 @@ impl CardRing {
     /// Takes the next test frame, if there is one. Returns its number.
     ///
     /// # Errors
-    /// The device gave back something else.
+    /// The device returned a chain that it did not have, or a frame that is not a test frame.
     pub fn take(&mut self, ram: &Ram) -> Result<Option<u64>> {
         let Some(used) = self.queue.take_used()? else { return Ok(None) };
         let mut bytes = vec![0; used.len as usize];

@@ -127,7 +127,7 @@ impl Replica {
         self.allowed.extend(gpa.0 / PAGE..=(gpa.0 + len - 1) / PAGE);
     }
 
-    /// Copies all memory. The device writes later whatever it marks later.
+    /// Copies all memory. The log marks the pages that the device writes after that.
     ///
     /// # Errors
     /// The memory is not there any more.

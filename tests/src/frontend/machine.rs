@@ -34,8 +34,8 @@ pub struct Shape {
     pub discard: bool,
     /// Bytes of memory.
     pub memory: u64,
-    /// The driver has initialised the device already, and its front-end reconnects. As QEMU, it does not
-    /// read the configuration space again.
+    /// The driver has initialised the device already, and its front-end reconnects. Like QEMU, the front-end
+    /// does not read the configuration space again.
     pub returns: bool,
 }
 
@@ -150,8 +150,8 @@ impl Machine {
     /// The request does not complete.
     pub fn perform(&mut self, queue: u16, request: &Request, layout: Layout) -> Result<Outcome> {
         let (ram, indirect) = (&self.ram, self.shape.indirect);
-        let place = &self.request_memory[usize::from(queue)];
-        perform(ram, &mut self.queues[usize::from(queue)], place, indirect, request, layout)
+        let memory = &self.request_memory[usize::from(queue)];
+        perform(ram, &mut self.queues[usize::from(queue)], memory, indirect, request, layout)
     }
 
     /// Submits a request in the usual layout, without waiting for it.
@@ -160,9 +160,9 @@ impl Machine {
     /// The queue has no room.
     pub fn submit(&mut self, queue: u16, request: &Request) -> Result<()> {
         let index = usize::from(queue);
-        let place = &self.request_memory[index];
-        let buffers = place.lay_out(&self.ram, request, Layout::Usual)?;
-        self.queues[index].submit(&self.ram, &buffers, self.shape.indirect.then(|| place.table()))?;
+        let memory = &self.request_memory[index];
+        let buffers = memory.lay_out(&self.ram, request, Layout::Usual)?;
+        self.queues[index].submit(&self.ram, &buffers, self.shape.indirect.then(|| memory.table()))?;
         self.queues[index].flush();
         Ok(())
     }
@@ -217,28 +217,28 @@ impl Machine {
 pub fn perform(
     ram: &Ram,
     queue: &mut Queue,
-    place: &RequestMemory,
+    memory: &RequestMemory,
     indirect: bool,
     request: &Request,
     layout: Layout,
 ) -> Result<Outcome> {
-    let buffers = place.lay_out(ram, request, layout)?;
-    let head = queue.submit(ram, &buffers, indirect.then(|| place.table()))?;
+    let buffers = memory.lay_out(ram, request, layout)?;
+    let head = queue.submit(ram, &buffers, indirect.then(|| memory.table()))?;
     queue.flush();
     let used = queue.wait_used(Instant::now() + LIMIT).with_context(|| request.to_string())?;
     ensure!(used.head == head, "chain {} comes back, {head} was submitted", used.head);
-    Ok(place.outcome(ram, request, used.len)?)
+    Ok(memory.outcome(ram, request, used.len)?)
 }
 
 /// Writes to the sectors from `sector` on, reads them back and compares. Repeats this until `enough`
 /// returns true for the number of rounds.
 ///
 /// # Errors
-/// A request fails, or what is read is not what was written.
+/// A request fails, or reads other data than was written.
 pub fn write_and_verify(
     ram: &Ram,
     queue: &mut Queue,
-    place: &RequestMemory,
+    memory: &RequestMemory,
     indirect: bool,
     sector: u64,
     enough: impl Fn(u64) -> bool,
@@ -248,9 +248,9 @@ pub fn write_and_verify(
     let layouts = LAYOUTS.iter().filter(|layout| indirect || !matches!(layout, Layout::Pieces(_)));
     for layout in layouts.cycle() {
         let data = pattern(sector << 32 | rounds, 4096);
-        let wrote = perform(ram, queue, place, indirect, &Request::write(sector, &data), *layout)?;
+        let wrote = perform(ram, queue, memory, indirect, &Request::write(sector, &data), *layout)?;
         ensure!(wrote.status == blk::S_OK, "write {rounds}: status {}", wrote.status);
-        let read = perform(ram, queue, place, indirect, &Request::read(sector, data.len()), *layout)?;
+        let read = perform(ram, queue, memory, indirect, &Request::read(sector, data.len()), *layout)?;
         ensure!(read.status == blk::S_OK, "read {rounds}: status {}", read.status);
         ensure!(read.data == data, "round {rounds}: read other bytes than it wrote");
         rounds += 1;

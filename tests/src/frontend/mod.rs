@@ -200,7 +200,7 @@ impl Frontend {
         self.protocol.contains(ProtocolFeatures::REPLY_ACK)
     }
 
-    /// Whether the reply to `code` comes within `time`. [`Frontend::send`] has sent the request.
+    /// Returns whether the reply to `code` comes within `time`. [`Frontend::send`] has sent the request.
     ///
     /// # Errors
     /// The connection is closed.
@@ -252,8 +252,7 @@ impl Frontend {
     /// # Errors
     /// The back-end refuses it.
     pub fn config(&mut self) -> Result<blk::Config> {
-        // Only the part that every virtio-blk device has had for long. Old back-ends refuse to read beyond
-        // it.
+        // Reads only the part that old back-ends have, too. They refuse to read beyond it.
         let data = vec![0; std::mem::offset_of!(blk::Config, max_secure_erase_sectors)];
         match self.ask(&Message::GetConfig(Config { data, ..Config::default() }))? {
             Reply::Config(Some(config)) => {
@@ -310,7 +309,7 @@ impl Frontend {
         self.enable(queue, true)
     }
 
-    /// Tells everything about a queue, and starts it. A queue that is new stays disabled.
+    /// Sends the whole set-up of a queue, and starts it. A queue that is new stays disabled.
     ///
     /// # Errors
     /// Something is refused.

@@ -18,7 +18,7 @@ use crate::guest::image_dir;
 /// Bytes of the image.
 pub const IMAGE_SIZE: u64 = 64 << 20;
 
-/// Defines one test per engine for each function. The function takes the name of the engine.
+/// Defines tests of each function, one for each engine. The function takes the name of the engine.
 #[macro_export]
 macro_rules! with_each_engine {
     ($($name:ident)*) => {
@@ -34,7 +34,7 @@ macro_rules! with_each_engine {
     };
 }
 
-/// Defines one test per unusual way of working of an engine for each function.
+/// Defines tests of each function, one for each unusual mode of an engine.
 #[macro_export]
 macro_rules! with_each_way {
     ($($name:ident)*) => {

@@ -188,8 +188,7 @@ const DOWNTIME_MS: u64 = 300;
 pub const TASK: &str = "kl.task=migrate,check kl.size=8 init_on_alloc=0";
 
 /// Waits until the guest has completed each kind of its short, repeated work once more. `seen` is the
-/// number of lines of its results before. The guest may be anywhere, also at the end of
-/// [`Destination::receive`].
+/// number of lines of its results before. The guest may be at any point of its work when this is called.
 ///
 /// # Errors
 /// The guest reports a failure, or does not complete the work in time.

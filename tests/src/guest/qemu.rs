@@ -335,7 +335,7 @@ impl Guest {
         Ok(self.to_guest.write_all(format!("{line}\n").as_bytes())?)
     }
 
-    /// Whether QEMU still runs.
+    /// Returns whether QEMU still runs.
     ///
     /// # Errors
     /// The status of the process cannot be read.
@@ -425,9 +425,7 @@ impl Guest {
     /// # Errors
     /// QEMU refuses.
     pub fn add_disk(&mut self, id: &str, disk: &DiskConfig) -> Result<()> {
-        let address = json!({ "type": "unix", "data": { "path": disk.socket } });
-        let backend = json!({ "type": "socket", "data": { "addr": address, "server": false } });
-        self.qmp.execute("chardev-add", json!({ "id": format!("chr-{id}"), "backend": backend }))?;
+        self.add_chardev(id, &disk.socket)?;
         let mut device = json!({ "driver": "vhost-user-blk-pci", "id": id, "chardev": format!("chr-{id}"), "bus": "port0" });
         set_properties(&mut device, &disk.properties);
         self.qmp.execute("device_add", device)?;
@@ -449,9 +447,7 @@ impl Guest {
     /// # Errors
     /// QEMU refuses.
     pub fn add_nic(&mut self, id: &str, nic: &NicConfig) -> Result<()> {
-        let address = json!({ "type": "unix", "data": { "path": nic.socket } });
-        let backend = json!({ "type": "socket", "data": { "addr": address, "server": false } });
-        self.qmp.execute("chardev-add", json!({ "id": format!("chr-{id}"), "backend": backend }))?;
+        self.add_chardev(id, &nic.socket)?;
         let netdev = json!({ "type": "vhost-user", "id": format!("net-{id}"), "chardev": format!("chr-{id}"), "queues": nic.pairs });
         self.qmp.execute("netdev_add", netdev)?;
         let mut device =
@@ -469,6 +465,14 @@ impl Guest {
         self.unplug(id)?;
         // Removing the netdev closes its socket.
         self.qmp.execute("netdev_del", json!({ "id": format!("net-{id}") }))?;
+        Ok(())
+    }
+
+    /// Connects a character device to a back-end's socket.
+    fn add_chardev(&mut self, id: &str, socket: &Path) -> Result<()> {
+        let address = json!({ "type": "unix", "data": { "path": socket } });
+        let backend = json!({ "type": "socket", "data": { "addr": address, "server": false } });
+        self.qmp.execute("chardev-add", json!({ "id": format!("chr-{id}"), "backend": backend }))?;
         Ok(())
     }
 

@@ -5,30 +5,30 @@ use std::sync::atomic::Ordering;
 use anyhow::{Result, ensure};
 use kickless_memory::Area;
 
-use crate::hostile_backend::lies::{AnswerLie, RingLie};
+use crate::hostile_backend::backend_state::BackendState;
+use crate::hostile_backend::faults::{AnswerFault, RingFault};
 use crate::hostile_backend::ring::Ring;
-use crate::hostile_backend::shared::Shared;
 
-/// Lies about requests. All other answers are true.
-const LIES: [RingLie; 12] = [
-    RingLie::IdOutOfRange,
-    RingLie::IdNotInFlight,
-    RingLie::Twice,
-    RingLie::TooLong,
-    RingLie::IndexJump,
-    RingLie::IndexBack,
-    RingLie::WrongWrap,
-    RingLie::NoStatus,
-    RingLie::Status(7),
-    RingLie::OutOfOrder,
-    RingLie::RingError,
-    RingLie::Silence,
+/// The faults in answers to requests. All other answers are correct.
+const FAULTS: [RingFault; 12] = [
+    RingFault::IdOutOfRange,
+    RingFault::IdNotInFlight,
+    RingFault::Twice,
+    RingFault::TooLong,
+    RingFault::IndexJump,
+    RingFault::IndexBack,
+    RingFault::WrongWrap,
+    RingFault::NoStatus,
+    RingFault::Status(7),
+    RingFault::OutOfOrder,
+    RingFault::RingError,
+    RingFault::Silence,
 ];
 
-/// A random generator and the rates of lies.
+/// A random generator and the rates of faults.
 pub(crate) struct Chaos {
     state: u64,
-    /// Among this many answers, requests and looks at the ring, one is a lie.
+    /// Of this many answers, requests and polls of the ring, one has a fault.
     rarity: [u64; 3],
     /// Whether it has overwritten memory with random words. The driver is then not responsible for the
     /// content of chains.
@@ -44,7 +44,7 @@ impl Chaos {
         };
         chaos.next();
         let rarity = [chaos.below(6), chaos.below(7), chaos.below(7)];
-        // The first handshake is honest in most runs. Otherwise there would be few rings to lie in.
+        // The first handshake is honest in most runs. Otherwise few rings would start.
         let messages = if connection == 1 && rarity[0] > 0 { u64::MAX } else { 8 << rarity[0] };
         chaos.rarity = [messages, 2 << rarity[1], 2 << rarity[2]];
         chaos
@@ -69,13 +69,13 @@ impl Chaos {
         what[self.below(what.len() as u64) as usize]
     }
 
-    /// Returns a lie for the next answer, or `None` for the truth.
-    pub(crate) fn answer(&mut self) -> Option<AnswerLie> {
-        self.one_in(self.rarity[0]).then(|| self.one_of(&AnswerLie::ANY))
+    /// Returns a fault for the next answer, or `None` for a correct one.
+    pub(crate) fn answer(&mut self) -> Option<AnswerFault> {
+        self.one_in(self.rarity[0]).then(|| self.one_of(&AnswerFault::ANY))
     }
 
-    /// Looks at a ring, and answers its requests truly or with a lie.
-    pub(crate) fn look(&mut self, ring: &mut Ring, shared: &Shared) -> Result<()> {
+    /// Polls a ring, and answers its requests correctly or with a fault.
+    pub(crate) fn look(&mut self, ring: &mut Ring, shared: &BackendState) -> Result<()> {
         if self.one_in(self.rarity[2]) {
             self.scribbled = true;
             for _ in 0..=self.below(16) {
@@ -89,8 +89,8 @@ impl Chaos {
         }
         if self.one_in(self.rarity[1]) {
             let at = shared.requests.load(Ordering::Acquire) + self.below(4);
-            let lie = self.one_of(&LIES);
-            shared.rules().ring = Some((at, lie));
+            let fault = self.one_of(&FAULTS);
+            shared.rules().ring = Some((at, fault));
         }
         ring.look(shared)
     }

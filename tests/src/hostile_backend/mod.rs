@@ -1,11 +1,11 @@
-//! Serves a disk in memory to our driver as a vhost-user-blk back-end, with the lies that a test's rules
+//! Serves a disk in memory to our driver as a vhost-user-blk back-end, with the faults that a test's rules
 //! name.
 
+mod backend_state;
 mod chaos;
-pub mod lies;
+pub mod faults;
 mod ring;
 mod session;
-mod shared;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -23,9 +23,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SendFlags, send};
 use tempfile::TempDir;
 
-use crate::hostile_backend::lies::Rules;
+use crate::hostile_backend::backend_state::BackendState;
+use crate::hostile_backend::faults::Rules;
 use crate::hostile_backend::session::Session;
-use crate::hostile_backend::shared::Shared;
 
 /// Time limit for steps that take a moment.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -61,7 +61,7 @@ pub fn with_causes(error: &Error) -> String {
 
 /// A back-end on a thread. Dropping it ends the thread.
 pub struct HostileBackend {
-    shared: Arc<Shared>,
+    shared: Arc<BackendState>,
     thread: Option<JoinHandle<()>>,
     socket: PathBuf,
     _dir: TempDir,
@@ -76,7 +76,7 @@ impl HostileBackend {
         let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
         let socket = dir.path().join("backend.sock");
         let listener = UnixListener::bind(&socket)?;
-        let shared = Arc::new(Shared::new(rules)?);
+        let shared = Arc::new(BackendState::new(rules)?);
         let theirs = shared.clone();
         let thread =
             thread::Builder::new().name("hostile".into()).spawn(move || serve(&theirs, &listener))?;
@@ -159,11 +159,11 @@ impl Drop for HostileBackend {
     }
 }
 
-fn serve(shared: &Shared, listener: &UnixListener) {
+fn serve(shared: &BackendState, listener: &UnixListener) {
     while ready(listener, shared) {
         let Ok((socket, _)) = listener.accept() else { continue };
         shared.connections.fetch_add(1, Ordering::Release);
-        // An error is normal: a lie ends the connection, or the driver leaves.
+        // An error is normal: a fault ends the connection, or the driver leaves.
         if let Err(end) = serve_one(shared, socket) {
             print_end(&end);
         }
@@ -171,7 +171,7 @@ fn serve(shared: &Shared, listener: &UnixListener) {
     }
 }
 
-fn serve_one(shared: &Shared, socket: UnixStream) -> Result<()> {
+fn serve_one(shared: &BackendState, socket: UnixStream) -> Result<()> {
     Session::new(shared, socket)?.run()
 }
 
@@ -181,7 +181,7 @@ fn print_end(end: &anyhow::Error) {
 }
 
 /// Waits for a connection. Returns `false` if the back-end is to stop.
-fn ready(listener: &UnixListener, shared: &Shared) -> bool {
+fn ready(listener: &UnixListener, shared: &BackendState) -> bool {
     loop {
         let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&shared.stop, PollFlags::IN)];
         match poll(&mut fds, None) {

@@ -15,8 +15,8 @@ use kickless_virtqueue::packed::RingPosition;
 use kickless_virtqueue::{Buffer, Chain, ChainId};
 use zerocopy::FromBytes;
 
-use crate::hostile_backend::lies::RingLie;
-use crate::hostile_backend::shared::Shared;
+use crate::hostile_backend::backend_state::BackendState;
+use crate::hostile_backend::faults::RingFault;
 
 /// The eventfds of a ring.
 pub(crate) struct Events {
@@ -34,12 +34,12 @@ pub(crate) struct Ring {
     avail: Area,
     used: Area,
     /// Position of the next used descriptor in a packed ring.
-    place: RingPosition,
-    /// A request that was answered with a lie and is not completed yet: its id, length and number of
+    position: RingPosition,
+    /// A request that was answered with a fault and is not completed yet: its id, length and number of
     /// descriptors.
     unanswered: Option<(ChainId, u32, u16)>,
-    /// Whether the ring has stopped after a lie that later true answers would overwrite. It then ignores
-    /// kicks.
+    /// Whether the ring has stopped after a fault, because a later correct answer would overwrite the fault.
+    /// It then ignores kicks.
     pub(crate) halted: bool,
     pub(crate) events: Events,
 }
@@ -72,7 +72,7 @@ impl Ring {
         let used = area(addresses.used, used)?;
         let metadata = Metadata::map(view, addresses, &options)?;
         let queue = Queue::new(options, metadata, base);
-        let place = RingPosition::from_bits(base);
+        let position = RingPosition::from_bits(base);
         Ok(Ring {
             view: view.clone(),
             queue,
@@ -80,7 +80,7 @@ impl Ring {
             desc,
             avail,
             used,
-            place,
+            position,
             unanswered: None,
             halted: false,
             events,
@@ -96,7 +96,7 @@ impl Ring {
     ///
     /// # Errors
     /// The connection must end.
-    pub(crate) fn look(&mut self, shared: &Shared) -> Result<()> {
+    pub(crate) fn look(&mut self, shared: &BackendState) -> Result<()> {
         take(&self.events.kick);
         let mut chain = Chain::default();
         while !self.halted {
@@ -120,13 +120,13 @@ impl Ring {
         Ok(())
     }
 
-    fn serve(&mut self, chain: &Chain, shared: &Shared) -> Result<()> {
+    fn serve(&mut self, chain: &Chain, shared: &BackendState) -> Result<()> {
         let number = shared.requests.fetch_add(1, Ordering::Release);
-        let lie = shared.rules().ring.filter(|(at, _)| *at == number).map(|(_, lie)| lie);
+        let fault = shared.rules().ring.filter(|(at, _)| *at == number).map(|(_, fault)| fault);
         let (data_len, status) = carry_out(&self.view, chain, shared)?;
-        let status = match lie {
-            Some(RingLie::NoStatus | RingLie::OutOfOrder) => None,
-            Some(RingLie::Status(status)) => Some(status),
+        let status = match fault {
+            Some(RingFault::NoStatus | RingFault::OutOfOrder) => None,
+            Some(RingFault::Status(status)) => Some(status),
             _ => Some(status),
         };
         if let (Some(status), Some(last)) = (status, chain.writable().last()) {
@@ -140,8 +140,8 @@ impl Ring {
             room: u32::try_from(chain.writable_len())?,
             descriptors: if self.is_indirect() { 1 } else { u16::try_from(buffers)? },
         };
-        match lie {
-            Some(lie) => self.lie(lie, &served, shared),
+        match fault {
+            Some(fault) => self.fault(fault, &served, shared),
             None => {
                 if let Some((id, len, descriptors)) = self.unanswered.take() {
                     self.push(id, len, descriptors);
@@ -152,54 +152,54 @@ impl Ring {
         }
     }
 
-    /// Whether the current request of a packed ring has an indirect table.
+    /// Returns whether the current request of a packed ring has an indirect table.
     fn is_indirect(&self) -> bool {
         let ahead = self.unanswered.map_or(0, |(_, _, descriptors)| descriptors);
-        let at = self.place.after(ahead, self.options.size()).flags_at();
+        let at = self.position.after(ahead, self.options.size()).flags_at();
         self.options.is_packed() && self.desc.load_u16(at, Ordering::Relaxed) & DESC_F_INDIRECT != 0
     }
 
     fn push(&mut self, id: ChainId, len: u32, descriptors: u16) {
         self.queue.push(id, len);
-        self.place = self.place.after(descriptors, self.options.size());
+        self.position = self.position.after(descriptors, self.options.size());
     }
 
-    fn lie(&mut self, lie: RingLie, of: &ServedChain, shared: &Shared) -> Result<()> {
+    fn fault(&mut self, fault: RingFault, of: &ServedChain, shared: &BackendState) -> Result<()> {
         let size = self.options.size();
-        self.halted = !matches!(lie, RingLie::NoStatus | RingLie::Status(_) | RingLie::WrongWrap);
-        match lie {
-            RingLie::IdOutOfRange => self.push_used(size.into(), of.len),
-            RingLie::IdNotInFlight => self.push_used(u32::from((of.id.head + 1) % size), of.len),
-            RingLie::TooLong => self.push_used(of.id.head.into(), of.room + 1),
-            RingLie::Twice => {
+        self.halted = !matches!(fault, RingFault::NoStatus | RingFault::Status(_) | RingFault::WrongWrap);
+        match fault {
+            RingFault::IdOutOfRange => self.push_used(size.into(), of.len),
+            RingFault::IdNotInFlight => self.push_used(u32::from((of.id.head() + 1) % size), of.len),
+            RingFault::TooLong => self.push_used(of.id.head().into(), of.room + 1),
+            RingFault::Twice => {
                 self.push(of.id, of.len, of.descriptors);
                 let _ = self.queue.publish();
-                self.push_used(of.id.head.into(), of.len);
+                self.push_used(of.id.head().into(), of.len);
             }
-            RingLie::IndexJump => self.move_index(size + 1),
-            RingLie::IndexBack => self.move_index(u16::MAX),
-            RingLie::WrongWrap => {
+            RingFault::IndexJump => self.move_index(size + 1),
+            RingFault::IndexBack => self.move_index(u16::MAX),
+            RingFault::WrongWrap => {
                 self.unanswered = Some((of.id, of.len, of.descriptors));
-                self.place.wrap = !self.place.wrap;
-                self.push_used(of.id.head.into(), of.len);
-                self.place.wrap = !self.place.wrap;
+                self.position.wrap = !self.position.wrap;
+                self.push_used(of.id.head().into(), of.len);
+                self.position.wrap = !self.position.wrap;
             }
-            RingLie::NoStatus | RingLie::Status(_) => self.push(of.id, of.len, of.descriptors),
-            RingLie::OutOfOrder => {
+            RingFault::NoStatus | RingFault::Status(_) => self.push(of.id, of.len, of.descriptors),
+            RingFault::OutOfOrder => {
                 // The request after this one.
                 let mut chain = Chain::default();
                 if self.queue.pop(&self.view, &mut chain)? {
                     shared.requests.fetch_add(1, Ordering::Release);
-                    self.push_used(chain.id.head.into(), 1);
+                    self.push_used(chain.id.head().into(), 1);
                 }
             }
-            RingLie::RingError => {
+            RingFault::RingError => {
                 if let Some(err) = &self.events.err {
                     signal(err);
                 }
             }
-            RingLie::Closed => bail!("a lie closes the connection"),
-            RingLie::Silence => {}
+            RingFault::Closed => bail!("a fault closes the connection"),
+            RingFault::Silence => {}
         }
         Ok(())
     }
@@ -207,10 +207,10 @@ impl Ring {
     /// Writes a used element at the next position, and calls.
     fn push_used(&mut self, id: u32, len: u32) {
         if self.options.is_packed() {
-            self.desc.write(self.place.at() + 8, &len.to_le());
-            self.desc.write(self.place.at() + 12, &(id as u16).to_le());
-            let flags = self.place.used() | DESC_F_WRITE;
-            self.desc.store_u16(self.place.flags_at(), flags, Ordering::Release);
+            self.desc.write(self.position.at() + 8, &len.to_le());
+            self.desc.write(self.position.at() + 12, &(id as u16).to_le());
+            let flags = self.position.used() | DESC_F_WRITE;
+            self.desc.store_u16(self.position.flags_at(), flags, Ordering::Release);
         } else {
             let index = self.used.load_u16(RING_IDX, Ordering::Relaxed);
             let entry = usize::from(index & (self.options.size() - 1));
@@ -241,7 +241,7 @@ impl Ring {
 }
 
 /// Performs the request of a chain. Returns the number of data bytes written, and the status.
-fn carry_out(view: &View, chain: &Chain, shared: &Shared) -> Result<(u32, u8)> {
+fn carry_out(view: &View, chain: &Chain, shared: &BackendState) -> Result<(u32, u8)> {
     let mut readable = Vec::new();
     for Buffer { addr, len } in chain.readable() {
         let mut bytes = vec![0; *len as usize];

@@ -21,10 +21,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use zerocopy::IntoBytes;
 
+use crate::hostile_backend::backend_state::BackendState;
 use crate::hostile_backend::chaos::Chaos;
-use crate::hostile_backend::lies::AnswerLie;
+use crate::hostile_backend::faults::AnswerFault;
 use crate::hostile_backend::ring::{Events, Ring};
-use crate::hostile_backend::shared::Shared;
 
 /// The driver's set-up of a ring.
 #[derive(Default)]
@@ -40,7 +40,7 @@ struct RingSetup {
 
 /// One connection.
 pub(crate) struct Session<'a> {
-    shared: &'a Shared,
+    shared: &'a BackendState,
     socket: UnixStream,
     backend: Backend,
     slots: Vec<Slot>,
@@ -53,7 +53,7 @@ pub(crate) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    pub(crate) fn new(shared: &'a Shared, socket: UnixStream) -> Result<Session<'a>> {
+    pub(crate) fn new(shared: &'a BackendState, socket: UnixStream) -> Result<Session<'a>> {
         let connection = shared.connections.load(Ordering::Acquire);
         let chaos = shared.rules().chaos.map(|seed| Chaos::new(seed, connection));
         Ok(Session {
@@ -116,58 +116,58 @@ impl<'a> Session<'a> {
         let acknowledged = received.expects() == Expects::Ack;
         let honest = self.carry_out(received.message)?;
         let honest = honest.or(acknowledged.then_some(Reply::U64(0)));
-        let lie = self.shared.rules().answers.iter().find(|(of, _)| *of == code).map(|(_, lie)| *lie);
-        let lie = lie.or_else(|| self.chaos.as_mut()?.answer());
+        let fault = self.shared.rules().answers.iter().find(|(of, _)| *of == code).map(|(_, fault)| *fault);
+        let fault = fault.or_else(|| self.chaos.as_mut()?.answer());
         let Some(reply) = honest else {
-            ensure!(lie != Some(AnswerLie::Closed), "a lie closes the connection");
+            ensure!(fault != Some(AnswerFault::Closed), "a fault closes the connection");
             return Ok(());
         };
-        match lie {
+        match fault {
             None => Ok(self.backend.reply(&header, &reply, &self.shared.until_stopped())?),
-            Some(lie) => self.lie(lie, &header, &reply),
+            Some(fault) => self.fault(fault, &header, &reply),
         }
     }
 
-    fn lie(&mut self, lie: AnswerLie, to: &Header, honest: &Reply) -> Result<()> {
+    fn fault(&mut self, fault: AnswerFault, to: &Header, honest: &Reply) -> Result<()> {
         let mut payload = honest.encode().payload;
         let mut header = Header::reply(to.request, payload.len());
         let mut fds = 0;
-        match lie {
-            AnswerLie::Refused => {
+        match fault {
+            AnswerFault::Refused => {
                 payload =
                     if to.request == Code::GetConfig.raw() { Vec::new() } else { 1u64.as_bytes().to_vec() };
             }
-            AnswerLie::Closed | AnswerLie::Half => {}
-            AnswerLie::Silence => return Ok(()),
-            AnswerLie::OfAnother => header.request = to.request % 40 + 1,
-            AnswerLie::Short => drop(payload.pop()),
-            AnswerLie::Long => payload.extend([0; 9]),
-            AnswerLie::Version => header.flags ^= 3,
-            AnswerLie::Huge => {}
-            AnswerLie::Request => header.flags &= !kickless_spec::vhost_user::FLAG_REPLY,
-            AnswerLie::Fd => fds = 1,
-            AnswerLie::Fds => fds = 9,
-            AnswerLie::Offset => {
+            AnswerFault::Closed | AnswerFault::Half => {}
+            AnswerFault::Silence => return Ok(()),
+            AnswerFault::OfAnother => header.request = to.request % 40 + 1,
+            AnswerFault::Short => drop(payload.pop()),
+            AnswerFault::Long => payload.extend([0; 9]),
+            AnswerFault::Version => header.flags ^= 3,
+            AnswerFault::Huge => {}
+            AnswerFault::Request => header.flags &= !kickless_spec::vhost_user::FLAG_REPLY,
+            AnswerFault::Fd => fds = 1,
+            AnswerFault::Fds => fds = 9,
+            AnswerFault::Offset => {
                 if let Some(offset) = payload.first_mut() {
                     *offset ^= 1;
                 }
             }
-            AnswerLie::Less | AnswerLie::More => {
-                let len = if lie == AnswerLie::Less { 20u8 } else { 61 };
+            AnswerFault::Less | AnswerFault::More => {
+                let len = if fault == AnswerFault::Less { 20u8 } else { 61 };
                 payload.resize(size_of::<ConfigHeader>() + usize::from(len), 0);
                 payload[offset_of!(ConfigHeader, size)] = len;
             }
         }
-        header.size = if lie == AnswerLie::Huge { PAYLOAD_MAX as u32 + 1 } else { payload.len() as u32 };
+        header.size = if fault == AnswerFault::Huge { PAYLOAD_MAX as u32 + 1 } else { payload.len() as u32 };
         let mut bytes = [header.to_bytes().as_slice(), &payload].concat();
-        match lie {
-            AnswerLie::Closed => bytes.clear(),
-            AnswerLie::Half => bytes.truncate(HEADER_SIZE / 2),
+        match fault {
+            AnswerFault::Closed => bytes.clear(),
+            AnswerFault::Half => bytes.truncate(HEADER_SIZE / 2),
             _ => {}
         }
         let file = std::fs::File::open("/dev/null")?;
         send_with(&self.socket, &bytes, &vec![file.as_fd(); fds])?;
-        ensure!(!matches!(lie, AnswerLie::Closed | AnswerLie::Half), "a lie closes the connection");
+        ensure!(!matches!(fault, AnswerFault::Closed | AnswerFault::Half), "a fault closes the connection");
         Ok(())
     }
 

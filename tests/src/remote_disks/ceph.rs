@@ -93,8 +93,8 @@ impl CephImage {
         Ok(format!("rbd:{}?conf={}&stop-timeout=1", self.name, conf()?.display()))
     }
 
-    /// Returns a disk specification for a process without Ceph's configuration file. It has the needed
-    /// `settings`, or not.
+    /// Returns a disk specification for a process without Ceph's configuration file. Contains the needed
+    /// settings only if `settings` is true.
     ///
     /// # Errors
     /// There is no cluster.

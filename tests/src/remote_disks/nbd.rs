@@ -125,7 +125,7 @@ impl Drop for NbdServer {
     }
 }
 
-/// Whether all threads of a process are stopped.
+/// Returns whether all threads of a process are stopped.
 pub(crate) fn all_threads_stopped(process: u32) -> Result<bool> {
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = std::fs::read_to_string(thread?.path().join("stat"))?;

@@ -20,7 +20,7 @@ const DEVICE: u64 = 0x8000;
 const BUFFERS: u64 = 0x10000;
 const LEN: u64 = 0x40000;
 
-/// Returns one operation for each format, with single requests and with batches.
+/// Returns an operation for each format, with and without IN_ORDER, with single requests and with batches.
 pub(super) fn operations() -> Result<Vec<Operation>> {
     let mut all = Vec::new();
     for packed in [false, true] {

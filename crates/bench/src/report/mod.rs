@@ -75,7 +75,7 @@ pub(crate) fn first_plot(results: &Results) -> Result<String> {
     plot::rates(results)
 }
 
-/// Draws latency and back-end CPU against the rate asked for.
+/// Draws latency and back-end CPU against the requested rate.
 ///
 /// # Errors
 /// The plot cannot be drawn.

@@ -1,4 +1,4 @@
-//! Draws latency and the processor time of the back-end against the rate asked for, as SVG.
+//! Draws latency and the processor time of the back-end against the requested rate, as SVG.
 
 use anyhow::Result;
 use plotters::prelude::*;
@@ -53,7 +53,8 @@ pub(super) fn draw(results: &Results) -> Result<String> {
             .y_label_formatter(&|y| time(*y))
             .draw()?;
         series(&mut chart, &latencies, &results.targets)?;
-        // This corner is free: at low rates, every latency includes waking a sleeper and is high.
+        // No line reaches this corner: at low rates, latencies are high, because each includes waking a
+        // thread.
         legend_at(&mut chart, SeriesLabelPosition::LowerLeft)?;
         let most = cores.iter().flatten().map(|(_, spread)| spread.most).fold(1.0, f64::max);
         let mut chart = ChartBuilder::on(&lower)

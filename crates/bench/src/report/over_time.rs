@@ -12,8 +12,8 @@ const WIDTH: u32 = 960;
 /// The last plot is taller because it has the time axis.
 const HEIGHTS: [u32; 3] = [150, 150, 190];
 
-/// The number of moments that a point of the processor time averages. The kernel counts a running thread's
-/// time in ticks, which are about as long as a moment.
+/// The number of moments of which each point of the processor time is the mean. The kernel counts the time of
+/// a running thread in ticks, which are about as long as a moment.
 const SMOOTHED: usize = 3;
 
 /// The name of a figure, its value at a moment, and its format.

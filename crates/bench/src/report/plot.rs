@@ -30,7 +30,8 @@ pub(super) fn colour(target: usize) -> RGBColor {
     COLOURS.get(target % COLOURS.len()).copied().unwrap_or(BLACK)
 }
 
-/// Returns the range of powers of ten around the numbers, for a logarithmic axis. It always contains a mark.
+/// Returns a range around the numbers for a logarithmic axis. Its ends are two different powers of ten, so
+/// that the axis always has a mark.
 pub(super) fn around(numbers: impl Iterator<Item = f64>) -> Range<f64> {
     let all: Vec<f64> = numbers.filter(|number| *number > 0.0).map(f64::log10).collect();
     let (Some(least), Some(most)) =
@@ -98,7 +99,7 @@ pub(super) fn rates(results: &Results) -> Result<String> {
     Ok(svg)
 }
 
-/// Puts a label in the middle of each load's band.
+/// Turns a range into an axis with a label in the middle of each load's band.
 trait IntoSegmentedLoads {
     fn into_segmented_loads(self, results: &Results) -> Bands;
 }
@@ -142,7 +143,7 @@ impl ValueFormatter<f64> for Bands {
     }
 }
 
-/// Draws the latency that a share of the requests does not exceed.
+/// Draws, for each share of the requests, the latency that this share does not exceed.
 ///
 /// The axis counts the nines of the share: 90 %, 99 % and 99.9 % are equally far apart.
 ///

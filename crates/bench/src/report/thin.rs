@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_and_a_burst_stay() {
+    fn a_stall_and_a_burst_stay_visible() {
         for len in [POINTS_MAX + 1, 1000, 12_345] {
             let mut line = line(len);
             for (at, y) in [(0, 5.0), (1, 999.0), (len / 2, 0.0), (len - 1, 2000.0)] {

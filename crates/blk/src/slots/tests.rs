@@ -26,17 +26,20 @@ fn release(slots: &mut Slots, slot: u32) {
 
 /// Returns the room of all slots beyond what needs no reservation.
 fn held(slots: &mut Slots) -> usize {
-    (0..slots.slots.len()).map(|at| slots.slots[at].io.buffers().capacity()).filter(|held| *held > FREE).sum()
+    (0..slots.slots.len())
+        .map(|at| slots.slots[at].io.buffers().capacity())
+        .filter(|held| *held > UNCOUNTED_PIECES)
+        .sum()
 }
 
 #[test]
 fn small_requests_take_nothing() {
     let (view, budget) = (guest_memory(1 << 20, 0), Arc::new(Budget::new(0)));
     let mut slots = Slots::new(64, budget.clone());
-    (0..64).for_each(|_| assert!(take(&mut slots, &view, FREE).1));
+    (0..64).for_each(|_| assert!(take(&mut slots, &view, UNCOUNTED_PIECES).1));
     assert_eq!(budget.taken(), 0);
     (0..64).for_each(|slot| release(&mut slots, slot));
-    assert!(slots.slots.iter().all(|slot| slot.io.buffers().capacity() <= FREE));
+    assert!(slots.slots.iter().all(|slot| slot.io.buffers().capacity() <= UNCOUNTED_PIECES));
 }
 
 #[test]
@@ -50,7 +53,7 @@ fn a_queue_waits_for_its_own_requests_only() {
     // The other queue has no such request, so it does not wait.
     let (only, room) = take(&mut other, &view, 5000);
     assert!(room && budget.taken() > 3000);
-    let (second, room) = take(&mut other, &view, FREE + 1);
+    let (second, room) = take(&mut other, &view, UNCOUNTED_PIECES + 1);
     assert!(!room);
     release(&mut other, only);
     assert!(other.reserve(second));
@@ -107,6 +110,6 @@ fn a_request_that_was_refused_leaves_no_room_behind() {
     // The first extent may be the wrong one, when `reserve_exact` has run already.
     slots.get(0).io.extents_mut().reserve_exact(64);
     slots.clear_refused(0, &mut Marks::off());
-    assert!(slots.get(0).io.buffers().capacity() <= FREE);
+    assert!(slots.get(0).io.buffers().capacity() <= UNCOUNTED_PIECES);
     assert_eq!(slots.get(0).io.extents_mut().capacity(), 0);
 }

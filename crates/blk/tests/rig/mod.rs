@@ -6,12 +6,13 @@ use kickless_blk::{Blk, Options};
 use kickless_device::{Call, Context, Device, Next, QueueTask, Update, Vring, VringParts};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{CompletionMode, Engine, EngineKind, EngineOptions, Waker};
-use kickless_memory::{Area, Gpa, Map, Marks, View};
+use kickless_memory::{Area, Gpa, Inflight, Map, Marks, View};
 use kickless_spec::blk::{self, BlkFeatures, CONFIG_WRITEBACK, Header, Segment};
 use kickless_spec::features::Features;
-use kickless_testing::{GuestRing, guest_memory};
-use kickless_virtqueue::device;
+use kickless_spec::vhost_user::inflight_region_len;
+use kickless_testing::{GuestRing, guest_memory, memfd, vring_parts};
 use kickless_virtqueue::driver::{Buffer, Completer, Submitter, Table};
+use kickless_virtqueue::{Chain, device};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::retry_on_intr;
 use std::collections::HashMap;
@@ -306,6 +307,27 @@ impl Rig {
 
     pub fn in_flight(&self) -> usize {
         self.sent.len()
+    }
+
+    /// Starts the queue of a split ring again, after an earlier process popped all requests and was killed.
+    pub fn restart_after_kill(&mut self) {
+        let region = inflight_region_len(false, self.size);
+        let buffer = Inflight::map(memfd(region as u64), 0, region as u64).unwrap();
+        let options = device::Options::new(self.size, false, true).unwrap();
+        let vring = || {
+            let inflight = buffer.records(0, region);
+            let parts = vring_parts(&self.view, options, GuestRing::addresses());
+            Vring::new(VringParts { inflight, ..parts }).unwrap()
+        };
+        let (mut killed, mut chain) = (vring(), Chain::default());
+        while killed.pop(&mut chain) {}
+        drop(killed);
+        let mut task = self.device.start_queue(vring(), self.device.features()).unwrap();
+        self.task.detach(&mut self.engine);
+        task.attach(&mut self.engine).unwrap();
+        task.vring().disarm();
+        assert_eq!(task.in_flight(), self.sent.len());
+        self.task = task;
     }
 
     /// Returns a new descriptor on which the driver is called from now on.

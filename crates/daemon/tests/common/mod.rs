@@ -17,7 +17,7 @@ use kickless_device::Device;
 use kickless_driver::Options;
 pub(crate) use kickless_testing::LIMIT;
 use kickless_testing::eventually;
-use kickless_worker::Pool;
+use kickless_worker::WorkerPool;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -42,7 +42,8 @@ impl Rig {
     ) -> Self {
         kickless_memory::fault::guard().unwrap();
         let pool = PoolConfig { workers: Some(workers), ..PoolConfig::default() };
-        let pool = Pool::start(&pool.worker_options(devices_max as u32, Notation::Keys).unwrap()).unwrap();
+        let pool =
+            WorkerPool::start(&pool.worker_options(devices_max as u32, Notation::Keys).unwrap()).unwrap();
         let registry = Registry::new(devices_max, make).unwrap();
         registry.set_pool(pool);
         Self { registry, dir: tempfile::tempdir().unwrap() }

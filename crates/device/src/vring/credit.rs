@@ -62,7 +62,7 @@ impl Vring {
     #[inline]
     pub fn push_group(&mut self, group: &[(ChainId, u32)]) {
         if let Some(translation) = &mut self.translation {
-            group.iter().for_each(|(id, _)| translation.chain_returned(id.head));
+            group.iter().for_each(|(id, _)| translation.chain_returned(id.head()));
         }
         self.queue.push_group(group);
         self.pushed |= !group.is_empty();

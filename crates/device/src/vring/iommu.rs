@@ -1,7 +1,7 @@
 //! The translations of a virtqueue behind a vIOMMU: those that it waits for, and those that its requests in
 //! flight use.
 
-use crate::{IovaAddresses, Misses};
+use crate::{IotlbMisses, IovaAddresses};
 use kickless_memory::{Access, IovaRange, Map, Table, Tlb, TranslateError, UserAddr};
 use kickless_virtqueue::device::{LoggedAt, Options};
 use std::convert::Infallible;
@@ -14,7 +14,7 @@ pub struct Iommu {
     /// The translations that the front-end has sent.
     pub table: Arc<Table>,
     /// The list of translations to ask for.
-    pub misses: Arc<Misses>,
+    pub misses: Arc<IotlbMisses>,
 }
 
 /// The sender of an invalidation. Each user of the range holds a clone, and the invalidation is complete when
@@ -25,13 +25,13 @@ pub(crate) type Done = Sender<Infallible>;
 #[derive(Debug)]
 pub(crate) struct Translation {
     pub(crate) tlb: Tlb,
-    misses: Arc<Misses>,
+    misses: Arc<IotlbMisses>,
     queue: u16,
     /// A translation was asked for since the last chain was popped.
     asked: bool,
     /// Lookups of translations that [`Translation::take_cost`] has not returned yet.
     lookups: u32,
-    /// The queue waits for answers, and pops nothing before the next update.
+    /// The queue waits for answers, and pops no chain before the next update.
     pub(crate) is_waiting: bool,
     /// The ranges that the ring's areas use, while they are mapped.
     ring: Vec<IovaRange>,
@@ -46,10 +46,10 @@ pub(crate) struct Located {
     pub(crate) log: Option<LoggedAt>,
 }
 
-/// The number of ranges that are kept apart for the chains with one head. It is the number in a disk's
-/// largest request: 126 segments, a header and a status. Of more ranges only the hull is kept, so an
-/// invalidation may wait for a request that does not use its range. With 2^16 requests in flight, the ranges
-/// take 128 MiB.
+/// The largest number of ranges that are kept for the chains with one head. A disk's largest request has as
+/// many: 126 segments, a header and a status. More ranges are replaced by a single one that contains all of
+/// them. An invalidation may then wait for a request that does not use its range. With 2^16 requests in
+/// flight, the ranges take 128 MiB.
 const RANGES_MAX: usize = 128;
 /// The number of lookups that cost as much as a request does: see
 /// [`QueueTask::poll`](crate::QueueTask::poll). One takes about 25 nanoseconds.
@@ -125,7 +125,7 @@ impl Translation {
         let areas = [desc?, avail?, used?];
         let logged_at = |pieces: Vec<(UserAddr, usize)>| match pieces[..] {
             [(user, len)] => map.gpa_of_range(user, len as u64).map_or(LoggedAt::InPlace, LoggedAt::Gpa),
-            // Front-ends give the used ring itself, whose pieces these are.
+            // Front-ends give the address of the used ring itself, so these are its pieces.
             _ => LoggedAt::InPlace,
         };
         let log = log?.map(logged_at);
@@ -150,7 +150,7 @@ impl Translation {
         self.misses.ask(self.queue, self.tlb.missing(), self.tlb.ranges());
     }
 
-    /// Waits after a refusal. A translation that comes later all the same ends the wait.
+    /// Waits after a refusal. A translation that comes later ends the wait.
     pub(crate) fn wait_for_update(&mut self) {
         self.asked = true;
         self.is_waiting = true;
@@ -158,7 +158,7 @@ impl Translation {
         self.tlb.clear_refusals();
     }
 
-    /// Ends the waits of the queue, whose translations are all there.
+    /// Ends the waits of the queue, because it has all its translations.
     pub(crate) fn resolved(&mut self) {
         if std::mem::take(&mut self.asked) {
             self.misses.resolved(self.queue);

@@ -1,22 +1,22 @@
 //! Translations that queues behind a vIOMMU wait for.
 //!
-//! A queue that lacks translations lists them ([`Misses::ask`]) and pauses. It goes on when they have come
-//! ([`Update::Look`](crate::Update::Look)), or when the front-end refuses them
-//! ([`Update::Refused`](crate::Update::Refused)). The transport takes the list ([`Misses::take_unsent`]),
-//! asks the front-end, and reports its answers here. In return it learns which queues to update.
+//! A queue that lacks translations lists them ([`IotlbMisses::ask`]) and pauses. It goes on when they have
+//! come ([`Update::Poll`](crate::Update::Poll)), or when the front-end refuses them
+//! ([`Update::TranslationRefused`](crate::Update::TranslationRefused)). The transport takes the list
+//! ([`IotlbMisses::take_unsent`]), asks the front-end, and reports its answers here. In return it learns
+//! which queues to update.
 //!
 //! # No queue waits for ever
-//! Each translation that a queue waits for was asked for after the queue found it missing. Under the lock,
-//! the queue either puts the miss on the list, which the transport sends, or finds it there with an answer
-//! still to come.
+//! A queue only waits for answers that are still to come. It first finds the translation missing in the
+//! table. Then, under the lock, it puts the miss on the list, which the transport sends. If another queue has
+//! put the miss there, the answer has not come yet, and it wakes both queues.
 //!
-//! The queue looks for the translation in the table; answers are not kept here. So an answer changes nothing
-//! if no queue waits for it, or if it covers less than was asked: the queue looks in the table and asks
-//! again. The queue waits for at most one answer each time it asks. When the front-end refuses a translation,
-//! the refusal goes to the queue, whose request fails.
+//! Answers are not kept here: a queue that is woken looks for its translations in the table. If an answer
+//! covered less than was asked, the queue asks again. When the front-end refuses a translation, the refusal
+//! goes to the queue, whose request fails.
 //!
-//! The transport forgets a queue ([`Misses::forget`]) after it has stopped. So it sends nothing for a stopped
-//! queue, and ignores a late answer.
+//! The transport forgets a queue ([`IotlbMisses::forget`]) after it has stopped. So it sends nothing for a
+//! stopped queue, and ignores a late answer.
 
 #[cfg(all(test, loom))]
 mod model;
@@ -27,10 +27,10 @@ use kickless_sync::Mutex;
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-/// The translations that the queues of a session wait for. The number is bounded by the number that each
-/// queue asks for at a time.
+/// The translations that the queues of a session wait for. Their number is limited, because each queue asks
+/// for a limited number at a time.
 #[derive(Debug)]
-pub struct Misses {
+pub struct IotlbMisses {
     table: Mutex<MissTable>,
     /// Signalled when there is something to send.
     signal: Waker,
@@ -59,20 +59,21 @@ struct WaitingQueue {
     left: usize,
     /// All ranges that the waiting request uses. They must not be evicted.
     pinned: Vec<IovaRange>,
-    /// Ranges that the front-end refused. The queue goes on if they come later.
+    /// Ranges of the ring's areas, from [`IotlbMisses::watch`]. A translation of one wakes the queue, even
+    /// after a refusal.
     watched: Vec<IovaRange>,
 }
 
 /// The front-end's answer that it has no such translation.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RefusedMiss {
     /// The translation that the front-end does not have.
     pub miss: Miss,
     /// The queues that wait for it.
     pub queues: Vec<u16>,
 }
 
-impl Misses {
+impl IotlbMisses {
     /// Makes an empty list. Wakes `signal` when there is something to send.
     pub fn new(signal: Waker) -> Self {
         Self { table: Mutex::new(MissTable::default()), signal }
@@ -87,8 +88,8 @@ impl Misses {
         change(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Has a queue wait for these translations. A miss that is pending already is not sent twice. The ranges
-    /// in `pinned` are not evicted meanwhile.
+    /// Asks for these translations. The queue then waits for them. A miss that is pending already is not sent
+    /// twice. The ranges in `pinned` are not evicted meanwhile.
     pub fn ask(&self, queue: u16, missing: &[Miss], pinned: &[IovaRange]) {
         let news = self.with(|table| {
             let waiting = table.queues.entry(queue).or_default();
@@ -114,10 +115,11 @@ impl Misses {
         }
     }
 
-    /// Notes ranges that a queue was refused, and that wake it if they come unasked.
+    /// Watches these ranges for a queue. The first translation of one of them wakes the queue, even if the
+    /// front-end refused it before and now sends it unasked.
     ///
     /// A queue calls this before it looks in the table. Otherwise a translation that comes in between would
-    /// wake no queue. The next [`Misses::ask`] of the queue ends it.
+    /// not wake it. The next [`IotlbMisses::ask`] or [`IotlbMisses::resolved`] of the queue ends the watch.
     pub fn watch(&self, queue: u16, ranges: Vec<IovaRange>) {
         self.with(|table| table.queues.entry(queue).or_default().watched = ranges);
     }
@@ -184,12 +186,12 @@ impl Misses {
     ///
     /// The front-end sends translations before its reply. A miss that is unanswered then is refused, even if
     /// the reply claims success, because the translations that came were not the ones asked for.
-    pub fn replied(&self, number: u64, miss: &Miss) -> Option<Refusal> {
+    pub fn replied(&self, number: u64, miss: &Miss) -> Option<RefusedMiss> {
         self.with(|table| {
             let pending = table.pending.get(miss).filter(|pending| pending.number == number)?;
             let queues = pending.queues.clone();
             table.answer(miss, &mut Vec::new());
-            Some(Refusal { miss: *miss, queues })
+            Some(RefusedMiss { miss: *miss, queues })
         })
     }
 

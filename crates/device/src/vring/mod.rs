@@ -8,7 +8,7 @@ mod show_after;
 mod update;
 
 pub use iommu::Iommu;
-pub use misses::{Misses, Refusal};
+pub use misses::{IotlbMisses, RefusedMiss};
 pub use parts::VringParts;
 pub use show_after::ShowAfter;
 
@@ -58,10 +58,10 @@ pub struct Vring {
     damaged: bool,
     /// See [`Vring::resumes_unrecorded`].
     resumes_unrecorded: bool,
-    /// The areas were mapped at least once. The first time shows the chains that an earlier device has left.
+    /// The areas were mapped at least once. The first mapping shows which chains an earlier device has left.
     had_areas: bool,
-    /// The value of [`fault::damages`] at the last check that found guest memory intact. Memory may be
-    /// damaged before the ring is made.
+    /// The value of [`fault::damages`] at the last check. It starts at 0, so that the first check also finds
+    /// damage from before the ring was made.
     damages: usize,
     /// The span of log lines about this ring: the current one of the transport's thread when the ring was
     /// made.
@@ -158,8 +158,9 @@ impl Vring {
         self.options.size()
     }
 
-    /// Returns whether this is a packed ring without an in-flight buffer that starts at another index than
-    /// the first, as only the front-end says. The index is wrong if an earlier process was killed.
+    /// Returns whether this is a packed ring that continues at an index that only the front-end has given. It
+    /// has no in-flight buffer, and did not stop there in this process or in a loaded state. The index is
+    /// wrong if an earlier process was killed. The initial index of a ring does not count.
     pub fn resumes_unrecorded(&self) -> bool {
         self.resumes_unrecorded
     }
@@ -202,7 +203,10 @@ impl Vring {
             return self.pop_translated::<false>(chain);
         }
         match self.queue.pop(&self.view, chain) {
-            Ok(true) => true,
+            Ok(true) => {
+                self.queue.prefetch(&self.view);
+                true
+            }
             Ok(false) => self.no_chain(None),
             Err(error) => self.no_chain(Some(error)),
         }
@@ -210,8 +214,8 @@ impl Vring {
 
     /// Handles a pop that found no chain, or an error. Always returns `false`.
     ///
-    /// When memory is taken away, the ring reads as zeroes. These are an empty ring, or make no sense. That
-    /// is not the driver's fault, so memory is checked first.
+    /// When memory is taken away, the ring reads as zeroes. Zeroes look like an empty or an invalid ring.
+    /// This is not the driver's fault, so memory is checked first.
     fn no_chain(&mut self, why: Option<RingError>) -> bool {
         if self.is_intact()
             && let Some(why) = why
@@ -237,8 +241,8 @@ impl Vring {
             false => self.queue.pop_translated(view, tlb, chain),
         };
         match popped {
-            Ok(PopOutcome::Chain) if translation.blocks_invalidation(chain.id.head) => {
-                let head = chain.id.head;
+            Ok(PopOutcome::Chain) if translation.blocks_invalidation(chain.id.head()) => {
+                let head = chain.id.head();
                 if CREDIT {
                     // The task does not learn of this chain.
                     self.queue.unpop();
@@ -249,7 +253,7 @@ impl Vring {
                 false
             }
             Ok(PopOutcome::Chain) => {
-                translation.chain_popped(chain.id.head);
+                translation.chain_popped(chain.id.head());
                 true
             }
             Ok(PopOutcome::MissingTranslation) => {
@@ -297,7 +301,7 @@ impl Vring {
     pub fn push(&mut self, id: ChainId, len: u32) {
         // A broken ring accepts this too, because chains that were popped before it broke must be pushed.
         if let Some(translation) = &mut self.translation {
-            translation.chain_returned(id.head);
+            translation.chain_returned(id.head());
         }
         self.queue.push(id, len);
         self.pushed = true;
@@ -328,7 +332,7 @@ impl Vring {
     #[inline]
     pub fn publish(&mut self) {
         if !std::mem::take(&mut self.pushed) {
-            // A part of a request may be done, and its marks are committed all the same.
+            // A part of a request may be done, so its marks are committed without a completion.
             return self.commit_marks();
         }
         self.unseen = 0;
@@ -387,8 +391,8 @@ impl Vring {
         if self.broken || self.waits_for_translations() { 0 } else { self.queue.pending() }
     }
 
-    /// Enables kicks, then checks the ring once more. Returns whether there is work already. Its kick may
-    /// never come.
+    /// Enables kicks, then checks the ring once more. Returns whether there is work already, because the
+    /// driver may send no kick for this work.
     pub fn arm(&mut self) -> bool {
         let come = !self.broken && self.queue.arm() && self.is_intact() && !self.waits_for_translations();
         self.commit_marks();

@@ -18,8 +18,10 @@ impl Vring {
         if matches!(update, Update::Memory(_) | Update::Addresses(_) | Update::Invalidate(..)) {
             self.unpop(u16::MAX);
         }
-        let looks =
-            matches!(update, Update::Memory(_) | Update::Addresses(_) | Update::Look | Update::Refused(_));
+        let looks = matches!(
+            update,
+            Update::Memory(_) | Update::Addresses(_) | Update::Poll | Update::TranslationRefused(_)
+        );
         if let Some(translation) = &mut self.translation
             && looks
         {
@@ -58,12 +60,12 @@ impl Vring {
                     translation.tlb.drop_range(range);
                 }
             }
-            Update::Refused(miss) => {
+            Update::TranslationRefused(miss) => {
                 if let Some(translation) = &mut self.translation {
                     translation.tlb.refuse(miss);
                 }
             }
-            Update::Addresses(_) | Update::Look | Update::Enable(_) => {}
+            Update::Addresses(_) | Update::Poll | Update::Enable(_) => {}
         }
         self.commit_marks();
     }

@@ -1,6 +1,6 @@
 //! A disk in a file, and the requirements of direct I/O.
 
-use super::missing_calls::MissingCalls;
+use super::missing_syscalls::MissingSyscalls;
 use crate::buffer_pool::BufferPool;
 use crate::range::Ranges;
 use crate::writeback::Writeback;
@@ -26,7 +26,7 @@ pub struct FileDisk {
     /// The size in bytes: a multiple of 512 and of the block of direct I/O. It only grows.
     pub(super) size: AtomicU64,
     /// The bytes that requests may access: `size`, or less while the file is known to be shorter.
-    pub(super) reach: AtomicU64,
+    pub(super) accessible_size: AtomicU64,
     pub(super) device: bool,
     pub(super) merge: bool,
     pub(super) direct: Option<Direct>,
@@ -35,7 +35,7 @@ pub struct FileDisk {
     /// `None` if no writes can be in the host's cache.
     pub(super) writeback: Option<Writeback>,
     /// The calls that the kernel does not support for this file.
-    pub(super) missing_calls: MissingCalls,
+    pub(super) missing_syscalls: MissingSyscalls,
     /// Identifies the disk in the log, because workers serve many disks.
     pub(super) span: Span,
 }

@@ -7,12 +7,12 @@ use super::state::{FileState, Phase};
 use crate::buffers::TransferBuffers;
 use crate::io_context::OpSender;
 use crate::{Extent, SECTOR, Step};
-use kickless_io::{Buffers, Errno, OpKind, RangeCall};
+use kickless_io::{Buffers, Errno, OpKind, RangeSyscall};
 
 /// The method for the first bytes of an extent, and their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
-    Call(RangeCall, u64),
+    Syscall(RangeSyscall, u64),
     /// Write zeroes.
     Write(u64),
     /// Skip a discard that is impossible.
@@ -43,15 +43,15 @@ impl FileDisk {
                 state.at = extent.offset;
                 state.phase = Phase::Plan;
             }
-            Method::Call(call, len) => {
-                work.range_call = Some((call, len));
+            Method::Syscall(syscall, len) => {
+                work.range_syscall = Some((syscall, len));
                 if let (Some(ranges), Some(Direct { block, .. })) = (self.ranges(), &self.direct) {
                     let (start, end) = (extent.offset, extent.offset + len);
                     let blocks = start - start % block..end.next_multiple_of(*block);
                     let part = blocks != (start..end);
                     hold(sender, state, ranges, blocks, part)?;
                 }
-                return queue(sender, OpKind::Range { call, len }, extent.offset, Buffers::None)
+                return queue(sender, OpKind::Range { syscall, len }, extent.offset, Buffers::None)
                     .map_err(|(step, _)| step);
             }
         }
@@ -61,16 +61,16 @@ impl FileDisk {
     /// Returns the method for the beginning of an extent that is not empty.
     fn method(&self, extent: Extent, zeroes: bool) -> Method {
         let Extent { offset, len, unmap } = extent;
-        let calls: &[RangeCall] = match (self.device, zeroes, unmap) {
-            (true, false, _) => &[RangeCall::DeviceDiscard],
-            (true, true, true) => &[RangeCall::PunchHole, RangeCall::DeviceZeroes],
-            (true, true, false) => &[RangeCall::DeviceZeroes],
-            (false, false, _) => &[RangeCall::PunchHole],
-            (false, true, true) => &[RangeCall::PunchHole, RangeCall::ZeroRange],
-            (false, true, false) => &[RangeCall::ZeroRange],
+        let syscalls: &[RangeSyscall] = match (self.device, zeroes, unmap) {
+            (true, false, _) => &[RangeSyscall::DeviceDiscard],
+            (true, true, true) => &[RangeSyscall::PunchHole, RangeSyscall::DeviceZeroes],
+            (true, true, false) => &[RangeSyscall::DeviceZeroes],
+            (false, false, _) => &[RangeSyscall::PunchHole],
+            (false, true, true) => &[RangeSyscall::PunchHole, RangeSyscall::ZeroRange],
+            (false, true, false) => &[RangeSyscall::ZeroRange],
         };
         let otherwise = |bytes| if zeroes { Method::Write(bytes) } else { Method::Skip(bytes) };
-        let Some(&call) = calls.iter().find(|&&call| self.missing_calls.may_try(call)) else {
+        let Some(&syscall) = syscalls.iter().find(|&&syscall| self.missing_syscalls.may_try(syscall)) else {
             return otherwise(len);
         };
         // A device accepts only whole blocks.
@@ -78,7 +78,7 @@ impl FileDisk {
         let first = offset.next_multiple_of(block);
         let end = offset + len;
         match end - end % block {
-            last if offset == first && first < last => Method::Call(call, last - first),
+            last if offset == first && first < last => Method::Syscall(syscall, last - first),
             last if first < last => otherwise(first - offset),
             _ => otherwise(len),
         }
@@ -87,13 +87,13 @@ impl FileDisk {
     /// Returns whether a failed call is unsupported here, so that another method is needed.
     pub(super) fn falls_back(&self, state: &mut FileState, errno: Errno) -> bool {
         let lacking = matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY);
-        let Some((call, _)) = state.work.as_mut().and_then(|work| work.range_call.take()) else {
+        let Some((syscall, _)) = state.work.as_mut().and_then(|work| work.range_syscall.take()) else {
             return false;
         };
         state.range = None;
         if lacking {
-            tracing::debug!(?call, %errno, "the host lacks a call for discards or zeroes");
-            self.missing_calls.add(call);
+            tracing::debug!(?syscall, %errno, "the host lacks a system call for discards or zeroes");
+            self.missing_syscalls.add(syscall);
         }
         lacking
     }

@@ -1,7 +1,7 @@
 //! Opens a file, and finds the requirements of direct I/O.
 
 use super::disk::{Direct, FileDisk};
-use super::missing_calls::MissingCalls;
+use super::missing_syscalls::MissingSyscalls;
 use super::topology;
 use crate::buffer_pool::{BUFFER_BYTES, BufferPool};
 use crate::image_file::{check_type, identity, open_file};
@@ -110,12 +110,12 @@ impl FileDisk {
             file,
             limits,
             size: AtomicU64::new(size),
-            reach: AtomicU64::new(size),
+            accessible_size: AtomicU64::new(size),
             device,
             merge: options.merge,
             direct,
             pool: Arc::new(BufferPool::new(address)),
-            missing_calls: MissingCalls::default(),
+            missing_syscalls: MissingSyscalls::default(),
             span: Span::current(),
         })
     }

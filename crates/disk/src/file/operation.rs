@@ -19,7 +19,7 @@ pub(super) fn hold(
     range: Range<u64>,
     exclusive: bool,
 ) -> Flow {
-    let claim = state.range.get_or_insert_with(|| ranges.ask(range, exclusive, sender.waker()));
+    let claim = state.range.get_or_insert_with(|| ranges.claim(range, exclusive, sender.waker()));
     if claim.is_held() { Ok(()) } else { Err(Step::Busy) }
 }
 

@@ -12,6 +12,8 @@ use kickless_io::{Buffers, Completion, Errno, OpKind};
 
 /// The number of times in a row that the kernel may ask for a retry.
 const RETRIES_MAX: u16 = 1000;
+/// The result of a cancelled request.
+const CANCELLED: IoError = IoError::Os(Errno::CANCELED);
 
 /// A request without the checks of a guest's: it may go beyond the end of the file, where reads find zeroes.
 #[derive(Clone, Copy, Debug)]
@@ -40,9 +42,9 @@ impl FileDisk {
         request: Request,
     ) -> Step {
         let read_only = self.limits.read_only;
-        let checked = buffers.check(request, self.reach(), read_only).or_else(|_| {
+        let checked = buffers.check(request, self.accessible_size(), read_only).or_else(|_| {
             let at = buffers.check(request, self.size(), read_only)?;
-            self.look_again().map(|()| at)
+            self.recheck_size().map(|()| at)
         });
         state.at = match checked {
             Ok(at) => at,
@@ -86,8 +88,21 @@ impl FileDisk {
         self.drive(sender, buffers, state)
     }
 
-    /// Continues a request as far as possible.
-    pub(crate) fn drive(
+    /// Continues a request as far as possible, or ends it if it was cancelled.
+    pub(crate) fn retry(
+        &self,
+        sender: &mut impl OpSender,
+        buffers: &mut impl TransferBuffers,
+        state: &mut FileState,
+    ) -> Step {
+        // The engine has the buffers of an operation.
+        if state.cancelled && !state.sent {
+            return state.finish(buffers, Err(CANCELLED));
+        }
+        self.drive(sender, buffers, state)
+    }
+
+    fn drive(
         &self,
         sender: &mut impl OpSender,
         buffers: &mut impl TransferBuffers,
@@ -240,17 +255,20 @@ impl FileDisk {
             Ok(bytes) => bytes,
             Err(Errno::INTR) if state.retries < RETRIES_MAX => {
                 state.retries += 1;
-                return self.drive(sender, buffers, state);
+                return self.retry(sender, buffers, state);
             }
-            // The retry comes after another completion, or after a moment. This program cancels nothing
-            // itself: io_uring cancels an operation if a cgroup's limit keeps it from starting a thread.
+            Err(Errno::AGAIN | Errno::CANCELED) if state.cancelled => {
+                return state.finish(buffers, Err(CANCELLED));
+            }
+            // The retry comes after another completion, or after a moment. io_uring cancels an operation by
+            // itself if a cgroup's limit keeps it from starting a thread.
             Err(Errno::AGAIN | Errno::CANCELED) if state.retries < RETRIES_MAX => {
                 state.retries += 1;
-                sender.stall();
+                sender.pause();
                 return Step::Busy;
             }
             Err(errno) if state.phase == Phase::Extent && self.falls_back(state, errno) => {
-                return self.drive(sender, buffers, state);
+                return self.retry(sender, buffers, state);
             }
             Err(Errno::AGAIN | Errno::CANCELED | Errno::INTR) => {
                 return state.finish(buffers, Err(IoError::Stuck));
@@ -264,7 +282,7 @@ impl FileDisk {
         state.retries = 0;
         match state.phase {
             Phase::Flush => return state.finish(buffers, Ok(())),
-            Phase::Extent => state.range_call_done(buffers),
+            Phase::Extent => state.range_syscall_done(buffers),
             Phase::Direct | Phase::Load if state.fill && self.is_end(state, bytes) => {
                 self.fill_rest(sender, buffers, state, bytes);
             }
@@ -287,7 +305,7 @@ impl FileDisk {
             Phase::Load | Phase::Store => self.bounced(sender, buffers, state, bytes as usize),
             Phase::Idle | Phase::Plan | Phase::Prepare => return Step::Pending,
         }
-        self.drive(sender, buffers, state)
+        self.retry(sender, buffers, state)
     }
 
     /// Returns whether a transfer of this many bytes is a read that has found the end of the file.

@@ -24,7 +24,7 @@ impl FileDisk {
         // Two threads may read the size at different times and store it in the wrong order. If a smaller,
         // older size is stored last, the next request reads it again. If it is a larger one, the next read
         // finds the end.
-        self.reach.store(if bytes < from { to } else { from.max(to) }, Ordering::Relaxed);
+        self.accessible_size.store(if bytes < from { to } else { from.max(to) }, Ordering::Relaxed);
         Ok(match to {
             _ if to > from => Resized::Grown { from, to },
             _ if bytes < from => Resized::Shrunk { from, to: bytes },
@@ -32,18 +32,19 @@ impl FileDisk {
         })
     }
 
-    /// Returns the bytes that requests may access: all, unless the file is known to be shorter than the disk.
+    /// Returns the size in bytes that requests may access: that of the disk, or of the file if this is known
+    /// to be shorter.
     #[inline]
-    pub(super) fn reach(&self) -> u64 {
-        self.reach.load(Ordering::Relaxed)
+    pub(super) fn accessible_size(&self) -> u64 {
+        self.accessible_size.load(Ordering::Relaxed)
     }
 
     /// Handles a read that found the end of the file before that of the disk.
     #[cold]
     pub(super) fn found_end(&self) {
-        let before = self.reach();
+        let before = self.accessible_size();
         if let Ok(Resized::Shrunk { from, to }) = self.read_size()
-            && self.reach() < before
+            && self.accessible_size() < before
         {
             tracing::warn!(
                 parent: &self.span,
@@ -56,7 +57,7 @@ impl FileDisk {
 
     /// Checks the size before a request that is within the disk, but beyond the known end of the file.
     #[cold]
-    pub(super) fn look_again(&self) -> Result<(), IoError> {
+    pub(super) fn recheck_size(&self) -> Result<(), IoError> {
         match self.read_size() {
             Ok(Resized::Shrunk { .. }) | Err(_) => Err(IoError::Shrunk),
             Ok(Resized::Same | Resized::Grown { .. }) => {

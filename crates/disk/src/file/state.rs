@@ -4,7 +4,7 @@ use super::piece::Bounce;
 use crate::buffers::TransferBuffers;
 use crate::range::RangeClaim;
 use crate::{IoError, Step};
-use kickless_io::RangeCall;
+use kickless_io::RangeSyscall;
 
 /// The progress of a request.
 #[derive(Debug, Default)]
@@ -18,6 +18,8 @@ pub(crate) struct FileState {
     pub(super) phase: Phase,
     /// An operation of the request is in the engine.
     pub(super) sent: bool,
+    /// The request starts no further operation.
+    pub(super) cancelled: bool,
     /// The number of times in a row that the kernel asked for a retry.
     pub(super) retries: u16,
     pub(super) range: Option<RangeClaim>,
@@ -54,7 +56,7 @@ pub(super) struct ExtentWork {
     /// Write zeroes instead of discarding.
     pub(super) zeroes: bool,
     /// The call in the engine, and its number of bytes.
-    pub(super) range_call: Option<(RangeCall, u64)>,
+    pub(super) range_syscall: Option<(RangeSyscall, u64)>,
     /// The number of bytes of the next extent to overwrite with zeroes from a bounce buffer.
     pub(super) to_write: u64,
 }
@@ -70,9 +72,15 @@ impl FileState {
         self.sent
     }
 
+    /// Cancels the request, if there is one: it starts no further operation, and then ends with an error.
+    pub(crate) fn cancel(&mut self) {
+        self.cancelled = self.is_active();
+    }
+
     /// Ends the request.
     pub(super) fn finish(&mut self, buffers: &mut impl TransferBuffers, result: Result<(), IoError>) -> Step {
         self.phase = Phase::Idle;
+        self.cancelled = false;
         self.range = None;
         self.bounce = None;
         self.work = None;
@@ -81,9 +89,9 @@ impl FileState {
     }
 
     /// Removes the bytes of the completed range call from the extents.
-    pub(super) fn range_call_done(&mut self, buffers: &mut impl TransferBuffers) {
+    pub(super) fn range_syscall_done(&mut self, buffers: &mut impl TransferBuffers) {
         self.range = None;
-        if let Some((_, bytes)) = self.work.as_mut().and_then(|work| work.range_call.take()) {
+        if let Some((_, bytes)) = self.work.as_mut().and_then(|work| work.range_syscall.take()) {
             buffers.advance_extent(bytes);
         }
     }

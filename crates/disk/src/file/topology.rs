@@ -133,17 +133,17 @@ mod tests {
 
     #[test]
     fn wear() {
-        let told = |life_time: &str, pre_eol: Option<&str>| {
+        let parsed = |life_time: &str, pre_eol: Option<&str>| {
             lifetime(|name| match name {
                 "life_time" => Some(life_time.to_owned()),
                 _ => pre_eol.map(str::to_owned),
             })
         };
         let of = |pre_eol_info, type_a, type_b| Some(Lifetime { pre_eol_info, type_a, type_b });
-        assert_eq!(told("0x01 0x0b\n", Some("0x02\n")), of(2, 1, 11));
-        assert_eq!(told("0x03\n", None), of(0, 3, 0));
-        assert_eq!(told("100 000\n", Some("0x01")), None);
-        assert_eq!(told("", None), None);
+        assert_eq!(parsed("0x01 0x0b\n", Some("0x02\n")), of(2, 1, 11));
+        assert_eq!(parsed("0x03\n", None), of(0, 3, 0));
+        assert_eq!(parsed("100 000\n", Some("0x01")), None);
+        assert_eq!(parsed("", None), None);
         assert_eq!(lifetime(|_| None), None);
     }
 }

@@ -75,12 +75,12 @@ impl Client {
     pub(super) fn run(mut self) {
         while !self.collect() {
             self.enforce_stop_limit();
-            let went_on = match self.connection.take() {
-                Some(connection) => self.exchange_or_lose(connection),
-                None => self.look_for_server(),
+            let progressed = match self.connection.take() {
+                Some(connection) => self.exchange_or_drop(connection),
+                None => self.reconnect_if_due(),
             };
             self.wakes.wake();
-            if !went_on && self.inbox.sleep() {
+            if !progressed && self.inbox.sleep() {
                 self.sleep();
             }
         }
@@ -96,8 +96,8 @@ impl Client {
         self.queue.append(&mut inbox.ops);
         if std::mem::take(&mut inbox.limit_waits) {
             let (least, most) = STOP_WITHIN;
-            let then = Instant::now() + self.uri.reconnect_delay.clamp(least, most);
-            self.stop_deadline.get_or_insert((inbox.next, then));
+            let deadline = Instant::now() + self.uri.reconnect_delay.clamp(least, most);
+            self.stop_deadline.get_or_insert((inbox.next, deadline));
         }
         if std::mem::take(&mut inbox.restart_wait) {
             self.attempt_at = Instant::now();
@@ -108,11 +108,11 @@ impl Client {
     }
 
     /// Sends and receives as much as possible. Returns whether there was anything.
-    fn exchange_or_lose(&mut self, mut connection: Connection) -> bool {
+    fn exchange_or_drop(&mut self, mut connection: Connection) -> bool {
         match self.exchange(&mut connection) {
-            Ok(went_on) => {
+            Ok(progressed) => {
                 self.connection = Some(connection);
-                went_on
+                progressed
             }
             Err(problem) => {
                 self.drop_connection(connection, &problem);
@@ -159,9 +159,9 @@ impl Client {
         self.has_failed = false;
     }
 
-    /// Without a connection, tries to reconnect when it is time, and fails requests that have waited too
-    /// long. Returns whether there is a connection.
-    fn look_for_server(&mut self) -> bool {
+    /// Tries to reconnect if an attempt is due, and fails requests that have waited too long. Returns whether
+    /// there is a connection. Called while there is none.
+    fn reconnect_if_due(&mut self) -> bool {
         let now = Instant::now();
         if now >= self.fails_at {
             if !self.queue.is_empty() && !std::mem::replace(&mut self.has_failed, true) {
@@ -195,13 +195,13 @@ impl Client {
 
     /// Ends requests whose time is over because the disk stops.
     fn enforce_stop_limit(&mut self) {
-        let Some((before, then)) = self.stop_deadline else { return };
+        let Some((before, deadline)) = self.stop_deadline else { return };
         let in_flight = self.connection.as_ref().is_some_and(|c| c.in_flight.any_before(before));
         if !in_flight && self.queue.iter().all(|queued| queued.number >= before) {
             self.stop_deadline = None;
             return;
         }
-        if Instant::now() < then {
+        if Instant::now() < deadline {
             return;
         }
         self.stop_deadline = None;
@@ -218,19 +218,19 @@ impl Client {
     /// Waits for the server, for new operations, or for the next deadline.
     fn sleep(&self) {
         let waker = PollFd::from_borrowed_fd(self.inbox.waker().as_fd(), PollFlags::IN);
-        let mut then = self.stop_deadline.map(|(_, then)| then);
+        let mut deadline = self.stop_deadline.map(|(_, deadline)| deadline);
         let ready = match &self.connection {
             Some(connection) => {
                 let out = if connection.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
                 let socket = PollFd::from_borrowed_fd(connection.socket(), PollFlags::IN | out);
-                poll(&mut [waker, socket], then.map(until).as_ref())
+                poll(&mut [waker, socket], deadline.map(until).as_ref())
             }
             None => {
-                then = Some(then.map_or(self.attempt_at, |then| then.min(self.attempt_at)));
+                deadline = Some(deadline.map_or(self.attempt_at, |deadline| deadline.min(self.attempt_at)));
                 if !self.queue.is_empty() {
-                    then = then.map(|then| then.min(self.fails_at));
+                    deadline = deadline.map(|deadline| deadline.min(self.fails_at));
                 }
-                poll(&mut [waker], then.map(until).as_ref())
+                poll(&mut [waker], deadline.map(until).as_ref())
             }
         };
         // The caller checks everything, whatever ended the wait.
@@ -273,12 +273,12 @@ mod tests {
             let before = Instant::now();
             client.inbox.limit_remote_waits();
             assert!(!client.collect());
-            let (_, then) = client.stop_deadline.unwrap();
-            assert!((before + within..=Instant::now() + within).contains(&then), "{delay}");
+            let (_, deadline) = client.stop_deadline.unwrap();
+            assert!((before + within..=Instant::now() + within).contains(&deadline), "{delay}");
             // A second call does not change the deadline.
             client.inbox.limit_remote_waits();
             client.collect();
-            assert_eq!(client.stop_deadline, Some((0, then)));
+            assert_eq!(client.stop_deadline, Some((0, deadline)));
         }
     }
 }

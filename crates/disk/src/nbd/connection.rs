@@ -25,7 +25,7 @@ pub(super) struct Connection {
     pub(super) export: Export,
     pub(super) in_flight: InFlight,
     replies: Replies,
-    /// The places of requests to send, oldest first, and the number of bytes of the first that are sent.
+    /// The slots of requests to send, oldest first, and the number of bytes of the first that are sent.
     unsent: VecDeque<u32>,
     sent: usize,
 }
@@ -68,7 +68,7 @@ impl Connection {
                 .unsent
                 .iter()
                 .take(SENT_AT_ONCE)
-                .filter_map(|&place| self.in_flight.to_send(place))
+                .filter_map(|&slot| self.in_flight.to_send(slot))
                 .collect();
             let mut slices = Vec::with_capacity(2 * parts.len());
             let mut skip = self.sent;

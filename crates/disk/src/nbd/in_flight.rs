@@ -17,7 +17,7 @@ pub(super) struct InFlightRequest {
     pub(super) op: OffloadOp,
     cookie: u64,
     /// The number of bytes of a read that have arrived.
-    pub(super) got: u64,
+    pub(super) received: u64,
     /// The first error so far.
     pub(super) error: Option<u32>,
     /// For a flush: the number of writes that were acknowledged when it was sent, and its number among the
@@ -27,12 +27,12 @@ pub(super) struct InFlightRequest {
 }
 
 impl InFlightRequest {
-    /// Returns the offset in the buffer for the disk's bytes from `at` on. Returns `None` if the request did
-    /// not ask for all of them, or has received too much.
-    pub(super) fn place(&self, at: u64, len: u64) -> Option<usize> {
+    /// Returns the offset in the buffer for the disk's bytes from `at` on. Returns `None` if the request is
+    /// not for all of them, or has received too much.
+    pub(super) fn buffer_offset(&self, at: u64, len: u64) -> Option<usize> {
         let offset = at.checked_sub(self.op.at)?;
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.op.len);
-        let fits = self.got.checked_add(len).is_some_and(|got| got <= self.op.len);
+        let fits = self.received.checked_add(len).is_some_and(|received| received <= self.op.len);
         (inside && fits && self.op.kind == OffloadKind::Read).then_some(offset as usize)
     }
 
@@ -41,7 +41,7 @@ impl InFlightRequest {
         match self.error {
             Some(code) => Err(IoError::Os(errno_of(code))),
             // The server left out bytes, so they are unknown.
-            None if self.op.kind == OffloadKind::Read && self.got != self.op.len => {
+            None if self.op.kind == OffloadKind::Read && self.received != self.op.len => {
                 Err(IoError::Os(Errno::IO))
             }
             None => Ok(()),
@@ -62,12 +62,12 @@ fn errno_of(code: u32) -> Errno {
     }
 }
 
-/// All requests of a connection, by place. The cookie of a request contains its place.
+/// All requests of a connection, by slot. The cookie of a request contains its slot.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    places: Vec<Option<InFlightRequest>>,
+    slots: Vec<Option<InFlightRequest>>,
     free: Vec<u32>,
-    /// Tells requests in the same place apart.
+    /// Tells requests in the same slot apart.
     next: u32,
     /// The number of acknowledged writes, and how many of them the last completed flush covers.
     written: u64,
@@ -80,7 +80,7 @@ impl InFlight {
     /// Makes an empty list. `lost_writes` is the count before this connection.
     pub(super) fn new(lost_writes: u64) -> Self {
         Self {
-            places: (0..DEPTH).map(|_| None).collect(),
+            slots: (0..DEPTH).map(|_| None).collect(),
             free: (0..DEPTH as u32).rev().collect(),
             next: 0,
             written: 0,
@@ -93,22 +93,22 @@ impl InFlight {
         !self.free.is_empty()
     }
 
-    /// Inserts a request and returns its place. The caller has checked that there is room.
+    /// Inserts a request and returns its slot. The caller has checked that there is room.
     pub(super) fn insert(&mut self, queued: QueuedOp) -> Option<u32> {
         let QueuedOp { number, op, losses } = queued;
-        let place = self.free.pop()?;
+        let slot = self.free.pop()?;
         self.next = self.next.wrapping_add(1);
-        let cookie = u64::from(self.next) << 32 | u64::from(place);
+        let cookie = u64::from(self.next) << 32 | u64::from(slot);
         let flush = if op.kind == OffloadKind::Flush { self.flushes.begin() } else { u64::MAX };
         let covers = self.written;
-        let request = InFlightRequest { number, losses, op, cookie, got: 0, error: None, covers, flush };
-        self.places[place as usize] = Some(request);
-        Some(place)
+        let request = InFlightRequest { number, losses, op, cookie, received: 0, error: None, covers, flush };
+        self.slots[slot as usize] = Some(request);
+        Some(slot)
     }
 
     /// Returns the bytes to send: a header, and the data after it.
-    pub(super) fn to_send(&self, place: u32) -> Option<([u8; wire::REQUEST_BYTES], &[u8])> {
-        let request = self.get(place)?;
+    pub(super) fn to_send(&self, slot: u32) -> Option<([u8; wire::REQUEST_BYTES], &[u8])> {
+        let request = self.get(slot)?;
         let OffloadOp { kind, at, len, .. } = request.op;
         let (command, flags) = wire::command(kind);
         let header = wire::request(command, flags, request.cookie, at, len as u32);
@@ -116,23 +116,23 @@ impl InFlight {
         Some((header, bytes))
     }
 
-    pub(super) fn get(&self, place: u32) -> Option<&InFlightRequest> {
-        self.places.get(place as usize)?.as_ref()
+    pub(super) fn get(&self, slot: u32) -> Option<&InFlightRequest> {
+        self.slots.get(slot as usize)?.as_ref()
     }
 
-    pub(super) fn get_mut(&mut self, place: u32) -> Option<&mut InFlightRequest> {
-        self.places.get_mut(place as usize)?.as_mut()
+    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut InFlightRequest> {
+        self.slots.get_mut(slot as usize)?.as_mut()
     }
 
-    /// Returns the place of the request with this cookie.
+    /// Returns the slot of the request with this cookie.
     pub(super) fn find(&self, cookie: u64) -> Option<u32> {
-        let place = cookie as u32;
-        self.get(place).filter(|request| request.cookie == cookie).map(|_| place)
+        let slot = cookie as u32;
+        self.get(slot).filter(|request| request.cookie == cookie).map(|_| slot)
     }
 
     /// Answers a request according to its replies.
-    pub(super) fn finish(&mut self, place: u32, wakes: &mut WakeBatch) {
-        let Some(mut request) = self.remove(place) else { return };
+    pub(super) fn finish(&mut self, slot: u32, wakes: &mut WakeBatch) {
+        let Some(mut request) = self.remove(slot) else { return };
         let result = request.result();
         match request.op.kind {
             OffloadKind::Flush if result.is_ok() => {
@@ -163,9 +163,9 @@ impl InFlight {
         }
     }
 
-    fn remove(&mut self, place: u32) -> Option<InFlightRequest> {
-        let request = self.places.get_mut(place as usize)?.take()?;
-        self.free.push(place);
+    fn remove(&mut self, slot: u32) -> Option<InFlightRequest> {
+        let request = self.slots.get_mut(slot as usize)?.take()?;
+        self.free.push(slot);
         Some(request)
     }
 
@@ -184,7 +184,7 @@ impl InFlight {
     pub(super) fn drain(&mut self) -> Vec<QueuedOp> {
         let mut was = std::mem::replace(self, Self::new(self.lost_writes()));
         let held = std::iter::from_fn(|| was.flushes.take_if(|_, _| true));
-        let all = was.places.into_iter().flatten().chain(held);
+        let all = was.slots.into_iter().flatten().chain(held);
         let mut left: Vec<_> =
             all.map(|InFlightRequest { number, op, losses, .. }| QueuedOp { number, op, losses }).collect();
         left.sort_unstable_by_key(|queued| queued.number);
@@ -193,6 +193,6 @@ impl InFlight {
 
     /// Returns whether a request with a smaller number is in flight.
     pub(super) fn any_before(&self, number: u64) -> bool {
-        self.places.iter().flatten().chain(self.flushes.held()).any(|request| request.number < number)
+        self.slots.iter().flatten().chain(self.flushes.held()).any(|request| request.number < number)
     }
 }

@@ -5,8 +5,8 @@ use super::wire::*;
 use crate::offload::{OffloadKind, WakeBatch};
 use std::io::IoSliceMut;
 
-/// The bytes to read at once, beside those that go straight into a request's buffer. It is longer than any
-/// header.
+/// The bytes to read at once, out_of_bounds those that go straight into a request's buffer. It is longer
+/// than any header.
 const STAGE_BYTES: usize = 16 << 10;
 
 /// The largest error message in bytes.
@@ -18,11 +18,11 @@ enum ParseState {
     /// Before a header.
     Header,
     /// Before the body of a chunk: `head` bytes to parse, then `rest` bytes.
-    Body { place: u32, kind: u16, done: bool, head: usize, rest: u64 },
+    Body { slot: u32, kind: u16, done: bool, head: usize, rest: u64 },
     /// Within data for a request's buffer.
-    Data { place: u32, at: usize, left: usize, done: bool },
+    Data { slot: u32, at: usize, left: usize, done: bool },
     /// Within bytes that are ignored.
-    Skip { place: u32, left: u64, done: bool },
+    Skip { slot: u32, left: u64, done: bool },
 }
 
 /// The parser of one connection's replies.
@@ -58,15 +58,15 @@ impl Replies {
         Self { structured, state: ParseState::Header, stage, start: 0, end: 0 }
     }
 
-    /// Returns the places for the next bytes of the stream: the buffer of a request, then the stage. They are
+    /// Returns the memory for the next bytes of the stream: the buffer of a request, then the stage. They are
     /// never empty together.
     pub(super) fn space<'a>(&'a mut self, in_flight: &'a mut InFlight) -> [IoSliceMut<'a>; 2] {
         // The stage contains at most a part of a header.
         self.stage.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         let data = match self.state {
-            ParseState::Data { place, at, left, .. } => in_flight
-                .get_mut(place)
+            ParseState::Data { slot, at, left, .. } => in_flight
+                .get_mut(slot)
                 .and_then(|request| request.op.bytes_mut().get_mut(at..at + left))
                 .unwrap_or_default(),
             _ => &mut [],
@@ -88,22 +88,22 @@ impl Replies {
             ParseState::Data { left, .. } => left.min(bytes),
             _ => 0,
         };
-        self.took(direct, in_flight, wakes);
+        self.data_received(direct, in_flight, wakes);
         self.end += bytes - direct;
         while self.step(in_flight, wakes)? {}
         Ok(())
     }
 
-    /// Records that `bytes` of data are in their place.
-    fn took(&mut self, bytes: usize, in_flight: &mut InFlight, wakes: &mut WakeBatch) {
-        if let ParseState::Data { place, at, left, done } = &mut self.state {
+    /// Records that `bytes` of data are in the request's buffer.
+    fn data_received(&mut self, bytes: usize, in_flight: &mut InFlight, wakes: &mut WakeBatch) {
+        if let ParseState::Data { slot, at, left, done } = &mut self.state {
             *at += bytes;
             *left -= bytes;
-            let (place, done) = (*place, *done);
+            let (slot, done) = (*slot, *done);
             if *left == 0 {
                 self.state = ParseState::Header;
                 if done {
-                    in_flight.finish(place, wakes);
+                    in_flight.finish(slot, wakes);
                 }
             }
         }
@@ -122,30 +122,30 @@ impl Replies {
     fn step(&mut self, in_flight: &mut InFlight, wakes: &mut WakeBatch) -> Result<bool, Problem> {
         match self.state {
             ParseState::Header => self.header(in_flight, wakes),
-            ParseState::Body { place, kind, done, head, rest } => {
+            ParseState::Body { slot, kind, done, head, rest } => {
                 let Some(at) = self.take(head) else { return Ok(false) };
-                self.body(in_flight, wakes, (place, kind, done), at, rest)?;
+                self.body(in_flight, wakes, (slot, kind, done), at, rest)?;
                 Ok(true)
             }
-            ParseState::Data { place, at, left, .. } => {
+            ParseState::Data { slot, at, left, .. } => {
                 let here = left.min(self.end - self.start);
                 let staged = &self.stage[self.start..self.start + here];
                 if let Some(into) =
-                    in_flight.get_mut(place).and_then(|f| f.op.bytes_mut().get_mut(at..at + here))
+                    in_flight.get_mut(slot).and_then(|f| f.op.bytes_mut().get_mut(at..at + here))
                 {
                     into.copy_from_slice(staged);
                 }
                 self.start += here;
-                self.took(here, in_flight, wakes);
+                self.data_received(here, in_flight, wakes);
                 Ok(here > 0)
             }
-            ParseState::Skip { place, left, done } => {
+            ParseState::Skip { slot, left, done } => {
                 let here = left.min((self.end - self.start) as u64);
                 self.start += here as usize;
                 if here == left {
-                    self.ended(place, done, in_flight, wakes);
+                    self.ended(slot, done, in_flight, wakes);
                 } else {
-                    self.state = ParseState::Skip { place, left: left - here, done };
+                    self.state = ParseState::Skip { slot, left: left - here, done };
                 }
                 Ok(here > 0 || left == 0)
             }
@@ -153,10 +153,10 @@ impl Replies {
     }
 
     /// Ends a chunk, and the reply if this was its last chunk.
-    fn ended(&mut self, place: u32, done: bool, in_flight: &mut InFlight, wakes: &mut WakeBatch) {
+    fn ended(&mut self, slot: u32, done: bool, in_flight: &mut InFlight, wakes: &mut WakeBatch) {
         self.state = ParseState::Header;
         if done {
-            in_flight.finish(place, wakes);
+            in_flight.finish(slot, wakes);
         }
     }
 
@@ -189,20 +189,20 @@ impl Replies {
         in_flight: &mut InFlight,
         wakes: &mut WakeBatch,
     ) -> Result<(), Problem> {
-        let place = in_flight.find(cookie).ok_or(Problem::Protocol("a reply without a request"))?;
-        let Some(request) = in_flight.get_mut(place) else { return Ok(()) };
+        let slot = in_flight.find(cookie).ok_or(Problem::Protocol("a reply without a request"))?;
+        let Some(request) = in_flight.get_mut(slot) else { return Ok(()) };
         if request.op.kind == OffloadKind::Read && self.structured {
             return Err(Problem::Protocol("a simple reply to a read"));
         }
         if error != 0 {
             request.error.get_or_insert(error);
         } else if request.op.kind == OffloadKind::Read && request.op.len > 0 {
-            request.got = request.op.len;
+            request.received = request.op.len;
             let left = request.op.bytes().len();
-            self.state = ParseState::Data { place, at: 0, left, done: true };
+            self.state = ParseState::Data { slot, at: 0, left, done: true };
             return Ok(());
         }
-        in_flight.finish(place, wakes);
+        in_flight.finish(slot, wakes);
         Ok(())
     }
 
@@ -214,7 +214,7 @@ impl Replies {
         len: u32,
         in_flight: &InFlight,
     ) -> Result<(), Problem> {
-        let place = in_flight.find(cookie).ok_or(Problem::Protocol("a reply without a request"))?;
+        let slot = in_flight.find(cookie).ok_or(Problem::Protocol("a reply without a request"))?;
         let head = match kind {
             CHUNK_NONE if len == 0 && done => 0,
             CHUNK_DATA if len > 8 => 8,
@@ -223,7 +223,7 @@ impl Replies {
             _ => return Err(Problem::Protocol("an invalid chunk of a reply")),
         };
         let rest = u64::from(len) - head as u64;
-        self.state = ParseState::Body { place, kind, done, head, rest };
+        self.state = ParseState::Body { slot, kind, done, head, rest };
         Ok(())
     }
 
@@ -232,33 +232,33 @@ impl Replies {
         &mut self,
         in_flight: &mut InFlight,
         wakes: &mut WakeBatch,
-        (place, kind, done): (u32, u16, bool),
+        (slot, kind, done): (u32, u16, bool),
         at: usize,
         rest: u64,
     ) -> Result<(), Problem> {
-        let beside = Problem::Protocol("data beyond the request");
-        let Some(request) = in_flight.get_mut(place) else { return Ok(()) };
+        let out_of_bounds = Problem::Protocol("data beyond the request");
+        let Some(request) = in_flight.get_mut(slot) else { return Ok(()) };
         match kind {
             CHUNK_DATA => {
-                let to = request.place(u64_at(&self.stage, at), rest).ok_or(beside)?;
-                request.got += rest;
-                self.state = ParseState::Data { place, at: to, left: rest as usize, done };
+                let to = request.buffer_offset(u64_at(&self.stage, at), rest).ok_or(out_of_bounds)?;
+                request.received += rest;
+                self.state = ParseState::Data { slot, at: to, left: rest as usize, done };
             }
             CHUNK_HOLE => {
                 let len = u64::from(u32_at(&self.stage, at + 8));
-                let to = request.place(u64_at(&self.stage, at), len).ok_or(beside)?;
-                request.got += len;
+                let to = request.buffer_offset(u64_at(&self.stage, at), len).ok_or(out_of_bounds)?;
+                request.received += len;
                 if let Some(zeroes) = request.op.bytes_mut().get_mut(to..to + len as usize) {
                     zeroes.fill(0);
                 }
-                self.ended(place, done, in_flight, wakes);
+                self.ended(slot, done, in_flight, wakes);
             }
-            CHUNK_NONE => self.ended(place, done, in_flight, wakes),
+            CHUNK_NONE => self.ended(slot, done, in_flight, wakes),
             _ => {
                 let error = u32_at(&self.stage, at);
                 // An error without a number is an error too.
                 request.error.get_or_insert(error);
-                self.state = ParseState::Skip { place, left: rest, done };
+                self.state = ParseState::Skip { slot, left: rest, done };
             }
         }
         Ok(())

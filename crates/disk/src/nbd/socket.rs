@@ -12,11 +12,11 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// The idle time after which TCP checks that the server is alive,
+/// The idle time after which TCP checks that the server is alive.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
-/// the pause between two checks,
+/// The pause between two checks.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
-/// and the number of failed checks that end the connection.
+/// The number of failed checks that end the connection.
 const KEEPALIVE_COUNT: u32 = 3;
 
 /// The resolved address of a server.
@@ -102,9 +102,9 @@ fn tcp(address: SocketAddr, deadline: Instant, inbox: &Inbox) -> Result<OwnedFd,
     Ok(socket)
 }
 
-/// Returns the time from now until `then`.
-pub(super) fn until(then: Instant) -> Timespec {
-    let left = then.saturating_duration_since(Instant::now());
+/// Returns the time from now until `deadline`.
+pub(super) fn until(deadline: Instant) -> Timespec {
+    let left = deadline.saturating_duration_since(Instant::now());
     // A little longer avoids repeated waits that are a little too short.
     let left = left + Duration::from_micros(if left.is_zero() { 0 } else { 100 });
     Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
@@ -194,7 +194,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let here = listener.local_addr().unwrap();
         // Only a listener on all addresses could listen there, and its port is taken.
-        let nowhere = SocketAddr::from(([127, 0, 0, 2], here.port()));
+        let no_listener = SocketAddr::from(([127, 0, 0, 2], here.port()));
         let hello = [&b"NBDMAGICIHAVEOPT\0\0"[..], &4096_u64.to_be_bytes(), &[0; 126]].concat();
         let inbox = Inbox::new().unwrap();
         let connect = |addresses: &[SocketAddr]| {
@@ -210,12 +210,12 @@ mod tests {
                     let _ = stream.read_to_end(&mut Vec::new());
                 }
             });
-            let all = [&[here][..], &[nowhere, here], &[here, nowhere]].map(connect);
+            let all = [&[here][..], &[no_listener, here], &[here, no_listener]].map(connect);
             // This ends the server's waits if something is wrong.
             all.iter().for_each(|_| drop(TcpStream::connect(here)));
             assert!(all.iter().all(|found| matches!(found, Ok(4096))), "{all:?}");
         });
-        assert!(matches!(connect(&[nowhere]), Err(Problem::Io(_))));
+        assert!(matches!(connect(&[no_listener]), Err(Problem::Io(_))));
     }
 
     /// Data that have arrived are not read after the deadline either.

@@ -5,22 +5,21 @@
 //! from its kernel. The other current flushes of the library then succeed, and so do later ones. So a failed
 //! flush counts as a loss, which each queue reports ([`crate::lost_writes`]).
 //!
-//! The answer of a successful flush can come before that of the failed one. So it is held until all flushes
-//! have ended that the library had when the answer came. If one of them fails, the answer has the higher
-//! count. Each answer waits only for flushes that were submitted before it came, and for no other answer. So
-//! the wait ends when the library has ended these flushes. A flush that was given up because the disk stops
-//! delays no answer.
+//! The answer of a successful flush can come before that of the failed one. So it is held until the library
+//! has ended all other flushes that are in flight at this moment. If one of them fails, the held answer has
+//! the higher count. An answer never waits for a flush that was submitted after it came, nor for another
+//! answer. So each wait ends. It does not wait either for a flush that was given up because the disk stops.
 
-/// The flushes that a library has, and the count of lost writes for its answers. `T` is the data needed to
-/// answer a flush.
+/// The flushes in flight at a library, and the loss count for its answers. `T` is the data needed to answer a
+/// flush.
 #[derive(Debug)]
 pub(crate) struct Flushes<T> {
     lost_writes: u64,
     /// The number of the next flush.
     next: u64,
-    /// The numbers of the flushes that the library has.
-    out: Vec<u64>,
-    /// Successful flushes, each with a number. A flush waits for all flushes with smaller numbers.
+    /// The numbers of the flushes in flight.
+    in_flight: Vec<u64>,
+    /// Successful flushes that are held. Each waits for all flushes in flight with numbers below its own.
     held: Vec<(u64, T)>,
 }
 
@@ -32,7 +31,7 @@ impl<T> Default for Flushes<T> {
 
 impl<T> Flushes<T> {
     pub(crate) fn new(lost_writes: u64) -> Self {
-        Self { lost_writes, next: 0, out: Vec::new(), held: Vec::new() }
+        Self { lost_writes, next: 0, in_flight: Vec::new(), held: Vec::new() }
     }
 
     /// Returns the number of times when acknowledged writes may have been lost.
@@ -44,7 +43,7 @@ impl<T> Flushes<T> {
     pub(crate) fn begin(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.out.push(number);
+        self.in_flight.push(number);
         number
     }
 
@@ -67,12 +66,12 @@ impl<T> Flushes<T> {
 
     /// Stops waiting for a flush.
     pub(crate) fn forget(&mut self, number: u64) {
-        self.out.retain(|out| *out != number);
+        self.in_flight.retain(|other| *other != number);
     }
 
     /// Takes a flush that can be answered now. Call this after each of the above, until it returns `None`.
     pub(crate) fn due(&mut self) -> Option<T> {
-        let first = self.out.iter().min().copied().unwrap_or(self.next);
+        let first = self.in_flight.iter().min().copied().unwrap_or(self.next);
         self.take_if(|before, _| before <= first)
     }
 

@@ -112,7 +112,7 @@ impl Chain {
             let step = match copy.phase {
                 CopyPhase::Whole if copy.file.is_active() => {
                     let buffers = if state.is_split { &mut *front } else { &mut *main };
-                    image.file.drive(&mut top(sender), buffers, &mut copy.file)
+                    image.file.retry(&mut top(sender), buffers, &mut copy.file)
                 }
                 CopyPhase::Whole => {
                     state.is_split = state.len < main.left();
@@ -131,7 +131,7 @@ impl Chain {
                     self.drive_read(sender, layers, (&mut copy.own, &mut copy.front), &mut copy.read)
                 }
                 CopyPhase::Store | CopyPhase::Sync => {
-                    image.file.drive(&mut top(sender), &mut copy.own, &mut copy.file)
+                    image.file.retry(&mut top(sender), &mut copy.own, &mut copy.file)
                 }
             };
             match self.end_copy_step(sender, image, main, state, step) {

@@ -229,11 +229,11 @@ impl<S: OpSender> OpSender for LayerSender<'_, S> {
         self.sender.marks()
     }
 
-    fn stall(&mut self) {
-        self.sender.stall_layer(self.layer);
+    fn pause(&mut self) {
+        self.sender.pause_layer(self.layer);
     }
 
-    fn stall_layer(&mut self, layer: usize) {
-        self.sender.stall_layer(layer);
+    fn pause_layer(&mut self, layer: usize) {
+        self.sender.pause_layer(layer);
     }
 }

@@ -89,7 +89,7 @@ impl OwnOp {
     fn drive(&mut self, sender: &mut impl OpSender) -> Step {
         let sender = &mut LayerSender { sender, layer: self.layer };
         let step = if self.is_started {
-            self.image.file.drive(sender, &mut self.buffers, &mut self.file)
+            self.image.file.retry(sender, &mut self.buffers, &mut self.file)
         } else {
             self.is_started = true;
             self.image.file.start_unchecked(sender, &mut self.buffers, &mut self.file, self.wanted)

@@ -155,7 +155,7 @@ impl Chain {
                 ReadPhase::Transfer => {
                     let buffers = if state.is_split { &mut *front } else { &mut *main };
                     let sender = &mut LayerSender { sender: &mut *sender, layer: state.layer };
-                    self.layers[state.layer].file().drive(sender, buffers, &mut state.file)
+                    self.layers[state.layer].file().retry(sender, buffers, &mut state.file)
                 }
                 ReadPhase::Load | ReadPhase::Decode => self.drive_decode(sender, main, state),
             };
@@ -242,7 +242,7 @@ impl Chain {
             let sender = &mut LayerSender { sender: &mut *sender, layer: state.layer };
             let step = match decode.prepare(image, sender.waker()) {
                 Err(step) => step,
-                Ok(None) => image.file.drive(sender, &mut decode.own, &mut decode.file),
+                Ok(None) => image.file.retry(sender, &mut decode.own, &mut decode.file),
                 Ok(Some(wanted)) => {
                     image.file.start_unchecked(sender, &mut decode.own, &mut decode.file, wanted)
                 }

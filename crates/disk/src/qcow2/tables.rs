@@ -2,7 +2,7 @@
 //!
 //! It does no I/O. It emits operations ([`Tables::next_op`]) and takes their completions. Any queue can carry
 //! out any operation. The rules R1 to R9 are argued in
-//! `docs/adr/0010-a-table-holds-only-what-may-be-on-disk.md`.
+//! `docs/adr/0011-a-table-holds-only-what-may-be-on-disk.md`.
 
 mod blocks;
 mod copies;

@@ -134,7 +134,7 @@ impl Chain {
                 },
                 WritePhase::Transfer => {
                     let buffers = if state.is_split { &mut *front } else { &mut *main };
-                    image.file.drive(&mut top(sender), buffers, &mut state.file)
+                    image.file.retry(&mut top(sender), buffers, &mut state.file)
                 }
                 WritePhase::Copy => self.drive_copy(sender, (image, shard), (main, front), state),
                 WritePhase::Tables => match written(image, state.ticket, sender.waker()) {
@@ -277,7 +277,7 @@ impl Chain {
     fn start_sync(&self, sender: &mut impl OpSender, image: &Arc<Image>, state: &mut WriteState) -> Step {
         let none = &mut OwnBuffers::default();
         if state.mark.is_some() {
-            return image.file.drive(&mut top(sender), none, &mut state.file);
+            return image.file.retry(&mut top(sender), none, &mut state.file);
         }
         state.mark = Some(image.with_tables(|tables| tables.sync_begins()));
         image.file.start_unchecked(&mut top(sender), none, &mut state.file, Unchecked::Flush)

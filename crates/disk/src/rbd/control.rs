@@ -38,17 +38,17 @@ pub(super) struct Control {
 
 #[derive(Debug, Default)]
 struct ControlState {
-    /// A caller waits for a job. The next caller waits for that one.
-    taken: bool,
+    /// A caller waits for a job. The next caller waits for the first one.
+    has_caller: bool,
     /// The next job, and its number.
-    asked: Option<(Job, u64)>,
+    requested: Option<(Job, u64)>,
     /// The result of the job that a caller waits for, and its number.
     done: Option<(Outcome, u64)>,
     next: u64,
     /// The lock must be released, and no caller waits for that.
     release: bool,
     /// The size may have changed.
-    look: bool,
+    read_size: bool,
     end: bool,
     ended: bool,
 }
@@ -57,7 +57,7 @@ struct ControlState {
 enum ControlStep {
     Do(Job, u64),
     Release,
-    Look,
+    ReadSize,
     End,
 }
 
@@ -71,22 +71,22 @@ impl Control {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a job. Returns `None` if it takes longer than `within`. The job goes on then, but a lock that
-    /// comes too late is released.
-    pub(super) fn ask(&self, job: Job, within: Duration) -> Option<Outcome> {
+    /// Has the thread run a job. Returns `None` if it takes longer than `within`. The job continues then,
+    /// but a lock that is acquired too late is released.
+    pub(super) fn request(&self, job: Job, within: Duration) -> Option<Outcome> {
         let deadline = Instant::now() + within;
-        let Some(mut state) = self.wait(self.lock(), deadline, |state| !state.taken) else {
+        let Some(mut state) = self.wait(self.lock(), deadline, |state| !state.has_caller) else {
             self.give_up(job, false);
             return None;
         };
         let number = state.next;
         state.next += 1;
-        (state.taken, state.asked) = (true, Some((job, number)));
+        (state.has_caller, state.requested) = (true, Some((job, number)));
         self.changed.notify_all();
         let is_done = |state: &ControlState| matches!(state.done, Some((_, done)) if done == number);
         match self.wait(state, deadline, is_done) {
             Some(mut state) => {
-                state.taken = false;
+                state.has_caller = false;
                 self.changed.notify_all();
                 state.done.take().map(|(outcome, _)| outcome)
             }
@@ -111,20 +111,20 @@ impl Control {
         Some(state)
     }
 
-    /// Gives up the wait for a job. `asked`: the job was passed to the thread.
-    fn give_up(&self, job: Job, asked: bool) {
+    /// Gives up the wait for a job. `requested`: the job was passed to the thread.
+    fn give_up(&self, job: Job, requested: bool) {
         let mut state = self.lock();
-        if asked {
-            (state.taken, state.asked) = (false, None);
+        if requested {
+            (state.has_caller, state.requested) = (false, None);
         }
         // The release comes before the next job.
-        state.release |= job == Job::Release || (asked && job == Job::Acquire);
+        state.release |= job == Job::Release || (requested && job == Job::Acquire);
         self.changed.notify_all();
     }
 
     /// Records that the image has changed, perhaps in size.
     pub(super) fn image_changed(&self) {
-        self.lock().look = true;
+        self.lock().read_size = true;
         self.changed.notify_all();
     }
 
@@ -157,7 +157,7 @@ impl Control {
         mut size: impl FnMut() -> io::Result<u64>,
     ) {
         loop {
-            let (mut done, mut look) = (None, false);
+            let (mut done, mut read_size) = (None, false);
             match self.next() {
                 ControlStep::Do(job, number) => {
                     let outcome = perform(job);
@@ -166,14 +166,14 @@ impl Control {
                     }
                     done = Some((outcome, number));
                     // Another client may have changed the image before.
-                    look = matches!(job, Job::Acquire | Job::Invalidate);
+                    read_size = matches!(job, Job::Acquire | Job::Invalidate);
                 }
                 ControlStep::Release => {
                     if let Err(error) = perform(Job::Release) {
                         tracing::warn!(%error, "the lock of a Ceph image cannot be released");
                     }
                 }
-                ControlStep::Look => match size() {
+                ControlStep::ReadSize => match size() {
                     Ok(size) if self.size.swap(size, Ordering::Relaxed) != size => self.resized.wake(),
                     Ok(_) => {}
                     Err(error) => tracing::warn!(%error, "the size of a Ceph image cannot be read"),
@@ -181,7 +181,7 @@ impl Control {
                 ControlStep::End => return,
             }
             let mut state = self.lock();
-            state.look |= look;
+            state.read_size |= read_size;
             if done.is_some() {
                 state.done = done;
             }
@@ -202,12 +202,12 @@ impl Control {
         loop {
             let step = if std::mem::take(&mut state.release) {
                 Some(ControlStep::Release)
-            } else if let Some((job, number)) = state.asked.take() {
+            } else if let Some((job, number)) = state.requested.take() {
                 Some(ControlStep::Do(job, number))
             } else if state.end {
                 Some(ControlStep::End)
-            } else if std::mem::take(&mut state.look) {
-                Some(ControlStep::Look)
+            } else if std::mem::take(&mut state.read_size) {
+                Some(ControlStep::ReadSize)
             } else {
                 None
             };
@@ -265,7 +265,7 @@ mod tests {
     fn begin(control: &Control, begun: &Receiver<Job>, held: Job) {
         let mut wait = SHORT;
         while !begun.try_iter().any(|job| job == held) {
-            assert!(control.ask(held, wait).is_none());
+            assert!(control.request(held, wait).is_none());
             wait *= 2;
         }
     }
@@ -284,7 +284,7 @@ mod tests {
     fn requested_jobs_are_done() {
         with_thread(Job::Flush, |control, begun, go_on| {
             go_on.send(()).unwrap();
-            assert!(control.ask(Job::Flush, LONG).unwrap().is_ok());
+            assert!(control.request(Job::Flush, LONG).unwrap().is_ok());
             assert_eq!(begun.recv(), Ok(Job::Flush));
             control.image_changed();
             wait_for_size_512(control);
@@ -296,7 +296,7 @@ mod tests {
     fn the_size_is_read_after_acquire_and_invalidate() {
         for job in [Job::Acquire, Job::Invalidate] {
             with_thread(Job::Flush, |control, _, _| {
-                assert!(control.ask(job, LONG).unwrap().is_ok());
+                assert!(control.request(job, LONG).unwrap().is_ok());
                 wait_for_size_512(control);
             });
         }
@@ -307,9 +307,9 @@ mod tests {
         with_thread(Job::Acquire, |control, begun, go_on| {
             begin(control, begun, Job::Acquire);
             // Further jobs have a time limit too.
-            assert!(control.ask(Job::Flush, SHORT).is_none());
+            assert!(control.request(Job::Flush, SHORT).is_none());
             (0..2).for_each(|_| go_on.send(()).unwrap());
-            assert!(control.ask(Job::Acquire, LONG).unwrap().is_ok());
+            assert!(control.request(Job::Acquire, LONG).unwrap().is_ok());
             let op: Vec<_> = begun.try_iter().collect();
             assert_eq!(op, [Job::Release, Job::Acquire]);
         });
@@ -320,7 +320,7 @@ mod tests {
         with_thread(Job::Flush, |control, begun, go_on| {
             begin(control, begun, Job::Flush);
             thread::scope(|scope| {
-                let callers = [(); 8].map(|()| scope.spawn(|| control.ask(Job::Check, LONG)));
+                let callers = [(); 8].map(|()| scope.spawn(|| control.request(Job::Check, LONG)));
                 go_on.send(()).unwrap();
                 assert!(callers.map(|caller| caller.join().unwrap()).iter().all(Option::is_some));
             });
@@ -334,12 +334,12 @@ mod tests {
         with_thread(Job::Flush, |control, begun, go_on| {
             begin(control, begun, Job::Flush);
             thread::scope(|scope| {
-                let first = scope.spawn(|| control.ask(Job::Check, LONG));
-                while !control.lock().taken {
+                let first = scope.spawn(|| control.request(Job::Check, LONG));
+                while !control.lock().has_caller {
                     thread::yield_now();
                 }
-                assert!(control.ask(Job::Acquire, SHORT).is_none() && !control.lock().release);
-                assert!(control.ask(Job::Release, SHORT).is_none());
+                assert!(control.request(Job::Acquire, SHORT).is_none() && !control.lock().release);
+                assert!(control.request(Job::Release, SHORT).is_none());
                 go_on.send(()).unwrap();
                 assert!(first.join().unwrap().is_some());
             });
@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn an_abandoned_job_does_not_begin() {
         let (control, mut done) = (Control::new().unwrap(), Vec::new());
-        assert!(control.ask(Job::Acquire, SHORT).is_none());
+        assert!(control.request(Job::Acquire, SHORT).is_none());
         assert!(!control.end(Duration::ZERO));
         control.run(
             |job| {
@@ -367,7 +367,7 @@ mod tests {
     fn an_abandoned_release_still_happens() {
         with_thread(Job::Flush, |control, begun, go_on| {
             begin(control, begun, Job::Flush);
-            assert!(control.ask(Job::Release, SHORT).is_none());
+            assert!(control.request(Job::Release, SHORT).is_none());
             go_on.send(()).unwrap();
             assert_eq!(begun.recv(), Ok(Job::Release));
         });

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 /// The largest number of answered requests that the library still has: 64 MiB of buffers at most.
 const LOST_MAX: usize = 256;
 
-/// The data of a request in the library: its place, and its buffer, which the library uses meanwhile.
+/// The data of a request in the library: its slot, and its buffer, which the library uses meanwhile.
 #[derive(Debug)]
 pub(super) struct Submission {
-    place: u32,
+    slot: u32,
     pub(super) buffer: Option<AlignedBuf>,
     in_flight: Arc<InFlight>,
 }
@@ -23,8 +23,8 @@ pub(super) struct Submission {
 impl Submission {
     /// Completes the request. `returned` is the number of bytes read, or 0, or a negative error.
     pub(super) fn complete(self, returned: isize) {
-        let Self { place, buffer, in_flight } = self;
-        in_flight.complete(place, returned, buffer);
+        let Self { slot, buffer, in_flight } = self;
+        in_flight.complete(slot, returned, buffer);
     }
 }
 
@@ -39,7 +39,7 @@ pub(super) struct InFlight {
 
 #[derive(Debug, Default)]
 struct InFlightState {
-    places: Vec<Entry>,
+    slots: Vec<Entry>,
     free: Vec<u32>,
     /// The number of the next request.
     next: u64,
@@ -93,24 +93,24 @@ impl InFlight {
         state.next += 1;
         let flush = (op.kind == OffloadKind::Flush).then(|| state.flushes.begin());
         let taken = Entry::Taken { number, op, flush };
-        let place = match state.free.pop() {
-            Some(place) => {
-                state.places[place as usize] = taken;
-                place
+        let slot = match state.free.pop() {
+            Some(slot) => {
+                state.slots[slot as usize] = taken;
+                slot
             }
             None => {
-                state.places.push(taken);
-                (state.places.len() - 1) as u32
+                state.slots.push(taken);
+                (state.slots.len() - 1) as u32
             }
         };
         drop(state);
-        Some(Box::new(Submission { place, buffer, in_flight: self.clone() }))
+        Some(Box::new(Submission { slot, buffer, in_flight: self.clone() }))
     }
 
-    fn complete(&self, place: u32, returned: isize, buffer: Option<AlignedBuf>) {
+    fn complete(&self, slot: u32, returned: isize, buffer: Option<AlignedBuf>) {
         let mut state = self.lock();
-        let was = std::mem::replace(&mut state.places[place as usize], Entry::Free);
-        state.free.push(place);
+        let was = std::mem::replace(&mut state.slots[slot as usize], Entry::Free);
+        state.free.push(slot);
         state.silent = false;
         // The answer comes after the lock is dropped.
         let mut answered = None;
@@ -226,12 +226,12 @@ impl InFlightState {
     /// that waited for one of them, as [`InFlightState::due`].
     fn take_before(&mut self, before: u64) -> (Vec<OffloadOp>, Vec<OffloadOp>, u64) {
         let mut late = Vec::new();
-        for place in &mut self.places {
-            if !matches!(place, Entry::Taken { number, .. } if *number < before) {
+        for slot in &mut self.slots {
+            if !matches!(slot, Entry::Taken { number, .. } if *number < before) {
                 continue;
             }
-            let lost = Entry::Lost { was_flush: matches!(place, Entry::Taken { flush: Some(_), .. }) };
-            if let Entry::Taken { op, flush, .. } = std::mem::replace(place, lost) {
+            let lost = Entry::Lost { was_flush: matches!(slot, Entry::Taken { flush: Some(_), .. }) };
+            if let Entry::Taken { op, flush, .. } = std::mem::replace(slot, lost) {
                 // The library may never complete it.
                 if let Some(flush) = flush {
                     self.flushes.forget(flush);
@@ -334,7 +334,7 @@ mod tests {
             request.submission.take().unwrap().complete(returned);
             assert_eq!(answer(&request), Some((result, true)));
         }
-        assert_eq!(in_flight.lock().places.len(), 1);
+        assert_eq!(in_flight.lock().slots.len(), 1);
     }
 
     /// The library reports lost writes to one flush. The others have the new count from then on.
@@ -344,16 +344,16 @@ mod tests {
         let answer = |request: &Request| request.slot.take().map(|a| (a.result, a.lost_writes));
         let complete =
             |request: &mut Request, returned| request.submission.take().unwrap().complete(returned);
-        let [mut told, mut beside, mut write] =
+        let [mut failing, mut concurrent, mut write] =
             [OffloadKind::Flush, OffloadKind::Flush, OffloadKind::Write { durable: false }]
                 .map(|kind| insert(&in_flight, kind));
         complete(&mut write, 0);
         assert_eq!(answer(&write), Some((Ok(()), 0)));
-        complete(&mut beside, 0);
-        assert_eq!(answer(&beside), None, "the other flush may have failed");
-        complete(&mut told, -(Errno::IO.raw_os_error() as isize));
-        assert_eq!(answer(&told), Some((Err(IoError::Os(Errno::IO)), 1)));
-        assert_eq!(answer(&beside), Some((Ok(()), 1)));
+        complete(&mut concurrent, 0);
+        assert_eq!(answer(&concurrent), None, "the other flush may have failed");
+        complete(&mut failing, -(Errno::IO.raw_os_error() as isize));
+        assert_eq!(answer(&failing), Some((Err(IoError::Os(Errno::IO)), 1)));
+        assert_eq!(answer(&concurrent), Some((Ok(()), 1)));
         let mut after = insert(&in_flight, OffloadKind::Flush);
         complete(&mut after, 0);
         assert_eq!(answer(&after), Some((Ok(()), 1)));

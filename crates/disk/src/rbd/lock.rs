@@ -54,7 +54,7 @@ pub(super) fn release(image: &Image) -> Outcome {
 /// Waits until no client has the lock. `dead_after` is the limit if the owner does not answer.
 fn wait(image: &Image, header: &CStr, dead_after: Duration) -> Outcome {
     let start = Instant::now();
-    let (mut told, mut answers_since) = (false, None);
+    let (mut logged, mut answers_since) = (false, None);
     while let Some(owner) = owner(image).map_err(failed)? {
         let answers = image.all_answer(header, ANSWER_MS);
         if !answers && dead_after.is_zero() {
@@ -70,7 +70,7 @@ fn wait(image: &Image, header: &CStr, dead_after: Duration) -> Outcome {
         if in_vain {
             return Err(LockError::Owned(owner));
         }
-        if !std::mem::replace(&mut told, true) {
+        if !std::mem::replace(&mut logged, true) {
             tracing::info!(owner, answers, "waiting for the lock of a Ceph image");
         }
         thread::sleep(CHECK_EVERY);

@@ -229,15 +229,31 @@ impl<'a> Worker<'a> {
         );
     }
 
-    /// Runs one request on the first slot until it ends.
-    pub fn run(&mut self, request: Request) -> Result<(), IoError> {
-        if let Step::Done(result) = self.start(0, request) {
-            return result;
-        }
+    /// Returns the number of operations in the engine.
+    pub fn in_flight(&self) -> usize {
+        self.engine.in_flight()
+    }
+
+    /// Cancels all requests.
+    pub fn cancel(&mut self) {
+        let requests = self.slots.iter_mut().map(|request_slot| &mut request_slot.io);
+        self.disk.cancel(&mut self.engine, self.attached.file(), requests);
+    }
+
+    /// Waits until a request ends. Returns its result.
+    pub fn finish(&mut self) -> Result<(), IoError> {
         loop {
             if let Some((_, result)) = self.turn().pop() {
                 return result;
             }
+        }
+    }
+
+    /// Runs one request on the first slot until it ends.
+    pub fn run(&mut self, request: Request) -> Result<(), IoError> {
+        match self.start(0, request) {
+            Step::Done(result) => result,
+            _ => self.finish(),
         }
     }
 

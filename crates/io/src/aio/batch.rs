@@ -13,14 +13,14 @@ pub(crate) struct Batch {
     context: Arc<Context>,
     pub(crate) controls: [Control; BATCH],
     pub(crate) count: usize,
-    /// The number of operations that the kernel has before this batch, which decides the pieces in which it
-    /// goes ([`early_submit::piece`]). `None`: the batch goes whole.
-    pub(crate) given: Option<usize>,
+    /// The number of operations that the kernel has before this batch. It decides the sizes of the pieces
+    /// ([`early_submit::next_piece`]). `None`: the batch is submitted whole.
+    pub(crate) in_kernel: Option<usize>,
 }
 
 impl Batch {
     pub(crate) fn new(context: Arc<Context>) -> Box<Self> {
-        Box::new(Self { context, controls: [Control::default(); BATCH], count: 0, given: None })
+        Box::new(Self { context, controls: [Control::default(); BATCH], count: 0, in_kernel: None })
     }
 
     /// Returns the slots of its operations.
@@ -34,13 +34,13 @@ impl Batch {
     /// The same.
     pub(crate) unsafe fn submit(&mut self) -> Result<usize, Errno> {
         let mut controls = &mut self.controls[..self.count.min(BATCH)];
-        let Some(mut given) = self.given else {
+        let Some(mut in_kernel) = self.in_kernel else {
             // SAFETY: the caller's promise.
             return unsafe { self.context.submit(controls) };
         };
         let mut taken = 0;
         while !controls.is_empty() {
-            let (piece, rest) = controls.split_at_mut(early_submit::piece(controls.len(), given));
+            let (piece, rest) = controls.split_at_mut(early_submit::next_piece(controls.len(), in_kernel));
             // SAFETY: the caller's promise.
             match unsafe { self.context.submit(piece) } {
                 Err(errno) if taken == 0 => return Err(errno),
@@ -51,7 +51,7 @@ impl Batch {
             if taken < self.count.min(BATCH) - rest.len() {
                 break;
             }
-            given += piece.len();
+            in_kernel += piece.len();
             controls = rest;
         }
         Ok(taken)

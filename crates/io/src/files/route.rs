@@ -27,12 +27,12 @@
 //!
 //! # Files that always answer EAGAIN
 //! A write into unallocated space answers `EAGAIN`, and so does each write through the cache of ext4. Trying
-//! each of them would waste a call. So after [`MISSES_MAX`] misses in a row, all but one of [`TRY_EACH`]
+//! each of them would waste a call. So after [`FAILURES_MAX`] failures in a row, all but one of [`TRY_EACH`]
 //! transfers go to threads at once, until a tried one succeeds.
 //!
 //! A block device answers `EAGAIN` to each transfer that it would split (`max_sectors_kb`, the number of
-//! segments), even when it is idle. That says nothing about smaller ones. So misses count by size
-//! ([`Misses::of`]), and transfers that are too large for the device do not send small ones to threads.
+//! segments), even when it is idle. That says nothing about smaller ones. So failures count by size
+//! ([`Backoff::of`]), and transfers that are too large for the device do not send small ones to threads.
 
 use crate::AlignedBuf;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs, major, minor};
@@ -44,7 +44,9 @@ use std::path::PathBuf;
 /// `TMPFS_MAGIC` of linux/magic.h.
 const TMPFS: u64 = 0x0102_1994;
 
-const MISSES_MAX: u8 = 8;
+/// The number of failures in a row after which tries are rare.
+const FAILURES_MAX: u8 = 8;
+/// Of this many, one is tried then.
 const TRY_EACH: u8 = 16;
 
 /// The route of one kind of transfer.
@@ -194,47 +196,47 @@ fn names_ram(uevent: &str) -> bool {
     number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// The recent results of transfers with `RWF_NOWAIT`.
+/// Makes tries rare after [`FAILURES_MAX`] failures in a row, until one succeeds.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Misses {
-    misses: u8,
-    passed: u8,
+pub(crate) struct Backoff {
+    failures: u8,
+    skipped: u8,
 }
 
 /// The number of sizes that are counted separately: below 8 KiB, below 16 KiB, and so on. The last is 16 MiB
 /// and more, where every device splits.
-pub(crate) const MISS_SIZES: usize = 13;
+pub(crate) const SIZE_CLASSES: usize = 13;
 
-impl Misses {
+impl Backoff {
     /// Returns the counter for a transfer of this many bytes. The limit of a device is within one of the
-    /// sizes. Transfers of that size can hit or miss. All others have the same result each time.
+    /// sizes. Transfers of that size can succeed or fail. All others have the same result each time.
     #[inline]
-    pub(crate) fn of(sizes: &mut [Self; MISS_SIZES], bytes: u64) -> &mut Self {
+    pub(crate) fn of(sizes: &mut [Self; SIZE_CLASSES], bytes: u64) -> &mut Self {
         let size = (bytes >> 12 | 1).ilog2() as usize;
-        &mut sizes[size.min(MISS_SIZES - 1)]
+        &mut sizes[size.min(SIZE_CLASSES - 1)]
     }
 
-    /// Returns whether the next transfer should be tried.
+    /// Returns whether to try the next one.
     #[inline]
     pub(crate) fn should_try(&mut self) -> bool {
-        self.misses < MISSES_MAX || self.is_turn()
+        self.failures < FAILURES_MAX || self.is_turn()
     }
 
     #[cold]
     fn is_turn(&mut self) -> bool {
-        self.passed = (self.passed + 1) % TRY_EACH;
-        self.passed == 0
+        self.skipped = (self.skipped + 1) % TRY_EACH;
+        self.skipped == 0
     }
 
-    /// Notes that a transfer did not wait.
+    /// Notes that a try succeeded.
     #[inline]
-    pub(crate) fn hit(&mut self) {
-        self.misses = 0;
+    pub(crate) fn succeeded(&mut self) {
+        self.failures = 0;
     }
 
-    /// One would have had to wait.
-    pub(crate) fn miss(&mut self) {
-        self.misses = self.misses.saturating_add(1);
+    /// Notes that a try failed.
+    pub(crate) fn failed(&mut self) {
+        self.failures = self.failures.saturating_add(1);
     }
 }
 
@@ -243,22 +245,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn misses_make_tries_rare_until_a_success() {
-        let mut misses = Misses::default();
-        let tried = |misses: &mut Misses, rounds: usize| {
+    fn failures_make_tries_rare_until_a_success() {
+        let mut backoff = Backoff::default();
+        let tried = |backoff: &mut Backoff, rounds: usize| {
             (0..rounds)
                 .filter(|_| {
-                    misses.should_try() && {
-                        misses.miss();
+                    backoff.should_try() && {
+                        backoff.failed();
                         true
                     }
                 })
                 .count()
         };
-        assert_eq!(tried(&mut misses, 8), 8);
-        assert_eq!(tried(&mut misses, 160), 10);
-        misses.hit();
-        assert_eq!(tried(&mut misses, 1000), 8 + 62);
+        assert_eq!(tried(&mut backoff, 8), 8);
+        assert_eq!(tried(&mut backoff, 160), 10);
+        backoff.succeeded();
+        assert_eq!(tried(&mut backoff, 1000), 8 + 62);
     }
 
     #[test]
@@ -269,7 +271,7 @@ mod tests {
         assert!(!super::names_ram(""));
     }
 
-    /// The same with a read of bytes that there are.
+    /// Reads existing bytes with `RWF_NOWAIT`.
     fn preadv2_nowait(mut image: &File) -> Result<usize, Errno> {
         std::io::Write::write_all(&mut image, &[1; 4096]).unwrap();
         preadv2(image, &mut [IoSliceMut::new(&mut [0; 512])], 0, ReadWriteFlags::NOWAIT)

@@ -13,11 +13,11 @@ pub(crate) struct InFlight {
     pub(crate) op: Op,
     /// The operations that are merged with it.
     pub(crate) merged: Option<Box<Merged>>,
-    /// It was merged with others before, and is done by itself now.
+    /// The operation was merged with others before, and is done by itself now.
     pub(crate) unmerged: bool,
-    /// It is not done again, for any result of the kernel.
+    /// The operation is not done again, for any result of the kernel.
     pub(crate) cancelled: bool,
-    /// It carries `RWF_NOWAIT`. If it would have to wait, a thread does it.
+    /// The operation carries `RWF_NOWAIT`. If it would have to wait, a thread does it.
     pub(crate) nowait: bool,
     /// The registered buffer that the kernel uses.
     pub(crate) buffer: Option<u16>,

@@ -62,7 +62,7 @@ struct Handover<S: Submission> {
 struct SharedHandover<S: Submission> {
     state: Mutex<Handover<S>>,
     /// Signalled when there is something for the thread.
-    handed: Condvar,
+    submission_ready: Condvar,
     /// Wakes the worker.
     waker: Waker,
 }
@@ -83,7 +83,7 @@ pub(crate) struct ThreadEnd<S: Submission>(Arc<SharedHandover<S>>);
 /// Makes the two ends. The thread's end signals `waker` when a submission has come back.
 pub(crate) fn handover<S: Submission>(waker: Waker) -> (WorkerEnd<S>, ThreadEnd<S>) {
     let state = Mutex::new(Handover { state: HandoverState::Nothing, end: false });
-    let shared = Arc::new(SharedHandover { state, handed: Condvar::new(), waker });
+    let shared = Arc::new(SharedHandover { state, submission_ready: Condvar::new(), waker });
     (WorkerEnd(shared.clone()), ThreadEnd(shared))
 }
 
@@ -94,7 +94,7 @@ impl<S: Submission> WorkerEnd<S> {
         debug_assert!(matches!(state.state, HandoverState::Nothing), "a result would be lost");
         state.state = HandoverState::Handed(submission);
         drop(state);
-        self.0.handed.notify_one();
+        self.0.submission_ready.notify_one();
     }
 
     /// Returns whether a submission can be handed over: there is none, and no result of one. Only the worker
@@ -124,7 +124,7 @@ impl<S: Submission> WorkerEnd<S> {
     /// Ends the thread, once it has run the submission that was handed over.
     pub(crate) fn close(&self) {
         self.0.lock().end = true;
-        self.0.handed.notify_one();
+        self.0.submission_ready.notify_one();
     }
 }
 
@@ -153,7 +153,7 @@ impl<S: Submission> ThreadEnd<S> {
             if state.end {
                 return None;
             }
-            state = self.0.handed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.0.submission_ready.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
 use crate::files::Files;
-use crate::op::{KernelBuffers, OpKind, RangeCall};
+use crate::op::{KernelBuffers, OpKind, RangeSyscall};
 use crate::operations::in_flight::InFlight;
 use rustix::io::Errno;
 use rustix::ioctl::opcode;
@@ -57,7 +57,7 @@ impl BlockingOp {
                 // SAFETY: no memory is passed.
                 if unsafe { libc::fdatasync(self.file.as_raw_fd()) } == 0 { Ok(0) } else { Err(last_error()) }
             }
-            OpKind::Range { call, len } => on_range(self.file.as_raw_fd(), call, self.offset, len),
+            OpKind::Range { syscall, len } => on_range(self.file.as_raw_fd(), syscall, self.offset, len),
         }
     }
 }
@@ -92,14 +92,14 @@ fn transfer(file: &File, kind: OpKind, offset: u64, view: &KernelBuffers) -> Res
 }
 
 /// Changes a range, and waits for it.
-fn on_range(fd: RawFd, call: RangeCall, offset: u64, len: u64) -> Result<u32, Errno> {
+fn on_range(fd: RawFd, syscall: RangeSyscall, offset: u64, len: u64) -> Result<u32, Errno> {
     let Ok(at) = libc::off_t::try_from(offset) else { return Err(Errno::INVAL) };
-    let result = if let Some(mode) = call.mode() {
+    let result = if let Some(mode) = syscall.mode() {
         let Ok(len) = libc::off_t::try_from(len) else { return Err(Errno::INVAL) };
         // SAFETY: no memory is passed.
         unsafe { libc::fallocate(fd, mode, at, len) }
     } else {
-        let request = if call == RangeCall::DeviceDiscard { BLKDISCARD } else { BLKZEROOUT };
+        let request = if syscall == RangeSyscall::DeviceDiscard { BLKDISCARD } else { BLKZEROOUT };
         let range = [offset, len];
         // SAFETY: both calls read two 64-bit numbers there, for any kind of file: other kinds do not know
         // these requests.

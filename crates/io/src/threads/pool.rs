@@ -1,6 +1,6 @@
 //! A pool of threads that make calls which wait, one call after the other.
 //!
-//! # Why the rest never waits
+//! # Why the worker never waits
 //! The worker's thread makes no call that can wait for a device. No operation goes to the threads that the
 //! kernel has for all files together (io_uring's are few, and a frozen file system blocks each that touches
 //! it). Calls that wait are made here: flushes, ranges, transfers that the kernel would not do without
@@ -18,9 +18,9 @@
 //!
 //! # Why no job waits beside an idle thread
 //! A job can start when its owner has room. A thread *searches* from the moment when it has started, or has
-//! done a job, until it takes the next job or sleeps. [`Pool::submit`] wakes or starts a thread for each job
-//! that can start and for which no thread searches. It counts a common place once for each owner, so these
-//! are rather too many than too few.
+//! done a job, until it takes the next job or sleeps. [`ThreadPool::submit`] wakes or starts a thread for
+//! each job that can start and for which no thread searches. It counts a free common thread once for each
+//! owner, so it may wake too many threads, but never too few.
 //!
 //! Later, places come back one at a time, when a thread has done its job. Under one lock that thread returns
 //! the place and begins to search. So there are never fewer threads that search, or were woken, than jobs
@@ -28,13 +28,13 @@
 //! can start.
 //!
 //! The host can refuse another thread. Then the jobs wait for the existing threads, and all of these can be
-//! with a device that hangs. So the pool remembers that threads are missing ([`Pool::lacks_threads`]), and
-//! each turn of the engine tries again, within a millisecond.
+//! with a device that hangs. So the pool remembers that threads are missing ([`ThreadPool::lacks_threads`]),
+//! and each turn of the engine tries again, within a millisecond.
 //!
 //! # The engine waits for a prompt call
-//! The engine can wait for a moment until threads have made its calls of `io_submit` ([`Pool::await_calls`],
-//! [`crate::threads::submit_wait`]). While it waits, a thread wakes it by a condition variable instead of the
-//! event, and only when the last of these calls is done.
+//! The engine can wait for a moment until threads have made its calls of `io_submit`
+//! ([`ThreadPool::await_calls`], [`crate::threads::submit_wait`]). While it waits, a thread wakes it by a
+//! condition variable instead of the event, and only when the last of these calls is done.
 
 use crate::aio::batch::{Batch, Submitted};
 use crate::files::shares::Shares;
@@ -202,7 +202,7 @@ struct PoolShared {
 
 /// The threads, started when they are needed.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct ThreadPool {
     shared: Arc<PoolShared>,
     threads: Vec<JoinHandle<()>>,
     threads_max: usize,
@@ -215,7 +215,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Pool {
+impl ThreadPool {
     /// Starts the pool with one thread; there is always one. An engine of this depth needs no more common
     /// threads than that.
     pub(crate) fn start(depth: usize, owners: usize) -> io::Result<Self> {
@@ -274,8 +274,8 @@ impl Pool {
         lock(&self.shared.work).queues.take_queued(is_wanted)
     }
 
-    /// Returns whether the host refused a thread for a job that could have started. The next [`Pool::submit`]
-    /// tries again.
+    /// Returns whether the host refused a thread for a job that could have started. The next
+    /// [`ThreadPool::submit`] tries again.
     pub(crate) fn lacks_threads(&self) -> bool {
         self.lacks_threads
     }
@@ -321,7 +321,7 @@ impl Pool {
 }
 
 #[cfg(test)]
-impl Pool {
+impl ThreadPool {
     /// Takes a place of the owner, like a job that hangs.
     pub(crate) fn occupy(&self, owner: u32) {
         lock(&self.shared.work).queues.shares.take(owner);
@@ -334,7 +334,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.finish();
     }
@@ -396,7 +396,7 @@ mod tests {
     use crate::aio::context::Context;
     use crate::files::Files;
     use crate::operations::in_flight::InFlight;
-    use crate::{AlignedBuf, Buffers, Op, OpKind, Owner, RangeCall, Token};
+    use crate::{AlignedBuf, Buffers, Op, OpKind, Owner, RangeSyscall, Token};
     use rustix::event::{PollFd, PollFlags, poll};
     use seccompiler::{
         BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -439,7 +439,7 @@ mod tests {
         slots.iter_mut().map(|operation| Job::Op(blocking(files, operation))).collect()
     }
 
-    fn reap(pool: &mut Pool, count: usize) -> Vec<Done> {
+    fn reap(pool: &mut ThreadPool, count: usize) -> Vec<Done> {
         let mut done = Vec::new();
         while done.len() < count {
             let _ = poll(&mut [PollFd::from_borrowed_fd(pool.event(), PollFlags::IN)], None);
@@ -452,7 +452,7 @@ mod tests {
     fn as_many_threads_as_the_depth_and_no_more_than_the_limit() {
         for (depth, threads) in [(0, 1), (1, 1), (2, 2), (1000, THREADS_COMMON)] {
             let mut files = files();
-            let mut pool = Pool::start(depth, 0).unwrap();
+            let mut pool = ThreadPool::start(depth, 0).unwrap();
             let mut slots = reads(&mut files, 100);
             pool.submit(&mut jobs(&files, &mut slots));
             assert_eq!(pool.threads.len(), threads, "of a depth of {depth}");
@@ -484,9 +484,9 @@ mod tests {
     /// The host refuses a thread. Jobs for it get one as soon as the host allows it, even if nothing else is
     /// submitted.
     #[test]
-    fn a_thread_that_was_refused_is_asked_for_again() {
+    fn a_thread_that_the_host_refused_is_started_later() {
         let mut files = files();
-        let mut pool = Pool::start(8, 0).unwrap();
+        let mut pool = ThreadPool::start(8, 0).unwrap();
         let shared = pool.shared.clone();
         // The only thread stays with its first job.
         let stopped = lock(&shared.done);
@@ -515,7 +515,7 @@ mod tests {
 
     #[test]
     fn a_job_that_is_seen_done_has_let_go_of_its_file() {
-        let (mut pool, mut files) = (Pool::start(1, 0).unwrap(), files());
+        let (mut pool, mut files) = (ThreadPool::start(1, 0).unwrap(), files());
         for _ in 0..2000 {
             let (kept, mut operation) = op(&mut files, OpKind::Flush, 0);
             pool.submit(&mut [Job::Op(blocking(&files, &mut operation))].into());
@@ -524,7 +524,7 @@ mod tests {
         }
     }
 
-    /// For the kernel, -1 means the file's own position.
+    /// Offsets of calls are never negative, because -1 means the file's own position.
     #[test]
     fn no_offset_is_negative() {
         for (offset, result) in [(0, Ok(512)), (1 << 63, Err(Errno::INVAL)), (u64::MAX, Err(Errno::INVAL))] {
@@ -549,9 +549,9 @@ mod tests {
                 std::env::consts::ARCH.try_into().unwrap(),
             );
             seccompiler::apply_filter(&BpfProgram::try_from(filter.unwrap()).unwrap()).unwrap();
-            [RangeCall::DeviceDiscard, RangeCall::DeviceZeroes].map(|call| {
+            [RangeSyscall::DeviceDiscard, RangeSyscall::DeviceZeroes].map(|syscall| {
                 let mut files = files();
-                let (_, mut operation) = op(&mut files, OpKind::Range { call, len: 512 }, 0);
+                let (_, mut operation) = op(&mut files, OpKind::Range { syscall, len: 512 }, 0);
                 blocking(&files, &mut operation).perform()
             })
         };

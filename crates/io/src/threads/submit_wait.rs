@@ -13,9 +13,9 @@
 //! - While an earlier call has not come back, it waits for none. So a frozen file system costs an engine one
 //!   such wait, for any number of its disks, and then nothing until it is thawed.
 //! - A device without tags makes each call late. After some late calls in a row the worker waits only in one
-//!   of several cases, until calls are prompt ([`Misses`]).
+//!   of several cases, until calls are prompt ([`Backoff`]).
 
-use crate::files::route::Misses;
+use crate::files::route::Backoff;
 use std::time::Duration;
 
 /// The longest wait for calls: a batch of 64 small transfers takes a third of this. The worker also sleeps
@@ -25,38 +25,38 @@ pub(crate) const SUBMIT_WAIT_MAX: Duration = Duration::from_millis(1);
 /// The calls that threads have, and how prompt they were recently.
 #[derive(Debug, Default)]
 pub(crate) struct SubmitWait {
-    /// Calls that have not been reaped.
-    out: usize,
+    /// The number of calls that were not reaped.
+    in_flight: usize,
     /// The number of these for which the worker has not decided whether it waits.
     new: usize,
     /// Waits that ended before the calls.
-    late: Misses,
+    late: Backoff,
 }
 
 impl SubmitWait {
-    /// Notes that a call was handed to a thread.
-    pub(crate) fn handed(&mut self) {
-        self.out += 1;
+    /// Notes that a thread makes another call.
+    pub(crate) fn called(&mut self) {
+        self.in_flight += 1;
         self.new += 1;
     }
 
     /// Notes that a call was reaped.
     pub(crate) fn returned(&mut self) {
-        self.out -= 1;
+        self.in_flight -= 1;
     }
 
     /// Returns the number of calls to wait for now, if any.
     pub(crate) fn awaited(&mut self) -> Option<usize> {
         let new = std::mem::take(&mut self.new);
-        (new > 0 && new == self.out && self.late.should_try()).then_some(new)
+        (new > 0 && new == self.in_flight && self.late.should_try()).then_some(new)
     }
 
     /// Notes whether the awaited calls were done in time.
     pub(crate) fn waited(&mut self, prompt: bool) {
         if prompt {
-            self.late.hit();
+            self.late.succeeded();
         } else {
-            self.late.miss();
+            self.late.failed();
         }
     }
 }
@@ -69,19 +69,19 @@ mod tests {
     fn no_wait_beside_a_call_that_hangs() {
         let mut wait = SubmitWait::default();
         assert_eq!(wait.awaited(), None);
-        (0..3).for_each(|_| wait.handed());
+        (0..3).for_each(|_| wait.called());
         assert_eq!(wait.awaited(), Some(3));
         wait.waited(false);
         wait.returned();
         wait.returned();
         for _ in 0..1000 {
-            wait.handed();
+            wait.called();
             assert_eq!(wait.awaited(), None, "beside a call that hangs");
             wait.returned();
         }
         wait.returned();
         let waits = |wait: &mut SubmitWait, prompt: bool| {
-            wait.handed();
+            wait.called();
             let waits = wait.awaited().inspect(|_| wait.waited(prompt)).is_some();
             wait.returned();
             waits

@@ -35,7 +35,7 @@ impl Cancels {
     }
 
     /// Starts requests for all cancelled operations.
-    pub(super) fn ask_for_all(&mut self, slots: &Slots) {
+    pub(super) fn request_all(&mut self, slots: &Slots) {
         // Threads or AIO may have some of them. The kernel finds nothing to cancel for these.
         self.waiting = slots.cancelled();
     }

@@ -45,8 +45,8 @@ impl Uring {
     #[inline]
     pub(crate) fn is_due(&self, unfinished: usize) -> bool {
         let staged = self.staged.len() - self.pushed;
-        let given = unfinished.saturating_sub(staged).min(self.in_flight as usize);
-        self.submitter.is_none() && early_submit::is_due(staged, given)
+        let in_kernel = unfinished.saturating_sub(staged).min(self.in_flight as usize);
+        self.submitter.is_none() && early_submit::is_due(staged, in_kernel)
     }
 
     /// Submits the staged operations.
@@ -119,7 +119,7 @@ impl Uring {
                 }
                 // Nothing taken and no error also means "later".
                 if taken == 0 {
-                    ops.files.stall_all();
+                    ops.files.pause_all();
                     return Some(Ok(()));
                 }
                 None
@@ -127,7 +127,7 @@ impl Uring {
             Err(Errno::INTR) => None,
             // No memory for requests, or completions must be taken out first.
             Err(Errno::AGAIN | Errno::BUSY) => {
-                ops.files.stall_all();
+                ops.files.pause_all();
                 Some(Ok(()))
             }
             Err(errno) => Some(Err(self.fail_staged(ops, errno))),
@@ -243,16 +243,16 @@ mod tests {
     #[test]
     fn operations_that_the_kernel_does_not_take_stay_staged() {
         let later = [Ok(0), Err(Errno::AGAIN), Err(Errno::BUSY)].map(|result| (result, true));
-        for (result, stalled) in later.into_iter().chain([(Err(Errno::INTR), false)]) {
+        for (result, paused) in later.into_iter().chain([(Err(Errno::INTR), false)]) {
             let mut rig = engine(false);
             rig.queue(5);
             rig.push_staged();
             assert_eq!((rig.uring.staged.len(), rig.uring.pushed), (1, 1));
             let end = rig.uring.note_submitted(&mut rig.ops, result);
-            assert!(matches!(end, Some(Ok(()))) == stalled && end.is_none() != stalled, "{result:?}");
+            assert!(matches!(end, Some(Ok(()))) == paused && end.is_none() != paused, "{result:?}");
             assert_eq!(
-                (rig.uring.staged.len(), rig.uring.pushed, rig.ops.files.any_stalled()),
-                (1, 1, stalled)
+                (rig.uring.staged.len(), rig.uring.pushed, rig.ops.files.any_paused()),
+                (1, 1, paused)
             );
             assert_eq!(rig.results(), [(5, Ok(512))]);
         }

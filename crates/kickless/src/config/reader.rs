@@ -20,9 +20,9 @@ impl Section<'_> {
     /// A value is wrong, a required key is absent, or a key is unknown.
     pub(super) fn read<T: for<'de> Deserialize<'de>>(&mut self) -> Result<T> {
         T::deserialize(Reader { section: self, own: &[] }).map_err(|refused| match refused {
-            Refused::Missing(key) => self.needs(key),
-            Refused::Why(why) => self.wrong_table(why),
-            Refused::Located(error) => error,
+            ReadError::Missing(key) => self.needs(key),
+            ReadError::Why(why) => self.wrong_table(why),
+            ReadError::Located(error) => error,
         })
     }
 
@@ -34,16 +34,16 @@ impl Section<'_> {
     pub(super) fn check<T: for<'de> Deserialize<'de>>(&self, own: &[&str]) -> Result<()> {
         let mut section = self.clone();
         match T::deserialize(Reader { section: &mut section, own }) {
-            Ok(_) | Err(Refused::Missing(_)) => Ok(()),
-            Err(Refused::Why(why)) => Err(self.wrong_table(why)),
-            Err(Refused::Located(error)) => Err(error),
+            Ok(_) | Err(ReadError::Missing(_)) => Ok(()),
+            Err(ReadError::Why(why)) => Err(self.wrong_table(why)),
+            Err(ReadError::Located(error)) => Err(error),
         }
     }
 }
 
 /// The error of a table that cannot be read.
 #[derive(Debug)]
-enum Refused {
+enum ReadError {
     /// The reason, as the end of a sentence.
     Why(String),
     /// This required key is absent.
@@ -52,25 +52,25 @@ enum Refused {
     Located(Error),
 }
 
-impl Display for Refused {
+impl Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refused::Why(why) => why.fmt(f),
-            Refused::Missing(key) => write!(f, "{key} is absent"),
-            Refused::Located(error) => error.fmt(f),
+            ReadError::Why(why) => why.fmt(f),
+            ReadError::Missing(key) => write!(f, "{key} is absent"),
+            ReadError::Located(error) => error.fmt(f),
         }
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for ReadError {}
 
-impl de::Error for Refused {
+impl de::Error for ReadError {
     fn custom<T: Display>(why: T) -> Self {
-        Refused::Why(why.to_string())
+        ReadError::Why(why.to_string())
     }
 
     fn missing_field(key: &'static str) -> Self {
-        Refused::Missing(key)
+        ReadError::Missing(key)
     }
 }
 
@@ -82,19 +82,19 @@ struct Reader<'s, 't> {
 }
 
 impl<'de> Deserializer<'de> for Reader<'_, '_> {
-    type Error = Refused;
+    type Error = ReadError;
 
     fn deserialize_struct<V: Visitor<'de>>(
         self,
         _: &'static str,
         keys: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Refused> {
+    ) -> Result<V::Value, ReadError> {
         visitor.visit_map(Keys { reader: self, all: keys, left: keys.iter(), next: None })
     }
 
-    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Refused> {
-        Err(Refused::Why("a table is read as a struct".into()))
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, ReadError> {
+        Err(ReadError::Why("a table is read as a struct".into()))
     }
 
     forward_to_deserialize_any! {
@@ -112,9 +112,9 @@ struct Keys<'s, 't> {
 }
 
 impl<'de> MapAccess<'de> for Keys<'_, '_> {
-    type Error = Refused;
+    type Error = ReadError;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Refused> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ReadError> {
         for &key in self.left.by_ref() {
             if let Some(entry) = self.reader.section.take(key) {
                 self.next = Some((key, entry));
@@ -122,17 +122,17 @@ impl<'de> MapAccess<'de> for Keys<'_, '_> {
             }
         }
         let known: Vec<_> = self.all.iter().filter(|key| !self.reader.own.contains(key)).copied().collect();
-        self.reader.section.end_of(&known).map_err(Refused::Located)?;
+        self.reader.section.end_of(&known).map_err(ReadError::Located)?;
         Ok(None)
     }
 
-    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Refused> {
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, ReadError> {
         let Some((key, entry)) = self.next.take() else {
-            return Err(Refused::Why("a value was read before its key".into()));
+            return Err(ReadError::Why("a value was read before its key".into()));
         };
         let section = &self.reader.section;
         seed.deserialize(Value(&entry.value)).map_err(|refused| match refused {
-            Refused::Why(why) => Refused::Located(section.refuse(key, &entry, &why)),
+            ReadError::Why(why) => ReadError::Located(section.refuse(key, &entry, &why)),
             other => other,
         })
     }
@@ -142,16 +142,16 @@ impl<'de> MapAccess<'de> for Keys<'_, '_> {
 struct Value<'v, 't>(&'v DeValue<'t>);
 
 impl<'de> Deserializer<'de> for Value<'_, '_> {
-    type Error = Refused;
+    type Error = ReadError;
 
-    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         match self.0 {
             DeValue::String(text) => visitor.visit_str(text),
-            _ => Err(Refused::Why("it must be text, in quotes".into())),
+            _ => Err(ReadError::Why("it must be text, in quotes".into())),
         }
     }
 
-    fn deserialize_u64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
+    fn deserialize_u64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         match self.0 {
             DeValue::Integer(number) => {
                 let digits = i128::from_str_radix(number.as_str(), number.radix());
@@ -159,18 +159,18 @@ impl<'de> Deserializer<'de> for Value<'_, '_> {
                 // well.
                 visitor.visit_i128(digits.unwrap_or(i128::MAX))
             }
-            _ => Err(Refused::Why("it must be a whole number, without quotes".into())),
+            _ => Err(ReadError::Why("it must be a whole number, without quotes".into())),
         }
     }
 
-    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         match self.0 {
             DeValue::Boolean(flag) => visitor.visit_bool(*flag),
-            _ => Err(Refused::Why("it must be true or false, without quotes".into())),
+            _ => Err(ReadError::Why("it must be true or false, without quotes".into())),
         }
     }
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         self.deserialize_str(visitor)
     }
 

@@ -19,7 +19,7 @@ fn translate(table: &Table, page: u64) -> Option<u64> {
 }
 
 const PAGE: u64 = 4096;
-/// The front-end's address that a page translates to.
+/// Returns the front-end's address that a page translates to.
 const fn user(page: u64) -> u64 {
     (page + 16) * PAGE
 }

@@ -16,7 +16,7 @@ impl Access {
     /// Reading and writing.
     pub const BOTH: Self = Self(3);
 
-    /// Whether this allows all of `wanted`.
+    /// Returns whether this allows all of `wanted`.
     #[inline]
     pub fn allows(self, wanted: Self) -> bool {
         self.0 & wanted.0 == wanted.0
@@ -56,28 +56,28 @@ impl IovaRange {
         Self { first: first.0, last: if len == 0 { u64::MAX } else { last } }
     }
 
-    /// The first address.
+    /// Returns the first address.
     pub fn first(self) -> Iova {
         Iova(self.first)
     }
 
-    /// The last address.
+    /// Returns the last address.
     pub fn last(self) -> Iova {
         Iova(self.last)
     }
 
-    /// Whether both have an address in common.
+    /// Returns whether both have an address in common.
     #[inline]
     pub fn overlaps(self, other: Self) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 
-    /// Whether all addresses of `other` are in this range.
+    /// Returns whether all addresses of `other` are in this range.
     pub fn contains(self, other: Self) -> bool {
         self.first <= other.first && other.last <= self.last
     }
 
-    /// The smallest range that contains both.
+    /// Returns the smallest range that contains both.
     pub fn hull(self, other: Self) -> Self {
         Self { first: self.first.min(other.first), last: self.last.max(other.last) }
     }

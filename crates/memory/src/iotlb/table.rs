@@ -108,12 +108,12 @@ impl Table {
         self.nodes.get(node as usize)?.get()?.get(index)
     }
 
-    /// Number of allocated nodes.
+    /// Returns the number of allocated nodes.
     pub(super) fn allocated(&self) -> usize {
         self.nodes.iter().filter(|node| node.get().is_some()).count()
     }
 
-    /// Bytes that the table takes for the numbers of its nodes.
+    /// Returns the number of bytes that the table takes for the numbers of its nodes.
     pub(super) fn fixed_bytes(&self) -> usize {
         size_of_val(&*self.nodes)
     }

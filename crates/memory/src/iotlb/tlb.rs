@@ -165,24 +165,25 @@ impl Tlb {
         std::mem::take(&mut self.lookups)
     }
 
-    /// Whether a translation was missing since [`Tlb::begin`].
+    /// Returns whether a translation was missing since [`Tlb::begin`].
     #[inline]
     pub fn is_missing(&self) -> bool {
         self.is_missing
     }
 
-    /// Whether the list of misses is full, so that no more are added before the front-end has answered.
+    /// Returns whether the list of misses is full, so that no more are added before the front-end has
+    /// answered.
     #[inline]
     pub fn is_miss_list_full(&self) -> bool {
         self.missing.len() == MISSES_MAX
     }
 
-    /// The missing translations. The list is limited, so more may be missing.
+    /// Returns the missing translations. The list is limited, so more may be missing.
     pub fn missing(&self) -> &[Miss] {
         &self.missing
     }
 
-    /// The ranges of all lookups since [`Tlb::begin`].
+    /// Returns the ranges of all lookups since [`Tlb::begin`].
     pub fn ranges(&self) -> &[IovaRange] {
         &self.ranges
     }

@@ -47,12 +47,12 @@ impl Iotlb {
         }
     }
 
-    /// The table that queues read.
+    /// Returns the table that queues read.
     pub fn table(&self) -> &Arc<Table> {
         &self.table
     }
 
-    /// Bytes of memory that the table takes.
+    /// Returns the number of bytes of memory that the table takes.
     pub fn bytes(&self) -> usize {
         self.table.fixed_bytes() + self.table.allocated() * FANOUT * size_of::<u64>()
     }
@@ -123,7 +123,7 @@ impl Iotlb {
             || self.evict_after(ROOT, LEVELS - 1, 0, 0, &pinned)
     }
 
-    /// Whether nodes wait for a quiescent point of every queue.
+    /// Returns whether nodes wait for a quiescent point of every queue.
     pub fn has_nodes_in_limbo(&self) -> bool {
         !self.limbo.is_empty()
     }
@@ -295,7 +295,7 @@ impl Iotlb {
     }
 }
 
-/// Whether the leaf `new` withdraws something that `old` allowed.
+/// Returns whether the leaf `new` withdraws something that `old` allowed.
 fn revokes(new: Leaf, old: Leaf) -> bool {
     new.user != old.user || new.access & old.access != old.access
 }

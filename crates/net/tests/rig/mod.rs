@@ -3,8 +3,8 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_device::{
-    Areas, Context, Counters, Device, Interest, Iommu, IovaAddresses, Kick, Misses, Next, Polled, QueueTask,
-    Update, Vring, VringParts,
+    Areas, Context, Counters, Device, Interest, Iommu, IotlbMisses, IovaAddresses, Kick, Next, Polled,
+    QueueTask, Update, Vring, VringParts,
 };
 use kickless_io::{Engine, EngineKind, Waker};
 use kickless_memory::{Access, Area, Gpa, Inflight, Iotlb, Iova, IovaRange, Map, Marks, UserAddr, View};
@@ -73,7 +73,7 @@ pub struct Guest {
     /// The memory of chains, for indirect tables.
     tables: Area,
     /// The translations of a vIOMMU, and the misses that the device reports.
-    iommu: Option<(Iotlb, Arc<Misses>)>,
+    iommu: Option<(Iotlb, Arc<IotlbMisses>)>,
     inflight: Option<Inflight>,
     pub counters: Arc<Counters>,
     submitter: Submitter,
@@ -150,7 +150,7 @@ impl Guest {
 
     /// Puts the device behind a vIOMMU, which has no translations yet.
     pub fn behind_iommu(mut self) -> Self {
-        self.iommu = Some((Iotlb::default(), Arc::new(Misses::new(Waker::new().unwrap()))));
+        self.iommu = Some((Iotlb::default(), Arc::new(IotlbMisses::new(Waker::new().unwrap()))));
         self
     }
 

@@ -44,7 +44,8 @@ macro_rules! requests {
 }
 
 requests! {
-    /// Requests of the front-end (`VHOST_USER_*`).
+    /// Requests of the front-end (`VHOST_USER_*`). The doc of each names its purpose, its payload and its
+    /// reply.
     FrontendRequest {
         /// The device's features. Replies a `u64`.
         GetFeatures = 1, "GET_FEATURES";

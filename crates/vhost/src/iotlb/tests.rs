@@ -99,7 +99,7 @@ fn an_update_does_not_evict_itself() {
         translations.message(&update(0), &map, &mut rings, cancellation).unwrap();
         translations.misses.ask(0, &[page(1)], &[IovaRange::new(Iova(0), 2 * PAGE)]);
         let refused = translations.message(&update(1 << 40), &map, &mut rings, cancellation);
-        assert!(matches!(refused, Err(Refusal::Update(UpdateError::Full { .. }))), "{refused:?}");
+        assert!(matches!(refused, Err(RequestError::Update(UpdateError::Full { .. }))), "{refused:?}");
         // A translation that a queue waits for is kept. When it waits no more, there is room.
         let mut tlb = Tlb::new(translations.iommu().table);
         assert!(tlb.user(Iova(0), 1, Access::READ).is_ok());

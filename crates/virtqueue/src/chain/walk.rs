@@ -1,6 +1,6 @@
 //! Walks along a chain's descriptors: in the table, a packed ring, copies of it, or an indirect table.
 
-use super::{BUFFERS_KEPT, Buffer, Chain, INDIRECT_CHAIN_MAX};
+use super::{BUFFERS_KEPT, Buffer, Chain, ChainId, INDIRECT_CHAIN_MAX};
 use crate::RingError;
 use crate::access::Access;
 use crate::address_space::AddressSpace;
@@ -16,7 +16,7 @@ const CHAIN_BYTES_MAX: u64 = 1 << 32;
 
 impl Chain {
     /// Reads the chain that starts at descriptor `head`. Each descriptor is read once. After an error, or if
-    /// `space` misses something, only the head is valid.
+    /// `space` is missing a translation, only the head is valid.
     #[inline]
     pub(crate) fn walk<'v, S: AddressSpace<'v>, A: Access>(
         &mut self,
@@ -29,8 +29,8 @@ impl Chain {
         if head >= size {
             return Err(RingError::Head { head, size });
         }
-        let walk = Walk::new(head, size);
-        let (mut walk, table) = walk
+        let mut walk = Walk::new(head, size);
+        let table = walk
             .table(&mut self.buffers, space, head, u32::from(size), |_, index| Ok(ring.descriptor(index)))?;
         self.ring_descriptors = walk.count();
         if let Some(table) = table {
@@ -50,8 +50,11 @@ impl Chain {
         room: u16,
     ) -> Result<u16, RingError> {
         let size = ring.options().size();
-        self.walk_ring(space, ring.options(), position.index, room, |nth| {
-            ring.packed_descriptor(position.after(nth, size))
+        let mut next = position;
+        self.walk_ring(space, ring.options(), position.index, room, |_| {
+            let at = next;
+            next = next.after(1, size);
+            ring.packed_descriptor(at)
         })
     }
 
@@ -68,6 +71,7 @@ impl Chain {
         })
     }
 
+    /// Walks a chain of a packed ring. `read` gets 0, 1, 2 and so on, each once.
     #[inline(always)]
     fn walk_ring<'v, S: AddressSpace<'v>>(
         &mut self,
@@ -79,9 +83,9 @@ impl Chain {
     ) -> Result<u16, RingError> {
         self.begin(first);
         let (mut count, mut id) = (0, 0);
-        let walk = Walk::new(first, room);
+        let mut walk = Walk::new(first, room);
         let entries = u32::from(options.size()) + 1;
-        let (mut walk, table) = walk.table(&mut self.buffers, space, 0, entries, |_, nth| {
+        let table = walk.table(&mut self.buffers, space, 0, entries, |_, nth| {
             let desc = read(nth);
             (count, id) = (nth + 1, desc.next);
             Ok(Descriptor { next: nth + 1, ..desc })
@@ -90,14 +94,14 @@ impl Chain {
         if let Some(table) = table {
             walk = walk.indirect(&mut self.buffers, space, &table, options)?;
         }
-        self.id.head = id;
+        self.id = ChainId::new(id, 0);
         self.end(space, walk)?;
         Ok(count)
     }
 
     #[inline]
     fn begin(&mut self, head: u16) {
-        self.id.head = head;
+        self.id = ChainId::new(head, 0);
         self.buffers.clear();
         if self.buffers.capacity() > BUFFERS_KEPT {
             self.buffers.shrink_to(BUFFERS_KEPT);
@@ -106,42 +110,51 @@ impl Chain {
 
     #[inline]
     fn end<'v, S: AddressSpace<'v>>(&mut self, space: &mut S, mut walk: Walk) -> Result<(), RingError> {
-        // At most 2^16 descriptors of less than 2^32 bytes each, so no sum overflows.
-        let len = walk.readable_len + walk.writable_len;
-        if len > CHAIN_BYTES_MAX {
-            return Err(RingError::TooManyBytes { head: walk.head, len });
+        if !walk.writable {
+            walk.end_readable(&self.buffers);
         }
-        space.finish(&mut self.buffers, &mut walk.readable, len);
+        // At most 2^16 descriptors of less than 2^32 bytes each, so the sum has not overflowed.
+        if walk.len > CHAIN_BYTES_MAX {
+            return Err(RingError::TooManyBytes { head: walk.head, len: walk.len });
+        }
+        space.finish(&mut self.buffers, &mut walk.readable, walk.len);
         self.descriptors = walk.count();
         self.readable = walk.readable;
         self.readable_len = walk.readable_len;
-        self.writable_len = walk.writable_len;
+        self.writable_len = walk.len - walk.readable_len;
         Ok(())
     }
 }
 
-/// A walk in progress. It is passed by value, so that it stays in registers.
+/// A walk in progress. The methods on the usual path are inlined, so that the fields stay in registers.
 struct Walk {
     head: u16,
-    /// Descriptors that may still come.
+    /// The number of descriptors that may still follow.
     left: u16,
     /// The first value of `left`.
     max: u16,
+    /// Bytes of all buffers.
+    len: u64,
     /// Whether a writable buffer was seen.
     writable: bool,
-    /// Number of readable buffers.
+    /// Number of readable buffers and their bytes, once a writable one was seen.
     readable: usize,
     readable_len: u64,
-    writable_len: u64,
 }
 
 impl Walk {
     #[inline]
     fn new(head: u16, max: u16) -> Self {
-        Self { head, left: max, max, writable: false, readable: 0, readable_len: 0, writable_len: 0 }
+        Self { head, left: max, max, len: 0, writable: false, readable: 0, readable_len: 0 }
     }
 
-    /// Number of descriptors that have come.
+    /// Notes that the buffers so far are the readable ones.
+    #[inline]
+    fn end_readable(&mut self, buffers: &[Buffer]) {
+        (self.readable, self.readable_len) = (buffers.len(), self.len);
+    }
+
+    /// Returns the number of descriptors that were read.
     #[inline]
     fn count(&self) -> u16 {
         self.max - self.left
@@ -151,38 +164,34 @@ impl Walk {
     /// indirect table, or `None` at the end of the chain.
     #[inline(always)]
     fn table<'v, S: AddressSpace<'v>>(
-        mut self,
+        &mut self,
         buffers: &mut Vec<Buffer>,
         space: &mut S,
         mut index: u16,
         entries: u32,
         mut read: impl FnMut(&mut S, u16) -> Result<Descriptor, RingError>,
-    ) -> Result<(Self, Option<Descriptor>), RingError> {
+    ) -> Result<Option<Descriptor>, RingError> {
         let head = self.head;
         loop {
-            // A loop does not end, but the count does.
+            // A chain with a loop has no end. The count ends the walk.
             self.left = self.left.checked_sub(1).ok_or(RingError::TooLong { head, max: self.max })?;
             let desc = read(space, index)?;
             if desc.flags & DESC_F_INDIRECT != 0 {
-                return Ok((self, Some(desc)));
+                return Ok(Some(desc));
             }
             let writable = desc.flags & DESC_F_WRITE != 0;
-            if self.writable && !writable {
+            if writable && !self.writable {
+                self.end_readable(buffers);
+                self.writable = true;
+            } else if self.writable && !writable {
                 return Err(RingError::Order { head });
             }
-            self.writable = writable;
-            let len = u64::from(desc.len);
-            if writable {
-                self.writable_len += len;
-            } else {
-                self.readable_len += len;
-            }
-            if len != 0 {
-                let pieces = space.add_buffer(buffers, desc.addr, desc.len, writable);
-                self.readable += usize::from(!writable) * pieces;
+            self.len += u64::from(desc.len);
+            if desc.len != 0 {
+                space.add_buffer(buffers, desc.addr, desc.len, writable);
             }
             if desc.flags & DESC_F_NEXT == 0 {
-                return Ok((self, None));
+                return Ok(None);
             }
             index = desc.next;
             if u32::from(index) >= entries {
@@ -220,9 +229,9 @@ impl Walk {
             self.max = INDIRECT_CHAIN_MAX;
         }
         let entries = len / DESC;
-        // The bytes that an index can reach. A table may claim to be longer.
+        // The bytes that a 16-bit index can reach. The driver may describe a longer table.
         let reach = len.min(DESC << 16);
-        let (walk, nested) = match space.table(addr, reach) {
+        let nested = match space.table(addr, reach) {
             Some(span) => self.table(buffers, space, 0, entries, |_, index| {
                 let words = span.read(DESC as usize * usize::from(index));
                 Ok(Descriptor::in_table(words, packed, index, entries))
@@ -230,7 +239,7 @@ impl Walk {
             None => self.scattered(buffers, space, addr, len, packed)?,
         };
         match nested {
-            None => Ok(walk),
+            None => Ok(self),
             Some(_) => Err(RingError::IndirectNested { head }),
         }
     }
@@ -238,13 +247,13 @@ impl Walk {
     /// Walks an indirect table that crosses from one slot to another, or is partly outside of them.
     #[cold]
     fn scattered<'v, S: AddressSpace<'v>>(
-        self,
+        &mut self,
         buffers: &mut Vec<Buffer>,
         space: &mut S,
         addr: Iova,
         len: u32,
         packed: bool,
-    ) -> Result<(Self, Option<Descriptor>), RingError> {
+    ) -> Result<Option<Descriptor>, RingError> {
         let (head, entries) = (self.head, len / size_of::<Desc>() as u32);
         self.table(buffers, space, 0, entries, |space, index| {
             let mut words = [0u64; 2];

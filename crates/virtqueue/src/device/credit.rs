@@ -31,10 +31,11 @@
 //! (`avail_seen` does not change). If the driver moves the index back meanwhile, the next check finds that.
 //!
 //! # Kicks
-//! Afterwards, the event index in the ring may be ahead of the next entry. All entries between the two are
-//! available already. `has_work` finds them, and [`Queue::arm`](super::Queue::arm) moves the event index back
-//! and reports that there is something to pop. Their kick was given or suppressed before, and no further kick
-//! comes for them. So the owner must look at the ring after it has returned credit, before it sleeps.
+//! After a chain is returned, the event index in the ring may be ahead of the next entry. All entries between
+//! the two are available already. `has_work` finds them, and [`Queue::arm`](super::Queue::arm) moves the
+//! event index back and reports that there is something to pop. Their kick was given or suppressed before,
+//! and no further kick comes for them. So the owner must look at the ring after it has returned credit,
+//! before it sleeps.
 //!
 //! A device that wants no kicks puts the event index behind an index that the driver is known to have
 //! published. That must be the last index that the device has seen, not the one up to which it has popped.
@@ -48,10 +49,10 @@
 //! # The in-flight buffer
 //! The buffer tells how far a device has popped: the used chains, and then the chains in flight (see
 //! [`super::inflight`]). So the chains that it names must be the first of the popped ones, without a gap.
-//! Credit is recorded when it is used (its *P*), in the order of pops. By invariant 1, the chains in flight
-//! have no gap. Before that, the buffer says that the chain is not popped, and the next device finds it in
-//! the ring. The copies of a packed chain's descriptors are also made at that time. By invariant 2 the
-//! descriptors are still there.
+//! Credit is recorded when it is used (step *P* of that module), in the order of pops. By invariant 1, the
+//! chains in flight have no gap. Before that, the buffer says that the chain is not popped, and the next
+//! device finds it in the ring. The copies of a packed chain's descriptors are also made at that time. By
+//! invariant 2 the descriptors are still there.
 //!
 //! A chain that an earlier process had in flight is already named in the buffer. It stays named if it is
 //! popped as credit. If it is returned, it is again one of the chains to resubmit. These are popped before
@@ -66,7 +67,7 @@
 
 use std::collections::VecDeque;
 
-/// The chains of the credit that came from the ring, oldest first.
+/// The chains of the credit that came from the ring, and not from the in-flight buffer; oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Credit {
     chains: VecDeque<Chain>,
@@ -90,7 +91,7 @@ impl Credit {
         self.chains.len() as u16
     }
 
-    /// Number of avail entries or packed descriptors between the oldest chain and the next pop.
+    /// Returns the number of avail entries or packed descriptors from the oldest chain to the next pop.
     #[inline]
     pub(super) fn ring_descriptors(&self) -> u16 {
         self.ring_descriptors

@@ -16,10 +16,10 @@ pub struct UnpublishedUsed {
 pub enum PopOutcome {
     /// There is nothing to pop.
     Empty,
-    /// A chain.
+    /// A chain was popped.
     Chain,
     /// The next chain cannot be popped before its missing translations are known.
     MissingTranslation,
-    /// A chain with more to translate than one pop does. Pop again.
+    /// The next chain needs more translations than one pop does. Pop again to continue.
     Unfinished,
 }

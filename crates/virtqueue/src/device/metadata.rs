@@ -1,7 +1,7 @@
 //! A queue's shape, and its areas mapped once.
 #![expect(
     unsafe_code,
-    reason = "island: ring entries at masked indices, without another check of the bounds"
+    reason = "island: ring entries at indices that are masked or checked, without another check of the bounds"
 )]
 
 use super::suppress::{NotificationWords, Word};
@@ -10,8 +10,8 @@ use crate::descriptor::Descriptor;
 use crate::packed::RingPosition;
 use kickless_memory::{Area, Gpa, Marks, Scattered, Unmapped, UserAddr, View};
 use kickless_spec::ring::{
-    Desc, EVENT_LEN, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem, avail_len, desc_len,
-    used_len,
+    Desc, EVENT_LEN, PACKED_ID, PACKED_LEN, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem,
+    avail_len, desc_len, used_len,
 };
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -67,38 +67,38 @@ impl Options {
         Self { in_order, ..self }
     }
 
-    /// Number of descriptors in the table, and of entries in each ring.
+    /// Returns the number of descriptors in the table, and of entries in each ring.
     #[inline]
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// Whether VIRTIO_F_EVENT_IDX was negotiated.
+    /// Returns whether VIRTIO_F_EVENT_IDX was negotiated.
     #[inline]
     pub fn event_idx(&self) -> bool {
         self.event_idx
     }
 
-    /// Whether VIRTIO_F_INDIRECT_DESC was negotiated.
+    /// Returns whether VIRTIO_F_INDIRECT_DESC was negotiated.
     #[inline]
     pub fn indirect(&self) -> bool {
         self.indirect
     }
 
-    /// Whether VIRTIO_F_RING_PACKED was negotiated.
+    /// Returns whether VIRTIO_F_RING_PACKED was negotiated.
     #[inline]
     pub fn is_packed(&self) -> bool {
         self.packed
     }
 
-    /// Whether VIRTIO_F_IN_ORDER was negotiated.
+    /// Returns whether VIRTIO_F_IN_ORDER was negotiated.
     #[inline]
     pub fn in_order(&self) -> bool {
         self.in_order
     }
 
-    /// Lengths of the areas: the descriptor table, the available and the used ring, or the corresponding
-    /// areas of a packed ring.
+    /// Returns the lengths of the areas: the descriptor table, the available and the used ring, or the
+    /// corresponding areas of a packed ring.
     pub fn area_lens(&self) -> [usize; 3] {
         let desc = desc_len(self.size);
         match self.packed {
@@ -107,7 +107,7 @@ impl Options {
         }
     }
 
-    /// Alignments of the areas (virtio 1.3, sections 2.7 and 2.8.10.1).
+    /// Returns the alignments of the areas (virtio 1.3, sections 2.7 and 2.8.10.1).
     pub fn area_aligns(&self) -> [usize; 3] {
         if self.packed { [16, 4, 4] } else { [16, 2, 4] }
     }
@@ -174,9 +174,12 @@ pub(crate) struct Areas<A> {
 impl Metadata {
     /// Translates `addresses` for a queue of this shape.
     ///
-    /// An area that is not in guest memory, or not aligned as virtio 1.3, sections 2.7 and 2.8.10.1 ask (16,
-    /// 2 and 4 bytes, or 16, 4 and 4), or one that crosses from one slot to the next within a 16-bit field;
-    /// or addresses for the log that are not guest memory.
+    /// # Errors
+    /// - An area is not in guest memory.
+    /// - An area is not aligned to 16, 2 and 4 bytes, or 16, 4 and 4 in a packed ring (virtio 1.3, sections
+    ///   2.7 and 2.8.10.1).
+    /// - An area crosses from one slot to the next within a 16-bit field.
+    /// - The addresses for the log are not guest memory.
     pub fn map(view: &Arc<View>, addresses: &Addresses, options: &Options) -> Result<Self, Unmapped> {
         Self::map_logged(view, addresses, addresses.log.map(LoggedAt::Gpa), options)
     }
@@ -197,7 +200,7 @@ impl Metadata {
             Ok(areas) => return Ok(Self(Kind::Mapped(areas))),
             Err(why) => why,
         };
-        // Other errors of an area come up again if it is mapped in pieces.
+        // If an area has another error, mapping it in pieces returns that error.
         let scattered = Areas::make(view, addresses, log, options, |user, len, align| {
             match user.0.is_multiple_of(align as u64) {
                 true => Ok((Scattered::new(view, user, len)?, map.gpa_of(user))),
@@ -225,7 +228,8 @@ impl Metadata {
         if areas.iter().all(|area| area.len() == 1) {
             return Self::map_logged(view, &addresses, log, options);
         }
-        // Different areas never begin at the same address.
+        // In a valid ring, different areas never begin at the same address. In another ring, this takes the
+        // pieces of the first area. That harms only the guest, and the length is checked below.
         let pieces_of = |user| areas.iter().find(|area| first(area) == user);
         let log = log.map(|_| LoggedAt::InPlace);
         let scattered = Areas::make(view, &addresses, log, options, |user, len, align| {
@@ -238,7 +242,7 @@ impl Metadata {
         Ok(Self(Kind::Scattered(scattered?)))
     }
 
-    /// Whether accesses are direct, because each area is contiguous.
+    /// Returns whether accesses are direct, because each area is contiguous.
     pub fn is_mapped(&self) -> bool {
         matches!(self.0, Kind::Mapped(_))
     }
@@ -279,7 +283,7 @@ impl<A> Areas<A> {
 }
 
 impl<A: Access> Areas<A> {
-    /// The options for which the areas are long enough.
+    /// Returns the options for which the areas are long enough.
     #[inline]
     pub(crate) fn options(&self) -> &Options {
         &self.options
@@ -293,6 +297,12 @@ impl<A: Access> Areas<A> {
         // - `desc` was made `desc_len(size)` long, and a masked index is smaller than the size;
         // - it starts at a multiple of 16, and so does each descriptor.
         Descriptor::new(unsafe { self.desc.load_words_unchecked(at) })
+    }
+
+    /// Prefetches descriptor `index`, modulo the size.
+    #[inline]
+    pub(super) fn prefetch_descriptor(&self, index: u16) {
+        self.desc.prefetch(size_of::<Desc>() * usize::from(index & self.mask()));
     }
 
     /// Loads the entry of the avail ring at `index`, modulo the size.
@@ -364,13 +374,13 @@ impl<A: Access> Areas<A> {
         self.used.mark(used, 0, EVENT_LEN, marks);
     }
 
-    /// The packed ring's descriptors.
+    /// Returns the packed ring's descriptors.
     #[inline]
     pub(super) fn ring(&self) -> &A {
         &self.desc
     }
 
-    /// The packed ring's event suppression structures, the driver's and ours.
+    /// Returns the packed ring's event suppression structures, the driver's and ours.
     #[inline]
     pub(super) fn events(&self) -> (&A, &A) {
         (&self.avail, &self.used)
@@ -379,13 +389,47 @@ impl<A: Access> Areas<A> {
     /// Reads the descriptor at a position of a packed ring once. Its `next` is the chain's id.
     #[inline]
     pub(crate) fn packed_descriptor(&self, position: RingPosition) -> Descriptor {
-        Descriptor::from_packed_le(self.desc.read(position.at()))
+        Descriptor::from_packed(self.packed_words(position))
+    }
+
+    /// Prefetches the descriptor `count` after a position of a packed ring, unless the ring wraps before it.
+    #[inline]
+    pub(super) fn prefetch_packed(&self, position: RingPosition, count: usize) {
+        self.desc.prefetch(position.at() + count * size_of::<Desc>());
     }
 
     /// Reads the two words of the descriptor at a position of a packed ring, each once.
     #[inline]
     pub(super) fn packed_words(&self, position: RingPosition) -> [u64; 2] {
-        self.desc.read::<[u64; 2]>(position.at()).map(u64::from_le)
+        let at = self.packed_at(position);
+        // SAFETY:
+        // - `desc` was made `desc_len(size)` long, and the index is smaller than the size;
+        // - it starts at a multiple of 16, and so does each descriptor.
+        unsafe { self.desc.load_words_unchecked(at) }
+    }
+
+    /// Writes length and id of a used element over the descriptor at a position of a packed ring. Its flags
+    /// stay as they are.
+    #[inline]
+    pub(super) fn set_packed_used(&self, position: RingPosition, len: u32, id: u16) {
+        let at = self.packed_at(position);
+        // SAFETY: `desc` was made `desc_len(size)` long, the index is smaller than the size, and both fields
+        // are in the 16 bytes of a descriptor.
+        unsafe {
+            self.desc.write_unchecked(at + PACKED_LEN, &len.to_le());
+            self.desc.write_unchecked(at + PACKED_ID, &id.to_le());
+        }
+    }
+
+    /// Returns the offset of the descriptor at a position of a packed ring.
+    ///
+    /// # Panics
+    /// Panics if the position is not in the ring. Positions come from our own arithmetic, never from the
+    /// guest.
+    #[inline(always)]
+    fn packed_at(&self, position: RingPosition) -> usize {
+        assert!(position.index < self.options.size, "position beyond the packed ring");
+        position.at()
     }
 
     #[inline]

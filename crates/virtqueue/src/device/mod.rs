@@ -39,8 +39,9 @@
 //!
 //! * Only [`Queue::show`] and [`Queue::publish`] show pushed chains. Each shows all of them by a single store
 //!   with release after all others: of `used.idx`, or in a packed ring of the flags of the very first
-//!   descriptor. The driver reads packed descriptors in ring order and stops there. This also holds if the
-//!   ring wraps within a group, because the flags of each descriptor belong to its round.
+//!   descriptor. The driver reads packed descriptors in ring order, and stops at the first one that is not
+//!   used. This also holds if the ring wraps within a group, because the flags of each descriptor belong to
+//!   its round.
 //! * Neither is called between two chains of a group.
 //! * With IN_ORDER, chains wait for older ones before they are pushed to the ring. The chains of a group have
 //!   consecutive positions, and one call completes them. So they all wait while the first one does, and go to

@@ -68,10 +68,6 @@ impl Access for Memory {
         self.get(offset)
     }
 
-    fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
-        self.set(offset, value);
-    }
-
     unsafe fn load_unchecked(&self, offset: usize) -> u16 {
         self.get(offset)
     }
@@ -158,7 +154,7 @@ macro_rules! pop {
             while $queue.unpop(&mut $credit).is_some() {}
             for nth in 0..CHAINS.len() {
                 let popped = $queue.pop_credit(&mut &view, &mut chain, &mut marks, &mut $credit);
-                assert_eq!((popped, chain.id.head), (Ok(PopOutcome::Chain), of(nth).0));
+                assert_eq!((popped, chain.id.head()), (Ok(PopOutcome::Chain), of(nth).0));
             }
         }
     };

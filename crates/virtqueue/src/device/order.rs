@@ -8,8 +8,8 @@
 //! oldest, and completing a chain takes constant time in any order. A queue has at most 2^15 chains in
 //! flight, so no two of them share a position.
 //!
-//! A head cannot replace the position: a driver can make the same head available twice, and both chains are
-//! in flight then (split ring).
+//! The head alone does not identify a chain: in a split ring, a driver can make the same head available
+//! twice, and then both chains are in flight.
 //!
 //! A position that is not in flight, or was pushed already, changes nothing. A caller that pushes a chain
 //! twice harms only its own ring.
@@ -36,13 +36,13 @@ struct Entry {
 }
 
 impl Order {
-    /// Adds a popped chain and returns its position.
+    /// Adds a popped chain and returns its name.
     #[inline]
-    pub(super) fn popped(&mut self, head: u16) -> u16 {
+    pub(super) fn popped(&mut self, head: u16) -> ChainId {
         // Fewer than 2^16 are in flight.
         let position = self.first.wrapping_add(self.chains.len() as u16);
         self.chains.push_back(Entry { head, done: None });
-        position
+        ChainId::new(head, position)
     }
 
     /// Removes the newest chain, which goes back into the ring and was not completed.
@@ -55,7 +55,7 @@ impl Order {
     /// Records that the device has completed a chain. Then [`Order::next`] returns the chains that go back.
     #[inline]
     pub(super) fn pushed(&mut self, id: ChainId, len: u32) {
-        let index = usize::from(id.position.wrapping_sub(self.first));
+        let index = usize::from(id.position().wrapping_sub(self.first));
         if let Some(Entry { done: done @ None, .. }) = self.entry(index) {
             *done = Some(len);
         }

@@ -8,16 +8,20 @@ use crate::access::Access;
 use crate::address_space::AddressSpace;
 use crate::packed::{self, RingPosition};
 use crate::{Chain, RingError};
-use kickless_memory::Marks;
+use kickless_memory::{Marks, View};
 use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, PackedDesc};
 use std::sync::atomic::Ordering;
 
-/// Number of ids. The driver may choose any (virtio 1.3, section 2.8.5). Unused zeroes take no memory.
+/// Number of ids. The driver may choose any (virtio 1.3, section 2.8.5). Pages of the table that are never
+/// written take no memory.
 const IDS: usize = 1 << 16;
 
 /// Number of descriptors that are checked to count the pending chains. Without the limit, a driver could fill
 /// a ring of 32768 and have it counted again and again.
 const PENDING_DESCRIPTORS_MAX: u16 = 256;
+
+/// Distance of a prefetched descriptor from the next chain: two cache lines of 64 bytes.
+const PREFETCH_DESCRIPTORS: usize = 8;
 
 /// A packed ring's [`super::Queue`], with the same methods.
 #[derive(Debug)]
@@ -31,9 +35,9 @@ pub(super) struct Queue<A: Access> {
     pushed: Vec<UnpublishedUsed>,
     /// For each id, the descriptors of the chain in flight; 0 if there is none.
     lengths: Box<[u16]>,
-    /// Number of chains popped and not pushed, credit included. `taken` has the descriptors of these and of
-    /// `pushed`.
+    /// Number of chains popped and not pushed, credit included.
     in_flight: u16,
+    /// Number of descriptors of those chains and of `pushed`.
     taken: u16,
     /// Descriptors used since the last decision about calls. `None`: there was no decision, or they are more
     /// than a round.
@@ -43,7 +47,7 @@ pub(super) struct Queue<A: Access> {
     /// Whether kicks were enabled last. `None`: neither enabled nor disabled yet.
     kicks: Option<bool>,
     metadata: Option<Areas<A>>,
-    /// Whether the ring was seen.
+    /// Whether the queue has had areas.
     begun: bool,
     broken: Option<RingError>,
     /// The record of the chains in flight.
@@ -143,9 +147,9 @@ impl<A: Access> Queue<A> {
                 self.used = resumed.used;
                 self.next = resumed.used.after(resumed.descriptors, size);
                 self.taken = resumed.descriptors;
-                // Unpublished chains are among them.
+                // The unpublished chains are among those to resubmit.
                 self.pushed = Vec::new();
-                for chain in self.tracker.iter().flat_map(|tracker| tracker.to_resubmit()) {
+                for chain in self.tracker.iter().flat_map(|tracker| tracker.resubmissions.chains()) {
                     self.lengths[usize::from(chain.id)] = chain.descs.len() as u16;
                     self.in_flight += 1;
                 }
@@ -191,7 +195,7 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// Drops the areas. The ring has nothing that was not shown, so there is nothing to mark.
+    /// Drops the areas. Chains are written to the ring only when they are shown, so there is nothing to mark.
     pub(super) fn unmap(&mut self, _: &mut Marks) {
         self.metadata = None;
     }
@@ -231,22 +235,33 @@ impl<A: Access> Queue<A> {
             Ok(count) => count,
             Err(error) => return Err(self.latch(error)),
         };
-        let Some(length) = self.lengths.get_mut(usize::from(chain.id.head)).filter(|length| **length == 0)
+        let Some(length) = self.lengths.get_mut(usize::from(chain.id.head())).filter(|length| **length == 0)
         else {
-            return Err(self.latch(RingError::DuplicateId { id: chain.id.head }));
+            return Err(self.latch(RingError::DuplicateId { id: chain.id.head() }));
         };
         *length = count;
         if let Some(tracker) = &mut self.tracker {
             let (next, size) = (self.next, self.options.size());
-            // Read a second time, for the device that resubmits the chain. If they changed, that device
-            // reports an error of the ring.
+            // The descriptors are read a second time, for the device that resubmits the chain. If they have
+            // changed, that device reports an error of the ring.
             let words = (0..count).map(|nth| metadata.packed_words(next.after(nth, size)));
-            tracker.popped(chain.id.head, words);
+            tracker.popped(chain.id.head(), words);
         }
         self.next = self.next.after(count, self.options.size());
         self.in_flight += 1;
         self.taken += count;
         Ok(PopOutcome::Chain)
+    }
+
+    /// Prefetches for the next pops: see [`super::Queue::prefetch`].
+    #[inline]
+    pub(super) fn prefetch(&self, view: &View) {
+        if let Some(metadata) = &self.metadata
+            && is_available(metadata, self.next, Ordering::Relaxed)
+        {
+            view.prefetch(View::direct(metadata.packed_descriptor(self.next).addr));
+            metadata.prefetch_packed(self.next, PREFETCH_DESCRIPTORS);
+        }
     }
 
     /// Pops a chain that another device has popped before. It is already in flight.
@@ -258,7 +273,7 @@ impl<A: Access> Queue<A> {
     ) -> Result<PopOutcome, RingError> {
         let popped = self.walk_resubmission(space, chain);
         if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
-            tracker.resubmitted();
+            tracker.resubmissions.popped();
         }
         popped
     }
@@ -270,7 +285,7 @@ impl<A: Access> Queue<A> {
         chain: &mut Chain,
     ) -> Result<PopOutcome, RingError> {
         let Some(tracker) = &self.tracker else { return Ok(PopOutcome::Empty) };
-        let Some(next) = tracker.to_resubmit().last() else { return Ok(PopOutcome::Empty) };
+        let Some(next) = tracker.resubmissions.chains().last() else { return Ok(PopOutcome::Empty) };
         let walked = chain.walk_copies(space, &self.options, &next.descs);
         if space.is_missing() {
             return Ok(PopOutcome::MissingTranslation);
@@ -289,7 +304,7 @@ impl<A: Access> Queue<A> {
         if self.resubmissions() > 0 {
             let popped = self.walk_resubmission(space, chain);
             if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
-                tracker.resubmitted_as_credit();
+                tracker.resubmissions.popped_as_credit();
             }
             return popped;
         }
@@ -298,7 +313,7 @@ impl<A: Access> Queue<A> {
         let popped = self.pop(space, chain, marks);
         self.tracker = tracker;
         if popped == Ok(PopOutcome::Chain) {
-            let id = chain.id.head;
+            let id = chain.id.head();
             credit.popped(credit::Chain {
                 id,
                 ring_descriptors: self.lengths.get(usize::from(id)).copied().unwrap_or(0),
@@ -310,7 +325,7 @@ impl<A: Access> Queue<A> {
     /// Uses credit: see [`super::Queue::use_credit`].
     pub(super) fn use_credit(&mut self, credit: &mut Credit) -> bool {
         // Resumed chains are the oldest.
-        if self.tracker.as_mut().is_some_and(|tracker| tracker.use_credit()) {
+        if self.tracker.as_mut().is_some_and(|tracker| tracker.resubmissions.use_credit()) {
             return true;
         }
         let (Some(metadata), Some(chain)) = (&self.metadata, credit.oldest()) else { return false };
@@ -325,16 +340,18 @@ impl<A: Access> Queue<A> {
 
     /// Returns credit: see [`super::Queue::unpop`].
     pub(super) fn unpop(&mut self, credit: &mut Credit) -> Option<u16> {
-        let Some(chain) = credit.unpopped() else { return self.tracker.as_mut()?.unpop() };
+        let Some(chain) = credit.unpopped() else {
+            return self.tracker.as_mut()?.resubmissions.unpop().map(|chain| chain.id);
+        };
         self.forget(chain.id);
         self.next = self.next.before(chain.ring_descriptors, self.options.size());
         self.taken -= chain.ring_descriptors;
         Some(chain.id)
     }
 
-    /// Number of chains in the credit that an earlier process had in flight.
+    /// Returns the number of chains in the credit that an earlier process had in flight.
     pub(super) fn resubmitted_credit(&self) -> u16 {
-        self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
+        self.tracker.as_ref().map_or(0, |tracker| tracker.resubmissions.credit())
     }
 
     #[cold]
@@ -343,7 +360,8 @@ impl<A: Access> Queue<A> {
         error
     }
 
-    /// Ends the flight of a chain. Returns its number of descriptors.
+    /// Removes a chain from those in flight. Returns its number of descriptors, or `None` if it was not in
+    /// flight.
     #[inline]
     fn forget(&mut self, id: u16) -> Option<u16> {
         let length = self.lengths.get_mut(usize::from(id))?;
@@ -372,7 +390,7 @@ impl<A: Access> Queue<A> {
         {
             // Release: the rest of the batch is written before.
             metadata.ring().store(first.flags_at(), flags, Ordering::Release);
-            // Committed after the store, by the decision that must follow.
+            // The mark is committed after the store, by the decision that must follow.
             metadata.mark_descriptor(first, marks);
             if let Some(tracker) = &mut self.tracker {
                 tracker.shown();
@@ -410,8 +428,7 @@ impl<A: Access> Queue<A> {
         let (ring, size) = (metadata.ring(), self.options.size());
         let write = |position: RingPosition, unpublished: &UnpublishedUsed| -> u16 {
             let written = if unpublished.len > 0 { DESC_F_WRITE } else { 0 };
-            ring.write(position.at() + 8, &unpublished.len.to_le());
-            ring.write(position.at() + 12, &unpublished.id.to_le());
+            metadata.set_packed_used(position, unpublished.len, unpublished.id);
             position.used() | written
         };
         let first_flags = (self.used, write(self.used, first));
@@ -478,16 +495,16 @@ impl<A: Access> Queue<A> {
             .map(|position| (position, metadata.ring().load(position.flags_at(), Ordering::Relaxed)));
         let there = flags.take_while(|(position, flags)| position.is_available(*flags));
         let ends = there.filter(|(_, flags)| flags & DESC_F_NEXT == 0).count() as u16;
-        // A chain can be longer than that.
+        // A chain can be longer than `PENDING_DESCRIPTORS_MAX`.
         let any = is_available(metadata, self.next, Ordering::Relaxed);
         ends.max(any.into()).saturating_add(self.resubmissions()).min(self.options.size())
     }
 
-    /// Number of chains to resubmit. A chain that cannot be popped now does not count.
+    /// Returns the number of chains to resubmit. A chain that cannot be popped now does not count.
     #[inline]
     pub(super) fn resubmissions(&self) -> u16 {
         match &self.tracker {
-            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.resubmissions(),
+            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.resubmissions.len(),
             _ => 0,
         }
     }
@@ -523,14 +540,15 @@ impl<A: Access> Queue<A> {
     }
 }
 
-/// Whether a device has already served the ring beyond `next`.
+/// Returns whether a device has already served the ring beyond `next`.
 ///
 /// A front-end that has lost its last device does not know how far that device had come, and names the last
 /// base that it knows. A packed ring does not tell it (in a split ring `used.idx` does).
 ///
 /// In a round with the wrap counter set, a used descriptor has both flags set. No descriptor after `next` can
-/// look like this: in the round before, the flags were different or both clear. With the counter clear,
-/// memory that is all zeroes looks the same.
+/// look like this: in the round before, the flags were different or both clear. With the counter clear, a
+/// used descriptor has both flags clear, as has memory that is all zeroes. So this checks only rounds with
+/// the counter set.
 fn is_stale<A: Access>(metadata: &Areas<A>, next: RingPosition) -> bool {
     let flags = |index| metadata.ring().load(RingPosition { index, ..next }.flags_at(), Ordering::Relaxed);
     next.wrap && (next.index..metadata.options().size()).any(|index| next.is_used(flags(index)))

@@ -63,7 +63,7 @@ macro_rules! forward {
 impl Queue {
     /// Makes a queue that begins at entry `next_avail` of its avail ring. In a packed ring, that is a
     /// position: an index, and in bit 15 a wrap counter. The used index of a split ring is read from the
-    /// ring. A packed ring is used up to the same position.
+    /// ring. A packed ring is taken to be used up to the same position.
     ///
     /// Kicks are neither enabled nor disabled yet. Begin with [`Queue::arm`] or [`Queue::disarm`], and look
     /// at the ring without waiting for a kick.
@@ -119,9 +119,9 @@ impl Queue {
         forward!(self, region)?.damaged()
     }
 
-    /// The marks of everything that is written for this queue. Its owner adds its writes to buffers; the
-    /// writes to the ring are added by the queue. They are in the log before the driver is shown the
-    /// completion.
+    /// Returns the marks of everything that is written for this queue. The owner of the queue adds its writes
+    /// to buffers, and the queue adds its writes to the ring. Writes to buffers and used elements are in the
+    /// log before the driver is shown the completion.
     #[inline]
     pub fn marks(&mut self) -> &mut Marks {
         &mut self.marks
@@ -178,12 +178,13 @@ impl Queue {
     }
 
     /// Pushes the used elements that an earlier queue of the same ring returned by
-    /// [`Queue::take_unpublished`]. The caller must publish them.
+    /// [`Queue::take_unpublished`]. The caller must publish them. Ignores them if they do not fit into this
+    /// ring.
     pub fn push_unpublished(&mut self, unpublished: &[UnpublishedUsed]) {
         forward!(mut self, push_unpublished, unpublished);
     }
 
-    /// Whether the queue has areas.
+    /// Returns whether the queue has areas.
     #[inline]
     pub fn is_mapped(&self) -> bool {
         forward!(self, is_mapped)
@@ -195,8 +196,23 @@ impl Queue {
     /// The driver broke the ring's rules. No chain was popped, and every later call returns the same error.
     #[inline]
     pub fn pop(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
-        // A view without a vIOMMU misses nothing.
+        // Without a vIOMMU, no translation is missing.
         Ok(self.pop_in(&mut { view }, chain)? == PopOutcome::Chain)
+    }
+
+    /// Prefetches for the next pops what the driver has written on another core: the first buffer of the next
+    /// chain, which is the header of a request or an indirect table, and descriptors behind it.
+    ///
+    /// Call it after a pop, and then serve the popped chain. The lines arrive meanwhile. It takes addresses
+    /// for guest-physical ones, so it gains nothing behind a vIOMMU.
+    #[inline]
+    pub fn prefetch(&self, view: &View) {
+        match &self.ring {
+            Ring::Split(queue) => queue.prefetch(view),
+            Ring::Packed(queue) => queue.prefetch(view),
+            // Each address of a scattered ring has to be looked up.
+            Ring::SplitScattered(_) | Ring::PackedScattered(_) => {}
+        }
     }
 
     /// Pops the next chain of a driver behind a vIOMMU, if there is one and all translations of its buffers
@@ -247,7 +263,7 @@ impl Queue {
         debug_assert_eq!(self.credit(), 0, "a queue with credit pops nothing else");
         let popped = forward!(mut self, pop, space, chain, &mut self.marks);
         if let (Some(order), Ok(PopOutcome::Chain)) = (&mut self.order, popped) {
-            chain.id.position = order.popped(chain.id.head);
+            chain.id = order.popped(chain.id.head());
         }
         popped
     }
@@ -288,7 +304,7 @@ impl Queue {
         let credit = &mut **self.credit.get_or_insert_default();
         let popped = forward!(mut self, pop_credit, space, chain, &mut self.marks, credit);
         if let (Some(order), Ok(PopOutcome::Chain)) = (&mut self.order, popped) {
-            chain.id.position = order.popped(chain.id.head);
+            chain.id = order.popped(chain.id.head());
         }
         popped
     }
@@ -319,7 +335,7 @@ impl Queue {
         Some(head)
     }
 
-    /// Number of chains in the credit.
+    /// Returns the number of chains in the credit.
     pub fn credit(&self) -> u16 {
         self.credit.as_ref().map_or(0, |credit| credit.len() + forward!(self, resubmitted_credit))
     }
@@ -328,7 +344,7 @@ impl Queue {
     /// does not see it before [`Queue::publish`].
     #[inline]
     pub fn push(&mut self, id: ChainId, len: u32) {
-        let Some(order) = &mut self.order else { return forward!(mut self, push, id.head, len) };
+        let Some(order) = &mut self.order else { return forward!(mut self, push, id.head(), len) };
         order.pushed(id, len);
         while let Some((head, len)) = self.order.as_mut().and_then(|order| order.next()) {
             forward!(mut self, push, head, len);
@@ -336,15 +352,14 @@ impl Queue {
     }
 
     /// Gives chains back to the driver that it must see together, such as a frame in several buffers. Each
-    /// has the number of bytes written to it. The driver sees none of them before all (see the
-    /// [module](super)).
+    /// has the number of bytes written to it. The driver sees all of them at once (see the [module](super)).
     ///
     /// They must be consecutive in the order of pops.
     #[inline]
     pub fn push_group(&mut self, group: &[(ChainId, u32)]) {
         debug_assert!(
             self.order.is_none()
-                || group.windows(2).all(|two| two[1].0.position == two[0].0.position.wrapping_add(1)),
+                || group.windows(2).all(|two| two[1].0.position() == two[0].0.position().wrapping_add(1)),
             "other chains lie between those of a group"
         );
         for (id, len) in group {
@@ -368,7 +383,7 @@ impl Queue {
     #[must_use]
     pub fn publish(&mut self) -> bool {
         let wanted = forward!(mut self, publish, &mut self.marks);
-        // A ring that is not in memory shows nothing, but its buffers were written.
+        // A queue without areas shows nothing, but its owner may have written to buffers.
         self.marks.commit();
         wanted
     }
@@ -387,37 +402,37 @@ impl Queue {
         forward!(mut self, disarm, &mut self.marks);
     }
 
-    /// Number of chains to pop, according to the driver; at most the size. In a packed ring, only the first
-    /// 256 descriptors are counted.
+    /// Returns the number of chains to pop, according to the driver; at most the size. In a packed ring,
+    /// only the first 256 descriptors are counted.
     pub fn pending(&self) -> u16 {
         forward!(self, pending)
     }
 
-    /// Whether there is something to pop. A broken ring has nothing.
+    /// Returns whether there is something to pop. A broken ring has nothing.
     #[inline]
     pub fn has_work(&self) -> bool {
         forward!(self, has_work)
     }
 
-    /// The first entry of the avail ring that is not popped, where a later queue begins.
+    /// Returns the first entry of the avail ring that is not popped, where a later queue begins.
     #[inline]
     pub fn next_avail(&self) -> u16 {
         forward!(self, next_avail)
     }
 
-    /// Number of descriptors in the table.
+    /// Returns the number of descriptors in the table.
     #[inline]
     pub fn size(&self) -> u16 {
         self.options().size()
     }
 
-    /// The queue's shape.
+    /// Returns the queue's shape.
     #[inline]
     pub fn options(&self) -> &Options {
         forward!(self, options)
     }
 
-    /// Number of chains that were popped and not yet pushed, without the credit.
+    /// Returns the number of chains that were popped and not yet pushed, without the credit.
     #[inline]
     pub fn in_flight(&self) -> u16 {
         let popped = forward!(self, in_flight);

@@ -8,7 +8,7 @@ use super::suppress::{self, NotificationWords, Word};
 use crate::access::Access;
 use crate::address_space::AddressSpace;
 use crate::{Chain, RingError};
-use kickless_memory::Marks;
+use kickless_memory::{Marks, View};
 use kickless_spec::ring::UsedElem;
 use std::sync::atomic::Ordering;
 
@@ -19,7 +19,7 @@ const EVENT_LAG_MAX: u16 = 1 << 15;
 /// The last request to the driver about kicks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kicks {
-    /// None by us yet.
+    /// This queue has made no request yet.
     Unknown,
     On,
     Off,
@@ -37,7 +37,8 @@ pub(super) struct Queue<A: Access> {
     next_used: u16,
     /// `used.idx` as the driver sees it.
     published: u16,
-    /// Whether the ring, and with it the used index, was seen. Until then the used index is taken for 0.
+    /// Whether the queue has had areas, and so has read the used index. Until then the used index is taken
+    /// for 0.
     begun: bool,
     /// Number of chains popped and not pushed, credit included.
     in_flight: u16,
@@ -124,7 +125,7 @@ impl<A: Access> Queue<A> {
         let Some(tracker) = &mut self.tracker else { return false };
         match tracker.resume(used, self.options.size()) {
             Ok(Some(in_flight)) => {
-                // Unpublished chains are among them.
+                // The unpublished chains are among those to resubmit.
                 self.unpublished = Vec::new();
                 self.next_used = used;
                 self.next_avail = used.wrapping_add(in_flight);
@@ -198,6 +199,10 @@ impl<A: Access> Queue<A> {
     }
 
     pub(super) fn push_unpublished(&mut self, unpublished: &[UnpublishedUsed]) {
+        // More than fits cannot come from a queue of this size.
+        if unpublished.len() > usize::from(self.options.size()) {
+            return;
+        }
         for UnpublishedUsed { id, len, .. } in unpublished {
             self.put(&UsedElem { id: u32::from(*id).into(), len: (*len).into() });
         }
@@ -225,7 +230,7 @@ impl<A: Access> Queue<A> {
         let head = metadata.avail_entry(self.next_avail);
         let walked = chain.walk(space, metadata, head);
         if space.is_missing() {
-            // An error in the chain comes up again too.
+            // If the chain also has an error, a later pop finds it again.
             return Ok(PopOutcome::MissingTranslation);
         }
         if let Err(error) = walked {
@@ -239,6 +244,20 @@ impl<A: Access> Queue<A> {
         Ok(PopOutcome::Chain)
     }
 
+    /// Prefetches for the next pops: see [`super::Queue::prefetch`].
+    #[inline]
+    pub(super) fn prefetch(&self, view: &View) {
+        let Some(metadata) = &self.metadata else { return };
+        let ahead = self.avail_seen.wrapping_sub(self.next_avail);
+        if ahead > 0 {
+            let head = metadata.avail_entry(self.next_avail);
+            view.prefetch(View::direct(metadata.descriptor(head).addr));
+        }
+        if ahead > 1 {
+            metadata.prefetch_descriptor(metadata.avail_entry(self.next_avail.wrapping_add(1)));
+        }
+    }
+
     /// Pops a chain that another device has popped before. It is already in flight.
     #[cold]
     fn pop_resubmission<'v, S: AddressSpace<'v>>(
@@ -248,7 +267,7 @@ impl<A: Access> Queue<A> {
     ) -> Result<PopOutcome, RingError> {
         let popped = self.walk_resubmission(space, chain);
         if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
-            tracker.resubmitted();
+            tracker.resubmissions.popped();
         }
         popped
     }
@@ -262,7 +281,7 @@ impl<A: Access> Queue<A> {
         let (Some(metadata), Some(tracker)) = (&self.metadata, &self.tracker) else {
             return Ok(PopOutcome::Empty);
         };
-        let Some(head) = tracker.next_to_resubmit() else { return Ok(PopOutcome::Empty) };
+        let Some(&head) = tracker.resubmissions.chains().last() else { return Ok(PopOutcome::Empty) };
         let walked = chain.walk(space, metadata, head);
         if space.is_missing() {
             return Ok(PopOutcome::MissingTranslation);
@@ -281,7 +300,7 @@ impl<A: Access> Queue<A> {
         if self.resubmissions() > 0 {
             let popped = self.walk_resubmission(space, chain);
             if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
-                tracker.resubmitted_as_credit();
+                tracker.resubmissions.popped_as_credit();
             }
             return popped;
         }
@@ -290,7 +309,7 @@ impl<A: Access> Queue<A> {
         let popped = self.pop(space, chain, marks);
         self.tracker = tracker;
         if popped == Ok(PopOutcome::Chain) {
-            let id = chain.id.head;
+            let id = chain.id.head();
             credit.popped(credit::Chain { id, ring_descriptors: 1 });
         }
         popped
@@ -299,7 +318,7 @@ impl<A: Access> Queue<A> {
     /// Uses credit: see [`super::Queue::use_credit`].
     pub(super) fn use_credit(&mut self, credit: &mut Credit) -> bool {
         // Resumed chains are the oldest.
-        if self.tracker.as_mut().is_some_and(|tracker| tracker.use_credit()) {
+        if self.tracker.as_mut().is_some_and(|tracker| tracker.resubmissions.use_credit()) {
             return true;
         }
         let Some(chain) = credit.oldest().filter(|_| self.metadata.is_some()) else { return false };
@@ -312,7 +331,9 @@ impl<A: Access> Queue<A> {
 
     /// Returns credit: see [`super::Queue::unpop`].
     pub(super) fn unpop(&mut self, credit: &mut Credit) -> Option<u16> {
-        let Some(chain) = credit.unpopped() else { return self.tracker.as_mut()?.unpop() };
+        let Some(chain) = credit.unpopped() else {
+            return self.tracker.as_mut()?.resubmissions.unpop().copied();
+        };
         self.next_avail = self.next_avail.wrapping_sub(chain.ring_descriptors);
         if self.metadata.is_none() || self.broken.is_some() {
             self.avail_seen = self.next_avail;
@@ -321,9 +342,9 @@ impl<A: Access> Queue<A> {
         Some(chain.id)
     }
 
-    /// Number of chains in the credit that an earlier process had in flight.
+    /// Returns the number of chains in the credit that an earlier process had in flight.
     pub(super) fn resubmitted_credit(&self) -> u16 {
-        self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
+        self.tracker.as_ref().map_or(0, |tracker| tracker.resubmissions.credit())
     }
 
     /// Reads the driver's avail index. Returns whether there is something to pop.
@@ -405,7 +426,7 @@ impl<A: Access> Queue<A> {
             if let Some(tracker) = &mut self.tracker {
                 tracker.shown(self.published);
             }
-            // Committed after the store, by the decision that must follow.
+            // The mark is committed after the store, by the decision that must follow.
             metadata.mark_word(Word::UsedIdx, marks);
         }
     }
@@ -449,7 +470,7 @@ impl<A: Access> Queue<A> {
             return;
         }
         self.kicks = Kicks::Off;
-        // From the last seen index, because `next_avail` may have gone back since.
+        // This begins at the last seen index, because `next_avail` may have gone back since.
         self.kick_event = self.passed(self.avail_seen);
         if let Some(metadata) = &self.metadata {
             let event_idx = self.options.event_idx();
@@ -472,11 +493,11 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// Number of chains to resubmit. A chain that cannot be popped now does not count.
+    /// Returns the number of chains to resubmit. A chain that cannot be popped now does not count.
     #[inline]
     pub(super) fn resubmissions(&self) -> u16 {
         match &self.tracker {
-            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.resubmissions(),
+            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.resubmissions.len(),
             _ => 0,
         }
     }

@@ -26,8 +26,8 @@
 //! With EVENT_IDX, the listener names the index whose passing it wants to hear of. The teller compares that
 //! with the window from the index of its *last decision* to the new one. So a decision must follow each
 //! publication, or several of them together; otherwise an event in the gap is lost. A listener that does not
-//! sleep does not change its event index. The teller's index has passed it, and does not pass it again before
-//! a full round ([`disable_kicks`]).
+//! sleep does not change its event index. The teller's index has passed it, and passes it again only after it
+//! has gone through its whole range ([`disable_kicks`]).
 //!
 //! The data is published with the index, independently of this: T1 is a release store, and a side that uses
 //! the published data loads the index with acquire.

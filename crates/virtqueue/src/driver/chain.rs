@@ -40,7 +40,7 @@ pub struct Completed {
 #[error("the queue is full")]
 pub struct NoRoom;
 
-/// Returns the number of buffers of a chain; there must be some.
+/// Returns the number of buffers of a chain. No buffers, or more than 65535, are an error.
 #[inline]
 pub(super) fn chain_len(buffers: &[Buffer]) -> Result<u16, NoRoom> {
     debug_assert!(buffers.is_sorted_by_key(|buffer| buffer.writable), "writable buffers come last");

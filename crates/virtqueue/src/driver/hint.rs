@@ -1,11 +1,12 @@
-//! A look at the ring without the lock of its completer: whether it is worth taking.
+//! Hints, without the lock of a completer, whether there may be something to pop.
 
 use super::areas::Areas;
 use kickless_spec::ring::RING_IDX;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bit beside the used index: there is something to pop, whatever the ring says.
+/// A bit above the used index. It means that there may be something to pop, even if the ring shows nothing
+/// new.
 const DUE: u32 = 1 << 16;
 
 /// The used index up to which a completer has popped everything: see [`super::Completer::position`].
@@ -13,7 +14,7 @@ const DUE: u32 = 1 << 16;
 pub struct Position(u32);
 
 impl Position {
-    /// There is something to pop.
+    /// There may be something to pop.
     pub const DUE: Self = Self(DUE);
 
     #[inline]
@@ -22,10 +23,10 @@ impl Position {
     }
 }
 
-/// Tells threads that do not have the completer's lock whether the lock is worth taking.
+/// Tells threads without the completer's lock whether there may be something to pop.
 ///
-/// It is a hint. It may be older than the latest actions of other threads. So a thread that gets the lock
-/// looks again, and no thread may sleep because of this hint. To sleep, use
+/// The hint may be older than the latest actions of other threads. So a thread that gets the lock checks the
+/// ring again, and no thread may sleep because of this hint. To sleep, use
 /// [`super::Completer::enable_calls`]. A thread that has [`set`](CompletionHint::set) the position itself, or
 /// has taken the lock after another thread did, sees everything that the device shows after that.
 ///
@@ -50,7 +51,7 @@ impl CompletionHint {
         self.position.store(position.0, Ordering::Relaxed);
     }
 
-    /// Whether there may be something to pop.
+    /// Returns whether there may be something to pop.
     #[inline]
     pub fn may_have_completions(&self) -> bool {
         let position = self.position.load(Ordering::Relaxed);

@@ -13,26 +13,27 @@
 //! if !completer.enable_calls() { sleep until called }
 //! ```
 //!
-//! The halves communicate through [`shared::Shared`]: it says what is in flight under which id, and which ids
-//! are free again. Its module has the argument.
+//! The halves communicate through [`chain_tables::ChainTables`]: it says what is in flight under which id,
+//! and which ids are free again. Its module has the argument.
 //!
 //! # Ids
 //! A chain has an id from 0 to the size - 1, from [`Submitter::add`] to [`Completer::give_back`]. The memory
 //! of a request (header, status, indirect table) can be laid out by id, because [`Submitter::next_id`]
 //! returns the id beforehand.
 //!
-//! # The device is not trusted The driver writes the rings and reads only the device's own words: used index
-//! and elements, or used descriptors, and the event words. An id must be in flight, an index must be within
-//! reach, and a length must fit the chain's writable buffers. Anything else is a [`UsedError`]. After it the
-//! completer returns only that error.
+//! # The device is not trusted
+//! The driver writes the rings and reads only the device's own words: used index and elements, or used
+//! descriptors, and the event words. An id must be in flight, an index must be within reach, and a length
+//! must fit the chain's writable buffers. Anything else is a [`UsedError`]. Every later pop of the completer
+//! returns the same error.
 
 mod areas;
 mod chain;
+pub mod chain_tables;
 mod free;
 mod hint;
 mod packed;
 mod queue;
-pub mod shared;
 mod split;
 pub mod suppress;
 mod used_error;

@@ -2,12 +2,14 @@
 
 use super::areas::Areas;
 use super::chain::{Buffer, Completed, NoRoom, Table, chain_len, writable};
+use super::chain_tables::{ChainTables, Record};
 use super::hint::Position;
-use super::shared::{Record, Shared};
 use super::used_error::{UsedError, check};
 use crate::device::Options;
 use crate::packed::{self, RingPosition};
-use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_LEN, PackedDesc, desc_len};
+use kickless_spec::ring::{
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_LEN, PACKED_ID, PACKED_LEN, PackedDesc, desc_len,
+};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -23,7 +25,7 @@ fn checked(options: Options, areas: Arc<Areas>) -> Arc<Areas> {
 #[derive(Debug)]
 pub struct Submitter {
     areas: Arc<Areas>,
-    shared: Arc<Shared>,
+    tables: Arc<ChainTables>,
     size: u16,
     event_idx: bool,
     /// Free ids. The last one is the next chain's.
@@ -44,11 +46,11 @@ pub struct Submitter {
 }
 
 impl Submitter {
-    pub(super) fn new(options: Options, areas: Arc<Areas>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(options: Options, areas: Arc<Areas>, tables: Arc<ChainTables>) -> Self {
         let size = options.size();
         Self {
             areas: checked(options, areas),
-            shared,
+            tables,
             size,
             event_idx: options.event_idx(),
             free: (0..size).rev().collect(),
@@ -65,7 +67,7 @@ impl Submitter {
     /// Takes ids and their descriptors back. The next id does not change.
     fn reclaim(&mut self) {
         let head = self.free.len().checked_sub(1);
-        while let Some(id) = self.shared.returned(self.taken) {
+        while let Some(id) = self.tables.returned(self.taken) {
             self.taken = self.taken.wrapping_add(1);
             self.descriptors_left += self.lengths[usize::from(id)];
             self.free.push(id);
@@ -120,7 +122,7 @@ impl Submitter {
         self.descriptors_left -= count;
         self.undecided = self.undecided.saturating_add(count);
         self.lengths[usize::from(id)] = count;
-        self.shared.add(id, self.added, Record { descriptors: count, writable: writable(buffers) });
+        self.tables.add(id, self.added, Record { descriptors: count, writable: writable(buffers) });
         self.added = self.added.wrapping_add(1);
         Ok(id)
     }
@@ -131,13 +133,13 @@ impl Submitter {
         let (at, flags) = (self.next, flags | self.next.available());
         let entry = desc(addr, len, id, flags);
         if self.first.is_some() {
-            // Invisible yet, because the first descriptor is.
+            // The device does not see it yet, because it does not see the first descriptor of the batch.
             self.areas.desc.write(at.at(), &entry);
         } else {
             // The flags are written last, when the batch is published.
             self.areas.desc.write(at.at(), &(addr.to_le()));
-            self.areas.desc.write(at.at() + 8, &len.to_le());
-            self.areas.desc.write(at.at() + 12, &id.to_le());
+            self.areas.desc.write(at.at() + PACKED_LEN, &len.to_le());
+            self.areas.desc.write(at.at() + PACKED_ID, &id.to_le());
             self.first = Some((at, flags));
         }
         self.next = at.after(1, self.size);
@@ -166,7 +168,7 @@ fn desc(addr: u64, len: u32, id: u16, flags: u16) -> PackedDesc {
 #[derive(Debug)]
 pub struct Completer {
     areas: Arc<Areas>,
-    shared: Arc<Shared>,
+    tables: Arc<ChainTables>,
     size: u16,
     event_idx: bool,
     in_order: bool,
@@ -179,10 +181,10 @@ pub struct Completer {
 }
 
 impl Completer {
-    pub(super) fn new(options: Options, areas: Arc<Areas>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(options: Options, areas: Arc<Areas>, tables: Arc<ChainTables>) -> Self {
         Self {
             areas: checked(options, areas),
-            shared,
+            tables,
             size: options.size(),
             event_idx: options.event_idx(),
             in_order: options.in_order(),
@@ -225,7 +227,7 @@ impl Completer {
     fn element(&self) -> Result<Completed, UsedError> {
         let used: PackedDesc = self.areas.desc.read(self.next.at());
         let (id, len) = (used.id.get().into(), used.len.get());
-        match check(&self.shared, id, len) {
+        match check(&self.tables, id, len) {
             // Without WRITE the length has no meaning (virtio 1.3, section 2.8.4), although some devices set
             // it.
             Err(UsedError::Length { id, .. }) if used.flags.get() & DESC_F_WRITE == 0 => {
@@ -237,21 +239,21 @@ impl Completer {
 
     /// Returns the next chain of a batch. One used descriptor stands for all chains up to its own.
     fn next_of_batch(&mut self, last: Completed) -> Result<Completed, UsedError> {
-        let next = self.shared.ordered(self.popped);
+        let next = self.tables.ordered(self.popped);
         if next == last.id {
             self.batch = None;
             return Ok(last);
         }
         self.batch = Some(last);
-        let (id, record) = self.shared.in_flight(next.into()).ok_or(UsedError::Id { id: last.id.into() })?;
+        let (id, record) = self.tables.in_flight(next.into()).ok_or(UsedError::Id { id: last.id.into() })?;
         Ok(Completed { id, len: record.writable })
     }
 
     /// Advances past the descriptors of a chain.
     #[inline]
     fn pass(&mut self, id: u16) -> Result<(), UsedError> {
-        let (id, record) = self.shared.in_flight(id.into()).ok_or(UsedError::Id { id: id.into() })?;
-        self.shared.take(id);
+        let (id, record) = self.tables.in_flight(id.into()).ok_or(UsedError::Id { id: id.into() })?;
+        self.tables.take(id);
         self.popped = self.popped.wrapping_add(1);
         self.next = self.next.after(record.descriptors, self.size);
         Ok(())
@@ -274,7 +276,7 @@ impl Completer {
 
     #[inline]
     pub(super) fn give_back(&mut self, id: u16) {
-        self.shared.give_back(id);
+        self.tables.give_back(id);
     }
 
     #[inline]

@@ -2,26 +2,26 @@
 
 use super::areas::Areas;
 use super::chain::{Buffer, Completed, NoRoom, Table};
+use super::chain_tables::ChainTables;
 use super::hint::{CompletionHint, Position};
-use super::shared::Shared;
 use super::used_error::UsedError;
 use super::{packed, split};
 use crate::device::Options;
 use std::sync::Arc;
 
-/// Makes the two ends of a new queue.
+/// Makes the two halves of a new queue.
 ///
 /// # Panics
 /// Panics if an area is too small or misaligned.
 pub fn queue(options: Options, areas: Areas) -> (Submitter, Completer) {
-    let shared = Arc::new(Shared::new(options.size(), options.in_order()));
+    let tables = Arc::new(ChainTables::new(options.size(), options.in_order()));
     let areas = Arc::new(areas);
     if options.is_packed() {
-        let submitter = packed::Submitter::new(options, areas.clone(), shared.clone());
-        (Submitter::Packed(submitter), Completer::Packed(packed::Completer::new(options, areas, shared)))
+        let submitter = packed::Submitter::new(options, areas.clone(), tables.clone());
+        (Submitter::Packed(submitter), Completer::Packed(packed::Completer::new(options, areas, tables)))
     } else {
-        let submitter = split::Submitter::new(options, areas.clone(), shared.clone());
-        (Submitter::Split(submitter), Completer::Split(split::Completer::new(options, areas, shared)))
+        let submitter = split::Submitter::new(options, areas.clone(), tables.clone());
+        (Submitter::Split(submitter), Completer::Split(split::Completer::new(options, areas, tables)))
     }
 }
 
@@ -73,9 +73,9 @@ impl Submitter {
     /// each buffer.
     ///
     /// # Errors
-    /// There is no room, or the chain has no buffers, or more than the queue has descriptors. Nothing has
-    /// changed then.
-    // Always, because a caller with a constant number of buffers has no loops then.
+    /// There is no room, the chain has no buffers, or it has more buffers than the queue has descriptors.
+    /// Then nothing has changed.
+    // Always inlined: then the code of a caller with a constant number of buffers has no loops.
     #[inline(always)]
     pub fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
         forward!(self, Submitter, add, buffers, table)
@@ -100,7 +100,7 @@ impl Completer {
         forward!(self, Completer, pop)
     }
 
-    /// Whether there is something to pop: a chain or an error.
+    /// Returns whether there is something to pop: a chain or an error.
     #[inline]
     pub fn is_due(&self) -> bool {
         forward!(self, Completer, is_due)

@@ -2,9 +2,9 @@
 
 use super::areas::Areas;
 use super::chain::{Buffer, Completed, NoRoom, Table, chain_len, writable};
+use super::chain_tables::{ChainTables, Record};
 use super::free::FreeDescriptors;
 use super::hint::Position;
-use super::shared::{Record, Shared};
 use super::suppress;
 use super::used_error::{UsedError, check};
 use crate::device::Options;
@@ -16,7 +16,7 @@ use kickless_spec::ring::{
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Distance by which the device may pass an event index that asks for no calls, before we move it on: half of
+/// The number of used elements after which an event index that asks for no calls must be moved on: half of
 /// the index's range.
 const EVENT_LAG_MAX: u16 = 1 << 15;
 
@@ -76,7 +76,7 @@ impl NotificationWords for Ring {
 #[derive(Debug)]
 pub struct Submitter {
     ring: Ring,
-    shared: Arc<Shared>,
+    tables: Arc<ChainTables>,
     event_idx: bool,
     /// The free descriptors. A chain's id is the index of its first descriptor.
     free: FreeDescriptors,
@@ -89,10 +89,10 @@ pub struct Submitter {
 }
 
 impl Submitter {
-    pub(super) fn new(options: Options, areas: Arc<Areas>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(options: Options, areas: Arc<Areas>, tables: Arc<ChainTables>) -> Self {
         Self {
             ring: Ring::new(options, areas),
-            shared,
+            tables,
             event_idx: options.event_idx(),
             free: FreeDescriptors::new(options.size(), options.in_order()),
             added: 0,
@@ -104,14 +104,14 @@ impl Submitter {
     /// Takes descriptors back.
     #[inline]
     fn reclaim(&mut self, give: impl Fn(&mut FreeDescriptors, u16)) {
-        while let Some(id) = self.shared.returned(self.taken) {
+        while let Some(id) = self.tables.returned(self.taken) {
             self.taken = self.taken.wrapping_add(1);
             give(&mut self.free, id);
         }
     }
 
-    /// Whether there are `count` free descriptors. Takes some back if necessary. The next id does not change,
-    /// if there was one.
+    /// Returns whether there are `count` free descriptors. Takes some back if necessary. The next id does
+    /// not change, if there was one.
     #[inline]
     fn has_room(&mut self, count: u16) -> bool {
         if self.free.count() < count {
@@ -165,7 +165,7 @@ impl Submitter {
                 self.free.take(1, |here, _| write(here, &table))
             }
         };
-        self.shared.add(head, self.added, Record { descriptors: count, writable: writable(buffers) });
+        self.tables.add(head, self.added, Record { descriptors: count, writable: writable(buffers) });
         let entry = self.ring.entry(self.added as u16);
         areas.driver.store_u16(RING_ENTRIES + 2 * entry, head, Ordering::Relaxed);
         self.added = self.added.wrapping_add(1);
@@ -176,7 +176,7 @@ impl Submitter {
     pub(super) fn publish(&mut self) -> bool {
         let new = self.added as u16;
         let old = std::mem::replace(&mut self.published, new);
-        // At most `size` chains are in flight at once, so equal indices mean none.
+        // At most `size` chains are in flight at once, so equal indices mean that there is nothing to show.
         new != old && suppress::publish(&self.ring, self.event_idx, old, new)
     }
 }
@@ -197,7 +197,7 @@ fn desc(buffer: &Buffer, next: Option<u16>) -> Desc {
 #[derive(Debug)]
 pub struct Completer {
     ring: Ring,
-    shared: Arc<Shared>,
+    tables: Arc<ChainTables>,
     event_idx: bool,
     in_order: bool,
     /// Number of chains ever popped. The low bits are the used index.
@@ -212,10 +212,10 @@ pub struct Completer {
 }
 
 impl Completer {
-    pub(super) fn new(options: Options, areas: Arc<Areas>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(options: Options, areas: Arc<Areas>, tables: Arc<ChainTables>) -> Self {
         Self {
             ring: Ring::new(options, areas),
-            shared,
+            tables,
             event_idx: options.event_idx(),
             in_order: options.in_order(),
             popped: 0,
@@ -239,7 +239,7 @@ impl Completer {
         let popped = if self.in_order { self.pop_in_order() } else { self.element() };
         match popped {
             Ok(done) => {
-                self.shared.take(done.id);
+                self.tables.take(done.id);
                 self.popped = self.popped.wrapping_add(1);
                 Ok(Some(done))
             }
@@ -279,7 +279,7 @@ impl Completer {
     fn element(&self) -> Result<Completed, UsedError> {
         let at = RING_ENTRIES + size_of::<UsedElem>() * self.ring.entry(self.next_used());
         let element: UsedElem = self.ring.areas.device.read(at);
-        check(&self.shared, element.id.get(), element.len.get())
+        check(&self.tables, element.id.get(), element.len.get())
     }
 
     /// Pops the next chain of a batch. One element stands for all chains up to its own, and the elements of
@@ -290,13 +290,13 @@ impl Completer {
             None => self.element()?,
         };
         self.batch = Some(last);
-        let next = self.shared.ordered(self.popped);
+        let next = self.tables.ordered(self.popped);
         if next == last.id {
             self.batch = None;
             return Ok(last);
         }
-        let (id, record) = self.shared.in_flight(next.into()).ok_or(UsedError::Id { id: next.into() })?;
-        // The batch must end where the index does.
+        let (id, record) = self.tables.in_flight(next.into()).ok_or(UsedError::Id { id: next.into() })?;
+        // The batch must end before the used index.
         if self.next_used().wrapping_add(1) == self.seen {
             return Err(UsedError::Id { id: last.id.into() });
         }
@@ -319,7 +319,7 @@ impl Completer {
 
     #[inline]
     pub(super) fn give_back(&mut self, id: u16) {
-        self.shared.give_back(id);
+        self.tables.give_back(id);
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 //! Checks used elements against the chains in flight.
 
 use super::chain::Completed;
-use super::shared::{Record, Shared};
+use super::chain_tables::{ChainTables, Record};
 
 /// An impossible used index or used element. The error is latched, and the queue is unusable afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,7 +36,7 @@ pub enum UsedError {
 
 /// Checks a used id and its length.
 #[inline]
-pub(super) fn check(shared: &Shared, id: u32, len: u32) -> Result<Completed, UsedError> {
-    let (id, Record { writable: room, .. }) = shared.in_flight(id).ok_or(UsedError::Id { id })?;
+pub(super) fn check(tables: &ChainTables, id: u32, len: u32) -> Result<Completed, UsedError> {
+    let (id, Record { writable: room, .. }) = tables.in_flight(id).ok_or(UsedError::Id { id })?;
     if len > room { Err(UsedError::Length { id, len, room }) } else { Ok(Completed { id, len }) }
 }

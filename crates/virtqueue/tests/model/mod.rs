@@ -1,6 +1,8 @@
 //! A small driver, with its guest memory.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test uses a part of it")]
 
+pub mod shape;
+
 use kickless_memory::{Area, Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::ring::{
     AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, RING_ENTRIES, RING_FLAGS,

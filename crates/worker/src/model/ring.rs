@@ -30,7 +30,7 @@ pub(crate) struct Ring {
     /// The next request to serve. Relaxed: it belongs to the owner of the queue, and moves with it.
     next: AtomicU16,
     /// The items of the queue. This lock is unknown to loom, so that it orders nothing.
-    asked: std::sync::Mutex<Vec<u8>>,
+    items: std::sync::Mutex<Vec<u8>>,
     kick: Mutex<Kick>,
 }
 
@@ -44,7 +44,7 @@ impl Ring {
             words: words.map(AtomicU16::new),
             requests: [AtomicU16::new(0), AtomicU16::new(0)],
             next: AtomicU16::new(START),
-            asked: std::sync::Mutex::default(),
+            items: std::sync::Mutex::default(),
             kick: Mutex::new(Kick::default()),
         }
     }
@@ -113,7 +113,8 @@ impl Ring {
         suppress::arm(self, self.event_idx, self.next())
     }
 
-    /// With an event index, nothing is needed: the index has been passed or soon is.
+    /// Disables kicks. With an event index, this needs no store, because the index has been passed or soon
+    /// is.
     pub(crate) fn disarm(&self) {
         if !self.event_idx {
             suppress::disable_kicks(self, false, 0);
@@ -121,12 +122,12 @@ impl Ring {
     }
 
     /// Records an item of the queue.
-    pub(crate) fn note(&self, what: u8) {
-        self.asked.lock().unwrap().push(what);
+    pub(crate) fn record_item(&self, item: u8) {
+        self.items.lock().unwrap().push(item);
     }
 
-    pub(crate) fn asked(&self) -> Vec<u8> {
-        self.asked.lock().unwrap().clone()
+    pub(crate) fn items(&self) -> Vec<u8> {
+        self.items.lock().unwrap().clone()
     }
 }
 

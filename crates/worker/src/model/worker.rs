@@ -145,17 +145,17 @@ impl Worker {
                 self.add_task(placement, moved.task);
             }
             WorkItem::Update(_, update, done) => {
-                assert!(queue.is_some() || self.ending, "asked of one that does not have it");
+                assert!(queue.is_some() || self.ending, "the item came to a worker without the queue");
                 if let Some(queue) = queue {
-                    self.ring.note(if matches!(update, Update::Look) { 1 } else { 2 });
+                    self.ring.record_item(if matches!(update, Update::Poll) { 1 } else { 2 });
                     poll(queue, &self.ring);
                 }
                 assert!(done.send(()).is_ok());
             }
             WorkItem::Stop(_, done) => {
-                assert!(queue.is_some() || self.ending, "asked of one that does not have it");
+                assert!(queue.is_some() || self.ending, "the item came to a worker without the queue");
                 if let Some(queue) = queue {
-                    self.ring.note(3);
+                    self.ring.record_item(3);
                     queue.stopping.push(done);
                     poll(queue, &self.ring);
                 }

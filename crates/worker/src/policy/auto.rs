@@ -39,7 +39,7 @@ struct Wait {
     nap_until: Nanos,
     asleep: Asleep,
     /// The estimated time of the event that ended the sleep.
-    came: Option<Nanos>,
+    event_at: Option<Nanos>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -115,7 +115,7 @@ impl Auto {
         if !self.wait.open {
             return;
         }
-        let wait = self.wait.came.unwrap_or(now).saturating_sub(self.wait.since);
+        let wait = self.wait.event_at.unwrap_or(now).saturating_sub(self.wait.since);
         self.waits[usize::from(self.wait.on_disk)].record(wait);
         self.wait.open = false;
     }
@@ -123,7 +123,7 @@ impl Auto {
     pub(super) fn empty(&mut self, now: Nanos, host: &Host, on_disk: bool) -> Verdict {
         self.reaction.close_window(now);
         if self.wait.open {
-            self.wait.came = None;
+            self.wait.event_at = None;
         } else {
             self.begin_wait(now, host, on_disk);
         }
@@ -165,7 +165,7 @@ impl Auto {
 
     pub(super) fn woken(&mut self, now: Nanos, host: &Host, pending: u16) {
         let woken_by_event = now.saturating_sub(host.wake_delay);
-        self.wait.came = match std::mem::take(&mut self.wait.asleep) {
+        self.wait.event_at = match std::mem::take(&mut self.wait.asleep) {
             Asleep::No => None,
             Asleep::Armed(since) => Some(woken_by_event.max(since)),
             Asleep::Napping(since) if pending == 0 => Some(woken_by_event.max(since)),

@@ -106,8 +106,8 @@ impl Policy {
         self.auto.armed(now);
     }
 
-    /// Notes the end of a nap or of an armed queue's sleep, for whatever reason. After a nap, `pending`
-    /// entries are in the ring.
+    /// Notes the end of a nap or of an armed queue's sleep, for any reason. After a nap, `pending` entries
+    /// are in the ring.
     pub fn woken(&mut self, now: Nanos, host: &Host, pending: u16) {
         self.auto.woken(now, host, pending);
     }

@@ -1,8 +1,8 @@
-//! A trial that shows whether a load *reacts*: do its requests come later if they are answered later?
+//! Finds out by trials whether a load *reacts*: whether its requests come later if they are answered later.
 //!
 //! A closed loop reacts: it has a fixed number of requests in flight, and sends each after another is
 //! answered. There every delay costs throughput. Requests that come from outside, at times of their own, do
-//! not react. There a delay costs nothing but itself.
+//! not react. There a delay costs no throughput.
 //!
 //! Observation alone cannot tell the two apart, but a randomised controlled trial can. It uses two windows of
 //! equal length, each begun when the queue was just found empty. One is served in the manner that is right
@@ -12,7 +12,7 @@
 use super::Nanos;
 use super::arrivals::rate;
 
-/// A manner of serving a queue.
+/// The way in which a queue is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Manner {
     /// Right for a load that reacts: a delay costs throughput.
@@ -21,58 +21,61 @@ pub(super) enum Manner {
     Patient,
 }
 
-/// One, in the unit of shares and differences.
+/// The number that stands for 1 in shares and differences.
 const ONE: i64 = 1024;
-/// A load that loses less than a tenth by being served patiently does not react.
+/// The largest loss of requests with which a load counts as one that does not react: a tenth.
 const TOLERATED: i64 = ONE / 10;
-/// The largest difference for which a pair counts. Requests that come in bunches differ much from window to
-/// window without meaning.
-const CLIP: i64 = ONE * 35 / 100;
-/// Chance explains a mean within the root of this many times its variance.
-const CHANCE: i64 = 9;
+/// The limit of a pair's difference; larger ones count as this. Requests that come in bunches differ much
+/// from window to window without meaning.
+const DIFFERENCE_MAX: i64 = ONE * 35 / 100;
+/// A mean is significant if its square is more than this many times its variance: three standard errors.
+const Z_SQUARED: i64 = 9;
 /// Few pairs say little about their variance. So this many pairs with this deviation are added.
-const ADDED: i64 = 2;
-const SCATTER: i64 = ONE / 5;
+const PRIOR_PAIRS: i64 = 2;
+const PRIOR_DEVIATION: i64 = ONE / 5;
 /// The number of pairs at which all sums are halved.
 const PAIRS_MAX: i64 = 256;
-/// A difference that counts even in short windows, if it is also more than this many times the variance of
-/// the counts by chance.
+/// A difference that counts even in short windows. Its square must also be more than this many times the
+/// variance that the two counts have by chance.
 const DRASTIC: i64 = ONE / 2;
-const DRASTIC_CHANCE: u64 = 9;
-/// The number of pairs for which the loss found by the last decision counts.
-const PRIOR: i64 = 2;
-/// If the load reacts, a pair is followed by a rest of this many windows' lengths: as many as keep the loss
-/// below half a percent, at the loss that pairs have shown, within these bounds.
-const LOSSES_KEPT_BELOW: i64 = 200;
+const DRASTIC_Z_SQUARED: u64 = 9;
+/// The number of pairs whose weight the loss has that the last decision found.
+const PRIOR_LOSS_PAIRS: i64 = 2;
+/// The rest after a pair if the load reacts, in lengths of a window, is this many times the share of requests
+/// that pairs have shown to be lost. So the trials lose less than half a percent.
+const REST_PER_LOSS: i64 = 200;
+/// The bounds of this rest.
 const REST_EAGER: std::ops::RangeInclusive<i64> = 2..=200;
 /// The size of a group of pairs in a row that have shown a clear reaction. The rest is twice as long after
 /// one group, and longer after each further one.
-const CERTAIN: u8 = 8;
+const CERTAIN_PAIRS: u8 = 8;
 /// The number of such pairs after which the rest grows no more.
-const CERTAIN_MAX: u8 = 7 * CERTAIN;
-/// If the load does not react, the trial costs processor time: 4 % of it at first. Each time that the trial
-/// confirms the result, this is halved, down to half a percent.
+const CERTAIN_PAIRS_MAX: u8 = 7 * CERTAIN_PAIRS;
+/// The rest after a pair if the load does not react, in lengths of a long window. The trial then costs
+/// processor time: 4 % of it at first. Each trial that confirms the result halves this, down to half a
+/// percent.
 const REST_PATIENT: Nanos = 24;
 const CONFIRMED_MAX: u8 = 3;
-/// After a possible change, this many pairs follow with a shorter rest, so that the change is known soon. The
-/// rest is not zero, or all pairs would fall into one disturbance. For example, a driver that was kept from
-/// running reacts until it has caught up.
-const REST_ALERT: Nanos = 2;
-const ALERT: u8 = 8;
-/// The number of windows' lengths that must pass before another change of load counts.
+/// The number of pairs that follow one another quickly after a possible change, so that the change is known
+/// soon.
+const QUICK_PAIRS: u8 = 8;
+/// The rest after each of them, in lengths of a long window. With no rest, all pairs could fall into one
+/// disturbance. For example, a driver that was kept from running reacts until it has caught up.
+const REST_QUICK: Nanos = 2;
+/// The least time between two changes of load that count, in lengths of a window.
 const CHANGE_INTERVAL: Nanos = 256;
-/// A window that ended later than planned by more than this many short windows was disturbed, by a pause of
-/// the load or by other work. It says nothing. A window ends with a nap, which is hardly longer than a short
-/// window.
-const LATE: Nanos = 3;
-/// Some loads lose nothing in a window and much in the long run. An example is many requests in flight: one
-/// nap leaves them spread, but endless naps make them one bunch. If a load reacts although trials had not
-/// shown it, it is served eagerly for this long. The time doubles each time, unless a trial shows the
-/// difference.
-const HOLD: Nanos = 500_000_000;
-const HOLD_MAX: Nanos = 16_000_000_000;
-/// The time after which patience counts as right, even if the load reacts later.
-const LASTED: Nanos = 4_000_000_000;
+/// The largest delay of the end of a window, in lengths of a short window. A later end shows that a pause of
+/// the load or other work disturbed the window, which is not counted then. A window ends with a nap, which is
+/// hardly longer than a short window.
+const LATE_WINDOWS: Nanos = 3;
+/// The bounds of the time for which a load is served eagerly after it was found to react although earlier
+/// trials had not shown it. The time doubles each time, unless a trial shows the difference. Some loads lose
+/// nothing in a window and much in the long run. An example is many requests in flight: one nap leaves them
+/// spread, but endless naps make them one bunch.
+const BACKOFF_MIN: Nanos = 500_000_000;
+const BACKOFF_MAX: Nanos = 16_000_000_000;
+/// The time in force after which patience counts as right, even if the load reacts later.
+const PATIENCE_LASTED: Nanos = 4_000_000_000;
 
 /// The requests in a window.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +89,7 @@ impl Counted {
     fn differs(self, other: Self) -> bool {
         let difference = self.count.abs_diff(other.count);
         difference.saturating_mul(difference)
-            > DRASTIC_CHANCE * self.count.saturating_add(other.count).min(1 << 32)
+            > DRASTIC_Z_SQUARED * self.count.saturating_add(other.count).min(1 << 32)
     }
 }
 
@@ -96,7 +99,7 @@ struct Window {
     since: Nanos,
     end: Nanos,
     count: u64,
-    /// The queue napped or was armed in it.
+    /// The queue napped or was armed during the window.
     slept: bool,
 }
 
@@ -123,17 +126,19 @@ struct Evidence {
 }
 
 impl Evidence {
-    fn lost(&mut self, difference: i64) {
+    /// Adds a pair's loss to the mean loss.
+    fn add_loss(&mut self, difference: i64) {
         if self.loss() - difference >= DRASTIC {
-            // Another load, which can be tried more often at once.
+            // The load has changed, and can be tried more often from now on.
             (self.prior, self.losses, self.compared) = (difference, 0, 0);
         }
         self.losses += difference;
         self.compared += 1;
     }
 
+    /// Returns the mean share of requests that patience costs.
     fn loss(&self) -> i64 {
-        (self.prior * PRIOR + self.losses) / (PRIOR + self.compared)
+        (self.prior * PRIOR_LOSS_PAIRS + self.losses) / (PRIOR_LOSS_PAIRS + self.compared)
     }
 
     fn add(&mut self, difference: i64) {
@@ -144,17 +149,18 @@ impl Evidence {
             self.losses /= 2;
             self.compared /= 2;
         }
-        let difference = difference.clamp(-CLIP, CLIP) - TOLERATED;
+        let difference = difference.clamp(-DIFFERENCE_MAX, DIFFERENCE_MAX) - TOLERATED;
         self.pairs += 1;
         self.sum += difference;
         self.squares += difference * difference;
     }
 
     fn verdict(&self) -> Option<Manner> {
-        // mean^2 > CHANCE * variance / pairs, multiplied out.
+        // mean^2 > Z_SQUARED * variance / pairs, multiplied out.
         let square = self.sum * self.sum;
-        let scattered = self.pairs * (self.squares + ADDED * SCATTER * SCATTER) - square;
-        let clear = self.pairs * square > CHANCE * scattered;
+        let scattered =
+            self.pairs * (self.squares + PRIOR_PAIRS * PRIOR_DEVIATION * PRIOR_DEVIATION) - square;
+        let clear = self.pairs * square > Z_SQUARED * scattered;
         clear.then_some(if self.sum > 0 { Manner::Eager } else { Manner::Patient })
     }
 }
@@ -174,12 +180,12 @@ pub(super) struct Reaction {
     lengths: Lengths,
     /// The time from which the next window may begin.
     next: Nanos,
-    /// The number of drastic pairs in a row that speak against the manner in force.
-    surprises: u8,
+    /// The number of drastic pairs in a row that contradict the manner in force.
+    contradicting_pairs: u8,
     /// The number of pairs in a row that have shown a clear reaction.
     certain_pairs: u8,
     /// The number of pairs that still follow one another quickly.
-    alert: u8,
+    quick_pairs_left: u8,
     next_change: Nanos,
     /// The number of times in a row that a trial has confirmed patience while it was in force.
     confirmed_patience: u8,
@@ -187,9 +193,10 @@ pub(super) struct Reaction {
     since: Nanos,
     /// A trial has confirmed that the load reacts, since it was found to.
     confirmed: bool,
-    /// Without such a trial, there is no patience until this time.
-    held_until: Nanos,
-    hold: Nanos,
+    /// The time until which a queue without such a trial is served eagerly.
+    eager_until: Nanos,
+    /// The length of that time.
+    backoff: Nanos,
     evidence: Evidence,
     random: u32,
 }
@@ -205,15 +212,15 @@ impl Default for Reaction {
             length: 0,
             lengths: Lengths { short: 0, long: 0 },
             next: 0,
-            surprises: 0,
+            contradicting_pairs: 0,
             certain_pairs: 0,
-            alert: 0,
+            quick_pairs_left: 0,
             next_change: 0,
             confirmed_patience: 0,
             since: 0,
             confirmed: false,
-            held_until: 0,
-            hold: 0,
+            eager_until: 0,
+            backoff: 0,
             evidence: Evidence::default(),
             random: 0x9e37_79b9,
         }
@@ -267,9 +274,9 @@ impl Reaction {
             Some(Window { manner, since: now, end: now.saturating_add(self.length), count: 0, slept: false });
     }
 
-    /// Notes that another load seems to have come. The evidence of the old load is dropped, and the new one
-    /// is tried soon and often. Changes in short succession are ignored, or the trial would never end for an
-    /// unsteady load.
+    /// Notes that the load seems to have changed. Drops the evidence of the old load, and tries the new one
+    /// soon and often. Ignores changes in short succession, because the trial of an unsteady load would never
+    /// end otherwise.
     pub(super) fn load_changed(&mut self, now: Nanos) {
         if now < self.next_change {
             return;
@@ -279,16 +286,16 @@ impl Reaction {
         self.certain_pairs = 0;
         let rest = match self.manner {
             Manner::Patient => {
-                (self.alert, self.confirmed_patience) = (ALERT, 0);
-                REST_ALERT * self.lengths.long
+                (self.quick_pairs_left, self.confirmed_patience) = (QUICK_PAIRS, 0);
+                REST_QUICK * self.lengths.long
             }
             Manner::Eager => *REST_EAGER.end() as Nanos * self.length,
         };
         self.next = self.next.min(now.saturating_add(rest));
     }
 
-    /// Notes that the load has paused. The pause does not count as time without a trial, or a load of short
-    /// bursts would be tried at the start of each.
+    /// Notes that the load has paused. Does not count the pause as time without a trial, because a load of
+    /// short bursts would be tried at the start of each burst otherwise.
     pub(super) fn paused(&mut self, time: Nanos) {
         self.first = None;
         self.next = self.next.saturating_add(time);
@@ -302,13 +309,13 @@ impl Reaction {
         }
     }
 
-    /// Closes the window if it is over. Called when the queue was found empty, so that all its requests are
+    /// Closes the window if it is over. The caller has just found the queue empty, so all its requests are
     /// counted.
     pub(super) fn close_window(&mut self, now: Nanos) {
         let Some(window) = self.window.take_if(|window| now >= window.end) else { return };
         let time = now.saturating_sub(window.since);
-        let disturbed = now.saturating_sub(window.end) > self.lengths.short.saturating_mul(LATE);
-        // A patient window without a sleep was served like an eager one.
+        let disturbed = now.saturating_sub(window.end) > self.lengths.short.saturating_mul(LATE_WINDOWS);
+        // A patient window in which the queue did not sleep was served like an eager one.
         let untried = window.manner == Manner::Patient && !window.slept;
         if disturbed || untried {
             self.first = None;
@@ -333,9 +340,9 @@ impl Reaction {
             let difference = (eager.rate as i64 - patient.rate as i64) * ONE / larger;
             let drastic = difference.abs() >= DRASTIC && eager.differs(patient);
             self.certain_pairs =
-                if drastic && difference > 0 { (self.certain_pairs + 1).min(CERTAIN_MAX) } else { 0 };
+                if drastic && difference > 0 { (self.certain_pairs + 1).min(CERTAIN_PAIRS_MAX) } else { 0 };
             // In a short window, a load can seem not to react, because it has not had the time.
-            self.evidence.lost(difference);
+            self.evidence.add_loss(difference);
             if drastic || self.long {
                 self.weigh(difference, drastic);
             }
@@ -352,13 +359,14 @@ impl Reaction {
     fn decide(&mut self, now: Nanos, manner: Manner) {
         match (self.manner, manner) {
             (Manner::Eager, Manner::Eager) => self.confirmed = true,
-            (Manner::Eager, Manner::Patient) if self.confirmed || now >= self.held_until => {
+            (Manner::Eager, Manner::Patient) if self.confirmed || now >= self.eager_until => {
                 (self.manner, self.since, self.confirmed_patience) = (manner, now, 0);
             }
             (Manner::Patient, Manner::Eager) => {
-                let lasted = now.saturating_sub(self.since) >= LASTED;
-                self.hold = if lasted { HOLD } else { (self.hold * 2).clamp(HOLD, HOLD_MAX) };
-                self.held_until = now.saturating_add(self.hold);
+                let lasted = now.saturating_sub(self.since) >= PATIENCE_LASTED;
+                self.backoff =
+                    if lasted { BACKOFF_MIN } else { (self.backoff * 2).clamp(BACKOFF_MIN, BACKOFF_MAX) };
+                self.eager_until = now.saturating_add(self.backoff);
                 self.confirmed = false;
                 self.manner = manner;
             }
@@ -367,16 +375,18 @@ impl Reaction {
             }
             (Manner::Eager, Manner::Patient) => {}
         }
-        (self.surprises, self.alert) = (0, 0);
+        (self.contradicting_pairs, self.quick_pairs_left) = (0, 0);
     }
 
     /// Adds to the evidence. After two drastic pairs in a row for the other manner, earlier evidence belongs
     /// to another load.
     fn weigh(&mut self, difference: i64, drastic: bool) {
         let favours = if difference > 0 { Manner::Eager } else { Manner::Patient };
-        self.surprises = if drastic && favours != self.manner { self.surprises.saturating_add(1) } else { 0 };
-        self.alert = if self.surprises > 0 { ALERT } else { self.alert.saturating_sub(1) };
-        if self.surprises == 2 {
+        self.contradicting_pairs =
+            if drastic && favours != self.manner { self.contradicting_pairs.saturating_add(1) } else { 0 };
+        self.quick_pairs_left =
+            if self.contradicting_pairs > 0 { QUICK_PAIRS } else { self.quick_pairs_left.saturating_sub(1) };
+        if self.contradicting_pairs == 2 {
             self.evidence = Evidence { prior: difference, ..Evidence::default() };
             self.evidence.add(difference);
         }
@@ -386,12 +396,12 @@ impl Reaction {
     fn schedule_next(&mut self, now: Nanos) {
         let rest = match self.manner {
             Manner::Eager => {
-                (self.evidence.loss() * LOSSES_KEPT_BELOW / ONE).clamp(*REST_EAGER.start(), *REST_EAGER.end())
+                (self.evidence.loss() * REST_PER_LOSS / ONE).clamp(*REST_EAGER.start(), *REST_EAGER.end())
                     as Nanos
                     * self.length
-                    * Nanos::from(1 + self.certain_pairs / CERTAIN)
+                    * Nanos::from(1 + self.certain_pairs / CERTAIN_PAIRS)
             }
-            Manner::Patient if self.alert > 0 => REST_ALERT * self.lengths.long,
+            Manner::Patient if self.quick_pairs_left > 0 => REST_QUICK * self.lengths.long,
             Manner::Patient => (REST_PATIENT << self.confirmed_patience) * self.lengths.long,
         };
         // A random part keeps the trial out of step with the load.
@@ -403,7 +413,8 @@ impl Reaction {
         self.draw().is_multiple_of(2)
     }
 
-    /// Marsaglia's xorshift. The numbers are no secret, but no load follows their pattern by itself.
+    /// Returns the next number of Marsaglia's xorshift. It is not secret, but no load follows the pattern by
+    /// chance.
     fn draw(&mut self) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
@@ -473,7 +484,7 @@ mod tests {
         assert_eq!(reaction.evidence.pairs, 0);
         let mut now = reaction.next;
         reaction.wait_begins(now, LENGTHS);
-        now += LENGTH * (1 + LATE) + 1;
+        now += LENGTH * (1 + LATE_WINDOWS) + 1;
         reaction.slept();
         reaction.close_window(now);
         assert!(reaction.window.is_none() && reaction.first.is_none());
@@ -555,7 +566,7 @@ mod tests {
         assert!(reaction.next > 10 * LENGTH);
         reaction.evidence.pairs = 3;
         reaction.load_changed(LENGTH);
-        assert_eq!(reaction.next, (1 + REST_ALERT) * LENGTH);
+        assert_eq!(reaction.next, (1 + REST_QUICK) * LENGTH);
         assert_eq!(reaction.evidence.pairs, 0);
         reaction.evidence.pairs = 3;
         reaction.load_changed(CHANGE_INTERVAL * LENGTH);
@@ -581,22 +592,22 @@ mod tests {
     fn patience_that_was_wrong_is_not_tried_again_at_once() {
         let mut reaction = Reaction::default();
         let mut now = SEC;
-        let mut holds = Vec::new();
+        let mut backoffs = Vec::new();
         for _ in 0..8 {
             reaction.decide(now, Manner::Patient);
             assert_eq!(reaction.manner, Manner::Patient);
             reaction.decide(now + SEC, Manner::Eager);
-            holds.push((reaction.held_until - now - SEC) / HOLD);
-            reaction.decide(reaction.held_until - 1, Manner::Patient);
+            backoffs.push((reaction.eager_until - now - SEC) / BACKOFF_MIN);
+            reaction.decide(reaction.eager_until - 1, Manner::Patient);
             assert_eq!(reaction.manner, Manner::Eager);
-            now = reaction.held_until;
+            now = reaction.eager_until;
         }
-        assert_eq!(holds, [1, 2, 4, 8, 16, 32, 32, 32]);
+        assert_eq!(backoffs, [1, 2, 4, 8, 16, 32, 32, 32]);
         reaction.decide(now, Manner::Patient);
-        reaction.decide(now + LASTED, Manner::Eager);
-        assert_eq!(reaction.held_until, now + LASTED + HOLD, "it had been right for long");
-        reaction.decide(now + LASTED, Manner::Eager);
-        reaction.decide(now + LASTED, Manner::Patient);
+        reaction.decide(now + PATIENCE_LASTED, Manner::Eager);
+        assert_eq!(reaction.eager_until, now + PATIENCE_LASTED + BACKOFF_MIN, "it had been right for long");
+        reaction.decide(now + PATIENCE_LASTED, Manner::Eager);
+        reaction.decide(now + PATIENCE_LASTED, Manner::Patient);
         assert_eq!(reaction.manner, Manner::Patient, "trials had shown the difference, and show none now");
     }
 

@@ -1,8 +1,9 @@
 //! The lengths of recent waits, and the time worth spinning for them.
 //!
-//! To spin is to rent and to sleep is to buy: the ski-rental problem. Without any knowledge, a good limit for
-//! spinning is the cost of a sleep. It never costs more than twice as much as the best choice in hindsight,
-//! and no deterministic rule does better (Karlin, Manasse, Rudolph and Sleator 1988). With a known
+//! Spinning costs time as long as it lasts, and a sleep has a fixed cost. This is the ski-rental problem.
+//! Without any knowledge, a good limit for spinning is the cost of a sleep. It never costs more than twice as
+//! much as the best choice in hindsight, and no deterministic rule does better (Karlin, Manasse, Rudolph and
+//! Sleator 1988). With a known
 //! distribution of waits W, the best limit is the t that makes E\[min(W, t)\] + P(W > t) C smallest. C is the
 //! cost of a sleep (Karlin, Manasse, McGeoch and Owicki, "Competitive randomized algorithms for non-uniform
 //! problems", SODA 1990, Algorithmica 1994). The distribution of the recent past comes close to this, as

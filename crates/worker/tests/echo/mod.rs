@@ -10,7 +10,7 @@ use kickless_spec::ring::event_passed;
 use kickless_testing::{guest_memory, vring_parts};
 use kickless_virtqueue::device::{Addresses, Options};
 use kickless_virtqueue::{Chain, ChainId};
-use kickless_worker::{Poll, Pool};
+use kickless_worker::{Poll, WorkerPool};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -125,7 +125,7 @@ pub(crate) struct Echo {
     chain: Chain,
     held: Vec<ChainId>,
     hold: bool,
-    /// Its answer while it holds something.
+    /// The result of a poll while the task holds chains.
     holding: Next,
     pub(crate) release: Arc<Mutex<bool>>,
     pub(crate) seen: Arc<Seen>,
@@ -234,11 +234,11 @@ pub(crate) fn options(workers: usize, poll: Poll) -> kickless_worker::Options {
     kickless_worker::Options { workers, engine, cpus: Vec::new(), poll, call_coalesce: None }
 }
 
-pub(crate) fn start(options: &kickless_worker::Options) -> Arc<Pool> {
-    Arc::new(Pool::start(options).unwrap())
+pub(crate) fn start(options: &kickless_worker::Options) -> Arc<WorkerPool> {
+    Arc::new(WorkerPool::start(options).unwrap())
 }
 
-/// The only owner of its pool.
+/// Starts a pool. Returns its only executor, which owns the pool.
 pub(crate) fn pool(workers: usize) -> Arc<dyn Executor> {
     start(&options(workers, Poll::default())).executor(1)
 }

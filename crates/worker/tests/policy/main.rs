@@ -1,4 +1,4 @@
-//! The policy: its properties, and its results in simulation.
+//! Tests the policy: its properties, and its results in simulation.
 
 mod properties;
 #[allow(dead_code, reason = "the example prints more of it")]

@@ -1,4 +1,4 @@
-//! Properties of any sequence of inputs.
+//! Tests properties that hold for any sequence of inputs.
 
 use kickless_worker::Poll;
 use kickless_worker::policy::{Host, Nanos, Policy, Pressure, Usage, Verdict};
@@ -184,7 +184,7 @@ fn after(policy: &mut Policy, now: &mut Nanos, gap: Nanos, times: u32) -> Verdic
 }
 
 #[test]
-fn knobs_change_what_follows_at_once() {
+fn a_new_rule_applies_to_the_next_decision() {
     let mut policy = Policy::new(Poll::Never, 256);
     let mut now = 0;
     assert_eq!(after(&mut policy, &mut now, 5_000, 100), Verdict::Arm);

@@ -1,4 +1,4 @@
-//! Promised results, checked in simulation. All of it is deterministic.
+//! Checks in simulation that the policy keeps its promises. The simulation is deterministic.
 
 use crate::simulation::chooser::Rule;
 use crate::simulation::load::{Gaps, Load, MS, SEC, US};
@@ -9,7 +9,7 @@ use kickless_worker::Poll;
 use kickless_worker::policy::Nanos;
 use std::time::Duration;
 
-/// The random seeds with which each promise is checked. `POLICY_SEED=N` uses another one.
+/// Returns the random seeds with which each promise is checked. `POLICY_SEED=N` uses another one.
 fn seeds() -> Vec<u64> {
     let wanted = std::env::var("POLICY_SEED").ok().and_then(|seed| seed.parse().ok());
     wanted.map_or_else(|| vec![1, 2, 3], |seed| vec![seed])
@@ -25,7 +25,7 @@ fn both(load: &Load, rule: Rule, other: Rule, time: Nanos, seed: u64) -> (Outcom
     (run_for(machine, load, rule, 0, time, seed), run_for(machine, load, other, 0, time, seed))
 }
 
-/// The largest share of the rate of `always`.
+/// Returns the largest share of the rate of `always`.
 fn peak(machine: Machine) -> f64 {
     run_for(machine, &closed(64, 100..200), ALWAYS, 0, 20 * MS, 1).per_sec()
 }
@@ -97,7 +97,7 @@ fn naps_hardly_ever_delay_by_more_than_is_accepted_and_a_wake() {
 }
 
 #[test]
-fn a_delay_that_no_wake_can_keep_is_kept_by_spinning() {
+fn a_delay_shorter_than_a_wake_is_met_by_spinning() {
     for seed in seeds() {
         let latency = 10 * US;
         let rule = Rule::Policy(Poll::Auto { latency: Duration::from_nanos(latency) });
@@ -108,7 +108,7 @@ fn a_delay_that_no_wake_can_keep_is_kept_by_spinning() {
 }
 
 #[test]
-fn a_trickle_costs_what_it_costs_with_never() {
+fn a_slow_load_costs_about_as_much_as_with_never() {
     for seed in seeds() {
         for gaps in [Gaps::Steady(10 * MS), Gaps::Poisson(10 * MS)] {
             for disk in [0..0, 60 * US..100 * US] {
@@ -122,7 +122,7 @@ fn a_trickle_costs_what_it_costs_with_never() {
 }
 
 #[test]
-fn an_idle_queue_is_armed_and_then_there_is_nothing() {
+fn an_idle_queue_is_armed_and_costs_nothing_then() {
     for seed in seeds() {
         for load in [closed(1, POLLING), closed(32, SLEEPING), open(Gaps::Poisson(5 * US))] {
             let mut load = load;
@@ -144,7 +144,7 @@ fn an_idle_queue_is_armed_and_then_there_is_nothing() {
 }
 
 #[test]
-fn on_off_loads_are_served_as_by_the_original_rule_for_a_fifth_of_its_time() {
+fn on_off_loads_cost_a_fifth_of_the_time_of_the_original_rule() {
     for seed in seeds() {
         for (in_flight, think) in [(1, POLLING), (1, SLEEPING), (32, SLEEPING)] {
             let (auto, rate) = both(&on_off(in_flight, think.clone()), AUTO, RATE, 4 * SEC, seed);
@@ -172,7 +172,7 @@ fn a_contended_core_is_left_to_others() {
 }
 
 #[test]
-fn a_load_that_turns_into_another_is_known_soon() {
+fn a_change_of_load_is_learnt_soon() {
     for seed in seeds() {
         // Half of the time a closed loop, half of the time an open one at a rate that takes a tenth of a
         // core.

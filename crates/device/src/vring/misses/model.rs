@@ -6,7 +6,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-device --release --lib model`
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use super::Misses;
+use super::IotlbMisses;
 use kickless_io::Waker;
 use kickless_memory::{Access, Iova, IovaRange, Miss};
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ const MISS: Miss = Miss { page: Iova(0), access: Access::READ };
 const QUEUE: u16 = 0;
 
 struct Session {
-    misses: Misses,
+    misses: IotlbMisses,
     /// The translation is in the table.
     translated: AtomicBool,
     /// The mailbox of the queue's worker. It brings an update or a stop.
@@ -29,7 +29,7 @@ struct Session {
 
 fn session() -> Arc<Session> {
     Arc::new(Session {
-        misses: Misses::new(Waker::new().unwrap()),
+        misses: IotlbMisses::new(Waker::new().unwrap()),
         translated: AtomicBool::new(false),
         queue_waker: Waker::new().unwrap(),
         stop: AtomicBool::new(false),
@@ -137,7 +137,7 @@ fn an_answer_for_two_reaches_both() {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(2);
         builder.check(move || {
-            let misses = Arc::new(Misses::new(Waker::new().unwrap()));
+            let misses = Arc::new(IotlbMisses::new(Waker::new().unwrap()));
             let table = Arc::new(AtomicBool::new(false));
             let queue_wakers = Arc::new([(); 2].map(|()| (Waker::new().unwrap(), AtomicBool::new(false))));
             let done = Arc::new(AtomicUsize::new(0));

@@ -1,6 +1,6 @@
 //! The rules, for tests that leave one out.
 
-/// A rule of `docs/adr/0010-a-table-holds-only-what-may-be-on-disk.md`.
+/// A rule of `docs/adr/0011-a-table-holds-only-what-may-be-on-disk.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests leave rules out"))]
 pub(crate) enum Rule {

@@ -1,4 +1,4 @@
-//! AIO, with threads beside it.
+//! Tests AIO, with threads beside it.
 
 use super::{kernel_aio, pool};
 use crate::engine::Engine;
@@ -51,7 +51,7 @@ fn direct_files_by_the_kernel_and_others_by_threads() {
     assert_eq!(aio.in_flight(), 3);
 }
 
-/// An engine with a file that the kernel refuses to write to.
+/// Makes an engine with a file that the kernel refuses to write to.
 fn refusing(completion: CompletionMode) -> (Engine, FileId) {
     let options = EngineOptions { completion, ..EngineOptions::new(EngineKind::Aio, 8) };
     let mut aio = Engine::open_with(options).unwrap();
@@ -62,7 +62,7 @@ fn refusing(completion: CompletionMode) -> (Engine, FileId) {
     (aio, file)
 }
 
-/// A thread's call that does not wait is over when `submit` returns, so completions of the batch do not
+/// A thread's call that does not wait ends before `submit` returns, so completions of the batch do not
 /// interrupt it. This must hold in some of many cases, because the host can keep the thread from running.
 #[test]
 fn a_prompt_call_of_a_thread_is_waited_for() {
@@ -88,7 +88,7 @@ fn a_prompt_call_of_a_thread_is_waited_for() {
 
 /// The call is in flight until it has been reaped, and the worker does not sleep before.
 #[test]
-fn a_refused_operation_is_to_be_reaped() {
+fn the_worker_reaps_a_refused_operation_before_it_sleeps() {
     let (mut aio, file) = refusing(CompletionMode::Worker);
     assert!(queue(&mut aio, file, OpKind::Write { durable: false }, 3));
     aio.submit().unwrap();

@@ -1,4 +1,4 @@
-//! Transfers by kernel AIO, beside the ring, need no device that wants it.
+//! Tests io_uring, with kernel AIO beside it for files on which the ring is slow.
 
 use super::{kernel_aio, ring};
 use crate::aio::Aio;
@@ -37,7 +37,8 @@ fn engine() -> (Engine, FileId, Arc<File>) {
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(u64::from(DEPTH) * LEN as u64).unwrap();
     let id = register(&mut uring, file.clone());
-    // The route of a device on which io_uring is slow. No such device is needed here.
+    // The route of a device on which io_uring is slow. The test sets it for a file, so it needs no such
+    // device.
     assert!(uring.open_aio());
     uring.ops.files.set_routes(0, Routes::all(Route::Worker));
     (uring, id, file)
@@ -232,7 +233,7 @@ fn a_mapping_of_two_views_is_registered_once() {
     assert_eq!(counts(&mut uring), (0, 0));
 }
 
-/// More registrations than the kernel's table has ranges.
+/// Registers more memory, one piece after the other, than the kernel's table has ranges.
 #[test]
 fn indices_of_registered_memory_are_used_again() {
     let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
@@ -264,7 +265,7 @@ fn a_refused_index_is_used_again() {
 
 /// An operation without room in the submission ring is described again, and still uses its memory once.
 #[test]
-fn described_twice_and_used_once() {
+fn an_operation_described_twice_counts_its_buffer_once() {
     let ours = EngineOptions { fixed_buffers: true, completion: CompletionMode::Thread, ..options(700) };
     let mut uring = Engine::open_with(ours).unwrap();
     let file = Arc::new(tempfile::tempfile().unwrap());
@@ -279,7 +280,7 @@ fn described_twice_and_used_once() {
     assert_eq!(ring(&mut uring).0.registered(), (0, 0));
 }
 
-/// With a submitting thread of the kernel, none of ours is needed.
+/// An engine with a submitting thread of the kernel starts no thread of its own.
 #[test]
 fn one_thread_submits() {
     let by_thread = EngineOptions { completion: CompletionMode::Thread, ..options(8) };
@@ -295,7 +296,7 @@ fn jobs_of_threads_take_slots_of_the_engine() {
     let mut uring = Engine::open_with(options(DEPTH)).unwrap();
     let id = register(&mut uring, Arc::new(tempfile::tempfile().unwrap()));
     let discard = |uring: &mut Engine| {
-        let kind = OpKind::Range { call: crate::RangeCall::DeviceDiscard, len: 512 };
+        let kind = OpKind::Range { syscall: crate::RangeSyscall::DeviceDiscard, len: 512 };
         uring.queue(Op { file: id, kind, offset: 0, buffers: Buffers::None }, Token::default()).is_ok()
     };
     for _ in 0..2 {
@@ -306,7 +307,7 @@ fn jobs_of_threads_take_slots_of_the_engine() {
     }
 }
 
-/// Each is done by itself, on the route of its file.
+/// Merged operations that are repeated run separately, on the route of their file.
 #[test]
 fn repeated_operations_keep_their_route() {
     for aio in [false, true] {
@@ -354,7 +355,7 @@ fn merged_transfers_that_kernel_aio_refuses() {
     assert!(done.len() == 8 && done.iter().all(|done| done.result == Err(Errno::BADF)));
 }
 
-/// More operations than the kernel's context has room for.
+/// Queues more operations than the kernel's context has room for.
 #[test]
 fn full_kernel_aio_makes_a_pause() {
     let mut uring = Engine::open_with(options(1)).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! A device that is killed loses its queue's indices. The ring says how far it is used, but not which of the
 //! earlier chains are still in flight. So each queue can have a region of memory that the front-end keeps and
-//! gives to the next device. This module says what is stored there. It also has the argument that the next
+//! gives to the next device. This module defines the contents of the region. It also shows that the next
 //! device resubmits each chain that was popped and not shown as used, in the order of the pops, and no other
 //! chain.
 //!
@@ -10,7 +10,7 @@
 //! A killed process has carried out all instructions up to some point, and none after it. Pages that it
 //! shares with others stay. So the argument is about the order of stores in the program, to the region *and*
 //! to the ring. For each point between two stores, it says what the next device finds.
-//! [`Records::store`](kickless_memory::Records::store) keeps the compiler from moving them.
+//! [`Records::store`](kickless_memory::Records::store) keeps the compiler from reordering these stores.
 //!
 //! While the queue runs, nothing in the region is read, because the queue keeps its contents in its own
 //! memory. The region is read once at the next start, into a copy, which is checked. So a front-end that
@@ -34,7 +34,7 @@
 //!   of S1 and S2 are ignored.
 //! * From S3 on all of the batch is shown. Until S5, `behind` is its length, and R2 finds its entries by S1
 //!   and S2, however far S4 has come. S4 does not change `next`, and no chain is popped between S1 and S5.
-//! * R itself can be killed. R2 has the same result when it is repeated, and R3 ends it.
+//! * The device can be killed during R. R2 has the same result when it is repeated, and R3 ends it.
 //! * The driver can reuse a head as soon as it sees S3. P2 of that chain comes after S5, because one thread
 //!   does both.
 //!
@@ -69,8 +69,8 @@
 //!   has other flags. `used` differs from `old_used` by index or round until S8, even if the batch is as long
 //!   as the ring.
 //! * S1 may have stopped at any point. A later device shows other chains in these descriptors, one at a time.
-//!   The driver must not read the rest of the old batch after them: R3.
-//! * R can be killed. It has the same result when it is repeated.
+//!   Behind these, the driver must not find the rest of the old batch. R3 makes it invisible.
+//! * The device can be killed during R. R has the same result when it is repeated.
 //!
 //! # Credit
 //! A chain that is popped as credit is not popped here. Its *P* comes when it is used, after the *P* of all
@@ -86,6 +86,7 @@
 //! ring's memory or for their turn (IN_ORDER).
 
 mod packed;
+mod resubmissions;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -98,10 +99,11 @@ use kickless_memory::Records;
 use kickless_spec::vhost_user::{
     INFLIGHT_HEAD, INFLIGHT_VERSION, SplitHead, inflight_entry_len, inflight_head_len,
 };
+use resubmissions::Resubmissions;
 
-/// A region: memory that survives this process, or a test's.
+/// A region: memory that survives this process, or a test's model of it.
 pub(crate) trait Region: std::fmt::Debug {
-    /// Bytes in it.
+    /// Returns the number of bytes.
     fn len(&self) -> usize;
     /// Loads the word at an offset in bytes, once.
     fn load(&self, offset: usize) -> u64;
@@ -136,11 +138,12 @@ fn at(packed: bool, entry: u16) -> usize {
     inflight_head_len(packed) + inflight_entry_len(packed) * usize::from(entry)
 }
 
-/// Returns the head's word that another device has left, or `None` if the region was never used. The word has
-/// the number of entries.
+/// Returns the first word of the region's head as another device has left it, or `None` if the region was
+/// never used. The word contains the number of entries.
 ///
 /// # Errors
-/// Another version, or a number of entries that is impossible for a ring of this size in this region.
+/// The region has another version, or a number of entries that is impossible for a ring of this size in this
+/// region.
 fn begun(region: &impl Region, entries: u16, size: u16) -> Result<Option<u64>, RingError> {
     if entries < size {
         return Err(wrong("number of entries that it has room for", entries));
@@ -161,11 +164,11 @@ fn wrong(field: &'static str, value: u16) -> RingError {
     RingError::Inflight { field, value }
 }
 
-/// Returns the counter for the next chain, and the entries in the order of their counters. The oldest is
-/// last, because entries are taken from the end.
-fn in_order<T>(mut entries: Vec<(u64, T)>) -> (u64, Vec<T>) {
+/// Returns the counter for the next chain, and the entries in the order of their counters: the oldest is
+/// resubmitted first.
+fn in_order<T>(mut entries: Vec<(u64, T)>) -> (u64, Resubmissions<T>) {
     // Stable, so that the order is defined even if two counters are equal.
     entries.sort_by_key(|(counter, _)| *counter);
     let next = entries.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
-    (next, entries.into_iter().rev().map(|(_, entry)| entry).collect())
+    (next, Resubmissions::new(entries.into_iter().rev().map(|(_, entry)| entry).collect()))
 }

@@ -1,5 +1,6 @@
 //! The region of a packed ring.
 
+use super::resubmissions::Resubmissions;
 use super::{Region, at, begun, entries, in_order, wrong};
 use crate::RingError;
 use crate::packed::RingPosition;
@@ -8,9 +9,8 @@ use kickless_spec::vhost_user::{
     INFLIGHT_COUNTER, INFLIGHT_DESC, INFLIGHT_HEAD, INFLIGHT_PACKED_USED, INFLIGHT_VERSION, InflightEntry,
     PackedHead, PackedUsed,
 };
-use std::collections::VecDeque;
 
-/// Number of ids. The driver may choose any. Unused zeroes take no memory.
+/// Number of ids. The driver may choose any. Pages of the table that are never written take no memory.
 const IDS: usize = 1 << 16;
 
 /// A chain to resubmit.
@@ -45,10 +45,8 @@ pub(in crate::device) struct Packed<R> {
     used: RingPosition,
     /// First entries of chains that are pushed and not shown.
     batch: Vec<u16>,
-    /// The chains to resubmit, the next one last.
-    to_resubmit: Vec<Resubmission>,
-    /// The resubmitted chains that are credit, oldest first.
-    credit: VecDeque<Resubmission>,
+    /// The chains to resubmit.
+    pub(in crate::device) resubmissions: Resubmissions<Resubmission>,
 }
 
 impl<R: Region> Packed<R> {
@@ -63,8 +61,7 @@ impl<R: Region> Packed<R> {
             free_head: 0,
             used: RingPosition::FIRST,
             batch: Vec::new(),
-            to_resubmit: Vec::new(),
-            credit: VecDeque::new(),
+            resubmissions: Resubmissions::new(Vec::new()),
         }
     }
 
@@ -145,7 +142,7 @@ impl<R: Region> Packed<R> {
         if descriptors > size {
             return Err(wrong("number of descriptors in flight", descriptors));
         }
-        (self.counter, self.to_resubmit) = in_order(found);
+        (self.counter, self.resubmissions) = in_order(found);
         Ok(Resumed { used: self.used, descriptors })
     }
 
@@ -271,46 +268,5 @@ impl<R: Region> Packed<R> {
         // S7 and S8.
         self.tell_free(self.free_head);
         self.tell_used(self.used);
-    }
-
-    /// Number of chains to resubmit.
-    #[inline]
-    pub(in crate::device) fn resubmissions(&self) -> u16 {
-        self.to_resubmit.len() as u16
-    }
-
-    /// The chains to resubmit, the next one last.
-    pub(in crate::device) fn to_resubmit(&self) -> &[Resubmission] {
-        &self.to_resubmit
-    }
-
-    /// Removes the next chain to resubmit, because it was popped.
-    pub(in crate::device) fn resubmitted(&mut self) {
-        self.to_resubmit.pop();
-    }
-
-    /// Moves the next chain to resubmit to the credit.
-    pub(in crate::device) fn resubmitted_as_credit(&mut self) {
-        self.credit.extend(self.to_resubmit.pop());
-    }
-
-    /// Number of resubmitted chains that are credit.
-    #[inline]
-    pub(in crate::device) fn credit(&self) -> u16 {
-        self.credit.len() as u16
-    }
-
-    /// Removes the oldest of the credit. Returns false if there is none. The region names the chain all the
-    /// time.
-    pub(in crate::device) fn use_credit(&mut self) -> bool {
-        self.credit.pop_front().is_some()
-    }
-
-    /// Moves the newest of the credit back to the chains to resubmit. Returns its id.
-    pub(in crate::device) fn unpop(&mut self) -> Option<u16> {
-        let chain = self.credit.pop_back()?;
-        let id = chain.id;
-        self.to_resubmit.push(chain);
-        Some(id)
     }
 }

@@ -1,11 +1,11 @@
 //! The region of a split ring.
 
+use super::resubmissions::Resubmissions;
 use super::{Region, at, begun, entries, in_order, wrong};
 use crate::RingError;
 use kickless_spec::vhost_user::{
     INFLIGHT_COUNTER, INFLIGHT_HEAD, INFLIGHT_VERSION, InflightEntry, SplitHead,
 };
-use std::collections::VecDeque;
 
 /// The record of a split queue. The letters are those of the module's argument.
 #[derive(Debug)]
@@ -18,17 +18,15 @@ pub(in crate::device) struct Split<R> {
     used_idx: u16,
     /// Chains that are pushed and not shown.
     batch: Vec<u16>,
-    /// The chains to resubmit, the next one last.
-    to_resubmit: Vec<u16>,
-    /// The resubmitted chains that are credit, oldest first.
-    credit: VecDeque<u16>,
+    /// The heads of chains to resubmit.
+    pub(in crate::device) resubmissions: Resubmissions<u16>,
 }
 
 impl<R: Region> Split<R> {
     pub(in crate::device) fn new(region: R) -> Self {
         let entries = entries(false, region.len());
-        let (batch, to_resubmit, credit) = (Vec::new(), Vec::new(), VecDeque::new());
-        Self { region, entries, counter: 0, last_batch_head: 0, used_idx: 0, batch, to_resubmit, credit }
+        let (batch, resubmissions) = (Vec::new(), Resubmissions::new(Vec::new()));
+        Self { region, entries, counter: 0, last_batch_head: 0, used_idx: 0, batch, resubmissions }
     }
 
     pub(in crate::device) fn region(&self) -> &R {
@@ -61,11 +59,11 @@ impl<R: Region> Split<R> {
         if let Some((_, head)) = heads.iter().find(|(_, head)| *head >= size) {
             return Err(wrong("head in flight", *head));
         }
-        (self.counter, self.to_resubmit) = in_order(heads);
-        Ok(Some(self.to_resubmit.len() as u16))
+        (self.counter, self.resubmissions) = in_order(heads);
+        Ok(Some(self.resubmissions.len()))
     }
 
-    /// R2.
+    /// Does step R2.
     fn forget_batch(
         &self,
         found: &mut [(InflightEntry, u64)],
@@ -93,7 +91,7 @@ impl<R: Region> Split<R> {
         self.tell(used);
     }
 
-    /// Stores the head.
+    /// Stores the head of the region, with this used index.
     #[inline]
     fn tell(&mut self, used: u16) {
         self.used_idx = used;
@@ -152,46 +150,5 @@ impl<R: Region> Split<R> {
         }
         self.batch.clear();
         self.tell(used);
-    }
-
-    /// Number of chains to resubmit.
-    #[inline]
-    pub(in crate::device) fn resubmissions(&self) -> u16 {
-        self.to_resubmit.len() as u16
-    }
-
-    /// The next chain to resubmit.
-    #[inline]
-    pub(in crate::device) fn next_to_resubmit(&self) -> Option<u16> {
-        self.to_resubmit.last().copied()
-    }
-
-    /// Removes the next chain to resubmit, because it was popped.
-    pub(in crate::device) fn resubmitted(&mut self) {
-        self.to_resubmit.pop();
-    }
-
-    /// Moves the next chain to resubmit to the credit.
-    pub(in crate::device) fn resubmitted_as_credit(&mut self) {
-        self.credit.extend(self.to_resubmit.pop());
-    }
-
-    /// Number of resubmitted chains that are credit.
-    #[inline]
-    pub(in crate::device) fn credit(&self) -> u16 {
-        self.credit.len() as u16
-    }
-
-    /// Removes the oldest of the credit. Returns false if there is none. The region names the chain all the
-    /// time.
-    pub(in crate::device) fn use_credit(&mut self) -> bool {
-        self.credit.pop_front().is_some()
-    }
-
-    /// Moves the newest of the credit back to the chains to resubmit. Returns its head.
-    pub(in crate::device) fn unpop(&mut self) -> Option<u16> {
-        let head = self.credit.pop_back()?;
-        self.to_resubmit.push(head);
-        Some(head)
     }
 }

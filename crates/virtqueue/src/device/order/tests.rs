@@ -1,10 +1,6 @@
 use super::*;
 use proptest::prelude::*;
 
-fn pop(order: &mut Order, head: u16) -> ChainId {
-    ChainId { head, position: order.popped(head) }
-}
-
 fn all(order: &mut Order) -> Vec<(u16, u32)> {
     std::iter::from_fn(|| order.next()).collect()
 }
@@ -12,7 +8,7 @@ fn all(order: &mut Order) -> Vec<(u16, u32)> {
 #[test]
 fn a_slow_chain_holds_up_later_ones() {
     let mut order = Order::default();
-    let ids: Vec<_> = (1..=4).map(|head| pop(&mut order, head)).collect();
+    let ids: Vec<_> = (1..=4).map(|head| order.popped(head)).collect();
     order.pushed(ids[1], 20);
     order.pushed(ids[2], 30);
     assert_eq!(order.next(), None);
@@ -20,7 +16,7 @@ fn a_slow_chain_holds_up_later_ones() {
     assert_eq!(all(&mut order), [(1, 10), (2, 20), (3, 30)]);
     // Neither a chain that has gone back, nor one that was never popped.
     order.pushed(ids[0], 11);
-    order.pushed(ChainId { head: 5, position: ids[3].position.wrapping_add(1) }, 0);
+    order.pushed(ChainId::new(5, ids[3].position().wrapping_add(1)), 0);
     assert_eq!(order.next(), None);
     order.pushed(ids[3], 40);
     order.pushed(ids[3], 41);
@@ -30,7 +26,7 @@ fn a_slow_chain_holds_up_later_ones() {
 #[test]
 fn chains_with_the_same_head_keep_their_own_lengths() {
     let mut order = Order::default();
-    let ids = [pop(&mut order, 7), pop(&mut order, 7), pop(&mut order, 7)];
+    let ids = [order.popped(7), order.popped(7), order.popped(7)];
     order.pushed(ids[2], 3);
     order.pushed(ids[1], 2);
     assert_eq!(order.next(), None);
@@ -45,10 +41,10 @@ fn completing_a_full_ring_in_reverse_takes_a_fixed_number_of_looks_per_chain() {
     const SIZE: u16 = 1 << 15;
     let mut order = Order::default();
     for round in 0..3u64 {
-        let ids: Vec<_> = (0..SIZE).map(|head| pop(&mut order, head)).collect();
+        let ids: Vec<_> = (0..SIZE).map(|head| order.popped(head)).collect();
         let mut back = 0;
         for id in ids.iter().rev() {
-            order.pushed(*id, u32::from(id.head));
+            order.pushed(*id, u32::from(id.head()));
             back += all(&mut order).len();
         }
         assert_eq!(back, usize::from(SIZE));
@@ -57,7 +53,7 @@ fn completing_a_full_ring_in_reverse_takes_a_fixed_number_of_looks_per_chain() {
     }
 }
 
-/// The same by a search, as before positions existed.
+/// Finds completed chains by a search, without positions.
 #[derive(Default)]
 struct Search(VecDeque<(u16, Option<u32>)>);
 
@@ -92,17 +88,17 @@ proptest! {
             if pops {
                 let head = which % heads;
                 twice |= search.0.iter().any(|(other, _)| *other == head);
-                in_flight.push(pop(&mut order, head));
+                in_flight.push(order.popped(head));
                 search.0.push_back((head, None));
             } else if let Some(at) = usize::from(which).checked_rem(in_flight.len()) {
                 let id = in_flight.swap_remove(at);
                 order.pushed(id, len);
                 if twice {
-                    // A search may find another of them than the one that was pushed.
-                    let at = usize::from(id.position.wrapping_sub(order.first));
+                    // A search by the head may find another chain than the one that was pushed.
+                    let at = usize::from(id.position().wrapping_sub(order.first));
                     search.0[at].1 = Some(len);
                 } else {
-                    search.pushed(id.head, len);
+                    search.pushed(id.head(), len);
                 }
                 loop {
                     let (new, old) = (order.next(), search.next());

@@ -1,4 +1,4 @@
-//! The decider: the policy, or a fixed rule to compare it with.
+//! Decides about waits in the simulation, by the policy or by a fixed rule to compare it with.
 
 use kickless_worker::Poll;
 use kickless_worker::policy::{Host, Nanos, Policy, Verdict};
@@ -14,7 +14,7 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    /// The fixed rules that the policy is compared with.
+    /// Returns the fixed rules that the policy is compared with.
     pub(crate) fn fixed() -> impl Iterator<Item = Rule> {
         let spins = [0, 5, 20, 50, 100, 200, 500].map(|us| Rule::Spin(us * 1_000));
         let naps = [50, 100].map(|us| Rule::Nap(us * 1_000));

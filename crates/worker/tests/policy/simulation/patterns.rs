@@ -28,13 +28,13 @@ pub(crate) fn open(gaps: Gaps) -> Load {
     Load { open: Some(Open { gaps, gate: Gate::OPEN }), ..Load::default() }
 }
 
-/// 100 ms of a closed loop, and 900 ms of nothing.
+/// Returns a load of 100 ms of a closed loop and 900 ms of nothing, repeated.
 pub(crate) fn on_off(in_flight: u32, think: Range<Nanos>) -> Load {
     let gate = Gate { from: 0, on: 100 * MS, off: 900 * MS };
     Load { closed: Some(Closed { in_flight, think, gate }), ..Load::default() }
 }
 
-/// Half a second of a closed loop, half a second of an open one.
+/// Returns a load that changes every half second between a closed loop and an open one.
 pub(crate) fn changing(in_flight: u32, think: Range<Nanos>, gaps: Gaps) -> Load {
     let half = SEC / 2;
     Load {
@@ -44,7 +44,7 @@ pub(crate) fn changing(in_flight: u32, think: Range<Nanos>, gaps: Gaps) -> Load 
     }
 }
 
-/// A driver that wakes late, and sometimes very late.
+/// Returns the gaps of a driver that wakes late, and sometimes very late.
 pub(crate) fn asleep(gap: Nanos) -> Gaps {
     Gaps::Asleep { gap, late: 60 * US, stall: 3 * MS }
 }

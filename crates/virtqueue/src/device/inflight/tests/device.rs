@@ -71,7 +71,7 @@ impl<'w> Device<'w> {
         ring!(self, remap(self.world.metadata(), &mut Marks::off()));
     }
 
-    /// The areas may be of another kind then.
+    /// Removes the queue's areas. The next ones may be of another kind.
     pub(super) fn unmap(&mut self) {
         self.ring = match &mut self.ring {
             Ring::Split(queue) => Ring::Split(queue.moved(&mut Marks::off())),
@@ -116,7 +116,7 @@ impl<'w> Device<'w> {
         }
         // A hostile chain may have no buffer.
         let tag = self.chain.readable().first().map_or(0, |buffer| buffer.addr.0);
-        self.ids.insert(tag, self.chain.id.head);
+        self.ids.insert(tag, self.chain.id.head());
         Ok(Some(tag))
     }
 
@@ -179,9 +179,7 @@ impl<'w> Device<'w> {
 struct MissingTranslations;
 
 impl AddressSpace<'_> for MissingTranslations {
-    fn add_buffer(&mut self, _: &mut Vec<Buffer>, _: Iova, _: u32, _: bool) -> usize {
-        0
-    }
+    fn add_buffer(&mut self, _: &mut Vec<Buffer>, _: Iova, _: u32, _: bool) {}
 
     fn table(&mut self, _: Iova, _: u32) -> Option<Span<'static>> {
         None

@@ -45,7 +45,7 @@ impl Driver {
         }
     }
 
-    /// Number of chains that were ever made available.
+    /// Returns the number of chains that were ever made available.
     pub(super) fn offered(&self) -> usize {
         self.tags as usize
     }

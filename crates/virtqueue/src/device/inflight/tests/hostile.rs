@@ -132,7 +132,7 @@ fn with_in_flight(packed: bool, words: &[(usize, u16)]) -> World {
 }
 
 #[test]
-fn each_lie_is_told_by_its_name() {
+fn each_invalid_word_is_named() {
     let split = |entry: u16, field: usize| super::super::at(false, entry) + field;
     let entry = |entry: u16, field: usize| super::super::at(true, entry) + field;
     // No entry is free, and the second chain has four.
@@ -146,7 +146,7 @@ fn each_lie_is_told_by_its_name() {
         (entry(4, 18), DESC_F_NEXT),
         (entry(5, 16), 77),
     ];
-    let lies = [
+    let invalid = [
         (false, vec![(8, 2)], "version", 2),
         (false, vec![(10, 3)], "number of entries", 3),
         (false, vec![(10, 7)], "number of entries", 7),
@@ -171,7 +171,7 @@ fn each_lie_is_told_by_its_name() {
         (true, vec![(entry(2, 0), 0)], "lost entry", 2),
         (true, four_more.to_vec(), "number of descriptors in flight", 6),
     ];
-    for (packed, words, field, value) in lies {
+    for (packed, words, field, value) in invalid {
         let world = with_in_flight(packed, &words);
         let bytes =
             || (0..super::super::at(packed, 6)).map(|at| world.region.get::<u8>(at)).collect::<Vec<_>>();

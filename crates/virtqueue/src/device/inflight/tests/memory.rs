@@ -33,7 +33,7 @@ impl Cut {
         T::read_from_bytes(&bytes[offset..offset + size_of::<T>()]).unwrap()
     }
 
-    /// A store of a peer that is always alive.
+    /// Stores a value as a peer that is always alive.
     pub(super) fn set<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
         self.bytes.borrow_mut()[offset..offset + size_of::<T>()].copy_from_slice(value.as_bytes());
     }
@@ -48,7 +48,7 @@ impl Cut {
         self.marked.take()
     }
 
-    /// A store of the device.
+    /// Stores a value as the device.
     pub(super) fn step<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
         if let Some(left) = self.left.get().checked_sub(1) {
             self.left.set(left);
@@ -74,10 +74,6 @@ impl Access for Cut {
 
     fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
         self.get(offset)
-    }
-
-    fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
-        self.step(offset, value);
     }
 
     unsafe fn load_unchecked(&self, offset: usize) -> u16 {

@@ -65,7 +65,7 @@ impl Model {
     }
 
     fn came(&mut self, tag: Option<Tag>) {
-        // The ring may be away.
+        // The device pops nothing while the ring is away.
         let Some(tag) = tag else { return };
         assert_eq!(Some(tag), self.expected.pop_front(), "not the next one");
         self.popped.push(tag);
@@ -137,7 +137,7 @@ fn perform(op: Op, world: &World, model: &mut Model, device: &mut Device, random
         // A device with credit pops nothing else.
         Op::Pop if model.credit.is_empty() => {
             let came = device.pop();
-            // A killed device has done this only in appearance.
+            // A killed device goes on to return chains, but its stores take no effect any more.
             if world.is_alive() {
                 model.came(came.unwrap());
             } else if let Ok(Some(tag)) = came {
@@ -376,7 +376,8 @@ fn what_was_held_before_is_not_in_the_region() {
             let alive = world.is_alive();
             model.take();
             if !alive && !model.popped.is_empty() {
-                // Not begun, and not shown: the next device is told, as without a region.
+                // The region is not begun and the chains are not shown. The next device gets the held chains
+                // in the same way as without a region.
                 assert!(!world.is_begun());
                 continue;
             }

@@ -1,6 +1,7 @@
 //! A device that the daemon serves to front-ends.
 
 use std::io;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,25 +12,67 @@ use kickless_io::Waker;
 use kickless_memory::Mapper;
 use kickless_memory::quota::AddressSpace;
 use kickless_vhost::{Ended, Server, Statistics};
-use kickless_worker::Pool;
+use kickless_worker::WorkerPool;
 use tracing::{error, warn};
 
 use super::config::DeviceConfig;
 use super::error::ServeError;
+use super::lifecycle::Reference;
 use super::sentence::sentence;
 use super::socket::Endpoint;
 
 /// A device, its server, and the descriptor that stops it.
-pub struct Served {
+pub struct ServedDevice {
     config: DeviceConfig,
     device: Arc<dyn Device>,
     server: Server,
     stop: Waker,
-    /// Calls of [`Served::refresh`] that the refreshing thread has not finished; 0 if no such thread runs.
-    refreshes: AtomicU64,
+    /// Calls of [`DeviceRef::refresh`] that the refreshing thread has not finished; 0 if no such thread runs.
+    refreshes: Arc<AtomicU64>,
 }
 
-impl Served {
+/// A reference to a device that the registry has opened. It may have ended.
+///
+/// The device is not closed, and its name stays in use, while a reference exists. So a caller keeps it only
+/// for a short time.
+pub struct DeviceRef(pub(crate) Reference<ServedDevice>);
+
+impl Deref for DeviceRef {
+    type Target = ServedDevice;
+
+    fn deref(&self) -> &ServedDevice {
+        &self.0
+    }
+}
+
+impl DeviceRef {
+    /// Refreshes the device ([`Device::refresh`]) on a new thread, and returns immediately. The caller must
+    /// not wait for the file system or the server behind one device, which may never answer. Calls during a
+    /// refresh together cause one more refresh.
+    pub fn refresh(self) {
+        let refreshes = self.refreshes.clone();
+        if refreshes.fetch_add(1, Ordering::AcqRel) > 0 {
+            return;
+        }
+        let span = self.config.span();
+        let refresh = move || {
+            let mut seen = 1;
+            loop {
+                self.config.span().in_scope(|| self.device.refresh());
+                match self.refreshes.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => return,
+                    Err(newer) => seen = newer,
+                }
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("refresh".into()).spawn(refresh) {
+            refreshes.store(0, Ordering::Release);
+            span.in_scope(|| warn!(%error, "cannot refresh the device now"));
+        }
+    }
+}
+
+impl ServedDevice {
     /// Puts a device behind a server, with its share of the workers and of the address space.
     ///
     /// # Errors
@@ -37,13 +80,13 @@ impl Served {
     pub(crate) fn new(
         config: DeviceConfig,
         device: Arc<dyn Device>,
-        pool: &Arc<Pool>,
+        pool: &Arc<WorkerPool>,
         space: &Arc<AddressSpace>,
     ) -> io::Result<Self> {
         let mapper = Mapper::within(space.join(config.serve.memory_max));
         let mapper = if config.serve.allow_slow_memory { mapper } else { mapper.refuse_slow() };
         let server = Server::new(device.clone(), pool.executor(config.serve.weight)).with_mapper(mapper);
-        Ok(Self { config, device, server, stop: Waker::new()?, refreshes: AtomicU64::new(0) })
+        Ok(Self { config, device, server, stop: Waker::new()?, refreshes: Arc::default() })
     }
 
     /// Returns the configuration of the device.
@@ -52,36 +95,12 @@ impl Served {
     }
 
     /// Returns the device.
-    pub fn device(&self) -> &Arc<dyn Device> {
-        &self.device
-    }
-
-    /// Refreshes the device ([`Device::refresh`]) on a new thread, and returns immediately. The caller must
-    /// not wait for the file system or the server behind one device, which may never answer. Calls during a
-    /// refresh together cause one more refresh.
-    pub fn refresh(self: &Arc<Self>) {
-        if self.refreshes.fetch_add(1, Ordering::AcqRel) > 0 {
-            return;
-        }
-        let served = self.clone();
-        let refresh = move || {
-            let mut seen = 1;
-            loop {
-                served.config.span().in_scope(|| served.device.refresh());
-                match served.refreshes.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(_) => return,
-                    Err(newer) => seen = newer,
-                }
-            }
-        };
-        if let Err(error) = thread::Builder::new().name("refresh".into()).spawn(refresh) {
-            self.refreshes.store(0, Ordering::Release);
-            self.config.span().in_scope(|| warn!(%error, "cannot refresh the device now"));
-        }
+    pub fn device(&self) -> &dyn Device {
+        &*self.device
     }
 
     /// Returns the counters of the queues of the device.
-    pub fn statistics(&self) -> &Arc<Statistics> {
+    pub fn statistics(&self) -> &Statistics {
         self.server.statistics()
     }
 
@@ -105,7 +124,7 @@ impl Served {
         self.stop.wake();
     }
 
-    /// Serves front-ends from `endpoint` until [`Served::stop`]. Then closes `endpoint`, so that new
+    /// Serves front-ends from `endpoint` until [`ServedDevice::stop`]. Then closes `endpoint`, so that new
     /// front-ends are refused.
     ///
     /// # Errors
@@ -155,7 +174,7 @@ mod tests {
         let Endpoint::Listening(listener) = &endpoint else { panic!("{endpoint:?}") };
         shutdown(&listener.socket, Shutdown::Both).unwrap();
         let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
-        let pool = Arc::new(Pool::start(&pool).unwrap());
+        let pool = Arc::new(WorkerPool::start(&pool).unwrap());
         let config: DeviceConfig = serde_json::from_value(json!({ "blk-file": "null:1M" })).unwrap();
         let options = kickless_disk::Options {
             read_only: false,
@@ -165,9 +184,13 @@ mod tests {
         };
         let disk = Disk::open(&DiskSpec::Null(1 << 20), &options).unwrap();
         let blk = kickless_blk::Options { serial: "a".into(), queues_max: 1, queue_size_max: 8, lock: false };
-        let served =
-            Served::new(config, Arc::new(Blk::new(disk, blk)), &pool, &Arc::new(AddressSpace::default()))
-                .unwrap();
+        let served = ServedDevice::new(
+            config,
+            Arc::new(Blk::new(disk, blk)),
+            &pool,
+            &Arc::new(AddressSpace::default()),
+        )
+        .unwrap();
         let ended = served.run(endpoint).unwrap_err();
         assert!(ended.to_string().contains("no more front-ends can be served"), "{ended:#}");
         assert!(!path.exists() && UnixStream::connect(&path).is_err());

@@ -1,4 +1,4 @@
-//! Tests our driver with a back-end that lies in its rings or its features. Names each lie and the driver's
+//! Tests our driver with a back-end whose rings or features are invalid. Names each fault and the driver's
 //! reaction.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
@@ -11,7 +11,7 @@ use kickless_driver::{Choice, Completion, Disk, Error, Failure, Options, Request
 use kickless_spec::blk::{BlkFeatures, Config};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
-use kickless_tests::hostile_backend::lies::{RingLie, Rules};
+use kickless_tests::hostile_backend::faults::{RingFault, Rules};
 use kickless_tests::hostile_backend::{HostileBackend, LIMIT, returns_in_time, with_causes};
 
 /// The ring format and order.
@@ -39,24 +39,25 @@ fn options(backend: &HostileBackend, shape: Shape) -> Options {
     }
 }
 
-/// Connects a disk. The back-end lies about its second request.
-fn disk_with_lie(shape: Shape, lie: RingLie) -> (HostileBackend, Disk) {
-    let backend = HostileBackend::start(Rules { ring: Some((1, lie)), ..Rules::default() }).unwrap();
+/// Connects a disk. The back-end completes its second request with a fault.
+fn disk_with_fault(shape: Shape, fault: RingFault) -> (HostileBackend, Disk) {
+    let backend = HostileBackend::start(Rules { ring: Some((1, fault)), ..Rules::default() }).unwrap();
     let disk = Disk::connect(options(&backend, shape)).unwrap();
     disk.write_at(&[7; 4096], 0).unwrap();
     (backend, disk)
 }
 
-/// Returns the driver's error for a lie about its second request. Checks that the queue stops.
-fn error_of(shape: Shape, lie: RingLie) -> UsedError {
+/// Returns the driver's error for a fault in the completion of its second request. Checks that the queue
+/// stops.
+fn error_of(shape: Shape, fault: RingFault) -> UsedError {
     returns_in_time(move || {
-        let (backend, disk) = disk_with_lie(shape, lie);
-        // Requests that completed before the lie may still succeed.
+        let (backend, disk) = disk_with_fault(shape, fault);
+        // Requests that completed before the fault may still succeed.
         let error = (0..3).find_map(|_| disk.read_at(&mut [0; 4096], 0).err()).unwrap();
         assert!(matches!(error, Error::Dead(_)), "{error:?}");
         let error_of = match &*disk.failure().unwrap() {
             Error::InvalidUsed { queue: 0, source } => *source,
-            other => panic!("{shape:?} {lie:?}: {other:?}"),
+            other => panic!("{shape:?} {fault:?}: {other:?}"),
         };
         assert!(with_causes(&error).contains(&error_of.to_string()), "{}", with_causes(&error));
         assert!(matches!(disk.flush(), Err(Error::Dead(_))));
@@ -72,28 +73,28 @@ fn error_of(shape: Shape, lie: RingLie) -> UsedError {
 #[test]
 fn an_id_out_of_range_is_found() {
     for shape in ALL {
-        assert_eq!(error_of(shape, RingLie::IdOutOfRange), UsedError::Id { id: 8 }, "{shape:?}");
+        assert_eq!(error_of(shape, RingFault::IdOutOfRange), UsedError::Id { id: 8 }, "{shape:?}");
     }
 }
 
 #[test]
 fn an_id_not_in_flight_is_found() {
     for shape in ALL {
-        assert!(matches!(error_of(shape, RingLie::IdNotInFlight), UsedError::Id { id: 0..8 }), "{shape:?}");
+        assert!(matches!(error_of(shape, RingFault::IdNotInFlight), UsedError::Id { id: 0..8 }), "{shape:?}");
     }
 }
 
 #[test]
 fn an_id_completed_twice_is_found() {
     for shape in ALL {
-        assert!(matches!(error_of(shape, RingLie::Twice), UsedError::Id { id: 0..8 }), "{shape:?}");
+        assert!(matches!(error_of(shape, RingFault::Twice), UsedError::Id { id: 0..8 }), "{shape:?}");
     }
 }
 
 #[test]
 fn a_length_beyond_the_buffers_is_found() {
     for shape in ALL {
-        let error_of = error_of(shape, RingLie::TooLong);
+        let error_of = error_of(shape, RingFault::TooLong);
         assert!(
             matches!(error_of, UsedError::Length { len: 4098, room: 4097, .. }),
             "{shape:?}: {error_of:?}"
@@ -104,8 +105,8 @@ fn a_length_beyond_the_buffers_is_found() {
 #[test]
 fn a_jump_of_the_used_index_is_found() {
     for shape in ALL.into_iter().filter(|shape| !shape.packed) {
-        assert_eq!(error_of(shape, RingLie::IndexJump), UsedError::Index { from: 1, to: 10, size: 8 });
-        assert_eq!(error_of(shape, RingLie::IndexBack), UsedError::Index { from: 1, to: 0, size: 8 });
+        assert_eq!(error_of(shape, RingFault::IndexJump), UsedError::Index { from: 1, to: 10, size: 8 });
+        assert_eq!(error_of(shape, RingFault::IndexBack), UsedError::Index { from: 1, to: 0, size: 8 });
     }
 }
 
@@ -113,15 +114,15 @@ fn a_jump_of_the_used_index_is_found() {
 fn a_completion_out_of_order_is_found() {
     returns_in_time(|| {
         // A split ring has no used element for the older request.
-        let (_backend, disk) = disk_with_lie(Shape { in_order: true, ..SPLIT }, RingLie::OutOfOrder);
+        let (_backend, disk) = disk_with_fault(Shape { in_order: true, ..SPLIT }, RingFault::OutOfOrder);
         assert_eq!(results(&disk, 2), [Err(Failure::Dead), Err(Failure::Dead)]);
         assert!(matches!(&*disk.failure().unwrap(), Error::InvalidUsed { source: UsedError::Id { .. }, .. }));
         // In a packed ring, this used descriptor completes both requests, but the older one has no status.
-        let (_backend, disk) = disk_with_lie(Shape { in_order: true, ..PACKED }, RingLie::OutOfOrder);
+        let (_backend, disk) = disk_with_fault(Shape { in_order: true, ..PACKED }, RingFault::OutOfOrder);
         assert_eq!(results(&disk, 2), [Err(Failure::NoStatus), Err(Failure::NoStatus)]);
-        // Without IN_ORDER this is no lie: the younger request completes first.
+        // Without IN_ORDER this is no fault: the younger request completes first.
         for shape in [SPLIT, PACKED] {
-            let (backend, disk) = disk_with_lie(shape, RingLie::OutOfOrder);
+            let (backend, disk) = disk_with_fault(shape, RingFault::OutOfOrder);
             let queue = disk.queue(0);
             let mut batch = reads(&disk, 2);
             queue.submit(&mut batch).unwrap();
@@ -159,7 +160,7 @@ fn results(disk: &Disk, count: usize) -> Vec<Result<(), Failure>> {
 #[test]
 fn a_wrong_wrap_flag_completes_nothing() {
     returns_in_time(|| {
-        let (backend, disk) = disk_with_lie(PACKED, RingLie::WrongWrap);
+        let (backend, disk) = disk_with_fault(PACKED, RingFault::WrongWrap);
         let queue = disk.queue(0);
         let mut first = reads(&disk, 1);
         queue.submit(&mut first).unwrap();
@@ -186,15 +187,15 @@ fn a_wrong_wrap_flag_completes_nothing() {
 fn a_missing_or_unknown_status_fails_its_request() {
     returns_in_time(|| {
         for shape in ALL {
-            for (lie, failure) in [
-                (RingLie::NoStatus, Failure::NoStatus),
-                (RingLie::Status(3), Failure::Status(3)),
-                (RingLie::Status(254), Failure::Status(254)),
-                (RingLie::Status(255), Failure::NoStatus),
-                (RingLie::Status(1), Failure::Io),
-                (RingLie::Status(2), Failure::Unsupported),
+            for (fault, failure) in [
+                (RingFault::NoStatus, Failure::NoStatus),
+                (RingFault::Status(3), Failure::Status(3)),
+                (RingFault::Status(254), Failure::Status(254)),
+                (RingFault::Status(255), Failure::NoStatus),
+                (RingFault::Status(1), Failure::Io),
+                (RingFault::Status(2), Failure::Unsupported),
             ] {
-                let (_backend, disk) = disk_with_lie(shape, lie);
+                let (_backend, disk) = disk_with_fault(shape, fault);
                 let error = disk.read_at(&mut [0; 4096], 0).unwrap_err();
                 assert!(matches!(error, Error::Failed(named) if named == failure), "{error:?}");
                 // Only this request fails. The next one has its own status.
@@ -209,7 +210,7 @@ fn a_missing_or_unknown_status_fails_its_request() {
 #[test]
 fn a_ring_error_is_reported() {
     returns_in_time(|| {
-        let (_backend, disk) = disk_with_lie(SPLIT, RingLie::RingError);
+        let (_backend, disk) = disk_with_fault(SPLIT, RingFault::RingError);
         disk.read_at(&mut [0; 512], 0).unwrap_err();
         assert!(matches!(&*disk.failure().unwrap(), Error::RingError));
     });
@@ -219,13 +220,13 @@ fn a_ring_error_is_reported() {
 fn a_connection_closed_during_a_request_is_reported() {
     returns_in_time(|| {
         for shape in ALL {
-            let (_backend, disk) = disk_with_lie(shape, RingLie::Closed);
+            let (_backend, disk) = disk_with_fault(shape, RingFault::Closed);
             disk.read_at(&mut [0; 512], 0).unwrap_err();
             assert!(matches!(&*disk.failure().unwrap(), Error::Closed));
         }
         // With time to reconnect, the callers notice nothing.
         let backend =
-            HostileBackend::start(Rules { ring: Some((1, RingLie::Closed)), ..Rules::default() }).unwrap();
+            HostileBackend::start(Rules { ring: Some((1, RingFault::Closed)), ..Rules::default() }).unwrap();
         let disk = Disk::connect(Options { reconnect_limit: LIMIT, ..options(&backend, PACKED) }).unwrap();
         disk.write_at(&[7; 4096], 0).unwrap();
         let mut read = [0; 4096];
@@ -234,12 +235,12 @@ fn a_connection_closed_during_a_request_is_reported() {
     });
 }
 
-/// Each interface reports the lie to its caller once. The counters agree with the completions handed out.
+/// Each interface reports the fault to its caller once. The counters agree with the completions handed out.
 #[test]
-fn every_interface_reports_a_lie() {
+fn every_interface_reports_a_fault() {
     returns_in_time(|| {
         for shape in ALL {
-            let (_backend, disk) = disk_with_lie(shape, RingLie::Twice);
+            let (_backend, disk) = disk_with_fault(shape, RingFault::Twice);
             let heard = Arc::new(Mutex::new(Vec::new()));
             let theirs = heard.clone();
             let handler =

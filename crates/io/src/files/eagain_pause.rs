@@ -8,9 +8,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// A pause of an owner or of an engine, because the kernel has answered `EAGAIN`. It ends when an operation
 /// has completed, or after a moment.
 #[derive(Debug, Default)]
-pub(crate) struct Stall(Option<Instant>);
+pub(crate) struct EagainPause(Option<Instant>);
 
-impl Stall {
+impl EagainPause {
     pub(crate) fn begin(&mut self) {
         self.0 = Some(Instant::now() + PAUSE);
     }

@@ -1,5 +1,5 @@
-//! Tests our driver with a back-end that lies in messages, does not answer, or changes the descriptors it
-//! received.
+//! Tests our driver with a back-end that sends invalid messages, does not answer, or changes the descriptors
+//! it received.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -14,7 +14,7 @@ use kickless_driver::{Choice, Disk, Error, Failure, Options, Request};
 use kickless_spec::vhost_user::{
     BackendRequest, FLAG_NEED_REPLY, FLAG_REPLY, FrontendRequest as Code, ProtocolFeatures,
 };
-use kickless_tests::hostile_backend::lies::{AnswerLie, RingLie, Rules};
+use kickless_tests::hostile_backend::faults::{AnswerFault, RingFault, Rules};
 use kickless_tests::hostile_backend::{HostileBackend, LIMIT, returns_in_time, with_causes};
 use kickless_vhost_user::Header;
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, ftruncate, memfd_create};
@@ -49,7 +49,7 @@ fn options(backend: &HostileBackend) -> Options {
     }
 }
 
-fn backend(answers: &[(Code, AnswerLie)]) -> HostileBackend {
+fn backend(answers: &[(Code, AnswerFault)]) -> HostileBackend {
     let mut rules = Rules { answers: answers.to_vec(), ..Rules::default() };
     if answers.iter().any(|(code, _)| *code == Code::SetMemTable) {
         rules.protocol.remove(ProtocolFeatures::CONFIGURE_MEM_SLOTS);
@@ -57,9 +57,9 @@ fn backend(answers: &[(Code, AnswerLie)]) -> HostileBackend {
     HostileBackend::start(rules).unwrap()
 }
 
-/// Returns the error of connecting if the answer to `code` is a lie.
-fn refusal(code: Code, lie: AnswerLie) -> Error {
-    let backend = backend(&[(code, lie)]);
+/// Returns the error of connecting if the answer to `code` is a fault.
+fn refusal(code: Code, fault: AnswerFault) -> Error {
+    let backend = backend(&[(code, fault)]);
     Disk::connect(options(&backend)).map(drop).unwrap_err()
 }
 
@@ -67,25 +67,25 @@ fn refusal(code: Code, lie: AnswerLie) -> Error {
 fn invalid_answers_are_reported() {
     returns_in_time(|| {
         for code in HANDSHAKE.into_iter().chain([Code::SetMemTable]) {
-            for lie in AnswerLie::ANY {
-                let error = refusal(code, lie);
+            for fault in AnswerFault::ANY {
+                let error = refusal(code, fault);
                 let named = matches!(error, Error::Protocol { request, .. } if request == code.name());
                 let named = named
-                    || (lie == AnswerLie::Long
+                    || (fault == AnswerFault::Long
                         && matches!(error, Error::WrongAnswer { request } if request == code.name()));
-                assert!(named, "{code} {lie:?}: {}", with_causes(&error));
-                let words = match lie {
-                    AnswerLie::Closed => "closed the connection",
-                    AnswerLie::Half => "closed the connection after 6 bytes",
-                    AnswerLie::OfAnother => "the reply is to request",
-                    AnswerLie::Version => "protocol version",
-                    AnswerLie::Huge => "4097 bytes announced",
-                    AnswerLie::Request => "expected a reply",
-                    AnswerLie::Fd => "1 file descriptors, expected 0",
-                    AnswerLie::Fds => "more than 8 file descriptors",
+                assert!(named, "{code} {fault:?}: {}", with_causes(&error));
+                let words = match fault {
+                    AnswerFault::Closed => "closed the connection",
+                    AnswerFault::Half => "closed the connection after 6 bytes",
+                    AnswerFault::OfAnother => "the reply is to request",
+                    AnswerFault::Version => "protocol version",
+                    AnswerFault::Huge => "4097 bytes announced",
+                    AnswerFault::Request => "expected a reply",
+                    AnswerFault::Fd => "1 file descriptors, expected 0",
+                    AnswerFault::Fds => "more than 8 file descriptors",
                     _ => code.name(),
                 };
-                assert!(with_causes(&error).contains(words), "{code} {lie:?}: {}", with_causes(&error));
+                assert!(with_causes(&error).contains(words), "{code} {fault:?}: {}", with_causes(&error));
             }
         }
     });
@@ -98,7 +98,7 @@ fn refusals_are_reported() {
             [Code::GetFeatures, Code::GetProtocolFeatures, Code::GetQueueNum, Code::GetMaxMemSlots];
         let orders = HANDSHAKE.into_iter().filter(|code| !questions.contains(code));
         for code in orders.chain([Code::SetMemTable]) {
-            let error = refusal(code, AnswerLie::Refused);
+            let error = refusal(code, AnswerFault::Refused);
             assert!(matches!(error, Error::Refused { request } if request == code.name()), "{error:?}");
         }
     });
@@ -107,10 +107,10 @@ fn refusals_are_reported() {
 #[test]
 fn a_configuration_of_another_length_is_refused() {
     returns_in_time(|| {
-        let error = refusal(Code::GetConfig, AnswerLie::Less);
+        let error = refusal(Code::GetConfig, AnswerFault::Less);
         assert!(matches!(error, Error::ConfigTooShort { len: 20, needs: 60 }), "{error:?}");
-        for lie in [AnswerLie::More, AnswerLie::Long, AnswerLie::Offset] {
-            let error = refusal(Code::GetConfig, lie);
+        for fault in [AnswerFault::More, AnswerFault::Long, AnswerFault::Offset] {
+            let error = refusal(Code::GetConfig, fault);
             assert!(matches!(error, Error::WrongAnswer { request: "GET_CONFIG" }), "{error:?}");
         }
     });
@@ -122,7 +122,7 @@ fn a_missing_answer_times_out() {
         thread::scope(|scope| {
             for code in HANDSHAKE {
                 scope.spawn(move || {
-                    let backend = backend(&[(code, AnswerLie::Silence)]);
+                    let backend = backend(&[(code, AnswerFault::Silence)]);
                     let limit = Duration::from_secs(2);
                     let options = Options { reply_timeout: limit, ..options(&backend) };
                     let error = Disk::connect(options).map(drop).unwrap_err();
@@ -162,7 +162,7 @@ fn a_missing_answer_times_out() {
 /// A method that sends a message.
 type Call = fn(&Disk, &OwnedFd) -> Result<(), Error>;
 
-/// Changes the answers to messages after the handshake. A refusal is returned and the disk lives on. A lie
+/// Changes the answers to messages after the handshake. A refusal is returned and the disk lives on. A fault
 /// kills the disk.
 #[test]
 fn wrong_answers_to_a_disk_in_use() {
@@ -177,12 +177,12 @@ fn wrong_answers_to_a_disk_in_use() {
         for (code, call) in calls {
             let backend = backend(&[]);
             let disk = Disk::connect(options(&backend)).unwrap();
-            backend.rules().answers = vec![(code, AnswerLie::Refused)];
+            backend.rules().answers = vec![(code, AnswerFault::Refused)];
             let error = call(&disk, &file).unwrap_err();
             assert!(matches!(error, Error::Refused { request } if request == code.name()), "{error:?}");
             disk.write_at(&[1; 512], 0).unwrap();
             assert!(disk.failure().is_none());
-            backend.rules().answers = vec![(code, AnswerLie::OfAnother)];
+            backend.rules().answers = vec![(code, AnswerFault::OfAnother)];
             let error = call(&disk, &file).unwrap_err();
             assert!(
                 matches!(error, Error::Dead(_)) && with_causes(&error).contains(code.name()),
@@ -192,8 +192,8 @@ fn wrong_answers_to_a_disk_in_use() {
             assert!(matches!(disk.write_at(&[1; 512], 0), Err(Error::Dead(_))));
         }
         // Closing a disk ignores the answer, and does not wait for it forever.
-        for lie in AnswerLie::ANY.into_iter().chain([AnswerLie::Silence, AnswerLie::Refused]) {
-            let backend = backend(&[(Code::GetVringBase, lie)]);
+        for fault in AnswerFault::ANY.into_iter().chain([AnswerFault::Silence, AnswerFault::Refused]) {
+            let backend = backend(&[(Code::GetVringBase, fault)]);
             let options = Options { reply_timeout: Duration::from_secs(1), ..options(&backend) };
             let disk = Disk::connect(options).unwrap();
             disk.write_at(&[1; 512], 0).unwrap();
@@ -208,20 +208,20 @@ fn wrong_answers_to_a_disk_in_use() {
 fn connecting_survives_a_close_at_each_message() {
     returns_in_time(|| {
         for code in HANDSHAKE.into_iter().chain([Code::SetProtocolFeatures]) {
-            for lie in [AnswerLie::Closed, AnswerLie::Half] {
+            for fault in [AnswerFault::Closed, AnswerFault::Half] {
                 let backend =
-                    HostileBackend::start(Rules { ring: Some((1, RingLie::Closed)), ..Rules::default() })
+                    HostileBackend::start(Rules { ring: Some((1, RingFault::Closed)), ..Rules::default() })
                         .unwrap();
                 let disk = Disk::connect(Options { reconnect_limit: LIMIT, ..options(&backend) }).unwrap();
                 disk.write_at(&[3; 4096], 0).unwrap();
-                backend.rules().answers = vec![(code, lie)];
+                backend.rules().answers = vec![(code, fault)];
                 thread::scope(|scope| {
                     scope.spawn(|| {
                         let mut read = [0; 4096];
                         disk.read_at(&mut read, 0).unwrap();
                         assert_eq!(read, [3; 4096]);
                     });
-                    let honest = code == Code::SetProtocolFeatures && lie == AnswerLie::Half;
+                    let honest = code == Code::SetProtocolFeatures && fault == AnswerFault::Half;
                     while backend.connections() < if honest { 2 } else { 4 } {
                         thread::sleep(Duration::from_millis(1));
                     }
@@ -233,11 +233,11 @@ fn connecting_survives_a_close_at_each_message() {
         }
         // The driver tries again until its time is over.
         let backend =
-            HostileBackend::start(Rules { ring: Some((1, RingLie::Closed)), ..Rules::default() }).unwrap();
+            HostileBackend::start(Rules { ring: Some((1, RingFault::Closed)), ..Rules::default() }).unwrap();
         let limit = Duration::from_millis(200);
         let disk = Disk::connect(Options { reconnect_limit: limit, ..options(&backend) }).unwrap();
         disk.write_at(&[3; 512], 0).unwrap();
-        backend.rules().answers = vec![(Code::SetVringAddr, AnswerLie::Closed)];
+        backend.rules().answers = vec![(Code::SetVringAddr, AnswerFault::Closed)];
         let error = disk.read_at(&mut [0; 512], 0).unwrap_err();
         assert!(with_causes(&error).contains("SET_VRING_ADDR"), "{}", with_causes(&error));
         assert!(matches!(&*disk.failure().unwrap(), Error::Gone { .. }));
@@ -333,7 +333,7 @@ fn a_change_to_an_invalid_configuration_kills_the_disk() {
 fn limits_may_shrink_between_connections() {
     returns_in_time(|| {
         let backend =
-            HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
+            HostileBackend::start(Rules { ring: Some((0, RingFault::Silence)), ..Rules::default() }).unwrap();
         let disk =
             Disk::connect(Options { reconnect_limit: LIMIT, queue_size: 64, ..options(&backend) }).unwrap();
         let queue = disk.queue(0);
@@ -378,7 +378,7 @@ fn a_full_kick_counter_does_not_block() {
     for packed in [Choice::Off, Choice::On] {
         returns_in_time(move || {
             let backend =
-                HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() })
+                HostileBackend::start(Rules { ring: Some((0, RingFault::Silence)), ..Rules::default() })
                     .unwrap();
             let shape = Options { packed, event_idx: Choice::Off, queue_size: 64, ..options(&backend) };
             let disk = Disk::connect(shape).unwrap();
@@ -439,7 +439,7 @@ fn blocking_descriptors_do_not_block_the_driver() {
         drop(disk);
         // A back-end that ends with a full counter delays no thread.
         let backend =
-            HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
+            HostileBackend::start(Rules { ring: Some((0, RingFault::Silence)), ..Rules::default() }).unwrap();
         let disk = Disk::connect(options(&backend)).unwrap();
         let mut first = vec![Request::read(0, disk.buffer(512).unwrap())];
         disk.queue(0).submit(&mut first).unwrap();

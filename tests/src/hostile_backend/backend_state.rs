@@ -8,10 +8,10 @@ use anyhow::Result;
 use kickless_vhost_user::Wait;
 
 use crate::driver::Eventfd;
-use crate::hostile_backend::lies::{DISK_LEN, Rules};
+use crate::hostile_backend::faults::{DISK_LEN, Rules};
 
 /// State that the back-end's thread and the test share.
-pub(crate) struct Shared {
+pub(crate) struct BackendState {
     rules: Mutex<Rules>,
     disk: Mutex<Vec<u8>>,
     /// The channel for the back-end's own requests, after the driver has sent it.
@@ -33,9 +33,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
-    pub(crate) fn new(rules: Rules) -> Result<Shared> {
-        Ok(Shared {
+impl BackendState {
+    pub(crate) fn new(rules: Rules) -> Result<BackendState> {
+        Ok(BackendState {
             rules: Mutex::new(rules),
             disk: Mutex::new(vec![0; DISK_LEN]),
             channel: Mutex::new(None),

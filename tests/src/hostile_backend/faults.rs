@@ -1,4 +1,4 @@
-//! Lists the lies of a hostile back-end.
+//! The rules of a hostile back-end: what it offers, and the faults that it makes.
 
 use kickless_spec::blk::{BlkFeatures, Config};
 use kickless_spec::features::Features;
@@ -20,10 +20,10 @@ pub struct Rules {
     pub slots: u64,
     /// The configuration space.
     pub config: Config,
-    /// Lies in the answers to these messages, each time that the message comes.
-    pub answers: Vec<(Code, AnswerLie)>,
-    /// A lie in a ring about the request with this number. The numbers count all requests, from 0.
-    pub ring: Option<(u64, RingLie)>,
+    /// Faults in the answers to these messages, each time that the message comes.
+    pub answers: Vec<(Code, AnswerFault)>,
+    /// A fault in the completion of the request with this number. The numbers count all requests, from 0.
+    pub ring: Option<(u64, RingFault)>,
     /// A seed. With it, the back-end answers at random.
     pub chaos: Option<u64>,
 }
@@ -68,9 +68,9 @@ impl Default for Rules {
     }
 }
 
-/// A lie that replaces or extends the answer to a message.
+/// A fault that replaces or extends the answer to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AnswerLie {
+pub enum AnswerFault {
     /// A refusal.
     Refused,
     /// The end of the connection.
@@ -103,25 +103,25 @@ pub enum AnswerLie {
     More,
 }
 
-impl AnswerLie {
-    /// The lies that fit every answer. `Silence` is not among them, because it takes time.
-    pub const ANY: [AnswerLie; 10] = [
-        AnswerLie::Closed,
-        AnswerLie::Half,
-        AnswerLie::OfAnother,
-        AnswerLie::Short,
-        AnswerLie::Long,
-        AnswerLie::Version,
-        AnswerLie::Huge,
-        AnswerLie::Request,
-        AnswerLie::Fd,
-        AnswerLie::Fds,
+impl AnswerFault {
+    /// The faults that fit every answer. `Silence` is not among them, because it takes time.
+    pub const ANY: [AnswerFault; 10] = [
+        AnswerFault::Closed,
+        AnswerFault::Half,
+        AnswerFault::OfAnother,
+        AnswerFault::Short,
+        AnswerFault::Long,
+        AnswerFault::Version,
+        AnswerFault::Huge,
+        AnswerFault::Request,
+        AnswerFault::Fd,
+        AnswerFault::Fds,
     ];
 }
 
-/// A lie about a request in the ring.
+/// A fault in the completion of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RingLie {
+pub enum RingFault {
     /// An id that is out of range for the ring.
     IdOutOfRange,
     /// The id of a request that is not in flight.

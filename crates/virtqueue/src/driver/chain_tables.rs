@@ -1,4 +1,4 @@
-//! Communication between the two halves of a driver's queue.
+//! The tables by which the two halves of a driver's queue communicate.
 //!
 //! There are two tables, without locks, and without allocation after they are made:
 //!
@@ -17,9 +17,9 @@
 //!
 //! # Memory orders
 //! A record is stored with release before the chain is shown to the device. It is loaded with acquire after
-//! the device has shown the chain as used. This is correct even for a device that shows a chain which it was
-//! never given. The record is then 0, or that of a chain that was just added. That chain counts as completed,
-//! and its data is visible.
+//! the device has shown the chain as used. This is correct even for a device that shows a chain as used
+//! before it was given that chain. The record is then 0, or that of a chain that was just added. In the
+//! second case, the chain counts as completed, and its data is visible.
 //!
 //! `tail` publishes `returned` with release, and is loaded with acquire. So the completer's accesses to an
 //! id's memory are over before the submitter uses the id again.
@@ -51,9 +51,9 @@ impl Record {
 #[repr(align(128))]
 struct CacheAligned<T>(T);
 
-/// The tables.
+/// The tables that the two halves of a driver's queue share.
 #[derive(Debug)]
-pub struct Shared {
+pub struct ChainTables {
     records: Box<[AtomicU64]>,
     /// Empty without IN_ORDER.
     order: Box<[AtomicU16]>,
@@ -62,7 +62,7 @@ pub struct Shared {
     tail: CacheAligned<AtomicU32>,
 }
 
-impl Shared {
+impl ChainTables {
     /// Makes the tables for a queue of this size, with nothing in flight.
     pub fn new(size: u16, in_order: bool) -> Self {
         // Sizes are powers of two, so that indices can wrap.
@@ -81,7 +81,7 @@ impl Shared {
         count as usize & (self.returned.len() - 1)
     }
 
-    /// For the submitter: puts `id` in flight, as chain number `number` of all chains ever added.
+    /// Puts `id` in flight, as chain number `number` of all chains ever added. For the submitter.
     #[inline]
     pub fn add(&self, id: u16, number: u32, record: Record) {
         if let Some(cell) = self.order.get(self.cell(number)) {
@@ -92,7 +92,7 @@ impl Shared {
         self.records[usize::from(id)].store(record.pack(), Ordering::Release);
     }
 
-    /// For the submitter: returns the next id that was given back, after `taken` others.
+    /// Returns the next id that was given back, after `taken` others. For the submitter.
     #[inline]
     pub fn returned(&self, taken: u32) -> Option<u16> {
         // Acquire: the partner is the release in `give_back`.
@@ -100,15 +100,15 @@ impl Shared {
             .then(|| self.returned[self.cell(taken)].load(Ordering::Relaxed))
     }
 
-    /// For the completer: returns the record of an id, which can be any number.
+    /// Returns the record of an id, which can be any number. For the completer.
     #[inline]
     pub fn in_flight(&self, id: u32) -> Option<(u16, Record)> {
         let word = self.records.get(id as usize)?.load(Ordering::Acquire);
         Record::unpack(word).map(|record| (id as u16, record))
     }
 
-    /// For the completer: returns the id of the chain with this number. A chain that was added no earlier
-    /// must have been seen in flight.
+    /// Returns the id of the chain with this number. The completer, which calls this, must have seen that
+    /// chain or a later one in flight.
     ///
     /// # Panics
     /// Panics without IN_ORDER.
@@ -118,13 +118,13 @@ impl Shared {
         self.order[self.cell(number)].load(Ordering::Relaxed)
     }
 
-    /// For the completer: ends the flight of `id`.
+    /// Removes `id` from those in flight. For the completer.
     #[inline]
     pub fn take(&self, id: u16) {
         self.records[usize::from(id)].store(0, Ordering::Relaxed);
     }
 
-    /// For the completer: makes `id`, whose flight has ended, free again.
+    /// Makes `id`, which is not in flight any more, free again. For the completer.
     #[inline]
     pub fn give_back(&self, id: u16) {
         // Relaxed: only the completer stores it.
