@@ -161,6 +161,7 @@ pub struct Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         if self.sent.is_empty() {
+            self.finish_operations();
             self.task.detach(&mut self.engine);
         }
     }
@@ -362,8 +363,16 @@ impl Rig {
         (self.take_answers(), waits)
     }
 
+    /// Waits for the operations that the disk has of its own, as a worker does before it detaches a task.
+    fn finish_operations(&mut self) {
+        while self.sent.is_empty() && self.task.in_flight() > 0 {
+            self.run_once();
+        }
+    }
+
     /// Stops the queue. Returns its engine, which goes on, and the guest's memory.
     pub fn detach(mut self) -> (Engine, Arc<View>) {
+        self.finish_operations();
         self.task.detach(&mut self.engine);
         let other = Engine::open(EngineKind::Threads, 1).unwrap();
         (std::mem::replace(&mut self.engine, other), self.view.clone())
@@ -412,7 +421,7 @@ impl Rig {
         let answered = self.take_answers();
         // The queue asks for another poll, so nothing will wake the loop.
         moved |= self.last == Next::More;
-        if !moved && served == 0 && answered == 0 && !self.engine.needs_turn() && !self.sent.is_empty() {
+        if !moved && served == 0 && answered == 0 && !self.engine.needs_turn() && self.task.in_flight() > 0 {
             let mut fds = [self.engine.event(), self.waker.as_fd()]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             let ready = retry_on_intr(|| poll(&mut fds, Some(&STUCK))).unwrap();
@@ -456,6 +465,7 @@ impl Rig {
         while !self.sent.is_empty() {
             self.run_once();
         }
+        self.finish_operations();
         assert_eq!(self.task.in_flight(), 0);
         assert!(!self.task.vring().is_broken());
         std::mem::take(&mut self.answers)
