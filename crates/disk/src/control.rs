@@ -29,10 +29,12 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
         Ok(Resized::Same)
     }
 
-    /// Makes the disk at least `size` bytes long.
+    /// Makes the disk at least `size` bytes long. Leaves it as it is between [`DiskControl::write_back`] and
+    /// [`DiskControl::reload`], because another host may use it then.
     ///
     /// # Errors
-    /// This kind of disk cannot grow by itself, or the image cannot be written.
+    /// This kind of disk cannot grow by itself, the disk is read-only, the size is not a multiple of 512, or
+    /// the image cannot be written.
     fn grow(&self, _size: u64) -> io::Result<Resized> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -141,10 +141,12 @@ impl Disk {
         self.control().refresh_size()
     }
 
-    /// Makes the disk at least `size` bytes long. Waits for that.
+    /// Makes the disk at least `size` bytes long. Waits for that. Leaves the disk as it is before the first
+    /// [`Disk::reload`] and after [`Disk::write_back`], because another host may use it then.
     ///
     /// # Errors
-    /// This kind of disk cannot grow by itself, or the image cannot be written.
+    /// This kind of disk cannot grow by itself, the disk is read-only, the size is not a multiple of 512, or
+    /// the image cannot be written.
     pub fn grow(&self, size: u64) -> io::Result<Resized> {
         self.control().grow(size)
     }

@@ -119,6 +119,15 @@ impl DiskSpec {
         }
     }
 
+    /// Returns whether the disk is an image in QEMU's format.
+    pub fn is_qcow2(&self) -> bool {
+        match self {
+            Self::Qcow2(_) => true,
+            Self::File(_) | Self::Null(_) | Self::Memory(_) | Self::Nbd(_) | Self::Rbd(_) => false,
+            Self::Fault(_, under) => under.is_qcow2(),
+        }
+    }
+
     /// Returns whether the disk ends with the process, so that no other host can use it.
     pub fn is_of_process(&self) -> bool {
         match self {

@@ -7,7 +7,7 @@ mod common;
 use common::qcow2::{Image, check};
 use common::{loop_device, options, run_on_extent, worker};
 use kickless_disk::lock::ImageLock;
-use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request};
+use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Resized};
 use kickless_io::{Engine, EngineKind, Errno};
 use kickless_testing::Random;
 use rustix::fs::{OFlags, fcntl_getfl};
@@ -605,4 +605,55 @@ fn options_of_images() {
             assert!(fs::read(image.dir.path().join("out")).unwrap() == expected, "{case} {cache}");
         }
     }
+}
+
+/// A disk grows while a worker uses it, also when its L1 table has no room. A closed disk does not grow,
+/// because another host may use the image.
+#[test]
+fn an_open_disk_grows() {
+    for (options, to) in [(&["-o", "cluster_size=512"][..], 64 << 20), (&[], 64 << 30), (&[], LEN + 512)] {
+        let contents = Random(3).bytes(LEN);
+        let image = Image::of(&contents, options);
+        let disk = open(&image.spec(), Cache::None).unwrap();
+        let bytes = fs::read(image.path()).unwrap();
+        assert_eq!(disk.grow(to).unwrap(), Resized::Same);
+        assert!(fs::read(image.path()).unwrap() == bytes, "a closed image was written");
+        disk.reload().unwrap();
+        let mut worker = worker(&disk);
+        assert_eq!(worker.write(0, &[7; 4096], 0), Ok(()));
+        assert_eq!(disk.grow(to).unwrap(), Resized::Grown { from: LEN, to });
+        assert_eq!((disk.grow(to).unwrap(), disk.size()), (Resized::Same, to));
+        assert!(worker.read(to - 512, 512) == (Ok(()), vec![0; 512]));
+        assert_eq!(worker.write(to - 512, &[9; 512], 0), Ok(()));
+        let expected = [&[7; 4096][..], &contents[4096..]].concat();
+        assert!(worker.read(0, LEN as usize) == (Ok(()), expected.clone()));
+        drop(worker);
+        disk.write_back().unwrap();
+        check(&image.path());
+        assert_eq!(disk.grow(2 * to).unwrap(), Resized::Same);
+        drop(disk);
+        let disk = open(&image.spec(), Cache::None).unwrap();
+        let mut worker = common::worker(&disk);
+        assert_eq!(disk.size(), to);
+        assert!(worker.read(0, LEN as usize) == (Ok(()), expected));
+        assert!(worker.read(to - 512, 512) == (Ok(()), vec![9; 512]));
+    }
+}
+
+#[test]
+fn growth_that_is_refused() {
+    let image = Image::of(&[7; 4096], &["-o", "compat=0.10"]);
+    image.img(&["snapshot", "-c", "a", "disk.qcow2"]);
+    let refused = |disk: &Disk, size| disk.grow(size).unwrap_err().to_string();
+    let disk = open(&image.spec(), Cache::None).unwrap();
+    disk.reload().unwrap();
+    assert!(refused(&disk, 1 << 20).contains("version 2 of the format cannot record their sizes"));
+    for size in [4097, i64::MAX as u64 + 1] {
+        assert!(refused(&disk, size).contains("invalid"), "{size}");
+    }
+    assert_eq!(disk.size(), 4096);
+    drop(disk);
+    let disk = Disk::open(&image.spec(), &options(Cache::None, true)).unwrap();
+    disk.reload().unwrap();
+    assert!(refused(&disk, 1 << 20).contains("invalid"));
 }

@@ -41,6 +41,8 @@ pub struct Qcow2Disk {
     decoder: Arc<Decoder>,
     /// The open images. `None` until they are needed, and while they belong to another host.
     chain: Mutex<Option<Arc<Chain>>>,
+    /// Held while the image is opened, closed or grown. Taken before `chain`, which workers take too.
+    control: Mutex<()>,
     /// Changes with each change of `chain`.
     generation: AtomicU64,
     /// The backing files of the last open.
@@ -135,6 +137,7 @@ impl Qcow2Disk {
             size: AtomicU64::new(size),
             decoder,
             chain: Mutex::default(),
+            control: Mutex::default(),
             generation: AtomicU64::new(0),
             under: Mutex::new(under),
             queues: AtomicU32::new(0),
@@ -168,6 +171,10 @@ impl Qcow2Disk {
 
     fn lock_chain(&self) -> MutexGuard<'_, Option<Arc<Chain>>> {
         self.chain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_control(&self) -> MutexGuard<'_, ()> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open_chain(&self, chain: &mut Option<Arc<Chain>>) -> io::Result<Arc<Chain>> {
@@ -376,6 +383,7 @@ impl DiskControl for Qcow2Disk {
 
     /// Closes the image: returns its reserve, and writes everything to the file.
     fn write_back(&self) -> io::Result<()> {
+        let _control = self.lock_control();
         let mut chain = self.lock_chain();
         let Some(open) = chain.take() else { return Ok(()) };
         self.generation.fetch_add(1, Ordering::Release);
@@ -389,22 +397,32 @@ impl DiskControl for Qcow2Disk {
 
     /// Reads the image's tables again, because another host may have written since.
     fn reload(&self) -> io::Result<()> {
+        let _control = self.lock_control();
         let mut chain = self.lock_chain();
         *chain = None;
         self.open_chain(&mut chain).map(drop)
     }
 
     fn grow(&self, size: u64) -> io::Result<Resized> {
-        let (chain, _) = self.chain()?;
+        if self.options.read_only || !size.is_multiple_of(SECTOR) || size > i64::MAX as u64 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let _control = self.lock_control();
+        // A closed image may belong to another host.
+        let Some(chain) = self.lock_chain().clone() else { return Ok(Resized::Same) };
         let image = chain.top().ok_or(io::ErrorKind::Unsupported)?;
         let from = self.size();
         if size <= from {
             return Ok(Resized::Same);
         }
-        image.with_tables(|tables| tables.grow(size)).map_err(io::Error::other)?;
-        let to = blocking::run(image, super::tables::Tables::grown)?;
-        image.size.fetch_max(to, Ordering::Relaxed);
-        self.size.fetch_max(to, Ordering::Relaxed);
+        // An attempt that failed before, to another size, goes on first.
+        let mut to = from;
+        while to < size {
+            image.with_tables(|tables| tables.grow(size)).map_err(io::Error::other)?;
+            to = blocking::run(image, super::tables::Tables::grown)?;
+            image.size.fetch_max(to, Ordering::Relaxed);
+            self.size.fetch_max(to, Ordering::Relaxed);
+        }
         Ok(Resized::Grown { from, to })
     }
 }
