@@ -34,8 +34,12 @@ fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
     Ok(match &config.kind {
         DeviceKind::Blk(blk) => {
             let merge = blk.merge == Switch::On;
-            let options =
-                kickless_disk::Options { read_only: false, cache: blk.cache, merge, cache_size: None };
+            let options = kickless_disk::Options {
+                read_only: false,
+                cache: blk.cache,
+                merge,
+                cache_size: blk.cache_size,
+            };
             let disk = Disk::open(&blk.blk_file, &options)
                 .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
             let (serial, queues_max) = (disk.identity().to_owned(), blk.num_queues);

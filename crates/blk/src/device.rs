@@ -11,7 +11,7 @@ use kickless_disk::{Disk, Resized};
 use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{debug, error, info, warn};
 use zerocopy::IntoBytes;
@@ -43,6 +43,8 @@ pub struct Blk {
     options: Options,
     /// The locks on the image and its backing files.
     locks: Mutex<Vec<ImageLock>>,
+    /// The size to which the disk grows when it is smaller. 0: it does not grow by itself.
+    size_min: AtomicU64,
     /// Wakes the transport when the configuration space changes. `None` if the process had no descriptor
     /// left. Then the driver sees a new size only when it reads the space again.
     config_changed: Option<Waker>,
@@ -65,7 +67,13 @@ impl Blk {
             fresh_driver,
             failures: Failures::default(),
         });
-        Self { shared, options, locks: Mutex::default(), config_changed: Waker::new().ok() }
+        Self {
+            shared,
+            options,
+            locks: Mutex::default(),
+            size_min: AtomicU64::new(0),
+            config_changed: Waker::new().ok(),
+        }
     }
 
     /// Sets the memory for buffer pieces of requests in flight.
@@ -183,11 +191,14 @@ impl Device for Blk {
         self.config_changed.as_ref()
     }
 
-    /// Reads the size of the medium, and notifies the driver if it has grown.
+    /// Reads the size of the medium, or makes the medium grow to the size that it has at least. Notifies the
+    /// driver if it has grown.
     ///
     /// A disk never shrinks, because the guest would lose data.
     fn refresh(&self) {
-        match self.shared.disk.refresh_size() {
+        let (disk, size_min) = (&self.shared.disk, self.size_min.load(Ordering::Relaxed));
+        let resized = if size_min > disk.size() { disk.grow(size_min) } else { disk.refresh_size() };
+        match resized {
             Ok(Resized::Same) => {}
             Ok(Resized::Grown { from, to }) => {
                 info!(from, to, "the disk has grown");
@@ -203,10 +214,17 @@ impl Device for Blk {
                      requests beyond the medium fail until it is as long again"
                 );
             }
+            Err(error) if size_min > disk.size() => {
+                warn!(%error, size_min, "the disk cannot grow, and keeps its current size")
+            }
             Err(error) => {
                 warn!(%error, "the size of the disk cannot be read; the disk keeps its current size")
             }
         }
+    }
+
+    fn set_size_min(&self, bytes: u64) {
+        self.size_min.store(bytes, Ordering::Relaxed);
     }
 
     fn refresh_due(&self) -> Option<&Waker> {

@@ -17,6 +17,7 @@ fn a_device_is_read_and_shown() {
             "merge": "off", "lock": "off", "incoming": true, "memory-max": "64G", "allow-slow-memory": true,
             "socket-mode": "0660", "socket-group": "kvm", "weight": 7,
         }),
+        json!({ "blk-file": "qcow2:/srv/b.qcow2", "blk-size": "68719476736", "cache-size": "1073741824" }),
         json!({ "kind": "net", "port": "null" }),
         json!({
             "name": "n", "socket-path": "/run/n.sock", "port": "null,rate=7,length=60-99", "mtu": 9000,
@@ -68,6 +69,10 @@ fn a_wrong_value_is_refused_as_on_the_command_line() {
         ("kind", json!("net"), "blk-file: it is for disks, and kind is net"),
         ("port", json!("null"), "port: a device is a disk or a network card"),
         ("memory-max", json!("97T"), "96T at most"),
+        ("cache-size", json!("1K"), "it must be from 64K to 64G"),
+        ("cache-size", json!(65536), "text"),
+        ("blk-size", json!("1000"), "not a multiple of 512"),
+        ("blk-size", json!("0"), "it must be above 0"),
         ("name", json!("a b"), "it must be 1 to 64 letters"),
         ("fd", json!(3), "unknown field `fd`"),
     ] {

@@ -97,6 +97,10 @@ pub trait Device: Send + Sync {
     /// Reads the host's values again, such as the size of a disk, and notifies the driver of a change.
     fn refresh(&self) {}
 
+    /// Sets the size in bytes that the medium has at least after the next [`Device::refresh`] of an open
+    /// device. The default is for a device without a medium that can grow by itself.
+    fn set_size_min(&self, _bytes: u64) {}
+
     /// Returns the waker that is signalled when [`Device::refresh`] would find a change. `None` if changes
     /// are not reported. The caller of `refresh` clears it first.
     fn refresh_due(&self) -> Option<&Waker> {

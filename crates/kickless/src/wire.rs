@@ -127,8 +127,12 @@ fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
 fn disk(config: &BlkConfig, queue_size_max: u16) -> Result<Blk> {
     let BlkConfig { blk_file, read_only, .. } = config;
     let (merge, lock) = (config.merge == Switch::On, config.lock == Switch::On);
-    let options =
-        kickless_disk::Options { read_only: *read_only, cache: config.cache, merge, cache_size: None };
+    let options = kickless_disk::Options {
+        read_only: *read_only,
+        cache: config.cache,
+        merge,
+        cache_size: config.cache_size,
+    };
     let disk = Disk::open(blk_file, &options).map_err(|error| hint(error.into(), blk_file))?;
     if lock && !config.incoming {
         if let (Some(file), Some(path)) = (disk.file(), blk_file.path()) {
@@ -139,7 +143,9 @@ fn disk(config: &BlkConfig, queue_size_max: u16) -> Result<Blk> {
     }
     let serial = config.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
     let queues_max = config.num_queues;
-    Ok(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock }))
+    let device = Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock });
+    config.blk_size.into_iter().for_each(|bytes| device.set_size_min(bytes));
+    Ok(device)
 }
 
 fn card(config: &NetConfig, queue_size_max: u16) -> Net {

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::notation::{Mistake, Notation};
 use super::text;
-use super::values::{NUM_QUEUES, Switch, parse_num_queues, parse_serial};
+use super::values::{NUM_QUEUES, Switch, parse_blk_size, parse_cache_size, parse_num_queues, parse_serial};
 
 /// The options of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
@@ -20,6 +20,10 @@ pub struct BlkConfig {
     #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().try_map(|text| DiskSpec::parse(&text)))]
     #[serde(serialize_with = "text::serialize")]
     pub blk_file: DiskSpec,
+    /// Grow a qcow2 image to this size if it is smaller [default: the image keeps its size]
+    #[arg(long, value_name = "SIZE", value_parser = parse_blk_size)]
+    #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
+    pub blk_size: Option<u64>,
     /// Refuse writes of guests
     #[arg(long)]
     pub read_only: bool,
@@ -34,6 +38,10 @@ pub struct BlkConfig {
     #[arg(long, value_name = "MODE", default_value_t = Cache::None, value_parser = str::parse::<Cache>)]
     #[serde(serialize_with = "text::serialize")]
     pub cache: Cache,
+    /// Maximum memory for the L2 tables of each qcow2 image, from 64K to 64G [default: 32M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_cache_size)]
+    #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
+    pub cache_size: Option<u64>,
     /// Merge requests for neighbouring sectors that arrive together
     #[arg(long, value_enum, default_value_t = Switch::On)]
     #[serde(serialize_with = "text::serialize")]
@@ -52,10 +60,12 @@ impl BlkConfig {
     pub(crate) fn new(blk_file: DiskSpec) -> Self {
         Self {
             blk_file,
+            blk_size: None,
             read_only: false,
             serial: None,
             num_queues: NUM_QUEUES,
             cache: Cache::None,
+            cache_size: None,
             merge: Switch::On,
             lock: Switch::On,
             incoming: false,
@@ -69,6 +79,16 @@ impl BlkConfig {
                 notation.option("blk-file")
             );
             return Err(Mistake { option: "incoming", why });
+        }
+        if self.blk_size.is_some() {
+            let why = if !self.blk_file.is_qcow2() {
+                "only a qcow2: image grows by it; make a file or a device longer yourself, and send SIGHUP"
+            } else if self.read_only {
+                "a read-only image cannot grow"
+            } else {
+                return Ok(());
+            };
+            return Err(Mistake { option: "blk-size", why: why.into() });
         }
         Ok(())
     }

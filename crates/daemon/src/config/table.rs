@@ -18,8 +18,8 @@ use super::notation::Mistake;
 use super::serve::ServeConfig;
 use super::text;
 use super::values::{
-    Switch, parse_memory_max, parse_mode, parse_mtu, parse_not_empty, parse_num_queue_pairs,
-    parse_num_queues, parse_serial, parse_weight,
+    Switch, parse_blk_size, parse_cache_size, parse_memory_max, parse_mode, parse_mtu, parse_not_empty,
+    parse_num_queue_pairs, parse_num_queues, parse_serial, parse_weight,
 };
 
 /// A device as a table. It has the keys of all kinds of devices, and each key may be absent.
@@ -35,6 +35,8 @@ pub struct DeviceTable {
     socket_path: Option<PathBuf>,
     #[serde(with = "text::optional")]
     blk_file: Option<DiskSpec>,
+    #[serde(deserialize_with = "blk_size")]
+    blk_size: Option<u64>,
     #[serde(with = "text::optional")]
     port: Option<Port>,
     #[serde(deserialize_with = "flag")]
@@ -47,6 +49,8 @@ pub struct DeviceTable {
     queue_size: Option<u16>,
     #[serde(with = "text::optional")]
     cache: Option<Cache>,
+    #[serde(deserialize_with = "cache_size")]
+    cache_size: Option<u64>,
     #[serde(with = "text::optional")]
     merge: Option<Switch>,
     #[serde(with = "text::optional")]
@@ -101,18 +105,20 @@ impl FromStr for KindName {
 
 impl DeviceTable {
     /// Keys that only disks have, without `blk-file`.
-    pub const BLK_KEYS: [&str; 7] =
-        ["read-only", "serial", "num-queues", "cache", "merge", "lock", "incoming"];
+    pub const BLK_KEYS: [&str; 9] =
+        ["blk-size", "read-only", "serial", "num-queues", "cache", "cache-size", "merge", "lock", "incoming"];
     /// Keys that only network cards have, without `port`.
     pub const NET_KEYS: [&str; 3] = ["mac", "mtu", "num-queue-pairs"];
 
     /// Returns the first of [`DeviceTable::BLK_KEYS`] that is present.
     fn blk_key(&self) -> Option<&'static str> {
         let is_there = [
+            self.blk_size.is_some(),
             self.read_only.is_some(),
             self.serial.is_some(),
             self.num_queues.is_some(),
             self.cache.is_some(),
+            self.cache_size.is_some(),
             self.merge.is_some(),
             self.lock.is_some(),
             self.incoming.is_some(),
@@ -132,10 +138,12 @@ impl DeviceTable {
         }
         let default = BlkConfig::new(blk_file);
         Ok(DeviceKind::Blk(BlkConfig {
+            blk_size: self.blk_size,
             read_only: self.read_only.unwrap_or(default.read_only),
             serial: self.serial.take(),
             num_queues: self.num_queues.unwrap_or(default.num_queues),
             cache: self.cache.unwrap_or(default.cache),
+            cache_size: self.cache_size,
             merge: self.merge.unwrap_or(default.merge),
             lock: self.lock.unwrap_or(default.lock),
             incoming: self.incoming.unwrap_or(default.incoming),
@@ -213,6 +221,14 @@ fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> 
 
 fn path<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
     text::text(from, parse_not_empty).map(Some)
+}
+
+fn blk_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    text::text(from, parse_blk_size).map(Some)
+}
+
+fn cache_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    text::text(from, parse_cache_size).map(Some)
 }
 
 fn serial<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use kickless_disk::SECTOR;
 use kickless_memory::quota;
 use kickless_spec::net::{MTU_MAX, MTU_MIN};
 use kickless_values::{parse_duration, parse_number, parse_size};
@@ -25,6 +26,10 @@ pub(crate) const NUM_QUEUE_PAIRS: u16 = 64;
 const NUM_QUEUE_PAIRS_MAX: u16 = (NUM_QUEUES_MAX - 1) / 2;
 /// Far more workers than a host needs. Limits the threads and engines of the process.
 const WORKERS_MAX: u16 = 256;
+/// The smallest cache of L2 tables that has an effect: 16 pieces of 4 KiB.
+const CACHE_BYTES_MIN: u64 = 64 << 10;
+/// The L2 tables of 512 TiB in clusters of 64 KiB. A larger cache is a mistake.
+const CACHE_BYTES_MAX: u64 = 64 << 30;
 /// One kick per nanosecond, which no driver reaches.
 const KICKS_PER_SEC_MAX: u32 = 1_000_000_000;
 /// A guest soon treats a disk with a longer delay as broken.
@@ -105,6 +110,24 @@ pub(crate) fn parse_memory_max(text: &str) -> Result<u64, String> {
             quota::BYTES_MAX >> 40
         )),
         bytes => Ok(bytes),
+    }
+}
+
+/// Parses the size that a disk has at least. The maximum is that of a file.
+pub(crate) fn parse_blk_size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        0 => Err("it must be above 0".into()),
+        bytes if bytes > i64::MAX as u64 => Err(format!("{text:?} is too large")),
+        bytes if !bytes.is_multiple_of(SECTOR) => Err(format!("{text:?} is not a multiple of 512 bytes")),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Parses the size of the cache of L2 tables.
+pub(crate) fn parse_cache_size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if (CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&bytes) => Ok(bytes),
+        _ => Err(format!("it must be from {}K to {}G", CACHE_BYTES_MIN >> 10, CACHE_BYTES_MAX >> 30)),
     }
 }
 

@@ -106,7 +106,7 @@ fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
         read_only: blk.read_only,
         cache: blk.cache,
         merge: blk.merge == Switch::On,
-        cache_size: None,
+        cache_size: blk.cache_size,
     };
     let disk = kickless_disk::Disk::open(&blk.blk_file, &options)
         .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;

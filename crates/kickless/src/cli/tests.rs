@@ -39,6 +39,7 @@ fn defaults() {
         (64, 1024, Cache::None, Switch::On)
     );
     assert!(!disk.read_only && !disk.incoming && disk.serial.is_none());
+    assert_eq!((disk.blk_size, disk.cache_size), (None, None));
     let engine = pool.engine;
     assert_eq!((pool.workers, engine.kind, pool.cpus.len()), (1, EngineKind::Auto, 0));
     assert_eq!(
@@ -80,6 +81,16 @@ fn everything_said() {
     assert_eq!(pool.cpus, [8, 0, 1]);
     assert_eq!(pool.poll, Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_micros(1500) });
     assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
+}
+
+#[test]
+fn an_image_with_a_size_and_a_cache() {
+    for file in ["qcow2:a", "fault:eio@1%:qcow2:a"] {
+        let line = format!("kickless blk --fd=3 --blk-file={file} --blk-size=1.5T --cache-size=64K");
+        let service = service(&line);
+        let disk = disk_of(&service.devices[0]);
+        assert_eq!((disk.blk_size, disk.cache_size), (Some(3 << 39), Some(64 << 10)));
+    }
 }
 
 #[test]
@@ -269,6 +280,17 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ),
         ("kickless blk --fd=3 --blk-file=a --merge=maybe", "--merge"),
         ("kickless blk --fd=3 --blk-file=a --cache=unsafe", "--cache"),
+        ("kickless blk --fd=3 --blk-file=a --cache-size=63K", "from 64K to 64G"),
+        ("kickless blk --fd=3 --blk-file=a --cache-size=65G", "from 64K to 64G"),
+        ("kickless blk --fd=3 --blk-file=a --cache-size=", "--cache-size"),
+        ("kickless blk --fd=3 --blk-file=qcow2:a --blk-size=0", "above 0"),
+        ("kickless blk --fd=3 --blk-file=qcow2:a --blk-size=1000", "512"),
+        ("kickless blk --fd=3 --blk-file=qcow2:a --blk-size=9E", "too large"),
+        ("kickless blk --fd=3 --blk-file=a --blk-size=1G", "--blk-size: only a qcow2: image grows by it"),
+        (
+            "kickless blk --fd=3 --blk-file=qcow2:a --blk-size=1G --read-only",
+            "--blk-size: a read-only image cannot grow",
+        ),
         ("kickless blk --fd=3 --blk-file=a --lock=maybe", "--lock"),
         ("kickless blk --fd=3 --blk-file=a --serial=123456789012345678901", "--serial"),
         ("kickless blk --fd=3 --blk-file=a --serial=disk\u{e9}", "--serial"),
