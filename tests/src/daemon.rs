@@ -210,19 +210,21 @@ impl Daemon {
     /// As for [`Daemon::start`].
     pub fn serve(pool: &str, devices: &[(&str, &str)]) -> Result<Daemon> {
         let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
-        let mut config = format!("[pool]\n{pool}\n");
-        for (name, lines) in devices {
-            let socket = socket_of(dir.path(), name);
-            config +=
-                &format!("[[device]]\nname = '{name}'\nsocket-path = '{}'\n{lines}\n", socket.display());
-        }
-        let path = dir.path().join("disks.toml");
-        fs::write(&path, config)?;
+        let path = write_config(dir.path(), pool, devices)?;
         let mut option = OsString::from("--config=");
         option.push(&path);
         let first = devices.first().context("no device")?.0;
         let socket = socket_of(dir.path(), first);
         Daemon::launch(&[kickless_binary()?.into(), "serve".into(), option], dir, socket, true)
+    }
+
+    /// Writes the configuration file of [`Daemon::serve`] anew, and sends SIGHUP.
+    ///
+    /// # Errors
+    /// The file cannot be written, or the process is gone.
+    pub fn reload(&self, pool: &str, devices: &[(&str, &str)]) -> Result<()> {
+        write_config(self.dir.path(), pool, devices)?;
+        self.signal(Signal::HUP)
     }
 
     /// Starts `kickless net`, and waits until it listens.
@@ -442,6 +444,18 @@ pub fn wait_for_exit(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
         ensure!(Instant::now() < deadline, "process {} does not end", child.id());
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Writes a configuration file for `kickless serve`. Returns its path.
+fn write_config(dir: &Path, pool: &str, devices: &[(&str, &str)]) -> Result<PathBuf> {
+    let mut config = format!("[pool]\n{pool}\n");
+    for (name, lines) in devices {
+        let socket = socket_of(dir, name);
+        config += &format!("[[device]]\nname = '{name}'\nsocket-path = '{}'\n{lines}\n", socket.display());
+    }
+    let path = dir.join("disks.toml");
+    fs::write(&path, config)?;
+    Ok(path)
 }
 
 fn socket_of(dir: &Path, device: &str) -> PathBuf {

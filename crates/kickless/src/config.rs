@@ -18,7 +18,7 @@ use crate::service::Service;
 use section::{Section, Text};
 
 /// Keys that identify a device. `[defaults]` must not contain them.
-const IDENTITY_KEYS: [&str; 6] = ["name", "socket-path", "blk-file", "port", "serial", "mac"];
+const IDENTITY_KEYS: [&str; 7] = ["name", "socket-path", "blk-file", "blk-size", "port", "serial", "mac"];
 
 /// Reads the configuration file.
 ///
@@ -76,7 +76,7 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
         }
         devices.push(device);
     }
-    Ok(Service { notation: Notation::Keys, pool, devices, fd: None })
+    Ok(Service { notation: Notation::Keys, pool, devices, file: Some(text.path.to_owned()), fd: None })
 }
 
 fn pool_of(section: &mut Section<'_>) -> Result<PoolConfig> {

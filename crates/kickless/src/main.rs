@@ -12,6 +12,7 @@ mod config;
 mod exit;
 mod inherited;
 mod log;
+mod reload;
 mod serve;
 mod service;
 mod signals;

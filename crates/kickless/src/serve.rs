@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, error, info, warn};
 
+use crate::reload::Reload;
 use crate::service::Service;
 use crate::signals::Signals;
 use crate::uevents::Resizes;
@@ -41,6 +42,8 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     fault::guard().context("cannot protect the process against front-ends that truncate their memory")?;
     raise_descriptor_limit();
     let notation = service.notation;
+    let reload =
+        Reload::start(&service).context("the configuration file cannot be read again at a signal")?;
     let (registry, mut opened) = open(service, inherited, &signals)?;
     // A container may not have these events. Only a signal tells about new sizes then.
     let resizes =
@@ -52,7 +55,7 @@ pub(crate) fn serve(service: Service) -> Result<()> {
         opened.bind(deadline).map_err(|error| with_option(opened.config(), notation, error))?;
     }
     registry.serve(opened)?;
-    let waited = serve_until_idle(&registry, &signals, resizes.as_ref());
+    let waited = serve_until_idle(&registry, &signals, resizes.as_ref(), reload.as_ref());
     log_counters(&registry, "summary");
     let failed = registry.take_ended().into_iter().map(|(config, error)| match config.name() {
         Some(name) => anyhow::Error::new(error).context(format!("device {name}")),
@@ -121,11 +124,17 @@ fn open_all(service: Service, mut inherited: Option<Endpoint>) -> Result<(Regist
 
 /// Waits until no device is served: each has failed, its only front-end has disconnected, or a signal has
 /// stopped it. Logs counters when a signal requests it. Refreshes the sizes of disks when a signal requests
-/// it, or when an event or a device reports another size.
+/// it, or when an event or a device reports another size. A signal also lets the program read the configuration
+/// file again.
 ///
 /// # Errors
 /// A worker has ended, so that all devices were stopped.
-fn serve_until_idle(registry: &Registry, signals: &Signals, resizes: Option<&Resizes>) -> Result<()> {
+fn serve_until_idle(
+    registry: &Registry,
+    signals: &Signals,
+    resizes: Option<&Resizes>,
+    reload: Option<&Reload>,
+) -> Result<()> {
     let pool = registry.pool().context("no workers")?;
     let mut outcome = Ok(());
     let mut is_stopping = false;
@@ -142,6 +151,7 @@ fn serve_until_idle(registry: &Registry, signals: &Signals, resizes: Option<&Res
             PollFd::from_borrowed_fd(signals.report(), PollFlags::IN),
             PollFd::from_borrowed_fd(signals.refresh(), PollFlags::IN),
         ];
+        fds.extend(reload.map(|reload| PollFd::from_borrowed_fd(reload.as_fd(), PollFlags::IN)));
         fds.extend(resizes.map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN)));
         fds.extend(due.iter().map(|waker| PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)));
         match poll(&mut fds, None) {
@@ -166,7 +176,14 @@ fn serve_until_idle(registry: &Registry, signals: &Signals, resizes: Option<&Res
             log_counters(registry, "counters");
         }
         let is_due = due.iter().fold(false, |is_due, waker| is_due | waker.clear());
-        if signals.take_refresh() | is_due | resizes.is_some_and(Resizes::take) {
+        let is_asked = signals.take_refresh();
+        if let Some(reload) = reload {
+            reload.take(registry);
+            if is_asked {
+                reload.request();
+            }
+        }
+        if is_asked | is_due | resizes.is_some_and(Resizes::take) {
             registry.devices().for_each(DeviceRef::refresh);
         }
     }

@@ -37,6 +37,6 @@ impl<K: Args> DeviceOptions<K> {
             return Err(Mistake { option: "socket-path", why: "give it, or --fd".into() });
         }
         device.check(notation)?;
-        Ok(Service { notation, pool, devices: vec![device], fd: self.fd })
+        Ok(Service { notation, pool, devices: vec![device], file: None, fd: self.fd })
     }
 }

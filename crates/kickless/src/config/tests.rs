@@ -54,6 +54,7 @@ fn everything_said() {
         kind = "blk"
         num-queues = 4
         cache = "writeback"
+        cache-size = "64M"
         lock = "off"
         merge = "off"
         weight = 7
@@ -103,6 +104,7 @@ fn everything_said() {
     assert_eq!((web.merge, db.merge), (Switch::Off, Switch::On));
     assert_eq!(of(web), (4, Cache::Writeback, false));
     assert_eq!(of(db), (8, Cache::None, true));
+    assert_eq!((web.cache_size, db.cache_size), (Some(64 << 20), Some(64 << 20)));
     assert_eq!((web.incoming, web.read_only), (true, false));
     assert_eq!((db.incoming, db.read_only), (false, true));
     assert_eq!(web.serial.as_deref(), Some("web-1"));
@@ -214,6 +216,12 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ("[pool]\ncall-coalesce = '2s'\n", "disks.toml:2: call-coalesce = '2s': it must be 1s at most"),
         ("[defaults]\nsocket-path = 'a'\n", "disks.toml:2: socket-path: it is each device's own"),
         ("[defaults]\nname = 'a'\n", "disks.toml:2: name: it is each device's own"),
+        ("[defaults]\nblk-size = '1G'\n", "disks.toml:2: blk-size: it is each device's own"),
+        ("[[device]]\ncache-size = '1K'\n", "disks.toml:2: cache-size = '1K': it must be from 64K to 64G"),
+        (
+            "[[device]]\nsocket-path = 'a'\nblk-file = 'a'\nblk-size = '1G'\n",
+            "disks.toml:4: blk-size: only a qcow2: image grows by it",
+        ),
         (
             "[defaults]\nworkers = 1\n",
             "disks.toml:2: \"workers\" is unknown: [defaults] can have kind, read-only",
