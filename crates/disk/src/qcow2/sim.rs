@@ -1,7 +1,8 @@
 //! A simulator that cuts an image at any operation: by a kill, and by a power cut.
 //!
-//! Requests run against `Tables` with a recorder ([`image`]) under them. Their operations complete in random
-//! order, some late, some with errors. A model of the disk ([`model`]) knows which contents each sector may
+//! Requests of several queues run against `Tables` with a recorder ([`image`]) under them. Their operations
+//! ([`engine`]) complete in random order, some late, some with errors, which may stay. Each queue has a waker
+//! of its own, and each request must end. A model of the disk ([`model`]) knows which contents each sector may
 //! have. At each cut, a judge ([`judge`]) that shares no code with the tables compares refcounts, flags and
 //! contents.
 //!
@@ -9,6 +10,7 @@
 
 mod builder;
 mod cuts;
+mod engine;
 mod image;
 mod judge;
 mod life;

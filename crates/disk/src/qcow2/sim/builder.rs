@@ -9,6 +9,9 @@ use crate::qcow2::format::refcount;
 use fastrand::Rng;
 use std::collections::BTreeMap;
 
+/// Images on block devices are made. Free clusters inside of a file are not found yet.
+const DEVICES: bool = false;
+
 /// The choices of an image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
@@ -21,6 +24,10 @@ pub(super) struct Shape {
     pub(super) has_snapshot: bool,
     /// The first cluster behind a gap.
     pub(super) gap: u64,
+    /// Sectors behind the last cluster, with old bytes.
+    pub(super) tail: u64,
+    /// The file is a block device, whose length never changes.
+    pub(super) is_device: bool,
 }
 
 impl Shape {
@@ -37,6 +44,12 @@ impl Shape {
             4 if entries * table <= 4096 => entries * table - rng.u64(20..60),
             _ => 0,
         };
+        let is_device = DEVICES && rng.u8(..4) == 0;
+        let tail = match rng.u8(..3) {
+            _ if is_device => rng.choice([40, 300, 600]).unwrap() * geometry.cluster() / SECTOR as u64,
+            0 => rng.u64(1..100),
+            _ => 0,
+        };
         Self {
             geometry,
             tables: if extended { 2 } else { rng.u64(2..=4) },
@@ -44,6 +57,8 @@ impl Shape {
             has_backing: rng.bool(),
             has_snapshot: order > 0 && rng.bool(),
             gap,
+            tail,
+            is_device,
         }
     }
 
@@ -194,6 +209,12 @@ pub(super) fn build(shape: Shape, rng: &mut Rng) -> Vec<u8> {
         entry.extend(shape.size().to_be_bytes());
         entry.extend(*b"1s");
         builder.put(snapshot * cluster, &entry);
+    }
+    for _ in 0..shape.tail {
+        // Data of a sector that was freed.
+        let mut sector = [0; SECTOR];
+        sector[..8].copy_from_slice(&stamp_of(rng.u64(..shape.size()), 0).to_be_bytes());
+        builder.bytes.extend(sector);
     }
     builder.bytes
 }

@@ -7,6 +7,8 @@ use fastrand::Rng;
 
 /// The steps of a life.
 const STEPS: u64 = 800;
+/// The share of steps after which all requests must end.
+const SETTLE: f64 = 0.004;
 /// The lives of an image.
 const LIVES: usize = 3;
 
@@ -23,6 +25,9 @@ fn run(seed: u64, rule: Option<Rule>, cuts: &mut u64) -> Result<(), String> {
         let mut life = Life::open(shape, file, rule, rng.fork());
         for _ in 0..rng.u64(1..STEPS) {
             life.turn();
+            if rng.f64() < SETTLE {
+                life.settle()?;
+            }
             if rng.f64() < share {
                 life.kill()?;
                 life.power_cut()?;
@@ -32,10 +37,7 @@ fn run(seed: u64, rule: Option<Rule>, cuts: &mut u64) -> Result<(), String> {
         file = match rng.u8(..3) {
             0 => life.kill()?,
             1 => life.power_cut()?,
-            _ => {
-                life.close()?;
-                life.image.now().to_vec()
-            }
+            _ => life.close()?,
         };
         life.fault()?;
     }
@@ -92,7 +94,7 @@ fn each_rule_is_needed() {
     use Rule::{R1, R2, R3, R4, R5L1, R5L2, R5Pins, R5Sync, R6, R7, R8, R9};
     let mut missed = Vec::new();
     for rule in [R1, R2, R3, R4, R5L2, R5L1, R5Sync, R5Pins, R6, R7, R8, R9] {
-        let (cuts, fault) = cut(0, 10_000, Some(rule));
+        let (cuts, fault) = cut(0, 30_000, Some(rule));
         println!("without {rule:?}: {cuts} cuts, {fault:?}");
         if fault.is_none() {
             missed.push(rule);

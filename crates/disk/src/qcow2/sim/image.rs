@@ -21,14 +21,16 @@ pub(super) struct Image {
     later: BTreeMap<usize, Vec<(u64, Sector)>>,
     later_len: Vec<(u64, usize)>,
     in_flight: BTreeMap<WriteId, (usize, Vec<u8>)>,
+    /// Its length never changes.
+    is_device: bool,
     /// The number of completed writes.
     completed: u64,
     next: u64,
 }
 
 impl Image {
-    pub(super) fn new(bytes: Vec<u8>) -> Self {
-        Self { now: bytes.clone(), durable: bytes, ..Self::default() }
+    pub(super) fn new(bytes: Vec<u8>, is_device: bool) -> Self {
+        Self { now: bytes.clone(), durable: bytes, is_device, ..Self::default() }
     }
 
     pub(super) fn now(&self) -> &[u8] {
@@ -45,6 +47,8 @@ impl Image {
 
     pub(super) fn submit(&mut self, at: usize, bytes: Vec<u8>) -> WriteId {
         assert!(at.is_multiple_of(SECTOR) && bytes.len().is_multiple_of(SECTOR), "unaligned write");
+        let is_inside = at + bytes.len() <= self.now.len();
+        assert!(!self.is_device || is_inside, "a write at {at} beyond the end of the device");
         self.next += 1;
         self.in_flight.insert(WriteId(self.next), (at, bytes));
         WriteId(self.next)

@@ -83,6 +83,12 @@ impl Judge<'_> {
         }
     }
 
+    /// Returns the number of clusters within the file with a count of 0.
+    pub(super) fn free(&self) -> u64 {
+        let clusters = self.file.len() as u64 / self.cluster();
+        (0..clusters).filter(|cluster| self.count(*cluster) == 0).count() as u64
+    }
+
     pub(super) fn size(&self) -> u64 {
         self.word(24)
     }

@@ -1,7 +1,8 @@
 //! One life of a disk, from opening an image to its cut.
 
 use super::builder::Shape;
-use super::image::{Image, SECTOR, WriteId};
+use super::engine::{Failures, Op};
+use super::image::{Image, SECTOR};
 use super::judge::{Judge, Verdict};
 use super::model::Model;
 use super::sender::{Kind, Request};
@@ -9,40 +10,21 @@ use crate::qcow2::format::header::Header;
 use crate::qcow2::pins::Pins;
 use crate::qcow2::qemu::QemuImage;
 use crate::qcow2::slices::Slices;
-use crate::qcow2::tables::op::{OpId, TableOpKind};
 use crate::qcow2::tables::plan::Clear;
 use crate::qcow2::tables::rule::{Rule, Rules};
 use crate::qcow2::tables::{Parts, Tables, TablesOptions};
 use fastrand::Rng;
-use kickless_io::{AlignedBuf, Errno, Waker};
+use kickless_io::Waker;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A bound of what requests may leak in a life: retired clusters of a few requests.
 const LEAKS_OF_REQUESTS: u64 = 64;
 
-/// The owner of an operation.
-#[derive(Debug)]
-pub(super) enum Target {
-    Table(OpId, Option<AlignedBuf>),
-    Request(usize),
-}
-
-#[derive(Debug)]
-enum Work {
-    Read { at: u64 },
-    Write { id: WriteId, durable: bool },
-    Sync { mark: u64 },
-}
-
-/// An operation in flight.
-#[derive(Debug)]
-struct Op {
-    target: Target,
-    work: Work,
-    /// The step before which it does not complete.
-    not_before: u64,
-}
+/// Free clusters that are enough for all requests of a life on a device.
+const ROOM: u64 = 250;
+/// The largest number of queues. Each has a waker of its own.
+const QUEUES_MAX: usize = 3;
 
 /// A disk in use.
 pub(super) struct Life {
@@ -52,12 +34,14 @@ pub(super) struct Life {
     pub(super) tables: Tables,
     pub(super) slices: Arc<Slices>,
     pub(super) pins: Arc<Pins>,
-    pub(super) waker: Waker,
+    /// The waker of each queue.
+    pub(super) wakers: Vec<Waker>,
     pub(super) requests: BTreeMap<usize, Request>,
     pub(super) rng: Rng,
     pub(super) now: u64,
     pub(super) rule: Option<Rule>,
-    ops: Vec<Op>,
+    pub(super) ops: Vec<Op>,
+    pub(super) failures: Failures,
     next: usize,
     /// The size that the disk is about to have.
     grows_to: Option<u64>,
@@ -65,14 +49,14 @@ pub(super) struct Life {
     size: u64,
     /// The sectors of the last request at a new place.
     last: (usize, usize),
-    /// The share of operations that fail.
-    failures: f64,
     /// The first fault that was found.
     fault: Option<String>,
     /// The most steps that a request's transfer takes.
-    late_max: u64,
+    pub(super) late_max: u64,
     /// Clusters that nothing refers to, from the beginning.
     leaks: u64,
+    /// There may be no room for new clusters.
+    is_full: bool,
     /// The largest number of clusters of a chunk.
     reserve_max: u64,
 }
@@ -104,31 +88,34 @@ impl Life {
         };
         let reserve_max = rng.choice([2, 4, 24]).unwrap() * geometry.cluster();
         let late_max = rng.choice([30, 150, 600]).unwrap();
-        let options =
-            TablesOptions { unit: 512, discard: rng.bool(), device_bytes: None, reserve_max, rules };
+        let device_bytes = shape.is_device.then_some(file.len() as u64);
+        let options = TablesOptions { unit: 512, discard: rng.bool(), device_bytes, reserve_max, rules };
         let tables = Tables::new(parts, Arc::clone(&slices), Arc::clone(&pins), options).unwrap();
-        let failures = rng.choice([0.0, 0.0, 0.02, 0.1]).unwrap();
+        let failures = Failures::random(&mut rng);
+        let is_full = shape.is_device && Judge { file: &file, shape }.free() < ROOM;
+        let queues = rng.usize(1..=QUEUES_MAX);
         Self {
             shape,
-            image: Image::new(file),
+            image: Image::new(file, shape.is_device),
             model,
             tables,
             slices,
             pins,
-            waker: Waker::new().unwrap(),
+            wakers: (0..queues).map(|_| Waker::new().unwrap()).collect(),
             requests: BTreeMap::new(),
             rng,
             now: 1,
             rule: None,
             ops: Vec::new(),
+            failures,
             next: 0,
             grows_to: None,
             size: header.size,
             last: (0, 1),
-            failures,
             fault: None,
             late_max,
             leaks: 0,
+            is_full,
             reserve_max: reserve_max / geometry.cluster(),
         }
     }
@@ -144,9 +131,8 @@ impl Life {
     /// Does one random thing.
     pub(super) fn turn(&mut self) {
         self.now += 1;
-        if self.waker.clear() {
-            self.requests.values_mut().for_each(Request::woken);
-        }
+        self.wake();
+        self.failures.turn(&mut self.rng);
         self.grow();
         match self.rng.u8(..10) {
             0 if self.requests.len() < 8 => self.start(),
@@ -159,6 +145,18 @@ impl Life {
             4..6 => self.submit_due(),
             _ => self.complete_one(),
         }
+    }
+
+    /// Wakes the requests of the queues that were signalled. Returns whether there are any.
+    fn wake(&mut self) -> bool {
+        let mut is_woken = false;
+        for (queue, waker) in self.wakers.iter().enumerate() {
+            if waker.clear() {
+                is_woken = true;
+                self.requests.values_mut().filter(|request| request.queue == queue).for_each(Request::woken);
+            }
+        }
+        is_woken
     }
 
     /// Grows the disk now and then.
@@ -182,7 +180,8 @@ impl Life {
     fn start(&mut self) {
         self.next += 1;
         let (kind, first, len) = self.random_request();
-        let request = Request::new(kind, first, len, self.now);
+        let queue = self.rng.usize(..self.wakers.len());
+        let request = Request::new((kind, queue), first, len, self.now);
         if request.changes() {
             for sector in first..first + len {
                 self.model.start(sector, request.stamp(self.shape.offset(sector)), self.now);
@@ -203,12 +202,12 @@ impl Life {
             12..14 => Kind::Flush,
             _ => Kind::Read,
         };
-        let is_whole = self.last.0.is_multiple_of(per_cluster) && self.last.1.is_multiple_of(per_cluster);
-        if (is_whole || !kind.is_whole()) && self.rng.u8(..3) == 0 {
+        if self.rng.u8(..3) == 0 {
             // The same place again.
             return (kind, self.last.0, self.last.1);
         }
-        let (from, to) = if kind.is_whole() || self.rng.u8(..3) == 0 {
+        let is_clear = matches!(kind, Kind::Clear(_));
+        let (from, to) = if self.rng.u8(..3) < if is_clear { 2 } else { 1 } {
             let first = self.rng.usize(..self.shape.used as usize);
             let len = self.rng.usize(1..=(self.shape.used as usize - first).min(3));
             (first * per_cluster, (first + len) * per_cluster)
@@ -222,6 +221,13 @@ impl Life {
 
     /// Ends a request with its answer.
     pub(super) fn end(&mut self, request: &Request) {
+        if let Some(errno) = request.failed
+            && !self.failures.has_failed
+            && !self.is_full
+            && self.rule.is_none()
+        {
+            self.found(format!("a request fails with {errno:?}, and no operation has: {request:?}"));
+        }
         if !request.changes() {
             return;
         }
@@ -234,104 +240,11 @@ impl Life {
         }
     }
 
-    fn submit_due(&mut self) {
-        let is_due = self.tables.has_due();
-        let Some(op) = self.tables.next_op() else {
-            assert!(!is_due || self.rule.is_some(), "an operation is due, and there is none");
-            return;
-        };
-        match op.kind {
-            TableOpKind::Read { at, buffer } => {
-                self.push(Target::Table(op.id, Some(buffer)), Work::Read { at });
-            }
-            TableOpKind::Write { at, buffer } => {
-                let bytes = buffer[buffer.window()].to_vec();
-                self.submit_write(Target::Table(op.id, Some(buffer)), at as usize, bytes, false);
-            }
-            TableOpKind::Sync => {
-                let mark = self.image.sync_begins();
-                self.submit_sync(Target::Table(op.id, None), mark);
-            }
-            TableOpKind::Zero { at, len } => {
-                let bytes = vec![0; len as usize];
-                self.submit_write(Target::Table(op.id, None), at as usize, bytes, false);
-            }
-        }
-    }
-
-    pub(super) fn submit_write(&mut self, target: Target, at: usize, bytes: Vec<u8>, durable: bool) {
-        let id = self.image.submit(at, bytes);
-        self.push(target, Work::Write { id, durable });
-    }
-
-    pub(super) fn submit_sync(&mut self, target: Target, mark: u64) {
-        self.push(target, Work::Sync { mark });
-    }
-
-    fn push(&mut self, target: Target, work: Work) {
-        let late = match (&target, self.rng.u8(..20)) {
-            (_, 0..11) => 0,
-            (_, 11..17) => self.rng.u64(..30),
-            (Target::Table(..), _) => self.rng.u64(..150),
-            (Target::Request(_), _) => self.rng.u64(..self.late_max),
-        };
-        self.ops.push(Op { target, work, not_before: self.now + late });
-    }
-
-    fn complete_one(&mut self) {
-        let ripe: Vec<usize> =
-            (0..self.ops.len()).filter(|index| self.ops[*index].not_before <= self.now).collect();
-        if let Some(index) = self.rng.choice(ripe) {
-            let op = self.ops.swap_remove(index);
-            self.complete(op);
-        }
-    }
-
-    fn complete(&mut self, op: Op) {
-        let Op { target, work, .. } = op;
-        let errno = if self.rng.bool() { Errno::NOSPC } else { Errno::IO };
-        let result = if self.rng.f64() < self.failures { Err(errno) } else { Ok(()) };
-        let mut read = None;
-        match work {
-            Work::Read { at } => read = Some(at),
-            Work::Write { id, durable: true } if result.is_ok() => self.image.complete_durable(id),
-            Work::Write { id, .. } if result.is_ok() => self.image.complete(id),
-            Work::Write { id, .. } => self.image.fail(id, &mut self.rng),
-            Work::Sync { mark } if result.is_ok() => self.image.synced(mark),
-            Work::Sync { .. } => {}
-        }
-        match target {
-            Target::Table(id, mut buffer) => {
-                if let (Some(at), Some(buffer)) = (read, &mut buffer) {
-                    self.image.read(at as usize, buffer);
-                }
-                self.tables.complete(id, buffer, result.map(|()| 0));
-            }
-            Target::Request(id) => {
-                let mut request = self.requests.remove(&id).unwrap();
-                if matches!(work, Work::Sync { .. }) {
-                    let (mark, began) = request.synced(result);
-                    self.tables.synced(mark, result);
-                    if result.is_ok() {
-                        self.model.flushed(began);
-                    }
-                    self.end(&request);
-                } else {
-                    request.transferred(result);
-                    self.requests.insert(id, request);
-                }
-            }
-        }
-    }
-
-    /// Ends all requests without failures. Returns an error if one waits for ever.
-    pub(super) fn drain(&mut self) -> Result<(), String> {
-        self.failures = 0.0;
+    /// Ends all requests, and all operations. Returns an error if one waits for ever.
+    pub(super) fn settle(&mut self) -> Result<(), String> {
         for _ in 0..20_000 {
             self.now += 1;
-            if self.waker.clear() {
-                self.requests.values_mut().for_each(Request::woken);
-            }
+            self.wake();
             for id in self.ready() {
                 self.step(id);
             }
@@ -342,23 +255,43 @@ impl Life {
                 if self.requests.is_empty() {
                     return Ok(());
                 }
-                if self.ready().is_empty() && !self.waker.clear() {
-                    return Err(format!("a request waits for ever: {:?}", self.requests.values().next()));
+                if self.ready().is_empty() && !self.wake() {
+                    return Err(format!(
+                        "a request waits for ever: {:?}, {:?}",
+                        self.requests.values().next(),
+                        self.failures
+                    ));
                 }
-                self.requests.values_mut().for_each(Request::woken);
             } else {
                 let op = self.ops.swap_remove(self.rng.usize(..self.ops.len()));
                 self.complete(op);
             }
         }
-        Err(format!("a request never ends: {:?}", self.requests.values().next()))
+        Err(format!("a request never ends: {:?}, {:?}", self.requests.values().next(), self.failures))
     }
 
-    /// Closes the disk, and returns its leaks.
-    pub(super) fn close(&mut self) -> Result<Verdict, String> {
+    /// Ends all requests. From now on, no operation fails.
+    pub(super) fn drain(&mut self) -> Result<(), String> {
+        self.settle()?;
+        self.failures.end();
+        self.settle()
+    }
+
+    /// Closes the disk, and returns the file.
+    pub(super) fn close(&mut self) -> Result<Vec<u8>, String> {
+        self.settle()?;
+        if self.rng.bool() {
+            // A close that fails ends as well. It is not tried again.
+            self.tables.close();
+            self.settle()?;
+            if self.tables.closed().is_none() {
+                return Err(format!("closing does not end: {:?}, {:?}", self.tables.stats(), self.failures));
+            }
+            return self.kill();
+        }
         self.drain()?;
         self.tables.close();
-        self.drain()?;
+        self.settle()?;
         match self.tables.closed() {
             Some(Ok(())) => {}
             other => return Err(format!("closing ended with {other:?}: {:?}", self.tables.stats())),
@@ -367,7 +300,7 @@ impl Life {
         let verdict = self.judge(&file, |model, sector, stamp| model.may_be_after_kill(sector, stamp))?;
         match verdict.leaks {
             leaks if leaks > self.leaks => Err(format!("closing leaks {} clusters", leaks - self.leaks)),
-            _ => Ok(verdict),
+            _ => Ok(file),
         }
     }
 

@@ -1,9 +1,10 @@
 //! Requests, as a disk carries them out.
 
 use super::builder::{Shape, below};
+use super::engine::Target;
 use super::image::SECTOR;
 use super::judge::{is_of, stamp_of};
-use super::life::{Life, Target};
+use super::life::Life;
 use super::model::Stamp;
 use crate::qcow2::format::geometry::{GuestOffset, HostOffset};
 use crate::qcow2::pins::Pin;
@@ -27,17 +28,11 @@ pub(super) enum Kind {
     Flush,
 }
 
-impl Kind {
-    /// Returns whether the request is for whole clusters.
-    pub(super) fn is_whole(self) -> bool {
-        matches!(self, Self::Clear(_))
-    }
-}
-
 /// A request in flight.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) kind: Kind,
+    pub(super) queue: usize,
     /// The sectors, by their numbers in the model. Contiguous on the disk.
     pub(super) first: usize,
     pub(super) len: usize,
@@ -83,9 +78,10 @@ enum Phase {
 }
 
 impl Request {
-    pub(super) fn new(kind: Kind, first: usize, len: usize, started: u64) -> Self {
+    pub(super) fn new((kind, queue): (Kind, usize), first: usize, len: usize, started: u64) -> Self {
         Self {
             kind,
+            queue,
             first,
             len,
             started,
@@ -207,11 +203,13 @@ impl Life {
             },
             Phase::Old(plan) => self.copy(id, request, plan),
             Phase::Copy(plan) => self.copied(request, *plan),
-            Phase::Ticket { sectors, .. } => match self.tables.written(request.ticket, &self.waker) {
-                Written::Yes => request.run_ends(sectors),
-                Written::NotYet => request.phase = Phase::Ticket { sectors, may_ask: false },
-                Written::Failed(errno) => request.fail(errno),
-            },
+            Phase::Ticket { sectors, .. } => {
+                match self.tables.written(request.ticket, &self.wakers[request.queue]) {
+                    Written::Yes => request.run_ends(sectors),
+                    Written::NotYet => request.phase = Phase::Ticket { sectors, may_ask: false },
+                    Written::Failed(errno) => request.fail(errno),
+                }
+            }
             Phase::Reading { host, sectors } => {
                 self.check_read(request, host, sectors);
                 request.run_ends(sectors);
@@ -238,7 +236,7 @@ impl Life {
 
     fn read(&mut self, request: &mut Request) {
         let (at, len) = self.place(request);
-        request.pin = Some(self.pins.enter(0));
+        request.pin = Some(self.pins.enter(request.queue as u32));
         match self.slices.look(at, len) {
             Look::Data { host, len, .. } => {
                 request.phase = Phase::Reading { host, sectors: len as usize / SECTOR };
@@ -252,7 +250,7 @@ impl Life {
     }
 
     fn want(&mut self, request: &mut Request, slice: crate::qcow2::format::geometry::SliceIndex) {
-        match self.tables.want(slice, &self.waker) {
+        match self.tables.want(slice, &self.wakers[request.queue]) {
             Ok(()) => Self::wait(request),
             Err(errno) => request.fail(errno),
         }
@@ -276,7 +274,7 @@ impl Life {
         if request.as_data > 0 {
             len = len.min(request.as_data);
         }
-        request.pin = Some(self.pins.enter(0));
+        request.pin = Some(self.pins.enter(request.queue as u32));
         match self.slices.look(at, len) {
             Look::Data { host, len, in_place: true } => {
                 let durable = request.is_durable() && self.tables.is_synced();
@@ -289,7 +287,7 @@ impl Life {
         }
         request.needs_sync = true;
         let under = if self.shape.has_backing { Under::Data } else { Under::Zero };
-        match self.tables.plan_write(at, len, under, &self.waker) {
+        match self.tables.plan_write(at, len, under, &self.wakers[request.queue]) {
             WritePlan::InPlace { host, len } => self.transfer(id, request, host, len, false),
             WritePlan::Fresh { host, len, ticket } => {
                 request.ticket = ticket;
@@ -356,8 +354,8 @@ impl Life {
 
     fn clear(&mut self, request: &mut Request, how: Clear) {
         let (at, len) = self.place(request);
-        request.pin = Some(self.pins.enter(0));
-        match self.tables.clear(at, len, how, &self.waker) {
+        request.pin = Some(self.pins.enter(request.queue as u32));
+        match self.tables.clear(at, len, how, &self.wakers[request.queue]) {
             ClearPlan::Done { len, ticket } => {
                 assert!(len > 0 && len.is_multiple_of(SECTOR as u64), "cleared {len} bytes");
                 request.ticket = ticket;
