@@ -10,7 +10,7 @@
 //!
 //! - [`format`] and [`check`]: the structures on disk, and their repair. Without I/O of their own.
 //! - [`pins`], [`slices`], [`tables`]: the tables in memory. They emit operations and take completions.
-//! - [`layer`] and [`open`]: the files of a chain.
+//! - [`pools`], [`layer`] and [`open`]: the buffers and the files of a chain.
 //! - [`read`], [`write`], [`copy`], [`extents`], [`decode`]: the requests, run by run. The path of a read and
 //!   of a write in place takes no lock.
 //! - [`own`] and [`blocking`]: carry out the operations of the tables, on a worker or on the control path.
@@ -30,6 +30,7 @@ mod open;
 mod own;
 mod own_buffers;
 mod pins;
+mod pools;
 #[cfg(test)]
 mod qemu;
 mod read;

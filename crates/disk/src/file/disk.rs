@@ -86,12 +86,6 @@ impl FileDisk {
         seek(&*self.file, SeekFrom::End(0))
     }
 
-    /// Returns the bounce buffers.
-    #[cfg(feature = "qcow2")]
-    pub(crate) fn pool(&self) -> &Arc<BufferPool> {
-        &self.pool
-    }
-
     /// Returns the final result of a flush, given its result in the kernel.
     #[cfg(feature = "qcow2")]
     pub(crate) fn flushed<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {

@@ -223,7 +223,7 @@ impl Chain {
 impl CopyState {
     /// Gets a buffer for the next piece, and begins to read its old bytes.
     fn next_piece(&mut self, image: &Image, sender: &mut impl OpSender) -> Result<(), Step> {
-        let permit = match image.file.pool().take(&mut self.wait, sender.waker()) {
+        let permit = match image.pools.copies.take(&mut self.wait, sender.waker()) {
             Ok(Some(permit)) => self.permit.insert(permit),
             Ok(None) => return Err(Step::Busy),
             Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),

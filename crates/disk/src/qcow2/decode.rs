@@ -3,7 +3,7 @@
 use super::format::header::Compression;
 use super::layer::Image;
 use super::own_buffers::OwnBuffers;
-use crate::buffer_pool::{BufferPermit, BufferPool, BufferWait, PoolLimits};
+use crate::buffer_pool::{BufferPermit, BufferWait};
 use crate::catch::catch;
 use crate::file::{FileState, Unchecked};
 use crate::{IoError, Step};
@@ -16,21 +16,8 @@ use std::thread::{Builder, JoinHandle, available_parallelism};
 
 /// The largest number of threads of a disk.
 const THREADS_MAX: usize = 4;
-/// The bytes of all buffers of an image in use, unless that is less than two buffers.
-const BUFFERS_MAX: usize = 16 << 20;
-/// The largest number of buffers kept for reuse.
-const KEPT_MAX: usize = 4;
 /// The largest window of a Zstandard frame. Larger clusters do not exist.
 const ZSTD_WINDOW_MAX: u64 = 8 << 20;
-
-/// Makes the buffers of an image. Each has room for a cluster, and behind it for its compressed bytes, which
-/// are at most two clusters.
-pub(super) fn buffers(cluster: u64) -> Arc<BufferPool> {
-    let bytes = 3 * cluster as usize;
-    let in_use_max = (BUFFERS_MAX / bytes).max(2);
-    let align = rustix::param::page_size();
-    Arc::new(BufferPool::of(PoolLimits { bytes, align, in_use_max, kept_max: KEPT_MAX.min(in_use_max) }))
-}
 
 /// The compressed cluster of a request.
 #[derive(Debug, Default)]
@@ -66,7 +53,7 @@ impl DecodeState {
         if self.is_started {
             return Ok(None);
         }
-        let pool = &image.decode_buffers;
+        let pool = &image.pools.decode;
         let (start, bytes) = (pool.bytes() / 3, self.bytes as usize);
         if start + bytes > pool.bytes() || self.range.end > start {
             return Err(Step::Done(Err(IoError::Os(Errno::IO))));

@@ -5,7 +5,7 @@ use super::layer::{Chain, Image, Place};
 use super::own_buffers::OwnBuffers;
 use super::tables::plan::{Clear, ClearPlan};
 use super::write::{WriteState, written};
-use crate::buffer_pool::{BUFFER_BYTES, BufferPermit, BufferWait};
+use crate::buffer_pool::{BufferPermit, BufferWait};
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::io_context::OpSender;
 use crate::{Extent, IoError, Step};
@@ -228,14 +228,18 @@ impl Chain {
         // The answer is of this moment. A write at the same time has no order with this request.
         let len = match self.find(0, extent.offset, state.len) {
             Place::Zero { len } => {
-                buffers.advance_extent(len);
-                state.phase = ExtentPhase::Next;
+                // Another request may have cleared it. Its change counts as ours (R4).
+                let at = GuestOffset(extent.offset);
+                write.ticket = image.with_tables(|tables| tables.ticket_at(at));
+                (state.len, state.phase) = (len, ExtentPhase::Tables);
                 return Ok(());
             }
-            Place::Data { len, .. } | Place::Compressed { len, .. } => len.min(BUFFER_BYTES as u64),
+            Place::Data { len, .. } | Place::Compressed { len, .. } => {
+                len.min(image.pools.zeroes.bytes() as u64)
+            }
             place => return Err(self.missing(place, sender.waker())),
         };
-        let permit = match image.file.pool().take(&mut state.wait, sender.waker()) {
+        let permit = match image.pools.zeroes.take(&mut state.wait, sender.waker()) {
             Ok(Some(permit)) => state.permit.insert(permit),
             Ok(None) => return Err(Step::Busy),
             Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),

@@ -4,11 +4,11 @@ use super::decode::Decoder;
 use super::format::geometry::{Geometry, GuestCluster, GuestOffset, HostOffset, SliceIndex};
 use super::format::header::Compression;
 use super::pins::Pins;
+use super::pools::Pools;
 use super::slices::{Look, Slices};
 use super::tables::Tables;
 use super::tables::op::TableOp;
 use super::tables::plan::Under;
-use crate::buffer_pool::BufferPool;
 use crate::io_context::OpSender;
 use crate::{FileDisk, IoError, Step};
 use kickless_io::{Buffers, Errno, OpKind, Waker};
@@ -55,8 +55,7 @@ pub(super) struct Image {
     pub(super) tables: Mutex<Tables>,
     /// The flag of the chain.
     pub(super) due: Arc<AtomicBool>,
-    /// Each buffer has room for a cluster and its compressed bytes.
-    pub(super) decode_buffers: Arc<BufferPool>,
+    pub(super) pools: Pools,
 }
 
 /// The place of a guest's bytes.

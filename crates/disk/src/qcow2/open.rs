@@ -4,13 +4,14 @@ use super::blocking::BlockingFile;
 use super::check::WINDOW;
 use super::check::image::{ReadImage, WriteImage};
 use super::check::repair::repair;
-use super::decode::{self, Decoder};
+use super::decode::Decoder;
 use super::format::bad_image::BadImage;
 use super::format::header::{Backing, BackingFormat, Header, HeaderChange, TableAt, apply};
 use super::format::refcount::get;
 use super::format::snapshots::{snapshots, snapshots_bytes};
 use super::layer::{Chain, Image, Layer, RawLayer};
 use super::pins::Pins;
+use super::pools::Pools;
 use super::slices::Slices;
 use super::tables::rule::Rules;
 use super::tables::{Parts, Tables, TablesOptions};
@@ -201,7 +202,7 @@ impl Opening<'_> {
             pins,
             tables: Mutex::new(tables),
             due: self.due.clone(),
-            decode_buffers: decode::buffers(geometry.cluster()),
+            pools: Pools::new(geometry.cluster()),
             file,
         })));
         Ok(header.backing)

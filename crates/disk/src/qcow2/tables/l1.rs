@@ -6,7 +6,7 @@ use super::op::TableOpKind;
 use super::ops::{Purpose, Run};
 use super::plan::Ticket;
 use crate::qcow2::format::entry::{self, RawEntry, decode, decode_l1, encode, encode_l1};
-use crate::qcow2::format::geometry::{Geometry, HostCluster, HostOffset, SliceIndex};
+use crate::qcow2::format::geometry::{Geometry, GuestOffset, HostCluster, HostOffset, SliceIndex};
 use kickless_io::{AlignedBuf, Errno};
 use std::collections::HashMap;
 
@@ -101,6 +101,13 @@ impl Tables {
         let number = self.blocks.change(Block::L1(self.l1_unit(table)));
         self.l1.unwritten.insert(table, number);
         number
+    }
+
+    /// Returns the ticket for what is not written of the mapping of `at`. A request that changes nothing
+    /// because of this mapping is answered after it.
+    pub(crate) fn ticket_at(&mut self, at: GuestOffset) -> Ticket {
+        let (slice, _) = self.geometry.slice(self.options.unit, at);
+        self.ticket(slice)
     }
 
     /// Returns the ticket for what is not written of a slice and of the L1 entry above.

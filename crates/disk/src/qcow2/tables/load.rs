@@ -13,6 +13,7 @@ use kickless_io::{AlignedBuf, Errno, Waker};
 impl Tables {
     /// Loads a slice. The waker is signalled when it is there, or at once if it is there already.
     pub(crate) fn want(&mut self, slice: SliceIndex, waker: &Waker) -> Result<(), Errno> {
+        self.end_given_up();
         if let Some(errno) = self.failed_loads.remove(&slice) {
             return Err(errno);
         }
