@@ -1,7 +1,7 @@
 //! A disk in one worker's engine.
 
 #[cfg(feature = "qcow2")]
-use crate::qcow2::disk::AttachedImages;
+use crate::qcow2::attached::AttachedImages;
 use kickless_io::{Engine, FileId};
 
 /// Tokens of operations that a queue carries out for the disk itself have slots from here on. A queue has at
@@ -55,6 +55,17 @@ impl Attached {
     #[inline]
     pub(crate) fn layer(&self, layer: usize) -> Option<FileId> {
         if layer == 0 { self.file } else { self.under.get(layer - 1).copied() }
+    }
+
+    /// Cancels the operations on all files, and those that the queue carries out for the disk itself.
+    pub(crate) fn cancel(&mut self, engine: &mut Engine) {
+        #[cfg(feature = "qcow2")]
+        if let Some(images) = &mut self.images {
+            images.cancel();
+        }
+        for file in self.file.iter().chain(&self.under) {
+            engine.cancel(*file);
+        }
     }
 
     pub(crate) fn unregister(self, engine: &mut Engine) {

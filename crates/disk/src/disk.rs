@@ -288,23 +288,25 @@ impl Disk {
         }
     }
 
-    /// Cancels the requests of a queue that stops by force. `file` is the result of [`Disk::attach`] for the
-    /// queue, and `requests` are all its requests.
+    /// Cancels the requests of a queue that stops by force. `attached` is the result of [`Disk::attach`] for
+    /// the queue, and `requests` are all its requests.
     ///
     /// Each request still ends exactly once, with an error unless its last operation was done. An operation
     /// that the engine cannot cancel ([`Engine::cancel`]) goes on, and the request ends after it. A request
     /// that waits ([`Step::Busy`]) ends at its next retry. No request starts another operation, which this
-    /// would not cancel.
+    /// would not cancel. Operations for the disk itself ([`Attached::in_flight`]) end as well, and those that
+    /// were not done go to other queues.
     pub fn cancel<'a>(
         &self,
         engine: &mut Engine,
-        file: Option<kickless_io::FileId>,
+        attached: &mut Attached,
         requests: impl Iterator<Item = &'a mut Io>,
     ) {
         // Other kinds of disks have no operations in an engine: see `limit_remote_waits`.
-        let Some(file) = file else { return };
-        requests.for_each(|io| io.state.cancel());
-        engine.cancel(file);
+        if attached.file().is_some() {
+            requests.for_each(|io| io.state.cancel());
+            attached.cancel(engine);
+        }
     }
 
     /// Prefetches data of a request into the processor's cache, which takes as long as another request.
@@ -389,7 +391,7 @@ impl Disk {
             Self::Library(library) => library.retry(context, buffers, state.offload()),
             #[cfg(feature = "qcow2")]
             Self::Qcow2(qcow2) => qcow2
-                .with_images(context, |images, context| qcow2.drive(images, context, buffers, state.qcow2())),
+                .with_images(context, |images, context| qcow2.retry(images, context, buffers, state.qcow2())),
             Self::Fault(fault) => fault.retry(context, buffers, state.faulty()),
         }
     }
@@ -467,7 +469,7 @@ impl FaultDisk {
         #[cfg(feature = "qcow2")]
         if let Disk::Qcow2(qcow2) = &self.under {
             return qcow2.with_images(context, |images, context| {
-                qcow2.drive(images, &mut self.faults.sender(context, faults), buffers, under.qcow2())
+                qcow2.retry(images, &mut self.faults.sender(context, faults), buffers, under.qcow2())
             });
         }
         match self.faults.admit(faults, buffers, context.waker) {

@@ -9,9 +9,9 @@ mod timer;
 
 use crate::FaultRules;
 use crate::buffers::IoBuffers;
-use crate::io_context::OpSender;
+use crate::op_sender::OpSender;
 use crate::spec::fault_rules::{Effect, OperationKind};
-use crate::{Error, Extent, IoContext, IoError, Limits, Request, Step};
+use crate::{Error, Extent, IoError, Limits, Request, Step};
 use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
 use kickless_memory::{Iov, Marks};
 use selector::{FaultSelector, Subject};
@@ -168,12 +168,12 @@ impl FaultInjector {
     }
 
     /// Returns the sender of a request's operations, which injects the faults.
-    pub(crate) fn sender<'a, 'l>(
+    pub(crate) fn sender<'a, S: OpSender>(
         &'a self,
-        context: &'a mut IoContext<'l>,
+        under: &'a mut S,
         faults: &'a mut FaultState,
-    ) -> FaultSender<'a, 'l> {
-        FaultSender { injector: self, context, faults, layer: 0 }
+    ) -> FaultSender<'a, S> {
+        FaultSender { injector: self, under, faults, layer: 0 }
     }
 
     /// Converts the completion of a substitute into the completion of the original operation.
@@ -257,15 +257,15 @@ fn kind_of(request: Request) -> OperationKind {
 }
 
 /// Sends operations to an engine, with faults.
-pub(crate) struct FaultSender<'a, 'l> {
+pub(crate) struct FaultSender<'a, S> {
     injector: &'a FaultInjector,
-    context: &'a mut IoContext<'l>,
+    under: &'a mut S,
     faults: &'a mut FaultState,
     /// The layer of the current operation.
     layer: usize,
 }
 
-impl FaultSender<'_, '_> {
+impl<S: OpSender> FaultSender<'_, S> {
     /// Sends a substitute, and keeps what is needed to report the original operation.
     fn send_instead(
         &mut self,
@@ -274,7 +274,7 @@ impl FaultSender<'_, '_> {
         buffers: Buffers,
         substitute: Substitute,
     ) -> Result<(), (Step, Buffers)> {
-        let sent = self.context.send_to(self.layer, kind, offset, buffers);
+        let sent = self.under.send_to(self.layer, kind, offset, buffers);
         match sent {
             Ok(()) => {
                 self.faults.substitute = Some(substitute);
@@ -298,11 +298,11 @@ impl FaultSender<'_, '_> {
         len: usize,
     ) -> Result<(), (Step, Buffers)> {
         match buffers {
-            Buffers::None => self.context.send_to(self.layer, kind, offset, buffers),
+            Buffers::None => self.under.send_to(self.layer, kind, offset, buffers),
             Buffers::Owned(mut buffer) => {
                 let start = buffer.window().start;
                 buffer.set_window(start..start + len);
-                self.context.send_to(self.layer, kind, offset, Buffers::Owned(buffer))
+                self.under.send_to(self.layer, kind, offset, Buffers::Owned(buffer))
             }
             Buffers::Guest(iov) => {
                 let Ok(mut part) = AlignedBuf::new(len, rustix::param::page_size()) else {
@@ -317,7 +317,7 @@ impl FaultSender<'_, '_> {
     }
 }
 
-impl OpSender for FaultSender<'_, '_> {
+impl<S: OpSender> OpSender for FaultSender<'_, S> {
     fn send_to(
         &mut self,
         layer: usize,
@@ -343,8 +343,8 @@ impl OpSender for FaultSender<'_, '_> {
             OpKind::Range { .. } => self.faults.kind.unwrap_or(OperationKind::Discard),
         };
         let subject = Subject { kind: kind_of, extents: &[Extent { offset, len, unmap: false }] };
-        let sent = match self.injector.decide(self.faults, subject, self.context.waker) {
-            Verdict::Pass => self.context.send_to(self.layer, kind, offset, buffers),
+        let sent = match self.injector.decide(self.faults, subject, self.under.waker()) {
+            Verdict::Pass => self.under.send_to(self.layer, kind, offset, buffers),
             Verdict::Wait(_) | Verdict::Overtaken(..) => return Err((Step::Busy, buffers)),
             Verdict::Short(len) => self.send_part(kind, offset, buffers, len as usize),
             // An empty read fails instead, so that the error is reported like any other.
@@ -359,14 +359,14 @@ impl OpSender for FaultSender<'_, '_> {
     }
 
     fn waker(&self) -> &Waker {
-        self.context.waker
+        self.under.waker()
     }
 
     fn marks(&mut self) -> &mut Marks {
-        self.context.marks
+        self.under.marks()
     }
 
     fn pause_layer(&mut self, layer: usize) {
-        self.context.pause_layer(layer);
+        self.under.pause_layer(layer);
     }
 }

@@ -7,7 +7,7 @@ use crate::file::FileState;
 use crate::memory::MemoryState;
 use crate::offload::OffloadState;
 #[cfg(feature = "qcow2")]
-use crate::qcow2::disk::Qcow2State;
+use crate::qcow2::request::Qcow2State;
 use kickless_memory::Iov;
 
 /// Holds one request from start to end.
@@ -94,14 +94,14 @@ impl IoState {
         }
     }
 
-    /// Cancels the request of a file. Other kinds of disks have no operations in an engine.
+    /// Cancels the request, if it has operations in an engine.
     pub(crate) fn cancel(&mut self) {
         match self {
             Self::File(file) => file.cancel(),
             Self::Fault(faulty) => faulty.under.cancel(),
-            Self::None | Self::Memory(_) | Self::Offload(_) => {}
             #[cfg(feature = "qcow2")]
-            Self::Qcow2(_) => {}
+            Self::Qcow2(qcow2) => qcow2.cancel(),
+            Self::None | Self::Memory(_) | Self::Offload(_) => {}
         }
     }
 

@@ -84,6 +84,7 @@ mod null;
     allow(dead_code, unused_imports, reason = "each library uses a part of it")
 )]
 mod offload;
+mod op_sender;
 mod options;
 #[cfg(feature = "qcow2")]
 mod qcow2;

@@ -16,10 +16,12 @@
 //! - [`own`] and [`blocking`]: carry out the operations of the tables, on a worker or on the control path.
 //! - [`disk`]: the disk.
 
+pub(crate) mod attached;
 mod blocking;
 mod check;
 mod copy;
 mod decode;
+mod decoder;
 pub(crate) mod disk;
 mod extents;
 mod format;
@@ -29,11 +31,14 @@ mod layer;
 mod open;
 mod own;
 mod own_buffers;
+mod own_op;
 mod pins;
 mod pools;
 #[cfg(test)]
 mod qemu;
 mod read;
+pub(crate) mod request;
+mod sender;
 #[cfg(test)]
 mod sim;
 mod slices;

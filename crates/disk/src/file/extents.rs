@@ -5,7 +5,7 @@ use super::operation::{Flow, hold, queue};
 use super::piece::{Bounce, piece};
 use super::state::{FileState, Phase};
 use crate::buffers::TransferBuffers;
-use crate::io_context::OpSender;
+use crate::op_sender::OpSender;
 use crate::{Extent, SECTOR, Step};
 use kickless_io::{Buffers, Errno, OpKind, RangeSyscall};
 

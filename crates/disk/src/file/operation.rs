@@ -1,7 +1,7 @@
 //! The operations of a file's request, and what each needs first.
 
 use super::state::FileState;
-use crate::io_context::OpSender;
+use crate::op_sender::OpSender;
 use crate::range::Ranges;
 use crate::{IoError, Step};
 use kickless_io::{Buffers, OpKind};

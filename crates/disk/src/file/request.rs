@@ -6,7 +6,7 @@ use super::operation::{Flow, bounce, hold, queue};
 use super::piece::piece;
 use super::state::{FileState, Phase};
 use crate::buffers::{IoBuffers, TransferBuffers};
-use crate::io_context::OpSender;
+use crate::op_sender::OpSender;
 use crate::{IoError, Request, Step};
 use kickless_io::{Buffers, Completion, Errno, OpKind};
 

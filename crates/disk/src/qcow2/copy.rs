@@ -3,12 +3,12 @@
 use super::layer::{Chain, Image};
 use super::own_buffers::OwnBuffers;
 use super::read::ReadState;
-use super::tables::plan::{CopyFrom, CopyPlan, Copying};
-use super::write::{WriteState, top};
+use super::sender::top;
+use super::tables::plan::{CopyFrom, CopyPlan, Copying, Ticket};
 use crate::buffer_pool::{BUFFER_BYTES, BufferPermit, BufferWait};
 use crate::buffers::TransferBuffers;
 use crate::file::{FileState, Unchecked};
-use crate::io_context::OpSender;
+use crate::op_sender::OpSender;
 use crate::{IoError, Step};
 use kickless_io::{Completion, Errno};
 use std::ops::Range;
@@ -27,6 +27,10 @@ pub(super) struct CopyState {
     new: Range<u64>,
     /// All old bytes are zeroes.
     is_zero: bool,
+    /// The guest's bytes are in `front`, because they are not the whole rest of the request.
+    is_split: bool,
+    /// The changes of tables after the copy.
+    ticket: Ticket,
     /// The piece in the buffer, relative to the cluster.
     piece: Range<u64>,
     wait: Option<BufferWait>,
@@ -66,6 +70,8 @@ impl CopyState {
             fill,
             new,
             is_zero: from == CopyFrom::Zero,
+            is_split: false,
+            ticket: Ticket::default(),
             wait: None,
             permit: None,
             own: OwnBuffers::default(),
@@ -77,6 +83,17 @@ impl CopyState {
 
     pub(super) fn is_sent(&self) -> bool {
         self.file.is_sent()
+    }
+
+    /// Makes the operation in flight, if there is one, the last.
+    pub(super) fn cancel(&mut self) {
+        self.file.cancel();
+        self.read.cancel();
+    }
+
+    /// Returns the changes of tables that the mapping of the copy needs.
+    pub(super) fn ticket(&self) -> Ticket {
+        self.ticket
     }
 
     /// Returns whether the current piece is the only one.
@@ -104,22 +121,22 @@ impl Chain {
         sender: &mut S,
         (image, shard): (&Arc<Image>, u32),
         (main, front): (&mut B, &mut B),
-        state: &mut WriteState,
+        copy: &mut CopyState,
     ) -> Step {
         loop {
-            let Some(copy) = state.copy.as_deref_mut() else { return Step::Done(Err(IoError::Stuck)) };
             let layers = (0, shard);
             let step = match copy.phase {
                 CopyPhase::Whole if copy.file.is_active() => {
-                    let buffers = if state.is_split { &mut *front } else { &mut *main };
+                    let buffers = if copy.is_split { &mut *front } else { &mut *main };
                     image.file.retry(&mut top(sender), buffers, &mut copy.file)
                 }
                 CopyPhase::Whole => {
-                    state.is_split = state.len < main.left();
-                    if state.is_split {
-                        main.split_to(state.len, front, sender.marks());
+                    let len = copy.new.end - copy.new.start;
+                    copy.is_split = len < main.left();
+                    if copy.is_split {
+                        main.split_to(len, front, sender.marks());
                     }
-                    let buffers = if state.is_split { &mut *front } else { &mut *main };
+                    let buffers = if copy.is_split { &mut *front } else { &mut *main };
                     let wanted = Unchecked::Write { at: copy.host + copy.fill.start, durable: true };
                     image.file.start_unchecked(&mut top(sender), buffers, &mut copy.file, wanted)
                 }
@@ -134,7 +151,7 @@ impl Chain {
                     image.file.retry(&mut top(sender), &mut copy.own, &mut copy.file)
                 }
             };
-            match self.end_copy_step(sender, image, main, state, step) {
+            match self.end_copy_step(sender, image, (&mut *main, &mut *front), copy, step) {
                 None => {}
                 Some(step) => return step,
             }
@@ -148,23 +165,22 @@ impl Chain {
         sender: &mut S,
         (image, shard): (&Arc<Image>, u32),
         (main, front): (&mut B, &mut B),
-        state: &mut WriteState,
+        copy: &mut CopyState,
         completion: Completion,
     ) -> Step {
-        let Some(copy) = state.copy.as_deref_mut() else { return Step::Done(Err(IoError::Stuck)) };
         let step = match copy.phase {
             CopyPhase::Old => {
                 let buffers = (&mut copy.own, &mut copy.front);
                 self.resume_read(sender, (0, shard), buffers, &mut copy.read, completion)
             }
             CopyPhase::Whole => {
-                let buffers = if state.is_split { &mut *front } else { &mut *main };
+                let buffers = if copy.is_split { &mut *front } else { &mut *main };
                 image.file.resume(&mut top(sender), buffers, &mut copy.file, completion)
             }
             _ => image.file.resume(&mut top(sender), &mut copy.own, &mut copy.file, completion),
         };
-        match self.end_copy_step(sender, image, &mut *main, state, step) {
-            None => self.drive_copy(sender, (image, shard), (main, front), state),
+        match self.end_copy_step(sender, image, (&mut *main, &mut *front), copy, step) {
+            None => self.drive_copy(sender, (image, shard), (main, front), copy),
             Some(step) => step,
         }
     }
@@ -174,11 +190,14 @@ impl Chain {
         &self,
         sender: &mut S,
         image: &Arc<Image>,
-        main: &mut B,
-        state: &mut WriteState,
+        (main, front): (&mut B, &mut B),
+        copy: &mut CopyState,
         step: Step,
     ) -> Option<Step> {
-        let copy = state.copy.as_deref_mut()?;
+        if copy.is_split && matches!(step, Step::Done(_)) {
+            main.join(front, sender.marks());
+            copy.is_split = false;
+        }
         if step != Step::Done(Ok(())) {
             // An error drops the copy, which gives it up.
             return Some(step);
@@ -206,15 +225,14 @@ impl Chain {
             }
             CopyPhase::Store | CopyPhase::Sync | CopyPhase::Whole => {
                 if let Some(copying) = copy.copy.take() {
-                    state.ticket = image.with_tables(|tables| tables.copied(copying));
+                    copy.ticket = image.with_tables(|tables| tables.copied(copying));
                 }
-                state.copy = None;
                 return Some(Step::Done(Ok(())));
             }
         };
         match step {
             // A transfer never ends at once.
-            Step::Done(Ok(())) => self.end_copy_step(sender, image, main, state, step),
+            Step::Done(Ok(())) => self.end_copy_step(sender, image, (main, front), copy, step),
             step => Some(step),
         }
     }

@@ -1,20 +1,18 @@
 //! A qcow2 image as a disk.
 
+use super::attached::AttachedImages;
 use super::blocking;
-use super::decode::Decoder;
-use super::extents::ExtentState;
+use super::decoder::Decoder;
 use super::format::geometry::Version;
 use super::format::header::Header;
 use super::layer::Chain;
 use super::open;
-use super::own::OwnSlot;
-use super::read::ReadState;
-use super::write::WriteState;
+use super::request::Qcow2State;
 use crate::attached::Attached;
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
 use crate::fault::FaultInjector;
-use crate::io_context::OpSender;
+use crate::op_sender::OpSender;
 use crate::{
     Error, FileDisk, IoContext, IoError, Limits, Options, RangeLimits, Request, Resized, SECTOR, Step,
 };
@@ -51,61 +49,6 @@ pub struct Qcow2Disk {
     queues: AtomicU32,
     /// Identifies the disk in the log.
     span: Span,
-}
-
-/// The images in one engine, for one queue.
-#[derive(Debug)]
-pub(crate) struct AttachedImages {
-    pub(super) chain: Arc<Chain>,
-    generation: u64,
-    /// The requests of the queue that have begun and not ended.
-    requests: usize,
-    shard: u32,
-    /// The operations that the queue carries out for the tables.
-    pub(super) own: Vec<Option<Box<OwnSlot>>>,
-    /// The number of these operations.
-    pub(super) in_flight: usize,
-    /// The number of them for which the engine had no room.
-    pub(super) busy: usize,
-}
-
-/// The state of a request.
-#[derive(Debug, Default)]
-pub(crate) struct Qcow2State {
-    request: Option<Request>,
-    /// The bytes of a run that is not the whole rest of the request.
-    front: IoBuffers,
-    read: ReadState,
-    write: WriteState,
-    extents: Option<Box<ExtentState>>,
-}
-
-impl Qcow2State {
-    pub(crate) fn is_active(&self) -> bool {
-        self.request.is_some()
-    }
-
-    /// Ends the request after its last step.
-    #[inline]
-    fn end(&mut self, images: &mut AttachedImages, step: Step) -> Step {
-        if let Step::Done(_) = step {
-            self.request = None;
-            images.requests = images.requests.saturating_sub(1);
-        }
-        step
-    }
-}
-
-impl AttachedImages {
-    #[inline]
-    pub(crate) fn is_due(&self) -> bool {
-        self.busy > 0 || self.chain.due.load(Ordering::Relaxed)
-    }
-
-    #[inline]
-    pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight
-    }
 }
 
 impl Qcow2Disk {
@@ -202,8 +145,7 @@ impl Qcow2Disk {
         let file = self.file.attach(engine)?;
         let under = attach_under(&chain, engine)?;
         let shard = self.queues.fetch_add(1, Ordering::Relaxed);
-        let images =
-            AttachedImages { chain, generation, requests: 0, shard, own: Vec::new(), in_flight: 0, busy: 0 };
+        let images = AttachedImages::new(chain, generation, shard);
         Ok(Attached { file: Some(file), under, images: Some(Box::new(images)) })
     }
 
@@ -259,44 +201,19 @@ impl Qcow2Disk {
                 return Step::Done(Err(error));
             }
         };
-        match request {
-            Request::Read { .. } => state.read.begin(at),
-            Request::Write { durable, .. } => state.write.begin(at, durable),
-            Request::Flush => state.write.begin_sync(),
-            Request::Discard { durable } => state.extents.get_or_insert_default().begin(false, durable),
-            Request::WriteZeroes { durable } => state.extents.get_or_insert_default().begin(true, durable),
-            Request::SecureErase => {
-                buffers.drop_extents();
-                return Step::Done(Err(IoError::Unsupported));
-            }
-        }
-        state.request = Some(request);
-        images.requests += 1;
-        self.drive(images, sender, buffers, state)
+        state.start((images, self.size()), sender, buffers, (request, at))
     }
 
-    /// Continues a request as far as possible.
+    /// Continues a request after [`Step::Busy`] or [`Step::More`].
     #[inline]
-    pub(crate) fn drive<S: OpSender>(
+    pub(crate) fn retry<S: OpSender>(
         &self,
         images: &mut AttachedImages,
         sender: &mut S,
         buffers: &mut IoBuffers,
         state: &mut Qcow2State,
     ) -> Step {
-        let (chain, shard) = (&images.chain, images.shard);
-        let Qcow2State { request, front, read, write, extents } = state;
-        let step = match (request, extents) {
-            (Some(Request::Read { .. }), _) => chain.drive_read(sender, (0, shard), (buffers, front), read),
-            (Some(Request::Write { .. } | Request::Flush), _) => {
-                chain.drive_write(sender, shard, (buffers, front), write)
-            }
-            (Some(_), Some(extents)) => {
-                chain.drive_extents(sender, (shard, self.size()), buffers, extents, write)
-            }
-            _ => return Step::Busy,
-        };
-        state.end(images, step)
+        state.step((images, self.size()), sender, buffers, None)
     }
 
     /// Continues a request after the completion of an operation.
@@ -309,22 +226,7 @@ impl Qcow2Disk {
         state: &mut Qcow2State,
         completion: Completion,
     ) -> Step {
-        let (chain, shard) = (&images.chain, images.shard);
-        let Qcow2State { request, front, read, write, extents } = state;
-        let step = match (request, extents) {
-            (Some(Request::Read { .. }), _) => {
-                chain.resume_read(sender, (0, shard), (buffers, front), read, completion)
-            }
-            (Some(Request::Write { .. } | Request::Flush), _) => {
-                chain.resume_write(sender, shard, (buffers, front), write, completion)
-            }
-            (Some(_), Some(extents)) => {
-                let size = self.size();
-                chain.resume_extents(sender, (shard, size), buffers, extents, write, completion)
-            }
-            _ => return Step::Pending,
-        };
-        state.end(images, step)
+        state.step((images, self.size()), sender, buffers, Some(completion))
     }
 
     /// Starts operations for the tables.

@@ -3,11 +3,12 @@
 use super::format::geometry::GuestOffset;
 use super::layer::{Chain, Image, Place};
 use super::own_buffers::OwnBuffers;
+use super::sender::CANCELLED;
 use super::tables::plan::{Clear, ClearPlan};
 use super::write::{WriteState, written};
 use crate::buffer_pool::{BufferPermit, BufferWait};
 use crate::buffers::{IoBuffers, TransferBuffers};
-use crate::io_context::OpSender;
+use crate::op_sender::OpSender;
 use crate::{Extent, IoError, Step};
 use kickless_io::{Completion, Errno};
 
@@ -46,8 +47,13 @@ impl ExtentState {
         (self.zeroes, self.durable, self.phase) = (zeroes, durable, ExtentPhase::Next);
     }
 
+    /// Ends a cancelled request that waits. It has no operation in flight.
+    pub(super) fn give_up(&mut self, buffers: &mut IoBuffers) -> Step {
+        self.finish(buffers, Err(CANCELLED))
+    }
+
     /// Ends the request.
-    pub(super) fn finish(&mut self, buffers: &mut IoBuffers, result: Result<(), IoError>) -> Step {
+    fn finish(&mut self, buffers: &mut IoBuffers, result: Result<(), IoError>) -> Step {
         self.release();
         self.phase = ExtentPhase::Next;
         buffers.drop_extents();

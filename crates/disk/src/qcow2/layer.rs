@@ -1,6 +1,6 @@
 //! The images of a chain, and the place of a guest's bytes in them.
 
-use super::decode::Decoder;
+use super::decoder::Decoder;
 use super::format::geometry::{Geometry, GuestCluster, GuestOffset, HostOffset, SliceIndex};
 use super::format::header::Compression;
 use super::pins::Pins;
@@ -9,10 +9,8 @@ use super::slices::{Look, Slices};
 use super::tables::Tables;
 use super::tables::op::TableOp;
 use super::tables::plan::Under;
-use crate::io_context::OpSender;
 use crate::{FileDisk, IoError, Step};
-use kickless_io::{Buffers, Errno, OpKind, Waker};
-use kickless_memory::Marks;
+use kickless_io::{Errno, Waker};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -198,41 +196,10 @@ impl Chain {
     }
 }
 
-/// Sends the operations of a request to the file of one layer.
-pub(super) struct LayerSender<'a, S> {
-    pub(super) sender: &'a mut S,
-    pub(super) layer: usize,
-}
-
-impl<S: OpSender> OpSender for LayerSender<'_, S> {
-    #[inline]
-    fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
-        self.sender.send_to(self.layer, kind, offset, buffers)
-    }
-
-    fn send_to(
-        &mut self,
-        layer: usize,
-        kind: OpKind,
-        offset: u64,
-        buffers: Buffers,
-    ) -> Result<(), (Step, Buffers)> {
-        self.sender.send_to(layer, kind, offset, buffers)
-    }
-
-    fn waker(&self) -> &Waker {
-        self.sender.waker()
-    }
-
-    fn marks(&mut self) -> &mut Marks {
-        self.sender.marks()
-    }
-
-    fn pause(&mut self) {
-        self.sender.pause_layer(self.layer);
-    }
-
-    fn pause_layer(&mut self, layer: usize) {
-        self.sender.pause_layer(layer);
+/// Returns the error for the tables.
+pub(super) fn errno_of(error: IoError) -> Errno {
+    match error {
+        IoError::Os(errno) => errno,
+        _ => Errno::IO,
     }
 }

@@ -4,7 +4,7 @@ use super::blocking::BlockingFile;
 use super::check::WINDOW;
 use super::check::image::{ReadImage, WriteImage};
 use super::check::repair::repair;
-use super::decode::Decoder;
+use super::decoder::Decoder;
 use super::format::bad_image::BadImage;
 use super::format::header::{Backing, BackingFormat, Header, HeaderChange, TableAt, apply};
 use super::format::refcount::get;

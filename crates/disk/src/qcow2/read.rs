@@ -1,11 +1,12 @@
 //! Reads of a chain: run by run, each from one place.
 
 use super::decode::DecodeState;
-use super::layer::{Chain, LayerSender, Place};
+use super::layer::{Chain, Place};
 use super::pins::Pin;
+use super::sender::{CANCELLED, LayerSender};
 use crate::buffers::TransferBuffers;
 use crate::file::{FileState, Unchecked};
-use crate::io_context::OpSender;
+use crate::op_sender::OpSender;
 use crate::{IoError, Step};
 use kickless_io::{Completion, Errno};
 
@@ -51,6 +52,22 @@ impl ReadState {
     pub(super) fn begin(&mut self, at: u64) {
         self.at = at;
         self.phase = ReadPhase::Look;
+    }
+
+    /// Makes the operation in flight, if there is one, the last.
+    pub(super) fn cancel(&mut self) {
+        self.file.cancel();
+        if let Some(decode) = &mut self.decode {
+            decode.file.cancel();
+        }
+    }
+
+    /// Ends a cancelled read that waits. It has no operation in flight.
+    pub(super) fn give_up(&mut self) -> Step {
+        if let Some(decode) = &mut self.decode {
+            decode.give_up();
+        }
+        self.finish(Err(CANCELLED))
     }
 
     /// Ends the read.

@@ -185,6 +185,12 @@ impl Tables {
         None
     }
 
+    /// Takes back an operation that was not carried out, for another executor.
+    pub(crate) fn take_back(&mut self, op: TableOp) {
+        self.ops.put_back(op);
+        self.wakers.wake();
+    }
+
     /// Returns whether `next_op` has something.
     pub(crate) fn has_due(&self) -> bool {
         self.ops.has_due() || self.blocks.has_due() || self.syncs.is_due()

@@ -2,14 +2,15 @@
 
 use super::copy::CopyState;
 use super::format::geometry::GuestOffset;
-use super::layer::{Chain, Image, LayerSender};
+use super::layer::{Chain, Image, Place, errno_of};
 use super::own_buffers::OwnBuffers;
 use super::pins::Pin;
+use super::sender::{CANCELLED, top};
 use super::slices::Look;
 use super::tables::plan::{SyncMark, Ticket, WritePlan, Written};
 use crate::buffers::TransferBuffers;
 use crate::file::{FileState, Unchecked};
-use crate::io_context::OpSender;
+use crate::op_sender::OpSender;
 use crate::{IoError, Step};
 use kickless_io::{Completion, Errno, Waker};
 use std::sync::Arc;
@@ -67,6 +68,19 @@ impl WriteState {
     pub(super) fn begin_sync(&mut self) {
         self.phase = WritePhase::Sync;
         (self.durable, self.must_sync) = (false, true);
+    }
+
+    /// Makes the operation in flight, if there is one, the last.
+    pub(super) fn cancel(&mut self) {
+        self.file.cancel();
+        if let Some(copy) = &mut self.copy {
+            copy.cancel();
+        }
+    }
+
+    /// Ends a cancelled write that waits. It has no operation in flight.
+    pub(super) fn give_up(&mut self) -> Step {
+        self.finish(Err(CANCELLED))
     }
 
     /// Ends the write.
@@ -136,7 +150,10 @@ impl Chain {
                     let buffers = if state.is_split { &mut *front } else { &mut *main };
                     image.file.retry(&mut top(sender), buffers, &mut state.file)
                 }
-                WritePhase::Copy => self.drive_copy(sender, (image, shard), (main, front), state),
+                WritePhase::Copy => match &mut state.copy {
+                    Some(copy) => self.drive_copy(sender, (image, shard), (main, front), copy),
+                    None => Step::Done(Err(IoError::Stuck)),
+                },
                 WritePhase::Tables => match written(image, state.ticket, sender.waker()) {
                     Ok(()) => Step::Done(Ok(())),
                     Err(step) => step,
@@ -161,9 +178,13 @@ impl Chain {
     ) -> Step {
         let Some(image) = self.top() else { return state.finish(Err(IoError::Os(Errno::IO))) };
         let step = match state.phase {
-            WritePhase::Copy => {
-                self.resume_copy(sender, (image, shard), (&mut *main, &mut *front), state, completion)
-            }
+            WritePhase::Copy => match &mut state.copy {
+                Some(copy) => {
+                    let memory = (&mut *main, &mut *front);
+                    self.resume_copy(sender, (image, shard), memory, copy, completion)
+                }
+                None => Step::Done(Err(IoError::Stuck)),
+            },
             WritePhase::Sync => {
                 let none = &mut OwnBuffers::default();
                 image.file.resume(&mut top(sender), none, &mut state.file, completion)
@@ -202,6 +223,9 @@ impl Chain {
         if let Err(error) = result {
             return Some(state.finish(Err(error)));
         }
+        if let Some(copy) = state.copy.take() {
+            state.ticket = copy.ticket();
+        }
         match state.phase {
             WritePhase::Transfer | WritePhase::Copy => {
                 // No mapping that the run has seen is used any more.
@@ -231,11 +255,11 @@ impl Chain {
         let (host, len, ticket) = match image.slices.look(GuestOffset(at), left) {
             Look::Data { host, len, in_place: true } => (host, len, Ticket::default()),
             Look::Miss(slice) => {
-                let missing = super::layer::Place::Miss { layer: 0, slice };
+                let missing = Place::Miss { layer: 0, slice };
                 return Err(Some(self.missing(missing, sender.waker())));
             }
             Look::Bad => {
-                return Err(Some(self.missing(super::layer::Place::Bad { layer: 0 }, sender.waker())));
+                return Err(Some(self.missing(Place::Bad { layer: 0 }, sender.waker())));
             }
             _ => {
                 let (under, len) = match self.under(image, at, left) {
@@ -281,18 +305,5 @@ impl Chain {
         }
         state.mark = Some(image.with_tables(|tables| tables.sync_begins()));
         image.file.start_unchecked(&mut top(sender), none, &mut state.file, Unchecked::Flush)
-    }
-}
-
-/// Sends operations to the file of the image that is written.
-pub(super) fn top<S: OpSender>(sender: &mut S) -> LayerSender<'_, S> {
-    LayerSender { sender, layer: 0 }
-}
-
-/// Returns the error for the tables.
-pub(super) fn errno_of(error: IoError) -> Errno {
-    match error {
-        IoError::Os(errno) => errno,
-        _ => Errno::IO,
     }
 }

@@ -168,7 +168,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Starts the operations that are due for the disk itself.
-    fn submit_own(&mut self) {
+    pub fn submit_own(&mut self) {
         if self.attached.is_due() {
             self.with_context(OWN_SLOTS, Disk::submit_own);
         }
@@ -237,7 +237,7 @@ impl<'a> Worker<'a> {
     /// Cancels all requests.
     pub fn cancel(&mut self) {
         let requests = self.slots.iter_mut().map(|request_slot| &mut request_slot.io);
-        self.disk.cancel(&mut self.engine, self.attached.file(), requests);
+        self.disk.cancel(&mut self.engine, &mut self.attached, requests);
     }
 
     /// Waits until a request ends. Returns its result.

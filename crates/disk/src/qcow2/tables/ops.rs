@@ -71,6 +71,11 @@ impl Ops {
         self.due.push_back(op);
     }
 
+    /// Queues an operation again that is running.
+    pub(super) fn put_back(&mut self, op: TableOp) {
+        self.due.push_back(op);
+    }
+
     pub(super) fn next(&mut self) -> Option<TableOp> {
         self.due.pop_front()
     }
