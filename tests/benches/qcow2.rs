@@ -3,7 +3,7 @@
 //!
 //! Each turn starts both daemons, one after the other, on images of their own. Cells that allocate get a new
 //! image for each turn; the others have a warm-up before it. The driver polls on the first CPU, and the
-//! daemons are on the second. The storage daemon has `aio=io_uring`, `cache.direct=on` and an iothread.
+//! daemons are on the second. A turn of copies is short, so that it copies no cluster twice. The storage daemon has `aio=io_uring`, `cache.direct=on` and an iothread.
 //!
 //!     cargo bench -p kickless-tests --bench qcow2 -- [--dir=DIRECTORY] [--cell=NAME] [--millis=1000]
 //!         [--quick]
@@ -13,7 +13,7 @@
 
 mod common;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use common::{BLOCK, Contestant, Cpus, Plan, Spread, Turn, argument, head, ratios, row};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::driver::load::{Kind, half_random, next_sectors, random_sectors};
@@ -22,6 +22,7 @@ use kickless_tests::qcow2::Qcow2Image;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The queue has room for 128 requests of three descriptors.
 const SHAPE: Shape = Shape { size: 512, memory: 128 << 20, ..Shape::LINUX };
@@ -30,6 +31,8 @@ const SEQUENTIAL: u32 = 128 << 10;
 /// The bytes of data in images that have some.
 const DATA: u64 = 512 << 20;
 const DATA_QUICK: u64 = 16 << 20;
+/// The time of a turn of copies. The 8192 clusters of the data are enough for 80000 copies a second.
+const COPIES: Duration = Duration::from_millis(100);
 /// The size of large disks.
 const LARGE: u64 = 100 << 30;
 const LARGE_QUICK: u64 = 1 << 30;
@@ -100,6 +103,11 @@ impl Cell {
     /// Whether the cell allocates clusters, so that each turn needs a new image.
     fn allocates(&self) -> bool {
         self.kind.write && matches!(self.image, Kept::New | Kept::Chain)
+    }
+
+    /// Whether the cell copies clusters of another image.
+    fn copies(&self) -> bool {
+        self.kind.write && self.image == Kept::Chain
     }
 
     /// Returns the size of the disk.
@@ -175,7 +183,11 @@ fn turn(cell: &Cell, program: Program, image: &Qcow2Image, plan: &Plan, cpus: &C
     if !cell.allocates() {
         contestant.turn_on(1, cell.kind, plan.time / 4, &mut sectors)?;
     }
-    let turn = contestant.turn_on(1, cell.kind, plan.time, &mut sectors)?;
+    let time = if cell.copies() { plan.time.min(COPIES) } else { plan.time };
+    let turn = contestant.turn_on(1, cell.kind, time, &mut sectors)?;
+    let clusters = cell.size(plan.quick) / CLUSTER;
+    let is_over = cell.order == Order::EachCluster && turn.run.requests > clusters;
+    ensure!(plan.quick || !is_over, "{} requests used {clusters} clusters again", turn.run.requests);
     cpus.for_others()?;
     Ok(turn)
 }
