@@ -3,7 +3,8 @@
 //!
 //! Each turn starts both daemons, one after the other, on images of their own. Cells that allocate get a new
 //! image for each turn; the others have a warm-up before it. The driver polls on the first CPU, and the
-//! daemons are on the second. A turn of copies is short, so that it copies no cluster twice. The storage daemon has `aio=io_uring`, `cache.direct=on` and an iothread.
+//! daemons are on the second. The storage daemon has `aio=io_uring`, `cache.direct=on` and an iothread. A
+//! turn of copies is short, so that it copies no cluster twice.
 //!
 //!     cargo bench -p kickless-tests --bench qcow2 -- [--dir=DIRECTORY] [--cell=NAME] [--millis=1000]
 //!         [--quick]

@@ -124,8 +124,8 @@ fn open_all(service: Service, mut inherited: Option<Endpoint>) -> Result<(Regist
 
 /// Waits until no device is served: each has failed, its only front-end has disconnected, or a signal has
 /// stopped it. Logs counters when a signal requests it. Refreshes the sizes of disks when a signal requests
-/// it, or when an event or a device reports another size. A signal also lets the program read the configuration
-/// file again.
+/// it, or when an event or a device reports another size. The signal also requests that the configuration
+/// file is read again.
 ///
 /// # Errors
 /// A worker has ended, so that all devices were stopped.

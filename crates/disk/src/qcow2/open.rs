@@ -26,8 +26,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The largest number of images in a chain.
-const DEPTH_MAX: usize = 64;
+/// The largest number of images under the image.
+const BACKING_MAX: usize = 64;
 /// The unit of table I/O, unless direct I/O needs a larger one, or clusters are smaller.
 const UNIT_BYTES: u64 = 4096;
 /// The default size of the cache of L2 tables, as in QEMU.
@@ -210,7 +210,7 @@ impl Opening<'_> {
 
     /// Adds the backing image of the image at `path`. Returns its path, and its own backing image.
     fn backing(&mut self, path: &Path, backing: &Backing) -> io::Result<(PathBuf, Option<Backing>)> {
-        if self.layers.len() > DEPTH_MAX {
+        if self.layers.len() > BACKING_MAX {
             return Err(io::Error::other("the chain of backing images is too long"));
         }
         let format = backing.known_format().map_err(bad)?;
