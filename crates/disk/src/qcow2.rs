@@ -8,10 +8,10 @@
 //! `docs/adr/0011-a-table-holds-only-what-may-be-on-disk.md` argues why an image survives a kill and a power
 //! cut. The modules name its rules (R1 to R9) where they follow them. Each imports only those before it:
 //!
-//! - [`format`] and [`check`]: the structures on disk, and their repair. Without I/O of their own.
+//! - [`mod@format`] and [`check`]: the structures on disk, and their repair. Without I/O of their own.
 //! - [`pins`], [`slices`], [`tables`]: the tables in memory. They emit operations and take completions.
 //! - [`pools`], [`layer`] and [`open`]: the buffers and the files of a chain.
-//! - [`read`], [`write`], [`copy`], [`extents`], [`decode`]: the requests, run by run. The path of a read and
+//! - [`read`], [`mod@write`], [`copy`], [`extents`], [`decode`]: the requests, run by run. The path of a read and
 //!   of a write in place takes no lock.
 //! - [`own`] and [`blocking`]: carry out the operations of the tables, on a worker or on the control path.
 //! - [`disk`]: the disk.
