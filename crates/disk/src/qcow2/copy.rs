@@ -5,7 +5,7 @@ use super::own_buffers::OwnBuffers;
 use super::read::ReadState;
 use super::sender::top;
 use super::tables::plan::{CopyFrom, CopyPlan, Copying, Ticket};
-use crate::buffer_pool::{BUFFER_BYTES, BufferPermit, BufferWait};
+use crate::buffer_pool::{BufferPermit, BufferWait};
 use crate::buffers::TransferBuffers;
 use crate::file::{FileState, Unchecked};
 use crate::op_sender::OpSender;
@@ -224,6 +224,7 @@ impl Chain {
                 image.file.start_unchecked(&mut top(sender), &mut copy.own, &mut copy.file, Unchecked::Flush)
             }
             CopyPhase::Store | CopyPhase::Sync | CopyPhase::Whole => {
+                copy.permit_back();
                 if let Some(copying) = copy.copy.take() {
                     copy.ticket = image.with_tables(|tables| tables.copied(copying));
                 }
@@ -247,7 +248,7 @@ impl CopyState {
             Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
         };
         let start = self.piece.end;
-        self.piece = start..(start + BUFFER_BYTES as u64).min(self.fill.end);
+        self.piece = start..(start + image.pools.copies.bytes() as u64).min(self.fill.end);
         let len = (self.piece.end - self.piece.start) as usize;
         let Some(mut buffer) = permit.buffer.take() else { return Err(Step::Done(Err(IoError::Stuck))) };
         self.read.begin(self.guest + start);

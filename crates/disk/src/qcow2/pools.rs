@@ -7,12 +7,13 @@ use std::sync::Arc;
 const ZEROES_BYTES: usize = 64 << 10;
 /// The largest number of buffers with zeroes in use, so 1 MiB.
 const ZEROES_MAX: usize = 16;
-/// The largest number of buffers of copies in use, so 16 MiB.
-const COPIES_MAX: usize = 64;
+/// The bytes of all buffers of copies in use.
+const COPIES_BYTES: usize = 16 << 20;
 /// The bytes of all buffers for compressed clusters in use, unless that is less than two buffers.
 const DECODE_BYTES: usize = 16 << 20;
-/// The largest number of buffers of a kind kept for reuse.
-const KEPT_MAX: usize = 4;
+/// The bytes of the buffers of a kind that are kept for reuse: 32 copies of clusters of 64 KiB. A new buffer
+/// costs more than the rest of such a copy, because the kernel fills its pages with zeroes.
+const KEPT_BYTES: usize = 2 << 20;
 
 /// The pools of an image.
 ///
@@ -22,7 +23,7 @@ const KEPT_MAX: usize = 4;
 pub(super) struct Pools {
     /// Zeroes to write as data.
     pub(super) zeroes: Arc<BufferPool>,
-    /// Pieces of copies.
+    /// Pieces of copies. Each is a cluster, or a part of a large one.
     pub(super) copies: Arc<BufferPool>,
     /// Each buffer has room for a cluster, and behind it for its compressed bytes, which are at most two
     /// clusters.
@@ -33,9 +34,10 @@ impl Pools {
     /// Makes the pools of an image with clusters of `cluster` bytes. They take memory when they are used.
     pub(super) fn new(cluster: u64) -> Self {
         let decode_bytes = 3 * cluster as usize;
+        let copy_bytes = (cluster as usize).clamp(rustix::param::page_size(), BUFFER_BYTES);
         Self {
             zeroes: pool(ZEROES_BYTES, ZEROES_MAX),
-            copies: pool(BUFFER_BYTES, COPIES_MAX),
+            copies: pool(copy_bytes, COPIES_BYTES / copy_bytes),
             decode: pool(decode_bytes, (DECODE_BYTES / decode_bytes).max(2)),
         }
     }
@@ -43,5 +45,6 @@ impl Pools {
 
 fn pool(bytes: usize, in_use_max: usize) -> Arc<BufferPool> {
     let align = rustix::param::page_size();
-    Arc::new(BufferPool::of(PoolLimits { bytes, align, in_use_max, kept_max: KEPT_MAX.min(in_use_max) }))
+    let kept_max = (KEPT_BYTES / bytes).clamp(2, in_use_max);
+    Arc::new(BufferPool::of(PoolLimits { bytes, align, in_use_max, kept_max }))
 }
