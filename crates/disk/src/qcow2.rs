@@ -11,8 +11,8 @@
 //! - [`mod@format`] and [`check`]: the structures on disk, and their repair. Without I/O of their own.
 //! - [`pins`], [`slices`], [`tables`]: the tables in memory. They emit operations and take completions.
 //! - [`pools`], [`layer`] and [`open`]: the buffers and the files of a chain.
-//! - [`read`], [`mod@write`], [`copy`], [`extents`], [`decode`]: the requests, run by run. The path of a read and
-//!   of a write in place takes no lock.
+//! - [`read`], [`mod@write`], [`copy`], [`extents`], [`decode`]: the requests, run by run. The path of a read
+//!   and of a write in place takes no lock.
 //! - [`own`] and [`blocking`]: carry out the operations of the tables, on a worker or on the control path.
 //! - [`disk`]: the disk.
 

@@ -2,9 +2,9 @@
 //!
 //! Requests of several queues run against `Tables` with a recorder ([`image`]) under them. Their operations
 //! ([`engine`]) complete in random order, some late, some with errors, which may stay. Each queue has a waker
-//! of its own, and each request must end. A model of the disk ([`model`]) knows which contents each sector may
-//! have. At each cut, a judge ([`judge`]) that shares no code with the tables compares refcounts, flags and
-//! contents.
+//! of its own, and each request must end. A model of the disk ([`model`]) knows which contents each sector
+//! may have. At each cut, a judge ([`judge`]) that shares no code with the tables compares refcounts, flags
+//! and contents.
 //!
 //! `KICKLESS_CUTS=100000 cargo test -p kickless-disk --lib sim` takes that many cuts.
 
