@@ -9,7 +9,8 @@
 //! cut. The modules name its rules (R1 to R9) where they follow them. Each imports only those before it:
 //!
 //! - [`mod@format`] and [`check`]: the structures on disk, and their repair. Without I/O of their own.
-//! - [`pins`], [`slices`], [`tables`]: the tables in memory. They emit operations and take completions.
+//! - [`wakers`], [`pins`], [`slices`], [`tables`]: the tables in memory. They emit operations and take
+//!   completions.
 //! - [`pools`], [`layer`] and [`open`]: the buffers and the files of a chain.
 //! - [`read`], [`mod@write`], [`copy`], [`extents`], [`decode`]: the requests, run by run. The path of a read
 //!   and of a write in place takes no lock.
@@ -44,6 +45,7 @@ mod sim;
 mod slices;
 #[allow(dead_code, reason = "figures for metrics, and a method that tests will use")]
 mod tables;
+mod wakers;
 mod write;
 
 pub(crate) use read::STEP_BYTES;

@@ -72,6 +72,12 @@ impl FileState {
         self.sent
     }
 
+    /// Returns the next byte of the transfer on the disk.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+
     /// Cancels the request, if there is one: it starts no further operation, and then ends with an error.
     pub(crate) fn cancel(&mut self) {
         self.cancelled = self.is_active();

@@ -162,16 +162,21 @@ impl WriteImage for BlockingFile<'_> {
 pub(super) fn run<T>(image: &Image, done: impl Fn(&Tables) -> Option<Result<T, Errno>>) -> Result<T, Errno> {
     let mut waits = 0;
     loop {
-        let op = match image.with_tables(|tables| done(tables).map_or_else(|| Err(tables.next_op()), Ok)) {
+        let step = |tables: &mut Tables| match done(tables) {
+            Some(result) => Ok(result),
+            None => Err((tables.next_op(), tables.has_due())),
+        };
+        let (op, has_more) = match image.with_tables(step) {
             Ok(result) => return result,
             Err(op) => op,
         };
-        waits = if op.is_some() { 0 } else { waits + 1 };
+        waits = if op.is_some() || has_more { 0 } else { waits + 1 };
         match op {
             Some(TableOp { id, kind }) => {
                 let (buffer, result) = BlockingFile(&image.file).perform(kind);
                 image.with_tables(|tables| tables.complete(id, buffer, result));
             }
+            None if has_more => {}
             // A queue has the operations that this waits for.
             None if waits < WAITS_MAX => sleep(LOOK_AGAIN),
             None => return Err(Errno::TIMEDOUT),

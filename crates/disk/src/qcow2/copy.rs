@@ -81,8 +81,9 @@ impl CopyState {
         }
     }
 
-    pub(super) fn is_sent(&self) -> bool {
-        self.file.is_sent()
+    /// Returns the bytes of the file that a transfer in flight may change.
+    pub(super) fn sent(&self) -> Option<Range<u64>> {
+        self.file.is_sent().then(|| self.host + self.fill.start..self.host + self.fill.end)
     }
 
     /// Makes the operation in flight, if there is one, the last.

@@ -110,7 +110,13 @@ impl Image {
 impl Image {
     /// Returns the next operation of the tables, for the queue that asks.
     pub(super) fn next_op(&self) -> Option<TableOp> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner).next_op()
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let op = tables.next_op();
+        if op.is_none() && tables.has_due() {
+            // Work is left. It goes on when other queues have had the lock.
+            self.due.store(true, Ordering::Release);
+        }
+        op
     }
 }
 

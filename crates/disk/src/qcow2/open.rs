@@ -6,6 +6,7 @@ use super::check::image::{ReadImage, WriteImage};
 use super::check::repair::repair;
 use super::decoder::Decoder;
 use super::format::bad_image::BadImage;
+use super::format::geometry::HostOffset;
 use super::format::header::{Backing, BackingFormat, Header, HeaderChange, TableAt, apply};
 use super::format::refcount::get;
 use super::format::snapshots::{snapshots, snapshots_bytes};
@@ -177,12 +178,13 @@ impl Opening<'_> {
         let pins = Arc::new(Pins::new());
         let blocking = BlockingFile(&file);
         let file_bytes = file.bytes()?;
-        snapshot_tables(&blocking, &header, file_bytes)?;
+        let others = snapshot_tables(&blocking, &header, file_bytes)?;
         let options = TablesOptions {
             unit,
             discard: writable && file.limits().zeroes_may_unmap,
             device_bytes: file.is_device().then_some(file_bytes),
             reserve_max: RESERVE_BYTES,
+            retired_max: None,
             rules: Rules::default(),
         };
         let refcount_table = if writable { table(&blocking, header.refcounts)? } else { Vec::new() };
@@ -192,7 +194,7 @@ impl Opening<'_> {
             false => file_bytes,
         };
         let l1 = table(&blocking, header.l1)?;
-        let parts = Parts { header: &header, first, l1, refcount_table, file_bytes: used_bytes };
+        let parts = Parts { header: &header, first, l1, refcount_table, file_bytes: used_bytes, others };
         let tables = Tables::new(parts, slices.clone(), pins.clone(), options).map_err(bad)?;
         self.layers.push(Layer::Qcow2(Arc::new(Image {
             geometry,
@@ -276,15 +278,22 @@ fn used_bytes(file: &BlockingFile<'_>, header: &Header, refcount_table: &[u8]) -
     Ok(0)
 }
 
-/// Reads and checks the snapshot table, whose length is not stored.
-fn snapshot_tables(file: &BlockingFile<'_>, header: &Header, file_bytes: u64) -> io::Result<Vec<TableAt>> {
+/// Reads and checks the snapshot table, whose length is not stored. Returns the places and lengths of it and
+/// of the tables that it names.
+fn snapshot_tables(
+    file: &BlockingFile<'_>,
+    header: &Header,
+    file_bytes: u64,
+) -> io::Result<Vec<(HostOffset, u64)>> {
     let (at, count) = header.snapshots;
     let (mut bytes, mut len) = (Vec::new(), 64 << 10);
     loop {
         let found = snapshots_bytes(&bytes, count).map_err(bad)?;
         let ends = at.0.saturating_add(bytes.len() as u64) >= file_bytes;
         if found.is_some() || ends {
-            return snapshots(&bytes, count, header.geometry, file_bytes).map_err(bad);
+            let tables = snapshots(&bytes, count, header.geometry, file_bytes).map_err(bad)?;
+            let tables = tables.into_iter().map(|table| (table.at, table.entries * 8));
+            return Ok(tables.chain([(at, found.unwrap_or(0) as u64)]).collect());
         }
         bytes.resize(len, 0);
         file.read(at.0, &mut bytes)?;

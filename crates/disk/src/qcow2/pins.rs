@@ -6,8 +6,10 @@
 //! A pin counts in its shard under the parity of the epoch that it has seen, and the epoch moves from `e` to
 //! `e + 1` only if no pin of `e - 1` is left. So an epoch is over when the current one is at least 2 later.
 
+use super::wakers::Wakers;
 use kickless_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The number of shards. Each queue normally has its own.
 const SHARDS: usize = if cfg!(loom) { 1 } else { 64 };
@@ -21,12 +23,29 @@ pub(crate) struct Epoch(u64);
 pub(crate) struct Pins {
     epoch: AtomicU64,
     shards: Box<[Arc<Shard>]>,
+    common: Arc<Common>,
 }
 
-/// The numbers of pins of even and odd epochs, on a cache line of their own.
-#[derive(Debug, Default)]
+/// The numbers of pins, on a cache line of their own.
+#[derive(Debug)]
 #[repr(align(64))]
-struct Shard([AtomicU32; 2]);
+struct Shard {
+    /// The pins of even and odd epochs.
+    counts: [AtomicU32; 2],
+    /// Not 0: the next pin that leaves wakes those who wait.
+    is_awaited: AtomicU32,
+    common: Arc<Common>,
+}
+
+/// The rarely used part of all shards.
+#[derive(Debug, Default)]
+struct Common {
+    /// The requests that wait for clusters, among others.
+    wakers: Wakers,
+    /// Bytes of the file that a transfer without a request may still change.
+    lost: Mutex<Vec<Range<u64>>>,
+    has_lost: AtomicU32,
+}
 
 /// The promise that the request's clusters are not reused. Dropping it ends the promise.
 #[derive(Debug)]
@@ -37,8 +56,39 @@ pub(crate) struct Pin {
 
 impl Pins {
     pub(crate) fn new() -> Self {
-        let shards = (0..SHARDS).map(|_| Arc::default()).collect();
-        Self { epoch: AtomicU64::new(0), shards }
+        let common = Arc::new(Common::default());
+        let shard = |_| {
+            let counts = [AtomicU32::new(0), AtomicU32::new(0)];
+            Arc::new(Shard { counts, is_awaited: AtomicU32::new(0), common: Arc::clone(&common) })
+        };
+        Self { epoch: AtomicU64::new(0), shards: (0..SHARDS).map(shard).collect(), common }
+    }
+
+    /// Returns the list of the requests that wait.
+    pub(crate) fn wakers(&self) -> &Wakers {
+        &self.common.wakers
+    }
+
+    /// Asks for a wake when a pin leaves. Returns whether a pin may have left since the last such wake was
+    /// asked for: then the caller calls [`advance`](Self::advance) once more before it waits.
+    pub(crate) fn await_leaving(&self) -> bool {
+        let mut is_new = false;
+        for shard in &self.shards {
+            // Pairs with the swap of `Pin::drop`: either it sees this, or `advance` sees the lower count.
+            is_new |= shard.is_awaited.swap(1, Ordering::SeqCst) == 0;
+        }
+        fence();
+        is_new
+    }
+
+    /// Returns whether a transfer without a request may still change some of these bytes of the file.
+    pub(crate) fn is_lost(&self, bytes: &Range<u64>) -> bool {
+        // The end of the pin's epoch orders this after `Pin::lose`.
+        if self.common.has_lost.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let lost = self.common.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        lost.iter().any(|lost| lost.start < bytes.end && bytes.start < lost.end)
     }
 
     /// Enters the current epoch. Any shard is right; a queue's own one is fast.
@@ -47,13 +97,13 @@ impl Pins {
         loop {
             let epoch = self.epoch.load(Ordering::SeqCst);
             let parity = (epoch % 2) as usize;
-            shard.0[parity].fetch_add(1, Ordering::SeqCst);
+            shard.counts[parity].fetch_add(1, Ordering::SeqCst);
             fence();
             // Pairs with the loads of `advance`: either they see the pin, or this load sees the newer epoch.
             if self.epoch.load(Ordering::SeqCst) == epoch {
                 return Pin { shard: Arc::clone(shard), parity };
             }
-            shard.0[parity].fetch_sub(1, Ordering::Release);
+            shard.counts[parity].fetch_sub(1, Ordering::Release);
         }
     }
 
@@ -66,7 +116,7 @@ impl Pins {
         let epoch = self.epoch.load(Ordering::SeqCst);
         fence();
         let previous = ((epoch + 1) % 2) as usize;
-        if self.shards.iter().any(|shard| shard.0[previous].load(Ordering::SeqCst) != 0) {
+        if self.shards.iter().any(|shard| shard.counts[previous].load(Ordering::SeqCst) != 0) {
             return Epoch(epoch);
         }
         self.epoch.store(epoch + 1, Ordering::SeqCst);
@@ -79,9 +129,35 @@ impl Pins {
     }
 }
 
+impl Pin {
+    /// Ends the promise although a transfer to these bytes of the file is in flight. Their clusters are never
+    /// freed.
+    #[cold]
+    pub(crate) fn lose(self, bytes: Range<u64>) {
+        let common = &self.shard.common;
+        common.lost.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
+        common.has_lost.store(1, Ordering::Relaxed);
+    }
+}
+
 impl Drop for Pin {
     fn drop(&mut self) {
-        self.shard.0[self.parity].fetch_sub(1, Ordering::Release);
+        // Release, for `advance`. SeqCst, for `await_leaving`.
+        self.shard.counts[self.parity].fetch_sub(1, Ordering::SeqCst);
+        fence();
+        if self.shard.is_awaited.load(Ordering::SeqCst) != 0 {
+            self.shard.left();
+        }
+    }
+}
+
+impl Shard {
+    /// Wakes those who wait for pins.
+    #[cold]
+    fn left(&self) {
+        if self.is_awaited.swap(0, Ordering::SeqCst) != 0 {
+            self.common.wakers.wake();
+        }
     }
 }
 
@@ -109,6 +185,35 @@ mod tests {
         pins.advance();
         assert!(pins.is_over(seen));
         drop(later);
+    }
+
+    #[test]
+    fn a_pin_that_leaves_wakes_once() {
+        let (pins, waker) = (Pins::new(), kickless_io::Waker::new().unwrap());
+        drop(pins.enter(0));
+        let (first, second) = (pins.enter(1), pins.enter(1));
+        pins.wakers().add(&waker);
+        assert!(pins.await_leaving());
+        assert!(!pins.await_leaving());
+        assert!(!waker.clear());
+        drop(first);
+        assert!(waker.clear());
+        drop(second);
+        assert!(!waker.clear());
+        assert!(pins.await_leaving());
+    }
+
+    #[test]
+    fn a_lost_transfer_keeps_its_bytes_only() {
+        let pins = Pins::new();
+        let seen = pins.current();
+        assert!(!pins.is_lost(&(0..1 << 40)));
+        pins.enter(2).lose(4096..8192);
+        pins.advance();
+        pins.advance();
+        assert!(pins.is_over(seen));
+        assert!(pins.is_lost(&(0..4097)) && pins.is_lost(&(8191..8192)));
+        assert!(!pins.is_lost(&(0..4096)) && !pins.is_lost(&(8192..9000)));
     }
 }
 
@@ -146,6 +251,24 @@ mod model {
                 cluster.with_mut(|_| ());
             }
             request.join().unwrap();
+        });
+    }
+
+    /// The owner asks for a wake and finds a pin. Then the pin that leaves sees that it is asked for.
+    #[test]
+    fn a_pin_that_is_awaited_wakes() {
+        loom::model(|| {
+            let pins = Arc::new(Pins::new());
+            let pin = pins.enter(0);
+            let seen = pins.current();
+            let request = thread::spawn(move || drop(pin));
+            pins.await_leaving();
+            pins.advance();
+            pins.advance();
+            let is_over = pins.is_over(seen);
+            request.join().unwrap();
+            // The wake resets the flag.
+            assert!(is_over || pins.shards[0].is_awaited.load(Ordering::SeqCst) == 0);
         });
     }
 }

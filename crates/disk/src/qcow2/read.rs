@@ -82,15 +82,6 @@ impl ReadState {
     }
 }
 
-impl Drop for ReadState {
-    fn drop(&mut self) {
-        // A transfer in flight goes on without its request, so the cluster is never reused.
-        if self.file.is_sent() || self.decode.as_ref().is_some_and(|decode| decode.file.is_sent()) {
-            std::mem::forget(self.pin.take());
-        }
-    }
-}
-
 impl Chain {
     /// Continues a read of `main` from the layers from `first` on. `front` is empty between two calls, except
     /// while a run has its bytes there.

@@ -72,6 +72,8 @@ struct Way {
     /// The number of the slice plus 1, and `SETTLED`. 0: empty.
     tag: AtomicU64,
     used: AtomicU32,
+    /// Not 0: an entry cannot be true.
+    has_bad: AtomicU32,
     words: OnceLock<Box<[AtomicU64]>>,
 }
 
@@ -247,11 +249,20 @@ impl Slices {
         self.change(at, |way, words| {
             way.tag.store(tag(slice, settled), Ordering::Relaxed);
             way.used.store(1, Ordering::Relaxed);
+            let mut has_bad = false;
+            let entries = entries.inspect(|raw| has_bad |= memory_bits(*raw) & BAD != 0);
             let all = entries.flat_map(|raw| [Some(raw.word), extended.then_some(raw.bitmap)]).flatten();
             for (word, value) in words.iter().zip(all.chain(std::iter::repeat(0)).take(count)) {
                 word.store(value, Ordering::Relaxed);
             }
+            way.has_bad.store(u32::from(has_bad), Ordering::Relaxed);
         });
+    }
+
+    /// Returns whether an entry of a slice cannot be true. Then the slice must not change: on disk, such an
+    /// entry would lose the bits that say so.
+    pub(super) fn has_bad(&self, at: WayIndex) -> bool {
+        self.sets[at.0][at.1].has_bad.load(Ordering::Relaxed) != 0
     }
 
     /// Says whether the table of a cached slice is written and not shared.

@@ -6,7 +6,9 @@
 
 mod blocks;
 mod copies;
+mod free_space;
 mod grow;
+mod known;
 mod l1;
 mod l2;
 mod load;
@@ -14,34 +16,40 @@ mod moves;
 pub(crate) mod op;
 mod ops;
 pub(crate) mod plan;
+mod prepare;
 mod refcounts;
 mod reserve;
 mod retire;
+mod retired;
 pub(crate) mod rule;
-mod wait;
 
 use super::format::bad_image::BadImage;
-use super::format::entry::{RawEntry, UNWRITTEN, WRITING, store_entry};
+use super::format::entry::{RawEntry, UNWRITTEN, WRITING, decode_l1, store_entry};
 use super::format::geometry::{Geometry, HostOffset, SliceIndex, Version};
 use super::format::header::{Header, HeaderChange, apply};
 use super::pins::Pins;
 use super::slices::{Slices, WayIndex, memory_bits, on_disk, with_bits};
+use super::wakers::Wakers;
 use blocks::{Block, Blocks};
 use copies::Copies;
+use free_space::FreeSpace;
 use grow::Growing;
 use kickless_io::{AlignedBuf, Errno, Waker};
+use known::Known;
 use l1::{L1, TableState};
 use moves::Move;
 use op::{OpId, TableOp, TableOpKind};
-use ops::{Ops, Purpose, Syncs};
+use ops::{Ops, Purpose, Run, Syncs};
 use plan::{SyncMark, Ticket, Written};
 use refcounts::{Refcounts, store_words};
-use reserve::Reserve;
-use retire::Retired;
+use reserve::{CHUNK_MAX, Reserve};
+use retired::{EXTENTS_MAX, Retired};
 use rule::{Rule, Rules};
 use std::collections::HashMap;
 use std::sync::Arc;
-use wait::Wakers;
+
+/// The steps of work in one call. Each is bounded.
+const STEPS_MAX: u32 = 8;
 
 /// The choices of an image's owner.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +62,8 @@ pub(crate) struct TablesOptions {
     pub(crate) device_bytes: Option<u64>,
     /// The largest number of bytes that the reserve prepares at a time.
     pub(crate) reserve_max: u64,
+    /// The largest number of runs that wait to be free, if it is not the default.
+    pub(crate) retired_max: Option<usize>,
     /// The rules to follow.
     pub(crate) rules: Rules,
 }
@@ -82,6 +92,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) refcount_table: Vec<u8>,
     /// The length of the file.
     pub(crate) file_bytes: u64,
+    /// Other tables that are known: offsets and lengths.
+    pub(crate) others: Vec<(HostOffset, u64)>,
 }
 
 /// The tables of one image.
@@ -103,6 +115,10 @@ pub(crate) struct Tables {
     ops: Ops,
     syncs: Syncs,
     reserve: Reserve,
+    free_space: FreeSpace,
+    known: Known,
+    /// The number of clusters of the file. What an entry refers to is before it.
+    bound: u64,
     moving: Option<Move>,
     growing: Option<Growing>,
     grown: Option<Result<u64, Errno>>,
@@ -114,6 +130,8 @@ pub(crate) struct Tables {
     wakers: Wakers,
     is_bad: bool,
     is_closing: bool,
+    /// There is work that waits for no operation.
+    has_work: bool,
     last_error: Option<Errno>,
 }
 
@@ -125,9 +143,17 @@ impl Tables {
         pins: Arc<Pins>,
         options: TablesOptions,
     ) -> Result<Self, BadImage> {
-        let Parts { header, first, l1, refcount_table, file_bytes } = parts;
+        let Parts { header, first, l1, refcount_table, file_bytes, others } = parts;
         let (geometry, rules) = (header.geometry, options.rules);
         let end = file_bytes.div_ceil(geometry.cluster());
+        let bound = options.device_bytes.unwrap_or(file_bytes).div_ceil(geometry.cluster());
+        let l1 = L1::new(&l1, header.l1.at);
+        let mut refcounts =
+            Refcounts::new(geometry, options.unit, &refcount_table, header.refcounts.at, file_bytes);
+        let known = known(header, &l1, &mut refcounts, &others);
+        let wakers = pins.wakers().clone();
+        let lately = refcounts.unit_of(end.saturating_sub(3 * CHUNK_MAX));
+        let free_space = FreeSpace::new(lately, end.div_ceil(refcounts.per_unit()));
         Ok(Self {
             geometry,
             options,
@@ -138,51 +164,61 @@ impl Tables {
             slices,
             pins,
             first,
-            l1: L1::new(&l1, header.l1.at),
-            refcounts: Refcounts::new(
-                geometry,
-                options.unit,
-                &refcount_table,
-                header.refcounts.at,
-                file_bytes,
-            ),
+            l1,
+            refcounts,
             blocks: Blocks::new(rules),
             ops: Ops::default(),
             syncs: Syncs::default(),
             reserve: Reserve::new(end, geometry.cluster(), options.reserve_max),
+            free_space,
+            known,
+            bound,
             moving: None,
             growing: None,
             grown: None,
-            retired: Retired::default(),
+            retired: Retired::new(options.retired_max.unwrap_or(EXTENTS_MAX)),
             copies: Copies::default(),
             loading: HashMap::new(),
             failed_loads: HashMap::new(),
-            wakers: Wakers::default(),
+            wakers,
             is_bad: false,
             is_closing: false,
+            has_work: false,
             last_error: None,
         })
     }
 
-    /// Returns the next operation that is due.
+    /// Returns the next operation that is due. `None` does not say that there is none: work may be left.
     pub(crate) fn next_op(&mut self) -> Option<TableOp> {
+        if std::mem::take(&mut self.has_work) {
+            self.progress();
+        }
         if let Some(op) = self.ops.next() {
             return Some(op);
         }
         while let Some((block, number)) = self.blocks.take_due() {
-            let unit = self.options.unit as usize;
-            let (Some(at), Ok(mut buffer)) = (self.place_of(block), AlignedBuf::new(unit, unit)) else {
-                self.blocks.done(block, number, Err(Errno::NOMEM));
-                continue;
-            };
-            self.store_block(block, &mut buffer);
-            return Some(self.ops.start(Purpose::Block(block, number), TableOpKind::Write { at, buffer }));
+            let buffer = self.place_of(block).ok_or(Errno::IO).and_then(|at| {
+                let buffer = self.ops.buffer(self.options.unit)?;
+                Ok((at, buffer))
+            });
+            match buffer {
+                Ok((at, mut buffer)) => {
+                    self.store_block(block, &mut buffer);
+                    let kind = TableOpKind::Write { at, buffer };
+                    return Some(self.ops.start(Purpose::Block(block, number), kind));
+                }
+                Err(errno) => self.write_failed(block, number, errno),
+            }
         }
         if self.syncs.is_due() {
             let mark = self.syncs.begin();
             return Some(self.ops.start(Purpose::Sync(mark), TableOpKind::Sync));
         }
-        None
+        // The last of all: no request waits for these.
+        let run = self.retired.next_punch()?;
+        let cluster = self.geometry.cluster();
+        let kind = TableOpKind::Zero { at: run.start * cluster, len: run.len * cluster };
+        Some(self.ops.start(Purpose::Punch(run), kind))
     }
 
     /// Takes back an operation that was not carried out, for another executor.
@@ -191,9 +227,21 @@ impl Tables {
         self.wakers.wake();
     }
 
-    /// Returns whether `next_op` has something.
+    /// Ends the write of a block that does not begin.
+    fn write_failed(&mut self, block: Block, number: u64, errno: Errno) {
+        self.last_error = Some(errno);
+        self.block_written(block, number, Err(errno));
+        self.progress();
+        self.wakers.wake();
+    }
+
+    /// Returns whether `next_op` has something, or work is left.
     pub(crate) fn has_due(&self) -> bool {
-        self.ops.has_due() || self.blocks.has_due() || self.syncs.is_due()
+        self.has_work
+            || self.ops.has_due()
+            || self.blocks.has_due()
+            || self.syncs.is_due()
+            || self.retired.may_punch()
     }
 
     /// Returns the place of a block in the file.
@@ -262,7 +310,12 @@ impl Tables {
                 self.refcounts.loaded(unit, buffer.as_deref().filter(|_| result.is_ok()));
                 if let Err(errno) = result {
                     self.retired.stall(errno);
-                    self.reserve_failed(errno);
+                    // Other units may have free clusters too.
+                    if self.free_space.unit() == Some(unit) {
+                        self.free_space.skip(unit);
+                    } else {
+                        self.reserve_failed(errno);
+                    }
                 }
             }
             Purpose::Sync(mark) => {
@@ -274,7 +327,7 @@ impl Tables {
                 }
             }
             Purpose::ChunkZero(run) => self.chunk_zeroed(run, result),
-            Purpose::Punch(run) => self.retired.punched(run, result.is_ok()),
+            Purpose::Punch(run) => self.punched(run),
             Purpose::TableRead(table) => self.table_read(table, buffer, result),
             Purpose::TableWrite(table) => self.table_written(table, result),
             Purpose::Move(number) => self.moved(number, result),
@@ -301,18 +354,20 @@ impl Tables {
         }
     }
 
-    /// Moves everything on that does not wait for an operation.
+    /// Moves everything on that does not wait for an operation, for some steps. The rest is for `next_op`.
     fn progress(&mut self) {
-        let mut is_changed = false;
-        while self.advance_retired()
-            | self.advance_move()
-            | self.advance_growing()
-            | self.advance_reserve()
-            | self.advance_table_copies()
+        let mut steps = 0;
+        while steps < STEPS_MAX
+            && self.advance_retired()
+                | self.advance_move()
+                | self.advance_growing()
+                | self.advance_reserve()
+                | self.advance_table_copies()
         {
-            is_changed = true;
+            steps += 1;
         }
-        if is_changed {
+        self.has_work = steps == STEPS_MAX;
+        if steps > 0 {
             self.wakers.wake();
         }
     }
@@ -365,7 +420,7 @@ impl Tables {
         self.is_closing = true;
         self.last_error = None;
         self.end_given_up();
-        self.retired.want_sync();
+        self.retired.hurry();
         self.retired.retry();
         self.blocks.retry_all();
         if self.demand().is_err() {
@@ -391,12 +446,35 @@ impl Tables {
         }
     }
 
+    /// Makes the next allocations of buffers fail.
+    #[cfg(test)]
+    pub(crate) fn fail_buffers(&mut self, count: u32) {
+        self.ops.failing_buffers = count;
+    }
+
     /// Returns figures.
     pub(crate) fn stats(&self) -> TableStats {
         TableStats {
-            reserve: self.reserve.clusters(),
+            reserve: self.reserve.ready_clusters,
             retired: self.retired.extents() as u64,
             dirty: self.blocks.dirty() as u64,
         }
     }
+}
+
+/// Returns the clusters that have tables, and finds the refcount blocks at places of others.
+fn known(header: &Header, l1: &L1, refcounts: &mut Refcounts, others: &[(HostOffset, u64)]) -> Known {
+    let geometry = header.geometry;
+    let run = |at: HostOffset, bytes: u64| Run {
+        start: geometry.host_cluster(at).0,
+        len: bytes.div_ceil(geometry.cluster()),
+    };
+    let tables = [header.l1, header.refcounts].map(|table| run(table.at, table.entries * 8));
+    let fixed: Vec<Run> = std::iter::once(Run { start: 0, len: 1 }).chain(tables).collect();
+    let others = others.iter().map(|(at, bytes)| run(*at, *bytes)).flat_map(|run| run.start..run.end());
+    refcounts.check_places(|cluster| fixed.iter().any(|run| run.contains(cluster)));
+    let l2 = l1.words.iter().filter_map(|word| decode_l1(geometry, *word).ok().flatten());
+    let l2 = l2.map(|(at, _)| geometry.host_cluster(at).0);
+    let first = l2.chain(refcounts.blocks()).chain(others).collect();
+    Known::new(fixed, first)
 }

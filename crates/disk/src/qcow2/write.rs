@@ -97,9 +97,13 @@ impl WriteState {
 
 impl Drop for WriteState {
     fn drop(&mut self) {
-        // A transfer in flight goes on without its request, so the cluster is never reused.
-        if self.file.is_sent() || self.copy.as_ref().is_some_and(|copy| copy.is_sent()) {
-            std::mem::forget(self.pin.take());
+        // A transfer in flight goes on without its request, so its clusters are never reused.
+        let lost = match &self.copy {
+            Some(copy) => copy.sent(),
+            None => self.file.is_sent().then(|| self.file.at()..self.file.at() + self.len),
+        };
+        if let (Some(pin), Some(lost)) = (self.pin.take(), lost) {
+            pin.lose(lost);
         }
     }
 }

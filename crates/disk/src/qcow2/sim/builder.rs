@@ -9,9 +9,6 @@ use crate::qcow2::format::refcount;
 use fastrand::Rng;
 use std::collections::BTreeMap;
 
-/// Images on block devices are made. Free clusters inside of a file are not found yet.
-const DEVICES: bool = false;
-
 /// The choices of an image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
@@ -28,6 +25,8 @@ pub(super) struct Shape {
     pub(super) tail: u64,
     /// The file is a block device, whose length never changes.
     pub(super) is_device: bool,
+    /// The clusters of the gap are free. Otherwise, they are leaks.
+    pub(super) has_holes: bool,
 }
 
 impl Shape {
@@ -41,10 +40,10 @@ impl Shape {
         let gap = match rng.u8(..12) {
             // Soon, a block is needed, or a larger refcount table.
             0..4 if entries <= 512 && !extended => entries - rng.u64(20..50),
-            4 if entries * table <= 4096 => entries * table - rng.u64(20..60),
+            4 if entries * table <= 4096 => entries * table - table - rng.u64(20..60),
             _ => 0,
         };
-        let is_device = DEVICES && rng.u8(..4) == 0;
+        let is_device = rng.u8(..4) == 0;
         let tail = match rng.u8(..3) {
             _ if is_device => rng.choice([40, 300, 600]).unwrap() * geometry.cluster() / SECTOR as u64,
             0 => rng.u64(1..100),
@@ -59,6 +58,7 @@ impl Shape {
             gap,
             tail,
             is_device,
+            has_holes: rng.u8(..4) == 0,
         }
     }
 
@@ -164,6 +164,9 @@ pub(super) fn build(shape: Shape, rng: &mut Rng) -> Vec<u8> {
         builder.alloc(1);
     }
     if shape.gap > 0 {
+        if !shape.has_holes {
+            builder.counts.extend((builder.next..shape.gap).map(|cluster| (cluster, 1)));
+        }
         builder.next = shape.gap;
     }
     for index in 0..shape.tables {

@@ -80,6 +80,11 @@ impl Failures {
         };
     }
 
+    /// Returns whether operations fail in this life.
+    pub(super) fn may_fail(&self) -> bool {
+        self.share > 0.0 || self.breaks
+    }
+
     /// Mends everything for good.
     pub(super) fn end(&mut self) {
         (self.share, self.broken, self.breaks) = (0.0, None, false);
@@ -103,12 +108,7 @@ impl Failures {
 
 impl Life {
     pub(super) fn submit_due(&mut self) {
-        let is_due = self.tables.has_due();
-        let Some(op) = self.tables.next_op() else {
-            let is_odd = is_due && self.rule.is_none() && !self.failures.has_failed;
-            assert!(!is_odd, "an operation is due, and there is none");
-            return;
-        };
+        let Some(op) = self.tables.next_op() else { return };
         match op.kind {
             TableOpKind::Read { at, buffer } => {
                 self.push(Target::Table(op.id, Some(buffer)), Work::Read { at });

@@ -45,6 +45,7 @@ pub(super) struct Life {
     next: usize,
     /// The size that the disk is about to have.
     grows_to: Option<u64>,
+    may_grow: bool,
     /// The size that was promised.
     size: u64,
     /// The sectors of the last request at a new place.
@@ -68,6 +69,13 @@ impl Life {
         Self { leaks, rule, ..Self::open_with(shape, file, Rules::without(rule), rng) }
     }
 
+    /// Opens an image. Nothing fails, and the disk keeps its size.
+    pub(super) fn open_quiet(shape: Shape, file: Vec<u8>, rng: Rng) -> Self {
+        let mut life = Self::open_with(shape, file, Rules::default(), rng);
+        life.failures.end();
+        Self { is_full: false, may_grow: false, ..life }
+    }
+
     /// Opens an image with faults.
     pub(super) fn open_unchecked(shape: Shape, file: Vec<u8>, rng: Rng) -> Self {
         Self::open_with(shape, file, Rules::default(), rng)
@@ -85,11 +93,19 @@ impl Life {
             l1: table(header.l1.at.0, header.l1.entries * 8),
             refcount_table: table(header.refcounts.at.0, header.refcounts.entries * 8),
             file_bytes: file.len() as u64,
+            others: if header.snapshots.1 > 0 { vec![(header.snapshots.0, 512)] } else { Vec::new() },
         };
         let reserve_max = rng.choice([2, 4, 24]).unwrap() * geometry.cluster();
         let late_max = rng.choice([30, 150, 600]).unwrap();
         let device_bytes = shape.is_device.then_some(file.len() as u64);
-        let options = TablesOptions { unit: 512, discard: rng.bool(), device_bytes, reserve_max, rules };
+        let options = TablesOptions {
+            unit: 512,
+            discard: rng.u8(..4) > 0,
+            device_bytes,
+            reserve_max,
+            retired_max: rng.choice([None, Some(2), Some(6)]).unwrap(),
+            rules,
+        };
         let tables = Tables::new(parts, Arc::clone(&slices), Arc::clone(&pins), options).unwrap();
         let failures = Failures::random(&mut rng);
         let is_full = shape.is_device && Judge { file: &file, shape }.free() < ROOM;
@@ -110,6 +126,7 @@ impl Life {
             failures,
             next: 0,
             grows_to: None,
+            may_grow: true,
             size: header.size,
             last: (0, 1),
             fault: None,
@@ -134,6 +151,10 @@ impl Life {
         self.wake();
         self.failures.turn(&mut self.rng);
         self.grow();
+        if self.failures.may_fail() && self.rng.u16(..200) == 0 {
+            self.failures.has_failed = true;
+            self.tables.fail_buffers(self.rng.u32(1..4));
+        }
         match self.rng.u8(..10) {
             0 if self.requests.len() < 8 => self.start(),
             0..4 => {
@@ -164,7 +185,7 @@ impl Life {
         if let Some(Ok(size)) = self.grows_to.and_then(|_| self.tables.grown()) {
             (self.size, self.grows_to) = (size, None);
         }
-        if self.rng.u16(..300) == 0 {
+        if self.may_grow && self.rng.u16(..300) == 0 {
             let tables = self.rng.u64(..70);
             let size = self.size + tables * self.shape.geometry.table_span();
             if self.tables.grow(size.max(self.grows_to.unwrap_or(0))).is_ok() {
@@ -274,6 +295,7 @@ impl Life {
     pub(super) fn drain(&mut self) -> Result<(), String> {
         self.settle()?;
         self.failures.end();
+        self.tables.fail_buffers(0);
         self.settle()
     }
 

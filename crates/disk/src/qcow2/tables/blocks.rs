@@ -124,13 +124,19 @@ impl Blocks {
         }
     }
 
-    /// Queues all blocks whose last write failed.
-    pub(super) fn retry_all(&mut self) {
-        let failed: Vec<_> =
-            self.dirty.keys().copied().filter(|block| self.failure(*block).is_some()).collect();
-        for block in failed {
-            self.change(block);
+    /// Queues all blocks whose last write failed. Returns the error of one.
+    pub(super) fn retry_all(&mut self) -> Option<Errno> {
+        let failure = |block: &Block| self.failure(*block).map(|errno| (*block, errno));
+        let failed: Vec<_> = self.dirty.keys().filter_map(failure).collect();
+        for (block, _) in &failed {
+            self.change(*block);
         }
+        failed.first().map(|(_, errno)| *errno)
+    }
+
+    /// Returns whether the last write of some block failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.dirty.keys().any(|block| self.failure(*block).is_some())
     }
 
     /// Returns whether a write of the L1 table is in flight.

@@ -78,7 +78,7 @@ impl Tables {
         self.blocks.change(Block::Slice(slice));
         let ticket = self.ticket(slice);
         if new.is_some() {
-            self.retire_mapping(old, ticket);
+            self.retire_mapping(old, ticket, false);
         }
         self.progress();
         ticket
@@ -99,7 +99,7 @@ impl Tables {
         for GivenUp { id, leaks } in list {
             let new = self.end_copy(id).and_then(|copy| copy.new);
             if let Some(new) = new.filter(|_| !leaks) {
-                self.retire(Run { start: new.0, len: 1 }, Ticket::default());
+                self.retire(Run { start: new.0, len: 1 }, Ticket::default(), false);
             }
         }
     }
@@ -111,11 +111,11 @@ impl Tables {
     }
 
     /// Retires the clusters of a mapping that is gone.
-    pub(super) fn retire_mapping(&mut self, old: Mapping, changes: Ticket) {
+    pub(super) fn retire_mapping(&mut self, old: Mapping, changes: Ticket, is_urgent: bool) {
         let mut clusters = counted(self.geometry, old).map(|cluster| cluster.0);
         if let Some(start) = clusters.next() {
             let len = 1 + clusters.count() as u64;
-            self.retire(Run { start, len }, changes);
+            self.retire(Run { start, len }, changes, is_urgent);
         }
     }
 }

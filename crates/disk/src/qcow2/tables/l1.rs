@@ -74,15 +74,17 @@ impl Tables {
         };
         match decode_l1(self.geometry, *word) {
             Ok(None) => TableState::Absent,
-            Ok(Some((at, _)))
-                if at.0 + self.geometry.cluster() > self.reserve.end << self.geometry.cluster_bits =>
-            {
-                TableState::Bad
-            }
+            Ok(Some((at, _))) if !self.is_table_place(at) => TableState::Bad,
             Ok(Some((at, true))) => TableState::Own(at),
             Ok(Some((at, false))) => TableState::Shared(at),
             Err(_) => TableState::Bad,
         }
+    }
+
+    /// Returns whether an L2 table can be there.
+    fn is_table_place(&self, at: HostOffset) -> bool {
+        let cluster = self.geometry.host_cluster(at).0;
+        cluster < self.bound && !self.known.is_fixed(cluster)
     }
 
     /// Returns whether writes in place through a table need not wait for its L1 entry.
@@ -151,6 +153,7 @@ impl Tables {
     /// Links a new L2 table. Returns whether it did: otherwise, the request waits.
     pub(super) fn link_table(&mut self, table: u64) -> bool {
         let Some(run) = self.reserve.take(1) else { return false };
+        self.known.add(run.start);
         self.change_l1(table, encode_l1(self.geometry.host_offset(HostCluster(run.start))));
         self.settle(table);
         true
@@ -172,9 +175,9 @@ impl Tables {
             return;
         };
         let at = old.0 + offset;
-        match AlignedBuf::new(unit as usize, unit as usize) {
+        match self.ops.buffer(unit) {
             Ok(buffer) => self.ops.queue(Purpose::TableRead(table), TableOpKind::Read { at, buffer }),
-            Err(_) => self.table_failed(table, Errno::NOMEM),
+            Err(errno) => self.table_failed(table, errno),
         }
     }
 
@@ -216,7 +219,7 @@ impl Tables {
     fn table_failed(&mut self, table: u64, errno: Errno) {
         let Some(copy) = self.l1.copies.remove(&table) else { return };
         self.l1.failed.insert(table, errno);
-        self.retire(Run { start: copy.new.0, len: 1 }, Ticket::default());
+        self.retire(Run { start: copy.new.0, len: 1 }, Ticket::default(), false);
     }
 
     /// Fails the copies that wait for a sync.
@@ -253,7 +256,10 @@ impl Tables {
                 }
             }
             let changes = Ticket { slice: None, l1: Some((self.l1_unit(*table), number)) };
-            self.retire(Run { start: self.geometry.host_cluster(copy.old).0, len: 1 }, changes);
+            let old = self.geometry.host_cluster(copy.old).0;
+            self.known.add(copy.new.0);
+            self.known.remove(old);
+            self.retire(Run { start: old, len: 1 }, changes, false);
         }
         !done.is_empty()
     }

@@ -3,19 +3,12 @@
 use super::Tables;
 use super::blocks::Block;
 use super::l1::TableState;
-use super::plan::{Clear, ClearPlan, CopyFrom, CopyPlan, Under, WritePlan};
+use super::plan::{Clear, ClearPlan, CopyFrom, CopyPlan, Stop, Under, WritePlan};
 use super::rule::Rule;
 use crate::qcow2::format::entry::{BAD, Mapping, decode};
 use crate::qcow2::format::geometry::{GuestOffset, HostCluster, HostOffset, SliceIndex, Version};
 use crate::qcow2::slices::{WayIndex, memory_bits, on_disk};
 use kickless_io::{Errno, Waker};
-
-/// The reason why a request cannot go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
-    Wait,
-    Fail(Errno),
-}
 
 /// A cached slice whose entries may change.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +53,12 @@ impl Tables {
             Mapping::Parts { host: Some(host), copied: true, allocated, zero } => {
                 self.plan_part(place, at, len.min(left), (mapping, flags), (host, allocated, zero))
             }
-            Mapping::Zero { .. } => self.plan_fresh(place, at, len, zero_below),
+            Mapping::Zero { kept, .. } => {
+                if kept.is_some() {
+                    self.check_space()?;
+                }
+                self.plan_fresh(place, at, len, zero_below)
+            }
             Mapping::Unallocated if zero_below => self.plan_fresh(place, at, len, zero_below),
             Mapping::Parts { host: None, .. } if zero_below => self.plan_fresh(place, at, len, zero_below),
             Mapping::Unallocated => self.plan_copy(place, at, len.min(left), mapping, CopyFrom::Below),
@@ -97,6 +95,10 @@ impl Tables {
             self.want(slice, waker).map_err(Stop::Fail)?;
             return Err(Stop::Wait);
         };
+        if to_change && self.slices.has_bad(way) {
+            self.found_bad();
+            return Err(Stop::Fail(Errno::IO));
+        }
         if to_change {
             match self.table_state(table) {
                 TableState::Own(_) => {}
@@ -198,7 +200,7 @@ impl Tables {
         }
         self.blocks.change(Block::Slice(place.slice));
         let ticket = self.ticket(place.slice);
-        old.into_iter().for_each(|mapping| self.retire_mapping(mapping, ticket));
+        old.into_iter().for_each(|mapping| self.retire_mapping(mapping, ticket, false));
         let host = HostOffset(self.geometry.host_offset(HostCluster(run.start)).0 + place.within);
         Ok(WritePlan::Fresh { host, len: len.min(run.len * cluster - place.within), ticket })
     }
@@ -212,7 +214,7 @@ impl Tables {
         old: Mapping,
         from: CopyFrom,
     ) -> Result<WritePlan, Stop> {
-        self.retired.check_space()?;
+        self.check_space()?;
         let Some(run) = self.reserve.take(1) else { return self.wait_for_reserve() };
         let new = HostCluster(run.start);
         let host = self.geometry.host_offset(new);
@@ -302,7 +304,7 @@ impl Tables {
             _ => {}
         }
         if !changes.is_empty() {
-            self.retired.check_space()?;
+            self.check_space()?;
             // This may copy the table, and then the request comes again.
             self.place(at, true, waker)?;
             for (index, _, new) in &changes {
@@ -313,8 +315,7 @@ impl Tables {
         let ticket = self.ticket(place.slice);
         for (_, old, new) in changes {
             if !matches!(new, Mapping::Zero { kept: Some(_), .. }) {
-                self.retire_mapping(old, ticket);
-                self.retired.want_sync();
+                self.retire_mapping(old, ticket, true);
             }
         }
         Ok(ClearPlan::Done { len: count * cluster, ticket })

@@ -6,7 +6,7 @@ use super::l1::TableState;
 use super::op::TableOpKind;
 use super::ops::Purpose;
 use crate::qcow2::format::entry::{BAD, Mapping, RawEntry, decode, load_entries};
-use crate::qcow2::format::geometry::{Geometry, SliceIndex};
+use crate::qcow2::format::geometry::{Geometry, HostOffset, SliceIndex};
 use crate::qcow2::slices::{WayIndex, with_bits};
 use kickless_io::{AlignedBuf, Errno, Waker};
 
@@ -39,9 +39,8 @@ impl Tables {
                 Ok(())
             }
             TableState::Own(table) | TableState::Shared(table) => {
-                let unit = self.options.unit as usize;
                 let at = self.place_in(table, slice);
-                let buffer = AlignedBuf::new(unit, unit).map_err(|_| Errno::NOMEM)?;
+                let buffer = self.ops.buffer(self.options.unit)?;
                 self.ops.queue(Purpose::Slice(slice), TableOpKind::Read { at, buffer });
                 self.loading.insert(slice, at);
                 Ok(())
@@ -90,9 +89,11 @@ impl Tables {
         }
         match self.choose_way(slice) {
             Ok(Some(way)) => {
-                let end = self.reserve.end << self.geometry.cluster_bits;
-                let geometry = self.geometry;
-                let entries = load_entries(geometry, &buffer).map(|raw| checked(geometry, raw, end));
+                let (geometry, known, bound) = (self.geometry, &self.known, self.bound);
+                let is_data = |host| {
+                    geometry.host_cluster(host).0 < bound && !known.contains(geometry.host_cluster(host).0)
+                };
+                let entries = load_entries(geometry, &buffer).map(|raw| checked(geometry, raw, is_data));
                 self.slices.fill(way, slice, self.is_settled(table), entries);
             }
             // The request asks again.
@@ -104,13 +105,11 @@ impl Tables {
     }
 }
 
-/// Returns an entry from the disk, marked if it cannot be true. `end` is the end of the file.
-fn checked(geometry: Geometry, raw: RawEntry, end: u64) -> RawEntry {
+/// Returns an entry from the disk, marked if it cannot be true: if not all its clusters are those of data.
+fn checked(geometry: Geometry, raw: RawEntry, is_data: impl Fn(HostOffset) -> bool) -> RawEntry {
     let is_good = match decode(geometry, raw) {
-        Ok(Mapping::Data { host, .. } | Mapping::Zero { kept: Some(host), .. }) => {
-            host.0.saturating_add(geometry.cluster()) <= end
-        }
-        Ok(Mapping::Parts { host: Some(host), .. }) => host.0.saturating_add(geometry.cluster()) <= end,
+        Ok(Mapping::Data { host, .. } | Mapping::Zero { kept: Some(host), .. }) => is_data(host),
+        Ok(Mapping::Parts { host: Some(host), .. }) => is_data(host),
         Ok(_) => true,
         Err(_) => false,
     };

@@ -6,12 +6,11 @@ use super::op::TableOpKind;
 use super::ops::{Purpose, Run};
 use super::plan::Written;
 use super::refcounts::store_words;
-use super::retire::Free;
 use super::rule::Rule;
 use crate::qcow2::format::geometry::{HostCluster, HostOffset};
 use crate::qcow2::format::header::{HeaderChange, apply};
 use crate::qcow2::format::refcount;
-use kickless_io::{AlignedBuf, Errno};
+use kickless_io::Errno;
 
 /// The largest refcount table in bytes.
 const TABLE_MAX: u64 = 8 << 20;
@@ -47,7 +46,7 @@ enum Stage {
 }
 
 impl Tables {
-    /// Begins a refcount block for the cluster `first`, which is at the end of the file.
+    /// Begins a refcount block for the cluster `first`, and at its place. The cluster is free.
     pub(super) fn begin_block(&mut self, first: u64) -> bool {
         let index = self.refcounts.block_of(first);
         if self.refcounts.is_bad(index) {
@@ -62,7 +61,7 @@ impl Tables {
         let is_set = refcount::set(self.geometry, &mut bytes, first % self.geometry.block_entries(), 1);
         debug_assert!(is_set.is_ok(), "1 fits each width");
         let at = self.geometry.host_offset(HostCluster(first));
-        self.reserve.end = first + 1;
+        self.reserve.end = self.reserve.end.max(first + 1);
         let mut stage = Stage::Writing;
         if !self.rules.hold(Rule::R7) {
             let block = self.refer_to_block(index, at);
@@ -88,6 +87,9 @@ impl Tables {
         if clusters * cluster > TABLE_MAX {
             self.reserve_failed(Errno::FBIG);
             return true;
+        }
+        if self.room() < clusters + blocks {
+            return self.is_full();
         }
         let end = first + clusters + blocks;
         let mut words = self.refcounts.table.clone();
@@ -132,17 +134,22 @@ impl Tables {
         }
         let Some(moving) = &mut self.moving else { return false };
         let cluster = self.geometry.cluster();
+        let mut failed = None;
         for (number, bytes) in std::mem::take(&mut moving.to_write) {
-            let Ok(mut buffer) = AlignedBuf::new(bytes.len(), bytes.len()) else {
+            let Ok(mut buffer) = self.ops.buffer(cluster) else {
                 moving.to_write.push((number, bytes));
-                self.reserve_failed(Errno::NOMEM);
-                return true;
+                failed = Some(Errno::NOMEM);
+                continue;
             };
             buffer.copy_from_slice(&bytes);
             self.ops.queue(Purpose::Move(number), TableOpKind::Write { at: number * cluster, buffer });
             moving.running.push((number, bytes));
         }
         moving.writing = moving.running.len();
+        if let Some(errno) = failed {
+            self.reserve_failed(errno);
+            return true;
+        }
         match moving.stage {
             Stage::Writing if moving.writing == 0 => {
                 moving.stage = Stage::Syncing { stamp: self.syncs.completed() };
@@ -206,17 +213,26 @@ impl Tables {
     fn end_move(&mut self) {
         let Some(Move { what, .. }) = self.moving.take() else { return };
         let old = match what {
-            What::Block { .. } => return,
+            What::Block { at, .. } => {
+                self.known.add(self.geometry.host_cluster(at).0);
+                return;
+            }
             What::Table { words, at, .. } => {
                 let cluster = self.geometry.cluster();
                 let len = (self.refcounts.table.len() as u64 * 8).div_ceil(cluster);
                 let start = self.geometry.host_cluster(self.refcounts.table_at).0;
+                let new = (words.len() as u64 * 8).div_ceil(cluster);
+                let first = self.geometry.host_cluster(at).0;
+                let blocks = words.iter().skip(self.refcounts.table.len()).filter(|at| **at != 0);
+                blocks.for_each(|at| self.known.add(at / cluster));
+                self.known.moved(Run { start, len }, Run { start: first, len: new });
                 self.refcounts.move_to(words, at);
                 Run { start, len }
             }
             What::L1 { words, at, .. } => {
                 let old = self.l1_run();
                 (self.l1.words, self.l1.at) = (words, at);
+                self.known.moved(old, self.l1_run());
                 self.growth_ends();
                 old
             }
@@ -227,8 +243,8 @@ impl Tables {
     }
 
     /// Begins to move the L1 table to the clusters of a chunk.
-    pub(super) fn begin_l1(&mut self, runs: &[Free]) {
-        let (Some(Free { run, .. }), Some(growing)) = (runs.first(), self.growing) else { return };
+    pub(super) fn begin_l1(&mut self, runs: &[Run]) {
+        let (Some(run), Some(growing)) = (runs.first(), self.growing) else { return };
         let mut words = self.l1.words.clone();
         words.resize(growing.entries as usize, 0);
         let parts = (0..run.len).map(|part| {

@@ -3,6 +3,7 @@
 use super::blocks::Block;
 use super::op::{OpId, TableOp, TableOpKind};
 use crate::qcow2::format::geometry::SliceIndex;
+use kickless_io::{AlignedBuf, Errno};
 use std::collections::{HashMap, VecDeque};
 
 /// The reason for an operation.
@@ -40,6 +41,10 @@ impl Run {
         self.start + self.len
     }
 
+    pub(super) fn contains(self, cluster: u64) -> bool {
+        (self.start..self.end()).contains(&cluster)
+    }
+
     /// Takes at most `len` clusters from the beginning.
     pub(super) fn split(&mut self, len: u64) -> Self {
         let front = Self { start: self.start, len: len.min(self.len) };
@@ -54,6 +59,9 @@ pub(super) struct Ops {
     next: u32,
     due: VecDeque<TableOp>,
     running: HashMap<OpId, Purpose>,
+    /// The buffers that are not allocated, for tests.
+    #[cfg(test)]
+    pub(super) failing_buffers: u32,
 }
 
 impl Ops {
@@ -63,6 +71,16 @@ impl Ops {
         self.next = self.next.wrapping_add(1);
         self.running.insert(id, purpose);
         TableOp { id, kind }
+    }
+
+    /// Allocates a buffer for an operation.
+    pub(super) fn buffer(&mut self, bytes: u64) -> Result<AlignedBuf, Errno> {
+        #[cfg(test)]
+        if self.failing_buffers > 0 {
+            self.failing_buffers -= 1;
+            return Err(Errno::NOMEM);
+        }
+        AlignedBuf::new(bytes as usize, bytes as usize).map_err(|_| Errno::NOMEM)
     }
 
     /// Queues an operation.

@@ -1,7 +1,7 @@
 //! The answers to requests.
 
-use super::wait::Wakers;
 use crate::qcow2::format::geometry::{HostOffset, SliceIndex};
+use crate::qcow2::wakers::Wakers;
 use kickless_io::Errno;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -135,6 +135,13 @@ impl Drop for Copying {
             self.give_up(false);
         }
     }
+}
+
+/// The reason why a request cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    Wait,
+    Fail(Errno),
 }
 
 /// The contents of the backing image in all clusters that a request touches, whole.

@@ -5,7 +5,7 @@ use super::op::TableOpKind;
 use super::ops::{Ops, Purpose};
 use crate::qcow2::format::geometry::{Geometry, HostOffset};
 use crate::qcow2::format::refcount;
-use kickless_io::AlignedBuf;
+use kickless_io::Errno;
 use std::collections::{HashMap, HashSet};
 
 /// The units to keep that need no write.
@@ -23,6 +23,8 @@ pub(super) struct Refcounts {
     pub(super) table_at: HostOffset,
     /// The end of the file when it was opened, or of a newer block. No block is beyond it.
     end: u64,
+    /// The blocks whose places have other tables.
+    misplaced: Vec<u64>,
     units: HashMap<u64, Vec<u8>>,
     loading: HashSet<u64>,
 }
@@ -35,13 +37,28 @@ pub(super) enum Load {
     Wait,
     /// There is no block, so all counts are 0.
     NoBlock,
+    /// There is no memory to read it.
+    Failed(Errno),
 }
 
 impl Refcounts {
     pub(super) fn new(geometry: Geometry, unit: u64, table: &[u8], table_at: HostOffset, end: u64) -> Self {
         let words = table.as_chunks::<8>().0.iter();
         let table = words.map(|word| u64::from_be_bytes(*word) & PLACE).collect();
-        Self { geometry, unit, table, table_at, end, units: HashMap::new(), loading: HashSet::new() }
+        let (units, loading) = (HashMap::new(), HashSet::new());
+        Self { geometry, unit, table, table_at, end, misplaced: Vec::new(), units, loading }
+    }
+
+    /// Returns the clusters of all blocks.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = u64> {
+        self.table.iter().filter(|at| **at != 0).map(|at| at / self.geometry.cluster())
+    }
+
+    /// Notes the blocks at places of other tables.
+    pub(super) fn check_places(&mut self, is_taken: impl Fn(u64) -> bool) {
+        let cluster = self.geometry.cluster();
+        let places = self.table.iter().zip(0..).filter(|(at, _)| **at != 0);
+        self.misplaced = places.filter(|(at, _)| is_taken(**at / cluster)).map(|(_, index)| index).collect();
     }
 
     /// Returns the number of counts in a unit.
@@ -72,10 +89,17 @@ impl Refcounts {
         block.copied().filter(|block| *block != 0)
     }
 
-    /// Returns whether the entry of a block cannot be true: it is not aligned, or beyond the end.
+    /// Returns whether the entry of a block cannot be true: it is not aligned, beyond the end,
+    /// or the place of another table.
     pub(super) fn is_bad(&self, index: u64) -> bool {
         let is_good = |at: u64| self.geometry.is_aligned(HostOffset(at)) && at < self.end;
-        self.block(index).is_some_and(|at| !is_good(at))
+        self.block(index).is_some_and(|at| !is_good(at)) || self.misplaced.contains(&index)
+    }
+
+    /// Returns whether the table has room for the block of a cluster, and no block that is bad.
+    pub(super) fn has_room(&self, cluster: u64) -> bool {
+        let index = self.block_of(cluster);
+        index < self.table.len() as u64 && !self.is_bad(index)
     }
 
     /// Enters a block into the table.
@@ -102,12 +126,14 @@ impl Refcounts {
             return Load::Wait;
         }
         self.shrink(blocks);
-        // A failed allocation is tried again with the next completion.
-        if let Ok(buffer) = AlignedBuf::new(self.unit as usize, self.unit as usize) {
-            self.loading.insert(unit);
-            ops.queue(Purpose::Refcounts(unit), TableOpKind::Read { at, buffer });
+        match ops.buffer(self.unit) {
+            Ok(buffer) => {
+                self.loading.insert(unit);
+                ops.queue(Purpose::Refcounts(unit), TableOpKind::Read { at, buffer });
+                Load::Wait
+            }
+            Err(errno) => Load::Failed(errno),
         }
-        Load::Wait
     }
 
     pub(super) fn loaded(&mut self, unit: u64, bytes: Option<&[u8]>) {

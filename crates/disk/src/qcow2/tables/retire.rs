@@ -1,131 +1,24 @@
-//! Clusters that lost a mapping (R5), and free ones (R6).
+//! Clusters that lost a mapping (R5), and their way to a count of 0.
 
 use super::Tables;
 use super::blocks::{Block, Blocks};
-use super::l2::Stop;
-use super::op::TableOpKind;
-use super::ops::{Purpose, Run};
-use super::plan::Ticket;
+use super::ops::Run;
+use super::plan::{Stop, Ticket};
 use super::refcounts::Load;
+use super::retired::Extent;
 use super::rule::Rule;
-use crate::qcow2::pins::Epoch;
 use kickless_io::Errno;
-use std::collections::VecDeque;
 
-/// Retired extents from which on a sync of our own begins.
-const SYNC_EXTENTS: usize = 1024;
-/// Retired bytes from which on a sync of our own begins.
-const SYNC_BYTES: u64 = 64 << 20;
-/// Retired extents from which on requests wait that would retire more.
-const EXTENTS_MAX: usize = 65536;
-/// Extents to look at in one step.
+/// Extents to move on in one step.
 const STEP: usize = 64;
-
-/// A run of clusters whose counts are to be lowered by one.
-#[derive(Clone, Copy, Debug)]
-struct Extent {
-    run: Run,
-    /// The changes that removed the mapping.
-    changes: Ticket,
-    epoch: Epoch,
-}
-
-/// A run of clusters with refcount 0 that the reserve may take.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Free {
-    pub(super) run: Run,
-    pub(super) is_zero: bool,
-    /// Punching it failed.
-    pub(super) is_tried: bool,
-}
-
-/// The clusters between their last mapping and the reserve, in the order of their way.
-#[derive(Debug, Default)]
-pub(super) struct Retired {
-    /// Wait for the writes of their changes.
-    writes: VecDeque<Extent>,
-    /// Wait for a sync that begins after the operation with the number.
-    syncs: VecDeque<(u64, Extent)>,
-    /// Wait for requests that may still use them.
-    pins: VecDeque<Extent>,
-    /// Their counts are to be lowered.
-    lowering: VecDeque<Run>,
-    /// Free, but their bytes are old.
-    punching: usize,
-    free: Vec<Free>,
-    bytes: u64,
-    wants_sync: bool,
-    /// A sync or a read failed. The next request starts it again.
-    stalled: Option<Errno>,
-}
-
-impl Retired {
-    pub(super) fn extents(&self) -> usize {
-        self.writes.len() + self.syncs.len() + self.pins.len() + self.lowering.len()
-    }
-
-    /// Returns whether more can be retired. If the sync for that failed, it is tried again.
-    pub(super) fn check_space(&mut self) -> Result<(), Stop> {
-        match self.stalled {
-            _ if self.extents() < EXTENTS_MAX => Ok(()),
-            Some(errno) => {
-                self.retry();
-                Err(Stop::Fail(errno))
-            }
-            None => Err(Stop::Wait),
-        }
-    }
-
-    /// Says that space is asked for, so the next sync is soon.
-    pub(super) fn want_sync(&mut self) {
-        self.wants_sync = true;
-    }
-
-    /// Permits another attempt after a failure.
-    pub(super) fn retry(&mut self) {
-        self.stalled = None;
-    }
-
-    pub(super) fn stall(&mut self, errno: Errno) {
-        self.stalled = Some(errno);
-    }
-
-    /// Lowers counts without waiting: no entry on the disk refers to the clusters.
-    pub(super) fn lower(&mut self, run: Run) {
-        self.lowering.push_back(run);
-    }
-
-    /// Takes free runs within one refcount unit of `per_unit` counts, at most `max` clusters.
-    pub(super) fn take_free(&mut self, per_unit: u64, max: u64) -> Vec<Free> {
-        let Some(unit) = self.free.last().map(|free| free.run.start / per_unit) else { return Vec::new() };
-        let (mut taken, mut count) = (Vec::new(), 0);
-        self.free.retain_mut(|free| {
-            if free.run.start / per_unit != unit || count == max {
-                return true;
-            }
-            let within = (unit + 1) * per_unit - free.run.start;
-            let run = free.run.split(within.min(max - count));
-            count += run.len;
-            taken.push(Free { run, ..*free });
-            free.run.len > 0
-        });
-        taken
-    }
-
-    pub(super) fn put_free(&mut self, free: Free) {
-        self.free.push(free);
-    }
-
-    pub(super) fn punched(&mut self, run: Run, is_ok: bool) {
-        self.punching -= 1;
-        self.free.push(Free { run, is_zero: is_ok, is_tried: true });
-    }
-}
+/// Counts to lower in one step.
+const STEP_COUNTS: u64 = 4096;
 
 impl Tables {
-    /// Retires clusters that the changes of `changes` have unmapped.
-    pub(super) fn retire(&mut self, run: Run, changes: Ticket) {
-        let extent = Extent { run, changes, epoch: self.pins.current() };
+    /// Retires clusters that the changes of `changes` have unmapped. If the space is wanted back, the sync for
+    /// that is soon.
+    pub(super) fn retire(&mut self, run: Run, changes: Ticket, is_urgent: bool) {
+        let extent = Extent { run, changes, epoch: self.pins.current(), is_urgent };
         self.retired.bytes += run.len * self.geometry.cluster();
         self.retired.retry();
         match self.retired.writes.back_mut() {
@@ -133,9 +26,32 @@ impl Tables {
                 if last.run.end() == run.start && last.changes == changes && last.epoch == extent.epoch =>
             {
                 last.run.len += run.len;
+                last.is_urgent |= is_urgent;
             }
             _ => self.retired.writes.push_back(extent),
         }
+    }
+
+    /// Returns whether more can be retired. All that has failed, and keeps clusters from being free, is tried
+    /// again.
+    pub(super) fn check_space(&mut self) -> Result<(), Stop> {
+        if !self.retired.is_full() {
+            return Ok(());
+        }
+        match self.retry_retired() {
+            Some(errno) => Err(Stop::Fail(errno)),
+            None => Err(Stop::Wait),
+        }
+    }
+
+    /// Tries again to free clusters. Returns the error if an attempt has failed. Otherwise, waiting makes
+    /// sense: something is running, or a request ends and wakes.
+    pub(super) fn retry_retired(&mut self) -> Option<Errno> {
+        let stalled = self.retired.stalled.take();
+        let failed = self.blocks.retry_all();
+        self.retired.hurry();
+        self.pins.await_leaving();
+        stalled.or(failed)
     }
 
     /// Moves retired clusters on. Returns whether it changed something.
@@ -144,48 +60,47 @@ impl Tables {
         for _ in 0..self.retired.writes.len().min(STEP) {
             let Some(extent) = self.retired.writes.pop_front() else { break };
             if self.is_unmapped(extent.changes) {
-                self.retired.syncs.push_back((self.syncs.completed(), extent));
+                let stamp = self.syncs.completed();
+                if extent.is_urgent {
+                    self.retired.urgent = stamp;
+                }
+                self.retired.syncs.push_back((stamp, extent));
                 is_changed = true;
             } else {
                 self.retired.writes.push_back(extent);
             }
         }
         let without_sync = !self.rules.hold(Rule::R5Sync);
-        while let Some((_, extent)) =
-            self.retired.syncs.pop_front_if(|(stamp, _)| self.syncs.is_durable(*stamp) || without_sync)
-        {
+        for _ in 0..STEP {
+            let is_over = |(stamp, _): &mut (u64, Extent)| self.syncs.is_durable(*stamp) || without_sync;
+            let Some((_, extent)) = self.retired.syncs.pop_front_if(is_over) else { break };
             self.retired.pins.push_back(extent);
             is_changed = true;
         }
-        let extents = self.retired.extents();
-        match self.retired.syncs.back() {
-            Some((stamp, _))
-                if self.retired.stalled.is_none()
-                    && (self.retired.wants_sync
-                        || extents >= SYNC_EXTENTS
-                        || self.retired.bytes >= SYNC_BYTES) =>
-            {
-                self.syncs.want(*stamp);
-            }
-            _ => {}
+        if let Some(stamp) = self.retired.wanted_sync() {
+            self.syncs.want(stamp);
         }
-        if extents == 0 {
-            self.retired.wants_sync = false;
+        self.advance_pins() | self.lower_counts() | is_changed
+    }
+
+    /// Moves clusters on that no request uses any more.
+    fn advance_pins(&mut self) -> bool {
+        if self.retired.pins.is_empty() {
+            return false;
         }
-        if !self.retired.pins.is_empty() {
-            self.pins.advance();
-            self.pins.advance();
-        }
+        let mut is_changed = false;
+        self.pins.advance();
+        self.pins.advance();
         let without_pins = !self.rules.hold(Rule::R5Pins);
         let pins = &self.pins;
-        while let Some(extent) =
-            self.retired.pins.pop_front_if(|extent| pins.is_over(extent.epoch) || without_pins)
-        {
-            self.retired.bytes = self.retired.bytes.saturating_sub(extent.run.len * self.geometry.cluster());
-            self.retired.lowering.push_back(extent.run);
+        for _ in 0..STEP {
+            let is_over = |extent: &mut Extent| pins.is_over(extent.epoch) || without_pins;
+            let Some(Extent { run, .. }) = self.retired.pins.pop_front_if(is_over) else { break };
+            self.retired.bytes = self.retired.bytes.saturating_sub(run.len * self.geometry.cluster());
+            self.retired.lowering.push_back(run);
             is_changed = true;
         }
-        self.lower_counts() | self.punch() | is_changed
+        is_changed
     }
 
     /// Returns whether the removal of a mapping is written, of the L2 entry and of the L1 entry above.
@@ -201,41 +116,57 @@ impl Tables {
     }
 
     fn lower_counts(&mut self) -> bool {
-        let mut is_changed = false;
-        while let Some(run) = self.retired.lowering.front().copied() {
+        let mut left = STEP_COUNTS;
+        while left > 0 && self.retired.stalled.is_none() && !self.retired.has_punches() {
+            let Some(mut run) = self.retired.lowering.pop_front() else { break };
             let unit = self.refcounts.unit_of(run.start);
-            if self.retired.stalled.is_some() {
-                break;
-            }
             match self.refcounts.load(unit, &mut self.ops, &self.blocks) {
-                Load::Wait => break,
                 Load::Ready => {}
                 Load::NoBlock => {
-                    self.retired.lowering.pop_front();
+                    left -= 1;
                     self.found_bad();
                     continue;
                 }
+                Load::Wait => {
+                    self.retired.lowering.push_front(run);
+                    break;
+                }
+                Load::Failed(errno) => {
+                    self.retired.lowering.push_front(run);
+                    self.retired.stall(errno);
+                    break;
+                }
             }
-            is_changed = true;
-            self.retired.lowering.pop_front();
-            let mut rest = run;
-            let part = rest.split((unit + 1) * self.refcounts.per_unit() - run.start);
-            if rest.len > 0 {
-                self.retired.lowering.push_front(rest);
+            let part = run.split(left.min((unit + 1) * self.refcounts.per_unit() - run.start));
+            if run.len > 0 {
+                self.retired.lowering.push_front(run);
             }
+            left -= part.len;
             self.lower_run(part, unit);
         }
-        is_changed
+        left < STEP_COUNTS
     }
 
     /// Lowers the counts of a run in one loaded unit.
     fn lower_run(&mut self, run: Run, unit: u64) {
+        let cluster_bytes = self.geometry.cluster();
+        let mut last = None;
         for cluster in run.start..run.end() {
+            let bytes = cluster * cluster_bytes..(cluster + 1) * cluster_bytes;
             match self.refcounts.get(cluster) {
+                _ if self.pins.is_lost(&bytes) => {}
+                // Only an entry that cannot be true refers to a table as well.
+                Some(1) if self.known.contains(cluster) => self.found_bad(),
                 Some(count @ 1..) => {
                     self.refcounts.set(cluster, count - 1);
-                    if count == 1 {
-                        self.free(cluster);
+                    if count > 1 {
+                        continue;
+                    }
+                    if self.options.discard {
+                        let may_join = last.replace(cluster).is_some_and(|last| last + 1 == cluster);
+                        self.retired.punch(cluster, may_join);
+                    } else {
+                        self.free_space.freed(unit);
                     }
                 }
                 _ => self.found_bad(),
@@ -244,33 +175,9 @@ impl Tables {
         self.blocks.change(Block::Refcounts(unit));
     }
 
-    fn free(&mut self, cluster: u64) {
-        let is_zero = !self.rules.hold(Rule::R6);
-        match self.retired.free.last_mut() {
-            Some(Free { run, is_zero: same, is_tried: false })
-                if run.end() == cluster && *same == is_zero =>
-            {
-                run.len += 1;
-            }
-            _ => {
-                self.retired.free.push(Free { run: Run { start: cluster, len: 1 }, is_zero, is_tried: false })
-            }
-        }
-    }
-
-    /// Returns the space of free clusters to the host.
-    fn punch(&mut self) -> bool {
-        if !self.options.discard {
-            return false;
-        }
-        let mut is_changed = false;
-        let cluster = self.geometry.cluster();
-        for Free { run, .. } in self.retired.free.extract_if(.., |free| !free.is_zero && !free.is_tried) {
-            let kind = TableOpKind::Zero { at: run.start * cluster, len: run.len * cluster };
-            self.ops.queue(Purpose::Punch(run), kind);
-            self.retired.punching += 1;
-            is_changed = true;
-        }
-        is_changed
+    /// Takes the end of returning the space of a run. Where it failed, the space stays taken.
+    pub(super) fn punched(&mut self, run: Run) {
+        self.retired.punched(run);
+        self.free_space.freed(self.refcounts.unit_of(run.start));
     }
 }

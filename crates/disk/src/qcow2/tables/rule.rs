@@ -20,6 +20,8 @@ pub(crate) enum Rule {
     R5Sync,
     /// Freeing waits for requests.
     R5Pins,
+    /// Clusters are not taken while their space is returned to the host.
+    R6Punch,
     /// Reused clusters are zeroed.
     R6,
     /// Tables are durable before they are referred to.

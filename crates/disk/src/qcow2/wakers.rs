@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// One waker for each worker. All are signalled at each progress. Clones are the same list.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Wakers(Arc<Mutex<Vec<Waker>>>);
+pub(crate) struct Wakers(Arc<Mutex<Vec<Waker>>>);
 
 impl Wakers {
-    pub(super) fn add(&self, waker: &Waker) {
+    pub(crate) fn add(&self, waker: &Waker) {
         let fd = |waker: &Waker| waker.as_fd().as_raw_fd();
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !list.iter().any(|known| fd(known) == fd(waker)) {
@@ -17,7 +17,7 @@ impl Wakers {
         }
     }
 
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         for waker in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             waker.wake();
         }
