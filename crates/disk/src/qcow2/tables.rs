@@ -423,9 +423,7 @@ impl Tables {
         self.retired.hurry();
         self.retired.retry();
         self.blocks.retry_all();
-        if self.demand().is_err() {
-            self.reserve.is_stalled = false;
-        }
+        self.retry_chunk();
         self.progress();
     }
 
