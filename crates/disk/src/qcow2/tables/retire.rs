@@ -77,6 +77,9 @@ impl Tables {
             self.retired.pins.push_back(extent);
             is_changed = true;
         }
+        if !self.is_closing {
+            self.retired.calm_down();
+        }
         if let Some(stamp) = self.retired.wanted_sync() {
             self.syncs.want(stamp);
         }

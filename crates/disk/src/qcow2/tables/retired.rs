@@ -86,7 +86,6 @@ impl Retired {
     /// Returns the operations that must become durable soon.
     pub(super) fn wanted_sync(&mut self) -> Option<u64> {
         let extents = self.extents();
-        self.is_hurried &= extents > 0;
         let (last, _) = self.syncs.back()?;
         let is_much = extents >= SYNC_EXTENTS.min(self.extents_max) || self.bytes >= SYNC_BYTES;
         let is_all = is_much || self.is_hurried;
@@ -96,6 +95,11 @@ impl Retired {
     /// Says that all of it is asked for, so the next sync is soon.
     pub(super) fn hurry(&mut self) {
         self.is_hurried = true;
+    }
+
+    /// Ends the hurry when nothing is left.
+    pub(super) fn calm_down(&mut self) {
+        self.is_hurried &= self.extents() > 0;
     }
 
     /// Permits another attempt after a failure.
