@@ -288,12 +288,12 @@ impl Slices {
     pub(super) fn edit(
         &self,
         at: WayIndex,
-        range: std::ops::Range<usize>,
+        indexes: impl IntoIterator<Item = usize>,
         mut edit: impl FnMut(usize, RawEntry) -> RawEntry,
     ) {
         let extended = self.geometry.extended;
         self.change(at, |_, words| {
-            for index in range {
+            for index in indexes {
                 let new = edit(index, self.load(words, index));
                 if extended {
                     words[2 * index].store(new.word, Ordering::Relaxed);

@@ -6,13 +6,17 @@
 
 mod blocks;
 mod copies;
+mod copying;
 mod free_space;
 mod grow;
+mod growing;
 mod known;
 mod l1;
+mod l1_table;
 mod l2;
 mod load;
 mod moves;
+mod moving;
 pub(crate) mod op;
 mod ops;
 pub(crate) mod plan;
@@ -22,172 +26,26 @@ mod reserve;
 mod retire;
 mod retired;
 pub(crate) mod rule;
+mod state;
 
-use super::format::bad_image::BadImage;
-use super::format::entry::{RawEntry, UNWRITTEN, WRITING, decode_l1, store_entry};
-use super::format::geometry::{Geometry, HostOffset, SliceIndex, Version};
-use super::format::header::{Header, HeaderChange, apply};
-use super::pins::Pins;
-use super::slices::{Slices, WayIndex, memory_bits, on_disk, with_bits};
-use super::wakers::Wakers;
-use blocks::{Block, Blocks};
-use copies::Copies;
-use free_space::FreeSpace;
-use grow::Growing;
+use super::format::entry::{UNWRITTEN, WRITING, store_entry};
+use super::format::geometry::{HostOffset, SliceIndex, Version};
+use super::format::header::{HeaderChange, apply};
+use super::slices::{WayIndex, memory_bits, on_disk, with_bits};
+use blocks::Block;
 use kickless_io::{AlignedBuf, Errno, Waker};
-use known::Known;
-use l1::{L1, TableState};
-use moves::Move;
+use l1_table::TableState;
 use op::{OpId, TableOp, TableOpKind};
-use ops::{Ops, Purpose, Run, Syncs};
+use ops::Purpose;
 use plan::{SyncMark, Ticket, Written};
-use refcounts::{Refcounts, store_words};
-use reserve::{CHUNK_MAX, Reserve};
-use retired::{EXTENTS_MAX, Retired};
-use rule::{Rule, Rules};
-use std::collections::HashMap;
-use std::sync::Arc;
+use refcounts::store_words;
+use rule::Rule;
+pub(crate) use state::{Parts, TableStats, Tables, TablesOptions};
 
 /// The steps of work in one call. Each is bounded.
 const STEPS_MAX: u32 = 8;
 
-/// The choices of an image's owner.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TablesOptions {
-    /// The unit of table I/O, and the size of a slice: at most a cluster.
-    pub(crate) unit: u64,
-    /// Free clusters are punched.
-    pub(crate) discard: bool,
-    /// The size of a block device, beyond which nothing can be allocated.
-    pub(crate) device_bytes: Option<u64>,
-    /// The largest number of bytes that the reserve prepares at a time.
-    pub(crate) reserve_max: u64,
-    /// The largest number of runs that wait to be free, if it is not the default.
-    pub(crate) retired_max: Option<usize>,
-    /// The rules to follow.
-    pub(crate) rules: Rules,
-}
-
-/// Figures for tests and metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TableStats {
-    /// Clusters in the reserve.
-    pub(crate) reserve: u64,
-    /// Extents that wait to be freed.
-    pub(crate) retired: u64,
-    /// Blocks that differ from the disk.
-    pub(crate) dirty: u64,
-}
-
-/// The parts of an image that `Tables::new` needs.
-#[derive(Debug)]
-pub(crate) struct Parts<'a> {
-    /// The header.
-    pub(crate) header: &'a Header,
-    /// The first cluster.
-    pub(crate) first: Vec<u8>,
-    /// The bytes of the L1 table.
-    pub(crate) l1: Vec<u8>,
-    /// The bytes of the refcount table.
-    pub(crate) refcount_table: Vec<u8>,
-    /// The length of the file.
-    pub(crate) file_bytes: u64,
-    /// Other tables that are known: offsets and lengths.
-    pub(crate) others: Vec<(HostOffset, u64)>,
-}
-
-/// The tables of one image.
-#[derive(Debug)]
-pub(crate) struct Tables {
-    geometry: Geometry,
-    options: TablesOptions,
-    rules: Rules,
-    has_backing: bool,
-    has_snapshots: bool,
-    /// The size of the virtual disk in bytes.
-    size: u64,
-    slices: Arc<Slices>,
-    pins: Arc<Pins>,
-    first: Vec<u8>,
-    l1: L1,
-    refcounts: Refcounts,
-    blocks: Blocks,
-    ops: Ops,
-    syncs: Syncs,
-    reserve: Reserve,
-    free_space: FreeSpace,
-    known: Known,
-    /// The number of clusters of the file. What an entry refers to is before it.
-    bound: u64,
-    moving: Option<Move>,
-    growing: Option<Growing>,
-    grown: Option<Result<u64, Errno>>,
-    retired: Retired,
-    copies: Copies,
-    /// The slices that are read, and their places.
-    loading: HashMap<SliceIndex, u64>,
-    failed_loads: HashMap<SliceIndex, Errno>,
-    wakers: Wakers,
-    is_bad: bool,
-    is_closing: bool,
-    /// There is work that waits for no operation.
-    has_work: bool,
-    last_error: Option<Errno>,
-}
-
 impl Tables {
-    /// Makes the tables. It reads nothing. `slices` is empty.
-    pub(crate) fn new(
-        parts: Parts<'_>,
-        slices: Arc<Slices>,
-        pins: Arc<Pins>,
-        options: TablesOptions,
-    ) -> Result<Self, BadImage> {
-        let Parts { header, first, l1, refcount_table, file_bytes, others } = parts;
-        let (geometry, rules) = (header.geometry, options.rules);
-        let end = file_bytes.div_ceil(geometry.cluster());
-        let bound = options.device_bytes.unwrap_or(file_bytes).div_ceil(geometry.cluster());
-        let l1 = L1::new(&l1, header.l1.at);
-        let mut refcounts =
-            Refcounts::new(geometry, options.unit, &refcount_table, header.refcounts.at, file_bytes);
-        let known = known(header, &l1, &mut refcounts, &others);
-        let wakers = pins.wakers().clone();
-        let lately = refcounts.unit_of(end.saturating_sub(3 * CHUNK_MAX));
-        let free_space = FreeSpace::new(lately, end.div_ceil(refcounts.per_unit()));
-        Ok(Self {
-            geometry,
-            options,
-            rules,
-            has_backing: header.backing.is_some(),
-            has_snapshots: header.snapshots.1 > 0,
-            size: header.size,
-            slices,
-            pins,
-            first,
-            l1,
-            refcounts,
-            blocks: Blocks::new(rules),
-            ops: Ops::default(),
-            syncs: Syncs::default(),
-            reserve: Reserve::new(end, geometry.cluster(), options.reserve_max),
-            free_space,
-            known,
-            bound,
-            moving: None,
-            growing: None,
-            grown: None,
-            retired: Retired::new(options.retired_max.unwrap_or(EXTENTS_MAX)),
-            copies: Copies::default(),
-            loading: HashMap::new(),
-            failed_loads: HashMap::new(),
-            wakers,
-            is_bad: false,
-            is_closing: false,
-            has_work: false,
-            last_error: None,
-        })
-    }
-
     /// Returns the next operation that is due. `None` does not say that there is none: work may be left.
     pub(crate) fn next_op(&mut self) -> Option<TableOp> {
         if std::mem::take(&mut self.has_work) {
@@ -269,13 +127,11 @@ impl Tables {
         match block {
             Block::Slice(slice) => {
                 let Some(way) = self.slices.find(slice) else { return };
-                let geometry = self.geometry;
-                self.edit_slice(way, |index, raw| {
-                    store_entry(geometry, into, index, on_disk(raw));
-                    let flags = memory_bits(raw);
-                    let writing = if flags & UNWRITTEN != 0 { WRITING } else { 0 };
-                    with_bits(on_disk(raw), flags & !UNWRITTEN | writing)
-                });
+                for index in 0..self.entries() {
+                    let raw = self.slices.entry(way, index);
+                    store_entry(self.geometry, into, index, on_disk(raw));
+                }
+                self.edit_flagged(way, UNWRITTEN, |flags| flags & !UNWRITTEN | WRITING);
             }
             Block::L1(part) => store_words(&self.l1.words, part, into),
             Block::Refcounts(part) => self.refcounts.store(part, into),
@@ -284,9 +140,14 @@ impl Tables {
         }
     }
 
-    fn edit_slice(&self, way: WayIndex, edit: impl FnMut(usize, RawEntry) -> RawEntry) {
-        let entries = (self.options.unit / self.geometry.entry_bytes()) as usize;
-        self.slices.edit(way, 0..entries, edit);
+    /// Changes the memory bits of the entries that have `flag`. Requests may look at the slice meanwhile, so
+    /// the entries are found before.
+    fn edit_flagged(&self, way: WayIndex, flag: u64, edit: impl Fn(u64) -> u64) {
+        let has_flag = |index: &usize| memory_bits(self.slices.entry(way, *index)) & flag != 0;
+        let indexes: Vec<usize> = (0..self.entries()).filter(has_flag).collect();
+        if !indexes.is_empty() {
+            self.slices.edit(way, indexes, |_, raw| with_bits(on_disk(raw), edit(memory_bits(raw))));
+        }
     }
 
     /// Takes the completion of an operation. A transfer is whole, or has failed.
@@ -343,11 +204,7 @@ impl Tables {
             Block::Slice(slice) => {
                 let Some(way) = self.slices.find(slice) else { return };
                 let back = if result.is_ok() { 0 } else { UNWRITTEN };
-                self.edit_slice(way, |_, raw| {
-                    let flags = memory_bits(raw);
-                    let flags = if flags & WRITING != 0 { flags & !WRITING | back } else { flags };
-                    with_bits(on_disk(raw), flags)
-                });
+                self.edit_flagged(way, WRITING, |flags| flags & !WRITING | back);
             }
             Block::L1(_) if result.is_ok() => self.l1_written(),
             _ => {}
@@ -458,21 +315,4 @@ impl Tables {
             dirty: self.blocks.dirty() as u64,
         }
     }
-}
-
-/// Returns the clusters that have tables, and finds the refcount blocks at places of others.
-fn known(header: &Header, l1: &L1, refcounts: &mut Refcounts, others: &[(HostOffset, u64)]) -> Known {
-    let geometry = header.geometry;
-    let run = |at: HostOffset, bytes: u64| Run {
-        start: geometry.host_cluster(at).0,
-        len: bytes.div_ceil(geometry.cluster()),
-    };
-    let tables = [header.l1, header.refcounts].map(|table| run(table.at, table.entries * 8));
-    let fixed: Vec<Run> = std::iter::once(Run { start: 0, len: 1 }).chain(tables).collect();
-    let others = others.iter().map(|(at, bytes)| run(*at, *bytes)).flat_map(|run| run.start..run.end());
-    refcounts.check_places(|cluster| fixed.iter().any(|run| run.contains(cluster)));
-    let l2 = l1.words.iter().filter_map(|word| decode_l1(geometry, *word).ok().flatten());
-    let l2 = l2.map(|(at, _)| geometry.host_cluster(at).0);
-    let first = l2.chain(refcounts.blocks()).chain(others).collect();
-    Known::new(fixed, first)
 }

@@ -2,48 +2,13 @@
 
 use super::Tables;
 use super::blocks::Block;
+use super::copying::Copy;
 use super::ops::Run;
 use super::plan::{Copying, GivenUp, Ticket};
 use crate::qcow2::format::entry::{Mapping, RawEntry, UNWRITTEN, counted, encode};
 use crate::qcow2::format::geometry::{GuestCluster, HostCluster, SliceIndex};
 use crate::qcow2::slices::with_bits;
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// The clusters with a copy in progress.
-#[derive(Debug, Default)]
-pub(super) struct Copies {
-    next: u32,
-    running: HashMap<u32, Copy>,
-    by_cluster: HashMap<GuestCluster, u32>,
-    given_up: Arc<Mutex<Vec<GivenUp>>>,
-}
-
-#[derive(Debug)]
-struct Copy {
-    cluster: GuestCluster,
-    slice: SliceIndex,
-    index: usize,
-    /// The new cluster. A subcluster is filled in the old one.
-    new: Option<HostCluster>,
-    old: Mapping,
-    mapping: Mapping,
-}
-
-impl Copies {
-    pub(super) fn has(&self, cluster: GuestCluster) -> bool {
-        self.by_cluster.contains_key(&cluster)
-    }
-
-    /// Returns whether a slice must stay in the cache.
-    pub(super) fn use_slice(&self, slice: SliceIndex) -> bool {
-        self.running.values().any(|copy| copy.slice == slice)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.running.is_empty()
-    }
-}
+use std::sync::{Arc, PoisonError};
 
 impl Tables {
     /// Begins a copy. `mapping` is the entry that follows, `old` the entry before.

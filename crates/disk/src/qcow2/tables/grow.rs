@@ -2,6 +2,7 @@
 
 use super::Tables;
 use super::blocks::Block;
+use super::growing::{Growing, Stage};
 use super::ops::Run;
 use super::plan::Written;
 use crate::qcow2::format::geometry::Version;
@@ -20,25 +21,6 @@ pub(crate) enum GrowError {
     /// The L1 table would be too large, or would not fit into the counts of one unit.
     #[error("its clusters are too small for {0} bytes")]
     TooLarge(u64),
-}
-
-/// The disk is about to have this size.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Growing {
-    pub(super) size: u64,
-    /// The entries of the larger L1 table. 0: it is large enough.
-    pub(super) entries: u64,
-    stage: Stage,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Stage {
-    /// The L1 table needs clusters, or moves.
-    Moving,
-    /// The header is written.
-    Header { number: u64 },
-    /// The sync is running.
-    Syncing { stamp: u64 },
 }
 
 impl Tables {

@@ -2,7 +2,7 @@
 
 use super::Tables;
 use super::blocks::Block;
-use super::l1::TableState;
+use super::l1_table::TableState;
 use super::plan::{Clear, ClearPlan, CopyFrom, CopyPlan, Stop, Under, WritePlan};
 use super::rule::Rule;
 use crate::qcow2::format::entry::{BAD, Mapping, decode};
@@ -163,7 +163,8 @@ impl Tables {
         WritePlan::Fresh { host, len, ticket: self.ticket(place.slice) }
     }
 
-    fn entries(&self) -> usize {
+    /// Returns the number of entries of a slice.
+    pub(super) fn entries(&self) -> usize {
         (self.options.unit / self.geometry.entry_bytes()) as usize
     }
 

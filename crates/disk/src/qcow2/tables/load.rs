@@ -2,7 +2,7 @@
 
 use super::Tables;
 use super::blocks::Block;
-use super::l1::TableState;
+use super::l1_table::TableState;
 use super::op::TableOpKind;
 use super::ops::Purpose;
 use crate::qcow2::format::entry::{BAD, Mapping, RawEntry, decode, load_entries};

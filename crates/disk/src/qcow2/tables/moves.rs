@@ -2,6 +2,7 @@
 
 use super::Tables;
 use super::blocks::Block;
+use super::moving::{Move, Stage, What};
 use super::op::TableOpKind;
 use super::ops::{Purpose, Run};
 use super::plan::Written;
@@ -14,36 +15,6 @@ use kickless_io::Errno;
 
 /// The largest refcount table in bytes.
 const TABLE_MAX: u64 = 8 << 20;
-
-/// A table that is written at a new place.
-#[derive(Debug)]
-pub(super) struct Move {
-    what: What,
-    /// The clusters to write, each with its number.
-    to_write: Vec<(u64, Vec<u8>)>,
-    writing: usize,
-    /// The clusters whose write is running.
-    running: Vec<(u64, Vec<u8>)>,
-    stage: Stage,
-}
-
-#[derive(Debug)]
-enum What {
-    /// A refcount block, by its number and place.
-    Block { index: u64, at: HostOffset },
-    /// The refcount table.
-    Table { words: Vec<u64>, at: HostOffset, clusters: u32 },
-    /// The active L1 table. It does not change meanwhile.
-    L1 { words: Vec<u64>, at: HostOffset, size: u64 },
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Stage {
-    Writing,
-    Syncing { stamp: u64 },
-    Pointing { block: Block, number: u64 },
-    SyncingPointer { stamp: u64 },
-}
 
 impl Tables {
     /// Begins a refcount block for the cluster `first`, and at its place. The cluster is free.

@@ -1,0 +1,183 @@
+//! The tables of an image, and the parts of their state.
+
+use super::blocks::Blocks;
+use super::copying::Copies;
+use super::free_space::FreeSpace;
+use super::growing::Growing;
+use super::known::Known;
+use super::l1_table::L1;
+use super::moving::Move;
+use super::ops::{Ops, Run, Syncs};
+use super::refcounts::Refcounts;
+use super::reserve::{CHUNK_MAX, Reserve};
+use super::retired::{EXTENTS_MAX, Retired};
+use super::rule::Rules;
+use crate::qcow2::format::bad_image::BadImage;
+use crate::qcow2::format::entry::decode_l1;
+use crate::qcow2::format::geometry::{Geometry, HostOffset, SliceIndex};
+use crate::qcow2::format::header::Header;
+use crate::qcow2::pins::Pins;
+use crate::qcow2::slices::Slices;
+use crate::qcow2::wakers::Wakers;
+use kickless_io::Errno;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The choices of an image's owner.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TablesOptions {
+    /// The unit of table I/O, and the size of a slice: at most a cluster.
+    pub(crate) unit: u64,
+    /// Free clusters are punched.
+    pub(crate) discard: bool,
+    /// The size of a block device, beyond which nothing can be allocated.
+    pub(crate) device_bytes: Option<u64>,
+    /// The largest number of bytes that the reserve prepares at a time.
+    pub(crate) reserve_max: u64,
+    /// The largest number of runs that wait to be free, if it is not the default.
+    pub(crate) retired_max: Option<usize>,
+    /// The rules to follow.
+    pub(crate) rules: Rules,
+}
+
+/// Figures for tests and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TableStats {
+    /// Clusters in the reserve.
+    pub(crate) reserve: u64,
+    /// Extents that wait to be freed.
+    pub(crate) retired: u64,
+    /// Blocks that differ from the disk.
+    pub(crate) dirty: u64,
+}
+
+/// The parts of an image that `Tables::new` needs.
+#[derive(Debug)]
+pub(crate) struct Parts<'a> {
+    /// The header.
+    pub(crate) header: &'a Header,
+    /// The first cluster.
+    pub(crate) first: Vec<u8>,
+    /// The bytes of the L1 table.
+    pub(crate) l1: Vec<u8>,
+    /// The bytes of the refcount table.
+    pub(crate) refcount_table: Vec<u8>,
+    /// The length of the file.
+    pub(crate) file_bytes: u64,
+    /// Other tables that are known: offsets and lengths.
+    pub(crate) others: Vec<(HostOffset, u64)>,
+}
+
+/// The tables of one image.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub(super) geometry: Geometry,
+    pub(super) options: TablesOptions,
+    pub(super) rules: Rules,
+    pub(super) has_backing: bool,
+    pub(super) has_snapshots: bool,
+    /// The size of the virtual disk in bytes.
+    pub(super) size: u64,
+    pub(super) slices: Arc<Slices>,
+    pub(super) pins: Arc<Pins>,
+    pub(super) first: Vec<u8>,
+    pub(super) l1: L1,
+    pub(super) refcounts: Refcounts,
+    pub(super) blocks: Blocks,
+    pub(super) ops: Ops,
+    pub(super) syncs: Syncs,
+    pub(super) reserve: Reserve,
+    pub(super) free_space: FreeSpace,
+    pub(super) known: Known,
+    /// The number of clusters of the file. What an entry refers to is before it.
+    pub(super) bound: u64,
+    pub(super) moving: Option<Move>,
+    pub(super) growing: Option<Growing>,
+    pub(super) grown: Option<Result<u64, Errno>>,
+    pub(super) retired: Retired,
+    pub(super) copies: Copies,
+    /// The slices that are read, and their places.
+    pub(super) loading: HashMap<SliceIndex, u64>,
+    pub(super) failed_loads: HashMap<SliceIndex, Errno>,
+    pub(super) wakers: Wakers,
+    pub(super) is_bad: bool,
+    pub(super) is_closing: bool,
+    /// There is work that waits for no operation.
+    pub(super) has_work: bool,
+    pub(super) last_error: Option<Errno>,
+}
+
+impl Tables {
+    /// Makes the tables. It reads nothing. `slices` is empty.
+    pub(crate) fn new(
+        parts: Parts<'_>,
+        slices: Arc<Slices>,
+        pins: Arc<Pins>,
+        options: TablesOptions,
+    ) -> Result<Self, BadImage> {
+        let Parts { header, first, l1, refcount_table, file_bytes, others } = parts;
+        let (geometry, rules) = (header.geometry, options.rules);
+        let end = file_bytes.div_ceil(geometry.cluster());
+        let bound = options.device_bytes.unwrap_or(file_bytes).div_ceil(geometry.cluster());
+        let l1 = L1::new(&l1, header.l1.at);
+        let mut refcounts =
+            Refcounts::new(geometry, options.unit, &refcount_table, header.refcounts.at, file_bytes);
+        let known = known(header, &l1, &mut refcounts, &others);
+        let wakers = pins.wakers().clone();
+        let lately = refcounts.unit_of(end.saturating_sub(3 * CHUNK_MAX));
+        let free_space = FreeSpace::new(lately, end.div_ceil(refcounts.per_unit()));
+        Ok(Self {
+            geometry,
+            options,
+            rules,
+            has_backing: header.backing.is_some(),
+            has_snapshots: header.snapshots.1 > 0,
+            size: header.size,
+            slices,
+            pins,
+            first,
+            l1,
+            refcounts,
+            blocks: Blocks::new(rules),
+            ops: Ops::default(),
+            syncs: Syncs::default(),
+            reserve: Reserve::new(end, geometry.cluster(), options.reserve_max),
+            free_space,
+            known,
+            bound,
+            moving: None,
+            growing: None,
+            grown: None,
+            retired: Retired::new(options.retired_max.unwrap_or(EXTENTS_MAX)),
+            copies: Copies::default(),
+            loading: HashMap::new(),
+            failed_loads: HashMap::new(),
+            wakers,
+            is_bad: false,
+            is_closing: false,
+            has_work: false,
+            last_error: None,
+        })
+    }
+}
+
+/// Returns the clusters that have tables, and finds the refcount blocks at places of others.
+fn known(header: &Header, l1: &L1, refcounts: &mut Refcounts, others: &[(HostOffset, u64)]) -> Known {
+    let geometry = header.geometry;
+    let run = |at: HostOffset, bytes: u64| Run {
+        start: geometry.host_cluster(at).0,
+        len: bytes.div_ceil(geometry.cluster()),
+    };
+    let tables = [header.l1, header.refcounts].map(|table| run(table.at, table.entries * 8));
+    let fixed: Vec<Run> = std::iter::once(Run { start: 0, len: 1 }).chain(tables).collect();
+    let others = others.iter().map(|(at, bytes)| run(*at, *bytes)).flat_map(|run| run.start..run.end());
+    refcounts.check_places(|cluster| fixed.iter().any(|run| run.contains(cluster)));
+    if refcounts.table.is_empty() {
+        // The image is only read.
+        return Known::new(fixed, Vec::new());
+    }
+    let l2 = l1.words.iter().filter_map(|word| decode_l1(geometry, *word).ok().flatten());
+    let l2 = l2.map(|(at, _)| geometry.host_cluster(at).0);
+    let first = l2.chain(refcounts.blocks()).chain(others).collect();
+    Known::new(fixed, first)
+}
