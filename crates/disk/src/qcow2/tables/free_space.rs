@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 const FREED_MAX: usize = 4096;
 /// The units to read for one chunk, so that the file's end is taken soon if the image is full.
 const LOOKS_MAX: u32 = 16;
-/// The free clusters that make a unit worth it: at most so many, and at most one in 128. The rest stays unused.
+/// The free clusters that make a unit worth it: at most so many, and at most one in 128. The rest stays
+/// unused.
 const WORTH_MAX: u64 = 16;
 const WORTH_SHARE: u64 = 128;
 

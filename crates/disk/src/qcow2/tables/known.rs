@@ -10,9 +10,9 @@ pub(super) struct Known {
     fixed: Vec<Run>,
     /// L2 tables and refcount blocks when the image was opened, in order.
     first: Vec<u64>,
-    /// Those that are newer.
+    /// Newer L2 tables and refcount blocks.
     newer: BTreeSet<u64>,
-    /// Those that only snapshots may refer to now.
+    /// Tables that only snapshots may refer to now.
     gone: BTreeSet<u64>,
 }
 

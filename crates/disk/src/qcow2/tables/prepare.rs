@@ -134,7 +134,8 @@ impl Tables {
         true
     }
 
-    /// Returns the place of a missing block for a unit before the end of the file, if each cluster is worth it.
+    /// Returns the place of a missing block for a unit before the end of the file, if each cluster is worth
+    /// it.
     fn place_of_block(&self, unit: u64) -> Option<u64> {
         let per_unit = self.refcounts.per_unit();
         let clusters = unit * per_unit..((unit + 1) * per_unit).min(self.reserve.end);

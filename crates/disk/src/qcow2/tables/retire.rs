@@ -15,8 +15,8 @@ const STEP: usize = 64;
 const STEP_COUNTS: u64 = 4096;
 
 impl Tables {
-    /// Retires clusters that the changes of `changes` have unmapped. If the space is wanted back, the sync for
-    /// that is soon.
+    /// Retires clusters that the changes of `changes` have unmapped. If the space is wanted back, the sync
+    /// for that is soon.
     pub(super) fn retire(&mut self, run: Run, changes: Ticket, is_urgent: bool) {
         let extent = Extent { run, changes, epoch: self.pins.current(), is_urgent };
         self.retired.bytes += run.len * self.geometry.cluster();

@@ -145,8 +145,8 @@ impl Retired {
         self.punching.retain(|known| *known != run);
     }
 
-    /// Returns the clusters from `first` on, `len` of them, whose space is about to be returned: they must not
-    /// be used yet. They are marked in the result.
+    /// Returns the clusters from `first` on, `len` of them, whose space is about to be returned: they must
+    /// not be used yet. They are marked in the result.
     pub(super) fn punched_within(&self, first: u64, len: u64) -> Vec<bool> {
         let mut marks = vec![false; len as usize];
         for run in self.to_punch.iter().chain(&self.punching) {
