@@ -273,6 +273,8 @@ proptest! {
             _ => DiskSpec::Fault(rules.join(",").parse().unwrap(), Box::new(under)),
         };
         let disk = Disk::open(&spec, &kickless_disk::Options { merge, ..Default::default() }).unwrap();
+        // A qcow2 image is open from here on.
+        disk.reload().unwrap();
         let way = EngineOptions { depth, ..way };
         let mut rig = Rig::start_with(&device(disk), way, packed, BlkFeatures::empty());
         rig.set_writeback(writeback);

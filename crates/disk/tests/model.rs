@@ -74,6 +74,8 @@ struct Target {
 /// Runs the load on a disk with these contents. Checks that the disk then reads as the model does, and
 /// returns the model's contents.
 fn exercise(disk: &Disk, load: Load, mut random: Random, contents: Vec<u8>) -> Vec<u8> {
+    // A qcow2 image is open from here on.
+    disk.reload().unwrap();
     let sectors = disk.size() / SECTOR;
     assert_eq!(sectors * SECTOR, contents.len() as u64);
     let mut runs = vec![Vec::new(); load.workers];

@@ -7,9 +7,11 @@ mod common;
 use common::qcow2::Image;
 use common::{Worker, guest, options, run_on_extent, worker};
 use kickless_disk::{Cache, Disk, DiskSpec, Extent, IoError, Request, Step};
-use kickless_io::{EngineKind, Errno};
+use kickless_io::{Engine, EngineKind, Errno};
 use kickless_memory::{Gpa, Marks};
 use kickless_testing::Random;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 const CLUSTER: u64 = 64 << 10;
@@ -107,4 +109,72 @@ fn many_zeroes_over_backing_data() {
     }
     assert!(results.iter().all(|(_, result)| *result == Ok(())), "{results:?}");
     assert!(worker.read(0, contents.len()) == (Ok(()), contents));
+}
+
+/// A closed image may belong to another host, so no queue opens it, and requests of queues that are still
+/// attached fail.
+#[test]
+fn a_closed_image_is_not_used() {
+    let image = Image::of(&[1; CLUSTER as usize], &[]);
+    // It has to be repaired when it is opened.
+    File::options().write(true).open(image.path()).unwrap().write_all_at(&[1], 79).unwrap();
+    let before = fs::read(image.path()).unwrap();
+    let disk = open(image.path(), "");
+    let mut engine = Engine::open(EngineKind::Threads, 4).unwrap();
+    disk.attach(&mut engine).unwrap_err();
+    assert!(fs::read(image.path()).unwrap() == before, "the image was written");
+
+    disk.reload().unwrap();
+    let mut worker = worker(&disk);
+    assert_eq!(worker.write(0, &[2; 512], 0), Ok(()));
+    disk.write_back().unwrap();
+    disk.attach(&mut engine).unwrap_err();
+    let before = fs::read(image.path()).unwrap();
+    assert_eq!(worker.write(0, &[3; 512], 0), EIO);
+    assert_eq!(worker.read(0, 512).0, EIO);
+    assert!(fs::read(image.path()).unwrap() == before, "the image was written");
+    disk.reload().unwrap();
+    assert_eq!(worker.read(0, 512), (Ok(()), vec![2; 512]));
+}
+
+fn word(file: &File, at: u64) -> u64 {
+    let mut bytes = [0; 8];
+    file.read_exact_at(&mut bytes, at).unwrap();
+    u64::from_be_bytes(bytes)
+}
+
+/// An image that is only read is not marked as corrupt.
+#[test]
+fn a_bad_entry_of_an_image_that_is_only_read() {
+    let image = Image::of(&[1; CLUSTER as usize], &[]);
+    let file = File::options().read(true).write(true).open(image.path()).unwrap();
+    let table = word(&file, word(&file, 40)) & !(1 << 63);
+    file.write_all_at(&(word(&file, table) | 2).to_be_bytes(), table).unwrap();
+    let over = overlay(&image);
+    for (path, read_only) in [(image.path(), true), (over, false)] {
+        let disk = Disk::open(&DiskSpec::Qcow2(path), &options(Cache::Writeback, read_only)).unwrap();
+        let mut worker = worker(&disk);
+        assert_eq!(worker.read(0, 512).0, EIO);
+        worker.submit_own();
+        assert_eq!(worker.in_flight(), 0);
+    }
+}
+
+/// Writes to an L2 table whose flag says wrongly that it may be shared. A copy of it would have entries that
+/// `qemu-img check` calls wrong.
+#[test]
+fn a_table_whose_flag_is_missing() {
+    let image = Image::of(&Random(6).bytes(2 * CLUSTER), &[]);
+    let file = File::options().read(true).write(true).open(image.path()).unwrap();
+    let l1 = word(&file, 40);
+    let entry = word(&file, l1);
+    assert_eq!(entry >> 63, 1);
+    file.write_all_at(&(entry & !(1 << 63)).to_be_bytes(), l1).unwrap();
+    let disk = open(image.path(), "");
+    let mut worker = worker(&disk);
+    assert_eq!(worker.write(0, &[2; 512], 0), Ok(()));
+    drop(worker);
+    disk.write_back().unwrap();
+    assert_eq!(word(&file, l1), entry);
+    assert!(image.contents()[..512] == [2; 512]);
 }

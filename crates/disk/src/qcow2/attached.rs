@@ -19,6 +19,8 @@ pub(crate) struct AttachedImages {
     pub(super) in_flight: usize,
     /// The number of them for which the engine had no room.
     pub(super) busy: usize,
+    /// The image was open at the last look.
+    pub(super) is_open: bool,
     /// The queue stops by force, so it begins no other operation until its next request.
     pub(super) is_cancelled: bool,
 }
@@ -26,7 +28,8 @@ pub(crate) struct AttachedImages {
 impl AttachedImages {
     pub(super) fn new(chain: Arc<Chain>, generation: u64, shard: u32) -> Self {
         let (requests, own, in_flight, busy) = (0, Vec::new(), 0, 0);
-        Self { chain, generation, requests, shard, own, in_flight, busy, is_cancelled: false }
+        let (is_open, is_cancelled) = (true, false);
+        Self { chain, generation, requests, shard, own, in_flight, busy, is_open, is_cancelled }
     }
 
     #[inline]

@@ -102,14 +102,10 @@ impl Qcow2Disk {
         self.file.unit()
     }
 
-    /// Returns the images, and opens them if they are not open. Control path.
-    fn chain(&self) -> io::Result<(Arc<Chain>, u64)> {
-        let mut chain = self.lock_chain();
-        let open = match &*chain {
-            Some(open) => open.clone(),
-            None => self.open_chain(&mut chain)?,
-        };
-        Ok((open, self.generation.load(Ordering::Acquire)))
+    /// Returns the open images. `None` while they may belong to another host.
+    fn chain(&self) -> Option<(Arc<Chain>, u64)> {
+        let chain = self.lock_chain();
+        Some((chain.clone()?, self.generation.load(Ordering::Acquire)))
     }
 
     fn lock_chain(&self) -> MutexGuard<'_, Option<Arc<Chain>>> {
@@ -120,28 +116,23 @@ impl Qcow2Disk {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open_chain(&self, chain: &mut Option<Arc<Chain>>) -> io::Result<Arc<Chain>> {
-        let (opened, under) =
-            self.span.in_scope(|| open::chain(&self.path, &self.file, &self.options, &self.decoder))?;
-        let opened = Arc::new(opened);
-        if let Some(image) = opened.top() {
-            // It may have grown meanwhile.
-            self.size.fetch_max(image.size.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        *self.under.lock().unwrap_or_else(PoisonError::into_inner) = under;
-        *chain = Some(opened.clone());
+    /// Replaces the open images.
+    fn set_chain(&self, opened: Option<Arc<Chain>>) {
+        let mut chain = self.lock_chain();
+        *chain = opened;
         // Release. Partner: the load in `with_images`.
         self.generation.fetch_add(1, Ordering::Release);
-        Ok(opened)
     }
 
     /// Registers the images with a worker's engine.
     ///
     /// # Errors
-    /// The image cannot be used any more.
+    /// The image is not open: see [`DiskControl::reload`].
     pub(crate) fn attach(&self, engine: &mut Engine) -> Result<Attached, Error> {
         let failed = |source| Error::Library { disk: format!("qcow2:{}", self.path.display()), source };
-        let (chain, generation) = self.chain().map_err(failed)?;
+        // Opening it here would write to an image that may belong to another host.
+        let closed = || failed(io::Error::other("the image is closed"));
+        let (chain, generation) = self.chain().ok_or_else(closed)?;
         let file = self.file.attach(engine)?;
         let under = attach_under(&chain, engine)?;
         let shard = self.queues.fetch_add(1, Ordering::Relaxed);
@@ -173,7 +164,8 @@ impl Qcow2Disk {
         if images.requests > 0 || images.in_flight > 0 {
             return;
         }
-        let opened = self.chain().ok();
+        let opened = self.chain();
+        images.is_open = opened.is_some();
         if let Some((chain, generation)) = opened
             && let Ok(under) = attach_under(&chain, context.engine)
         {
@@ -195,7 +187,11 @@ impl Qcow2Disk {
         request: Request,
     ) -> Step {
         let at = match buffers.check(request, self.size(), self.limits.read_only) {
-            Ok(at) => at,
+            Ok(at) if images.is_open => at,
+            Ok(_) => {
+                buffers.drop_extents();
+                return Step::Done(Err(IoError::Os(Errno::IO)));
+            }
             Err(error) => {
                 buffers.drop_extents();
                 return Step::Done(Err(error));
@@ -286,9 +282,8 @@ impl DiskControl for Qcow2Disk {
     /// Closes the image: returns its reserve, and writes everything to the file.
     fn write_back(&self) -> io::Result<()> {
         let _control = self.lock_control();
-        let mut chain = self.lock_chain();
-        let Some(open) = chain.take() else { return Ok(()) };
-        self.generation.fetch_add(1, Ordering::Release);
+        let Some((open, _)) = self.chain() else { return Ok(()) };
+        self.set_chain(None);
         let Some(image) = open.top().filter(|_| !self.options.read_only) else { return Ok(()) };
         image.with_tables(super::tables::Tables::close);
         let closed = blocking::run(image, super::tables::Tables::closed);
@@ -300,9 +295,16 @@ impl DiskControl for Qcow2Disk {
     /// Reads the image's tables again, because another host may have written since.
     fn reload(&self) -> io::Result<()> {
         let _control = self.lock_control();
-        let mut chain = self.lock_chain();
-        *chain = None;
-        self.open_chain(&mut chain).map(drop)
+        self.set_chain(None);
+        let (opened, under) =
+            self.span.in_scope(|| open::chain(&self.path, &self.file, &self.options, &self.decoder))?;
+        if let Some(image) = opened.top() {
+            // It may have grown meanwhile.
+            self.size.fetch_max(image.size.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        *self.under.lock().unwrap_or_else(PoisonError::into_inner) = under;
+        self.set_chain(Some(Arc::new(opened)));
+        Ok(())
     }
 
     fn grow(&self, size: u64) -> io::Result<Resized> {

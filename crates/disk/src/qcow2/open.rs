@@ -181,6 +181,7 @@ impl Opening<'_> {
         let others = snapshot_tables(&blocking, &header, file_bytes)?;
         let options = TablesOptions {
             unit,
+            writable,
             discard: writable && file.limits().zeroes_may_unmap,
             device_bytes: file.is_device().then_some(file_bytes),
             reserve_max: RESERVE_BYTES,

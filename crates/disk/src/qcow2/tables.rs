@@ -294,9 +294,10 @@ impl Tables {
         Some(if is_clean { Ok(()) } else { Err(self.last_error.unwrap_or(Errno::IO)) })
     }
 
-    /// Marks the image as corrupt, and fails all later changes.
+    /// Marks the image as corrupt if it is written, and fails all later changes.
     pub(crate) fn found_bad(&mut self) {
-        if !std::mem::replace(&mut self.is_bad, true) && self.geometry.version == Version::V3 {
+        let can_mark = self.options.writable && self.geometry.version == Version::V3;
+        if !std::mem::replace(&mut self.is_bad, true) && can_mark {
             self.change_header(HeaderChange::SetCorrupt);
         }
     }

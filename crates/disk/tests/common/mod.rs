@@ -121,7 +121,11 @@ pub struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub fn new(disk: &'a Disk, kind: EngineKind, depth: u32) -> Self {
         let mut engine = Engine::open(kind, depth).unwrap();
-        let attached = disk.attach(&mut engine).unwrap();
+        let attached = disk.attach(&mut engine).unwrap_or_else(|_| {
+            // A qcow2 image is open from a reload on, which follows the lock.
+            disk.reload().unwrap();
+            disk.attach(&mut engine).unwrap()
+        });
         static QUEUES: AtomicU16 = AtomicU16::new(0);
         let waker = Waker::new().unwrap();
         let (lost_writes, marks) = (disk.lost_writes_seen(QUEUES.fetch_add(1, Relaxed)), Marks::off());

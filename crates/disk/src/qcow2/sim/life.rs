@@ -100,6 +100,7 @@ impl Life {
         let device_bytes = shape.is_device.then_some(file.len() as u64);
         let options = TablesOptions {
             unit: 512,
+            writable: true,
             discard: rng.u8(..4) > 0,
             device_bytes,
             reserve_max,

@@ -6,6 +6,7 @@ use super::l1_table::{Stage, TableCopy, TableState};
 use super::op::TableOpKind;
 use super::ops::{Purpose, Run};
 use super::plan::Ticket;
+use super::refcounts::Load;
 use crate::qcow2::format::entry::{self, RawEntry, decode, decode_l1, encode, encode_l1};
 use crate::qcow2::format::geometry::{Geometry, GuestOffset, HostCluster, HostOffset, SliceIndex};
 use kickless_io::{AlignedBuf, Errno};
@@ -109,6 +110,23 @@ impl Tables {
         self.change_l1(table, encode_l1(self.geometry.host_offset(HostCluster(run.start))));
         self.settle(table);
         true
+    }
+
+    /// Returns the reference count of the cluster at `at`. `None`: it is being read.
+    pub(super) fn count_of(&mut self, at: HostOffset) -> Result<Option<u64>, Errno> {
+        let cluster = self.geometry.host_cluster(at).0;
+        match self.refcounts.load(self.refcounts.unit_of(cluster), &mut self.ops, &self.blocks) {
+            Load::Ready => Ok(self.refcounts.get(cluster)),
+            Load::NoBlock => Ok(Some(0)),
+            Load::Wait => Ok(None),
+            Load::Failed(errno) => Err(errno),
+        }
+    }
+
+    /// Marks a table as used by the active L1 table only.
+    pub(super) fn own_table(&mut self, table: u64, at: HostOffset) {
+        self.change_l1(table, encode_l1(at));
+        self.settle(table);
     }
 
     /// Begins to copy a shared table.

@@ -106,8 +106,14 @@ impl Tables {
                     return self.wait_for_reserve();
                 }
                 TableState::Absent if self.link_table(table) => {}
-                TableState::Shared(old) if self.copy_table(table, old) => return Err(Stop::Wait),
-                TableState::Absent | TableState::Shared(_) => return self.wait_for_reserve(),
+                TableState::Shared(at) => match self.count_of(at).map_err(Stop::Fail)? {
+                    None => return self.wait_for_reserve(),
+                    // Only the flag was missing.
+                    Some(1) => self.own_table(table, at),
+                    Some(_) if self.copy_table(table, at) => return Err(Stop::Wait),
+                    Some(_) => return self.wait_for_reserve(),
+                },
+                TableState::Absent => return self.wait_for_reserve(),
                 TableState::Bad => {
                     self.found_bad();
                     return Err(Stop::Fail(Errno::IO));

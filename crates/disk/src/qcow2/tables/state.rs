@@ -28,6 +28,8 @@ use std::sync::Arc;
 pub(crate) struct TablesOptions {
     /// The unit of table I/O, and the size of a slice: at most a cluster.
     pub(crate) unit: u64,
+    /// The image may change.
+    pub(crate) writable: bool,
     /// Free clusters are punched.
     pub(crate) discard: bool,
     /// The size of a block device, beyond which nothing can be allocated.
