@@ -54,7 +54,6 @@ fn is_on_disk(offset: u64, len: u64, size: u64) -> bool {
 }
 
 /// The memory and the extents of a request to a file: the guest's, or a buffer of this process.
-#[allow(dead_code, reason = "only formats split buffers")]
 pub(crate) trait TransferBuffers {
     /// Returns the bytes that are left. 0 while an engine has the buffers.
     fn left(&self) -> u64;
@@ -84,9 +83,11 @@ pub(crate) trait TransferBuffers {
     fn zero(&mut self, bytes: u64, marks: &mut Marks);
 
     /// Moves the first `len` bytes to `front`.
+    #[cfg(feature = "qcow2")]
     fn split_to(&mut self, len: u64, front: &mut Self, marks: &mut Marks);
 
     /// Moves a `front` that is not used any more back.
+    #[cfg(feature = "qcow2")]
     fn join(&mut self, front: &mut Self, marks: &mut Marks);
 
     /// Returns the extents, the next one last.
@@ -158,10 +159,12 @@ impl TransferBuffers for IoBuffers {
         self.guest.zero(bytes, marks);
     }
 
+    #[cfg(feature = "qcow2")]
     fn split_to(&mut self, len: u64, front: &mut Self, marks: &mut Marks) {
         self.guest.split_to(len, &mut front.guest, marks);
     }
 
+    #[cfg(feature = "qcow2")]
     fn join(&mut self, front: &mut Self, marks: &mut Marks) {
         front.guest.release(marks);
     }

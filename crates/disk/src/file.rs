@@ -14,6 +14,6 @@ mod state;
 mod topology;
 
 pub use disk::FileDisk;
-#[allow(unused_imports, reason = "only formats have such requests")]
+#[cfg(feature = "qcow2")]
 pub(crate) use request::Unchecked;
 pub(crate) use state::FileState;

@@ -43,7 +43,6 @@ mod sender;
 #[cfg(test)]
 mod sim;
 mod slices;
-#[allow(dead_code, reason = "figures for metrics, and a method that tests will use")]
 mod tables;
 mod wakers;
 mod write;

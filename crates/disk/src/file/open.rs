@@ -33,6 +33,7 @@ enum Contents {
     /// The bytes of the disk.
     Disk,
     /// An image in a format, or a backing image.
+    #[cfg(feature = "qcow2")]
     Format,
 }
 
@@ -53,7 +54,7 @@ impl FileDisk {
     ///
     /// # Errors
     /// One sentence for the operator.
-    #[allow(dead_code, reason = "only formats have such files")]
+    #[cfg(feature = "qcow2")]
     pub(crate) fn open_image(path: &Path, options: &Options) -> Result<Self, Error> {
         Self::open_as(path, options, Contents::Format)
     }

@@ -16,8 +16,8 @@ const RETRIES_MAX: u16 = 1000;
 const CANCELLED: IoError = IoError::Os(Errno::CANCELED);
 
 /// A request without the checks of a guest's: it may go beyond the end of the file, where reads find zeroes.
+#[cfg(feature = "qcow2")]
 #[derive(Clone, Copy, Debug)]
-#[allow(dead_code, reason = "only formats have such requests")]
 pub(crate) enum Unchecked {
     Read {
         at: u64,
@@ -65,8 +65,8 @@ impl FileDisk {
         self.drive(sender, buffers, state)
     }
 
-    #[allow(dead_code, reason = "only formats have such requests")]
     /// Starts a transfer of all bytes of `buffers`, or a flush, without the checks of a guest's request.
+    #[cfg(feature = "qcow2")]
     pub(crate) fn start_unchecked(
         &self,
         sender: &mut impl OpSender,

@@ -40,7 +40,9 @@ use ops::Purpose;
 use plan::{SyncMark, Ticket, Written};
 use refcounts::store_words;
 use rule::Rule;
-pub(crate) use state::{Parts, TableStats, Tables, TablesOptions};
+#[cfg(test)]
+use state::TableStats;
+pub(crate) use state::{Parts, Tables, TablesOptions};
 
 /// The steps of work in one call. Each is bounded.
 const STEPS_MAX: u32 = 8;
@@ -309,6 +311,7 @@ impl Tables {
     }
 
     /// Returns figures.
+    #[cfg(test)]
     pub(crate) fn stats(&self) -> TableStats {
         TableStats {
             reserve: self.reserve.ready_clusters,

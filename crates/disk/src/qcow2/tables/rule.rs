@@ -2,7 +2,6 @@
 
 /// A rule of `docs/adr/0011-a-table-holds-only-what-may-be-on-disk.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), allow(dead_code, reason = "tests leave rules out"))]
 pub(crate) enum Rule {
     /// The reserve is durable.
     R1,

@@ -42,7 +42,8 @@ pub(crate) struct TablesOptions {
     pub(crate) rules: Rules,
 }
 
-/// Figures for tests and metrics.
+/// Figures for tests.
+#[cfg(test)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableStats {
     /// Clusters in the reserve.
