@@ -11,6 +11,7 @@ use kickless_io::{EngineKind, Errno};
 use kickless_memory::{Gpa, Marks};
 use kickless_testing::Random;
 use std::path::PathBuf;
+use std::thread;
 
 const ENGINES: [EngineKind; 3] = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads];
 const CANCELLED: Result<(), IoError> = Err(IoError::Os(Errno::CANCELED));
@@ -93,69 +94,84 @@ fn another_queue_writes_the_table() {
     }
 }
 
+/// Runs rounds of random requests of all kinds on a worker. Returns the results. A worker that cancels does
+/// so once in each round.
+fn rounds(disk: &Disk, kind: EngineKind, mut random: Random, cancels: bool) -> Vec<Result<(), IoError>> {
+    const SLOTS: usize = 8;
+    let (mut worker, view) = (Worker::new(disk, kind, 8).with_slots(SLOTS), guest(4 * CLUSTER));
+    let mut all = Vec::new();
+    for _ in 0..60 {
+        let (mut started, mut ended) = (0, 0);
+        for slot in 0..SLOTS {
+            let at = 512 * random.from(0..(COUNT - 2) * CLUSTER / 512);
+            let len = 512 * random.from(1..2 * CLUSTER / 512);
+            let durable = random.from(0..2) == 0;
+            let request = match random.from(0..6) {
+                0 => Request::Flush,
+                1 => Request::Discard { durable },
+                2 => Request::WriteZeroes { durable },
+                3 => Request::Read { offset: at },
+                _ => Request::Write { offset: at, durable },
+            };
+            match request {
+                Request::Read { .. } | Request::Write { .. } => {
+                    worker.io(slot).buffers_mut().push(&view, Gpa(0), len as u32).unwrap();
+                }
+                Request::Flush => {}
+                _ => worker.io(slot).extents_mut().push(Extent {
+                    offset: at,
+                    len,
+                    unmap: at.is_multiple_of(1024),
+                }),
+            }
+            match worker.start(slot, request) {
+                Step::Done(result) => all.push(result),
+                _ => started += 1,
+            }
+        }
+        let turns_before = if cancels { random.from(0..4) } else { u64::MAX };
+        for turn in 0.. {
+            if turn == turns_before {
+                worker.cancel();
+            }
+            if ended == started {
+                break;
+            }
+            let results = worker.turn();
+            ended += results.len();
+            all.extend(results.into_iter().map(|(_, result)| result));
+        }
+        assert_eq!(ended, started);
+        (0..SLOTS).for_each(|slot| worker.io(slot).buffers_mut().clear(&mut Marks::off()));
+    }
+    all
+}
+
 /// Cancels requests of all kinds at random moments, of one of two queues. Each ends exactly once. Afterwards
 /// the image is whole, and the disk works.
 #[test]
 fn requests_of_all_kinds() {
-    const SLOTS: usize = 8;
     for (kind, seed) in ENGINES.into_iter().zip(1..) {
         let contents = Random(3).bytes(COUNT * CLUSTER);
         let (_image, path) = chain(&contents);
         let disk = open(path.clone());
-        let mut workers = [(); 2].map(|()| Worker::new(&disk, kind, 8).with_slots(SLOTS));
-        let (mut random, view) = (Random(seed), guest(4 * CLUSTER));
-        let mut cancelled = 0;
-        for _ in 0..60 {
-            let mut started = [0; 2];
-            let mut results = [(); 2].map(|()| Vec::new());
-            for (worker, started) in workers.iter_mut().zip(&mut started) {
-                for slot in 0..SLOTS {
-                    let at = 512 * random.from(0..(COUNT - 2) * CLUSTER / 512);
-                    let len = 512 * random.from(1..2 * CLUSTER / 512);
-                    let request = match random.from(0..6) {
-                        0 => Request::Flush,
-                        1 => Request::Discard { durable: random.from(0..2) == 0 },
-                        2 => Request::WriteZeroes { durable: random.from(0..2) == 0 },
-                        3 => Request::Read { offset: at },
-                        _ => Request::Write { offset: at, durable: random.from(0..2) == 0 },
-                    };
-                    match request {
-                        Request::Read { .. } | Request::Write { .. } => {
-                            worker.io(slot).buffers_mut().push(&view, Gpa(0), len as u32).unwrap();
-                        }
-                        Request::Flush => {}
-                        _ => worker.io(slot).extents_mut().push(Extent {
-                            offset: at,
-                            len,
-                            unmap: at % 1024 == 0,
-                        }),
-                    }
-                    *started += usize::from(!matches!(worker.start(slot, request), Step::Done(_)));
-                }
-            }
-            for _ in 0..random.from(0..4) {
-                for (worker, results) in workers.iter_mut().zip(&mut results) {
-                    if worker.in_flight() > 0 {
-                        results.extend(worker.turn());
-                    }
-                }
-            }
-            workers[0].cancel();
-            for (which, worker) in workers.iter_mut().enumerate() {
-                while results[which].len() < started[which] {
-                    results[which].extend(worker.turn());
-                }
-                assert_eq!(results[which].len(), started[which], "{kind:?}");
-                (0..SLOTS).for_each(|slot| worker.io(slot).buffers_mut().clear(&mut Marks::off()));
-            }
-            cancelled += results[0].iter().filter(|(_, result)| *result == CANCELLED).count();
-            assert!(results[1].iter().all(|(_, result)| *result == Ok(())), "{kind:?}: {:?}", results[1]);
-        }
+        disk.reload().unwrap();
+        let [first, second] = thread::scope(|scope| {
+            [true, false]
+                .map(|cancels| {
+                    let disk = &disk;
+                    scope.spawn(move || rounds(disk, kind, Random(seed + u64::from(cancels)), cancels))
+                })
+                .map(|thread| thread.join().unwrap())
+        });
+        let cancelled = first.iter().filter(|result| **result == CANCELLED).count();
         assert!(cancelled > 20, "{kind:?}: only {cancelled} requests were cancelled");
-        let [mut first, mut second] = workers;
-        assert_eq!(first.write(0, &contents, 0), Ok(()));
-        assert!(second.read(0, contents.len()) == (Ok(()), contents), "{kind:?}");
-        drop((first, second));
+        assert!(first.iter().all(|result| [Ok(()), CANCELLED].contains(result)), "{kind:?}: {first:?}");
+        assert!(second.iter().all(|result| *result == Ok(())), "{kind:?}: {second:?}");
+        let mut worker = Worker::new(&disk, kind, 8);
+        assert_eq!(worker.write(0, &contents, 0), Ok(()));
+        assert!(worker.read(0, contents.len()) == (Ok(()), contents), "{kind:?}");
+        drop(worker);
         disk.write_back().unwrap();
         check(&path);
     }
