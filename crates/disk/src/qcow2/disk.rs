@@ -103,7 +103,7 @@ impl Qcow2Disk {
     }
 
     /// Returns the open images. `None` while they may belong to another host.
-    fn chain(&self) -> Option<(Arc<Chain>, u64)> {
+    pub(super) fn chain(&self) -> Option<(Arc<Chain>, u64)> {
         let chain = self.lock_chain();
         Some((chain.clone()?, self.generation.load(Ordering::Acquire)))
     }

@@ -6,6 +6,9 @@
 //! may have. At each cut, a judge ([`judge`]) that shares no code with the tables compares refcounts, flags
 //! and contents.
 //!
+//! A second simulator ([`whole`]) runs a whole disk with its real requests on a recording engine
+//! ([`recorder`]): queues that stop by force, short transfers, and engines without room.
+//!
 //! `KICKLESS_CUTS=100000 cargo test -p kickless-disk --lib sim` takes that many cuts.
 
 mod builder;
@@ -15,4 +18,6 @@ mod image;
 mod judge;
 mod life;
 mod model;
+mod recorder;
 mod sender;
+mod whole;

@@ -19,6 +19,8 @@ pub(super) struct Shape {
     pub(super) used: u64,
     pub(super) has_backing: bool,
     pub(super) has_snapshot: bool,
+    /// Some clusters are compressed, with contents that only the simulator can read.
+    pub(super) has_compressed: bool,
     /// The first cluster behind a gap.
     pub(super) gap: u64,
     /// Sectors behind the last cluster, with old bytes.
@@ -55,6 +57,7 @@ impl Shape {
             used: if extended { 3 } else { rng.u64(2..=8) },
             has_backing: rng.bool(),
             has_snapshot: order > 0 && rng.bool(),
+            has_compressed: true,
             gap,
             tail,
             is_device,
@@ -121,7 +124,7 @@ impl Builder {
             0..4 => Mapping::Data { host: host(self.data(count, offset)), copied },
             4 if zero => Mapping::Zero { kept: None, copied: false },
             5 if zero => Mapping::Zero { kept: Some(host(self.data(count, offset + 1))), copied },
-            6 if geometry.refcount_order > 1 => {
+            6 if geometry.refcount_order > 1 && self.shape.has_compressed => {
                 let cluster = self.alloc(count);
                 self.put(cluster * self.cluster(), &stamp_of(offset, 0).to_be_bytes());
                 Mapping::Compressed { at: host(cluster), len: SECTOR as u32 }

@@ -33,6 +33,16 @@ pub(super) struct Op {
     pub(super) not_before: u64,
 }
 
+/// The kinds of operations, by which they fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    Read,
+    Write,
+    TableWrite,
+    Zero,
+    Sync,
+}
+
 /// Operations that all fail, until the failure ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
@@ -90,14 +100,15 @@ impl Failures {
         (self.share, self.broken, self.breaks) = (0.0, None, false);
     }
 
-    fn result(&mut self, op: &Op, rng: &mut Rng) -> Result<(), Errno> {
-        let is_broken = match (self.broken, &op.work, &op.target) {
-            (Some(Broken::All), ..)
-            | (Some(Broken::Writes), Work::Write { .. }, _)
-            | (Some(Broken::TableWrites), Work::Write { .. }, Target::Table(..))
-            | (Some(Broken::Zeroes), _, Target::Zero(..))
-            | (Some(Broken::Syncs), Work::Sync { .. }, _)
-            | (Some(Broken::Reads), Work::Read { .. }, _) => true,
+    /// Returns the result of an operation.
+    pub(super) fn result(&mut self, class: Class, rng: &mut Rng) -> Result<(), Errno> {
+        let is_broken = match (self.broken, class) {
+            (Some(Broken::All), _)
+            | (Some(Broken::Writes), Class::Write | Class::TableWrite | Class::Zero)
+            | (Some(Broken::TableWrites), Class::TableWrite)
+            | (Some(Broken::Zeroes), Class::Zero)
+            | (Some(Broken::Syncs), Class::Sync)
+            | (Some(Broken::Reads), Class::Read) => true,
             _ => rng.f64() < self.share,
         };
         self.has_failed |= is_broken;
@@ -181,7 +192,14 @@ impl Life {
     }
 
     pub(super) fn complete(&mut self, op: Op) {
-        let result = self.failures.result(&op, &mut self.rng);
+        let class = match (&op.work, &op.target) {
+            (Work::Read { .. }, _) => Class::Read,
+            (Work::Sync { .. }, _) => Class::Sync,
+            (_, Target::Zero(..)) => Class::Zero,
+            (_, Target::Table(..)) => Class::TableWrite,
+            (_, Target::Request(_)) => Class::Write,
+        };
+        let result = self.failures.result(class, &mut self.rng);
         let Op { target, work, .. } = op;
         let mut read = None;
         match work {

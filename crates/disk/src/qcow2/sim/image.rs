@@ -54,6 +54,11 @@ impl Image {
         WriteId(self.next)
     }
 
+    /// Lets a write in flight end after so many bytes.
+    pub(super) fn shorten(&mut self, id: WriteId, len: usize) {
+        self.in_flight.get_mut(&id).unwrap().1.truncate(len);
+    }
+
     /// Completes a write.
     pub(super) fn complete(&mut self, id: WriteId) {
         let (at, bytes) = self.in_flight.remove(&id).unwrap();

@@ -61,6 +61,13 @@ impl Model {
         values.retain(|value| !is_replaced(value, &[write], u64::MAX));
     }
 
+    /// Returns the values that a read may see which begins now.
+    pub(super) fn readable(&self, sector: usize) -> Vec<Stamp> {
+        let values = &self.sectors[sector];
+        let known = values.iter().filter(|value| !is_replaced(value, values, u64::MAX));
+        known.map(|value| value.stamp).collect()
+    }
+
     /// Returns whether a sector may have this value after a kill.
     pub(super) fn may_be_after_kill(&self, sector: usize, stamp: Stamp) -> bool {
         let values = &self.sectors[sector];
