@@ -10,6 +10,7 @@ use kickless_io::EngineKind;
 use kickless_spec::blk::{self, BlkFeatures, S_OK};
 use rig::{DATA_MAX, ENGINES, Rig, TestRequest, UNANSWERED, faulty, open};
 use std::io::Write;
+use std::process::Command;
 use std::sync::Arc;
 use tempfile::NamedTempFile;
 
@@ -110,6 +111,29 @@ fn a_stop_begins_requests_of_an_earlier_process_in_turns() {
         rig.poll_with(0);
     }
     assert_eq!(rig.finish().len(), 20);
+}
+
+/// Zeroes for a part of a cluster are data, and a step follows their write. The queue asks for a poll then.
+#[test]
+fn a_request_has_steps_left_after_an_operation() {
+    let image = NamedTempFile::new().unwrap();
+    let mut made = Command::new("qemu-img");
+    made.args(["create", "-q", "-f", "qcow2"]).arg(image.path()).arg("1M");
+    assert!(made.status().unwrap().success());
+    let device = rig::blk(open(&DiskSpec::Qcow2(image.path().into())));
+    let mut rig = Rig::start(&device, EngineKind::Threads, 4, false, ALL);
+    assert_eq!(rig.status(TestRequest::write(0, &[7; 4096])), S_OK);
+    let ranges = [(1000, 1, 0), (1, 255, 0), (1100, 1, 0)];
+    let zeroes = rig.send(TestRequest::on_ranges(blk::T_WRITE_ZEROES, &ranges));
+    rig.poll();
+    while rig.status_now(zeroes) == UNANSWERED {
+        let (answers, asks_for_poll) = rig.complete();
+        assert!(answers > 0 || asks_for_poll || rig.operations() > 0, "the queue sleeps with steps left");
+        if asks_for_poll {
+            rig.poll();
+        }
+    }
+    assert_eq!(rig.finish()[&zeroes].status, S_OK);
 }
 
 /// Faults delay some of the steps.

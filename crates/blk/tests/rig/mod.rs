@@ -363,6 +363,11 @@ impl Rig {
         (self.take_answers(), waits)
     }
 
+    /// Returns the number of operations that the engine has.
+    pub fn operations(&self) -> usize {
+        self.engine.in_flight()
+    }
+
     /// Waits for the operations that the disk has of its own, as a worker does before it detaches a task.
     fn finish_operations(&mut self) {
         while self.sent.is_empty() && self.task.in_flight() > 0 {
