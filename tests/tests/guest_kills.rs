@@ -8,17 +8,24 @@ use std::time::Duration;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig, LIMIT};
 use kickless_tests::guest::scratch::Scratch;
+use kickless_tests::qcow2::Qcow2Image;
 
 const CPUS: usize = 2;
 
 #[test]
 fn split() {
-    killed("io_uring", "");
+    killed("io_uring", "", false);
 }
 
 #[test]
 fn packed() {
-    killed("threads", "packed=on");
+    killed("threads", "packed=on", false);
+}
+
+/// The tables of an image change with each kill. QEMU checks it afterwards.
+#[test]
+fn qcow2() {
+    killed("io_uring", "", true);
 }
 
 /// Returns delays between 0 and 400 ms, the same in each run.
@@ -27,14 +34,22 @@ fn delays() -> impl Iterator<Item = Duration> {
         .map(|seed| Duration::from_millis((seed >> 33) % 400))
 }
 
-fn killed(engine: &str, properties: &str) {
+fn killed(engine: &str, properties: &str, is_qcow2: bool) {
     if Program::from_environment() != Program::Kickless {
         return;
     }
     let kills = std::env::var("KICKLESS_KILLS").map_or(10, |kills| kills.parse().unwrap());
     let scratch = Scratch::new().unwrap();
+    let raw = scratch.path().to_str().unwrap();
+    let image = is_qcow2.then(|| {
+        let image = Qcow2Image::empty().unwrap();
+        let options = "cluster_size=4096";
+        image.img(&["convert", "-f", "raw", "-O", "qcow2", "-o", options, raw, "disk"]).unwrap();
+        image
+    });
+    let under = image.as_ref().map_or(raw.to_owned(), |image| format!("qcow2:{}", image.path().display()));
     // Some requests are slow, so that the requests in flight are not only the newest ones.
-    let disk = format!("fault:delay=1ms-30ms@20%:{}", scratch.path().display());
+    let disk = format!("fault:delay=1ms-30ms@20%:{under}");
     let config = DaemonConfig {
         engine: Some(engine.to_owned()),
         arguments: vec!["--log-level=info,kickless_vhost=debug".to_owned()],
@@ -67,7 +82,6 @@ fn killed(engine: &str, properties: &str) {
     }
     guest.tell("stop").unwrap();
     let results = guest.finish().unwrap();
-    scratch.compare(&results, "vda").unwrap();
     println!(
         "{kills} kills, {in_flight} of them with requests in flight, {again} done again; verified {} times",
         results["kills.verified"]
@@ -75,5 +89,10 @@ fn killed(engine: &str, properties: &str) {
     assert!(in_flight > 0, "no request was in flight at any kill");
     let (status, log) = daemon.stop().unwrap();
     assert_eq!(status.code(), Some(0));
+    if let Some(image) = image {
+        assert_eq!(image.check().unwrap().corruptions, 0);
+        image.img(&["convert", "-f", "qcow2", "-O", "raw", "disk", raw]).unwrap();
+    }
+    scratch.compare(&results, "vda").unwrap();
     assert!(!log.iter().any(|line| line.contains(" ERROR ")), "{log:#?}");
 }
