@@ -66,6 +66,10 @@ pub unsafe fn read_obj<T: FromBytes>(from: NonNull<u8>) -> T {
     } else if size_of::<T>().is_multiple_of(4) && from.cast::<u32>().is_aligned() {
         // SAFETY: as above.
         unsafe { read_words::<T, u32>(from) }
+    } else if size_of::<T>() == 1 {
+        // Volatile, so that the compiler neither repeats the read nor leaves it out. SAFETY: the caller's
+        // promise; one byte is always aligned.
+        unsafe { read_words::<T, u8>(from) }
     } else {
         // SAFETY: the caller's promise.
         unsafe { read_bytes(from) }
