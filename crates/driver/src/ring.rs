@@ -284,20 +284,18 @@ impl Ring {
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) -> Result<usize, Error> {
         let mut submission = self.submission();
         let Admitted { count, direct, mut ended } = self.admit(&mut submission, batch);
-        let (mut taken, mut refused) = (0, None);
+        let mut taken = 0;
         let mut requests = batch.drain(..count);
         while let Some(request) = requests.as_slice().first() {
             let Some(id) = self.add(&mut submission, request, direct) else { break };
+            let Some(slot) = submission.filler.vacant(id) else { break };
             let Some(request) = requests.next() else { break };
-            if let Err(request) = submission.filler.fill(id, request) {
-                refused = Some(request);
-                break;
-            }
+            slot.fill(request);
             taken += 1;
         }
         if taken < count {
             // Only a hostile device can cause this.
-            let back: Vec<Request> = refused.into_iter().chain(requests).collect();
+            let back: Vec<Request> = requests.collect();
             batch.splice(..0, back);
             ended = Some(Error::Full);
         } else {
@@ -448,6 +446,9 @@ impl Ring {
         while for_poller < max {
             match end.completer.pop() {
                 Ok(Some(done)) => {
+                    if let Some(id) = end.completer.later_id() {
+                        self.blocks.prefetch(id);
+                    }
                     let status = self.blocks.status(done.id);
                     let Some(request) = end.taker.take(done.id) else {
                         ended = Err(Error::Unpublished { queue: self.index, id: done.id });
@@ -627,9 +628,13 @@ impl Ring {
     fn tell_watchers(&self) {
         // Partner: the fence in `watch`.
         fence(Ordering::SeqCst);
-        if self.watching.load(Ordering::Relaxed) == 0 {
-            return;
+        if self.watching.load(Ordering::Relaxed) > 0 {
+            self.notify_watchers();
         }
+    }
+
+    #[inline(never)]
+    fn notify_watchers(&self) {
         let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.iter().for_each(|waiter| waiter.notify());
     }
