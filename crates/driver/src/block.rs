@@ -142,11 +142,11 @@ impl Blocks {
         chain.push(addr + STATUS as u64, 1, true);
     }
 
-    /// Prefetches the block of `id`, which can be any number.
+    /// Prefetches the block of `id`, which can be any number. The next request with this id writes to it.
     #[inline]
     pub(crate) fn prefetch(&self, id: u16) {
         // Behind the blocks are ranges and tables, where a prefetch does no harm.
-        self.area.prefetch(usize::from(id) * STRIDE);
+        self.area.prefetch_for_write(usize::from(id) * STRIDE);
     }
 
     /// Returns the status that the device wrote, or `None` if it wrote none.

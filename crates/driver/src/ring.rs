@@ -130,6 +130,8 @@ struct CompletionSide {
 struct CompletionEnd {
     completer: Completer,
     taker: Taker<Request>,
+    /// The id of the last completion.
+    last: u16,
 }
 
 /// The completion end as the sleepers need it.
@@ -196,8 +198,10 @@ impl Ring {
         let indirect = layout.indirect();
         let hint = completer.hint();
         hint.set(completer.position());
-        let completing =
-            CompletionSide { end: CompletionEnd { completer, taker }, sleepers: Sleepers::default() };
+        let completing = CompletionSide {
+            end: CompletionEnd { completer, taker, last: 0 },
+            sleepers: Sleepers::default(),
+        };
         let submission = Submission {
             submitter,
             filler,
@@ -441,6 +445,8 @@ impl Ring {
     #[inline]
     fn drain(&self, end: &mut CompletionEnd, max: usize, mut each: impl FnMut(Completion)) -> Drained {
         let mut for_poller = 0;
+        // The id that came back last is the first that was used again.
+        self.blocks.prefetch(end.last);
         let mut delivery = Delivery::begin(self);
         let mut ended = Ok(());
         while for_poller < max {
@@ -454,6 +460,7 @@ impl Ring {
                         ended = Err(Error::Unpublished { queue: self.index, id: done.id });
                         break;
                     };
+                    end.last = done.id;
                     // The id may be reused only now.
                     end.completer.give_back(done.id);
                     delivery.count += 1;

@@ -84,10 +84,10 @@ impl<T> Vacant<'_, T> {
     pub(crate) fn fill(self, value: T) {
         self.0.value.with_mut(|place| {
             // SAFETY:
-            // - the flag was clear when `vacant` loaded it, so the taker does not access the slot; it was loaded
-            //   with acquire, so the taker's last access has ended;
-            // - there is no other filler. This one is borrowed mutably as long as `self`, so it has not filled
-            //   the slot since.
+            // - the flag was clear when `vacant` loaded it, so the taker does not access the slot; it was
+            //   loaded with acquire, so the taker's last access has ended;
+            // - there is no other filler. This one is borrowed mutably as long as `self`, so it has not
+            //   filled the slot since.
             unsafe { (*place).write(value) };
         });
         // Release. Partner: the acquire in `take`.

@@ -63,7 +63,11 @@ impl Map {
     fn of_sorted(slots: Vec<Slot>) -> Self {
         let largest = slots.iter().max_by_key(|slot| slot.len());
         let flat = |slot: &Slot| FlatSlot { gpa: slot.gpa(), len: slot.len(), base: slot.base() };
-        Self { largest: largest.map(flat).unwrap_or_default(), hosts: HostIndex::new(&slots), slots: slots.into() }
+        Self {
+            largest: largest.map(flat).unwrap_or_default(),
+            hosts: HostIndex::new(&slots),
+            slots: slots.into(),
+        }
     }
 
     /// Returns this map with one slot more.

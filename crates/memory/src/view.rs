@@ -95,11 +95,12 @@ impl View {
         self.map.span(gpa, len)
     }
 
-    /// Asks the processor to load the cache line at `gpa`. Has no effect if that is not guest memory.
+    /// Asks the processor for the cache line at `gpa`, to write to it soon. Has no effect if that is not
+    /// guest memory.
     #[inline]
-    pub fn prefetch(&self, gpa: Gpa) {
+    pub fn prefetch_for_write(&self, gpa: Gpa) {
         if let Some(host) = self.map.contiguous(gpa, 1) {
-            shared::prefetch(host);
+            shared::prefetch_for_write(host);
         }
     }
 

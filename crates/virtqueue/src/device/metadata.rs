@@ -316,6 +316,13 @@ impl<A: Access> Areas<A> {
         unsafe { self.avail.load_unchecked(at) }
     }
 
+    /// Prefetches the used element at `index`, modulo the size, which is written soon.
+    #[inline]
+    pub(super) fn prefetch_used_elem(&self, index: u16) {
+        let at = RING_ENTRIES + size_of::<UsedElem>() * usize::from(index & self.mask());
+        self.used.prefetch_for_write(at);
+    }
+
     /// Reads the used element at `index`, modulo the size.
     pub(super) fn used_elem(&self, index: u16) -> UsedElem {
         self.used.read(RING_ENTRIES + size_of::<UsedElem>() * usize::from(index & self.mask()))
@@ -421,8 +428,8 @@ impl<A: Access> Areas<A> {
         }
     }
 
-    /// Writes length, id and flags of a used element over the descriptor at a position of a packed ring, in one
-    /// store.
+    /// Writes length, id and flags of a used element over the descriptor at a position of a packed ring, in
+    /// one store.
     #[inline]
     pub(super) fn set_packed_used_and_flags(&self, position: RingPosition, len: u32, id: u16, flags: u16) {
         let at = self.packed_at(position);

@@ -57,8 +57,8 @@ pub(super) struct Queue<A: Access> {
     tracker: Option<Box<Packed<A::Region>>>,
 }
 
-/// Used descriptors that are written except for the flags of the first one. The driver reads them in the order
-/// of the ring, so it sees none of them.
+/// Used descriptors that are written except for the flags of the first one. The driver reads them in the
+/// order of the ring, so it sees none of them.
 #[derive(Debug)]
 struct Unshown {
     /// The position and the flags of the first one.
@@ -326,7 +326,7 @@ impl<A: Access> Queue<A> {
         if let Some(metadata) = &self.metadata
             && is_available(metadata, self.next, Ordering::Relaxed)
         {
-            view.prefetch(View::direct(metadata.packed_descriptor(self.next).addr));
+            view.prefetch_for_write(View::direct(metadata.packed_descriptor(self.next).addr));
             metadata.prefetch_packed(self.next, PREFETCH_DESCRIPTORS);
         }
     }

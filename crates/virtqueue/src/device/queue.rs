@@ -219,8 +219,9 @@ impl Queue {
         Ok(self.pop_in(&mut { view }, chain)? == PopOutcome::Chain)
     }
 
-    /// Prefetches for the next pops what the driver has written on another core: the first buffer of the next
-    /// chain, which is the header of a request or an indirect table, and descriptors behind it.
+    /// Prefetches for the next pops what the driver has written on another core: the first buffer of a later
+    /// chain, which is the header of a request or an indirect table, and descriptors behind it. A header is
+    /// asked for to write to it, because its status is usually on the same line.
     ///
     /// Call it after a pop, and then serve the popped chain. The lines arrive meanwhile. It takes addresses
     /// for guest-physical ones, so it gains nothing behind a vIOMMU.

@@ -100,8 +100,8 @@ impl Completer {
         forward!(self, Completer, pop)
     }
 
-    /// Returns the id, unchecked, of a chain that is popped soon, if the device has shown it already. Its memory
-    /// can be prefetched.
+    /// Returns the id, unchecked, of a chain that is popped soon, if the device has shown it already. Its
+    /// memory can be prefetched.
     #[inline]
     pub fn later_id(&self) -> Option<u16> {
         match self {
