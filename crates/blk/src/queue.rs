@@ -1,15 +1,15 @@
 //! One virtqueue of a disk: the path of a request from the ring to the disk and back.
 
 use crate::device_state::DeviceState;
-use crate::failures::is_caused_by_guest;
+use crate::failures::{Operation, is_caused_by_guest};
 use crate::request::{self, Bounds, Kind, RangeOp, Reject, Request, parse};
 use crate::slots::Slots;
 use kickless_device::{Context, LEAVING_COST, Next, Polled, QueueTask, Vring};
 use kickless_disk::{self as disk, Attached, IoContext, LostWritesSeen, OWN_SLOTS, Step};
 use kickless_io::{Completion, Engine};
-use kickless_memory::{Iov, Marks, View};
+use kickless_memory::{Iov, Marks, Unmapped, View};
 use kickless_spec::blk::{self, BlkFeatures};
-use kickless_virtqueue::{Chain, ChainId};
+use kickless_virtqueue::{Buffer, Chain, ChainId};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -32,6 +32,8 @@ pub(crate) struct Queue {
     /// The negotiated features. Without FLUSH, every write is durable when it completes.
     features: BlkFeatures,
     read_only: bool,
+    /// The size of the disk in bytes, as of the beginning of the present poll.
+    disk_size: u64,
     slots: Slots,
     /// The lost writes of the disk that this queue has reported.
     lost_writes: LostWritesSeen,
@@ -70,6 +72,7 @@ impl Queue {
             held_memory: None,
             features,
             read_only,
+            disk_size: 0,
             slots,
             lost_writes,
             prepared: None,
@@ -86,10 +89,12 @@ impl Queue {
     }
 
     /// Parses the popped chain and starts its request in the free slot. Returns its cost.
+    // A function of its own, so that its variables are in registers, and not those of the loop around it.
+    #[inline(never)]
     fn begin(&mut self, context: &mut Context<'_>, slot: u32) -> u32 {
         let id = self.chain.id;
-        let Self { features, read_only, .. } = *self;
-        let bounds = Bounds { size: self.shared.disk.size(), read_only, features };
+        let Self { features, read_only, disk_size: size, .. } = *self;
+        let bounds = Bounds { size, read_only, features };
         let cost = 1 + u32::from(self.chain.descriptors() / COST_DESCRIPTORS);
         match parse(&self.chain, self.vring.view(), bounds) {
             Ok(request) => {
@@ -106,6 +111,7 @@ impl Queue {
         }
     }
 
+    #[inline(always)]
     fn start(&mut self, context: &mut Context<'_>, slot: u32, request: Request) {
         let id = self.chain.id;
         let wanted = match request.kind {
@@ -139,7 +145,9 @@ impl Queue {
             true => self.prepared.replace((slot, wanted)),
             false => Some((slot, wanted)),
         };
-        self.start_on_disk(context, now);
+        if let Some((slot, wanted)) = now {
+            self.start_now(context, slot, wanted);
+        }
     }
 
     /// Starts a discard, write-zeroes or secure-erase request.
@@ -173,8 +181,15 @@ impl Queue {
     }
 
     /// Starts the request in a slot on the disk, if there is one.
+    #[inline(never)]
     fn start_on_disk(&mut self, context: &mut Context<'_>, request: Option<(u32, disk::Request)>) {
-        let Some((slot, wanted)) = request else { return };
+        if let Some((slot, wanted)) = request {
+            self.start_now(context, slot, wanted);
+        }
+    }
+
+    #[inline(always)]
+    fn start_now(&mut self, context: &mut Context<'_>, slot: u32, wanted: disk::Request) {
         let step = self.on_disk(context, slot, |disk, io_context, io| disk.start(io_context, io, wanted));
         self.handle_step(slot, step);
     }
@@ -208,6 +223,7 @@ impl Queue {
     }
 
     /// Runs a step of the disk for the request in a slot.
+    #[inline(always)]
     fn on_disk(
         &mut self,
         context: &mut Context<'_>,
@@ -250,7 +266,19 @@ impl Queue {
     }
 
     /// Handles the result of a step: the request is answered, or waits.
+    #[inline(always)]
     fn handle_step(&mut self, slot: u32, step: Step) {
+        match step {
+            Step::Done(Ok(())) => {
+                let Answered { id, written, read_len, .. } = self.answer_slot(slot, blk::S_OK);
+                self.vring.push(id, read_len.saturating_add(written.into()));
+            }
+            step => self.handle_other_step(slot, step),
+        }
+    }
+
+    #[inline(never)]
+    fn handle_other_step(&mut self, slot: u32, step: Step) {
         match step {
             Step::Done(result) => self.finish(slot, result),
             Step::Pending => {}
@@ -262,20 +290,27 @@ impl Queue {
         }
     }
 
-    /// Answers the request in a slot and frees the slot.
-    fn finish(&mut self, slot: u32, result: Result<(), disk::IoError>) {
+    /// Writes the status of the request in a slot and frees the slot.
+    #[inline(always)]
+    fn answer_slot(&mut self, slot: u32, code: u8) -> Answered {
         let entry = self.slots.get(slot);
         let (id, read_len, operation) = (entry.id, entry.read_len, entry.operation);
-        let code = match result {
-            Ok(()) => blk::S_OK,
-            Err(disk::IoError::Unsupported) => blk::S_UNSUPP,
-            Err(_) => blk::S_IOERR,
-        };
         let (view, marks) = self.vring.memory();
         let written = entry.status.write(code, marks);
         entry.unpin_unless((view, marks));
         let reserved = entry.has_reservation();
         self.slots.release(slot, reserved);
+        Answered { id, written, read_len, operation }
+    }
+
+    /// Answers the request in a slot and frees the slot.
+    fn finish(&mut self, slot: u32, result: Result<(), disk::IoError>) {
+        let code = match result {
+            Ok(()) => blk::S_OK,
+            Err(disk::IoError::Unsupported) => blk::S_UNSUPP,
+            Err(_) => blk::S_IOERR,
+        };
+        let Answered { id, written, read_len, operation } = self.answer_slot(slot, code);
         match result {
             Ok(()) => self.vring.push(id, read_len.saturating_add(written.into())),
             Err(error) => {
@@ -344,6 +379,16 @@ impl Queue {
             self.handle_step(slot, step);
         }
     }
+}
+
+/// A request that was answered, and must be pushed.
+struct Answered {
+    id: ChainId,
+    /// The status was written.
+    written: bool,
+    /// The number of bytes of data that the driver gets.
+    read_len: u32,
+    operation: Operation,
 }
 
 /// The result of a turn for work other than the ring.
@@ -440,14 +485,28 @@ fn translate(
 ) -> Result<(), &'static str> {
     // A free slot has no buffers. The call to `clear` does not rely on that.
     iov.clear(marks);
-    let buffers = match request.kind {
-        Kind::Write { .. } => chain.readable(),
-        _ => chain.writable(),
+    let (buffers, start) = match request.kind {
+        Kind::Write { .. } => (chain.readable(), request::HEADER_LEN),
+        _ => (chain.writable(), 0),
     };
-    for (addr, len) in request::data(buffers, request::data_start(request.kind), request.data_len) {
-        iov.push(view, addr, len).map_err(|_| "data buffer is not in guest memory")?;
-    }
-    Ok(())
+    let in_one = request::data_in_one(buffers, start, request.data_len);
+    let added = match in_one {
+        Some((addr, len)) => iov.push(view, addr, len),
+        None => translate_pieces(iov, view, buffers, start, request.data_len),
+    };
+    added.map_err(|_| "data buffer is not in guest memory")
+}
+
+/// Fills `iov` with data in several buffers, or in one that also has other bytes.
+#[inline(never)]
+fn translate_pieces(
+    iov: &mut Iov,
+    view: &Arc<View>,
+    buffers: &[Buffer],
+    start: u64,
+    len: u64,
+) -> Result<(), Unmapped> {
+    request::data(buffers, start, len).try_for_each(|(addr, len)| iov.push(view, addr, len))
 }
 
 impl QueueTask for Queue {
@@ -470,6 +529,7 @@ impl QueueTask for Queue {
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
+        self.disk_size = self.shared.disk.size();
         self.retry(context);
         let (mut served, mut cost) = (0, 0u32);
         let limit = if budget == 0 { LEAVING_COST } else { budget };

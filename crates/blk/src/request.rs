@@ -74,7 +74,7 @@ pub struct Bounds {
 }
 
 const SEGMENT_LEN: usize = size_of::<blk::Segment>();
-const HEADER_LEN: u64 = size_of::<blk::Header>() as u64;
+pub(crate) const HEADER_LEN: u64 = size_of::<blk::Header>() as u64;
 
 /// Parses a chain.
 ///
@@ -86,6 +86,7 @@ const HEADER_LEN: u64 = size_of::<blk::Header>() as u64;
 ///   to a read-only disk.
 /// - Status UNSUPP: a request type that is unknown or was not negotiated.
 /// - No status: the chain has no status byte and can only be returned.
+#[inline(always)]
 pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reject> {
     let status = status_of(chain.writable()).filter(|&at| view.contains(at, 1)).ok_or(Reject {
         status: None,
@@ -127,6 +128,7 @@ pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reje
 }
 
 /// Parses a request other than a plain read or write. The error is the status and the reason.
+#[inline(never)]
 fn other_kind(kind: u32, bounds: Bounds) -> Result<Kind, (u8, &'static str)> {
     let (op, feature) = match kind {
         blk::T_OUT => return Err((blk::S_IOERR, "write to a read-only disk")),
@@ -234,9 +236,17 @@ pub(crate) fn data(buffers: &[Buffer], skip: u64, len: u64) -> impl Iterator<Ite
     })
 }
 
-/// Returns the number of bytes before the data: the header of a write, or none for a read.
-pub(crate) fn data_start(kind: Kind) -> u64 {
-    if matches!(kind, Kind::Write { .. }) { HEADER_LEN } else { 0 }
+/// Returns the buffer with the `len` bytes after the first `skip`, if these are the first buffer and the data
+/// begin with the next one, as in the requests of all known drivers.
+#[inline]
+pub(crate) fn data_in_one(buffers: &[Buffer], skip: u64, len: u64) -> Option<(Gpa, u32)> {
+    let data = match buffers {
+        [data, ..] if skip == 0 => data,
+        [skipped, data, ..] if u64::from(skipped.len) == skip => data,
+        _ => return None,
+    };
+    // So `len` fits into 32 bits.
+    (len <= u64::from(data.len) && len > 0).then_some((data.addr, len as u32))
 }
 
 fn status_of(writable: &[Buffer]) -> Option<Gpa> {

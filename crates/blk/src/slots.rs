@@ -40,7 +40,7 @@ impl Slot {
     }
 
     /// Stores a new request.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fill(&mut self, view: &Arc<View>, id: ChainId, status: Gpa, kind: Kind, data_len: u64) {
         self.id = id;
         self.operation = Operation::of(kind);
@@ -160,6 +160,7 @@ impl Slots {
         entry.io.drop_extents();
     }
 
+    #[inline]
     pub(crate) fn get(&mut self, slot: u32) -> &mut Slot {
         &mut self.slots[slot as usize]
     }

@@ -130,6 +130,8 @@ struct CompletionSide {
 struct CompletionEnd {
     completer: Completer,
     taker: Taker<Request>,
+    /// The id of the last completion.
+    last: u16,
 }
 
 /// The completion end as the sleepers need it.
@@ -196,8 +198,10 @@ impl Ring {
         let indirect = layout.indirect();
         let hint = completer.hint();
         hint.set(completer.position());
-        let completing =
-            CompletionSide { end: CompletionEnd { completer, taker }, sleepers: Sleepers::default() };
+        let completing = CompletionSide {
+            end: CompletionEnd { completer, taker, last: 0 },
+            sleepers: Sleepers::default(),
+        };
         let submission = Submission {
             submitter,
             filler,
@@ -284,20 +288,18 @@ impl Ring {
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) -> Result<usize, Error> {
         let mut submission = self.submission();
         let Admitted { count, direct, mut ended } = self.admit(&mut submission, batch);
-        let (mut taken, mut refused) = (0, None);
+        let mut taken = 0;
         let mut requests = batch.drain(..count);
         while let Some(request) = requests.as_slice().first() {
             let Some(id) = self.add(&mut submission, request, direct) else { break };
+            let Some(slot) = submission.filler.vacant(id) else { break };
             let Some(request) = requests.next() else { break };
-            if let Err(request) = submission.filler.fill(id, request) {
-                refused = Some(request);
-                break;
-            }
+            slot.fill(request);
             taken += 1;
         }
         if taken < count {
             // Only a hostile device can cause this.
-            let back: Vec<Request> = refused.into_iter().chain(requests).collect();
+            let back: Vec<Request> = requests.collect();
             batch.splice(..0, back);
             ended = Some(Error::Full);
         } else {
@@ -443,16 +445,22 @@ impl Ring {
     #[inline]
     fn drain(&self, end: &mut CompletionEnd, max: usize, mut each: impl FnMut(Completion)) -> Drained {
         let mut for_poller = 0;
+        // The id that came back last is the first that was used again.
+        self.blocks.prefetch(end.last);
         let mut delivery = Delivery::begin(self);
         let mut ended = Ok(());
         while for_poller < max {
             match end.completer.pop() {
                 Ok(Some(done)) => {
+                    if let Some(id) = end.completer.later_id() {
+                        self.blocks.prefetch(id);
+                    }
                     let status = self.blocks.status(done.id);
                     let Some(request) = end.taker.take(done.id) else {
                         ended = Err(Error::Unpublished { queue: self.index, id: done.id });
                         break;
                     };
+                    end.last = done.id;
                     // The id may be reused only now.
                     end.completer.give_back(done.id);
                     delivery.count += 1;
@@ -627,9 +635,13 @@ impl Ring {
     fn tell_watchers(&self) {
         // Partner: the fence in `watch`.
         fence(Ordering::SeqCst);
-        if self.watching.load(Ordering::Relaxed) == 0 {
-            return;
+        if self.watching.load(Ordering::Relaxed) > 0 {
+            self.notify_watchers();
         }
+    }
+
+    #[inline(never)]
+    fn notify_watchers(&self) {
         let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.iter().for_each(|waiter| waiter.notify());
     }

@@ -52,27 +52,46 @@ pub(crate) fn slots<T>(size: usize) -> (Filler<T>, Taker<T>) {
 }
 
 impl<T> Filler<T> {
+    /// Returns a slot to fill, or `None` if it does not exist or is full.
+    #[inline]
+    pub(crate) fn vacant(&mut self, id: u16) -> Option<Vacant<'_, T>> {
+        let slot = self.0.0.get(usize::from(id))?;
+        // Acquire. Partner: the release in `take`, after which the taker does not access the slot.
+        (!slot.full.load(Ordering::Acquire)).then_some(Vacant(slot))
+    }
+
     /// Fills a slot.
     ///
     /// # Errors
     /// The slot does not exist or is full; the value comes back.
     #[inline]
     pub(crate) fn fill(&mut self, id: u16, value: T) -> Result<(), T> {
-        let Some(slot) = self.0.0.get(usize::from(id)) else { return Err(value) };
-        // Acquire. Partner: the release in `take`, after which the taker does not access the slot.
-        if slot.full.load(Ordering::Acquire) {
-            return Err(value);
+        match self.vacant(id) {
+            Some(slot) => {
+                slot.fill(value);
+                Ok(())
+            }
+            None => Err(value),
         }
-        slot.value.with_mut(|place| {
+    }
+}
+
+/// A slot that the filler owns.
+pub(crate) struct Vacant<'a, T>(&'a Slot<T>);
+
+impl<T> Vacant<'_, T> {
+    #[inline]
+    pub(crate) fn fill(self, value: T) {
+        self.0.value.with_mut(|place| {
             // SAFETY:
-            // - the flag is clear, so the taker does not access the slot; it was loaded with acquire, so the
-            //   taker's last access has ended;
-            // - there is no other filler, and this one is borrowed mutably.
+            // - the flag was clear when `vacant` loaded it, so the taker does not access the slot; it was
+            //   loaded with acquire, so the taker's last access has ended;
+            // - there is no other filler. This one is borrowed mutably as long as `self`, so it has not
+            //   filled the slot since.
             unsafe { (*place).write(value) };
         });
         // Release. Partner: the acquire in `take`.
-        slot.full.store(true, Ordering::Release);
-        Ok(())
+        self.0.full.store(true, Ordering::Release);
     }
 }
 

@@ -124,8 +124,8 @@ impl Buffers {
         }
     }
 
-    /// Returns the memory for the kernel. The addresses are valid until the buffers are changed or dropped;
-    /// moving them is allowed, because the memory is not inside them.
+    /// Returns the memory for the kernel. The addresses are valid until the buffers are changed, moved or
+    /// dropped, because the array of segments may be inside them. Operations of an engine stay in their slot.
     pub(crate) fn view(&mut self, kind: OpKind) -> KernelBuffers {
         match self {
             Self::None => KernelBuffers::One(std::ptr::null_mut(), 0),

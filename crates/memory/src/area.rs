@@ -102,6 +102,16 @@ impl Area {
         }
     }
 
+    /// Asks the processor for the cache line at `offset`, to write to it soon. Has no effect if that is not
+    /// in the area.
+    #[inline]
+    pub fn prefetch_for_write(&self, offset: usize) {
+        if offset < self.len {
+            // SAFETY: the offset is in the area, as checked above.
+            shared::prefetch_for_write(unsafe { self.host.add(offset) });
+        }
+    }
+
     /// Writes up to `count` values from `offset` on, until `values` ends. All `count` must be in the area.
     #[inline]
     pub fn write_each<T: IntoBytes + Immutable>(

@@ -1,7 +1,10 @@
 //! The translated buffers of a request.
 #![expect(unsafe_code, reason = "island: pointers into slots, handed to the kernel")]
 
+mod segments;
+
 use crate::{Gpa, Marks, Unmapped, View, fault, shared};
+use segments::Segments;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -19,16 +22,13 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub struct Iov {
     /// The segments. Those from `first` on are not used up.
-    segments: Vec<libc::iovec>,
+    segments: Segments,
     first: usize,
     len: u64,
     pin: Option<Arc<View>>,
     /// Whether the kernel was given the remaining segments to write to.
     exposed: bool,
 }
-
-/// Segments whose memory a request keeps for the next one. A longer `Iov` gives the rest back.
-const SEGMENTS_KEPT: usize = 256;
 
 /// Largest number of segments in a request. A disk's largest request needs 126 * 257 of them behind a vIOMMU:
 /// 126 buffers of 1 MiB in pages of 4 KiB, none of which is contiguous with the next, and no buffer begins at
@@ -39,20 +39,21 @@ impl Iov {
     /// Empties the `Iov` for the next request.
     #[inline]
     pub fn clear(&mut self, marks: &mut Marks) {
-        if std::mem::take(&mut self.exposed) && self.len > 0 {
-            self.mark(self.len, marks);
+        if self.exposed {
+            self.mark_exposed(marks);
         }
         self.segments.clear();
-        if self.segments.capacity() > SEGMENTS_KEPT {
-            self.give_back();
-        }
         self.first = 0;
         self.len = 0;
     }
 
-    #[cold]
-    fn give_back(&mut self) {
-        self.segments.shrink_to(SEGMENTS_KEPT);
+    /// Marks what the kernel may have written to.
+    #[inline(never)]
+    fn mark_exposed(&mut self, marks: &mut Marks) {
+        self.exposed = false;
+        if self.len > 0 {
+            self.mark(self.len, marks);
+        }
     }
 
     /// Empties the `Iov`, and releases its view unless that is `current`.
@@ -70,22 +71,38 @@ impl Iov {
     /// # Errors
     /// A part of the range is not guest memory; or the `Iov` has bytes of another view; or the range crosses
     /// from one slot to another and there are too many segments already. The `Iov` is unchanged then.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, view: &Arc<View>, gpa: Gpa, len: u32) -> Result<(), Unmapped> {
         let unmapped = Unmapped { addr: gpa.0, len: u64::from(len) };
-        match &self.pin {
-            Some(pin) if Arc::ptr_eq(pin, view) => {}
-            _ if self.segments.is_empty() => self.pin = Some(view.clone()),
-            _ => return Err(unmapped),
+        if !View::is_pinned(&self.pin, view) && !self.pin(view) {
+            return Err(unmapped);
         }
-        let map = view.map();
         // The usual case, without the loop: one slot holds the whole range.
-        if let Some(host) = map.contiguous(gpa, u64::from(len)) {
-            self.add(host, len as usize);
-            return Ok(());
+        match view.map().contiguous(gpa, u64::from(len)) {
+            Some(host) => {
+                self.add(host, len as usize);
+                Ok(())
+            }
+            None => self.push_pieces(view, gpa, len),
         }
+    }
+
+    /// Holds `view` from now on. Returns `false` if there are bytes of another view.
+    #[inline(never)]
+    fn pin(&mut self, view: &Arc<View>) -> bool {
+        let is_empty = self.count() == 0;
+        if is_empty {
+            self.pin = Some(view.clone());
+        }
+        is_empty
+    }
+
+    /// Adds a range that crosses from slot to slot.
+    #[inline(never)]
+    fn push_pieces(&mut self, view: &Arc<View>, gpa: Gpa, len: u32) -> Result<(), Unmapped> {
+        let (map, unmapped) = (view.map(), Unmapped { addr: gpa.0, len: u64::from(len) });
         // Only ranges in several pieces are limited here. The chain limits the number of the others.
-        if self.segments.len() >= SEGMENTS_MAX || !map.contains(gpa, u64::from(len)) {
+        if self.count() >= SEGMENTS_MAX || !map.contains(gpa, u64::from(len)) {
             return Err(unmapped);
         }
         map.pieces(gpa, u64::from(len), |host, len| self.add(host, len))
@@ -98,7 +115,8 @@ impl Iov {
         }
         self.len += len as u64;
         // A used-up segment must not grow: it would not be read again.
-        if let Some(last) = self.segments.get_mut(self.first..).and_then(<[_]>::last_mut)
+        if !self.segments.is_empty()
+            && let Some(last) = self.segments.as_mut_slice().get_mut(self.first..).and_then(<[_]>::last_mut)
             && last.iov_base.addr() + last.iov_len == host.as_ptr().addr()
         {
             last.iov_len += len;
@@ -110,7 +128,7 @@ impl Iov {
     /// Returns the number of segments, including those that are used up.
     #[inline]
     pub fn count(&self) -> usize {
-        self.segments.len()
+        self.segments.as_slice().len()
     }
 
     /// Returns the number of segments that fit without an allocation.
@@ -135,10 +153,11 @@ impl Iov {
 
     /// Returns the segments that are left.
     ///
-    /// The addresses are valid for reading and writing until this `Iov` is changed or dropped. The guest can
-    /// write there at any time.
+    /// The addresses in them are valid for reading and writing until this `Iov` is changed or dropped. The
+    /// guest can write there at any time. The array of segments may be inside of this `Iov`, so it is at
+    /// another address after a move.
     pub fn segments(&self) -> &[libc::iovec] {
-        &self.segments[self.first..]
+        &self.segments.as_slice()[self.first..]
     }
 
     /// Returns the segments that are left, for the kernel to write to.
@@ -187,7 +206,7 @@ impl Iov {
         }
         self.len -= left;
         while left > 0 {
-            let segment = &mut self.segments[self.first];
+            let segment = &mut self.segments.as_mut_slice()[self.first];
             let here = left.min(segment.iov_len as u64) as usize;
             segment.iov_base = segment.iov_base.cast::<u8>().wrapping_add(here).cast();
             segment.iov_len -= here;
@@ -213,7 +232,7 @@ impl Iov {
         self.len -= left;
         front.len = left;
         while left > 0 {
-            let segment = &mut self.segments[self.first];
+            let segment = &mut self.segments.as_mut_slice()[self.first];
             let here = left.min(segment.iov_len as u64) as usize;
             front.segments.push(libc::iovec { iov_base: segment.iov_base, iov_len: here });
             segment.iov_base = segment.iov_base.cast::<u8>().wrapping_add(here).cast();

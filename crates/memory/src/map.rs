@@ -13,9 +13,31 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// slots.
 #[derive(Clone, Debug, Default)]
 pub struct Map {
+    /// The largest slot. Most of a guest's memory is in one slot, so a look-up checks it first.
+    largest: FlatSlot,
     /// Sorted by guest-physical address, without overlaps.
     slots: Arc<[Slot]>,
     hosts: HostIndex,
+}
+
+/// The addresses of a slot of a map, which keeps the slot mapped.
+#[derive(Clone, Copy, Debug)]
+struct FlatSlot {
+    gpa: Gpa,
+    len: u64,
+    base: NonNull<u8>,
+}
+
+// SAFETY: `base` is the address of a slot in the same map, which may be sent and shared.
+unsafe impl Send for FlatSlot {}
+// SAFETY: as above.
+unsafe impl Sync for FlatSlot {}
+
+impl Default for FlatSlot {
+    /// Returns a slot without bytes.
+    fn default() -> Self {
+        Self { gpa: Gpa(0), len: 0, base: NonNull::dangling() }
+    }
 }
 
 impl Map {
@@ -39,7 +61,13 @@ impl Map {
     }
 
     fn of_sorted(slots: Vec<Slot>) -> Self {
-        Self { hosts: HostIndex::new(&slots), slots: slots.into() }
+        let largest = slots.iter().max_by_key(|slot| slot.len());
+        let flat = |slot: &Slot| FlatSlot { gpa: slot.gpa(), len: slot.len(), base: slot.base() };
+        Self {
+            largest: largest.map(flat).unwrap_or_default(),
+            hosts: HostIndex::new(&slots),
+            slots: slots.into(),
+        }
     }
 
     /// Returns this map with one slot more.
@@ -102,6 +130,18 @@ impl Map {
     /// Returns the host address of `gpa`, and how many bytes follow it in the same slot.
     #[inline]
     pub(crate) fn find(&self, gpa: Gpa) -> Option<(NonNull<u8>, u64)> {
+        let FlatSlot { gpa: first, len, base } = self.largest;
+        // An address below the slot wraps to an offset beyond its end, because no slot wraps.
+        let offset = gpa.0.wrapping_sub(first.0);
+        if offset < len {
+            // SAFETY: the offset is smaller than the mapping's length, which fits into isize.
+            return Some((unsafe { base.add(offset as usize) }, len - offset));
+        }
+        self.find_in_others(gpa)
+    }
+
+    #[inline(never)]
+    fn find_in_others(&self, gpa: Gpa) -> Option<(NonNull<u8>, u64)> {
         // Most guests have few slots: two or three without hot-plug. A scan is faster than a search then.
         let slot = if self.slots.len() <= 8 {
             return self.slots.iter().find_map(|slot| Self::host(slot, gpa));

@@ -22,13 +22,13 @@ impl PinnedByte {
     #[inline]
     pub fn set(&mut self, view: &Arc<View>, gpa: Gpa) {
         self.at = view.map().contiguous(gpa, 1).map(|host| (gpa, host));
-        if !self.pin.as_ref().is_some_and(|pin| Arc::ptr_eq(pin, view)) {
+        if !View::is_pinned(&self.pin, view) {
             self.pin = Some(view.clone());
         }
     }
 
     /// Writes the byte and marks it. Returns `false` if there is no byte.
-    #[inline]
+    #[inline(always)]
     pub fn write(&self, value: u8, marks: &mut Marks) -> bool {
         let (Some((gpa, host)), Some(pin)) = (self.at, &self.pin) else { return false };
         // SAFETY: `set` has found `host` in a slot of `pin`, which never changes and keeps its slots mapped.

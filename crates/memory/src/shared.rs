@@ -40,6 +40,20 @@ pub(crate) fn prefetch(at: NonNull<u8>) {
     let _ = at;
 }
 
+/// Prefetches a cache line that is written soon, so that no other core keeps a copy. It accesses nothing, so
+/// any address is allowed.
+#[inline]
+pub(crate) fn prefetch_for_write(at: NonNull<u8>) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: every x86-64 processor has the instruction, or takes it for a NOP. It neither faults nor
+    // changes anything. (The intrinsic is another instruction if the compiler may not assume this one.)
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) at.as_ptr(), options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    prefetch(at);
+}
+
 /// Copies `len` bytes between two ranges that others may write at the same time.
 ///
 /// # Safety
@@ -66,6 +80,10 @@ pub unsafe fn read_obj<T: FromBytes>(from: NonNull<u8>) -> T {
     } else if size_of::<T>().is_multiple_of(4) && from.cast::<u32>().is_aligned() {
         // SAFETY: as above.
         unsafe { read_words::<T, u32>(from) }
+    } else if size_of::<T>() == 1 {
+        // Volatile, so that the compiler neither repeats the read nor leaves it out. SAFETY: the caller's
+        // promise; one byte is always aligned.
+        unsafe { read_words::<T, u8>(from) }
     } else {
         // SAFETY: the caller's promise.
         unsafe { read_bytes(from) }

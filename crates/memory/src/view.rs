@@ -40,15 +40,24 @@ impl View {
     /// the log.
     #[inline]
     pub fn unpin_unless(pin: &mut Option<Arc<Self>>, current: &Arc<Self>, marks: &mut Marks) {
-        if pin.as_ref().is_some_and(|pin| !Arc::ptr_eq(pin, current)) {
+        if !Self::is_pinned(pin, current) {
             Self::unpin(pin, marks);
         }
     }
 
-    #[cold]
+    /// Returns whether `pin` is `current`.
+    #[inline]
+    pub(crate) fn is_pinned(pin: &Option<Arc<Self>>, current: &Arc<Self>) -> bool {
+        // One comparison, because no view is at address 0.
+        pin.as_ref().map_or(std::ptr::null(), Arc::as_ptr) == Arc::as_ptr(current)
+    }
+
+    #[inline(never)]
     fn unpin(pin: &mut Option<Arc<Self>>, marks: &mut Marks) {
-        marks.commit();
-        *pin = None;
+        if pin.is_some() {
+            marks.commit();
+            *pin = None;
+        }
     }
 
     /// Returns the log in which writes are marked. It has a bit for each page of the memory in view.
@@ -86,11 +95,12 @@ impl View {
         self.map.span(gpa, len)
     }
 
-    /// Asks the processor to load the cache line at `gpa`. Has no effect if that is not guest memory.
+    /// Asks the processor for the cache line at `gpa`, to write to it soon. Has no effect if that is not
+    /// guest memory.
     #[inline]
-    pub fn prefetch(&self, gpa: Gpa) {
+    pub fn prefetch_for_write(&self, gpa: Gpa) {
         if let Some(host) = self.map.contiguous(gpa, 1) {
-            shared::prefetch(host);
+            shared::prefetch_for_write(host);
         }
     }
 

@@ -37,6 +37,9 @@ pub(crate) trait Access: Words {
     /// Asks the processor to load the cache line at `offset`, if that needs no translation.
     fn prefetch(&self, _offset: usize) {}
 
+    /// Asks the processor for the cache line at `offset`, to write to it soon, if that needs no translation.
+    fn prefetch_for_write(&self, _offset: usize) {}
+
     /// Marks `len` bytes at `offset` as written. The area begins at `first` in guest memory.
     fn mark(&self, first: Gpa, offset: usize, len: usize, marks: &mut Marks);
 }
@@ -70,6 +73,11 @@ impl Access for Area {
     #[inline(always)]
     fn prefetch(&self, offset: usize) {
         Area::prefetch(self, offset);
+    }
+
+    #[inline(always)]
+    fn prefetch_for_write(&self, offset: usize) {
+        Area::prefetch_for_write(self, offset);
     }
 
     #[inline(always)]

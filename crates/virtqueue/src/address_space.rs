@@ -2,7 +2,7 @@
 
 use crate::Buffer;
 use crate::progress::{Described, Progress, TablePiece};
-use kickless_memory::{Access, Iova, Span, Tlb, Translated, View};
+use kickless_memory::{Access, Gpa, Iova, Span, Tlb, Translated, View};
 
 /// Translates a driver's addresses into guest-physical ones while a chain is walked.
 pub(crate) trait AddressSpace<'v> {
@@ -20,6 +20,9 @@ pub(crate) trait AddressSpace<'v> {
     /// Copies bytes of the indirect table that [`AddressSpace::table`] began last. Returns whether they are
     /// guest memory.
     fn read(&mut self, addr: Iova, into: &mut [u8]) -> bool;
+
+    /// Prefetches a line of guest memory, to write to it soon.
+    fn prefetch_for_write(&self, gpa: Gpa);
 
     /// Returns whether the chain cannot be popped yet: a translation is missing and may still come, or the
     /// chain needs more translations than one pop may do.
@@ -43,6 +46,11 @@ impl<'v> AddressSpace<'v> for &'v View {
 
     fn read(&mut self, addr: Iova, into: &mut [u8]) -> bool {
         View::read(self, View::direct(addr), into).is_ok()
+    }
+
+    #[inline(always)]
+    fn prefetch_for_write(&self, gpa: Gpa) {
+        View::prefetch_for_write(self, gpa);
     }
 
     #[inline(always)]
@@ -87,6 +95,10 @@ impl<'v> AddressSpace<'v> for Translating<'v, '_> {
 
     fn read(&mut self, addr: Iova, into: &mut [u8]) -> bool {
         self.progress.read_table(self.view, addr, into)
+    }
+
+    fn prefetch_for_write(&self, gpa: Gpa) {
+        self.view.prefetch_for_write(gpa);
     }
 
     fn is_missing(&self) -> bool {

@@ -168,8 +168,14 @@ impl Pair {
         }
     }
 
-    /// The memory goes away and comes back. Its contents stay.
+    /// The memory goes away and comes back. Its contents stay. The device holds chains that it has pushed and
+    /// not shown.
     fn remap(&mut self, random: &mut Random) {
+        for _ in 0..random.below(3) {
+            let Some((head, id, room)) = self.held.pop() else { break };
+            self.device.push(head, room);
+            self.pushed(id, room);
+        }
         if random.one_in(2) {
             self.device.unmap();
         }
@@ -197,7 +203,7 @@ impl Pair {
             self.device.push(head, room);
             self.pushed(id, room);
         }
-        if self.device.is_mapped() {
+        if self.device.is_mapped() && random.one_in(2) {
             let _ = self.device.publish();
         }
         let (base, unpublished) = (self.device.next_avail(), self.device.take_unpublished());

@@ -152,7 +152,10 @@ impl GuestConfig {
             // load and a store. Then nothing orders the driver's store of an event index before its look at
             // the ring, and the driver loses kicks and calls. With several threads, a booting kernel hangs
             // now and then; `Guest::start` handles that.
-            Accel::Tcg => &["-accel", "tcg,thread=multi"],
+            //
+            // Without RDRAND, the first reader of random bytes keeps the CPU busy for a second to gather
+            // them.
+            Accel::Tcg => &["-accel", "tcg,thread=multi", "-cpu", "qemu64,+rdrand"],
         });
         if !self.resets {
             add(&["-no-reboot"]);

@@ -194,7 +194,8 @@ impl Vring {
 
     /// Takes the next chain. Returns `false` if there is none. A ring that is found broken has none from then
     /// on.
-    #[inline]
+    // A function of its own: within a device's loop, its variants would leave the loop no registers.
+    #[inline(never)]
     pub fn pop(&mut self, chain: &mut Chain) -> bool {
         if self.broken {
             return false;
@@ -216,6 +217,7 @@ impl Vring {
     ///
     /// When memory is taken away, the ring reads as zeroes. Zeroes look like an empty or an invalid ring.
     /// This is not the driver's fault, so memory is checked first.
+    #[inline(never)]
     fn no_chain(&mut self, why: Option<RingError>) -> bool {
         if self.is_intact()
             && let Some(why) = why
@@ -227,6 +229,7 @@ impl Vring {
 
     /// Pops a chain behind a vIOMMU. A chain that lacks translations stays in the ring, and the ring waits
     /// until they have come.
+    #[inline(never)]
     fn pop_translated<const CREDIT: bool>(&mut self, chain: &mut Chain) -> bool {
         if self.waits_for_translations() {
             return false;
@@ -297,11 +300,11 @@ impl Vring {
     /// Completes this chain. The device wrote `len` bytes of its writable buffers, counted from the first.
     /// The driver sees the completion after [`Vring::publish`] at the latest; in a long batch, it may see it
     /// before.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, id: ChainId, len: u32) {
         // A broken ring accepts this too, because chains that were popped before it broke must be pushed.
-        if let Some(translation) = &mut self.translation {
-            translation.chain_returned(id.head());
+        if self.translation.is_some() {
+            self.chain_returned(id);
         }
         self.queue.push(id, len);
         self.pushed = true;
@@ -311,8 +314,15 @@ impl Vring {
         }
     }
 
+    #[inline(never)]
+    fn chain_returned(&mut self, id: ChainId) {
+        if let Some(translation) = &mut self.translation {
+            translation.chain_returned(id.head());
+        }
+    }
+
     /// Shows the driver the completions so far, while the batch goes on.
-    #[inline]
+    #[inline(never)]
     fn show(&mut self) {
         self.unseen = 0;
         self.unseen_max = self.show_after.then;

@@ -5,7 +5,7 @@ use crate::operations::in_flight::InFlight;
 use crate::operations::merge::Merged;
 use rustix::io::Errno;
 
-/// A slab of at most `depth` operations, allocated once.
+/// A slab of at most `depth` operations, allocated once. An operation does not move while it is in its slot.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     slots: Vec<Option<InFlight>>,
@@ -38,12 +38,15 @@ impl Slots {
             self.slots[op_slot as usize] = Some(operation);
             return op_slot;
         }
+        // The table must not move, because the kernel has addresses of segments in it.
+        assert!(self.slots.len() < self.depth, "more operations than the engine has slots");
         self.slots.push(Some(operation));
         (self.slots.len() - 1) as u32
     }
 
     /// Puts an operation into a slot, merged with the one in `first`, which the kernel does not know yet.
     /// Returns the operation if the two cannot be merged. The caller has checked that there is room.
+    #[expect(clippy::result_large_err, reason = "the operation comes back in the error")]
     pub(crate) fn merge(&mut self, first: u32, next: InFlight) -> Result<(), InFlight> {
         let Some(Some(operation)) = self.slots.get_mut(first as usize) else { return Err(next) };
         if !operation.can_merge(&next) {

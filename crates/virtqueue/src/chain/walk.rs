@@ -17,7 +17,7 @@ const CHAIN_BYTES_MAX: u64 = 1 << 32;
 impl Chain {
     /// Reads the chain that starts at descriptor `head`. Each descriptor is read once. After an error, or if
     /// `space` is missing a translation, only the head is valid.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn walk<'v, S: AddressSpace<'v>, A: Access>(
         &mut self,
         space: &mut S,

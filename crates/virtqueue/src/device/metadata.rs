@@ -316,6 +316,13 @@ impl<A: Access> Areas<A> {
         unsafe { self.avail.load_unchecked(at) }
     }
 
+    /// Prefetches the used element at `index`, modulo the size, which is written soon.
+    #[inline]
+    pub(super) fn prefetch_used_elem(&self, index: u16) {
+        let at = RING_ENTRIES + size_of::<UsedElem>() * usize::from(index & self.mask());
+        self.used.prefetch_for_write(at);
+    }
+
     /// Reads the used element at `index`, modulo the size.
     pub(super) fn used_elem(&self, index: u16) -> UsedElem {
         self.used.read(RING_ENTRIES + size_of::<UsedElem>() * usize::from(index & self.mask()))
@@ -419,6 +426,17 @@ impl<A: Access> Areas<A> {
             self.desc.write_unchecked(at + PACKED_LEN, &len.to_le());
             self.desc.write_unchecked(at + PACKED_ID, &id.to_le());
         }
+    }
+
+    /// Writes length, id and flags of a used element over the descriptor at a position of a packed ring, in
+    /// one store.
+    #[inline]
+    pub(super) fn set_packed_used_and_flags(&self, position: RingPosition, len: u32, id: u16, flags: u16) {
+        let at = self.packed_at(position);
+        let word = u64::from(len) | u64::from(id) << 32 | u64::from(flags) << 48;
+        // SAFETY: `desc` was made `desc_len(size)` long, the index is smaller than the size, and the last
+        // eight of the 16 bytes of a descriptor are length, id and flags.
+        unsafe { self.desc.write_unchecked(at + PACKED_LEN, &word.to_le()) }
     }
 
     /// Returns the offset of the descriptor at a position of a packed ring.

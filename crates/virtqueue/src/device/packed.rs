@@ -6,6 +6,7 @@ use super::inflight::Packed;
 use super::metadata::{Areas, Options};
 use crate::access::Access;
 use crate::address_space::AddressSpace;
+use crate::descriptor::Descriptor;
 use crate::packed::{self, RingPosition};
 use crate::{Chain, RingError};
 use kickless_memory::{Marks, View};
@@ -28,16 +29,18 @@ const PREFETCH_DESCRIPTORS: usize = 8;
 pub(super) struct Queue<A: Access> {
     /// The next position to pop.
     next: RingPosition,
-    /// The position of the first of `pushed`.
+    /// The position of the next used descriptor. Those in `unshown` are before it, those in `pushed` are not.
     used: RingPosition,
     options: Options,
-    /// Chains that are pushed and not published. They are not in the ring yet.
+    /// Chains that wait for areas. Empty while mapped.
     pushed: Vec<UnpublishedUsed>,
+    /// Chains that are in the ring and that the driver does not see yet.
+    unshown: Unshown,
     /// For each id, the descriptors of the chain in flight; 0 if there is none.
     lengths: Box<[u16]>,
     /// Number of chains popped and not pushed, credit included.
     in_flight: u16,
-    /// Number of descriptors of those chains and of `pushed`.
+    /// Number of descriptors of those chains, of `pushed` and of `unshown`.
     taken: u16,
     /// Descriptors used since the last decision about calls. `None`: there was no decision, or they are more
     /// than a round.
@@ -54,6 +57,51 @@ pub(super) struct Queue<A: Access> {
     tracker: Option<Box<Packed<A::Region>>>,
 }
 
+/// Used descriptors that are written except for the flags of the first one. The driver reads them in the
+/// order of the ring, so it sees none of them.
+#[derive(Debug)]
+struct Unshown {
+    /// The position and the flags of the first one.
+    first: RingPosition,
+    flags: u16,
+    /// For each, the number of descriptors of its chain.
+    lengths: Vec<u16>,
+    /// The sum of the lengths.
+    descriptors: u16,
+}
+
+impl Unshown {
+    fn new() -> Self {
+        Self { first: RingPosition::FIRST, flags: 0, lengths: Vec::new(), descriptors: 0 }
+    }
+
+    /// Adds the chain that is used at a position, with these flags. Returns whether it is the first one.
+    #[inline]
+    fn add(&mut self, position: RingPosition, flags: u16, descriptors: u16) -> bool {
+        let is_first = self.lengths.is_empty();
+        if is_first {
+            (self.first, self.flags) = (position, flags);
+        }
+        self.lengths.push(descriptors);
+        self.descriptors += descriptors;
+        is_first
+    }
+
+    /// Returns the position and the length of each.
+    fn iter(&self, size: u16) -> impl Iterator<Item = (RingPosition, u16)> {
+        self.lengths.iter().scan(self.first, move |next, &length| {
+            let position = *next;
+            *next = position.after(length, size);
+            Some((position, length))
+        })
+    }
+
+    fn clear(&mut self) {
+        self.lengths.clear();
+        self.descriptors = 0;
+    }
+}
+
 impl<A: Access> Queue<A> {
     pub(super) fn new(options: Options, next_avail: u16) -> Self {
         let size = options.size();
@@ -65,6 +113,7 @@ impl<A: Access> Queue<A> {
             used: next,
             options,
             pushed: Vec::new(),
+            unshown: Unshown::new(),
             lengths: vec![0; IDS].into(),
             in_flight: 0,
             taken: 0,
@@ -93,9 +142,11 @@ impl<A: Access> Queue<A> {
         if count > self.options.size() - self.taken {
             return;
         }
+        debug_assert_eq!(self.unshown.descriptors, 0, "these come before all chains of this queue");
         self.used = self.used.before(count, self.options.size());
         self.taken += count;
         self.pushed.splice(0..0, unpublished.iter().copied());
+        self.put_held();
     }
 
     pub(super) fn take_unpublished(&mut self, marks: &mut Marks) -> Vec<UnpublishedUsed> {
@@ -109,6 +160,7 @@ impl<A: Access> Queue<A> {
         let begins = !std::mem::replace(&mut self.begun, true);
         let goes_on = begins && self.begin(&metadata, marks);
         self.metadata = Some(metadata);
+        self.put_held();
         if begins && !goes_on {
             self.begin_region(marks);
         }
@@ -182,6 +234,7 @@ impl<A: Access> Queue<A> {
             used: self.used,
             options: self.options,
             pushed: std::mem::take(&mut self.pushed),
+            unshown: Unshown::new(),
             lengths: std::mem::take(&mut self.lengths),
             in_flight: self.in_flight,
             taken: self.taken,
@@ -195,9 +248,23 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// Drops the areas. Chains are written to the ring only when they are shown, so there is nothing to mark.
-    pub(super) fn unmap(&mut self, _: &mut Marks) {
-        self.metadata = None;
+    /// Drops the areas. Takes the chains that the driver does not see out of the ring.
+    pub(super) fn unmap(&mut self, marks: &mut Marks) {
+        let Some(metadata) = self.metadata.take() else { return };
+        for (position, descriptors) in self.unshown.iter(self.options.size()) {
+            // Read back from the ring. A driver that has changed them harms only itself.
+            let Descriptor { len, next: id, .. } = metadata.packed_descriptor(position);
+            self.pushed.push(UnpublishedUsed { id, len, descriptors });
+            if position != self.unshown.first {
+                // A later device shows other chains here, and the driver must not find this one behind them.
+                metadata.ring().store(position.flags_at(), position.available(), Ordering::Relaxed);
+            }
+            metadata.mark_descriptor(position, marks);
+        }
+        if self.unshown.descriptors > 0 {
+            self.used = self.unshown.first;
+        }
+        self.unshown.clear();
     }
 
     #[inline]
@@ -259,7 +326,7 @@ impl<A: Access> Queue<A> {
         if let Some(metadata) = &self.metadata
             && is_available(metadata, self.next, Ordering::Relaxed)
         {
-            view.prefetch(View::direct(metadata.packed_descriptor(self.next).addr));
+            view.prefetch_for_write(View::direct(metadata.packed_descriptor(self.next).addr));
             metadata.prefetch_packed(self.next, PREFETCH_DESCRIPTORS);
         }
     }
@@ -377,15 +444,37 @@ impl<A: Access> Queue<A> {
     pub(super) fn push(&mut self, id: u16, len: u32) {
         // An id that is not in flight is ignored: there is no room for it in the ring.
         let Some(descriptors) = self.forget(id) else { return };
-        self.pushed.push(UnpublishedUsed { id, len, descriptors });
+        self.put(UnpublishedUsed { id, len, descriptors });
         if let Some(tracker) = &mut self.tracker {
             tracker.pushed(id);
         }
     }
 
+    /// Writes the chains that waited for areas, if there are areas now.
+    fn put_held(&mut self) {
+        if self.metadata.is_some() {
+            std::mem::take(&mut self.pushed).into_iter().for_each(|held| self.put(held));
+        }
+    }
+
+    /// Writes a used descriptor, which the driver does not see yet.
+    #[inline]
+    fn put(&mut self, unpublished: UnpublishedUsed) {
+        let Some(metadata) = &self.metadata else { return self.pushed.push(unpublished) };
+        let UnpublishedUsed { id, len, descriptors } = unpublished;
+        let position = self.used;
+        let flags = position.used() | if len > 0 { DESC_F_WRITE } else { 0 };
+        if self.unshown.add(position, flags, descriptors) {
+            metadata.set_packed_used(position, len, id);
+        } else {
+            metadata.set_packed_used_and_flags(position, len, id, flags);
+        }
+        self.used = position.after(descriptors, self.options.size());
+    }
+
     #[inline]
     pub(super) fn show(&mut self, marks: &mut Marks) {
-        if let Some((first, flags)) = self.write(marks)
+        if let Some((first, flags)) = self.take_unshown(marks)
             && let Some(metadata) = &self.metadata
         {
             // Release: the rest of the batch is written before.
@@ -400,7 +489,7 @@ impl<A: Access> Queue<A> {
 
     #[inline]
     pub(super) fn publish(&mut self, marks: &mut Marks) -> bool {
-        let first = self.write(marks);
+        let first = self.take_unshown(marks);
         let Some(metadata) = self.metadata.as_ref().filter(|_| self.owes_decision) else { return false };
         self.owes_decision = false;
         let count = self.undecided.replace(0);
@@ -417,42 +506,31 @@ impl<A: Access> Queue<A> {
         wanted
     }
 
-    /// Writes all pushed chains, except for the flags of the first descriptor. Returns these flags and their
-    /// position: storing them shows everything to the driver. Marks the written descriptors, and commits the
-    /// marks.
+    /// Takes the chains that the driver does not see. Returns the position and the flags of the first
+    /// descriptor: storing these flags shows all of them. Marks the other descriptors, and commits the marks.
     #[inline]
-    fn write(&mut self, marks: &mut Marks) -> Option<(RingPosition, u16)> {
-        let (Some(metadata), [first, rest @ ..]) = (&self.metadata, self.pushed.as_slice()) else {
+    fn take_unshown(&mut self, marks: &mut Marks) -> Option<(RingPosition, u16)> {
+        let Some(metadata) = &self.metadata else { return None };
+        let size = self.options.size();
+        let Unshown { first, flags, descriptors: count, .. } = self.unshown;
+        if count == 0 {
             return None;
-        };
-        let (ring, size) = (metadata.ring(), self.options.size());
-        let write = |position: RingPosition, unpublished: &UnpublishedUsed| -> u16 {
-            let written = if unpublished.len > 0 { DESC_F_WRITE } else { 0 };
-            metadata.set_packed_used(position, unpublished.len, unpublished.id);
-            position.used() | written
-        };
-        let first_flags = (self.used, write(self.used, first));
-        let mut position = self.used.after(first.descriptors, size);
-        let mut count = first.descriptors;
-        for unpublished in rest {
-            // Invisible yet, because the first descriptor is.
-            let flags = write(position, unpublished);
-            ring.store(position.flags_at(), flags, Ordering::Relaxed);
-            metadata.mark_descriptor(position, marks);
-            position = position.after(unpublished.descriptors, size);
-            count += unpublished.descriptors;
         }
-        marks.commit();
-        self.used = position;
+        if marks.is_on() {
+            for (position, _) in self.unshown.iter(size).skip(1) {
+                metadata.mark_descriptor(position, marks);
+            }
+            marks.commit();
+        }
         if let Some(tracker) = &mut self.tracker {
-            tracker.showing(position);
+            tracker.showing(self.used);
         }
         self.taken -= count;
-        self.pushed.clear();
+        self.unshown.clear();
         self.owes_decision = true;
         self.undecided =
             self.undecided.and_then(|before| before.checked_add(count)).filter(|all| *all <= size);
-        Some(first_flags)
+        Some((first, flags))
     }
 
     #[inline]

@@ -25,12 +25,20 @@ pub struct Queue {
 }
 
 #[derive(Debug)]
+// A tag of its own, because one that is hidden in a field takes several instructions to read.
+#[repr(u8)]
 enum Ring {
     Split(split::Queue<Area>),
     Packed(packed::Queue<Area>),
-    // Separate variants, so that the usual ones need not check at each access how to reach their areas.
-    SplitScattered(Box<split::Queue<Scattered>>),
-    PackedScattered(Box<packed::Queue<Scattered>>),
+    // A separate variant, so that the usual ones need not check at each access how to reach their areas.
+    Scattered(Box<ScatteredRing>),
+}
+
+/// A ring with an area that is not contiguous.
+#[derive(Debug)]
+enum ScatteredRing {
+    Split(split::Queue<Scattered>),
+    Packed(packed::Queue<Scattered>),
 }
 
 /// Keeps rarely executed code out of the frequent code.
@@ -40,22 +48,27 @@ fn apart<R>(code: impl FnOnce() -> R) -> R {
     code()
 }
 
-/// Calls a method of the ring's format.
+/// Calls a method of the ring's format. A scattered ring is looked for last, so that the others cost two
+/// comparisons instead of a jump through a table.
 macro_rules! forward {
     ($queue:expr, $method:ident $(, $arg:expr)*) => {
         match &$queue.ring {
             Ring::Split(queue) => queue.$method($($arg),*),
             Ring::Packed(queue) => queue.$method($($arg),*),
-            Ring::SplitScattered(queue) => apart(|| queue.$method($($arg),*)),
-            Ring::PackedScattered(queue) => apart(|| queue.$method($($arg),*)),
+            Ring::Scattered(queue) => apart(|| match &**queue {
+                ScatteredRing::Split(queue) => queue.$method($($arg),*),
+                ScatteredRing::Packed(queue) => queue.$method($($arg),*),
+            }),
         }
     };
     (mut $queue:expr, $method:ident $(, $arg:expr)*) => {
         match &mut $queue.ring {
             Ring::Split(queue) => queue.$method($($arg),*),
             Ring::Packed(queue) => queue.$method($($arg),*),
-            Ring::SplitScattered(queue) => apart(|| queue.$method($($arg),*)),
-            Ring::PackedScattered(queue) => apart(|| queue.$method($($arg),*)),
+            Ring::Scattered(queue) => apart(|| match &mut **queue {
+                ScatteredRing::Split(queue) => queue.$method($($arg),*),
+                ScatteredRing::Packed(queue) => queue.$method($($arg),*),
+            }),
         }
     };
 }
@@ -137,27 +150,33 @@ impl Queue {
         match (&mut self.ring, metadata.0) {
             (Ring::Split(queue), Kind::Mapped(areas)) => queue.remap(areas, marks),
             (Ring::Packed(queue), Kind::Mapped(areas)) => queue.remap(areas, marks),
-            (Ring::SplitScattered(queue), Kind::Scattered(areas)) => queue.remap(areas, marks),
-            (Ring::PackedScattered(queue), Kind::Scattered(areas)) => queue.remap(areas, marks),
             (Ring::Split(queue), Kind::Scattered(areas)) => {
-                let mut queue = Box::new(queue.moved(marks));
+                let mut queue = queue.moved(marks);
                 queue.remap(areas, marks);
-                self.ring = Ring::SplitScattered(queue);
+                self.ring = Ring::Scattered(Box::new(ScatteredRing::Split(queue)));
             }
             (Ring::Packed(queue), Kind::Scattered(areas)) => {
-                let mut queue = Box::new(queue.moved(marks));
-                queue.remap(areas, marks);
-                self.ring = Ring::PackedScattered(queue);
-            }
-            (Ring::SplitScattered(queue), Kind::Mapped(areas)) => {
                 let mut queue = queue.moved(marks);
                 queue.remap(areas, marks);
-                self.ring = Ring::Split(queue);
+                self.ring = Ring::Scattered(Box::new(ScatteredRing::Packed(queue)));
             }
-            (Ring::PackedScattered(queue), Kind::Mapped(areas)) => {
-                let mut queue = queue.moved(marks);
-                queue.remap(areas, marks);
-                self.ring = Ring::Packed(queue);
+            (Ring::Scattered(scattered), Kind::Scattered(areas)) => match &mut **scattered {
+                ScatteredRing::Split(queue) => queue.remap(areas, marks),
+                ScatteredRing::Packed(queue) => queue.remap(areas, marks),
+            },
+            (Ring::Scattered(scattered), Kind::Mapped(areas)) => {
+                self.ring = match &mut **scattered {
+                    ScatteredRing::Split(queue) => {
+                        let mut queue = queue.moved(marks);
+                        queue.remap(areas, marks);
+                        Ring::Split(queue)
+                    }
+                    ScatteredRing::Packed(queue) => {
+                        let mut queue = queue.moved(marks);
+                        queue.remap(areas, marks);
+                        Ring::Packed(queue)
+                    }
+                }
             }
         }
         self.marks.commit();
@@ -200,8 +219,9 @@ impl Queue {
         Ok(self.pop_in(&mut { view }, chain)? == PopOutcome::Chain)
     }
 
-    /// Prefetches for the next pops what the driver has written on another core: the first buffer of the next
-    /// chain, which is the header of a request or an indirect table, and descriptors behind it.
+    /// Prefetches for the next pops what the driver has written on another core: the first buffer of a later
+    /// chain, which is the header of a request or an indirect table, and descriptors behind it. A header is
+    /// asked for to write to it, because its status is usually on the same line.
     ///
     /// Call it after a pop, and then serve the popped chain. The lines arrive meanwhile. It takes addresses
     /// for guest-physical ones, so it gains nothing behind a vIOMMU.
@@ -211,7 +231,7 @@ impl Queue {
             Ring::Split(queue) => queue.prefetch(view),
             Ring::Packed(queue) => queue.prefetch(view),
             // Each address of a scattered ring has to be looked up.
-            Ring::SplitScattered(_) | Ring::PackedScattered(_) => {}
+            Ring::Scattered(_) => {}
         }
     }
 
@@ -344,8 +364,17 @@ impl Queue {
     /// does not see it before [`Queue::publish`].
     #[inline]
     pub fn push(&mut self, id: ChainId, len: u32) {
-        let Some(order) = &mut self.order else { return forward!(mut self, push, id.head(), len) };
-        order.pushed(id, len);
+        if self.order.is_some() {
+            return self.push_in_order(id, len);
+        }
+        forward!(mut self, push, id.head(), len);
+    }
+
+    #[inline(never)]
+    fn push_in_order(&mut self, id: ChainId, len: u32) {
+        if let Some(order) = &mut self.order {
+            order.pushed(id, len);
+        }
         while let Some((head, len)) = self.order.as_mut().and_then(|order| order.next()) {
             forward!(mut self, push, head, len);
         }

@@ -100,6 +100,16 @@ impl Completer {
         forward!(self, Completer, pop)
     }
 
+    /// Returns the id, unchecked, of a chain that is popped soon, if the device has shown it already. Its
+    /// memory can be prefetched.
+    #[inline]
+    pub fn later_id(&self) -> Option<u16> {
+        match self {
+            Self::Split(half) => half.later_id(),
+            Self::Packed(_) => None,
+        }
+    }
+
     /// Returns whether there is something to pop: a chain or an error.
     #[inline]
     pub fn is_due(&self) -> bool {

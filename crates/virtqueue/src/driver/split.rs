@@ -20,6 +20,10 @@ use std::sync::atomic::{Ordering, fence};
 /// the index's range.
 const EVENT_LAG_MAX: u16 = 1 << 15;
 
+/// Number of pops until the chain of [`super::Completer::later_id`]. A line of another core takes longer than
+/// one completion.
+const LATER: u16 = 2;
+
 /// A queue's memory and its size.
 #[derive(Debug)]
 struct Ring {
@@ -282,6 +286,19 @@ impl Completer {
         check(&self.tables, element.id.get(), element.len.get())
     }
 
+    /// Does the same as [`super::Completer::later_id`]. With IN_ORDER, the elements of most chains are not
+    /// written.
+    #[inline]
+    pub(super) fn later_id(&self) -> Option<u16> {
+        if self.seen.wrapping_sub(self.next_used()) < LATER || self.in_order {
+            return None;
+        }
+        let entry = self.ring.entry(self.next_used().wrapping_add(LATER - 1));
+        // The low half of the id. A valid id has no other.
+        let at = RING_ENTRIES + size_of::<UsedElem>() * entry;
+        Some(self.ring.areas.device.load_u16(at, Ordering::Relaxed))
+    }
+
     /// Pops the next chain of a batch. One element stands for all chains up to its own, and the elements of
     /// the others are skipped.
     fn pop_in_order(&mut self) -> Result<Completed, UsedError> {
@@ -320,6 +337,8 @@ impl Completer {
     #[inline]
     pub(super) fn give_back(&mut self, id: u16) {
         self.tables.give_back(id);
+        // The next chain that is added begins with this descriptor, unless another one comes back before.
+        self.ring.areas.desc.prefetch_for_write(usize::from(id) * size_of::<Desc>());
     }
 
     #[inline]

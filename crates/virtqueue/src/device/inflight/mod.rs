@@ -46,7 +46,7 @@
 //! ```text
 //!   P1  copies; next, last, num; counter; inflight = 1, in entries from free_head on
 //!   P2  (free_head, old_free_head) = behind them, both
-//!   S1  ring: ids, lengths, flags of all but the first descriptor
+//!   S1  ring: ids, lengths, flags of all but the first descriptor, each as its chain is pushed
 //!   S2  each chain of the batch: entry[last].next = free_head, free_head = its first
 //!   S3  (free_head, old_free_head) = (the new one, unchanged)
 //!   S4  (used, old_used) = (the new position, unchanged)
@@ -82,8 +82,9 @@
 //!
 //! # Batches
 //! A queue shows pushed chains at any time. The chains that are shown at once are a batch, and nothing is
-//! popped between S1 and the end of S. Chains that are pushed and not shown are in flight. They wait for the
-//! ring's memory or for their turn (IN_ORDER).
+//! popped between S2 (split: S1) and the end of S. In a packed ring, chains are popped between the stores of
+//! S1, which overwrite descriptors of earlier chains only. R3 reaches over all of them. Chains that are
+//! pushed and not shown are in flight. They wait for the ring's memory or for their turn (IN_ORDER).
 
 mod packed;
 mod resubmissions;

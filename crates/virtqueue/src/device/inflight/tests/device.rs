@@ -6,7 +6,7 @@ use crate::address_space::AddressSpace;
 use crate::device::credit::Credit;
 use crate::device::{PopOutcome, UnpublishedUsed, packed, split};
 use crate::{Buffer, Chain, RingError};
-use kickless_memory::{Iova, Marks, Span, View};
+use kickless_memory::{Gpa, Iova, Marks, Span, View};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -190,6 +190,8 @@ impl AddressSpace<'_> for MissingTranslations {
     }
 
     fn finish(&mut self, _: &mut Vec<Buffer>, _: &mut usize, _: u64) {}
+
+    fn prefetch_for_write(&self, _: Gpa) {}
 
     fn is_missing(&self) -> bool {
         true
