@@ -23,7 +23,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("worker", &["device"]),
     ("disk", &["io", "values"]),
     ("blk", &["device", "disk"]),
-    ("net-port", &["spec"]),
+    ("net-port", &["memory"]),
     ("net", &["device", "net-port"]),
     ("vhost", &["device", "vhost-user"]),
     ("driver", &["virtqueue", "vhost-user", "io"]),

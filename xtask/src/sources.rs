@@ -18,6 +18,7 @@ const ISLANDS: &[&str] = &[
     "crates/driver/src/slots.rs",
     "crates/driver-c/",
     "crates/kickless/src/inherited.rs",
+    "crates/net-port/src/tap/sys.rs",
     "tests/src/allocations.rs",
     "tests/benches/driver_vs_virtio_driver/peer.rs",
 ];

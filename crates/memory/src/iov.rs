@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// # Marks
 /// A copy into the `Iov` is marked at once. If the kernel writes to it ([`Iov::segments_to_fill`]),
 /// [`Iov::advance`] marks the bytes that it takes off the front. If the operation failed, the kernel may have
-/// written to the rest; the rest is marked when the `Iov` is emptied.
+/// written to the rest; the rest is marked when the `Iov` is emptied, unless it was sealed ([`Iov::seal`]).
 #[derive(Debug, Default)]
 pub struct Iov {
     /// The segments. Those from `first` on are not used up.
@@ -164,6 +164,13 @@ impl Iov {
     pub fn segments_to_fill(&mut self) -> &[libc::iovec] {
         self.exposed = true;
         self.segments()
+    }
+
+    /// Declares that the kernel has finished with the segments to fill, and wrote none of the bytes that are
+    /// left. They are not marked when the `Iov` is emptied.
+    #[inline]
+    pub fn seal(&mut self) {
+        self.exposed = false;
     }
 
     /// Marks the first `bytes` that are left as written.

@@ -223,6 +223,13 @@ fn buffers_that_the_kernel_fills() {
             iov.push(&view, Gpa(slot * APART), 4096).unwrap();
             iov.clear(&mut marks);
             assert_eq!(found(&mut marks), BTreeSet::new());
+            // The kernel wrote the first bytes only.
+            iov.push(&view, Gpa(slot * APART), 2 * 4096).unwrap();
+            iov.segments_to_fill();
+            iov.advance(10, &mut marks);
+            iov.seal();
+            iov.clear(&mut marks);
+            assert_eq!(found(&mut marks), pages_of(slots, slot, 0, 10));
         }
     }
 }

@@ -1,0 +1,80 @@
+//! Errors of an operator who names a TAP.
+
+use rustix::io::Errno;
+use std::io;
+
+/// The reason for which a TAP cannot be opened. Each is one sentence for an operator.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// There is no /dev/net/tun, or this program may not open it.
+    #[error("/dev/net/tun cannot be opened")]
+    Device(#[source] io::Error),
+    /// The program may not make or open the interface.
+    #[error(
+        "the TAP {name} cannot be opened: this needs CAP_NET_ADMIN, or a TAP that is made for this user first: ip \
+         tuntap add dev {name} mode tap multi_queue user USER"
+    )]
+    Denied {
+        /// The interface.
+        name: String,
+    },
+    /// Another program uses the interface.
+    #[error("the TAP {name} is in use by another program")]
+    Busy {
+        /// The interface.
+        name: String,
+    },
+    /// There is another kind of interface with this name.
+    #[error("the interface {name} exists and is not a TAP")]
+    NotTap {
+        /// The interface.
+        name: String,
+    },
+    /// The TAP was made for one queue.
+    #[error(
+        "the TAP {name} has one queue, and the card has {queues} pairs of queues: make the TAP with multi_queue, or \
+         set num-queue-pairs to 1"
+    )]
+    OneQueue {
+        /// The interface.
+        name: String,
+        /// The number of pairs.
+        queues: u16,
+    },
+    /// A descriptor is not a queue of a TAP or TUN.
+    #[error("the descriptor is not a TAP that exists")]
+    NotTapFd,
+    /// A descriptor is of a TAP that carries other headers.
+    #[error("the interface {name} was not opened as a TAP with IFF_VNET_HDR and IFF_NO_PI")]
+    Mode {
+        /// The interface.
+        name: String,
+    },
+    /// The descriptors are of several TAPs.
+    #[error("the descriptors are queues of two TAPs, {other} and {name}")]
+    Several {
+        /// The interface of a later descriptor.
+        name: String,
+        /// The interface of the first one.
+        other: String,
+    },
+    /// The kernel refuses something else.
+    #[error("the TAP {name} cannot be opened")]
+    Call {
+        /// The interface.
+        name: String,
+        /// The kernel's error.
+        source: io::Error,
+    },
+}
+
+impl TapError {
+    pub(super) fn of(name: &str, error: Errno) -> Self {
+        let name = name.to_owned();
+        match error {
+            Errno::PERM | Errno::ACCESS => Self::Denied { name },
+            Errno::BUSY => Self::Busy { name },
+            error => Self::Call { name, source: error.into() },
+        }
+    }
+}

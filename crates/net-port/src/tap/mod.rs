@@ -1,0 +1,226 @@
+//! TAPs: interfaces of the host whose other end is a program.
+//!
+//! A frame at a TAP has a virtio-net header of 12 bytes before it, in both directions. So a frame that the
+//! kernel has not segmented passes whole. `docs/adr/0012-a-frame-is-read-whole.md` has the facts about the
+//! kernel that this module and `net` rely on.
+
+mod error;
+mod queue;
+mod sys;
+
+pub use error::TapError;
+pub use queue::{ReceiveError, SendError, TapQueue};
+
+use bitflags::bitflags;
+use kickless_spec::net::Header;
+use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+/// The file that makes queues of TAPs.
+const TUN: &str = "/dev/net/tun";
+/// Bytes of sent frames that wait in queues of the host, and beyond which a TAP takes no more. A frame of 64
+/// KiB counts twice its length at most, so eight of them may wait.
+const SEND_BUFFER: i32 = 1 << 20;
+/// The kind of interface: with Ethernet headers, without further bytes before them, with virtio-net headers.
+const FLAGS: i32 = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+
+bitflags! {
+    /// Offloads that the readers of a TAP take, with the kernel's numbers.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Offloads: u32 {
+        /// Partial checksums. All others need it.
+        const CHECKSUM = libc::TUN_F_CSUM;
+        /// Unsegmented TCP over IPv4.
+        const TSO4 = libc::TUN_F_TSO4;
+        /// Unsegmented TCP over IPv6.
+        const TSO6 = libc::TUN_F_TSO6;
+        /// Unsegmented TCP with ECN. Needs one of the two before.
+        const ECN = libc::TUN_F_TSO_ECN;
+        /// Unsegmented UDP. The kernel takes it only for both versions of IP.
+        const USO = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+    }
+}
+
+impl Offloads {
+    /// Removes the offloads that the kernel does not take without another that is missing.
+    fn consistent(mut self) -> Self {
+        if !self.intersects(Self::TSO4 | Self::TSO6) {
+            self.remove(Self::ECN);
+        }
+        if self.contains(Self::CHECKSUM) { self } else { Self::empty() }
+    }
+}
+
+/// A TAP with one queue for each pair of rings. All its calls may wait for the kernel's network
+/// configuration.
+#[derive(Debug)]
+pub struct Tap {
+    name: String,
+    queues: Vec<OwnedFd>,
+    segments_udp: bool,
+    settings: Mutex<Settings>,
+}
+
+/// The settings that the kernel has now.
+#[derive(Debug)]
+struct Settings {
+    offloads: Offloads,
+    /// Whether each queue is attached.
+    attached: Vec<bool>,
+    /// Queues can be attached and detached. A TAP with one queue is always attached.
+    detaches: bool,
+    /// The queues are not of a TAP.
+    is_socket: bool,
+}
+
+impl Tap {
+    /// Opens the TAP `name` with this number of queues, or makes it. A TAP that it makes disappears with the
+    /// last descriptor.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn open(name: &str, queues: u16) -> Result<Self, TapError> {
+        let first = Self::open_queue(name, libc::IFF_MULTI_QUEUE)?;
+        let mut detaches = true;
+        let first = match first {
+            Ok(first) => first,
+            // The TAP may exist with one queue only.
+            Err(Errno::INVAL) => match Self::open_queue(name, 0)? {
+                Ok(_) if queues > 1 => return Err(TapError::OneQueue { name: name.into(), queues }),
+                Ok(first) => {
+                    detaches = false;
+                    first
+                }
+                Err(Errno::INVAL) => return Err(TapError::NotTap { name: name.into() }),
+                Err(error) => return Err(TapError::of(name, error)),
+            },
+            Err(error) => return Err(TapError::of(name, error)),
+        };
+        let mut fds = vec![first];
+        for _ in 1..queues {
+            let queue = Self::open_queue(name, libc::IFF_MULTI_QUEUE)?;
+            fds.push(queue.map_err(|error| TapError::of(name, error))?);
+        }
+        Self::prepare(name.to_owned(), fds, detaches)
+    }
+
+    /// Returns the kernel's refusal of the interface as a value.
+    fn open_queue(name: &str, flag: i32) -> Result<Result<OwnedFd, Errno>, TapError> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = open(TUN, flags, Mode::empty()).map_err(|error| TapError::Device(error.into()))?;
+        let made = sys::set_interface(file.as_fd(), name, FLAGS | flag);
+        Ok(made.map(|()| file).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL)))
+    }
+
+    /// Takes queues that another program has opened.
+    ///
+    /// # Errors
+    /// A descriptor is not a queue of a TAP with virtio-net headers, or they are of several TAPs.
+    pub fn adopt(fds: Vec<OwnedFd>) -> Result<Self, TapError> {
+        let mut found: Option<String> = None;
+        for fd in &fds {
+            let Ok((name, flags)) = sys::interface(fd.as_fd()) else { return Err(TapError::NotTapFd) };
+            if flags & FLAGS != FLAGS {
+                return Err(TapError::Mode { name });
+            }
+            if flags & libc::IFF_MULTI_QUEUE == 0 && fds.len() > 1 {
+                return Err(TapError::OneQueue { name, queues: fds.len() as u16 });
+            }
+            match &found {
+                Some(other) if *other != name => {
+                    return Err(TapError::Several { name, other: other.clone() });
+                }
+                _ => found = Some(name),
+            }
+            let name = || found.clone().unwrap_or_default();
+            let flags = fcntl_getfl(fd).map_err(|error| TapError::of(&name(), error))?;
+            fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(|error| TapError::of(&name(), error))?;
+        }
+        let detaches = fds.first().is_some_and(|fd| {
+            sys::interface(fd.as_fd()).is_ok_and(|(_, flags)| flags & libc::IFF_MULTI_QUEUE != 0)
+        });
+        Self::prepare(found.ok_or(TapError::NotTapFd)?, fds, detaches)
+    }
+
+    /// Returns a port whose queues are connected datagram sockets instead of a TAP. Each datagram is a frame
+    /// with its header. This is for tests, which need no privilege for it.
+    #[doc(hidden)]
+    pub fn over_sockets(queues: Vec<OwnedFd>) -> Self {
+        let attached = vec![true; queues.len()];
+        let settings = Settings { offloads: Offloads::empty(), attached, detaches: false, is_socket: true };
+        Self { name: "sockets".into(), queues, segments_udp: true, settings: Mutex::new(settings) }
+    }
+
+    fn prepare(name: String, queues: Vec<OwnedFd>, detaches: bool) -> Result<Self, TapError> {
+        let refused = |error: io::Error| TapError::Call { name: name.clone(), source: error };
+        let Some(first) = queues.first() else { return Err(TapError::NotTapFd) };
+        let first = first.as_fd();
+        sys::set_number(first, libc::TUNSETVNETHDRSZ, size_of::<Header>() as i32).map_err(refused)?;
+        sys::set_number(first, libc::TUNSETVNETLE, 1).map_err(refused)?;
+        sys::set_number(first, libc::TUNSETSNDBUF, SEND_BUFFER).map_err(refused)?;
+        let segments_udp = sys::set_offloads(first, (Offloads::CHECKSUM | Offloads::USO).bits()).is_ok();
+        sys::set_offloads(first, 0).map_err(refused)?;
+        let attached = vec![true; queues.len()];
+        let settings = Settings { offloads: Offloads::empty(), attached, detaches, is_socket: false };
+        let tap = Self { name, queues, segments_udp, settings: Mutex::new(settings) };
+        tap.set(Offloads::empty(), |_| false);
+        Ok(tap)
+    }
+
+    /// Returns the name of the interface.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns whether the kernel segments UDP (USO), which is so from Linux 6.2 on.
+    pub fn segments_udp(&self) -> bool {
+        self.segments_udp
+    }
+
+    /// Returns the queue of a pair of rings, with a descriptor of its own.
+    ///
+    /// # Errors
+    /// There is no such queue, or the process has no free descriptor.
+    pub fn queue(&self, pair: u16) -> io::Result<TapQueue> {
+        let queue = self.queues.get(usize::from(pair)).ok_or(io::ErrorKind::NotFound)?;
+        Ok(TapQueue::new(queue.try_clone()?))
+    }
+
+    /// Returns the number of queues.
+    pub fn queues(&self) -> u16 {
+        self.queues.len() as u16
+    }
+
+    /// Sets the offloads that readers take, and attaches each queue for which `is_used` is true. Detaches the
+    /// others and discards their frames, if the TAP has several queues.
+    ///
+    /// A TAP that was deleted refuses this. Its reader finds out by itself, so there is no error.
+    pub fn set(&self, offloads: Offloads, is_used: impl Fn(u16) -> bool) {
+        let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        if settings.is_socket {
+            return;
+        }
+        let mut offloads = offloads.consistent();
+        if !self.segments_udp {
+            offloads.remove(Offloads::USO);
+        }
+        if settings.offloads != offloads
+            && let Some(first) = self.queues.first()
+            && sys::set_offloads(first.as_fd(), offloads.bits()).is_ok()
+        {
+            settings.offloads = offloads;
+        }
+        if !settings.detaches {
+            return;
+        }
+        for (pair, queue) in (0..).zip(&self.queues) {
+            let wanted = is_used(pair);
+            if settings.attached[usize::from(pair)] != wanted && sys::attach(queue.as_fd(), wanted).is_ok() {
+                settings.attached[usize::from(pair)] = wanted;
+            }
+        }
+    }
+}
