@@ -120,8 +120,10 @@ fn a_request_has_steps_left_after_an_operation() {
     let mut made = Command::new("qemu-img");
     made.args(["create", "-q", "-f", "qcow2"]).arg(image.path()).arg("1M");
     assert!(made.status().unwrap().success());
-    let device = rig::blk(open(&DiskSpec::Qcow2(image.path().into())));
-    let mut rig = Rig::start(&device, EngineKind::Threads, 4, false, ALL);
+    let disk = open(&DiskSpec::Qcow2(image.path().into()));
+    // The image is open from here on.
+    disk.reload().unwrap();
+    let mut rig = Rig::start(&rig::blk(disk), EngineKind::Threads, 4, false, ALL);
     assert_eq!(rig.status(TestRequest::write(0, &[7; 4096])), S_OK);
     let ranges = [(1000, 1, 0), (1, 255, 0), (1100, 1, 0)];
     let zeroes = rig.send(TestRequest::on_ranges(blk::T_WRITE_ZEROES, &ranges));
