@@ -91,10 +91,12 @@ fn each_kind_has_its_own_keys() {
         "merge" | "lock" => json!("on"),
         "cache" => json!("none"),
         "mac" => json!("52:54:00:12:34:56"),
+        "blk-size" | "cache-size" => json!("1G"),
         key if numbers.contains(&key) => json!(100),
         _ => json!("text"),
     };
-    let disk = json!({ "blk-file": "/srv/a.img" });
+    // Only a qcow2 image has a size of its own.
+    let disk = json!({ "blk-file": "qcow2:/srv/a.qcow2" });
     let card = json!({ "port": "null" });
     let kinds = [
         (&disk, &card, &DeviceTable::BLK_KEYS[..], "only disks have it"),
