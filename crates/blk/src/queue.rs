@@ -104,11 +104,21 @@ impl Queue {
                 self.start(context, slot, request);
                 cost + blocks
             }
+            // At most once for each growth.
+            Err(_) if self.has_grown() => self.begin(context, slot),
             Err(reject) => {
                 self.reject(id, reject);
                 cost
             }
         }
+    }
+
+    /// Reads the size of the disk again. Returns whether it has grown since the beginning of the poll: the
+    /// driver may know.
+    #[cold]
+    fn has_grown(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.disk_size, self.shared.disk.size());
+        self.disk_size > before
     }
 
     #[inline(always)]
