@@ -8,9 +8,11 @@ use crate::qcow2::format::header::Header;
 use crate::qcow2::qemu::{OPTIONS, QemuImage, QemuReport, SIZE, fill};
 use kickless_testing::Random;
 use std::cell::Cell;
+use std::env::{current_exe, var_os};
 use std::fs::{File, read_to_string};
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 
 /// Returns the number of images to damage: `KICKLESS_DAMAGED`, or some.
 fn damaged() -> u64 {
@@ -138,8 +140,17 @@ fn peak() -> u64 {
 }
 
 /// A disk of 100 TiB, in a file that is long enough for two windows.
+///
+/// It runs in a process of its own, because other tests use memory too.
 #[test]
 fn memory_is_bounded_by_the_window() {
+    const ALONE: &str = "KICKLESS_TEST_ALONE";
+    if var_os(ALONE).is_none() {
+        let mut alone = Command::new(current_exe().unwrap());
+        alone.args(["--exact", "qcow2::check::tests::memory_is_bounded_by_the_window"]).env(ALONE, "");
+        assert!(alone.status().unwrap().success());
+        return;
+    }
     let image = QemuImage::create("", "100T");
     image.io(&["write -P 1 0 64k", "write -P 2 50T 64k", "write -P 3 99T 64k"]);
     let sparse = Sparse {
