@@ -11,6 +11,7 @@ use kickless_disk::{Disk, Resized};
 use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
+use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{debug, error, info, warn};
@@ -97,11 +98,18 @@ impl Blk {
         *self.locks.lock().unwrap_or_else(PoisonError::into_inner) = locks;
     }
 
+    /// Writes everything to the image, and closes it.
+    fn write_back(&self) {
+        if let Err(error) = self.shared.disk.write_back() {
+            error!(%error, "some writes did not reach the image; a host that opens it next may read old data");
+        }
+    }
+
     /// Locks the disk, if the options ask for it, and loads its current state.
     fn acquire(&self) -> Result<Vec<ImageLock>, StartError> {
         let failed = |what: String| StartError(what.into());
         let (disk, mut locks) = (&self.shared.disk, Vec::new());
-        let lock = |file, read_only| {
+        let lock = |file: &File, read_only: bool| {
             ImageLock::acquire_within(file, read_only, LOCK_WAIT_MAX).map_err(|error| {
                 if error.is_held() && is_held_here(file, read_only) {
                     return failed(LOCKED_BY_THIS_PROCESS.into());
@@ -120,9 +128,16 @@ impl Blk {
         // behind.
         disk.reload().map_err(|error| failed(format!("the image cannot be used: {error}")))?;
         if self.options.lock {
-            let under = disk.backing_files().map_err(|error| failed(error.to_string()))?;
-            for file in &under {
-                locks.push(lock(file, true)?);
+            let under = disk.backing_files().map_err(|error| failed(error.to_string()));
+            match under
+                .and_then(|under| under.iter().map(|file| lock(file, true)).collect::<Result<Vec<_>, _>>())
+            {
+                Ok(under) => locks.extend(under),
+                Err(error) => {
+                    // An image that stayed open could be written after another host has got the lock.
+                    self.write_back();
+                    return Err(error);
+                }
             }
         }
         Ok(locks)
@@ -238,9 +253,7 @@ impl Device for Blk {
     }
 
     fn close(&self) {
-        if let Err(error) = self.shared.disk.write_back() {
-            error!(%error, "some writes did not reach the image; a host that opens it next may read old data");
-        }
+        self.write_back();
         self.shared.disk.release_own_lock();
         self.set_locks(Vec::new());
     }

@@ -656,4 +656,10 @@ fn growth_that_is_refused() {
     let disk = Disk::open(&image.spec(), &options(Cache::None, true)).unwrap();
     disk.reload().unwrap();
     assert!(refused(&disk, 1 << 20).contains("invalid"));
+    drop(disk);
+    // The new part would show the bytes of the longer image below.
+    image.img(&["create", "-q", "-f", "qcow2", "-b", "disk.qcow2", "-F", "qcow2", "top", "2048"]);
+    let disk = open(&DiskSpec::Qcow2(image.dir.path().join("top")), Cache::None).unwrap();
+    disk.reload().unwrap();
+    assert!(refused(&disk, 1 << 20).contains("its backing image is longer"));
 }

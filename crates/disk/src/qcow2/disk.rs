@@ -319,6 +319,12 @@ impl DiskControl for Qcow2Disk {
         if size <= from {
             return Ok(Resized::Same);
         }
+        if chain.layers.get(1).is_some_and(|under| under.size() > from) {
+            // New clusters would show its bytes.
+            return Err(io::Error::other(
+                "its backing image is longer, and the guest would see bytes of that",
+            ));
+        }
         // An attempt that failed before, to another size, goes on first.
         let mut to = from;
         while to < size {

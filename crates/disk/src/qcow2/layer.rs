@@ -86,7 +86,8 @@ impl Layer {
         }
     }
 
-    fn size(&self) -> u64 {
+    /// Returns the size of the layer's disk in bytes.
+    pub(super) fn size(&self) -> u64 {
         match self {
             Self::Raw(raw) => raw.size,
             Self::Qcow2(image) => image.size.load(Ordering::Relaxed),

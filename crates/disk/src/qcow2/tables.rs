@@ -299,8 +299,11 @@ impl Tables {
     /// Marks the image as corrupt if it is written, and fails all later changes.
     pub(crate) fn found_bad(&mut self) {
         let can_mark = self.options.writable && self.geometry.version == Version::V3;
-        if !std::mem::replace(&mut self.is_bad, true) && can_mark {
-            self.change_header(HeaderChange::SetCorrupt);
+        if !std::mem::replace(&mut self.is_bad, true) {
+            self.growing_failed(Errno::IO);
+            if can_mark {
+                self.change_header(HeaderChange::SetCorrupt);
+            }
         }
     }
 

@@ -11,7 +11,7 @@ const ZERO: u64 = 1 << 0;
 /// The bits of a host offset. Below are 512 bytes, and at most 2^56 bytes can be addressed.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 /// The first offset that cannot be addressed.
-pub(super) const OFFSET_LIMIT: u64 = 1 << 56;
+pub(crate) const OFFSET_LIMIT: u64 = 1 << 56;
 
 /// A standard entry in memory has changed since the last write of its block was issued.
 pub(crate) const UNWRITTEN: u64 = 1 << 1;

@@ -46,15 +46,17 @@ impl FreeSpace {
 
     /// Returns the unit to look at for the current chunk.
     pub(super) fn unit(&self) -> Option<u64> {
-        let may_pass = self.next < self.end && (self.looks < LOOKS_MAX || self.is_tight);
-        self.freed.first().copied().or(may_pass.then_some(self.next))
+        if self.looks >= LOOKS_MAX && !self.is_tight {
+            return None;
+        }
+        self.freed.first().copied().or((self.next < self.end).then_some(self.next))
     }
 
     /// Goes on to the next unit: this one has nothing.
     pub(super) fn skip(&mut self, unit: u64) {
+        self.looks += 1;
         if !self.freed.remove(&unit) && self.next == unit {
             self.next += 1;
-            self.looks += 1;
         }
     }
 
@@ -100,7 +102,8 @@ mod tests {
         }
         let mut expected = vec![98, 99];
         for unit in 0..100 {
-            expected.extend((unit > 0 && unit % 16 == 0).then_some(200));
+            // A pause after 14 units, and after each 15 from then on.
+            expected.extend((unit >= 14 && unit % 15 == 14).then_some(200));
             expected.push(unit);
         }
         assert_eq!(seen, expected);

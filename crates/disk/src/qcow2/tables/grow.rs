@@ -28,6 +28,10 @@ impl Tables {
     /// that has failed before goes on first.
     pub(crate) fn grow(&mut self, size: u64) -> Result<(), GrowError> {
         self.grown = None;
+        if self.is_bad {
+            self.grown = Some(Err(Errno::IO));
+            return Ok(());
+        }
         if self.growing.is_none() {
             if size <= self.size {
                 self.grown = Some(Ok(self.size));

@@ -110,6 +110,8 @@ fn checked(geometry: Geometry, raw: RawEntry, is_data: impl Fn(HostOffset) -> bo
     let is_good = match decode(geometry, raw) {
         Ok(Mapping::Data { host, .. } | Mapping::Zero { kept: Some(host), .. }) => is_data(host),
         Ok(Mapping::Parts { host: Some(host), .. }) => is_data(host),
+        // At least one byte is there. Those behind the end of the last sector do not count.
+        Ok(Mapping::Compressed { at, len }) => is_data(at) && is_data(HostOffset(at.0 + u64::from(len) - 1)),
         Ok(_) => true,
         Err(_) => false,
     };

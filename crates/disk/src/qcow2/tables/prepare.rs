@@ -8,6 +8,7 @@ use super::plan::Written;
 use super::refcounts::Load;
 use super::reserve::{Chunk, Stage};
 use super::rule::Rule;
+use crate::qcow2::format::entry::OFFSET_LIMIT;
 use kickless_io::Errno;
 
 /// The runs of a chunk. Each is zeroed by an operation of its own.
@@ -40,11 +41,12 @@ impl Tables {
 
     /// Fails the requests that wait for clusters or for a table that moves. The stage is kept.
     pub(super) fn reserve_failed(&mut self, errno: Errno) {
-        self.reserve.fail(errno);
         self.growing_failed(errno);
         if matches!(self.reserve.chunk, Some(Chunk { for_l1: true, stage: Stage::Choosing, .. })) {
-            // Other requests need chunks too.
+            // Other requests need chunks too, and may find clusters.
             self.reserve.chunk = None;
+        } else {
+            self.reserve.fail(errno);
         }
     }
 
@@ -104,8 +106,8 @@ impl Tables {
     fn begin_chunk(&mut self) -> bool {
         let for_l1 = self.clusters_for_l1().is_some() && self.grown.is_none();
         let reserve = &self.reserve;
-        let is_wanted = reserve.is_used && reserve.ready_clusters * 2 < reserve.size && !self.is_bad;
-        if self.is_closing || !(for_l1 || is_wanted) {
+        let is_wanted = reserve.is_used && reserve.ready_clusters * 2 < reserve.size;
+        if self.is_closing || self.is_bad || !(for_l1 || is_wanted) {
             return false;
         }
         self.free_space.begin();
@@ -234,7 +236,8 @@ impl Tables {
     /// Returns the number of clusters behind the end of the file that there can be.
     pub(super) fn room(&self) -> u64 {
         let clusters = |bytes| bytes / self.geometry.cluster();
-        self.options.device_bytes.map_or(u64::MAX, clusters).saturating_sub(self.reserve.end)
+        let bytes = self.options.device_bytes.unwrap_or(OFFSET_LIMIT).min(OFFSET_LIMIT);
+        clusters(bytes).saturating_sub(self.reserve.end)
     }
 
     /// Handles an image that cannot become longer. A request waits if clusters are about to be free.
@@ -258,8 +261,12 @@ impl Tables {
     fn run_at_end(&mut self, unit: u64, exactly: Option<u64>) -> Option<Run> {
         let end = self.reserve.end.saturating_add(self.room());
         let unit_end = ((unit + 1) * self.refcounts.per_unit()).min(end);
-        let is_free =
-            |cluster: &u64| self.refcounts.get(*cluster) == Some(0) && !self.known.contains(*cluster);
+        let first = unit * self.refcounts.per_unit();
+        let punched = self.retired.punched_within(first, self.refcounts.per_unit());
+        let is_free = |cluster: &u64| {
+            let is_unused = self.refcounts.get(*cluster) == Some(0) && !self.known.contains(*cluster);
+            is_unused && !punched[(*cluster - first) as usize]
+        };
         let max = exactly.unwrap_or(self.reserve.size);
         let mut start = self.reserve.end;
         while let Some(free) = (start..unit_end).find(is_free) {

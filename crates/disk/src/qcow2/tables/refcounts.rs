@@ -23,7 +23,7 @@ pub(super) struct Refcounts {
     pub(super) table_at: HostOffset,
     /// The end of the file when it was opened, or of a newer block. No block is beyond it.
     end: u64,
-    /// The blocks whose places have other tables.
+    /// The blocks whose places have other tables, in order.
     misplaced: Vec<u64>,
     units: HashMap<u64, Vec<u8>>,
     loading: HashSet<u64>,
@@ -93,7 +93,7 @@ impl Refcounts {
     /// or the place of another table.
     pub(super) fn is_bad(&self, index: u64) -> bool {
         let is_good = |at: u64| self.geometry.is_aligned(HostOffset(at)) && at < self.end;
-        self.block(index).is_some_and(|at| !is_good(at)) || self.misplaced.contains(&index)
+        self.block(index).is_some_and(|at| !is_good(at)) || self.misplaced.binary_search(&index).is_ok()
     }
 
     /// Returns whether the table has room for the block of a cluster, and no block that is bad.

@@ -173,14 +173,14 @@ fn known(header: &Header, l1: &L1, refcounts: &mut Refcounts, others: &[(HostOff
     };
     let tables = [header.l1, header.refcounts].map(|table| run(table.at, table.entries * 8));
     let fixed: Vec<Run> = std::iter::once(Run { start: 0, len: 1 }).chain(tables).collect();
-    let others = others.iter().map(|(at, bytes)| run(*at, *bytes)).flat_map(|run| run.start..run.end());
+    let others = others.iter().map(|(at, bytes)| run(*at, *bytes)).collect();
     refcounts.check_places(|cluster| fixed.iter().any(|run| run.contains(cluster)));
     if refcounts.table.is_empty() {
         // The image is only read.
-        return Known::new(fixed, Vec::new());
+        return Known::new(fixed, Vec::new(), Vec::new());
     }
     let l2 = l1.words.iter().filter_map(|word| decode_l1(geometry, *word).ok().flatten());
     let l2 = l2.map(|(at, _)| geometry.host_cluster(at).0);
-    let first = l2.chain(refcounts.blocks()).chain(others).collect();
-    Known::new(fixed, first)
+    let first = l2.chain(refcounts.blocks()).collect();
+    Known::new(fixed, others, first)
 }
