@@ -107,16 +107,7 @@ impl Blk {
 
     /// Locks the disk, if the options ask for it, and loads its current state.
     fn acquire(&self) -> Result<Vec<ImageLock>, StartError> {
-        let failed = |what: String| StartError(what.into());
         let (disk, mut locks) = (&self.shared.disk, Vec::new());
-        let lock = |file: &File, read_only: bool| {
-            ImageLock::acquire_within(file, read_only, LOCK_WAIT_MAX).map_err(|error| {
-                if error.is_held() && is_held_here(file, read_only) {
-                    return failed(LOCKED_BY_THIS_PROCESS.into());
-                }
-                failed(format!("the image cannot be locked: {error}"))
-            })
-        };
         if self.options.lock {
             if let Some(file) = disk.file() {
                 locks.push(lock(file, disk.limits().read_only)?);
@@ -127,21 +118,33 @@ impl Blk {
         // From here on no other writer exists. This loads what earlier writers, here or on another host, left
         // behind.
         disk.reload().map_err(|error| failed(format!("the image cannot be used: {error}")))?;
-        if self.options.lock {
-            let under = disk.backing_files().map_err(|error| failed(error.to_string()));
-            match under
-                .and_then(|under| under.iter().map(|file| lock(file, true)).collect::<Result<Vec<_>, _>>())
-            {
-                Ok(under) => locks.extend(under),
-                Err(error) => {
-                    // An image that stayed open could be written after another host has got the lock.
-                    self.write_back();
-                    return Err(error);
-                }
-            }
-        }
+        // An image that stayed open could be written after another host has got the lock.
+        locks.extend(self.lock_backing().inspect_err(|_| self.write_back())?);
         Ok(locks)
     }
+
+    /// Locks the backing images, if the options ask for it.
+    fn lock_backing(&self) -> Result<Vec<ImageLock>, StartError> {
+        if !self.options.lock {
+            return Ok(Vec::new());
+        }
+        let under = self.shared.disk.backing_files().map_err(|error| failed(error.to_string()))?;
+        under.iter().map(|file| lock(file, true)).collect()
+    }
+}
+
+fn failed(why: String) -> StartError {
+    StartError(why.into())
+}
+
+/// Locks an image. Waits for a while if another process has the lock.
+fn lock(file: &File, read_only: bool) -> Result<ImageLock, StartError> {
+    ImageLock::acquire_within(file, read_only, LOCK_WAIT_MAX).map_err(|error| {
+        if error.is_held() && is_held_here(file, read_only) {
+            return failed(LOCKED_BY_THIS_PROCESS.into());
+        }
+        failed(format!("the image cannot be locked: {error}"))
+    })
 }
 
 impl Device for Blk {
