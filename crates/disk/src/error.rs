@@ -136,3 +136,8 @@ pub enum IoError {
     #[error("{0}")]
     Os(Errno),
 }
+
+impl IoError {
+    /// The result of a cancelled request.
+    pub(crate) const CANCELLED: Self = Self::Os(Errno::CANCELED);
+}

@@ -12,8 +12,6 @@ use kickless_io::{Buffers, Completion, Errno, OpKind};
 
 /// The number of times in a row that the kernel may ask for a retry.
 const RETRIES_MAX: u16 = 1000;
-/// The result of a cancelled request.
-const CANCELLED: IoError = IoError::Os(Errno::CANCELED);
 
 /// A request without the checks of a guest's: it may go beyond the end of the file, where reads find zeroes.
 #[cfg(feature = "qcow2")]
@@ -97,7 +95,7 @@ impl FileDisk {
     ) -> Step {
         // The engine has the buffers of an operation.
         if state.cancelled && !state.sent {
-            return state.finish(buffers, Err(CANCELLED));
+            return state.finish(buffers, Err(IoError::CANCELLED));
         }
         self.drive(sender, buffers, state)
     }
@@ -258,7 +256,7 @@ impl FileDisk {
                 return self.retry(sender, buffers, state);
             }
             Err(Errno::AGAIN | Errno::CANCELED) if state.cancelled => {
-                return state.finish(buffers, Err(CANCELLED));
+                return state.finish(buffers, Err(IoError::CANCELLED));
             }
             // The retry comes after another completion, or after a moment. io_uring cancels an operation by
             // itself if a cgroup's limit keeps it from starting a thread.

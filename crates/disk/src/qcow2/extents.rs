@@ -3,7 +3,6 @@
 use super::format::geometry::GuestOffset;
 use super::layer::{Chain, Image, Place};
 use super::own_buffers::OwnBuffers;
-use super::sender::CANCELLED;
 use super::tables::plan::{Clear, ClearPlan};
 use super::write::{WriteState, written};
 use crate::buffer_pool::{BufferPermit, BufferWait};
@@ -49,7 +48,7 @@ impl ExtentState {
 
     /// Ends a cancelled request that waits. It has no operation in flight.
     pub(super) fn give_up(&mut self, buffers: &mut IoBuffers) -> Step {
-        self.finish(buffers, Err(CANCELLED))
+        self.finish(buffers, Err(IoError::CANCELLED))
     }
 
     /// Ends the request.

@@ -3,7 +3,7 @@
 use super::decode::DecodeState;
 use super::layer::{Chain, Place};
 use super::pins::Pin;
-use super::sender::{CANCELLED, LayerSender};
+use super::sender::LayerSender;
 use crate::buffers::TransferBuffers;
 use crate::file::{FileState, Unchecked};
 use crate::op_sender::OpSender;
@@ -67,7 +67,7 @@ impl ReadState {
         if let Some(decode) = &mut self.decode {
             decode.give_up();
         }
-        self.finish(Err(CANCELLED))
+        self.finish(Err(IoError::CANCELLED))
     }
 
     /// Ends the read.

@@ -2,11 +2,8 @@
 
 use crate::op_sender::OpSender;
 use crate::{IoError, Step};
-use kickless_io::{Buffers, Errno, OpKind, Waker};
+use kickless_io::{Buffers, OpKind, Waker};
 use kickless_memory::Marks;
-
-/// The result of a cancelled request.
-pub(super) const CANCELLED: IoError = IoError::Os(Errno::CANCELED);
 
 /// Sends the operations of a request to the file of one layer.
 pub(super) struct LayerSender<'a, S> {
@@ -64,7 +61,7 @@ impl OpSender for CancelledSender<'_> {
         _offset: u64,
         buffers: Buffers,
     ) -> Result<(), (Step, Buffers)> {
-        Err((Step::Done(Err(CANCELLED)), buffers))
+        Err((Step::Done(Err(IoError::CANCELLED)), buffers))
     }
 
     fn waker(&self) -> &Waker {

@@ -5,7 +5,7 @@ use super::format::geometry::GuestOffset;
 use super::layer::{Chain, Image, Place, errno_of};
 use super::own_buffers::OwnBuffers;
 use super::pins::Pin;
-use super::sender::{CANCELLED, top};
+use super::sender::top;
 use super::slices::Look;
 use super::tables::plan::{SyncMark, Ticket, WritePlan, Written};
 use crate::buffers::TransferBuffers;
@@ -80,7 +80,7 @@ impl WriteState {
 
     /// Ends a cancelled write that waits. It has no operation in flight.
     pub(super) fn give_up(&mut self) -> Step {
-        self.finish(Err(CANCELLED))
+        self.finish(Err(IoError::CANCELLED))
     }
 
     /// Ends the write.
