@@ -187,14 +187,9 @@ impl Tables {
     /// Returns at most `max` free clusters of a loaded unit.
     fn free_runs(&self, unit: u64, max: u64) -> Vec<Run> {
         let per_unit = self.refcounts.per_unit();
-        let first = unit * per_unit;
-        let punched = self.retired.punched_within(first, per_unit);
+        let (first, is_free) = (unit * per_unit, self.is_free_in(unit));
         let (mut runs, mut clusters) = (Vec::<Run>::new(), 0);
-        for cluster in first..(first + per_unit).min(self.reserve.end) {
-            let is_punched = punched[(cluster - first) as usize] && self.rules.hold(Rule::R6Punch);
-            if self.refcounts.get(cluster) != Some(0) || is_punched || self.known.contains(cluster) {
-                continue;
-            }
+        for cluster in (first..(first + per_unit).min(self.reserve.end)).filter(is_free) {
             let count = runs.len();
             match runs.last_mut() {
                 Some(run) if run.end() == cluster => run.len += 1,
@@ -207,6 +202,16 @@ impl Tables {
             }
         }
         runs
+    }
+
+    /// Returns a test of whether a cluster of a loaded unit may be taken (R6).
+    fn is_free_in(&self, unit: u64) -> impl Fn(&u64) -> bool {
+        let first = unit * self.refcounts.per_unit();
+        let punched = self.retired.punched_within(first, self.refcounts.per_unit());
+        move |cluster| {
+            let is_punched = punched[(cluster - first) as usize] && self.rules.hold(Rule::R6Punch);
+            self.refcounts.get(*cluster) == Some(0) && !is_punched && !self.known.contains(*cluster)
+        }
     }
 
     /// Chooses clusters at the end of the file, and makes a block for their counts if there is none.
@@ -261,25 +266,26 @@ impl Tables {
     fn run_at_end(&mut self, unit: u64, exactly: Option<u64>) -> Option<Run> {
         let end = self.reserve.end.saturating_add(self.room());
         let unit_end = ((unit + 1) * self.refcounts.per_unit()).min(end);
-        let first = unit * self.refcounts.per_unit();
-        let punched = self.retired.punched_within(first, self.refcounts.per_unit());
-        let is_free = |cluster: &u64| {
-            let is_unused = self.refcounts.get(*cluster) == Some(0) && !self.known.contains(*cluster);
-            is_unused && !punched[(*cluster - first) as usize]
-        };
         let max = exactly.unwrap_or(self.reserve.size);
-        let mut start = self.reserve.end;
-        while let Some(free) = (start..unit_end).find(is_free) {
-            let len = (free..unit_end).take(max as usize).take_while(is_free).count() as u64;
+        let (mut start, mut skips) = (self.reserve.end, false);
+        let is_free = self.is_free_in(unit);
+        let found = loop {
+            let Some(free) = (start..unit_end).find(&is_free) else { break None };
+            let len = (free..unit_end).take(max as usize).take_while(&is_free).count() as u64;
             if exactly.is_none_or(|exactly| len == exactly) {
-                return Some(Run { start: free, len });
+                break Some(Run { start: free, len });
             }
-            start = free + len;
+            (start, skips) = (free + len, true);
+        };
+        drop(is_free);
+        if skips {
             self.free_space.freed(unit);
         }
-        self.reserve.end = unit_end;
-        self.reserve.full_units += 1;
-        None
+        if found.is_none() {
+            self.reserve.end = unit_end;
+            self.reserve.full_units += 1;
+        }
+        found
     }
 
     /// Raises the counts of free clusters, which are in a loaded unit.
