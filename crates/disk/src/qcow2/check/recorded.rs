@@ -5,30 +5,38 @@ use std::cell::RefCell;
 use std::io;
 
 /// A change of an image.
+#[cfg(test)]
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Write { at: u64, bytes: Vec<u8> },
     Sync,
 }
 
-/// An image in memory.
+/// An image in memory. Tests look at its changes, fuzz targets do not.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     bytes: RefCell<Vec<u8>>,
+    #[cfg(test)]
     changes: RefCell<Vec<Change>>,
 }
 
 impl Recorded {
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes: RefCell::new(bytes), changes: RefCell::default() }
+        Self {
+            bytes: RefCell::new(bytes),
+            #[cfg(test)]
+            changes: RefCell::default(),
+        }
     }
 
     /// Returns the contents.
+    #[cfg(test)]
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.bytes.into_inner()
     }
 
     /// Returns all changes so far.
+    #[cfg(test)]
     pub(crate) fn changes(&self) -> Vec<Change> {
         self.changes.borrow().clone()
     }
@@ -61,11 +69,13 @@ impl ReadImage for Recorded {
 impl WriteImage for Recorded {
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
         write(&mut self.bytes.borrow_mut(), at, from);
+        #[cfg(test)]
         self.changes.borrow_mut().push(Change::Write { at, bytes: from.to_vec() });
         Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {
+        #[cfg(test)]
         self.changes.borrow_mut().push(Change::Sync);
         Ok(())
     }
