@@ -10,5 +10,5 @@ pub mod guest;
 pub mod hostile_backend;
 pub mod qcow2;
 pub mod remote_disks;
-
+pub mod size_watcher;
 pub mod transcript;

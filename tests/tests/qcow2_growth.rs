@@ -3,17 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use std::fs::File;
-use std::path::Path;
-use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use kickless_disk::lock::ImageLock;
-use kickless_driver::{Disk, Options};
 use kickless_testing::{Random, eventually};
 use kickless_tests::daemon::{Daemon, DaemonConfig};
 use kickless_tests::driver::request::pattern;
 use kickless_tests::qcow2::{Qcow2Image, serve};
+use kickless_tests::size_watcher::connect;
 use rustix::process::Signal;
 
 const MIB: u64 = 1 << 20;
@@ -26,36 +24,18 @@ fn lines(image: &Qcow2Image, mib: u64) -> String {
     format!("blk-file = 'qcow2:{}'\nblk-size = '{mib}M'", image.path().display())
 }
 
-/// Returns a connection, and a receiver of its changes.
-fn connect(socket: &Path) -> (Disk, mpsc::Receiver<()>) {
-    let disk = Disk::connect(Options { connect_timeout: LIMIT, ..Options::new(socket) }).unwrap();
-    let (news, changes) = mpsc::channel();
-    disk.on_config_change(move || {
-        let _ = news.send(());
-    })
-    .unwrap();
-    (disk, changes)
-}
-
-/// Waits until the driver has this size.
-fn wait_for_size(disk: &Disk, changes: &mpsc::Receiver<()>, bytes: u64) {
-    while disk.size().unwrap() != bytes {
-        changes.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("the size stays {}", disk.size().unwrap()));
-    }
-}
-
 /// The operator changes the configuration file and sends SIGHUP.
 #[test]
 fn a_driver_sees_the_new_size_of_the_configuration_file() {
     for options in [&SMALL[..], &[]] {
         let image = Qcow2Image::create(options, 4 * MIB).unwrap();
         let daemon = Daemon::serve("", &[("disk", &lines(&image, 4))]).unwrap();
-        let (disk, changes) = connect(&daemon.socket_of("disk"));
+        let (disk, changes) = connect(&daemon.socket_of("disk")).unwrap();
         let mut contents = pattern(1, 4 * MIB as usize);
         disk.write_at(&contents, 0).unwrap();
         for mib in [8, 24, 60] {
             daemon.reload("", &[("disk", &lines(&image, mib))]).unwrap();
-            wait_for_size(&disk, &changes, mib * MIB);
+            changes.wait_for(&disk, mib * MIB).unwrap();
             let last = pattern(mib, 4096);
             contents.resize((mib * MIB) as usize, 0);
             let at = contents.len() - last.len();
@@ -81,7 +61,7 @@ fn a_driver_sees_the_new_size_of_the_configuration_file() {
 fn only_sizes_are_taken_from_a_file_without_mistakes() {
     let image = Qcow2Image::create(&[], 4 * MIB).unwrap();
     let daemon = Daemon::serve("", &[("disk", &lines(&image, 4)), ("other", "blk-file = 'mem:1M'")]).unwrap();
-    let (disk, changes) = connect(&daemon.socket_of("disk"));
+    let (disk, changes) = connect(&daemon.socket_of("disk")).unwrap();
     let said = |what: &str| {
         daemon.log().wait_for(what, LIMIT, |line| line.contains(what).then_some(())).unwrap();
     };
@@ -91,7 +71,7 @@ fn only_sizes_are_taken_from_a_file_without_mistakes() {
     daemon.reload("", &[("disk", &lines(&image, 12)), ("other", "blk-file = 'mem:2M'")]).unwrap();
     said("only those of blk-size are used before a restart");
     said("the disk has grown");
-    wait_for_size(&disk, &changes, 12 * MIB);
+    changes.wait_for(&disk, 12 * MIB).unwrap();
     disk.close();
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
@@ -103,14 +83,14 @@ fn an_image_grows_when_its_device_starts() {
     let image = Qcow2Image::create(&[], 4 * MIB).unwrap();
     let config = DaemonConfig { arguments: vec!["--blk-size=8M".into()], ..image.config() };
     let daemon = Daemon::start(&config).unwrap();
-    let (disk, changes) = connect(daemon.socket());
-    wait_for_size(&disk, &changes, 8 * MIB);
+    let (disk, changes) = connect(daemon.socket()).unwrap();
+    changes.wait_for(&disk, 8 * MIB).unwrap();
     disk.close();
     eventually("the image stays locked", || {
         image.img(&["resize", "-q", "-f", "qcow2", "disk", "16M"]).is_ok()
     });
-    let (disk, changes) = connect(daemon.socket());
-    wait_for_size(&disk, &changes, 16 * MIB);
+    let (disk, changes) = connect(daemon.socket()).unwrap();
+    changes.wait_for(&disk, 16 * MIB).unwrap();
     disk.write_at(&[7; 512], 16 * MIB - 512).unwrap();
     disk.close();
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));

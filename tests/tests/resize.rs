@@ -6,14 +6,13 @@ use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::sync::mpsc;
 use std::time::Duration;
 
-use kickless_driver::{Disk, Options};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig};
 use kickless_tests::guest::{image_dir, make_image};
+use kickless_tests::size_watcher::connect;
 use kickless_vhost_user::{
     BackendMessage, Error, FrontendMessage as Message, FrontendResponder, Received, Wait,
 };
@@ -30,36 +29,18 @@ fn resize(image: &Path, bytes: u64) {
     File::options().write(true).open(image).unwrap().set_len(bytes).unwrap();
 }
 
-/// Returns a connection, and a receiver of its changes.
-fn connect(daemon: &Daemon) -> (Disk, mpsc::Receiver<()>) {
-    let disk = Disk::connect(Options { connect_timeout: LIMIT, ..Options::new(daemon.socket()) }).unwrap();
-    let (news, changes) = mpsc::channel();
-    disk.on_config_change(move || {
-        let _ = news.send(());
-    })
-    .unwrap();
-    (disk, changes)
-}
-
-/// Waits until the driver has this size.
-fn wait_for_size(disk: &Disk, changes: &mpsc::Receiver<()>, bytes: u64) {
-    while disk.size().unwrap() != bytes {
-        changes.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("the size stays {}", disk.size().unwrap()));
-    }
-}
-
 #[test]
 fn a_driver_is_told_and_a_disk_does_not_shrink() {
     let dir = image_dir().unwrap();
     let image = dir.path().join("disk");
     make_image(&image, 8, 0).unwrap();
     let daemon = serve(&image);
-    let (disk, changes) = connect(&daemon);
+    let (disk, changes) = connect(daemon.socket()).unwrap();
     assert_eq!(disk.size().unwrap(), 8 * MIB);
     for grown in [16 * MIB, 24 * MIB + 4096] {
         resize(&image, grown);
         daemon.signal(Signal::HUP).unwrap();
-        wait_for_size(&disk, &changes, grown);
+        changes.wait_for(&disk, grown).unwrap();
         disk.write_at(&[7; 512], grown - 512).unwrap();
         let mut last = [0; 512];
         disk.read_at(&mut last, grown - 512).unwrap();
@@ -84,12 +65,12 @@ fn a_disk_grows_between_two_drivers() {
     let image = dir.path().join("disk");
     make_image(&image, 8, 0).unwrap();
     let daemon = serve(&image);
-    connect(&daemon).0.close();
+    connect(daemon.socket()).unwrap().0.close();
     resize(&image, 16 * MIB);
     daemon.signal(Signal::HUP).unwrap();
     daemon.log().wait_for("growth", LIMIT, |line| line.contains("has grown").then_some(())).unwrap();
-    let (disk, changes) = connect(&daemon);
-    wait_for_size(&disk, &changes, 16 * MIB);
+    let (disk, changes) = connect(daemon.socket()).unwrap();
+    changes.wait_for(&disk, 16 * MIB).unwrap();
     disk.close();
 }
 
@@ -102,8 +83,8 @@ fn a_start_reads_the_size_again() {
     let daemon = serve(&image);
     for grown in [16 * MIB, 24 * MIB] {
         resize(&image, grown);
-        let (disk, changes) = connect(&daemon);
-        wait_for_size(&disk, &changes, grown);
+        let (disk, changes) = connect(daemon.socket()).unwrap();
+        changes.wait_for(&disk, grown).unwrap();
         disk.close();
     }
 }
@@ -165,12 +146,12 @@ fn a_block_device_grows_without_a_signal() {
     let daemon = serve(Path::new(device));
     // Detaching takes effect when the daemon closes the loop device.
     let detach = || assert!(losetup(&["--detach", device]).unwrap().status.success());
-    let (disk, changes) = connect(&daemon);
+    let (disk, changes) = connect(daemon.socket()).unwrap();
     resize(&image, 16 * MIB);
     let resized = losetup(&["--set-capacity", device]).unwrap().status.success();
     detach();
     assert!(resized);
-    wait_for_size(&disk, &changes, 16 * MIB);
+    changes.wait_for(&disk, 16 * MIB).unwrap();
     disk.close();
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
