@@ -234,7 +234,8 @@ impl Disk {
     /// Registers the disk with a worker's engine. The result goes into each [`IoContext`] with that engine.
     ///
     /// # Errors
-    /// The engine cannot use the file.
+    /// The engine cannot use the file; or the disk is a qcow2 image that is closed, because there was no
+    /// [`Disk::reload`] since it was opened or since [`Disk::write_back`].
     pub fn attach(&self, engine: &mut Engine) -> Result<Attached, Error> {
         match self {
             Self::File(file) => Ok(Attached::of_file(file.attach(engine)?)),
