@@ -12,7 +12,7 @@ use crate::guest::{image_dir, make_image, sha256};
 const SIZE_MIB: u64 = 96;
 /// MiB that the host fills from the start of the image. The guest fills the same amount after it.
 /// `guest/init` has the same constant.
-const PART_MIB: u64 = 8;
+const PART_MIB: u64 = 2;
 
 /// An image file. Dropping it removes the file.
 pub struct Scratch {
