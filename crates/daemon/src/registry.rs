@@ -61,6 +61,19 @@ pub enum DeviceState {
     Ended,
 }
 
+impl DeviceState {
+    /// Returns the word for the state, for operators and programs.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Opening => "opening",
+            Self::Free => "free",
+            Self::Connected => "connected",
+            Self::Removing => "removing",
+            Self::Ended => "ended",
+        }
+    }
+}
+
 /// A device as [`Registry::list`] shows it.
 #[derive(Clone, Debug)]
 pub struct DeviceStatus {
@@ -70,6 +83,8 @@ pub struct DeviceStatus {
     pub state: DeviceState,
     /// The error that ended the device, as a sentence. `None` if the device has not failed.
     pub error: Option<String>,
+    /// The front-ends come from an inherited descriptor, which a configuration cannot name.
+    pub is_inherited: bool,
 }
 
 /// Owns the devices of a daemon and the pool that serves them.
@@ -305,7 +320,12 @@ impl Registry {
             .map(|entry| {
                 let error =
                     entry.outcome().and_then(|outcome| outcome.as_ref().err()).map(|error| sentence(error));
-                DeviceStatus { config: entry.config.clone(), state: state(entry), error }
+                DeviceStatus {
+                    config: entry.config.clone(),
+                    state: state(entry),
+                    error,
+                    is_inherited: entry.is_inherited(),
+                }
             })
             .collect()
     }

@@ -49,6 +49,22 @@ pub struct Listener {
     pub(crate) socket: UnixListener,
 }
 
+impl Listener {
+    /// Makes a socket of this path and mode, and listens on it. Replaces a stale socket, whose process has
+    /// ended.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn bind(path: &Path, mode: u32) -> Result<Self, SocketError> {
+        Address::new(path, Some(mode), None)?.listen(Instant::now() + TURN_WAIT)
+    }
+
+    /// Returns the socket.
+    pub fn socket(&self) -> &UnixListener {
+        &self.socket
+    }
+}
+
 /// The name of a socket in the file system. Dropping it removes the name.
 #[derive(Debug)]
 struct SocketName {
@@ -124,6 +140,10 @@ impl Address {
     /// # Errors
     /// The socket cannot be made.
     pub(crate) fn bind(&self, deadline: Instant) -> Result<Endpoint, SocketError> {
+        self.listen(deadline).map(Endpoint::Listening)
+    }
+
+    fn listen(&self, deadline: Instant) -> Result<Listener, SocketError> {
         let _lock = lock_directory(&self.path, deadline);
         let (socket, name) = self.make().map_err(|problem| self.error(PATH_OPTION, problem))?;
         // Front-ends can connect only after `listen`, when the permissions and the group are set.
@@ -136,7 +156,7 @@ impl Address {
                 .map_err(|error| self.error(MODE_OPTION, host("its permissions cannot be set")(error)))?;
         }
         listen(&socket, BACKLOG).map_err(|error| self.error(PATH_OPTION, host("it cannot listen")(error)))?;
-        Ok(Endpoint::Listening(Listener { _name: Some(name), socket: socket.into() }))
+        Ok(Listener { _name: Some(name), socket: socket.into() })
     }
 
     /// Makes a socket of this path that does not listen yet.

@@ -87,6 +87,11 @@ impl<D> Default for Table<D> {
 }
 
 impl<D> Entry<D> {
+    /// Returns whether the front-ends come from an inherited descriptor.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.socket.is_none()
+    }
+
     pub(crate) fn device(&self) -> Option<&Arc<D>> {
         match &self.phase {
             Phase::Running(device) | Phase::Ended(device, _) => Some(device),

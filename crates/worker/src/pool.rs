@@ -95,15 +95,23 @@ impl WorkerPool {
 
     /// Changes the polling rule of all present and future tasks. Returns when it is in force.
     pub fn set_poll(&self, poll: Poll) {
+        for answer in self.ask_for_poll(poll) {
+            // A worker that has ended polls nothing.
+            let _ = answer.recv();
+        }
+    }
+
+    /// Changes the polling rule as [`WorkerPool::set_poll`] does, and does not wait for the workers.
+    pub fn request_poll(&self, poll: Poll) {
+        drop(self.ask_for_poll(poll));
+    }
+
+    fn ask_for_poll(&self, poll: Poll) -> Vec<Receiver<()>> {
         let ask = |peer: &Peer| {
             let (done, answer) = channel();
             peer.mailbox.put(WorkItem::Poll(poll, done)).ok().map(|()| answer)
         };
-        let answers: Vec<_> = self.peers.workers.iter().map(ask).collect();
-        for answer in answers.into_iter().flatten() {
-            // A worker that has ended polls nothing.
-            let _ = answer.recv();
-        }
+        self.peers.workers.iter().filter_map(ask).collect()
     }
 
     /// Returns a descriptor that becomes readable, and stays so, when a worker has ended without being asked

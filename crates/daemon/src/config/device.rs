@@ -51,6 +51,23 @@ impl DeviceConfig {
         self.serve.name.as_deref()
     }
 
+    /// Names a device without a name after its socket, without the ending.
+    ///
+    /// # Errors
+    /// The device has no socket path, or no name can be made of it.
+    pub fn name_by_socket(&mut self) -> Result<(), Mistake> {
+        let mistake = |why: &str| Mistake { option: "socket-path", why: why.into() };
+        if self.serve.name.is_some() {
+            return Ok(());
+        }
+        let path = self.serve.socket_path.as_ref().ok_or_else(|| mistake("this device needs one"))?;
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let name = parse_device_name(&stem);
+        self.serve.name =
+            Some(name.map_err(|_| mistake("no name can be made of it: give the device a name"))?);
+        Ok(())
+    }
+
     /// Returns the span for log lines about this device. It has the level `error`, so that every log filter
     /// keeps it.
     pub fn span(&self) -> Span {
