@@ -30,7 +30,8 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("driver-c", &["driver"]),
     ("bench", &["driver", "values"]),
     ("daemon", &["worker", "vhost", "disk", "net-port", "values"]),
-    ("kickless", &["daemon", "blk", "net", "bench"]),
+    ("control", &["daemon"]),
+    ("kickless", &["control", "blk", "net", "bench"]),
 ];
 /// Packages that only test and check. They may depend on each crate. No other crate may depend on them,
 /// except for its tests.

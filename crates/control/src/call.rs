@@ -1,0 +1,358 @@
+//! The calls: their names, their parameters, and what each of them asks for.
+//!
+//! Parsing is pure. [`Daemon`](crate::Daemon) executes a parsed call. `docs/openrpc.json` describes the calls
+//! for clients, and a test compares it with [`METHODS`].
+
+use std::time::Duration;
+
+use kickless_daemon::{
+    DeviceConfig, DeviceTable, Mistake, Notation, PoolConfig, RemoveMode, parse_device_name,
+};
+use kickless_values::parse_duration;
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
+
+use super::rpc::RpcError;
+
+/// The keys of the pool that change while the workers run. `pool.set` replaces all of them.
+pub const POLL_KEYS: [&str; 4] = ["poll", "poll-latency", "poll-start-rate", "poll-stop-idle"];
+
+/// The parameters of a request by name.
+type Params = Map<String, Value>;
+
+/// The time that `device.remove` waits by default. A request of a healthy disk completes within it.
+pub const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest time that a call waits. An operator who waits longer calls again.
+const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+
+/// A parsed call.
+#[derive(Debug)]
+pub enum Call {
+    /// `rpc.discover`: the OpenRPC document.
+    Discover,
+    /// `daemon.info`: version, process and uptime.
+    DaemonInfo,
+    /// `daemon.snapshot`: everything that the other calls show, at one time.
+    DaemonSnapshot,
+    /// `daemon.stop`: ends the daemon as SIGTERM does.
+    DaemonStop,
+    /// `device.list`: the devices and their states.
+    DeviceList,
+    /// `device.get`: one device.
+    DeviceGet {
+        /// The device.
+        name: String,
+    },
+    /// `device.add`: opens and serves a device.
+    DeviceAdd(Box<DeviceConfig>),
+    /// `device.remove`: stops and closes a device.
+    DeviceRemove {
+        /// The device.
+        name: String,
+        /// The treatment of a device that is in use.
+        mode: RemoveMode,
+        /// The longest time to wait until the device is closed.
+        timeout: Duration,
+    },
+    /// `pool.get`: the configuration of the workers.
+    PoolGet,
+    /// `pool.set`: changes the polling rule of the workers. Only the keys of [`POLL_KEYS`] have values.
+    PoolSet(Box<PoolConfig>),
+    /// `stats.get`: the counters of all devices, or of one.
+    StatsGet {
+        /// The only device to show.
+        name: Option<String>,
+    },
+    /// `log.set`: changes the lines that are logged.
+    LogSet {
+        /// A filter as in `--log-level`.
+        filter: String,
+    },
+    /// `config.save`: a configuration file that starts the same daemon.
+    ConfigSave,
+}
+
+impl Call {
+    /// Returns the name of the device that the call is about, or an empty text.
+    pub(crate) fn subject(&self) -> &str {
+        match self {
+            Self::DeviceGet { name } | Self::DeviceRemove { name, .. } => name,
+            Self::DeviceAdd(config) => config.name().unwrap_or_default(),
+            Self::StatsGet { name } => name.as_deref().unwrap_or_default(),
+            _ => "",
+        }
+    }
+}
+
+/// The effect of a call on the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It only shows.
+    Reads,
+    /// It changes something. The read-only socket refuses it, and it is logged.
+    Changes,
+}
+
+/// A call as the table of calls has it.
+pub struct Method {
+    /// Its name.
+    pub name: &'static str,
+    /// Its effect.
+    pub effect: Effect,
+    /// It waits for disks or requests, so it needs a thread of its own.
+    pub(crate) waits: bool,
+    parse: fn(Params) -> Result<Call, RpcError>,
+}
+
+const fn reads(name: &'static str, parse: fn(Params) -> Result<Call, RpcError>) -> Method {
+    Method { name, effect: Effect::Reads, waits: false, parse }
+}
+
+const fn changes(name: &'static str, parse: fn(Params) -> Result<Call, RpcError>) -> Method {
+    Method { name, effect: Effect::Changes, waits: false, parse }
+}
+
+const fn waits(method: Method) -> Method {
+    Method { waits: true, ..method }
+}
+
+/// All calls.
+pub const METHODS: &[Method] = &[
+    reads("rpc.discover", |params| read::<Nothing>(params).map(|_| Call::Discover)),
+    reads("daemon.info", |params| read::<Nothing>(params).map(|_| Call::DaemonInfo)),
+    reads("daemon.snapshot", |params| read::<Nothing>(params).map(|_| Call::DaemonSnapshot)),
+    changes("daemon.stop", |params| read::<Nothing>(params).map(|_| Call::DaemonStop)),
+    reads("device.list", |params| read::<Nothing>(params).map(|_| Call::DeviceList)),
+    reads("device.get", |params| read::<OfDevice>(params).map(|OfDevice { name }| Call::DeviceGet { name })),
+    waits(changes("device.add", |params| device(params).map(|config| Call::DeviceAdd(Box::new(config))))),
+    waits(changes("device.remove", |params| {
+        read::<Remove>(params).map(|Remove { name, mode, timeout }| Call::DeviceRemove {
+            name,
+            mode: mode.into(),
+            timeout,
+        })
+    })),
+    reads("pool.get", |params| read::<Nothing>(params).map(|_| Call::PoolGet)),
+    changes("pool.set", |params| polling(params).map(|config| Call::PoolSet(Box::new(config)))),
+    reads("stats.get", |params| read::<OfDevices>(params).map(|OfDevices { name }| Call::StatsGet { name })),
+    changes("log.set", |params| read::<Filter>(params).map(|Filter { filter }| Call::LogSet { filter })),
+    reads("config.save", |params| read::<Nothing>(params).map(|_| Call::ConfigSave)),
+];
+
+impl Method {
+    /// Returns the call with this name.
+    ///
+    /// # Errors
+    /// There is no such call.
+    pub fn find(name: &str) -> Result<&'static Self, RpcError> {
+        METHODS.iter().find(|method| method.name == name).ok_or_else(|| RpcError::no_method(name))
+    }
+
+    /// Parses the parameters of this call.
+    ///
+    /// # Errors
+    /// They do not fit the call.
+    pub fn parse(&self, params: Params) -> Result<Call, RpcError> {
+        (self.parse)(params)
+    }
+}
+
+/// The parameters of a call without any.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfDevice {
+    #[serde(deserialize_with = "name")]
+    name: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfDevices {
+    #[serde(default, deserialize_with = "optional_name")]
+    name: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Remove {
+    #[serde(deserialize_with = "name")]
+    name: String,
+    #[serde(default)]
+    mode: Mode,
+    #[serde(default = "remove_timeout", deserialize_with = "timeout")]
+    timeout: Duration,
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Mode {
+    Refuse,
+    #[default]
+    Drain,
+    Force,
+}
+
+impl From<Mode> for RemoveMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Refuse => Self::Refuse,
+            Mode::Drain => Self::Drain,
+            Mode::Force => Self::Force,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Filter {
+    filter: String,
+}
+
+fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    parse_device_name(&String::deserialize(from)?).map_err(D::Error::custom)
+}
+
+fn optional_name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    name(from).map(Some)
+}
+
+fn remove_timeout() -> Duration {
+    REMOVE_TIMEOUT
+}
+
+fn timeout<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    match parse_duration(&String::deserialize(from)?).map_err(D::Error::custom)? {
+        timeout if timeout <= TIMEOUT_MAX => Ok(timeout),
+        _ => Err(D::Error::custom("it must be 1h at most")),
+    }
+}
+
+fn read<T: DeserializeOwned>(params: Params) -> Result<T, RpcError> {
+    T::deserialize(Value::Object(params)).map_err(|error| RpcError::params(format!("params: {error}")))
+}
+
+/// Checks that `params` are keys of `T` with valid values, each by itself. The error names the key.
+fn keys<T: DeserializeOwned>(params: &Params) -> Result<(), RpcError> {
+    for (key, value) in params {
+        let alone = Value::Object(Params::from_iter([(key.clone(), value.clone())]));
+        if let Err(error) = T::deserialize(alone) {
+            let error = error.to_string();
+            let is_about_key = error.contains("unknown field");
+            return Err(RpcError::params(if is_about_key { error } else { format!("{key}: {error}") }));
+        }
+    }
+    Ok(())
+}
+
+/// Reads the description of a device, whose keys are those of a configuration file.
+fn device(params: Params) -> Result<DeviceConfig, RpcError> {
+    keys::<DeviceTable>(&params)?;
+    let mistake = |mistake: Mistake| RpcError::params(mistake.to_string());
+    let mut config = DeviceConfig::try_from(read::<DeviceTable>(params)?).map_err(mistake)?;
+    config.name_by_socket().map_err(mistake)?;
+    config.check(Notation::Keys).map_err(mistake)?;
+    Ok(config)
+}
+
+/// Reads the polling rule of the pool.
+fn polling(params: Params) -> Result<PoolConfig, RpcError> {
+    keys::<PoolConfig>(&params)?;
+    if let Some(key) = params.keys().find(|key| !POLL_KEYS.contains(&key.as_str())) {
+        return Err(RpcError::params(format!("{key}: it cannot change while the workers run")));
+    }
+    if params.is_empty() {
+        return Err(RpcError::params(format!("give one of {}", POLL_KEYS.join(", "))));
+    }
+    let config: PoolConfig = read(params)?;
+    let checked = config.worker_options(1, Notation::Keys);
+    checked.map_err(|mistake| RpcError::params(mistake.to_string()))?;
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parse(name: &str, params: Value) -> Result<Call, String> {
+        let Value::Object(params) = params else { panic!("{params}") };
+        Method::find(name).and_then(|method| method.parse(params)).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn names_are_unique() {
+        for (at, method) in METHODS.iter().enumerate() {
+            assert!(METHODS[..at].iter().all(|other| other.name != method.name), "{}", method.name);
+            assert!(!method.waits || method.effect == Effect::Changes, "{}", method.name);
+        }
+        assert!(Method::find("device.explode").is_err());
+    }
+
+    #[test]
+    fn devices_are_described_by_the_keys_of_a_file() {
+        let added =
+            parse("device.add", json!({ "socket-path": "/run/a.sock", "blk-file": "null:1G", "weight": 3 }));
+        let Ok(Call::DeviceAdd(config)) = added else { panic!("{added:?}") };
+        assert_eq!((config.name(), config.serve.weight), (Some("a"), 3));
+        for (params, said) in [
+            (json!({ "socket-path": "/a.sock" }), "blk-file: a disk needs one"),
+            (json!({ "blk-file": "null:1G" }), "socket-path"),
+            (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "weight": 0 }), "weight: "),
+            (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "weight": "1" }), "weight: "),
+            (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "queue-size": 100 }), "queue-size: "),
+            (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "mtu": 1500 }), "mtu: "),
+            (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "colour": 1 }), "colour"),
+            (json!({ "socket-path": "/a b.sock", "blk-file": "null:1G" }), "socket-path: no name"),
+        ] {
+            let refused = parse("device.add", params).unwrap_err();
+            assert!(refused.contains(said), "{refused}");
+        }
+    }
+
+    #[test]
+    fn removals_have_a_mode_and_a_deadline() {
+        let removed = parse("device.remove", json!({ "name": "a" }));
+        assert!(
+            matches!(
+                removed,
+                Ok(Call::DeviceRemove { mode: RemoveMode::Drain, timeout: REMOVE_TIMEOUT, .. })
+            ),
+            "{removed:?}"
+        );
+        let removed = parse("device.remove", json!({ "name": "a", "mode": "force", "timeout": "2s" }));
+        let two = Duration::from_secs(2);
+        assert!(
+            matches!(removed, Ok(Call::DeviceRemove { mode: RemoveMode::Force, timeout, .. }) if timeout == two),
+            "{removed:?}"
+        );
+        for params in [
+            json!({}),
+            json!({ "name": "" }),
+            json!({ "name": 7 }),
+            json!({ "name": "a", "mode": "gently" }),
+            json!({ "name": "a", "timeout": 2 }),
+            json!({ "name": "a", "timeout": "2h" }),
+            json!({ "name": "a", "more": 1 }),
+        ] {
+            assert!(parse("device.remove", params.clone()).is_err(), "{params}");
+        }
+    }
+
+    #[test]
+    fn the_keys_of_the_pool_are_those_of_a_file() {
+        assert!(parse("pool.set", json!({ "poll": "never" })).is_ok());
+        assert!(parse("pool.set", json!({ "poll": "sometimes" })).unwrap_err().starts_with("poll: "));
+        assert!(parse("pool.set", json!({ "pool": 1 })).unwrap_err().contains("pool"));
+        assert!(parse("pool.set", json!({ "workers": 2 })).unwrap_err().starts_with("workers: "));
+        assert!(parse("pool.set", json!({ "poll": "never", "poll-latency": "1ms" })).is_err());
+        assert!(parse("pool.set", json!({})).is_err());
+        assert!(parse("daemon.info", json!({ "a": 1 })).is_err());
+        assert!(parse("stats.get", json!({})).is_ok() && parse("stats.get", json!({ "name": "a" })).is_ok());
+    }
+}

@@ -1,0 +1,87 @@
+//! A client of a control socket.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::rpc::{Request, RpcError};
+
+/// The longest answer that the client takes. A daemon with 256 devices of 64 queues sends some 10 MiB.
+const ANSWER_BYTES_MAX: u64 = 256 << 20;
+
+/// A connection to the control socket of a daemon.
+#[derive(Debug)]
+pub struct Client {
+    stream: BufReader<UnixStream>,
+    next_id: u64,
+}
+
+/// The error of a call.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// The connection failed.
+    #[error("the control socket cannot be used")]
+    Io(#[from] io::Error),
+    /// The daemon has closed the connection.
+    #[error("the daemon has closed the connection")]
+    Closed,
+    /// The answer is not one of JSON-RPC 2.0.
+    #[error("the daemon's answer cannot be read: {0}")]
+    Answer(String),
+    /// The daemon refused the call, or the call failed.
+    #[error(transparent)]
+    Call(#[from] RpcError),
+}
+
+impl Client {
+    /// Connects to the control socket with this path.
+    ///
+    /// # Errors
+    /// No daemon listens there.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        Ok(Self { stream: BufReader::new(UnixStream::connect(path)?), next_id: 0 })
+    }
+
+    /// Makes a call and waits for its result.
+    ///
+    /// # Errors
+    /// The call failed, or the connection did.
+    pub fn call(&mut self, method: &str, params: Map<String, Value>) -> Result<Value, ClientError> {
+        let id = Value::from(self.next_id);
+        self.next_id += 1;
+        let request = Request { id: Some(id.clone()), method: method.to_owned(), params };
+        // A daemon that refuses this client answers without reading. So the answer counts, if there is one.
+        let written = self.stream.get_mut().write_all(request.line().as_bytes());
+        let mut answer = match self.read() {
+            Err(ClientError::Io(_) | ClientError::Closed) if written.is_err() => {
+                return Err(ClientError::Closed);
+            }
+            answer => answer?,
+        };
+        if let Some(error) = answer.get_mut("error").map(Value::take) {
+            let code = error["code"].as_i64().unwrap_or_default();
+            let message = error["message"].as_str().unwrap_or("no reason").to_owned();
+            return Err(RpcError { code, message }.into());
+        }
+        if answer["id"] != id {
+            return Err(ClientError::Answer("it is for another request".into()));
+        }
+        answer
+            .get_mut("result")
+            .map(Value::take)
+            .ok_or_else(|| ClientError::Answer("it has no result".into()))
+    }
+
+    /// Reads one line.
+    fn read(&mut self) -> Result<Value, ClientError> {
+        let mut line = Vec::new();
+        self.stream.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            return Err(ClientError::Closed);
+        }
+        serde_json::from_slice(&line).map_err(|error| ClientError::Answer(error.to_string()))
+    }
+}

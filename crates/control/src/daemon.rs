@@ -1,0 +1,219 @@
+//! Executes calls on a daemon.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use kickless_daemon::{
+    AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, Notation, PoolConfig, Registry, sentence,
+};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::call::Call;
+use super::openrpc;
+use super::rpc::RpcError;
+
+/// Changes the filter of the log. The error is one sentence.
+pub type SetLog = dyn Fn(&str) -> Result<(), String> + Send + Sync;
+
+/// The functions of the program that a call needs.
+pub struct Hooks {
+    /// Requests the end of the daemon, as SIGTERM does. Does not wait.
+    pub stop: Box<dyn Fn() + Send + Sync>,
+    /// Changes the lines that are logged.
+    pub set_log: Box<SetLog>,
+}
+
+/// A daemon as its control socket sees it.
+pub struct Daemon {
+    registry: Arc<Registry>,
+    /// The configuration of the workers. `pool.set` changes it.
+    pool: Mutex<PoolConfig>,
+    hooks: Hooks,
+    started: Instant,
+}
+
+/// The contents of a configuration file.
+#[derive(Serialize)]
+struct Saved<'a> {
+    pool: &'a PoolConfig,
+    device: Vec<&'a DeviceConfig>,
+}
+
+impl Daemon {
+    /// Makes the control of a daemon with this registry, whose workers have this configuration.
+    pub fn new(registry: Arc<Registry>, pool: PoolConfig, hooks: Hooks) -> Self {
+        Self { registry, pool: Mutex::new(pool), hooks, started: Instant::now() }
+    }
+
+    /// Executes a call, and returns its result.
+    ///
+    /// # Errors
+    /// The call failed.
+    pub fn execute(&self, call: Call) -> Result<Value, RpcError> {
+        match call {
+            Call::Discover => openrpc::document(),
+            Call::DaemonInfo => Ok(self.info()),
+            Call::DaemonSnapshot => self.snapshot(),
+            Call::DaemonStop => {
+                (self.hooks.stop)();
+                Ok(json!({ "stopping": true }))
+            }
+            Call::DeviceList => Ok(self.registry.list().iter().map(summary).collect()),
+            Call::DeviceGet { name } => details(&self.status(&name)?),
+            Call::DeviceAdd(config) => match self.registry.add(*config) {
+                Ok(outcome) => Ok(json!({ "added": outcome == AddOutcome::New })),
+                Err(error) => Err(RpcError::failed(add_sentence(&error))),
+            },
+            Call::DeviceRemove { name, mode, timeout } => {
+                let removed = self.registry.remove(&name, mode, timeout);
+                let removed = removed.map_err(|error| RpcError::failed(sentence(&error)))?;
+                Ok(json!({ "removed": removed }))
+            }
+            Call::PoolGet => self.pool_shown(),
+            Call::PoolSet(polling) => self.set_polling(&polling),
+            Call::StatsGet { name } => self.stats(name.as_deref()),
+            Call::LogSet { filter } => {
+                (self.hooks.set_log)(&filter).map_err(RpcError::params)?;
+                Ok(json!({ "filter": filter }))
+            }
+            Call::ConfigSave => self.saved(),
+        }
+    }
+
+    fn info(&self) -> Value {
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "uptime-seconds": self.started.elapsed().as_secs_f64(),
+            "devices": self.registry.list().len(),
+            "devices-max": self.registry.devices_max(),
+        })
+    }
+
+    fn snapshot(&self) -> Result<Value, RpcError> {
+        let devices: Result<Value, _> = self.registry.list().iter().map(details).collect();
+        Ok(json!({
+            "info": self.info(),
+            "pool": self.pool_shown()?,
+            "devices": devices?,
+            "stats": self.stats(None)?,
+        }))
+    }
+
+    fn status(&self, name: &str) -> Result<DeviceStatus, RpcError> {
+        let found = self.registry.list().into_iter().find(|status| status.config.name() == Some(name));
+        found.ok_or_else(|| no_device(name))
+    }
+
+    fn pool(&self) -> MutexGuard<'_, PoolConfig> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pool_shown(&self) -> Result<Value, RpcError> {
+        shown(&*self.pool())
+    }
+
+    fn set_polling(&self, polling: &PoolConfig) -> Result<Value, RpcError> {
+        // The lock is held over the change, so that the shown rule is the last one that was set.
+        let mut pool = self.pool();
+        let changed = PoolConfig {
+            poll: polling.poll,
+            poll_latency: polling.poll_latency,
+            poll_start_rate: polling.poll_start_rate,
+            poll_stop_idle: polling.poll_stop_idle,
+            ..pool.clone()
+        };
+        let options = changed.worker_options(1, Notation::Keys);
+        let options = options.map_err(|mistake| RpcError::failed(mistake.to_string()))?;
+        if let Some(workers) = self.registry.pool() {
+            workers.request_poll(options.poll);
+        }
+        *pool = changed;
+        shown(&*pool)
+    }
+
+    /// Returns the counters of all devices, or of the one with this name.
+    fn stats(&self, name: Option<&str>) -> Result<Value, RpcError> {
+        let mut devices = Vec::new();
+        for device in self.registry.devices() {
+            if name.is_some_and(|name| device.config().name() != Some(name)) {
+                continue;
+            }
+            let statistics = device.statistics();
+            let queues = statistics.queues().iter().enumerate();
+            let used = queues.filter(|(_, counters)| counters.each().any(|(_, value)| value > 0));
+            let queues: Vec<Value> = used
+                .map(|(queue, counters)| {
+                    let counters = counters.each().map(|(name, value)| (name.to_owned(), value.into()));
+                    Map::from_iter([("queue".into(), queue.into())].into_iter().chain(counters)).into()
+                })
+                .collect();
+            let own = statistics.of_device().into_iter().map(|(name, value)| (name.to_owned(), value.into()));
+            devices.push(json!({
+                "name": device.config().name().unwrap_or_default(),
+                "queues": queues,
+                "device": Map::from_iter(own),
+                "kicks_ignored": statistics.kicks_ignored(),
+            }));
+        }
+        match name {
+            // The device may be opening or ended, and then has no counters.
+            Some(name) if devices.is_empty() => self.status(name).map(|_| json!({ "devices": [] })),
+            _ => Ok(json!({ "devices": devices })),
+        }
+    }
+
+    fn saved(&self) -> Result<Value, RpcError> {
+        let pool = self.pool().clone();
+        let devices = self.registry.list();
+        let kept = || devices.iter().filter(|status| status.state != DeviceState::Removing);
+        let inherited: Vec<&str> =
+            kept().filter(|status| status.is_inherited).filter_map(|status| status.config.name()).collect();
+        if !inherited.is_empty() {
+            let names = inherited.join(", ");
+            return Err(RpcError::failed(format!("a file cannot describe inherited sockets: {names}")));
+        }
+        let saved = Saved { pool: &pool, device: kept().map(|status| &status.config).collect() };
+        let toml = toml::to_string(&saved);
+        let toml =
+            toml.map_err(|error| RpcError::failed(format!("it cannot be written as TOML: {error}")))?;
+        Ok(json!({ "toml": toml }))
+    }
+}
+
+fn no_device(name: &str) -> RpcError {
+    RpcError::failed(format!("there is no device {name}"))
+}
+
+/// Returns the sentence of an error with the key that it is about.
+fn add_sentence(error: &AddError) -> String {
+    match error.option() {
+        Some(option) => format!("{option}: {}", sentence(error)),
+        None => sentence(error),
+    }
+}
+
+/// Returns the name and the state of a device.
+fn summary(status: &DeviceStatus) -> Value {
+    let mut summary = json!({
+        "name": status.config.name().unwrap_or_default(),
+        "state": status.state.word(),
+    });
+    if let Some(error) = &status.error {
+        summary["error"] = error.as_str().into();
+    }
+    summary
+}
+
+/// Returns the name, the state and the configuration of a device.
+fn details(status: &DeviceStatus) -> Result<Value, RpcError> {
+    let mut details = summary(status);
+    details["config"] = shown(&status.config)?;
+    Ok(details)
+}
+
+fn shown(config: &impl Serialize) -> Result<Value, RpcError> {
+    // Only a path that is not UTF-8 has no JSON.
+    serde_json::to_value(config).map_err(|error| RpcError::failed(format!("it cannot be shown: {error}")))
+}

@@ -1,0 +1,43 @@
+//! The control socket of a daemon.
+//!
+//! An operator changes and watches a daemon while it runs, by JSON-RPC 2.0 over a unix socket: one object on
+//! each line. `docs/openrpc.json` describes the calls. [`Daemon`] executes them on a
+//! [`Registry`](kickless_daemon::Registry), [`Server`] serves the sockets, and [`Client`] makes calls.
+//!
+//! # Authority
+//! A client that can connect to the control socket has the authority of the daemon. Permissions of the socket
+//! are the only check. The read-only socket serves calls that change nothing. Each call that changes
+//! something is logged with the user and the process of its client.
+//!
+//! # Threads
+//! One thread serves all clients. A call that can wait for a disk or for requests has a thread while it is
+//! executed. No call waits for a worker. [`server`] has the bounds.
+//!
+//! # Example
+//! ```no_run
+//! use kickless_control::Client;
+//! use serde_json::{Map, json};
+//!
+//! let mut client = Client::connect("/run/kickless/control.sock".as_ref())?;
+//! let name = Map::from_iter([("name".to_owned(), json!("web"))]);
+//! println!("{}", client.call("device.remove", name)?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+mod call;
+mod client;
+mod daemon;
+mod lines;
+mod openrpc;
+mod rpc;
+pub mod server;
+
+pub use call::{Call, Effect, METHODS, Method, POLL_KEYS, REMOVE_TIMEOUT};
+pub use client::{Client, ClientError};
+pub use daemon::{Daemon, Hooks, SetLog};
+pub use lines::{LINE_BYTES_MAX, LineBuffer, LineTooLong};
+pub use openrpc::OPENRPC;
+pub use rpc::{Refused, Request, RpcError, answer};
+pub use server::{Access, CALLS_TARGET, Server};

@@ -1,0 +1,169 @@
+//! The connection of one client: bytes in, lines out.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use rustix::event::PollFlags;
+use rustix::net::sockopt::socket_peercred;
+
+use crate::lines::{LineBuffer, LineTooLong};
+
+/// The most bytes of one read. It bounds the memory of a client together with the longest line.
+const READ_BYTES: usize = 16 << 10;
+
+/// The process that connected.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Peer {
+    pub(super) uid: u32,
+    pub(super) pid: i32,
+}
+
+/// The calls that a socket serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// All calls.
+    Full,
+    /// Calls that change nothing.
+    ReadOnly,
+}
+
+/// A connected client.
+///
+/// One call is executed at a time, and its answer is written before the next one is taken. So a client that
+/// does not read its answers takes no memory beyond one of them.
+pub(super) struct Connection {
+    stream: UnixStream,
+    pub(super) access: Access,
+    pub(super) peer: Peer,
+    lines: LineBuffer,
+    /// Bytes that are not written yet.
+    unwritten: Vec<u8>,
+    /// A call of this client is executed on a thread.
+    pub(super) is_calling: bool,
+    /// The client sends nothing more.
+    at_end: bool,
+    /// The connection closes when everything is written.
+    is_closing: bool,
+    /// The last time at which bytes moved. The client that was idle for longest makes room for a new one.
+    pub(super) active: Instant,
+}
+
+impl Connection {
+    /// Takes a connection.
+    ///
+    /// # Errors
+    /// The socket has no peer any more, or cannot be made non-blocking.
+    pub(super) fn new(stream: UnixStream, access: Access) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let peer = socket_peercred(&stream)?;
+        let peer = Peer { uid: peer.uid.as_raw(), pid: peer.pid.as_raw_nonzero().get() };
+        Ok(Self {
+            stream,
+            access,
+            peer,
+            lines: LineBuffer::default(),
+            unwritten: Vec::new(),
+            is_calling: false,
+            at_end: false,
+            is_closing: false,
+            active: Instant::now(),
+        })
+    }
+
+    /// Returns the events that the connection waits for.
+    pub(super) fn interest(&self) -> PollFlags {
+        if !self.unwritten.is_empty() {
+            PollFlags::OUT
+        } else if self.is_calling || self.at_end {
+            PollFlags::empty()
+        } else {
+            PollFlags::IN
+        }
+    }
+
+    /// Returns the next line, if no call is executed and everything is written.
+    ///
+    /// # Errors
+    /// The line is too long.
+    pub(super) fn take_line(&mut self) -> Result<Option<&[u8]>, LineTooLong> {
+        if self.is_calling || self.is_closing || !self.unwritten.is_empty() {
+            return Ok(None);
+        }
+        self.lines.take()
+    }
+
+    /// Reads what has come.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub(super) fn read(&mut self) -> io::Result<()> {
+        let mut bytes = [0; READ_BYTES];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => self.at_end = true,
+            Ok(len) => {
+                self.active = Instant::now();
+                self.lines.push(&bytes[..len]);
+            }
+            Err(error) if is_later(&error) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Writes a line, as far as the client takes it now.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub(super) fn write(&mut self, line: &str) -> io::Result<()> {
+        self.unwritten.extend_from_slice(line.as_bytes());
+        self.write_rest()
+    }
+
+    /// Writes the rest of earlier lines, as far as the client takes it now.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub(super) fn write_rest(&mut self) -> io::Result<()> {
+        let mut written = 0;
+        while written < self.unwritten.len() {
+            match self.stream.write(&self.unwritten[written..]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(len) => {
+                    self.active = Instant::now();
+                    written += len;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_later(&error) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        self.unwritten.drain(..written);
+        if self.unwritten.is_empty() {
+            // An answer can be long, and most are short.
+            self.unwritten.shrink_to(READ_BYTES);
+        }
+        Ok(())
+    }
+
+    /// Closes the connection when everything is written.
+    pub(super) fn close_after_write(&mut self) {
+        self.is_closing = true;
+    }
+
+    /// Returns whether the connection has nothing more to do.
+    pub(super) fn is_over(&self) -> bool {
+        self.unwritten.is_empty() && !self.is_calling && (self.is_closing || self.at_end)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn is_later(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}

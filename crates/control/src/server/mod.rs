@@ -1,0 +1,354 @@
+//! Serves the control sockets on a thread of its own.
+//!
+//! # Bounds
+//! A hostile client takes a bounded part of the daemon. A line has at most
+//! [`LINE_BYTES_MAX`](crate::LINE_BYTES_MAX) bytes, and an answer is written before the next line is read.
+//! Each socket has [`CLIENTS_MAX`] clients. If more connect, the one that was idle for longest is
+//! disconnected, so that no number of silent connections keeps an operator out. At most [`CALLS_MAX`] calls
+//! wait for disks at a time, including those whose clients have left.
+//!
+//! # Threads
+//! The thread of the server never waits for a disk, a request or a worker. A call that can wait is executed
+//! on a thread of its own, which ends with the call.
+
+mod connection;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use kickless_daemon::Listener;
+use kickless_io::Waker;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde_json::Value;
+use tracing::{info, warn};
+
+use super::call::{Call, Effect, Method};
+use super::daemon::Daemon;
+use super::rpc::{Request, RpcError, answer};
+pub use connection::Access;
+use connection::{Connection, Peer};
+
+/// The most clients of each socket. Operators, exporters and a few scripts need fewer.
+pub const CLIENTS_MAX: usize = 64;
+/// The most calls that are executed on threads at a time: one of each client that can make such calls.
+pub const CALLS_MAX: usize = CLIENTS_MAX;
+/// The target of the log lines about calls that change something. The program limits them less than others,
+/// because an audit has to be complete.
+pub const CALLS_TARGET: &str = "kickless_control::calls";
+/// The time until connections are accepted again, after the host had no resources for one.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The time that the end of the server waits for calls. A device that was removed last ends the daemon, and
+/// its removal is answered in this time.
+const END_WAIT: Duration = Duration::from_secs(1);
+
+/// A running server. Dropping it closes the sockets and all connections, after a short wait for calls. Calls
+/// that take longer go on without an answer.
+pub struct Server {
+    thread: Option<JoinHandle<()>>,
+    waker: Waker,
+    is_ending: Arc<AtomicBool>,
+}
+
+impl Server {
+    /// Serves these sockets.
+    ///
+    /// # Errors
+    /// The process has no free descriptor, or cannot start a thread.
+    pub fn start(daemon: Arc<Daemon>, listeners: Vec<(Listener, Access)>) -> io::Result<Self> {
+        for (listener, _) in &listeners {
+            listener.socket().set_nonblocking(true)?;
+        }
+        let (waker, is_ending) = (Waker::new()?, Arc::new(AtomicBool::new(false)));
+        let (sender, finished) = channel();
+        let mut sockets = Sockets {
+            daemon,
+            listeners,
+            connections: BTreeMap::new(),
+            next_id: 0,
+            calls: 0,
+            sender,
+            finished,
+            waker: waker.clone(),
+            accept_at: None,
+        };
+        let ending = is_ending.clone();
+        let run = move || {
+            while !ending.load(Ordering::Acquire) {
+                sockets.turn();
+            }
+            sockets.end(Instant::now() + END_WAIT);
+        };
+        let thread = thread::Builder::new().name("control".into()).spawn(run)?;
+        Ok(Self { thread: Some(thread), waker, is_ending })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.is_ending.store(true, Ordering::Release);
+        self.waker.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            warn!("the thread of the control socket panicked");
+        }
+    }
+}
+
+/// The result of a call that was executed on a thread.
+struct Finished {
+    connection: u64,
+    id: Option<Value>,
+    result: Result<Value, RpcError>,
+}
+
+struct Sockets {
+    daemon: Arc<Daemon>,
+    listeners: Vec<(Listener, Access)>,
+    connections: BTreeMap<u64, Connection>,
+    next_id: u64,
+    /// The number of calls that are executed on threads.
+    calls: usize,
+    sender: Sender<Finished>,
+    finished: Receiver<Finished>,
+    /// Signalled for each finished call, and at the end.
+    waker: Waker,
+    /// The time at which connections are accepted again.
+    accept_at: Option<Instant>,
+}
+
+impl Sockets {
+    /// Waits for events, and handles them.
+    fn turn(&mut self) {
+        let pause = self.accept_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = pause.and_then(|pause| Timespec::try_from(pause).ok());
+        let accepts = if pause.is_some() { PollFlags::empty() } else { PollFlags::IN };
+        let waker = self.waker.clone();
+        let mut fds = vec![PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)];
+        let sockets = self.listeners.iter().map(|(listener, _)| listener.socket());
+        fds.extend(sockets.map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), accepts)));
+        let connections = self.connections.values();
+        fds.extend(connections.map(|client| PollFd::from_borrowed_fd(client.as_fd(), client.interest())));
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return thread::sleep(ACCEPT_PAUSE),
+        }
+        let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+        drop(fds);
+        let (listeners, clients) = ready[1..].split_at(self.listeners.len());
+        let ids: Vec<u64> = self.connections.keys().copied().collect();
+        if self.accept_at.is_some_and(|at| at <= Instant::now()) {
+            self.accept_at = None;
+        }
+        self.waker.clear();
+        while let Ok(finished) = self.finished.try_recv() {
+            if let Some(connection) = self.finish(finished) {
+                self.serve(connection);
+            }
+        }
+        for (id, events) in ids.into_iter().zip(clients) {
+            if !events.is_empty() {
+                self.handle(id, *events);
+            }
+        }
+        for (number, events) in listeners.iter().enumerate() {
+            if events.contains(PollFlags::IN) {
+                self.accept(number);
+            }
+        }
+    }
+
+    /// Accepts a connection.
+    fn accept(&mut self, listener: usize) {
+        let (listener, access) = &self.listeners[listener];
+        let access = *access;
+        let stream = match listener.socket().accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                let errno = Errno::from_io_error(&error);
+                // With all other errors, the client is gone already.
+                if matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) {
+                    self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
+                }
+                return;
+            }
+        };
+        let Ok(mut connection) = Connection::new(stream, access) else { return };
+        if !self.make_room(access) {
+            let why = format!("{CLIENTS_MAX} clients wait for their calls: try again later");
+            // The client may be gone, and gets no second try.
+            let _ = connection.write(&answer(&Value::Null, &Err(RpcError::busy(why))));
+            return;
+        }
+        self.connections.insert(self.next_id, connection);
+        self.next_id += 1;
+    }
+
+    /// Disconnects the client that was idle for longest, if the socket has as many as it can. Returns whether
+    /// there is room for another one.
+    fn make_room(&mut self, access: Access) -> bool {
+        let same = || self.connections.iter().filter(|(_, client)| client.access == access);
+        if same().count() < CLIENTS_MAX {
+            return true;
+        }
+        let idle = same().filter(|(_, client)| !client.is_calling);
+        let Some((&oldest, _)) = idle.min_by_key(|(_, client)| client.active) else { return false };
+        self.connections.remove(&oldest);
+        true
+    }
+
+    /// Handles events of a connection.
+    fn handle(&mut self, id: u64, events: PollFlags) {
+        let Some(client) = self.connections.get_mut(&id) else { return };
+        let moved = if events.contains(PollFlags::OUT) {
+            client.write_rest()
+        } else if events.contains(PollFlags::IN) {
+            client.read()
+        } else {
+            // The client has closed its end while no bytes were expected from it.
+            Err(io::ErrorKind::ConnectionAborted.into())
+        };
+        match moved {
+            Ok(()) => self.serve(id),
+            Err(_) => drop(self.connections.remove(&id)),
+        }
+    }
+
+    /// Handles the lines of a connection, up to a call that waits or an answer that the client does not take.
+    fn serve(&mut self, id: u64) {
+        while let Some(client) = self.connections.get_mut(&id) {
+            let written = match client.take_line() {
+                Ok(None) => break,
+                Ok(Some([])) => Ok(()),
+                Ok(Some(line)) => {
+                    let request = Request::parse(line);
+                    self.request(id, request)
+                }
+                Err(error) => {
+                    client.close_after_write();
+                    client.write(&answer(&Value::Null, &Err(RpcError::line(error.to_string()))))
+                }
+            };
+            if written.is_err() {
+                self.connections.remove(&id);
+            }
+        }
+        if self.connections.get(&id).is_some_and(Connection::is_over) {
+            self.connections.remove(&id);
+        }
+    }
+
+    /// Executes a request, or starts a thread that does.
+    ///
+    /// # Errors
+    /// The client is gone.
+    fn request(&mut self, connection: u64, request: Result<Request, (Value, RpcError)>) -> io::Result<()> {
+        let Some(client) = self.connections.get_mut(&connection) else { return Ok(()) };
+        let Request { id, method, params } = match request {
+            Ok(request) => request,
+            Err((id, error)) => return client.write(&answer(&id, &Err(error))),
+        };
+        let (peer, access) = (client.peer, client.access);
+        let call = Method::find(&method).and_then(|method| match (method.effect, access) {
+            (Effect::Changes, Access::ReadOnly) => Err(RpcError::read_only(method.name)),
+            _ => method.parse(params).map(|call| (method, call)),
+        });
+        let result = match call {
+            Ok((method, call)) if method.waits => {
+                match self.spawn(connection, id.clone(), peer, method, call) {
+                    Ok(()) => return Ok(()),
+                    Err(error) => Err(error),
+                }
+            }
+            Ok((method, call)) => execute(&self.daemon, peer, method, call),
+            Err(error) => Err(error),
+        };
+        self.reply(connection, id, &result)
+    }
+
+    /// Executes a call on a thread of its own.
+    fn spawn(
+        &mut self,
+        connection: u64,
+        id: Option<Value>,
+        peer: Peer,
+        method: &'static Method,
+        call: Call,
+    ) -> Result<(), RpcError> {
+        if self.calls >= CALLS_MAX {
+            return Err(RpcError::busy(format!("{CALLS_MAX} calls wait for disks: try again later")));
+        }
+        let (daemon, sender, waker) = (self.daemon.clone(), self.sender.clone(), self.waker.clone());
+        let run = move || {
+            let result = execute(&daemon, peer, method, call);
+            // The server may have ended.
+            let _ = sender.send(Finished { connection, id, result });
+            waker.wake();
+        };
+        let thread = thread::Builder::new().name("control call".into()).spawn(run);
+        thread.map_err(|error| RpcError::failed(format!("cannot start a thread: {error}")))?;
+        self.calls += 1;
+        if let Some(client) = self.connections.get_mut(&connection) {
+            client.is_calling = true;
+        }
+        Ok(())
+    }
+
+    /// Answers a call that was executed on a thread. Returns the connection, unless the client is gone.
+    fn finish(&mut self, Finished { connection, id, result }: Finished) -> Option<u64> {
+        self.calls -= 1;
+        self.connections.get_mut(&connection)?.is_calling = false;
+        if self.reply(connection, id, &result).is_err() {
+            self.connections.remove(&connection);
+            return None;
+        }
+        Some(connection)
+    }
+
+    /// Answers calls that finish before `deadline`.
+    fn end(&mut self, deadline: Instant) {
+        while self.calls > 0
+            && let Ok(finished) =
+                self.finished.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+        {
+            self.finish(finished);
+        }
+    }
+
+    /// Answers a request, unless the client wants no answer.
+    fn reply(
+        &mut self,
+        connection: u64,
+        id: Option<Value>,
+        result: &Result<Value, RpcError>,
+    ) -> io::Result<()> {
+        match (self.connections.get_mut(&connection), id) {
+            (Some(client), Some(id)) => client.write(&answer(&id, result)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Executes a call, and logs it if it changes something.
+fn execute(daemon: &Daemon, peer: Peer, method: &Method, call: Call) -> Result<Value, RpcError> {
+    if method.effect == Effect::Reads {
+        return daemon.execute(call);
+    }
+    let name = call.subject().to_owned();
+    let result = daemon.execute(call);
+    let shown = match &result {
+        Ok(result) => result.to_string(),
+        Err(error) => error.message.clone(),
+    };
+    let Peer { uid, pid } = peer;
+    info!(target: CALLS_TARGET, uid, pid, method = method.name, name, result = shown, "control call");
+    result
+}

@@ -1,0 +1,99 @@
+//! A daemon in the process of the test, with its control sockets.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kickless_blk::Blk;
+use kickless_control::{Access, Client, ClientError, Daemon, Hooks, Server};
+use kickless_daemon::{
+    DeviceConfig, DeviceKind, Listener, MakeError, Notation, PoolConfig, Registry, Switch,
+};
+use kickless_device::Device;
+use kickless_disk::Disk;
+use kickless_worker::WorkerPool;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+pub(crate) const DEVICES_MAX: usize = 16;
+
+fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
+    let DeviceKind::Blk(blk) = &config.kind else { panic!("{config:?}") };
+    let options = kickless_disk::Options {
+        read_only: blk.read_only,
+        cache: blk.cache,
+        merge: blk.merge == Switch::On,
+        cache_size: blk.cache_size,
+    };
+    let disk = Disk::open(&blk.blk_file, &options)
+        .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
+    let (serial, queues_max) = (disk.identity().to_owned(), blk.num_queues);
+    let queue_size_max = config.serve.queue_size;
+    Ok(Arc::new(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: true })))
+}
+
+pub(crate) struct Rig {
+    // Dropped first, so that no call finds the registry gone.
+    server: Option<Server>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) is_stopping: Arc<AtomicBool>,
+    pub(crate) dir: TempDir,
+}
+
+impl Rig {
+    pub(crate) fn new() -> Self {
+        kickless_memory::fault::guard().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let pool = PoolConfig::default();
+        let options = pool.worker_options(DEVICES_MAX as u32, Notation::Keys).unwrap();
+        let registry = Arc::new(Registry::new(DEVICES_MAX, make).unwrap());
+        registry.set_pool(WorkerPool::start(&options).unwrap());
+        let is_stopping = Arc::new(AtomicBool::new(false));
+        let stop = is_stopping.clone();
+        let hooks = Hooks {
+            stop: Box::new(move || stop.store(true, Ordering::Relaxed)),
+            set_log: Box::new(|filter| match filter {
+                "info" => Ok(()),
+                _ => Err("no filter".into()),
+            }),
+        };
+        let daemon = Arc::new(Daemon::new(registry.clone(), pool, hooks));
+        let listen = |name: &str| Listener::bind(&dir.path().join(name), 0o660).unwrap();
+        let sockets =
+            vec![(listen("control.sock"), Access::Full), (listen("read-only.sock"), Access::ReadOnly)];
+        Self { server: Some(Server::start(daemon, sockets).unwrap()), registry, is_stopping, dir }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(&self.path("control.sock")).unwrap()
+    }
+
+    pub(crate) fn stream(&self) -> UnixStream {
+        UnixStream::connect(self.path("control.sock")).unwrap()
+    }
+
+    /// Returns the description of a disk.
+    pub(crate) fn disk(&self, name: &str) -> Value {
+        json!({ "name": name, "socket-path": self.path(name), "blk-file": "mem:1M", "num-queues": 1 })
+    }
+
+    pub(crate) fn end_server(&mut self) {
+        self.server = None;
+    }
+}
+
+/// Makes a call. The error is the message.
+pub(crate) fn call(client: &mut Client, method: &str, params: Value) -> Result<Value, String> {
+    let Value::Object(params) = params else { panic!("{params}") };
+    client.call(method, params).map_err(|error| match error {
+        ClientError::Call(error) => error.message,
+        other => panic!("{method}: {other}"),
+    })
+}

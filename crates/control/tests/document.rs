@@ -1,0 +1,88 @@
+//! Compares the OpenRPC document with the calls.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
+
+use std::collections::BTreeSet;
+
+use kickless_control::{Effect, METHODS, Method, OPENRPC, POLL_KEYS};
+use serde_json::{Map, Value, json};
+
+fn document() -> Value {
+    serde_json::from_str(OPENRPC).unwrap()
+}
+
+fn methods(document: &Value) -> impl Iterator<Item = (&'static Method, &Value)> {
+    METHODS.iter().zip(document["methods"].as_array().unwrap())
+}
+
+/// Returns the parameters that a call knows, from its sentence about one that it does not know.
+fn known(method: &Method) -> BTreeSet<String> {
+    let refused = method.parse(Map::from_iter([("zz".into(), json!(1))])).unwrap_err().message;
+    let names = refused.split("expected").nth(1).unwrap_or_default();
+    let names = names.split('`').skip(1).step_by(2).map(ToOwned::to_owned);
+    // The other keys of the pool need a restart.
+    names.filter(|name| method.name != "pool.set" || POLL_KEYS.contains(&name.as_str())).collect()
+}
+
+#[test]
+fn the_document_has_all_calls_with_their_effects() {
+    let document = document();
+    assert_eq!(document["methods"].as_array().unwrap().len(), METHODS.len());
+    for (method, described) in methods(&document) {
+        assert_eq!(described["name"], method.name);
+        assert_eq!(described["x-changes"], method.effect == Effect::Changes, "{}", method.name);
+        assert!(described["summary"].as_str().unwrap().ends_with('.'), "{}", method.name);
+    }
+}
+
+#[test]
+fn the_document_has_all_parameters() {
+    let document = document();
+    for (method, described) in methods(&document) {
+        let described = described["params"].as_array().unwrap().iter();
+        let names: BTreeSet<_> = described.map(|param| param["name"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(names, known(method), "{}", method.name);
+    }
+}
+
+/// Returns whether a parameter is for network cards alone.
+fn is_of_card(name: &str) -> bool {
+    ["port", "mac", "mtu", "num-queue-pairs"].contains(&name)
+}
+
+#[test]
+fn the_examples_are_valid_and_the_required_parameters_are_needed() {
+    let document = document();
+    for (method, described) in methods(&document) {
+        let params = described["params"].as_array().unwrap();
+        let example = |param: &Value| {
+            (param["name"].as_str().unwrap().to_owned(), param["schema"]["examples"][0].clone())
+        };
+        let required: Map<String, Value> =
+            params.iter().filter(|param| param["required"] == true).map(example).collect();
+        for param in params {
+            let mut given = required.clone();
+            let (name, value) = example(param);
+            assert!(!value.is_null(), "{}: {name} has no example", method.name);
+            if method.name == "device.add" {
+                let (key, of) = if is_of_card(&name) { ("port", "null") } else { ("blk-file", "null:1G") };
+                given.insert(key.into(), of.into());
+            }
+            if name == "blk-size" {
+                given.insert("blk-file".into(), "qcow2:/a".into());
+            }
+            given.insert(name.clone(), value);
+            let parsed = method.parse(given.clone());
+            assert!(parsed.is_ok(), "{} {given:?}: {:?}", method.name, parsed.err());
+            if param["required"] == true {
+                given.remove(&name);
+                assert!(method.parse(given).is_err(), "{} without {name}", method.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_document_is_formatted() {
+    assert_eq!(serde_json::from_str::<Value>(OPENRPC).unwrap()["openrpc"], "1.3.2");
+    assert!(OPENRPC.ends_with("}\n") && !OPENRPC.contains('\t'));
+}
