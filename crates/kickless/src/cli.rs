@@ -3,6 +3,7 @@
 //! It follows QEMU's conventions for vhost-user back-end programs (QEMU `docs/interop/vhost-user.rst`,
 //! "Backend program conventions"), so that tools which use these conventions can start the program.
 
+mod control;
 mod device;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use kickless_daemon::{BlkConfig, DeviceKind, Mistake, NetConfig, Notation};
 
 use crate::capabilities;
 use crate::service::Service;
+pub(crate) use control::{ControlOptions, Ctl};
 use device::DeviceOptions;
 
 /// The name of the program that implies the command `blk`.
@@ -53,7 +55,11 @@ enum Command {
         /// Configuration file in TOML, with tables for the pool, for defaults and for each device
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        #[command(flatten)]
+        control: ControlOptions,
     },
+    /// Make a call on the control socket of a running daemon, and print the result as JSON
+    Ctl(Ctl),
     /// Measure back-ends under load
     #[command(subcommand)]
     Bench(Bench),
@@ -102,9 +108,11 @@ impl fmt::Display for LogLevel {
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Serve devices.
-    Serve(Service),
-    /// Serve the devices of this configuration file.
-    ServeFile(PathBuf),
+    Serve(Box<Service>),
+    /// Serve the devices of this configuration file, with these control sockets.
+    ServeFile(PathBuf, ControlOptions),
+    /// Make a call on a control socket.
+    Ctl(Ctl),
     /// Measure back-ends.
     Bench(Box<Bench>),
 }
@@ -127,7 +135,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
             return Ok(Invocation::Print(print() + "\n"));
         }
     }
-    let part = ["bench", "serve", "net"].into_iter().find(|part| is_part(part)).unwrap_or("blk");
+    let part = ["bench", "serve", "net", "ctl"].into_iter().find(|part| is_part(part)).unwrap_or("blk");
     let matches = Cli::command().try_get_matches_from(arguments);
     let source = matches.as_ref().ok().and_then(|matches| matches.value_source("log_level"));
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
@@ -145,12 +153,18 @@ impl Command {
     /// Returns the work of the command.
     fn work(self) -> Result<Work, String> {
         match self {
-            Command::Blk(options) => options.service(DeviceKind::Blk).map(Work::Serve).map_err(wrong_option),
-            Command::Net(options) => options.service(DeviceKind::Net).map(Work::Serve).map_err(wrong_option),
-            Command::Serve { config } => Ok(Work::ServeFile(config)),
+            Command::Blk(options) => serve(options.service(DeviceKind::Blk)),
+            Command::Net(options) => serve(options.service(DeviceKind::Net)),
+            Command::Serve { config, control } => Ok(Work::ServeFile(config, control.with_default())),
+            Command::Ctl(ctl) => Ok(Work::Ctl(ctl)),
             Command::Bench(bench) => bench.check().map(|()| Work::Bench(Box::new(bench))),
         }
     }
+}
+
+/// Returns the work of serving a device.
+fn serve(service: Result<Service, Mistake>) -> Result<Work, String> {
+    service.map(|service| Work::Serve(Box::new(service))).map_err(wrong_option)
 }
 
 /// Returns the sentence about options that cannot be combined.
@@ -161,8 +175,11 @@ fn wrong_option(mistake: Mistake) -> String {
 /// Returns the message of `error` as one sentence, without the usage that follows it.
 fn sentence(error: &clap::Error, part: &str) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let example =
-            if part == "bench" { "blk --socket-path=PATH" } else { "--socket-path=PATH --blk-file=PATH" };
+        let example = match part {
+            "bench" => "blk --socket-path=PATH",
+            "ctl" => "device.list",
+            _ => "--socket-path=PATH --blk-file=PATH",
+        };
         return format!("say what to do, for example: kickless {part} {example}");
     }
     let text = error.render().to_string();

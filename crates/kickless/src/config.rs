@@ -12,8 +12,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use kickless_daemon::{DeviceConfig, DeviceTable, Notation, PoolConfig, parse_device_name, real_path};
+use kickless_daemon::{DeviceConfig, DeviceTable, Notation, PoolConfig, real_path};
 
+use crate::cli::ControlOptions;
 use crate::service::Service;
 use section::{Section, Text};
 
@@ -42,9 +43,6 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
     let pool = pool_of(&mut pool)?;
     if let Some(defaults) = &defaults {
         check_defaults(defaults)?;
-    }
-    if sections.is_empty() {
-        return Err(text.mistake(None, "there is no device to serve: describe each in a [[device]]"));
     }
     let mut devices = Vec::with_capacity(sections.len());
     let (mut names, mut sockets) = (BTreeMap::new(), BTreeMap::new());
@@ -76,7 +74,8 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
         }
         devices.push(device);
     }
-    Ok(Service { notation: Notation::Keys, pool, devices, file: Some(text.path.to_owned()), fd: None })
+    let (notation, file, control) = (Notation::Keys, Some(text.path.to_owned()), ControlOptions::default());
+    Ok(Service { notation, pool, devices, file, fd: None, control })
 }
 
 fn pool_of(section: &mut Section<'_>) -> Result<PoolConfig> {
@@ -97,13 +96,10 @@ fn check_defaults(section: &Section<'_>) -> Result<()> {
 fn device_of(section: &mut Section<'_>) -> Result<DeviceConfig> {
     let table: DeviceTable = section.read()?;
     let mut device = DeviceConfig::try_from(table).map_err(|mistake| section.mistake(&mistake))?;
-    let Some(socket_path) = &device.serve.socket_path else { return Err(section.needs("socket-path")) };
-    if device.serve.name.is_none() {
-        let stem = socket_path.file_stem().unwrap_or_default().to_string_lossy();
-        device.serve.name = Some(parse_device_name(&stem).map_err(|_| {
-            section.wrong("socket-path", "no name can be made of it: give the device a name")
-        })?);
+    if device.serve.socket_path.is_none() {
+        return Err(section.needs("socket-path"));
     }
+    device.name_by_socket().map_err(|mistake| section.mistake(&mistake))?;
     device.check(Notation::Keys).map_err(|mistake| section.mistake(&mistake))?;
     Ok(device)
 }

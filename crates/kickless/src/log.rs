@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::Subscriber;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::{Format, Writer};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::{EnvFilter, reload};
 
 use crate::cli::LogLevel;
 pub(crate) use format::without_limits;
@@ -29,6 +29,8 @@ const END_WAIT: Duration = Duration::from_secs(1);
 
 /// The queue that the threads log to. Set by [`start`].
 static LOG: OnceLock<Arc<Queue>> = OnceLock::new();
+/// Changes the filter of the log. Set by [`start`].
+static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
 
 /// Starts the log. Prints the lines that `level` admits. The directives `base` apply where `level` is not
 /// more specific.
@@ -44,23 +46,43 @@ pub(crate) fn start(base: &str, level: &LogLevel) -> Result<()> {
         .name("log".into())
         .spawn(move || writers.write_to(Stderr, lost_lines))
         .context("cannot start a thread")?;
-    let subscriber = subscriber(&queue, filter, stderr().is_terminal());
+    let (subscriber, set_filter) = subscriber(&queue, filter, stderr().is_terminal());
     tracing::subscriber::set_global_default(subscriber).context("logging cannot be started")?;
-    // The subscriber above was the first one, so `LOG` is not set yet.
+    // The subscriber above was the first one, so these are not set yet.
     let _ = LOG.set(queue);
+    let _ = SET_FILTER.set(set_filter);
     Ok(())
 }
 
-/// Returns the subscriber that passes lines to the queue.
-fn subscriber(queue: &Arc<Queue>, filter: EnvFilter, colours: bool) -> impl Subscriber + Send + Sync {
-    tracing_subscriber::fmt()
+/// Changes the lines that are printed from now on.
+///
+/// # Errors
+/// `text` is not a valid filter. The error is one sentence.
+pub(crate) fn set_filter(text: &str) -> Result<(), String> {
+    let filter = filter::parse("", text).map_err(|why| format!("filter: {why}"))?;
+    let Some(set) = SET_FILTER.get() else { return Err("the log has not started".into()) };
+    set(filter).map_err(|error| format!("the filter cannot be changed: {error}"))
+}
+
+/// Changes the filter of a subscriber.
+type SetFilter = Box<dyn Fn(EnvFilter) -> Result<(), reload::Error> + Send + Sync>;
+
+/// Returns the subscriber that passes lines to the queue, and the function that changes its filter.
+fn subscriber(
+    queue: &Arc<Queue>,
+    filter: EnvFilter,
+    colours: bool,
+) -> (impl Subscriber + Send + Sync + use<>, SetFilter) {
+    let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(queue.clone())
         .with_ansi(colours)
         // The library would print these errors to standard error, and panic if that fails.
         .log_internal_errors(false)
         .event_format(format::Limited { queue: queue.clone(), format: Format::default() })
-        .finish()
+        .with_filter_reloading();
+    let handle = builder.reload_handle();
+    (builder.finish(), Box::new(move |filter| handle.reload(filter)))
 }
 
 /// Prints a sentence on standard error, after all lines that were logged.

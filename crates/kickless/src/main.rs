@@ -9,6 +9,8 @@
 mod capabilities;
 mod cli;
 mod config;
+mod control;
+mod ctl;
 mod exit;
 mod inherited;
 mod log;
@@ -27,6 +29,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use cli::{Invocation, Work};
+use service::Service;
 
 /// The exit status of a wrong command line. That of all other errors is 1.
 const EXIT_USAGE: u8 = 2;
@@ -60,8 +63,9 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
     let base = if matches!(work, Work::Bench(_)) { "kickless_driver=off," } else { "" };
     log::start(base, log_level)?;
     match work {
-        Work::Serve(service) => serve::serve(service),
-        Work::ServeFile(path) => serve::serve(config::read(&path)?),
+        Work::Serve(service) => serve::serve(*service),
+        Work::ServeFile(path, control) => serve::serve(Service { control, ..config::read(&path)? }),
+        Work::Ctl(ctl) => ctl::call(&ctl).and_then(|result| print(&result)),
         Work::Bench(bench) => kickless_bench::carry_out(&bench, print),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use crate::reload::Reload;
 use crate::service::Service;
 use crate::signals::Signals;
 use crate::uevents::Resizes;
-use crate::{exit, inherited, log, wire};
+use crate::{control, exit, inherited, log, wire};
 
 /// The longest time that a report of many devices waits for room in the log.
 const REPORT_WAIT: Duration = Duration::from_secs(1);
@@ -44,7 +45,11 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     let notation = service.notation;
     let reload =
         Reload::start(&service).context("the configuration file cannot be read again at a signal")?;
+    service.check()?;
+    let (control, pool) = (service.control.clone(), service.pool.clone());
+    let outlives_devices = service.outlives_devices();
     let (registry, mut opened) = open(service, inherited, &signals)?;
+    let registry = Arc::new(registry);
     // A container may not have these events. Only a signal tells about new sizes then.
     let resizes =
         Resizes::listen().inspect_err(|error| debug!(%error, "no events about sizes of devices")).ok();
@@ -54,8 +59,13 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     for opened in &mut opened {
         opened.bind(deadline).map_err(|error| with_option(opened.config(), notation, error))?;
     }
+    let control = control::bind(&control)?;
     registry.serve(opened)?;
-    let waited = serve_until_idle(&registry, &signals, resizes.as_ref(), reload.as_ref());
+    let asked_to_stop = Waker::new().context("no free descriptor to wait with")?;
+    let control = control::start(control, &registry, pool, asked_to_stop.clone())?;
+    let events = Events { signals, asked_to_stop, resizes, reload, outlives_devices };
+    let waited = events.serve_until_idle(&registry);
+    drop(control);
     log_counters(&registry, "summary");
     let failed = registry.take_ended().into_iter().map(|(config, error)| match config.name() {
         Some(name) => anyhow::Error::new(error).context(format!("device {name}")),
@@ -122,72 +132,83 @@ fn open_all(service: Service, mut inherited: Option<Endpoint>) -> Result<(Regist
     Ok((registry, all))
 }
 
-/// Waits until no device is served: each has failed, its only front-end has disconnected, or a signal has
-/// stopped it. Logs counters when a signal requests it. Refreshes the sizes of disks when a signal requests
-/// it, or when an event or a device reports another size. The signal also requests that the configuration
-/// file is read again.
-///
-/// # Errors
-/// A worker has ended, so that all devices were stopped.
-fn serve_until_idle(
-    registry: &Registry,
-    signals: &Signals,
-    resizes: Option<&Resizes>,
-    reload: Option<&Reload>,
-) -> Result<()> {
-    let pool = registry.pool().context("no workers")?;
-    let mut outcome = Ok(());
-    let mut is_stopping = false;
-    while !registry.is_idle() {
-        // Hold no reference to a device during the wait. Otherwise a removed device would not be closed.
-        let due: Vec<Waker> =
-            registry.devices().filter_map(|device| device.device().refresh_due().cloned()).collect();
-        // These two descriptors stay readable, so watch them only until they were readable once.
-        let once = |is_over: bool| if is_over { PollFlags::empty() } else { PollFlags::IN };
-        let mut fds = vec![
-            PollFd::from_borrowed_fd(registry.changed(), PollFlags::IN),
-            PollFd::from_borrowed_fd(signals.stop(), once(is_stopping)),
-            PollFd::from_borrowed_fd(pool.failed(), once(outcome.is_err())),
-            PollFd::from_borrowed_fd(signals.report(), PollFlags::IN),
-            PollFd::from_borrowed_fd(signals.refresh(), PollFlags::IN),
-        ];
-        fds.extend(reload.map(|reload| PollFd::from_borrowed_fd(reload.as_fd(), PollFlags::IN)));
-        fds.extend(resizes.map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN)));
-        fds.extend(due.iter().map(|waker| PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)));
-        match poll(&mut fds, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => {
-                warn!(%error, "cannot wait for signals now");
-                thread::sleep(POLL_RETRY);
-                continue;
+/// The events that the main thread handles while the devices are served.
+struct Events {
+    signals: Signals,
+    /// Signalled by a call that ends the daemon.
+    asked_to_stop: Waker,
+    resizes: Option<Resizes>,
+    reload: Option<Reload>,
+    /// The daemon goes on when no device is served.
+    outlives_devices: bool,
+}
+
+impl Events {
+    /// Waits until no device is served: each has failed, its only front-end has disconnected, or a signal or
+    /// a call has stopped it. Logs counters when a signal requests it. Refreshes the sizes of disks when a
+    /// signal requests it, or when an event or a device reports another size. The signal also requests that
+    /// the configuration file is read again.
+    ///
+    /// # Errors
+    /// A worker has ended, so that all devices were stopped.
+    fn serve_until_idle(&self, registry: &Registry) -> Result<()> {
+        let Self { signals, asked_to_stop, resizes, reload, outlives_devices } = self;
+        let (resizes, reload) = (resizes.as_ref(), reload.as_ref());
+        let pool = registry.pool().context("no workers")?;
+        let mut outcome = Ok(());
+        let mut is_stopping = false;
+        while !registry.is_idle() || *outlives_devices && !is_stopping {
+            // Hold no reference to a device during the wait. Otherwise a removed device would not be closed.
+            let due: Vec<Waker> =
+                registry.devices().filter_map(|device| device.device().refresh_due().cloned()).collect();
+            // These two descriptors stay readable, so watch them only until they were readable once.
+            let once = |is_over: bool| if is_over { PollFlags::empty() } else { PollFlags::IN };
+            let mut fds = vec![
+                PollFd::from_borrowed_fd(registry.changed(), PollFlags::IN),
+                PollFd::from_borrowed_fd(signals.stop(), once(is_stopping)),
+                PollFd::from_borrowed_fd(pool.failed(), once(outcome.is_err())),
+                PollFd::from_borrowed_fd(signals.report(), PollFlags::IN),
+                PollFd::from_borrowed_fd(signals.refresh(), PollFlags::IN),
+                PollFd::from_borrowed_fd(asked_to_stop.as_fd(), PollFlags::IN),
+            ];
+            fds.extend(reload.map(|reload| PollFd::from_borrowed_fd(reload.as_fd(), PollFlags::IN)));
+            fds.extend(resizes.map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN)));
+            fds.extend(due.iter().map(|waker| PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)));
+            match poll(&mut fds, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    warn!(%error, "cannot wait for signals now");
+                    thread::sleep(POLL_RETRY);
+                    continue;
+                }
+            }
+            let (stop, failed) = (!fds[1].revents().is_empty(), !fds[2].revents().is_empty());
+            registry.take_changed();
+            if failed && outcome.is_ok() {
+                error!("a worker has ended: all devices are stopped, and the program ends");
+                outcome = Err(anyhow!("a worker has ended, see the log"));
+            }
+            if (stop || failed || asked_to_stop.clear()) && !is_stopping {
+                is_stopping = true;
+                registry.stop();
+            }
+            if signals.take_report() {
+                log_counters(registry, "counters");
+            }
+            let is_due = due.iter().fold(false, |is_due, waker| is_due | waker.clear());
+            let is_asked = signals.take_refresh();
+            if let Some(reload) = reload {
+                reload.take(registry);
+                if is_asked {
+                    reload.request();
+                }
+            }
+            if is_asked | is_due | resizes.is_some_and(Resizes::take) {
+                registry.devices().for_each(DeviceRef::refresh);
             }
         }
-        let (stop, failed) = (!fds[1].revents().is_empty(), !fds[2].revents().is_empty());
-        registry.take_changed();
-        if failed && outcome.is_ok() {
-            error!("a worker has ended: all devices are stopped, and the program ends");
-            outcome = Err(anyhow!("a worker has ended, see the log"));
-        }
-        if (stop || failed) && !is_stopping {
-            is_stopping = true;
-            registry.stop();
-        }
-        if signals.take_report() {
-            log_counters(registry, "counters");
-        }
-        let is_due = due.iter().fold(false, |is_due, waker| is_due | waker.clear());
-        let is_asked = signals.take_refresh();
-        if let Some(reload) = reload {
-            reload.take(registry);
-            if is_asked {
-                reload.request();
-            }
-        }
-        if is_asked | is_due | resizes.is_some_and(Resizes::take) {
-            registry.devices().for_each(DeviceRef::refresh);
-        }
+        outcome
     }
-    outcome
 }
 
 fn log_counters(registry: &Registry, occasion: &str) {

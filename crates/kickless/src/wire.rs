@@ -12,6 +12,7 @@ use kickless_daemon::{
 };
 use kickless_device::Device;
 use kickless_disk::{Disk, DiskSpec, lock};
+use kickless_io::OWNERS_MAX;
 use kickless_net::Net;
 use kickless_values::{CpuList, MacAddress};
 use kickless_worker::WorkerPool;
@@ -38,7 +39,8 @@ pub(crate) fn registry(service: &Service) -> Result<Registry> {
         }
         DeviceKind::Net(net) => Ok(Arc::new(card(net, config.serve.queue_size)) as Arc<dyn Device>),
     };
-    Registry::new(service.devices.len(), make).context("no free descriptor to wait with")
+    let devices_max = if service.control.is_on() { OWNERS_MAX as usize } else { service.devices.len() };
+    Registry::new(devices_max, make).context("no free descriptor to wait with")
 }
 
 /// Starts the workers.

@@ -5,6 +5,11 @@ use kickless_daemon::{DeviceConfig, DeviceKind, Mistake, Notation, PoolConfig, S
 
 use crate::service::Service;
 
+use super::control::ControlOptions;
+
+/// The name of a device with an inherited socket, for calls.
+const INHERITED: &str = "fd";
+
 /// The options of a command that serves one device. `K` has the options of its kind.
 #[derive(Debug, Args)]
 pub(crate) struct DeviceOptions<K: Args> {
@@ -19,6 +24,8 @@ pub(crate) struct DeviceOptions<K: Args> {
     fd: Option<i32>,
     #[command(flatten)]
     pool: PoolConfig,
+    #[command(flatten)]
+    control: ControlOptions,
     /// Print the capabilities of this back-end as JSON and exit
     #[arg(long)]
     print_capabilities: bool,
@@ -31,12 +38,20 @@ impl<K: Args> DeviceOptions<K> {
     /// Some options cannot be combined.
     pub(crate) fn service(self, kind: fn(K) -> DeviceKind) -> Result<Service, Mistake> {
         let notation = Notation::CommandLine;
-        let (pool, device) = (self.pool, DeviceConfig { kind: kind(self.kind), serve: self.serve });
+        let (pool, control) = (self.pool, self.control);
+        let mut device = DeviceConfig { kind: kind(self.kind), serve: self.serve };
         pool.worker_options(1, notation)?;
         if self.fd.is_none() && device.serve.socket_path.is_none() {
             return Err(Mistake { option: "socket-path", why: "give it, or --fd".into() });
         }
         device.check(notation)?;
-        Ok(Service { notation, pool, devices: vec![device], file: None, fd: self.fd })
+        if control.is_on() {
+            // Calls name devices. An inherited socket has no name.
+            match self.fd {
+                Some(_) => device.serve.name = Some(INHERITED.into()),
+                None => device.name_by_socket()?,
+            }
+        }
+        Ok(Service { notation, pool, devices: vec![device], file: None, fd: self.fd, control })
     }
 }

@@ -17,7 +17,7 @@ fn parsed(line: &str) -> Result<Invocation, String> {
 
 fn service(line: &str) -> Service {
     match parsed(line) {
-        Ok(Invocation::Run { work: Work::Serve(service), .. }) => service,
+        Ok(Invocation::Run { work: Work::Serve(service), .. }) => *service,
         other => panic!("{line}: {other:?}"),
     }
 }

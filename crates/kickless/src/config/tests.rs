@@ -158,9 +158,6 @@ fn the_example_of_the_manual() {
 fn each_mistake_gets_one_sentence_with_its_line_and_key() {
     let device = "[[device]]\nsocket-path = '/a/b.sock'\nblk-file = 'null:1G'\n";
     for (text, said) in [
-        ("", "disks.toml: there is no device"),
-        ("[pool]\n", "no device"),
-        ("device = []", "no device"),
         ("[pool\n", "disks.toml:1: "),
         ("a = \n", "disks.toml:1: "),
         ("[pool]\nworkers = 1\nworkers = 2\n", "disks.toml:3: duplicate key"),
@@ -309,6 +306,17 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         let sentence = parsed(text).unwrap_err();
         assert!(sentence.starts_with("disks.toml:") && sentence.contains(said), "{text}: {sentence}");
         assert!(!sentence.contains('\n'), "{text}: {sentence}");
+    }
+}
+
+#[test]
+fn a_file_without_devices_needs_a_control_socket() {
+    for text in ["", "[pool]\n", "device = []"] {
+        let mut service = parsed(text).unwrap();
+        let refused = service.check().unwrap_err().to_string();
+        assert!(refused.starts_with("disks.toml: there is no device to serve"), "{refused}");
+        service.control.control = Some("control.sock".into());
+        assert!(service.check().is_ok() && service.outlives_devices());
     }
 }
 

@@ -7,9 +7,10 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 /// The parts of the program that write log lines, by the names of their crates.
-const PARTS: [&str; 10] = [
+const PARTS: [&str; 11] = [
     "kickless",
     "kickless_blk",
+    "kickless_control",
     "kickless_daemon",
     "kickless_device",
     "kickless_disk",

@@ -9,6 +9,7 @@ use tracing_subscriber::fmt::format::{Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use kickless_control::CALLS_TARGET;
 use kickless_daemon::DEVICE_SPAN;
 
 use super::limit::{Admission, with_count};
@@ -38,7 +39,9 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, of: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        if *event.metadata().level() > Level::INFO || WITHOUT_LIMITS.get() {
+        // Each call that changes something is logged, because the log is the only trace of it.
+        let is_audit = event.metadata().target() == CALLS_TARGET;
+        if *event.metadata().level() > Level::INFO || is_audit || WITHOUT_LIMITS.get() {
             return self.format.format_event(of, to, event);
         }
         let place = event.metadata().callsite();
@@ -109,7 +112,7 @@ mod tests {
         thread::spawn(move || writers.write_to(sink, |lost| format!("lost {lost}\n")));
         let filter = super::super::filter::parse("", "debug").unwrap();
         let subscriber = super::super::subscriber(&queue, filter, false);
-        tracing::subscriber::with_default(subscriber, log);
+        tracing::subscriber::with_default(subscriber.0, log);
         assert!(queue.wait_until_written(Instant::now() + Duration::from_secs(20)));
         let text = String::from_utf8(text.0.lock().unwrap().clone()).unwrap();
         text.lines().map(str::to_owned).collect()

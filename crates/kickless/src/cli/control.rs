@@ -1,0 +1,64 @@
+//! The options of control sockets, for daemons and for clients.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+/// The variable in which systemd passes the runtime directory of a service.
+const RUNTIME_VARIABLE: &str = "RUNTIME_DIRECTORY";
+/// The runtime directory of a client that no service manager started.
+const RUNTIME_DIRECTORY: &str = "/run/kickless";
+/// The name of the control socket in the runtime directory.
+const CONTROL_NAME: &str = "control.sock";
+
+/// The control sockets of a daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub(crate) struct ControlOptions {
+    /// Serve calls that show and change the daemon on this unix socket [default: control.sock in
+    /// $RUNTIME_DIRECTORY for serve, otherwise none]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Serve calls that only show the daemon on this unix socket
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control_read_only: Option<PathBuf>,
+}
+
+impl ControlOptions {
+    /// Returns whether devices can be added through a control socket.
+    pub(crate) fn is_on(&self) -> bool {
+        self.control.is_some()
+    }
+
+    /// Adds the default control socket of `kickless serve`.
+    pub(crate) fn with_default(self) -> Self {
+        let control = self.control.or_else(|| runtime_directory().map(|dir| dir.join(CONTROL_NAME)));
+        Self { control, ..self }
+    }
+}
+
+/// A call on a control socket.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Ctl {
+    /// The control socket of the daemon [default: control.sock in $RUNTIME_DIRECTORY or /run/kickless]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// The call, such as device.list. rpc.discover describes all calls
+    pub(crate) method: String,
+    /// The parameters as a JSON object, such as '{"name": "web"}'
+    pub(crate) params: Option<String>,
+}
+
+impl Ctl {
+    /// Returns the path of the control socket.
+    pub(crate) fn path(&self) -> PathBuf {
+        let default = || runtime_directory().unwrap_or_else(|| RUNTIME_DIRECTORY.into()).join(CONTROL_NAME);
+        self.control.clone().unwrap_or_else(default)
+    }
+}
+
+/// Returns the first of the directories that systemd made for the service.
+fn runtime_directory() -> Option<PathBuf> {
+    let directories = env::var_os(RUNTIME_VARIABLE)?;
+    env::split_paths(&directories).next().filter(|path| path != Path::new(""))
+}

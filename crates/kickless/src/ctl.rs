@@ -1,0 +1,33 @@
+//! `kickless ctl`: makes one call on a control socket.
+
+use anyhow::{Context, Result, anyhow};
+use kickless_control::{Client, ClientError};
+use serde_json::{Map, Value};
+
+use crate::cli::Ctl;
+
+/// Makes the call, and returns its result as text.
+///
+/// # Errors
+/// The parameters are wrong, no daemon answers, or the call failed. The error is one sentence.
+pub(crate) fn call(ctl: &Ctl) -> Result<String> {
+    let params = match ctl.params.as_deref() {
+        None => Map::new(),
+        Some(text) => match serde_json::from_str(text) {
+            Ok(Value::Object(params)) => params,
+            Ok(_) => {
+                return Err(anyhow!("the parameters must be a JSON object, such as {{\"name\": \"web\"}}"));
+            }
+            Err(error) => return Err(anyhow!("the parameters are no JSON: {error}")),
+        },
+    };
+    let path = ctl.path();
+    let about = || format!("--control={}", path.display());
+    let mut client = Client::connect(&path).with_context(about)?;
+    match client.call(&ctl.method, params) {
+        Ok(result) => Ok(format!("{result:#}\n")),
+        // The sentence of the daemon tells enough.
+        Err(error @ ClientError::Call(_)) => Err(error.into()),
+        Err(error) => Err(anyhow::Error::from(error).context(about())),
+    }
+}

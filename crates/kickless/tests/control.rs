@@ -1,0 +1,186 @@
+//! Runs daemons with control sockets, and `kickless ctl`.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
+/// After this time, a test has failed. No machine is so slow.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A daemon and its directory. Killed if the test fails.
+struct Daemon {
+    child: Child,
+    log: Receiver<String>,
+    dir: TempDir,
+}
+
+impl Daemon {
+    /// Starts `kickless serve` with this configuration, in a directory with a control socket. `DIR` stands
+    /// for the directory.
+    fn serve(config: &str, arguments: &[&str]) -> Self {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("kickless.toml");
+        fs::write(&path, config.replace("DIR", dir.path().to_str().unwrap())).unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.arg("serve").arg("--config").arg(path).env("RUNTIME_DIRECTORY", dir.path());
+        command.args(arguments.iter().map(|word| word.replace("DIR", dir.path().to_str().unwrap())));
+        Self::start(command, dir)
+    }
+
+    fn start(mut command: Command, dir: TempDir) -> Self {
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let (sender, log) = channel();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Self { child, log, dir }
+    }
+
+    /// Waits for a line of the log.
+    fn wait_for(&self, part: &str) -> String {
+        loop {
+            let line = self.log.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("no line with {part}"));
+            if line.contains(part) {
+                return line;
+            }
+        }
+    }
+
+    fn ctl(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(PROGRAM);
+        command.arg("ctl").args(arguments).env("RUNTIME_DIRECTORY", self.dir.path());
+        command.stdin(Stdio::null()).output().unwrap()
+    }
+
+    fn call(&self, method: &str, params: Value) -> Value {
+        let output = self.ctl(&[method, &params.to_string()]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && said.is_empty(), "{method}: {said}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Makes a call that fails, and returns its sentence.
+    fn refused(&self, arguments: &[&str]) -> String {
+        let output = self.ctl(arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.starts_with("kickless: ") && said.lines().count() == 1, "not one sentence: {said}");
+        said
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Waits until the daemon ends. Returns its status.
+    fn end(mut self) -> Option<i32> {
+        while self.log.recv_timeout(LIMIT).is_ok() {}
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_daemon_without_devices_gets_some_and_is_saved() {
+    let daemon = Daemon::serve("[pool]\nworkers = 2\n", &[]);
+    // The socket is there before the log says anything about devices.
+    let mut added = None;
+    for _ in 0..600 {
+        let disk = json!({ "socket-path": daemon.path("a.sock"), "blk-file": "null:1G", "weight": 2 });
+        let output = daemon.ctl(&["device.add", &disk.to_string()]);
+        if output.status.success() {
+            added = Some(output);
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert!(added.is_some_and(|output| output.stdout.starts_with(b"{")));
+    let line = daemon.wait_for("control call");
+    let pid = format!("uid={} ", rustix::process::getuid().as_raw());
+    assert!(line.contains(&pid) && line.contains("method=\"device.add\" name=\"a\""), "{line}");
+    assert_eq!(daemon.call("device.list", json!({})), json!([{ "name": "a", "state": "free" }]));
+    let mode = fs::metadata(daemon.path("control.sock")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+
+    // Save, load, and compare.
+    let saved = daemon.call("config.save", json!({}));
+    let text = saved["toml"].as_str().unwrap().replace(daemon.dir.path().to_str().unwrap(), "DIR");
+    assert_eq!(daemon.call("daemon.stop", json!({})), json!({ "stopping": true }));
+    assert_eq!(daemon.end(), Some(0));
+    let second = Daemon::serve(&text, &["--control=DIR/other.sock"]);
+    second.wait_for("serving");
+    let control = second.path("other.sock");
+    let control = format!("--control={}", control.display());
+    let output = second.ctl(&[&control, "config.save"]);
+    let again: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let again = again["toml"].as_str().unwrap().replace(second.dir.path().to_str().unwrap(), "DIR");
+    assert_eq!(again, text);
+}
+
+#[test]
+fn a_disk_of_the_command_line_has_a_control_socket() {
+    let dir = TempDir::new().unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["blk", "--blk-file=null:1M"]);
+    command.arg(format!("--socket-path={}", dir.path().join("web.sock").display()));
+    command.arg(format!("--control={}", dir.path().join("control.sock").display()));
+    command.arg(format!("--control-read-only={}", dir.path().join("show.sock").display()));
+    let daemon = Daemon::start(command, dir);
+    daemon.wait_for("serving");
+    assert_eq!(daemon.call("device.list", json!({})), json!([{ "name": "web", "state": "free" }]));
+    let show = format!("--control={}", daemon.path("show.sock").display());
+    assert!(daemon.refused(&[&show, "daemon.stop"]).contains("read-only"));
+    assert!(daemon.ctl(&[&show, "stats.get"]).status.success());
+    // The filter of the log changes.
+    daemon.call("log.set", json!({ "filter": "off" }));
+    daemon.call("log.set", json!({ "filter": "info" }));
+    assert!(daemon.refused(&["log.set", "{\"filter\": \"ifno\"}"]).contains("not a level"));
+    // Without its device, such a daemon has nothing to do.
+    assert_eq!(daemon.call("device.remove", json!({ "name": "web" })), json!({ "removed": true }));
+    assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
+fn calls_that_cannot_be_made_are_one_sentence() {
+    let daemon = Daemon::serve("", &[]);
+    let nobody = format!("--control={}", daemon.path("nobody").display());
+    assert!(daemon.refused(&[&nobody, "device.list"]).contains("nobody: No such file"));
+    assert!(daemon.refused(&["device.list", "[]"]).contains("must be a JSON object"));
+    assert!(daemon.refused(&["device.list", "{"]).contains("no JSON"));
+    assert_eq!(daemon.ctl(&[]).status.code(), Some(2));
+}
+
+#[test]
+fn a_control_socket_that_cannot_be_made_is_an_error() {
+    let dir = TempDir::new().unwrap();
+    let config = dir.path().join("kickless.toml");
+    fs::write(&config, "").unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.arg("serve").arg("--config").arg(&config).stderr(Stdio::piped());
+    let said = |command: &mut Command| {
+        let mut child = command.spawn().unwrap();
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1), "{said}");
+        said
+    };
+    assert!(said(&mut command).contains("no device to serve"));
+    command.arg("--control=/nonexistent/control.sock");
+    let said = said(&mut command);
+    assert!(said.contains("--control=/nonexistent/control.sock: ") && said.contains("directory"), "{said}");
+}
