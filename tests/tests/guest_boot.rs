@@ -83,7 +83,7 @@ fn check_all_cases(cpus: u32, queues: u16, packed: bool) {
         disks.push(DiskConfig::new(daemon.socket(), &rings));
         served.push((case, scratch, daemon));
     }
-    let guest = Guest::start(&GuestConfig::new("kl.task=check kl.size=16", disks).cpus(cpus)).unwrap();
+    let guest = Guest::start(&GuestConfig::new("kl.task=check kl.size=8", disks).cpus(cpus)).unwrap();
     let results = guest.finish().unwrap();
     for (index, (case, scratch, mut daemon)) in served.into_iter().enumerate() {
         let disk = format!("vd{}", char::from(b'a' + index as u8));
@@ -226,7 +226,7 @@ fn ovmf_boots_through_the_legacy_interface() {
 /// Boots one guest with a disk of each daemon.
 fn check_each(daemons: &[Daemon; 2], scratches: &[Scratch; 2], cpus: u32) {
     let disks = daemons.iter().map(|daemon| DiskConfig::new(daemon.socket(), "")).collect();
-    let guest = Guest::start(&GuestConfig::new("kl.task=check kl.size=16", disks).cpus(cpus)).unwrap();
+    let guest = Guest::start(&GuestConfig::new("kl.task=check kl.size=8", disks).cpus(cpus)).unwrap();
     let results = guest.finish().unwrap();
     for (scratch, disk) in scratches.iter().zip(["vda", "vdb"]) {
         scratch.compare(&results, disk).unwrap();

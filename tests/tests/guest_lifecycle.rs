@@ -79,7 +79,7 @@ impl Daemons {
 
     /// Boots a guest that verifies all disks.
     fn check(&self, cpus: u32) {
-        let results = self.start_guest("kl.task=check kl.size=16", cpus).finish().unwrap();
+        let results = self.start_guest("kl.task=check kl.size=8", cpus).finish().unwrap();
         self.compare(&results, cpus);
     }
 
@@ -119,7 +119,7 @@ fn a_guest_killed_in_the_middle_of_writes() {
 fn reset_under_io() {
     const RESETS: u32 = 3;
     let mut daemons = Daemons::start();
-    let mut guest = daemons.start_guest(&format!("kl.task=resets,check kl.rounds={RESETS} kl.size=16"), 4);
+    let mut guest = daemons.start_guest(&format!("kl.task=resets,check kl.rounds={RESETS} kl.size=8"), 4);
     for boot in 1..=RESETS {
         guest.wait_for(&format!("boots={boot}")).unwrap();
         // Each boot reports its own progress after its number.
@@ -148,7 +148,7 @@ fn disks_plugged_and_unplugged_under_io(engine: &str) {
     let scratch = Scratch::new().unwrap();
     let mut daemon = serve(&scratch, engine);
     let before = daemon.holdings().unwrap();
-    let task = format!("kl.task=hotplug kl.rounds={ROUNDS} kl.size=16");
+    let task = format!("kl.task=hotplug kl.rounds={ROUNDS} kl.size=8");
     let mut guest = Guest::start(&GuestConfig::new(&task, Vec::new()).cpus(2)).unwrap();
     let disk = DiskConfig::new(daemon.socket(), "");
     guest.wait_for("cpus=2").unwrap();
@@ -172,7 +172,7 @@ fn memory_plugged_under_verified_io(engine: &str) {
     let scratch = Scratch::new().unwrap();
     let mut daemon = serve(&scratch, engine);
     let before = daemon.holdings().unwrap();
-    let mut guest = start("kl.task=memory,check kl.size=16", 2, &daemon);
+    let mut guest = start("kl.task=memory,check kl.size=8", 2, &daemon);
     guest.wait_for("memory=ready").unwrap();
     guest.add_memory("dimm1", DIMM_MIB).unwrap();
     let results = guest.finish().unwrap();
