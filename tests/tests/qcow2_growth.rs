@@ -58,7 +58,7 @@ fn a_driver_sees_the_new_size_of_the_configuration_file() {
 
 /// A wrong file changes nothing. Other changes wait for a restart, and the log says so.
 #[test]
-fn only_sizes_are_taken_from_a_file_without_mistakes() {
+fn a_disk_in_use_grows_beside_other_changes_of_the_file() {
     let image = Qcow2Image::create(&[], 4 * MIB).unwrap();
     let daemon = Daemon::serve("", &[("disk", &lines(&image, 4)), ("other", "blk-file = 'mem:1M'")]).unwrap();
     let (disk, changes) = connect(&daemon.socket_of("disk")).unwrap();
@@ -69,7 +69,7 @@ fn only_sizes_are_taken_from_a_file_without_mistakes() {
     said("not a multiple of 512");
     assert_eq!(disk.size().unwrap(), 4 * MIB);
     daemon.reload("", &[("disk", &lines(&image, 12)), ("other", "blk-file = 'mem:2M'")]).unwrap();
-    said("only those of blk-size are used before a restart");
+    said("replaced=[\"other\"]");
     said("the disk has grown");
     changes.wait_for(&disk, 12 * MIB).unwrap();
     disk.close();

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use kickless_daemon::{
-    DeviceConfig, DeviceTable, Mistake, Notation, PoolConfig, RemoveMode, parse_device_name,
+    DeviceConfig, DeviceTable, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT, RemoveMode, parse_device_name,
 };
 use kickless_values::parse_duration;
 use serde::de::{DeserializeOwned, Error};
@@ -21,8 +21,6 @@ pub const POLL_KEYS: [&str; 4] = ["poll", "poll-latency", "poll-start-rate", "po
 /// The parameters of a request by name.
 type Params = Map<String, Value>;
 
-/// The time that `device.remove` waits by default. A request of a healthy disk completes within it.
-pub const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest time that a call waits. An operator who waits longer calls again.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
@@ -37,6 +35,8 @@ pub enum Call {
     DaemonSnapshot,
     /// `daemon.stop`: ends the daemon as SIGTERM does.
     DaemonStop,
+    /// `daemon.reload`: reads the configuration file again, and applies it.
+    DaemonReload,
     /// `device.list`: the devices and their states.
     DeviceList,
     /// `device.get`: one device.
@@ -123,6 +123,7 @@ pub const METHODS: &[Method] = &[
     reads("daemon.info", |params| read::<Nothing>(params).map(|_| Call::DaemonInfo)),
     reads("daemon.snapshot", |params| read::<Nothing>(params).map(|_| Call::DaemonSnapshot)),
     changes("daemon.stop", |params| read::<Nothing>(params).map(|_| Call::DaemonStop)),
+    waits(changes("daemon.reload", |params| read::<Nothing>(params).map(|_| Call::DaemonReload))),
     reads("device.list", |params| read::<Nothing>(params).map(|_| Call::DeviceList)),
     reads("device.get", |params| read::<OfDevice>(params).map(|OfDevice { name }| Call::DeviceGet { name })),
     waits(changes("device.add", |params| device(params).map(|config| Call::DeviceAdd(Box::new(config))))),

@@ -1,10 +1,10 @@
 //! Executes calls on a daemon.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use kickless_daemon::{
-    AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, Notation, PoolConfig, Registry, sentence,
+    AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, PoolConfig, Registry, Reloaded, sentence,
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -20,6 +20,8 @@ pub type SetLog = dyn Fn(&str) -> Result<(), String> + Send + Sync;
 pub struct Hooks {
     /// Requests the end of the daemon, as SIGTERM does. Does not wait.
     pub stop: Box<dyn Fn() + Send + Sync>,
+    /// Reads the configuration file again, and applies it. The error is one sentence.
+    pub reload: Box<dyn Fn() -> Result<Reloaded, String> + Send + Sync>,
     /// Changes the lines that are logged.
     pub set_log: Box<SetLog>,
 }
@@ -27,8 +29,6 @@ pub struct Hooks {
 /// A daemon as its control socket sees it.
 pub struct Daemon {
     registry: Arc<Registry>,
-    /// The configuration of the workers. `pool.set` changes it.
-    pool: Mutex<PoolConfig>,
     hooks: Hooks,
     started: Instant,
 }
@@ -41,9 +41,9 @@ struct Saved<'a> {
 }
 
 impl Daemon {
-    /// Makes the control of a daemon with this registry, whose workers have this configuration.
-    pub fn new(registry: Arc<Registry>, pool: PoolConfig, hooks: Hooks) -> Self {
-        Self { registry, pool: Mutex::new(pool), hooks, started: Instant::now() }
+    /// Makes the control of a daemon with this registry.
+    pub fn new(registry: Arc<Registry>, hooks: Hooks) -> Self {
+        Self { registry, hooks, started: Instant::now() }
     }
 
     /// Executes a call, and returns its result.
@@ -59,6 +59,7 @@ impl Daemon {
                 (self.hooks.stop)();
                 Ok(json!({ "stopping": true }))
             }
+            Call::DaemonReload => shown(&(self.hooks.reload)().map_err(RpcError::failed)?),
             Call::DeviceList => Ok(self.registry.list().iter().map(summary).collect()),
             Call::DeviceGet { name } => details(&self.status(&name)?),
             Call::DeviceAdd(config) => match self.registry.add(*config) {
@@ -70,7 +71,7 @@ impl Daemon {
                 let removed = removed.map_err(|error| RpcError::failed(sentence(&error)))?;
                 Ok(json!({ "removed": removed }))
             }
-            Call::PoolGet => self.pool_shown(),
+            Call::PoolGet => shown(&self.registry.pool_config()),
             Call::PoolSet(polling) => self.set_polling(&polling),
             Call::StatsGet { name } => self.stats(name.as_deref()),
             Call::LogSet { filter } => {
@@ -95,7 +96,7 @@ impl Daemon {
         let devices: Result<Value, _> = self.registry.list().iter().map(details).collect();
         Ok(json!({
             "info": self.info(),
-            "pool": self.pool_shown()?,
+            "pool": shown(&self.registry.pool_config())?,
             "devices": devices?,
             "stats": self.stats(None)?,
         }))
@@ -106,31 +107,9 @@ impl Daemon {
         found.ok_or_else(|| no_device(name))
     }
 
-    fn pool(&self) -> MutexGuard<'_, PoolConfig> {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn pool_shown(&self) -> Result<Value, RpcError> {
-        shown(&*self.pool())
-    }
-
     fn set_polling(&self, polling: &PoolConfig) -> Result<Value, RpcError> {
-        // The lock is held over the change, so that the shown rule is the last one that was set.
-        let mut pool = self.pool();
-        let changed = PoolConfig {
-            poll: polling.poll,
-            poll_latency: polling.poll_latency,
-            poll_start_rate: polling.poll_start_rate,
-            poll_stop_idle: polling.poll_stop_idle,
-            ..pool.clone()
-        };
-        let options = changed.worker_options(1, Notation::Keys);
-        let options = options.map_err(|mistake| RpcError::failed(mistake.to_string()))?;
-        if let Some(workers) = self.registry.pool() {
-            workers.request_poll(options.poll);
-        }
-        *pool = changed;
-        shown(&*pool)
+        let changed = self.registry.set_polling(polling);
+        shown(&changed.map_err(|mistake| RpcError::failed(mistake.to_string()))?)
     }
 
     /// Returns the counters of all devices, or of the one with this name.
@@ -165,7 +144,7 @@ impl Daemon {
     }
 
     fn saved(&self) -> Result<Value, RpcError> {
-        let pool = self.pool().clone();
+        let pool = self.registry.pool_config();
         let devices = self.registry.list();
         let kept = || devices.iter().filter(|status| status.state != DeviceState::Removing);
         let inherited: Vec<&str> =

@@ -53,14 +53,21 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+use std::time::Duration;
+
+/// The time that a removal waits by default. A request of a healthy disk completes within it.
+pub const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
+
 mod config;
 mod error;
 mod lifecycle;
 mod registry;
+mod reload;
 mod sentence;
 mod served_device;
 mod socket;
 mod table;
+mod unavailable;
 
 pub use config::{
     BlkConfig, DEVICE_SPAN, DeviceConfig, DeviceKind, DeviceTable, Mistake, NetConfig, Notation, PollMode,
@@ -68,6 +75,7 @@ pub use config::{
 };
 pub use error::{AddError, MakeError, RemoveError, ServeError, SocketError, SocketProblem};
 pub use registry::{AddOutcome, DeviceState, DeviceStatus, MakeDevice, OpenDevice, Registry, RemoveMode};
+pub use reload::{Failed, Reloaded, RestartNeeded, reload};
 pub use sentence::sentence;
 pub use served_device::{DeviceRef, ServedDevice};
 pub use socket::{Endpoint, Listener, TURN_WAIT, real_path};

@@ -3,22 +3,23 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kickless_device::Device;
 use kickless_memory::quota::AddressSpace;
 use kickless_worker::WorkerPool;
-use tracing::info;
+use tracing::{info, warn};
 
-use super::config::{DeviceConfig, DeviceKind, Notation};
+use super::config::{DeviceConfig, DeviceKind, Mistake, Notation, PoolConfig};
 use super::error::{AddError, MakeError, RemoveError, ServeError};
 use super::lifecycle::Lifecycle;
 use super::sentence::sentence;
 use super::served_device::{DeviceRef, ServedDevice};
 use super::socket::{Address, Endpoint, TURN_WAIT, real_path};
 use super::table::{Entry, Phase, Wanted};
+use super::unavailable::Unavailable;
 
 /// Makes a device from its configuration. The program provides this function, because only it knows the kinds
 /// of devices.
@@ -59,6 +60,8 @@ pub enum DeviceState {
     Removing,
     /// The device is no longer served. [`DeviceStatus::error`] and the log tell the reason.
     Ended,
+    /// The device cannot be opened yet, and is tried again. [`DeviceStatus::error`] tells the reason.
+    Unavailable,
 }
 
 impl DeviceState {
@@ -70,6 +73,7 @@ impl DeviceState {
             Self::Connected => "connected",
             Self::Removing => "removing",
             Self::Ended => "ended",
+            Self::Unavailable => "unavailable",
         }
     }
 }
@@ -104,6 +108,9 @@ struct RegistryState {
     make: Box<MakeDevice>,
     devices_max: usize,
     devices: Arc<Lifecycle<ServedDevice>>,
+    unavailable: Unavailable,
+    /// The configuration of the pool. Its polling rule changes at run time.
+    pool_config: Mutex<PoolConfig>,
 }
 
 /// An open device that is not served yet. Pass it to [`Registry::serve`] after [`OpenDevice::bind`]. Dropping
@@ -170,6 +177,8 @@ impl Registry {
             make: Box::new(make),
             devices_max,
             devices: Arc::new(Lifecycle::new()?),
+            unavailable: Unavailable::default(),
+            pool_config: Mutex::default(),
         };
         Ok(Self { state: Arc::new(state) })
     }
@@ -190,6 +199,68 @@ impl Registry {
         self.state.pool.get()
     }
 
+    /// Returns the configuration of the pool.
+    pub fn pool_config(&self) -> PoolConfig {
+        self.state.pool_config().clone()
+    }
+
+    /// Records the configuration that the pool was started with.
+    pub fn set_pool_config(&self, config: PoolConfig) {
+        *self.state.pool_config() = config;
+    }
+
+    /// Changes the polling rule of the pool to that of `polling`. Does not wait until it is in force. Returns
+    /// the whole configuration.
+    ///
+    /// # Errors
+    /// Some options of the rule cannot be combined.
+    pub fn set_polling(&self, polling: &PoolConfig) -> Result<PoolConfig, Mistake> {
+        // The lock is held over the change, so that the recorded rule is the last one that was set.
+        let mut config = self.state.pool_config();
+        let changed = config.with_polling(polling);
+        let options = changed.worker_options(1, Notation::Keys)?;
+        if let Some(pool) = self.pool() {
+            pool.request_poll(options.poll);
+        }
+        config.clone_from(&changed);
+        Ok(changed)
+    }
+
+    /// Adds a device as [`Registry::add`] does. If it cannot be opened, lists it as
+    /// [`DeviceState::Unavailable`], and tries it again at intervals until it is served or removed. Returns
+    /// the result of the first try.
+    ///
+    /// # Errors
+    /// Those of [`Registry::add`]. Only after an error of opening ([`AddError::Make`]) it is tried again.
+    pub fn add_when_available(self: &Arc<Self>, config: DeviceConfig) -> Result<AddOutcome, AddError> {
+        let added = self.add(config.clone());
+        if let Err(error @ AddError::Make(_)) = &added {
+            self.add_unavailable(config, error);
+        }
+        added
+    }
+
+    /// Lists a device that could not be opened, and tries it again at intervals until it is served or
+    /// removed.
+    pub fn add_unavailable(self: &Arc<Self>, config: DeviceConfig, error: &AddError) {
+        let (span, error) = (config.span(), sentence(error));
+        span.in_scope(|| warn!(error, "the device is unavailable, and is tried again"));
+        let Some(id) = self.state.unavailable.insert(config, error) else { return };
+        let registry = Arc::downgrade(self);
+        let state = self.state.clone();
+        let retry = move || {
+            while let Some(config) = state.unavailable.wait_until_due(id) {
+                let Some(registry) = registry.upgrade() else { return };
+                let error = registry.add_now(config).err().map(|error| sentence(&error));
+                state.unavailable.tried(id, error);
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("retry".into()).spawn(retry) {
+            self.state.unavailable.tried(id, None);
+            span.in_scope(|| warn!(%error, "the device cannot be tried again: add it when it is available"));
+        }
+    }
+
     /// Opens a device and serves it. Replaces a device of the same name that has ended, after that one is
     /// closed.
     ///
@@ -197,6 +268,18 @@ impl Registry {
     /// The device cannot be opened or served, or its name or its socket is in use. The registry has not
     /// changed then, but the ended device that it would have replaced is closed.
     pub fn add(&self, config: DeviceConfig) -> Result<AddOutcome, AddError> {
+        let name = config.name().unwrap_or_default().to_owned();
+        let unavailable = &self.state.unavailable;
+        if unavailable.find(&name).is_some_and(|known| known != config) {
+            return Err(AddError::Different { name });
+        }
+        let added = self.add_now(config)?;
+        // It is served now. Its thread finds that out, if it is just being tried.
+        unavailable.remove(&name, Duration::ZERO);
+        Ok(added)
+    }
+
+    fn add_now(&self, config: DeviceConfig) -> Result<AddOutcome, AddError> {
         let Some(mut opened) = self.open(config, None)? else { return Ok(AddOutcome::Identical) };
         opened.bind(Instant::now() + TURN_WAIT)?;
         self.serve(vec![opened])?;
@@ -287,6 +370,11 @@ impl Registry {
     /// the device is not closed in time. In the last case, the device is still removed later.
     pub fn remove(&self, name: &str, how: RemoveMode, timeout: Duration) -> Result<bool, RemoveError> {
         let devices = &self.state.devices;
+        match self.state.unavailable.remove(name, timeout) {
+            Some(true) => return Ok(true),
+            Some(false) => {}
+            None => return Err(RemoveError::BeingAdded { name: name.to_owned() }),
+        }
         let found = devices
             .lock()
             .entries
@@ -311,23 +399,32 @@ impl Registry {
         Ok(removed)
     }
 
-    /// Returns the configuration and the state of each device, in the order in which they were added.
+    /// Returns the configuration and the state of each device, in the order in which they were added. Devices
+    /// that cannot be opened yet come last.
     pub fn list(&self) -> Vec<DeviceStatus> {
+        let unavailable = self.state.unavailable.all().into_iter().map(|(config, error)| DeviceStatus {
+            config,
+            state: DeviceState::Unavailable,
+            error: Some(error),
+            is_inherited: false,
+        });
         let table = self.state.devices.lock();
-        table
-            .entries
-            .iter()
-            .map(|entry| {
-                let error =
-                    entry.outcome().and_then(|outcome| outcome.as_ref().err()).map(|error| sentence(error));
-                DeviceStatus {
-                    config: entry.config.clone(),
-                    state: state(entry),
-                    error,
-                    is_inherited: entry.is_inherited(),
-                }
-            })
-            .collect()
+        let served = table.entries.iter().map(|entry| {
+            let error =
+                entry.outcome().and_then(|outcome| outcome.as_ref().err()).map(|error| sentence(error));
+            DeviceStatus {
+                config: entry.config.clone(),
+                state: state(entry),
+                error,
+                is_inherited: entry.is_inherited(),
+            }
+        });
+        let served: Vec<_> = served.collect();
+        drop(table);
+        // A device that is being tried may be in the table too.
+        let is_served = |name: Option<&str>| served.iter().any(|status| status.config.name() == name);
+        let unavailable: Vec<_> = unavailable.filter(|status| !is_served(status.config.name())).collect();
+        served.into_iter().chain(unavailable).collect()
     }
 
     /// Returns references to the open devices, one at a time. Some of the devices may have ended.
@@ -350,16 +447,17 @@ impl Registry {
         self.state.devices.signal().clear()
     }
 
-    /// Returns whether no device is served, being opened or being closed. Ignores devices that are being
-    /// opened after [`Registry::stop`], because they will not be served. Ignores also devices that cannot be
-    /// closed, because a thread still uses them: a call on their disk may never return.
+    /// Returns whether no device is served, being opened, being tried or being closed. Ignores devices that
+    /// are being opened after [`Registry::stop`], because they will not be served. Ignores also devices that
+    /// cannot be closed, because a thread still uses them: a call on their disk may never return.
     pub fn is_idle(&self) -> bool {
-        self.state.devices.lock().is_idle()
+        self.state.unavailable.is_empty() && self.state.devices.lock().is_idle()
     }
 
     /// Stops all devices and refuses new ones. Returns immediately; [`Registry::is_idle`] tells when all have
     /// stopped.
     pub fn stop(&self) {
+        self.state.unavailable.clear();
         self.state.devices.stop(ServedDevice::stop);
     }
 
@@ -423,6 +521,10 @@ impl OpenDevice {
 }
 
 impl RegistryState {
+    fn pool_config(&self) -> MutexGuard<'_, PoolConfig> {
+        self.pool_config.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Starts the session thread of a device. An error drops `opened`, which has the name, last.
     fn prepare(
         &self,

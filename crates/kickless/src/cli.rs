@@ -57,6 +57,10 @@ enum Command {
         config: PathBuf,
         #[command(flatten)]
         control: ControlOptions,
+        /// Serve nothing if a disk cannot be opened. Otherwise the disk is tried again, and the other devices
+        /// are served
+        #[arg(long)]
+        all_or_nothing: bool,
     },
     /// Make a call on the control socket of a running daemon, and print the result as JSON
     Ctl(Ctl),
@@ -109,8 +113,15 @@ impl fmt::Display for LogLevel {
 pub(crate) enum Work {
     /// Serve devices.
     Serve(Box<Service>),
-    /// Serve the devices of this configuration file, with these control sockets.
-    ServeFile(PathBuf, ControlOptions),
+    /// Serve the devices of a configuration file.
+    ServeFile {
+        /// The file.
+        config: PathBuf,
+        /// The control sockets.
+        control: ControlOptions,
+        /// A device that cannot be opened ends the start.
+        all_or_nothing: bool,
+    },
     /// Make a call on a control socket.
     Ctl(Ctl),
     /// Measure back-ends.
@@ -155,7 +166,9 @@ impl Command {
         match self {
             Command::Blk(options) => serve(options.service(DeviceKind::Blk)),
             Command::Net(options) => serve(options.service(DeviceKind::Net)),
-            Command::Serve { config, control } => Ok(Work::ServeFile(config, control.with_default())),
+            Command::Serve { config, control, all_or_nothing } => {
+                Ok(Work::ServeFile { config, control: control.with_default(), all_or_nothing })
+            }
             Command::Ctl(ctl) => Ok(Work::Ctl(ctl)),
             Command::Bench(bench) => bench.check().map(|()| Work::Bench(Box::new(bench))),
         }

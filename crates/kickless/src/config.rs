@@ -75,7 +75,7 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
         devices.push(device);
     }
     let (notation, file, control) = (Notation::Keys, Some(text.path.to_owned()), ControlOptions::default());
-    Ok(Service { notation, pool, devices, file, fd: None, control })
+    Ok(Service { notation, pool, devices, file, fd: None, control, all_or_nothing: false })
 }
 
 fn pool_of(section: &mut Section<'_>) -> Result<PoolConfig> {

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use kickless_control::{Access, Daemon, Hooks, Server};
-use kickless_daemon::{Listener, PoolConfig, Registry};
+use kickless_daemon::{Listener, Registry};
 use kickless_io::Waker;
 
 use crate::cli::ControlOptions;
 use crate::log;
+use crate::reload::Reload;
 
 /// The mode of a control socket. Its group can be given to operators.
 const MODE: u32 = 0o660;
@@ -42,13 +43,21 @@ pub(crate) fn bind(options: &ControlOptions) -> Result<Sockets> {
 pub(crate) fn start(
     sockets: Sockets,
     registry: &Arc<Registry>,
-    pool: PoolConfig,
+    reload: Option<Reload>,
     stop: Waker,
 ) -> Result<Option<Server>> {
     if sockets.0.is_empty() {
         return Ok(None);
     }
-    let hooks = Hooks { stop: Box::new(move || stop.wake()), set_log: Box::new(log::set_filter) };
-    let daemon = Arc::new(Daemon::new(registry.clone(), pool, hooks));
+    let reload = move || match &reload {
+        Some(reload) => reload.call(),
+        None => Err("the daemon was started without a configuration file".into()),
+    };
+    let hooks = Hooks {
+        stop: Box::new(move || stop.wake()),
+        reload: Box::new(reload),
+        set_log: Box::new(log::set_filter),
+    };
+    let daemon = Arc::new(Daemon::new(registry.clone(), hooks));
     Server::start(daemon, sockets.0).map(Some).context("the control sockets cannot be served")
 }

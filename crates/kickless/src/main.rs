@@ -64,7 +64,9 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
     log::start(base, log_level)?;
     match work {
         Work::Serve(service) => serve::serve(*service),
-        Work::ServeFile(path, control) => serve::serve(Service { control, ..config::read(&path)? }),
+        Work::ServeFile { config, control, all_or_nothing } => {
+            serve::serve(Service { control, all_or_nothing, ..config::read(&config)? })
+        }
         Work::Ctl(ctl) => ctl::call(&ctl).and_then(|result| print(&result)),
         Work::Bench(bench) => kickless_bench::carry_out(&bench, print),
     }

@@ -1,116 +1,101 @@
-//! Reads the configuration file again after SIGHUP.
+//! Reads the configuration file again, after SIGHUP or a call.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::Duration;
 
-use anyhow::Result;
-use kickless_daemon::{DeviceConfig, DeviceKind, PoolConfig, Registry, sentence};
-use kickless_io::Waker;
+use anyhow::{Context, Result};
+use kickless_daemon::{DeviceConfig, Registry, Reloaded, reload, sentence};
 use tracing::{info, warn};
 
 use crate::config;
 use crate::service::Service;
 
-/// Reads the file on a thread of its own, because a file system may never answer. Takes the sizes of disks
-/// from it. Other changes need a restart.
+/// The time that a call waits for the file and the changes. A file system that answers later answers never.
+const ANSWER_WAIT: Duration = Duration::from_secs(300);
+
+/// Reads the file and applies it on a thread of its own, because a file system may never answer. Requests are
+/// carried out one after the other.
+#[derive(Clone)]
 pub(crate) struct Reload {
-    requests: SyncSender<()>,
-    results: Receiver<Result<Service>>,
-    /// Signalled for each result.
-    done: Arc<Waker>,
-    /// The configuration that the program started with.
-    pool: PoolConfig,
-    devices: Vec<DeviceConfig>,
+    requests: Sender<Request>,
 }
+
+/// The receiver of the result, if a call waits for it.
+type Request = Option<SyncSender<Result<Reloaded, String>>>;
 
 impl Reload {
     /// Starts the thread, if the service has a configuration file.
     ///
     /// # Errors
-    /// The process has no free descriptor, or cannot start a thread.
-    pub(crate) fn start(service: &Service) -> io::Result<Option<Self>> {
+    /// The process cannot start a thread.
+    pub(crate) fn start(service: &Service, registry: &Arc<Registry>) -> Result<Option<Self>> {
         let Some(path) = service.file.clone() else { return Ok(None) };
-        let done = Arc::new(Waker::new()?);
-        // A request that waits is as good as many.
-        let (requests, requested) = sync_channel(1);
-        let (sender, results) = channel();
-        let waker = done.clone();
-        let read = move || {
-            while let Ok(()) = requested.recv() {
-                if sender.send(config::read(&path)).is_err() {
-                    return;
-                }
-                waker.wake();
-            }
-        };
-        thread::Builder::new().name("reload".into()).spawn(read)?;
-        let (pool, devices) = (service.pool.clone(), service.devices.clone());
-        Ok(Some(Self { requests, results, done, pool, devices }))
+        let (requests, requested) = channel();
+        // The thread does not keep the devices at the end of the program.
+        let (registry, mut devices) = (Arc::downgrade(registry), service.devices.clone());
+        let run = move || serve(&requested, &path, &registry, &mut devices);
+        let thread = thread::Builder::new().name("reload".into()).spawn(run);
+        thread.context("the configuration file cannot be read again at a signal")?;
+        Ok(Some(Self { requests }))
     }
 
-    /// Requests that the file is read. Does not wait for it.
+    /// Requests that the file is read and applied. Does not wait for it.
     pub(crate) fn request(&self) {
-        // An error means that the thread has such a request already.
-        let _ = self.requests.try_send(());
+        // The thread ends with the program.
+        let _ = self.requests.send(None);
     }
 
-    /// Applies what was read since the last call.
-    pub(crate) fn take(&self, registry: &Registry) {
-        self.done.clear();
-        for read in self.results.try_iter() {
-            match read {
-                Ok(service) => self.apply(&service, registry),
-                Err(error) => {
-                    warn!(
-                        error = sentence(&*error),
-                        "the configuration file is wrong, and nothing of it is used"
-                    )
-                }
-            }
-        }
+    /// Reads the file and applies it. Waits for the result.
+    ///
+    /// # Errors
+    /// The file is wrong, and nothing of it is used. The error is one sentence.
+    pub(crate) fn call(&self) -> Result<Reloaded, String> {
+        let (reply, result) = sync_channel(1);
+        let _ = self.requests.send(Some(reply));
+        let result = result.recv_timeout(ANSWER_WAIT);
+        result.unwrap_or_else(|_| Err("the configuration file is still being read or applied".into()))
     }
+}
 
-    fn apply(&self, service: &Service, registry: &Registry) {
-        for config in &service.devices {
-            let DeviceKind::Blk(blk) = &config.kind else { continue };
-            let running = registry.devices().find(|device| device.config().name() == config.name());
-            if let (Some(bytes), Some(device)) = (blk.blk_size, running)
-                && is_the_same(device.config(), config)
-            {
-                device.device().set_size_min(bytes);
-                device.refresh();
-            }
-        }
-        let is_known = |config: &DeviceConfig| self.devices.iter().any(|device| is_the_same(device, config));
-        let is_changed = service.pool != self.pool
-            || service.devices.len() != self.devices.len()
-            || !service.devices.iter().all(is_known);
-        if is_changed {
-            info!(
-                "of the changes to the configuration file, only those of blk-size are used before a restart"
-            );
+/// Carries out requests until the program ends.
+fn serve(
+    requested: &Receiver<Request>,
+    path: &Path,
+    registry: &Weak<Registry>,
+    devices: &mut Vec<DeviceConfig>,
+) {
+    while let Ok(reply) = requested.recv() {
+        let read = config::read(path).map_err(|error| sentence(&*error));
+        let Some(registry) = registry.upgrade() else { return };
+        let result = read.map(|service| {
+            let reloaded = reload(&registry, devices, &service.pool, &service.devices);
+            *devices = service.devices;
+            reloaded
+        });
+        drop(registry);
+        log(&result);
+        if let Some(reply) = reply {
+            // The call may have given up.
+            let _ = reply.send(result);
         }
     }
 }
 
-impl AsFd for Reload {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.done.as_fd()
+fn log(result: &Result<Reloaded, String>) {
+    let reloaded = match result {
+        Ok(reloaded) => reloaded,
+        Err(error) => return warn!(error, "the configuration file is wrong, and nothing of it is used"),
+    };
+    let Reloaded { added, removed, replaced, needs_restart, failed } = reloaded;
+    info!(?added, ?removed, ?replaced, "the configuration file was read again");
+    for restart in needs_restart {
+        let (device, keys) = (restart.device.as_deref().unwrap_or("[pool]"), restart.keys.join(", "));
+        info!(of = device, keys, "these changes to the configuration file need a restart");
     }
-}
-
-/// Returns whether two configurations differ in the size of the disk at most.
-fn is_the_same(one: &DeviceConfig, other: &DeviceConfig) -> bool {
-    without_size(one) == without_size(other)
-}
-
-fn without_size(config: &DeviceConfig) -> DeviceConfig {
-    let mut config = config.clone();
-    if let DeviceKind::Blk(blk) = &mut config.kind {
-        blk.blk_size = None;
+    for failure in failed {
+        warn!(of = failure.device, error = failure.error, "a change to the configuration file failed");
     }
-    config
 }

@@ -43,13 +43,10 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     fault::guard().context("cannot protect the process against front-ends that truncate their memory")?;
     raise_descriptor_limit();
     let notation = service.notation;
-    let reload =
-        Reload::start(&service).context("the configuration file cannot be read again at a signal")?;
     service.check()?;
-    let (control, pool) = (service.control.clone(), service.pool.clone());
-    let outlives_devices = service.outlives_devices();
-    let (registry, mut opened) = open(service, inherited, &signals)?;
+    let Opened { registry, devices: mut opened, unavailable, service } = open(service, inherited, &signals)?;
     let registry = Arc::new(registry);
+    let reload = Reload::start(&service, &registry)?;
     // A container may not have these events. Only a signal tells about new sizes then.
     let resizes =
         Resizes::listen().inspect_err(|error| debug!(%error, "no events about sizes of devices")).ok();
@@ -59,10 +56,12 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     for opened in &mut opened {
         opened.bind(deadline).map_err(|error| with_option(opened.config(), notation, error))?;
     }
-    let control = control::bind(&control)?;
+    let control = control::bind(&service.control)?;
     registry.serve(opened)?;
+    unavailable.into_iter().for_each(|(config, error)| registry.add_unavailable(config, &error));
     let asked_to_stop = Waker::new().context("no free descriptor to wait with")?;
-    let control = control::start(control, &registry, pool, asked_to_stop.clone())?;
+    let control = control::start(control, &registry, reload.clone(), asked_to_stop.clone())?;
+    let outlives_devices = service.outlives_devices();
     let events = Events { signals, asked_to_stop, resizes, reload, outlives_devices };
     let waited = events.serve_until_idle(&registry);
     drop(control);
@@ -90,11 +89,7 @@ fn with_option(config: &DeviceConfig, notation: Notation, error: AddError) -> an
 ///
 /// # Errors
 /// A disk cannot be opened, or the workers cannot be started. The error is one sentence.
-fn open(
-    service: Service,
-    inherited: Option<Endpoint>,
-    signals: &Signals,
-) -> Result<(Registry, Vec<OpenDevice>)> {
+fn open(service: Service, inherited: Option<Endpoint>, signals: &Signals) -> Result<Opened> {
     let (done, opening) = UnixStream::pair().context("no free descriptor to wait with")?;
     let (sender, opened) = channel();
     let opener = move || {
@@ -120,16 +115,31 @@ fn open(
     }
 }
 
-fn open_all(service: Service, mut inherited: Option<Endpoint>) -> Result<(Registry, Vec<OpenDevice>)> {
+/// The devices before they are served.
+struct Opened {
+    registry: Registry,
+    devices: Vec<OpenDevice>,
+    /// Devices that cannot be opened yet, and the reason.
+    unavailable: Vec<(DeviceConfig, AddError)>,
+    service: Service,
+}
+
+fn open_all(service: Service, mut inherited: Option<Endpoint>) -> Result<Opened> {
     wire::check_cpus(service.pool.cpus(), service.notation)?;
     let registry = wire::registry(&service)?;
-    let mut all = Vec::with_capacity(service.devices.len());
-    for config in service.devices {
-        let opened = registry.open(config.clone(), inherited.take());
-        all.extend(opened.map_err(|error| with_option(&config, service.notation, error))?);
+    let (mut devices, mut unavailable) = (Vec::with_capacity(service.devices.len()), Vec::new());
+    for config in &service.devices {
+        match registry.open(config.clone(), inherited.take()) {
+            Ok(opened) => devices.extend(opened),
+            Err(error @ AddError::Make(_)) if !service.all_or_nothing => {
+                unavailable.push((config.clone(), error));
+            }
+            Err(error) => return Err(with_option(config, service.notation, error)),
+        }
     }
     registry.set_pool(wire::pool(&service.pool, registry.devices_max(), service.notation)?);
-    Ok((registry, all))
+    registry.set_pool_config(service.pool.clone());
+    Ok(Opened { registry, devices, unavailable, service })
 }
 
 /// The events that the main thread handles while the devices are served.
@@ -171,7 +181,6 @@ impl Events {
                 PollFd::from_borrowed_fd(signals.refresh(), PollFlags::IN),
                 PollFd::from_borrowed_fd(asked_to_stop.as_fd(), PollFlags::IN),
             ];
-            fds.extend(reload.map(|reload| PollFd::from_borrowed_fd(reload.as_fd(), PollFlags::IN)));
             fds.extend(resizes.map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN)));
             fds.extend(due.iter().map(|waker| PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)));
             match poll(&mut fds, None) {
@@ -197,11 +206,8 @@ impl Events {
             }
             let is_due = due.iter().fold(false, |is_due, waker| is_due | waker.clear());
             let is_asked = signals.take_refresh();
-            if let Some(reload) = reload {
-                reload.take(registry);
-                if is_asked {
-                    reload.request();
-                }
+            if let (true, Some(reload)) = (is_asked, reload) {
+                reload.request();
             }
             if is_asked | is_due | resizes.is_some_and(Resizes::take) {
                 registry.devices().for_each(DeviceRef::refresh);

@@ -22,6 +22,8 @@ pub(crate) struct Service {
     pub(crate) fd: Option<i32>,
     /// The control sockets.
     pub(crate) control: ControlOptions,
+    /// A device that cannot be opened ends the start. Otherwise it is tried again.
+    pub(crate) all_or_nothing: bool,
 }
 
 impl Service {

@@ -184,3 +184,99 @@ fn a_control_socket_that_cannot_be_made_is_an_error() {
     let said = said(&mut command);
     assert!(said.contains("--control=/nonexistent/control.sock: ") && said.contains("directory"), "{said}");
 }
+
+/// Returns the table of a disk in the directory of the daemon.
+fn disk(name: &str, more: &str) -> String {
+    format!("[[device]]\nsocket-path = 'DIR/{name}.sock'\nblk-file = 'null:1M'\n{more}\n")
+}
+
+impl Daemon {
+    /// Writes the configuration file anew.
+    fn rewrite(&self, config: &str) {
+        fs::write(self.path("kickless.toml"), config.replace("DIR", self.dir.path().to_str().unwrap()))
+            .unwrap();
+    }
+
+    /// Returns the names and the states of the devices.
+    fn states(&self) -> Vec<(String, String)> {
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let listed = self.call("device.list", json!({}));
+        listed.as_array().unwrap().iter().map(|of| (text(&of["name"]), text(&of["state"]))).collect()
+    }
+}
+
+#[test]
+fn a_reload_changes_device_by_device() {
+    let all = |names: &[&str]| names.iter().map(|name| disk(name, "")).collect::<String>();
+    let daemon = Daemon::serve(&all(&["a", "b", "c"]), &[]);
+    daemon.wait_for("serving");
+    let by_call = json!({ "socket-path": daemon.path("x.sock"), "blk-file": "null:1M" });
+    assert_eq!(daemon.call("device.add", by_call), json!({ "added": true }));
+    // A front-end uses `b`.
+    let front_end = kickless_driver::Disk::connect(kickless_driver::Options::new(daemon.path("b.sock")));
+    let front_end = front_end.unwrap();
+
+    // A wrong file changes nothing.
+    daemon.rewrite(&(all(&["a"]) + "[[device]]\nblk-file = 'null:1'\n"));
+    assert!(daemon.refused(&["daemon.reload"]).contains("kickless.toml:6: "));
+    assert_eq!(daemon.states().len(), 4);
+
+    // `a` goes, `b` is in use and changes, `c` is free and changes, `d` comes, `x` stays.
+    let pool = "[pool]\nworkers = 2\npoll = 'never'\n";
+    let config = [pool, &disk("b", "weight = 7"), &disk("c", "serial = 'c'"), &disk("d", "")].concat();
+    daemon.rewrite(&config);
+    let reloaded = daemon.call("daemon.reload", json!({}));
+    let expected = json!({
+        "added": ["d"],
+        "removed": ["a"],
+        "replaced": ["c"],
+        "needs-restart": [{ "keys": ["workers"] }, { "device": "b", "keys": ["weight"] }],
+        "failed": [],
+    });
+    assert_eq!(reloaded, expected);
+    assert_eq!(daemon.call("pool.get", json!({}))["poll"], "never");
+    assert_eq!(daemon.call("device.get", json!({ "name": "c" }))["config"]["serial"], "c");
+    front_end.write_at(&[1; 512], 0).unwrap();
+    let mut names: Vec<String> = daemon.states().into_iter().map(|(name, _)| name).collect();
+    names.sort();
+    assert_eq!(names, ["b", "c", "d", "x"]);
+    // The second time, nothing is left to do but the restart.
+    let again = daemon.call("daemon.reload", json!({}));
+    assert_eq!((&again["added"], &again["needs-restart"]), (&json!([]), &expected["needs-restart"]));
+}
+
+#[test]
+fn a_device_whose_disk_comes_later_is_served_then() {
+    let missing = "[[device]]\nname = 'late'\nsocket-path = 'DIR/late.sock'\nblk-file = 'DIR/late.img'\ncache = 'writeback'\n";
+    let daemon = Daemon::serve(&(missing.to_owned() + &disk("a", "")), &[]);
+    let line = daemon.wait_for("unavailable");
+    assert!(line.contains("late.img") && line.contains("No such file"), "{line}");
+    let state = |name: &str, state: &str| (name.to_owned(), state.to_owned());
+    assert_eq!(daemon.states(), [state("a", "free"), state("late", "unavailable")]);
+    let shown = daemon.call("device.get", json!({ "name": "late" }));
+    assert!(shown["error"].as_str().unwrap().contains("No such file"), "{shown}");
+    assert!(daemon.call("config.save", json!({}))["toml"].as_str().unwrap().contains("late.img"));
+    fs::File::create(daemon.path("late.img")).unwrap().set_len(1 << 20).unwrap();
+    daemon.wait_for("serving");
+    assert!(daemon.path("late.sock").exists());
+    assert_eq!(daemon.states()[1], state("late", "free"));
+    // A device whose disk never comes can be removed.
+    daemon.rewrite(&missing.replace("late", "never"));
+    let reloaded = daemon.call("daemon.reload", json!({}));
+    assert_eq!(
+        (&reloaded["removed"], &reloaded["failed"][0]["device"]),
+        (&json!(["late", "a"]), &json!("never"))
+    );
+    assert_eq!(daemon.states(), [state("never", "unavailable")]);
+    assert_eq!(daemon.call("device.remove", json!({ "name": "never" })), json!({ "removed": true }));
+    assert!(daemon.states().is_empty());
+
+    // The strict start.
+    let dir = TempDir::new().unwrap();
+    let config = dir.path().join("kickless.toml");
+    fs::write(&config, missing.replace("DIR", dir.path().to_str().unwrap())).unwrap();
+    let mut command = Command::new(PROGRAM);
+    let output = command.args(["serve", "--all-or-nothing", "--config"]).arg(&config).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && said.contains("device late: blk-file"), "{said}");
+}

@@ -55,12 +55,13 @@ impl Rig {
         let stop = is_stopping.clone();
         let hooks = Hooks {
             stop: Box::new(move || stop.store(true, Ordering::Relaxed)),
+            reload: Box::new(|| Err("no file".into())),
             set_log: Box::new(|filter| match filter {
                 "info" => Ok(()),
                 _ => Err("no filter".into()),
             }),
         };
-        let daemon = Arc::new(Daemon::new(registry.clone(), pool, hooks));
+        let daemon = Arc::new(Daemon::new(registry.clone(), hooks));
         let listen = |name: &str| Listener::bind(&dir.path().join(name), 0o660).unwrap();
         let sockets =
             vec![(listen("control.sock"), Access::Full), (listen("read-only.sock"), Access::ReadOnly)];

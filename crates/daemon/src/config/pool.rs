@@ -153,6 +153,17 @@ impl PoolConfig {
         })
     }
 
+    /// Returns this configuration with the polling rule of another one.
+    pub fn with_polling(&self, other: &Self) -> Self {
+        Self {
+            poll: other.poll,
+            poll_latency: other.poll_latency,
+            poll_start_rate: other.poll_start_rate,
+            poll_stop_idle: other.poll_stop_idle,
+            ..self.clone()
+        }
+    }
+
     /// Returns the CPUs that the workers run on. An empty list stands for all CPUs.
     pub fn cpus(&self) -> &[usize] {
         self.cpu.as_ref().map_or(&[], |list| &list.0)

@@ -52,6 +52,7 @@ impl<K: Args> DeviceOptions<K> {
                 None => device.name_by_socket()?,
             }
         }
-        Ok(Service { notation, pool, devices: vec![device], file: None, fd: self.fd, control })
+        let devices = vec![device];
+        Ok(Service { notation, pool, devices, file: None, fd: self.fd, control, all_or_nothing: true })
     }
 }

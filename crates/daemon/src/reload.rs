@@ -1,0 +1,147 @@
+//! Applies a new configuration to the devices and the pool of a daemon.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::config::{DeviceConfig, DeviceKind, PoolConfig};
+use super::registry::{DeviceState, Registry, RemoveMode};
+use super::sentence::sentence;
+
+/// The changes of a reload, by the names of the devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Reloaded {
+    /// Devices that are served now.
+    pub added: Vec<String>,
+    /// Devices that are no longer served.
+    pub removed: Vec<String>,
+    /// Devices without a front-end that are served with their new configuration.
+    pub replaced: Vec<String>,
+    /// Changes that are not used before a restart of the daemon or of the device.
+    pub needs_restart: Vec<RestartNeeded>,
+    /// Changes that failed, with the reason.
+    pub failed: Vec<Failed>,
+}
+
+/// Changed keys that are not used before a restart.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RestartNeeded {
+    /// The device, which is in use. `None` for the pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// The keys.
+    pub keys: Vec<String>,
+}
+
+/// A device that could not be added, removed or replaced.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Failed {
+    /// The device.
+    pub device: String,
+    /// The reason, as one sentence.
+    pub error: String,
+}
+
+/// Applies a configuration file that was read again, and is valid as a whole. `earlier` has the devices of
+/// the file before. Devices that were added otherwise stay.
+///
+/// A device that is no longer in the file is drained and removed. A changed device is replaced if no
+/// front-end is connected. Otherwise it stays as it is, and is listed. Each device is changed for itself: an
+/// error of one does not keep the others from their changes.
+pub fn reload(
+    registry: &Arc<Registry>,
+    earlier: &[DeviceConfig],
+    pool: &PoolConfig,
+    devices: &[DeviceConfig],
+) -> Reloaded {
+    let mut reloaded = Reloaded::default();
+    reload_pool(registry, pool, &mut reloaded);
+    let gone = |config: &&DeviceConfig| !devices.iter().any(|device| device.name() == config.name());
+    // Sockets and reserves become free before other devices need them.
+    for config in earlier.iter().filter(gone) {
+        let name = config.name().unwrap_or_default();
+        match registry.remove(name, RemoveMode::Drain, super::REMOVE_TIMEOUT) {
+            Ok(true) => reloaded.removed.push(name.into()),
+            Ok(false) => {}
+            Err(error) => reloaded.failed.push(Failed { device: name.into(), error: sentence(&error) }),
+        }
+    }
+    for config in devices {
+        reload_device(registry, config, &mut reloaded);
+    }
+    registry.devices().for_each(super::DeviceRef::refresh);
+    reloaded
+}
+
+fn reload_pool(registry: &Registry, pool: &PoolConfig, reloaded: &mut Reloaded) {
+    let present = registry.pool_config();
+    if present.with_polling(pool) != present
+        && let Err(mistake) = registry.set_polling(pool)
+    {
+        reloaded.failed.push(Failed { device: String::new(), error: mistake.to_string() });
+    }
+    let keys = changed_keys(&present.with_polling(pool), pool);
+    if !keys.is_empty() {
+        reloaded.needs_restart.push(RestartNeeded { device: None, keys });
+    }
+}
+
+fn reload_device(registry: &Arc<Registry>, config: &DeviceConfig, reloaded: &mut Reloaded) {
+    let name = config.name().unwrap_or_default().to_owned();
+    let present = registry.list().into_iter().find(|status| status.config.name() == config.name());
+    let is_replaced = match present {
+        None => false,
+        Some(present) if present.state == DeviceState::Ended => false,
+        Some(present) if without_size(&present.config) == without_size(config) => {
+            return set_size(registry, config);
+        }
+        Some(present) => match registry.remove(&name, RemoveMode::Refuse, super::REMOVE_TIMEOUT) {
+            Ok(_) => true,
+            Err(_) => {
+                let keys = changed_keys(&present.config, config);
+                reloaded.needs_restart.push(RestartNeeded { device: Some(name), keys });
+                return;
+            }
+        },
+    };
+    match registry.add_when_available(config.clone()) {
+        Ok(_) if is_replaced => reloaded.replaced.push(name),
+        Ok(_) => reloaded.added.push(name),
+        Err(error) => reloaded.failed.push(Failed { device: name, error: sentence(&error) }),
+    }
+}
+
+/// Sets the size to which the disk grows.
+fn set_size(registry: &Registry, config: &DeviceConfig) {
+    let DeviceKind::Blk(blk) = &config.kind else { return };
+    let device = registry.devices().find(|device| device.config().name() == config.name());
+    if let (Some(bytes), Some(device)) = (blk.blk_size, device) {
+        device.device().set_size_min(bytes);
+    }
+}
+
+fn without_size(config: &DeviceConfig) -> DeviceConfig {
+    let mut config = config.clone();
+    if let DeviceKind::Blk(blk) = &mut config.kind {
+        blk.blk_size = None;
+    }
+    config
+}
+
+/// Returns the keys whose values differ.
+fn changed_keys(one: &impl Serialize, other: &impl Serialize) -> Vec<String> {
+    // Only a path that is not UTF-8 has no JSON, and a file has none.
+    let values = |config: Result<Value, _>| match config {
+        Ok(Value::Object(values)) => values,
+        _ => Default::default(),
+    };
+    let (one, other) = (values(serde_json::to_value(one)), values(serde_json::to_value(other)));
+    let mut keys: Vec<String> = one.keys().chain(other.keys()).cloned().collect();
+    keys.retain(|key| one.get(key) != other.get(key));
+    keys.sort();
+    keys.dedup();
+    keys
+}
