@@ -258,7 +258,7 @@ fn table(file: &BlockingFile<'_>, table: TableAt) -> io::Result<Vec<u8>> {
 }
 
 /// Returns the end of the last cluster with a reference.
-fn used_bytes(file: &BlockingFile<'_>, header: &Header, refcount_table: &[u8]) -> io::Result<u64> {
+pub(super) fn used_bytes(file: &impl ReadImage, header: &Header, refcount_table: &[u8]) -> io::Result<u64> {
     let (geometry, mut empty) = (header.geometry, 0);
     let (cluster, entries) = (geometry.cluster(), geometry.block_entries());
     let mut block = vec![0; cluster as usize];

@@ -100,6 +100,14 @@ fn cuts_leave_leaks_at_most() {
     assert_eq!(fault, None, "after {cuts} cuts");
 }
 
+/// A device whose refcount table is full although the device is not, and lives with a fault once.
+#[test]
+fn seeds_that_found_faults() {
+    for seed in [302_549, 40_011_308] {
+        assert_eq!(run(seed, None, &mut 0), Ok(()), "seed {seed}");
+    }
+}
+
 #[test]
 fn cuts_of_whole_disks_leave_leaks_at_most() {
     let (mut cuts, mut seed) = (0, number("KICKLESS_SEED", 0));

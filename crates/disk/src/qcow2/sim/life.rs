@@ -7,6 +7,7 @@ use super::judge::{Judge, Verdict};
 use super::model::Model;
 use super::sender::{Kind, Request};
 use crate::qcow2::format::header::Header;
+use crate::qcow2::open::used_bytes;
 use crate::qcow2::pins::Pins;
 use crate::qcow2::qemu::QemuImage;
 use crate::qcow2::slices::Slices;
@@ -23,6 +24,8 @@ const LEAKS_OF_REQUESTS: u64 = 64;
 
 /// Free clusters that are enough for all requests of a life on a device.
 const ROOM: u64 = 250;
+/// Steps that all requests of a life take at most without an operation that ends.
+const ROUNDS_MAX: u32 = 2000;
 /// The largest number of queues. Each has a waker of its own.
 const QUEUES_MAX: usize = 3;
 
@@ -87,12 +90,17 @@ impl Life {
         let table = |at: u64, bytes: u64| file[at as usize..][..bytes as usize].to_vec();
         let model = Model::new(Judge { file: &file, shape }.sectors());
         let (slices, pins) = (Arc::new(Slices::new(geometry, 512, 0)), Arc::new(Pins::new()));
+        let refcount_table = table(header.refcounts.at.0, header.refcounts.entries * 8);
+        let file_bytes = match shape.is_device {
+            true => used_bytes(&Judge { file: &file, shape }, &header, &refcount_table).unwrap(),
+            false => file.len() as u64,
+        };
         let parts = Parts {
             header: &header,
             first: table(0, geometry.cluster()),
             l1: table(header.l1.at.0, header.l1.entries * 8),
-            refcount_table: table(header.refcounts.at.0, header.refcounts.entries * 8),
-            file_bytes: file.len() as u64,
+            refcount_table,
+            file_bytes,
             others: if header.snapshots.1 > 0 { vec![(header.snapshots.0, 512)] } else { Vec::new() },
         };
         let reserve_max = rng.choice([2, 4, 24]).unwrap() * geometry.cluster();
@@ -265,31 +273,33 @@ impl Life {
     /// Ends all requests, and all operations. Returns an error if one waits for ever.
     pub(super) fn settle(&mut self) -> Result<(), String> {
         for _ in 0..20_000 {
-            self.now += 1;
-            self.wake();
-            for id in self.ready() {
-                self.step(id);
-            }
-            while self.tables.has_due() {
-                self.submit_due();
-            }
+            self.go_on()?;
             if self.ops.is_empty() {
-                if self.requests.is_empty() {
-                    return Ok(());
-                }
-                if self.ready().is_empty() && !self.wake() {
-                    return Err(format!(
-                        "a request waits for ever: {:?}, {:?}",
-                        self.requests.values().next(),
-                        self.failures
-                    ));
-                }
-            } else {
-                let op = self.ops.swap_remove(self.rng.usize(..self.ops.len()));
-                self.complete(op);
+                return match self.requests.values().next() {
+                    None => Ok(()),
+                    Some(left) => Err(format!("a request waits for ever: {left:?}, {:?}", self.failures)),
+                };
             }
+            let op = self.ops.swap_remove(self.rng.usize(..self.ops.len()));
+            self.complete(op);
         }
         Err(format!("a request never ends: {:?}, {:?}", self.requests.values().next(), self.failures))
+    }
+
+    /// Moves all on until each request waits for an operation in flight. Returns an error if one keeps its
+    /// worker busy instead.
+    fn go_on(&mut self) -> Result<(), String> {
+        for _ in 0..ROUNDS_MAX {
+            self.now += 1;
+            let is_woken = self.wake();
+            let ready = self.ready();
+            if !is_woken && ready.is_empty() && !self.tables.has_due() {
+                return Ok(());
+            }
+            ready.into_iter().for_each(|id| self.step(id));
+            self.submit_due();
+        }
+        Err(format!("requests spin: {:?}, {:?}", self.requests, self.failures))
     }
 
     /// Ends all requests. From now on, no operation fails.

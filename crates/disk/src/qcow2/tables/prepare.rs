@@ -253,8 +253,7 @@ impl Tables {
         }
         if self.retired.is_busy() {
             if self.retired.stalled.is_none() && !self.blocks.has_failed() {
-                self.retired.hurry();
-                return self.pins.await_leaving();
+                return self.retired.hurry();
             }
             self.retry_retired();
         }

@@ -50,7 +50,6 @@ impl Tables {
         let stalled = self.retired.stalled.take();
         let failed = self.blocks.retry_all();
         self.retired.hurry();
-        self.pins.await_leaving();
         stalled.or(failed)
     }
 
@@ -86,7 +85,8 @@ impl Tables {
         self.advance_pins() | self.lower_counts() | is_changed
     }
 
-    /// Moves clusters on that no request uses any more.
+    /// Moves clusters on that no request uses any more. If somebody waits for clusters, the last request that
+    /// uses them wakes.
     fn advance_pins(&mut self) -> bool {
         if self.retired.pins.is_empty() {
             return false;
@@ -103,7 +103,8 @@ impl Tables {
             self.retired.lowering.push_back(run);
             is_changed = true;
         }
-        is_changed
+        let is_waited_for = self.retired.is_hurried() && !self.retired.pins.is_empty();
+        is_changed || is_waited_for && self.pins.await_leaving()
     }
 
     /// Returns whether the removal of a mapping is written, of the L2 entry and of the L1 entry above.

@@ -92,9 +92,13 @@ impl Retired {
         self.stalled.is_none().then_some(if is_all { *last } else { self.urgent })
     }
 
-    /// Says that all of it is asked for, so the next sync is soon.
-    pub(super) fn hurry(&mut self) {
-        self.is_hurried = true;
+    /// Says that all of it is asked for, so the next sync is soon. Returns whether this is new.
+    pub(super) fn hurry(&mut self) -> bool {
+        self.extents() > 0 && !std::mem::replace(&mut self.is_hurried, true)
+    }
+
+    pub(super) fn is_hurried(&self) -> bool {
+        self.is_hurried
     }
 
     /// Ends the hurry when nothing is left.
