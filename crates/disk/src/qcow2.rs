@@ -28,6 +28,8 @@ mod extents;
 mod format;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+#[cfg(any(test, fuzzing))]
+mod hostile;
 mod layer;
 mod open;
 mod own;

@@ -5,6 +5,12 @@ use super::check::repair::repair;
 use super::check::{WINDOW, check};
 use super::format::entry::{counted, decode, encode, load_entries};
 use super::format::geometry::{Geometry, Version};
+use kickless_memory::View;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The guest memory that [`requests`] needs, in bytes.
+pub const MEMORY_BYTES: u64 = super::hostile::MEMORY_BYTES;
 
 /// The longest image.
 const BYTES_MAX: usize = 1 << 20;
@@ -24,6 +30,15 @@ pub fn image(bytes: &[u8]) -> bool {
         assert!(report.is_some_and(|report| report == Default::default()), "{report:?}");
     }
     is_repaired
+}
+
+/// Runs requests on an image that the input describes, and on its backing image: two files of one directory.
+/// Returns whether the image is opened.
+///
+/// # Panics
+/// A request does not end, or a file changes where it must not.
+pub fn requests(memory: &Arc<View>, files: [&Path; 2], input: &[u8]) -> bool {
+    super::hostile::requests(memory, files, input).is_opened
 }
 
 /// Decodes entries of a table in an image with these sizes.

@@ -20,7 +20,7 @@ pub(crate) struct Report {
 
 impl Report {
     /// Returns whether there are no faults but leaks.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn is_sound(&self) -> bool {
         Self { leaks: 0, ..*self } == Self::default()
     }
