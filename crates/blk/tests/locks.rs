@@ -3,9 +3,10 @@
 
 use kickless_blk::{Blk, Options};
 use kickless_device::Device;
-use kickless_disk::lock::check;
-use kickless_disk::{Disk, DiskSpec};
+use kickless_disk::lock::{ImageLock, check};
+use kickless_disk::{Disk, DiskSpec, Resized};
 use std::fs::File;
+use std::path::PathBuf;
 use std::process::Command;
 use tempfile::{NamedTempFile, TempDir};
 
@@ -41,15 +42,21 @@ fn image_is_locked_while_open() {
     }
 }
 
-#[test]
-fn backing_files_are_locked_for_reading() {
-    let dir = TempDir::new().unwrap();
+/// Makes a raw file, and an image over it.
+fn overlay(dir: &TempDir) -> (File, PathBuf) {
     let [under, over] = ["under", "over"].map(|name| dir.path().join(name));
     let file = File::create_new(&under).unwrap();
     file.set_len(1 << 20).unwrap();
     let mut create = Command::new("qemu-img");
     create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&under).arg(&over);
     assert!(create.status().unwrap().success());
+    (file, over)
+}
+
+#[test]
+fn backing_files_are_locked_for_reading() {
+    let dir = TempDir::new().unwrap();
+    let (file, over) = overlay(&dir);
     for lock in [true, false] {
         let device = device(&DiskSpec::Qcow2(over.clone()), false, lock);
         device.open().unwrap();
@@ -58,6 +65,24 @@ fn backing_files_are_locked_for_reading() {
         device.close();
         assert_eq!(open_to_others(&file), (true, true));
     }
+}
+
+/// An image that stayed open without its lock could be written after another host has got it.
+#[test]
+fn an_image_is_closed_if_its_device_cannot_start() {
+    let dir = TempDir::new().unwrap();
+    let (under, over) = overlay(&dir);
+    let writer = ImageLock::acquire(&under, false).unwrap();
+    let device = device(&DiskSpec::Qcow2(over.clone()), false, true);
+    device.open().unwrap_err();
+    assert_eq!(open_to_others(&File::open(&over).unwrap()), (true, true));
+    let before = std::fs::read(&over).unwrap();
+    assert_eq!(device.disk().grow(2 << 20).unwrap(), Resized::Same);
+    assert!(std::fs::read(&over).unwrap() == before, "the image was written");
+    drop(writer);
+    device.open().unwrap();
+    assert_ne!(device.disk().grow(2 << 20).unwrap(), Resized::Same);
+    device.close();
 }
 
 #[test]

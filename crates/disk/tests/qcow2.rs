@@ -640,6 +640,31 @@ fn an_open_disk_grows() {
     }
 }
 
+/// The header of an image that was found corrupt is not changed any more, except for the mark.
+#[test]
+fn a_corrupt_image_does_not_grow() {
+    let image = Image::of(&Random(4).bytes(LEN), &[]);
+    let mut bytes = fs::read(image.path()).unwrap();
+    let word = |bytes: &[u8], at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+    let table = (word(&bytes, word(&bytes, 40) as usize) & !(1 << 63)) as usize;
+    // A reserved bit.
+    bytes[table + 7] |= 2;
+    fs::write(image.path(), &bytes).unwrap();
+    let disk = open(&image.spec(), Cache::None).unwrap();
+    disk.reload().unwrap();
+    let mut worker = worker(&disk);
+    assert!(worker.write(0, &[7; 512], 0).is_err());
+    for to in [LEN + 512, 64 << 40] {
+        disk.grow(to).unwrap_err();
+    }
+    assert_eq!(disk.size(), LEN);
+    drop(worker);
+    drop(disk);
+    let now = fs::read(image.path()).unwrap();
+    assert_eq!(now[24..72], bytes[24..72]);
+    assert_eq!(now[79] & 2, 2, "the image is not marked");
+}
+
 #[test]
 fn growth_that_is_refused() {
     let image = Image::of(&[7; 4096], &["-o", "compat=0.10"]);

@@ -7,7 +7,7 @@ use super::op::TableOpKind;
 use super::ops::Purpose;
 use crate::qcow2::format::entry::{BAD, Mapping, RawEntry, decode, load_entries};
 use crate::qcow2::format::geometry::{Geometry, HostOffset, SliceIndex};
-use crate::qcow2::slices::{WayIndex, with_bits};
+use crate::qcow2::slices::WayIndex;
 use kickless_io::{AlignedBuf, Errno, Waker};
 
 impl Tables {
@@ -115,5 +115,40 @@ fn checked(geometry: Geometry, raw: RawEntry, is_data: impl Fn(HostOffset) -> bo
         Ok(_) => true,
         Err(_) => false,
     };
-    if is_good { raw } else { with_bits(raw, BAD) }
+    match is_good {
+        true => raw,
+        // Entries of compressed clusters have no memory bits. A slice with a bad entry is never written, so
+        // nothing else of the entry is needed.
+        false => RawEntry { word: BAD, bitmap: 0 },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qcow2::format::entry::encode;
+    use crate::qcow2::format::geometry::Version;
+    use crate::qcow2::slices::memory_bits;
+
+    /// Clusters of data are those below 10.
+    #[test]
+    fn an_entry_that_leaves_the_clusters_of_data_is_marked() {
+        let geometry = Geometry::new(Version::V3, 12, 4, false).unwrap();
+        let host = |cluster: u64| HostOffset(cluster << 12);
+        let is_bad = |mapping| {
+            let is_data = |at| geometry.host_cluster(at).0 < 10;
+            memory_bits(checked(geometry, encode(geometry, mapping), is_data)) & BAD != 0
+        };
+        for copied in [false, true] {
+            let data = |at| Mapping::Data { host: host(at), copied };
+            let zero = |at| Mapping::Zero { kept: Some(host(at)), copied };
+            assert_eq!([data(9), data(10), zero(9), zero(10)].map(is_bad), [false, true, false, true]);
+        }
+        // Its last byte may lie in the next cluster.
+        let compressed = |at, len| Mapping::Compressed { at: HostOffset(at), len };
+        let end = host(10).0;
+        let inside = [compressed(end - 512, 512), compressed(end - 4096, 4096)];
+        let outside = [compressed(end - 512, 1024), compressed(end, 512), compressed(1 << 40, 512)];
+        assert_eq!((inside.map(is_bad), outside.map(is_bad)), ([false; 2], [true; 3]));
+    }
 }
