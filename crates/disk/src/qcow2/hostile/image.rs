@@ -42,7 +42,7 @@ impl HostileImage {
     /// Makes an image over the file `under`, with its format.
     pub(super) fn new(input: &mut Input<'_>, under: Option<(&str, &str)>) -> Self {
         let how = input.byte();
-        let bits = [9, 12, 14, 16][usize::from(how & 3)];
+        let bits = [9, 10, 12, 14][usize::from(how & 3)];
         let version = if how & 4 == 0 { Version::V3 } else { Version::V2 };
         let extended = version == Version::V3 && how & 8 != 0 && bits >= 14;
         let order = if version == Version::V2 { 4 } else { u32::from(how >> 5).min(6) };

@@ -4,8 +4,11 @@ use super::builder::{Shape, build};
 use super::image::SECTOR;
 use super::life::Life;
 use super::whole::Whole;
+use crate::qcow2::format::geometry::{Geometry, Version};
+use crate::qcow2::format::refcount;
 use crate::qcow2::tables::rule::Rule;
 use fastrand::Rng;
+use kickless_io::Errno;
 
 /// The steps of a life.
 const STEPS: u64 = 800;
@@ -191,6 +194,38 @@ fn free_clusters_are_used_again() {
             file = life.image.now().to_vec();
             assert!(file.len() as u64 <= most, "seed {seed}: {} clusters", file.len() as u64 / cluster);
         }
+    }
+}
+
+/// A device with free clusters that are apart: its L1 table cannot grow, and requests that wait meanwhile go
+/// on.
+#[test]
+fn growth_without_room_fails_alone() {
+    for seed in 0..50 {
+        let mut rng = Rng::with_seed(seed);
+        let geometry = Geometry::new(Version::V3, 9, 4, false).unwrap();
+        let kinds = Shape {
+            has_backing: false,
+            has_snapshot: false,
+            has_compressed: false,
+            ..Shape::random(&mut rng)
+        };
+        let places = Shape { gap: 200, tail: 0, is_device: true, has_holes: false, ..kinds };
+        let shape = Shape { geometry, tables: 2, used: 8, ..places };
+        let mut file = build(shape, &mut rng);
+        let word = |file: &[u8], at: usize| u64::from_be_bytes(file[at..at + 8].try_into().unwrap()) as usize;
+        let block = word(&file, word(&file, 48));
+        for cluster in (20..200).step_by(2) {
+            refcount::set(geometry, &mut file[block..block + 512], cluster, 0).unwrap();
+        }
+        let mut life = Life::open_quiet(shape, file, rng.fork());
+        life.tables.grow(shape.size() + 100 * geometry.table_span()).unwrap();
+        for _ in 0..100 {
+            life.turn();
+        }
+        life.settle().unwrap();
+        life.fault().unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
+        assert_eq!(life.tables.grown(), Some(Err(Errno::NOSPC)), "seed {seed}");
     }
 }
 
