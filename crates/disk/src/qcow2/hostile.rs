@@ -4,6 +4,7 @@
 //! disk, and an engine ([`engine`]) that completes operations when the script says so, or fails them. Each
 //! image is refused, or each request ends. The file stays as long as an image of its size may be. The part of
 //! the header that names other files stays as it is. An image that was sound stays sound.
+#![allow(clippy::expect_used, clippy::panic, reason = "a fault that a run finds is a panic")]
 
 mod engine;
 mod image;

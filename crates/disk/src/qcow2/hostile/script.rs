@@ -189,7 +189,7 @@ impl HostileDisk<'_> {
                 29 => self.drain(),
                 30 => {
                     self.drain();
-                    let more = input.below(1 << 16) * SECTOR << (input.byte() % 16);
+                    let more = (input.below(1 << 16) * SECTOR) << (input.byte() % 16);
                     // The image may have no room for it, or be damaged.
                     drop(self.disk.grow(self.disk.size().saturating_add(more)));
                 }
@@ -244,7 +244,7 @@ impl HostileDisk<'_> {
                 let len = (len * SECTOR).min(AREA) as u32;
                 let gpa = Gpa(id as u64 * AREA);
                 iov.push(self.memory, gpa, len).expect("the memory has it");
-                // What a guest would write to become the owner of the image.
+                // A header, as a guest would write it to name another file.
                 iov.write(0, b"QFI\xfb\0\0\0\x03\0\0\0\0\0\0\x01\0", &mut Marks::off());
                 buffers.guest = iov;
             }
