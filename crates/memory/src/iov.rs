@@ -204,6 +204,23 @@ impl Iov {
         fault::damages() != 0 && self.pin.as_ref().is_some_and(|pin| pin.map().is_damaged())
     }
 
+    /// Reads a byte of each page of the first `bytes` bytes that are left, so that lost pages are found: see
+    /// [`crate::fault`]. This is for system calls that report success although a page was missing, as reads
+    /// from a TAP do.
+    pub fn touch_pages(&self, bytes: u64) {
+        /// No page is smaller.
+        const PAGE: usize = 4096;
+        self.pieces(0, usize::try_from(bytes).unwrap_or(usize::MAX), |host, _, n| {
+            let mut byte = [0];
+            // Each page of the piece has a byte at one of these offsets, or is that of the last byte.
+            for at in (0..n).step_by(PAGE).chain(n.checked_sub(1)) {
+                // SAFETY: the piece lies in a segment, whose slot `pin` keeps mapped, and `at` in the piece.
+                unsafe { shared::read(host.add(at), &mut byte) }
+                std::hint::black_box(&byte);
+            }
+        });
+    }
+
     /// Takes `bytes` off the front, after a transfer of that many. Takes everything if fewer are left.
     #[inline]
     pub fn advance(&mut self, bytes: u64, marks: &mut Marks) {

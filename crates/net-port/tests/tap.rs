@@ -1,10 +1,10 @@
 //! Opens TAPs in network namespaces, and repeats the experiments with the kernel on which the card relies.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use kickless_memory::{Gpa, Iov, Marks, View};
+use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View, fault};
 use kickless_net_port::{Offloads, ReceiveError, SendError, Tap, TapError, TapQueue};
 use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header};
-use kickless_testing::{LIMIT, guest_memory, in_network_namespace, ip, tc};
+use kickless_testing::{LIMIT, guest_memory, in_network_namespace, ip, memfd, tc};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -255,6 +255,58 @@ fn a_detached_queue_receives_nothing() {
                 let empty = queue.receive(&mut Header::default(), &mut Iov::default(), &mut [0; 100]);
                 assert_eq!(empty, Err(ReceiveError::Empty));
             }
+        }
+    });
+}
+
+/// A parent process may have detached the queues that it passes on.
+#[test]
+fn adopted_queues_are_attached_again() {
+    in_network_namespace(|| {
+        let from = Tap::open("a", 1).unwrap();
+        // A TAP with several queues detaches all until they are used.
+        let parent = Tap::open("b", 2).unwrap();
+        ip("link add bridge type bridge forward_delay 0");
+        for name in ["a", "b"] {
+            ip(&format!("link set dev {name} up master bridge"));
+        }
+        ip("link set dev bridge up");
+        let fds = [0, 1].map(|pair| parent.queue(pair).unwrap().as_fd().try_clone_to_owned().unwrap());
+        for is_attached in [false, true] {
+            parent.set(Offloads::empty(), |_| is_attached);
+            let to = Tap::adopt(fds.iter().map(|fd| fd.try_clone().unwrap()).collect()).unwrap();
+            from.set(Offloads::empty(), |_| true);
+            for used in [1, 0] {
+                to.set(Offloads::empty(), |pair| pair == used);
+                from.queue(0).unwrap().send_copy(&Header::default(), &frame(60)).unwrap();
+                assert_eq!(receive(&mut to.queue(used).unwrap(), 60, 1000).1, frame(60));
+            }
+            to.set(Offloads::empty(), |_| false);
+            parent.set(Offloads::empty(), |_| false);
+        }
+    });
+}
+
+/// The kernel reports the whole length of a frame that it could not write to guest memory.
+#[test]
+fn lost_memory_is_found_by_a_read() {
+    fault::guard().unwrap();
+    in_network_namespace(|| {
+        let taps = bridged();
+        let [mut from, mut to] = [&taps[0], &taps[1]].map(|tap| tap.queue(0).unwrap());
+        for (len, credit, left) in [(60, 60, 0), (9000, 9000, 0), (9000, 9000, 8192), (9000, 5000, 4096)] {
+            let file = memfd(12_288);
+            let slot = Slot::map(&file, 0, Gpa(0), UserAddr(USER), 12_288).unwrap();
+            let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+            let mut iov = buffers(&view, credit);
+            rustix::fs::ftruncate(&file, left).unwrap();
+            let damages = fault::damages();
+            from.send_copy(&Header::default(), &frame(len)).unwrap();
+            wait(&to, PollFlags::IN);
+            let mut behind = vec![0; 10_000];
+            assert_eq!(to.receive(&mut Header::default(), &mut iov, &mut behind), Ok(len));
+            assert!(view.damaged().is_some() && fault::damages() > damages, "{len} {left}");
+            iov.seal();
         }
     });
 }

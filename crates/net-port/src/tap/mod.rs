@@ -25,7 +25,9 @@ const TUN: &str = "/dev/net/tun";
 /// KiB counts twice its length at most, so eight of them may wait.
 const SEND_BUFFER: i32 = 1 << 20;
 /// The kind of interface: with Ethernet headers, without further bytes before them, with virtio-net headers.
-const FLAGS: i32 = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+const FLAGS: i32 = KIND | libc::IFF_NO_PI;
+/// The part of [`FLAGS`] that the kernel reports. It has another meaning for the bit of IFF_NO_PI then.
+const KIND: i32 = libc::IFF_TAP | libc::IFF_VNET_HDR;
 
 bitflags! {
     /// Offloads that the readers of a TAP take, with the kernel's numbers.
@@ -104,7 +106,8 @@ impl Tap {
             let queue = Self::open_queue(name, libc::IFF_MULTI_QUEUE)?;
             fds.push(queue.map_err(|error| TapError::of(name, error))?);
         }
-        Self::prepare(name.to_owned(), fds, detaches)
+        let attached = vec![true; fds.len()];
+        Self::prepare(name.to_owned(), fds, attached, detaches)
     }
 
     /// Returns the kernel's refusal of the interface as a value.
@@ -115,34 +118,37 @@ impl Tap {
         Ok(made.map(|()| file).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL)))
     }
 
-    /// Takes queues that another program has opened.
+    /// Takes queues that another program has opened. Some of them may be detached.
     ///
     /// # Errors
     /// A descriptor is not a queue of a TAP with virtio-net headers, or they are of several TAPs.
     pub fn adopt(fds: Vec<OwnedFd>) -> Result<Self, TapError> {
         let mut found: Option<String> = None;
+        let mut attached = Vec::with_capacity(fds.len());
+        let mut detaches = false;
         for fd in &fds {
             let Ok((name, flags)) = sys::interface(fd.as_fd()) else { return Err(TapError::NotTapFd) };
-            if flags & FLAGS != FLAGS {
+            if flags & KIND != KIND {
                 return Err(TapError::Mode { name });
             }
-            if flags & libc::IFF_MULTI_QUEUE == 0 && fds.len() > 1 {
+            detaches = flags & libc::IFF_MULTI_QUEUE != 0;
+            if !detaches && fds.len() > 1 {
                 return Err(TapError::OneQueue { name, queues: fds.len() as u16 });
             }
-            match &found {
-                Some(other) if *other != name => {
-                    return Err(TapError::Several { name, other: other.clone() });
-                }
-                _ => found = Some(name),
+            if let Some(other) = found.take_if(|other| *other != name) {
+                return Err(TapError::Several { name, other });
             }
-            let name = || found.clone().unwrap_or_default();
-            let flags = fcntl_getfl(fd).map_err(|error| TapError::of(&name(), error))?;
-            fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(|error| TapError::of(&name(), error))?;
+            let flags_of_file = fcntl_getfl(fd).map_err(|error| TapError::of(&name, error))?;
+            fcntl_setfl(fd, flags_of_file | OFlags::NONBLOCK).map_err(|error| TapError::of(&name, error))?;
+            attached.push(flags & libc::IFF_DETACH_QUEUE == 0);
+            found = Some(name);
         }
-        let detaches = fds.first().is_some_and(|fd| {
-            sys::interface(fd.as_fd()).is_ok_and(|(_, flags)| flags & libc::IFF_MULTI_QUEUE != 0)
-        });
-        Self::prepare(found.ok_or(TapError::NotTapFd)?, fds, detaches)
+        let (Some(name), Some(first)) = (found, fds.first()) else { return Err(TapError::NotTapFd) };
+        match sys::has_packet_information(first.as_fd()) {
+            Ok(false) => Self::prepare(name, fds, attached, detaches),
+            Ok(true) => Err(TapError::Mode { name }),
+            Err(source) => Err(TapError::Call { name, source }),
+        }
     }
 
     /// Returns a port whose queues are connected datagram sockets instead of a TAP. Each datagram is a frame
@@ -154,7 +160,13 @@ impl Tap {
         Self { name: "sockets".into(), queues, segments_udp: true, settings: Mutex::new(settings) }
     }
 
-    fn prepare(name: String, queues: Vec<OwnedFd>, detaches: bool) -> Result<Self, TapError> {
+    /// Makes a TAP of its queues, of which some are attached. Detaches them if the TAP can do that.
+    fn prepare(
+        name: String,
+        queues: Vec<OwnedFd>,
+        attached: Vec<bool>,
+        detaches: bool,
+    ) -> Result<Self, TapError> {
         let refused = |error: io::Error| TapError::Call { name: name.clone(), source: error };
         let Some(first) = queues.first() else { return Err(TapError::NotTapFd) };
         let first = first.as_fd();
@@ -163,7 +175,6 @@ impl Tap {
         sys::set_number(first, libc::TUNSETSNDBUF, SEND_BUFFER).map_err(refused)?;
         let segments_udp = sys::set_offloads(first, (Offloads::CHECKSUM | Offloads::USO).bits()).is_ok();
         sys::set_offloads(first, 0).map_err(refused)?;
-        let attached = vec![true; queues.len()];
         let settings = Settings { offloads: Offloads::empty(), attached, detaches, is_socket: false };
         let tap = Self { name, queues, segments_udp, settings: Mutex::new(settings) };
         tap.set(Offloads::empty(), |_| false);
@@ -222,5 +233,39 @@ impl Tap {
                 settings.attached[usize::from(pair)] = wanted;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kickless_testing::in_network_namespace;
+
+    /// The kernel reports IFF_NO_PI for any TAP without a filter, so the card finds this out by itself.
+    #[test]
+    fn a_tap_with_packet_information_is_refused() {
+        in_network_namespace(|| {
+            for (name, flags, is_ours) in [
+                ("with", KIND, false),
+                ("without", FLAGS, true),
+                ("many", FLAGS | libc::IFF_MULTI_QUEUE, true),
+            ] {
+                let file = open(TUN, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+                sys::set_interface(file.as_fd(), name, flags).unwrap();
+                let (_, reported) = sys::interface(file.as_fd()).unwrap();
+                assert_eq!(reported & FLAGS, FLAGS);
+                let received = || {
+                    let path = format!("/sys/class/net/{name}/statistics/rx_packets");
+                    std::fs::read_to_string(path).unwrap_or_default()
+                };
+                let before = received();
+                assert_eq!(sys::has_packet_information(file.as_fd()).unwrap(), !is_ours);
+                assert_eq!(received(), before);
+                match Tap::adopt(vec![file]) {
+                    Ok(tap) => assert!(is_ours && tap.name() == name),
+                    Err(error) => assert!(!is_ours && matches!(error, TapError::Mode { .. }), "{error}"),
+                }
+            }
+        });
     }
 }

@@ -93,6 +93,10 @@ impl TapQueue {
     /// Receives a frame: its header, then as much as fits into `credit`, then the rest. Returns the number of
     /// bytes without the header. The kernel cuts a frame for which `credit` and `rest` are too short.
     ///
+    /// The kernel reports success even if it could not write to the credit, because the memory was taken
+    /// away. So this touches the credit that holds the frame, and the caller finds new damage
+    /// ([`kickless_memory::fault`]) before it shows the frame to its driver.
+    ///
     /// The caller takes the bytes that were written off the credit ([`Iov::advance`]) and then seals it
     /// ([`Iov::seal`]). If no frame came, it is sealed already.
     ///
@@ -107,7 +111,11 @@ impl TapQueue {
         let Self { fd, pieces } = self;
         let read = pieces.read(fd.as_fd(), header.as_mut_bytes(), credit, rest);
         let error = match read {
-            Ok(len) => return Ok(len.saturating_sub(size_of::<Header>())),
+            Ok(len) => {
+                let len = len.saturating_sub(size_of::<Header>());
+                credit.touch_pages(credit.len().min(len as u64));
+                return Ok(len);
+            }
             Err(error) => errno(&error),
         };
         match error {

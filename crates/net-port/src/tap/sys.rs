@@ -2,10 +2,12 @@
 #![expect(unsafe_code, reason = "island: ioctls of TAPs, and lists of buffers for readv and writev")]
 
 use kickless_memory::Iov;
+use kickless_spec::net::Header;
 use libc::{c_int, c_ulong, iovec};
 use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::without_provenance_mut;
 
 /// The longest name of an interface, without the byte that ends it.
 pub(super) const NAME_MAX: usize = libc::IFNAMSIZ - 1;
@@ -34,6 +36,31 @@ pub(super) fn interface(fd: BorrowedFd<'_>) -> io::Result<(String, c_int)> {
     // SAFETY: TUNGETIFF writes the flags, and any bits are flags. The kernel's are unsigned.
     let flags = unsafe { request.ifr_ifru.ifru_flags } as u16;
     Ok((name, flags.into()))
+}
+
+/// Returns whether frames have four bytes of packet information in front of their header (no IFF_NO_PI).
+///
+/// TUNGETIFF does not tell: it reports IFF_NOFILTER as the same bit. So this writes 12 bytes, of which only
+/// the first 4 can be read. The kernel reads a header of at least 10 bytes and fails (EFAULT), or it reads 4
+/// bytes of packet information and finds no room for a header (EINVAL). No frame comes into being.
+pub(super) fn has_packet_information(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    /// The length of the packet information.
+    const INFORMATION: usize = 4;
+    /// An address in the first page, which no process has mapped.
+    const NOWHERE: usize = 8;
+    let mut readable = [0; INFORMATION];
+    let pieces = [
+        piece(readable.as_mut_ptr(), INFORMATION),
+        piece(without_provenance_mut(NOWHERE), size_of::<Header>() - INFORMATION),
+    ];
+    // SAFETY: the kernel only reads the buffers, and checks the address of the second one itself.
+    let written = unsafe { libc::writev(fd.as_raw_fd(), pieces.as_ptr(), pieces.len() as c_int) };
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EFAULT) if written < 0 => Ok(false),
+        Some(libc::EINVAL) if written < 0 => Ok(true),
+        _ => Err(error),
+    }
 }
 
 /// Attaches or detaches the queue `fd`.
