@@ -16,6 +16,7 @@ use kickless_device::Device;
 use kickless_disk::Disk;
 use kickless_driver::Options;
 use kickless_net::Net;
+use kickless_net_port::TapError;
 use kickless_testing::Resources;
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::card::{Card, CardShape};
@@ -48,9 +49,12 @@ fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
         DeviceKind::Net(net) => Arc::new(Net::new(kickless_net::Options {
             mac: None,
             mtu: net.mtu,
-            pairs_max: net.num_queue_pairs,
+            pairs_max: net.pairs_max(),
             queue_size_max,
-            port: net.port.clone(),
+            port: net
+                .port
+                .open(net.pairs_max(), |fd| Err(TapError::NotInherited { fd }))
+                .map_err(|error| MakeError { option: "port", source: error.into() })?,
         })),
     })
 }

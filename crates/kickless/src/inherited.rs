@@ -1,11 +1,15 @@
-//! The inherited socket of `--fd`.
+//! The inherited socket of `--fd`, and the inherited TAPs of ports.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
-use anyhow::{Context, Result, ensure};
-use kickless_daemon::Endpoint;
+use anyhow::{Context, Result, anyhow, ensure};
+use kickless_daemon::{DeviceKind, Endpoint};
+use kickless_net_port::{Port, TapError};
 use rustix::io::{FdFlags, fcntl_setfd};
+
+use crate::service::Service;
 
 /// Takes ownership of the inherited socket with the number `fd`. Must be called before the process opens any
 /// other descriptor.
@@ -17,18 +21,54 @@ pub(crate) fn endpoint(fd: i32) -> Result<Endpoint> {
     inherited.with_context(|| format!("--fd={fd}"))
 }
 
+/// The inherited queues of TAPs, by their numbers.
+#[derive(Debug, Default)]
+pub(crate) struct TapFds(BTreeMap<i32, OwnedFd>);
+
+impl TapFds {
+    /// Takes ownership of the descriptors that the ports of a service name. Must be called before the process
+    /// opens any other descriptor, except for [`endpoint`].
+    ///
+    /// # Errors
+    /// A number was not inherited, or is named twice. The error is one sentence that names the option.
+    pub(crate) fn adopt(service: &Service) -> Result<Self> {
+        let mut fds = BTreeMap::new();
+        for device in &service.devices {
+            let DeviceKind::Net(card) = &device.kind else { continue };
+            let Port::TapFd(numbers) = &card.port else { continue };
+            for &fd in numbers {
+                let is_taken = service.fd == Some(fd) || fds.contains_key(&fd);
+                let adopted =
+                    if is_taken { Err(anyhow!("descriptor {fd} is named twice")) } else { adopt(fd) };
+                let option = || device.option(service.notation, "port");
+                fds.insert(fd, adopted.with_context(option)?);
+            }
+        }
+        Ok(Self(fds))
+    }
+
+    /// Returns another descriptor of the queue with the number `fd`.
+    ///
+    /// # Errors
+    /// The process did not inherit it, or has no free descriptor.
+    pub(crate) fn queue(&self, fd: i32) -> Result<OwnedFd, TapError> {
+        let queue = self.0.get(&fd).ok_or(TapError::NotInherited { fd })?;
+        queue.try_clone().map_err(|source| TapError::Descriptor { fd, source })
+    }
+}
+
 /// Takes ownership of the inherited descriptor with the number `fd`.
 #[expect(unsafe_code, reason = "only the command line tells who owns the number")]
 fn adopt(fd: i32) -> Result<OwnedFd> {
     ensure!(
         fs::symlink_metadata(format!("/proc/self/fd/{fd}")).is_ok(),
-        "the program inherited no descriptor with that number"
+        "the program inherited no descriptor {fd}"
     );
     // SAFETY:
     // - The descriptor is open: the check above found it, and the only other running thread, that of the log,
     //   closes nothing.
-    // - It has no other owner: the parent process passed it under this number. This function is called once,
-    //   before this program opens a descriptor that it keeps.
+    // - It has no other owner: the parent process passed it under this number. This function is called once
+    //   for each number, before this program opens a descriptor that it keeps.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     fcntl_setfd(socket.as_fd(), FdFlags::CLOEXEC)?;
     Ok(socket)

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, error, info, warn};
 
+use crate::inherited::TapFds;
 use crate::reload::Reload;
 use crate::service::Service;
 use crate::signals::Signals;
@@ -29,6 +30,12 @@ const REPORT_WAIT: Duration = Duration::from_secs(1);
 /// The time until the main thread tries again to wait for events, after the kernel had no memory for it.
 const POLL_RETRY: Duration = Duration::from_secs(1);
 
+/// The descriptors that the parent process has passed.
+struct Inherited {
+    endpoint: Option<Endpoint>,
+    taps: TapFds,
+}
+
 /// Serves all devices until a signal arrives, or until all devices have ended. A device on an inherited
 /// connection ends when its front-end disconnects.
 ///
@@ -38,7 +45,10 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     exit::exit_on_panic(kickless_disk::catches_panic);
     // Do this before the process opens other descriptors. Otherwise one of these could have the number of
     // `--fd`.
-    let inherited = service.fd.map(inherited::endpoint).transpose()?;
+    let inherited = Inherited {
+        endpoint: service.fd.map(inherited::endpoint).transpose()?,
+        taps: TapFds::adopt(&service)?,
+    };
     let signals = Signals::catch()?;
     fault::guard().context("cannot protect the process against front-ends that truncate their memory")?;
     raise_descriptor_limit();
@@ -89,7 +99,7 @@ fn with_option(config: &DeviceConfig, notation: Notation, error: AddError) -> an
 ///
 /// # Errors
 /// A disk cannot be opened, or the workers cannot be started. The error is one sentence.
-fn open(service: Service, inherited: Option<Endpoint>, signals: &Signals) -> Result<Opened> {
+fn open(service: Service, inherited: Inherited, signals: &Signals) -> Result<Opened> {
     let (done, opening) = UnixStream::pair().context("no free descriptor to wait with")?;
     let (sender, opened) = channel();
     let opener = move || {
@@ -124,12 +134,13 @@ struct Opened {
     service: Service,
 }
 
-fn open_all(service: Service, mut inherited: Option<Endpoint>) -> Result<Opened> {
+fn open_all(service: Service, inherited: Inherited) -> Result<Opened> {
+    let Inherited { mut endpoint, taps } = inherited;
     wire::check_cpus(service.pool.cpus(), service.notation)?;
-    let registry = wire::registry(&service)?;
+    let registry = wire::registry(&service, taps)?;
     let (mut devices, mut unavailable) = (Vec::with_capacity(service.devices.len()), Vec::new());
     for config in &service.devices {
-        match registry.open(config.clone(), inherited.take()) {
+        match registry.open(config.clone(), endpoint.take()) {
             Ok(opened) => devices.extend(opened),
             Err(error @ AddError::Make(_)) if !service.all_or_nothing => {
                 unavailable.push((config.clone(), error));

@@ -14,20 +14,22 @@ use kickless_device::Device;
 use kickless_disk::{Disk, DiskSpec, lock};
 use kickless_io::OWNERS_MAX;
 use kickless_net::Net;
+use kickless_net_port::TapError;
 use kickless_values::{CpuList, MacAddress};
 use kickless_worker::WorkerPool;
 use tracing::{info, warn};
 
+use crate::inherited::TapFds;
 use crate::service::Service;
 
 /// The file in which the kernel lists the online CPUs, in the syntax of `--cpu`.
 const CPUS_ONLINE: &str = "/sys/devices/system/cpu/online";
 
-/// Makes a registry for the devices of a service.
+/// Makes a registry for the devices of a service. Their ports can use the inherited `taps`.
 ///
 /// # Errors
 /// The process has no free descriptor.
-pub(crate) fn registry(service: &Service) -> Result<Registry> {
+pub(crate) fn registry(service: &Service, taps: TapFds) -> Result<Registry> {
     let images = Images::default();
     let make = move |config: &DeviceConfig| match &config.kind {
         DeviceKind::Blk(blk) => {
@@ -37,7 +39,11 @@ pub(crate) fn registry(service: &Service) -> Result<Registry> {
             images.warn_of_shared(config.name(), blk, &device);
             Ok(device as Arc<dyn Device>)
         }
-        DeviceKind::Net(net) => Ok(Arc::new(card(net, config.serve.queue_size)) as Arc<dyn Device>),
+        DeviceKind::Net(net) => {
+            let card = config.span().in_scope(|| card(net, config.serve.queue_size, &taps));
+            let card = card.map_err(|error| MakeError { option: "port", source: error.into() })?;
+            Ok(Arc::new(card) as Arc<dyn Device>)
+        }
     };
     let devices_max = if service.control.is_on() { OWNERS_MAX as usize } else { service.devices.len() };
     Registry::new(devices_max, make).context("no free descriptor to wait with")
@@ -150,12 +156,13 @@ fn disk(config: &BlkConfig, queue_size_max: u16) -> Result<Blk> {
     Ok(device)
 }
 
-fn card(config: &NetConfig, queue_size_max: u16) -> Net {
-    Net::new(kickless_net::Options {
+fn card(config: &NetConfig, queue_size_max: u16, taps: &TapFds) -> Result<Net, TapError> {
+    let pairs_max = config.pairs_max();
+    Ok(Net::new(kickless_net::Options {
         mac: config.mac.map(MacAddress::bytes),
         mtu: config.mtu,
-        pairs_max: config.num_queue_pairs,
+        pairs_max,
         queue_size_max,
-        port: config.port.clone(),
-    })
+        port: config.port.open(pairs_max, |fd| taps.queue(fd))?,
+    }))
 }

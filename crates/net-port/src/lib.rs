@@ -1,9 +1,9 @@
-//! The ports of network cards: TAPs, and the null port with its test frames.
+//! The ports of network cards: TAPs, the null port with its test frames, and the loop port.
 //!
-//! A [`Port`] is the side of a card that the guest does not see, such as a network. The null port is for
-//! tests and measurements. It discards the guest's frames and delivers test frames ([`TestFrame`]) at a
-//! steady rate. A [`Tap`] is an interface of the host; no [`Port`] has one yet. This crate knows nothing
-//! about rings; `net` moves the frames.
+//! A [`Port`] is the side of a card that the guest does not see, such as a network. A [`Tap`] is an interface
+//! of the host. Two ports are for tests and measurements: the null port discards the guest's frames and
+//! delivers test frames ([`TestFrame`]) at a steady rate, and the loop port returns the guest's frames. This
+//! crate knows nothing about rings; `net` moves the frames.
 //!
 //! ```
 //! use kickless_net_port::Port;
@@ -18,6 +18,6 @@ mod port;
 mod tap;
 mod test_frame;
 
-pub use port::{InvalidPort, NullPort, Port};
+pub use port::{InvalidPort, NullPort, OpenPort, Port};
 pub use tap::{Offloads, ReceiveError, SendError, Tap, TapError, TapQueue};
 pub use test_frame::{InvalidTestFrame, TestFrame};

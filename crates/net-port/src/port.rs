@@ -1,10 +1,16 @@
 //! The port of a card, as an operator writes it.
 
-use crate::TestFrame;
+use crate::tap::NAME_MAX;
+use crate::{Tap, TapError, TestFrame};
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 use std::str::FromStr;
 
+/// The lowest number of a descriptor that can be a TAP: the others are the standard streams.
+const FD_MIN: i32 = 3;
+/// The most descriptors: a queue for each pair that a card can have.
+const FDS_MAX: usize = 127;
 /// The highest rate of test frames, per second.
 const RATE_MAX: u32 = 1_000_000;
 
@@ -13,6 +19,54 @@ const RATE_MAX: u32 = 1_000_000;
 pub enum Port {
     /// `null`: discards the frames of the driver and delivers test frames.
     Null(NullPort),
+    /// `loop`: returns the frames of the driver.
+    Loop,
+    /// `tap:NAME`: a TAP of the host, which may exist already.
+    Tap(String),
+    /// `tap-fd:N[,N...]`: the queues of a TAP that another program has opened, by their numbers.
+    TapFd(Vec<i32>),
+}
+
+/// A port that is open.
+#[derive(Debug)]
+pub enum OpenPort {
+    /// The null port.
+    Null(NullPort),
+    /// The loop port.
+    Loop,
+    /// A TAP with a queue for each pair of rings.
+    Tap(Tap),
+}
+
+impl Port {
+    /// Opens the port for a card with this number of pairs of rings. `inherited` returns an inherited
+    /// descriptor by its number.
+    ///
+    /// # Errors
+    /// The kernel or the parent process does not provide the TAP.
+    pub fn open(
+        &self,
+        pairs: u16,
+        inherited: impl Fn(i32) -> Result<OwnedFd, TapError>,
+    ) -> Result<OpenPort, TapError> {
+        Ok(match self {
+            Self::Null(port) => OpenPort::Null(port.clone()),
+            Self::Loop => OpenPort::Loop,
+            Self::Tap(name) => OpenPort::Tap(Tap::open(name, pairs)?),
+            Self::TapFd(fds) => {
+                OpenPort::Tap(Tap::adopt(fds.iter().map(|fd| inherited(*fd)).collect::<Result<_, _>>()?)?)
+            }
+        })
+    }
+
+    /// Returns the number of pairs of rings that the port decides on, if it does.
+    pub fn pairs(&self) -> Option<u16> {
+        match self {
+            // There are at most `FDS_MAX` of them.
+            Self::TapFd(fds) => Some(fds.len() as u16),
+            Self::Null(_) | Self::Loop | Self::Tap(_) => None,
+        }
+    }
 }
 
 /// A port that discards the frames of the driver and delivers test frames: `null[,rate=N][,length=MIN-MAX]`.
@@ -49,22 +103,61 @@ impl FromStr for Port {
     type Err = InvalidPort;
 
     fn from_str(text: &str) -> Result<Self, InvalidPort> {
+        if let Some(name) = text.strip_prefix("tap:") {
+            return parse_name(name).map(Self::Tap);
+        }
+        if let Some(fds) = text.strip_prefix("tap-fd:") {
+            return parse_fds(fds).map(Self::TapFd);
+        }
         let mut parts = text.split(',');
-        if parts.next() != Some("null") {
-            return Err(InvalidPort::Unknown);
-        }
-        let mut port = NullPort::default();
-        for part in parts {
-            match part.split_once('=') {
-                Some(("rate", rate)) => {
-                    port.rate =
-                        rate.parse().ok().filter(|rate| *rate <= RATE_MAX).ok_or(InvalidPort::Rate)?;
-                }
-                Some(("length", lengths)) => port.lengths = parse_lengths(lengths)?,
-                _ => return Err(InvalidPort::Option(part.to_owned())),
+        match parts.next() {
+            Some("null") => parse_null(parts).map(Self::Null),
+            Some("loop") => {
+                parts.next().map_or(Ok(Self::Loop), |part| Err(InvalidPort::LoopOption(part.to_owned())))
             }
+            _ => Err(InvalidPort::Unknown),
         }
-        Ok(Self::Null(port))
+    }
+}
+
+fn parse_null<'a>(parts: impl Iterator<Item = &'a str>) -> Result<NullPort, InvalidPort> {
+    let mut port = NullPort::default();
+    for part in parts {
+        match part.split_once('=') {
+            Some(("rate", rate)) => {
+                port.rate = rate.parse().ok().filter(|rate| *rate <= RATE_MAX).ok_or(InvalidPort::Rate)?;
+            }
+            Some(("length", lengths)) => port.lengths = parse_lengths(lengths)?,
+            _ => return Err(InvalidPort::Option(part.to_owned())),
+        }
+    }
+    Ok(port)
+}
+
+/// Parses the name of an interface, as the kernel accepts it. A `%` would make the kernel choose a number.
+fn parse_name(name: &str) -> Result<String, InvalidPort> {
+    let is_allowed = |byte: u8| byte.is_ascii_graphic() && !b"/:%,".contains(&byte);
+    let is_name = (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(is_allowed);
+    match is_name && ![".", ".."].contains(&name) {
+        true => Ok(name.to_owned()),
+        false => Err(InvalidPort::Name),
+    }
+}
+
+fn parse_fds(text: &str) -> Result<Vec<i32>, InvalidPort> {
+    let mut fds = Vec::new();
+    for part in text.split(',') {
+        let fd =
+            part.parse().ok().filter(|fd| *fd >= FD_MIN && part.bytes().all(|byte| byte.is_ascii_digit()));
+        let fd: i32 = fd.ok_or(InvalidPort::Descriptor)?;
+        if fds.contains(&fd) {
+            return Err(InvalidPort::Twice(fd));
+        }
+        fds.push(fd);
+    }
+    match fds.len() <= FDS_MAX {
+        true => Ok(fds),
+        false => Err(InvalidPort::Descriptor),
     }
 }
 
@@ -80,7 +173,15 @@ fn parse_lengths(text: &str) -> Result<RangeInclusive<u32>, InvalidPort> {
 
 impl fmt::Display for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Null(port) = self;
+        let port = match self {
+            Self::Null(port) => port,
+            Self::Loop => return f.write_str("loop"),
+            Self::Tap(name) => return write!(f, "tap:{name}"),
+            Self::TapFd(fds) => {
+                let fds: Vec<_> = fds.iter().map(i32::to_string).collect();
+                return write!(f, "tap-fd:{}", fds.join(","));
+            }
+        };
         let default = NullPort::default();
         f.write_str("null")?;
         if port.rate != default.rate {
@@ -97,11 +198,23 @@ impl fmt::Display for Port {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPort {
     /// There is no port of this name.
-    #[error("the only port is null")]
+    #[error("a port is null, loop, tap:NAME or tap-fd:N")]
     Unknown,
     /// The port has no such option.
     #[error("a null port has no option {0:?}: it has rate=N and length=MIN-MAX")]
     Option(String),
+    /// A loop port has no options.
+    #[error("a loop port has no option {0:?}")]
+    LoopOption(String),
+    /// This is no name of an interface.
+    #[error("the name of a TAP has 1 to {NAME_MAX} letters, digits and signs other than / : % and a comma")]
+    Name,
+    /// The numbers of descriptors are wrong.
+    #[error("the descriptors of a TAP are 1 to {FDS_MAX} numbers from {FD_MIN} on, with commas between them")]
+    Descriptor,
+    /// A descriptor is named twice.
+    #[error("the descriptor {0} is named twice")]
+    Twice(i32),
     /// The rate is not a number, or is too high.
     #[error("the rate of test frames is a number from 0 to {RATE_MAX} a second")]
     Rate,
@@ -120,7 +233,17 @@ mod tests {
 
     #[test]
     fn a_port_is_displayed_as_it_was_written() {
-        for text in ["null", "null,rate=7", "null,length=60-65550", "null,rate=1000000,length=100-100"] {
+        for text in [
+            "null",
+            "null,rate=7",
+            "null,length=60-65550",
+            "null,rate=1000000,length=100-100",
+            "loop",
+            "tap:vm1.net-0",
+            "tap:fifteen-letters",
+            "tap-fd:3",
+            "tap-fd:7,5,6",
+        ] {
             assert_eq!(text.parse::<Port>().unwrap().to_string(), text);
         }
         let same = "null,rate=0,length=60-1514".parse::<Port>().unwrap();
@@ -133,6 +256,20 @@ mod tests {
         for (text, error) in [
             ("", InvalidPort::Unknown),
             ("nul", InvalidPort::Unknown),
+            ("tap", InvalidPort::Unknown),
+            ("tap,a", InvalidPort::Unknown),
+            ("loop,rate=1", InvalidPort::LoopOption("rate=1".into())),
+            ("tap:", InvalidPort::Name),
+            ("tap:.", InvalidPort::Name),
+            ("tap:sixteen-letters-", InvalidPort::Name),
+            ("tap:a b", InvalidPort::Name),
+            ("tap:tap%d", InvalidPort::Name),
+            ("tap:a,vlan=1", InvalidPort::Name),
+            ("tap-fd:", InvalidPort::Descriptor),
+            ("tap-fd:2", InvalidPort::Descriptor),
+            ("tap-fd:+3", InvalidPort::Descriptor),
+            ("tap-fd:3,", InvalidPort::Descriptor),
+            ("tap-fd:3,4,3", InvalidPort::Twice(3)),
             ("null,", InvalidPort::Option(String::new())),
             ("null,rat=1", InvalidPort::Option("rat=1".into())),
             ("null,rate=1000001", InvalidPort::Rate),

@@ -1,9 +1,11 @@
 //! The state that all rings of a card share.
 
+use crate::card_port::CardPort;
 use crate::counters::RingCounters;
-use kickless_net_port::Port;
-use kickless_spec::net::MAC_LEN;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64};
+use crate::loop_queue::LoopQueue;
+use kickless_net_port::Offloads;
+use kickless_spec::net::{MAC_LEN, NetFeatures};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// The state that all rings of a card share.
 ///
@@ -12,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64};
 #[derive(Debug)]
 pub(crate) struct CardState {
     pub(crate) mac: Option<[u8; MAC_LEN]>,
-    pub(crate) port: Port,
+    pub(crate) port: CardPort,
     pub(crate) pairs_max: u16,
     /// The MTU in the configuration space. The front-end can set it.
     pub(crate) mtu: AtomicU16,
@@ -21,8 +23,93 @@ pub(crate) struct CardState {
     /// Whether our control ring has run since the front-end connected. Otherwise the front-end may serve the
     /// control ring itself.
     pub(crate) has_control_ring: AtomicBool,
+    /// The features in force of the ring that started last.
+    pub(crate) features: AtomicU64,
+    /// The receive rings of each pair that run: one, or for a moment two.
+    pub(crate) receiving: Vec<AtomicU32>,
     /// Announcements that the front-end requested.
     pub(crate) announcements: AtomicU64,
     /// The counters of each ring.
     pub(crate) counters: Vec<RingCounters>,
+}
+
+impl CardState {
+    /// Returns the offloads that the driver has not switched off.
+    pub(crate) fn offloads(&self) -> NetFeatures {
+        NetFeatures::all()
+    }
+
+    /// Sets the number of pairs that the driver uses.
+    pub(crate) fn set_pairs(&self, pairs: u16) {
+        self.pairs.store(pairs, Ordering::Relaxed);
+        self.port.changed();
+    }
+
+    /// Returns the queue of a pair of a loop port.
+    pub(crate) fn loop_queue(&self, pair: u16) -> Option<&LoopQueue> {
+        match &self.port {
+            CardPort::Loop(queues) => queues.get(usize::from(pair)),
+            CardPort::Null(_) | CardPort::Tap(_) => None,
+        }
+    }
+
+    /// Notes that a receive ring of this pair runs.
+    pub(crate) fn receive_started(&self, pair: u16) {
+        if let Some(receiving) = self.receiving.get(usize::from(pair)) {
+            receiving.fetch_add(1, Ordering::Relaxed);
+            self.port.changed();
+        }
+    }
+
+    /// Notes that a receive ring of this pair has ended.
+    pub(crate) fn receive_ended(&self, pair: u16) {
+        if let Some(receiving) = self.receiving.get(usize::from(pair)) {
+            receiving.fetch_sub(1, Ordering::Relaxed);
+            self.port.changed();
+        }
+    }
+
+    /// Returns whether a receive ring of this pair runs, and the driver uses the pair as far as is known.
+    pub(crate) fn receives(&self, pair: u16) -> bool {
+        let is_known = self.has_control_ring.load(Ordering::Relaxed)
+            && self.features().contains(NetFeatures::CTRL_VQ | NetFeatures::MQ);
+        let runs =
+            self.receiving.get(usize::from(pair)).is_some_and(|count| count.load(Ordering::Relaxed) > 0);
+        runs && !(is_known && pair >= self.pairs.load(Ordering::Relaxed))
+    }
+
+    fn features(&self) -> NetFeatures {
+        NetFeatures::from_bits_truncate(self.features.load(Ordering::Relaxed))
+    }
+
+    /// Returns the offloads that a TAP may apply to the frames that it delivers.
+    pub(crate) fn tap_offloads(&self) -> Offloads {
+        let accepted = self.features() & self.offloads();
+        let runs = self.receiving.iter().any(|count| count.load(Ordering::Relaxed) > 0);
+        let mut offloads = Offloads::empty();
+        for (offload, needs) in [
+            (Offloads::CHECKSUM, NetFeatures::GUEST_CSUM),
+            (Offloads::TSO4, NetFeatures::GUEST_TSO4),
+            (Offloads::TSO6, NetFeatures::GUEST_TSO6),
+            (Offloads::ECN, NetFeatures::GUEST_ECN),
+            (Offloads::USO, NetFeatures::GUEST_USO4 | NetFeatures::GUEST_USO6),
+        ] {
+            offloads.set(offload, runs && accepted.contains(needs));
+        }
+        offloads
+    }
+
+    /// Logs that the TAP is gone, once.
+    pub(crate) fn report_gone(&self) {
+        if let CardPort::Tap(port) = &self.port {
+            port.report_gone();
+        }
+    }
+
+    /// Logs the first read that has failed.
+    pub(crate) fn report_failed_read(&self, error: &dyn std::fmt::Display) {
+        if let CardPort::Tap(port) = &self.port {
+            port.report_failed_read(error);
+        }
+    }
 }

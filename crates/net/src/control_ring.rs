@@ -9,7 +9,6 @@ use kickless_device::{Context, Polled, QueueTask, Vring};
 use kickless_spec::net::{ERR, NetFeatures, OK};
 use kickless_virtqueue::Chain;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use tracing::debug;
 
 /// The task of a control ring.
@@ -55,7 +54,7 @@ impl ControlTask {
         let len = buffers::read(self.chain.readable(), self.vring.view(), &mut bytes)
             .map_err(|_| CommandError::Short)?;
         match Command::parse(&bytes[..len], self.features, self.card.pairs_max)? {
-            Command::SetPairs(pairs) => self.card.pairs.store(pairs, Ordering::Relaxed),
+            Command::SetPairs(pairs) => self.card.set_pairs(pairs),
             Command::Announced => {}
         }
         Ok(())

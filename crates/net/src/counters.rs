@@ -32,16 +32,25 @@ counters! {
     sent_disabled,
     /// Frames that the driver sent with an invalid header or length.
     sent_invalid,
+    /// Frames that the driver sent and the host refused, such as a packet that is not what its header says.
+    sent_refused,
+    /// Frames that the driver sent while the TAP was down, or after it was deleted.
+    sent_down,
     /// Frames that the card delivered to the driver.
     received_frames,
     /// Their bytes, without headers.
     received_bytes,
     /// Frames that the card dropped because they are too long for the driver's chains.
     dropped_long,
-    /// Frames that the card dropped because too many frames were waiting for buffers of the driver.
+    /// Frames that the card dropped because too many frames were waiting, or because a ring stopped.
     dropped_late,
     /// Frames that the card dropped because the driver does not use their pair of rings.
     dropped_unused,
+    /// Frames that the card dropped because the driver did not accept an offload of theirs, and the card
+    /// cannot undo it.
+    dropped_offload,
+    /// Frames that the card could not read from its TAP.
+    dropped_unread,
     /// Commands that the card executed.
     commands,
     /// Commands that the card answered with an error.

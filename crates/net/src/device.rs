@@ -1,22 +1,29 @@
 //! The virtio-net [`Device`].
 
+use crate::card_port::CardPort;
 use crate::card_state::CardState;
 use crate::control_ring::ControlTask;
 use crate::counters::{self, RingCounters};
-use crate::receive::{FrameFormat, ReceiveTask};
+use crate::loop_source::LoopSource;
+use crate::receive::{ReceiveTask, Source};
+use crate::receive_ring::{FrameFormat, ReceiveRing};
 use crate::rings::{Role, rings_max, role};
-use crate::transmit::TransmitTask;
-use crate::{config, features};
+use crate::tap_source::TapSource;
+use crate::tap_transmit::TapTransmitTask;
+use crate::test_source::TestSource;
+use crate::transmit::{TransmitFormat, TransmitTask};
+use crate::{config, features, tap_follower};
 use kickless_device::{
     ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask, StartError, Vring,
     Words,
 };
-use kickless_net_port::Port;
+use kickless_net_port::OpenPort;
 use kickless_spec::features::Features;
 use kickless_spec::net::{MAC_LEN, MTU_DEFAULT, MTU_MAX, MTU_MIN, NetFeatures};
 use kickless_spec::vhost_user::ProtocolFeatures;
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use tracing::warn;
 use zerocopy::IntoBytes;
 
@@ -29,7 +36,7 @@ const STATE_TAG: [u8; 4] = *b"net1";
 const PAIRS_UNKNOWN: u16 = u16::MAX;
 
 /// The properties of a card.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Options {
     /// The Ethernet address. Without one, the front-end or the driver chooses it.
     pub mac: Option<[u8; MAC_LEN]>,
@@ -40,7 +47,7 @@ pub struct Options {
     /// The largest size of a ring.
     pub queue_size_max: u16,
     /// The port that the card sends frames to and receives them from.
-    pub port: Port,
+    pub port: OpenPort,
 }
 
 /// A virtio-net device.
@@ -58,11 +65,13 @@ impl Net {
         let (rings, mtu) = (rings_max(options.pairs_max), options.mtu.unwrap_or(MTU_DEFAULT));
         let card = Arc::new(CardState {
             mac: options.mac,
-            port: options.port,
+            port: CardPort::new(options.port, options.pairs_max),
             pairs_max: options.pairs_max,
             mtu: AtomicU16::new(mtu),
             pairs: AtomicU16::new(PAIRS_UNKNOWN),
             has_control_ring: AtomicBool::new(false),
+            features: AtomicU64::new(0),
+            receiving: (0..options.pairs_max).map(|_| AtomicU32::new(0)).collect(),
             announcements: AtomicU64::new(0),
             counters: (0..rings).map(|_| RingCounters::default()).collect(),
         });
@@ -74,7 +83,7 @@ impl Net {
     }
 
     fn set_pairs(&self, pairs: u16) {
-        self.card.pairs.store(pairs, Ordering::Relaxed);
+        self.card.set_pairs(pairs);
     }
 }
 
@@ -163,10 +172,14 @@ impl Device for Net {
     }
 
     fn open(&self) -> Result<(), StartError> {
-        Ok(())
+        tap_follower::follow(&self.card).map_err(|error| no_resource("thread", &error))
     }
 
-    fn close(&self) {}
+    fn close(&self) {
+        if let CardPort::Tap(port) = &self.card.port {
+            port.end();
+        }
+    }
 
     fn save(&self) -> Vec<u8> {
         let pairs = self.card.pairs.load(Ordering::Relaxed);
@@ -205,13 +218,23 @@ impl Device for Net {
         };
         Ok(match role(vring.index(), self.card.pairs_max, in_force).ok_or_else(no_ring)? {
             Role::Receive { pair } => {
+                self.card.features.store(in_force.bits(), Ordering::Relaxed);
                 let len_max = features::receive_len_max(in_force, header_len, self.mtu());
                 let format = FrameFormat { features: in_force, header_len, len_max };
-                let Port::Null(port) = self.card.port.clone();
-                let task = ReceiveTask::new(vring, card, pair, format, port);
-                Box::new(task.map_err(|error| StartError(format!("cannot make a timer: {error}").into()))?)
+                let source = source(&card, pair).map_err(|error| no_resource("descriptor", &error))?;
+                Box::new(ReceiveTask::new(ReceiveRing::new(vring, card, pair, format), source))
             }
-            Role::Transmit { pair } => Box::new(TransmitTask::new(vring, card, pair, in_force, header_len)),
+            Role::Transmit { pair } => {
+                let format = TransmitFormat { features: in_force, header_len };
+                match &self.card.port {
+                    CardPort::Tap(port) => {
+                        let queue =
+                            port.tap.queue(pair).map_err(|error| no_resource("descriptor", &error))?;
+                        Box::new(TapTransmitTask::new(vring, card, pair, format, queue))
+                    }
+                    _ => Box::new(TransmitTask::new(vring, card, pair, format)),
+                }
+            }
             Role::Control if features.bits() & NetFeatures::CTRL_VQ.bits() != 0 => {
                 card.has_control_ring.store(true, Ordering::Relaxed);
                 Box::new(ControlTask::new(vring, card, in_force))
@@ -219,4 +242,27 @@ impl Device for Net {
             Role::Control => return Err(no_ring()),
         })
     }
+}
+
+/// Ends the thread of the port.
+impl Drop for Net {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Returns the source of the frames of a pair.
+fn source(card: &Arc<CardState>, pair: u16) -> io::Result<Source> {
+    Ok(match &card.port {
+        CardPort::Null(port) if port.rate == 0 => Source::None,
+        CardPort::Null(port) => Source::Test(TestSource::new(port.clone())?),
+        CardPort::Loop(_) => Source::Loop(LoopSource::new(card.clone(), pair)?),
+        CardPort::Tap(port) => {
+            Source::Tap(Box::new(TapSource::new(port.tap.queue(pair)?, card.clone(), pair)))
+        }
+    })
+}
+
+fn no_resource(what: &str, error: &io::Error) -> StartError {
+    StartError(format!("the card cannot have a {what}: {error}").into())
 }

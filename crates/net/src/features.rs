@@ -88,8 +88,9 @@ pub fn receive_len_max(features: NetFeatures, header_len: usize, mtu: u16) -> us
     }
 }
 
-/// Returns the features that a card with a null port offers. The null port does not read checksums and does
-/// not segment frames, so the card offers all offloads in both directions.
+/// Returns the features that a card offers. They are the same for all ports. A TAP takes all offloads of
+/// transmitted frames. The card completes checksums and segments packets itself for a driver that does not
+/// accept them.
 pub fn offered(has_mac: bool, pairs_max: u16) -> NetFeatures {
     let mut features = NetFeatures::CSUM
         | NetFeatures::GUEST_CSUM

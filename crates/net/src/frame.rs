@@ -98,6 +98,22 @@ impl Frame {
         }
         Ok(Self { len, checksum, segmentation })
     }
+
+    /// Returns the header to pass on with this frame, which was parsed from `header`. Fields without a
+    /// meaning are zero, and so is a length of headers that the frame cannot have.
+    pub fn header(&self, header: &Header) -> Header {
+        let is_possible = (ETHERNET_HEADER_LEN as u32..=self.len).contains(&header.hdr_len.get().into());
+        let mut passed = Header::default();
+        if let Some(Checksum { start, offset }) = self.checksum {
+            passed.flags = HDR_F_NEEDS_CSUM;
+            (passed.csum_start, passed.csum_offset) = (start.into(), offset.into());
+        }
+        if self.segmentation.is_some() {
+            (passed.gso_type, passed.gso_size) = (header.gso_type, header.gso_size);
+            passed.hdr_len = if is_possible { header.hdr_len } else { 0.into() };
+        }
+        passed
+    }
 }
 
 fn checksum(header: &Header, len: u32, features: NetFeatures) -> Result<Option<Checksum>, InvalidFrame> {
@@ -177,6 +193,26 @@ mod tests {
         assert_eq!(parse(header(34, 19), len, NetFeatures::CSUM), Err(InvalidFrame::Checksum));
         assert_eq!(parse(header(u16::MAX, u16::MAX), len, NetFeatures::CSUM), Err(InvalidFrame::Checksum));
         assert_eq!(parse(header(34, 16), len, ALL - NetFeatures::CSUM), Err(InvalidFrame::Checksum));
+    }
+
+    #[test]
+    fn a_header_is_passed_on_without_what_has_no_meaning() {
+        let lies = Header { flags: !HDR_F_NEEDS_CSUM, hdr_len: 7.into(), gso_size: 9.into(), ..PLAIN };
+        let frame = parse(lies, 100, ALL).unwrap();
+        assert_eq!(frame.header(&lies), PLAIN);
+        let tcp = |hdr_len: u16| Header {
+            flags: HDR_F_NEEDS_CSUM,
+            gso_type: GSO_TCPV4,
+            gso_size: 9.into(),
+            csum_start: 34.into(),
+            csum_offset: 16.into(),
+            hdr_len: hdr_len.into(),
+            ..PLAIN
+        };
+        for (said, passed) in [(0, 0), (13, 0), (14, 14), (54, 54), (88, 88), (89, 0), (u16::MAX, 0)] {
+            let header = Header { num_buffers: 3.into(), ..tcp(said) };
+            assert_eq!(parse(header, 100, ALL).unwrap().header(&header), tcp(passed));
+        }
     }
 
     #[test]

@@ -6,8 +6,13 @@
 //! - `receive.rs` pops chains ahead, as credit, and delivers frames into them;
 //! - `control_ring.rs` executes commands of the driver ([`Command`]).
 //!
-//! The other side of a card is its [`Port`](kickless_net_port::Port). The only one is the null port, for
-//! tests and measurements. It discards the frames of the driver and delivers test frames, paced by a timer.
+//! The other side of a card is its [`OpenPort`](kickless_net_port::OpenPort):
+//! - The null port discards the frames of the driver and delivers test frames, paced by a timer.
+//! - The loop port returns the frames of the driver.
+//! - A TAP is an interface of the host. A thread of the card makes it follow the rings: it attaches the
+//!   queue of each pair that receives, and chooses the offloads that the driver accepts.
+//!
+//! A frame whose offloads the driver does not accept is undone in software ([`offload`]).
 //!
 //! Each ring completes chains in the order in which the driver made them available. A front-end without an
 //! in-flight buffer therefore learns from the used index where a ring continues after the back-end was
@@ -16,9 +21,10 @@
 //! ```
 //! use kickless_device::Device;
 //! use kickless_net::{Net, Options};
+//! use kickless_net_port::{NullPort, OpenPort};
 //!
 //! let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
-//! let port = "null".parse()?;
+//! let port = OpenPort::Null(NullPort::default());
 //! let card = Net::new(Options { mac: Some(mac), mtu: None, pairs_max: 2, queue_size_max: 1024, port });
 //! // Two pairs of rings, and the control ring.
 //! assert_eq!(card.queues_max(), 5);
@@ -26,11 +32,11 @@
 //! let mut read = [0; 6];
 //! card.read_config(0, &mut read);
 //! assert_eq!(read, mac);
-//! # Ok::<(), kickless_net_port::InvalidPort>(())
 //! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod buffers;
+mod card_port;
 mod card_state;
 pub mod config;
 mod control;
@@ -41,9 +47,19 @@ mod credit;
 mod device;
 pub mod features;
 mod frame;
+mod held_frame;
 mod immediate_ring;
+mod loop_queue;
+mod loop_source;
+pub mod offload;
+mod port_poll;
 mod receive;
+mod receive_ring;
 mod rings;
+mod tap_follower;
+mod tap_source;
+mod tap_transmit;
+mod test_source;
 mod timer;
 mod transmit;
 

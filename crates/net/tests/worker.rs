@@ -8,11 +8,12 @@ use kickless_device::{Device, Executor, Kick, TaskHandle, Update};
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_memory::{Map, View};
 use kickless_net::Net;
-use kickless_net_port::{NullPort, TestFrame};
+use kickless_net_port::{NullPort, OpenPort, Tap, TestFrame};
 use kickless_testing::GuestRing;
 use kickless_worker::{Options, Poll, WorkerPool};
-use rig::{Guest, SIZE_MAX, card, counter, kinds};
+use rig::{Guest, SIZE_MAX, card, card_on, counter, kinds};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -168,6 +169,95 @@ fn updates_and_stops_do_not_wait_for_credit() {
         let taken = offered - ring.guest.with_device();
         let next_avail = usize::from(stopped.next_avail & 0x7fff);
         assert_eq!((next_avail, stopped.has_work), (taken, true), "{kind:?}");
+    }
+}
+
+/// Returns a port whose queue is a socket, and the other end. Each datagram is a frame with its header. The
+/// socket holds some frames only, so that it refuses more for a while, as a TAP does.
+fn socket_port() -> (OpenPort, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (ours, peer) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).unwrap();
+    (OpenPort::Tap(Tap::over_sockets(vec![ours])), peer)
+}
+
+/// Frames go to a port that is slow, and come from it in bursts. The worker sleeps in between.
+#[test]
+fn a_sleeping_worker_moves_frames_of_a_port() {
+    const FRAMES: u32 = 3000;
+    let frame = |number: u32| [&[0; 12], &number.to_le_bytes()[..], &[7; 56]].concat();
+    for poll in [Poll::Never, Poll::Always] {
+        let pool = pool(poll);
+        for kind in kinds() {
+            let (port, peer) = socket_port();
+            let card = card_on(1, port);
+            card.open().unwrap();
+            let mut receive = Ring::start(&pool, &card, 0, kind);
+            let mut transmit = Ring::start(&pool, &card, 1, kind);
+            let begun = Instant::now();
+            let (mut sent, mut at_peer, mut from_peer, mut received) = (0, 0, 0, 0);
+            while at_peer < FRAMES || received < FRAMES {
+                assert!(begun.elapsed() < TIMEOUT, "{kind:?}: {sent} {at_peer} {from_peer} {received}");
+                while sent < FRAMES && transmit.guest.send(&frame(sent), 100).is_some() {
+                    sent += 1;
+                }
+                transmit.kick();
+                while transmit.guest.take().is_some() {}
+                receive.fill();
+                while let Some((_, bytes)) = receive.guest.receive(12) {
+                    assert_eq!(bytes, frame(received)[12..]);
+                    received += 1;
+                }
+                while from_peer < FRAMES && rustix::io::write(&peer, &frame(from_peer)).is_ok() {
+                    from_peer += 1;
+                }
+                // The peer reads slowly, so that the port refuses frames.
+                for _ in 0..4 {
+                    let mut bytes = [0; 100];
+                    let Ok(len) = rustix::io::read(&peer, &mut bytes) else { break };
+                    assert_eq!(bytes[..len], frame(at_peer));
+                    at_peer += 1;
+                }
+                if sent % 7 == 0 {
+                    thread::sleep(Duration::from_micros(50));
+                }
+            }
+            for ring in [receive, transmit] {
+                ring.handle.stop().recv_timeout(TIMEOUT).expect("a stop does not complete");
+            }
+            assert_eq!(counter(&card, "sent_frames"), u64::from(FRAMES));
+        }
+    }
+}
+
+#[test]
+fn a_sleeping_worker_returns_frames() {
+    for poll in [Poll::Never, Poll::Always] {
+        let pool = pool(poll);
+        for kind in kinds() {
+            let card = card_on(1, OpenPort::Loop);
+            let mut receive = Ring::start(&pool, &card, 0, kind);
+            let mut transmit = Ring::start(&pool, &card, 1, kind);
+            let begun = Instant::now();
+            for number in 0..300u32 {
+                receive.fill();
+                let sent = [&[0; 12], &number.to_le_bytes()[..], &[7; 56]].concat();
+                transmit.guest.send(&sent, 100).unwrap();
+                transmit.kick();
+                while transmit.guest.take().is_none() {
+                    assert!(begun.elapsed() < TIMEOUT);
+                    thread::yield_now();
+                }
+                loop {
+                    assert!(begun.elapsed() < TIMEOUT, "{kind:?}: frame {number} does not return");
+                    if let Some((_, bytes)) = receive.guest.receive(12) {
+                        assert_eq!(bytes, sent[12..]);
+                        break;
+                    }
+                    thread::yield_now();
+                }
+            }
+            assert_eq!(counter(&card, "dropped_late"), 0);
+        }
     }
 }
 

@@ -42,7 +42,7 @@ impl DeviceConfig {
     pub fn check(&self, notation: Notation) -> Result<(), Mistake> {
         match &self.kind {
             DeviceKind::Blk(disk) => disk.check(notation),
-            DeviceKind::Net(_) => Ok(()),
+            DeviceKind::Net(card) => card.check(),
         }
     }
 

@@ -5,6 +5,7 @@ use kickless_net_port::Port;
 use kickless_values::MacAddress;
 use serde::Serialize;
 
+use super::notation::Mistake;
 use super::text;
 use super::values::{NUM_QUEUE_PAIRS, parse_mtu, parse_num_queue_pairs};
 
@@ -12,8 +13,10 @@ use super::values::{NUM_QUEUE_PAIRS, parse_mtu, parse_num_queue_pairs};
 #[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NetConfig {
-    /// The port of the card: null discards the frames of guests; null,rate=N,length=MIN-MAX also delivers N
-    /// test frames per second to each pair of queues, with these lengths in bytes
+    /// The port of the card: tap:NAME is a TAP, which is made if it does not exist; tap-fd:N[,N...] are the
+    /// queues of a TAP that the parent process has opened; loop returns the frames of guests; null discards
+    /// them; null,rate=N,length=MIN-MAX also delivers N test frames per second to each pair of queues, with
+    /// these lengths in bytes
     #[arg(long, value_name = "PORT", value_parser = str::parse::<Port>)]
     #[serde(serialize_with = "text::serialize")]
     pub port: Port,
@@ -25,14 +28,39 @@ pub struct NetConfig {
     #[arg(long, value_name = "N", value_parser = parse_mtu)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// Maximum number of pairs of a receive and a transmit queue that a virtual machine can use
-    #[arg(long, value_name = "N", default_value_t = NUM_QUEUE_PAIRS, value_parser = parse_num_queue_pairs)]
-    pub num_queue_pairs: u16,
+    /// Maximum number of pairs of a receive and a transmit queue that a virtual machine can use [default: 1
+    /// with tap:NAME, the number of descriptors with tap-fd:N, otherwise 64]
+    #[arg(long, value_name = "N", value_parser = parse_num_queue_pairs)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_queue_pairs: Option<u16>,
 }
 
 impl NetConfig {
     /// Returns the default options of a card.
     pub(crate) fn new(port: Port) -> Self {
-        Self { port, mac: None, mtu: None, num_queue_pairs: NUM_QUEUE_PAIRS }
+        Self { port, mac: None, mtu: None, num_queue_pairs: None }
+    }
+
+    /// Returns the maximum number of pairs of queues.
+    pub fn pairs_max(&self) -> u16 {
+        let default = match &self.port {
+            // Most TAPs have one queue.
+            Port::Tap(_) => 1,
+            port => port.pairs().unwrap_or(NUM_QUEUE_PAIRS),
+        };
+        self.num_queue_pairs.unwrap_or(default)
+    }
+
+    /// Checks that the options can be combined.
+    pub(crate) fn check(&self) -> Result<(), Mistake> {
+        match (self.num_queue_pairs, self.port.pairs()) {
+            (Some(wanted), Some(pairs)) if wanted != pairs => {
+                let why = format!(
+                    "the port has {pairs} descriptors, and each is the queue of a pair: leave it out"
+                );
+                Err(Mistake { option: "num-queue-pairs", why })
+            }
+            _ => Ok(()),
+        }
     }
 }

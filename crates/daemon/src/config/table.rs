@@ -156,7 +156,7 @@ impl DeviceTable {
             return Err(mistake(key, "only disks have it, and this device is a network card"));
         }
         let default = NetConfig::new(port);
-        let num_queue_pairs = self.num_queue_pairs.unwrap_or(default.num_queue_pairs);
+        let num_queue_pairs = self.num_queue_pairs;
         Ok(DeviceKind::Net(NetConfig { mac: self.mac, mtu: self.mtu, num_queue_pairs, ..default }))
     }
 }

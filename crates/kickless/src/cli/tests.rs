@@ -99,7 +99,7 @@ fn a_card() {
     let [device] = &service.devices[..] else { panic!("{service:?}") };
     let card = card_of(device);
     assert_eq!(
-        (card.port.to_string(), card.mac, card.mtu, card.num_queue_pairs),
+        (card.port.to_string(), card.mac, card.mtu, card.pairs_max()),
         ("null".into(), None, None, 64)
     );
     assert_eq!(device.serve.queue_size, 1024);
@@ -110,8 +110,24 @@ fn a_card() {
     let (card, serve) = (card_of(&service.devices[0]), &service.devices[0].serve);
     assert_eq!(card.port.to_string(), "null,rate=7,length=60-99");
     assert_eq!(card.mac.map(|mac| mac.bytes()), Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
-    assert_eq!((card.mtu, card.num_queue_pairs), (Some(9000), 2));
+    assert_eq!((card.mtu, card.pairs_max()), (Some(9000), 2));
     assert_eq!((serve.queue_size, serve.memory_max, workers(&service).workers), (256, 1 << 30, 2));
+}
+
+#[test]
+fn pairs_of_queues_follow_from_the_port() {
+    for (options, pairs) in [
+        ("--port=null", 64),
+        ("--port=loop", 64),
+        ("--port=tap:tap0", 1),
+        ("--port=tap:tap0 --num-queue-pairs=4", 4),
+        ("--port=tap-fd:7", 1),
+        ("--port=tap-fd:7,8,9", 3),
+        ("--port=tap-fd:7,8,9 --num-queue-pairs=3", 3),
+    ] {
+        let service = service(&format!("kickless net --socket-path=/run/a.sock {options}"));
+        assert_eq!(card_of(&service.devices[0]).pairs_max(), pairs, "{options}");
+    }
 }
 
 #[test]
@@ -119,7 +135,11 @@ fn wrong_options_of_a_card() {
     for (options, said) in [
         ("--fd=3", "--port <PORT>"),
         ("--port=null", "--socket-path: give it, or --fd"),
-        ("--fd=3 --port=tap:tap0", "'--port <PORT>': the only port is null"),
+        ("--fd=3 --port=tap", "'--port <PORT>': a port is null, loop, tap:NAME or tap-fd:N"),
+        ("--fd=3 --port=tap:a/b", "the name of a TAP has 1 to 15 letters"),
+        ("--fd=3 --port=loop,rate=1", "a loop port has no option \"rate=1\""),
+        ("--fd=3 --port=tap-fd:4,4", "the descriptor 4 is named twice"),
+        ("--fd=3 --port=tap-fd:4 --num-queue-pairs=2", "--num-queue-pairs: the port has 1 descriptors"),
         ("--fd=3 --port=null,speed=1", "a null port has no option \"speed=1\""),
         ("--fd=3 --port=null --mac=01:00:00:00:00:01", "it is the address of a group"),
         ("--fd=3 --port=null --mtu=67", "it must be a number from 68 to 65535"),

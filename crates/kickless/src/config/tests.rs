@@ -138,7 +138,7 @@ fn disks_and_cards_in_one_file() {
     assert_eq!((disk_of(disk).cache, disk.serve.queue_size), (Cache::Writeback, 256));
     let (config, other) = (card_of(card), card_of(other));
     assert_eq!(
-        (config.port.to_string(), config.mtu, config.num_queue_pairs),
+        (config.port.to_string(), config.mtu, config.pairs_max()),
         ("null,rate=5".into(), Some(9000), 2)
     );
     assert_eq!((card.name(), card.serve.queue_size), (Some("card"), 256));
@@ -262,7 +262,10 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
             "[[device]]\nblk-file = 'null:1G'\nmtu = 1500\n",
             "disks.toml:3: mtu: only network cards have it, and this device is a disk",
         ),
-        ("[[device]]\nport = 'tap:tap0'\n", "disks.toml:2: port = 'tap:tap0': the only port is null"),
+        (
+            "[[device]]\nport = 'tap'\n",
+            "disks.toml:2: port = 'tap': a port is null, loop, tap:NAME or tap-fd:N",
+        ),
         ("[[device]]\nport = 'null'\nmac = '1'\n", "disks.toml:3: mac = '1': it must be six bytes"),
         (
             "[[device]]\nport = 'null'\nmtu = 67\n",

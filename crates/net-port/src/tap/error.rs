@@ -41,6 +41,20 @@ pub enum TapError {
         /// The number of pairs.
         queues: u16,
     },
+    /// The process did not inherit a descriptor.
+    #[error("the program inherited no descriptor {fd}")]
+    NotInherited {
+        /// The number of the descriptor.
+        fd: i32,
+    },
+    /// The process has no free descriptor.
+    #[error("the descriptor {fd} cannot be duplicated")]
+    Descriptor {
+        /// The number of the inherited descriptor.
+        fd: i32,
+        /// The kernel's error.
+        source: io::Error,
+    },
     /// A descriptor is not a queue of a TAP or TUN.
     #[error("the descriptor is not a TAP that exists")]
     NotTapFd,

@@ -10,6 +10,7 @@ mod sys;
 
 pub use error::TapError;
 pub use queue::{ReceiveError, SendError, TapQueue};
+pub(crate) use sys::NAME_MAX;
 
 use bitflags::bitflags;
 use kickless_spec::net::Header;

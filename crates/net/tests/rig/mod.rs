@@ -9,7 +9,7 @@ use kickless_device::{
 use kickless_io::{Engine, EngineKind, Waker};
 use kickless_memory::{Access, Area, Gpa, Inflight, Iotlb, Iova, IovaRange, Map, Marks, UserAddr, View};
 use kickless_net::{Net, Options};
-use kickless_net_port::{NullPort, Port};
+use kickless_net_port::{NullPort, OpenPort};
 use kickless_spec::features::Features;
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_spec::vhost_user::{inflight_entry_len, inflight_head_len, inflight_region_len};
@@ -27,6 +27,8 @@ use zerocopy::FromBytes;
 const USER: u64 = GuestRing::USER;
 /// Start of the memory of chains.
 const CHAINS_AT: u64 = GuestRing::BUFFERS;
+/// Bytes of memory for an indirect table, which has up to 1024 descriptors.
+const TABLE_BYTES: u64 = 1024 * 16;
 /// Bytes of memory for each chain.
 const CHAIN_BYTES: u64 = 0x2_0000;
 /// Start and number of the pages that [`Guest::translate_pages`] translates.
@@ -50,13 +52,12 @@ pub fn kinds() -> impl Iterator<Item = Kind> {
 }
 
 pub fn card(pairs_max: u16, port: NullPort) -> Arc<Net> {
-    let options = Options {
-        mac: Some([2, 0, 0, 0, 0, 7]),
-        mtu: None,
-        pairs_max,
-        queue_size_max: SIZE_MAX,
-        port: Port::Null(port),
-    };
+    card_on(pairs_max, OpenPort::Null(port))
+}
+
+pub fn card_on(pairs_max: u16, port: OpenPort) -> Arc<Net> {
+    let options =
+        Options { mac: Some([2, 0, 0, 0, 0, 7]), mtu: None, pairs_max, queue_size_max: SIZE_MAX, port };
     let card = Arc::new(Net::new(options));
     card.reset();
     card
@@ -238,13 +239,39 @@ impl Guest {
     /// Makes a writable chain in an indirect table available.
     pub fn offer_indirect(&mut self, lens: &[u32]) -> Option<u16> {
         let id = self.submitter.next_id()?;
-        // The table is in the first page of the chain's memory.
+        // The table is in the first pages of the chain's memory.
         let addr = CHAINS_AT + u64::from(id) * CHAIN_BYTES;
-        let starts = lens.iter().scan(addr + 4096, |at, &len| {
+        let starts = lens.iter().scan(addr + TABLE_BYTES, |at, &len| {
             let addr = std::mem::replace(at, *at + u64::from(len) + 64);
             Some(Buffer { addr, len, writable: true })
         });
         let buffers: Vec<Buffer> = starts.collect();
+        self.add_indirect(id, addr, buffers)
+    }
+
+    /// Makes a frame available whose bytes behind its header are in 1200 pieces of memory: buffers of two
+    /// bytes that are in two pages each ([`Guest::translate_pages`]). Returns the frame.
+    pub fn send_scattered(&mut self, header: &[u8]) -> Vec<u8> {
+        let id = self.submitter.next_id().unwrap();
+        let head = CHAINS_AT + 4 * CHAIN_BYTES;
+        self.view.write(Gpa(head), header, &mut Marks::off()).unwrap();
+        let mut buffers = vec![Buffer { addr: head, len: header.len() as u32, writable: false }];
+        // The two pages, one after the other in the addresses of the driver.
+        for (page, ends) in [[1, 2], [3, 4]].into_iter().enumerate() {
+            let at = CHAINS_AT + page as u64 * 2 * 4096;
+            self.view.write(Gpa(at), &ends[..1], &mut Marks::off()).unwrap();
+            self.view.write(Gpa(at + 4095), &ends[1..], &mut Marks::off()).unwrap();
+        }
+        let mut frame = header[size_of::<Header>()..].to_vec();
+        for page in 1..=600 {
+            buffers.push(Buffer { addr: PAGES_AT + page * 4096 - 1, len: 2, writable: false });
+            frame.extend(if page % 2 == 1 { [2, 3] } else { [4, 1] });
+        }
+        self.add_indirect(id, CHAINS_AT + 8 * CHAIN_BYTES, buffers).unwrap();
+        frame
+    }
+
+    fn add_indirect(&mut self, id: u16, addr: u64, buffers: Vec<Buffer>) -> Option<u16> {
         let table = Table { area: &self.tables, offset: (addr - CHAINS_AT) as usize, addr };
         self.submitter.add(&buffers, Some(table)).ok()?;
         Some(self.added(id, buffers))

@@ -1,0 +1,181 @@
+//! Carries the frames of a loop port from the transmit ring of a pair to its receive ring.
+//!
+//! Both rings collect frames in a batch of their own. They exchange batches under a lock: once for each poll,
+//! not for each frame. A transmit ring never waits for the receive ring. If the batch in between is full, or
+//! if no receive ring runs, it drops its frames.
+
+use kickless_io::Waker;
+use kickless_spec::net::{FRAME_MAX, Header};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The most frames in a batch.
+const FRAMES_MAX: usize = 1024;
+/// The most bytes in a batch: as many as eight frames of the greatest length. It stays in a processor's cache
+/// of the second level.
+const BYTES_MAX: usize = 8 * FRAME_MAX;
+
+/// The queue of one pair.
+#[derive(Debug, Default)]
+pub(crate) struct LoopQueue(Mutex<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    batch: Batch,
+    /// Wakes the receive ring. `None` while none runs.
+    receiver: Option<Waker>,
+    /// The receive ring has found the queue empty, and may sleep.
+    is_waiting: bool,
+}
+
+/// Frames, each behind its header.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    bytes: Vec<u8>,
+    /// The length of each frame, header included.
+    lens: Vec<u32>,
+}
+
+impl Batch {
+    /// Returns space for one more frame of `len` bytes, header included. The batch has room for it.
+    pub(crate) fn push(&mut self, len: usize) -> &mut [u8] {
+        debug_assert!(self.has_room(len, 1));
+        let start = self.bytes.len();
+        // The vectors keep their memory, so this allocates only until the batch was full once.
+        self.bytes.resize(start + len, 0);
+        self.lens.push(len as u32);
+        &mut self.bytes[start..]
+    }
+
+    /// Takes back the newest frame.
+    pub(crate) fn pop(&mut self) {
+        if let Some(len) = self.lens.pop() {
+            self.bytes.truncate(self.bytes.len() - len as usize);
+        }
+    }
+
+    /// Returns whether the batch has room for this number of frames with `bytes` bytes in all, headers
+    /// included. An empty batch has room for the longest frame.
+    pub(crate) fn has_room(&self, bytes: usize, frames: usize) -> bool {
+        self.bytes.len() + bytes <= BYTES_MAX && self.lens.len() + frames <= FRAMES_MAX
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lens.len()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.bytes.clear();
+        self.lens.clear();
+    }
+
+    /// Returns the length of the frame with this number, and its bytes from `start` on.
+    pub(crate) fn frame(&mut self, number: usize, start: usize) -> Option<&mut [u8]> {
+        let len = *self.lens.get(number)? as usize;
+        self.bytes.get_mut(start..start + len)
+    }
+}
+
+impl LoopQueue {
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts or ends a receive ring. Frames of an earlier one are dropped.
+    pub(crate) fn set_receiver(&self, receiver: Option<Waker>) {
+        let mut shared = self.lock();
+        shared.batch.clear();
+        shared.is_waiting = false;
+        shared.receiver = receiver;
+    }
+
+    /// Passes frames on, and empties the batch. Returns the number of frames that are dropped.
+    pub(crate) fn send(&self, batch: &mut Batch) -> usize {
+        if batch.len() == 0 {
+            return 0;
+        }
+        let mut shared = self.lock();
+        let has_room = shared.batch.has_room(batch.bytes.len(), batch.len());
+        if shared.receiver.is_none() || !has_room {
+            drop(shared);
+            let dropped = batch.len();
+            batch.clear();
+            return dropped;
+        }
+        if shared.batch.len() == 0 {
+            std::mem::swap(&mut shared.batch, batch);
+        } else {
+            shared.batch.bytes.extend_from_slice(&batch.bytes);
+            shared.batch.lens.extend_from_slice(&batch.lens);
+            batch.clear();
+        }
+        if std::mem::take(&mut shared.is_waiting) {
+            let receiver = shared.receiver.clone();
+            drop(shared);
+            if let Some(receiver) = receiver {
+                receiver.wake();
+            }
+        }
+        0
+    }
+
+    /// Takes all frames in exchange for an empty batch. If there are none and the receiver `may_sleep`, the
+    /// next frames wake it.
+    pub(crate) fn receive(&self, batch: &mut Batch, may_sleep: bool) {
+        batch.clear();
+        let mut shared = self.lock();
+        std::mem::swap(&mut shared.batch, batch);
+        shared.is_waiting |= batch.len() == 0 && may_sleep;
+    }
+}
+
+/// The length of the header before each frame of a batch.
+pub(crate) const HEADER: usize = size_of::<Header>();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(frames: usize, len: usize) -> Batch {
+        let mut batch = Batch::default();
+        for number in 0..frames {
+            batch.push(len).fill(number as u8);
+        }
+        batch
+    }
+
+    #[test]
+    fn frames_arrive_in_order_or_are_dropped() {
+        let (queue, mut taken) = (LoopQueue::default(), Batch::default());
+        assert_eq!(queue.send(&mut batch(3, 60)), 3, "no receive ring runs");
+        let waker = Waker::new().unwrap();
+        queue.set_receiver(Some(waker.clone()));
+        queue.receive(&mut taken, true);
+        assert_eq!(taken.len(), 0);
+        for frames in [3, 2] {
+            assert_eq!(queue.send(&mut batch(frames, 60)), 0);
+        }
+        assert!(waker.clear());
+        queue.receive(&mut taken, true);
+        assert_eq!(taken.len(), 5);
+        let first = |batch: &mut Batch, number: usize| batch.frame(number, 60 * number).unwrap()[0];
+        assert_eq!((0..5).map(|number| first(&mut taken, number)).collect::<Vec<_>>(), [0, 1, 2, 0, 1]);
+        // The receiver does not sleep, so it is not woken.
+        queue.receive(&mut taken, false);
+        queue.send(&mut batch(1, 60));
+        assert!(!waker.clear());
+        assert_eq!(queue.send(&mut batch(FRAMES_MAX, 60)), FRAMES_MAX, "the batch is full");
+        queue.set_receiver(None);
+        queue.set_receiver(Some(waker));
+        queue.receive(&mut taken, true);
+        assert_eq!(taken.len(), 0, "frames for an earlier receive ring");
+    }
+
+    #[test]
+    fn a_batch_is_bounded() {
+        let mut batch = batch(8, FRAME_MAX);
+        assert!(!batch.has_room(1, 1));
+        batch.pop();
+        assert!(batch.has_room(FRAME_MAX, 1));
+        assert!(!self::batch(FRAMES_MAX, 60).has_room(60, 1));
+    }
+}

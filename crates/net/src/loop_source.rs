@@ -1,0 +1,132 @@
+//! The frames that come back from a loop port.
+
+use crate::card_state::CardState;
+use crate::held_frame::HeldFrame;
+use crate::loop_queue::{Batch, HEADER, LoopQueue};
+use crate::offload::{Undo, received_header, undo};
+use crate::port_poll::Taken;
+use crate::receive_ring::ReceiveRing;
+use kickless_device::Next;
+use kickless_io::Waker;
+use kickless_spec::net::Header;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Takes the frames of a pair's transmit ring.
+pub(crate) struct LoopSource {
+    card: Arc<CardState>,
+    pair: u16,
+    waker: Waker,
+    batch: Batch,
+    /// The number of the next frame in the batch, and the offset of its header.
+    next: usize,
+    start: usize,
+    /// The queue was empty, so the next frames signal the waker.
+    was_empty: bool,
+}
+
+impl LoopSource {
+    /// Opens the queue of a pair.
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub(crate) fn new(card: Arc<CardState>, pair: u16) -> io::Result<Self> {
+        let waker = Waker::new()?;
+        let source = Self {
+            card,
+            pair,
+            waker: waker.clone(),
+            batch: Batch::default(),
+            next: 0,
+            start: 0,
+            was_empty: false,
+        };
+        if let Some(queue) = source.queue() {
+            queue.set_receiver(Some(waker));
+        }
+        Ok(source)
+    }
+
+    fn queue(&self) -> Option<&LoopQueue> {
+        self.card.loop_queue(self.pair)
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.waker.as_fd()
+    }
+
+    /// Delivers the next frame, or holds it. If there is none and the task `may_sleep`, the next frame wakes
+    /// the task.
+    ///
+    /// # Errors
+    /// The ring must wait, as in [`ReceiveRing::pop_credit`].
+    pub(crate) fn take(
+        &mut self,
+        ring: &mut ReceiveRing,
+        held: &mut HeldFrame,
+        may_sleep: bool,
+    ) -> Result<Taken, Next> {
+        if self.next == self.batch.len() {
+            self.receive(may_sleep);
+        }
+        let Some(frame) = self.batch.frame(self.next, self.start) else { return Ok(Taken::Nothing) };
+        let Ok((header, _)) = Header::read_from_prefix(frame) else { return Ok(Taken::Nothing) };
+        let (total, accepted) = (frame.len(), ring.accepted_offloads());
+        let taken = if ring.is_unused() {
+            ring.drop_frame(|counters| counters.dropped_unused.add(1));
+            Taken::Dropped
+        } else if undo(&header, &frame[HEADER..], accepted) == Undo::Nothing {
+            let header_len = ring.format.header_len;
+            let received = received_header(&header, accepted);
+            frame[HEADER - header_len..HEADER].copy_from_slice(&received.as_bytes()[..header_len]);
+            match ring.deliver(&mut frame[HEADER - header_len..]) {
+                Ok(true) => Taken::Delivered,
+                Ok(false) => Taken::Dropped,
+                Err(next) => {
+                    // The header is parsed again at the next attempt.
+                    frame[..HEADER].copy_from_slice(header.as_bytes());
+                    return Err(next);
+                }
+            }
+        } else {
+            held.space()[..total - HEADER].copy_from_slice(&frame[HEADER..]);
+            if held.hold(&header, total - HEADER, accepted) {
+                Taken::Held
+            } else {
+                ring.drop_frame(|counters| counters.dropped_offload.add(1));
+                Taken::Dropped
+            }
+        };
+        self.next += 1;
+        self.start += total;
+        Ok(taken)
+    }
+
+    fn receive(&mut self, may_sleep: bool) {
+        (self.next, self.start) = (0, 0);
+        let Some(queue) = self.card.loop_queue(self.pair) else { return };
+        queue.receive(&mut self.batch, may_sleep);
+        let is_empty = self.batch.len() == 0;
+        if self.was_empty && !is_empty {
+            // The sender has signalled the waker, or is about to. A signal that comes after this causes one
+            // poll too many.
+            self.waker.clear();
+        }
+        self.was_empty = is_empty && (self.was_empty || may_sleep);
+    }
+
+    /// Returns the number of frames that were taken from the queue and not delivered.
+    pub(crate) fn left(&self) -> usize {
+        self.batch.len() - self.next
+    }
+}
+
+impl Drop for LoopSource {
+    fn drop(&mut self) {
+        if let Some(queue) = self.queue() {
+            queue.set_receiver(None);
+        }
+    }
+}

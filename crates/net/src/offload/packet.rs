@@ -1,0 +1,108 @@
+//! Finds the headers of a packet in a frame.
+
+use kickless_spec::net::{ETHERNET_HEADER_LEN, VLAN_TAG_LEN};
+
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+const ETHERTYPES_VLAN: [u16; 2] = [0x8100, 0x88a8];
+/// VLAN tags that are looked for. Networks use two at most.
+const TAGS_MAX: usize = 2;
+
+const IPV4_HEADER_MIN: usize = 20;
+const IPV6_HEADER: usize = 40;
+const IPV4_PROTOCOL: usize = 9;
+const IPV6_NEXT_HEADER: usize = 6;
+
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
+const TCP_HEADER_MIN: usize = 20;
+const TCP_DATA_OFFSET: usize = 12;
+const UDP_HEADER: usize = 8;
+
+/// Extension headers of IPv6 that segments repeat: hop-by-hop options, routing and destination options. Each
+/// names the next header in its first byte, and its length in units of 8 bytes without the first in its
+/// second.
+const IPV6_EXTENSIONS: [u8; 3] = [0, 43, 60];
+
+/// The places of the headers in a frame with a TCP or UDP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Packet {
+    /// 4 or 6.
+    pub(super) version: u8,
+    /// [`TCP`] or [`UDP`].
+    pub(super) protocol: u8,
+    /// Offset of the IP header.
+    pub(super) ip: usize,
+    /// Offset of the TCP or UDP header.
+    pub(super) transport: usize,
+    /// Offset of the data.
+    pub(super) payload: usize,
+}
+
+/// Returns the version of IP in the frame, or `None` for other packets.
+pub(super) fn ip_version(frame: &[u8]) -> Option<u8> {
+    ip_header(frame).map(|(version, _)| version)
+}
+
+/// Returns the version of IP, and the offset of its header.
+fn ip_header(frame: &[u8]) -> Option<(u8, usize)> {
+    let mut at = ETHERNET_HEADER_LEN;
+    for _ in 0..=TAGS_MAX {
+        let kind = u16::from_be_bytes([*frame.get(at - 2)?, *frame.get(at - 1)?]);
+        match kind {
+            ETHERTYPE_IPV4 => return Some((4, at)),
+            ETHERTYPE_IPV6 => return Some((6, at)),
+            kind if ETHERTYPES_VLAN.contains(&kind) => at += VLAN_TAG_LEN,
+            _ => return None,
+        }
+    }
+    None
+}
+
+impl Packet {
+    /// Finds the headers of a frame. Returns `None` if it is no whole TCP or UDP packet, or a fragment.
+    pub(super) fn find(frame: &[u8]) -> Option<Self> {
+        let (version, ip) = ip_header(frame)?;
+        let (protocol, transport) = match version {
+            4 => ipv4(frame, ip)?,
+            _ => ipv6(frame, ip)?,
+        };
+        let header = match protocol {
+            TCP => {
+                let len = usize::from(*frame.get(transport + TCP_DATA_OFFSET)? >> 4) * 4;
+                if len < TCP_HEADER_MIN {
+                    return None;
+                }
+                len
+            }
+            UDP => UDP_HEADER,
+            _ => return None,
+        };
+        let payload = transport + header;
+        (payload <= frame.len()).then_some(Self { version, protocol, ip, transport, payload })
+    }
+}
+
+fn ipv4(frame: &[u8], ip: usize) -> Option<(u8, usize)> {
+    let first = *frame.get(ip)?;
+    let len = usize::from(first & 0xf) * 4;
+    // The fragment's offset, or "more fragments".
+    let fragment = u16::from_be_bytes([*frame.get(ip + 6)?, *frame.get(ip + 7)?]) & 0x3fff;
+    if first >> 4 != 4 || len < IPV4_HEADER_MIN || fragment != 0 {
+        return None;
+    }
+    Some((*frame.get(ip + IPV4_PROTOCOL)?, ip + len))
+}
+
+fn ipv6(frame: &[u8], ip: usize) -> Option<(u8, usize)> {
+    if *frame.get(ip)? >> 4 != 6 {
+        return None;
+    }
+    let (mut next, mut at) = (*frame.get(ip + IPV6_NEXT_HEADER)?, ip + IPV6_HEADER);
+    // Each turn moves forward by 8 bytes at least, so the end of the frame ends the loop.
+    while IPV6_EXTENSIONS.contains(&next) {
+        next = *frame.get(at)?;
+        at += (usize::from(*frame.get(at + 1)?) + 1) * 8;
+    }
+    Some((next, at))
+}

@@ -1,0 +1,350 @@
+//! A receive ring: pops chains ahead, as *credit*, and delivers frames into them.
+//!
+//! There is enough credit when the chains hold the longest frame that the driver must be able to receive. If
+//! a frame cannot span several chains, one chain is enough. The ring stops popping earlier if the driver has
+//! offered no more chains.
+//!
+//! Stops and updates do not wait for credit. The vring unpops all credit before it stops, and before its
+//! memory, addresses or translations change. The next poll removes these chains from [`Credit`].
+
+use crate::buffers;
+use crate::card_state::CardState;
+use crate::cost::{self, Budget};
+use crate::counters::RingCounters;
+use crate::credit::Credit;
+use crate::immediate_ring::ImmediateRing;
+use kickless_device::{Next, ShowAfter, Vring};
+use kickless_spec::net::{HEADER_NUM_BUFFERS, Header, NetFeatures};
+use kickless_virtqueue::{Chain, ChainId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The format of the frames that a driver receives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FrameFormat {
+    /// The features in force.
+    pub(crate) features: NetFeatures,
+    /// Length of the header of each frame.
+    pub(crate) header_len: usize,
+    /// Length of the longest frame, header included.
+    pub(crate) len_max: usize,
+}
+
+impl FrameFormat {
+    /// Returns whether one frame may span several chains.
+    pub(crate) fn merges_chains(&self) -> bool {
+        self.features.contains(NetFeatures::MRG_RXBUF)
+    }
+}
+
+/// A receive ring with its credit.
+pub(crate) struct ReceiveRing {
+    pub(crate) vring: Vring,
+    pub(crate) card: Arc<CardState>,
+    pub(crate) pair: u16,
+    pub(crate) format: FrameFormat,
+    pub(crate) credit: Credit,
+    /// The budget of the current poll.
+    pub(crate) budget: Budget,
+    /// Completions of the chains of one frame. Has capacity for all chains of the ring.
+    group: Vec<(ChainId, u32)>,
+    /// Space for a chain that an earlier process popped.
+    chain: Chain,
+}
+
+impl ReceiveRing {
+    pub(crate) fn new(mut vring: Vring, card: Arc<CardState>, pair: u16, format: FrameFormat) -> Self {
+        vring.show_after(ShowAfter::EARLY);
+        let size = vring.size();
+        Self {
+            vring,
+            card,
+            pair,
+            format,
+            credit: Credit::new(size, format.len_max),
+            budget: Budget::default(),
+            group: Vec::with_capacity(size.into()),
+            chain: Chain::default(),
+        }
+    }
+
+    pub(crate) fn counters(&self) -> &RingCounters {
+        &self.card.counters[usize::from(self.vring.index())]
+    }
+
+    /// Returns whether the driver is known not to use this pair of rings.
+    ///
+    /// Only a driver with these features tells the card how many pairs it uses. It tells a front-end that
+    /// serves the control ring itself, and not the card.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.format.features.contains(NetFeatures::CTRL_VQ | NetFeatures::MQ)
+            && self.card.has_control_ring.load(Ordering::Relaxed)
+            && self.pair >= self.card.pairs.load(Ordering::Relaxed)
+    }
+
+    /// Returns the offloads of frames that the driver accepts now.
+    pub(crate) fn accepted_offloads(&self) -> NetFeatures {
+        self.format.features & self.card.offloads()
+    }
+
+    /// Returns whether the ring needs no more credit: the chains have room for the longest frame, or the ring
+    /// can hold no more of them. If a frame cannot span several chains, one chain is enough.
+    fn has_enough_credit(&self) -> bool {
+        match self.format.merges_chains() {
+            true => self.credit.bytes() >= self.format.len_max as u64 || self.credit.is_full(),
+            false => !self.credit.is_empty(),
+        }
+    }
+
+    /// Pops one more chain as credit.
+    ///
+    /// # Errors
+    /// Returns [`Next::Idle`] if the driver has offered no more chains. Returns [`Next::More`] if the budget
+    /// is used up, or if the ring has read only a part of the next chain so far.
+    pub(crate) fn pop_credit(&mut self) -> Result<(), Next> {
+        if self.budget.is_used_up() {
+            return Err(Next::More);
+        }
+        let popped = self.credit.pop(&mut self.vring);
+        if self.vring.has_cost() {
+            self.budget.charge(self.vring.take_cost());
+        }
+        match popped {
+            Some(descriptors) => {
+                self.budget.charge_chain(descriptors);
+                Ok(())
+            }
+            None if self.vring.take_unfinished() => Err(Next::More),
+            None => Err(Next::Idle),
+        }
+    }
+
+    /// Pops credit ahead, for the next frames. Returns [`Next::Quiet`] if the next frame may come.
+    pub(crate) fn refill(&mut self) -> Next {
+        while !self.has_enough_credit() {
+            match self.pop_credit() {
+                Ok(()) => {}
+                Err(Next::More) => return Next::More,
+                // The next frame may be short enough for the present credit.
+                Err(_) => break,
+            }
+        }
+        Next::Quiet
+    }
+
+    /// Tells the ring that the oldest chains of the credit are in use from now on.
+    ///
+    /// # Errors
+    /// The ring refuses it. Returns all credit and [`Next::Idle`] then.
+    pub(crate) fn use_credit(&mut self, chains: usize) -> Result<(), Next> {
+        // The cast is lossless, because a ring has at most 32768 entries.
+        if self.vring.use_credit(chains as u16) {
+            return Ok(());
+        }
+        self.return_credit();
+        Err(Next::Idle)
+    }
+
+    pub(crate) fn return_credit(&mut self) {
+        self.credit.unpop_all(&mut self.vring);
+    }
+
+    /// Forgets chains that the vring has unpopped.
+    pub(crate) fn forget_returned(&mut self) {
+        self.credit.truncate(self.vring.credit().into());
+    }
+
+    /// Completes the oldest chain without a frame.
+    ///
+    /// # Errors
+    /// As [`ReceiveRing::use_credit`].
+    pub(crate) fn refuse_oldest(&mut self) -> Result<(), Next> {
+        let Some(id) = self.credit.oldest().map(|chain| chain.id) else { return Ok(()) };
+        self.use_credit(1)?;
+        self.budget.charge_chain(0);
+        self.credit.remove_oldest(1);
+        self.vring.push(id, 0);
+        self.vring.counters().errors.add(1);
+        Ok(())
+    }
+
+    /// Makes the oldest chain one that can hold the header of a frame. Completes shorter chains without a
+    /// frame.
+    ///
+    /// # Errors
+    /// As [`ReceiveRing::pop_credit`].
+    pub(crate) fn skip_chains_without_header_room(&mut self) -> Result<(), Next> {
+        loop {
+            let Some(oldest) = self.credit.oldest() else {
+                self.pop_credit()?;
+                continue;
+            };
+            if oldest.writable_len() >= self.format.header_len as u64 {
+                return Ok(());
+            }
+            if self.budget.is_used_up() {
+                return Err(Next::More);
+            }
+            self.refuse_oldest()?;
+        }
+    }
+
+    /// Returns the number of the oldest chains that together hold `len` bytes. Pops more chains if needed.
+    /// Returns `None` if the frame must be dropped. A ring of chains like these never has room for it, or a
+    /// frame cannot span several chains and the oldest one is too short.
+    ///
+    /// # Errors
+    /// As [`ReceiveRing::pop_credit`].
+    fn chains_for(&mut self, len: u64) -> Result<Option<usize>, Next> {
+        self.skip_chains_without_header_room()?;
+        if !self.format.merges_chains() {
+            return Ok(self.credit.oldest().filter(|chain| chain.writable_len() >= len).map(|_| 1));
+        }
+        while self.credit.bytes() < len {
+            match self.pop_credit() {
+                Ok(()) => {}
+                Err(Next::Idle) if self.credit.is_full() => return Ok(None),
+                Err(next) => return Err(next),
+            }
+        }
+        Ok(Some(self.oldest_with(len)))
+    }
+
+    /// Returns the number of the oldest chains that together hold `len` bytes, or of all chains.
+    pub(crate) fn oldest_with(&self, len: u64) -> usize {
+        let (mut bytes, mut chains) = (0, 0);
+        for chain in self.credit.chains() {
+            if bytes >= len {
+                break;
+            }
+            bytes += chain.writable_len();
+            chains += 1;
+        }
+        chains
+    }
+
+    /// Delivers a frame, whose header it completes, and returns `true`. Drops and counts the frame and
+    /// returns `false` if the driver has no room for it even when its ring is full.
+    ///
+    /// # Errors
+    /// The frame waits for chains, as in [`ReceiveRing::pop_credit`].
+    pub(crate) fn deliver(&mut self, frame: &mut [u8]) -> Result<bool, Next> {
+        let len = frame.len();
+        let chains = match len <= self.format.len_max {
+            true => self.chains_for(len as u64)?,
+            false => None,
+        };
+        let Some(chains) = chains else {
+            self.drop_frame(|counters| counters.dropped_long.add(1));
+            return Ok(false);
+        };
+        self.use_credit(chains)?;
+        set_num_buffers(frame, self.format.header_len, chains);
+        let is_written = self.write_frame(frame, chains);
+        self.complete(len, chains);
+        if !is_written {
+            self.vring.counters().errors.add(1);
+            return Ok(false);
+        }
+        self.count_received(len);
+        Ok(true)
+    }
+
+    /// Counts a frame that is dropped, and charges it.
+    pub(crate) fn drop_frame(&mut self, count: impl FnOnce(&RingCounters)) {
+        count(self.counters());
+        self.budget.charge(1);
+    }
+
+    fn count_received(&self, len: usize) {
+        self.counters().received_frames.add(1);
+        self.counters().received_bytes.add((len - self.format.header_len) as u64);
+    }
+
+    /// Shows the driver a frame of `len` bytes, header included, that is in the oldest chains.
+    fn complete(&mut self, len: usize, chains: usize) {
+        self.credit.remove_oldest(chains);
+        self.vring.push_group(&self.group);
+        self.budget.charge(cost::of_frame((len - self.format.header_len) as u64));
+    }
+
+    /// Writes the frame into the oldest chains, and puts the completion of each into `self.group`. If a
+    /// buffer is not in guest memory, returns `false`, and the completions tell the driver that no bytes were
+    /// written.
+    fn write_frame(&mut self, frame: &[u8], chains: usize) -> bool {
+        self.group.clear();
+        let (view, marks) = self.vring.memory();
+        let mut rest = frame;
+        let mut is_written = true;
+        for chain in self.credit.chains().take(chains) {
+            let here = rest.len().min(usize::try_from(chain.writable_len()).unwrap_or(usize::MAX));
+            let (part, more) = rest.split_at(here);
+            match buffers::write(chain.writable(), view, marks, part) {
+                // Lossless, because each buffer holds a byte of the frame.
+                Ok(buffers) => self.budget.charge_descriptors(buffers as u32),
+                Err(_) => is_written = false,
+            }
+            rest = more;
+            self.group.push((chain.id, part.len() as u32));
+        }
+        if !is_written {
+            self.group.iter_mut().for_each(|(_, written)| *written = 0);
+        }
+        is_written
+    }
+
+    /// Delivers a frame of `len` bytes, header included, whose bytes behind the header are in the oldest
+    /// chains already, which have room for all of it. Adds the header. Returns whether the header was
+    /// written.
+    ///
+    /// # Errors
+    /// The ring refuses it. All credit is returned, and the frame is lost.
+    pub(crate) fn deliver_in_place(&mut self, header: &Header, len: usize) -> Result<bool, Next> {
+        let chains = self.oldest_with(len as u64);
+        self.use_credit(chains)?;
+        let mut bytes = zerocopy::transmute!(*header);
+        let bytes: &mut [u8; size_of::<Header>()] = &mut bytes;
+        let head = &mut bytes[..self.format.header_len];
+        set_num_buffers(head, self.format.header_len, chains);
+        let (view, marks) = self.vring.memory();
+        let is_written = self
+            .credit
+            .oldest()
+            .is_some_and(|oldest| buffers::write(oldest.writable(), view, marks, head).is_ok());
+        self.group.clear();
+        let mut rest = len as u64;
+        for chain in self.credit.chains().take(chains) {
+            let here = rest.min(chain.writable_len());
+            rest -= here;
+            // Lossless, because a frame is no longer than that.
+            self.group.push((chain.id, if is_written { here as u32 } else { 0 }));
+        }
+        self.complete(len, chains);
+        match is_written {
+            true => self.count_received(len),
+            false => self.vring.counters().errors.add(1),
+        }
+        Ok(is_written)
+    }
+}
+
+/// Sets the number of buffers in the header at the beginning of a frame, unless the header has no such field.
+fn set_num_buffers(frame: &mut [u8], header_len: usize, chains: usize) {
+    if header_len > HEADER_NUM_BUFFERS {
+        frame[HEADER_NUM_BUFFERS..header_len].copy_from_slice(&(chains as u16).to_le_bytes());
+    }
+}
+
+/// Serves a ring that stops: completes the chains that an earlier process used when it was killed.
+impl ImmediateRing for ReceiveRing {
+    fn ring(&mut self) -> (&mut Vring, &mut Chain) {
+        (&mut self.vring, &mut self.chain)
+    }
+
+    /// Completes the chain without a frame, because it is unknown whether the earlier process wrote the
+    /// frame.
+    fn serve(&mut self) -> u32 {
+        self.vring.push(self.chain.id, 0);
+        0
+    }
+}

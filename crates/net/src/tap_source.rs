@@ -1,0 +1,201 @@
+//! The frames of a TAP (`docs/adr/0012-a-frame-is-read-whole.md`).
+//!
+//! A read has three parts: the header, in memory of the card; the driver's oldest chains; and the memory of
+//! the held frame behind them, so that no frame is cut. A frame that ends within the chains is delivered in
+//! place. Any other is copied together and held.
+
+use crate::card_state::CardState;
+use crate::held_frame::HeldFrame;
+use crate::offload::{Undo, received_header, undo};
+use crate::port_poll::Taken;
+use crate::receive_ring::ReceiveRing;
+use kickless_device::Next;
+use kickless_memory::Iov;
+use kickless_net_port::{ReceiveError, TapQueue};
+use kickless_spec::net::{
+    ETHERNET_HEADER_LEN, FRAME_MAX, GSO_NONE, HDR_F_NEEDS_CSUM, Header, NetFeatures, VLAN_TAG_LEN,
+};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+/// The length of the longest frame, without its header.
+const LEN_MAX: usize = FRAME_MAX - size_of::<Header>();
+/// Bytes at the beginning of a frame that tell how to undo its offloads: two tags, and one byte of IP.
+const HEAD: usize = ETHERNET_HEADER_LEN + 2 * VLAN_TAG_LEN + 1;
+
+/// Reads one queue of a TAP.
+pub(crate) struct TapSource {
+    queue: TapQueue,
+    card: Arc<CardState>,
+    pair: u16,
+    /// The parts of the driver's chains that a read fills.
+    credit: Iov,
+    /// The length of the last frame. The next one is expected to be as long.
+    expected: usize,
+    is_gone: bool,
+}
+
+impl TapSource {
+    /// Takes a queue, which receives frames from now on.
+    pub(crate) fn new(queue: TapQueue, card: Arc<CardState>, pair: u16) -> Self {
+        card.receive_started(pair);
+        Self { queue, card, pair, credit: Iov::default(), expected: 0, is_gone: false }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.queue.as_fd()
+    }
+
+    /// Returns whether the TAP was deleted.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    /// Drops a reference to guest memory that was replaced.
+    pub(crate) fn memory_changed(&mut self, ring: &mut ReceiveRing) {
+        let (_, marks) = ring.vring.memory();
+        self.credit.release(marks);
+    }
+
+    /// Receives a frame if the port is due. Delivers it, or holds it.
+    ///
+    /// # Errors
+    /// There is no chain for a read, as in [`ReceiveRing::pop_credit`].
+    pub(crate) fn take(
+        &mut self,
+        ring: &mut ReceiveRing,
+        held: &mut HeldFrame,
+        is_due: bool,
+    ) -> Result<Taken, Next> {
+        if !is_due || self.is_gone {
+            return Ok(Taken::Nothing);
+        }
+        self.collect_credit(ring)?;
+        let room = self.credit.len() as usize;
+        let mut header = Header::default();
+        let received = self.queue.receive(&mut header, &mut self.credit, &mut held.space()[room..]);
+        let taken = match received {
+            Ok(len) => {
+                self.expected = len;
+                self.received(ring, held, &header, room, len)
+            }
+            Err(ReceiveError::Empty) => Ok(Taken::Nothing),
+            Err(ReceiveError::Gone) => {
+                self.is_gone = true;
+                self.card.report_gone();
+                Ok(Taken::Nothing)
+            }
+            Err(ReceiveError::Failed(error)) => {
+                self.card.report_failed_read(&error);
+                ring.drop_frame(|counters| counters.dropped_unread.add(1));
+                // An error that stays would cost a read in each turn. The next frame ends the wait.
+                Ok(Taken::Nothing)
+            }
+        };
+        // Bytes that the kernel wrote and that are not part of a delivered frame are marked here.
+        let (_, marks) = ring.vring.memory();
+        self.credit.clear(marks);
+        taken
+    }
+
+    /// Puts the driver's oldest chains into `self.credit`, as many as the next frame is expected to need. The
+    /// kernel pays for each piece, so there are few of them while frames are short.
+    fn collect_credit(&mut self, ring: &mut ReceiveRing) -> Result<(), Next> {
+        let header_len = ring.format.header_len;
+        loop {
+            ring.skip_chains_without_header_room()?;
+            let wanted = (header_len + self.expected.min(LEN_MAX)) as u64;
+            while ring.format.merges_chains() && ring.credit.bytes() < wanted {
+                match ring.pop_credit() {
+                    Ok(()) => {}
+                    Err(Next::More) => return Err(Next::More),
+                    Err(_) => break,
+                }
+            }
+            let chains = if ring.format.merges_chains() { ring.oldest_with(wanted) } else { 1 };
+            self.push_chains(ring, chains);
+            if !self.credit.is_empty()
+                || ring.credit.oldest().is_some_and(|oldest| oldest.writable_len() == header_len as u64)
+            {
+                return Ok(());
+            }
+            // The oldest chain begins outside of guest memory.
+            ring.refuse_oldest()?;
+        }
+    }
+
+    /// Adds the buffers of the oldest `chains` chains behind the header, up to one that is not in memory.
+    fn push_chains(&mut self, ring: &mut ReceiveRing, chains: usize) {
+        let mut header_left = ring.format.header_len as u64;
+        let mut left = LEN_MAX as u64;
+        let view = ring.vring.view();
+        for buffer in ring.credit.chains().take(chains).flat_map(|chain| chain.writable()) {
+            let skipped = header_left.min(buffer.len.into());
+            header_left -= skipped;
+            // Both are lossless, because a buffer has at most 2^32 - 1 bytes.
+            let len = left.min(u64::from(buffer.len) - skipped) as u32;
+            let Some(addr) = buffer.addr.checked_add(skipped) else { return };
+            if len == 0 {
+                continue;
+            }
+            let is_scattered = self.credit.segments().len() >= TapQueue::CREDIT_SEGMENTS_MAX;
+            if is_scattered || self.credit.push(view, addr, len).is_err() {
+                return;
+            }
+            left -= u64::from(len);
+        }
+    }
+
+    /// Handles a received frame of `len` bytes, of which the first `room` are in the credit.
+    fn received(
+        &mut self,
+        ring: &mut ReceiveRing,
+        held: &mut HeldFrame,
+        header: &Header,
+        room: usize,
+        len: usize,
+    ) -> Result<Taken, Next> {
+        let header_len = ring.format.header_len;
+        // A longer frame fills the space to its end, and the kernel has cut it.
+        if len > LEN_MAX {
+            ring.drop_frame(|counters| counters.dropped_long.add(1));
+            return Ok(Taken::Dropped);
+        }
+        if ring.is_unused() {
+            ring.drop_frame(|counters| counters.dropped_unused.add(1));
+            return Ok(Taken::Dropped);
+        }
+        let accepted = ring.accepted_offloads();
+        let fits = len <= room && header_len + len <= ring.format.len_max;
+        if fits && self.needs_nothing(header, accepted) {
+            let (_, marks) = ring.vring.memory();
+            self.credit.advance(len as u64, marks);
+            self.credit.seal();
+            let is_delivered = ring.deliver_in_place(&received_header(header, accepted), header_len + len)?;
+            return Ok(if is_delivered { Taken::Delivered } else { Taken::Dropped });
+        }
+        let in_credit = len.min(room);
+        self.credit.read(0, &mut held.space()[..in_credit]);
+        if held.hold(header, len, accepted) {
+            return Ok(Taken::Held);
+        }
+        ring.drop_frame(|counters| counters.dropped_offload.add(1));
+        Ok(Taken::Dropped)
+    }
+
+    /// Returns whether the driver accepts all offloads of a frame that is in the credit.
+    fn needs_nothing(&self, header: &Header, accepted: NetFeatures) -> bool {
+        if header.gso_type == GSO_NONE && header.flags & HDR_F_NEEDS_CSUM == 0 {
+            return true;
+        }
+        let mut head = [0; HEAD];
+        let len = self.credit.read(0, &mut head);
+        undo(header, &head[..len], accepted) == Undo::Nothing
+    }
+}
+
+impl Drop for TapSource {
+    fn drop(&mut self) {
+        self.card.receive_ended(self.pair);
+    }
+}

@@ -1,0 +1,244 @@
+//! Sends the frames of a transmit ring to a TAP (`docs/adr/0012-a-frame-is-read-whole.md`).
+//!
+//! A chain is credit until its frame was sent. If the TAP has no room for the frame, the chain stays credit,
+//! and the task waits for the TAP alone. A stop or new memory returns the chain to the ring, and its frame is
+//! sent later.
+
+use crate::card_port::{CardPort, TapPort};
+use crate::card_state::CardState;
+use crate::cost;
+use crate::counters::RingCounters;
+use crate::frame::{Frame, InvalidFrame};
+use crate::immediate_ring::{self, ImmediateRing};
+use crate::port_poll::PORT_INTERVAL;
+use crate::transmit::{TransmitFormat, count_invalid};
+use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
+use kickless_io::Engine;
+use kickless_memory::Iov;
+use kickless_net_port::{SendError, TapQueue};
+use kickless_spec::net::{FRAME_MAX, Header};
+use kickless_virtqueue::Chain;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The most frames of one turn. Each is a system call, of up to some microseconds.
+const FRAMES_MAX: u32 = 64;
+
+/// The task of a transmit ring.
+pub(crate) struct TapTransmitTask {
+    vring: Vring,
+    card: Arc<CardState>,
+    pair: u16,
+    format: TransmitFormat,
+    is_enabled: bool,
+    queue: TapQueue,
+    chain: Chain,
+    /// The TAP had no room for the frame in `chain`, which is credit.
+    is_refused: bool,
+    frame: Iov,
+    /// Space for a frame in more pieces than one call takes.
+    copy: Box<[u8]>,
+}
+
+impl TapTransmitTask {
+    pub(crate) fn new(
+        mut vring: Vring,
+        card: Arc<CardState>,
+        pair: u16,
+        format: TransmitFormat,
+        queue: TapQueue,
+    ) -> Self {
+        // As in `TransmitTask`.
+        vring.show_after(ShowAfter::PUBLISH);
+        Self {
+            vring,
+            card,
+            pair,
+            format,
+            is_enabled: true,
+            queue,
+            chain: Chain::default(),
+            is_refused: false,
+            frame: Iov::default(),
+            copy: vec![0; FRAME_MAX - size_of::<Header>()].into_boxed_slice(),
+        }
+    }
+
+    fn counters(&self) -> &RingCounters {
+        &self.card.counters[usize::from(self.vring.index())]
+    }
+
+    fn port(&self) -> Option<&TapPort> {
+        match &self.card.port {
+            CardPort::Tap(port) => Some(port),
+            CardPort::Null(_) | CardPort::Loop(_) => None,
+        }
+    }
+
+    /// Sends or drops the frame in `self.chain`. Returns `false` if the TAP has no room for it.
+    fn send_frame(&mut self) -> bool {
+        if !self.is_enabled {
+            self.counters().sent_disabled.add(1);
+            return true;
+        }
+        let sent = self.format.parse(&self.chain, self.vring.view()).and_then(|(header, frame)| {
+            self.collect(frame)?;
+            Ok((frame, self.send(&header)))
+        });
+        let (_, marks) = self.vring.memory();
+        self.frame.clear(marks);
+        match sent {
+            Ok((frame, Ok(()))) => {
+                self.counters().sent_frames.add(1);
+                self.counters().sent_bytes.add(frame.len.into());
+            }
+            Ok((_, Err(SendError::Full))) => return false,
+            Ok((_, Err(SendError::Refused(_)))) => self.counters().sent_refused.add(1),
+            Ok((_, Err(SendError::Down))) => self.counters().sent_down.add(1),
+            Ok((_, Err(SendError::Gone))) => {
+                self.counters().sent_down.add(1);
+                self.card.report_gone();
+            }
+            Err(error) => count_invalid(&self.vring, self.counters(), &self.chain, error),
+        }
+        true
+    }
+
+    /// Puts the buffers of the frame, without its header, into `self.frame`.
+    fn collect(&mut self, frame: Frame) -> Result<(), InvalidFrame> {
+        let (mut header_left, mut left) = (self.format.header_len as u64, u64::from(frame.len));
+        for buffer in self.chain.readable() {
+            let skipped = header_left.min(buffer.len.into());
+            header_left -= skipped;
+            // Lossless, because a buffer has at most 2^32 - 1 bytes.
+            let len = left.min(u64::from(buffer.len) - skipped) as u32;
+            left -= u64::from(len);
+            let addr = buffer.addr.checked_add(skipped).ok_or(InvalidFrame::Short)?;
+            self.frame.push(self.vring.view(), addr, len).map_err(|_| InvalidFrame::Short)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, header: &Header) -> Result<(), SendError> {
+        if self.port().is_none_or(TapPort::is_gone) {
+            return Err(SendError::Gone);
+        }
+        if TapQueue::is_too_scattered(&self.frame) {
+            let len = self.frame.read(0, &mut self.copy);
+            return self.queue.send_copy(header, &self.copy[..len]);
+        }
+        self.queue.send(header, &self.frame)
+    }
+
+    /// Completes the chain, whose frame is gone. Returns `false` if the ring does not accept this now.
+    fn complete(&mut self) -> bool {
+        if !self.vring.use_credit(1) {
+            self.return_credit();
+            return false;
+        }
+        self.vring.push(self.chain.id, 0);
+        true
+    }
+
+    /// Sends frames until they cost `budget`.
+    fn send_frames(&mut self, is_due: bool, budget: u32) -> Polled {
+        let (mut served, mut cost) = (0, 0u32);
+        let next = loop {
+            if self.is_refused && !is_due {
+                break Next::Quiet;
+            }
+            if cost >= budget || served >= FRAMES_MAX {
+                break Next::More;
+            }
+            if !self.is_refused {
+                let popped = self.vring.pop_credit(&mut self.chain);
+                if self.vring.has_cost() {
+                    cost = cost.saturating_add(self.vring.take_cost());
+                }
+                if !popped {
+                    break if self.vring.take_unfinished() { Next::More } else { Next::Idle };
+                }
+            }
+            cost = cost.saturating_add(cost_of(&self.chain));
+            self.is_refused = !self.send_frame();
+            if self.is_refused {
+                break Next::Quiet;
+            }
+            if !self.complete() {
+                break Next::Idle;
+            }
+            served += 1;
+        };
+        Polled { served, cost, next }
+    }
+}
+
+fn cost_of(chain: &Chain) -> u32 {
+    cost::of_frame(chain.readable_len()) + u32::from(chain.descriptors() / cost::DESCRIPTORS_PER_COST)
+}
+
+/// Serves a ring that stops: sends the frames that an earlier process may have sent.
+impl ImmediateRing for TapTransmitTask {
+    fn ring(&mut self) -> (&mut Vring, &mut Chain) {
+        (&mut self.vring, &mut self.chain)
+    }
+
+    /// Drops the frame if the TAP has no room, because the chain is in flight.
+    fn serve(&mut self) -> u32 {
+        if !self.send_frame() {
+            self.counters().dropped_late.add(1);
+        }
+        self.vring.push(self.chain.id, 0);
+        cost::of_frame(self.chain.readable_len())
+    }
+}
+
+impl QueueTask for TapTransmitTask {
+    fn vring(&mut self) -> &mut Vring {
+        &mut self.vring
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
+        // The ring may have returned the chain itself.
+        self.is_refused &= self.vring.credit() > 0;
+        if budget == 0 {
+            self.return_credit();
+            return immediate_ring::poll(self, 0);
+        }
+        let polled = self.send_frames(context.far_side_due, budget);
+        self.vring.publish();
+        polled
+    }
+
+    fn in_flight(&self) -> usize {
+        self.vring.resubmissions().into()
+    }
+
+    fn event(&self) -> Option<Event<'_>> {
+        let interest = if self.is_refused { Interest::Writable } else { Interest::None };
+        Some(Event { fd: self.queue.as_fd(), interest })
+    }
+
+    fn far_side_interval(&self) -> Duration {
+        PORT_INTERVAL
+    }
+
+    fn affinity(&self) -> Option<u32> {
+        Some(self.pair.into())
+    }
+
+    fn return_credit(&mut self) {
+        self.vring.unpop(self.vring.credit());
+        self.is_refused = false;
+    }
+
+    fn set_enabled(&mut self, is_enabled: bool) {
+        self.is_enabled = is_enabled;
+    }
+
+    fn memory_changed(&mut self, _engine: &mut Engine) {
+        let (_, marks) = self.vring.memory();
+        self.frame.release(marks);
+    }
+}

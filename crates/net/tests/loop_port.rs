@@ -1,0 +1,117 @@
+//! Returns frames through a loop port.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
+mod rig;
+
+use kickless_device::{Device, Interest, Next};
+use kickless_net_port::OpenPort;
+use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
+use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
+use zerocopy::IntoBytes;
+
+const SPLIT: Kind = Kind { packed: false, event_idx: true, in_order: false };
+
+fn frame(len: usize, number: u8) -> Vec<u8> {
+    let mut frame = Header::default().as_bytes().to_vec();
+    frame.extend((0..len).map(|n| (n as u8).wrapping_mul(3).wrapping_add(number)));
+    frame
+}
+
+#[test]
+fn frames_return_on_the_same_pair() {
+    for kind in kinds() {
+        let card = card_on(2, OpenPort::Loop);
+        let mut pairs = [0, 2]
+            .map(|index| [0, 1].map(|ring| Rig::start(&card, index + ring, kind, SIZE_MAX, card.features())));
+        for (number, len) in (0..).zip([14, 60, 1514, 9000, 65_550]) {
+            for (pair, [receive, transmit]) in pairs.iter_mut().enumerate() {
+                while receive.offer(&[1530], true).is_some() {}
+                receive.poll();
+                assert_eq!((receive.last, receive.interest()), (Next::Quiet, Some(Interest::Readable)));
+                let sent = frame(len, number + 10 * pair as u8);
+                transmit.send(&sent, 4096).unwrap();
+                assert_eq!(transmit.poll(), 1);
+                transmit.take().unwrap();
+                // The receive ring may sleep.
+                receive.wait_readable();
+                assert_eq!(receive.poll(), 1);
+                let (header, bytes) = receive.receive(12).unwrap();
+                assert!(bytes == sent[12..], "{kind:?} {len}");
+                assert_eq!(usize::from(header.num_buffers.get()), (len + 12).div_ceil(1530));
+            }
+        }
+        assert_eq!(counter(&card, "received_frames"), 10);
+        for rig in pairs.into_iter().flatten() {
+            let offered = rig.with_device();
+            assert_eq!(rig.stop().1, offered);
+        }
+    }
+}
+
+#[test]
+fn frames_wait_for_chains_or_are_dropped() {
+    let card = card_on(1, OpenPort::Loop);
+    let mut transmit = Rig::start(&card, 1, SPLIT, SIZE_MAX, card.features());
+    let send = |transmit: &mut Rig, frames: usize| {
+        for number in 0..frames {
+            transmit.send(&frame(60, number as u8), 100).unwrap();
+            transmit.poll();
+            transmit.take().unwrap();
+        }
+    };
+    send(&mut transmit, 3);
+    assert_eq!(counter(&card, "dropped_late"), 3, "no receive ring runs");
+    let mut receive = Rig::start(&card, 0, SPLIT, SIZE_MAX, card.features());
+    send(&mut transmit, 2000);
+    // The batch between the rings holds 1024 frames.
+    assert_eq!(counter(&card, "dropped_late"), 3 + 976);
+    receive.poll();
+    assert_eq!((receive.last, receive.interest()), (Next::Idle, Some(Interest::None)));
+    for number in 0..1024 {
+        receive.offer(&[100], true).unwrap();
+        receive.poll();
+        assert_eq!(receive.receive(12).unwrap().1, frame(60, number as u8)[12..]);
+    }
+    send(&mut transmit, 5);
+    receive.offer(&[100], true).unwrap();
+    receive.poll();
+    receive.stop();
+    assert_eq!(counter(&card, "dropped_late"), 3 + 976 + 4);
+}
+
+/// The driver sends with offloads that it does not accept itself.
+#[test]
+fn offloads_are_undone_for_the_receiver() {
+    let card = card_on(1, OpenPort::Loop);
+    let accepted = NetFeatures::GUEST_CSUM | NetFeatures::GUEST_TSO4 | NetFeatures::GUEST_TSO6;
+    let features = rig::without(&card, accepted | NetFeatures::GUEST_ECN);
+    let mut receive = Rig::start(&card, 0, SPLIT, SIZE_MAX, features);
+    let mut transmit = Rig::start(&card, 1, SPLIT, SIZE_MAX, features);
+    let mut packet = vec![2; 12];
+    packet.extend([8, 0, 0x45, 0, 0, 0, 0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    packet.extend([0, 1, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
+    packet.resize(54 + 2500, 7);
+    let header = Header {
+        flags: HDR_F_NEEDS_CSUM,
+        gso_type: GSO_TCPV4,
+        gso_size: 1000.into(),
+        csum_start: 34.into(),
+        csum_offset: 16.into(),
+        ..Header::default()
+    };
+    while receive.offer(&[1530], true).is_some() {}
+    transmit.send(&[header.as_bytes(), &packet].concat(), 5000).unwrap();
+    // Not a packet: there is nothing to segment.
+    transmit.send(&[header.as_bytes(), &[9; 100]].concat(), 5000).unwrap();
+    let checksum = Header { gso_type: 0, gso_size: 0.into(), ..header };
+    transmit.send(&[checksum.as_bytes(), &packet[..1000]].concat(), 5000).unwrap();
+    transmit.poll();
+    receive.poll();
+    let frames: Vec<_> = std::iter::from_fn(|| receive.receive(12)).collect();
+    let lens: Vec<_> = frames.iter().map(|(_, frame)| frame.len()).collect();
+    assert_eq!(lens, [1054, 1054, 554, 1000]);
+    assert!(frames.iter().all(|(header, _)| (header.flags, header.gso_type) == (0, 0)));
+    assert!(frames.iter().all(|(_, frame)| frame[50..52] != [0, 0]), "a checksum is missing");
+    assert_eq!(counter(&card, "dropped_offload"), 1);
+    assert_eq!(counter(&card, "sent_frames"), 3);
+}
