@@ -92,10 +92,13 @@ fn errno(error: &Error) -> Errno {
         | Error::ConfigField { .. }
         | Error::InvalidUsed { .. }
         | Error::Unpublished { .. }
+        | Error::FrameTooShort { .. }
+        | Error::FrameBuffers { .. }
+        | Error::CommandAnswer { .. }
         | Error::RingError
         | Error::Incompatible { .. } => Errno::PROTO,
-        Error::NoAnswer { .. } | Error::Gone { .. } => Errno::TIMEDOUT,
-        Error::Refused { .. } => Errno::REMOTEIO,
+        Error::NoAnswer { .. } | Error::CommandTimeout { .. } | Error::Gone { .. } => Errno::TIMEDOUT,
+        Error::Refused { .. } | Error::CommandRefused { .. } => Errno::REMOTEIO,
         Error::Closed => Errno::CONNRESET,
         Error::NotOffered { .. } => Errno::OPNOTSUPP,
         Error::QueueSize { .. } => Errno::INVAL,
@@ -213,7 +216,7 @@ mod tests {
         assert_eq!((null, last().as_str()), (-22, "disk is null"));
         let dead = || Error::Dead(std::sync::Arc::new(Error::Unplugged)).into();
         let result: i32 = guard(|| Err(dead()));
-        assert_eq!((result, last().as_str()), (-19, "the disk is dead: the disk was closed"));
+        assert_eq!((result, last().as_str()), (-19, "the device is dead: the device was closed"));
         let panicked: i32 = guard(|| panic!("on purpose"));
         assert_eq!(panicked, -5);
         assert!(last().starts_with("the driver failed"));

@@ -66,6 +66,32 @@ pub struct Options {
     pub reserved: u32,
 }
 
+/// Copies a structure from C whose first member is its size. Members that the caller does not know are zero.
+///
+/// # Safety
+/// `options` is null, or points to a structure with as many bytes as its first member says. Any bytes are
+/// valid for a `T`.
+pub(crate) unsafe fn read_versioned<T>(options: *const T, size_min: usize) -> Result<T, Fault> {
+    // SAFETY: every version of the structure has the first member.
+    let size = *unsafe { pointer::reference(options.cast::<usize>(), "options")? };
+    if !(size_min..=SIZE_MAX).contains(&size) {
+        return Err(Fault::Argument("options.size is not the size of the structure"));
+    }
+    // SAFETY: the structure has as many bytes as the caller says.
+    let bytes = unsafe { pointer::array(options.cast::<u8>(), size, "options")? };
+    let known = bytes.len().min(size_of::<T>());
+    if bytes.iter().skip(known).any(|byte| *byte != 0) {
+        return Err(Fault::TooNew);
+    }
+    let mut copy = MaybeUninit::<T>::zeroed();
+    // SAFETY:
+    // * both have `known` bytes;
+    // * the copy is a new object, so they do not overlap.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), copy.as_mut_ptr().cast(), known) };
+    // SAFETY: any bytes are valid by the caller's promise, and all bytes were written.
+    Ok(unsafe { copy.assume_init() })
+}
+
 impl Options {
     /// Copies the options from C.
     ///
@@ -73,25 +99,8 @@ impl Options {
     /// `options` is null, or points to a structure with as many bytes as its first member says. Its socket is
     /// null or a string.
     pub(crate) unsafe fn read(options: *const Self) -> Result<driver::Options, Fault> {
-        // SAFETY: every version of the structure has the first member.
-        let size = *unsafe { pointer::reference(options.cast::<usize>(), "options")? };
-        if !(offset_of!(Self, buffer_memory)..=SIZE_MAX).contains(&size) {
-            return Err(Fault::Argument("options.size is not sizeof(kl_options)"));
-        }
-        // SAFETY: the structure has as many bytes as the caller says.
-        let bytes = unsafe { pointer::array(options.cast::<u8>(), size, "options")? };
-        let known = bytes.len().min(size_of::<Self>());
-        if bytes.iter().skip(known).any(|byte| *byte != 0) {
-            return Err(Fault::TooNew);
-        }
-        let mut copy = MaybeUninit::<Self>::zeroed();
-        // SAFETY:
-        // * both have `known` bytes;
-        // * the copy is a new object, so they do not overlap.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), copy.as_mut_ptr().cast(), known) };
-        // SAFETY: the members are numbers and a pointer, for which any bytes are valid, and all bytes were
-        // written.
-        let copy = unsafe { copy.assume_init() };
+        // SAFETY: the caller's promise. The members are numbers and a pointer, for which any bytes are valid.
+        let copy = unsafe { read_versioned(options, offset_of!(Self, buffer_memory))? };
         // SAFETY: the caller's promise.
         unsafe { copy.convert() }
     }
@@ -140,7 +149,7 @@ impl Options {
     }
 }
 
-fn choice(value: u32, default: Choice) -> Result<Choice, Fault> {
+pub(crate) fn choice(value: u32, default: Choice) -> Result<Choice, Fault> {
     match value {
         KL_AUTO => Ok(default),
         KL_ON => Ok(Choice::On),
@@ -149,11 +158,11 @@ fn choice(value: u32, default: Choice) -> Result<Choice, Fault> {
     }
 }
 
-fn milliseconds(value: i64, default: Duration) -> Result<Duration, Fault> {
+pub(crate) fn milliseconds(value: i64, default: Duration) -> Result<Duration, Fault> {
     if value == 0 { Ok(default) } else { Ok(Duration::from_millis(positive(value)?)) }
 }
 
-fn positive(value: i64) -> Result<u64, Fault> {
+pub(crate) fn positive(value: i64) -> Result<u64, Fault> {
     u64::try_from(value).map_err(|_| Fault::Argument("a time in the options is negative"))
 }
 

@@ -1,7 +1,6 @@
 //! The front-end's side of vhost-user: one connection to a back-end, from the first message to the last.
 
 use std::io;
-use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -9,7 +8,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kickless_spec::blk::{BlkFeatures, CONFIG_WRITEBACK, Config as Space};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures as Protocol;
 use kickless_vhost_user::{
@@ -18,12 +16,12 @@ use kickless_vhost_user::{
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromBytes, IntoBytes};
 
+use crate::choice::Choice;
 use crate::error::Error;
 use crate::event::Event;
 use crate::memory::{Region, TABLE_MAX};
-use crate::options::{Choice, Options};
 
 /// The protocol features that the driver uses if they are offered.
 const PROTOCOL: Protocol = Protocol::MQ
@@ -31,20 +29,27 @@ const PROTOCOL: Protocol = Protocol::MQ
     .union(Protocol::REPLY_ACK)
     .union(Protocol::BACKEND_REQ)
     .union(Protocol::CONFIGURE_MEM_SLOTS);
-/// The device features that the driver uses if they are offered.
-const BLK: BlkFeatures = BlkFeatures::SIZE_MAX
-    .union(BlkFeatures::SEG_MAX)
-    .union(BlkFeatures::RO)
-    .union(BlkFeatures::BLK_SIZE)
-    .union(BlkFeatures::FLUSH)
-    .union(BlkFeatures::TOPOLOGY)
-    .union(BlkFeatures::CONFIG_WCE)
-    .union(BlkFeatures::MQ)
-    .union(BlkFeatures::DISCARD)
-    .union(BlkFeatures::WRITE_ZEROES)
-    .union(BlkFeatures::LIFETIME);
 /// The number of messages to read from the back-end's own channel before other work has its turn.
 const BACKEND_MESSAGES_MAX: usize = 32;
+
+/// The wishes of a driver for its back-end.
+#[derive(Clone, Copy)]
+pub(crate) struct Wishes<'a> {
+    pub(crate) socket: &'a Path,
+    pub(crate) reply_timeout: Duration,
+    pub(crate) packed: Choice,
+    pub(crate) event_idx: Choice,
+    pub(crate) indirect: Choice,
+    pub(crate) in_order: Choice,
+    /// The protocol features of the kind of device that the driver uses if they are offered.
+    pub(crate) protocol: Protocol,
+    /// The driver cannot do without the configuration space.
+    pub(crate) needs_config: bool,
+    /// The features that the driver does not use if there is no configuration space.
+    pub(crate) of_config: Features,
+    /// Chooses the features of the kind of device from those that are offered.
+    pub(crate) device_features: &'a dyn Fn(Features) -> Result<Features, Error>,
+}
 
 /// The size, format and addresses of a ring.
 #[derive(Clone, Copy, Debug)]
@@ -73,23 +78,23 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Connects, with retries until the deadline, and negotiates.
-    pub(crate) fn open(options: &Options, deadline: Instant) -> Result<Self, Error> {
-        let mut connection = Self::new(options, connect_by(&options.socket, deadline)?);
-        connection.negotiate(options, None)?;
+    pub(crate) fn open(wishes: Wishes<'_>, deadline: Instant) -> Result<Self, Error> {
+        let mut connection = Self::new(wishes, connect_by(wishes.socket, deadline)?);
+        connection.negotiate(wishes, None)?;
         Ok(connection)
     }
 
     /// Connects again, in one attempt, and requires the features of the first connection.
     ///
     /// Until [`Connection::clear_deadline`], the connection waits for no reply beyond the deadline.
-    pub(crate) fn open_again(options: &Options, deadline: Instant, known: Features) -> Result<Self, Error> {
-        let mut connection = Self::new(options, connect_by(&options.socket, Instant::now())?);
+    pub(crate) fn open_again(wishes: Wishes<'_>, deadline: Instant, known: Features) -> Result<Self, Error> {
+        let mut connection = Self::new(wishes, connect_by(wishes.socket, Instant::now())?);
         connection.deadline = Some(deadline);
-        connection.negotiate(options, Some(known))?;
+        connection.negotiate(wishes, Some(known))?;
         Ok(connection)
     }
 
-    fn new(options: &Options, socket: OwnedFd) -> Self {
+    fn new(wishes: Wishes<'_>, socket: OwnedFd) -> Self {
         Self {
             frontend: Frontend::new(socket),
             requests: None,
@@ -97,7 +102,7 @@ impl Connection {
             protocol: Protocol::empty(),
             queues_max: 1,
             regions_max: TABLE_MAX,
-            limit: options.reply_timeout,
+            limit: wishes.reply_timeout,
             deadline: None,
         }
     }
@@ -107,18 +112,24 @@ impl Connection {
         self.deadline = None;
     }
 
-    fn negotiate(&mut self, options: &Options, known: Option<Features>) -> Result<(), Error> {
+    fn negotiate(&mut self, wishes: Wishes<'_>, known: Option<Features>) -> Result<(), Error> {
         let offered = Features::from_bits_retain(self.number(&Message::GetFeatures)?);
-        let features = match known {
-            None => choose(offered, options)?,
+        let mut features = match known {
+            None => choose(offered, wishes)?,
             Some(known) if offered.contains(known) => known,
             Some(_) => return Err(Error::Incompatible { what: "fewer features" }),
         };
         let offered = Protocol::from_bits_retain(self.number(&Message::GetProtocolFeatures)?);
-        if !offered.contains(Protocol::CONFIG) {
+        if wishes.needs_config && !offered.contains(Protocol::CONFIG) {
             return Err(Error::NotOffered { what: "its configuration space" });
         }
-        let mut wanted = PROTOCOL & offered;
+        if !offered.contains(Protocol::CONFIG) {
+            features.remove(wishes.of_config);
+            if known.is_some_and(|known| known != features) {
+                return Err(Error::Incompatible { what: "no configuration space" });
+            }
+        }
+        let mut wanted = (PROTOCOL | wishes.protocol) & offered;
         // Without acknowledgements, the driver cannot know whether the back-end accepted a region.
         if !offered.contains(Protocol::REPLY_ACK) {
             wanted.remove(Protocol::CONFIGURE_MEM_SLOTS);
@@ -147,14 +158,17 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads the configuration space. Fields that are new in version 1.2 of the standard or later are zero.
-    pub(crate) fn config(&mut self) -> Result<Space, Error> {
-        // Old back-ends refuse a request for more fields than they know.
-        let needs = offset_of!(Space, max_secure_erase_sectors);
+    /// Returns whether this protocol feature was negotiated.
+    pub(crate) fn has(&self, feature: Protocol) -> bool {
+        self.protocol.contains(feature)
+    }
+
+    /// Reads the first `needs` bytes of the configuration space. All fields after them are zero.
+    pub(crate) fn config<T: FromBytes + IntoBytes>(&mut self, needs: usize) -> Result<T, Error> {
         let ask = Config { data: vec![0; needs], ..Config::default() };
         match self.query(&Message::GetConfig(ask))? {
             Reply::Config(Some(config)) => {
-                let mut space = Space::new_zeroed();
+                let mut space = T::new_zeroed();
                 let len = config.data.len();
                 if len < needs {
                     return Err(Error::ConfigTooShort { len, needs });
@@ -172,10 +186,14 @@ impl Connection {
         }
     }
 
-    /// Sets `writeback` in the configuration space.
-    pub(crate) fn set_writeback(&mut self, on: bool) -> Result<(), Error> {
-        let config = Config { offset: CONFIG_WRITEBACK as u32, data: vec![on.into()], ..Config::default() };
-        self.command(&Message::SetConfig(config))
+    /// Writes these bytes at `offset` of the configuration space.
+    pub(crate) fn set_config(&mut self, offset: u32, data: Vec<u8>) -> Result<(), Error> {
+        self.command(&Message::SetConfig(Config { offset, data, ..Config::default() }))
+    }
+
+    /// Tells the back-end the MTU of a network card.
+    pub(crate) fn set_mtu(&mut self, mtu: u16) -> Result<(), Error> {
+        self.command(&Message::NetSetMtu(mtu.into()))
     }
 
     /// Returns whether the back-end accepts single regions, without the whole table.
@@ -332,7 +350,7 @@ fn connect_by(path: &Path, deadline: Instant) -> Result<OwnedFd, Error> {
 }
 
 /// Chooses the features to use from those that are offered.
-fn choose(offered: Features, options: &Options) -> Result<Features, Error> {
+fn choose(offered: Features, wishes: Wishes<'_>) -> Result<Features, Error> {
     for (feature, what) in [
         (Features::VERSION_1, "VIRTIO_F_VERSION_1"),
         (Features::PROTOCOL_FEATURES, "VHOST_USER_F_PROTOCOL_FEATURES"),
@@ -342,18 +360,23 @@ fn choose(offered: Features, options: &Options) -> Result<Features, Error> {
         }
     }
     let mut features = Features::VERSION_1 | Features::PROTOCOL_FEATURES;
-    features |= Features::from_bits_retain(BLK.bits()) & offered;
+    features |= (wishes.device_features)(offered)?;
     for (choice, feature, what) in [
-        (options.packed, Features::RING_PACKED, "VIRTIO_F_RING_PACKED"),
-        (options.event_idx, Features::EVENT_IDX, "VIRTIO_F_EVENT_IDX"),
-        (options.indirect, Features::INDIRECT_DESC, "VIRTIO_F_INDIRECT_DESC"),
-        (options.in_order, Features::IN_ORDER, "VIRTIO_F_IN_ORDER"),
+        (wishes.packed, Features::RING_PACKED, "VIRTIO_F_RING_PACKED"),
+        (wishes.event_idx, Features::EVENT_IDX, "VIRTIO_F_EVENT_IDX"),
+        (wishes.indirect, Features::INDIRECT_DESC, "VIRTIO_F_INDIRECT_DESC"),
+        (wishes.in_order, Features::IN_ORDER, "VIRTIO_F_IN_ORDER"),
     ] {
-        match (choice, offered.contains(feature)) {
-            (Choice::Auto | Choice::On, true) => features |= feature,
-            (Choice::On, false) => return Err(Error::NotOffered { what }),
-            (Choice::Auto, false) | (Choice::Off, _) => {}
-        }
+        features.set(feature, choice.decide(offered.contains(feature), what)?);
     }
     Ok(features)
+}
+
+/// The longest duration that is used. Longer ones make no difference, and clocks cannot overflow with this
+/// one.
+const TIME_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Returns the time after `time`.
+pub(crate) fn deadline_after(time: Duration) -> Instant {
+    Instant::now() + time.min(TIME_MAX)
 }

@@ -1,25 +1,26 @@
 //! The core of a disk: its queues, its connection, its memory, and the reason of its death.
 
 use std::cell::Cell;
+use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use kickless_spec::blk::{BlkFeatures, Config as Space};
+use kickless_spec::blk::{BlkFeatures, CONFIG_WRITEBACK, Config as Space};
 use kickless_spec::features::Features;
-use kickless_vhost_user::FrontendResponder;
 
+use crate::block::Blocks;
 use crate::buffer::{OwnMemory, Registered};
-use crate::connection::{self, Connection};
-use crate::control::Control;
+use crate::connection::{Connection, deadline_after};
 use crate::error::Error;
 use crate::event::{Event, Kicker};
 use crate::layout::Layout;
 use crate::limits::Limits;
+use crate::link::Link;
 use crate::memory::{self, Region, Regions};
-use crate::options::{Options, deadline_after};
+use crate::options::Options;
 use crate::page_pool::PagePool;
 use crate::ring::{self, Ring};
 
@@ -45,20 +46,12 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) rings: Box<[Ring]>,
     pub(crate) own_memory: Arc<OwnMemory>,
-    pub(crate) control: Control,
+    pub(crate) link: Link,
     pub(crate) features: Features,
     /// Locked before any completion lock. So a handler, which runs under a completion lock, must not lock it.
     session: Mutex<Session>,
     /// The configuration as it was read last, for handlers.
     last_config: Mutex<(Limits, Space)>,
-    /// The back-end's own channel. It is outside of the session so that a thread that sleeps at a queue can
-    /// serve it.
-    requests: Mutex<Option<FrontendResponder>>,
-    /// The reason of the death.
-    dead: OnceLock<Arc<Error>>,
-    /// Signalled when the disk dies.
-    pub(crate) stop: Event,
-    pub(crate) recovering: AtomicBool,
     pub(crate) reactor: AtomicBool,
     /// Wakes the reactor thread.
     pub(crate) reactor_event: Arc<Event>,
@@ -90,15 +83,15 @@ impl Core {
     /// Connects, and starts all queues.
     pub(crate) fn open(options: Options) -> Result<Arc<Self>, Error> {
         let deadline = deadline_after(options.connect_timeout);
-        let mut connection = Connection::open(&options, deadline)?;
+        let mut connection = Connection::open(options.wishes(), deadline)?;
         let features = connection.features;
-        let space = connection.config()?;
+        let space = disk_config(&mut connection)?;
         let limits = Limits::new(features, &space)?.for_queue(options.queue_size)?;
         let count = queue_count(&options, &connection, features, &space);
         let mut layouts: Vec<Layout> = Vec::with_capacity(count);
         let mut end = memory::FIRST;
         for _ in 0..count {
-            let layout = Layout::new(end, options.queue_size, features)?;
+            let layout = Layout::new(end, options.queue_size, features, Blocks::len(options.queue_size))?;
             end = layout.end();
             layouts.push(layout);
         }
@@ -119,12 +112,11 @@ impl Core {
         });
         let rings: Box<[Ring]> = rings.collect::<Result<_, Error>>()?;
         connection.share(regions.all())?;
-        let requests = connection.take_requests();
-        let control = Control::new()?;
+        let link = Link::new()?;
         for (index, ring) in (0u8..).zip(&rings) {
-            connection.start(index, ring.layout().setup(), &ring.kick(), &ring.call, &control.error)?;
+            connection.start(index, ring.layout().setup(), &ring.kick(), &ring.call, &link.control.error)?;
         }
-        control.watch(connection.as_fd(), requests.as_ref().map(AsFd::as_fd))?;
+        link.watch(&mut connection)?;
         let session = Session {
             regions_max: connection.regions_max,
             connection: Some(connection),
@@ -139,14 +131,10 @@ impl Core {
             options,
             rings,
             own_memory,
-            control,
+            link,
             features,
             session: Mutex::new(session),
             last_config: Mutex::new((limits, space)),
-            requests: Mutex::new(requests),
-            dead: OnceLock::new(),
-            stop: Event::new()?,
-            recovering: AtomicBool::new(false),
             reactor: AtomicBool::new(false),
             reactor_event: Arc::new(Event::new()?),
             changes: AtomicU64::new(0),
@@ -160,33 +148,10 @@ impl Core {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set_requests(&self, requests: Option<FrontendResponder>) {
-        *self.requests.lock().unwrap_or_else(PoisonError::into_inner) = requests;
-    }
-
-    /// Returns the reason of the death.
-    pub(crate) fn failure(&self) -> Option<Arc<Error>> {
-        self.dead.get().cloned()
-    }
-
-    pub(crate) fn is_dead(&self) -> bool {
-        self.dead.get().is_some()
-    }
-
-    /// Returns the error of a call on a dead disk.
-    pub(crate) fn dead_error(&self) -> Error {
-        self.failure().map_or(Error::Unplugged, Error::Dead)
-    }
-
-    /// Returns `error`, or the reason of the death if `error` only says that the disk is gone.
-    pub(crate) fn explain(&self, error: Error) -> Error {
-        if matches!(error, Error::Unplugged) { self.dead_error() } else { error }
-    }
-
     /// Handles the events on the connection.
     pub(crate) fn check_connection(self: &Arc<Self>) {
-        let happened = self.control.poll_events();
-        if happened.error && self.control.error.take() > 0 {
+        let happened = self.link.control.poll_events();
+        if happened.error && self.link.control.error.take() > 0 {
             return self.die(Error::RingError);
         }
         if happened.message {
@@ -198,15 +163,7 @@ impl Core {
     }
 
     fn serve_requests(&self) {
-        let Ok(mut requests) = self.requests.try_lock() else { return };
-        let Some(responder) = requests.as_mut() else { return };
-        let served = connection::serve(responder);
-        if served.is_err() {
-            // The disk works without this channel.
-            *requests = None;
-        }
-        drop(requests);
-        if !matches!(served, Ok(true)) {
+        if !self.link.serve_requests() {
             return;
         }
         self.changes.fetch_add(1, Ordering::Release);
@@ -230,14 +187,14 @@ impl Core {
     /// In a handler, returns the values that were read last.
     pub(crate) fn limits(self: &Arc<Self>) -> Result<(Limits, Space), Error> {
         if ring::is_delivering() {
-            return if self.is_dead() { Err(self.dead_error()) } else { Ok(*self.last_config()) };
+            return if self.link.is_dead() { Err(self.link.dead_error()) } else { Ok(*self.last_config()) };
         }
         let mut session = self.session();
         let changes = self.changes();
         if session.changes_seen != changes
             && let Some(connection) = session.connection.as_mut()
         {
-            let read = connection.config().and_then(|space| {
+            let read = disk_config(connection).and_then(|space| {
                 Ok((Limits::new(self.features, &space)?.for_queue(self.options.queue_size)?, space))
             });
             let (limits, space) = match read {
@@ -269,7 +226,7 @@ impl Core {
             error if error.is_loss() => self.lost(error),
             error => self.die(error),
         }
-        if self.is_dead() { Err(self.dead_error()) } else { Ok(()) }
+        if self.link.is_dead() { Err(self.link.dead_error()) } else { Ok(()) }
     }
 
     /// Turns the device's write cache on or off.
@@ -282,7 +239,7 @@ impl Core {
             return Err(Error::InHandler);
         }
         let mut session = self.session();
-        let told = session.connection.as_mut().map_or(Ok(()), |connection| connection.set_writeback(on));
+        let told = session.connection.as_mut().map_or(Ok(()), |connection| set_writeback(connection, on));
         if !matches!(told, Err(Error::Refused { .. })) {
             session.writeback = Some(on);
             session.space.writeback = on.into();
@@ -300,8 +257,8 @@ impl Core {
     ) -> Result<Registered, Error> {
         self.unregister_unused()?;
         let mut session = self.session();
-        if self.is_dead() {
-            return Err(self.dead_error());
+        if self.link.is_dead() {
+            return Err(self.link.dead_error());
         }
         let max = session.regions_max;
         let region = session.regions.add(file, offset, len, max)?;
@@ -373,10 +330,10 @@ impl Core {
         }
         while self.rings.iter().any(|ring| ring.in_flight() > 0) {
             self.rings.iter().try_for_each(Ring::drain_for_all)?;
-            if self.is_dead() {
-                return Err(self.dead_error());
+            if self.link.is_dead() {
+                return Err(self.link.dead_error());
             }
-            if self.recovering.load(Ordering::Relaxed) || self.control.poll_events().closed {
+            if self.link.is_recovering() || self.link.control.poll_events().closed {
                 return Err(Error::Closed);
             }
             thread::yield_now();
@@ -386,11 +343,8 @@ impl Core {
 
     /// Kills the disk. Everything in flight fails, and so do all later requests.
     pub(crate) fn die(self: &Arc<Self>, error: Error) {
-        if self.dead.set(Arc::new(error)).is_err() {
+        if !self.link.mark_dead(error) {
             return;
-        }
-        if let Some(error) = self.dead.get().filter(|error| !matches!(***error, Error::Unplugged)) {
-            tracing::error!(error = &**error as &dyn std::error::Error, "the disk is dead");
         }
         if ring::is_delivering() { self.fail_all_on_thread() } else { self.fail_all() }
     }
@@ -404,11 +358,11 @@ impl Core {
     }
 
     fn fail_all(&self) {
-        self.stop.signal();
+        self.link.stop.signal();
         self.reactor_event.signal();
         self.rings.iter().for_each(Ring::kill);
         self.session().connection = None;
-        self.set_requests(None);
+        self.link.close_requests();
         // A listener may own a handle of the disk, so the listeners are dropped without the lock.
         let listeners = std::mem::take(&mut *self.on_change.lock().unwrap_or_else(PoisonError::into_inner));
         drop(listeners);
@@ -416,14 +370,14 @@ impl Core {
 
     /// Closes the disk in order: waits until nothing is in flight, as long as the back-end makes progress.
     pub(crate) fn close(self: &Arc<Self>) {
-        if self.is_dead() {
+        if self.link.is_dead() {
             return;
         }
         self.rings.iter().for_each(Ring::shut);
         if !is_called_back() {
             self.rings.iter().for_each(|ring| self.finish(ring));
         }
-        if !self.recovering.load(Ordering::Relaxed) {
+        if !self.link.is_recovering() {
             let mut session = self.session();
             if let Some(connection) = session.connection.as_mut() {
                 let stopped = (0u8..).zip(&self.rings).try_for_each(|(index, _)| connection.stop(index));
@@ -453,4 +407,15 @@ fn queue_count(options: &Options, connection: &Connection, features: Features, s
     let several = BlkFeatures::from_bits_truncate(features.bits()).contains(BlkFeatures::MQ);
     let device = if several { usize::from(space.num_queues.get()) } else { 1 };
     wanted.min(device).min(connection.queues_max).clamp(1, QUEUES_MAX)
+}
+
+/// Reads the configuration space. Fields that are new in version 1.2 of the standard or later are zero.
+pub(crate) fn disk_config(connection: &mut Connection) -> Result<Space, Error> {
+    // Old back-ends refuse a request for more fields than they know.
+    connection.config(offset_of!(Space, max_secure_erase_sectors))
+}
+
+/// Sets `writeback` in the configuration space.
+pub(crate) fn set_writeback(connection: &mut Connection, on: bool) -> Result<(), Error> {
+    connection.set_config(CONFIG_WRITEBACK as u32, vec![on.into()])
 }

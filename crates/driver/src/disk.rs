@@ -202,7 +202,7 @@ impl Disk {
 
     /// Returns the reason of the death, if the disk is dead.
     pub fn failure(&self) -> Option<Arc<Error>> {
-        self.core().failure()
+        self.core().link.failure()
     }
 
     /// Returns the counters of all queues together.
@@ -278,7 +278,7 @@ impl Disk {
     pub(crate) fn check_result(&self, result: Result<(), crate::Failure>) -> Result<(), Error> {
         match result {
             Ok(()) => Ok(()),
-            Err(crate::Failure::Dead) => Err(self.core().dead_error()),
+            Err(crate::Failure::Dead) => Err(self.core().link.dead_error()),
             Err(failure) => Err(failure.into()),
         }
     }

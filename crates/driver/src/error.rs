@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use kickless_virtqueue::driver::UsedError;
 
+use crate::offload::InvalidOffload;
+
 /// The error of a call.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -86,7 +88,7 @@ pub enum Error {
         /// Its value.
         value: u64,
     },
-    /// The back-end broke the rules of a ring. The disk is dead.
+    /// The back-end broke the rules of a ring. The device is dead.
     #[error("the back-end broke the rules of queue {queue}")]
     InvalidUsed {
         /// The queue.
@@ -95,7 +97,7 @@ pub enum Error {
         #[source]
         source: UsedError,
     },
-    /// The back-end completed a request before it could have seen it. The disk is dead.
+    /// The back-end completed a request before it could have seen it. The device is dead.
     #[error("queue {queue}: the back-end completed request {id} before it was made available")]
     Unpublished {
         /// The queue.
@@ -103,7 +105,51 @@ pub enum Error {
         /// The id of the request.
         id: u16,
     },
-    /// The back-end reported that it cannot read a ring any more. The disk is dead.
+    /// The back-end used a receive buffer for fewer bytes than a frame's header has. The device is dead.
+    #[error(
+        "queue {queue}: the back-end wrote {len} bytes into buffer {id}, and the header of a frame has {needs}"
+    )]
+    FrameTooShort {
+        /// The queue.
+        queue: usize,
+        /// The id of the buffer.
+        id: u16,
+        /// The number of bytes.
+        len: u32,
+        /// The length of the header.
+        needs: u32,
+    },
+    /// The back-end named an impossible number of receive buffers for one frame. The device is dead.
+    #[error("queue {queue}: a frame in {count} buffers, and the back-end has {room}")]
+    FrameBuffers {
+        /// The queue.
+        queue: usize,
+        /// The number in the header of the frame.
+        count: u16,
+        /// The number of buffers that the back-end had, that of the header included.
+        room: u32,
+    },
+    /// The back-end refused a command of the control queue.
+    #[error("the back-end refuses the command to {command}")]
+    CommandRefused {
+        /// The purpose of the command.
+        command: &'static str,
+    },
+    /// The back-end answered a command with an undefined value. The device is dead.
+    #[error("the back-end answers a command with {answer}")]
+    CommandAnswer {
+        /// The value.
+        answer: u8,
+    },
+    /// The back-end did not answer a command in time.
+    #[error("the command to {command} is not answered within {limit:?}")]
+    CommandTimeout {
+        /// The purpose of the command.
+        command: &'static str,
+        /// The limit, [`CardOptions::reply_timeout`](crate::CardOptions::reply_timeout).
+        limit: Duration,
+    },
+    /// The back-end reported that it cannot read a ring any more. The device is dead.
     #[error("the back-end reports a broken ring")]
     RingError,
     /// The size of a queue is invalid.
@@ -127,11 +173,11 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
-    /// [`Disk::close`](crate::Disk::close) was called.
-    #[error("the disk was closed")]
+    /// [`Disk::close`](crate::Disk::close) or [`Card::close`](crate::Card::close) was called.
+    #[error("the device was closed")]
     Unplugged,
-    /// The disk died earlier.
-    #[error("the disk is dead")]
+    /// The device died earlier.
+    #[error("the device is dead")]
     Dead(#[source] Arc<Error>),
     /// The request is invalid.
     #[error(transparent)]
@@ -248,6 +294,19 @@ pub enum Invalid {
         /// The largest length.
         max: u64,
     },
+    /// The frame is shorter than an Ethernet header, or too long for the card.
+    #[error("the frame has {len} bytes, and {min} to {max} are possible")]
+    FrameLength {
+        /// The length in bytes.
+        len: usize,
+        /// The smallest length.
+        min: usize,
+        /// The largest length.
+        max: usize,
+    },
+    /// The offload of the frame is impossible or not negotiated.
+    #[error(transparent)]
+    Offload(#[from] InvalidOffload),
     /// The request has too many pieces of memory.
     #[error("the request has {pieces} pieces of memory, at most {max} are possible")]
     TooManyPieces {

@@ -85,7 +85,7 @@ impl InFlight {
             Ok(()) => Ok(waiter),
             Err(error) => {
                 self.ring().free_waiters.give_back(waiter);
-                Err(self.disk.0.core.explain(error))
+                Err(self.disk.0.core.link.explain(error))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The addresses of a queue's rings and blocks in the disk's own memory.
+//! The addresses of a queue's rings, and of the driver's data of each id, in the device's own memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,7 +7,6 @@ use kickless_spec::features::Features;
 use kickless_spec::ring::{avail_len, desc_len, used_len};
 use kickless_virtqueue::driver::{self, Completer, Submitter};
 
-use crate::block::Blocks;
 use crate::connection::RingSetup;
 use crate::error::Error;
 use crate::memory::Region;
@@ -22,16 +21,17 @@ pub(crate) struct Layout {
     setup: RingSetup,
     options: driver::Options,
     event_idx: bool,
-    blocks: u64,
+    data: u64,
     end: u64,
 }
 
 impl Layout {
-    /// Lays out a queue from the device's address `start` on.
+    /// Lays out a queue from the device's address `start` on. `data_len` bytes for the driver's use follow
+    /// the rings.
     ///
     /// # Errors
     /// The size of the queue is invalid.
-    pub(crate) fn new(start: u64, size: u16, features: Features) -> Result<Self, Error> {
+    pub(crate) fn new(start: u64, size: u16, features: Features, data_len: usize) -> Result<Self, Error> {
         let has = |feature| features.contains(feature);
         let (event_idx, indirect) = (has(Features::EVENT_IDX), has(Features::INDIRECT_DESC));
         let options = match has(Features::RING_PACKED) {
@@ -42,10 +42,10 @@ impl Layout {
         // The event areas of a packed ring are smaller than the rings of a split one, so either fits.
         let driver = (start + desc_len(size) as u64).next_multiple_of(LINE);
         let device = (driver + avail_len(size, true) as u64).next_multiple_of(LINE);
-        let blocks = (device + used_len(size, true) as u64).next_multiple_of(PAGE);
-        let end = (blocks + Blocks::len(size) as u64).next_multiple_of(PAGE);
+        let data = (device + used_len(size, true) as u64).next_multiple_of(PAGE);
+        let end = (data + data_len as u64).next_multiple_of(PAGE);
         let setup = RingSetup { size, packed: has(Features::RING_PACKED), desc: start, driver, device };
-        Ok(Self { setup, options, event_idx, blocks, end })
+        Ok(Self { setup, options, event_idx, data, end })
     }
 
     /// Returns the first address after the queue.
@@ -73,20 +73,19 @@ impl Layout {
     /// Makes the rings empty, and returns the driver's ends of them.
     pub(crate) fn rings(&self, region: &Arc<Region>) -> Result<(Submitter, Completer), Error> {
         let RingSetup { desc, driver, device, .. } = self.setup;
-        let rings = region.area(desc, (self.blocks - desc) as usize, 16)?;
+        let rings = region.area(desc, (self.data - desc) as usize, 16)?;
         // This stores word by word, because another thread may be polling the ring.
         (0..rings.len()).step_by(2).for_each(|at| rings.store_u16(at, 0, Ordering::Relaxed));
         let areas = driver::Areas {
             desc: region.area(desc, (driver - desc) as usize, 16)?,
             driver: region.area(driver, (device - driver) as usize, 4)?,
-            device: region.area(device, (self.blocks - device) as usize, 4)?,
+            device: region.area(device, (self.data - device) as usize, 4)?,
         };
         Ok(driver::queue(self.options, areas))
     }
 
-    /// Returns the blocks of the queue.
-    pub(crate) fn blocks(&self, region: &Arc<Region>) -> Result<Blocks, Error> {
-        let area = region.area(self.blocks, Blocks::len(self.size()), 64)?;
-        Ok(Blocks::new(area, self.blocks, self.size()))
+    /// Returns the device's address of the data after the rings.
+    pub(crate) fn data(&self) -> u64 {
+        self.data
     }
 }

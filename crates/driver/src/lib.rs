@@ -1,5 +1,8 @@
-//! The guest's end of virtio-blk in user space: drives any vhost-user-blk back-end, without a virtual
+//! The guest's end of virtio-blk and virtio-net in user space: drives vhost-user back-ends, without a virtual
 //! machine.
+//!
+//! A [`Disk`] drives a vhost-user-blk back-end, and a [`Card`] a vhost-user-net back-end. The sections below
+//! are about disks, and the last one about network cards.
 //!
 //! A [`Disk`] is a connection to the unix socket of a back-end, with shared memory and queues. Three
 //! interfaces use the same core, and can be used at the same time:
@@ -62,9 +65,32 @@
 //! If the connection closes, the driver reconnects for up to [`Options::reconnect_limit`]. Requests wait
 //! meanwhile. Then the driver sends all requests in flight again. The driver waits without limit for a
 //! back-end that neither answers requests nor closes its socket.
+//!
+//! # Network cards
+//! A [`Card`] has pairs of queues. Each [`QueuePair`] has one owner, and no call of it takes a lock or
+//! allocates memory. Frames are in shared memory of the pair; [`QueuePair::send`] and
+//! [`QueuePair::receive`] copy them, and [`QueuePair::forward`] sends received frames back without a copy.
+//!
+//! ```no_run
+//! use kickless_driver::{Card, CardOptions, Interest, Outgoing};
+//!
+//! // Serve a card for this example: kickless net --socket-path=/tmp/card.sock --port=null,rate=500
+//! let card = Card::connect(CardOptions::new("/tmp/card.sock"))?;
+//! let mut pair = card.pair(0).expect("no other code has taken it");
+//! let frame = [0xff; 60];
+//! pair.send(&[Outgoing::from(&frame[..]); 32])?;
+//! pair.wait(Interest::Receive, None)?;
+//! pair.receive(32, |frame| println!("{} bytes", frame.len()))?;
+//! # Ok::<(), kickless_driver::Error>(())
+//! ```
+//!
+//! The commands of the control queue ([`Card::set_mac`] and others) have a lock of their own, which is taken
+//! before that of the session. After a reconnection, rings begin anew, and frames in flight are lost.
 
 mod block;
 mod buffer;
+mod card;
+mod choice;
 mod connection;
 mod control;
 mod core;
@@ -75,11 +101,14 @@ mod future;
 mod handle;
 mod layout;
 mod limits;
+mod link;
 mod memory;
 #[cfg(all(test, loom))]
 mod model;
+mod offload;
 mod options;
 mod page_pool;
+mod poll;
 mod queue;
 mod reactor;
 mod recovery;
@@ -93,11 +122,16 @@ mod wait_leader;
 mod waiter;
 
 pub use buffer::{Buffer, Data, Registered, SharedBuffer};
+#[cfg(fuzzing)]
+pub use card::fuzzing;
+pub use card::{Card, CardCounters, CardOptions, Frame, Interest, Outgoing, QueuePair, RxMode};
+pub use choice::Choice;
 pub use disk::{Disk, Lifetime};
 pub use error::{Error, Failure, Invalid};
 pub use future::{Finished, InFlight};
 pub use kickless_virtqueue::driver::UsedError;
-pub use options::{Choice, Options, Waiting};
+pub use offload::{Checksum, InvalidOffload, Offload, Protocol, Segmentation};
+pub use options::{Options, Waiting};
 pub use queue::{Events, Queue, SubmitError};
 pub use request::{Completion, Kind, OnComplete, Request};
 pub use ring::Counters;

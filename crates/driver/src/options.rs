@@ -1,19 +1,27 @@
 //! The options of a disk.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// The use of a feature.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Choice {
-    /// Use it if it is offered.
-    #[default]
-    Auto,
-    /// Require it.
-    On,
-    /// Do not use it.
-    Off,
-}
+use kickless_spec::blk::BlkFeatures;
+use kickless_spec::features::Features;
+use kickless_spec::vhost_user::ProtocolFeatures as Protocol;
+
+use crate::choice::Choice;
+use crate::connection::Wishes;
+
+/// The features of a disk that the driver uses if they are offered.
+const BLK: BlkFeatures = BlkFeatures::SIZE_MAX
+    .union(BlkFeatures::SEG_MAX)
+    .union(BlkFeatures::RO)
+    .union(BlkFeatures::BLK_SIZE)
+    .union(BlkFeatures::FLUSH)
+    .union(BlkFeatures::TOPOLOGY)
+    .union(BlkFeatures::CONFIG_WCE)
+    .union(BlkFeatures::MQ)
+    .union(BlkFeatures::DISCARD)
+    .union(BlkFeatures::WRITE_ZEROES)
+    .union(BlkFeatures::LIFETIME);
 
 /// The way in which a thread waits for a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,16 +86,23 @@ pub struct Options {
     pub locked_kick: bool,
 }
 
-/// The longest duration that is used. Longer ones make no difference, and clocks cannot overflow with this
-/// one.
-const TIME_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-
-/// Returns the time after `time`.
-pub(crate) fn deadline_after(time: Duration) -> Instant {
-    Instant::now() + time.min(TIME_MAX)
-}
-
 impl Options {
+    /// Returns what the driver asks of a back-end.
+    pub(crate) fn wishes(&self) -> Wishes<'_> {
+        Wishes {
+            socket: &self.socket,
+            reply_timeout: self.reply_timeout,
+            packed: self.packed,
+            event_idx: self.event_idx,
+            indirect: self.indirect,
+            in_order: self.in_order,
+            protocol: Protocol::empty(),
+            needs_config: true,
+            of_config: Features::empty(),
+            device_features: &|offered| Ok(offered & Features::from_bits_retain(BLK.bits())),
+        }
+    }
+
     /// Returns the default options, for the back-end that listens on `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {

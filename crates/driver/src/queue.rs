@@ -62,7 +62,7 @@ impl Queue {
     #[inline]
     pub fn submit(&self, batch: &mut Vec<Request>) -> Result<usize, Error> {
         self.start_reactor_for(batch)?;
-        self.ring().submit(batch).map_err(|error| self.core().explain(error))
+        self.ring().submit(batch).map_err(|error| self.core().link.explain(error))
     }
 
     /// Submits a whole batch. Waits when there is no room.
@@ -97,7 +97,7 @@ impl Queue {
             _ => Ok(()),
         };
         let submitted = submitted.and_then(|()| self.ring().submit_one(&mut request));
-        submitted.map_err(|error| SubmitError { request, error: self.core().explain(error) })
+        submitted.map_err(|error| SubmitError { request, error: self.core().link.explain(error) })
     }
 
     fn start_reactor_for(&self, batch: &[Request]) -> Result<(), Error> {
@@ -126,8 +126,8 @@ impl Queue {
 
     #[cold]
     fn idle(&self) -> Result<usize, Error> {
-        if self.core().is_dead() && !self.ring().has_ready() && self.ring().in_flight() == 0 {
-            return Err(self.core().dead_error());
+        if self.core().link.is_dead() && !self.ring().has_ready() && self.ring().in_flight() == 0 {
+            return Err(self.core().link.dead_error());
         }
         if self.ring().is_idle() {
             self.core().check_connection();
@@ -205,8 +205,9 @@ impl Queue {
         let ring = self.ring();
         let epoll = create(CreateFlags::CLOEXEC).map_err(Error::os("an epoll descriptor"))?;
         let sleeper_event = Arc::new(SleeperEvent::new()?);
-        for (tag, fd) in
-            [ring.call.as_fd(), sleeper_event.as_fd(), self.core().control.as_fd()].into_iter().enumerate()
+        for (tag, fd) in [ring.call.as_fd(), sleeper_event.as_fd(), self.core().link.control.as_fd()]
+            .into_iter()
+            .enumerate()
         {
             add(&epoll, fd, EventData::new_u64(tag as u64), EventFlags::IN)
                 .map_err(Error::os("an epoll descriptor"))?;
@@ -235,7 +236,7 @@ impl Events {
             core.die(error);
             false
         });
-        armed && !core.is_dead()
+        armed && !core.link.is_dead()
     }
 }
 

@@ -10,8 +10,8 @@ use rustix::event::PollFd;
 use crate::core::Core;
 use crate::error::Error;
 use crate::options::Waiting;
+use crate::poll::{is_ready, readable, sleep};
 use crate::ring::Ring;
-use crate::wait::{is_ready, readable, sleep};
 
 impl Core {
     /// Starts the thread, unless it runs already or the options forbid it.
@@ -36,11 +36,11 @@ impl Core {
             Waiting::Auto | Waiting::Sleep => Duration::ZERO,
             Waiting::Spin(time) => time,
         };
-        let mut fds = vec![readable(&self.control), readable(&*self.reactor_event)];
+        let mut fds = vec![readable(&self.link.control), readable(&*self.reactor_event)];
         fds.extend(self.rings.iter().map(|ring| readable(&ring.call)));
         let mut last = Instant::now();
         let mut completed = 0;
-        while !self.is_dead() {
+        while !self.link.is_dead() {
             for (ring, led) in self.rings.iter().zip(&mut led) {
                 *led = *led || ring.wait_leader.lead_for_good(&self.reactor_event);
             }

@@ -6,30 +6,23 @@
 //! back-end new rings with all requests in flight. Then it kicks each queue once, because a kick during the
 //! outage went to an eventfd without a reader. Sending requests to a disk twice is harmless.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::connection::Connection;
-use crate::core::Core;
+use crate::connection::{Connection, deadline_after};
+use crate::core::{Core, disk_config, set_writeback};
 use crate::error::Error;
 use crate::event::Event;
 use crate::limits::Limits;
-use crate::options::deadline_after;
-use crate::wait::{readable, sleep};
 
-/// The shortest and the longest pause between attempts.
-const PAUSE_MIN: Duration = Duration::from_millis(1);
-const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// The shortest time in which the back-end must reply in an attempt, even after the deadline.
 const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 
 impl Core {
     /// Starts a thread that replaces the lost connection. Logs this once for each outage.
     pub(crate) fn lost(self: &Arc<Self>, cause: Error) {
-        if self.is_dead() || self.recovering.swap(true, Ordering::AcqRel) {
+        if !self.link.begin_outage() {
             return;
         }
         if self.options.reconnect_limit.is_zero() {
@@ -45,36 +38,20 @@ impl Core {
 
     fn recover(self: Arc<Self>) {
         let deadline = self.begin_recovery();
-        let mut pause = PAUSE_MIN;
-        loop {
-            if self.is_dead() {
-                return;
-            }
-            let error = match self.reconnect(deadline) {
-                Ok(()) => break,
-                Err(error) => error,
-            };
-            if !error.is_loss() {
-                return self.die(error);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let limit = self.options.reconnect_limit;
-                return self.die(Error::Gone { limit, source: Box::new(error) });
-            }
-            sleep(&mut [readable(&self.stop)], Some(Instant::now() + pause.min(left)));
-            pause = (pause * 2).min(PAUSE_MAX);
+        match self.link.retry_until(deadline, self.options.reconnect_limit, || self.reconnect(deadline)) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => return self.die(error),
         }
-        tracing::info!("the back-end is back");
-        self.recovering.store(false, Ordering::Release);
-        // The connection may be lost again already. Threads could not report that while `recovering` was set.
-        // So this wakes them, and they check the connection again.
+        self.link.end_outage();
+        // The connection may be lost again already. Threads could not report that during the outage. So
+        // this wakes them, and they check the connection again.
         self.rings.iter().for_each(|ring| ring.wake.signal());
     }
 
     /// Drops the lost connection. Returns the deadline for the new one.
     fn begin_recovery(&self) -> Instant {
-        self.set_requests(None);
+        self.link.close_requests();
         let mut session = self.session();
         session.connection = None;
         let (now, completed) = (Instant::now(), self.completed());
@@ -93,11 +70,14 @@ impl Core {
 
     /// Makes one attempt. Replies are awaited until the deadline, or a little longer.
     fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<(), Error> {
-        let mut connection =
-            Connection::open_again(&self.options, deadline.max(deadline_after(ATTEMPT_MIN)), self.features)?;
+        let mut connection = Connection::open_again(
+            self.options.wishes(),
+            deadline.max(deadline_after(ATTEMPT_MIN)),
+            self.features,
+        )?;
         let mut session = self.session();
         let changes = self.changes();
-        let mut space = connection.config()?;
+        let mut space = disk_config(&mut connection)?;
         let limits = Limits::new(self.features, &space)?.for_queue(self.options.queue_size)?;
         let old = session.limits;
         if limits.size < old.size {
@@ -113,29 +93,27 @@ impl Core {
             return Err(Error::Incompatible { what: "room for fewer regions of memory" });
         }
         if let Some(writeback) = session.writeback {
-            connection.set_writeback(writeback)?;
+            set_writeback(&mut connection, writeback)?;
             space.writeback = writeback.into();
         }
         connection.share(session.regions.all())?;
-        let requests = connection.take_requests();
-        self.control.error.take();
+        self.link.control.error.take();
         let mut kicks = Vec::with_capacity(self.rings.len());
         for (index, ring) in (0u8..).zip(&self.rings) {
             let kick = Arc::new(Event::new()?);
             ring.restart(limits, kick.clone())?;
-            connection.start(index, ring.layout().setup(), &kick, &ring.call, &self.control.error)?;
+            connection.start(index, ring.layout().setup(), &kick, &ring.call, &self.link.control.error)?;
             kicks.push(kick);
         }
-        self.control.watch(connection.as_fd(), requests.as_ref().map(AsFd::as_fd))?;
+        self.link.watch(&mut connection)?;
         (session.space, session.limits, session.changes_seen) = (space, limits, changes);
         *self.last_config() = (limits, space);
         session.regions_max = connection.regions_max;
         connection.clear_deadline();
         session.connection = Some(connection);
         drop(session);
-        self.set_requests(requests);
         self.rings.iter().zip(&kicks).for_each(|(ring, kick)| ring.kick_by(kick));
-        if self.is_dead() {
+        if self.link.is_dead() {
             self.session().connection = None;
         }
         Ok(())

@@ -192,8 +192,9 @@ impl Ring {
         let (submitter, mut completer) = layout.rings(&own_memory.region)?;
         // Calls are off until a thread sleeps.
         completer.disable_calls();
-        let blocks = layout.blocks(&own_memory.region)?;
         let size = usize::from(layout.size());
+        let data = own_memory.region.area(layout.data(), Blocks::len(layout.size()), 64)?;
+        let blocks = Blocks::new(data, layout.data(), layout.size());
         let (filler, taker) = slots(size);
         let indirect = layout.indirect();
         let hint = completer.hint();

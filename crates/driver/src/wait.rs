@@ -1,15 +1,14 @@
 //! The ways in which threads wait for completions. One thread is the leader and sleeps on the queue's events;
 //! the others sleep on their waiters.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
+use crate::connection::deadline_after;
 use crate::core::{Core, is_called_back};
 use crate::error::Error;
-use crate::options::{Waiting, deadline_after};
+use crate::options::Waiting;
+use crate::poll::{is_ready, readable, sleep};
 use crate::request::{Notify, Request};
 use crate::ring::Ring;
 use crate::short_spin;
@@ -59,7 +58,7 @@ impl Core {
         ring.watch(&waiter);
         let mut completed = ring.completed();
         let mut deadline = deadline_after(self.options.reply_timeout);
-        while ring.in_flight() > 0 && !self.is_dead() && !self.is_over(Some(deadline)) {
+        while ring.in_flight() > 0 && !self.link.is_dead() && !self.is_over(Some(deadline)) {
             self.wait_or_lead(ring, &waiter, Some(deadline));
             let now = ring.completed();
             if now != completed {
@@ -79,7 +78,7 @@ impl Core {
         match ring.submit_one(request) {
             Ok(()) => return Ok(()),
             Err(Error::Full) => {}
-            Err(error) => return Err(self.explain(error)),
+            Err(error) => return Err(self.link.explain(error)),
         }
         if is_called_back() {
             return Err(Error::InHandler);
@@ -90,7 +89,7 @@ impl Core {
             match ring.submit_one(request) {
                 Ok(()) => break Ok(()),
                 Err(Error::Full) => {}
-                Err(error) => break Err(self.explain(error)),
+                Err(error) => break Err(self.link.explain(error)),
             }
             self.wait_or_lead(ring, &waiter, None);
         };
@@ -232,7 +231,7 @@ impl Core {
     fn sleep_at_queue(self: &Arc<Self>, ring: &Ring, waiter: &Arc<Waiter>, deadline: Option<Instant>) {
         let (mut called, mut happened) = (false, false);
         if ring.arm() && waiter.wake_by_event(&ring.wake) {
-            let mut fds = [readable(&ring.call), readable(&*ring.wake), readable(&self.control)];
+            let mut fds = [readable(&ring.call), readable(&*ring.wake), readable(&self.link.control)];
             sleep(&mut fds, deadline);
             waiter.wake_by_condvar();
             let [call, wake, control] = &fds;
@@ -248,24 +247,4 @@ impl Core {
             self.check_connection();
         }
     }
-}
-
-/// Makes a descriptor to sleep on.
-pub(crate) fn readable<'a>(fd: &'a impl AsFd) -> PollFd<'a> {
-    PollFd::new(fd, PollFlags::IN)
-}
-
-/// Sleeps until one of the descriptors is readable.
-pub(crate) fn sleep(fds: &mut [PollFd<'_>], deadline: Option<Instant>) {
-    let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-    // The only error is an interruption by a signal. The caller checks its condition again.
-    if poll(fds, timeout.as_ref()).is_err() {
-        fds.iter_mut().for_each(PollFd::clear_revents);
-    }
-}
-
-/// Returns whether this descriptor ended the sleep.
-pub(crate) fn is_ready(fd: &PollFd<'_>) -> bool {
-    !fd.revents().is_empty()
 }

@@ -93,6 +93,20 @@ impl Area {
         unsafe { shared::write_obj(self.at(offset, size_of::<T>()), value) }
     }
 
+    /// Copies the bytes at `offset` into `into`. All of them must be in the area.
+    #[inline]
+    pub fn read_bytes(&self, offset: usize, into: &mut [u8]) {
+        // SAFETY: `at` checks the bounds; the memory is alive as long as `self`.
+        unsafe { shared::read(self.at(offset, into.len()), into) }
+    }
+
+    /// Copies `from` to `offset`. All of its bytes must fit into the area.
+    #[inline]
+    pub fn write_bytes(&self, offset: usize, from: &[u8]) {
+        // SAFETY: `at` checks the bounds; the memory is alive as long as `self`.
+        unsafe { shared::write(self.at(offset, from.len()), from) }
+    }
+
     /// Asks the processor to load the cache line at `offset`. Has no effect if that is not in the area.
     #[inline]
     pub fn prefetch(&self, offset: usize) {

@@ -212,6 +212,30 @@ pub const CTRL_ANNOUNCE: u8 = 3;
 pub const CTRL_MQ: u8 = 4;
 /// Class of commands: offloads of the driver.
 pub const CTRL_GUEST_OFFLOADS: u8 = 5;
+/// Command of [`CTRL_RX`]: take all frames. The data of these commands is one byte, 0 or 1.
+pub const CTRL_RX_PROMISC: u8 = 0;
+/// Command of [`CTRL_RX`]: take all multicast frames.
+pub const CTRL_RX_ALLMULTI: u8 = 1;
+/// Command of [`CTRL_RX`]: take all unicast frames. Needs [`NetFeatures::CTRL_RX_EXTRA`], as those after it.
+pub const CTRL_RX_ALLUNI: u8 = 2;
+/// Command of [`CTRL_RX`]: take no multicast frames.
+pub const CTRL_RX_NOMULTI: u8 = 3;
+/// Command of [`CTRL_RX`]: take no unicast frames.
+pub const CTRL_RX_NOUNI: u8 = 4;
+/// Command of [`CTRL_RX`]: take no broadcast frames.
+pub const CTRL_RX_NOBCAST: u8 = 5;
+/// Command of [`CTRL_MAC`]: the addresses to take, as two tables. Each table is a [`U32`] with the number of
+/// addresses, and the addresses. The first one has unicast addresses, the second one multicast addresses.
+pub const CTRL_MAC_TABLE_SET: u8 = 0;
+/// Command of [`CTRL_MAC`]: the card's own address.
+pub const CTRL_MAC_ADDR_SET: u8 = 1;
+/// Command of [`CTRL_VLAN`]: take frames of a VLAN, whose number is a [`U16`].
+pub const CTRL_VLAN_ADD: u8 = 0;
+/// Command of [`CTRL_VLAN`]: take no frames of a VLAN, whose number is a [`U16`].
+pub const CTRL_VLAN_DEL: u8 = 1;
+/// Command of [`CTRL_GUEST_OFFLOADS`]: the offloads to use, as a little-endian 64-bit set of the features of
+/// that name.
+pub const CTRL_GUEST_OFFLOADS_SET: u8 = 0;
 /// Command of [`CTRL_ANNOUNCE`]: the driver has announced its addresses.
 pub const CTRL_ANNOUNCE_ACK: u8 = 0;
 /// Command of [`CTRL_MQ`]: the number of pairs to use, as a [`U16`].

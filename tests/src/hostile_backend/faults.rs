@@ -2,6 +2,7 @@
 
 use kickless_spec::blk::{BlkFeatures, Config};
 use kickless_spec::features::Features;
+use kickless_spec::net::{self, NetFeatures, S_LINK_UP};
 use kickless_spec::vhost_user::{FrontendRequest as Code, ProtocolFeatures};
 
 /// Bytes of an honest back-end's disk.
@@ -20,6 +21,9 @@ pub struct Rules {
     pub slots: u64,
     /// The configuration space.
     pub config: Config,
+    /// The configuration space of a card. With it, the back-end is a card: it fills each receive buffer
+    /// with a frame at once, discards what is sent, and carries out each command.
+    pub card: Option<net::Config>,
     /// Faults in the answers to these messages, each time that the message comes.
     pub answers: Vec<(Code, AnswerFault)>,
     /// A fault in the completion of the request with this number. The numbers count all requests, from 0.
@@ -61,9 +65,52 @@ impl Default for Rules {
             queues: 4,
             slots: 32,
             config,
+            card: None,
             answers: Vec::new(),
             ring: None,
             chaos: None,
+        }
+    }
+}
+
+impl Rules {
+    /// Returns the rules of an honest card with this number of queue pairs.
+    pub fn card(pairs: u16) -> Rules {
+        let net = NetFeatures::MRG_RXBUF
+            | NetFeatures::CSUM
+            | NetFeatures::GUEST_CSUM
+            | NetFeatures::HOST_TSO4
+            | NetFeatures::GUEST_TSO4
+            | NetFeatures::MAC
+            | NetFeatures::MTU
+            | NetFeatures::STATUS
+            | NetFeatures::CTRL_VQ
+            | NetFeatures::CTRL_RX
+            | NetFeatures::CTRL_VLAN
+            | NetFeatures::CTRL_MAC_ADDR
+            | NetFeatures::CTRL_GUEST_OFFLOADS
+            | NetFeatures::MQ;
+        let config = net::Config {
+            mac: [2, 0, 0, 0, 0, 7],
+            status: S_LINK_UP.into(),
+            max_virtqueue_pairs: pairs.into(),
+            mtu: 1500.into(),
+            ..net::Config::default()
+        };
+        let blk = Rules::default();
+        // The features of a disk have other meanings for a card.
+        let transport = Features::VERSION_1
+            | Features::PROTOCOL_FEATURES
+            | Features::INDIRECT_DESC
+            | Features::EVENT_IDX
+            | Features::RING_PACKED
+            | Features::IN_ORDER;
+        Rules {
+            features: transport | Features::from_bits_retain(net.bits()),
+            protocol: blk.protocol | ProtocolFeatures::MTU,
+            queues: 2 * u64::from(pairs) + 1,
+            card: Some(config),
+            ..blk
         }
     }
 }
@@ -141,6 +188,12 @@ pub enum RingFault {
     NoStatus,
     /// Completes the request with this status.
     Status(u8),
+    /// Fills a receive buffer with a header that names this many buffers.
+    Buffers(u16),
+    /// Uses a receive buffer for fewer bytes than a header has.
+    NoHeader,
+    /// Fills a receive buffer with a header that makes no sense.
+    Header,
     /// Completes only the request after it.
     OutOfOrder,
     /// Signals an error of the ring.

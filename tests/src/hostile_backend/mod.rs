@@ -2,6 +2,7 @@
 //! name.
 
 mod backend_state;
+pub mod card;
 mod chaos;
 pub mod faults;
 mod ring;

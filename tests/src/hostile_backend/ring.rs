@@ -16,6 +16,7 @@ use kickless_virtqueue::{Buffer, Chain, ChainId};
 use zerocopy::FromBytes;
 
 use crate::hostile_backend::backend_state::BackendState;
+use crate::hostile_backend::card;
 use crate::hostile_backend::faults::RingFault;
 
 /// The eventfds of a ring.
@@ -123,11 +124,15 @@ impl Ring {
     fn serve(&mut self, chain: &Chain, shared: &BackendState) -> Result<()> {
         let number = shared.requests.fetch_add(1, Ordering::Release);
         let fault = shared.rules().ring.filter(|(at, _)| *at == number).map(|(_, fault)| fault);
-        let (data_len, status) = carry_out(&self.view, chain, shared)?;
+        let is_card = shared.rules().card.is_some();
+        let (len, status) = match is_card {
+            true => card::carry_out(&self.view, chain, fault)?,
+            false => carry_out(&self.view, chain, shared).map(|(data, status)| (data + 1, Some(status)))?,
+        };
         let status = match fault {
             Some(RingFault::NoStatus | RingFault::OutOfOrder) => None,
             Some(RingFault::Status(status)) => Some(status),
-            _ => Some(status),
+            _ => status,
         };
         if let (Some(status), Some(last)) = (status, chain.writable().last()) {
             let at = Gpa(last.addr.0 + u64::from(last.len) - 1);
@@ -136,7 +141,7 @@ impl Ring {
         let buffers = chain.readable().len() + chain.writable().len();
         let served = ServedChain {
             id: chain.id,
-            len: data_len + 1,
+            len,
             room: u32::try_from(chain.writable_len())?,
             descriptors: if self.is_indirect() { 1 } else { u16::try_from(buffers)? },
         };
@@ -166,7 +171,10 @@ impl Ring {
 
     fn fault(&mut self, fault: RingFault, of: &ServedChain, shared: &BackendState) -> Result<()> {
         let size = self.options.size();
-        self.halted = !matches!(fault, RingFault::NoStatus | RingFault::Status(_) | RingFault::WrongWrap);
+        self.halted = !matches!(
+            fault,
+            RingFault::NoStatus | RingFault::Status(_) | RingFault::WrongWrap | RingFault::Header
+        );
         match fault {
             RingFault::IdOutOfRange => self.push_used(size.into(), of.len),
             RingFault::IdNotInFlight => self.push_used(u32::from((of.id.head() + 1) % size), of.len),
@@ -184,7 +192,10 @@ impl Ring {
                 self.push_used(of.id.head().into(), of.len);
                 self.position.wrap = !self.position.wrap;
             }
-            RingFault::NoStatus | RingFault::Status(_) => self.push(of.id, of.len, of.descriptors),
+            RingFault::NoStatus | RingFault::Status(_) | RingFault::Header | RingFault::Buffers(_) => {
+                self.push(of.id, of.len, of.descriptors);
+            }
+            RingFault::NoHeader => self.push(of.id, of.len.min(11), of.descriptors),
             RingFault::OutOfOrder => {
                 // The request after this one.
                 let mut chain = Chain::default();

@@ -192,11 +192,12 @@ impl<'a> Session<'a> {
             Message::SetOwner => {}
             Message::SetBackendReqFd(channel) => *self.shared.channel() = Some(channel),
             Message::GetConfig(config) => {
-                let start = (config.offset as usize).min(size_of_val(&rules.config));
-                let data = rules.config.as_bytes()[start..].iter().copied().take(config.data.len());
+                let space = rules.card.as_ref().map_or(rules.config.as_bytes(), IntoBytes::as_bytes);
+                let start = (config.offset as usize).min(space.len());
+                let data = space[start..].iter().copied().take(config.data.len());
                 return Ok(Some(Reply::Config(Some(config.answer(&data.collect::<Vec<_>>())))));
             }
-            Message::SetConfig(_) => {}
+            Message::SetConfig(_) | Message::NetSetMtu(_) => {}
             Message::SetMemTable(regions) => {
                 self.slots.clear();
                 regions.iter().try_for_each(|(region, file)| self.share(region, file))?;

@@ -1,0 +1,128 @@
+//! Chooses the features of a card.
+
+use kickless_spec::features::Features;
+use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header, NetFeatures, VLAN_TAG_LEN};
+
+use crate::card::options::CardOptions;
+use crate::error::Error;
+
+/// The features that the driver uses if they are offered.
+const ALWAYS: NetFeatures = NetFeatures::MAC.union(NetFeatures::MTU).union(NetFeatures::STATUS);
+/// The offloads of sent frames.
+const TRANSMIT: NetFeatures = NetFeatures::CSUM
+    .union(NetFeatures::HOST_TSO4)
+    .union(NetFeatures::HOST_TSO6)
+    .union(NetFeatures::HOST_ECN)
+    .union(NetFeatures::HOST_USO);
+/// The received frames that can be longer than the MTU.
+const LONG_RECEIVE: NetFeatures = NetFeatures::GUEST_TSO4
+    .union(NetFeatures::GUEST_TSO6)
+    .union(NetFeatures::GUEST_USO4)
+    .union(NetFeatures::GUEST_USO6);
+/// The offloads of received frames.
+pub(crate) const RECEIVE: NetFeatures =
+    LONG_RECEIVE.union(NetFeatures::GUEST_CSUM).union(NetFeatures::GUEST_ECN);
+/// The control queue and its commands.
+const CONTROL: NetFeatures = NetFeatures::CTRL_VQ
+    .union(NetFeatures::CTRL_RX)
+    .union(NetFeatures::CTRL_RX_EXTRA)
+    .union(NetFeatures::CTRL_VLAN)
+    .union(NetFeatures::CTRL_MAC_ADDR)
+    .union(NetFeatures::CTRL_GUEST_OFFLOADS)
+    .union(NetFeatures::GUEST_ANNOUNCE);
+/// The features that are not used without a configuration space. It has the values of some of them, and
+/// without it, the position of the control queue is not known.
+pub(crate) const OF_CONFIG: NetFeatures = ALWAYS.union(CONTROL);
+
+/// Features, each with those that it requires one of (virtio 1.3, section 5.1.3.1).
+const REQUIREMENTS: [(NetFeatures, NetFeatures); 15] = [
+    (NetFeatures::HOST_TSO4, NetFeatures::CSUM),
+    (NetFeatures::HOST_TSO6, NetFeatures::CSUM),
+    (NetFeatures::HOST_USO, NetFeatures::CSUM),
+    (NetFeatures::HOST_ECN, NetFeatures::HOST_TSO4.union(NetFeatures::HOST_TSO6)),
+    (NetFeatures::GUEST_TSO4, NetFeatures::GUEST_CSUM),
+    (NetFeatures::GUEST_TSO6, NetFeatures::GUEST_CSUM),
+    (NetFeatures::GUEST_USO4, NetFeatures::GUEST_CSUM),
+    (NetFeatures::GUEST_USO6, NetFeatures::GUEST_CSUM),
+    (NetFeatures::GUEST_ECN, NetFeatures::GUEST_TSO4.union(NetFeatures::GUEST_TSO6)),
+    (NetFeatures::CTRL_RX, NetFeatures::CTRL_VQ),
+    (NetFeatures::CTRL_RX_EXTRA, NetFeatures::CTRL_RX),
+    (NetFeatures::CTRL_VLAN, NetFeatures::CTRL_VQ),
+    (NetFeatures::CTRL_MAC_ADDR, NetFeatures::CTRL_VQ),
+    (NetFeatures::CTRL_GUEST_OFFLOADS, NetFeatures::CTRL_VQ),
+    (NetFeatures::GUEST_ANNOUNCE, NetFeatures::CTRL_VQ),
+];
+
+/// Returns the features of the card in a set of all features.
+pub(crate) fn of_card(features: Features) -> NetFeatures {
+    NetFeatures::from_bits_truncate(features.bits())
+}
+
+/// Chooses the features of the card from those that are offered.
+pub(crate) fn choose(options: &CardOptions, offered: Features) -> Result<Features, Error> {
+    let offered = of_card(offered);
+    let offers = |feature| offered.contains(feature);
+    let mut wanted = ALWAYS;
+    wanted.set(NetFeatures::MQ, options.pairs != 1);
+    for (choice, feature, what, set) in [
+        (options.transmit_offloads, NetFeatures::CSUM, "VIRTIO_NET_F_CSUM", TRANSMIT),
+        (options.receive_offloads, NetFeatures::GUEST_CSUM, "VIRTIO_NET_F_GUEST_CSUM", RECEIVE),
+        (options.mergeable, NetFeatures::MRG_RXBUF, "VIRTIO_NET_F_MRG_RXBUF", NetFeatures::MRG_RXBUF),
+        (options.control, NetFeatures::CTRL_VQ, "VIRTIO_NET_F_CTRL_VQ", CONTROL),
+    ] {
+        wanted.set(set, choice.decide(offers(feature), what)?);
+    }
+    let mut features = wanted & offered;
+    for (feature, requires) in REQUIREMENTS {
+        if !features.intersects(requires) {
+            features.remove(feature);
+        }
+    }
+    Ok(Features::from_bits_retain(features.bits()))
+}
+
+/// Returns the number of bytes that a receive buffer needs.
+pub(crate) fn buffer_len(features: NetFeatures, wanted: u32, mtu: u16) -> u32 {
+    /// Shorter buffers would only waste memory: each takes a whole number of cache lines.
+    const LEN_MIN: u32 = 128;
+    let frame_len = match features.intersects(LONG_RECEIVE) {
+        true => FRAME_MAX,
+        false => size_of::<Header>() + ETHERNET_HEADER_LEN + VLAN_TAG_LEN + usize::from(mtu),
+    };
+    let needs = if features.contains(NetFeatures::MRG_RXBUF) { 0 } else { frame_len };
+    wanted.clamp(LEN_MIN, 1 << 20).max(needs as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::choice::Choice;
+
+    fn chosen(options: &CardOptions, offered: NetFeatures) -> NetFeatures {
+        of_card(choose(options, Features::from_bits_retain(offered.bits())).unwrap())
+    }
+
+    #[test]
+    fn features_come_with_their_requirements() {
+        let options = CardOptions { receive_offloads: Choice::Auto, pairs: 2, ..CardOptions::new("") };
+        let all = chosen(&options, NetFeatures::all());
+        assert_eq!(all, ALWAYS | TRANSMIT | RECEIVE | CONTROL | NetFeatures::MQ | NetFeatures::MRG_RXBUF);
+        let left = chosen(&options, NetFeatures::all() - NetFeatures::GUEST_CSUM - NetFeatures::CTRL_RX);
+        assert_eq!(left, all - RECEIVE - NetFeatures::CTRL_RX - NetFeatures::CTRL_RX_EXTRA);
+        assert_eq!(chosen(&options, NetFeatures::HOST_ECN), NetFeatures::empty());
+    }
+
+    #[test]
+    fn a_required_feature_that_is_missing_is_an_error() {
+        let options = CardOptions { mergeable: Choice::On, ..CardOptions::new("") };
+        assert!(matches!(choose(&options, Features::empty()), Err(Error::NotOffered { .. })));
+    }
+
+    #[test]
+    fn buffers_are_long_enough_for_whole_frames() {
+        assert_eq!(buffer_len(NetFeatures::MRG_RXBUF | RECEIVE, 2048, 9000), 2048);
+        assert_eq!(buffer_len(NetFeatures::GUEST_CSUM, 1024, 1500), 1530);
+        assert_eq!(buffer_len(NetFeatures::GUEST_TSO4, 2048, 1500), 65_562);
+        assert_eq!(buffer_len(NetFeatures::MRG_RXBUF, 1, 1500), 128);
+    }
+}

@@ -1,0 +1,150 @@
+//! The state of a connection that does not depend on the kind of device: its events, the back-end's own
+//! channel, the reason of the device's death, and whether an outage lasts.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use kickless_vhost_user::FrontendResponder;
+
+use crate::connection::{self, Connection};
+use crate::control::Control;
+use crate::error::Error;
+use crate::event::Event;
+use crate::poll::{readable, sleep};
+
+/// The shortest and the longest pause between attempts.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+/// The link to a back-end, through one connection after another.
+pub(crate) struct Link {
+    pub(crate) control: Control,
+    /// The back-end's own channel. It has a lock of its own so that a thread that sleeps at a queue can serve
+    /// it.
+    requests: Mutex<Option<FrontendResponder>>,
+    /// The reason of the death.
+    dead: OnceLock<Arc<Error>>,
+    /// Signalled when the device dies.
+    pub(crate) stop: Event,
+    recovering: AtomicBool,
+}
+
+impl Link {
+    pub(crate) fn new() -> Result<Self, Error> {
+        Ok(Self {
+            control: Control::new()?,
+            requests: Mutex::new(None),
+            dead: OnceLock::new(),
+            stop: Event::new()?,
+            recovering: AtomicBool::new(false),
+        })
+    }
+
+    fn requests(&self) -> MutexGuard<'_, Option<FrontendResponder>> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Watches a connection, and serves its channel of the back-end from now on.
+    pub(crate) fn watch(&self, connection: &mut Connection) -> Result<(), Error> {
+        let requests = connection.take_requests();
+        self.control.watch(connection.as_fd(), requests.as_ref().map(AsFd::as_fd))?;
+        *self.requests() = requests;
+        Ok(())
+    }
+
+    /// Closes the back-end's own channel.
+    pub(crate) fn close_requests(&self) {
+        *self.requests() = None;
+    }
+
+    /// Serves the back-end's own channel. Returns whether it reported a change of the configuration space.
+    pub(crate) fn serve_requests(&self) -> bool {
+        let Ok(mut requests) = self.requests.try_lock() else { return false };
+        let Some(responder) = requests.as_mut() else { return false };
+        let served = connection::serve(responder);
+        if served.is_err() {
+            // The device works without this channel.
+            *requests = None;
+        }
+        matches!(served, Ok(true))
+    }
+
+    /// Returns the reason of the death.
+    pub(crate) fn failure(&self) -> Option<Arc<Error>> {
+        self.dead.get().cloned()
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.get().is_some()
+    }
+
+    /// Returns the error of a call on a dead device.
+    pub(crate) fn dead_error(&self) -> Error {
+        self.failure().map_or(Error::Unplugged, Error::Dead)
+    }
+
+    /// Returns `error`, or the reason of the death if `error` only says that the device is gone.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        if matches!(error, Error::Unplugged) { self.dead_error() } else { error }
+    }
+
+    /// Stores the reason of the death, and logs it. Returns `false` if the device is dead already.
+    pub(crate) fn mark_dead(&self, error: Error) -> bool {
+        if self.dead.set(Arc::new(error)).is_err() {
+            return false;
+        }
+        if let Some(error) = self.dead.get().filter(|error| !matches!(***error, Error::Unplugged)) {
+            tracing::error!(error = &**error as &dyn std::error::Error, "the device is dead");
+        }
+        true
+    }
+
+    /// Begins an outage. Returns `false` if the device is dead or an outage lasts already.
+    pub(crate) fn begin_outage(&self) -> bool {
+        !self.is_dead() && !self.recovering.swap(true, Ordering::AcqRel)
+    }
+
+    /// Ends an outage.
+    pub(crate) fn end_outage(&self) {
+        tracing::info!("the back-end is back");
+        self.recovering.store(false, Ordering::Release);
+    }
+
+    /// Returns whether an outage lasts.
+    pub(crate) fn is_recovering(&self) -> bool {
+        self.recovering.load(Ordering::Relaxed)
+    }
+
+    /// Repeats `attempt` until it succeeds, and returns `true`. Returns `false` if the device dies meanwhile.
+    ///
+    /// # Errors
+    /// An attempt failed for good, or the deadline has passed. `limit` is the time that the error tells.
+    pub(crate) fn retry_until(
+        &self,
+        deadline: Instant,
+        limit: Duration,
+        mut attempt: impl FnMut() -> Result<(), Error>,
+    ) -> Result<bool, Error> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            if self.is_dead() {
+                return Ok(false);
+            }
+            let error = match attempt() {
+                Ok(()) => return Ok(true),
+                Err(error) => error,
+            };
+            if !error.is_loss() {
+                return Err(error);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::Gone { limit, source: Box::new(error) });
+            }
+            sleep(&mut [readable(&self.stop)], Some(Instant::now() + pause.min(left)));
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+}
