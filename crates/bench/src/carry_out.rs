@@ -2,8 +2,9 @@
 
 use anyhow::Result;
 
+use super::net::options::Cards;
 use super::options::{BackEnds, Bench, Part};
-use super::{parts, rounds};
+use super::{net, parts, rounds};
 
 /// Runs a benchmark and prints the results.
 ///
@@ -13,6 +14,8 @@ pub fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Resul
     match bench {
         Bench::Blk(blk) => rounds::carry_out(BackEnds::Blk(blk), print),
         Bench::Compare(compare) => rounds::carry_out(BackEnds::Compare(compare), print),
+        Bench::Net(net) => net::carry_out(Cards::Net(net), print),
+        Bench::CompareNet(compare) => net::carry_out(Cards::Compare(compare), print),
         Bench::Ring(options) => parts::carry_out(Part::Ring, options, print),
         Bench::Memory(options) => parts::carry_out(Part::Memory, options, print),
     }

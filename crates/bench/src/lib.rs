@@ -1,19 +1,25 @@
-//! Puts load on vhost-user-blk back-ends, ours or others', and reports the results: the command `kickless
-//! bench`.
+//! Puts load on vhost-user-blk and vhost-user-net back-ends, ours or others', and reports the results: the
+//! command `kickless bench`.
 //!
 //! - `options` is the command line, `scenario` one of the loads that it asks for, `target` a back-end under
 //!   load.
 //! - `run` runs one scenario on one target. It starts a thread (`load`) for each submitter and returns a
 //!   `Turn` (`turn`).
 //! - `rounds` runs each scenario on each target and collects a `Results`. `table`, JSON and `report` show it.
+//! - `net` has the loads of network cards. They share `rounds` and the results with disks; `description` says
+//!   what the results call them.
 //! - `parts` measures single parts without a back-end.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod carry_out;
+mod common_options;
+mod cpu;
+mod description;
 mod layout;
 mod ledger;
 mod load;
+mod net;
 mod offsets;
 mod options;
 mod pace;
@@ -30,6 +36,7 @@ mod table;
 mod target;
 mod turn;
 mod wait;
+mod watch;
 
 pub use carry_out::carry_out;
 pub use options::Bench;

@@ -15,6 +15,7 @@ use super::scenario::Scenario;
 use super::slots::{Slot, SlotRecord};
 use super::turn::{Latencies, latencies};
 use super::wait::Wait;
+use super::watch::Period;
 
 /// The longest sleep between two checks whether the turn is over.
 pub(super) const NAP: Duration = Duration::from_millis(50);
@@ -38,6 +39,13 @@ pub(crate) struct TurnContext<'a> {
     pub(crate) measure_to: u64,
     /// Ends the turn early.
     pub(crate) stop: &'a AtomicBool,
+}
+
+impl TurnContext<'_> {
+    /// Returns the measured time.
+    pub(crate) fn period(&self) -> Period {
+        Period { epoch: self.epoch, from: self.measure_from, to: self.measure_to }
+    }
 }
 
 /// The figures of one thread.

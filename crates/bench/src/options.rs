@@ -7,20 +7,23 @@ use clap::{Args, Subcommand};
 use kickless_driver::Choice;
 use kickless_values::{CpuList, SOCKET_PATH_BYTES_MAX, parse_duration, parse_queue_size, parse_size};
 
+use super::common_options::{OutputOptions, PID_MAX, RingOptions, parse_time};
+use super::net::options::{Cards, CompareNetBench, NetBench};
 use super::pace::OnOff;
 use super::pattern::Pattern;
 use super::wait::Wait;
 
-/// The largest process number (proc(5), `pid_max`).
-const PID_MAX: i64 = 1 << 22;
-
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// Put load on one back-end
+    /// Put load on one disk back-end
     Blk(Box<BlkBench>),
-    /// Put the same load on several back-ends, turn by turn, and say how they compare
+    /// Put the same load on several disk back-ends, turn by turn, and say how they compare
     Compare(Box<CompareBench>),
+    /// Put load on the back-end of a network card
+    Net(Box<NetBench>),
+    /// Put the same load on several network cards, turn by turn, and say how they compare
+    CompareNet(Box<CompareNetBench>),
     /// Measure virtqueues alone, both ends in one thread
     Ring(PartOptions),
     /// Measure translation of guest addresses and copies alone
@@ -140,42 +143,13 @@ pub(crate) struct LoadOptions {
     /// Check that reads return what was written
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Packed rings: auto, on or off
-    #[arg(long, value_name = "CHOICE", default_value = "auto", value_parser = parse_choice)]
-    pub(crate) packed: Choice,
-    /// Event indices: auto, on or off
-    #[arg(long, value_name = "CHOICE", default_value = "auto", value_parser = parse_choice)]
-    pub(crate) event_idx: Choice,
-    /// Indirect descriptors: auto, on or off
-    #[arg(long, value_name = "CHOICE", default_value = "auto", value_parser = parse_choice)]
-    pub(crate) indirect: Choice,
-    /// Completion in the order of submission: auto, on or off
-    #[arg(long, value_name = "CHOICE", default_value = "off", value_parser = parse_choice)]
-    pub(crate) in_order: Choice,
-    /// Use huge pages, which must be reserved on the host
-    #[arg(long)]
-    pub(crate) huge_pages: bool,
-    /// Run the threads on these CPUs, one after the other
-    #[arg(long, value_name = "LIST", value_parser = str::parse::<CpuList>)]
-    pub(crate) cpu: Option<CpuList>,
+    #[command(flatten)]
+    pub(crate) rings: RingOptions,
     /// Seed of the random offsets; the same seed gives the same offsets
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) seed: u64,
-    /// Print the results as JSON instead of a table
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Write the results with plots to this file, as one page of HTML
-    #[arg(long, value_name = "FILE")]
-    pub(crate) report: Option<PathBuf>,
-    /// Write the report's first plot to this file, as SVG
-    #[arg(long, value_name = "FILE")]
-    pub(crate) plot: Option<PathBuf>,
-    /// Write a plot of latency and back-end CPU against --rate to this file, as SVG
-    #[arg(long, value_name = "FILE")]
-    pub(crate) plot_rate: Option<PathBuf>,
-    /// Write a plot of requests, kicks and back-end CPU over the time of the first load to this file, as SVG
-    #[arg(long, value_name = "FILE")]
-    pub(crate) plot_time: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: OutputOptions,
 }
 
 impl LoadOptions {
@@ -199,6 +173,8 @@ impl Bench {
         match self {
             Bench::Blk(blk) => BackEnds::Blk(blk).check(),
             Bench::Compare(compare) => BackEnds::Compare(compare).check(),
+            Bench::Net(net) => Cards::Net(net).check(),
+            Bench::CompareNet(compare) => Cards::Compare(compare).check(),
             Bench::Ring(_) | Bench::Memory(_) => Ok(()),
         }
     }
@@ -253,13 +229,13 @@ impl<'a> BackEnds<'a> {
         if !load.rate.is_empty() && threads > load.queues {
             return Err("--rate needs a queue for each thread: raise --queues or lower --threads".into());
         }
-        if load.plot_rate.is_some() && load.rate.len() < 2 {
+        if load.output.plot_rate.is_some() && load.rate.len() < 2 {
             return Err("--plot-rate needs at least two rates: list them with --rate".into());
         }
         if load.verify && load.read.contains(&100) {
             return Err("--verify needs writes and --read=100 has none: use --read=50, for example".into());
         }
-        if load.in_order == Choice::On && threads > load.queues {
+        if load.rings.in_order == Choice::On && threads > load.queues {
             return Err("--in-order=on needs a queue for each thread".into());
         }
         Ok(())
@@ -273,13 +249,6 @@ fn parse_block_size(text: &str) -> Result<u32, String> {
     }
 }
 
-fn parse_time(text: &str) -> Result<Duration, String> {
-    match parse_duration(text)? {
-        time if time >= Duration::from_millis(10) => Ok(time),
-        _ => Err("it must be at least 10ms".into()),
-    }
-}
-
 fn parse_on_off(text: &str) -> Result<OnOff, String> {
     let (on, off) = text.split_once(',').ok_or("it must be two durations, such as 100ms,900ms")?;
     let [on, off] = [on, off].map(parse_duration);
@@ -288,13 +257,4 @@ fn parse_on_off(text: &str) -> Result<OnOff, String> {
         return Err("the first duration must not be 0, and both together at most an hour".into());
     }
     Ok(OnOff { on, off })
-}
-
-fn parse_choice(text: &str) -> Result<Choice, String> {
-    match text {
-        "auto" => Ok(Choice::Auto),
-        "on" => Ok(Choice::On),
-        "off" => Ok(Choice::Off),
-        _ => Err("it must be auto, on or off".into()),
-    }
 }

@@ -73,6 +73,11 @@ impl Schedule {
         self.due_of(self.next)
     }
 
+    /// Returns the time at which the request is due that comes `by` requests after the next one.
+    pub(crate) fn due_later(&self, by: u64) -> u64 {
+        self.due_of(self.next + by)
+    }
+
     /// Returns the time at which the request `number` is due.
     pub(crate) fn due_of(&self, number: u64) -> u64 {
         // A multiplication, because rounding errors of a sum would add up.

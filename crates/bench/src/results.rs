@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::scenario::Scenario;
+use super::description::{Description, REQUESTS, Units};
 use super::turn::{Latencies, Turn, latencies};
 
 /// All turns of all targets at all loads.
@@ -18,7 +18,7 @@ pub(crate) struct Results {
 /// One load and its turns.
 #[derive(Debug)]
 pub(crate) struct Load {
-    pub(crate) scenario: Scenario,
+    pub(crate) description: Description,
     /// The turns of each target, in the order of the targets.
     pub(crate) turns: Vec<Vec<Turn>>,
 }
@@ -74,6 +74,11 @@ impl Load {
         Some(all)
     }
 
+    /// Returns the number of frames of a target that were sent and did not come back.
+    pub(crate) fn lost(&self, target: usize) -> u64 {
+        self.turns.get(target).map_or(0, |turns| turns.iter().map(|turn| turn.lost).sum())
+    }
+
     /// Returns the number of failed requests of a target, and the first failure.
     pub(crate) fn failed(&self, target: usize) -> (u64, Option<&str>) {
         let turns = self.turns.get(target).map(Vec::as_slice).unwrap_or_default();
@@ -83,6 +88,11 @@ impl Load {
 }
 
 impl Results {
+    /// Returns the words for what the loads consist of.
+    pub(crate) fn units(&self) -> Units {
+        self.loads.first().map_or(REQUESTS, |load| load.description.units)
+    }
+
     /// Returns the number of failed requests of all targets.
     pub(crate) fn failed(&self) -> u64 {
         let each = |load: &Load| (0..self.targets.len()).map(|target| load.failed(target).0).sum::<u64>();
@@ -113,7 +123,7 @@ impl Results {
             json!({
                 "name": name,
                 "iops": load.spread(at, Turn::rate),
-                "bytes_per_second": load.spread(at, |turn| turn.rate() * f64::from(load.scenario.block_size)),
+                "bytes_per_second": load.spread(at, |turn| turn.rate() * f64::from(load.description.bytes)),
                 "first_to_this": load.ratio(at),
                 "latency": latencies,
                 "kicks_per_request": load.spread(at, Turn::kicks_per_request),
@@ -121,6 +131,7 @@ impl Results {
                 "driver_cpu_per_request": load.spread(at, Turn::driver_cpu_per_request),
                 "back_end_cpu_per_request": load.spread_of_some(at, Turn::back_end_cpu_per_request),
                 "never_sent": load.turns.get(at).map(|turns| turns.iter().map(|turn| turn.unsent).sum::<u64>()),
+                "lost": load.lost(at),
                 "failed": load.failed(at).0,
                 "failure": load.failed(at).1,
                 "back_end_cores": load.spread_of_some(at, Turn::back_end_cores),
@@ -130,7 +141,7 @@ impl Results {
             })
         });
         let targets: Vec<Value> = targets.collect();
-        json!({ "load": load.scenario, "in_words": load.scenario.to_string(), "targets": targets })
+        json!({ "load": load.description.json, "in_words": load.description.words, "targets": targets })
     }
 }
 

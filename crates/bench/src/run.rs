@@ -1,16 +1,13 @@
 //! Runs one turn: a scenario on a target.
 
-use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_driver::{Data, Disk, Request};
-use nix::time::{ClockId, clock_getcpuclockid};
-use nix::unistd::Pid;
-use rustix::thread::{CpuSet, sched_setaffinity};
 
+use super::cpu::{back_end_cpu, driver_cpu, pin, shorten_timer_slack};
 use super::ledger::Ledger;
 use super::load::{NAP, Submitter, ThreadResult, TurnContext, check};
 use super::options::LoadOptions;
@@ -20,12 +17,8 @@ use super::scenario::Scenario;
 use super::slots::Slot;
 use super::target::Target;
 use super::turn::{Moment, Turn, latencies};
+use super::watch::{Sample, part_of, watch};
 
-/// The number of parts of a turn, unless they would be shorter than `PART_MIN`. Each part gets its own rate.
-const PARTS: u32 = 100;
-const PART_MIN: Duration = Duration::from_millis(20);
-/// The length of a part for the plot over time.
-const MOMENT: Duration = Duration::from_millis(10);
 /// The time between two checks whether the last requests are done.
 const LAST_LOOK: Duration = Duration::from_millis(1);
 
@@ -110,6 +103,7 @@ impl ConnectedTurn<'_> {
             unsent: 0,
             failed: 0,
             failure: None,
+            lost: 0,
             latencies: latencies()?,
             submitted: after.submitted - before.submitted,
             kicks: after.kicks - before.kicks,
@@ -120,7 +114,7 @@ impl ConnectedTurn<'_> {
                 .map(|(after, before)| after.saturating_sub(before).as_secs_f64()),
             seconds_counted,
             timeline: moments.iter().map(|moment| moment.requests).collect(),
-            moments: if self.load.plot_time.is_some() { moments } else { Vec::new() },
+            moments: if self.load.output.plot_time.is_some() { moments } else { Vec::new() },
         };
         let turn = seen.into_iter().try_fold(turn, add)?;
         if let Some(ledger) = &ledger {
@@ -161,24 +155,21 @@ impl ConnectedTurn<'_> {
                 .enumerate()
                 .map(|(at, submitter)| {
                     scope.spawn(move || {
-                        pin(self.load, at)?;
+                        pin(self.load.rings.cpu.as_ref(), at)?;
                         shorten_timer_slack();
                         submitter.run()
                     })
                 })
                 .collect();
             let finished = || running.iter().any(thread::ScopedJoinHandle::is_finished);
-            let part = match self.load.plot_time {
-                Some(_) => MOMENT,
-                None => (self.scenario.time / PARTS).max(PART_MIN),
-            };
+            let part = part_of(self.scenario.time, self.load.output.plot_time.is_some());
             let look = || Sample {
                 done: done.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
                 kicks: self.disk.counters().kicks,
                 // A back-end that has exited gives no figure here. The check after the turn reports it.
                 back_end_cpu: self.back_end_cpu().ok().flatten(),
             };
-            let moments = watch(shared, part, look, self.stop, self.progress, finished);
+            let moments = watch(&shared.period(), part, look, self.stop, self.progress, finished);
             let is_stopped = || self.stop.load(Ordering::Relaxed);
             // If the back-end does not answer any more, a signal still ends the turn.
             while !running.iter().all(thread::ScopedJoinHandle::is_finished) && !is_stopped() {
@@ -215,71 +206,6 @@ fn add(mut turn: Turn, seen: ThreadResult) -> Result<Turn> {
     Ok(turn)
 }
 
-fn pin(load: &LoadOptions, thread: usize) -> Result<()> {
-    let Some(cpus) = &load.cpu else { return Ok(()) };
-    let Some(cpu) = cpus.0.get(thread % cpus.0.len().max(1)) else { return Ok(()) };
-    let mut set = CpuSet::new();
-    set.set(*cpu);
-    sched_setaffinity(None, &set).with_context(|| format!("--cpu: CPU {cpu} cannot be used"))
-}
-
-/// Asks the kernel to end sleeps on time. By default, it may end them 50 us late.
-fn shorten_timer_slack() {
-    // If this fails, requests are made late, and their latencies show it.
-    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
-}
-
-/// The counters at one moment.
-#[derive(Clone, Copy)]
-struct Sample {
-    done: u64,
-    kicks: u64,
-    back_end_cpu: Option<Duration>,
-}
-
-impl Sample {
-    /// Returns the rates between an earlier sample and this one.
-    fn since(&self, earlier: &Sample, (from, to): (Duration, Duration)) -> Moment {
-        let seconds = (to - from).as_secs_f64();
-        let cpu = self.back_end_cpu.zip(earlier.back_end_cpu);
-        Moment {
-            at: f64::midpoint(from.as_secs_f64(), to.as_secs_f64()),
-            requests: (self.done - earlier.done) as f64 / seconds,
-            kicks: (self.kicks - earlier.kicks) as f64 / seconds,
-            back_end_cpu: cpu.map(|(now, then)| now.saturating_sub(then).as_secs_f64() / seconds),
-        }
-    }
-}
-
-/// Records a moment for each part of the turn until it is over, or until a thread ends.
-fn watch(
-    shared: &TurnContext<'_>,
-    part: Duration,
-    look: impl Fn() -> Sample,
-    stop: &AtomicBool,
-    progress: &Progress,
-    finished: impl Fn() -> bool,
-) -> Vec<Moment> {
-    let (from, to) = (Duration::from_nanos(shared.measure_from), Duration::from_nanos(shared.measure_to));
-    let mut moments: Vec<Moment> = Vec::new();
-    let mut last: Option<(Duration, Sample)> = None;
-    loop {
-        let now = shared.epoch.elapsed();
-        if now >= to || stop.load(Ordering::Relaxed) || finished() {
-            progress.clear();
-            return moments;
-        }
-        if now >= from {
-            let seen = look();
-            moments.extend(last.map(|(then, earlier)| seen.since(&earlier, (then - from, now - from))));
-            last = Some((now, seen));
-        }
-        progress.show(now, to, moments.last().map(|moment| moment.requests));
-        let next = if now < from { from - now } else { part };
-        thread::sleep(next.min(part).min(to.saturating_sub(now)));
-    }
-}
-
 /// Reads every block that was written and verifies it.
 fn read_back(disk: &Disk, scenario: &Scenario, ledger: &Ledger, stop: &AtomicBool) -> Result<()> {
     let block_size = scenario.block_size as usize;
@@ -310,18 +236,4 @@ fn read_or_stop(disk: &Disk, request: Request, stop: &AtomicBool) -> Result<Data
     let (result, data) = done.context("nothing was read")?;
     result?;
     Ok(data)
-}
-
-fn driver_cpu() -> Duration {
-    clock(ClockId::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default()
-}
-
-fn back_end_cpu(pid: u32) -> Result<Duration> {
-    let pid = Pid::from_raw(i32::try_from(pid).unwrap_or(i32::MAX));
-    let clock_of = clock_getcpuclockid(pid).with_context(|| format!("there is no process {pid}"))?;
-    clock(clock_of)
-}
-
-fn clock(id: ClockId) -> Result<Duration> {
-    Ok(id.now()?.into())
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kickless_driver::{Options, Waiting};
 use serde::Serialize;
 
+use super::description::{Description, REQUESTS};
 use super::layout::bytes;
 use super::options::{BackEnds, LoadOptions};
 use super::pace::OnOff;
@@ -113,11 +114,11 @@ impl Scenario {
         Ok(Options {
             queues: self.queues,
             queue_size: size,
-            packed: load.packed,
-            event_idx: load.event_idx,
-            indirect: load.indirect,
-            in_order: load.in_order,
-            huge_pages: load.huge_pages,
+            packed: load.rings.packed,
+            event_idx: load.rings.event_idx,
+            indirect: load.rings.indirect,
+            in_order: load.rings.in_order,
+            huge_pages: load.rings.huge_pages,
             buffer_memory: memory,
             reconnect_limit: Duration::ZERO,
             waiting: match self.wait {
@@ -127,6 +128,18 @@ impl Scenario {
             reactor: false,
             ..Options::new(socket)
         })
+    }
+
+    /// Describes the load for the results.
+    pub(crate) fn describe(&self) -> Description {
+        Description {
+            words: self.to_string(),
+            rate: self.rate,
+            time: self.time,
+            bytes: self.block_size,
+            units: REQUESTS,
+            json: serde_json::to_value(self).unwrap_or_default(),
+        }
     }
 
     /// Describes the mix of reads and writes.
@@ -187,7 +200,7 @@ mod tests {
         match bench {
             Bench::Blk(blk) => BackEnds::Blk(blk),
             Bench::Compare(compare) => BackEnds::Compare(compare),
-            Bench::Ring(_) | Bench::Memory(_) => panic!("no load"),
+            _ => panic!("no load of disks"),
         }
     }
 

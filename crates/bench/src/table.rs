@@ -1,5 +1,6 @@
 //! Formats the results as text.
 
+use super::description::{Description, Units};
 use super::layout::{columns, rate, time};
 use super::results::{Load, Results, Spread};
 use super::turn::Turn;
@@ -8,35 +9,32 @@ use super::turn::Turn;
 pub(crate) fn text(results: &Results) -> String {
     let mut text = String::new();
     for load in &results.loads {
-        text += &format!("{}\n{}\n", load.scenario, columns(&rows(results, load)));
+        text += &format!("{}\n{}\n", load.description.words, columns(&rows(results, load)));
     }
     text.truncate(text.trim_end().len());
     text + "\n"
 }
 
-/// The headings of [`rows`], without the columns that only a comparison or failures need.
-const HEADINGS: [&str; 12] = [
-    "",
-    "IOPS",
-    "MiB/s",
-    "p50",
-    "p99",
-    "p99.9",
-    "max",
-    "kicks/req",
-    "calls/req",
-    "CPU/req driver",
-    "back-end",
-    "of a core",
-];
+/// Returns the headings of [`rows`], without the columns that only a comparison or failures need.
+fn headings(units: Units) -> Vec<String> {
+    let Units { rate, bytes, each, .. } = units;
+    let mut headings: Vec<String> = ["", rate, bytes, "p50", "p99", "p99.9", "max"].map(str::to_owned).into();
+    headings.extend([format!("kicks/{each}"), format!("calls/{each}"), format!("CPU/{each} driver")]);
+    headings.extend(["back-end", "of a core"].map(str::to_owned));
+    headings
+}
 
 /// Returns the headings and a row for each target.
 pub(crate) fn rows(results: &Results, load: &Load) -> Vec<Vec<String>> {
     let compares = results.targets.len() > 1;
-    let mut headings: Vec<String> = HEADINGS.iter().map(ToString::to_string).collect();
+    let mut headings = headings(load.description.units);
+    let losses = (0..results.targets.len()).any(|at| load.lost(at) > 0);
     let failures = (0..results.targets.len()).any(|at| load.failed(at).0 > 0);
     if compares {
         headings.push(format!("{} / this", results.targets.first().map(String::as_str).unwrap_or_default()));
+    }
+    if losses {
+        headings.push("lost".into());
     }
     if failures {
         headings.push("failed".into());
@@ -47,6 +45,9 @@ pub(crate) fn rows(results: &Results, load: &Load) -> Vec<Vec<String>> {
         row.extend(figures(load, at));
         if compares {
             row.push(if at == 0 { String::new() } else { load.ratio(at).map_or("-".into(), ratio) });
+        }
+        if losses {
+            row.push(load.lost(at).to_string());
         }
         if failures {
             row.push(load.failed(at).0.to_string());
@@ -71,9 +72,13 @@ fn figures(load: &Load, at: usize) -> Vec<String> {
     let each = |figure: fn(&Turn) -> f64| median(figure).map_or_else(none, |number| format!("{number:.4}"));
     let back_end = load.spread_of_some(at, Turn::back_end_cpu_per_request).map(|spread| spread.median);
     let cores = load.spread_of_some(at, Turn::back_end_cores).map(|spread| spread.median);
+    let Description { bytes, units, .. } = &load.description;
+    let bytes = iops * f64::from(*bytes) / units.bytes_unit;
+    // A gigabit is a lot, so it gets more digits than a mebibyte.
+    let bytes = if bytes < 100.0 { format!("{bytes:.2}") } else { format!("{bytes:.1}") };
     vec![
         rate(iops.round()),
-        format!("{:.1}", iops * f64::from(load.scenario.block_size) / f64::from(1 << 20)),
+        bytes,
         quantile(0.5),
         quantile(0.99),
         quantile(0.999),

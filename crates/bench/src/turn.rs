@@ -34,6 +34,8 @@ pub(crate) struct Turn {
     pub(crate) failure: Option<String>,
     /// Requests that were due in the measured time and never sent, because no slot was free.
     pub(crate) unsent: u64,
+    /// Frames that were sent and did not come back.
+    pub(crate) lost: u64,
     /// The times from when a request was due to its completion, or to the end of the turn if it was never
     /// sent.
     pub(crate) latencies: Latencies,

@@ -27,6 +27,7 @@ svg { max-width: 100%; height: auto }
 /// A plot cannot be drawn.
 pub(crate) fn page(results: &Results) -> Result<String> {
     let title = format!("kickless bench: {}", results.targets.join(", "));
+    let capital = capital(results.units().plural);
     let overview = first_plot(results)?;
     let mut loads = Vec::new();
     for load in &results.loads {
@@ -46,7 +47,7 @@ pub(crate) fn page(results: &Results) -> Result<String> {
                 p { (about(results)) }
                 figure {
                     (PreEscaped(overview))
-                    figcaption { "Requests a second: the median of all turns, with the least and the most." }
+                    figcaption { (capital) " a second: the median of all turns, with the least and the most." }
                 }
                 @for load in &loads { (load) }
             }
@@ -58,11 +59,12 @@ pub(crate) fn page(results: &Results) -> Result<String> {
 /// Explains the figures in one paragraph.
 fn about(results: &Results) -> String {
     let rounds = results.loads.first().and_then(|load| load.turns.first()).map_or(0, Vec::len);
-    let seconds = results.loads.first().map_or(0.0, |load| load.scenario.time.as_secs_f64());
+    let seconds = results.loads.first().map_or(0.0, |load| load.description.time.as_secs_f64());
+    let plural = results.units().plural;
     format!(
         "{rounds} turns of {seconds} s each, with the same driver. Each round runs the targets one after the other. Rates and costs are \
-         medians of the turns. Latencies are those of all turns together, from the time when a request was due to the time when \
-         the driver saw its completion. A ratio compares turns of the same round. kickless {}.",
+         medians of the turns. Latencies are those of all turns together, from the time when each of the {plural} was due to the \
+         time when the driver saw that it was done. A ratio compares turns of the same round. kickless {}.",
         env!("CARGO_PKG_VERSION")
     )
 }
@@ -93,9 +95,10 @@ pub(crate) fn over_time(results: &Results) -> Result<String> {
 
 fn section(results: &Results, load: &Load) -> Result<Markup> {
     let table = rows(results, load);
+    let plural = load.description.units.plural;
     let (latencies, timeline) = (plot::latencies(results, load)?, plot::timeline(results, load)?);
     Ok(html! {
-        h2 { (load.scenario) }
+        h2 { (load.description.words) }
         table {
             @for (at, row) in table.iter().enumerate() {
                 tr {
@@ -105,7 +108,13 @@ fn section(results: &Results, load: &Load) -> Result<Markup> {
                 }
             }
         }
-        figure { (PreEscaped(latencies)) figcaption { "Latency that a share of the requests does not exceed." } }
-        figure { (PreEscaped(timeline)) figcaption { "Requests a second, the turns of each target one after the other." } }
+        figure { (PreEscaped(latencies)) figcaption { "Latency that a share of the " (plural) " does not exceed." } }
+        figure { (PreEscaped(timeline)) figcaption { (capital(plural)) " a second, the turns of each target one after the other." } }
     })
+}
+
+/// Returns the words with a capital letter.
+fn capital(words: &str) -> String {
+    let mut letters = words.chars();
+    letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }

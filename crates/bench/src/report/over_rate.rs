@@ -19,7 +19,7 @@ const UPPER: u32 = 290;
 /// # Errors
 /// The plot cannot be drawn.
 pub(super) fn draw(results: &Results) -> Result<String> {
-    let rates = || results.loads.iter().filter_map(|load| load.scenario.rate.map(f64::from));
+    let rates = || results.loads.iter().filter_map(|load| load.description.rate.map(f64::from));
     // The margin keeps dots off the frame.
     let least = rates().fold(f64::INFINITY, f64::min) / 1.3;
     let xs = least..rates().fold(1.0, f64::max) * 1.3;
@@ -27,7 +27,7 @@ pub(super) fn draw(results: &Results) -> Result<String> {
         (0..results.targets.len())
             .map(|at| {
                 let point = |load: &crate::results::Load| {
-                    Some((f64::from(load.scenario.rate?), load.spread_of_some(at, figure)?))
+                    Some((f64::from(load.description.rate?), load.spread_of_some(at, figure)?))
                 };
                 results.loads.iter().filter_map(point).collect()
             })
@@ -65,7 +65,7 @@ pub(super) fn draw(results: &Results) -> Result<String> {
         chart
             .configure_mesh()
             .label_style(FONT)
-            .x_desc("requests a second")
+            .x_desc(format!("{} a second", results.units().plural))
             .x_label_formatter(&|x| rate(*x))
             .y_labels(6)
             .y_max_light_lines(2)

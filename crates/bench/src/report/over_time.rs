@@ -49,7 +49,7 @@ pub(super) fn draw(results: &Results, load: &Load) -> Result<String> {
         .iter()
         .map(|turns| turns.last().map(|turn| turn.moments.as_slice()).unwrap_or_default())
         .collect();
-    let seconds = load.scenario.time.as_secs_f64();
+    let seconds = load.description.time.as_secs_f64();
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHTS.iter().sum())).into_drawing_area();

@@ -71,7 +71,7 @@ pub(super) fn rates(results: &Results) -> Result<String> {
             .configure_mesh()
             .disable_y_mesh()
             .label_style(FONT)
-            .x_desc("requests a second")
+            .x_desc(format!("{} a second", results.units().plural))
             .x_label_formatter(&|x| rate(*x))
             .y_labels(loads)
             .draw()?;
@@ -108,7 +108,7 @@ impl IntoSegmentedLoads for Range<f64> {
     fn into_segmented_loads(self, results: &Results) -> Bands {
         Bands {
             range: self,
-            names: results.loads.iter().rev().map(|load| load.scenario.to_string()).collect(),
+            names: results.loads.iter().rev().map(|load| load.description.words.clone()).collect(),
         }
     }
 }
@@ -178,7 +178,7 @@ pub(super) fn latencies(results: &Results, load: &Load) -> Result<String> {
             .x_label_formatter(&|x| quantile(*x))
             .y_label_formatter(&|y| time(*y))
             .max_light_lines(FAINT_LINES)
-            .x_desc("requests")
+            .x_desc(load.description.units.plural)
             .y_desc("no slower than")
             .draw()?;
         for (at, latencies) in &all {
@@ -215,7 +215,7 @@ pub(super) fn timeline(results: &Results, load: &Load) -> Result<String> {
         .map(|turns| turns.iter().flat_map(|turn| turn.timeline.iter().copied()).collect())
         .collect();
     let rounds = load.turns.iter().map(Vec::len).max().unwrap_or(0);
-    let seconds = load.scenario.time.as_secs_f64() * rounds as f64;
+    let seconds = load.description.time.as_secs_f64() * rounds as f64;
     let most = lines.iter().flatten().copied().fold(1.0, f64::max);
     let mut svg = String::new();
     {
@@ -231,7 +231,7 @@ pub(super) fn timeline(results: &Results, load: &Load) -> Result<String> {
             .label_style(FONT)
             .max_light_lines(FAINT_LINES)
             .x_desc("seconds under load")
-            .y_desc("requests a second")
+            .y_desc(format!("{} a second", load.description.units.plural))
             .y_label_formatter(&|y| rate(y.round()))
             .draw()?;
         for (at, line) in lines.iter().enumerate() {

@@ -368,6 +368,10 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless bench blk --socket-path=s --verify", "--verify"),
         ("kickless bench compare a", "TARGET"),
         ("kickless bench compare a b --packed=maybe", "kickless bench --help"),
+        ("kickless bench net", "--socket-path"),
+        ("kickless bench net --socket-path=s --frame-size=59", "--frame-size"),
+        ("kickless bench net --socket-path=s --rate=9 --direction=receive", "--rate"),
+        ("kickless bench compare-net a", "TARGET"),
     ] {
         let sentence = match parsed(line) {
             Err(sentence) => sentence,

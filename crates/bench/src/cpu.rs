@@ -1,0 +1,44 @@
+//! Processor time, and where threads run.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kickless_values::CpuList;
+use nix::time::{ClockId, clock_getcpuclockid};
+use nix::unistd::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// Moves this thread to its CPU of the list.
+pub(crate) fn pin(cpus: Option<&CpuList>, thread: usize) -> Result<()> {
+    let Some(cpus) = cpus else { return Ok(()) };
+    let Some(cpu) = cpus.0.get(thread % cpus.0.len().max(1)) else { return Ok(()) };
+    let mut set = CpuSet::new();
+    set.set(*cpu);
+    sched_setaffinity(None, &set).with_context(|| format!("--cpu: CPU {cpu} cannot be used"))
+}
+
+/// Asks the kernel to end sleeps on time. By default, it may end them 50 us late.
+pub(crate) fn shorten_timer_slack() {
+    // If this fails, requests are made late, and their latencies show it.
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+}
+
+/// Returns the processor time of this process.
+pub(crate) fn driver_cpu() -> Duration {
+    clock(ClockId::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default()
+}
+
+/// Returns the processor time of a process.
+///
+/// # Errors
+/// There is no such process.
+pub(crate) fn back_end_cpu(pid: u32) -> Result<Duration> {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap_or(i32::MAX));
+    let clock_of = clock_getcpuclockid(pid).with_context(|| format!("there is no process {pid}"))?;
+    clock(clock_of)
+}
+
+fn clock(id: ClockId) -> Result<Duration> {
+    Ok(id.now()?.into())
+}

@@ -1,0 +1,337 @@
+//! The load of one thread on its queue pair.
+//!
+//! # Latencies
+//! A frame that is echoed can carry the time when it was due, in the eight bytes after its EtherType. Zero
+//! means that it carries none. With a rate, each frame carries it. Without one, one frame of 64 does, because
+//! a histogram would cost more than the rest of a frame's way. The bytes come back from the back-end. A time
+//! that is not of this turn is not counted.
+//!
+//! # Losses
+//! A card may drop frames. Without a rate, a thread that sees no frame for [`LOST_AFTER`] takes those in
+//! flight for lost, and sends as many new ones. At the end, it waits that long for the last frames.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use kickless_driver::{CardCounters, Frame, Interest, QueuePair};
+
+use super::options::Direction;
+use super::scenario::Scenario;
+use crate::pace::Schedule;
+use crate::turn::{Latencies, latencies};
+use crate::wait::Wait;
+use crate::watch::Period;
+
+/// The longest sleep between two checks whether the turn is over.
+const NAP: Duration = Duration::from_millis(20);
+/// The time after which a frame that is not back counts as lost, in nanoseconds. A busy host delays frames
+/// for less.
+const LOST_AFTER: u64 = 200_000_000;
+/// The number of frames of which one carries its time, if there is no rate.
+const STAMPED: u64 = 64;
+/// The offset of the time in a frame.
+const STAMP: usize = 14;
+const STAMP_LEN: usize = 8;
+/// The destination is a broadcast address, the source one for local use, and the EtherType one for
+/// experiments.
+const ETHERNET: [u8; 14] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
+
+/// The values that all threads of a turn share.
+#[derive(Debug)]
+pub(crate) struct TurnContext<'a> {
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) period: Period,
+    /// Ends the turn early.
+    pub(crate) stop: &'a AtomicBool,
+}
+
+/// The counters of a thread, for the thread that watches.
+#[derive(Debug, Default)]
+pub(crate) struct Shown {
+    pub(crate) done: AtomicU64,
+    pub(crate) kicks: AtomicU64,
+}
+
+/// The figures of one thread.
+#[derive(Debug)]
+pub(crate) struct ThreadResult {
+    pub(crate) latencies: Latencies,
+    /// Frames that were done in the measured time: back, sent or received.
+    pub(crate) done: u64,
+    /// Frames that were done at any time.
+    pub(crate) total: u64,
+    pub(crate) lost: u64,
+    /// Frames that were due in the measured time and never sent, because too many were in flight.
+    pub(crate) unsent: u64,
+    pub(crate) kicks: u64,
+    pub(crate) calls: u64,
+}
+
+/// One thread and its queue pair.
+pub(crate) struct Loader<'a> {
+    shared: &'a TurnContext<'a>,
+    pair: QueuePair,
+    schedule: Option<Schedule>,
+    shown: &'a Shown,
+    before: CardCounters,
+    /// Frames sent that are neither back nor lost.
+    in_flight: u64,
+    /// The number of frames that were sent without a rate, to choose those with a time.
+    stamps: u64,
+    seen: ThreadResult,
+}
+
+impl<'a> Loader<'a> {
+    /// Makes the thread number `thread`.
+    pub(crate) fn new(
+        shared: &'a TurnContext<'a>,
+        pair: QueuePair,
+        thread: u16,
+        shown: &'a Shown,
+    ) -> Result<Self> {
+        let scenario = shared.scenario;
+        let len = scenario.frame_size as usize;
+        if len > pair.frame_len_max() {
+            bail!("frames of {len} bytes do not fit into its queues: raise --queue-size");
+        }
+        let (thread, threads) = (u64::from(thread), u64::from(scenario.pairs));
+        let schedule = scenario.rate.map(|rate| Schedule::new(rate, thread, threads, None));
+        let seen = ThreadResult {
+            latencies: latencies()?,
+            done: 0,
+            total: 0,
+            lost: 0,
+            unsent: 0,
+            kicks: 0,
+            calls: 0,
+        };
+        let before = pair.counters();
+        Ok(Self { shared, pair, schedule, shown, before, in_flight: 0, stamps: 0, seen })
+    }
+
+    #[inline]
+    fn now(&self) -> u64 {
+        self.shared.period.epoch.elapsed().as_nanos() as u64
+    }
+
+    fn is_over(&self, now: u64) -> bool {
+        now >= self.shared.period.to || self.shared.stop.load(Ordering::Relaxed)
+    }
+
+    /// Runs the load until the turn ends and the last frames are back.
+    ///
+    /// # Errors
+    /// The card is dead.
+    pub(crate) fn run(mut self) -> Result<ThreadResult> {
+        let mut now = self.now();
+        let mut last = now;
+        while !self.is_over(now) {
+            let done = self.step(now, true)?;
+            now = self.now();
+            if done > 0 {
+                last = now;
+                self.count(now, done);
+            } else {
+                if self.in_flight > 0 && now.saturating_sub(last) > LOST_AFTER {
+                    self.lose();
+                    last = now;
+                }
+                self.rest(now)?;
+                now = self.now();
+            }
+        }
+        last = now;
+        while self.in_flight > 0 && !self.shared.stop.load(Ordering::Relaxed) {
+            let done = self.step(now, false)?;
+            now = self.now();
+            if done > 0 {
+                last = now;
+                self.count(now, done);
+            } else if now.saturating_sub(last) > LOST_AFTER {
+                self.lose();
+            }
+        }
+        if let Some(schedule) = &self.schedule {
+            let left = schedule.unsent(self.shared.period.from, self.shared.period.to);
+            self.seen.unsent = left.end - left.start;
+        }
+        let after = self.pair.counters();
+        self.seen.kicks = after.kicks - self.before.kicks;
+        self.seen.calls = after.calls.wrapping_sub(self.before.calls);
+        Ok(self.seen)
+    }
+
+    /// Takes the frames in flight for lost.
+    fn lose(&mut self) {
+        self.seen.lost += self.in_flight;
+        self.in_flight = 0;
+    }
+
+    fn count(&mut self, now: u64, done: u64) {
+        let Period { from, to, .. } = self.shared.period;
+        self.seen.total += done;
+        if (from..to).contains(&now) {
+            self.seen.done += done;
+        }
+        self.shown.done.store(self.seen.total, Ordering::Relaxed);
+        self.shown.kicks.store(self.pair.kicks() - self.before.kicks, Ordering::Relaxed);
+    }
+
+    /// Sends and receives once. Returns the number of frames that are done. `sends`: new frames are sent.
+    fn step(&mut self, now: u64, sends: bool) -> Result<u64> {
+        let batch = usize::from(self.shared.scenario.batch);
+        match self.shared.scenario.direction {
+            Direction::Echo => self.echo(now, sends),
+            Direction::Transmit => self.transmit(now, sends),
+            Direction::Receive => Ok(self.pair.receive(batch, |_| {})? as u64),
+            Direction::Forward => Ok(self.pair.forward(batch, |_| true)? as u64),
+        }
+    }
+
+    /// Sends up to `count` frames that carry the time `stamp_of` of each, and returns their number.
+    fn send(&mut self, count: usize, mut stamp_of: impl FnMut(usize) -> u64) -> Result<usize> {
+        let len = self.shared.scenario.frame_size as usize;
+        let sent = self.pair.send_with(
+            count,
+            |_| len,
+            |at, frame| {
+                frame.write(0, &ETHERNET);
+                frame.write(STAMP, &stamp_of(at).to_le_bytes());
+            },
+        )?;
+        self.in_flight += sent as u64;
+        Ok(sent)
+    }
+
+    /// Sends the frames that are due, as many as may be in flight.
+    fn send_due(&mut self, now: u64) -> Result<()> {
+        let scenario = self.shared.scenario;
+        let room = u64::from(scenario.depth).saturating_sub(self.in_flight);
+        let room = room.min(scenario.batch.into()) as usize;
+        let Some(mut schedule) = self.schedule else { return Ok(()) };
+        let mut ahead = schedule;
+        let due = (0..room)
+            .take_while(|_| {
+                let is_due = ahead.due() <= now;
+                ahead.advance();
+                is_due
+            })
+            .count();
+        if due > 0 {
+            let first = schedule;
+            // A time of 0 would mean that there is none.
+            let stamp_of = |at: usize| first.due_later(at as u64).max(1);
+            let sent = self.send(due, stamp_of)?;
+            (0..sent).for_each(|_| schedule.advance());
+            self.schedule = Some(schedule);
+        }
+        Ok(())
+    }
+
+    fn echo(&mut self, now: u64, sends: bool) -> Result<u64> {
+        let scenario = self.shared.scenario;
+        if self.schedule.is_some() {
+            if sends {
+                self.send_due(now)?;
+            }
+            return self.take_back(now, false);
+        }
+        let missing = u64::from(scenario.depth).saturating_sub(self.in_flight);
+        if missing > 0 && sends {
+            let count = missing.min(scenario.batch.into()) as usize;
+            let first = self.stamps;
+            self.stamps += self.send(count, |at| stamp(first + at as u64, now))? as u64;
+        }
+        self.take_back(now, sends)
+    }
+
+    /// Receives frames, records their latencies, and sends them again if `again`.
+    fn take_back(&mut self, now: u64, again: bool) -> Result<u64> {
+        let Period { from, to, epoch } = self.shared.period;
+        let Self { pair, stamps, seen, shared, .. } = self;
+        let latencies = &mut seen.latencies;
+        let mut bytes = [0; STAMP_LEN];
+        let mut take = |frame: &Frame<'_>| {
+            frame.read(STAMP, &mut bytes);
+            let due = u64::from_le_bytes(bytes);
+            if due != 0 {
+                let back = epoch.elapsed().as_nanos() as u64;
+                if (from..to).contains(&due) && due <= back {
+                    latencies.saturating_record((back - due).max(1));
+                }
+            }
+            due
+        };
+        let batch = usize::from(shared.scenario.batch);
+        let done = match again {
+            false => pair.receive(batch, |frame| {
+                take(frame);
+            })?,
+            true => pair.forward(batch, |frame| {
+                let due = take(frame);
+                let stamp = stamp(*stamps, now);
+                *stamps += 1;
+                if stamp != due {
+                    frame.write(STAMP, &stamp.to_le_bytes());
+                }
+                true
+            })?,
+        };
+        if !again {
+            self.in_flight = self.in_flight.saturating_sub(done as u64);
+        }
+        Ok(done as u64)
+    }
+
+    fn transmit(&mut self, now: u64, sends: bool) -> Result<u64> {
+        let scenario = self.shared.scenario;
+        let left = self.pair.in_flight()?;
+        let done = self.in_flight.saturating_sub(left);
+        self.in_flight = left;
+        if sends {
+            match self.schedule {
+                Some(_) => self.send_due(now)?,
+                None => {
+                    let room = u64::from(scenario.depth).saturating_sub(left).min(scenario.batch.into());
+                    self.send(room as usize, |_| 0)?;
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// Waits for a frame or for room, if the scenario sleeps.
+    fn rest(&mut self, now: u64) -> Result<()> {
+        let scenario = self.shared.scenario;
+        if scenario.wait == Wait::Poll {
+            return Ok(());
+        }
+        let is_full = self.in_flight >= u64::from(scenario.depth);
+        let time = match &self.schedule {
+            Some(schedule) if !is_full => Duration::from_nanos(schedule.due().saturating_sub(now)).min(NAP),
+            _ => NAP,
+        };
+        let interest = match scenario.direction {
+            Direction::Transmit if !is_full && self.schedule.is_some() => {
+                // There is room; only the time is missing.
+                std::thread::sleep(time);
+                return Ok(());
+            }
+            Direction::Transmit => Interest::Send,
+            _ => Interest::Receive,
+        };
+        match interest {
+            // Room in the queue is there at once; a lower depth waits for frames in flight.
+            Interest::Send => self.pair.flush(Some(time))?,
+            _ => self.pair.wait(interest, Some(time))?,
+        };
+        Ok(())
+    }
+}
+
+/// Returns the time that a frame without a rate carries.
+#[inline]
+fn stamp(number: u64, now: u64) -> u64 {
+    if number.is_multiple_of(STAMPED) { now.max(1) } else { 0 }
+}

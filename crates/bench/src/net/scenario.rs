@@ -1,0 +1,165 @@
+//! One of the loads of a card that the command line asks for.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use kickless_driver::{CardOptions, Choice, Waiting};
+use serde::Serialize;
+
+use super::options::{Cards, Direction, NetLoadOptions};
+use crate::description::{Description, FRAMES};
+use crate::pace;
+use crate::wait::Wait;
+
+/// One load of a benchmark.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Scenario {
+    pub(crate) direction: Direction,
+    /// The number of frames that each thread keeps in flight.
+    pub(crate) depth: u16,
+    /// The bytes of a frame.
+    pub(crate) frame_size: u32,
+    pub(crate) wait: Wait,
+    /// The largest number of frames of one call.
+    pub(crate) batch: u16,
+    pub(crate) pairs: u16,
+    /// Frames a second of all threads. `None` means as many as come back.
+    pub(crate) rate: Option<u32>,
+    /// The measured seconds.
+    #[serde(serialize_with = "pace::as_seconds")]
+    pub(crate) time: Duration,
+    /// The seconds of load before the measurement.
+    #[serde(serialize_with = "pace::as_seconds")]
+    pub(crate) warm_up: Duration,
+}
+
+/// Returns every load that the command line asks for.
+pub(crate) fn scenarios(bench: Cards<'_>) -> Vec<Scenario> {
+    let load = bench.load();
+    let rates: Vec<Option<u32>> =
+        if load.rate.is_empty() { vec![None] } else { load.rate.iter().copied().map(Some).collect() };
+    let mut all = Vec::new();
+    for &direction in &load.direction {
+        for &frame_size in &load.frame_size {
+            for &wait in &load.wait {
+                for depth in load.depths() {
+                    all.extend(rates.iter().map(|&rate| Scenario {
+                        direction,
+                        depth,
+                        frame_size,
+                        wait,
+                        batch: load.batch,
+                        pairs: load.pairs,
+                        rate,
+                        time: bench.time(),
+                        warm_up: load.warm_up,
+                    }));
+                }
+            }
+        }
+    }
+    all
+}
+
+impl Scenario {
+    /// Returns the options for the connection of the driver.
+    pub(crate) fn card_options(&self, socket: &Path, load: &NetLoadOptions) -> CardOptions {
+        let needs = self.depth.checked_next_power_of_two().unwrap_or(32768).max(256);
+        CardOptions {
+            pairs: self.pairs,
+            queue_size: load.queue_size.unwrap_or(needs),
+            packed: load.rings.packed,
+            event_idx: load.rings.event_idx,
+            indirect: load.rings.indirect,
+            in_order: load.rings.in_order,
+            mergeable: load.mergeable,
+            // Frames that are longer than the MTU come back only with these.
+            receive_offloads: if self.frame_size > 1514 { Choice::Auto } else { Choice::Off },
+            huge_pages: load.rings.huge_pages,
+            reconnect_limit: Duration::ZERO,
+            waiting: match self.wait {
+                Wait::Sleep => Waiting::Sleep,
+                Wait::Poll => Waiting::Spin(Duration::MAX),
+            },
+            ..CardOptions::new(socket)
+        }
+    }
+
+    /// Describes the load for the results.
+    pub(crate) fn describe(&self) -> Description {
+        Description {
+            words: self.to_string(),
+            rate: self.rate,
+            time: self.time,
+            bytes: self.frame_size,
+            units: FRAMES,
+            json: serde_json::to_value(self).unwrap_or_default(),
+        }
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { depth, frame_size, pairs, .. } = self;
+        match self.direction {
+            Direction::Echo => write!(f, "echo of frames of {frame_size} B, ")?,
+            Direction::Transmit => write!(f, "frames of {frame_size} B sent, ")?,
+            Direction::Receive => write!(f, "frames received, ")?,
+            Direction::Forward => write!(f, "frames received and sent back, ")?,
+        }
+        match (self.direction, self.rate) {
+            (Direction::Receive | Direction::Forward, _) => write!(f, "{} a call", self.batch)?,
+            (_, Some(rate)) => write!(f, "{rate} a second, at most {depth} in flight")?,
+            (_, None) => write!(f, "{depth} in flight")?,
+        }
+        let wait = match self.wait {
+            Wait::Sleep => "sleeping",
+            Wait::Poll => "polling",
+        };
+        write!(f, ", {pairs} queue pair{}, {wait}", if *pairs == 1 { "" } else { "s" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Bench;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(subcommand)]
+        bench: Bench,
+    }
+
+    fn bench(line: &str) -> Bench {
+        Line::try_parse_from(std::iter::once("bench").chain(line.split_whitespace())).unwrap().bench
+    }
+
+    #[test]
+    fn each_combination_once() {
+        let Bench::Net(net) =
+            bench("net --socket-path=s --depth=1,32 --frame-size=64,1514 --wait=sleep,poll")
+        else {
+            panic!("not a card")
+        };
+        let all = scenarios(Cards::Net(&net));
+        assert_eq!(all.len(), 8);
+        let words = "echo of frames of 64 B, 1 in flight, 1 queue pair, sleeping";
+        assert_eq!(all.first().unwrap().to_string(), words);
+        assert_eq!(all.first().unwrap().card_options("s".as_ref(), &net.load).queue_size, 256);
+    }
+
+    #[test]
+    fn refuses_contradicting_options() {
+        for (line, named) in [
+            ("net --socket-path=s --rate=100 --direction=receive", "--rate"),
+            ("compare-net a b --rate=100 --plot-rate=f.svg", "--plot-rate"),
+            ("compare-net a b --depth=512 --queue-size=256", "--queue-size"),
+        ] {
+            assert!(bench(line).check().unwrap_err().contains(named), "{line}");
+        }
+        bench("compare-net a b --rate=100,200 --plot-rate=f.svg").check().unwrap();
+    }
+}

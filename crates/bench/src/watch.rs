@@ -1,0 +1,78 @@
+//! Watches a turn: takes samples of its counters, and shows the progress.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::progress::Progress;
+use super::turn::Moment;
+
+/// The number of parts of a turn, unless they would be shorter than `PART_MIN`. Each part gets its own rate.
+const PARTS: u32 = 100;
+const PART_MIN: Duration = Duration::from_millis(20);
+/// The length of a part for the plot over time.
+const MOMENT: Duration = Duration::from_millis(10);
+
+/// The measured time of a turn, in nanoseconds since `epoch`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Period {
+    pub(crate) epoch: Instant,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+}
+
+/// Returns the length of a part of a turn of this length. `plots`: the turn is for the plot over time.
+pub(crate) fn part_of(time: Duration, plots: bool) -> Duration {
+    if plots { MOMENT } else { (time / PARTS).max(PART_MIN) }
+}
+
+/// The counters at one moment.
+#[derive(Clone, Copy)]
+pub(crate) struct Sample {
+    pub(crate) done: u64,
+    pub(crate) kicks: u64,
+    pub(crate) back_end_cpu: Option<Duration>,
+}
+
+impl Sample {
+    /// Returns the rates between an earlier sample and this one.
+    fn since(&self, earlier: &Sample, (from, to): (Duration, Duration)) -> Moment {
+        let seconds = (to - from).as_secs_f64();
+        let cpu = self.back_end_cpu.zip(earlier.back_end_cpu);
+        Moment {
+            at: f64::midpoint(from.as_secs_f64(), to.as_secs_f64()),
+            requests: (self.done - earlier.done) as f64 / seconds,
+            kicks: (self.kicks - earlier.kicks) as f64 / seconds,
+            back_end_cpu: cpu.map(|(now, then)| now.saturating_sub(then).as_secs_f64() / seconds),
+        }
+    }
+}
+
+/// Records a moment for each part of the turn until it is over, or until a thread ends.
+pub(crate) fn watch(
+    period: &Period,
+    part: Duration,
+    look: impl Fn() -> Sample,
+    stop: &AtomicBool,
+    progress: &Progress,
+    finished: impl Fn() -> bool,
+) -> Vec<Moment> {
+    let (from, to) = (Duration::from_nanos(period.from), Duration::from_nanos(period.to));
+    let mut moments: Vec<Moment> = Vec::new();
+    let mut last: Option<(Duration, Sample)> = None;
+    loop {
+        let now = period.epoch.elapsed();
+        if now >= to || stop.load(Ordering::Relaxed) || finished() {
+            progress.clear();
+            return moments;
+        }
+        if now >= from {
+            let seen = look();
+            moments.extend(last.map(|(then, earlier)| seen.since(&earlier, (then - from, now - from))));
+            last = Some((now, seen));
+        }
+        progress.show(now, to, moments.last().map(|moment| moment.requests));
+        let next = if now < from { from - now } else { part };
+        thread::sleep(next.min(part).min(to.saturating_sub(now)));
+    }
+}

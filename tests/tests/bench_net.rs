@@ -1,0 +1,119 @@
+//! Runs `kickless bench net` against real cards.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its own functions too")]
+
+use std::fs;
+use std::process::{Command, Output};
+
+use kickless_tests::daemon::{CardConfig, Daemon, kickless_binary};
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Output {
+    Command::new(kickless_binary().unwrap()).arg("bench").args(arguments).output().unwrap()
+}
+
+fn on(daemon: &Daemon, arguments: &str) -> Output {
+    let socket = format!("--socket-path={}", daemon.socket().display());
+    let time = if arguments.contains("--time") { None } else { Some("--time=50ms") };
+    let words = ["net", &socket, "--warm-up=5ms"];
+    bench(&words.into_iter().chain(time).chain(arguments.split_whitespace()).collect::<Vec<_>>())
+}
+
+/// Returns the results of a run, which must succeed.
+fn results(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Returns the one sentence on standard error of a run, which must fail.
+fn sentence(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stdout));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    said
+}
+
+fn card(port: &str) -> Daemon {
+    Daemon::start_card(&CardConfig::new(port).with(&["--num-queue-pairs=2"])).unwrap()
+}
+
+#[test]
+fn each_direction_is_measured() {
+    let daemon = card("null,rate=20000");
+    for rings in ["--packed=off", "--packed=on", "--packed=on --in-order=on", "--mergeable=off"] {
+        let loads =
+            "--direction=transmit,receive,forward --frame-size=64,1514 --wait=sleep,poll --depth=1,32";
+        let all = results(&on(&daemon, &format!("--pid={} {loads} {rings} --pairs=2 --json", daemon.pid())));
+        let loads = all["loads"].as_array().unwrap();
+        assert_eq!(loads.len(), 24);
+        let mut measured = 0;
+        for load in loads {
+            let target = &load["targets"][0];
+            // On a busy machine, none of the threads may run for a moment.
+            measured += usize::from(target["iops"]["median"].as_f64().unwrap() > 0.0);
+            assert!(target["driver_cpu_per_request"]["median"].is_number(), "{load}");
+            assert!(target["back_end_cpu_per_request"]["median"].is_number(), "{load}");
+            assert_eq!((&target["failed"], &target["lost"]), (&0.into(), &0.into()), "{load}");
+        }
+        assert!(measured > loads.len() / 2, "{measured} of {}", loads.len());
+    }
+}
+
+/// A card that discards frames loses all that should come back.
+#[test]
+fn lost_frames_are_counted() {
+    let daemon = card("null");
+    for rate in ["", "--rate=2000"] {
+        let all = results(&on(&daemon, &format!("--depth=16 --json --time=300ms {rate}")));
+        let target = &all["loads"][0]["targets"][0];
+        assert_eq!(target["iops"]["median"].as_f64(), Some(0.0));
+        assert!(target["lost"].as_u64().unwrap() >= 16, "{target}");
+        let table = String::from_utf8(on(&daemon, &format!("--depth=16 {rate}")).stdout).unwrap();
+        assert!(table.contains("packets/s") && table.contains("lost"), "{table}");
+    }
+}
+
+#[test]
+fn a_rate_is_kept() {
+    let daemon = card("null");
+    let all = results(&on(&daemon, "--direction=transmit --rate=2000 --time=500ms --json --wait=sleep"));
+    // 1000 frames are due. Late ones of the time before count too, at most ten.
+    let rate = all["loads"][0]["targets"][0]["iops"]["median"].as_f64().unwrap();
+    assert!(rate <= 2030.0, "{rate}");
+}
+
+#[test]
+fn targets_take_turns_and_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let kickless = kickless_binary().unwrap();
+    let command = format!("{} net --socket-path={{socket}} --port=null --log-level=warn", kickless.display());
+    let report = dir.path().join("report.html");
+    let output = bench(&[
+        "compare-net",
+        &format!("one={command}"),
+        &format!("two={command}"),
+        "--direction=transmit",
+        "--rounds=2",
+        "--time=30ms",
+        "--warm-up=5ms",
+        &format!("--report={}", report.display()),
+    ]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains("one / this") && table.contains("Gbit/s"), "{table}");
+    let page = fs::read_to_string(report).unwrap();
+    assert!(page.contains("Packets a second") && page.contains("frames of 64 B sent"), "no packets");
+}
+
+#[test]
+fn impossible_options_are_refused() {
+    let daemon = card("null");
+    for (arguments, named) in [
+        ("--pairs=3", "2 queue pairs"),
+        ("--pid=4194304", "no process"),
+        ("--frame-size=65550 --depth=1 --queue-size=8", "--queue-size"),
+    ] {
+        let said = sentence(&on(&daemon, arguments));
+        assert!(said.contains(named), "{arguments}: {said}");
+    }
+}
