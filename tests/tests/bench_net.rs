@@ -59,6 +59,22 @@ fn each_direction_is_measured() {
     }
 }
 
+#[test]
+fn echoed_frames_are_timed() {
+    let daemon = card("loop");
+    for load in ["--depth=1,32", "--depth=256 --packed=on --frame-size=1514", "--rate=5000", "--wait=sleep"] {
+        // On a busy machine, none of the threads may run for a moment.
+        let measured = (0..20).any(|_| {
+            let all = results(&on(&daemon, &format!("--json --pairs=2 {load}")));
+            let target = &all["loads"][0]["targets"][0];
+            let latency = &target["latency"];
+            assert!(latency["p50"].as_u64() <= latency["max"].as_u64(), "{target}");
+            target["iops"]["median"].as_f64().unwrap() > 0.0 && latency["p50"].as_u64().unwrap() > 0
+        });
+        assert!(measured, "{load}");
+    }
+}
+
 /// A card that discards frames loses all that should come back.
 #[test]
 fn lost_frames_are_counted() {

@@ -120,6 +120,57 @@ fn long_frames_take_several_buffers() {
     });
 }
 
+/// Returns a frame with this number in its first bytes.
+fn pattern(number: usize) -> Vec<u8> {
+    let len = 60 + number * 97 % 1455;
+    let mut frame: Vec<u8> = (0..len).map(|at| (at + number * 7) as u8).collect();
+    frame[..8].copy_from_slice(&number.to_le_bytes());
+    frame
+}
+
+/// Checks a frame of [`pattern`]. Returns its number.
+fn checked(frame: &Frame<'_>) -> usize {
+    let frame = frame.to_vec();
+    let number = usize::from_le_bytes(frame[..8].try_into().unwrap());
+    assert!(pattern(number) == frame, "frame {number} has changed");
+    number
+}
+
+#[test]
+fn a_loop_returns_each_frame() {
+    const FRAMES: usize = 1000;
+    returns_in_time(|| {
+        let daemon = Daemon::start_card(&CardConfig::new("loop")).unwrap();
+        for options in shapes(&daemon) {
+            let card = Card::connect(options).unwrap();
+            let mut pair = card.pair(0).unwrap();
+            let mut sent = 0;
+            // The number of times that each frame was received. Each goes round twice.
+            let mut rounds = vec![0; FRAMES];
+            let (mut first, mut second) = (0, 0);
+            while second < FRAMES {
+                // Fewer frames than the ring has buffers, so that the card drops none.
+                while sent < FRAMES && sent < second + 16 {
+                    sent += pair.send(&[Outgoing::from(&pattern(sent)[..])]).unwrap();
+                }
+                assert!(pair.wait(Interest::Receive, Some(LIMIT)).unwrap(), "no frame comes back");
+                pair.forward(32, |frame| {
+                    let number = checked(frame);
+                    rounds[number] += 1;
+                    // Frames keep their order in each round.
+                    let next = if rounds[number] == 1 { &mut first } else { &mut second };
+                    assert_eq!(*next, number);
+                    *next += 1;
+                    rounds[number] == 1
+                })
+                .unwrap();
+            }
+            assert!(rounds.iter().all(|count| *count == 2));
+            assert_eq!(pair.counters().forward_dropped, 0);
+        }
+    });
+}
+
 #[test]
 fn each_pair_has_its_own_frames() {
     returns_in_time(|| {
