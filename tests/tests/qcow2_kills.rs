@@ -193,6 +193,12 @@ fn small_clusters() {
     killed(&["-o", "cluster_size=4096"], "threads", false);
 }
 
+/// The old version has no bit that says that its reference counts may be wrong.
+#[test]
+fn version_2() {
+    killed(&["-o", "compat=0.10,cluster_size=4096"], "io_uring", false);
+}
+
 #[test]
 fn over_a_backing_image() {
     killed(&[], "io_uring", true);

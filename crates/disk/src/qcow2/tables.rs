@@ -10,6 +10,7 @@ mod copying;
 mod free_space;
 mod grow;
 mod growing;
+mod kept_errors;
 mod known;
 mod l1;
 mod l1_table;

@@ -188,7 +188,7 @@ impl Tables {
     /// Gives a copy up. Its cluster is not zero any more.
     fn table_failed(&mut self, table: u64, errno: Errno) {
         let Some(copy) = self.l1.copies.remove(&table) else { return };
-        self.l1.failed.insert(table, errno);
+        self.l1.failed.put(table, errno);
         self.retire(Run { start: copy.new.0, len: 1 }, Ticket::default(), false);
     }
 

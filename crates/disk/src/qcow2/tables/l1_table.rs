@@ -1,7 +1,7 @@
 //! The active L1 table, and the copies of shared L2 tables.
 
+use super::kept_errors::KeptErrors;
 use crate::qcow2::format::geometry::{HostCluster, HostOffset};
-use kickless_io::Errno;
 use std::collections::HashMap;
 
 /// The active L1 table.
@@ -14,7 +14,7 @@ pub(super) struct L1 {
     /// Shared L2 tables that are copied, by the number of their L1 entry.
     pub(super) copies: HashMap<u64, TableCopy>,
     /// Errors of such copies for the requests that wait.
-    pub(super) failed: HashMap<u64, Errno>,
+    pub(super) failed: KeptErrors<u64>,
 }
 
 /// A shared L2 table that is copied.
@@ -48,6 +48,6 @@ pub(super) enum TableState {
 impl L1 {
     pub(super) fn new(bytes: &[u8], at: HostOffset) -> Self {
         let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word)).collect();
-        Self { words, at, unwritten: HashMap::new(), copies: HashMap::new(), failed: HashMap::new() }
+        Self { words, at, unwritten: HashMap::new(), copies: HashMap::new(), failed: KeptErrors::default() }
     }
 }

@@ -84,7 +84,7 @@ impl Tables {
         }
         let (slice, index) = self.geometry.slice(self.options.unit, at);
         let table = self.table_of(slice);
-        if let Some(errno) = self.l1.failed.remove(&table) {
+        if let Some(errno) = self.l1.failed.take(&table) {
             return Err(Stop::Fail(errno));
         }
         if self.l1.copies.contains_key(&table) {

@@ -14,7 +14,7 @@ impl Tables {
     /// Loads a slice. The waker is signalled when it is there, or at once if it is there already.
     pub(crate) fn want(&mut self, slice: SliceIndex, waker: &Waker) -> Result<(), Errno> {
         self.end_given_up();
-        if let Some(errno) = self.failed_loads.remove(&slice) {
+        if let Some(errno) = self.failed_loads.take(&slice) {
             return Err(errno);
         }
         if self.slices.find(slice).is_some() {
@@ -75,7 +75,7 @@ impl Tables {
     ) {
         let from = self.loading.remove(&slice);
         let (Ok(()), Some(buffer)) = (result, buffer) else {
-            self.failed_loads.insert(slice, result.err().unwrap_or(Errno::IO));
+            self.failed_loads.put(slice, result.err().unwrap_or(Errno::IO));
             return;
         };
         let table = self.table_of(slice);
@@ -99,7 +99,7 @@ impl Tables {
             // The request asks again.
             Ok(None) => {}
             Err(errno) => {
-                self.failed_loads.insert(slice, errno);
+                self.failed_loads.put(slice, errno);
             }
         }
     }

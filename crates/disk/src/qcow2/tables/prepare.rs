@@ -20,7 +20,7 @@ const FULL_UNITS_MAX: u32 = 64;
 impl Tables {
     /// Notes that a request waits for clusters. Returns the error of the last attempt.
     pub(super) fn demand(&mut self) -> Result<(), Errno> {
-        if let Some(errno) = self.reserve.failed.take() {
+        if let Some(errno) = self.reserve.failed.take(&()) {
             return Err(errno);
         }
         self.reserve.demand();

@@ -1,5 +1,6 @@
 //! The reserve of new clusters (R1). Each has a refcount of 1, is within the file, and is zero, all durably.
 
+use super::kept_errors::KeptErrors;
 use super::ops::Run;
 use kickless_io::Errno;
 use std::collections::VecDeque;
@@ -29,7 +30,7 @@ pub(super) struct Reserve {
     /// The chunk, or the table that moves for it, failed. The next request starts it again.
     pub(super) is_stalled: bool,
     /// The error for a waiting request.
-    pub(super) failed: Option<Errno>,
+    pub(super) failed: KeptErrors<()>,
 }
 
 /// Clusters that are prepared, all counted in one unit.
@@ -67,7 +68,7 @@ impl Reserve {
             is_used: false,
             has_waiters: false,
             is_stalled: false,
-            failed: None,
+            failed: KeptErrors::default(),
         }
     }
 
@@ -102,13 +103,13 @@ impl Reserve {
     pub(super) fn fail(&mut self, errno: Errno) {
         self.is_stalled = true;
         if std::mem::take(&mut self.has_waiters) {
-            self.failed = Some(errno);
+            self.failed.put((), errno);
         }
     }
 
     /// Forgets the error of an earlier attempt.
     pub(super) fn retry(&mut self) {
-        self.failed = None;
+        self.failed = KeptErrors::default();
     }
 
     /// Takes all clusters, and forgets the chunk whose counts are not raised.

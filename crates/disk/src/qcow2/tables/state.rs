@@ -4,6 +4,7 @@ use super::blocks::Blocks;
 use super::copying::Copies;
 use super::free_space::FreeSpace;
 use super::growing::Growing;
+use super::kept_errors::KeptErrors;
 use super::known::Known;
 use super::l1_table::L1;
 use super::moving::Move;
@@ -101,7 +102,7 @@ pub(crate) struct Tables {
     pub(super) copies: Copies,
     /// The slices that are read, and their places.
     pub(super) loading: HashMap<SliceIndex, u64>,
-    pub(super) failed_loads: HashMap<SliceIndex, Errno>,
+    pub(super) failed_loads: KeptErrors<SliceIndex>,
     pub(super) wakers: Wakers,
     pub(super) is_bad: bool,
     pub(super) is_closing: bool,
@@ -154,7 +155,7 @@ impl Tables {
             retired: Retired::new(options.retired_max.unwrap_or(EXTENTS_MAX)),
             copies: Copies::default(),
             loading: HashMap::new(),
-            failed_loads: HashMap::new(),
+            failed_loads: KeptErrors::default(),
             wakers,
             is_bad: false,
             is_closing: false,
