@@ -1,28 +1,43 @@
-//! Parses headers and lengths of a guest's frames and commands of its control queue, with any features.
+//! Parses headers and lengths of a guest's frames, and segments frames with these headers, with any features.
 #![no_main]
 
-use kickless_net::{Command, Frame, features};
+use kickless_net::offload::{Segments, Undo, complete_checksum, undo};
+use kickless_net::{Frame, features};
 use kickless_spec::features::Features;
 use kickless_spec::net::{FRAME_MAX, Header, NetFeatures};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: (u64, u64, u16, [u8; 12], &[u8])| {
-    let (accepted, len, pairs_max, header, command) = input;
+fuzz_target!(|input: (u64, u64, [u8; 12], &[u8])| {
+    let (accepted, len, header, bytes) = input;
     let accepted = Features::from_bits_retain(accepted);
-    let (features, header_len) = (features::in_force(accepted), features::header_len(accepted));
+    let (in_force, header_len) = (features::in_force(accepted), features::header_len(accepted));
     let header: Header = zerocopy::transmute!(header);
-    if let Ok(frame) = Frame::parse(&header, header_len, len, features) {
+    if let Ok(frame) = Frame::parse(&header, header_len, len, in_force) {
         assert_eq!(u64::from(frame.len) + header_len as u64, len);
         assert!((14..=FRAME_MAX - size_of::<Header>()).contains(&(frame.len as usize)));
         if let Some(checksum) = frame.checksum {
             assert!(u32::from(checksum.start) + u32::from(checksum.offset) + 2 <= frame.len);
         }
         assert!(frame.segmentation.is_none_or(|segmentation| segmentation.size > 0));
+        let passed = frame.header(&header);
+        assert_eq!(Frame::parse(&passed, header_len, len, in_force), Ok(frame));
     }
-    if let Ok(command) = Command::parse(command, features, pairs_max) {
-        match command {
-            Command::SetPairs(pairs) => assert!((1..=pairs_max).contains(&pairs)),
-            Command::Announced => assert!(features.contains(NetFeatures::GUEST_ANNOUNCE)),
+    // The bytes as a frame that passed.
+    let all = (size_of::<Header>() + bytes.len()) as u64;
+    let Ok(frame) = Frame::parse(&header, size_of::<Header>(), all, NetFeatures::all()) else { return };
+    let header = frame.header(&header);
+    let mut bytes = bytes.to_vec();
+    match undo(&header, &bytes, in_force) {
+        Undo::Nothing => assert!(frame.checksum.is_none() || in_force.contains(NetFeatures::GUEST_CSUM)),
+        Undo::Checksum(checksum) => assert!(complete_checksum(&mut bytes, checksum)),
+        Undo::Segments => {
+            let Some(mut segments) = Segments::of(&header, &bytes) else { return };
+            let mut space = vec![0; segments.len_max(&bytes)];
+            let mut count = 0;
+            while segments.write_next(&bytes, &mut space).is_some() {
+                count += 1;
+            }
+            assert!((1..=bytes.len()).contains(&count));
         }
     }
 });

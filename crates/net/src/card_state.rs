@@ -2,10 +2,12 @@
 
 use crate::card_port::CardPort;
 use crate::counters::RingCounters;
+use crate::filter::Filter;
 use crate::loop_queue::LoopQueue;
 use kickless_net_port::Offloads;
 use kickless_spec::net::{MAC_LEN, NetFeatures};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The state that all rings of a card share.
 ///
@@ -25,6 +27,11 @@ pub(crate) struct CardState {
     pub(crate) has_control_ring: AtomicBool,
     /// The features in force of the ring that started last.
     pub(crate) features: AtomicU64,
+    /// The offloads of received frames that the driver has not switched off.
+    pub(crate) offloads: AtomicU64,
+    /// The frames that the driver wants, and the number of changes of this.
+    pub(crate) filter: Mutex<Arc<Filter>>,
+    pub(crate) filter_changes: AtomicU64,
     /// The receive rings of each pair that run: one, or for a moment two.
     pub(crate) receiving: Vec<AtomicU32>,
     /// Announcements that the front-end requested.
@@ -36,7 +43,26 @@ pub(crate) struct CardState {
 impl CardState {
     /// Returns the offloads that the driver has not switched off.
     pub(crate) fn offloads(&self) -> NetFeatures {
-        NetFeatures::all()
+        NetFeatures::from_bits_truncate(self.offloads.load(Ordering::Relaxed))
+    }
+
+    /// Sets the offloads that the driver has not switched off.
+    pub(crate) fn set_offloads(&self, offloads: NetFeatures) {
+        self.offloads.store(offloads.bits(), Ordering::Relaxed);
+        self.port.changed();
+    }
+
+    /// Returns the present filter.
+    pub(crate) fn filter(&self) -> Arc<Filter> {
+        self.filter.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes the filter. Receive rings find that out at their next poll.
+    pub(crate) fn change_filter(&self, change: impl FnOnce(&mut Filter)) {
+        let mut filter = self.filter.lock().unwrap_or_else(PoisonError::into_inner);
+        change(Arc::make_mut(&mut filter));
+        // Under the lock, so that a ring that sees the new number gets this filter or a later one.
+        self.filter_changes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Sets the number of pairs that the driver uses.

@@ -3,6 +3,7 @@
 use crate::buffers;
 use crate::card_state::CardState;
 use crate::control::{Command, CommandError};
+use crate::cost;
 use crate::counters::RingCounters;
 use crate::immediate_ring::{self, ImmediateRing};
 use kickless_device::{Context, Polled, QueueTask, Vring};
@@ -17,11 +18,14 @@ pub(crate) struct ControlTask {
     card: Arc<CardState>,
     features: NetFeatures,
     chain: Chain,
+    /// Space for a command.
+    command: Box<[u8]>,
 }
 
 impl ControlTask {
     pub(crate) fn new(vring: Vring, card: Arc<CardState>, features: NetFeatures) -> Self {
-        Self { vring, card, features, chain: Chain::default() }
+        let command = vec![0; Command::LEN_MAX].into_boxed_slice();
+        Self { vring, card, features, chain: Chain::default(), command }
     }
 
     fn counters(&self) -> &RingCounters {
@@ -49,13 +53,22 @@ impl ControlTask {
         self.vring.push(self.chain.id, written.into());
     }
 
-    fn execute(&self) -> Result<(), CommandError> {
-        let mut bytes = [0; Command::LEN_MAX];
-        let len = buffers::read(self.chain.readable(), self.vring.view(), &mut bytes)
+    fn execute(&mut self) -> Result<(), CommandError> {
+        let len = buffers::read(self.chain.readable(), self.vring.view(), &mut self.command)
             .map_err(|_| CommandError::Short)?;
-        match Command::parse(&bytes[..len], self.features, self.card.pairs_max)? {
-            Command::SetPairs(pairs) => self.card.set_pairs(pairs),
+        let card = &self.card;
+        match Command::parse(&self.command[..len], self.features, card.pairs_max)? {
+            Command::SetPairs(pairs) => card.set_pairs(pairs),
             Command::Announced => {}
+            Command::SetMode(mode, is_on) => card.change_filter(|filter| filter.modes.set(mode, is_on)),
+            Command::SetTables { unicast, multicast } => {
+                card.change_filter(|filter| filter.set_tables(unicast, multicast));
+            }
+            Command::SetAddress(address) => card.change_filter(|filter| filter.address = Some(address)),
+            Command::SetVlan(vlan, is_accepted) => {
+                card.change_filter(|filter| filter.set_vlan(vlan, is_accepted));
+            }
+            Command::SetOffloads(offloads) => card.set_offloads(offloads),
         }
         Ok(())
     }
@@ -68,7 +81,8 @@ impl ImmediateRing for ControlTask {
 
     fn serve(&mut self) -> u32 {
         self.answer();
-        1
+        // Reading a long table costs as much as a frame of this length.
+        cost::of_frame(self.chain.readable_len().min(Command::LEN_MAX as u64))
     }
 }
 

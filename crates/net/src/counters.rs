@@ -46,6 +46,8 @@ counters! {
     dropped_late,
     /// Frames that the card dropped because the driver does not use their pair of rings.
     dropped_unused,
+    /// Frames that the card dropped because the driver's filters do not accept their address or VLAN.
+    dropped_filtered,
     /// Frames that the card dropped because the driver did not accept an offload of theirs, and the card
     /// cannot undo it.
     dropped_offload,

@@ -4,15 +4,17 @@ use crate::card_port::CardPort;
 use crate::card_state::CardState;
 use crate::control_ring::ControlTask;
 use crate::counters::{self, RingCounters};
+use crate::filter::Filter;
 use crate::loop_source::LoopSource;
 use crate::receive::{ReceiveTask, Source};
 use crate::receive_ring::{FrameFormat, ReceiveRing};
 use crate::rings::{Role, rings_max, role};
+use crate::saved_state::{PAIRS_UNKNOWN, SavedState};
 use crate::tap_source::TapSource;
 use crate::tap_transmit::TapTransmitTask;
 use crate::test_source::TestSource;
 use crate::transmit::{TransmitFormat, TransmitTask};
-use crate::{config, features, tap_follower};
+use crate::{announcement, config, features, tap_follower};
 use kickless_device::{
     ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask, StartError, Vring,
     Words,
@@ -22,18 +24,13 @@ use kickless_spec::features::Features;
 use kickless_spec::net::{MAC_LEN, MTU_DEFAULT, MTU_MAX, MTU_MIN, NetFeatures};
 use kickless_spec::vhost_user::ProtocolFeatures;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use tracing::warn;
 use zerocopy::IntoBytes;
 
 /// The option of a front-end that sets the number of pairs.
 const RINGS_OPTION: &str = "QEMU: queues=";
-/// The first bytes of a saved state. The number of pairs that the driver uses follows, in two little-endian
-/// bytes.
-const STATE_TAG: [u8; 4] = *b"net1";
-/// Stands for an unknown number of pairs that the driver uses.
-const PAIRS_UNKNOWN: u16 = u16::MAX;
 
 /// The properties of a card.
 #[derive(Debug)]
@@ -71,6 +68,9 @@ impl Net {
             pairs: AtomicU16::new(PAIRS_UNKNOWN),
             has_control_ring: AtomicBool::new(false),
             features: AtomicU64::new(0),
+            offloads: AtomicU64::new(NetFeatures::GUEST_OFFLOADS.bits()),
+            filter: Mutex::new(Arc::new(Filter::new(options.mac))),
+            filter_changes: AtomicU64::new(0),
             receiving: (0..options.pairs_max).map(|_| AtomicU32::new(0)).collect(),
             announcements: AtomicU64::new(0),
             counters: (0..rings).map(|_| RingCounters::default()).collect(),
@@ -82,8 +82,11 @@ impl Net {
         self.card.mtu.load(Ordering::Relaxed)
     }
 
-    fn set_pairs(&self, pairs: u16) {
+    /// Forgets what a driver has set through the control ring. It uses this many pairs.
+    fn forget_settings(&self, pairs: u16) {
         self.card.set_pairs(pairs);
+        self.card.set_offloads(NetFeatures::GUEST_OFFLOADS);
+        self.card.change_filter(|filter| *filter = Filter::new(self.card.mac));
     }
 }
 
@@ -118,8 +121,9 @@ impl Device for Net {
                 Ok(mtu) if mtu >= MTU_MIN => self.card.mtu.store(mtu, Ordering::Relaxed),
                 _ => return Err(MessageError::Mtu { mtu, min: MTU_MIN.into(), max: MTU_MAX.into() }),
             },
-            DeviceMessage::SendRarp(_) => {
+            DeviceMessage::SendRarp(mac) => {
                 self.card.announcements.fetch_add(1, Ordering::Relaxed);
+                announcement::send(&self.card.port, mac);
             }
         }
         Ok(())
@@ -146,21 +150,21 @@ impl Device for Net {
 
     fn reset(&self) {
         // A driver starts with one pair, with and without MQ (virtio 1.3, section 5.1.5).
-        self.set_pairs(1);
+        self.forget_settings(1);
     }
 
     fn connected(&self) {
         self.card.mtu.store(self.mtu, Ordering::Relaxed);
         self.card.has_control_ring.store(false, Ordering::Relaxed);
-        self.set_pairs(PAIRS_UNKNOWN);
+        self.forget_settings(PAIRS_UNKNOWN);
     }
 
     fn restore_unknown(&self) {
-        self.set_pairs(PAIRS_UNKNOWN);
+        self.forget_settings(PAIRS_UNKNOWN);
     }
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
-        let space = config::space(self.card.mac, self.mtu(), self.card.pairs_max);
+        let space = config::space(self.card.filter().address, self.mtu(), self.card.pairs_max);
         let from = space.as_bytes().get(offset..).unwrap_or_default();
         let len = from.len().min(into.len());
         into[..len].copy_from_slice(&from[..len]);
@@ -183,18 +187,19 @@ impl Device for Net {
 
     fn save(&self) -> Vec<u8> {
         let pairs = self.card.pairs.load(Ordering::Relaxed);
-        [&STATE_TAG[..], &pairs.to_le_bytes()].concat()
+        let offloads = self.card.offloads() & NetFeatures::GUEST_OFFLOADS;
+        SavedState { pairs, offloads, filter: Some(Filter::clone(&self.card.filter())) }.save()
     }
 
     fn load(&self, state: &[u8]) -> Result<(), InvalidState> {
-        let pairs = match state.strip_prefix(&STATE_TAG) {
-            Some(&[low, high]) => u16::from_le_bytes([low, high]),
-            _ => return Err(InvalidState { kind: "network" }),
-        };
-        if pairs != PAIRS_UNKNOWN && !(1..=self.card.pairs_max).contains(&pairs) {
-            return Err(InvalidState { kind: "network" });
-        }
-        self.set_pairs(pairs);
+        let invalid = InvalidState { kind: "network" };
+        let SavedState { pairs, offloads, filter } =
+            SavedState::load(state, self.card.pairs_max).ok_or(invalid)?;
+        self.card.set_pairs(pairs);
+        self.card.set_offloads(offloads);
+        // An earlier version accepted all frames.
+        let filter = filter.unwrap_or_else(|| Filter::new(self.card.mac));
+        self.card.change_filter(|here| *here = filter);
         Ok(())
     }
 

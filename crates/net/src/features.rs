@@ -97,13 +97,21 @@ pub fn offered(has_mac: bool, pairs_max: u16) -> NetFeatures {
         | NetFeatures::GUEST_TSO4
         | NetFeatures::GUEST_TSO6
         | NetFeatures::GUEST_ECN
+        | NetFeatures::GUEST_USO4
+        | NetFeatures::GUEST_USO6
         | NetFeatures::HOST_TSO4
         | NetFeatures::HOST_TSO6
         | NetFeatures::HOST_ECN
+        | NetFeatures::HOST_USO
         | NetFeatures::MRG_RXBUF
         | NetFeatures::MTU
         | NetFeatures::STATUS
         | NetFeatures::CTRL_VQ
+        | NetFeatures::CTRL_RX
+        | NetFeatures::CTRL_RX_EXTRA
+        | NetFeatures::CTRL_VLAN
+        | NetFeatures::CTRL_MAC_ADDR
+        | NetFeatures::CTRL_GUEST_OFFLOADS
         | NetFeatures::GUEST_ANNOUNCE;
     features.set(NetFeatures::MAC, has_mac);
     features.set(NetFeatures::MQ, pairs_max > 1);

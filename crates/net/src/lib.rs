@@ -35,6 +35,7 @@
 //! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod announcement;
 mod buffers;
 mod card_port;
 mod card_state;
@@ -46,6 +47,7 @@ mod counters;
 mod credit;
 mod device;
 pub mod features;
+mod filter;
 mod frame;
 mod held_frame;
 mod immediate_ring;
@@ -56,6 +58,7 @@ mod port_poll;
 mod receive;
 mod receive_ring;
 mod rings;
+mod saved_state;
 mod tap_follower;
 mod tap_source;
 mod tap_transmit;
@@ -65,5 +68,6 @@ mod transmit;
 
 pub use control::{Command, CommandError};
 pub use device::{Net, Options};
+pub use filter::{Address, Filter, Modes};
 pub use frame::{Checksum, Frame, InvalidFrame, Protocol, Segmentation};
 pub use rings::{Role, rings_max, role};

@@ -77,6 +77,9 @@ impl LoopSource {
         let taken = if ring.is_unused() {
             ring.drop_frame(|counters| counters.dropped_unused.add(1));
             Taken::Dropped
+        } else if !ring.wants(&frame[HEADER..]) {
+            ring.drop_frame(|counters| counters.dropped_filtered.add(1));
+            Taken::Dropped
         } else if undo(&header, &frame[HEADER..], accepted) == Undo::Nothing {
             let header_len = ring.format.header_len;
             let received = received_header(&header, accepted);

@@ -102,7 +102,7 @@ impl QueueTask for ReceiveTask {
             self.ring.return_credit();
             return immediate_ring::poll(&mut self.ring, 0);
         }
-        self.ring.budget.begin(budget);
+        self.ring.begin(budget);
         let mut served = 0;
         let received = self.receive(context.far_side_due, &mut served);
         let next = received.map_or_else(|next| next, |()| self.ring.refill());

@@ -12,6 +12,7 @@ use crate::card_state::CardState;
 use crate::cost::{self, Budget};
 use crate::counters::RingCounters;
 use crate::credit::Credit;
+use crate::filter::{Filter, Modes};
 use crate::immediate_ring::ImmediateRing;
 use kickless_device::{Next, ShowAfter, Vring};
 use kickless_spec::net::{HEADER_NUM_BUFFERS, Header, NetFeatures};
@@ -50,6 +51,10 @@ pub(crate) struct ReceiveRing {
     group: Vec<(ChainId, u32)>,
     /// Space for a chain that an earlier process popped.
     chain: Chain,
+    /// The frames that the driver wants, unless it wants all.
+    filter: Option<Arc<Filter>>,
+    /// The number of changes of the card's filter that `filter` has.
+    filter_changes: u64,
 }
 
 impl ReceiveRing {
@@ -65,6 +70,8 @@ impl ReceiveRing {
             budget: Budget::default(),
             group: Vec::with_capacity(size.into()),
             chain: Chain::default(),
+            filter: None,
+            filter_changes: 0,
         }
     }
 
@@ -80,6 +87,36 @@ impl ReceiveRing {
         self.format.features.contains(NetFeatures::CTRL_VQ | NetFeatures::MQ)
             && self.card.has_control_ring.load(Ordering::Relaxed)
             && self.pair >= self.card.pairs.load(Ordering::Relaxed)
+    }
+
+    /// Begins a poll with this budget.
+    pub(crate) fn begin(&mut self, budget: u32) {
+        self.budget.begin(budget);
+        let changes = self.card.filter_changes.load(Ordering::Relaxed);
+        if changes != self.filter_changes {
+            self.filter_changes = changes;
+            self.update_filter();
+        }
+    }
+
+    /// Takes the present filter of the card, which only a driver with this feature sets.
+    #[cold]
+    fn update_filter(&mut self) {
+        let filter = self.card.filter();
+        let is_needed =
+            self.format.features.contains(NetFeatures::CTRL_RX) && !filter.modes.contains(Modes::PROMISC);
+        self.filter = is_needed.then_some(filter);
+    }
+
+    /// Returns whether the driver wants only some frames.
+    pub(crate) fn is_filtering(&self) -> bool {
+        self.filter.is_some()
+    }
+
+    /// Returns whether the driver wants the frame that begins with these bytes.
+    pub(crate) fn wants(&self, head: &[u8]) -> bool {
+        let filters_vlans = self.format.features.contains(NetFeatures::CTRL_VLAN);
+        self.filter.as_ref().is_none_or(|filter| filter.accepts(head, filters_vlans))
     }
 
     /// Returns the offloads of frames that the driver accepts now.

@@ -165,6 +165,10 @@ impl TapSource {
             ring.drop_frame(|counters| counters.dropped_unused.add(1));
             return Ok(Taken::Dropped);
         }
+        if ring.is_filtering() && !ring.wants(&self.head(held, room)) {
+            ring.drop_frame(|counters| counters.dropped_filtered.add(1));
+            return Ok(Taken::Dropped);
+        }
         let accepted = ring.accepted_offloads();
         let fits = len <= room && header_len + len <= ring.format.len_max;
         if fits && self.needs_nothing(header, accepted) {
@@ -181,6 +185,15 @@ impl TapSource {
         }
         ring.drop_frame(|counters| counters.dropped_offload.add(1));
         Ok(Taken::Dropped)
+    }
+
+    /// Returns the first bytes of a received frame, of which the first `room` are in the credit. Bytes behind
+    /// the end of the frame have any value.
+    fn head(&self, held: &mut HeldFrame, room: usize) -> [u8; HEAD] {
+        let mut head = [0; HEAD];
+        let len = self.credit.read(0, &mut head);
+        head[len..].copy_from_slice(&held.space()[room..][..HEAD - len]);
+        head
     }
 
     /// Returns whether the driver accepts all offloads of a frame that is in the credit.

@@ -62,6 +62,10 @@ impl TestSource {
         }
         let frame = &mut held.space()[..len];
         TestFrame { pair: ring.pair, number }.write(ring.card.mac, frame);
+        if !ring.wants(frame) {
+            ring.drop_frame(|counters| counters.dropped_filtered.add(1));
+            return Taken::Dropped;
+        }
         // A plain frame is always held.
         let _ = held.hold(&Header::default(), len, NetFeatures::empty());
         Taken::Held

@@ -175,9 +175,11 @@ impl Shape {
 fn segments_of(header: &Header, frame: &[u8]) -> Vec<Vec<u8>> {
     let Some(mut segments) = Segments::of(header, frame) else { return Vec::new() };
     let mut space = vec![0; segments.len_max(frame)];
+    let count = segments.count(frame);
     let mut all = Vec::new();
     while let Some(len) = segments.write_next(frame, &mut space) {
         all.push(space[..len].to_vec());
+        assert_eq!(segments.count(frame), count - all.len());
     }
     all
 }

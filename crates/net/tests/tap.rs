@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::{Device, Interest, Next, Update};
+use kickless_device::{Device, DeviceMessage, Interest, Next, Update};
 use kickless_memory::Iov;
 use kickless_net::Net;
 use kickless_net_port::{OpenPort, ReceiveError, Tap, TapQueue};
@@ -335,10 +335,10 @@ fn packets_pass_unsegmented_if_the_driver_accepts_that() {
     in_network_namespace(|| {
         let mut network = Network::new(1);
         let (header, packet) = tcp(60_000);
-        let long = NetFeatures::GUEST_TSO4 | NetFeatures::GUEST_TSO6;
+        let long = NetFeatures::GUEST_OFFLOADS - NetFeatures::GUEST_CSUM;
         let mut features = vec![network.card.features()];
-        features.push(rig::without(&network.card, long | NetFeatures::GUEST_ECN));
-        features.push(rig::without(&network.card, long | NetFeatures::GUEST_ECN | NetFeatures::GUEST_CSUM));
+        features.push(rig::without(&network.card, long));
+        features.push(rig::without(&network.card, NetFeatures::GUEST_OFFLOADS));
         let mut whole = BTreeSet::new();
         for (round, features) in features.into_iter().chain([network.card.features()]).enumerate() {
             let mut rig = network.start(RECEIVE, SPLIT, features);
@@ -394,8 +394,8 @@ fn packets_that_were_queued_before_are_segmented_by_the_card() {
         rig.stop();
         // The rings of this driver start before the thread of the card has set other offloads, or after it.
         let (header, packet) = tcp(60_000);
-        let long = NetFeatures::GUEST_TSO4 | NetFeatures::GUEST_TSO6 | NetFeatures::GUEST_ECN;
-        let plain = rig::without(&network.card, long | NetFeatures::GUEST_CSUM);
+        let long = NetFeatures::GUEST_OFFLOADS - NetFeatures::GUEST_CSUM;
+        let plain = rig::without(&network.card, NetFeatures::GUEST_OFFLOADS);
         for features in [plain, rig::without(&network.card, long), plain - Features::VERSION_1] {
             network.peer.send_copy(&header, &packet).unwrap();
             let mut rig = network.start(RECEIVE, SPLIT, features);
@@ -465,6 +465,56 @@ fn queues_follow_the_pairs_in_use() {
             arrives_at(&mut network, &mut rigs, used);
         }
         network.card.close();
+    });
+}
+
+/// The driver switches its offloads off and on. The kernel then segments for it.
+#[test]
+fn the_tap_follows_the_offloads_of_the_driver() {
+    in_network_namespace(|| {
+        let mut network = Network::new(1);
+        let features = network.card.features();
+        let mut rig = network.start(RECEIVE, SPLIT, features);
+        let mut control = network.start(2, SPLIT, features);
+        while rig.offer(&[1530], true).is_some() {}
+        network.wait_until_attached(&mut rig);
+        let (header, packet) = tcp(9000);
+        for is_on in [true, false, true] {
+            let offloads = NetFeatures::GUEST_CSUM | NetFeatures::GUEST_TSO4;
+            let offloads = if is_on { offloads } else { NetFeatures::empty() };
+            let id = control.command(&[&[5, 0][..], &offloads.bits().to_le_bytes()].concat());
+            control.poll();
+            assert_eq!(control.answer(id), 0);
+            control.take().unwrap();
+            eventually("the driver's offloads are in force", || {
+                network.peer.send_copy(&header, &packet).unwrap();
+                while rig.offer(&[1530], true).is_some() {}
+                let len = network.receive(&mut rig).1.len();
+                assert!(is_on || len == 1054, "the driver gets a packet that it does not accept");
+                (len == packet.len()) == is_on
+            });
+        }
+    });
+}
+
+#[test]
+fn an_announcement_is_seen_in_the_network() {
+    in_network_namespace(|| {
+        for pairs in [1, 2] {
+            let mut network = Network::new(pairs);
+            // No ring has started, so no queue is attached.
+            network.card.message(DeviceMessage::SendRarp(SOURCE)).unwrap();
+            let (_, bytes) = network.at_peer();
+            assert_eq!(
+                (&bytes[..6], &bytes[6..12], &bytes[12..14]),
+                (&[0xff; 6][..], &SOURCE[..], &[0x80, 0x35][..])
+            );
+            assert_eq!(bytes.len(), 60);
+            assert_eq!(counter(&network.card, "announcements"), 1);
+            ip("link set dev card down");
+            network.card.message(DeviceMessage::SendRarp(SOURCE)).unwrap();
+            ip("link del bridge");
+        }
     });
 }
 

@@ -177,7 +177,7 @@ fn updates_and_stops_do_not_wait_for_credit() {
 fn socket_port() -> (OpenPort, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, peer) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).unwrap();
-    (OpenPort::Tap(Tap::over_sockets(vec![ours])), peer)
+    (OpenPort::Tap(Tap::over_sockets(vec![ours], true)), peer)
 }
 
 /// Frames go to a port that is slow, and come from it in bursts. The worker sleeps in between.

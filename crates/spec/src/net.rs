@@ -103,6 +103,18 @@ bitflags! {
     }
 }
 
+impl NetFeatures {
+    /// The offloads of received frames, which the driver can switch off while it runs
+    /// ([`NetFeatures::CTRL_GUEST_OFFLOADS`]).
+    pub const GUEST_OFFLOADS: Self = Self::GUEST_CSUM
+        .union(Self::GUEST_TSO4)
+        .union(Self::GUEST_TSO6)
+        .union(Self::GUEST_ECN)
+        .union(Self::GUEST_UFO)
+        .union(Self::GUEST_USO4)
+        .union(Self::GUEST_USO6);
+}
+
 /// [`Header::flags`]: the checksum is partial; `csum_start` and `csum_offset` say where it goes.
 pub const HDR_F_NEEDS_CSUM: u8 = 1;
 /// [`Header::flags`]: the checksum is right. From the device only.
@@ -233,6 +245,8 @@ pub const CTRL_MAC_ADDR_SET: u8 = 1;
 pub const CTRL_VLAN_ADD: u8 = 0;
 /// Command of [`CTRL_VLAN`]: take no frames of a VLAN, whose number is a [`U16`].
 pub const CTRL_VLAN_DEL: u8 = 1;
+/// The greatest number of a VLAN.
+pub const VLAN_MAX: u16 = 0xfff;
 /// Command of [`CTRL_GUEST_OFFLOADS`]: the offloads to use, as a little-endian 64-bit set of the features of
 /// that name.
 pub const CTRL_GUEST_OFFLOADS_SET: u8 = 0;

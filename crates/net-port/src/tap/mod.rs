@@ -153,12 +153,12 @@ impl Tap {
     }
 
     /// Returns a port whose queues are connected datagram sockets instead of a TAP. Each datagram is a frame
-    /// with its header. This is for tests, which need no privilege for it.
+    /// with its header. It may segment UDP or not. This is for tests, which need no privilege for it.
     #[doc(hidden)]
-    pub fn over_sockets(queues: Vec<OwnedFd>) -> Self {
+    pub fn over_sockets(queues: Vec<OwnedFd>, segments_udp: bool) -> Self {
         let attached = vec![true; queues.len()];
         let settings = Settings { offloads: Offloads::empty(), attached, detaches: false, is_socket: true };
-        Self { name: "sockets".into(), queues, segments_udp: true, settings: Mutex::new(settings) }
+        Self { name: "sockets".into(), queues, segments_udp, settings: Mutex::new(settings) }
     }
 
     /// Makes a TAP of its queues, of which some are attached. Detaches them if the TAP can do that.

@@ -60,6 +60,15 @@ impl Segments {
         self.packet.payload + self.size.min(frame.len().saturating_sub(self.packet.payload))
     }
 
+    /// Returns the number of segments of this frame that are not made yet.
+    pub fn count(&self, frame: &[u8]) -> usize {
+        match self.is_done {
+            true => 0,
+            // A packet without payload has one.
+            false => frame.len().saturating_sub(self.next).div_ceil(self.size).max(1),
+        }
+    }
+
     /// Writes the next segment of `frame`, the one of [`Segments::of`], to the beginning of `into`. Returns
     /// its length, or `None` after the last one. `into` has [`Segments::len_max`] bytes at least.
     pub fn write_next(&mut self, frame: &[u8], into: &mut [u8]) -> Option<usize> {

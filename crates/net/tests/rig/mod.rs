@@ -249,6 +249,21 @@ impl Guest {
         self.add_indirect(id, addr, buffers)
     }
 
+    /// Makes a frame available in buffers of `cut` bytes each, which an indirect table names.
+    pub fn send_indirect(&mut self, frame: &[u8], cut: usize) -> Option<u16> {
+        let id = self.submitter.next_id()?;
+        let table = CHAINS_AT + u64::from(id) * CHAIN_BYTES;
+        let mut addr = table + TABLE_BYTES;
+        let mut buffers = Vec::new();
+        for chunk in frame.chunks(cut) {
+            self.view.write(Gpa(addr), chunk, &mut Marks::off()).unwrap();
+            buffers.push(Buffer { addr, len: chunk.len() as u32, writable: false });
+            // A gap keeps two buffers from being merged.
+            addr += chunk.len() as u64 + 1;
+        }
+        self.add_indirect(id, table, buffers)
+    }
+
     /// Makes a frame available whose bytes behind its header are in 1200 pieces of memory: buffers of two
     /// bytes that are in two pages each ([`Guest::translate_pages`]). Returns the frame.
     pub fn send_scattered(&mut self, header: &[u8]) -> Vec<u8> {
