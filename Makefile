@@ -66,8 +66,10 @@ fio:
 install: build install-driver
 	install -D -m 755 $${CARGO_TARGET_DIR:-target}/release/kickless $(DESTDIR)$(PREFIX)/bin/kickless
 	install -d $(DESTDIR)$(PREFIX)/libexec $(DESTDIR)$(PREFIX)/share/qemu/vhost-user
-	ln -sf ../bin/kickless $(DESTDIR)$(PREFIX)/libexec/kickless-blk
-	sed 's|"/usr/|"$(PREFIX)/|' dist/50-kickless-blk.json >$(DESTDIR)$(PREFIX)/share/qemu/vhost-user/50-kickless-blk.json
+	for kind in blk net; do \
+	ln -sf ../bin/kickless $(DESTDIR)$(PREFIX)/libexec/kickless-$$kind && \
+	sed 's|"/usr/|"$(PREFIX)/|' dist/50-kickless-$$kind.json >$(DESTDIR)$(PREFIX)/share/qemu/vhost-user/50-kickless-$$kind.json \
+	|| exit 1; done
 
 # Installs only the driver: library, header and pkg-config file.
 DRIVER_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)

@@ -51,6 +51,7 @@ fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
             mtu: net.mtu,
             pairs_max: net.pairs_max(),
             queue_size_max,
+            offload: true,
             port: net
                 .port
                 .open(net.pairs_max(), |fd| Err(TapError::NotInherited { fd }))

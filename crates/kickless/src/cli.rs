@@ -23,8 +23,8 @@ use crate::service::Service;
 pub(crate) use control::{ControlOptions, Ctl};
 use device::DeviceOptions;
 
-/// The name of the program that implies the command `blk`.
-const BLK_NAME: &str = "kickless-blk";
+/// Names of the program that imply a command.
+const NAMES: [(&str, &str); 2] = [("kickless-blk", "blk"), ("kickless-net", "net")];
 /// The environment variable that replaces an absent `--log-level`.
 const LOG_VARIABLE: &str = "KICKLESS_LOG";
 /// The default log filter.
@@ -135,8 +135,9 @@ pub(crate) enum Work {
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Invocation, String> {
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
     let called = arguments.first().map(PathBuf::from);
-    if called.as_deref().and_then(Path::file_name).is_some_and(|name| name == BLK_NAME) {
-        arguments.insert(1, "blk".into());
+    let name = called.as_deref().and_then(Path::file_name);
+    if let Some((_, command)) = NAMES.into_iter().find(|(known, _)| name.is_some_and(|name| name == *known)) {
+        arguments.insert(1, command.into());
     }
     // By QEMU's convention, this option makes the program ignore all others.
     let is_part = |part: &str| arguments.get(1).is_some_and(|word| word == part);

@@ -163,6 +163,7 @@ fn card(config: &NetConfig, queue_size_max: u16, taps: &TapFds) -> Result<Net, T
         mtu: config.mtu,
         pairs_max,
         queue_size_max,
+        offload: config.offload == Switch::On,
         port: config.port.open(pairs_max, |fd| taps.queue(fd))?,
     }))
 }

@@ -43,6 +43,8 @@ pub struct Options {
     pub pairs_max: u16,
     /// The largest size of a ring.
     pub queue_size_max: u16,
+    /// Whether the card offers checksum and segmentation offloads.
+    pub offload: bool,
     /// The port that the card sends frames to and receives them from.
     pub port: OpenPort,
 }
@@ -52,6 +54,7 @@ pub struct Options {
 pub struct Net {
     card: Arc<CardState>,
     queue_size_max: u16,
+    offload: bool,
     /// The MTU that a front-end finds when it connects.
     mtu: u16,
 }
@@ -75,7 +78,7 @@ impl Net {
             announcements: AtomicU64::new(0),
             counters: (0..rings).map(|_| RingCounters::default()).collect(),
         });
-        Self { card, queue_size_max: options.queue_size_max, mtu }
+        Self { card, queue_size_max: options.queue_size_max, offload: options.offload, mtu }
     }
 
     fn mtu(&self) -> u16 {
@@ -96,7 +99,7 @@ impl Device for Net {
     }
 
     fn features(&self) -> Features {
-        let own = features::offered(self.card.mac.is_some(), self.card.pairs_max);
+        let own = features::offered(self.card.mac.is_some(), self.card.pairs_max, self.offload);
         Features::from_bits_retain(own.bits())
             | Features::VERSION_1
             | Features::EVENT_IDX

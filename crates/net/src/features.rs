@@ -44,6 +44,20 @@ const LONG_RECEIVE: NetFeatures = NetFeatures::GUEST_TSO4
     .union(NetFeatures::GUEST_USO4)
     .union(NetFeatures::GUEST_USO6);
 
+/// The offloads of a card, which an operator can switch off.
+const OFFLOADS: NetFeatures = NetFeatures::CSUM
+    .union(NetFeatures::HOST_TSO4)
+    .union(NetFeatures::HOST_TSO6)
+    .union(NetFeatures::HOST_ECN)
+    .union(NetFeatures::HOST_USO)
+    .union(NetFeatures::GUEST_CSUM)
+    .union(NetFeatures::GUEST_TSO4)
+    .union(NetFeatures::GUEST_TSO6)
+    .union(NetFeatures::GUEST_ECN)
+    .union(NetFeatures::GUEST_USO4)
+    .union(NetFeatures::GUEST_USO6)
+    .union(NetFeatures::CTRL_GUEST_OFFLOADS);
+
 /// Removes the features whose requirements are not in the set. A set that a card offers is consistent: this
 /// function does not change it.
 pub fn consistent(features: NetFeatures) -> NetFeatures {
@@ -91,19 +105,8 @@ pub fn receive_len_max(features: NetFeatures, header_len: usize, mtu: u16) -> us
 /// Returns the features that a card offers. They are the same for all ports. A TAP takes all offloads of
 /// transmitted frames. The card completes checksums and segments packets itself for a driver that does not
 /// accept them.
-pub fn offered(has_mac: bool, pairs_max: u16) -> NetFeatures {
-    let mut features = NetFeatures::CSUM
-        | NetFeatures::GUEST_CSUM
-        | NetFeatures::GUEST_TSO4
-        | NetFeatures::GUEST_TSO6
-        | NetFeatures::GUEST_ECN
-        | NetFeatures::GUEST_USO4
-        | NetFeatures::GUEST_USO6
-        | NetFeatures::HOST_TSO4
-        | NetFeatures::HOST_TSO6
-        | NetFeatures::HOST_ECN
-        | NetFeatures::HOST_USO
-        | NetFeatures::MRG_RXBUF
+pub fn offered(has_mac: bool, pairs_max: u16, offload: bool) -> NetFeatures {
+    let mut features = NetFeatures::MRG_RXBUF
         | NetFeatures::MTU
         | NetFeatures::STATUS
         | NetFeatures::CTRL_VQ
@@ -111,8 +114,8 @@ pub fn offered(has_mac: bool, pairs_max: u16) -> NetFeatures {
         | NetFeatures::CTRL_RX_EXTRA
         | NetFeatures::CTRL_VLAN
         | NetFeatures::CTRL_MAC_ADDR
-        | NetFeatures::CTRL_GUEST_OFFLOADS
         | NetFeatures::GUEST_ANNOUNCE;
+    features.set(OFFLOADS, offload);
     features.set(NetFeatures::MAC, has_mac);
     features.set(NetFeatures::MQ, pairs_max > 1);
     features
@@ -124,10 +127,13 @@ mod tests {
 
     #[test]
     fn offered_features_are_consistent() {
-        for features in [offered(false, 1), offered(true, 4)] {
+        for features in [offered(false, 1, true), offered(true, 4, true), offered(true, 4, false)] {
             assert_eq!(consistent(features), features);
         }
-        assert!(!offered(true, 1).contains(NetFeatures::MQ));
+        assert!(!offered(true, 1, true).contains(NetFeatures::MQ));
+        let no_offload = offered(true, 1, false);
+        assert_eq!(receive_len_max(no_offload, 12, 1500), 1530);
+        assert!(!no_offload.intersects(OFFLOADS));
     }
 
     #[test]

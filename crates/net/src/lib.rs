@@ -25,7 +25,9 @@
 //!
 //! let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
 //! let port = OpenPort::Null(NullPort::default());
-//! let card = Net::new(Options { mac: Some(mac), mtu: None, pairs_max: 2, queue_size_max: 1024, port });
+//! let (pairs_max, queue_size_max) = (2, 1024);
+//! let options = Options { mac: Some(mac), mtu: None, pairs_max, queue_size_max, offload: true, port };
+//! let card = Net::new(options);
 //! // Two pairs of rings, and the control ring.
 //! assert_eq!(card.queues_max(), 5);
 //! // The configuration space begins with the address.

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::notation::Mistake;
 use super::text;
-use super::values::{NUM_QUEUE_PAIRS, parse_mtu, parse_num_queue_pairs};
+use super::values::{NUM_QUEUE_PAIRS, Switch, parse_mtu, parse_num_queue_pairs};
 
 /// The options of a network card.
 #[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
@@ -33,12 +33,17 @@ pub struct NetConfig {
     #[arg(long, value_name = "N", value_parser = parse_num_queue_pairs)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_queue_pairs: Option<u16>,
+    /// Offer guests to leave checksums and segmentation to the card. Guests must move between cards with the
+    /// same setting
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    #[serde(serialize_with = "text::serialize")]
+    pub offload: Switch,
 }
 
 impl NetConfig {
     /// Returns the default options of a card.
     pub(crate) fn new(port: Port) -> Self {
-        Self { port, mac: None, mtu: None, num_queue_pairs: None }
+        Self { port, mac: None, mtu: None, num_queue_pairs: None, offload: Switch::On }
     }
 
     /// Returns the maximum number of pairs of queues.

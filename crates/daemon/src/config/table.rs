@@ -63,6 +63,8 @@ pub struct DeviceTable {
     mtu: Option<u16>,
     #[serde(deserialize_with = "num_queue_pairs")]
     num_queue_pairs: Option<u16>,
+    #[serde(with = "text::optional")]
+    offload: Option<Switch>,
     #[serde(deserialize_with = "memory_max")]
     memory_max: Option<u64>,
     #[serde(deserialize_with = "flag")]
@@ -108,7 +110,7 @@ impl DeviceTable {
     pub const BLK_KEYS: [&str; 9] =
         ["blk-size", "read-only", "serial", "num-queues", "cache", "cache-size", "merge", "lock", "incoming"];
     /// Keys that only network cards have, without `port`.
-    pub const NET_KEYS: [&str; 3] = ["mac", "mtu", "num-queue-pairs"];
+    pub const NET_KEYS: [&str; 4] = ["mac", "mtu", "num-queue-pairs", "offload"];
 
     /// Returns the first of [`DeviceTable::BLK_KEYS`] that is present.
     fn blk_key(&self) -> Option<&'static str> {
@@ -128,7 +130,8 @@ impl DeviceTable {
 
     /// Returns the first of [`DeviceTable::NET_KEYS`] that is present.
     fn net_key(&self) -> Option<&'static str> {
-        let is_there = [self.mac.is_some(), self.mtu.is_some(), self.num_queue_pairs.is_some()];
+        let is_there =
+            [self.mac.is_some(), self.mtu.is_some(), self.num_queue_pairs.is_some(), self.offload.is_some()];
         zip(Self::NET_KEYS, is_there).find_map(|(key, is_there)| is_there.then_some(key))
     }
 
@@ -156,8 +159,8 @@ impl DeviceTable {
             return Err(mistake(key, "only disks have it, and this device is a network card"));
         }
         let default = NetConfig::new(port);
-        let num_queue_pairs = self.num_queue_pairs;
-        Ok(DeviceKind::Net(NetConfig { mac: self.mac, mtu: self.mtu, num_queue_pairs, ..default }))
+        let (num_queue_pairs, offload) = (self.num_queue_pairs, self.offload.unwrap_or(default.offload));
+        Ok(DeviceKind::Net(NetConfig { mac: self.mac, mtu: self.mtu, num_queue_pairs, offload, ..default }))
     }
 }
 

@@ -135,6 +135,7 @@ fn wrong_options_of_a_card() {
     for (options, said) in [
         ("--fd=3", "--port <PORT>"),
         ("--port=null", "--socket-path: give it, or --fd"),
+        ("--fd=3 --port=null --offload=yes", "'--offload <OFFLOAD>'"),
         ("--fd=3 --port=tap", "'--port <PORT>': a port is null, loop, tap:NAME or tap-fd:N"),
         ("--fd=3 --port=tap:a/b", "the name of a TAP has 1 to 15 letters"),
         ("--fd=3 --port=loop,rate=1", "a loop port has no option \"rate=1\""),
@@ -197,8 +198,12 @@ fn capabilities_are_printed_with_any_other_options() {
         let Ok(Invocation::Print(text)) = parsed(line) else { panic!("{line}") };
         assert!(text.contains("blk-file") && text.ends_with('\n'), "{line}: {text}");
     }
-    let net = parsed("kickless net --port=wrong --print-capabilities");
-    assert!(matches!(net, Ok(Invocation::Print(text)) if text == "{\"type\":\"net\"}\n"));
+    for line in
+        ["kickless net --port=wrong --print-capabilities", "/usr/libexec/kickless-net --print-capabilities"]
+    {
+        let net = parsed(line);
+        assert!(matches!(net, Ok(Invocation::Print(text)) if text == "{\"type\":\"net\"}\n"), "{line}");
+    }
     assert!(parsed("kickless --print-capabilities").is_err());
 }
 

@@ -56,8 +56,14 @@ pub fn card(pairs_max: u16, port: NullPort) -> Arc<Net> {
 }
 
 pub fn card_on(pairs_max: u16, port: OpenPort) -> Arc<Net> {
-    let options =
-        Options { mac: Some([2, 0, 0, 0, 0, 7]), mtu: None, pairs_max, queue_size_max: SIZE_MAX, port };
+    let options = Options {
+        mac: Some([2, 0, 0, 0, 0, 7]),
+        mtu: None,
+        pairs_max,
+        queue_size_max: SIZE_MAX,
+        offload: true,
+        port,
+    };
     let card = Arc::new(Net::new(options));
     card.reset();
     card
