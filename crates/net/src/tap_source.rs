@@ -120,6 +120,9 @@ impl TapSource {
                 return Ok(());
             }
             // The oldest chain begins outside of guest memory.
+            if ring.budget.is_used_up() {
+                return Err(Next::More);
+            }
             ring.refuse_oldest()?;
         }
     }

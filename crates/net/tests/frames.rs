@@ -236,6 +236,30 @@ fn a_frame_longer_than_any_is_dropped_and_not_cut() {
     }
 }
 
+/// Chains outside of guest memory complete empty, at a cost, and the frame goes to the next chain.
+#[test]
+fn chains_outside_of_memory_are_skipped() {
+    for features in [NetFeatures::empty(), NetFeatures::MRG_RXBUF] {
+        let (card, peer) = socket_card(true);
+        let mut rig = Rig::start(&card, 0, Kind::default(), SIZE_MAX, rig::without(&card, features));
+        for _ in 0..100 {
+            rig.offer_outside(2000);
+        }
+        rig.offer(&[2000], true).unwrap();
+        rustix::io::write(&peer, &frame(0, 60)).unwrap();
+        let mut polls = 0;
+        while rig.poll_once(1).next == Next::More {
+            polls += 1;
+        }
+        assert!(polls > 5, "{polls}");
+        for _ in 0..100 {
+            assert_eq!(rig.take().unwrap().2, 0);
+        }
+        assert_eq!(rig.receive(HEADER).unwrap().1, frame(0, 60)[HEADER..]);
+        assert_eq!(rig.counters.errors.get(), 100);
+    }
+}
+
 #[test]
 fn a_driver_that_never_refills_is_not_read_for() {
     for kind in kinds() {
