@@ -16,6 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -257,6 +258,55 @@ fn a_sleeping_worker_returns_frames() {
                 }
             }
             assert_eq!(counter(&card, "dropped_late"), 0);
+        }
+    }
+}
+
+/// One card is flooded, and another one on the same worker returns frames meanwhile. A third one has a driver
+/// that never refills, and a port that is always full.
+#[test]
+fn a_flood_does_not_stop_other_cards() {
+    const FRAMES: u64 = 500;
+    for poll in [Poll::Never, Poll::Always] {
+        let pool = pool(poll);
+        let kind = kinds().next().unwrap();
+        let (flooded, card) = (rig::card(1, NullPort::default()), card_on(1, OpenPort::Loop));
+        let (port, peer) = socket_port();
+        let idle = card_on(1, port);
+        idle.open().unwrap();
+        let [idle_receive, mut idle_transmit] = [0, 1].map(|index| Ring::start(&pool, &idle, index, kind));
+        let mut flood = Ring::start(&pool, &flooded, 1, kind);
+        let mut receive = Ring::start(&pool, &card, 0, kind);
+        let mut transmit = Ring::start(&pool, &card, 1, kind);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    while flood.guest.send(&[0; 1526], 2000).is_some() {}
+                    flood.kick();
+                    while flood.guest.take().is_some() {}
+                    while idle_transmit.guest.send(&[0; 72], 100).is_some() {}
+                    idle_transmit.kick();
+                    let _ = rustix::io::write(&peer, &[0; 72]);
+                }
+            });
+            let begun = Instant::now();
+            for _ in 0..FRAMES {
+                receive.fill();
+                transmit.guest.send(&[0; 72], 100).unwrap();
+                transmit.kick();
+                while receive.guest.receive(12).is_none() {
+                    assert!(begun.elapsed() < TIMEOUT, "no frame returns beside a flood");
+                    thread::yield_now();
+                }
+                while transmit.guest.take().is_some() {}
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(counter(&card, "received_frames"), FRAMES);
+        assert!(counter(&flooded, "sent_frames") > 0);
+        for ring in [idle_receive, idle_transmit, flood, receive, transmit] {
+            ring.handle.stop().recv_timeout(TIMEOUT).expect("a stop does not complete");
         }
     }
 }
