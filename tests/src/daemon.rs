@@ -467,7 +467,8 @@ fn socket_of(dir: &Path, device: &str) -> PathBuf {
 fn listens(socket: &Path) -> Result<bool> {
     const ACCEPTS_CONNECTIONS: &str = "00010000";
     let path = socket.to_str().context("the socket path is not UTF-8")?;
-    Ok(fs::read_to_string("/proc/net/unix")?.lines().any(|line| {
+    // This thread may be in a network namespace of its own, which the daemon has from it.
+    Ok(fs::read_to_string("/proc/thread-self/net/unix")?.lines().any(|line| {
         let mut fields = line.split_ascii_whitespace();
         fields.nth(3) == Some(ACCEPTS_CONNECTIONS) && fields.last() == Some(path)
     }))
