@@ -5,7 +5,7 @@ use crate::config;
 use crate::device_state::DeviceState;
 use crate::failures::Failures;
 use crate::queue::Queue;
-use kickless_device::{ConfigError, Device, InvalidState, QueueTask, StartError, Vring, Words};
+use kickless_device::{ConfigError, Device, InvalidState, Limiter, QueueTask, StartError, Vring, Words};
 use kickless_disk::lock::{ImageLock, LOCK_WAIT_MAX, is_held_here};
 use kickless_disk::{Disk, Resized};
 use kickless_io::Waker;
@@ -67,6 +67,7 @@ impl Blk {
             driver_known,
             fresh_driver,
             failures: Failures::default(),
+            limiter: Arc::default(),
         });
         Self {
             shared,
@@ -85,6 +86,16 @@ impl Blk {
     pub fn with_pieces_max(mut self, pieces: usize) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             shared.budget = Arc::new(Budget::new(pieces));
+        }
+        self
+    }
+
+    /// Limits requests by a limiter, which several devices can share. The default is one of the device's own,
+    /// without limits.
+    #[must_use]
+    pub fn with_limiter(mut self, limiter: Arc<Limiter>) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.limiter = limiter;
         }
         self
     }
@@ -243,6 +254,10 @@ impl Device for Blk {
 
     fn set_size_min(&self, bytes: u64) {
         self.size_min.store(bytes, Ordering::Relaxed);
+    }
+
+    fn limiter(&self) -> Option<&Limiter> {
+        Some(&self.shared.limiter)
     }
 
     fn refresh_due(&self) -> Option<&Waker> {

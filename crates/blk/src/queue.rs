@@ -4,7 +4,7 @@ use crate::device_state::DeviceState;
 use crate::failures::{Operation, is_caused_by_guest};
 use crate::request::{self, Bounds, Kind, RangeOp, Reject, Request, parse};
 use crate::slots::Slots;
-use kickless_device::{Context, LEAVING_COST, Next, Polled, QueueTask, Vring};
+use kickless_device::{Context, Direction, LEAVING_COST, Next, Polled, QueueTask, Vring};
 use kickless_disk::{self as disk, Attached, IoContext, LostWritesSeen, OWN_SLOTS, Step};
 use kickless_io::{Completion, Engine};
 use kickless_memory::{Iov, Marks, Unmapped, View};
@@ -54,6 +54,8 @@ pub(crate) struct Queue {
     /// Set if any of `over_budget`, `steps`, `stepped` and `owed_cost` may need work. The path of a normal
     /// request checks only this.
     has_other_work: bool,
+    /// The time of the present poll on the limiter's clock, if requests are limited.
+    limited_ns: Option<u64>,
     /// The task stops for good, so no request may wait for a remote server without end.
     waits_limited: bool,
     chain: Chain,
@@ -83,6 +85,7 @@ impl Queue {
             step_cost,
             owed_cost: 0,
             has_other_work: false,
+            limited_ns: None,
             waits_limited: false,
             chain: Chain::default(),
         }
@@ -98,6 +101,7 @@ impl Queue {
         let cost = 1 + u32::from(self.chain.descriptors() / COST_DESCRIPTORS);
         match parse(&self.chain, self.vring.view(), bounds) {
             Ok(request) => {
+                self.charge(&request);
                 // A chain holds at most 2^32 bytes. A request that runs in steps reports the cost of each
                 // step later.
                 let blocks = ((request.data_len / COST_BYTES) as u32).min(self.step_cost);
@@ -111,6 +115,27 @@ impl Queue {
                 cost
             }
         }
+    }
+
+    /// Takes the tokens of a popped request.
+    #[inline]
+    fn charge(&self, request: &Request) {
+        if let Some(now_ns) = self.limited_ns {
+            let is_read = matches!(request.kind, Kind::Read { .. });
+            let direction = if is_read { Direction::Read } else { Direction::Write };
+            self.shared.limiter.charge(direction, request.data_len, now_ns);
+        }
+    }
+
+    /// Returns the event to wait for, if a limit keeps the next request in the ring. `waits`: a popped
+    /// request waits for room, and a completion lets it go on before the limit does.
+    #[inline]
+    fn throttle(&mut self, waits: bool) -> Option<Next> {
+        let wait_ns = self.shared.limiter.wait_ns(self.limited_ns?)?;
+        if !self.vring.has_work() {
+            return None;
+        }
+        Some(if waits || self.over_budget.is_some() { Next::Blocked } else { Next::Throttled { wait_ns } })
     }
 
     /// Reads the size of the disk again. Returns whether it has grown since the beginning of the poll: the
@@ -540,6 +565,8 @@ impl QueueTask for Queue {
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
         self.disk_size = self.shared.disk.size();
+        // A stop does not wait for tokens.
+        self.limited_ns = if budget > 0 { self.shared.limiter.now_if_on() } else { None };
         self.retry(context);
         let (mut served, mut cost) = (0, 0u32);
         let limit = if budget == 0 { LEAVING_COST } else { budget };
@@ -573,6 +600,11 @@ impl QueueTask for Queue {
             if budget == 0 && self.vring.resubmissions() == 0 {
                 break if waits { Next::Waiting } else { Next::Idle };
             }
+            if self.limited_ns.is_some()
+                && let Some(next) = self.throttle(waits)
+            {
+                break next;
+            }
             let popped = self.vring.pop(&mut self.chain);
             if self.vring.has_cost() {
                 cost = cost.saturating_add(self.vring.take_cost());
@@ -593,7 +625,11 @@ impl QueueTask for Queue {
         cost = cost.saturating_add(std::mem::take(&mut self.owed_cost));
         self.submit_own(context);
         // Operations of the disk wait for room in the engine.
-        let next = if next == Next::Idle && self.attached.is_due() { Next::Waiting } else { next };
+        let next = match next {
+            Next::Idle if self.attached.is_due() => Next::Waiting,
+            Next::Throttled { .. } if self.attached.is_due() => Next::Blocked,
+            next => next,
+        };
         // Steps remain, so the queue must be polled again even if it also waits.
         let next = if self.steps.is_empty() { next } else { Next::More };
         self.vring.publish();

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use kickless_daemon::{
-    DeviceConfig, DeviceTable, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT, RemoveMode, parse_device_name,
+    DeviceConfig, DeviceTable, LimitsConfig, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT, RemoveMode,
+    parse_device_name,
 };
 use kickless_values::parse_duration;
 use serde::de::{DeserializeOwned, Error};
@@ -17,6 +18,16 @@ use super::rpc::RpcError;
 
 /// The keys of the pool that change while the workers run. `pool.set` replaces all of them.
 pub const POLL_KEYS: [&str; 4] = ["poll", "poll-latency", "poll-start-rate", "poll-stop-idle"];
+
+/// The keys of a device that `device.set` changes: those of its limits without the group.
+pub const LIMIT_KEYS: [&str; 19] = {
+    let (mut keys, mut at) = ([""; 19], 0);
+    while at < keys.len() {
+        keys[at] = LimitsConfig::KEYS[at];
+        at += 1;
+    }
+    keys
+};
 
 /// The parameters of a request by name.
 type Params = Map<String, Value>;
@@ -55,6 +66,13 @@ pub enum Call {
         /// The longest time to wait until the device is closed.
         timeout: Duration,
     },
+    /// `device.set`: changes the limits of a device.
+    DeviceSet {
+        /// The device.
+        name: String,
+        /// The keys of the limits that change. `null` removes one.
+        limits: Params,
+    },
     /// `pool.get`: the configuration of the workers.
     PoolGet,
     /// `pool.set`: changes the polling rule of the workers. Only the keys of [`POLL_KEYS`] have values.
@@ -77,7 +95,7 @@ impl Call {
     /// Returns the name of the device that the call is about, or an empty text.
     pub(crate) fn subject(&self) -> &str {
         match self {
-            Self::DeviceGet { name } | Self::DeviceRemove { name, .. } => name,
+            Self::DeviceGet { name } | Self::DeviceRemove { name, .. } | Self::DeviceSet { name, .. } => name,
             Self::DeviceAdd(config) => config.name().unwrap_or_default(),
             Self::StatsGet { name } => name.as_deref().unwrap_or_default(),
             _ => "",
@@ -134,6 +152,7 @@ pub const METHODS: &[Method] = &[
             timeout,
         })
     })),
+    changes("device.set", set),
     reads("pool.get", |params| read::<Nothing>(params).map(|_| Call::PoolGet)),
     changes("pool.set", |params| polling(params).map(|config| Call::PoolSet(Box::new(config)))),
     reads("stats.get", |params| read::<OfDevices>(params).map(|OfDevices { name }| Call::StatsGet { name })),
@@ -258,6 +277,20 @@ fn device(params: Params) -> Result<DeviceConfig, RpcError> {
     config.name_by_socket().map_err(mistake)?;
     config.check(Notation::Keys).map_err(mistake)?;
     Ok(config)
+}
+
+/// Reads the changed limits of a device.
+fn set(mut params: Params) -> Result<Call, RpcError> {
+    let name = params.remove("name");
+    if let Some(key) = params.keys().find(|key| !LIMIT_KEYS.contains(&key.as_str())) {
+        let known = LIMIT_KEYS.map(|key| format!("`{key}`")).join(", ");
+        return Err(RpcError::params(format!("unknown field `{key}`, expected `name`, {known}")));
+    }
+    let name = name.ok_or_else(|| RpcError::params("name: give the device"))?;
+    let OfDevice { name } = read(Params::from_iter([("name".to_owned(), name)]))?;
+    let given = params.iter().filter(|(_, value)| !value.is_null());
+    keys::<DeviceTable>(&given.map(|(key, value)| (key.clone(), value.clone())).collect())?;
+    Ok(Call::DeviceSet { name, limits: params })
 }
 
 /// Reads the polling rule of the pool.

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kickless_daemon::{
-    AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, PoolConfig, Registry, Reloaded, sentence,
+    AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, Mistake, Notation, PoolConfig, Registry,
+    Reloaded, sentence,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::call::Call;
@@ -71,6 +72,7 @@ impl Daemon {
                 let removed = removed.map_err(|error| RpcError::failed(sentence(&error)))?;
                 Ok(json!({ "removed": removed }))
             }
+            Call::DeviceSet { name, limits } => self.set_limits(&name, limits),
             Call::PoolGet => shown(&self.registry.pool_config()),
             Call::PoolSet(polling) => self.set_polling(&polling),
             Call::StatsGet { name } => self.stats(name.as_deref()),
@@ -105,6 +107,23 @@ impl Daemon {
     fn status(&self, name: &str) -> Result<DeviceStatus, RpcError> {
         let found = self.registry.list().into_iter().find(|status| status.config.name() == Some(name));
         found.ok_or_else(|| no_device(name))
+    }
+
+    /// Changes keys of the limits of a device. Returns its configuration.
+    fn set_limits(&self, name: &str, changed: Map<String, Value>) -> Result<Value, RpcError> {
+        let change = |config: &DeviceConfig| {
+            let unreadable = |error: serde_json::Error| Mistake { option: "name", why: error.to_string() };
+            let mut keys = serde_json::to_value(config).map_err(unreadable)?;
+            if let Some(keys) = keys.as_object_mut() {
+                keys.extend(changed);
+                keys.retain(|_, value| !value.is_null());
+            }
+            let changed = DeviceConfig::deserialize(keys).map_err(unreadable)?;
+            changed.check(Notation::Keys)?;
+            Ok(changed)
+        };
+        let config = self.registry.set_limits(name, change);
+        shown(&config.map_err(|error| RpcError::failed(sentence(&error)))?)
     }
 
     fn set_polling(&self, polling: &PoolConfig) -> Result<Value, RpcError> {

@@ -34,7 +34,7 @@ mod openrpc;
 mod rpc;
 pub mod server;
 
-pub use call::{Call, Effect, METHODS, Method, POLL_KEYS};
+pub use call::{Call, Effect, LIMIT_KEYS, METHODS, Method, POLL_KEYS};
 pub use client::{Client, ClientError};
 pub use daemon::{Daemon, Hooks, SetLog};
 pub use lines::{LINE_BYTES_MAX, LineBuffer, LineTooLong};

@@ -70,6 +70,15 @@ fn the_examples_are_valid_and_the_required_parameters_are_needed() {
             if name == "blk-size" {
                 given.insert("blk-file".into(), "qcow2:/a".into());
             }
+            // A limit of a burst needs the limit, and its length needs the limit of the burst.
+            for part in ["-max-length", "-max"] {
+                if let Some(base) = name.strip_suffix(part) {
+                    let others = params.iter().map(example);
+                    let needed = |(key, _): &(String, Value)| *key == base || *key == format!("{base}-max");
+                    given.extend(others.filter(|of| method.name == "device.add" && needed(of)));
+                    break;
+                }
+            }
             given.insert(name.clone(), value);
             let parsed = method.parse(given.clone());
             assert!(parsed.is_ok(), "{} {given:?}: {:?}", method.name, parsed.err());

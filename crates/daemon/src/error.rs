@@ -182,6 +182,42 @@ impl AddError {
     }
 }
 
+/// The error of a device that cannot be changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetError {
+    /// There is no device of this name.
+    #[error("there is no device {name}")]
+    NoDevice {
+        /// The name.
+        name: String,
+    },
+    /// The device is being opened or removed, or has ended.
+    #[error("the device {name} is not served now")]
+    NotServed {
+        /// The device.
+        name: String,
+    },
+    /// This kind of device has no limits.
+    #[error("the device {name} is a network card, which has no limits")]
+    NoLimits {
+        /// The device.
+        name: String,
+    },
+    /// The group of a device cannot change while it is served.
+    #[error("group: it cannot change while the device is served")]
+    Group,
+    /// The options cannot be combined.
+    #[error("{0}")]
+    Mistake(Mistake),
+}
+
+impl From<Mistake> for SetError {
+    fn from(mistake: Mistake) -> Self {
+        Self::Mistake(mistake)
+    }
+}
+
 /// The error of a device that cannot be removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

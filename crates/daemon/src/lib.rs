@@ -70,10 +70,10 @@ mod table;
 mod unavailable;
 
 pub use config::{
-    BlkConfig, DEVICE_SPAN, DeviceConfig, DeviceKind, DeviceTable, Mistake, NetConfig, Notation, PollMode,
-    PoolConfig, ServeConfig, Switch, parse_device_name,
+    BlkConfig, DEVICE_SPAN, DeviceConfig, DeviceKind, DeviceTable, LimitsConfig, Mistake, NetConfig,
+    Notation, PollMode, PoolConfig, ServeConfig, Switch, parse_device_name,
 };
-pub use error::{AddError, MakeError, RemoveError, ServeError, SocketError, SocketProblem};
+pub use error::{AddError, MakeError, RemoveError, ServeError, SetError, SocketError, SocketProblem};
 pub use registry::{AddOutcome, DeviceState, DeviceStatus, MakeDevice, OpenDevice, Registry, RemoveMode};
 pub use reload::{Failed, Reloaded, RestartNeeded, reload};
 pub use sentence::sentence;

@@ -13,7 +13,7 @@ use kickless_worker::WorkerPool;
 use tracing::{info, warn};
 
 use super::config::{DeviceConfig, DeviceKind, Mistake, Notation, PoolConfig};
-use super::error::{AddError, MakeError, RemoveError, ServeError};
+use super::error::{AddError, MakeError, RemoveError, ServeError, SetError};
 use super::lifecycle::Lifecycle;
 use super::sentence::sentence;
 use super::served_device::{DeviceRef, ServedDevice};
@@ -359,6 +359,40 @@ impl Registry {
             let _ = start.send(());
         }
         Ok(())
+    }
+
+    /// Changes the limits of a served device. `change` gets the configuration and returns a new one, of which
+    /// only the limits are used. Returns the configuration with these.
+    ///
+    /// # Errors
+    /// There is no such device, it is not served, or `change` refused.
+    pub fn set_limits(
+        &self,
+        name: &str,
+        change: impl FnOnce(&DeviceConfig) -> Result<DeviceConfig, Mistake>,
+    ) -> Result<DeviceConfig, SetError> {
+        let devices = &self.state.devices;
+        // The lock is held over the change, so that the recorded limits are the last ones that were set. The
+        // functions below do not wait.
+        let mut table = devices.lock();
+        let entry = table.entries.iter_mut().find(|entry| entry.name == name);
+        let entry = entry.ok_or_else(|| SetError::NoDevice { name: name.into() })?;
+        let Phase::Running(served) = &entry.phase else {
+            return Err(SetError::NotServed { name: name.into() });
+        };
+        let wanted = change(&entry.config)?;
+        let (DeviceKind::Blk(present), DeviceKind::Blk(wanted)) = (&mut entry.config.kind, wanted.kind)
+        else {
+            return Err(SetError::NoLimits { name: name.into() });
+        };
+        if present.limits.group != wanted.limits.group {
+            return Err(SetError::Group);
+        }
+        if let Some(limiter) = served.device().limiter() {
+            limiter.set(&wanted.limits.limits());
+        }
+        present.limits = wanted.limits;
+        Ok(entry.config.clone())
     }
 
     /// Stops and closes a device. Waits up to `timeout` until it is closed. Returns `true` when the name and

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::config::{DeviceConfig, DeviceKind, PoolConfig};
+use super::config::{DeviceConfig, DeviceKind, LimitsConfig, PoolConfig};
 use super::registry::{DeviceState, Registry, RemoveMode};
 use super::sentence::sentence;
 
@@ -95,13 +95,21 @@ fn reload_device(registry: &Arc<Registry>, config: &DeviceConfig, reloaded: &mut
     let is_replaced = match present {
         None => false,
         Some(present) if present.state == DeviceState::Ended => false,
-        Some(present) if without_size(&present.config) == without_size(config) => {
-            return set_size(registry, config);
+        Some(present) if without_changeable(&present.config) == without_changeable(config) => {
+            set_size(registry, config);
+            if let Err(error) = registry.set_limits(&name, |_| Ok(config.clone()))
+                && limits_of(&present.config) != limits_of(config)
+            {
+                reloaded.failed.push(Failed { device: name, error: sentence(&error) });
+            }
+            return;
         }
         Some(present) => match registry.remove(&name, RemoveMode::Refuse, super::REMOVE_TIMEOUT) {
             Ok(_) => true,
             Err(_) => {
-                let keys = changed_keys(&present.config, config);
+                // Limits need no restart, unless the group changes too.
+                let limited = registry.set_limits(&name, |_| Ok(config.clone()));
+                let keys = changed_keys(&limited.unwrap_or(present.config), config);
                 reloaded.needs_restart.push(RestartNeeded { device: Some(name), keys });
                 return;
             }
@@ -123,10 +131,20 @@ fn set_size(registry: &Registry, config: &DeviceConfig) {
     }
 }
 
-fn without_size(config: &DeviceConfig) -> DeviceConfig {
+fn limits_of(config: &DeviceConfig) -> Option<&LimitsConfig> {
+    match &config.kind {
+        DeviceKind::Blk(blk) => Some(&blk.limits),
+        DeviceKind::Net(_) => None,
+    }
+}
+
+/// Returns the configuration without the keys that change while the device is in use.
+fn without_changeable(config: &DeviceConfig) -> DeviceConfig {
     let mut config = config.clone();
     if let DeviceKind::Blk(blk) = &mut config.kind {
         blk.blk_size = None;
+        // The group stays for as long as the device is open.
+        blk.limits = LimitsConfig { group: blk.limits.group.take(), ..LimitsConfig::default() };
     }
     config
 }

@@ -85,6 +85,43 @@ fn a_wrong_value_is_refused_as_on_the_command_line() {
 }
 
 #[test]
+fn limits_have_the_names_of_qemu() {
+    let disk = |limits: Value| {
+        let mut config = json!({ "blk-file": "null:1G" });
+        config.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
+        let config = from_value::<DeviceConfig>(config).map_err(|error| error.to_string())?;
+        config.check(Notation::Keys).map_err(|mistake| mistake.to_string())?;
+        let again = serde_json::to_value(&config).unwrap();
+        assert_eq!(from_value::<DeviceConfig>(again).unwrap(), config);
+        let DeviceKind::Blk(blk) = config.kind else { panic!("{config:?}") };
+        Ok::<_, String>(blk.limits.limits())
+    };
+    let limits = disk(json!({ "iops": 1000, "iops-size": "4K", "bps-read": "1M", "group": "a" })).unwrap();
+    assert_eq!((limits.requests[0].sustained.per_second, limits.requests[0].sustained.burst), (1000, 100));
+    assert_eq!((limits.bytes[1].sustained.per_second, limits.request_size), (1 << 20, 4096));
+    assert_eq!(limits.bytes[0], Default::default());
+    let burst = json!({ "iops-write": 1000, "iops-write-max": 3000, "iops-write-max-length": "5s" });
+    let burst = disk(burst).unwrap().requests[2];
+    assert_eq!((burst.sustained.burst, burst.peak.per_second), (10_000, 3000));
+    for (limits, said) in [
+        (json!({ "iops": 0 }), "it must be a number from 1"),
+        (json!({ "iops": "5" }), "a whole number"),
+        (json!({ "bps": 5 }), "text"),
+        (json!({ "bps": "0" }), "above 0"),
+        (json!({ "iops-max": 5 }), "iops: iops-max needs it"),
+        (json!({ "iops": 5, "iops-max": 4 }), "iops: iops-max is for bursts"),
+        (json!({ "iops": 5, "iops-max-length": "1s" }), "iops: iops-max-length needs iops-max"),
+        (json!({ "iops": 5, "iops-max": 6, "iops-max-length": "1us" }), "from 100ms to 1h"),
+        (json!({ "group": "a b" }), "letters"),
+    ] {
+        let refused = disk(limits.clone()).unwrap_err();
+        assert!(refused.contains(said), "{limits}: {refused}");
+    }
+    let card = json!({ "port": "null", "bps": "1M" });
+    assert!(from_value::<DeviceConfig>(card).unwrap_err().to_string().starts_with("bps: only disks"));
+}
+
+#[test]
 fn each_kind_has_its_own_keys() {
     let numbers = ["num-queues", "mtu", "num-queue-pairs"];
     let value = |key: &str| match key {

@@ -59,6 +59,8 @@ counters! {
     /// Nanoseconds in which the queue waited for a notification: a kick, or, with kicks disabled, an event of
     /// the task's far side. Updated at the same times.
     notified_ns,
+    /// Nanoseconds in which requests waited in the ring because a limit was reached.
+    throttled_ns,
     /// Moves of the queue from one worker to another.
     moves,
     /// Calls sent to the driver.

@@ -1,6 +1,6 @@
 //! The contract of a device, as a transport sees it.
 
-use crate::{QueueTask, Vring};
+use crate::{Limiter, QueueTask, Vring};
 use kickless_io::Waker;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -100,6 +100,11 @@ pub trait Device: Send + Sync {
     /// Sets the size in bytes that the medium has at least after the next [`Device::refresh`] of an open
     /// device. The default is for a device without a medium that can grow by itself.
     fn set_size_min(&self, _bytes: u64) {}
+
+    /// Returns the limiter of the device's requests. `None` if this kind of device has none.
+    fn limiter(&self) -> Option<&Limiter> {
+        None
+    }
 
     /// Returns the waker that is signalled when [`Device::refresh`] would find a change. `None` if changes
     /// are not reported. The caller of `refresh` clears it first.

@@ -81,6 +81,7 @@ mod counters;
 mod device;
 mod event;
 mod executor;
+mod limits;
 mod notify;
 mod queue_task;
 mod stopped;
@@ -96,6 +97,7 @@ pub use device::{
 pub use event::{Event, Interest};
 pub use executor::Executor;
 pub use kickless_io::Waker;
+pub use limits::{Direction, Limit, Limiter, Limits, Rate};
 pub use notify::{Call, Kick};
 pub use queue_task::{Context, LEAVING_COST, Next, Polled, QueueTask};
 pub use stopped::Stopped;

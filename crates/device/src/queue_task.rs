@@ -36,6 +36,13 @@ pub enum Next {
     Waiting,
     /// Its next turn: the budget is used up, and there may be more.
     More,
+    /// Tokens of a [`Limiter`](crate::Limiter), for this number of nanoseconds. The ring has requests, and
+    /// nothing else can be done. Kicks stay off. The worker does not poll before that, unless something else
+    /// than a kick wakes the task.
+    Throttled {
+        /// The nanoseconds until the task may pop a request.
+        wait_ns: u64,
+    },
     /// Room for further requests, which the ring may have. The worker polls again after a completion, or when
     /// it is woken. Kicks stay off.
     Blocked,

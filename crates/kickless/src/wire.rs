@@ -1,5 +1,6 @@
 //! Makes devices from their configuration. Only this file knows the kinds of devices.
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -7,10 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_blk::Blk;
 use kickless_daemon::{
-    BlkConfig, DeviceConfig, DeviceKind, MakeError, NetConfig, Notation, PoolConfig, Registry, Switch,
-    sentence,
+    BlkConfig, DeviceConfig, DeviceKind, LimitsConfig, MakeError, NetConfig, Notation, PoolConfig, Registry,
+    Switch, sentence,
 };
-use kickless_device::Device;
+use kickless_device::{Device, Limiter};
 use kickless_disk::{Disk, DiskSpec, lock};
 use kickless_io::OWNERS_MAX;
 use kickless_net::Net;
@@ -30,12 +31,12 @@ const CPUS_ONLINE: &str = "/sys/devices/system/cpu/online";
 /// # Errors
 /// The process has no free descriptor.
 pub(crate) fn registry(service: &Service, taps: TapFds) -> Result<Registry> {
-    let images = Images::default();
+    let (images, groups) = (Images::default(), Groups::default());
     let make = move |config: &DeviceConfig| match &config.kind {
         DeviceKind::Blk(blk) => {
             let disk = disk(blk, config.serve.queue_size)
                 .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
-            let device = Arc::new(disk);
+            let device = Arc::new(disk.with_limiter(groups.limiter(&blk.limits)));
             images.warn_of_shared(config.name(), blk, &device);
             Ok(device as Arc<dyn Device>)
         }
@@ -80,6 +81,31 @@ pub(crate) fn check_cpus(cpus: &[usize], notation: Notation) -> Result<()> {
                 "{option}: CPU {cpu} does not exist or is offline: this machine has {online}, name some of these"
             )
         }
+    }
+}
+
+/// The limiters of all groups.
+#[derive(Default)]
+struct Groups(Mutex<HashMap<String, Weak<Limiter>>>);
+
+impl Groups {
+    /// Returns the limiter of a device with these limits, which become those of its group.
+    fn limiter(&self, config: &LimitsConfig) -> Arc<Limiter> {
+        let limiter = match &config.group {
+            None => Arc::default(),
+            Some(group) => {
+                let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                groups.retain(|_, limiter| limiter.strong_count() > 0);
+                let known = groups.get(group).and_then(Weak::upgrade);
+                known.unwrap_or_else(|| {
+                    let limiter = Arc::default();
+                    groups.insert(group.clone(), Arc::downgrade(&limiter));
+                    limiter
+                })
+            }
+        };
+        limiter.set(&config.limits());
+        limiter
     }
 }
 

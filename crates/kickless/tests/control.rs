@@ -240,6 +240,18 @@ fn a_reload_changes_device_by_device() {
     let mut names: Vec<String> = daemon.states().into_iter().map(|(name, _)| name).collect();
     names.sort();
     assert_eq!(names, ["b", "c", "d", "x"]);
+    // Limits of a device in use change at once.
+    let limited = config.replace("weight = 7", "iops = 100000\ngroup = 'g'");
+    daemon.rewrite(&limited.replace("\ngroup = 'g'", ""));
+    let reloaded = daemon.call("daemon.reload", json!({}));
+    assert_eq!(reloaded["needs-restart"], json!([{ "keys": ["workers"] }]));
+    assert_eq!(daemon.call("device.get", json!({ "name": "b" }))["config"]["iops"], 100_000);
+    front_end.write_at(&[1; 512], 0).unwrap();
+    daemon.rewrite(&limited);
+    let reloaded = daemon.call("daemon.reload", json!({}));
+    assert_eq!(reloaded["needs-restart"][1], json!({ "device": "b", "keys": ["group"] }));
+    daemon.rewrite(&config);
+    daemon.call("daemon.reload", json!({}));
     // The second time, nothing is left to do but the restart.
     let again = daemon.call("daemon.reload", json!({}));
     assert_eq!((&again["added"], &again["needs-restart"]), (&json!([]), &expected["needs-restart"]));

@@ -19,13 +19,32 @@ pub(crate) enum TaskState {
     /// Kicks are disabled, and the worker does not visit the task before `until`. With `ignore_completions`,
     /// the task's completions do not end a sleep of the worker either.
     Napping { until: Nanos, ignore_completions: bool },
+    /// There is work, but a limit keeps it in the ring. Kicks are disabled, and the worker does not visit the
+    /// task before `until`. The policy does not learn of it: this time says nothing about the driver.
+    Throttled { until: Nanos },
     /// There may be work, but no room for it.
     Blocked,
     /// Stopping or moving, with requests in flight.
     Draining,
 }
 
+/// The counter of the time in a state.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Notified,
+    Polled,
+    Throttled,
+}
+
 impl TaskState {
+    fn mode(self) -> Mode {
+        match self {
+            Self::Throttled { .. } => Mode::Throttled,
+            state if state.is_notified() => Mode::Notified,
+            _ => Mode::Polled,
+        }
+    }
+
     /// Returns whether the worker leaves the task alone until a kick or an event of its far side.
     fn is_notified(self) -> bool {
         matches!(self, Self::Armed | Self::Quiet)
@@ -77,17 +96,21 @@ impl Entry {
 
     /// Adds the time since the last call to the counter of the present mode.
     pub(crate) fn count_time(&mut self, now: Nanos) {
-        let notified = self.state.is_notified();
+        let mode = self.state.mode();
         let passed = now.saturating_sub(self.counted_until);
         // All visits of a round use one time, which can be a little before that of a change in the round.
         self.counted_until = self.counted_until.max(now);
         let counters = self.task.vring().counters();
-        if notified { counters.notified_ns.add(passed) } else { counters.polled_ns.add(passed) }
+        match mode {
+            Mode::Notified => counters.notified_ns.add(passed),
+            Mode::Polled => counters.polled_ns.add(passed),
+            Mode::Throttled => counters.throttled_ns.add(passed),
+        }
     }
 
     /// Changes the task's state. The time until now counts for the old state.
     pub(crate) fn enter(&mut self, state: TaskState, now: Nanos) {
-        if self.state.is_notified() != state.is_notified() {
+        if self.state.mode() != state.mode() {
             self.count_time(now);
         }
         self.state = state;

@@ -61,7 +61,7 @@ pub(crate) struct EventLoop {
     pub(crate) free: Vec<u32>,
     pub(crate) numbers: HashMap<TaskKey, u32>,
     pub(crate) scheduler: Scheduler,
-    /// Numbers of napping tasks.
+    /// Numbers of napping and of throttled tasks.
     pub(crate) naps: Vec<u32>,
     /// The time at which the first of them wakes, or an earlier one.
     pub(crate) next_nap: Nanos,
@@ -272,7 +272,7 @@ impl EventLoop {
         Ok(any)
     }
 
-    /// Puts tasks whose naps are over on the poll list.
+    /// Puts tasks whose naps are over, or whose limits admit a request again, on the poll list.
     #[inline]
     fn wake_naps(&mut self, now: Nanos) {
         if now < self.next_nap {
@@ -283,14 +283,18 @@ impl EventLoop {
         naps.retain(|&number| {
             // A task that was woken early is no longer in that state.
             let Some(entry) = self.entries[number as usize].as_mut() else { return false };
-            if let TaskState::Napping { until, .. } = entry.state
+            let until = match entry.state {
+                TaskState::Napping { until, .. } | TaskState::Throttled { until } => Some(until),
+                _ => None,
+            };
+            if let Some(until) = until
                 && until > now
             {
                 self.next_nap = self.next_nap.min(until);
                 return true;
             }
             entry.in_naps = false;
-            if matches!(entry.state, TaskState::Napping { .. }) {
+            if until.is_some() {
                 self.make_polled(number);
             }
             false

@@ -78,7 +78,12 @@ impl EventLoop {
                 entry.enter(TaskState::Blocked, now);
                 self.add_waiting(number);
             }
-            Next::Idle | Next::Quiet if leaving => self.try_leave(number),
+            Next::Idle | Next::Quiet | Next::Throttled { .. } if leaving => self.try_leave(number),
+            Next::Throttled { wait_ns } => {
+                let until = self.clock.now().saturating_add(wait_ns);
+                entry.enter(TaskState::Throttled { until }, now);
+                self.visit_at(number, until);
+            }
             // Its completions may cause the next request before this turn is over.
             _ if polled.served > 0 => return Visit { cost, more: false, stays: true },
             next => {
@@ -111,11 +116,7 @@ impl EventLoop {
             }
             Verdict::Nap { until, ignore_completions } => {
                 entry.enter(TaskState::Napping { until, ignore_completions }, now);
-                self.next_nap = self.next_nap.min(until);
-                if !std::mem::replace(&mut entry.in_naps, true) {
-                    self.naps.push(number);
-                }
-                self.ignore_event(number);
+                self.visit_at(number, until);
                 false
             }
             Verdict::Arm if !quiet && entry.task.arm() => {
@@ -131,6 +132,17 @@ impl EventLoop {
                 false
             }
         }
+    }
+
+    /// Has a task that naps or is throttled polled at a time.
+    fn visit_at(&mut self, number: u32, until: Nanos) {
+        self.next_nap = self.next_nap.min(until);
+        if let Some(entry) = self.entries[number as usize].as_mut()
+            && !std::mem::replace(&mut entry.in_naps, true)
+        {
+            self.naps.push(number);
+        }
+        self.ignore_event(number);
     }
 
     /// Reaps completions and gives each task its own.
@@ -204,7 +216,7 @@ impl EventLoop {
             }
             // Kicks are off, and after the completion the task may need its ring.
             TaskState::Quiet => self.make_polled(number),
-            TaskState::Polled | TaskState::Blocked => {}
+            TaskState::Polled | TaskState::Blocked | TaskState::Throttled { .. } => {}
         }
     }
 
@@ -255,7 +267,7 @@ impl EventLoop {
                 }
                 entry.policy.woken(self.clock.now(), &self.host_probe.host, pending);
             }
-            TaskState::Blocked | TaskState::Draining => {}
+            TaskState::Blocked | TaskState::Throttled { .. } | TaskState::Draining => {}
         }
         self.schedule(number, self.clock.now());
     }

@@ -12,7 +12,7 @@ use kickless_control::{Access, Client, ClientError, Daemon, Hooks, Server};
 use kickless_daemon::{
     DeviceConfig, DeviceKind, Listener, MakeError, Notation, PoolConfig, Registry, Switch,
 };
-use kickless_device::Device;
+use kickless_device::{Device, Limiter};
 use kickless_disk::Disk;
 use kickless_worker::WorkerPool;
 use serde_json::{Value, json};
@@ -32,7 +32,10 @@ fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
         .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
     let (serial, queues_max) = (disk.identity().to_owned(), blk.num_queues);
     let queue_size_max = config.serve.queue_size;
-    Ok(Arc::new(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: true })))
+    let device = Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: true });
+    let limiter = Arc::new(Limiter::default());
+    limiter.set(&blk.limits.limits());
+    Ok(Arc::new(device.with_limiter(limiter)))
 }
 
 pub(crate) struct Rig {

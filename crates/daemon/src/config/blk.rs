@@ -5,6 +5,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use kickless_disk::{Cache, DiskSpec};
 use serde::Serialize;
 
+use super::limits::LimitsConfig;
 use super::notation::{Mistake, Notation};
 use super::text;
 use super::values::{NUM_QUEUES, Switch, parse_blk_size, parse_cache_size, parse_num_queues, parse_serial};
@@ -53,6 +54,10 @@ pub struct BlkConfig {
     /// Expect a virtual machine to be migrated to this host: another host may still use the disk at start-up
     #[arg(long)]
     pub incoming: bool,
+    /// The limits of requests.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub limits: LimitsConfig,
 }
 
 impl BlkConfig {
@@ -69,10 +74,12 @@ impl BlkConfig {
             merge: Switch::On,
             lock: Switch::On,
             incoming: false,
+            limits: LimitsConfig::default(),
         }
     }
 
     pub(crate) fn check(&self, notation: Notation) -> Result<(), Mistake> {
+        self.limits.check(notation)?;
         if self.incoming && self.blk_file.is_of_process() {
             let why = format!(
                 "it needs a {} that another host can use, not null: or mem:",

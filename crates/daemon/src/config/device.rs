@@ -4,14 +4,13 @@ use serde::Serialize;
 use tracing::{Span, error_span};
 
 use super::blk::BlkConfig;
+use super::name::parse_device_name;
 use super::net::NetConfig;
 use super::notation::{Mistake, Notation};
 use super::serve::ServeConfig;
 
 /// The name of the span of log lines about a device.
 pub const DEVICE_SPAN: &str = "device";
-/// Limits the length of names, because each log line about a device contains its name.
-const NAME_BYTES_MAX: usize = 64;
 
 /// A device and its socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -27,6 +26,10 @@ pub struct DeviceConfig {
 /// The kind of a device, with its own options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a process has one for each device, and most devices are disks"
+)]
 pub enum DeviceKind {
     /// A disk.
     Blk(BlkConfig),
@@ -84,16 +87,4 @@ impl DeviceConfig {
             None => notation.option(option),
         }
     }
-}
-
-/// Parses the name of a device.
-///
-/// # Errors
-/// The name is invalid. The error is the end of a sentence and tells which names are valid.
-pub fn parse_device_name(text: &str) -> Result<String, String> {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:@".contains(&byte);
-    if text.is_empty() || text.len() > NAME_BYTES_MAX || !text.bytes().all(allowed) {
-        return Err(format!("it must be 1 to {NAME_BYTES_MAX} letters, digits and . _ - : @"));
-    }
-    Ok(text.into())
 }

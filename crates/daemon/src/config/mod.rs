@@ -8,6 +8,8 @@
 
 mod blk;
 mod device;
+mod limits;
+mod name;
 mod net;
 mod notation;
 mod pool;
@@ -17,7 +19,9 @@ mod text;
 mod values;
 
 pub use blk::BlkConfig;
-pub use device::{DEVICE_SPAN, DeviceConfig, DeviceKind, parse_device_name};
+pub use device::{DEVICE_SPAN, DeviceConfig, DeviceKind};
+pub use limits::LimitsConfig;
+pub use name::parse_device_name;
 pub use net::NetConfig;
 pub use notation::{Mistake, Notation};
 pub use pool::{PollMode, PoolConfig};

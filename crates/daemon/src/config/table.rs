@@ -4,6 +4,7 @@ use std::fmt;
 use std::iter::zip;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use kickless_disk::{Cache, DiskSpec};
 use kickless_net_port::Port;
@@ -12,14 +13,17 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 use super::blk::BlkConfig;
-use super::device::{DeviceConfig, DeviceKind, parse_device_name};
+use super::device::{DeviceConfig, DeviceKind};
+use super::limits::LimitsConfig;
+use super::name::parse_device_name;
 use super::net::NetConfig;
 use super::notation::Mistake;
 use super::serve::ServeConfig;
 use super::text;
 use super::values::{
-    Switch, parse_blk_size, parse_cache_size, parse_memory_max, parse_mode, parse_mtu, parse_not_empty,
-    parse_num_queue_pairs, parse_num_queues, parse_serial, parse_weight,
+    Switch, parse_blk_size, parse_bps, parse_burst, parse_cache_size, parse_group, parse_iops,
+    parse_memory_max, parse_mode, parse_mtu, parse_not_empty, parse_num_queue_pairs, parse_num_queues,
+    parse_serial, parse_weight,
 };
 
 /// A device as a table. It has the keys of all kinds of devices, and each key may be absent.
@@ -57,6 +61,46 @@ pub struct DeviceTable {
     lock: Option<Switch>,
     #[serde(deserialize_with = "flag")]
     incoming: Option<bool>,
+    #[serde(deserialize_with = "iops")]
+    iops: Option<u32>,
+    #[serde(deserialize_with = "iops")]
+    iops_max: Option<u32>,
+    #[serde(deserialize_with = "burst")]
+    iops_max_length: Option<Duration>,
+    #[serde(deserialize_with = "iops")]
+    iops_read: Option<u32>,
+    #[serde(deserialize_with = "iops")]
+    iops_read_max: Option<u32>,
+    #[serde(deserialize_with = "burst")]
+    iops_read_max_length: Option<Duration>,
+    #[serde(deserialize_with = "iops")]
+    iops_write: Option<u32>,
+    #[serde(deserialize_with = "iops")]
+    iops_write_max: Option<u32>,
+    #[serde(deserialize_with = "burst")]
+    iops_write_max_length: Option<Duration>,
+    #[serde(deserialize_with = "bps")]
+    bps: Option<u64>,
+    #[serde(deserialize_with = "bps")]
+    bps_max: Option<u64>,
+    #[serde(deserialize_with = "burst")]
+    bps_max_length: Option<Duration>,
+    #[serde(deserialize_with = "bps")]
+    bps_read: Option<u64>,
+    #[serde(deserialize_with = "bps")]
+    bps_read_max: Option<u64>,
+    #[serde(deserialize_with = "burst")]
+    bps_read_max_length: Option<Duration>,
+    #[serde(deserialize_with = "bps")]
+    bps_write: Option<u64>,
+    #[serde(deserialize_with = "bps")]
+    bps_write_max: Option<u64>,
+    #[serde(deserialize_with = "burst")]
+    bps_write_max_length: Option<Duration>,
+    #[serde(deserialize_with = "bps")]
+    iops_size: Option<u64>,
+    #[serde(deserialize_with = "limit_group")]
+    group: Option<String>,
     #[serde(with = "text::optional")]
     mac: Option<MacAddress>,
     #[serde(deserialize_with = "mtu")]
@@ -106,7 +150,7 @@ impl FromStr for KindName {
 }
 
 impl DeviceTable {
-    /// Keys that only disks have, without `blk-file`.
+    /// Keys that only disks have, without `blk-file` and [`LimitsConfig::KEYS`].
     pub const BLK_KEYS: [&str; 9] =
         ["blk-size", "read-only", "serial", "num-queues", "cache", "cache-size", "merge", "lock", "incoming"];
     /// Keys that only network cards have, without `port`.
@@ -135,6 +179,32 @@ impl DeviceTable {
         zip(Self::NET_KEYS, is_there).find_map(|(key, is_there)| is_there.then_some(key))
     }
 
+    /// Takes the limits.
+    fn limits(&mut self) -> LimitsConfig {
+        LimitsConfig {
+            iops: self.iops,
+            iops_max: self.iops_max,
+            iops_max_length: self.iops_max_length,
+            iops_read: self.iops_read,
+            iops_read_max: self.iops_read_max,
+            iops_read_max_length: self.iops_read_max_length,
+            iops_write: self.iops_write,
+            iops_write_max: self.iops_write_max,
+            iops_write_max_length: self.iops_write_max_length,
+            bps: self.bps,
+            bps_max: self.bps_max,
+            bps_max_length: self.bps_max_length,
+            bps_read: self.bps_read,
+            bps_read_max: self.bps_read_max,
+            bps_read_max_length: self.bps_read_max_length,
+            bps_write: self.bps_write,
+            bps_write_max: self.bps_write_max,
+            bps_write_max_length: self.bps_write_max_length,
+            iops_size: self.iops_size,
+            group: self.group.take(),
+        }
+    }
+
     fn disk(&mut self, blk_file: DiskSpec) -> Result<DeviceKind, Mistake> {
         if let Some(key) = self.net_key() {
             return Err(mistake(key, "only network cards have it, and this device is a disk"));
@@ -150,12 +220,15 @@ impl DeviceTable {
             merge: self.merge.unwrap_or(default.merge),
             lock: self.lock.unwrap_or(default.lock),
             incoming: self.incoming.unwrap_or(default.incoming),
+            limits: self.limits(),
             ..default
         }))
     }
 
-    fn card(&self, port: Port) -> Result<DeviceKind, Mistake> {
-        if let Some(key) = self.blk_key() {
+    fn card(&mut self, port: Port) -> Result<DeviceKind, Mistake> {
+        let limit_keys = zip(LimitsConfig::KEYS, self.limits().is_there());
+        let limit_key = limit_keys.filter(|(_, is_there)| *is_there).map(|(key, _)| key).next();
+        if let Some(key) = self.blk_key().or(limit_key) {
             return Err(mistake(key, "only disks have it, and this device is a network card"));
         }
         let default = NetConfig::new(port);
@@ -268,4 +341,20 @@ fn group<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error>
 
 fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     text::number(from, parse_weight).map(Some)
+}
+
+fn iops<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    text::number(from, parse_iops).map(Some)
+}
+
+fn bps<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    text::text(from, parse_bps).map(Some)
+}
+
+fn burst<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    text::text(from, parse_burst).map(Some)
+}
+
+fn limit_group<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    text::text(from, parse_group).map(Some)
 }

@@ -11,6 +11,8 @@ use kickless_memory::quota;
 use kickless_spec::net::{MTU_MAX, MTU_MIN};
 use kickless_values::{parse_duration, parse_number, parse_size};
 
+use super::name::parse_device_name;
+
 /// Default of `num-queues`.
 pub(crate) const NUM_QUEUES: u16 = 64;
 /// Default of `queue-size`.
@@ -34,6 +36,8 @@ const CACHE_BYTES_MAX: u64 = 64 << 30;
 const KICKS_PER_SEC_MAX: u32 = 1_000_000_000;
 /// A guest soon treats a disk with a longer delay as broken.
 const DELAY_MAX: Duration = Duration::from_secs(1);
+/// The slack of a limit without bursts has this length.
+const BURST_MIN: Duration = Duration::from_millis(100);
 /// Longer polling of an idle ring has no use.
 const IDLE_MAX: Duration = Duration::from_secs(3600);
 
@@ -129,6 +133,32 @@ pub(crate) fn parse_cache_size(text: &str) -> Result<u64, String> {
         bytes if (CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&bytes) => Ok(bytes),
         _ => Err(format!("it must be from {}K to {}G", CACHE_BYTES_MIN >> 10, CACHE_BYTES_MAX >> 30)),
     }
+}
+
+/// Parses a limit of requests in a second.
+pub(crate) fn parse_iops(text: &str) -> Result<u32, String> {
+    parse_number(text, 1, u32::MAX)
+}
+
+/// Parses a limit of bytes in a second, or a number of bytes.
+pub(crate) fn parse_bps(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        0 => Err("it must be above 0".into()),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Parses the length of a burst.
+pub(crate) fn parse_burst(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        length if (BURST_MIN..=IDLE_MAX).contains(&length) => Ok(length),
+        _ => Err("it must be from 100ms to 1h".into()),
+    }
+}
+
+/// Parses the name of a group of limits.
+pub(crate) fn parse_group(text: &str) -> Result<String, String> {
+    parse_device_name(text)
 }
 
 pub(crate) fn parse_mode(text: &str) -> Result<u32, String> {
