@@ -17,7 +17,8 @@ use serde_json::{Map, Value};
 use super::rpc::RpcError;
 
 /// The keys of the pool that change while the workers run. `pool.set` replaces all of them.
-pub const POLL_KEYS: [&str; 4] = ["poll", "poll-latency", "poll-start-rate", "poll-stop-idle"];
+pub const POLL_KEYS: [&str; 5] =
+    ["poll", "poll-latency", "poll-kick-price", "poll-start-rate", "poll-stop-idle"];
 
 /// The keys of a device that `device.set` changes: those of its limits without the group.
 pub const LIMIT_KEYS: [&str; 19] = {

@@ -1,18 +1,65 @@
-//! Prints what the policy comes to in simulation, for each kind of load, beside the best fixed rule: the one
-//! that costs least in processor time and delay, chosen in hindsight.
+//! Prints what the policy comes to in simulation.
 //!
-//! `cargo run --release -p kickless-worker --example policy [PART OF A NAME]`
+//! `cargo run --release -p kickless-worker --example policy [PART OF A NAME]` prints, for each kind of load,
+//! the policy beside the best fixed rule: the one that costs least in processor time and delay, chosen in
+//! hindsight.
+//!
+//! With `replay`, it reads a worker's log from standard input and repeats the decisions about leases. The log
+//! is that of one busy queue, with `--log-level=kickless_worker=trace`.
+//!
+//! With `stuck [SEEDS]`, it prints how long the policy holds the core for synthetic loads that do not need
+//! it.
 
 #[allow(dead_code, reason = "the tests use all of it")]
 #[path = "../tests/policy/simulation/mod.rs"]
 mod simulation;
 
-use simulation::{patterns, table::Line};
+use kickless_worker::policy::Policy;
+use simulation::load::{MS, SEC};
+use simulation::{patterns, stuck, table};
 
 fn main() {
     let wanted = std::env::args().nth(1).unwrap_or_default();
-    println!("{}", Line::head());
+    if wanted == "stuck" {
+        let seeds = std::env::args().nth(2).and_then(|seeds| seeds.parse().ok()).unwrap_or(4);
+        return print_stuck(seeds);
+    }
+    if wanted == "replay" {
+        return replay();
+    }
+    println!("{}", table::Line::head());
     for pattern in patterns::all().iter().filter(|pattern| pattern.name.contains(&wanted)) {
-        println!("{}", Line::of(pattern));
+        println!("{}", table::Line::of(pattern));
+    }
+}
+
+/// Repeats the decisions of a log.
+fn replay() {
+    let number = |line: &str, key: &str| {
+        let word = line.split_whitespace().find_map(|word| word.strip_prefix(key));
+        word.and_then(|word| word.parse::<i64>().ok())
+    };
+    let lines = std::io::stdin().lines().map_while(Result::ok);
+    let pairs: Vec<_> = lines
+        .filter(|line| line.contains("polling trial"))
+        .filter_map(|line| Some((number(&line, "now=")? as u64, number(&line, "lost=")?)))
+        .collect();
+    for ((now, lost), (lease, capital)) in pairs.iter().zip(Policy::replay(&pairs)) {
+        println!("{now:>15} ns: lost {lost:>5} of 1024, capital {capital:>4}, lease {} us", lease / 1000);
+    }
+}
+
+/// Prints the longest time for which the core is held, for each load and seed, and their number above limits.
+fn print_stuck(seeds: u64) {
+    let mut all = Vec::new();
+    for (name, load) in stuck::loads() {
+        let held = (1..=seeds).map(|seed| stuck::held(&load, table::AUTO, 6 * SEC, seed));
+        let held: Vec<_> = held.map(|(longest, total)| (longest / MS, total / MS)).collect();
+        println!("{name:60} held for (longest, in all) ms of 6 s: {held:?}");
+        all.extend(held.into_iter().map(|held| held.0));
+    }
+    for limit in [500, 1000, 2000] {
+        let stuck = all.iter().filter(|&&held| held > limit).count();
+        println!("{stuck} of {} runs hold the core for more than {limit} ms at a time", all.len());
     }
 }

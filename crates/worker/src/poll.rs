@@ -9,6 +9,8 @@ pub enum Poll {
     Auto {
         /// The delay of a request that is accepted to save processor time.
         latency: Duration,
+        /// The processor time that a kick costs the driver.
+        kick_price: Duration,
     },
     /// Always polls, as long as there are rings.
     Always,
@@ -27,6 +29,8 @@ pub enum Poll {
 impl Poll {
     /// The delay that `auto` accepts by default.
     pub const LATENCY: Duration = Duration::from_micros(100);
+    /// The price of a kick for `auto` by default: a guest's exit, and the work of its host for it.
+    pub const KICK_PRICE: Duration = Duration::from_micros(3);
     /// The rate of work at which polling starts if only [`Poll::Rate::stop_idle`] is given.
     pub const START_PER_SEC: u32 = 5000;
     /// The time for which an empty ring is polled if only [`Poll::Rate::start_per_sec`] is given.
@@ -35,6 +39,6 @@ impl Poll {
 
 impl Default for Poll {
     fn default() -> Self {
-        Self::Auto { latency: Self::LATENCY }
+        Self::Auto { latency: Self::LATENCY, kick_price: Self::KICK_PRICE }
     }
 }

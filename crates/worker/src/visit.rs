@@ -120,8 +120,8 @@ impl EventLoop {
                 false
             }
             Verdict::Arm if !quiet && entry.task.arm() => {
+                // The visit that follows finds the work, which ends the wait.
                 entry.task.disarm();
-                entry.policy.still_busy();
                 entry.spin_until = None;
                 true
             }

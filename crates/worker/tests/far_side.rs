@@ -298,7 +298,7 @@ fn no_event_and_no_kick_is_lost_under_any_rule() {
     const FRAMES: u16 = 4000;
     let rules = [
         Poll::Never,
-        Poll::Auto { latency: Duration::from_micros(100) },
+        Poll::Auto { latency: Duration::from_micros(100), kick_price: Poll::KICK_PRICE },
         Poll::Always,
         Poll::Rate { start_per_sec: 1, stop_idle: Duration::from_micros(10) },
     ];
@@ -453,7 +453,7 @@ fn a_spinning_task_checks_its_far_side_now_and_then() {
 
 #[test]
 fn a_check_of_a_far_side_does_not_count_as_an_avoided_kick() {
-    for rule in [Poll::Always, Poll::Auto { latency: Poll::LATENCY }] {
+    for rule in [Poll::Always, Poll::default()] {
         let pool = start(&options(1, rule));
         let (mut fixture, task) = receiver_of(far_side(), Duration::ZERO, None);
         fixture.driver.submit(SIZE);

@@ -20,10 +20,10 @@ const REQUESTS: u16 = 20_000;
 
 const RULES: [Poll; 6] = [
     Poll::Never,
-    Poll::Auto { latency: Duration::from_micros(100) },
+    Poll::Auto { latency: Duration::from_micros(100), kick_price: Poll::KICK_PRICE },
     Poll::Always,
     Poll::Rate { start_per_sec: 1, stop_idle: Duration::from_micros(10) },
-    Poll::Auto { latency: Duration::ZERO },
+    Poll::Auto { latency: Duration::ZERO, kick_price: Duration::ZERO },
     Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_secs(3) },
 ];
 

@@ -56,6 +56,12 @@ pub struct PoolConfig {
     #[serde(deserialize_with = "delay", serialize_with = "text::serialize_duration")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll_latency: Option<Duration>,
+    /// Processor time that a kick costs the guest. The higher it is, the more does --poll=auto use timers
+    /// instead of kicks [default: 3us]
+    #[arg(long, value_name = "DURATION", value_parser = parse_delay)]
+    #[serde(deserialize_with = "delay", serialize_with = "text::serialize_duration")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub poll_kick_price: Option<Duration>,
     /// Rate of kicks above which --poll=rate polls; 0 for never. Implies --poll=rate [default: 5000]
     #[arg(long, value_name = "KICKS_PER_SEC", value_parser = parse_rate)]
     #[serde(deserialize_with = "rate", skip_serializing_if = "Option::is_none")]
@@ -158,6 +164,7 @@ impl PoolConfig {
         Self {
             poll: other.poll,
             poll_latency: other.poll_latency,
+            poll_kick_price: other.poll_kick_price,
             poll_start_rate: other.poll_start_rate,
             poll_stop_idle: other.poll_stop_idle,
             ..self.clone()
@@ -199,19 +206,24 @@ impl PoolConfig {
                 return Err(Mistake { option, why: format!("it is for {rate}; leave it or {mode} out") });
             }
         };
-        if self.poll_latency.is_some() && mode != PollMode::Auto {
+        let of_auto = [
+            ("poll-latency", self.poll_latency.is_some()),
+            ("poll-kick-price", self.poll_kick_price.is_some()),
+        ];
+        let of_auto = of_auto.into_iter().find_map(|(option, given)| given.then_some(option));
+        if let Some(option) = of_auto.filter(|_| mode != PollMode::Auto) {
             let auto = notation.with_value("poll", "auto");
             let other = match of_rate {
                 Some(option) => notation.option(option),
                 None => notation.with_value("poll", mode),
             };
-            return Err(Mistake {
-                option: "poll-latency",
-                why: format!("it is for {auto}; leave it or {other} out"),
-            });
+            return Err(Mistake { option, why: format!("it is for {auto}; leave it or {other} out") });
         }
         Ok(match mode {
-            PollMode::Auto => Poll::Auto { latency: self.poll_latency.unwrap_or(Poll::LATENCY) },
+            PollMode::Auto => Poll::Auto {
+                latency: self.poll_latency.unwrap_or(Poll::LATENCY),
+                kick_price: self.poll_kick_price.unwrap_or(Poll::KICK_PRICE),
+            },
             PollMode::Always => Poll::Always,
             PollMode::Never => Poll::Never,
             PollMode::Rate => Poll::Rate {

@@ -159,8 +159,9 @@ fn polling() {
     let micros = Duration::from_micros;
     for (options, poll) in [
         ("--poll=auto", Poll::default()),
-        ("--poll-latency=1ms", Poll::Auto { latency: micros(1000) }),
-        ("--poll=auto --poll-latency=0us", Poll::Auto { latency: micros(0) }),
+        ("--poll-latency=1ms", Poll::Auto { latency: micros(1000), kick_price: micros(3) }),
+        ("--poll=auto --poll-latency=0us", Poll::Auto { latency: micros(0), kick_price: micros(3) }),
+        ("--poll-kick-price=0us", Poll::Auto { latency: micros(100), kick_price: micros(0) }),
         ("--poll=always", Poll::Always),
         ("--poll=never", Poll::Never),
         ("--poll=rate", Poll::Rate { start_per_sec: Poll::START_PER_SEC, stop_idle: Poll::STOP_IDLE }),
@@ -334,6 +335,11 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless blk --fd=3 --blk-file=a --poll-latency=100", "no unit"),
         ("kickless blk --fd=3 --blk-file=a --poll-latency=-1us", "--poll-latency"),
         ("kickless blk --fd=3 --blk-file=a --poll-latency=2s", "1s at most"),
+        ("kickless blk --fd=3 --blk-file=a --poll-kick-price=2s", "1s at most"),
+        (
+            "kickless blk --fd=3 --blk-file=a --poll=always --poll-kick-price=1us",
+            "--poll-kick-price: it is for --poll=auto",
+        ),
         (
             "kickless blk --fd=3 --blk-file=a --poll=never --poll-latency=1ms",
             "--poll-latency: it is for --poll=auto",

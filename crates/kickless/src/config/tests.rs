@@ -200,6 +200,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ("[pool]\npoll-latency = '100'\n", "has no unit"),
         ("[pool]\npoll-latency = ''\n", "disks.toml:2: poll-latency = '': \"\" is not a duration"),
         ("[pool]\npoll-latency = '5s'\n", "1s at most"),
+        ("[pool]\npoll-kick-price = '3'\n", "has no unit"),
         ("[pool]\npoll-stop-idle = '0s'\n", "disks.toml:2: poll-stop-idle = '0s': it must be above 0"),
         ("[pool]\npoll-start-rate = -4\n", "disks.toml:2: poll-start-rate = -4: it must be a number from 0"),
         (
@@ -325,7 +326,7 @@ fn a_file_without_devices_needs_a_control_socket() {
 
 /// Generates text that resembles a line of a file.
 fn line() -> impl Strategy<Value = String> {
-    let key = "pool|defaults|device|port|mac|kind|workers|cpu|poll|poll-latency|name|socket-path|blk-file|weight|lock|[a-z.\"-]{0,6}";
+    let key = "pool|defaults|device|port|mac|kind|workers|cpu|poll|poll-latency|poll-kick-price|name|socket-path|blk-file|weight|lock|[a-z.\"-]{0,6}";
     let value = "'[a-z0-9:./-]{0,8}'|[0-9]{1,40}|-?0x[0-9a-f]{1,9}|true|\\[[0-9,]{0,4}\\]|\\{[a-z=1]{0,5}\\}|\\PC{0,10}";
     prop_oneof![
         Just("[[device]]".to_owned()),

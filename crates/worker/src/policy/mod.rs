@@ -12,25 +12,25 @@
 //!
 //! # Modules
 //! * `waits`: the lengths of recent waits, and the time worth spinning for them: the ski-rental problem.
-//! * `arrivals`: the rate of requests.
-//! * `reaction`: a trial that shows whether requests come later if they are answered later.
+//! * `load`: the rate of requests.
+//! * `trial`: whether fewer requests come if they are answered later, and the lease that follows from it.
 //! * `auto`: the decision that follows from these for each wait.
 //! * `rate`: the rule of 2014, which uses none of them.
 //! * [`Pressure`]: whether other threads want the core.
 //! * [`Host`]: the cost of sleeping and waking on this machine.
 //!
 //! # How it is called
-//! Each visit of a queue ends in [`found`](Policy::found) or [`empty`](Policy::empty), and each completion in
-//! `found`. The worker carries out the verdict of `empty`. On [`Verdict::Arm`], it enables kicks and checks
-//! the ring once more. This ends in [`armed`](Policy::armed), or in [`still_busy`](Policy::still_busy) and a
-//! visit. A sleep ends in [`woken`](Policy::woken) and a visit.
+//! Each visit of a queue ends in [`found`](Policy::found) or [`empty`](Policy::empty), and each completion
+//! in `found`. The worker carries out the verdict of `empty`. On [`Verdict::Arm`], it enables kicks and
+//! checks the ring once more. This ends in [`armed`](Policy::armed), or in a visit if work has come. A
+//! sleep ends in [`woken`](Policy::woken) and a visit.
 
-mod arrivals;
 mod auto;
 mod host;
+mod load;
 mod pressure;
 mod rate;
-mod reaction;
+mod trial;
 mod verdict;
 mod waits;
 
@@ -43,6 +43,7 @@ use crate::Poll;
 use crate::clock::nanos;
 use auto::Auto;
 use rate::Rate;
+use trial::Trial;
 
 /// The policy of one queue.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ impl Policy {
     pub fn set(&mut self, poll: Poll) {
         match poll {
             Poll::Rate { start_per_sec, stop_idle } => self.rate.set(start_per_sec, nanos(stop_idle)),
-            Poll::Auto { latency } => self.auto.set(nanos(latency)),
+            Poll::Auto { latency, kick_price } => self.auto.set(nanos(latency), nanos(kick_price)),
             Poll::Always | Poll::Never => {}
         }
         self.poll = poll;
@@ -95,11 +96,6 @@ impl Policy {
         verdict
     }
 
-    /// Notes that the queue is not armed after all, because work came in between.
-    pub fn still_busy(&mut self) {
-        // The visit that follows finds the work, which ends the wait.
-    }
-
     /// Notes that kicks are enabled and the worker may sleep.
     pub fn armed(&mut self, now: Nanos) {
         self.polled = false;
@@ -110,6 +106,13 @@ impl Policy {
     /// are in the ring.
     pub fn woken(&mut self, now: Nanos, host: &Host, pending: u16) {
         self.auto.woken(now, host, pending);
+    }
+
+    /// Repeats the decisions of `auto` about leases for recorded pairs of blocks: the time of each pair, and
+    /// `lost` of the worker's log at level `trace`. Returns the rest of the lease after each pair, and the
+    /// capital of the test.
+    pub fn replay(pairs: &[(Nanos, i64)]) -> Vec<(Nanos, u64)> {
+        Trial::replay(pairs)
     }
 
     /// Returns whether kicks are off, because the queue spins or naps.

@@ -25,6 +25,19 @@ const TOTAL_MAX: u32 = 256;
 /// The number of waits below which the history is too short to use.
 const WAITS_MIN: u32 = 4;
 
+/// The price of a way to wait that keeps the processor busy all the time.
+pub(super) const PRICE_ONE: u64 = 1 << 20;
+/// The highest cost of a sleep that is believed.
+const COST_MAX: Nanos = 1_000_000_000;
+
+/// The cheapest way to wait for the next event on one's own: spin for `limit`, and then sleep until a kick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Notified {
+    pub(super) limit: Nanos,
+    /// The cost of this way: a share of all waiting time, of [`PRICE_ONE`].
+    pub(super) price: u64,
+}
+
 /// A histogram of recent waits on a logarithmic scale.
 #[derive(Debug)]
 pub(super) struct Waits {
@@ -71,20 +84,15 @@ impl Waits {
         }
     }
 
-    /// Returns whether at least half of all waits ended within `time`.
-    pub(super) fn mostly_within(&self, time: Nanos) -> bool {
-        let within: u32 = self.counts[..bucket(time)].iter().copied().map(u32::from).sum();
-        within * 2 >= self.total
-    }
-
-    /// Returns the time to spin for a wait if a sleep costs `cost`. Of equally good limits, the shortest.
-    pub(super) fn limit(&self, cost: Nanos) -> Nanos {
+    /// Returns the cheapest way to wait if a sleep costs `cost` and then adds `wake` to the wait.
+    pub(super) fn best(&self, cost: Nanos, wake: Nanos) -> Notified {
         if self.total < WAITS_MIN {
-            return cost;
+            return Notified { limit: cost, price: 0 };
         }
-        // No sum overflows: there are 256 waits of at most 2 ms, and a cost of at most a second.
-        let cost = cost.min(1_000_000_000);
-        let (mut best, mut least) = (0, Nanos::from(self.total) * cost);
+        // No sum overflows: there are 256 waits of at most 2 ms, and a cost and a wake of at most a second.
+        let (cost, wake) = (cost.min(COST_MAX), wake.min(COST_MAX));
+        let total = Nanos::from(self.total);
+        let (mut limit, mut least, mut sleeps) = (0, total * cost, total);
         // The waits that have ended by the end of the bucket, and the time spun for them.
         let (mut ended, mut spun) = (0, 0);
         for (number, &count) in self.counts[..BUCKETS - 1].iter().enumerate() {
@@ -94,17 +102,19 @@ impl Waits {
             let (begin, end) = (start(number), start(number + 1));
             ended += Nanos::from(count);
             spun += Nanos::from(count) * (begin + end) / 2;
-            let all = spun + (Nanos::from(self.total) - ended) * (end + cost);
+            let longer = total - ended;
+            let all = spun + longer * (end + cost);
             if all < least {
-                (best, least) = (end, all);
+                (limit, least, sleeps) = (end, all, longer);
                 // The history says nothing about waits longer than nearly all of it. From there on, spin as
                 // without history.
-                if Nanos::from(self.total) - ended < Nanos::from(WAITS_MIN) {
-                    best += cost;
+                if longer < Nanos::from(WAITS_MIN) {
+                    limit += cost;
                 }
             }
         }
-        best
+        let waited = spun + (total - ended) * start(BUCKETS - 1);
+        Notified { limit, price: least * PRICE_ONE / (waited + sleeps * wake).max(1) }
     }
 }
 
@@ -133,23 +143,23 @@ mod tests {
 
     #[test]
     fn without_history_as_long_as_sleeping_costs() {
-        assert_eq!(Waits::default().limit(40_000), 40_000);
-        assert_eq!(of(&[(1_000_000, WAITS_MIN - 1)]).limit(40_000), 40_000);
-        assert_ne!(of(&[(1_000_000, WAITS_MIN)]).limit(40_000), 40_000);
+        assert_eq!(Waits::default().best(40_000, 0).limit, 40_000);
+        assert_eq!(of(&[(1_000_000, WAITS_MIN - 1)]).best(40_000, 0).limit, 40_000);
+        assert_ne!(of(&[(1_000_000, WAITS_MIN)]).best(40_000, 0).limit, 40_000);
     }
 
     #[test]
     fn spins_through_short_waits_and_not_for_long_ones() {
-        let short = of(&[(10_000, 90), (500_000, WAITS_MIN)]).limit(40_000);
+        let short = of(&[(10_000, 90), (500_000, WAITS_MIN)]).best(40_000, 0).limit;
         assert!((10_001..=13_000).contains(&short), "{short}");
         // With hardly any longer wait, spin longer by the cost of a sleep.
-        assert_eq!(of(&[(10_000, 90), (Nanos::MAX, WAITS_MIN - 1)]).limit(40_000), short + 40_000);
-        assert_eq!(of(&[(10_000, 100)]).limit(40_000), short + 40_000);
-        assert_eq!(of(&[(60_000, 100)]).limit(40_000), 0);
-        assert_eq!(of(&[(Nanos::MAX, 100)]).limit(40_000), 0);
+        assert_eq!(of(&[(10_000, 90), (Nanos::MAX, WAITS_MIN - 1)]).best(40_000, 0).limit, short + 40_000);
+        assert_eq!(of(&[(10_000, 100)]).best(40_000, 0).limit, short + 40_000);
+        assert_eq!(of(&[(60_000, 100)]).best(40_000, 0).limit, 0);
+        assert_eq!(of(&[(Nanos::MAX, 100)]).best(40_000, 0).limit, 0);
         // One long wait in ten changes nothing. Nine change it.
-        assert_eq!(of(&[(10_000, 90), (5_000_000, 10)]).limit(40_000), short);
-        assert_eq!(of(&[(10_000, 10), (5_000_000, 90)]).limit(40_000), 0);
+        assert_eq!(of(&[(10_000, 90), (5_000_000, 10)]).best(40_000, 0).limit, short);
+        assert_eq!(of(&[(10_000, 10), (5_000_000, 90)]).best(40_000, 0).limit, 0);
     }
 
     #[test]
@@ -167,26 +177,17 @@ mod tests {
                     waits.iter().map(|&(wait, times)| each(wait) * Nanos::from(times)).sum()
                 };
                 let best = (0..2_000).map(|limit| spent(limit * 1_000)).min().unwrap();
-                let ours = spent(of(waits).limit(cost));
+                let ours = spent(of(waits).best(cost, 0).limit);
                 assert!(ours <= best + best / 8, "{waits:?} at {cost}: {ours} against {best}");
             }
         }
     }
 
     #[test]
-    fn half_of_them_within_a_time() {
-        let waits = of(&[(10_000, 50), (100_000, 50)]);
-        assert!(waits.mostly_within(20_000));
-        assert!(!waits.mostly_within(9_000));
-        assert!(!of(&[(10_000, 49), (100_000, 50)]).mostly_within(20_000));
-        assert!(of(&[(10_000, 49), (100_000, 50)]).mostly_within(200_000));
-    }
-
-    #[test]
     fn old_waits_are_forgotten() {
         let mut waits = of(&[(Nanos::MAX, 10_000)]);
         (0..4 * TOTAL_MAX).for_each(|_| waits.record(5_000));
-        assert!(waits.limit(40_000) > 5_000);
+        assert!(waits.best(40_000, 0).limit > 5_000);
         assert!(waits.total <= TOTAL_MAX);
     }
 }

@@ -68,12 +68,6 @@ impl Chooser {
         }
     }
 
-    pub(crate) fn still_busy(&mut self) {
-        if let Chooser::Policy(policy) = self {
-            policy.still_busy();
-        }
-    }
-
     pub(crate) fn armed(&mut self, now: Nanos) {
         if let Chooser::Policy(policy) = self {
             policy.armed(now);

@@ -49,6 +49,16 @@ pub(crate) enum Gaps {
         late: Nanos,
         stall: Nanos,
     },
+    /// Requests at random times from a driver that sleeps in between and wakes late by up to `late`. While
+    /// the worker sleeps, and for 200 us after that, its wakes are late by up to `deep` more, because an
+    /// idle core takes longer to wake. Wakes are also late by up to `slow` more for some fifty wakes in a
+    /// row, and then on time for as many. The driver sends all due requests at once.
+    Late {
+        mean: Nanos,
+        late: Nanos,
+        deep: Nanos,
+        slow: Nanos,
+    },
     /// These gaps, repeated.
     Recorded(Vec<u32>),
 }
@@ -83,6 +93,8 @@ pub(crate) struct Request {
     pub(crate) closed: bool,
 }
 
+/// The time after a sleep of the worker for which wakes of the driver's core take longer.
+const DEEP: Nanos = 200 * US;
 /// Processor time that the driver takes to send a request.
 const SEND: Nanos = 300;
 
@@ -98,6 +110,9 @@ pub(crate) struct Driver {
     last_open: Nanos,
     /// The time at which a sleeping driver sends.
     awake: Nanos,
+    /// The time until which its core is deeply asleep, and whether its wakes are slow now.
+    deep_until: Nanos,
+    slow: bool,
 }
 
 impl Driver {
@@ -109,6 +124,8 @@ impl Driver {
             opened: 0,
             last_open: 0,
             awake: 0,
+            deep_until: 0,
+            slow: false,
             load,
         };
         for _ in 0..driver.load.closed.as_ref().map_or(0, |closed| closed.in_flight) {
@@ -148,6 +165,11 @@ impl Driver {
         self.coming.push(Reverse(Request { at: self.free, closed: true }));
     }
 
+    /// Notes that the worker sleeps until `until`.
+    pub(crate) fn worker_sleeps(&mut self, until: Nanos) {
+        self.deep_until = until.saturating_add(DEEP);
+    }
+
     /// Delays the driver by a kick for the present request.
     pub(crate) fn kick(&mut self, at: Nanos, cost: Nanos) {
         self.free = self.free.max(at + cost);
@@ -163,7 +185,9 @@ impl Driver {
         let Some(open) = &self.load.open else { return };
         let gap = match &open.gaps {
             Gaps::Steady(gap) => *gap,
-            Gaps::Poisson(mean) => (-(1.0 - self.rng.f64()).ln() * *mean as f64) as Nanos,
+            Gaps::Poisson(mean) | Gaps::Late { mean, .. } => {
+                (-(1.0 - self.rng.f64()).ln() * *mean as f64) as Nanos
+            }
             Gaps::Bursts { every, count, spacing } => match self.opened % u64::from(*count) {
                 0 => every - spacing * u64::from(count - 1),
                 _ => *spacing,
@@ -178,6 +202,15 @@ impl Driver {
             if at > self.awake {
                 let stalled = self.rng.u8(0..100) == 0;
                 self.awake = at + self.rng.u64(0..=late) + if stalled { self.rng.u64(0..=stall) } else { 0 };
+            }
+            at = self.awake;
+        }
+        if let Gaps::Late { late, deep, slow, .. } = open.gaps {
+            if at > self.awake {
+                self.slow ^= self.rng.u8(0..50) == 0;
+                let more = if at < self.deep_until { self.rng.u64(0..=deep) } else { 0 };
+                let slow = if self.slow { self.rng.u64(0..=slow) } else { 0 };
+                self.awake = at + self.rng.u64(0..=late) + more + slow;
             }
             at = self.awake;
         }

@@ -200,6 +200,18 @@ impl Worker {
         self.outcome
     }
 
+    /// Runs from the start. Returns the share of the core that each `step` of the time took.
+    pub(crate) fn shares(mut self, time: Nanos, step: Nanos) -> Vec<f64> {
+        let mut shares = Vec::new();
+        for end in (step..=time).step_by(step as usize) {
+            let cpu = self.core.usage.cpu;
+            while self.core.now < end && self.turn(end) {}
+            shares.push((self.core.usage.cpu - cpu) as f64 / step as f64);
+            self.outcome.delays.clear();
+        }
+        shares
+    }
+
     /// Runs one visit and its consequences. Returns whether more requests will come.
     fn turn(&mut self, end: Nanos) -> bool {
         if self.core.now >= self.pressure.next() {
@@ -227,9 +239,8 @@ impl Worker {
             Verdict::Nap { until, ignore_completions: true } => self.sleep(until),
             // A completion ends the sleep as well.
             Verdict::Nap { until, ignore_completions: false } => self.sleep(until.min(done.unwrap_or(until))),
-            Verdict::Arm if self.driver.next_at().is_some_and(|at| at <= self.core.now) => {
-                self.chooser.still_busy();
-            }
+            // The next visit finds it.
+            Verdict::Arm if self.driver.next_at().is_some_and(|at| at <= self.core.now) => {}
             Verdict::Arm => {
                 self.chooser.armed(self.core.now);
                 let Some(at) = event.filter(|&at| at < end) else {
@@ -252,6 +263,7 @@ impl Worker {
         let jitter = self.rng.u64(0..=self.machine.wake_jitter);
         // The second half of the cost is part of the delay.
         let cpu = self.machine.sleep_cpu / 2;
+        self.driver.worker_sleeps(until);
         self.core.sleep_until(until, (self.machine.wake_delay + jitter).saturating_sub(cpu));
         self.core.run(cpu);
         let pending = self.driver.pending(self.core.now, 256);

@@ -5,4 +5,5 @@ pub(crate) mod chooser;
 pub(crate) mod load;
 pub(crate) mod machine;
 pub(crate) mod patterns;
+pub(crate) mod stuck;
 pub(crate) mod table;

@@ -14,11 +14,15 @@ pub(crate) const DELAY_WORTH: f64 = 8.0;
 /// The delay that the owner accepts.
 pub(crate) const LATENCY: Nanos = 100 * US;
 
-pub(crate) const AUTO: Rule = Rule::Policy(Poll::Auto { latency: Duration::from_nanos(LATENCY) });
+pub(crate) const AUTO: Rule = auto(LATENCY);
 pub(crate) const ALWAYS: Rule = Rule::Policy(Poll::Always);
 pub(crate) const NEVER: Rule = Rule::Policy(Poll::Never);
 pub(crate) const RATE: Rule =
     Rule::Policy(Poll::Rate { start_per_sec: Poll::START_PER_SEC, stop_idle: Poll::STOP_IDLE });
+
+pub(crate) const fn auto(latency: Nanos) -> Rule {
+    Rule::Policy(Poll::Auto { latency: Duration::from_nanos(latency), kick_price: Poll::KICK_PRICE })
+}
 
 pub(crate) fn run(pattern: &Pattern, rule: Rule) -> Outcome {
     Worker::new(pattern.machine, pattern.load.clone(), rule, LATENCY, pattern.seed)
