@@ -54,6 +54,9 @@ pub(crate) const ALWAYS: Way = ("always", "--poll=always");
 pub(crate) const NEVER: Way = ("never", "--poll=never");
 pub(crate) const RATE: Way = ("rate-3s", "--poll=rate --poll-stop-idle=3s");
 
+/// The other program. Its options depend on the disk.
+pub(crate) const QSD: Way = ("qsd", "");
+
 /// Time before the measurement of each turn.
 const WARM_UP: Duration = Duration::from_millis(600);
 
@@ -97,7 +100,11 @@ impl Settings {
         time: Duration,
         load: &[&str],
     ) -> Result<Vec<Vec<Figures>>> {
-        let back_end = |(name, options): &Way| {
+        let back_end = |way: &Way| {
+            let (name, options) = way;
+            if *way == QSD {
+                return format!("{name}={}", storage_daemon(disk));
+            }
             format!(
                 "{name}={} blk --socket-path={{socket}} --blk-file={} --lock=off --log-level=warn {options}",
                 self.kickless.display(),
@@ -118,6 +125,18 @@ impl Settings {
         let targets = results["loads"][0]["targets"].as_array().context("no targets in the results")?;
         targets.iter().map(turns).collect()
     }
+}
+
+/// Returns the command of `qemu-storage-daemon` for a disk.
+fn storage_daemon(disk: Disk) -> String {
+    let block_device = match disk.file.strip_prefix("null:") {
+        Some(_) => "driver=null-co,size=1073741824,read-zeroes=off".to_owned(),
+        None => format!("driver=host_device,filename={},cache.direct=on,aio=io_uring", disk.file),
+    };
+    format!(
+        "qemu-storage-daemon --object iothread,id=thread --blockdev {block_device},node-name=disk \
+         --export vhost-user-blk,id=export,node-name=disk,iothread=thread,addr.type=unix,addr.path={{socket}}"
+    )
 }
 
 /// Returns the output of a `kickless bench` command.

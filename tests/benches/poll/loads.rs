@@ -12,11 +12,11 @@ use crate::compare::{ALWAYS, AUTO, Disk, Figures, NEVER, RATE, Settings};
 use crate::report::{Report, Target, ratios};
 
 const TURN: Duration = Duration::from_millis(500);
-const WAITS: [(&str, &str); 2] = [("sleeping", "--wait=sleep"), ("polling", "--wait=poll")];
+pub(crate) const WAITS: [(&str, &str); 2] = [("sleeping", "--wait=sleep"), ("polling", "--wait=poll")];
 /// Delay that `auto` may add, in nanoseconds: the default of `--poll-latency`.
-const POLL_LATENCY: f64 = 100e3;
+pub(crate) const POLL_LATENCY: f64 = 100e3;
 /// Room for an open loop: requests in flight, and ring size.
-const OPEN: [&str; 2] = ["--depth=256", "--queue-size=512"];
+pub(crate) const OPEN: [&str; 2] = ["--depth=256", "--queue-size=512"];
 
 /// Sends requests as fast as possible.
 pub(crate) fn steady(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
@@ -41,13 +41,19 @@ pub(crate) fn steady(settings: &Settings, disks: &[Disk], report: &mut Report) -
     Ok(())
 }
 
+/// Returns the peak rate of `always`.
+pub(crate) fn peak(settings: &Settings, disk: Disk, wait: &str) -> Result<f64> {
+    // A comparison takes two.
+    let peak = settings.compare(disk, &[AUTO, ALWAYS], TURN / 2, &["--depth=32", wait])?;
+    Ok(Spread::of(peak[1].iter().map(|turn| turn.iops)).median)
+}
+
 /// Sends requests at a share of the peak rate of `always`.
 pub(crate) fn open(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     for disk in disks {
         for (driver, wait) in WAITS {
             let ways = [AUTO, ALWAYS];
-            let peak = settings.compare(*disk, &ways, TURN / 2, &["--depth=32", wait])?;
-            let peak = Spread::of(peak[1].iter().map(|turn| turn.iops)).median;
+            let peak = peak(settings, *disk, wait)?;
             for (share, name, cores) in [(0.5, "half", 0.7), (0.1, "a tenth", 0.3)] {
                 let rate = (peak * share).max(1.0) as u32;
                 let turns = settings.compare(

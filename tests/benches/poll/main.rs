@@ -6,6 +6,7 @@
 //!
 //!     cargo bench -p kickless-tests --bench poll [-- [--quick] [--rounds=N] [SECTION...]]
 
+mod cells;
 #[path = "../common/mod.rs"]
 mod common;
 mod compare;
@@ -24,7 +25,8 @@ use report::Report;
 /// A section of the report.
 type Section = fn(&Settings, &[Disk], &mut Report) -> Result<()>;
 
-const SECTIONS: [(&str, Section); 8] = [
+const SECTIONS: [(&str, Section); 9] = [
+    ("cells", cells::cells),
     ("steady", loads::steady),
     ("open", loads::open),
     ("trickle", loads::trickle),
