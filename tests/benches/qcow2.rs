@@ -2,15 +2,17 @@
 //! same driver.
 //!
 //! Each turn starts both daemons, one after the other, on images of their own. Cells that allocate get a new
-//! image for each turn; the others have a warm-up before it. The driver polls on the first CPU, and the
-//! daemons are on the second. The storage daemon has `aio=io_uring`, `cache.direct=on` and an iothread. A
-//! turn of copies is short, so that it copies no cluster twice.
+//! image for each turn. Cells of first reads begin with empty caches. The others have a warm-up. The driver
+//! polls on the first CPU, and the daemons are on the second. The storage daemon has `aio=io_uring`,
+//! `cache.direct=on` and an iothread. A turn of copies is short, so that it copies no cluster twice. A turn of
+//! first reads is short, so that the caches do not fill.
 //!
-//!     cargo bench -p kickless-tests --bench qcow2 -- [--dir=DIRECTORY] [--cell=NAME] [--millis=1000]
-//!         [--quick]
+//!     cargo bench -p kickless-tests --bench qcow2 -- [--dir=DIRECTORY] [--cell=NAME] [--depth=1]
+//!         [--millis=1000] [--quick]
 //!
 //! The images are below /dev/shm, or below the directory that `--dir` names. They take up to 5 GiB there.
-//! `--cell` selects the cells whose names contain this word.
+//! `--cell` selects the cells whose names contain this word, and `--depth` those with so many requests in
+//! flight.
 
 mod common;
 
@@ -28,12 +30,18 @@ use std::time::Duration;
 /// The queue has room for 128 requests of three descriptors.
 const SHAPE: Shape = Shape { size: 512, memory: 128 << 20, ..Shape::LINUX };
 const CLUSTER: u64 = 64 << 10;
+/// The bytes of the disk that an L2 table maps: a cluster of entries of 8 bytes.
+const TABLE: u64 = CLUSTER / 8 * CLUSTER;
 const SEQUENTIAL: u32 = 128 << 10;
 /// The bytes of data in images that have some.
 const DATA: u64 = 512 << 20;
 const DATA_QUICK: u64 = 16 << 20;
 /// The time of a turn of copies. The 8192 clusters of the data are enough for 80000 copies a second.
 const COPIES: Duration = Duration::from_millis(100);
+/// The time of a turn of first reads. The tables of an image of 100 GiB have 3200 blocks of 4 KiB.
+const FIRST: Duration = Duration::from_millis(20);
+/// The smaller cache of tables, for each image. The tables of an image of 100 GiB have 12.5 MiB.
+const SMALL_CACHE: u64 = 1 << 20;
 /// The size of large disks.
 const LARGE: u64 = 100 << 30;
 const LARGE_QUICK: u64 = 1 << 30;
@@ -49,6 +57,19 @@ enum Kept {
     New,
     /// It is empty, over two others. The lowest one has data everywhere.
     Chain,
+    /// It is large, over two others. All have tables everywhere, and the lowest one all clusters.
+    LargeChain,
+}
+
+/// The cache of tables at the beginning of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tables {
+    /// It has room for all tables. A warm-up has filled it, if the cell allocates nothing.
+    Warm,
+    /// It has room for all tables, and is empty.
+    Empty,
+    /// It has room for a small part of the tables.
+    Small,
 }
 
 /// The order of the requests.
@@ -67,24 +88,30 @@ struct Cell {
     image: Kept,
     order: Order,
     kind: Kind,
+    tables: Tables,
 }
 
 fn cells() -> Vec<Cell> {
     let mut cells = Vec::new();
-    for (name, image, order, write) in [
-        ("reads", Kept::Full, Order::Random, false),
-        ("writes", Kept::Full, Order::Random, true),
-        ("writes of new clusters", Kept::New, Order::EachCluster, true),
-        ("reads of 100 GiB", Kept::Large, Order::Random, false),
-        ("writes of 100 GiB", Kept::Large, Order::Random, true),
-        ("reads of a chain", Kept::Chain, Order::Random, false),
-        ("copies of a chain", Kept::Chain, Order::EachCluster, true),
+    for (name, image, order, write, tables) in [
+        ("reads", Kept::Full, Order::Random, false, Tables::Warm),
+        ("writes", Kept::Full, Order::Random, true, Tables::Warm),
+        ("writes of new clusters", Kept::New, Order::EachCluster, true, Tables::Warm),
+        ("reads of 100 GiB", Kept::Large, Order::Random, false, Tables::Warm),
+        ("writes of 100 GiB", Kept::Large, Order::Random, true, Tables::Warm),
+        ("reads of a chain", Kept::Chain, Order::Random, false, Tables::Warm),
+        ("copies of a chain", Kept::Chain, Order::EachCluster, true, Tables::Warm),
+        ("first reads of 100 GiB", Kept::Large, Order::Random, false, Tables::Empty),
+        ("first reads of a chain", Kept::LargeChain, Order::Random, false, Tables::Empty),
+        ("reads of 100 GiB, small cache", Kept::Large, Order::Random, false, Tables::Small),
+        ("reads of a chain, small cache", Kept::LargeChain, Order::Random, false, Tables::Small),
     ] {
         cells.extend([1, 32].map(|depth| Cell {
             name,
             image,
             order,
             kind: Kind { depth, block: BLOCK, write },
+            tables,
         }));
     }
     for (name, image, write) in [
@@ -93,10 +120,12 @@ fn cells() -> Vec<Cell> {
         ("sequential writes of new clusters", Kept::New, true),
     ] {
         let kind = Kind { depth: 8, block: SEQUENTIAL, write };
-        cells.push(Cell { name, image, order: Order::Sequential, kind });
+        cells.push(Cell { name, image, order: Order::Sequential, kind, tables: Tables::Warm });
     }
     let asked = argument("--cell=");
     cells.retain(|cell| asked.as_ref().is_none_or(|asked| cell.name.contains(asked.as_str())));
+    let depth = argument("--depth=").and_then(|depth| depth.parse().ok());
+    cells.retain(|cell| depth.is_none_or(|depth: u16| cell.kind.depth == depth));
     cells
 }
 
@@ -116,8 +145,8 @@ impl Cell {
         match (self.image, quick) {
             (Kept::Full | Kept::Chain, false) => DATA,
             (Kept::Full | Kept::Chain, true) => DATA_QUICK,
-            (Kept::Large | Kept::New, false) => LARGE,
-            (Kept::Large | Kept::New, true) => LARGE_QUICK,
+            (Kept::Large | Kept::LargeChain | Kept::New, false) => LARGE,
+            (Kept::Large | Kept::LargeChain | Kept::New, true) => LARGE_QUICK,
         }
     }
 
@@ -132,6 +161,21 @@ impl Cell {
                 Box::new(move || clusters() + blocks())
             }
         }
+    }
+
+    /// Returns the backing images of the cell's image, the topmost first.
+    fn backing(&self) -> &'static [&'static str] {
+        if matches!(self.image, Kept::Chain | Kept::LargeChain) { &["middle", "lowest"] } else { &[] }
+    }
+
+    /// Returns the time of a turn.
+    fn time(&self, asked: Duration) -> Duration {
+        let longest = match self.tables {
+            Tables::Empty => FIRST,
+            _ if self.copies() => COPIES,
+            _ => asked,
+        };
+        asked.min(longest)
     }
 
     /// Makes an image in `dir`.
@@ -157,6 +201,17 @@ impl Cell {
                 image.img(&[&create[..], &["-b", "lowest", "-F", "qcow2", "middle"]].concat())?;
                 image.img(&[&create[..], &["-b", "middle", "-F", "qcow2", "disk"]].concat())?
             }
+            Kept::LargeChain => {
+                image.img(&[&create[..], &["-o", "preallocation=metadata", "lowest", &size]].concat())?;
+                for (under, over) in [("lowest", "middle"), ("middle", "disk")] {
+                    image.img(&[&create[..], &["-b", under, "-F", "qcow2", over]].concat())?;
+                    // A cluster of each table, so that there is one.
+                    let tables = (0..self.size(quick)).step_by(TABLE as usize);
+                    let writes: Vec<_> = tables.map(|at| format!("write -q {at} {CLUSTER}")).collect();
+                    image.io_on(over, &writes)?;
+                }
+                String::new()
+            }
         };
         Ok(image)
     }
@@ -175,17 +230,24 @@ fn fill(image: &Qcow2Image, name: &str, size: u64) -> Result<()> {
 /// Starts a daemon on an image, and measures one turn.
 fn turn(cell: &Cell, program: Program, image: &Qcow2Image, plan: &Plan, cpus: &Cpus) -> Result<Turn> {
     cpus.for_back_ends()?;
-    let config = DaemonConfig { program, queues: 1, iothread: true, by_uring: true, ..image.config() };
+    let config = DaemonConfig {
+        program,
+        queues: 1,
+        iothread: true,
+        by_uring: true,
+        cache_size: (cell.tables == Tables::Small).then_some(SMALL_CACHE),
+        backing: cell.backing().iter().map(|name| image.dir().join(name)).collect(),
+        ..image.config()
+    };
     let daemon = Daemon::start(&config)?;
     let machine = Machine::start(daemon.socket(), &Shape { queues: 1, ..SHAPE })?;
     let mut contestant = Contestant::over(format!("{program:?}"), daemon, machine);
     cpus.for_driver()?;
     let mut sectors = cell.sectors(cell.size(plan.quick));
-    if !cell.allocates() {
+    if !cell.allocates() && cell.tables != Tables::Empty {
         contestant.turn_on(1, cell.kind, plan.time / 4, &mut sectors)?;
     }
-    let time = if cell.copies() { plan.time.min(COPIES) } else { plan.time };
-    let turn = contestant.turn_on(1, cell.kind, time, &mut sectors)?;
+    let turn = contestant.turn_on(1, cell.kind, cell.time(plan.time), &mut sectors)?;
     let clusters = cell.size(plan.quick) / CLUSTER;
     let is_over = cell.order == Order::EachCluster && turn.run.requests > clusters;
     ensure!(plan.quick || !is_over, "{} requests used {clusters} clusters again", turn.run.requests);

@@ -62,6 +62,11 @@ pub struct DaemonConfig {
     pub polls: bool,
     /// Uses io_uring for the I/O instead of the default, threads. For the storage daemon only.
     pub by_uring: bool,
+    /// `--cache-size`, for each image of a chain.
+    pub cache_size: Option<u64>,
+    /// The backing images of a qcow2 image, the topmost first. The storage daemon opens them with the options
+    /// of the image itself. For the storage daemon only.
+    pub backing: Vec<PathBuf>,
 }
 
 impl DaemonConfig {
@@ -77,6 +82,8 @@ impl DaemonConfig {
             iothread: false,
             polls: true,
             by_uring: false,
+            cache_size: None,
+            backing: Vec::new(),
         }
     }
 
@@ -95,6 +102,7 @@ impl DaemonConfig {
                 words.push(joined("--blk-file=", &self.disk));
                 words.push(format!("--num-queues={}", self.queues).into());
                 words.extend(self.engine.iter().map(|engine| format!("--engine={engine}").into()));
+                words.extend(self.cache_size.iter().map(|bytes| format!("--cache-size={bytes}").into()));
                 words.extend(self.arguments.iter().map(OsString::from));
             }
             Program::StorageDaemon => {
@@ -105,11 +113,7 @@ impl DaemonConfig {
                         .push(format!("driver=null-co,node-name=disk,read-zeroes=off,size={size}").into()),
                     None if self.disk.as_bytes().starts_with(b"qcow2:") => {
                         let path = OsStr::from_bytes(&self.disk.as_bytes()[b"qcow2:".len()..]);
-                        let aio = if self.by_uring { "file.aio=io_uring," } else { "" };
-                        let words_before = format!(
-                            "driver=qcow2,{aio}cache.direct=on,discard=unmap,node-name=disk,file.driver=file,file.filename="
-                        );
-                        words.push(joined(&words_before, &path));
+                        words.push(self.qcow2_blockdev(Path::new(path)));
                     }
                     None => {
                         let device = Path::new(&self.disk).starts_with("/dev");
@@ -138,6 +142,22 @@ impl DaemonConfig {
             }
         }
         Ok(words)
+    }
+
+    /// Returns the storage daemon's options of a qcow2 image and its backing images.
+    fn qcow2_blockdev(&self, path: &Path) -> OsString {
+        let mut word = OsString::from("cache.direct=on,discard=unmap,node-name=disk");
+        let mut prefix = String::new();
+        for path in std::iter::once(path).chain(self.backing.iter().map(PathBuf::as_path)) {
+            let aio = if self.by_uring { format!(",{prefix}file.aio=io_uring") } else { String::new() };
+            let cache = self.cache_size.map(|bytes| format!(",{prefix}cache-size={bytes}"));
+            let cache = cache.unwrap_or_default();
+            word.push(format!(",{prefix}driver=qcow2{aio}{cache},{prefix}file.driver=file"));
+            word.push(format!(",{prefix}file.filename="));
+            word.push(path);
+            prefix.push_str("backing.");
+        }
+        word
     }
 }
 

@@ -86,9 +86,17 @@ impl Qcow2Image {
     /// # Errors
     /// A command fails. The message has its words.
     pub fn io(&self, commands: &[String]) -> Result<()> {
+        self.io_on("disk", commands)
+    }
+
+    /// Runs commands of `qemu-io` on an image in the directory, with the effect of discards.
+    ///
+    /// # Errors
+    /// A command fails. The message has its words.
+    pub fn io_on(&self, name: &str, commands: &[String]) -> Result<()> {
         let mut words = vec!["-f", "qcow2", "-d", "unmap"];
         words.extend(commands.iter().flat_map(|command| ["-c", command]));
-        words.push("disk");
+        words.push(name);
         let output = self.run("qemu-io", &words)?;
         let said = [&output.stdout[..], &output.stderr].concat();
         let said = String::from_utf8_lossy(&said);
