@@ -82,10 +82,11 @@ struct Way {
 pub(crate) struct WayIndex(usize, usize);
 
 impl Slices {
-    /// Makes an empty cache of at most `cache_bytes`, but at least 4 sets of slices of `unit` bytes. Memory
-    /// is taken when a slice is first used.
+    /// Makes an empty cache of about `cache_bytes`, but at least 4 sets of slices of `unit` bytes. Memory is
+    /// taken when a slice is first used.
     pub(crate) fn new(geometry: Geometry, unit: u64, cache_bytes: u64) -> Self {
-        let sets = (cache_bytes / unit / WAYS as u64).max(SETS_MIN);
+        // Rounded up, so that the cache has room for all slices if it has that many bytes.
+        let sets = cache_bytes.div_ceil(unit * WAYS as u64).max(SETS_MIN);
         Self { geometry, unit, sets: (0..sets).map(|_| Default::default()).collect() }
     }
 
@@ -117,6 +118,12 @@ impl Slices {
             }
         }
         Look::Miss(slice)
+    }
+
+    /// Returns whether the first `slices` slices can all be cached at once.
+    pub(super) fn has_room(&self, slices: u64) -> bool {
+        // They are distributed over the sets in turn.
+        slices <= (self.sets.len() * WAYS) as u64
     }
 
     fn set_of(&self, slice: SliceIndex) -> usize {
@@ -244,18 +251,27 @@ impl Slices {
         settled: bool,
         entries: impl Iterator<Item = RawEntry>,
     ) {
-        let count = (self.unit / 8) as usize;
         let extended = self.geometry.extended;
         self.change(at, |way, words| {
             way.tag.store(tag(slice, settled), Ordering::Relaxed);
             way.used.store(1, Ordering::Relaxed);
-            let mut has_bad = false;
-            let entries = entries.inspect(|raw| has_bad |= memory_bits(*raw) & BAD != 0);
-            let all = entries.flat_map(|raw| [Some(raw.word), extended.then_some(raw.bitmap)]).flatten();
-            for (word, value) in words.iter().zip(all.chain(std::iter::repeat(0)).take(count)) {
-                word.store(value, Ordering::Relaxed);
+            let (mut bits, mut filled) = (0, 0);
+            if extended {
+                for (raw, [word, bitmap]) in entries.zip(words.as_chunks::<2>().0) {
+                    bits |= memory_bits(raw);
+                    word.store(raw.word, Ordering::Relaxed);
+                    bitmap.store(raw.bitmap, Ordering::Relaxed);
+                    filled += 2;
+                }
+            } else {
+                for (raw, word) in entries.zip(words) {
+                    bits |= memory_bits(raw);
+                    word.store(raw.word, Ordering::Relaxed);
+                    filled += 1;
+                }
             }
-            way.has_bad.store(u32::from(has_bad), Ordering::Relaxed);
+            words[filled..].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+            way.has_bad.store(u32::from(bits & BAD != 0), Ordering::Relaxed);
         });
     }
 

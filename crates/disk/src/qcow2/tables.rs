@@ -59,7 +59,7 @@ impl Tables {
         }
         while let Some((block, number)) = self.blocks.take_due() {
             let buffer = self.place_of(block).ok_or(Errno::IO).and_then(|at| {
-                let buffer = self.ops.buffer(self.options.unit)?;
+                let buffer = self.ops.buffer(self.options.unit, self.options.unit)?;
                 Ok((at, buffer))
             });
             match buffer {
@@ -162,14 +162,14 @@ impl Tables {
         }
         let is_change = !matches!(
             purpose,
-            Purpose::Slice(_) | Purpose::Refcounts(_) | Purpose::Sync(_) | Purpose::TableRead(_)
+            Purpose::Load(_) | Purpose::Refcounts(_) | Purpose::Sync(_) | Purpose::TableRead(_)
         );
         if is_change {
             self.syncs.count();
         }
         match purpose {
             Purpose::Block(block, number) => self.block_written(block, number, result),
-            Purpose::Slice(slice) => self.slice_loaded(slice, buffer, result),
+            Purpose::Load(load) => self.loaded(load, buffer, result),
             Purpose::Refcounts(unit) => {
                 self.refcounts.loaded(unit, buffer.as_deref().filter(|_| result.is_ok()));
                 if let Err(errno) = result {

@@ -102,7 +102,8 @@ fn compressed_bits(geometry: Geometry) -> u32 {
     62 - (geometry.cluster_bits - 8)
 }
 
-/// Decodes an L2 entry as it is on disk.
+/// Decodes an L2 entry as it is on disk. Each entry of a table that is read is decoded.
+#[inline(always)]
 pub(crate) fn decode(geometry: Geometry, raw: RawEntry) -> Result<Mapping, BadEntry> {
     let RawEntry { word, bitmap } = raw;
     if word & COMPRESSED != 0 {
@@ -124,6 +125,7 @@ pub(crate) fn decode(geometry: Geometry, raw: RawEntry) -> Result<Mapping, BadEn
 }
 
 /// Returns the cluster that a standard entry names, and whether its reference is the only one.
+#[inline(always)]
 fn place(geometry: Geometry, word: u64) -> Result<(Option<HostOffset>, bool), BadEntry> {
     let host = HostOffset(word & OFFSET);
     match () {
@@ -134,6 +136,7 @@ fn place(geometry: Geometry, word: u64) -> Result<(Option<HostOffset>, bool), Ba
     }
 }
 
+#[inline(never)]
 fn decode_compressed(geometry: Geometry, RawEntry { word, bitmap }: RawEntry) -> Result<Mapping, BadEntry> {
     let bits = compressed_bits(geometry);
     let (at, sectors) = (word & ((1 << bits) - 1), (word & !(COPIED | COMPRESSED)) >> bits);
@@ -148,6 +151,7 @@ fn decode_compressed(geometry: Geometry, RawEntry { word, bitmap }: RawEntry) ->
     }
 }
 
+#[inline(never)]
 fn decode_parts(host: Option<HostOffset>, copied: bool, bitmap: u64) -> Result<Mapping, BadEntry> {
     let (allocated, zero) = (bitmap as u32, (bitmap >> 32) as u32);
     Ok(match (host, allocated, zero) {
@@ -238,6 +242,39 @@ pub(crate) fn load_entries(geometry: Geometry, bytes: &[u8]) -> impl Iterator<It
         word: word(entry),
         bitmap: if geometry.extended { word(&entry[8..]) } else { 0 },
     })
+}
+
+/// The hosts of all entries of a part of an L2 table, if they need no closer look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PlainHosts {
+    /// Each entry decodes, and none has a host.
+    None,
+    /// Each entry decodes to whole clusters at these places or between them, or to none.
+    Within(HostOffset, HostOffset),
+    /// There may be other entries.
+    Unknown,
+}
+
+/// Looks at all entries of a part of an L2 table together, without decoding them.
+pub(crate) fn plain_hosts(geometry: Geometry, bytes: &[u8]) -> PlainHosts {
+    if geometry.extended {
+        return PlainHosts::Unknown;
+    }
+    // An entry without a host becomes the largest number in `lowest`.
+    let (mut any, mut lowest, mut highest) = (0, u64::MAX, 0);
+    for word in bytes.as_chunks::<8>().0 {
+        let word = u64::from_be_bytes(*word);
+        any |= word;
+        lowest = lowest.min((word & OFFSET).wrapping_sub(1));
+        highest = highest.max(word & OFFSET);
+    }
+    let flags = if geometry.version == Version::V2 { 0 } else { ZERO };
+    match () {
+        () if any & !(COPIED | OFFSET | flags) != 0 => PlainHosts::Unknown,
+        () if !geometry.is_aligned(HostOffset(any & OFFSET)) => PlainHosts::Unknown,
+        () if highest == 0 => PlainHosts::None,
+        () => PlainHosts::Within(HostOffset(lowest + 1), HostOffset(highest)),
+    }
 }
 
 /// Stores an entry in a part of an L2 table.

@@ -2,8 +2,8 @@
 
 use super::bad_image::BadImage;
 use super::entry::{
-    BadEntry, MEMORY_BITS, Mapping, RawEntry, counted, decode, decode_l1, encode, encode_l1, load_entries,
-    store_entry,
+    BadEntry, MEMORY_BITS, Mapping, PlainHosts, RawEntry, counted, decode, decode_l1, encode, encode_l1,
+    load_entries, plain_hosts, store_entry,
 };
 use super::geometry::{Geometry, GuestOffset, HostCluster, HostOffset, SliceIndex, Version};
 use super::refcount::{CountTooLarge, decode_block, get, set};
@@ -82,6 +82,38 @@ proptest! {
             if let Ok(Some(block)) = decode_block(geometry, raw.word) {
                 prop_assert!(block.0 == raw.word && geometry.is_aligned(block));
             }
+        }
+    }
+
+    /// A look at all entries of a slice says nothing that the single entries do not say.
+    #[test]
+    fn plain_entries_are_seen_together(
+        geometry in geometries(), kinds in prop::collection::vec((0_u8..3, any::<u64>(), any::<bool>()), 0..8),
+        damage in prop::option::of((0_usize..64, 0_u32..64)),
+    ) {
+        let mut bytes = [0; 512];
+        for (index, (kind, place, copied)) in kinds.into_iter().enumerate() {
+            store_entry(geometry, &mut bytes, index, encode(geometry, mapping(geometry, kind, place, copied, 0)));
+        }
+        if let Some((index, bit)) = damage {
+            bytes[8 * index..][..8].copy_from_slice(&(1_u64 << bit).to_be_bytes());
+        }
+        let mappings = load_entries(geometry, &bytes).map(|raw| decode(geometry, raw));
+        let hosts: Result<Vec<_>, BadEntry> = mappings.map(|mapping| Ok(match mapping? {
+            Mapping::Data { host, .. } | Mapping::Zero { kept: Some(host), .. } => Some(host),
+            Mapping::Compressed { .. } | Mapping::Parts { .. } => Some(HostOffset(u64::MAX)),
+            Mapping::Unallocated | Mapping::Zero { kept: None, .. } => None,
+        })).collect();
+        let hosts = hosts.map(|hosts| hosts.into_iter().flatten().collect::<Vec<_>>());
+        match plain_hosts(geometry, &bytes) {
+            PlainHosts::None => prop_assert_eq!(hosts, Ok(Vec::new())),
+            PlainHosts::Within(first, last) => {
+                let hosts = hosts.unwrap();
+                prop_assert_eq!((hosts.iter().min(), hosts.iter().max()), (Some(&first), Some(&last)));
+            }
+            PlainHosts::Unknown => prop_assert!(
+                geometry.extended || hosts.is_err() || hosts.unwrap().contains(&HostOffset(u64::MAX))
+            ),
         }
     }
 

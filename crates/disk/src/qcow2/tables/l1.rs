@@ -145,7 +145,7 @@ impl Tables {
             return;
         };
         let at = old.0 + offset;
-        match self.ops.buffer(unit) {
+        match self.ops.buffer(unit, unit) {
             Ok(buffer) => self.ops.queue(Purpose::TableRead(table), TableOpKind::Read { at, buffer }),
             Err(errno) => self.table_failed(table, errno),
         }

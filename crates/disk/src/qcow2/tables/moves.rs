@@ -107,7 +107,7 @@ impl Tables {
         let cluster = self.geometry.cluster();
         let mut failed = None;
         for (number, bytes) in std::mem::take(&mut moving.to_write) {
-            let Ok(mut buffer) = self.ops.buffer(cluster) else {
+            let Ok(mut buffer) = self.ops.buffer(cluster, self.options.unit) else {
                 moving.to_write.push((number, bytes));
                 failed = Some(Errno::NOMEM);
                 continue;

@@ -1,8 +1,8 @@
 //! The operations that are due or running, and syncs.
 
 use super::blocks::Block;
+use super::load::Load;
 use super::op::{OpId, TableOp, TableOpKind};
-use crate::qcow2::format::geometry::SliceIndex;
 use kickless_io::{AlignedBuf, Errno};
 use std::collections::{HashMap, VecDeque};
 
@@ -11,8 +11,8 @@ use std::collections::{HashMap, VecDeque};
 pub(super) enum Purpose {
     /// Writes a block with its changes up to the number.
     Block(Block, u64),
-    /// Reads a slice.
-    Slice(SliceIndex),
+    /// Reads slices.
+    Load(Load),
     /// Reads a unit of a refcount block.
     Refcounts(u64),
     /// A sync of our own, with the number of completed operations when it began.
@@ -73,14 +73,14 @@ impl Ops {
         TableOp { id, kind }
     }
 
-    /// Allocates a buffer for an operation.
-    pub(super) fn buffer(&mut self, bytes: u64) -> Result<AlignedBuf, Errno> {
+    /// Allocates a buffer for an operation, with the alignment of a unit of table I/O.
+    pub(super) fn buffer(&mut self, bytes: u64, unit: u64) -> Result<AlignedBuf, Errno> {
         #[cfg(test)]
         if self.failing_buffers > 0 {
             self.failing_buffers -= 1;
             return Err(Errno::NOMEM);
         }
-        AlignedBuf::new(bytes as usize, bytes as usize).map_err(|_| Errno::NOMEM)
+        AlignedBuf::new(bytes as usize, unit as usize).map_err(|_| Errno::NOMEM)
     }
 
     /// Queues an operation.

@@ -126,7 +126,7 @@ impl Refcounts {
             return Load::Wait;
         }
         self.shrink(blocks);
-        match ops.buffer(self.unit) {
+        match ops.buffer(self.unit, self.unit) {
             Ok(buffer) => {
                 self.loading.insert(unit);
                 ops.queue(Purpose::Refcounts(unit), TableOpKind::Read { at, buffer });

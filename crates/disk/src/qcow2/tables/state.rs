@@ -178,10 +178,10 @@ fn known(header: &Header, l1: &L1, refcounts: &mut Refcounts, others: &[(HostOff
     refcounts.check_places(|cluster| fixed.iter().any(|run| run.contains(cluster)));
     if refcounts.table.is_empty() {
         // The image is only read.
-        return Known::new(fixed, Vec::new(), Vec::new());
+        return Known::new(fixed, Vec::new(), Vec::new(), 0);
     }
     let l2 = l1.words.iter().filter_map(|word| decode_l1(geometry, *word).ok().flatten());
     let l2 = l2.map(|(at, _)| geometry.host_cluster(at).0);
     let first = l2.chain(refcounts.blocks()).collect();
-    Known::new(fixed, others, first)
+    Known::new(fixed, others, first, l1.words.len() + refcounts.table.len())
 }
