@@ -66,6 +66,9 @@ pub(crate) fn run_loads<S>(
             let (Some(target), Some(turns)) = (targets.get(at), turns.get_mut(at)) else { continue };
             let words = &description.words;
             progress.begin(format!("{}, {words}, round {} of {rounds}", target.name(), round + 1));
+            for (other, target) in targets.iter().enumerate() {
+                if other == at { target.resume() } else { target.pause() }
+            }
             turns.push(turn(&scenario, target, &stop, &progress)?);
         }
         loads.push(Load { description, turns });

@@ -87,17 +87,43 @@ impl Target {
         if self.started.is_some() { LISTEN_MAX } else { Duration::ZERO }
     }
 
+    /// Stops the process of a command while another target has its turn. A back-end that polls without a
+    /// client would take the CPU that they share.
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Continues a process that was stopped.
+    pub(crate) fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(started) = &self.started {
+            started.signal(signal);
+        }
+    }
+
     /// Changes the name.
     pub(crate) fn rename(&mut self, name: String) {
         self.name = name;
     }
 }
 
+impl Started {
+    /// Sends a signal. The only error is that the process has ended, which the turns report.
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
 impl Drop for Started {
     fn drop(&mut self) {
-        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
-            let _ = kill_process(pid, Signal::TERM);
-        }
+        self.signal(Signal::TERM);
+        // A stopped process ends only when it goes on.
+        self.signal(Signal::CONT);
         let deadline = Instant::now() + END_MAX;
         while Instant::now() < deadline {
             if !matches!(self.child.try_wait(), Ok(None)) {
