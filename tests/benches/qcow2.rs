@@ -4,8 +4,10 @@
 //! Each turn starts both daemons, one after the other, on images of their own. Cells that allocate get a new
 //! image for each turn. Cells of first reads begin with empty caches. The others have a warm-up. The driver
 //! polls on the first CPU, and the daemons are on the second. The storage daemon has `aio=io_uring`,
-//! `cache.direct=on` and an iothread. A turn of copies is short, so that it copies no cluster twice. A turn of
-//! first reads is short, so that the caches do not fill.
+//! `cache.direct=on` and an iothread.
+//!
+//! A turn of copies is short, so that it copies no cluster twice. A turn of first reads is short, so that the
+//! caches do not fill.
 //!
 //!     cargo bench -p kickless-tests --bench qcow2 -- [--dir=DIRECTORY] [--cell=NAME] [--depth=1]
 //!         [--millis=1000] [--quick]

@@ -88,12 +88,14 @@ proptest! {
     /// A look at all entries of a slice says nothing that the single entries do not say.
     #[test]
     fn plain_entries_are_seen_together(
-        geometry in geometries(), kinds in prop::collection::vec((0_u8..3, any::<u64>(), any::<bool>()), 0..8),
+        geometry in geometries(),
+        kinds in prop::collection::vec((0_u8..3, any::<u64>(), any::<bool>()), 0..8),
         damage in prop::option::of((0_usize..64, 0_u32..64)),
     ) {
         let mut bytes = [0; 512];
         for (index, (kind, place, copied)) in kinds.into_iter().enumerate() {
-            store_entry(geometry, &mut bytes, index, encode(geometry, mapping(geometry, kind, place, copied, 0)));
+            let raw = encode(geometry, mapping(geometry, kind, place, copied, 0));
+            store_entry(geometry, &mut bytes, index, raw);
         }
         if let Some((index, bit)) = damage {
             bytes[8 * index..][..8].copy_from_slice(&(1_u64 << bit).to_be_bytes());
