@@ -4,7 +4,7 @@ use super::Tables;
 use super::blocks::Block;
 use super::l1_table::TableState;
 use super::op::TableOpKind;
-use super::ops::Purpose;
+use super::ops::{Load, Purpose};
 use crate::qcow2::format::entry::{BAD, Mapping, PlainHosts, RawEntry, decode, load_entries, plain_hosts};
 use crate::qcow2::format::geometry::{Geometry, HostOffset, SliceIndex};
 use crate::qcow2::slices::WayIndex;
@@ -13,21 +13,6 @@ use kickless_io::{AlignedBuf, Errno, Waker};
 /// The bytes that are read at once where the cache has room for all tables: a whole table of the default
 /// size, as in QEMU. Its 8192 entries take some 30 microseconds under the lock.
 const READ_BYTES: u64 = 64 << 10;
-
-/// Slices that are read at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Load {
-    first: SliceIndex,
-    count: u64,
-    /// The slice that a request waits for.
-    wanted: SliceIndex,
-}
-
-impl Load {
-    fn slices(self) -> impl Iterator<Item = SliceIndex> {
-        (self.first.0..self.first.0 + self.count).map(SliceIndex)
-    }
-}
 
 impl Tables {
     /// Loads a slice. The waker is signalled when it is there, or at once if it is there already.

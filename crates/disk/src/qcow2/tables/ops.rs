@@ -1,8 +1,8 @@
 //! The operations that are due or running, and syncs.
 
 use super::blocks::Block;
-use super::load::Load;
 use super::op::{OpId, TableOp, TableOpKind};
+use crate::qcow2::format::geometry::SliceIndex;
 use kickless_io::{AlignedBuf, Errno};
 use std::collections::{HashMap, VecDeque};
 
@@ -50,6 +50,21 @@ impl Run {
         let front = Self { start: self.start, len: len.min(self.len) };
         *self = Self { start: front.end(), len: self.len - front.len };
         front
+    }
+}
+
+/// Slices that are read at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Load {
+    pub(super) first: SliceIndex,
+    pub(super) count: u64,
+    /// The slice that a request waits for.
+    pub(super) wanted: SliceIndex,
+}
+
+impl Load {
+    pub(super) fn slices(self) -> impl Iterator<Item = SliceIndex> {
+        (self.first.0..self.first.0 + self.count).map(SliceIndex)
     }
 }
 
