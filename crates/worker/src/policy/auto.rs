@@ -7,9 +7,9 @@ use super::{Host, Nanos, Verdict};
 
 /// The worth of a nanosecond of delay, in nanoseconds of processor time, where it costs throughput.
 const DELAY_WORTH: Nanos = 8;
-/// A sleep that a kick or a completion ends costs one part in this many of a sleep that a timer ends, which is
-/// what the worker measures. At 10 k/s with a polling driver, ten thousand kicks a second took 8 % of a core,
-/// and a third of them with some seven thousand naps 19 %.
+/// A sleep that a kick or a completion ends costs one part in this many of a sleep that a timer ends, which
+/// is the one that the worker measures. At 10 k/s with a polling driver, ten thousand kicks a second took 8 %
+/// of a core, and a third of them with some seven thousand naps 19 %.
 const TIMER_COST: Nanos = 2;
 /// A load is slow if the wake delay of each request costs it less than one part in this many: 2.5 %, which no
 /// way of waiting needs to gain.
