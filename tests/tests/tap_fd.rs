@@ -1,0 +1,83 @@
+//! Passes the queues of a TAP to the program as descriptors.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use kickless_net_port::Tap;
+use kickless_testing::{in_network_namespace, ip};
+use kickless_tests::daemon::{card_counter, kickless_binary};
+use kickless_tests::frontend::LIMIT;
+use kickless_tests::frontend::card::{Card, CardShape};
+use rustix::process::{Pid, Signal, kill_process};
+
+const TRANSMIT: usize = 1;
+
+/// Returns `kickless net` with these descriptors under the numbers 5 and 6. A shell sets the numbers, because
+/// std has no safe function for it.
+fn with_descriptors(port: &str, socket: &Path, [five, six]: [OwnedFd; 2]) -> Command {
+    let mut command = Command::new("sh");
+    let script = "exec 5<&0 6>&1 0</dev/null 1>/dev/null; exec \"$0\" net --socket-path=\"$1\" --port=\"$2\"";
+    command.args(["-c", script]).arg(kickless_binary().unwrap()).arg(socket).arg(port);
+    command.stdin(five).stdout(six).stderr(Stdio::piped());
+    command
+}
+
+fn queues(tap: &Tap) -> [OwnedFd; 2] {
+    [0, 1].map(|pair| tap.queue(pair).unwrap().as_fd().try_clone_to_owned().unwrap())
+}
+
+#[test]
+fn frames_are_sent_through_inherited_queues() {
+    in_network_namespace(|| {
+        let tap = Tap::open("vm", 2).unwrap();
+        ip("link set vm up");
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let child = with_descriptors("tap-fd:5,6", &socket, queues(&tap)).spawn().unwrap();
+        let begun = Instant::now();
+        while !socket.exists() {
+            assert!(begun.elapsed() < LIMIT, "no socket");
+            sleep(Duration::from_millis(5));
+        }
+        let mut card = Card::prepare(&socket, CardShape { pairs: 2, packed: false }).unwrap();
+        for ring in [TRANSMIT, TRANSMIT + 2] {
+            card.resume(ring).unwrap();
+            for _ in 0..10 {
+                card.send(ring).unwrap();
+            }
+        }
+        drop(card);
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let log: Vec<_> = String::from_utf8(output.stderr).unwrap().lines().map(str::to_owned).collect();
+        assert_eq!(output.status.code(), Some(0), "{log:#?}");
+        let counted =
+            ["sent_frames", "sent_refused", "sent_down"].map(|name| card_counter(&log, name).unwrap());
+        assert_eq!(counted, [20, 0, 0]);
+    });
+}
+
+#[test]
+fn descriptors_that_are_no_queues_are_refused() {
+    in_network_namespace(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let tap = Tap::open("vm", 2).unwrap();
+        for (port, fds, said) in [
+            ("tap-fd:5", [null(), null()], "--port: the descriptor is not a TAP that exists"),
+            ("tap-fd:77", [null(), null()], "--port: the program inherited no descriptor 77"),
+            ("tap-fd:5,6", [queues(&tap)[0].try_clone().unwrap(), null()], "the descriptor is not a TAP"),
+        ] {
+            let output = with_descriptors(port, &dir.path().join("socket"), fds).output().unwrap();
+            let sentence = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(1), "{sentence}");
+            assert!(sentence.contains(said) && sentence.lines().count() == 1, "{sentence}");
+        }
+    });
+}
