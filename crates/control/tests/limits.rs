@@ -20,10 +20,10 @@ fn limited(rig: &Rig, name: &str, limits: Value) -> Disk {
     Disk::connect(Options { reconnect_limit: Duration::ZERO, ..Options::new(rig.path(name)) }).unwrap()
 }
 
-/// Returns a counter of the only queue of a device.
+/// Returns a counter of the only queue of a device. A queue that was not used yet is not shown.
 fn counter(rig: &Rig, device: &str, name: &str) -> u64 {
     let stats = call(&mut rig.client(), "stats.get", json!({ "name": device })).unwrap();
-    stats["devices"][0]["queues"][0][name].as_u64().unwrap()
+    stats["devices"][0]["queues"][0].get(name).map_or(0, |value| value.as_u64().unwrap())
 }
 
 /// Writes from several threads until `requests` are done. Returns the time it took.
@@ -50,9 +50,10 @@ fn a_limit_is_kept_and_costs_no_spinning() {
     let took = write(&disk, 3000);
     assert!(took >= Duration::from_millis(2850), "{took:?}");
     assert!(counter(&rig, "a", "throttled_ns") > 1_000_000_000);
+    // A poll that finds no tokens follows each one that finds some. A busy machine adds short waits for the
+    // driver. A spinning worker has more than one poll for each microsecond.
     let polls = counter(&rig, "a", "polls_without_work");
-    // A poll that finds no tokens follows each one that finds some. A spinning worker has millions.
-    assert!(polls < 3 * 3000 + 1000, "{polls}");
+    assert!(u128::from(polls) < took.as_micros() / 10, "{polls}");
 }
 
 #[test]

@@ -321,7 +321,8 @@ fn refused_descriptor(descriptor: OwnedFd) -> String {
 fn refused_config(scratch: &Scratch, config: impl AsRef<[u8]>) -> String {
     let path = scratch.dir.path().join("disks.toml");
     fs::write(&path, config).unwrap();
-    refused(Command::new(PROGRAM).arg("serve").arg(format!("--config={}", path.display())))
+    let config = format!("--config={}", path.display());
+    refused(Command::new(PROGRAM).args(["serve", "--all-or-nothing", &config]))
 }
 
 #[test]
