@@ -152,7 +152,7 @@ int main(int argc, char **argv)
     REFUSED(EINVAL, "KL_AUTO", kl_card_open(&options, &card));
     CHECK(card == NULL);
     options.size = 4;
-    REFUSED(EINVAL, "size", kl_card_open(&options, &card));
+    REFUSED(EINVAL, "sizeof(kl_card_options)", kl_card_open(&options, &card));
     puts("all is as it should be");
     return 0;
 }

@@ -11,6 +11,9 @@ use driver::Waiting;
 use crate::error::Fault;
 use crate::options::{choice, milliseconds, positive, read_versioned};
 
+/// The sentence about a wrong size.
+const WRONG_SIZE: &str = "options.size is not sizeof(kl_card_options)";
+
 /// The options for the connection to a card and its use. A member that is 0 has its default, so fill it like
 /// this:
 ///
@@ -70,7 +73,7 @@ impl CardOptions {
     /// null or a string.
     pub(crate) unsafe fn read(options: *const Self) -> Result<driver::CardOptions, Fault> {
         // SAFETY: the caller's promise. The members are numbers and a pointer, for which any bytes are valid.
-        let copy = unsafe { read_versioned(options, offset_of!(Self, reconnect_limit_ms))? };
+        let copy = unsafe { read_versioned(options, offset_of!(Self, reconnect_limit_ms), WRONG_SIZE)? };
         // SAFETY: the caller's promise.
         unsafe { copy.convert() }
     }

@@ -66,16 +66,24 @@ pub struct Options {
     pub reserved: u32,
 }
 
+/// The sentence about a wrong size.
+const WRONG_SIZE: &str = "options.size is not sizeof(kl_options)";
+
 /// Copies a structure from C whose first member is its size. Members that the caller does not know are zero.
+/// `wrong_size` is the sentence about a size below `size_min` or an impossible one.
 ///
 /// # Safety
 /// `options` is null, or points to a structure with as many bytes as its first member says. Any bytes are
 /// valid for a `T`.
-pub(crate) unsafe fn read_versioned<T>(options: *const T, size_min: usize) -> Result<T, Fault> {
+pub(crate) unsafe fn read_versioned<T>(
+    options: *const T,
+    size_min: usize,
+    wrong_size: &'static str,
+) -> Result<T, Fault> {
     // SAFETY: every version of the structure has the first member.
     let size = *unsafe { pointer::reference(options.cast::<usize>(), "options")? };
     if !(size_min..=SIZE_MAX).contains(&size) {
-        return Err(Fault::Argument("options.size is not the size of the structure"));
+        return Err(Fault::Argument(wrong_size));
     }
     // SAFETY: the structure has as many bytes as the caller says.
     let bytes = unsafe { pointer::array(options.cast::<u8>(), size, "options")? };
@@ -100,7 +108,7 @@ impl Options {
     /// null or a string.
     pub(crate) unsafe fn read(options: *const Self) -> Result<driver::Options, Fault> {
         // SAFETY: the caller's promise. The members are numbers and a pointer, for which any bytes are valid.
-        let copy = unsafe { read_versioned(options, offset_of!(Self, buffer_memory))? };
+        let copy = unsafe { read_versioned(options, offset_of!(Self, buffer_memory), WRONG_SIZE)? };
         // SAFETY: the caller's promise.
         unsafe { copy.convert() }
     }
