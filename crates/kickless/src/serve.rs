@@ -60,6 +60,7 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     // A container may not have these events. Only a signal tells about new sizes then.
     let resizes =
         Resizes::listen().inspect_err(|error| debug!(%error, "no events about sizes of devices")).ok();
+    let asked_to_stop = Waker::new().context("no free descriptor to wait with")?;
     // Make all sockets after everything else, and before any device is served. A program that finds its
     // socket then knows that the device is served.
     let deadline = Instant::now() + TURN_WAIT;
@@ -69,7 +70,6 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     let control = control::bind(&service.control)?;
     registry.serve(opened)?;
     unavailable.into_iter().for_each(|(config, error)| registry.add_unavailable(config, &error));
-    let asked_to_stop = Waker::new().context("no free descriptor to wait with")?;
     let control = control::start(control, &registry, reload.clone(), asked_to_stop.clone())?;
     let outlives_devices = service.outlives_devices();
     let events = Events { signals, asked_to_stop, resizes, reload, outlives_devices };
