@@ -30,10 +30,13 @@ pub(crate) fn carry_out(bench: BackEnds<'_>, print: impl FnOnce(&str) -> Result<
         BackEnds::Compare(compare) => several(&compare.targets, compare.target_cpu.as_ref())?,
     };
     let loads = scenarios(bench).into_iter().map(|scenario| (scenario.describe(), scenario)).collect();
+    // A policy of polling measures its sleeps and waits, and a stop would be one of them.
+    let stops_others = false;
     run_loads(
         targets,
         loads,
         bench.rounds(),
+        stops_others,
         &bench.load().output,
         print,
         |scenario, target, stop, progress| run::turn(scenario, target, bench.load(), stop, progress),
@@ -41,7 +44,7 @@ pub(crate) fn carry_out(bench: BackEnds<'_>, print: impl FnOnce(&str) -> Result<
 }
 
 /// Runs `turn` for each load on each target, `rounds` times, writes the requested files, and prints the
-/// results.
+/// results. With `stops_others`, the processes of the targets that have no turn are stopped.
 ///
 /// # Errors
 /// A turn fails, or requests failed.
@@ -49,6 +52,7 @@ pub(crate) fn run_loads<S>(
     targets: Vec<Target>,
     scenarios: Vec<(Description, S)>,
     rounds: u32,
+    stops_others: bool,
     output: &OutputOptions,
     print: impl FnOnce(&str) -> Result<()>,
     turn: impl Fn(&S, &Target, &AtomicBool, &Progress) -> Result<Turn>,
@@ -66,8 +70,10 @@ pub(crate) fn run_loads<S>(
             let (Some(target), Some(turns)) = (targets.get(at), turns.get_mut(at)) else { continue };
             let words = &description.words;
             progress.begin(format!("{}, {words}, round {} of {rounds}", target.name(), round + 1));
-            for (other, target) in targets.iter().enumerate() {
-                if other == at { target.resume() } else { target.pause() }
+            if stops_others {
+                for (other, target) in targets.iter().enumerate() {
+                    if other == at { target.resume() } else { target.pause() }
+                }
             }
             turns.push(turn(&scenario, target, &stop, &progress)?);
         }

@@ -22,7 +22,15 @@ pub(crate) fn carry_out(bench: Cards<'_>, print: impl FnOnce(&str) -> Result<()>
     let load = bench.load();
     let loads = scenario::scenarios(bench);
     let loads = loads.into_iter().map(|scenario| (scenario.describe(), scenario)).collect();
-    run_loads(targets, loads, bench.rounds(), &load.output, print, |scenario, target, stop, progress| {
-        run::turn(scenario, target, load, stop, progress)
-    })
+    // A back-end of DPDK polls without a client too, and would take the CPU that the targets share.
+    let stops_others = true;
+    run_loads(
+        targets,
+        loads,
+        bench.rounds(),
+        stops_others,
+        &load.output,
+        print,
+        |scenario, target, stop, progress| run::turn(scenario, target, load, stop, progress),
+    )
 }
