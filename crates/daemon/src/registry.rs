@@ -231,7 +231,8 @@ impl Registry {
     /// the result of the first try.
     ///
     /// # Errors
-    /// Those of [`Registry::add`]. Only after an error of opening ([`AddError::Make`]) it is tried again.
+    /// Returns those of [`Registry::add`]. The device is tried again only if it could not be opened
+    /// ([`AddError::Make`]).
     pub fn add_when_available(self: &Arc<Self>, config: DeviceConfig) -> Result<AddOutcome, AddError> {
         let added = self.add(config.clone());
         if let Err(error @ AddError::Make(_)) = &added {
