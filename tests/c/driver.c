@@ -10,27 +10,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "check.h"
+
 #define BLOCK 4096
 #define SECOND 1000000000LL
-
-/* Checks a condition. Prints it if it does not hold. */
-#define CHECK(holds)                                                                              \
-    do {                                                                                          \
-        if (!(holds)) {                                                                           \
-            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #holds, kl_last_error());     \
-            exit(1);                                                                              \
-        }                                                                                         \
-    } while (0)
-/* Checks that a call fails with this error and a reason. */
-#define REFUSED(errno_value, sentence, call)                                                      \
-    do {                                                                                          \
-        long long result_ = (call);                                                               \
-        if (result_ != -(errno_value) || !strstr(kl_last_error(), (sentence))) {                  \
-            fprintf(stderr, "%s:%d: %s is %lld (%s)\n", __FILE__, __LINE__, #call, result_,       \
-                    kl_last_error());                                                             \
-            exit(1);                                                                              \
-        }                                                                                         \
-    } while (0)
 
 static kl_disk *opened(const char *socket, uint32_t queue_size)
 {
