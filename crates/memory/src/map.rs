@@ -215,7 +215,18 @@ impl Map {
     ///
     /// # Errors
     /// A part of the range is not guest memory; `into` then holds the bytes before it.
+    #[inline]
     pub fn read(&self, gpa: Gpa, into: &mut [u8]) -> Result<(), Unmapped> {
+        if let Some(host) = self.contiguous(gpa, into.len() as u64) {
+            // SAFETY: `contiguous` found that many bytes in a slot of this map.
+            unsafe { shared::read(host, into) };
+            return Ok(());
+        }
+        self.read_pieces(gpa, into)
+    }
+
+    #[cold]
+    fn read_pieces(&self, gpa: Gpa, into: &mut [u8]) -> Result<(), Unmapped> {
         let mut done = 0;
         self.pieces(gpa, into.len() as u64, |host, len| {
             // SAFETY: `pieces` gives memory of a slot of this map, valid for `len` bytes.
@@ -228,7 +239,18 @@ impl Map {
     ///
     /// # Errors
     /// A part of the range is not guest memory; nothing is written then.
+    #[inline]
     pub fn write(&self, gpa: Gpa, from: &[u8]) -> Result<(), Unmapped> {
+        if let Some(host) = self.contiguous(gpa, from.len() as u64) {
+            // SAFETY: `contiguous` found that many bytes in a slot of this map.
+            unsafe { shared::write(host, from) };
+            return Ok(());
+        }
+        self.write_pieces(gpa, from)
+    }
+
+    #[cold]
+    fn write_pieces(&self, gpa: Gpa, from: &[u8]) -> Result<(), Unmapped> {
         if !self.contains(gpa, from.len() as u64) {
             return Err(Unmapped { addr: gpa.0, len: from.len() as u64 });
         }
@@ -251,7 +273,7 @@ impl Map {
             return Ok(unsafe { shared::read_obj(host) });
         }
         let mut value = T::new_zeroed();
-        self.read(gpa, value.as_mut_bytes())?;
+        self.read_pieces(gpa, value.as_mut_bytes())?;
         Ok(value)
     }
 
@@ -266,7 +288,7 @@ impl Map {
             unsafe { shared::write_obj(host, value) };
             return Ok(());
         }
-        self.write(gpa, value.as_bytes())
+        self.write_pieces(gpa, value.as_bytes())
     }
 
     /// Returns the ring area of `len` bytes at the front-end's address `user`, whose host address is a

@@ -54,6 +54,20 @@ pub(crate) fn prefetch_for_write(at: NonNull<u8>) {
     prefetch(at);
 }
 
+/// Length of a cache line.
+const LINE: usize = 64;
+
+/// Prefetches the first `len` bytes at `at`, at most two cache lines, to read or to write them soon. It
+/// accesses nothing, so any address is allowed.
+#[inline]
+pub(crate) fn prefetch_lines(at: NonNull<u8>, len: u64, to_write: bool) {
+    let fetch = if to_write { prefetch_for_write } else { prefetch };
+    fetch(at);
+    if at.addr().get() % LINE + len.min(LINE as u64) as usize > LINE || len > LINE as u64 {
+        fetch(at.map_addr(|addr| addr.saturating_add(LINE)));
+    }
+}
+
 /// Copies `len` bytes between two ranges that others may write at the same time.
 ///
 /// # Safety

@@ -104,10 +104,19 @@ impl View {
         }
     }
 
+    /// Asks the processor for the first `len` bytes at `gpa`, at most two cache lines, to read or to write
+    /// them soon. Has no effect if they are not in one slot.
+    #[inline]
+    pub fn prefetch_lines(&self, gpa: Gpa, len: u64, to_write: bool) {
+        let Some(host) = self.map.contiguous(gpa, len) else { return };
+        shared::prefetch_lines(host, len, to_write);
+    }
+
     /// Does the same as [`Map::read`].
     ///
     /// # Errors
     /// A part of the range is not guest memory; `into` then holds the bytes before it.
+    #[inline]
     pub fn read(&self, gpa: Gpa, into: &mut [u8]) -> Result<(), Unmapped> {
         self.map.read(gpa, into)
     }
@@ -116,6 +125,7 @@ impl View {
     ///
     /// # Errors
     /// A part of the range is not guest memory; nothing is written then.
+    #[inline]
     pub fn write(&self, gpa: Gpa, from: &[u8], marks: &mut Marks) -> Result<(), Unmapped> {
         self.map.write(gpa, from)?;
         marks.wrote_in(&self.map, gpa, from.len() as u64);
