@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
 
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
-use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
+use kickless_virtqueue::device::{Addresses, Direction, Metadata, Options, Queue, SingleChain};
 use kickless_virtqueue::packed::RingPosition;
 use kickless_virtqueue::{Chain, ChainId, INDIRECT_CHAIN_MAX};
 use libfuzzer_sys::fuzz_target;
@@ -173,6 +173,7 @@ impl Device {
                     }
                     self.queue.remap(self.layout.metadata(&self.options));
                 }
+                14 if detail < 8 => self.peek(detail),
                 14 => self.queue.show(),
                 _ => {
                     assert!(self.queue.pending() <= self.queue.size());
@@ -229,6 +230,27 @@ impl Device {
                 assert_eq!(queue.next_avail(), next);
             }
         }
+    }
+
+    /// Reads chains of a single descriptor, and completes some of them.
+    fn peek(&mut self, detail: u8) {
+        let (next, size) = (self.queue.next_avail(), self.options.size());
+        let direction = if detail % 2 == 0 { Direction::Readable } else { Direction::Writable };
+        let mut chains = [SingleChain::default(); 5];
+        let found = self.queue.peek(self.layout.view(), direction, &mut chains);
+        let is_idle = self.taken.is_empty() && self.credit.is_empty();
+        let is_usable = self.queue.is_mapped() && self.queue.broken().is_none();
+        assert!(found == 0 || (is_idle && is_usable && found <= usize::from(size)));
+        assert_eq!(self.queue.next_avail(), next);
+        assert!(chains[..found].iter().all(|chain| chain.buffer.len != 0));
+        let done = found.min(usize::from(detail / 2) + 1);
+        chains[..done].iter_mut().for_each(|chain| chain.written = u32::from(detail));
+        self.queue.complete_peeked(&chains[..done]);
+        let expected = match self.options.is_packed() {
+            true => RingPosition::from_bits(next).after(done as u16, size).bits(),
+            false => next.wrapping_add(done as u16),
+        };
+        assert!(done == 0 || self.queue.next_avail() == expected);
     }
 
     fn use_credit(&mut self) {

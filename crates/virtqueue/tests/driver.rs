@@ -7,6 +7,7 @@ mod model;
 use kickless_memory::{Gpa, UserAddr, View};
 use kickless_spec::ring::{EVENT_LEN, RING_ENTRIES, RING_IDX, UsedElem, avail_len, desc_len, used_len};
 use kickless_testing::Random;
+use kickless_virtqueue::device::{Direction, SingleChain};
 use kickless_virtqueue::driver::{self, Buffer, Completer, Submitter, Table, UsedError};
 use kickless_virtqueue::{Chain, ChainId, device};
 use model::shape::{Shape, areas};
@@ -26,6 +27,8 @@ struct Pair {
     submitter: Submitter,
     completer: Completer,
     device: device::Queue,
+    /// Whether each area of the device's ring is in one slot.
+    contiguous: bool,
     shape: Shape,
     tables: kickless_memory::Area,
     /// Chains published and not popped by the device: ids and buffers, oldest first.
@@ -52,6 +55,7 @@ impl Pair {
         let (submitter, completer) = driver::queue(shape.options(), areas(&view));
         let metadata = device::Metadata::map(&pieces, &ADDRESSES, &shape.options()).unwrap();
         assert_eq!(metadata.is_mapped(), seams.is_empty());
+        let contiguous = metadata.is_mapped();
         let mut device = device::Queue::new(shape.options(), metadata, shape.base());
         device.disarm();
         let tables = view.map().area(UserAddr(USER + TABLES), (SEAM - TABLES) as usize, 16).unwrap();
@@ -61,6 +65,7 @@ impl Pair {
             submitter,
             completer,
             device,
+            contiguous,
             shape,
             tables,
             available: VecDeque::new(),
@@ -155,6 +160,32 @@ impl Pair {
         );
     }
 
+    /// The device completes chains of a single buffer together, and publishes.
+    fn serve_singles(&mut self, random: &mut Random, count: usize) {
+        let writable = random.one_in(2);
+        let direction = if writable { Direction::Writable } else { Direction::Readable };
+        let mut chains = vec![SingleChain::default(); 1 + count];
+        let found = self.device.peek(&self.view, direction, &mut chains);
+        let singles = self.available.iter().map_while(|(_, buffers)| match buffers[..] {
+            [buffer] if buffer.writable == writable => Some(buffer),
+            _ => None,
+        });
+        let singles: Vec<Buffer> = singles.take(chains.len()).collect();
+        let is_scattered = !self.contiguous;
+        let expected = if is_scattered || !self.held.is_empty() { 0 } else { singles.len() };
+        assert_eq!(found, expected);
+        let done = random.below(found as u64 + 1) as usize;
+        for (chain, single) in chains[..done].iter_mut().zip(singles) {
+            assert_eq!((chain.buffer.addr.0, chain.buffer.len), (single.addr, single.len));
+            chain.written = if writable { random.below(u64::from(single.len) + 1) as u32 } else { 0 };
+            let (id, _) = self.available.pop_front().unwrap();
+            self.order.push_back((id, None));
+            self.pushed(id, chain.written);
+        }
+        self.device.complete_peeked(&chains[..done]);
+        self.push(random, 0);
+    }
+
     /// Records what the driver sees of a pushed chain, and when.
     fn pushed(&mut self, id: u16, len: u32) {
         if !self.shape.in_order {
@@ -180,6 +211,7 @@ impl Pair {
             self.device.unmap();
         }
         let metadata = self.metadata(random);
+        self.contiguous = metadata.is_mapped();
         self.device.remap(metadata);
         let _ = self.device.publish();
         self.asleep = (false, false);
@@ -208,6 +240,7 @@ impl Pair {
         }
         let (base, unpublished) = (self.device.next_avail(), self.device.take_unpublished());
         let metadata = self.metadata(random);
+        self.contiguous = metadata.is_mapped();
         self.device = device::Queue::new(self.shape.options(), metadata, base);
         self.device.push_unpublished(&unpublished);
         let _ = self.device.publish();
@@ -266,9 +299,10 @@ fn run_pair(mut pair: Pair, seed: u64, steps: u32) {
     let most = u64::from(shape.size) + 2;
     for _ in 0..steps {
         let count = random.below(most) as usize;
-        match random.below(52) / 10 {
-            5 if random.one_in(2) => pair.remap(&mut random),
-            5 => pair.replace_device(&mut random),
+        match random.below(62) / 10 {
+            6 if random.one_in(2) => pair.remap(&mut random),
+            6 => pair.replace_device(&mut random),
+            5 => pair.serve_singles(&mut random, count),
             0 => {
                 pair.submit(&mut random, count);
             }

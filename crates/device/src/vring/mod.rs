@@ -4,6 +4,7 @@ mod credit;
 mod iommu;
 mod misses;
 mod parts;
+mod peek;
 mod show_after;
 mod update;
 

@@ -10,8 +10,8 @@ use crate::descriptor::Descriptor;
 use crate::packed::RingPosition;
 use kickless_memory::{Area, Gpa, Marks, Scattered, Unmapped, UserAddr, View};
 use kickless_spec::ring::{
-    Desc, EVENT_LEN, PACKED_ID, PACKED_LEN, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem,
-    avail_len, desc_len, used_len,
+    Desc, EVENT_LEN, PACKED_FLAGS, PACKED_ID, PACKED_LEN, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX,
+    UsedElem, avail_len, desc_len, used_len,
 };
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -399,10 +399,32 @@ impl<A: Access> Areas<A> {
         Descriptor::from_packed(self.packed_words(position))
     }
 
+    /// Reads the descriptor at a position of a packed ring, if it is available there. Its `next` is the
+    /// chain's id.
+    #[inline]
+    pub(super) fn available_descriptor(&self, position: RingPosition) -> Option<Descriptor> {
+        let at = self.packed_at(position) + PACKED_FLAGS;
+        // SAFETY: as in `packed_words`: the flags are the last two bytes of the descriptor.
+        let flags = unsafe { self.desc.load_unchecked(at) };
+        if !position.is_available(flags) {
+            return None;
+        }
+        // The descriptor, and the driver's writes to the buffer, are read after the flags. Its partner is the
+        // driver's release.
+        fence(Ordering::Acquire);
+        Some(self.packed_descriptor(position))
+    }
+
     /// Prefetches the descriptor `count` after a position of a packed ring, unless the ring wraps before it.
     #[inline]
     pub(super) fn prefetch_packed(&self, position: RingPosition, count: usize) {
         self.desc.prefetch(position.at() + count * size_of::<Desc>());
+    }
+
+    /// Does the same as [`Areas::prefetch_packed`] for a descriptor that is overwritten soon.
+    #[inline]
+    pub(super) fn prefetch_packed_for_write(&self, position: RingPosition, count: usize) {
+        self.desc.prefetch_for_write(position.at() + count * size_of::<Desc>());
     }
 
     /// Reads the two words of the descriptor at a position of a packed ring, each once.

@@ -10,6 +10,8 @@
 //! }
 //! ```
 //!
+//! A device that completes each chain at once can do that in batches: see [`Queue::peek`].
+//!
 //! # Concurrency
 //! Only the thread that holds the `Queue` touches it (`&mut self`). The driver runs at the same time and
 //! accesses the ring's memory. This end only reads the driver's words (`avail`, the descriptors) and only
@@ -63,6 +65,7 @@ mod model;
 mod order;
 mod packed;
 mod queue;
+mod single;
 mod split;
 pub mod suppress;
 
@@ -71,3 +74,4 @@ pub(crate) use inflight::Region;
 pub(crate) use metadata::Areas;
 pub use metadata::{Addresses, InvalidSize, LoggedAt, Metadata, Options};
 pub use queue::Queue;
+pub use single::{Direction, SingleChain};

@@ -4,6 +4,7 @@ use super::credit::{self, Credit};
 use super::elements::{PopOutcome, UnpublishedUsed};
 use super::inflight::Packed;
 use super::metadata::{Areas, Options};
+use super::single::{Direction, SingleChain};
 use crate::access::Access;
 use crate::address_space::AddressSpace;
 use crate::descriptor::Descriptor;
@@ -23,6 +24,9 @@ const PENDING_DESCRIPTORS_MAX: u16 = 256;
 
 /// Distance of a prefetched descriptor from the next chain: two cache lines of 64 bytes.
 const PREFETCH_DESCRIPTORS: usize = 8;
+
+/// Descriptors in a cache line of 64 bytes.
+const DESCRIPTORS_PER_LINE: u16 = 4;
 
 /// A packed ring's [`super::Queue`], with the same methods.
 #[derive(Debug)]
@@ -318,6 +322,40 @@ impl<A: Access> Queue<A> {
         self.in_flight += 1;
         self.taken += count;
         Ok(PopOutcome::Chain)
+    }
+
+    /// Peeks chains: see [`super::Queue::peek`].
+    #[inline]
+    pub(super) fn peek(&mut self, view: &View, direction: Direction, into: &mut [SingleChain]) -> usize {
+        if self.in_flight != 0 || self.tracker.is_some() || self.broken.is_some() {
+            return 0;
+        }
+        let Some(metadata) = &self.metadata else { return 0 };
+        let size = self.options.size();
+        let room = usize::from(size - self.taken);
+        let mut position = self.next;
+        for (nth, chain) in into.iter_mut().take(room).enumerate() {
+            if position.index.is_multiple_of(DESCRIPTORS_PER_LINE) {
+                metadata.prefetch_packed_for_write(position, PREFETCH_DESCRIPTORS);
+            }
+            let Some(desc) = metadata.available_descriptor(position) else { return nth };
+            let Some(single) = SingleChain::of(desc.next, desc, direction, view) else { return nth };
+            *chain = single;
+            position = position.after(1, size);
+        }
+        into.len().min(room)
+    }
+
+    /// Completes peeked chains: see [`super::Queue::complete_peeked`].
+    #[inline]
+    pub(super) fn complete_peeked(&mut self, chains: &[SingleChain]) {
+        for chain in chains {
+            self.put(UnpublishedUsed { id: chain.id, len: chain.written, descriptors: 1 });
+        }
+        // Lossless, because a peek finds at most as many as the ring has descriptors.
+        let count = chains.len() as u16;
+        self.next = self.next.after(count, self.options.size());
+        self.taken += count;
     }
 
     /// Prefetches for the next pops: see [`super::Queue::prefetch`].

@@ -4,6 +4,7 @@ use super::credit::Credit;
 use super::elements::{PopOutcome, UnpublishedUsed};
 use super::metadata::{Kind, Metadata, Options};
 use super::order::Order;
+use super::single::{Direction, SingleChain};
 use super::{packed, split};
 use crate::address_space::{AddressSpace, Translating};
 use crate::progress::Progress;
@@ -231,6 +232,32 @@ impl Queue {
             Ring::Split(queue) => queue.prefetch(view),
             Ring::Packed(queue) => queue.prefetch(view),
             // Each address of a scattered ring has to be looked up.
+            Ring::Scattered(_) => {}
+        }
+    }
+
+    /// Reads the next chains into `into`, and returns their number, if each has a single descriptor in this
+    /// direction. They stay in the ring. Prefetches their buffers.
+    ///
+    /// Stops at the first other chain, and returns 0 if nothing can be peeked. Then [`Queue::pop`] decides.
+    /// The argument is in the source, `device/single.rs`.
+    #[inline]
+    pub fn peek(&mut self, view: &View, direction: Direction, into: &mut [SingleChain]) -> usize {
+        match &mut self.ring {
+            Ring::Split(queue) => queue.peek(view, direction, into, &mut self.marks),
+            Ring::Packed(queue) => queue.peek(view, direction, into),
+            Ring::Scattered(_) => 0,
+        }
+    }
+
+    /// Pops the chains that the last [`Queue::peek`] has read, or the first ones of them, and pushes them
+    /// with the number of bytes written to each. The caller has called nothing else in between.
+    #[inline]
+    pub fn complete_peeked(&mut self, chains: &[SingleChain]) {
+        match &mut self.ring {
+            Ring::Split(queue) => queue.complete_peeked(chains),
+            Ring::Packed(queue) => queue.complete_peeked(chains),
+            // Nothing was peeked.
             Ring::Scattered(_) => {}
         }
     }

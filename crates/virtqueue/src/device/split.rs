@@ -4,6 +4,7 @@ use super::credit::{self, Credit};
 use super::elements::{PopOutcome, UnpublishedUsed};
 use super::inflight::Split;
 use super::metadata::{Areas, Options};
+use super::single::{Direction, SingleChain};
 use super::suppress::{self, NotificationWords, Word};
 use crate::access::Access;
 use crate::address_space::AddressSpace;
@@ -20,6 +21,9 @@ const EVENT_LAG_MAX: u16 = 1 << 15;
 /// line of another core takes about as long as two requests to a disk that answers at once.
 const PREFETCH_BUFFER: u16 = 2;
 const PREFETCH_DESCRIPTOR: u16 = 4;
+
+/// Used elements in a cache line of 64 bytes.
+const ELEMENTS_PER_LINE: usize = 8;
 
 /// The last request to the driver about kicks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,6 +254,58 @@ impl<A: Access> Queue<A> {
             tracker.popped(head);
         }
         Ok(PopOutcome::Chain)
+    }
+
+    /// Peeks chains: see [`super::Queue::peek`].
+    #[inline]
+    pub(super) fn peek(
+        &mut self,
+        view: &View,
+        direction: Direction,
+        into: &mut [SingleChain],
+        marks: &mut Marks,
+    ) -> usize {
+        if self.in_flight != 0 || self.tracker.is_some() {
+            return 0;
+        }
+        let ahead = |queue: &Self| usize::from(queue.avail_seen.wrapping_sub(queue.next_avail));
+        if ahead(self) < into.len() && self.refresh(marks).is_err() {
+            // The next pop reports it.
+            return 0;
+        }
+        let count = into.len().min(ahead(self));
+        let Some(metadata) = &self.metadata else { return 0 };
+        let entry = |nth: usize| metadata.avail_entry(self.next_avail.wrapping_add(nth as u16));
+        for (nth, chain) in into.iter_mut().take(count).enumerate() {
+            chain.id = entry(nth);
+            metadata.prefetch_descriptor(chain.id);
+            if nth % ELEMENTS_PER_LINE == 0 {
+                metadata.prefetch_used_elem(self.next_used.wrapping_add(nth as u16));
+            }
+        }
+        for (nth, chain) in into.iter_mut().take(count).enumerate() {
+            let head = chain.id;
+            let is_valid = head < self.options.size();
+            let single = SingleChain::of(head, metadata.descriptor(head), direction, view);
+            let Some(single) = single.filter(|_| is_valid) else { return nth };
+            *chain = single;
+        }
+        count
+    }
+
+    /// Completes peeked chains: see [`super::Queue::complete_peeked`].
+    #[inline]
+    pub(super) fn complete_peeked(&mut self, chains: &[SingleChain]) {
+        let Some(metadata) = &self.metadata else { return };
+        let elements =
+            chains.iter().map(|chain| UsedElem { id: u32::from(chain.id).into(), len: chain.written.into() });
+        for (nth, element) in elements.enumerate() {
+            metadata.set_used_elem(self.next_used.wrapping_add(nth as u16), &element);
+        }
+        // Lossless, because there are at most as many as the ring has entries.
+        let count = chains.len() as u16;
+        self.next_used = self.next_used.wrapping_add(count);
+        self.next_avail = self.next_avail.wrapping_add(count);
     }
 
     /// Prefetches what the driver is likely to use again: it takes the descriptors and the memory first that
