@@ -34,6 +34,11 @@ impl Budget {
         self.cost
     }
 
+    /// Returns what is left of the budget.
+    pub(crate) fn left(&self) -> u32 {
+        self.limit.saturating_sub(self.cost)
+    }
+
     pub(crate) fn is_used_up(&self) -> bool {
         self.cost >= self.limit
     }

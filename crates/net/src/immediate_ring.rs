@@ -11,17 +11,38 @@ pub(crate) trait ImmediateRing {
 
     /// Serves the popped chain and pushes it. Returns the cost without that of the descriptors.
     fn serve(&mut self) -> u32;
+
+    /// Serves chains of a single descriptor together ([`Vring::peek`]), until they cost `budget`. Returns
+    /// their number and their cost: 0 and 0 if the next chain has to be popped.
+    fn serve_batch(&mut self, _budget: u32) -> (u32, u32) {
+        (0, 0)
+    }
 }
+
+/// Number of chains that are popped one by one before the next batch is tried. If few chains can be served in
+/// a batch, their descriptors are read twice for this part of the chains only.
+const POPS: u32 = 8;
 
 /// Serves chains until they cost `budget` ([`kickless_device::QueueTask::poll`]).
 pub(crate) fn poll(task: &mut impl ImmediateRing, budget: u32) -> Polled {
     let (mut served, mut cost) = (0, 0u32);
     let limit = if budget == 0 { LEAVING_COST } else { budget };
+    let mut pops = 0;
     let next = loop {
-        let (vring, chain) = task.ring();
         if cost >= limit {
             break Next::More;
         }
+        if budget > 0 && pops == 0 {
+            let (frames, batch_cost) = task.serve_batch(limit - cost);
+            if frames > 0 {
+                served += frames;
+                cost = cost.saturating_add(batch_cost);
+                continue;
+            }
+            pops = POPS;
+        }
+        pops = pops.saturating_sub(1);
+        let (vring, chain) = task.ring();
         if budget == 0 && vring.resubmissions() == 0 {
             break Next::Idle;
         }

@@ -30,33 +30,58 @@ struct Shared {
 /// Frames, each behind its header.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
-    bytes: Vec<u8>,
+    /// Space for the bytes of the frames, which are in the first `len` of it. It keeps its length, so that it
+    /// is not zeroed for each frame.
+    space: Vec<u8>,
+    len: usize,
     /// The length of each frame, header included.
     lens: Vec<u32>,
 }
 
 impl Batch {
-    /// Returns space for one more frame of `len` bytes, header included. The batch has room for it.
+    /// Returns space for one more frame of `len` bytes, header included. Its content is unknown. The batch
+    /// has room for it.
+    #[inline]
     pub(crate) fn push(&mut self, len: usize) -> &mut [u8] {
         debug_assert!(self.has_room(len, 1));
-        let start = self.bytes.len();
-        // The vectors keep their memory, so this allocates only until the batch was full once.
-        self.bytes.resize(start + len, 0);
+        let end = self.len + len;
+        if end > self.space.len() {
+            self.grow(end);
+        }
+        let start = std::mem::replace(&mut self.len, end);
         self.lens.push(len as u32);
-        &mut self.bytes[start..]
+        &mut self.space[start..end]
+    }
+
+    /// The vectors keep their memory, so this allocates only until the batch was full once.
+    #[cold]
+    fn grow(&mut self, end: usize) {
+        self.space.resize(end.next_power_of_two(), 0);
     }
 
     /// Takes back the newest frame.
     pub(crate) fn pop(&mut self) {
         if let Some(len) = self.lens.pop() {
-            self.bytes.truncate(self.bytes.len() - len as usize);
+            self.len -= len as usize;
         }
     }
 
     /// Returns whether the batch has room for this number of frames with `bytes` bytes in all, headers
     /// included. An empty batch has room for the longest frame.
+    #[inline]
     pub(crate) fn has_room(&self, bytes: usize, frames: usize) -> bool {
-        self.bytes.len() + bytes <= BYTES_MAX && self.lens.len() + frames <= FRAMES_MAX
+        self.len + bytes <= BYTES_MAX && self.lens.len() + frames <= FRAMES_MAX
+    }
+
+    /// Adds the frames of another batch, for which there is room.
+    fn append(&mut self, other: &Self) {
+        let (start, end) = (self.len, self.len + other.len);
+        if end > self.space.len() {
+            self.grow(end);
+        }
+        self.space[start..end].copy_from_slice(&other.space[..other.len]);
+        self.len = end;
+        self.lens.extend_from_slice(&other.lens);
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -64,14 +89,32 @@ impl Batch {
     }
 
     pub(crate) fn clear(&mut self) {
-        self.bytes.clear();
+        self.len = 0;
         self.lens.clear();
     }
 
-    /// Returns the length of the frame with this number, and its bytes from `start` on.
+    /// Returns the length of the frame with this number, header included; 0 if there is none.
+    #[inline]
+    pub(crate) fn frame_len(&self, number: usize) -> usize {
+        self.lens.get(number).map_or(0, |len| *len as usize)
+    }
+
+    /// Returns the frames from this number on, the first of which begins at `start`.
+    #[inline]
+    pub(crate) fn frames(&self, number: usize, start: usize) -> impl Iterator<Item = &[u8]> {
+        let mut rest = self.space.get(start..self.len).unwrap_or_default();
+        self.lens.get(number..).unwrap_or_default().iter().map_while(move |len| {
+            let (frame, more) = rest.split_at_checked(*len as usize)?;
+            rest = more;
+            Some(frame)
+        })
+    }
+
+    /// Returns the frame with this number, which begins at `start`.
+    #[inline]
     pub(crate) fn frame(&mut self, number: usize, start: usize) -> Option<&mut [u8]> {
         let len = *self.lens.get(number)? as usize;
-        self.bytes.get_mut(start..start + len)
+        self.space.get_mut(start..start + len)
     }
 }
 
@@ -94,7 +137,7 @@ impl LoopQueue {
             return 0;
         }
         let mut shared = self.lock();
-        let has_room = shared.batch.has_room(batch.bytes.len(), batch.len());
+        let has_room = shared.batch.has_room(batch.len, batch.len());
         if shared.receiver.is_none() || !has_room {
             drop(shared);
             let dropped = batch.len();
@@ -104,8 +147,7 @@ impl LoopQueue {
         if shared.batch.len() == 0 {
             std::mem::swap(&mut shared.batch, batch);
         } else {
-            shared.batch.bytes.extend_from_slice(&batch.bytes);
-            shared.batch.lens.extend_from_slice(&batch.lens);
+            shared.batch.append(batch);
             batch.clear();
         }
         if std::mem::take(&mut shared.is_waiting) {
@@ -130,6 +172,15 @@ impl LoopQueue {
 
 /// The length of the header before each frame of a batch.
 pub(crate) const HEADER: usize = size_of::<Header>();
+
+/// The header of a frame without offloads, as a driver receives it in one buffer.
+pub(crate) const PLAIN: [u8; HEADER] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+/// Returns whether this frame of a batch has no offload. Then its header is [`PLAIN`].
+#[inline]
+pub(crate) fn is_plain(frame: &[u8]) -> bool {
+    frame.first_chunk() == Some(&PLAIN)
+}
 
 #[cfg(test)]
 mod tests {

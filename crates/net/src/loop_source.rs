@@ -2,7 +2,7 @@
 
 use crate::card_state::CardState;
 use crate::held_frame::HeldFrame;
-use crate::loop_queue::{Batch, HEADER, LoopQueue};
+use crate::loop_queue::{Batch, HEADER, LoopQueue, is_plain};
 use crate::offload::{Undo, received_header, undo};
 use crate::port_poll::Taken;
 use crate::receive_ring::ReceiveRing;
@@ -23,9 +23,15 @@ pub(crate) struct LoopSource {
     /// The number of the next frame in the batch, and the offset of its header.
     next: usize,
     start: usize,
+    /// The number of frames to deliver one by one before the next batch is tried.
+    one_by_one: u32,
     /// The queue was empty, so the next frames signal the waker.
     was_empty: bool,
 }
+
+/// Number of frames after one that did not fit a batch that are delivered one by one. So a batch that
+/// delivers nothing is tried for a part of the frames only.
+const ONE_BY_ONE: u32 = 7;
 
 impl LoopSource {
     /// Opens the queue of a pair.
@@ -41,6 +47,7 @@ impl LoopSource {
             batch: Batch::default(),
             next: 0,
             start: 0,
+            one_by_one: 0,
             was_empty: false,
         };
         if let Some(queue) = source.queue() {
@@ -71,6 +78,36 @@ impl LoopSource {
         if self.next == self.batch.len() {
             self.receive(may_sleep);
         }
+        if self.one_by_one == 0 {
+            let delivered = self.deliver_batch(ring);
+            if delivered > 0 {
+                return Ok(Taken::Delivered(delivered));
+            }
+        }
+        let taken = self.take_one(ring, held)?;
+        if taken != Taken::Nothing {
+            self.one_by_one = self.one_by_one.checked_sub(1).unwrap_or(ONE_BY_ONE);
+        }
+        Ok(taken)
+    }
+
+    /// Delivers the next frames together, as long as nothing has to be done to them. Returns their number.
+    #[inline]
+    fn deliver_batch(&mut self, ring: &mut ReceiveRing) -> u32 {
+        let left = self.batch.len() - self.next;
+        if left == 0 || !ring.takes_batches() {
+            return 0;
+        }
+        let frames = self.batch.frames(self.next, self.start).take_while(|frame| is_plain(frame));
+        let delivered = ring.deliver_whole(left, frames);
+        for _ in 0..delivered {
+            self.start += self.batch.frame_len(self.next);
+            self.next += 1;
+        }
+        delivered
+    }
+
+    fn take_one(&mut self, ring: &mut ReceiveRing, held: &mut HeldFrame) -> Result<Taken, Next> {
         let Some(frame) = self.batch.frame(self.next, self.start) else { return Ok(Taken::Nothing) };
         let Ok((header, _)) = Header::read_from_prefix(frame) else { return Ok(Taken::Nothing) };
         let (total, accepted) = (frame.len(), ring.accepted_offloads());
@@ -85,7 +122,7 @@ impl LoopSource {
             let received = received_header(&header, accepted);
             frame[HEADER - header_len..HEADER].copy_from_slice(&received.as_bytes()[..header_len]);
             match ring.deliver(&mut frame[HEADER - header_len..]) {
-                Ok(true) => Taken::Delivered,
+                Ok(true) => Taken::Delivered(1),
                 Ok(false) => Taken::Dropped,
                 Err(next) => {
                     // The header is parsed again at the next attempt.

@@ -14,8 +14,8 @@ pub(crate) enum Taken {
     Nothing,
     /// A frame is held now.
     Held,
-    /// A frame was delivered.
-    Delivered,
+    /// This number of frames was delivered.
+    Delivered(u32),
     /// A frame was dropped and counted.
     Dropped,
 }

@@ -1,7 +1,7 @@
 //! Delivers frames to a receive ring: those of the port.
 //!
-//! A poll takes frames from the port one by one. A frame that does not fit into the driver's chains is *held*
-//! in memory of the card ([`HeldFrame`]).
+//! A poll takes frames from the port one by one, or in batches from a loop port. A frame that does not fit
+//! into the driver's chains is *held* in memory of the card ([`HeldFrame`]).
 //! - No frame waits: the task waits for the port, and kicks stay off ([`Next::Quiet`]). It does so even with
 //!   too little credit for the longest frame, because the next one may be short, and the driver may have
 //!   offered more chains by then.
@@ -73,7 +73,7 @@ impl ReceiveTask {
             };
             match taken {
                 Taken::Nothing => return Ok(()),
-                Taken::Delivered => *served += 1,
+                Taken::Delivered(frames) => *served += frames,
                 Taken::Held | Taken::Dropped => {}
             }
         }
@@ -105,7 +105,12 @@ impl QueueTask for ReceiveTask {
         self.ring.begin(budget);
         let mut served = 0;
         let received = self.receive(context.far_side_due, &mut served);
-        let next = received.map_or_else(|next| next, |()| self.ring.refill());
+        let next = match received {
+            Err(next) => next,
+            // The frames of a loop port are in memory already, and most need no credit.
+            Ok(()) if matches!(self.source, Source::Loop(_)) => Next::Quiet,
+            Ok(()) => self.ring.refill(),
+        };
         self.waits_for_chains = next == Next::Idle;
         self.ring.vring.publish();
         Polled { served, cost: self.ring.budget.cost(), next }

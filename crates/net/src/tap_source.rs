@@ -179,7 +179,7 @@ impl TapSource {
             self.credit.advance(len as u64, marks);
             self.credit.seal();
             let is_delivered = ring.deliver_in_place(&received_header(header, accepted), header_len + len)?;
-            return Ok(if is_delivered { Taken::Delivered } else { Taken::Dropped });
+            return Ok(if is_delivered { Taken::Delivered(1) } else { Taken::Dropped });
         }
         let in_credit = len.min(room);
         self.credit.read(0, &mut held.space()[..in_credit]);

@@ -6,14 +6,19 @@ use crate::cost;
 use crate::counters::RingCounters;
 use crate::frame::{Frame, InvalidFrame};
 use crate::immediate_ring::{self, ImmediateRing};
-use crate::loop_queue::{Batch, HEADER};
+use crate::loop_queue::{Batch, HEADER, PLAIN};
 use kickless_device::{Context, Polled, QueueTask, ShowAfter, Vring};
 use kickless_memory::View;
-use kickless_spec::net::{Header, NetFeatures};
-use kickless_virtqueue::Chain;
+use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_NONE, HDR_F_NEEDS_CSUM, Header, NetFeatures};
+use kickless_virtqueue::device::{Direction, SingleChain};
+use kickless_virtqueue::{Buffer, Chain};
 use std::sync::Arc;
 use tracing::debug;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The most frames that are taken together. So many lines can be on their way from the driver's core at the
+/// same time.
+const BATCH: usize = 32;
 
 /// The properties of a transmit ring that do not change while it runs.
 #[derive(Clone, Copy, Debug)]
@@ -103,12 +108,37 @@ impl TransmitTask {
         }
         let space = self.batch.push(HEADER + len);
         let read = buffers::read(self.chain.readable(), self.vring.view(), &mut space[HEADER - header_len..]);
-        space[..HEADER].copy_from_slice(header.as_bytes());
+        set_header(space, header);
         if read.is_err() {
             self.batch.pop();
             return Err(InvalidFrame::Short);
         }
         Ok(())
+    }
+
+    /// Checks the frame in a buffer and passes it on. Returns `false`, and changes nothing, if the chain has
+    /// to be popped to find out what is wrong.
+    #[inline]
+    fn take_single(&mut self, buffer: Buffer, to_loop: bool) -> bool {
+        let len = buffer.len as usize;
+        if !(HEADER + ETHERNET_HEADER_LEN..=FRAME_MAX).contains(&len) {
+            return false;
+        }
+        if !to_loop {
+            let header = self.vring.view().read_obj::<Header>(buffer.addr);
+            return header.is_ok_and(|header| is_valid(&header, buffer.len, self.format.features));
+        }
+        if !self.batch.has_room(len, 1) {
+            self.send_batch();
+        }
+        let space = self.batch.push(len);
+        let read = self.vring.view().read(buffer.addr, space);
+        // From here on, only the copy counts.
+        let is_passed = read.is_ok() && pass_header(space, self.format.features);
+        if !is_passed {
+            self.batch.pop();
+        }
+        is_passed
     }
 
     fn send_batch(&mut self) {
@@ -127,6 +157,56 @@ impl ImmediateRing for TransmitTask {
     fn serve(&mut self) -> u32 {
         self.take_frame()
     }
+
+    fn serve_batch(&mut self, budget: u32) -> (u32, u32) {
+        if !self.is_enabled || self.format.header_len != HEADER {
+            return (0, 0);
+        }
+        let to_loop = self.card.loop_queue(self.pair).is_some();
+        let mut chains = [SingleChain::default(); BATCH];
+        let count = self.vring.peek(Direction::Readable, &mut chains);
+        let (mut frames, mut bytes, mut cost) = (0, 0, 0);
+        for chain in &chains[..count] {
+            if cost >= budget || !self.take_single(chain.buffer, to_loop) {
+                break;
+            }
+            let len = u64::from(chain.buffer.len);
+            (frames, bytes, cost) = (frames + 1, bytes + len - HEADER as u64, cost + cost::of_frame(len));
+        }
+        self.vring.complete_peeked(&chains[..frames]);
+        self.counters().sent_frames.add(frames as u64);
+        self.counters().sent_bytes.add(bytes);
+        (frames as u32, cost)
+    }
+}
+
+/// Sets the header of a frame of a batch.
+fn set_header(frame: &mut [u8], header: &Header) {
+    let header = Header { num_buffers: 1.into(), ..*header };
+    frame[..HEADER].copy_from_slice(header.as_bytes());
+}
+
+/// Returns whether a header has no offload.
+fn is_plain(header: &Header) -> bool {
+    header.flags & HDR_F_NEEDS_CSUM == 0 && header.gso_type == GSO_NONE
+}
+
+/// Returns whether the header of a frame of `len` bytes, header included, is valid.
+#[inline]
+fn is_valid(header: &Header, len: u32, features: NetFeatures) -> bool {
+    is_plain(header) || Frame::parse(header, HEADER, len.into(), features).is_ok()
+}
+
+/// Replaces the driver's header of a frame by the one to pass on. Returns `false` if the header is invalid.
+#[inline]
+fn pass_header(frame: &mut [u8], features: NetFeatures) -> bool {
+    let Ok((header, _)) = Header::read_from_prefix(frame) else { return false };
+    if is_plain(&header) {
+        frame[..HEADER].copy_from_slice(&PLAIN);
+        return true;
+    }
+    let parsed = Frame::parse(&header, HEADER, frame.len() as u64, features);
+    parsed.map(|parsed| set_header(frame, &parsed.header(&header))).is_ok()
 }
 
 impl QueueTask for TransmitTask {

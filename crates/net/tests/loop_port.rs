@@ -6,7 +6,9 @@ mod rig;
 use kickless_device::{Device, Interest, Next};
 use kickless_net_port::OpenPort;
 use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
+use kickless_testing::Random;
 use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
+use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
 const SPLIT: Kind = Kind { packed: false, event_idx: true, in_order: false };
@@ -114,4 +116,57 @@ fn offloads_are_undone_for_the_receiver() {
     assert!(frames.iter().all(|(_, frame)| frame[50..52] != [0, 0]), "a checksum is missing");
     assert_eq!(counter(&card, "dropped_offload"), 1);
     assert_eq!(counter(&card, "sent_frames"), 3);
+}
+
+/// Frames that are carried in batches, and others between them: in several buffers, in several chains, with
+/// an offload, or with an invalid header.
+#[test]
+fn batches_and_single_frames_keep_their_order() {
+    for (seed, kind) in (0..).zip(kinds()) {
+        let (mut random, card) = (Random(seed), card_on(1, OpenPort::Loop));
+        let mut receive = Rig::start(&card, 0, kind, 64, card.features());
+        let mut transmit = Rig::start(&card, 1, kind, 64, card.features());
+        let (mut expected, mut invalid) = (VecDeque::new(), 0);
+        for round in 0..60 {
+            for _ in 0..random.below(40) {
+                let len_max = if random.one_in(8) { 3000 } else { 80 };
+                let len = 14 + random.below(len_max);
+                let mut sent = frame(len as usize, round);
+                let is_invalid = random.one_in(12);
+                if is_invalid {
+                    sent[1] = 0x7f;
+                } else if random.one_in(12) {
+                    (sent[0], sent[6]) = (HDR_F_NEEDS_CSUM, 4);
+                }
+                let cut = if random.one_in(6) { 200 } else { 4096 };
+                if transmit.send(&sent, cut).is_none() {
+                    break;
+                }
+                match is_invalid {
+                    true => invalid += 1,
+                    false => expected.push_back(sent[12..].to_vec()),
+                }
+            }
+            transmit.poll();
+            while transmit.take().is_some() {}
+            while receive.offer(&[[1530, 100, 4096][random.below(3) as usize]], true).is_some() {}
+            for _ in 0..random.below(4) {
+                receive.poll_once(1 + random.below(100) as u32);
+            }
+            while let Some((header, bytes)) = receive.receive(12) {
+                assert!(Some(bytes) == expected.pop_front(), "{kind:?} {round}");
+                assert!(header.num_buffers.get() > 0);
+            }
+        }
+        for _ in 0..100 {
+            while receive.offer(&[4096], true).is_some() {}
+            receive.poll();
+            while let Some((_, bytes)) = receive.receive(12) {
+                assert!(Some(bytes) == expected.pop_front());
+            }
+        }
+        assert!(expected.is_empty(), "{kind:?}");
+        assert_eq!(counter(&card, "sent_invalid"), invalid);
+        assert_eq!(counter(&card, "sent_frames"), counter(&card, "received_frames"));
+    }
 }
