@@ -8,6 +8,7 @@ pub mod driver_and_device;
 pub mod frontend;
 pub mod guest;
 pub mod hostile_backend;
+pub mod page_server;
 pub mod qcow2;
 pub mod remote_disks;
 pub mod size_watcher;

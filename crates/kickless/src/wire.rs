@@ -15,7 +15,7 @@ use kickless_device::{Device, Limiter};
 use kickless_disk::{Disk, DiskSpec, lock};
 use kickless_io::OWNERS_MAX;
 use kickless_net::Net;
-use kickless_net_port::TapError;
+use kickless_net_port::PortError;
 use kickless_values::{CpuList, MacAddress};
 use kickless_worker::WorkerPool;
 use tracing::{info, warn};
@@ -182,7 +182,7 @@ fn disk(config: &BlkConfig, queue_size_max: u16) -> Result<Blk> {
     Ok(device)
 }
 
-fn card(config: &NetConfig, queue_size_max: u16, taps: &TapFds) -> Result<Net, TapError> {
+fn card(config: &NetConfig, queue_size_max: u16, taps: &TapFds) -> Result<Net, PortError> {
     let pairs_max = config.pairs_max();
     Ok(Net::new(kickless_net::Options {
         mac: config.mac.map(MacAddress::bytes),

@@ -1,9 +1,10 @@
-//! The ports of network cards: TAPs, the null port with its test frames, and the loop port.
+//! The ports of network cards: TAPs, stream sockets, the null port with its test frames, and the loop port.
 //!
-//! A [`Port`] is the side of a card that the guest does not see, such as a network. A [`Tap`] is an interface
-//! of the host. Two ports are for tests and measurements: the null port discards the guest's frames and
-//! delivers test frames ([`TestFrame`]) at a steady rate, and the loop port returns the guest's frames. This
-//! crate knows nothing about rings; `net` moves the frames.
+//! A [`Port`] is the side of a card that the guest does not see, such as a network. A [`Tap`] is an
+//! interface of the host. A [`StreamPort`] reaches another program over a socket, such as `passt`. Two
+//! ports are for tests and measurements: the null port discards the guest's frames and delivers test frames
+//! ([`TestFrame`]) at a steady rate, and the loop port returns the guest's frames. This crate knows nothing
+//! about rings; `net` moves the frames.
 //!
 //! ```
 //! use kickless_net_port::Port;
@@ -15,9 +16,15 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod port;
+mod stream;
 mod tap;
 mod test_frame;
+mod user;
 
-pub use port::{InvalidPort, NullPort, OpenPort, Port};
+pub use port::{InvalidPort, NullPort, OpenPort, Port, PortError};
+pub use stream::{
+    Deframer, Incoming, InvalidLength, Outgoing, Received, StreamPort, StreamReceiver, StreamSender,
+};
 pub use tap::{Offloads, ReceiveError, SendError, Tap, TapError, TapQueue};
 pub use test_frame::{InvalidTestFrame, TestFrame};
+pub use user::{InvalidUserOption, PasstError, UserOptions};

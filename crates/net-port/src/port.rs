@@ -1,11 +1,13 @@
 //! The port of a card, as an operator writes it.
 
 use crate::tap::NAME_MAX;
-use crate::{Tap, TapError, TestFrame};
-use std::fmt;
+use crate::user::Passt;
+use crate::{InvalidUserOption, PasstError, StreamPort, Tap, TapError, TestFrame, UserOptions};
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::str::FromStr;
+use std::{fmt, io};
 
 /// The lowest number of a descriptor that can be a TAP: the others are the standard streams.
 const FD_MIN: i32 = 3;
@@ -13,6 +15,8 @@ const FD_MIN: i32 = 3;
 const FDS_MAX: usize = 127;
 /// The highest rate of test frames, per second.
 const RATE_MAX: u32 = 1_000_000;
+/// The longest path of a unix socket, without the zero behind it.
+const SOCKET_PATH_MAX: usize = 107;
 
 /// The source of the frames that a card delivers, and the destination of those that its driver sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +29,10 @@ pub enum Port {
     Tap(String),
     /// `tap-fd:N[,N...]`: the queues of a TAP that another program has opened, by their numbers.
     TapFd(Vec<i32>),
+    /// `stream:PATH`: a program that listens on a unix socket, with the framing of QEMU's `-netdev stream`.
+    Stream(PathBuf),
+    /// `user[,OPTIONS]`: the network of this user, through a `passt` process with these options.
+    User(UserOptions),
 }
 
 /// A port that is open.
@@ -36,6 +44,20 @@ pub enum OpenPort {
     Loop,
     /// A TAP with a queue for each pair of rings.
     Tap(Tap),
+    /// A stream socket, which carries one pair of rings.
+    Stream(StreamPort),
+}
+
+/// The reason for which a port cannot be opened. Each is one sentence for an operator.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub enum PortError {
+    /// A TAP.
+    Tap(#[from] TapError),
+    /// The process of a user's network.
+    Passt(#[from] PasstError),
+    /// The process has no free descriptor.
+    Descriptor(#[from] io::Error),
 }
 
 impl Port {
@@ -43,12 +65,12 @@ impl Port {
     /// descriptor by its number.
     ///
     /// # Errors
-    /// The kernel or the parent process does not provide the TAP.
+    /// The kernel or the parent process does not provide the TAP, or a program is missing.
     pub fn open(
         &self,
         pairs: u16,
         inherited: impl Fn(i32) -> Result<OwnedFd, TapError>,
-    ) -> Result<OpenPort, TapError> {
+    ) -> Result<OpenPort, PortError> {
         Ok(match self {
             Self::Null(port) => OpenPort::Null(port.clone()),
             Self::Loop => OpenPort::Loop,
@@ -56,6 +78,8 @@ impl Port {
             Self::TapFd(fds) => {
                 OpenPort::Tap(Tap::adopt(fds.iter().map(|fd| inherited(*fd)).collect::<Result<_, _>>()?)?)
             }
+            Self::Stream(path) => OpenPort::Stream(StreamPort::to(path)?),
+            Self::User(options) => OpenPort::Stream(StreamPort::to_passt(Passt::find(options.clone())?)?),
         })
     }
 
@@ -64,6 +88,7 @@ impl Port {
         match self {
             // There are at most `FDS_MAX` of them.
             Self::TapFd(fds) => Some(fds.len() as u16),
+            Self::Stream(_) | Self::User(_) => Some(1),
             Self::Null(_) | Self::Loop | Self::Tap(_) => None,
         }
     }
@@ -109,8 +134,15 @@ impl FromStr for Port {
         if let Some(fds) = text.strip_prefix("tap-fd:") {
             return parse_fds(fds).map(Self::TapFd);
         }
+        if let Some(path) = text.strip_prefix("stream:") {
+            return parse_path(path).map(Self::Stream);
+        }
+        if let Some(options) = text.strip_prefix("user,") {
+            return Ok(Self::User(options.parse()?));
+        }
         let mut parts = text.split(',');
         match parts.next() {
+            Some("user") => Ok(Self::User(UserOptions::default())),
             Some("null") => parse_null(parts).map(Self::Null),
             Some("loop") => {
                 parts.next().map_or(Ok(Self::Loop), |part| Err(InvalidPort::LoopOption(part.to_owned())))
@@ -141,6 +173,14 @@ fn parse_name(name: &str) -> Result<String, InvalidPort> {
     match is_name && ![".", ".."].contains(&name) {
         true => Ok(name.to_owned()),
         false => Err(InvalidPort::Name),
+    }
+}
+
+/// Parses the path of a unix socket.
+fn parse_path(path: &str) -> Result<PathBuf, InvalidPort> {
+    match (1..=SOCKET_PATH_MAX).contains(&path.len()) && !path.contains('\0') {
+        true => Ok(path.into()),
+        false => Err(InvalidPort::Path),
     }
 }
 
@@ -181,6 +221,8 @@ impl fmt::Display for Port {
                 let fds: Vec<_> = fds.iter().map(i32::to_string).collect();
                 return write!(f, "tap-fd:{}", fds.join(","));
             }
+            Self::Stream(path) => return write!(f, "stream:{}", path.display()),
+            Self::User(options) => return write!(f, "user{options}"),
         };
         let default = NullPort::default();
         f.write_str("null")?;
@@ -198,8 +240,14 @@ impl fmt::Display for Port {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPort {
     /// There is no port of this name.
-    #[error("a port is null, loop, tap:NAME or tap-fd:N")]
+    #[error("a port is tap:NAME, tap-fd:N, user, stream:PATH, loop or null")]
     Unknown,
+    /// The path is empty, or too long for a socket.
+    #[error("the path of a stream has 1 to {SOCKET_PATH_MAX} bytes")]
+    Path,
+    /// An option of a user's network.
+    #[error(transparent)]
+    User(#[from] InvalidUserOption),
     /// The port has no such option.
     #[error("a null port has no option {0:?}: it has rate=N and length=MIN-MAX")]
     Option(String),
@@ -243,6 +291,9 @@ mod tests {
             "tap:fifteen-letters",
             "tap-fd:3",
             "tap-fd:7,5,6",
+            "stream:/run/a,b:c",
+            "user",
+            "user,--tcp-ports=22,,80,-4",
         ] {
             assert_eq!(text.parse::<Port>().unwrap().to_string(), text);
         }
@@ -270,6 +321,11 @@ mod tests {
             ("tap-fd:+3", InvalidPort::Descriptor),
             ("tap-fd:3,", InvalidPort::Descriptor),
             ("tap-fd:3,4,3", InvalidPort::Twice(3)),
+            ("stream:", InvalidPort::Path),
+            ("stream", InvalidPort::Unknown),
+            ("user,", InvalidPort::User(InvalidUserOption::Form(String::new()))),
+            ("user,--fd=3", InvalidPort::User(InvalidUserOption::Refused("--fd=3".into()))),
+            ("users", InvalidPort::Unknown),
             ("null,", InvalidPort::Option(String::new())),
             ("null,rat=1", InvalidPort::Option("rat=1".into())),
             ("null,rate=1000001", InvalidPort::Rate),

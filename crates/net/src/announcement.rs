@@ -1,7 +1,7 @@
 //! Announces the address of a guest that has moved here, so that switches learn where it is (SEND_RARP).
 
-use crate::card_port::CardPort;
-use kickless_net_port::SendError;
+use crate::card_port::{CardPort, TapPort};
+use kickless_net_port::{SendError, StreamPort};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, Header, MAC_LEN};
 use tracing::{info, warn};
 
@@ -44,7 +44,27 @@ pub(crate) fn frame(mac: [u8; MAC_LEN]) -> [u8; LEN] {
 /// Sends the announcement through the port of a card. The null port discards it, and the loop port has nobody
 /// to tell.
 pub(crate) fn send(port: &CardPort, mac: [u8; MAC_LEN]) {
-    let CardPort::Tap(port) = port else { return };
+    match port {
+        CardPort::Tap(port) => send_to_tap(port, mac),
+        CardPort::Stream(port) => send_to_stream(port, mac),
+        CardPort::Null(_) | CardPort::Loop(_) => {}
+    }
+}
+
+fn send_to_stream(port: &StreamPort, mac: [u8; MAC_LEN]) {
+    match port.sender() {
+        Ok(sender) => {
+            let mut outgoing = sender.turn();
+            if outgoing.has_room() {
+                outgoing.push(&frame(mac));
+                outgoing.flush();
+            }
+        }
+        Err(error) => warn!(%error, "the guest's address cannot be announced"),
+    }
+}
+
+fn send_to_tap(port: &TapPort, mac: [u8; MAC_LEN]) {
     let sent = match port.tap.queue(0) {
         Ok(mut queue) => queue.send_copy(&Header::default(), &frame(mac)),
         Err(error) => return warn!(%error, "the guest's address cannot be announced"),

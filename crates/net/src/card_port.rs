@@ -1,7 +1,7 @@
 //! The port of a card, with all that its rings share there.
 
 use crate::loop_queue::LoopQueue;
-use kickless_net_port::{NullPort, OpenPort, Tap};
+use kickless_net_port::{NullPort, OpenPort, StreamPort, Tap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -17,6 +17,8 @@ pub(crate) enum CardPort {
     Loop(Vec<LoopQueue>),
     /// Has one queue of a TAP for each pair.
     Tap(Box<TapPort>),
+    /// Sends frames over a stream socket, and receives them there.
+    Stream(StreamPort),
 }
 
 /// A TAP, and what makes it follow the rings.
@@ -65,6 +67,7 @@ impl CardPort {
                 has_failed: AtomicBool::new(false),
                 span: Span::current(),
             })),
+            OpenPort::Stream(port) => Self::Stream(port),
         }
     }
 

@@ -75,7 +75,7 @@ impl CardState {
     pub(crate) fn loop_queue(&self, pair: u16) -> Option<&LoopQueue> {
         match &self.port {
             CardPort::Loop(queues) => queues.get(usize::from(pair)),
-            CardPort::Null(_) | CardPort::Tap(_) => None,
+            CardPort::Null(_) | CardPort::Tap(_) | CardPort::Stream(_) => None,
         }
     }
 

@@ -34,7 +34,8 @@ counters! {
     sent_invalid,
     /// Frames that the driver sent and the host refused, such as a packet that is not what its header says.
     sent_refused,
-    /// Frames that the driver sent while the TAP was down, or after it was deleted.
+    /// Frames that the driver sent while the TAP was down, after it was deleted, or while no other program
+    /// was connected.
     sent_down,
     /// Frames that the card delivered to the driver.
     received_frames,
@@ -51,7 +52,7 @@ counters! {
     /// Frames that the card dropped because the driver did not accept an offload of theirs, and the card
     /// cannot undo it.
     dropped_offload,
-    /// Frames that the card could not read from its TAP.
+    /// Frames that the card could not read from its TAP, or that are too short for an Ethernet header.
     dropped_unread,
     /// Commands that the card executed.
     commands,

@@ -10,6 +10,7 @@ use crate::receive::{ReceiveTask, Source};
 use crate::receive_ring::{FrameFormat, ReceiveRing};
 use crate::rings::{Role, rings_max, role};
 use crate::saved_state::{PAIRS_UNKNOWN, SavedState};
+use crate::stream::{StreamSource, StreamTransmitTask};
 use crate::tap_source::TapSource;
 use crate::tap_transmit::TapTransmitTask;
 use crate::test_source::TestSource;
@@ -179,12 +180,18 @@ impl Device for Net {
     }
 
     fn open(&self) -> Result<(), StartError> {
-        tap_follower::follow(&self.card).map_err(|error| no_resource("thread", &error))
+        let started = match &self.card.port {
+            CardPort::Stream(port) => port.start(),
+            _ => tap_follower::follow(&self.card),
+        };
+        started.map_err(|error| no_resource("thread", &error))
     }
 
     fn close(&self) {
-        if let CardPort::Tap(port) = &self.card.port {
-            port.end();
+        match &self.card.port {
+            CardPort::Tap(port) => port.end(),
+            CardPort::Stream(port) => port.end(),
+            CardPort::Null(_) | CardPort::Loop(_) => {}
         }
     }
 
@@ -240,6 +247,10 @@ impl Device for Net {
                             port.tap.queue(pair).map_err(|error| no_resource("descriptor", &error))?;
                         Box::new(TapTransmitTask::new(vring, card, pair, format, queue))
                     }
+                    CardPort::Stream(port) => {
+                        let sender = port.sender().map_err(|error| no_resource("descriptor", &error))?;
+                        Box::new(StreamTransmitTask::new(vring, card, pair, format, sender))
+                    }
                     _ => Box::new(TransmitTask::new(vring, card, pair, format)),
                 }
             }
@@ -268,6 +279,7 @@ fn source(card: &Arc<CardState>, pair: u16) -> io::Result<Source> {
         CardPort::Tap(port) => {
             Source::Tap(Box::new(TapSource::new(port.tap.queue(pair)?, card.clone(), pair)))
         }
+        CardPort::Stream(port) => Source::Stream(StreamSource::new(port.receiver()?)),
     })
 }
 

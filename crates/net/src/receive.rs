@@ -12,6 +12,7 @@ use crate::immediate_ring;
 use crate::loop_source::LoopSource;
 use crate::port_poll::{PORT_INTERVAL, Taken};
 use crate::receive_ring::ReceiveRing;
+use crate::stream::StreamSource;
 use crate::tap_source::TapSource;
 use crate::test_source::TestSource;
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Vring};
@@ -29,6 +30,8 @@ pub(crate) enum Source {
     Loop(LoopSource),
     /// A queue of a TAP.
     Tap(Box<TapSource>),
+    /// A stream socket.
+    Stream(StreamSource),
 }
 
 /// The task of a receive ring.
@@ -44,7 +47,9 @@ impl ReceiveTask {
     pub(crate) fn new(ring: ReceiveRing, source: Source) -> Self {
         let (len_max, header_len) = (ring.format.len_max, ring.format.header_len);
         let held = match &source {
-            Source::None | Source::Test(_) => HeldFrame::for_whole_frames(len_max, header_len),
+            Source::None | Source::Test(_) | Source::Stream(_) => {
+                HeldFrame::for_whole_frames(len_max, header_len)
+            }
             Source::Loop(_) | Source::Tap(_) => HeldFrame::new(header_len),
         };
         Self { ring, source, held, waits_for_chains: false }
@@ -70,6 +75,7 @@ impl ReceiveTask {
                 Source::Test(source) => source.take(ring, held),
                 Source::Loop(source) => source.take(ring, held, far_side_due)?,
                 Source::Tap(source) => source.take(ring, held, far_side_due)?,
+                Source::Stream(source) => source.take(ring, far_side_due)?,
             };
             match taken {
                 Taken::Nothing => return Ok(()),
@@ -85,6 +91,7 @@ impl ReceiveTask {
             Source::Test(source) => Some(source.fd()),
             Source::Loop(source) => Some(source.fd()),
             Source::Tap(source) => Some(source.fd()),
+            Source::Stream(source) => Some(source.fd()),
         }
     }
 }
@@ -130,7 +137,7 @@ impl QueueTask for ReceiveTask {
     fn far_side_interval(&self) -> Duration {
         match &self.source {
             Source::None => Duration::ZERO,
-            Source::Test(_) | Source::Loop(_) | Source::Tap(_) => PORT_INTERVAL,
+            Source::Test(_) | Source::Loop(_) | Source::Tap(_) | Source::Stream(_) => PORT_INTERVAL,
         }
     }
 

@@ -98,7 +98,7 @@ impl TapTransmitTask {
     ) -> Self {
         let segments_udp = match &card.port {
             CardPort::Tap(port) => port.tap.segments_udp(),
-            CardPort::Null(_) | CardPort::Loop(_) => true,
+            _ => true,
         };
         let space = || vec![0; FRAME_MAX - size_of::<Header>()].into_boxed_slice();
         // As in `TransmitTask`.
@@ -125,7 +125,7 @@ impl TapTransmitTask {
     fn port(&self) -> Option<&TapPort> {
         match &self.card.port {
             CardPort::Tap(port) => Some(port),
-            CardPort::Null(_) | CardPort::Loop(_) => None,
+            _ => None,
         }
     }
 

@@ -1,0 +1,168 @@
+//! The port, and its thread, which keeps it connected.
+
+use super::connection::{Connection, StreamReceiver, StreamSender};
+use crate::user::Passt;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use tracing::info;
+
+/// The time between two attempts to connect.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A port over a stream socket.
+#[derive(Debug)]
+pub struct StreamPort {
+    connection: Arc<Connection>,
+    peer: Peer,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The other end of a port.
+#[derive(Clone, Debug)]
+enum Peer {
+    /// A program that listens on this socket.
+    Listener(PathBuf),
+    /// A child of this program.
+    Passt(Passt),
+}
+
+impl StreamPort {
+    /// Makes a port that connects to the unix socket `path`, once it has started.
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub fn to(path: &Path) -> io::Result<Self> {
+        Self::new(Peer::Listener(path.to_owned()))
+    }
+
+    /// Makes a port with a `passt` process behind it, once it has started.
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub(crate) fn to_passt(passt: Passt) -> io::Result<Self> {
+        Self::new(Peer::Passt(passt))
+    }
+
+    fn new(peer: Peer) -> io::Result<Self> {
+        Ok(Self { connection: Arc::new(Connection::new()?), peer, thread: Mutex::default() })
+    }
+
+    /// Starts the thread that keeps the port connected, unless it runs.
+    ///
+    /// # Errors
+    /// The process cannot have another thread.
+    pub fn start(&self) -> io::Result<()> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            self.connection.set_ending(false);
+            let (connection, peer) = (self.connection.clone(), self.peer.clone());
+            *thread =
+                Some(thread::Builder::new().name("stream".into()).spawn(move || peer.run(&connection))?);
+        }
+        Ok(())
+    }
+
+    /// Disconnects the port and ends its thread.
+    pub fn end(&self) {
+        let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        self.connection.set_ending(true);
+        // The thread does not panic. If it did, the port would keep its connection.
+        let _ = thread.join();
+    }
+
+    /// Returns the part that receives.
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub fn receiver(&self) -> io::Result<StreamReceiver> {
+        StreamReceiver::new(self.connection.clone())
+    }
+
+    /// Returns the part that sends.
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub fn sender(&self) -> io::Result<StreamSender> {
+        StreamSender::new(self.connection.clone())
+    }
+}
+
+impl Drop for StreamPort {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Peer {
+    /// Keeps the port connected until the thread is to end.
+    fn run(&self, connection: &Connection) {
+        let mut is_running = true;
+        while is_running {
+            is_running = match self {
+                Self::Listener(path) => keep_connected(path, connection),
+                Self::Passt(passt) => keep_passt(passt, connection),
+            };
+            // Removing a socket cannot fail.
+            let _ = connection.set(None);
+            is_running = is_running && connection.pause(RETRY);
+        }
+    }
+}
+
+/// Connects the port, and waits until the connection is lost. Returns `false` if the thread is to end.
+fn keep_connected(path: &Path, connection: &Connection) -> bool {
+    match connect_to(path).and_then(|socket| connection.set(Some(socket))) {
+        Ok(()) => info!(parent: connection.span(), path = %path.display(), "the port is connected"),
+        Err(error) => {
+            connection.warn("the port cannot connect, and tries again each second", &error);
+            return true;
+        }
+    }
+    connection.wait_until_lost()
+}
+
+/// Starts a child, and waits until it ends. Returns `false` if the thread is to end.
+fn keep_passt(passt: &Passt, connection: &Connection) -> bool {
+    let (child, socket) = match passt.start() {
+        Ok(started) => started,
+        Err(error) => {
+            connection.warn("passt cannot be started; this is tried again each second", &error);
+            return true;
+        }
+    };
+    let is_running = match connection.set(Some(socket)) {
+        Ok(()) => {
+            info!(parent: connection.span(), pid = child.id(), "passt is running");
+            connection.wait_until_lost()
+        }
+        Err(error) => {
+            connection.warn("passt cannot be watched; this is tried again each second", &error);
+            true
+        }
+    };
+    // passt ends when its socket closes, which the port does first.
+    let _ = connection.set(None);
+    let status = child.end();
+    if is_running {
+        connection.warn("passt has ended and is started again", &status);
+    }
+    is_running
+}
+
+/// Connects without waiting, which a listener with a full backlog could cause.
+fn connect_to(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let address = SocketAddrUnix::new(path)?;
+    match connect(&socket, &address) {
+        Ok(()) => Ok(socket),
+        Err(Errno::AGAIN) => Err(io::Error::other("the listener accepts no connections")),
+        Err(error) => Err(error.into()),
+    }
+}

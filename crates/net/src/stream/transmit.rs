@@ -1,0 +1,232 @@
+//! Sends the frames of a transmit ring over a stream socket.
+//!
+//! The peer knows no offloads, so the card completes checksums and segments packets. A frame is copied, and
+//! its chain completed, while less than the longest frame waits for the peer. So no chain waits for a peer
+//! that stops reading: the frames behind stay in the ring, and a stop takes none with it.
+
+use crate::buffers;
+use crate::card_state::CardState;
+use crate::cost;
+use crate::counters::RingCounters;
+use crate::immediate_ring::{self, ImmediateRing};
+use crate::offload::{Segments, Undo, complete_checksum, undo};
+use crate::port_poll::PORT_INTERVAL;
+use crate::transmit::{TransmitFormat, count_invalid};
+use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
+use kickless_net_port::{Outgoing, StreamSender};
+use kickless_spec::net::{FRAME_MAX, Header, NetFeatures};
+use kickless_virtqueue::Chain;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+const HEADER: usize = size_of::<Header>();
+/// The least payload of a segment that any TCP uses (Linux, `TCP_MIN_MSS`).
+const SEGMENT_LEN_MIN: usize = 48;
+/// The most segments of a packet. It bounds the bytes that a frame becomes, whose segments repeat its
+/// headers.
+const SEGMENTS_MAX: usize = (FRAME_MAX - HEADER).div_ceil(SEGMENT_LEN_MIN);
+/// The most frames of one turn, so that the peer gets them while later ones are copied.
+const FRAMES_MAX: u32 = 256;
+
+/// The task of a transmit ring.
+pub(crate) struct StreamTransmitTask {
+    vring: Vring,
+    card: Arc<CardState>,
+    pair: u16,
+    format: TransmitFormat,
+    is_enabled: bool,
+    sender: StreamSender,
+    chain: Chain,
+    /// Space for a frame behind its header, and for a segment of it.
+    copy: Box<[u8]>,
+    segment: Box<[u8]>,
+    /// Frames wait for the peer.
+    is_waiting: bool,
+}
+
+/// The end of a frame that the driver sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    /// The packet is not what its header says.
+    Refused,
+    /// There is no connection.
+    Down,
+}
+
+impl StreamTransmitTask {
+    pub(crate) fn new(
+        mut vring: Vring,
+        card: Arc<CardState>,
+        pair: u16,
+        format: TransmitFormat,
+        sender: StreamSender,
+    ) -> Self {
+        let space = || vec![0; FRAME_MAX].into_boxed_slice();
+        // As in `TransmitTask`.
+        vring.show_after(ShowAfter::PUBLISH);
+        Self {
+            vring,
+            card,
+            pair,
+            format,
+            is_enabled: true,
+            sender,
+            chain: Chain::default(),
+            copy: space(),
+            segment: space(),
+            is_waiting: false,
+        }
+    }
+
+    fn counters(&self) -> &RingCounters {
+        &self.card.counters[usize::from(self.vring.index())]
+    }
+
+    /// Sends or drops the frame in the popped chain.
+    fn send_frame(&mut self) {
+        if !self.is_enabled {
+            return self.counters().sent_disabled.add(1);
+        }
+        let (header, frame) = match self.format.parse(&self.chain, self.vring.view()) {
+            Ok(parsed) => parsed,
+            Err(error) => return count_invalid(&self.vring, self.counters(), &self.chain, error),
+        };
+        // Both lengths were checked.
+        let (header_len, len) = (self.format.header_len, frame.len as usize);
+        let space = &mut self.copy[HEADER - header_len..HEADER + len];
+        if buffers::read(self.chain.readable(), self.vring.view(), space).is_err() {
+            self.vring.counters().errors.add(1);
+            return self.counters().sent_invalid.add(1);
+        }
+        let bytes = &mut self.copy[HEADER..HEADER + len];
+        match push(&mut self.sender.turn(), &header, bytes, &mut self.segment) {
+            Outcome::Passed => {
+                self.counters().sent_frames.add(1);
+                self.counters().sent_bytes.add(frame.len.into());
+            }
+            Outcome::Refused => self.counters().sent_refused.add(1),
+            Outcome::Down => self.counters().sent_down.add(1),
+        }
+    }
+
+    /// Sends frames until they cost `budget`, or too many wait for the peer.
+    fn send_frames(&mut self, budget: u32) -> Polled {
+        let (mut served, mut cost) = (0, 0u32);
+        let next = loop {
+            if cost >= budget || served >= FRAMES_MAX {
+                break Next::More;
+            }
+            if !self.has_room() {
+                break Next::Quiet;
+            }
+            let popped = self.vring.pop(&mut self.chain);
+            if self.vring.has_cost() {
+                cost = cost.saturating_add(self.vring.take_cost());
+            }
+            if !popped {
+                break if self.vring.take_unfinished() { Next::More } else { Next::Idle };
+            }
+            cost = cost.saturating_add(u32::from(self.chain.descriptors() / cost::DESCRIPTORS_PER_COST));
+            cost = cost.saturating_add(self.serve());
+            served += 1;
+        };
+        Polled { served, cost, next }
+    }
+
+    /// Returns whether another frame may be copied. Makes room if the peer takes what waits.
+    fn has_room(&self) -> bool {
+        let mut outgoing = self.sender.turn();
+        if !outgoing.has_room() {
+            outgoing.flush();
+        }
+        outgoing.has_room()
+    }
+
+    fn flush(&mut self) {
+        let mut outgoing = self.sender.turn();
+        outgoing.flush();
+        self.is_waiting = outgoing.is_waiting();
+    }
+}
+
+/// Passes a frame on without offloads.
+fn push(outgoing: &mut Outgoing<'_>, header: &Header, frame: &mut [u8], segment: &mut [u8]) -> Outcome {
+    if !outgoing.is_connected() {
+        return Outcome::Down;
+    }
+    match undo(header, frame, NetFeatures::empty()) {
+        Undo::Nothing => {}
+        Undo::Checksum(at) if complete_checksum(frame, at) => {}
+        Undo::Checksum(_) => return Outcome::Refused,
+        Undo::Segments => {
+            let segments = Segments::of(header, frame).filter(|all| all.count(frame) <= SEGMENTS_MAX);
+            let Some(mut segments) = segments else { return Outcome::Refused };
+            while let Some(len) = segments.write_next(frame, segment) {
+                outgoing.push(&segment[..len]);
+            }
+            return Outcome::Passed;
+        }
+    }
+    outgoing.push(frame);
+    Outcome::Passed
+}
+
+impl ImmediateRing for StreamTransmitTask {
+    fn ring(&mut self) -> (&mut Vring, &mut Chain) {
+        (&mut self.vring, &mut self.chain)
+    }
+
+    fn serve(&mut self) -> u32 {
+        if self.has_room() {
+            self.send_frame();
+        } else {
+            // Only a ring that stops is served without room.
+            self.counters().dropped_late.add(1);
+        }
+        self.vring.push(self.chain.id, 0);
+        cost::of_frame(self.chain.readable_len())
+    }
+}
+
+impl QueueTask for StreamTransmitTask {
+    fn vring(&mut self) -> &mut Vring {
+        &mut self.vring
+    }
+
+    fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
+        let mut polled = match budget {
+            0 => immediate_ring::poll(self, 0),
+            _ => self.send_frames(budget),
+        };
+        self.flush();
+        if polled.next == Next::Quiet && !self.is_waiting {
+            // The peer has taken all since the last look, so no event comes.
+            polled.next = Next::More;
+        }
+        self.vring.publish();
+        polled
+    }
+
+    fn in_flight(&self) -> usize {
+        self.vring.resubmissions().into()
+    }
+
+    fn event(&self) -> Option<Event<'_>> {
+        let interest = if self.is_waiting { Interest::Readable } else { Interest::None };
+        Some(Event { fd: self.sender.as_fd(), interest })
+    }
+
+    fn far_side_interval(&self) -> Duration {
+        PORT_INTERVAL
+    }
+
+    fn affinity(&self) -> Option<u32> {
+        Some(self.pair.into())
+    }
+
+    fn set_enabled(&mut self, is_enabled: bool) {
+        self.is_enabled = is_enabled;
+    }
+}

@@ -1,0 +1,415 @@
+//! Runs cards whose port is a stream socket, with a peer that listens, or with passt.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
+mod rig;
+
+use kickless_device::{Device, DeviceMessage, Interest, Next};
+use kickless_net::Net;
+use kickless_net::offload::{Segments, complete_checksum};
+use kickless_net_port::{OpenPort, Port, StreamPort};
+use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header};
+use kickless_testing::{LIMIT, eventually, in_network_namespace, ip};
+use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
+use zerocopy::IntoBytes;
+
+const SPLIT: Kind = Kind { packed: false, event_idx: true, in_order: false };
+const RECEIVE: u16 = 0;
+const TRANSMIT: u16 = 1;
+
+/// A card whose port is connected to a listener.
+struct Network {
+    card: Arc<Net>,
+    listener: UnixListener,
+    _directory: TempDir,
+}
+
+impl Network {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("peer");
+        let listener = UnixListener::bind(&path).unwrap();
+        let card = card_on(1, OpenPort::Stream(StreamPort::to(&path).unwrap()));
+        card.open().unwrap();
+        Self { card, listener, _directory: directory }
+    }
+
+    fn accept(&self) -> UnixStream {
+        let (peer, _) = self.listener.accept().unwrap();
+        peer.set_read_timeout(Some(LIMIT)).unwrap();
+        peer
+    }
+
+    fn start(&self, index: u16, kind: Kind) -> Rig {
+        Rig::start(&self.card, index, kind, SIZE_MAX, self.card.features())
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        counter(&self.card, name)
+    }
+}
+
+fn frame(len: usize, number: u8) -> Vec<u8> {
+    (0..len).map(|n| (n as u8).wrapping_mul(3).wrapping_add(number)).collect()
+}
+
+fn plain(frame: &[u8]) -> Vec<u8> {
+    [Header::default().as_bytes(), frame].concat()
+}
+
+fn framed(frame: &[u8]) -> Vec<u8> {
+    [&(frame.len() as u32).to_be_bytes(), frame].concat()
+}
+
+/// Reads the next frame at the peer.
+fn read_frame(mut peer: &UnixStream) -> Vec<u8> {
+    let mut len = [0; 4];
+    peer.read_exact(&mut len).unwrap();
+    let mut frame = vec![0; u32::from_be_bytes(len) as usize];
+    peer.read_exact(&mut frame).unwrap();
+    frame
+}
+
+/// Sends frames until the card has a connection.
+fn wait_until_connected(transmit: &mut Rig, peer: &UnixStream) {
+    peer.set_nonblocking(true).unwrap();
+    eventually("the card sends", || {
+        transmit.send(&plain(&frame(14, 0)), 4096).unwrap();
+        transmit.poll();
+        transmit.take().unwrap();
+        (&*peer).read_exact(&mut [0; 18]).is_ok()
+    });
+    peer.set_nonblocking(false).unwrap();
+}
+
+/// Polls a receive ring until it delivers a frame.
+fn receive(rig: &mut Rig) -> Vec<u8> {
+    loop {
+        rig.poll();
+        if let Some((header, frame)) = rig.receive(12) {
+            assert_eq!(Header { num_buffers: 0.into(), ..header }, Header::default());
+            return frame;
+        }
+        assert_eq!((rig.last, rig.interest()), (Next::Quiet, Some(Interest::Readable)));
+        rig.wait_readable();
+    }
+}
+
+#[test]
+fn frames_pass_in_both_directions() {
+    let network = Network::new();
+    let mut peer = network.accept();
+    for kind in kinds() {
+        let mut transmit = network.start(TRANSMIT, kind);
+        let mut receiving = network.start(RECEIVE, kind);
+        wait_until_connected(&mut transmit, &peer);
+        for (number, (len, cut)) in (0..).zip([(14, 5), (60, 12), (1514, 100), (9000, 4096), (65_550, 4096)])
+        {
+            transmit.send(&plain(&frame(len, number)), cut).unwrap();
+            assert_eq!((transmit.poll(), transmit.take().unwrap().2), (1, 0));
+            while receiving.offer(&[1530], true).is_some() {}
+            // The longest frame does not fit into the socket at once.
+            std::thread::scope(|scope| {
+                let arrived = scope.spawn(|| read_frame(&peer));
+                eventually("the frame is sent", || {
+                    transmit.poll();
+                    transmit.interest() == Some(Interest::None)
+                });
+                assert!(arrived.join().unwrap() == frame(len, number), "{kind:?} {len}");
+            });
+            let mut writer = peer.try_clone().unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(move || writer.write_all(&framed(&frame(len, number + 100))).unwrap());
+                assert!(receive(&mut receiving) == frame(len, number + 100), "{kind:?} {len}");
+            });
+        }
+        // A frame in single bytes, then one that is too short.
+        for byte in framed(&frame(60, 7)) {
+            peer.write_all(&[byte]).unwrap();
+            receiving.poll();
+        }
+        assert!(receiving.receive(12).is_some_and(|(_, bytes)| bytes == frame(60, 7)));
+        peer.write_all(&framed(&[0; 13])).unwrap();
+        receiving.wait_readable();
+        receiving.poll();
+        for rig in [transmit, receiving] {
+            let offered = rig.with_device();
+            assert_eq!(rig.stop().1, offered);
+        }
+    }
+    assert_eq!(network.counter("dropped_unread"), kinds().count() as u64);
+    for name in ["sent_refused", "sent_invalid", "dropped_long", "dropped_late"] {
+        assert_eq!(network.counter(name), 0, "{name}");
+    }
+}
+
+/// Returns a TCP packet of IPv4 with this payload, whose checksum is partial, and its header.
+fn tcp(payload: usize, size: u16) -> (Header, Vec<u8>) {
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    frame.extend([0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    frame.extend([0, 80, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
+    frame.extend((0..payload).map(|n| n as u8));
+    let len = (frame.len() - 14) as u16;
+    frame[16..18].copy_from_slice(&len.to_be_bytes());
+    let gso_type = if size > 0 { GSO_TCPV4 } else { 0 };
+    let flags = HDR_F_NEEDS_CSUM;
+    let (csum_start, csum_offset) = (34.into(), 16.into());
+    let header =
+        Header { flags, gso_type, gso_size: size.into(), csum_start, csum_offset, ..Header::default() };
+    (header, frame)
+}
+
+#[test]
+fn offloads_are_undone() {
+    let network = Network::new();
+    let peer = network.accept();
+    let mut transmit = network.start(TRANSMIT, SPLIT);
+    wait_until_connected(&mut transmit, &peer);
+    for (payload, size) in [(500, 0), (20_000, 1448), (1448, 1448), (40_000, 100)] {
+        let (header, mut packet) = tcp(payload, size);
+        transmit.send(&[header.as_bytes(), &packet].concat(), 4096).unwrap();
+        std::thread::scope(|scope| {
+            let expected = scope.spawn(|| {
+                if size == 0 {
+                    let at = kickless_net::Checksum { start: 34, offset: 16 };
+                    assert!(complete_checksum(&mut packet, at));
+                    assert!(read_frame(&peer) == packet);
+                    return;
+                }
+                let mut segments = Segments::of(&header, &packet).unwrap();
+                let mut space = vec![0; 2000];
+                while let Some(len) = segments.write_next(&packet, &mut space) {
+                    assert!(read_frame(&peer) == space[..len]);
+                }
+            });
+            eventually("the packet is sent", || {
+                transmit.poll();
+                transmit.interest() == Some(Interest::None)
+            });
+            expected.join().unwrap();
+        });
+        transmit.take().unwrap();
+    }
+    // A packet that is not what its header says, and one that would become too many segments.
+    let (header, mut packet) = tcp(2000, 1448);
+    packet[23] = 17;
+    transmit.send(&[header.as_bytes(), &packet].concat(), 4096).unwrap();
+    let (header, packet) = tcp(60_000, 1);
+    transmit.send(&[header.as_bytes(), &packet].concat(), 4096).unwrap();
+    assert_eq!((transmit.poll(), network.counter("sent_refused")), (2, 2));
+}
+
+#[test]
+fn a_lost_connection_is_made_again() {
+    let network = Network::new();
+    let mut transmit = network.start(TRANSMIT, SPLIT);
+    let mut receiving = network.start(RECEIVE, SPLIT);
+    while receiving.offer(&[1530], true).is_some() {}
+    let impossible = [&framed(&frame(60, 1))[..], &[0xff; 8]].concat();
+    for (last_words, frames) in [(&framed(&frame(60, 1))[..63], 0), (&impossible, 1), (&[], 0)] {
+        let mut peer = network.accept();
+        wait_until_connected(&mut transmit, &peer);
+        peer.write_all(last_words).unwrap();
+        let mut delivered = 0;
+        if last_words.len() < impossible.len() {
+            drop(peer);
+        } else {
+            // The card closes a stream that it cannot follow. This end may be reset.
+            eventually("the card disconnects", || {
+                receiving.poll();
+                delivered += std::iter::from_fn(|| receiving.receive(12)).count();
+                peer.set_nonblocking(true).unwrap();
+                !matches!(peer.read(&mut [0; 100]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+            });
+        }
+        eventually("frames are dropped", || {
+            receiving.poll();
+            delivered += std::iter::from_fn(|| receiving.receive(12)).count();
+            let before = network.counter("sent_down");
+            transmit.send(&plain(&frame(60, 1)), 100).unwrap();
+            transmit.poll();
+            transmit.take().unwrap();
+            network.counter("sent_down") > before
+        });
+        assert_eq!(delivered, frames);
+    }
+    let mut peer = network.accept();
+    peer.write_all(&framed(&frame(99, 2))).unwrap();
+    assert!(receive(&mut receiving) == frame(99, 2));
+    // The card ends its thread, and disconnects.
+    network.card.close();
+    assert_eq!(peer.read_to_end(&mut Vec::new()).unwrap_or_default(), 0);
+}
+
+#[test]
+fn a_peer_that_stops_reading_keeps_no_chain() {
+    let network = Network::new();
+    let peer = network.accept();
+    for kind in kinds() {
+        let mut transmit = network.start(TRANSMIT, kind);
+        wait_until_connected(&mut transmit, &peer);
+        let mut sent = 0u8;
+        while transmit.last != Next::Quiet {
+            transmit.send(&plain(&frame(1514, sent)), 4096).unwrap();
+            sent = sent.wrapping_add(1);
+            assert!(network.counter("sent_frames") < 10_000, "frames are not bounded");
+            transmit.poll();
+            while transmit.take().is_some() {}
+        }
+        assert_eq!((transmit.interest(), transmit.task.in_flight()), (Some(Interest::Readable), 0));
+        // Frames behind that one stay in the ring, which stops at once.
+        for number in 0..3 {
+            transmit.send(&plain(&frame(100, number)), 4096).unwrap();
+        }
+        transmit.poll();
+        assert_eq!((transmit.last, transmit.with_device()), (Next::Quiet, 3));
+        let (next_avail, mut guest) = transmit.stop_task();
+        assert!(guest.take().is_none());
+        let vring = guest.vring(TRANSMIT, next_avail, None);
+        let mut transmit = Rig::start_on(&network.card, guest, vring, network.card.features());
+        transmit.poll();
+        assert_eq!(transmit.last, Next::Quiet);
+        // The peer reads, and gets each frame once, in order.
+        let frames = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut frames = Vec::new();
+                while !frames.ends_with(&[frame(100, 2)]) {
+                    frames.push(read_frame(&peer));
+                }
+                frames
+            });
+            while transmit.with_device() > 0 || transmit.interest() == Some(Interest::Readable) {
+                transmit.poll();
+                while transmit.take().is_some() {}
+                if transmit.interest() == Some(Interest::Readable) {
+                    transmit.wait_readable();
+                }
+            }
+            reader.join().unwrap()
+        });
+        let (long, short) = frames.split_at(frames.len() - 3);
+        assert!(long.iter().zip(0u8..=255).all(|(got, number)| *got == frame(1514, number)));
+        assert!(short.iter().zip(0..).all(|(got, number)| *got == frame(100, number)));
+        transmit.stop();
+    }
+}
+
+#[test]
+fn a_ring_does_not_wait_for_a_peer_that_is_gone() {
+    let network = Network::new();
+    let peer = network.accept();
+    let mut transmit = network.start(TRANSMIT, SPLIT);
+    let mut receiving = network.start(RECEIVE, SPLIT);
+    wait_until_connected(&mut transmit, &peer);
+    while transmit.last != Next::Quiet {
+        transmit.send(&plain(&frame(1514, 0)), 4096).unwrap();
+        transmit.poll();
+        while transmit.take().is_some() {}
+    }
+    transmit.send(&plain(&frame(60, 0)), 4096).unwrap();
+    transmit.poll();
+    assert_eq!((transmit.last, transmit.with_device()), (Next::Quiet, 1));
+    drop(peer);
+    receiving.poll();
+    // The receive ring has found this out. The transmit ring is woken.
+    eventually("the frame is dropped", || {
+        transmit.wait_readable();
+        transmit.poll();
+        transmit.last == Next::Idle
+    });
+    transmit.take().unwrap();
+}
+
+#[test]
+fn the_address_of_a_guest_is_announced() {
+    let network = Network::new();
+    let peer = network.accept();
+    let mut transmit = network.start(TRANSMIT, SPLIT);
+    wait_until_connected(&mut transmit, &peer);
+    network.card.message(DeviceMessage::SendRarp([2, 3, 4, 5, 6, 7])).unwrap();
+    assert_eq!(read_frame(&peer)[6..14], [2, 3, 4, 5, 6, 7, 0x80, 0x35]);
+}
+
+/// Returns a DHCPDISCOVER of the guest.
+fn discover() -> Vec<u8> {
+    let mac = [2, 0, 0, 0, 0, 7];
+    let mut bootp = vec![1, 1, 6, 0, 1, 2, 3, 4];
+    bootp.resize(28, 0);
+    bootp.extend(mac);
+    bootp.resize(236, 0);
+    bootp.extend([99, 130, 83, 99, 53, 1, 1, 255]);
+    let udp_len = (8 + bootp.len()) as u16;
+    let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255];
+    packet[2..4].copy_from_slice(&(20 + udp_len).to_be_bytes());
+    let sum: u32 = packet.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    packet[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+    packet.extend([0, 68, 0, 67]);
+    packet.extend(udp_len.to_be_bytes());
+    packet.extend([0, 0]);
+    [&[0xff; 6], &mac[..], &[8, 0], &packet, &bootp].concat()
+}
+
+/// Returns the children of this process with this name.
+fn children(name: &str) -> Vec<i32> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let pids =
+        lists.flat_map(|list| list.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>());
+    pids.filter(|pid: &i32| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm"))
+            .is_ok_and(|comm| comm.trim_end().starts_with(name))
+    })
+    .collect()
+}
+
+#[test]
+fn passt_answers_and_is_started_again() {
+    let has_passt = ["/usr/bin/passt", "/usr/local/bin/passt"].iter().any(|path| Path::new(path).exists());
+    if !has_passt {
+        println!("skipped, because passt is not installed");
+        return;
+    }
+    in_network_namespace(|| {
+        ip("link set dev lo up");
+        ip("link add up0 type veth peer name up1");
+        for command in ["link set up1 up", "link set up0 up", "addr add 10.78.0.2/24 dev up0"] {
+            ip(command);
+        }
+        ip("route add default via 10.78.0.1");
+        let port: Port = "user,-4".parse().unwrap();
+        let port = port.open(1, |_| panic!("no descriptor is inherited")).unwrap();
+        let card = card_on(1, port);
+        assert!(children("passt").is_empty());
+        card.open().unwrap();
+        let mut transmit = Rig::start(&card, TRANSMIT, SPLIT, SIZE_MAX, card.features());
+        let mut receiving = Rig::start(&card, RECEIVE, SPLIT, SIZE_MAX, card.features());
+        for round in 0..2 {
+            eventually("an address is offered", || {
+                transmit.send(&plain(&discover()), 4096).unwrap();
+                transmit.poll();
+                transmit.take().unwrap();
+                while receiving.offer(&[1530], true).is_some() {}
+                receiving.poll();
+                std::iter::from_fn(|| receiving.receive(12)).any(|(_, frame)| {
+                    frame.len() > 62 && frame[36..38] == [0, 68] && frame[58..62] == [10, 78, 0, 2]
+                })
+            });
+            if round == 0 {
+                let pids = children("passt");
+                assert_eq!(pids.len(), 1);
+                let pid = rustix::process::Pid::from_raw(pids[0]).unwrap();
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+                eventually("another process is there", || {
+                    receiving.poll();
+                    children("passt").iter().any(|other| *other != pids[0])
+                });
+            }
+        }
+        card.close();
+        assert!(children("passt").is_empty(), "passt outlives its card");
+    });
+}
