@@ -24,7 +24,7 @@ fn frame(len: usize) -> Vec<u8> {
 /// Makes two TAPs at one bridge.
 fn bridged() -> [Tap; 2] {
     let taps = ["a", "b"].map(|name| Tap::open(name, 1).unwrap());
-    ip("link add bridge type bridge forward_delay 0");
+    ip("link add bridge type bridge forward_delay 0 mcast_snooping 0");
     ip("link set dev bridge up");
     for name in ["a", "b"] {
         ip(&format!("link set dev {name} up mtu 65521 master bridge"));
@@ -238,7 +238,7 @@ fn a_detached_queue_receives_nothing() {
         let to = Tap::open("b", 3).unwrap();
         assert_eq!((to.name(), to.queues()), ("b", 3));
         assert!(to.queue(3).is_err());
-        ip("link add bridge type bridge forward_delay 0");
+        ip("link add bridge type bridge forward_delay 0 mcast_snooping 0");
         for name in ["a", "b"] {
             ip(&format!("link set dev {name} up master bridge"));
         }
@@ -266,7 +266,7 @@ fn adopted_queues_are_attached_again() {
         let from = Tap::open("a", 1).unwrap();
         // A TAP with several queues detaches all until they are used.
         let parent = Tap::open("b", 2).unwrap();
-        ip("link add bridge type bridge forward_delay 0");
+        ip("link add bridge type bridge forward_delay 0 mcast_snooping 0");
         for name in ["a", "b"] {
             ip(&format!("link set dev {name} up master bridge"));
         }

@@ -21,7 +21,7 @@ struct Kernel {
 impl Kernel {
     fn new() -> Self {
         let [from, to] = ["a", "b"].map(|name| Tap::open(name, 1).unwrap());
-        ip("link add bridge type bridge forward_delay 0");
+        ip("link add bridge type bridge forward_delay 0 mcast_snooping 0");
         ip("link set dev bridge up");
         for name in ["a", "b"] {
             ip(&format!("link set dev {name} up mtu 65521 master bridge"));

@@ -51,7 +51,7 @@ struct Network {
 impl Network {
     fn new(pairs: u16) -> Self {
         let (tap, peer) = (Tap::open("card", pairs).unwrap(), Tap::open("peer", 1).unwrap());
-        ip("link add bridge type bridge forward_delay 0");
+        ip("link add bridge type bridge forward_delay 0 mcast_snooping 0");
         ip("link set dev bridge up");
         for name in ["card", "peer"] {
             ip(&format!("link set dev {name} up mtu 65521 master bridge"));
