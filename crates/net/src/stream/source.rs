@@ -48,7 +48,7 @@ impl StreamSource {
             let bytes = &mut bytes[HEADER - header_len..];
             bytes[..header_len].fill(0);
             match ring.deliver(bytes)? {
-                true => Taken::Delivered,
+                true => Taken::Delivered(1),
                 false => Taken::Dropped,
             }
         };
