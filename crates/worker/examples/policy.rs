@@ -15,7 +15,8 @@
 mod simulation;
 
 use kickless_worker::policy::Policy;
-use simulation::load::{MS, SEC};
+use simulation::load::{Gaps, MS, SEC, US};
+use simulation::machine::Machine;
 use simulation::{patterns, stuck, table};
 
 fn main() {
@@ -52,8 +53,13 @@ fn replay() {
 /// Prints the longest time for which the core is held, for each load and seed, and their number above limits.
 fn print_stuck(seeds: u64) {
     let mut all = Vec::new();
-    for (name, load) in stuck::loads() {
-        let held = (1..=seeds).map(|seed| stuck::held(&load, table::AUTO, 6 * SEC, seed));
+    let loads = stuck::loads().into_iter().map(|(name, load)| (name, load, Machine::default()));
+    let machines = stuck::machines().into_iter().flat_map(|(name, machine)| {
+        [100 * US, 10 * US]
+            .map(|gap| (format!("one in {gap} ns, {name}"), patterns::open(Gaps::Poisson(gap)), machine))
+    });
+    for (name, load, machine) in loads.chain(machines) {
+        let held = (1..=seeds).map(|seed| stuck::held(machine, &load, table::AUTO, 6 * SEC, seed));
         let held: Vec<_> = held.map(|(longest, total)| (longest / MS, total / MS)).collect();
         println!("{name:60} held for (longest, in all) ms of 6 s: {held:?}");
         all.extend(held.into_iter().map(|held| held.0));

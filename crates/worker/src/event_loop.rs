@@ -229,14 +229,24 @@ impl EventLoop {
         self.waiter.watch_engine(self.engine.event(), watch_engine)?;
         let retry = if self.engine.needs_turn() { now + RETRY } else { Nanos::MAX };
         let due = self.next_call.min(retry).min(self.next_nap);
-        if due == Nanos::MAX {
-            self.wait(None)?;
-            return Ok(());
+        if due <= now {
+            return self.wait(Some(Duration::ZERO)).map(drop);
         }
-        if !self.wait(Some(Duration::from_nanos(due.saturating_sub(now))))? && due > now {
-            self.host_probe.slept(self.clock.now().saturating_sub(due));
-        }
+        let due = Some(due).filter(|&due| due < Nanos::MAX);
+        let began = self.host_probe.falls_asleep();
+        let events = self.wait(due.map(|due| Duration::from_nanos(due - now)))?;
+        let now = self.clock.now();
+        let served = match events {
+            0 if began.is_some() => self.naps.iter().filter(|&&number| self.nap_is_over(number, now)).count(),
+            _ => events,
+        };
+        self.host_probe.woke(began, due, now, events > 0, served as Nanos);
         Ok(())
+    }
+
+    fn nap_is_over(&self, number: u32, now: Nanos) -> bool {
+        let entry = self.entries.get(number as usize).and_then(Option::as_ref);
+        entry.is_some_and(|entry| matches!(entry.state, TaskState::Napping { until, .. } if until <= now))
     }
 
     /// Returns whether completions should end a sleep. They should not if all tasks with requests in flight
@@ -254,11 +264,11 @@ impl EventLoop {
             .any(|entry| !ignore_completions(entry) && entry.task.in_flight() > 0)
     }
 
-    /// Waits, and handles all events. Returns whether there was any.
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
+    /// Waits, and handles all events. Returns their number.
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
         let mut ready = std::mem::take(&mut self.ready);
         ready.extend(self.waiter.wait(timeout)?);
-        let any = !ready.is_empty();
+        let events = ready.len();
         for ready in ready.drain(..) {
             match ready {
                 // The loop reaps after each wait.
@@ -274,7 +284,7 @@ impl EventLoop {
             }
         }
         self.ready = ready;
-        Ok(any)
+        Ok(events)
     }
 
     /// Puts tasks whose naps are over, or whose limits admit a request again, on the poll list.

@@ -15,13 +15,9 @@ use std::time::Duration;
 /// The number of sleeps that are measured at the start, and the length of each.
 const SLEEPS: u32 = 16;
 const SLEEP: Duration = Duration::from_micros(50);
-/// The longest plausible wake delay. A longer one means that the machine was busy with something else.
-const DELAY_MAX: Nanos = 200_000;
-/// A sleep that is late by more than this many times the usual delay is not counted, because something else
-/// ran.
-const OUTLIER: Nanos = 4;
-/// The weight of the known value against one new measurement.
-const KNOWN: Nanos = 15;
+/// The processor time of one sleep in so many is measured. Two readings take half a microsecond, a twentieth
+/// of a sleep or so.
+const MEASURED: u32 = 16;
 /// The interval at which steal time is read. The kernel formats a line for each CPU and each interrupt for
 /// it.
 const STEAL_EVERY: Nanos = 100_000_000;
@@ -46,6 +42,8 @@ pub(crate) struct HostProbe {
     steal_of: Option<(usize, Nanos)>,
     /// Time spent polling empty rings since the last sample.
     spun: Nanos,
+    /// Sleeps so far.
+    sleeps: u32,
 }
 
 impl HostProbe {
@@ -57,7 +55,7 @@ impl HostProbe {
         let open = |path: &str| File::open(path).ok();
         let thread = gettid().as_raw_nonzero();
         let mut host_probe = Self {
-            host: Host { sleep_cpu: 0, wake_delay: 0, nap_overshoot: 0, contended: false },
+            host: Host::new(0, 0),
             clock,
             pressure: Pressure::default(),
             schedstat: open(&format!("/proc/self/task/{thread}/schedstat")),
@@ -67,6 +65,7 @@ impl HostProbe {
             steal_at: 0,
             steal_of: None,
             spun: 0,
+            sleeps: 0,
         };
         let (mut late, mut cpu) = (Vec::new(), Vec::new());
         for _ in 0..SLEEPS {
@@ -80,21 +79,40 @@ impl HostProbe {
         late.sort_unstable();
         cpu.sort_unstable();
         // The lower quartile: sleeps that nothing else disturbed.
-        let [delay, cpu] = [&late, &cpu].map(|all| all[all.len() / 4].min(DELAY_MAX));
-        // A timer that wakes an idle core does the same work as a kick from another core.
-        host_probe.host =
-            Host { sleep_cpu: cpu.max(1), wake_delay: delay, nap_overshoot: delay, contended: false };
+        let [delay, cpu] = [&late, &cpu].map(|all| all[all.len() / 4]);
+        host_probe.host = Host::new(cpu, delay);
+        tracing::debug!(host = ?host_probe.host, "measured the sleeps of this worker");
         Ok(host_probe)
     }
 
-    /// Records a sleep that ended `late` after its timeout.
-    pub(crate) fn slept(&mut self, late: Nanos) {
-        let known = self.host.nap_overshoot;
-        if self.host.contended || late > known.max(1000).saturating_mul(OUTLIER) {
-            return;
+    /// Begins a sleep. Returns the thread's processor time if this sleep is to be measured.
+    pub(crate) fn falls_asleep(&mut self) -> Option<Nanos> {
+        self.sleeps = self.sleeps.wrapping_add(1);
+        (self.sleeps.is_multiple_of(MEASURED) && !self.host.contended).then(cpu_time)
+    }
+
+    /// Ends a sleep that began at this processor time. `due` is the time of its timer, if it had one. The cost
+    /// is shared by `served` tasks.
+    pub(crate) fn woke(
+        &mut self,
+        began: Option<Nanos>,
+        due: Option<Nanos>,
+        now: Nanos,
+        by_event: bool,
+        served: Nanos,
+    ) {
+        let cost = |began| cpu_time().saturating_sub(began) / served.max(1);
+        match (due, began) {
+            (None, Some(began)) if by_event => self.host.kicked(cost(began)),
+            // A signal can end a sleep early.
+            (Some(due), began) if !by_event && now >= due && !self.host.contended => {
+                if let Some(began) = began {
+                    self.host.timed(cost(began));
+                }
+                self.host.woken(now - due);
+            }
+            _ => {}
         }
-        let delay = ((known * KNOWN + late) / (KNOWN + 1)).min(DELAY_MAX);
-        (self.host.nap_overshoot, self.host.wake_delay) = (delay, delay);
     }
 
     /// Adds time that went into polls that found nothing.

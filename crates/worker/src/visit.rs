@@ -7,6 +7,12 @@ use crate::policy::Verdict;
 use crate::scheduler::Visit;
 use kickless_device::{Context, Next};
 
+/// Returns the end of a nap that would last until `until`: the end of another task's nap, if that is in the
+/// second half of this one. One wake then serves both, and their next naps begin together.
+fn shared_end(now: Nanos, until: Nanos, other: Nanos) -> Nanos {
+    if other < until && other - now.min(other) >= (until - now) / 2 { other } else { until }
+}
+
 impl EventLoop {
     /// Runs one round of the poll list.
     pub(crate) fn visit_scheduled(&mut self, now: Nanos) {
@@ -115,6 +121,7 @@ impl EventLoop {
                 true
             }
             Verdict::Nap { until, ignore_completions } => {
+                let until = shared_end(now, until, self.next_nap);
                 entry.enter(TaskState::Napping { until, ignore_completions }, now);
                 self.visit_at(number, until);
                 false
@@ -306,5 +313,18 @@ impl EventLoop {
             self.next_call = self.next_call.min(due);
             self.pending_calls.push(number);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn naps_end_together_if_that_shortens_none_by_more_than_half() {
+        for other in [0, 100, 149, 200, 300, Nanos::MAX] {
+            assert_eq!(shared_end(100, 200, other), 200, "{other}");
+        }
+        assert_eq!([150, 199].map(|other| shared_end(100, 200, other)), [150, 199]);
     }
 }

@@ -7,21 +7,23 @@ use super::{Host, Nanos, Verdict};
 
 /// The worth of a nanosecond of delay, in nanoseconds of processor time, where it costs throughput.
 const DELAY_WORTH: Nanos = 8;
-/// A sleep that a kick or a completion ends costs one part in this many of a sleep that a timer ends, which
-/// is the one that the worker measures. At 10 k/s with a polling driver, ten thousand kicks a second took 8 %
-/// of a core, and a third of them with some seven thousand naps 19 %.
-const TIMER_COST: Nanos = 2;
 /// A load is slow if the wake delay of each request costs it less than one part in this many: 2.5 %, which no
 /// way of waiting needs to gain.
 const SLOW_LOSS: u64 = 40;
+/// The longest wake for which a shorter accepted delay is met by spinning: half of the default one. A host
+/// that takes longer adds this time to the accepted delay. Otherwise a load that needs no core would hold one
+/// for as long as the host is slow, and no sleep would show that it is not any more.
+const WAKE_MAX: Nanos = 50_000;
 /// The longest accepted delay.
 const LATENCY_MAX: Nanos = 1_000_000_000;
 /// The number of empty naps in a row after which the queue is armed. By then they have cost more than the
 /// kick that they were to save, at a price of half of a sleep or so.
 const NAPS_MAX: u8 = 2;
 /// The number of requests that a nap of the trial should contain, and the longest such nap, in shorter ones.
+/// A wait for a request is then up to twice as long as a shortest nap, some 260 us. Longer ones are not spun
+/// for in any case: eight wakes are shorter.
 const TRIAL_COUNT: u64 = 2;
-const TRIAL_MAX: Nanos = 8;
+const TRIAL_MAX: Nanos = 4;
 
 /// The present wait, if there is one.
 #[derive(Debug, Default)]
@@ -44,55 +46,39 @@ enum Asleep {
     Napping(Nanos),
 }
 
-/// A plan for the waits of a queue. Each pair is for nothing in flight, and for requests in flight.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A plan for waits with nothing in flight, or with requests in flight.
+#[derive(Clone, Copy, Debug, Default)]
 struct Plan {
-    /// The time to spin.
-    limits: [Nanos; 2],
-    /// The length of the naps after that. 0: no naps. Completions do not end naps with requests in flight.
-    naps: [Nanos; 2],
+    /// The time to spin before the queue is armed, if a delay costs throughput.
+    eager: Nanos,
+    /// The time to spin, and the length of the naps instead, if it does not. 0: no naps.
+    patient: (Nanos, Nanos),
+    /// The length of naps, whether they are cheap or not.
+    nap: Nanos,
 }
 
 /// The state of `auto` for one queue.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Auto {
     ring_size: u16,
     latency: Nanos,
     kick_price: Nanos,
+    /// The history of waits with nothing in flight, and with requests in flight, and the plans for them.
     waits: [Waits; 2],
+    plans: [Plan; 2],
     load: Load,
     trial: Trial,
-    eager: Plan,
-    patient: Plan,
-    napping: Plan,
     /// All requests so far.
     requests: u64,
     /// The time at which the plans and the trial are looked at again.
     due: Nanos,
     contended: bool,
-    /// A nap has left the ring half full. Until this time it is served eagerly.
-    ring_full_until: Nanos,
     wait: Wait,
 }
 
 impl Auto {
     pub(super) fn new(ring_size: u16) -> Self {
-        Self {
-            ring_size,
-            latency: 0,
-            kick_price: 0,
-            waits: Default::default(),
-            load: Load::default(),
-            trial: Trial::default(),
-            eager: Plan::default(),
-            patient: Plan::default(),
-            napping: Plan::default(),
-            requests: 0,
-            due: 0,
-            contended: false,
-            ring_full_until: 0,
-            wait: Wait::default(),
-        }
+        Self { ring_size, ..Self::default() }
     }
 
     pub(super) fn set(&mut self, latency: Nanos, kick_price: Nanos) {
@@ -118,17 +104,16 @@ impl Auto {
         } else {
             self.wait = Wait { open: true, on_disk, since: now, ..Wait::default() };
         }
-        let plan = match self.trial.manner() {
-            _ if now < self.ring_full_until => &self.eager,
-            Manner::Eager => &self.eager,
-            Manner::Patient => &self.patient,
-            Manner::Napping => &self.napping,
+        let plan = &self.plans[usize::from(on_disk)];
+        let (limit, nap) = match self.trial.manner() {
+            Manner::Eager => (plan.eager, 0),
+            Manner::Napping if plan.nap > 0 => (0, plan.nap),
+            Manner::Patient | Manner::Napping => plan.patient,
         };
-        let until = self.wait.since.saturating_add(plan.limits[usize::from(on_disk)]);
+        let until = self.wait.since.saturating_add(limit);
         if now < until {
             return Verdict::Spin { until: until.min(self.due) };
         }
-        let nap = plan.naps[usize::from(on_disk)];
         if nap == 0 {
             return Verdict::Arm;
         }
@@ -149,20 +134,15 @@ impl Auto {
     }
 
     pub(super) fn woken(&mut self, now: Nanos, host: &Host, pending: u16) {
-        let woken_by_event = now.saturating_sub(host.wake_delay);
         self.wait.event_at = match std::mem::take(&mut self.wait.asleep) {
             Asleep::No => None,
-            Asleep::Armed(since) => Some(woken_by_event.max(since)),
-            Asleep::Napping(since) if pending == 0 => Some(woken_by_event.max(since)),
             // The entries came at random times during the nap: on average, the first of n after one part in n
             // + 1.
-            Asleep::Napping(since) => {
-                let slept = now.saturating_sub(since);
-                // A driver that has fallen behind sends as soon as there is room. Naps prevent that.
-                if pending >= self.ring_size / 2 {
-                    self.ring_full_until = now.saturating_add(slept);
-                }
-                Some(since.saturating_add(slept / (Nanos::from(pending) + 1)))
+            Asleep::Napping(since) if pending > 0 => {
+                Some(since.saturating_add(now.saturating_sub(since) / (Nanos::from(pending) + 1)))
+            }
+            Asleep::Armed(since) | Asleep::Napping(since) => {
+                Some(now.saturating_sub(host.wake_delay).max(since))
             }
         };
     }
@@ -174,19 +154,17 @@ impl Auto {
         if span.is_some() || self.due == 0 || host.contended != self.contended {
             self.plan(host);
         }
-        let nap = self.trial_nap(host);
-        match span {
-            Some(Span::Paused) => self.trial.paused(now),
-            Some(Span::Active { time, changed }) => {
-                if self.manners_differ() {
-                    self.trial.spend(time);
-                }
-                if changed {
-                    self.trial.load_changed(now);
-                }
+        let differ = !self.contended && self.plans.iter().any(|plan| plan.patient != (plan.eager, 0));
+        if let Some(Span { time, changed }) = span {
+            self.trial.spend(if differ { time } else { 0 });
+            if changed {
+                self.trial.load_changed(now);
             }
-            None => {}
         }
+        // A nap of the trial is longer than others if few requests come.
+        let shortest = self.latency.saturating_add(host.wake_delay.min(LATENCY_MAX)).max(1);
+        let enough = self.load.time_of(TRIAL_COUNT);
+        let nap = (differ && enough <= shortest * TRIAL_MAX).then_some(enough.max(shortest));
         self.trial.advance(now, self.requests, nap);
         let trial = nap.map_or(Nanos::MAX, |_| self.trial.until());
         self.due = self.load.until().min(trial).max(now.saturating_add(1));
@@ -198,30 +176,24 @@ impl Auto {
         // An unknown queue counts as slow: nothing is spent on it before it is busy.
         let slow = !self.load.is_known() || self.load.expected_256(host.wake_delay) < 256 / SLOW_LOSS;
         // The end of a wait with nothing in flight is a request, and needs a kick.
-        let woken = host.sleep_cpu / TIMER_COST;
-        let costs = [woken.saturating_add(self.kick_price), woken];
+        let costs = [host.kicked_cpu.saturating_add(self.kick_price), host.kicked_cpu];
         let worth = host.wake_delay.saturating_mul(DELAY_WORTH);
+        let nap = self.nap(host);
         for (at, cost) in costs.into_iter().enumerate() {
             let thrifty = self.waits[at].best(cost, host.wake_delay);
-            let latency_first = match host.contended || slow {
+            let eager = match host.contended || slow {
                 true => thrifty.limit,
                 false => self.waits[at].best(cost.saturating_add(worth), host.wake_delay).limit,
             };
-            let patient = if host.wake_delay <= self.latency { thrifty.limit } else { latency_first };
+            let patient = if host.wake_delay.min(WAKE_MAX) <= self.latency { thrifty.limit } else { eager };
             // With requests in flight, a request waits for a nap before it starts and for another when it is
             // done. So each of them is half as long.
-            let nap = self.nap(host) >> at;
-            let asleep = nap.saturating_add(host.nap_overshoot).max(1);
-            let price = host.sleep_cpu.saturating_mul(PRICE_ONE) / asleep;
+            let nap = nap >> at;
+            let price = host.timed_cpu.saturating_mul(PRICE_ONE) / nap.saturating_add(host.wake_delay).max(1);
             // The price of a nap counts only if a request comes in each.
-            let cheap = price < thrifty.price && self.load.expected_256(nap << at) >= 256;
-            for (plan, limit, nap) in [
-                (&mut self.eager, latency_first, 0),
-                (&mut self.patient, patient, if cheap { nap } else { 0 }),
-                (&mut self.napping, patient, nap),
-            ] {
-                (plan.limits[at], plan.naps[at]) = (if nap > 0 { 0 } else { limit }, nap);
-            }
+            let cheap = nap > 0 && price < thrifty.price && self.load.expected_256(nap << at) >= 256;
+            tracing::trace!(at, cost, thrifty.price, nap, price, ?host, "polling prices");
+            self.plans[at] = Plan { eager, patient: if cheap { (0, nap) } else { (patient, 0) }, nap };
         }
     }
 
@@ -235,23 +207,10 @@ impl Auto {
         if !self.load.is_known() {
             return 0;
         }
-        let wake = host.nap_overshoot.min(LATENCY_MAX);
+        let wake = host.wake_delay.min(LATENCY_MAX);
         let quarter = self.load.time_of(u64::from(self.ring_size) / 4);
         let accepted = (2 * self.latency).saturating_sub(2 * wake);
         self.latency.min(quarter).min((3 * quarter).saturating_sub(wake)).min(accepted)
-    }
-
-    /// Returns the length of a nap of the trial with its wake, if there is something to compare. It is longer
-    /// than other naps if few requests come.
-    fn trial_nap(&self, host: &Host) -> Option<Nanos> {
-        let shortest = self.latency.saturating_add(host.nap_overshoot.min(LATENCY_MAX)).max(1);
-        let enough = self.load.time_of(TRIAL_COUNT);
-        let tried = self.manners_differ() && enough <= shortest * TRIAL_MAX;
-        tried.then_some(enough.max(shortest))
-    }
-
-    fn manners_differ(&self) -> bool {
-        !self.contended && self.eager != self.patient
     }
 }
 
@@ -259,7 +218,7 @@ impl Auto {
 mod tests {
     use super::*;
 
-    const HOST: Host = Host { sleep_cpu: 8_000, wake_delay: 30_000, nap_overshoot: 30_000, contended: false };
+    const HOST: Host = Host { kicked_cpu: 8_000, timed_cpu: 8_000, wake_delay: 30_000, contended: false };
 
     fn auto(latency: Nanos) -> Auto {
         let mut auto = Auto::new(256);
@@ -287,8 +246,9 @@ mod tests {
     #[test]
     fn an_interrupted_nap_goes_on_and_two_empty_ones_are_enough() {
         let mut auto = auto(100_000);
+        auto.trial.spend(Nanos::MAX);
         auto.empty(0, &HOST, false);
-        (auto.eager.naps, auto.eager.limits) = ([50_000, 25_000], [0; 2]);
+        auto.plans = [50_000, 25_000].map(|nap| Plan { patient: (0, nap), ..Plan::default() });
         let nap = |until, ignore_completions| Verdict::Nap { until, ignore_completions };
         assert_eq!(auto.empty(0, &HOST, false), nap(50_000, false));
         assert_eq!(auto.empty(20_000, &HOST, false), nap(50_000, false));
@@ -299,37 +259,39 @@ mod tests {
     }
 
     /// Returns the patient plan for waits of this length at a rate of as many requests.
-    fn patient(wait: Nanos, latency: Nanos, kick_price: Nanos, host: &Host) -> Plan {
-        let mut auto = auto(latency);
+    fn patient(wait: Nanos, kick_price: Nanos, host: &Host) -> (Nanos, Nanos) {
+        let mut auto = auto(100_000);
         auto.kick_price = kick_price;
         (0..200).for_each(|_| auto.waits.iter_mut().for_each(|waits| waits.record(wait)));
         auto.load.close_span(4_000_000, 4_000_000 / wait);
         auto.plan(host);
-        auto.patient
+        auto.plans[0].patient
     }
 
     #[test]
     fn the_cheapest_way_wins() {
         // One sleep in 130 us costs less than one in 5 + 30 us, and more than one in 300 + 30 us.
-        assert_eq!(patient(5_000, 100_000, 3_000, &HOST).naps, [100_000, 50_000]);
-        assert_eq!(patient(300_000, 100_000, 3_000, &HOST), Plan::default());
-        // At this rate, the kick decides.
-        let host = Host { nap_overshoot: 10_000, ..HOST };
-        assert_eq!(patient(90_000, 100_000, 0, &host).naps[0], 0);
-        assert_eq!(patient(90_000, 100_000, 6_000, &host).naps[0], 100_000);
-        assert_eq!(patient(1_000, 100_000, 3_000, &HOST).naps[0] / 1000, 64, "a quarter of the ring");
-        assert_eq!(patient(5_000, 100_000, 3_000, &Host { nap_overshoot: 75_000, ..HOST }).naps[0], 50_000);
+        assert_eq!(patient(5_000, 3_000, &HOST), (0, 100_000));
+        assert_eq!(patient(300_000, 3_000, &HOST), (0, 0));
+        // At this rate, the kick decides, or a timer that costs more.
+        let host = Host { wake_delay: 10_000, kicked_cpu: 4_000, ..HOST };
+        assert_eq!(patient(90_000, 0, &host).1, 0);
+        assert_eq!(patient(90_000, 6_000, &host).1, 100_000);
+        assert_eq!(patient(90_000, 6_000, &Host { timed_cpu: 12_000, ..host }).1, 0);
+        assert_eq!(patient(1_000, 3_000, &HOST).1 / 1000, 64, "a quarter of the ring");
+        assert_eq!(patient(5_000, 3_000, &Host { wake_delay: 75_000, ..HOST }).1, 50_000);
     }
 
     #[test]
-    fn without_an_accepted_delay_both_manners_are_the_same() {
-        for (latency, same) in [(0, true), (29_999, true), (30_000, false), (100_000, false)] {
+    fn a_delay_that_is_shorter_than_a_wake_is_met_by_spinning_unless_the_host_is_slow() {
+        let slow = Host { wake_delay: 150_000, ..HOST };
+        let cases = [(0, HOST, true), (29_999, HOST, true), (30_000, HOST, false), (49_999, slow, true)];
+        for (latency, host, same) in cases.into_iter().chain([(50_000, slow, false)]) {
             let mut auto = auto(latency);
             (0..8).for_each(|_| auto.waits[0].record(20_000));
             auto.load.close_span(7_000_000, 700);
-            auto.plan(&HOST);
-            assert_eq!(auto.eager == auto.patient, same, "{latency}");
-            assert_eq!(auto.trial_nap(&HOST).is_none(), same);
+            auto.plan(&host);
+            assert_eq!(auto.plans[0].patient == (auto.plans[0].eager, 0), same, "{latency}");
         }
     }
 }

@@ -16,13 +16,12 @@ const COUNT_MIN: u64 = 32;
 const UNIT: u32 = 30;
 const RATE_MAX: u64 = 1 << 32;
 
-/// The result of a span.
+/// A span of an active load, or a pause, which takes no time of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Span {
-    /// It was longer than an active load's.
-    Paused,
-    /// `changed`: its rate is so much higher or lower that it probably belongs to another load.
-    Active { time: Nanos, changed: bool },
+pub(super) struct Span {
+    pub(super) time: Nanos,
+    /// Its rate is so much higher or lower that it probably belongs to another load.
+    pub(super) changed: bool,
 }
 
 /// A moving average of a queue's request rate.
@@ -37,7 +36,8 @@ pub(super) struct Load {
     time: Nanos,
 }
 
-fn rate(count_256: u64, time: Nanos) -> u64 {
+/// Returns the rate of so many 256ths of a request.
+pub(super) fn rate(count_256: u64, time: Nanos) -> u64 {
     ((u128::from(count_256) << (UNIT - 8)) / u128::from(time.max(1))).min(u128::from(RATE_MAX)) as u64
 }
 
@@ -56,7 +56,7 @@ impl Load {
         let count = requests.wrapping_sub(std::mem::replace(&mut self.counted, requests));
         self.since = now;
         if time > PAUSE {
-            return Some(Span::Paused);
+            return Some(Span { time: 0, changed: false });
         }
         let count = count.min(RATE_MAX);
         let counted = rate(256 * count, time);
@@ -71,7 +71,7 @@ impl Load {
         self.recent = self.recent - self.recent / DECAY + 256 * count;
         self.time = self.time - self.time / DECAY + time;
         self.rate = Some(rate(self.recent, self.time));
-        Some(Span::Active { time, changed })
+        Some(Span { time, changed })
     }
 
     /// Returns whether the rate is known.
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_steady_rate_is_known_and_a_pause_does_not_change_it() {
         let (load, span) = after(100, 1, 900 * SPAN);
-        assert_eq!(span, Some(Span::Paused));
+        assert_eq!(span, Some(Span { time: 0, changed: false }));
         assert!(load.time_of(10).abs_diff(100_000) < 3_000);
         assert_eq!(load.expected_256(SPAN).div_ceil(256), 100);
         assert_eq!(after(100, 1, SPAN - 1).1, None);
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn a_change_is_more_than_chance_makes_of_few() {
         let changed =
-            |before, count| after(before, count, SPAN).1 == Some(Span::Active { time: SPAN, changed: true });
+            |before, count| after(before, count, SPAN).1 == Some(Span { time: SPAN, changed: true });
         assert_eq!([31, 33].map(|count| changed(8, count)), [false, true]);
         assert_eq!([10, 50, 290, 310].map(|count| changed(100, count)), [true, false, false, true]);
         assert!(!changed(20, 0));

@@ -126,10 +126,24 @@ fn no_load_at_times_of_its_own_holds_the_core_for_long() {
     // Each load has a seed of its own.
     for seed in seeds().into_iter().take(1) {
         for ((name, load), seed) in stuck::loads().into_iter().zip(seed..) {
-            let (longest, total) = stuck::held(&load, AUTO, SEC, seed);
+            let (longest, total) = stuck::held(Machine::default(), &load, AUTO, SEC, seed);
             assert!(
                 longest <= 500 * MS && total <= 500 * MS,
                 "{name}: {longest} ns at a time, {total} in all"
+            );
+        }
+    }
+}
+
+/// The backlog of a stop of the process is served in a hundredth of its time or less.
+#[test]
+fn neither_a_pause_of_the_process_nor_slow_wakes_hold_the_core_for_long() {
+    for (name, machine) in stuck::machines() {
+        for gap in [100 * US, 10 * US] {
+            let (longest, total) = stuck::held(machine, &open(Gaps::Poisson(gap)), AUTO, 3 * SEC, seeds()[0]);
+            assert!(
+                longest <= 500 * MS && total <= 800 * MS,
+                "{name}, one in {gap} ns: {longest} ns at a time, {total} in all"
             );
         }
     }

@@ -108,6 +108,9 @@ pub(crate) struct Driver {
     free: Nanos,
     opened: u64,
     last_open: Nanos,
+    /// Requests of the open load among `coming`, and the time at which the last of them is sent.
+    open_coming: u32,
+    last_sent: Nanos,
     /// The time at which a sleeping driver sends.
     awake: Nanos,
     /// The time until which its core is deeply asleep, and whether its wakes are slow now.
@@ -123,6 +126,8 @@ impl Driver {
             free: 0,
             opened: 0,
             last_open: 0,
+            open_coming: 0,
+            last_sent: 0,
             awake: 0,
             deep_until: 0,
             slow: false,
@@ -144,17 +149,19 @@ impl Driver {
         let request = self.coming.peek().filter(|next| next.0.at <= now)?.0;
         self.coming.pop();
         if !request.closed {
-            self.open_next();
+            self.open_coming -= 1;
+            if self.open_coming == 0 {
+                self.open_next();
+            }
         }
         Some(request)
     }
 
     /// Returns the number of requests that are sent by `now` and wait, at most `most`.
-    pub(crate) fn pending(&self, now: Nanos, most: usize) -> u16 {
-        if self.next_at().is_none_or(|at| at > now) {
-            return 0;
+    pub(crate) fn pending(&mut self, now: Nanos, most: usize) -> u16 {
+        while self.load.open.is_some() && self.last_sent <= now && self.coming.len() < most {
+            self.open_next();
         }
-        // Requests of an open load that are not generated yet are not seen. At least one is.
         self.coming.iter().filter(|next| next.0.at <= now).take(most).count() as u16
     }
 
@@ -214,6 +221,8 @@ impl Driver {
             }
             at = self.awake;
         }
+        self.open_coming += 1;
+        self.last_sent = at;
         self.coming.push(Reverse(Request { at, closed: false }));
     }
 }

@@ -10,7 +10,9 @@ use std::collections::BinaryHeap;
 /// The costs of the machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
-    pub(crate) sleep_cpu: Nanos,
+    /// The processor time of a sleep that a timer ends, and of one that a kick or a completion ends.
+    pub(crate) timed_cpu: Nanos,
+    pub(crate) kicked_cpu: Nanos,
     pub(crate) wake_delay: Nanos,
     /// The largest additional time of a wake.
     pub(crate) wake_jitter: Nanos,
@@ -22,18 +24,27 @@ pub(crate) struct Machine {
     pub(crate) kick: Nanos,
     /// Another thread wants the core all the time.
     pub(crate) hog: bool,
+    /// The process or the machine is stopped for a time: when, and for how long.
+    pub(crate) stop: (Nanos, Nanos),
+    /// Until this time, each wake takes `slow_wake` more, because the host is busy.
+    pub(crate) slow_until: Nanos,
+    pub(crate) slow_wake: Nanos,
 }
 
 impl Default for Machine {
     fn default() -> Self {
         Self {
-            sleep_cpu: 8 * US,
+            timed_cpu: 8 * US,
+            kicked_cpu: 4 * US,
             wake_delay: 25 * US,
             wake_jitter: 20 * US,
             look: 100,
             service: 500,
             kick: 3 * US,
             hog: false,
+            stop: (Nanos::MAX, 0),
+            slow_until: 0,
+            slow_wake: 0,
         }
     }
 }
@@ -166,12 +177,8 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(machine: Machine, load: Load, rule: Rule, latency: Nanos, seed: u64) -> Self {
-        let host = Host {
-            sleep_cpu: machine.sleep_cpu,
-            wake_delay: machine.wake_delay + machine.wake_jitter / 2,
-            nap_overshoot: machine.wake_delay + machine.wake_jitter / 2,
-            contended: false,
-        };
+        let slow = if machine.slow_until > 0 { machine.slow_wake } else { 0 };
+        let host = Host::new(machine.timed_cpu, machine.wake_delay + machine.wake_jitter / 2 + slow);
         Self {
             core: Core { hog: machine.hog, ..Core::default() },
             driver: Driver::new(load, seed),
@@ -218,6 +225,7 @@ impl Worker {
             let spun = std::mem::take(&mut self.spun);
             self.host.contended = self.pressure.sample(self.core.now, &self.core.usage, spun);
         }
+        self.stop_if_due();
         self.outcome.last_run = self.core.now;
         self.core.run(self.machine.look);
         if self.pop() | self.complete() {
@@ -236,9 +244,11 @@ impl Worker {
                 self.core.spin_until(until);
                 self.spun += self.core.now - since;
             }
-            Verdict::Nap { until, ignore_completions: true } => self.sleep(until),
             // A completion ends the sleep as well.
-            Verdict::Nap { until, ignore_completions: false } => self.sleep(until.min(done.unwrap_or(until))),
+            Verdict::Nap { until, ignore_completions } => {
+                let done = done.filter(|&done| !ignore_completions && done < until);
+                self.sleep(done.unwrap_or(until), done.is_none());
+            }
             // The next visit finds it.
             Verdict::Arm if self.driver.next_at().is_some_and(|at| at <= self.core.now) => {}
             Verdict::Arm => {
@@ -251,23 +261,43 @@ impl Worker {
                     self.outcome.kicks += 1;
                     self.driver.kick(at, self.machine.kick);
                 }
-                self.sleep(at);
+                self.sleep(at, false);
             }
         }
         true
     }
 
-    fn sleep(&mut self, until: Nanos) {
+    /// Sleeps until an event, or until the end of a timer.
+    fn sleep(&mut self, until: Nanos, timed: bool) {
         self.outcome.sleeps += 1;
-        self.core.run(self.machine.sleep_cpu / 2);
+        let cost = if timed { self.machine.timed_cpu } else { self.machine.kicked_cpu };
+        self.core.run(cost / 2);
         let jitter = self.rng.u64(0..=self.machine.wake_jitter);
+        let slow = if self.core.now < self.machine.slow_until { self.machine.slow_wake } else { 0 };
         // The second half of the cost is part of the delay.
-        let cpu = self.machine.sleep_cpu / 2;
+        let cpu = cost / 2;
         self.driver.worker_sleeps(until);
-        self.core.sleep_until(until, (self.machine.wake_delay + jitter).saturating_sub(cpu));
+        self.core.sleep_until(until, (self.machine.wake_delay + jitter + slow).saturating_sub(cpu));
         self.core.run(cpu);
+        self.stop_if_due();
+        match timed {
+            true => {
+                self.host.woken(self.core.now.saturating_sub(until));
+                self.host.timed(cost);
+            }
+            false => self.host.kicked(cost),
+        }
         let pending = self.driver.pending(self.core.now, 256);
         self.chooser.woken(self.core.now, &self.host, pending);
+    }
+
+    /// Lets the time pass for which the process is stopped. The driver goes on.
+    fn stop_if_due(&mut self) {
+        let (at, time) = self.machine.stop;
+        if self.core.now >= at {
+            self.core.now += time;
+            self.machine.stop.0 = Nanos::MAX;
+        }
     }
 
     fn pop(&mut self) -> bool {

@@ -2,7 +2,7 @@
 //! the core for one of them.
 
 use super::chooser::Rule;
-use super::load::{Gaps, Load, MS, US};
+use super::load::{Gaps, Load, MS, SEC, US};
 use super::machine::{Machine, Worker};
 use super::patterns::{asleep, open};
 use super::table::LATENCY;
@@ -33,9 +33,24 @@ pub(crate) fn loads() -> Vec<(String, Load)> {
     loads
 }
 
+/// Returns machines that stop for a time (a stopped process, a suspended or migrated guest), and machines
+/// that are slow to wake, with a name each.
+pub(crate) fn machines() -> Vec<(String, Machine)> {
+    let plain = Machine::default();
+    let stops = [300 * US, 3 * MS, 30 * MS, SEC, 3600 * SEC];
+    let stopped =
+        |time: Nanos| (format!("stopped for {} us", time / US), Machine { stop: (SEC, time), ..plain });
+    let slow = [70 * US, 150 * US, 300 * US];
+    let wakes = |time: Nanos| {
+        let machine = Machine { slow_until: SEC / 2, slow_wake: time, ..plain };
+        (format!("wakes {} us late for half a second", time / US), machine)
+    };
+    stops.map(stopped).into_iter().chain(slow.map(wakes)).collect()
+}
+
 /// Returns the longest time for which the rule holds the core, and the total.
-pub(crate) fn held(load: &Load, rule: Rule, time: Nanos, seed: u64) -> (Nanos, Nanos) {
-    let worker = Worker::new(Machine::default(), load.clone(), rule, LATENCY, seed);
+pub(crate) fn held(machine: Machine, load: &Load, rule: Rule, time: Nanos, seed: u64) -> (Nanos, Nanos) {
+    let worker = Worker::new(machine, load.clone(), rule, LATENCY, seed);
     let (mut longest, mut run, mut total) = (0, 0, 0);
     for share in worker.shares(time, STEP) {
         run = if share >= HELD { run + STEP } else { 0 };
