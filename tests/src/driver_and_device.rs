@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, Result};
 use kickless_blk::Blk;
-use kickless_device::{Context, Executor, QueueTask, Stopped, TaskHandle, Update};
+use kickless_device::{Clock, Context, Executor, QueueTask, Stopped, TaskHandle, Update};
 use kickless_disk::{Disk as Backing, DiskSpec};
 use kickless_driver::{Disk, Options};
 use kickless_io::{Engine, EngineKind, Waker};
@@ -122,8 +122,7 @@ impl DeviceEnd {
     pub fn poll(&mut self, reads: u32) -> u32 {
         // The budget of a poll counts requests and blocks of data. Such a read counts as one of each.
         let budget = reads.saturating_mul(2);
-        let mut context =
-            Context { engine: &mut self.engine, task: 0, waker: &self.waker, far_side_due: true };
+        let mut context = Context::new(&mut self.engine, 0, &self.waker, Clock::start());
         self.task.poll(&mut context, budget).served
     }
 }

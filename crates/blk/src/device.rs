@@ -4,8 +4,11 @@ use crate::budget::Budget;
 use crate::config;
 use crate::device_state::DeviceState;
 use crate::failures::Failures;
+use crate::metrics::Metrics;
 use crate::queue::Queue;
-use kickless_device::{ConfigError, Device, InvalidState, Limiter, QueueTask, StartError, Vring, Words};
+use kickless_device::{
+    ConfigError, Device, DeviceMetrics, InvalidState, Limiter, QueueTask, StartError, Vring, Words,
+};
 use kickless_disk::lock::{ImageLock, LOCK_WAIT_MAX, is_held_here};
 use kickless_disk::{Disk, Resized};
 use kickless_io::Waker;
@@ -67,6 +70,7 @@ impl Blk {
             driver_known,
             fresh_driver,
             failures: Failures::default(),
+            metrics: Metrics::new(options.queues_max, options.queue_size_max),
             limiter: Arc::default(),
         });
         Self {
@@ -178,6 +182,10 @@ impl Device for Blk {
 
     fn queue_size_max(&self) -> u16 {
         self.options.queue_size_max
+    }
+
+    fn metrics(&self, now_ns: u64) -> DeviceMetrics {
+        self.shared.metrics.read(now_ns)
     }
 
     fn reset(&self) {

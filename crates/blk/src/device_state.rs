@@ -2,6 +2,7 @@
 
 use crate::budget::Budget;
 use crate::failures::Failures;
+use crate::metrics::Metrics;
 use kickless_device::Limiter;
 use kickless_disk::Disk;
 use kickless_spec::blk;
@@ -26,6 +27,7 @@ pub(crate) struct DeviceState {
     /// The next queue to start is the first one of a newly reset driver.
     pub(crate) fresh_driver: AtomicBool,
     pub(crate) failures: Failures,
+    pub(crate) metrics: Metrics,
     /// Several devices can share a limiter.
     pub(crate) limiter: Arc<Limiter>,
 }

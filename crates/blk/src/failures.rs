@@ -3,7 +3,7 @@
 //! A broken disk can fail a million requests a second. The first failure of each kind of request is logged at
 //! once. After that, one failure in [`PAUSE`] is logged, with the number of failures since the last line.
 
-use crate::request::{Kind, RangeOp};
+use crate::operation::Operation;
 use kickless_disk::IoError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,44 +11,6 @@ use tracing::{Span, warn};
 
 /// The shortest time between two lines of a kind.
 const PAUSE: Duration = Duration::from_secs(10);
-
-/// The operations whose failures are logged: those that reach the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
-    Read,
-    Write,
-    Flush,
-    Discard,
-    WriteZeroes,
-    SecureErase,
-}
-
-impl Operation {
-    const ALL: [(Self, &'static str); 6] = [
-        (Self::Read, "read"),
-        (Self::Write, "write"),
-        (Self::Flush, "flush"),
-        (Self::Discard, "discard"),
-        (Self::WriteZeroes, "write-zeroes"),
-        (Self::SecureErase, "secure-erase"),
-    ];
-
-    pub(crate) fn of(kind: Kind) -> Self {
-        match kind {
-            Kind::Write { .. } => Self::Write,
-            Kind::Flush => Self::Flush,
-            Kind::Extents(RangeOp::Discard) => Self::Discard,
-            Kind::Extents(RangeOp::WriteZeroes) => Self::WriteZeroes,
-            Kind::Extents(RangeOp::SecureErase) => Self::SecureErase,
-            // GetId and GetLifetime do not reach the disk.
-            Kind::Read { .. } | Kind::GetId | Kind::GetLifetime => Self::Read,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        Self::ALL[self as usize].1
-    }
-}
 
 /// The failed requests of all queues of a device, by operation.
 #[derive(Debug)]
@@ -127,12 +89,5 @@ mod tests {
         assert_eq!(failures.may_log(Operation::Read, ms(19_999)), None);
         assert_eq!(failures.may_log(Operation::Read, ms(20_000)), Some(1));
         assert_eq!(failures.may_log(Operation::SecureErase, ms(20_000)), Some(0));
-    }
-
-    #[test]
-    fn each_operation_has_its_own_name() {
-        for (place, (operation, _)) in Operation::ALL.into_iter().enumerate() {
-            assert_eq!(operation as usize, place);
-        }
     }
 }

@@ -34,6 +34,8 @@ mod config;
 mod device;
 mod device_state;
 mod failures;
+mod metrics;
+mod operation;
 mod queue;
 mod request;
 mod slots;

@@ -1,7 +1,9 @@
 //! One virtqueue of a disk: the path of a request from the ring to the disk and back.
 
 use crate::device_state::DeviceState;
-use crate::failures::{Operation, is_caused_by_guest};
+use crate::failures::is_caused_by_guest;
+use crate::metrics::Meter;
+use crate::operation::Operation;
 use crate::request::{self, Bounds, Kind, RangeOp, Reject, Request, parse};
 use crate::slots::Slots;
 use kickless_device::{Context, Direction, LEAVING_COST, Next, Polled, QueueTask, Vring};
@@ -56,6 +58,7 @@ pub(crate) struct Queue {
     has_other_work: bool,
     /// The time of the present poll on the limiter's clock, if requests are limited.
     limited_ns: Option<u64>,
+    meter: Meter,
     /// The task stops for good, so no request may wait for a remote server without end.
     waits_limited: bool,
     chain: Chain,
@@ -67,6 +70,7 @@ impl Queue {
         let slots = Slots::new(vring.size(), shared.budget.clone());
         let step_cost = shared.disk.step_bytes().map_or(u32::MAX, |bytes| (bytes / COST_BYTES) as u32);
         let lost_writes = shared.disk.lost_writes_seen(vring.index());
+        let meter = Meter::new(shared.metrics.queue(vring.index()), vring.size());
         Self {
             vring,
             shared,
@@ -86,6 +90,7 @@ impl Queue {
             owed_cost: 0,
             has_other_work: false,
             limited_ns: None,
+            meter,
             waits_limited: false,
             chain: Chain::default(),
         }
@@ -170,6 +175,7 @@ impl Queue {
             return self.reject(id, reject);
         }
         entry.fill(self.vring.view(), id, request.status, request.kind, request.data_len);
+        self.meter.count(entry.operation, request.data_len);
         let is_small = entry.is_small();
         self.slots.take_next();
         if !is_small && !self.slots.reserve(slot) {
@@ -198,6 +204,7 @@ impl Queue {
         };
         let entry = self.slots.get(slot);
         entry.fill(self.vring.view(), id, request.status, request.kind, request.data_len);
+        self.meter.count(entry.operation, request.data_len);
         // Each extent costs as much as a request.
         let cost = entry.io.extents_len() as u32;
         self.slots.take_next();
@@ -211,6 +218,7 @@ impl Queue {
 
     #[cold]
     fn wait_for_budget(&mut self, slot: u32, wanted: disk::Request) {
+        self.meter.waits(slot);
         self.over_budget = Some((slot, wanted));
         self.has_other_work = true;
     }
@@ -225,8 +233,13 @@ impl Queue {
 
     #[inline(always)]
     fn start_now(&mut self, context: &mut Context<'_>, slot: u32, wanted: disk::Request) {
-        let step = self.on_disk(context, slot, |disk, io_context, io| disk.start(io_context, io, wanted));
-        self.handle_step(slot, step);
+        match self.on_disk(context, slot, |disk, io_context, io| disk.start(io_context, io, wanted)) {
+            Step::Done(Ok(())) => {
+                self.meter.answered_at_once();
+                self.finish_well(slot);
+            }
+            step => self.handle_first_step(slot, step),
+        }
     }
 
     /// Returns whether a write must be on stable storage when it completes (virtio 1.3, section 5.2.6.2).
@@ -300,23 +313,33 @@ impl Queue {
         call(&self.shared.disk, &mut io_context);
     }
 
-    /// Handles the result of a step: the request is answered, or waits.
-    #[inline(always)]
-    fn handle_step(&mut self, slot: u32, step: Step) {
+    /// Handles the result of a request's first step, if it is not a success.
+    #[inline(never)]
+    fn handle_first_step(&mut self, slot: u32, step: Step) {
         match step {
-            Step::Done(Ok(())) => {
-                let Answered { id, written, read_len, .. } = self.answer_slot(slot, blk::S_OK);
-                self.vring.push(id, read_len.saturating_add(written.into()));
-            }
-            step => self.handle_other_step(slot, step),
+            Step::Done(_) => self.meter.answered_at_once(),
+            Step::Pending | Step::Busy | Step::More => self.meter.waits(slot),
+        }
+        self.handle_step(slot, step);
+    }
+
+    /// Handles the result of a further step: the request is answered, or waits again.
+    #[inline(always)]
+    fn handle_next_step(&mut self, slot: u32, step: Step) {
+        if matches!(step, Step::Done(_)) {
+            self.meter.answered(slot);
+        }
+        match step {
+            Step::Done(Ok(())) => self.finish_well(slot),
+            step => self.handle_step(slot, step),
         }
     }
 
     #[inline(never)]
-    fn handle_other_step(&mut self, slot: u32, step: Step) {
+    fn handle_step(&mut self, slot: u32, step: Step) {
         match step {
             Step::Done(result) => self.finish(slot, result),
-            Step::Pending => {}
+            Step::Pending => self.meter.submitted(slot),
             Step::Busy => self.waiting.push_back(slot),
             Step::More => {
                 self.add_cost(self.step_cost);
@@ -338,6 +361,13 @@ impl Queue {
         Answered { id, written, read_len, operation }
     }
 
+    /// Answers the request in a slot with success, and frees the slot.
+    #[inline(always)]
+    fn finish_well(&mut self, slot: u32) {
+        let Answered { id, written, read_len, .. } = self.answer_slot(slot, blk::S_OK);
+        self.vring.push(id, read_len.saturating_add(written.into()));
+    }
+
     /// Answers the request in a slot and frees the slot.
     fn finish(&mut self, slot: u32, result: Result<(), disk::IoError>) {
         let code = match result {
@@ -349,6 +379,7 @@ impl Queue {
         match result {
             Ok(()) => self.vring.push(id, read_len.saturating_add(written.into())),
             Err(error) => {
+                self.meter.count_error(operation);
                 if is_caused_by_guest(error) {
                     debug!(queue = self.vring.index(), head = id.head(), %error, "request failed");
                 } else {
@@ -362,6 +393,9 @@ impl Queue {
 
     fn reject(&mut self, id: ChainId, reject: Reject) {
         debug!(queue = self.vring.index(), head = id.head(), why = reject.why, "request rejected");
+        self.meter.count(Operation::Other, 0);
+        self.meter.count_error(Operation::Other);
+        self.meter.answered_at_once();
         let data_len = self.chain.writable_len().saturating_sub(1);
         let (view, marks) = self.vring.memory();
         let written = reject.status.is_some_and(|at| view.write_obj(at, &reject.code, marks).is_ok());
@@ -393,6 +427,8 @@ impl Queue {
             return self.reject(id, Reject { status: Some(request.status), code: blk::S_IOERR, why });
         }
         // A longer buffer is not written beyond `bytes`, so the pushed length ends there.
+        self.meter.count(Operation::Other, done as u64);
+        self.meter.answered_at_once();
         let to_status = request.data_len == done as u64;
         let written = view.write_obj(request.status, &blk::S_OK, marks).is_ok();
         self.vring.push(id, done as u32 + u32::from(to_status && written));
@@ -411,7 +447,7 @@ impl Queue {
             }
             let Some(slot) = self.waiting.pop_front() else { return };
             let step = self.on_disk(context, slot, |disk, io_context, io| disk.retry(io_context, io));
-            self.handle_step(slot, step);
+            self.handle_next_step(slot, step);
         }
     }
 }
@@ -471,7 +507,7 @@ impl Queue {
         let Some(slot) = self.steps.pop_front() else { return false };
         self.stepped = true;
         let step = self.on_disk(context, slot, |disk, io_context, io| disk.retry(io_context, io));
-        self.handle_step(slot, step);
+        self.handle_next_step(slot, step);
         true
     }
 
@@ -483,8 +519,10 @@ impl Queue {
         // This starts the prepared request first, because `over_budget` may wait for its completion.
         let prepared = self.prepared.take();
         self.start_on_disk(context, prepared);
-        let over_budget = self.over_budget.take_if(|(slot, _)| self.slots.reserve(*slot));
-        self.start_on_disk(context, over_budget);
+        if let Some((slot, wanted)) = self.over_budget.take_if(|(slot, _)| self.slots.reserve(*slot)) {
+            let step = self.on_disk(context, slot, |disk, io_context, io| disk.start(io_context, io, wanted));
+            self.handle_next_step(slot, step);
+        }
         self.over_budget.is_none()
     }
 
@@ -565,6 +603,7 @@ impl QueueTask for Queue {
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
         self.disk_size = self.shared.disk.size();
+        self.meter.begin(context.now_ns);
         // A stop does not wait for tokens.
         self.limited_ns = if budget > 0 { self.shared.limiter.now_if_on() } else { None };
         self.retry(context);
@@ -633,6 +672,7 @@ impl QueueTask for Queue {
         // Steps remain, so the queue must be polled again even if it also waits.
         let next = if self.steps.is_empty() { next } else { Next::More };
         self.vring.publish();
+        self.meter.published(context);
         // A request in several pieces may have started another piece, which this has to limit too.
         if self.waits_limited {
             self.limit_remote_waits();
@@ -641,6 +681,7 @@ impl QueueTask for Queue {
     }
 
     fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
+        self.meter.begin(context.now_ns);
         for completion in completions.drain(..) {
             let slot = completion.token.slot;
             if slot >= OWN_SLOTS {
@@ -649,10 +690,11 @@ impl QueueTask for Queue {
             }
             let step =
                 self.on_disk(context, slot, |disk, io_context, io| disk.resume(io_context, io, completion));
-            self.handle_step(slot, step);
+            self.handle_next_step(slot, step);
         }
         self.submit_own(context);
         self.vring.publish();
+        self.meter.published(context);
         // A request may run in further steps after its operation. Only a poll runs them.
         let has_requests = !self.waiting.is_empty() || !self.steps.is_empty() || self.over_budget.is_some();
         has_requests || self.attached.is_due()

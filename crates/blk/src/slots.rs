@@ -1,7 +1,7 @@
 //! The preallocated slots of requests in flight.
 
 use crate::budget::{Budget, UNCOUNTED_PIECES};
-use crate::failures::Operation;
+use crate::operation::Operation;
 use crate::request::Kind;
 use kickless_disk::Io;
 use kickless_memory::{Gpa, Marks, PinnedByte, View};

@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
@@ -43,6 +44,16 @@ impl Client {
     /// No daemon listens there.
     pub fn connect(path: &Path) -> io::Result<Self> {
         Ok(Self { stream: BufReader::new(UnixStream::connect(path)?), next_id: 0 })
+    }
+
+    /// Bounds the time of each read and write. A call fails if the daemon is silent for longer.
+    ///
+    /// # Errors
+    /// The time is zero.
+    pub fn within(self, time: Duration) -> io::Result<Self> {
+        self.stream.get_ref().set_read_timeout(Some(time))?;
+        self.stream.get_ref().set_write_timeout(Some(time))?;
+        Ok(self)
     }
 
     /// Makes a call and waits for its result.

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::call::Call;
 use super::openrpc;
 use super::rpc::RpcError;
+use super::stats::{DeviceStats, Stats, WorkerStats};
 
 /// Changes the filter of the log. The error is one sentence.
 pub type SetLog = dyn Fn(&str) -> Result<(), String> + Send + Sync;
@@ -133,33 +134,22 @@ impl Daemon {
 
     /// Returns the counters of all devices, or of the one with this name.
     fn stats(&self, name: Option<&str>) -> Result<Value, RpcError> {
-        let mut devices = Vec::new();
-        for device in self.registry.devices() {
-            if name.is_some_and(|name| device.config().name() != Some(name)) {
-                continue;
+        let (time_ns, workers) = self.registry.worker_times();
+        let is_wanted = |of: &DeviceConfig| name.is_none_or(|name| of.name() == Some(name));
+        let listed = self.registry.list().into_iter().filter(|status| is_wanted(&status.config));
+        let mut devices: Vec<DeviceStats> = listed.map(|status| DeviceStats::new(&status)).collect();
+        if let Some(name) = name.filter(|_| devices.is_empty()) {
+            return Err(no_device(name));
+        }
+        for device in self.registry.devices().filter(|device| is_wanted(device.config())) {
+            let name = device.config().name().unwrap_or_default();
+            // A device that was added since the list was made waits for the next call.
+            if let Some(stats) = devices.iter_mut().find(|stats| stats.name == name) {
+                stats.read(&device, time_ns);
             }
-            let statistics = device.statistics();
-            let queues = statistics.queues().iter().enumerate();
-            let used = queues.filter(|(_, counters)| counters.each().any(|(_, value)| value > 0));
-            let queues: Vec<Value> = used
-                .map(|(queue, counters)| {
-                    let counters = counters.each().map(|(name, value)| (name.to_owned(), value.into()));
-                    Map::from_iter([("queue".into(), queue.into())].into_iter().chain(counters)).into()
-                })
-                .collect();
-            let own = statistics.of_device().into_iter().map(|(name, value)| (name.to_owned(), value.into()));
-            devices.push(json!({
-                "name": device.config().name().unwrap_or_default(),
-                "queues": queues,
-                "device": Map::from_iter(own),
-                "kicks_ignored": statistics.kicks_ignored(),
-            }));
         }
-        match name {
-            // The device may be opening or ended, and then has no counters.
-            Some(name) if devices.is_empty() => self.status(name).map(|_| json!({ "devices": [] })),
-            _ => Ok(json!({ "devices": devices })),
-        }
+        let workers = workers.iter().enumerate().map(|(worker, times)| WorkerStats::new(worker, times));
+        shown(&Stats { time_ns, workers: workers.collect(), devices })
     }
 
     fn saved(&self) -> Result<Value, RpcError> {

@@ -30,14 +30,18 @@ mod call;
 mod client;
 mod daemon;
 mod lines;
+mod openmetrics;
 mod openrpc;
 mod rpc;
 pub mod server;
+mod stats;
 
 pub use call::{Call, Effect, LIMIT_KEYS, METHODS, Method, POLL_KEYS};
 pub use client::{Client, ClientError};
 pub use daemon::{Daemon, Hooks, SetLog};
 pub use lines::{LINE_BYTES_MAX, LineBuffer, LineTooLong};
+pub use openmetrics::{CONTENT_TYPE, openmetrics};
 pub use openrpc::OPENRPC;
 pub use rpc::{Refused, Request, RpcError, answer};
 pub use server::{Access, CALLS_TARGET, Server};
+pub use stats::{DeviceStats, LatencyStats, OperationStats, QueueStats, Stats, WorkerStats};

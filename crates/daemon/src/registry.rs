@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kickless_device::Device;
 use kickless_memory::quota::AddressSpace;
-use kickless_worker::WorkerPool;
+use kickless_worker::{WorkerPool, WorkerTimes};
 use tracing::{info, warn};
 
 use super::config::{DeviceConfig, DeviceKind, Mistake, Notation, PoolConfig};
@@ -202,6 +202,11 @@ impl Registry {
     /// Returns the configuration of the pool.
     pub fn pool_config(&self) -> PoolConfig {
         self.state.pool_config().clone()
+    }
+
+    /// Returns the time in nanoseconds on the clock of the pool, and the times of each worker.
+    pub fn worker_times(&self) -> (u64, Vec<WorkerTimes>) {
+        self.pool().map_or_else(Default::default, |pool| (pool.clock().now(), pool.times()))
     }
 
     /// Records the configuration that the pool was started with.

@@ -8,6 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Count(AtomicU64);
 
 impl Count {
+    /// Makes a count of 0.
+    pub const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
     /// Adds `n`. Only the thread that owns the count may call this, because the load and the store are two
     /// steps.
     #[inline]

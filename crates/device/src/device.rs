@@ -1,6 +1,6 @@
 //! The contract of a device, as a transport sees it.
 
-use crate::{Limiter, QueueTask, Vring};
+use crate::{DeviceMetrics, Limiter, QueueTask, Vring};
 use kickless_io::Waker;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -53,6 +53,12 @@ pub trait Device: Send + Sync {
     /// decrease.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
+    }
+
+    /// Returns the metrics of the device. `now_ns` is the time on the clock of the pool that runs its queues.
+    /// The default is for a device that counts no operations.
+    fn metrics(&self, _now_ns: u64) -> DeviceMetrics {
+        DeviceMetrics::default()
     }
 
     /// Returns the configuration space to its initial state, for a fresh driver. Not called when a front-end

@@ -77,11 +77,13 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod areas;
+mod clock;
 mod counters;
 mod device;
 mod event;
 mod executor;
 mod limits;
+mod metrics;
 mod notify;
 mod queue_task;
 mod stopped;
@@ -90,6 +92,7 @@ mod update;
 mod vring;
 
 pub use areas::{Areas, IovaAddresses};
+pub use clock::Clock;
 pub use counters::{Count, Counters};
 pub use device::{
     ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, StartError, Words,
@@ -98,6 +101,10 @@ pub use event::{Event, Interest};
 pub use executor::Executor;
 pub use kickless_io::Waker;
 pub use limits::{Direction, Limit, Limiter, Limits, Rate};
+pub use metrics::{
+    BUCKETS, DeviceMetrics, Histogram, Latencies, OperationCounts, OperationTotals, QueueMetrics,
+    bucket_end_ns,
+};
 pub use notify::{Call, Kick};
 pub use queue_task::{Context, LEAVING_COST, Next, Polled, QueueTask};
 pub use stopped::Stopped;

@@ -1,6 +1,6 @@
 //! The contract of a task that a worker runs.
 
-use crate::{Event, Vring};
+use crate::{Clock, Event, Vring};
 use kickless_io::{Completion, Engine, Waker};
 use std::io;
 use std::time::Duration;
@@ -15,6 +15,24 @@ pub struct Context<'a> {
     pub waker: &'a Waker,
     /// The poll must check the far side: see [`QueueTask::far_side_interval`].
     pub far_side_due: bool,
+    /// The clock of the pool.
+    pub clock: Clock,
+    /// The time on this clock, as the worker or a task of this turn has read it last.
+    pub now_ns: u64,
+}
+
+impl<'a> Context<'a> {
+    /// Makes a context whose far side is due, with the present time.
+    pub fn new(engine: &'a mut Engine, task: u32, waker: &'a Waker, clock: Clock) -> Self {
+        Self { engine, task, waker, far_side_due: true, clock, now_ns: clock.now() }
+    }
+
+    /// Reads the clock. A task reads it at most once for each call.
+    #[inline]
+    pub fn read_clock(&mut self) -> u64 {
+        self.now_ns = self.clock.now();
+        self.now_ns
+    }
 }
 
 /// The budget of a poll of a task that is leaving. It is as large as that of a device that is alone on its

@@ -20,7 +20,7 @@ use kickless_daemon::{BlkConfig, DeviceKind, Mistake, NetConfig, Notation};
 
 use crate::capabilities;
 use crate::service::Service;
-pub(crate) use control::{ControlOptions, Ctl};
+pub(crate) use control::{ControlOptions, Ctl, Metrics};
 use device::DeviceOptions;
 
 /// Names of the program that imply a command.
@@ -64,6 +64,8 @@ enum Command {
     },
     /// Make a call on the control socket of a running daemon, and print the result as JSON
     Ctl(Ctl),
+    /// Print the counters of a running daemon as OpenMetrics text, or serve them to Prometheus
+    Metrics(Metrics),
     /// Measure back-ends under load
     #[command(subcommand)]
     Bench(Bench),
@@ -124,6 +126,8 @@ pub(crate) enum Work {
     },
     /// Make a call on a control socket.
     Ctl(Ctl),
+    /// Show the metrics of a daemon.
+    Metrics(Metrics),
     /// Measure back-ends.
     Bench(Box<Bench>),
 }
@@ -147,7 +151,8 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
             return Ok(Invocation::Print(print() + "\n"));
         }
     }
-    let part = ["bench", "serve", "net", "ctl"].into_iter().find(|part| is_part(part)).unwrap_or("blk");
+    let part =
+        ["bench", "serve", "net", "ctl", "metrics"].into_iter().find(|part| is_part(part)).unwrap_or("blk");
     let matches = Cli::command().try_get_matches_from(arguments);
     let source = matches.as_ref().ok().and_then(|matches| matches.value_source("log_level"));
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
@@ -171,6 +176,7 @@ impl Command {
                 Ok(Work::ServeFile { config, control: control.with_default(), all_or_nothing })
             }
             Command::Ctl(ctl) => Ok(Work::Ctl(ctl)),
+            Command::Metrics(metrics) => Ok(Work::Metrics(metrics)),
             Command::Bench(bench) => bench.check().map(|()| Work::Bench(Box::new(bench))),
         }
     }

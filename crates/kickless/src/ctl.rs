@@ -21,7 +21,7 @@ pub(crate) fn call(ctl: &Ctl) -> Result<String> {
             Err(error) => return Err(anyhow!("the parameters are no JSON: {error}")),
         },
     };
-    let path = ctl.path();
+    let path = ctl.control.path();
     let about = || format!("--control={}", path.display());
     let mut client = Client::connect(&path).with_context(about)?;
     match client.call(&ctl.method, params) {

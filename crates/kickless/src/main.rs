@@ -14,6 +14,7 @@ mod ctl;
 mod exit;
 mod inherited;
 mod log;
+mod metrics;
 mod reload;
 mod serve;
 mod service;
@@ -68,6 +69,7 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
             serve::serve(Service { control, all_or_nothing, ..config::read(&config)? })
         }
         Work::Ctl(ctl) => ctl::call(&ctl).and_then(|result| print(&result)),
+        Work::Metrics(options) => metrics::metrics(&options, print),
         Work::Bench(bench) => kickless_bench::carry_out(&bench, print),
     }
 }

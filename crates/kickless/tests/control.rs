@@ -292,3 +292,44 @@ fn a_device_whose_disk_comes_later_is_served_then() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(1) && said.contains("device late: blk-file"), "{said}");
 }
+
+#[test]
+fn metrics_are_printed_written_and_served() {
+    let device = "[[device]]\nsocket-path = \"DIR/a.sock\"\nblk-file = \"null:1G\"\n";
+    let daemon = Daemon::serve(device, &["--control-read-only=DIR/read-only.sock"]);
+    daemon.wait_for("serving");
+    let metrics = |arguments: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.arg("metrics").arg("--control").arg(daemon.path("read-only.sock")).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let printed = metrics(&[]).output().unwrap();
+    assert!(printed.status.success() && printed.stderr.is_empty());
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    assert!(
+        printed.contains("kickless_device_state{device=\"a\",kickless_device_state=\"free\"} 1\n"),
+        "{printed}"
+    );
+    assert!(printed.ends_with("# EOF\n"), "{printed}");
+
+    let file = daemon.path("kickless.prom");
+    let text = format!("--textfile={}", file.display());
+    assert!(metrics(&[&text]).status().unwrap().success());
+    assert!(fs::read_to_string(&file).unwrap().ends_with("# EOF\n"));
+    let left = fs::read_dir(daemon.dir.path()).unwrap().filter_map(Result::ok);
+    assert_eq!(left.filter(|entry| entry.file_name().to_string_lossy().contains(".prom")).count(), 1);
+    let refused = metrics(&["--textfile=/nowhere/a.prom"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--textfile=/nowhere/a.prom"));
+
+    let mut server = metrics(&["--listen=127.0.0.1:0"]).spawn().unwrap();
+    let line = BufReader::new(server.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+    let address = line.split("address=").nth(1).unwrap().trim().to_owned();
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    std::io::Write::write_all(&mut stream, b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let _ = server.kill();
+    let _ = server.wait();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("# EOF\n"), "{answer}");
+}

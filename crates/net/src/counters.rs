@@ -1,6 +1,6 @@
 //! The counters that only network cards have.
 
-use kickless_device::Count;
+use kickless_device::{Count, OperationTotals};
 use std::iter::zip;
 
 /// Defines the struct of the counters, and their names and values from the same list.
@@ -71,6 +71,28 @@ pub(crate) fn sums(rings: &[RingCounters]) -> Vec<(&'static str, u64)> {
     sums
 }
 
+/// Returns the frames of both directions as operations. A frame that the card dropped is an error.
+pub(crate) fn operations(rings: &[RingCounters]) -> Vec<OperationTotals> {
+    let sum = |of: fn(&RingCounters) -> u64| rings.iter().map(of).sum();
+    let sent = OperationTotals {
+        name: "transmit",
+        requests: sum(|ring| ring.sent_frames.get()),
+        bytes: sum(|ring| ring.sent_bytes.get()),
+        errors: sum(|ring| ring.sent_invalid.get() + ring.sent_refused.get() + ring.sent_down.get()),
+    };
+    let received = OperationTotals {
+        name: "receive",
+        requests: sum(|ring| ring.received_frames.get()),
+        bytes: sum(|ring| ring.received_bytes.get()),
+        errors: sum(|ring| {
+            let dropped =
+                [&ring.dropped_long, &ring.dropped_late, &ring.dropped_offload, &ring.dropped_unread];
+            dropped.map(Count::get).iter().sum()
+        }),
+    };
+    vec![sent, received]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,6 +103,11 @@ mod tests {
         rings[0].sent_frames.add(3);
         rings[1].sent_frames.add(4);
         rings[1].commands_refused.add(1);
+        rings[1].received_bytes.add(60);
+        rings[1].dropped_late.add(2);
+        let operations = operations(&rings);
+        assert_eq!((operations[0].name, operations[0].requests, operations[0].errors), ("transmit", 7, 0));
+        assert_eq!((operations[1].name, operations[1].bytes, operations[1].errors), ("receive", 60, 2));
         let sums = sums(&rings);
         assert_eq!((sums[0], sums.last()), (("sent_frames", 7), Some(&("commands_refused", 1))));
     }

@@ -17,8 +17,8 @@ use crate::test_source::TestSource;
 use crate::transmit::{TransmitFormat, TransmitTask};
 use crate::{announcement, config, features, tap_follower};
 use kickless_device::{
-    ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask, StartError, Vring,
-    Words,
+    ConfigError, Device, DeviceMessage, DeviceMetrics, Disabled, InvalidState, MessageError, QueueTask,
+    StartError, Vring, Words,
 };
 use kickless_net_port::OpenPort;
 use kickless_spec::features::Features;
@@ -150,6 +150,10 @@ impl Device for Net {
         let mut sums = counters::sums(&self.card.counters);
         sums.push(("announcements", self.card.announcements.load(Ordering::Relaxed)));
         sums
+    }
+
+    fn metrics(&self, _now_ns: u64) -> DeviceMetrics {
+        DeviceMetrics { operations: counters::operations(&self.card.counters), ..DeviceMetrics::default() }
     }
 
     fn reset(&self) {

@@ -8,6 +8,7 @@ use crate::mailbox::{Mailbox, TaskKey};
 use crate::peers::Peers;
 use crate::poll::Poll;
 use crate::scheduler::Scheduler;
+use crate::times::Times;
 use crate::waiter::{Ready, Waiter};
 use kickless_io::{Completion, Engine};
 use std::collections::HashMap;
@@ -52,7 +53,10 @@ pub(crate) struct EventLoop {
     /// The number of this worker among its peers.
     pub(crate) worker_id: usize,
     pub(crate) mailbox: Arc<Mailbox>,
+    times: Arc<Times>,
     pub(crate) clock: Clock,
+    /// The time on the clock, as it was read last.
+    pub(crate) latest: Nanos,
     pub(crate) poll: Poll,
     /// The time for which calls may be delayed.
     pub(crate) call_coalesce: Option<Nanos>,
@@ -101,13 +105,16 @@ impl EventLoop {
         call_coalesce: Option<Nanos>,
     ) -> io::Result<Self> {
         let (mailbox, clock) = (peers.workers[worker_id].mailbox.clone(), peers.clock);
+        let times = peers.workers[worker_id].times.clone();
         let mut waiter = Waiter::new(mailbox.waker().as_fd(), engine.event())?;
         let host_probe = HostProbe::new(clock, &mut waiter)?;
         Ok(Self {
             peers,
             worker_id,
             mailbox,
+            times,
             clock,
+            latest: clock.now(),
             poll,
             call_coalesce,
             engine,
@@ -170,7 +177,9 @@ impl EventLoop {
                 // The turn so far is accounted for by itself, because a sleep may follow.
                 now = self.account(now, spent);
                 let waited = if idle {
+                    self.times.set_asleep(true);
                     self.sleep(now)?;
+                    self.times.set_asleep(false);
                     Spent::Asleep
                 } else {
                     self.wait(Some(Duration::ZERO))?;
@@ -194,16 +203,22 @@ impl EventLoop {
     }
 
     /// Accounts for the time since `before`. Returns the time now.
+    ///
+    /// A task that has published requests has read the clock. If the engine has nothing to do, hardly any
+    /// time has passed since, and belongs to the next turn. So a turn reads the clock once.
     #[inline]
     fn account(&mut self, before: Nanos, spent: Spent) -> Nanos {
-        let now = self.clock.now();
+        let was_read = self.latest > before && spent == Spent::Work && self.engine.in_flight() == 0;
+        let now = if was_read { self.latest } else { self.clock.now() };
         let passed = now.saturating_sub(before);
+        self.latest = now;
         match spent {
-            Spent::Asleep => {}
+            Spent::Asleep => self.times.account(0, 0, now),
             Spent::Work | Spent::Polling => {
                 let looking = self.empty_turns.time_polled(passed, spent == Spent::Work);
                 self.host_probe.spun(looking);
                 self.busy += passed - looking;
+                self.times.account(passed - looking, looking, now);
             }
         }
         now

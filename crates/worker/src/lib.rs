@@ -83,8 +83,10 @@ pub mod policy;
 mod poll;
 mod pool;
 mod scheduler;
+mod times;
 mod visit;
 mod waiter;
 
 pub use poll::Poll;
 pub use pool::{Options, WorkerPool};
+pub use times::WorkerTimes;

@@ -2,6 +2,7 @@
 
 use crate::clock::{Clock, Nanos};
 use crate::mailbox::{Mailbox, MovedTask, Placement, TaskKey, WorkItem};
+use crate::times::Times;
 use kickless_sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -12,6 +13,7 @@ const STALE_NS: Nanos = 300_000_000;
 /// A worker, as seen by other threads.
 pub(crate) struct Peer {
     pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) times: Arc<Times>,
     /// The part of its time in which it was busy, in thousandths, and when that was measured. A reader may
     /// see values of different times, which does not matter.
     busy: AtomicU32,
@@ -26,7 +28,8 @@ pub(crate) struct Peers {
 
 impl Peers {
     pub(crate) fn new(clock: Clock, mailboxes: Vec<Arc<Mailbox>>) -> Self {
-        let peer = |mailbox| Peer { mailbox, busy: AtomicU32::new(0), at: AtomicU64::new(0) };
+        let times = || Arc::new(Times::new(clock.now()));
+        let peer = |mailbox| Peer { mailbox, times: times(), busy: AtomicU32::new(0), at: AtomicU64::new(0) };
         Self { clock, workers: mailboxes.into_iter().map(peer).collect() }
     }
 

@@ -6,6 +6,7 @@ use crate::event_loop::EventLoop;
 use crate::mailbox::{Mailbox, Placement, TaskKey, WorkItem};
 use crate::peers::{Peer, Peers};
 use crate::poll::Poll;
+use crate::times::WorkerTimes;
 use kickless_device::{Executor, QueueTask, Stopped, TaskHandle, Update};
 use kickless_io::{Engine, EngineOptions, Waker};
 use kickless_sync::Mutex;
@@ -112,6 +113,17 @@ impl WorkerPool {
             peer.mailbox.put(WorkItem::Poll(poll, done)).ok().map(|()| answer)
         };
         self.peers.workers.iter().filter_map(ask).collect()
+    }
+
+    /// Returns the clock that the workers and their tasks use.
+    pub fn clock(&self) -> Clock {
+        self.peers.clock
+    }
+
+    /// Returns the times of each worker. Waits for none of them.
+    pub fn times(&self) -> Vec<WorkerTimes> {
+        let now = self.peers.clock.now();
+        self.peers.workers.iter().map(|peer| peer.times.read(now)).collect()
     }
 
     /// Returns a descriptor that becomes readable, and stays so, when a worker has ended without being asked

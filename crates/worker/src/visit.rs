@@ -47,9 +47,11 @@ impl EventLoop {
         let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
         let leaving = entry.is_leaving();
         let far_side_due = now >= entry.far_side_due;
+        let (waker, clock, now_ns) = (self.mailbox.waker(), self.clock, self.latest);
         let mut context =
-            Context { engine: &mut self.engine, task: number, waker: self.mailbox.waker(), far_side_due };
+            Context { engine: &mut self.engine, task: number, waker, far_side_due, clock, now_ns };
         let polled = entry.task.poll(&mut context, if leaving { 0 } else { budget });
+        self.latest = context.now_ns;
         let cost = polled.cost;
         let was_quiet = std::mem::replace(&mut entry.quiet, polled.next == Next::Quiet);
         // This includes chains that are not popped yet.
@@ -174,9 +176,12 @@ impl EventLoop {
             }
             self.work = self.work.saturating_add(self.batch.len() as u32);
             if let Some(entry) = self.entries[number as usize].as_mut() {
-                let (waker, far_side_due) = (self.mailbox.waker(), true);
-                let mut context = Context { engine: &mut self.engine, task: number, waker, far_side_due };
+                let (waker, clock, now_ns) = (self.mailbox.waker(), self.clock, self.latest);
+                let far_side_due = true;
+                let mut context =
+                    Context { engine: &mut self.engine, task: number, waker, far_side_due, clock, now_ns };
                 let waits = entry.task.complete(&mut context, &mut self.batch);
+                self.latest = context.now_ns;
                 self.completed(number, waits);
             }
             self.batch.clear();

@@ -3,7 +3,7 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{Call, Context, Device, Next, QueueTask, Update, Vring, VringParts};
+use kickless_device::{Call, Clock, Context, Device, Next, QueueTask, Update, Vring, VringParts};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{CompletionMode, Engine, EngineKind, EngineOptions, Waker};
 use kickless_memory::{Area, Gpa, Inflight, Map, Marks, View};
@@ -144,6 +144,9 @@ pub struct Rig {
     task: Box<dyn QueueTask>,
     pub engine: Engine,
     waker: Waker,
+    pub clock: Clock,
+    /// The time when a request was sent last.
+    now_ns: u64,
     pub view: Arc<View>,
     submitter: Submitter,
     completer: Completer,
@@ -185,6 +188,11 @@ pub fn blk(disk: Disk) -> Arc<Blk> {
     let device = Arc::new(Blk::new(disk, options));
     device.reset();
     device
+}
+
+/// Returns the context of a call of the task, at the time of the last change of the ring.
+fn context<'a>(engine: &'a mut Engine, waker: &'a Waker, (clock, now_ns): (Clock, u64)) -> Context<'a> {
+    Context { engine, task: 5, waker, far_side_due: true, clock, now_ns }
 }
 
 impl Rig {
@@ -242,6 +250,8 @@ impl Rig {
             task,
             engine,
             waker: Waker::new().unwrap(),
+            clock: Clock::start(),
+            now_ns: 0,
             tables: ring.buffers(),
             view: ring.view,
             submitter: ring.submitter,
@@ -302,6 +312,7 @@ impl Rig {
         let table = crowded.then_some(Table { area: &self.tables, offset, addr: base });
         assert_eq!(self.submitter.add(&buffers, table), Ok(id));
         let _ = self.submitter.publish();
+        self.now_ns = self.clock.now();
         self.sent.insert(id, request);
         id
     }
@@ -356,8 +367,7 @@ impl Rig {
             self.engine.submit().unwrap();
             self.engine.reap(&mut completions);
         }
-        let mut context =
-            Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due: true };
+        let mut context = context(&mut self.engine, &self.waker, (self.clock, self.now_ns));
         let waits = self.task.complete(&mut context, &mut completions);
         self.blocked = false;
         (self.take_answers(), waits)
@@ -395,8 +405,7 @@ impl Rig {
 
     /// Polls the queue once with this budget.
     pub fn poll_with(&mut self, budget: u32) -> u32 {
-        let mut context =
-            Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due: true };
+        let mut context = context(&mut self.engine, &self.waker, (self.clock, self.now_ns));
         let polled = self.task.poll(&mut context, budget);
         self.last = polled.next;
         self.cost += polled.cost;
@@ -415,8 +424,7 @@ impl Rig {
         self.engine.reap(&mut completions);
         if !completions.is_empty() {
             moved = true;
-            let mut context =
-                Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due: true };
+            let mut context = context(&mut self.engine, &self.waker, (self.clock, self.now_ns));
             self.task.complete(&mut context, &mut completions);
             self.engine.submit().unwrap();
         }
@@ -434,7 +442,7 @@ impl Rig {
         }
     }
 
-    fn take_answers(&mut self) -> usize {
+    pub fn take_answers(&mut self) -> usize {
         let mut count = 0;
         while let Some(done) = self.completer.pop().expect("the device broke the ring") {
             let request = self.sent.remove(&done.id).expect("a head came back that is not in flight");

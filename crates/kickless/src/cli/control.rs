@@ -1,6 +1,7 @@
 //! The options of control sockets, for daemons and for clients.
 
 use std::env;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -37,24 +38,44 @@ impl ControlOptions {
     }
 }
 
-/// A call on a control socket.
+/// The control socket of a running daemon.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Ctl {
+pub(crate) struct ControlPath {
     /// The control socket of the daemon [default: control.sock in $RUNTIME_DIRECTORY or /run/kickless]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+}
+
+impl ControlPath {
+    /// Returns the path of the control socket.
+    pub(crate) fn path(&self) -> PathBuf {
+        let default = || runtime_directory().unwrap_or_else(|| RUNTIME_DIRECTORY.into()).join(CONTROL_NAME);
+        self.control.clone().unwrap_or_else(default)
+    }
+}
+
+/// A call on a control socket.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Ctl {
+    #[command(flatten)]
+    pub(crate) control: ControlPath,
     /// The call, such as device.list. rpc.discover describes all calls
     pub(crate) method: String,
     /// The parameters as a JSON object, such as '{"name": "web"}'
     pub(crate) params: Option<String>,
 }
 
-impl Ctl {
-    /// Returns the path of the control socket.
-    pub(crate) fn path(&self) -> PathBuf {
-        let default = || runtime_directory().unwrap_or_else(|| RUNTIME_DIRECTORY.into()).join(CONTROL_NAME);
-        self.control.clone().unwrap_or_else(default)
-    }
+/// The way of the metrics of a daemon.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Metrics {
+    #[command(flatten)]
+    pub(crate) control: ControlPath,
+    /// Serve the metrics at http://ADDR/metrics, such as 127.0.0.1:9750
+    #[arg(long, value_name = "ADDR", conflicts_with = "textfile")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Replace this file, for the node exporter's collector of text files
+    #[arg(long, value_name = "PATH")]
+    pub(crate) textfile: Option<PathBuf>,
 }
 
 /// Returns the first of the directories that systemd made for the service.

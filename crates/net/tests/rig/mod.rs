@@ -3,7 +3,7 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_device::{
-    Areas, Context, Counters, Device, Interest, Iommu, IotlbMisses, IovaAddresses, Kick, Next, Polled,
+    Areas, Clock, Context, Counters, Device, Interest, Iommu, IotlbMisses, IovaAddresses, Kick, Next, Polled,
     QueueTask, Update, Vring, VringParts,
 };
 use kickless_io::{Engine, EngineKind, Waker};
@@ -439,7 +439,8 @@ impl Rig {
 
     /// Polls once, with or without the far side due.
     pub fn poll_with(&mut self, budget: u32, far_side_due: bool) -> Polled {
-        let mut context = Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due };
+        let mut context = Context::new(&mut self.engine, 5, &self.waker, Clock::start());
+        context.far_side_due = far_side_due;
         let polled = self.task.poll(&mut context, budget);
         self.last = polled.next;
         polled

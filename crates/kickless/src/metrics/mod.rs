@@ -1,0 +1,70 @@
+//! `kickless metrics`: counters of a running daemon for Prometheus.
+//!
+//! This is a process of its own, so that the daemon parses no HTTP. Each scrape is two calls on a control
+//! socket, of which the read-only one is enough.
+
+mod http;
+
+use std::fs;
+use std::io::{self, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kickless_control::{Client, ClientError, Stats, openmetrics};
+use serde::Deserialize;
+use serde_json::Map;
+use tracing::info;
+
+use crate::cli::Metrics;
+
+/// The time that the daemon has for an answer. Its calls wait for nothing, so a daemon that takes longer is
+/// stopped or overloaded.
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
+
+/// Serves, writes or prints the metrics. `print` writes a text to standard output.
+///
+/// # Errors
+/// No daemon answers, or the metrics cannot be written. The error is one sentence.
+pub(crate) fn metrics(options: &Metrics, print: fn(&str) -> Result<()>) -> Result<()> {
+    let control = options.control.path();
+    if let Some(address) = options.listen {
+        let about = || format!("--listen={address}");
+        let listener = TcpListener::bind(address).with_context(about)?;
+        info!(address = %listener.local_addr().with_context(about)?, "serving metrics");
+        return http::serve(&listener, Arc::new(move || scrape(&control))).with_context(about);
+    }
+    let text = scrape(&control)?;
+    match &options.textfile {
+        Some(path) => replace(path, &text).with_context(|| format!("--textfile={}", path.display())),
+        None => print(&text),
+    }
+}
+
+/// Returns the metrics of the daemon.
+fn scrape(control: &Path) -> Result<String> {
+    let about = || format!("--control={}", control.display());
+    let mut client =
+        Client::connect(control).and_then(|client| client.within(ANSWER_WAIT)).with_context(about)?;
+    let read = |client: &mut Client| -> Result<String, ClientError> {
+        let unreadable = |error: serde_json::Error| ClientError::Answer(error.to_string());
+        let info = client.call("daemon.info", Map::new())?;
+        let stats = client.call("stats.get", Map::new())?;
+        let stats = Stats::deserialize(stats).map_err(unreadable)?;
+        Ok(openmetrics(info["version"].as_str().unwrap_or_default(), &stats))
+    };
+    read(&mut client).with_context(about)
+}
+
+/// Replaces a file as a whole, so that no reader finds a part of it.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    // A collector of text files reads only names that end with `.prom`.
+    name.push(format!(".{}", std::process::id()));
+    let mut file = fs::File::create(&name)?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    drop(file);
+    written.and_then(|()| fs::rename(&name, path)).inspect_err(|_| drop(fs::remove_file(&name)))
+}
