@@ -91,8 +91,8 @@ impl HostProbe {
         (self.sleeps.is_multiple_of(MEASURED) && !self.host.contended).then(cpu_time)
     }
 
-    /// Ends a sleep that began at this processor time. `due` is the time of its timer, if it had one. The cost
-    /// is shared by `served` tasks.
+    /// Ends a sleep that began at this processor time. `due` is the time of its timer, if it had one.
+    /// `served` tasks share the cost.
     pub(crate) fn woke(
         &mut self,
         began: Option<Nanos>,

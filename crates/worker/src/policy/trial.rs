@@ -59,11 +59,13 @@ const REST_PER_LOSS: i64 = 200;
 /// The rest after a pair without a lease is this many times what the pair spins: trials cost one percent.
 const REST_PER_SPIN: Nanos = 100;
 /// The number of pairs that follow quickly on a change of the load or the end of a lease: ten drastic ones
-/// give a lease, and some may differ by chance. Without a lease, a pair that shows no loss counts as several,
-/// because most such pairs are of loads that do not react. The shortest rest, in naps.
+/// give a lease, and some may differ by chance. A pair that shows no loss counts as two, because most such
+/// pairs are of loads that do not react. Without a lease it counts as four, because these pairs are then all
+/// that spins. The shortest rest, in naps.
 const QUICK_PAIRS: u8 = 16;
+const AGAINST_LEASE: u8 = 2;
 const AGAINST: u8 = 4;
-const REST_MIN: Nanos = 4;
+const REST_MIN: Nanos = 2;
 /// The capital after the quick pairs below which a lease ends at once. A load that loses a tenth or more has
 /// doubled it by then, and one that loses nothing has done so in at most half of the cases.
 const DOUBLED: u64 = 2;
@@ -232,8 +234,8 @@ impl Trial {
             _ => self.scale,
         };
         if self.quick_pairs_left > 0 {
-            let weight = if lost > 0 || self.lease > 0 { 1 } else { AGAINST };
-            self.quick_pairs_left = self.quick_pairs_left.saturating_sub(weight);
+            let against = if self.lease > 0 { AGAINST_LEASE } else { AGAINST };
+            self.quick_pairs_left = self.quick_pairs_left.saturating_sub(if lost > 0 { 1 } else { against });
             if self.quick_pairs_left == 0 && self.capital < DOUBLED * CAPITAL {
                 self.lease = 0;
             }
