@@ -74,6 +74,7 @@ struct Way {
     used: AtomicU32,
     /// Not 0: an entry cannot be true.
     has_bad: AtomicU32,
+    /// The entries. Without words, all entries are 0.
     words: OnceLock<Box<[AtomicU64]>>,
 }
 
@@ -83,7 +84,7 @@ pub(crate) struct WayIndex(usize, usize);
 
 impl Slices {
     /// Makes an empty cache of about `cache_bytes`, but at least 4 sets of slices of `unit` bytes. Memory is
-    /// taken when a slice is first used.
+    /// taken when a slice with entries is first used.
     pub(crate) fn new(geometry: Geometry, unit: u64, cache_bytes: u64) -> Self {
         // Rounded up, so that the cache has room for all slices if it has that many bytes.
         let sets = cache_bytes.div_ceil(unit * WAYS as u64).max(SETS_MIN);
@@ -101,8 +102,10 @@ impl Slices {
                 if tag & !SETTLED != slice.0 + 1 {
                     continue;
                 }
-                let Some(words) = way.words.get() else { continue };
-                let look = self.run(words, index, at, len, tag & SETTLED != 0);
+                let look = match way.words.get() {
+                    Some(words) => self.run(words, index, at, len, tag & SETTLED != 0),
+                    None => self.blank(index, at, len),
+                };
                 // Pairs with the fence of `change`.
                 fence(Ordering::Acquire);
                 if seq.is_multiple_of(2) && way.seq.load(Ordering::Relaxed) == seq {
@@ -130,10 +133,22 @@ impl Slices {
         (slice.0 % self.sets.len() as u64) as usize
     }
 
+    /// Returns the answer of a slice whose entries are all 0.
+    fn blank(&self, index: usize, at: GuestOffset, len: u64) -> Look {
+        let cluster = self.geometry.cluster();
+        let left = (self.entries() - index as u64) * cluster - at.0 % cluster;
+        Look::Below { len: len.min(left) }
+    }
+
+    /// Returns the number of entries of a slice.
+    fn entries(&self) -> u64 {
+        self.unit / self.geometry.entry_bytes()
+    }
+
     /// Joins the pieces from `at` that have one answer.
     fn run(&self, words: &[AtomicU64], index: usize, at: GuestOffset, len: u64, settled: bool) -> Look {
         let cluster = self.geometry.cluster();
-        let entries = (self.unit / self.geometry.entry_bytes()) as usize;
+        let entries = self.entries() as usize;
         let mut within = at.0 % cluster;
         let (mut index, mut done) = (index, 0);
         let mut result = Look::Bad;
@@ -252,7 +267,8 @@ impl Slices {
         entries: impl Iterator<Item = RawEntry>,
     ) {
         let extended = self.geometry.extended;
-        self.change(at, |way, words| {
+        self.change(at, |way| {
+            let words = self.words(way);
             way.tag.store(tag(slice, settled), Ordering::Relaxed);
             way.used.store(1, Ordering::Relaxed);
             let (mut bits, mut filled) = (0, 0);
@@ -275,6 +291,17 @@ impl Slices {
         });
     }
 
+    /// Puts a slice into a way whose entries are all 0. It takes no memory, unless the way has some already.
+    pub(super) fn fill_blank(&self, at: WayIndex, slice: SliceIndex, settled: bool) {
+        self.change(at, |way| {
+            way.tag.store(tag(slice, settled), Ordering::Relaxed);
+            way.used.store(1, Ordering::Relaxed);
+            let words = way.words.get().into_iter().flatten();
+            words.for_each(|word| word.store(0, Ordering::Relaxed));
+            way.has_bad.store(0, Ordering::Relaxed);
+        });
+    }
+
     /// Returns whether an entry of a slice cannot be true. Then the slice must not change: on disk, such an
     /// entry would lose the bits that say so.
     pub(super) fn has_bad(&self, at: WayIndex) -> bool {
@@ -283,7 +310,7 @@ impl Slices {
 
     /// Says whether the table of a cached slice is written and not shared.
     pub(super) fn settle(&self, at: WayIndex, slice: SliceIndex, settled: bool) {
-        self.change(at, |way, _| way.tag.store(tag(slice, settled), Ordering::Relaxed));
+        self.change(at, |way| way.tag.store(tag(slice, settled), Ordering::Relaxed));
     }
 
     pub(super) fn is_settled(&self, at: WayIndex) -> bool {
@@ -292,7 +319,7 @@ impl Slices {
 
     /// Empties a way.
     pub(super) fn empty(&self, at: WayIndex) {
-        self.change(at, |way, _| way.tag.store(0, Ordering::Relaxed));
+        self.change(at, |way| way.tag.store(0, Ordering::Relaxed));
     }
 
     /// Returns an entry with its memory bits.
@@ -308,7 +335,8 @@ impl Slices {
         mut edit: impl FnMut(usize, RawEntry) -> RawEntry,
     ) {
         let extended = self.geometry.extended;
-        self.change(at, |_, words| {
+        self.change(at, |way| {
+            let words = self.words(way);
             for index in indexes {
                 let new = edit(index, self.load(words, index));
                 if extended {
@@ -321,15 +349,18 @@ impl Slices {
         });
     }
 
-    fn change(&self, at: WayIndex, change: impl FnOnce(&Way, &[AtomicU64])) {
+    /// Returns the words of a way, all 0 at first.
+    fn words<'a>(&self, way: &'a Way) -> &'a [AtomicU64] {
+        way.words.get_or_init(|| (0..self.unit / 8).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn change(&self, at: WayIndex, change: impl FnOnce(&Way)) {
         let way = &self.sets[at.0][at.1];
-        let count = self.unit / 8;
-        let words = way.words.get_or_init(|| (0..count).map(|_| AtomicU64::new(0)).collect());
         let seq = way.seq.load(Ordering::Relaxed);
         way.seq.store(seq.wrapping_add(1), Ordering::Relaxed);
         // Pairs with the fence of `look`.
         fence(Ordering::Release);
-        change(way, words);
+        change(way);
         way.seq.store(seq.wrapping_add(2), Ordering::Release);
     }
 }

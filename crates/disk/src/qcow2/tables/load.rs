@@ -11,7 +11,8 @@ use crate::qcow2::slices::WayIndex;
 use kickless_io::{AlignedBuf, Errno, Waker};
 
 /// The bytes that are read at once where the cache has room for all tables: a whole table of the default
-/// size, as in QEMU. Its 8192 entries take some 30 microseconds under the lock.
+/// size, as in QEMU. Its 8192 entries take some 30 microseconds under the lock. So random requests to a table
+/// wait for two reads at most, and a table that one request needs costs 4 KiB.
 const READ_BYTES: u64 = 64 << 10;
 
 impl Tables {
@@ -37,7 +38,7 @@ impl Tables {
             TableState::Absent => {
                 let way = self.choose_way(slice)?;
                 if let Some(way) = way {
-                    self.slices.fill(way, slice, false, std::iter::empty());
+                    self.slices.fill_blank(way, slice, false);
                     waker.wake();
                 }
                 Ok(())
@@ -49,14 +50,21 @@ impl Tables {
         }
     }
 
-    /// Returns the slices to read for one of them. Others come with it only if no slice ever has to leave the
-    /// cache for them. So their buffers never take more memory than the cache.
+    /// Returns the slices to read for one of them. The first read of a table reads this slice alone. The next
+    /// one reads others too, but only if no slice ever has to leave the cache for them. So their buffers take
+    /// no more memory than the cache.
     fn load_for(&self, wanted: SliceIndex) -> Load {
+        let alone = Load { first: wanted, count: 1, wanted };
         let per_table = self.slices_per_table();
         let all = self.geometry.l1_entries_for(self.size).saturating_mul(per_table);
-        let count = if self.slices.has_room(all) { per_table.min(READ_BYTES / self.options.unit) } else { 1 };
+        if !self.slices.has_room(all) {
+            return alone;
+        }
         // Both numbers are powers of two, so the slices are in one table.
-        Load { first: SliceIndex(wanted.0 - wanted.0 % count.max(1)), count: count.max(1), wanted }
+        let count = per_table.min(READ_BYTES / self.options.unit).max(1);
+        let load = Load { first: SliceIndex(wanted.0 - wanted.0 % count), count, wanted };
+        let is_known = |slice| self.slices.find(slice).is_some() || self.loading.contains_key(&slice);
+        if load.slices().any(is_known) { load } else { alone }
     }
 
     fn start_load(&mut self, load: Load, table: HostOffset) -> Result<(), Errno> {
@@ -137,7 +145,7 @@ impl Tables {
                 let (settled, geometry) = (self.is_settled(table), self.geometry);
                 let entries = load_entries(geometry, bytes);
                 if is_zero(bytes) {
-                    self.slices.fill(way, slice, settled, std::iter::empty());
+                    self.slices.fill_blank(way, slice, settled);
                 } else if self.are_all_data(bytes) {
                     self.slices.fill(way, slice, settled, entries);
                 } else {
