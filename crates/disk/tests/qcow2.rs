@@ -27,6 +27,18 @@ fn space(path: &Path) -> u64 {
     fs::metadata(path).unwrap().blocks() * 512
 }
 
+/// Returns a word of an image's file.
+fn word(file: &File, at: u64) -> u64 {
+    let mut word = [0; 8];
+    file.read_exact_at(&mut word, at).unwrap();
+    u64::from_be_bytes(word)
+}
+
+/// Returns the place of an image's first L2 table.
+fn table_at(file: &File) -> u64 {
+    word(file, word(file, 40)) & !(1 << 63)
+}
+
 /// Returns the error for an image that cannot be opened. It names the image.
 fn error_of_open(path: &Path) -> String {
     let error = open(&DiskSpec::Qcow2(path.to_owned()), Cache::None).unwrap_err().to_string();
@@ -484,6 +496,28 @@ fn a_dirty_image_is_repaired() {
     assert!(image.contents()[..513] == [&[2; 512][..], &[1]].concat());
 }
 
+/// An entry that cannot be true does not keep an image that was not closed from being used. Only requests
+/// that need the entry fail.
+#[test]
+fn a_dirty_image_with_a_bad_entry_is_used() {
+    let image = Image::of(&[1; 256 << 10], &[]);
+    let file = File::options().read(true).write(true).open(image.path()).unwrap();
+    let entry = table_at(&file) + 2 * 8;
+    let good = word(&file, entry);
+    file.write_all_at(&(good | 1 << 5).to_be_bytes(), entry).unwrap();
+    file.write_all_at(&[1], 79).unwrap();
+    let disk = open(&image.spec(), Cache::None).unwrap();
+    disk.reload().unwrap();
+    assert_eq!(fs::read(image.path()).unwrap()[79], 0);
+    let mut on_disk = worker(&disk);
+    assert_eq!(on_disk.read(0, 128 << 10), (Ok(()), vec![1; 128 << 10]));
+    assert_eq!(on_disk.read(128 << 10, 512).0, Err(IoError::Os(Errno::IO)));
+    drop(on_disk);
+    drop(disk);
+    assert_eq!(word(&file, entry), good & !(1 << 63) | 1 << 5, "the entry stays, without COPIED");
+    assert_eq!(fs::read(image.path()).unwrap()[79], 2, "the read has marked the image as corrupt");
+}
+
 /// Each request to an image with random bytes in its tables ends, and nothing panics.
 #[test]
 fn images_with_damaged_tables() {
@@ -541,6 +575,51 @@ fn faults_apply_to_an_image() {
     let mut on_disk = worker(&disk);
     assert_eq!(on_disk.write(4096, &[8; 4096], 0), Err(IoError::Os(Errno::IO)));
     assert_eq!(on_disk.read(4096, 8192), (Ok(()), vec![7; 8192]));
+}
+
+/// The second read of a table reads all of it. If a part of it is unreadable, the wanted part is read alone.
+#[test]
+fn tables_are_read_ahead() {
+    // One part of a table, 4 KiB, maps so many bytes.
+    const PART: u64 = 512 * (64 << 10);
+    let image = Image::of(&[], &[]);
+    image.img(&["resize", "-q", "-f", "qcow2", "disk.qcow2", "512M"]);
+    {
+        let disk = open(&image.spec(), Cache::None).unwrap();
+        let mut on_disk = worker(&disk);
+        for part in 0..16 {
+            assert_eq!(on_disk.write(part * PART, &[1 + part as u8; 512], 0), Ok(()));
+        }
+    }
+    let file = File::options().read(true).write(true).open(image.path()).unwrap();
+    let table = table_at(&file);
+    let part_of = |part: u64| table + part * 4096;
+    let sectors = |part: u64| (part_of(part) / 512, part_of(part) / 512 + 7);
+    let open_with = |rules: String| {
+        let spec = DiskSpec::Fault(rules.parse().unwrap(), Box::new(image.spec()));
+        Disk::open(&spec, &options(Cache::None, true)).unwrap()
+    };
+    let expect = |part: u64| (Ok(()), vec![1 + part as u8; 512]);
+    // One read of the table succeeds, one of all of it too, and no other one.
+    let (first, _) = sectors(0);
+    let (_, last) = sectors(15);
+    for fails in [false, true] {
+        let rules = format!("eio@read+{first}-{last}+nth={}", if fails { 2 } else { 3 });
+        let disk = open_with(rules);
+        let mut on_disk = worker(&disk);
+        for part in [7, 3, 0, 15] {
+            assert_eq!(on_disk.read(part * PART, 512), expect(part), "{part}");
+        }
+    }
+    let (first, last) = sectors(5);
+    let disk = open_with(format!("eio@read+{first}-{last}"));
+    let mut on_disk = worker(&disk);
+    for part in [7, 3, 5, 5, 15, 0] {
+        let expected = if part == 5 { Err(IoError::Os(Errno::IO)) } else { Ok(()) };
+        let (result, bytes) = on_disk.read(part * PART, 512);
+        assert_eq!(result, expected, "{part}");
+        assert!(result.is_err() || bytes == [1 + part as u8; 512], "{part}");
+    }
 }
 
 /// Compares images of many options, over a backing image or compressed, with a plain array. Reads and writes

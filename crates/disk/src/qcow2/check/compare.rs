@@ -21,6 +21,9 @@ pub(super) struct Survey {
     pub(super) report: Report,
     /// The numbers of refcount blocks that references need and that do not exist.
     pub(super) missing: BTreeSet<u64>,
+    /// Faults of the refcount table, tables that overlap, and references that no refcount can say. A repair
+    /// needs what they damage.
+    pub(super) hopeless: u64,
 }
 
 /// Compares everything.
@@ -31,17 +34,20 @@ pub(super) fn survey(image: &impl ReadImage, layout: &Layout, window: u64) -> Re
         return Err(CheckError::TooLarge);
     }
     while counters.next(layout.clusters) {
-        survey.report.bad = count(image, layout, &mut counters)?;
+        let bad = count(image, layout, &mut counters)?;
+        survey.report.bad = bad.blocks + bad.others;
+        survey.hopeless = bad.blocks;
         compare_counts(image, layout, &mut counters, &mut survey)?;
         survey.report.copied += count_wrong_flags(image, layout, &counters)?;
     }
     survey.report.bad += counters.excess;
     survey.report.overlaps = counters.overlaps;
+    survey.hopeless += counters.excess + counters.table_overlaps;
     Ok(survey)
 }
 
 /// Compares the counters with the refcounts, and replaces them by the refcounts.
-fn compare_counts(
+pub(super) fn compare_counts(
     image: &impl ReadImage,
     layout: &Layout,
     counters: &mut Counters,

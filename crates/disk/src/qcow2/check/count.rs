@@ -16,6 +16,8 @@ pub(super) struct Counters {
     tables: Vec<u64>,
     /// References to a table that another table, or data, refers to as well.
     pub(super) overlaps: u64,
+    /// The number of them that are references of tables.
+    pub(super) table_overlaps: u64,
     /// References that do not fit into a counter.
     pub(super) excess: u64,
 }
@@ -35,7 +37,7 @@ impl Counters {
         let len = window_max as usize;
         let counts = if is_wide { Counts::Wide(vec![0; len]) } else { Counts::Narrow(vec![0; len]) };
         let tables = vec![0; len.div_ceil(64)];
-        Self { window: 0..0, window_max, counts, tables, overlaps: 0, excess: 0 }
+        Self { window: 0..0, window_max, counts, tables, overlaps: 0, table_overlaps: 0, excess: 0 }
     }
 
     /// Returns the number of windows.
@@ -70,7 +72,9 @@ impl Counters {
         for cluster in self.part(clusters) {
             let index = (cluster - self.window.start) as usize;
             let bit = 1 << (index % 64);
-            self.overlaps += u64::from(self.tables[index / 64] & bit != 0);
+            let is_overlap = u64::from(self.tables[index / 64] & bit != 0);
+            self.overlaps += is_overlap;
+            self.table_overlaps += is_overlap;
             self.tables[index / 64] |= bit;
             self.add(index, count);
         }

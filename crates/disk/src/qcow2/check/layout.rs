@@ -4,7 +4,7 @@ use super::bitmaps;
 use super::image::ReadImage;
 use super::report::CheckError;
 use crate::qcow2::format::bad_image::BadImage;
-use crate::qcow2::format::entry::decode_l1;
+use crate::qcow2::format::entry::{claimed_table, decode_l1};
 use crate::qcow2::format::geometry::HostOffset;
 use crate::qcow2::format::header::{Header, TableAt};
 use crate::qcow2::format::numbers::be64;
@@ -86,15 +86,19 @@ impl Layout {
         let Self { header, clusters, l1s, tables, bad, .. } = self;
         for (number, l1) in l1s.iter().enumerate() {
             for_each_word(image, *l1, &mut |_, word| {
+                if word == 0 {
+                    return Ok(());
+                }
+                let in_file = |at| Some(header.geometry.host_cluster(at).0).filter(|at| at < clusters);
                 let place = match decode_l1(header.geometry, word) {
-                    Ok(None) if word == 0 => return Ok(()),
-                    Ok(Some((at, _))) => Some(header.geometry.host_cluster(at).0).filter(|at| at < clusters),
-                    // QEMU's check counts an entry with a flag and no table as an error.
-                    Ok(None) | Err(_) => None,
+                    Ok(place) => place.and_then(|(at, _)| in_file(at)),
+                    Err(_) => None,
                 };
+                // QEMU's check counts an entry with a flag and no table as an error.
+                *bad += u64::from(place.is_none());
+                let place = place.or_else(|| claimed_table(header.geometry, word).and_then(in_file));
                 // CLUSTERS_MAX fits into 32 bits.
                 let Some(cluster) = place.and_then(|cluster| u32::try_from(cluster).ok()) else {
-                    *bad += 1;
                     return Ok(());
                 };
                 let uses = tables.entry(cluster).or_default();

@@ -2,8 +2,11 @@
 //!
 //! The dirty bit is cleared last. If the repair is cut off, the next one starts again. No step depends on an
 //! earlier one, because each counts all references.
+//!
+//! Entries that cannot be true stay, as in QEMU, and requests that need them fail. What they refer to is not
+//! known, so no refcount is lowered then. QEMU lowers them.
 
-use super::compare::{block_at, blocks_of, survey};
+use super::compare::{Survey, block_at, blocks_of, compare_counts, survey};
 use super::count::Counters;
 use super::image::WriteImage;
 use super::layout::Layout;
@@ -12,7 +15,8 @@ use super::walk::{count, for_each_table};
 use super::watched::Watched;
 use crate::qcow2::format::bad_image::BadImage;
 use crate::qcow2::format::entry::{
-    RawEntry, decode, decode_l1, flagged, load_entries, store_entry, with_copied,
+    RawEntry, bad_without_copied, decode, decode_l1, flagged, load_entries, store_entry, with_copied,
+    without_misplaced,
 };
 use crate::qcow2::format::geometry::{HostCluster, HostOffset};
 use crate::qcow2::format::header::{HeaderChange, apply};
@@ -29,10 +33,11 @@ const PASSES: u64 = 4;
 
 /// Raises, syncs, lowers, syncs, mends COPIED in the active tables, syncs, clears the dirty bit, syncs.
 /// Calls `progress` with the bytes that were read, and the bytes to read. Returns the faults before the
-/// repair.
+/// repair, but not those of entries without data, which become zeroes.
 ///
 /// # Errors
-/// An entry cannot be true, tables overlap, or the file cannot be read or written. Nothing was lowered then.
+/// The refcount table is damaged, tables overlap, or the file cannot be read or written. Nothing was lowered
+/// then.
 pub(crate) fn repair(
     image: &impl WriteImage,
     window: u64,
@@ -44,29 +49,43 @@ pub(crate) fn repair(
         return Err(BadImage::Corrupt.into());
     }
     image.expect(layout.tables_bytes() * PASSES);
-    let found = survey(image, &layout, window)?;
-    if found.report.bad > 0 || found.report.overlaps > 0 {
+    let mut found = survey(image, &layout, window)?;
+    if found.hopeless > 0 {
         return Err(CheckError::Damaged);
+    }
+    if found.report.bad > 0 && zero_misplaced(image, &layout)? {
+        found = survey(image, &layout, window)?;
     }
     if !found.missing.is_empty() {
         make_blocks(image, &layout, found.missing)?;
         layout = Layout::load(image)?;
     }
     if found.report != Report::default() {
-        repair_windows(image, &layout, window)?;
+        repair_windows(image, &layout, window, found.report.bad == 0)?;
     }
     clear_dirty(image)?;
     Ok(found.report)
 }
 
-fn repair_windows(image: &impl WriteImage, layout: &Layout, window: u64) -> Result<(), CheckError> {
+/// `lowers`: all references are known, so what has none is free.
+fn repair_windows(
+    image: &impl WriteImage,
+    layout: &Layout,
+    window: u64,
+    lowers: bool,
+) -> Result<(), CheckError> {
     let mut counters = Counters::new(layout.clusters, window, layout.header.geometry.refcount_bits());
     while counters.next(layout.clusters) {
         count(image, layout, &mut counters)?;
         change_counts(image, layout, &counters, u64::max)?;
         image.sync()?;
-        change_counts(image, layout, &counters, |_, references| references)?;
-        image.sync()?;
+        if lowers {
+            change_counts(image, layout, &counters, |_, references| references)?;
+            image.sync()?;
+        } else {
+            // COPIED has to agree with the refcounts.
+            compare_counts(image, layout, &mut counters, &mut Survey::default())?;
+        }
         mend_flags(image, layout, &counters)?;
         image.sync()?;
     }
@@ -103,12 +122,36 @@ fn change_counts(
     Ok(())
 }
 
+/// Replaces entries of clusters without data whose place is not aligned by zeroes, as QEMU does. Returns
+/// whether there were any.
+fn zero_misplaced(image: &impl WriteImage, layout: &Layout) -> Result<bool, CheckError> {
+    let (geometry, mut found) = (layout.header.geometry, false);
+    for_each_table(image, layout, &mut |at, _, bytes| {
+        let entries = load_entries(geometry, bytes).enumerate();
+        let changes: Vec<_> =
+            entries.filter_map(|(index, raw)| Some((index, without_misplaced(geometry, raw)?))).collect();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        found = true;
+        for (index, raw) in changes {
+            store_entry(geometry, bytes, index, raw);
+        }
+        Ok(image.write(at.0, bytes)?)
+    })?;
+    if found {
+        image.sync()?;
+    }
+    Ok(found)
+}
+
 /// Sets COPIED in the active entries whose cluster is in the window and has one reference, and clears it in
 /// others.
 fn mend_flags(image: &impl WriteImage, layout: &Layout, counters: &Counters) -> Result<(), CheckError> {
     let geometry = layout.header.geometry;
     let mended = |word: u64, (at, copied): (HostOffset, bool)| {
-        let is_only = counters.get(geometry.host_cluster(at).0)? == 1;
+        let cluster = geometry.host_cluster(at).0;
+        let is_only = cluster < layout.clusters && counters.get(cluster)? == 1;
         (is_only != copied).then(|| with_copied(word, is_only))
     };
     let l1 = layout.l1s[0];
@@ -134,7 +177,10 @@ fn mend_flags(image: &impl WriteImage, layout: &Layout, counters: &Counters) -> 
         let entries = load_entries(geometry, bytes).enumerate();
         let changes: Vec<_> = entries
             .filter_map(|(index, raw)| {
-                let word = mended(raw.word, flagged(decode(geometry, raw).ok()?)?)?;
+                let word = match decode(geometry, raw) {
+                    Ok(mapping) => mended(raw.word, flagged(mapping)?)?,
+                    Err(_) => bad_without_copied(raw)?,
+                };
                 Some((index, RawEntry { word, ..raw }))
             })
             .collect();

@@ -10,6 +10,7 @@ use super::{WINDOW, check};
 use crate::qcow2::format::bad_image::BadImage;
 use crate::qcow2::format::entry::{load_entries, with_copied};
 use crate::qcow2::format::header::{Header, HeaderChange, apply};
+use crate::qcow2::format::numbers::be64;
 use crate::qcow2::qemu::{QemuImage, QemuReport};
 use kickless_testing::Random;
 
@@ -180,8 +181,81 @@ fn a_repair_that_is_cut_off_starts_again() {
     }
 }
 
+/// Returns a word of an image.
+fn word(bytes: &[u8], at: u64) -> u64 {
+    be64(bytes, at as usize)
+}
+
+/// Returns what QEMU makes of an image when it opens it for writing.
+fn opened_by_qemu(bytes: &[u8]) -> (QemuReport, Vec<u8>) {
+    let image = QemuImage::of(bytes);
+    image.io(&["length"]);
+    (image.check(), image.load().into_bytes())
+}
+
+/// Entries that cannot be true stay as QEMU leaves them, or become the zeroes that QEMU makes of them. All
+/// references that can be true are counted.
 #[test]
-fn damage_beyond_refcounts_is_refused() {
+fn bad_entries_stay_or_become_zeroes_as_in_qemu() {
+    const COPIED: u64 = 1 << 63;
+    const COMPRESSED: u64 = 1 << 62;
+    /// The number of an entry without a cluster.
+    const ENTRY: u64 = 20;
+    for options in ["cluster_size=64k", "extended_l2=on"] {
+        let image = dirty(options).load().into_bytes();
+        let header = Header::parse(&image, image.len() as u64).unwrap();
+        let (l1, offset) = (header.l1.at.0, !COPIED);
+        let l2 = word(&image, l1) & offset;
+        let entry = l2 + ENTRY * header.geometry.entry_bytes();
+        let used = word(&image, l2 + header.geometry.entry_bytes()) & offset;
+        // The place, the word, the bitmap of extended entries, and whether the entry becomes zeroes.
+        let mut cases = vec![
+            (entry, used | 2, 1, false),
+            (entry, used | 512, 1, false),
+            (entry, COPIED | 1 << 40, 1, false),
+            (entry, COMPRESSED | COPIED | used, 0, false),
+            (entry, COMPRESSED | 1 << 40, 0, false),
+            (entry, COPIED | l1, 1, false),
+            (l1, COPIED | l2 | 2, 0, false),
+            (l1, COPIED | 1 << 40, 0, false),
+        ];
+        let zeroes = if header.geometry.extended { (512, u64::from(u32::MAX - 5) << 32) } else { (513, 0) };
+        cases.push((entry, COPIED | used | zeroes.0, zeroes.1, true));
+        for (at, damage, bitmap, is_zeroed) in cases {
+            let name = format!("{options}, {damage:#x} at {at:#x}");
+            let mut bytes = image.clone();
+            bytes[at as usize..][..8].copy_from_slice(&damage.to_be_bytes());
+            if header.geometry.extended && at == entry {
+                bytes[at as usize + 8..][..8].copy_from_slice(&bitmap.to_be_bytes());
+            }
+            let start = bytes.clone();
+            let repaired = Recorded::new(bytes);
+            let report = repair_all(&repaired, 100);
+            assert_eq!(report.bad + report.overlaps == 0, is_zeroed, "{name}: {report:?}");
+            let left = check(&repaired, WINDOW).unwrap();
+            assert_eq!((left.low, left.copied), (0, 0), "{name}: {left:?}");
+            let ours = repaired.into_bytes();
+            let (by_qemu, theirs) = opened_by_qemu(&start);
+            for at in (at..at + header.geometry.entry_bytes()).step_by(8) {
+                let [ours, theirs] = [&ours, &theirs].map(|bytes| with_copied(word(bytes, at), false));
+                assert_eq!(ours, theirs, "{name}");
+            }
+            assert_eq!(word(&ours, at) & offset != damage & offset, is_zeroed, "{name}");
+            let ours = QemuImage::of(&ours);
+            let found = ours.check();
+            assert_eq!(QemuReport { leaks: 0, ..found }, QemuReport { leaks: 0, ..by_qemu }, "{name}");
+            if at == entry {
+                ours.io(&["read -P 3 100k 100k", "read -P 3 300k 200k"]);
+            } else if damage >> 40 & 1 != 0 {
+                // The clusters that the lost table refers to are not free.
+                assert!(found.leaks > 5, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn damage_beyond_repair_is_refused() {
     let image = dirty("cluster_size=64k").load().into_bytes();
     let header = Header::parse(&image, image.len() as u64).unwrap();
     let refused = |change: &dyn Fn(&mut Vec<u8>)| {
@@ -193,10 +267,11 @@ fn damage_beyond_refcounts_is_refused() {
         assert_eq!(image.bytes(), bytes.len() as u64);
         error
     };
-    // The active L1 entry refers to the refcount table, to an impossible place, and beyond the file.
-    for table in [header.refcounts.at.0, 12345, 1 << 40] {
-        let l1 = header.l1.at.0 as usize;
-        let error = refused(&|bytes| bytes[l1..l1 + 8].copy_from_slice(&table.to_be_bytes()));
+    let (l1, table) = (header.l1.at.0, header.refcounts.at.0);
+    // The L1 entry refers to the refcount table, and that to the L1 table, to an impossible place, and beyond
+    // the file.
+    for (at, word) in [(l1, table), (table, l1), (table, 12345), (table, 1 << 40)] {
+        let error = refused(&|bytes| bytes[at as usize..][..8].copy_from_slice(&word.to_be_bytes()));
         assert!(matches!(error, CheckError::Damaged), "{error}");
         assert!(error.to_string().contains("qemu-img check -r all"));
     }

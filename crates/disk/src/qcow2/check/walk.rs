@@ -5,23 +5,33 @@ use super::count::Counters;
 use super::image::ReadImage;
 use super::layout::{Layout, TableUses, for_each_word};
 use super::report::CheckError;
-use crate::qcow2::format::entry::{counted, decode, load_entries};
+use crate::qcow2::format::entry::{claimed, counted, decode, load_entries};
 use crate::qcow2::format::geometry::{HostCluster, HostOffset};
 use crate::qcow2::format::refcount::decode_block;
 
-/// Adds all references to the clusters of the window. Returns the number of entries of the whole image that
-/// cannot be true.
+/// The numbers of entries of the whole image that cannot be true.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct BadEntries {
+    /// Entries of the refcount table.
+    pub(super) blocks: u64,
+    /// All other entries.
+    pub(super) others: u64,
+}
+
+/// Adds all references to the clusters of the window. Returns the entries that cannot be true.
 pub(super) fn count(
     image: &impl ReadImage,
     layout: &Layout,
     counters: &mut Counters,
-) -> Result<u64, CheckError> {
+) -> Result<BadEntries, CheckError> {
     // Overlaps are found only if all tables come first.
-    let bad = layout.bad + count_tables(layout, counters);
-    let bad = bad + count_bitmaps(image, layout, counters)?;
-    Ok(bad + count_data(image, layout, counters)?)
+    let blocks = count_tables(layout, counters);
+    let others = layout.bad + count_bitmaps(image, layout, counters)?;
+    let others = others + count_data(image, layout, counters)?;
+    Ok(BadEntries { blocks, others })
 }
 
+/// Returns the number of entries of the refcount table that cannot be true.
 fn count_tables(layout: &Layout, counters: &mut Counters) -> u64 {
     let Layout { header, clusters, refcounts, l1s, snapshots_bytes, bitmaps, tables, .. } = layout;
     let mut bad = 0;
@@ -78,6 +88,9 @@ fn count_data(image: &impl ReadImage, layout: &Layout, counters: &mut Counters) 
         for raw in load_entries(geometry, bytes) {
             let Ok(mapping) = decode(geometry, raw) else {
                 bad += 1;
+                for HostCluster(cluster) in claimed(geometry, raw).filter(|at| at.0 < layout.clusters) {
+                    counters.add_data(cluster, uses.count);
+                }
                 continue;
             };
             for HostCluster(cluster) in counted(geometry, mapping) {

@@ -229,6 +229,45 @@ pub(crate) fn flagged(mapping: Mapping) -> Option<(HostOffset, bool)> {
     }
 }
 
+/// Returns the host clusters that an entry seems to refer to that cannot be true. QEMU counts them.
+pub(crate) fn claimed(geometry: Geometry, raw: RawEntry) -> impl Iterator<Item = HostCluster> {
+    let (at, len) = match raw.word & COMPRESSED {
+        0 => (raw.word & OFFSET, geometry.cluster()),
+        _ => {
+            let bits = compressed_bits(geometry);
+            let (at, sectors) = (raw.word & ((1 << bits) - 1), (raw.word & !(COPIED | COMPRESSED)) >> bits);
+            (at, (sectors + 1) * SECTOR - at % SECTOR)
+        }
+    };
+    let cluster = |at| geometry.host_cluster(HostOffset(at)).0;
+    // Nothing is at 0 but the header.
+    let (first, end) = if at == 0 { (0, 0) } else { (cluster(at), cluster(at + len - 1) + 1) };
+    (first..end).map(HostCluster)
+}
+
+/// Returns the place of the L2 table that an L1 entry seems to refer to that cannot be true. QEMU counts what
+/// is in that table.
+pub(crate) fn claimed_table(geometry: Geometry, word: u64) -> Option<HostOffset> {
+    Some(HostOffset(word & OFFSET)).filter(|at| at.0 > 0 && geometry.is_aligned(*at))
+}
+
+/// Returns an entry that cannot be true without the flag COPIED, if it has that. QEMU leaves it to compressed
+/// data.
+pub(crate) fn bad_without_copied(raw: RawEntry) -> Option<u64> {
+    (raw.word & (COMPRESSED | COPIED) == COPIED).then_some(raw.word & !COPIED)
+}
+
+/// Returns an entry without its cluster, if the place of that is not aligned and nothing reads it.
+pub(crate) fn without_misplaced(geometry: Geometry, raw: RawEntry) -> Option<RawEntry> {
+    let is_unread = match geometry.extended {
+        true => raw.bitmap as u32 == 0,
+        false => geometry.version == Version::V3 && raw.word & ZERO != 0,
+    };
+    let is_misplaced = raw.word & COMPRESSED == 0 && !geometry.is_aligned(HostOffset(raw.word & OFFSET));
+    let word = if geometry.extended { 0 } else { ZERO };
+    (is_misplaced && is_unread).then_some(RawEntry { word, ..raw })
+}
+
 /// Returns the standard entry or L1 entry with another flag COPIED.
 pub(crate) fn with_copied(word: u64, copied: bool) -> u64 {
     if copied { word | COPIED } else { word & !COPIED }
