@@ -62,7 +62,7 @@ pub struct DaemonConfig {
     pub polls: bool,
     /// Uses io_uring for the I/O instead of the default, threads. For the storage daemon only.
     pub by_uring: bool,
-    /// `--cache-size`, for each image of a chain.
+    /// The cache of tables for each image of a chain. kickless gets their sum for the chain.
     pub cache_size: Option<u64>,
     /// The backing images of a qcow2 image, the topmost first. The storage daemon opens them with the options
     /// of the image itself. For the storage daemon only.
@@ -102,7 +102,9 @@ impl DaemonConfig {
                 words.push(joined("--blk-file=", &self.disk));
                 words.push(format!("--num-queues={}", self.queues).into());
                 words.extend(self.engine.iter().map(|engine| format!("--engine={engine}").into()));
-                words.extend(self.cache_size.iter().map(|bytes| format!("--cache-size={bytes}").into()));
+                let images = 1 + self.backing.len() as u64;
+                let cache = self.cache_size.map(|bytes| bytes * images);
+                words.extend(cache.map(|bytes| format!("--cache-size={bytes}").into()));
                 words.extend(self.arguments.iter().map(OsString::from));
             }
             Program::StorageDaemon => {

@@ -48,8 +48,9 @@ pub struct Options {
     pub cache: Cache,
     /// Merge neighbouring requests into one operation of the kernel: see [`kickless_io::Engine::merge`].
     pub merge: bool,
-    /// The largest cache of the mapping of each image of a chain, in bytes. `None`: the smaller of 32 MiB and
-    /// the whole mapping. Only for a disk with a mapping, such as a qcow2 image.
+    /// The largest cache of the mapping of all images of a chain together, in bytes. `None`: 32 MiB for each
+    /// image and at most 128 MiB. It is never larger than the whole mapping. Only for a disk with a mapping,
+    /// such as a qcow2 image.
     pub cache_size: Option<u64>,
 }
 

@@ -11,7 +11,7 @@
 //! - [`mod@format`] and [`check`]: the structures on disk, and their repair. Without I/O of their own.
 //! - [`wakers`], [`pins`], [`slices`], [`tables`]: the tables in memory. They emit operations and take
 //!   completions.
-//! - [`pools`], [`layer`] and [`open`]: the buffers and the files of a chain.
+//! - [`pools`], [`layer`], [`budget`], [`opened`] and [`open`]: the buffers and the files of a chain.
 //! - [`read`], [`mod@write`], [`copy`], [`extents`], [`decode`]: the requests, run by run. The path of a read
 //!   and of a write in place takes no lock.
 //! - [`own`] and [`blocking`]: carry out the operations of the tables, on a worker or on the control path.
@@ -19,6 +19,7 @@
 
 pub(crate) mod attached;
 mod blocking;
+mod budget;
 mod check;
 mod copy;
 mod decode;
@@ -32,6 +33,7 @@ pub mod fuzzing;
 mod hostile;
 mod layer;
 mod open;
+mod opened;
 mod own;
 mod own_buffers;
 mod own_op;

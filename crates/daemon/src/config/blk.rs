@@ -39,7 +39,7 @@ pub struct BlkConfig {
     #[arg(long, value_name = "MODE", default_value_t = Cache::None, value_parser = str::parse::<Cache>)]
     #[serde(serialize_with = "text::serialize")]
     pub cache: Cache,
-    /// Maximum memory for the L2 tables of each qcow2 image, from 64K to 64G [default: 32M]
+    /// Maximum memory for the L2 tables of a qcow2 image and its chain, from 64K to 64G [default: 32M each]
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_size)]
     #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
     pub cache_size: Option<u64>,

@@ -1,6 +1,7 @@
 //! Opens an image and its backing images.
 
 use super::blocking::BlockingFile;
+use super::budget::cache_sizes;
 use super::check::WINDOW;
 use super::check::image::{ReadImage, WriteImage};
 use super::check::repair::repair;
@@ -10,12 +11,8 @@ use super::format::geometry::HostOffset;
 use super::format::header::{Backing, BackingFormat, Header, HeaderChange, TableAt, apply};
 use super::format::refcount::get;
 use super::format::snapshots::{snapshots, snapshots_bytes};
-use super::layer::{Chain, Image, Layer, RawLayer};
-use super::pins::Pins;
-use super::pools::Pools;
-use super::slices::Slices;
-use super::tables::rule::Rules;
-use super::tables::{Parts, Tables, TablesOptions};
+use super::layer::{Chain, Layer, RawLayer};
+use super::opened::{OpenedImage, OpenedLayer};
 use crate::{Cache, FileDisk, Options, SECTOR};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -23,18 +20,14 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// The largest number of images under the image.
 const BACKING_MAX: usize = 64;
-/// The unit of table I/O, unless direct I/O needs a larger one, or clusters are smaller.
-const UNIT_BYTES: u64 = 4096;
-/// The default size of the cache of L2 tables, as in QEMU.
-const CACHE_BYTES: u64 = 32 << 20;
-/// The largest number of bytes that the reserve prepares at a time.
-const RESERVE_BYTES: u64 = 64 << 20;
+/// The largest number of bytes of all L1 tables of a chain. One image has at most 32 MiB.
+const L1_BYTES_MAX: u64 = 256 << 20;
 /// The largest number of refcount blocks without a count to read. What is before them counts as used.
 const EMPTY_BLOCKS_MAX: u32 = 1024;
 /// The time between two lines in the log about a repair.
@@ -108,15 +101,22 @@ pub(super) fn chain(
     if !options.read_only {
         prepare(path, file)?;
     }
-    let mut opening = Opening { options, due, layers: Vec::new(), files: Vec::new(), seen: Vec::new() };
+    let (layers, files, seen) = (Vec::new(), Vec::new(), Vec::new());
+    let mut opening = Opening { options, layers, files, seen, l1_bytes: 0 };
     let mut backing = opening.image(file.clone(), !options.read_only)?;
     let mut path = path.to_owned();
     while let Some(under) = backing {
         let name = String::from_utf8_lossy(&under.name).into_owned();
         (path, backing) = opening.backing(&path, &under).map_err(|error| BackingError::said(&name, error))?;
     }
-    let Opening { due, layers, files, .. } = opening;
-    Ok((Chain { layers, due, decoder: decoder.clone() }, files))
+    let Opening { layers, files, .. } = opening;
+    let tables: Vec<_> = layers.iter().filter_map(OpenedLayer::tables).collect();
+    let mut cache_sizes = cache_sizes(options.cache_size, &tables).into_iter();
+    let layers = layers.into_iter().map(|layer| match layer {
+        OpenedLayer::Raw(raw) => Ok(Layer::Raw(raw)),
+        OpenedLayer::Qcow2(image) => image.layer(cache_sizes.next().unwrap_or(0), &due).map(Layer::Qcow2),
+    });
+    Ok((Chain { layers: layers.collect::<io::Result<_>>()?, due, decoder: decoder.clone() }, files))
 }
 
 /// Repairs an image that was not closed, and gives up features that this program does not keep up.
@@ -138,6 +138,13 @@ fn prepare(path: &Path, file: &FileDisk) -> io::Result<()> {
         })
         .map_err(io::Error::other)?;
         tracing::info!(%path, ?report, "the reference counts of the image are repaired");
+        if report.bad + report.overlaps > 0 {
+            tracing::warn!(
+                %path, entries = report.bad, overlaps = report.overlaps,
+                "some entries of the image's tables cannot be true, and requests that need them fail: repair it \
+                 with `qemu-img check -r all`"
+            );
+        }
         (header, first) = self::header(file)?;
     }
     if header.autoclear != 0 {
@@ -157,12 +164,13 @@ fn prepare(path: &Path, file: &FileDisk) -> io::Result<()> {
 /// A chain while it is opened.
 struct Opening<'a> {
     options: &'a Options,
-    due: Arc<AtomicBool>,
-    layers: Vec<Layer>,
+    layers: Vec<OpenedLayer>,
     /// The backing files.
     files: Vec<File>,
     /// The device and the inode of each file.
     seen: Vec<(u64, u64)>,
+    /// The bytes of the L1 tables so far.
+    l1_bytes: u64,
 }
 
 impl Opening<'_> {
@@ -170,24 +178,14 @@ impl Opening<'_> {
     fn image(&mut self, file: Arc<FileDisk>, writable: bool) -> io::Result<Option<Backing>> {
         self.check_loop(&file)?;
         let (header, first) = header(&file)?;
-        let geometry = header.geometry;
-        let unit = UNIT_BYTES.max(file.unit()).min(geometry.cluster());
-        let tables_bytes = geometry.l1_entries_for(header.size).saturating_mul(geometry.cluster());
-        let cache_bytes = self.options.cache_size.unwrap_or(CACHE_BYTES).min(tables_bytes);
-        let slices = Arc::new(Slices::new(geometry, unit, cache_bytes));
-        let pins = Arc::new(Pins::new());
+        let first = if writable { first } else { Vec::new() };
+        self.l1_bytes += header.l1.entries * 8;
+        if self.l1_bytes > L1_BYTES_MAX {
+            return Err(io::Error::other("the L1 tables of the chain are too large together"));
+        }
         let blocking = BlockingFile(&file);
         let file_bytes = file.bytes()?;
         let others = snapshot_tables(&blocking, &header, file_bytes)?;
-        let options = TablesOptions {
-            unit,
-            writable,
-            discard: writable && file.limits().zeroes_may_unmap,
-            device_bytes: file.is_device().then_some(file_bytes),
-            reserve_max: RESERVE_BYTES,
-            retired_max: None,
-            rules: Rules::default(),
-        };
         let refcount_table = if writable { table(&blocking, header.refcounts)? } else { Vec::new() };
         // A device is longer than its image.
         let used_bytes = match file.is_device() && writable {
@@ -195,20 +193,19 @@ impl Opening<'_> {
             false => file_bytes,
         };
         let l1 = table(&blocking, header.l1)?;
-        let parts = Parts { header: &header, first, l1, refcount_table, file_bytes: used_bytes, others };
-        let tables = Tables::new(parts, slices.clone(), pins.clone(), options).map_err(bad)?;
-        self.layers.push(Layer::Qcow2(Arc::new(Image {
-            geometry,
-            compression: header.compression,
-            size: AtomicU64::new(header.size),
-            slices,
-            pins,
-            tables: Mutex::new(tables),
-            due: self.due.clone(),
-            pools: Pools::new(geometry.cluster()),
+        let backing = header.backing.clone();
+        self.layers.push(OpenedLayer::Qcow2(Box::new(OpenedImage {
             file,
+            header,
+            writable,
+            first,
+            l1,
+            refcount_table,
+            file_bytes,
+            used_bytes,
+            others,
         })));
-        Ok(header.backing)
+        Ok(backing)
     }
 
     /// Adds the backing image of the image at `path`. Returns its path, and its own backing image.
@@ -225,7 +222,7 @@ impl Opening<'_> {
                 self.check_loop(&file)?;
                 self.files.push(file.os_file().try_clone()?);
                 let size = file.bytes()?.next_multiple_of(SECTOR);
-                self.layers.push(Layer::Raw(Box::new(RawLayer { file, size })));
+                self.layers.push(OpenedLayer::Raw(Box::new(RawLayer { file, size })));
                 Ok((path, None))
             }
             BackingFormat::Qcow2 => {
