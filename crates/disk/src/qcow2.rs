@@ -30,6 +30,8 @@ mod format;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 #[cfg(any(test, fuzzing))]
+mod held;
+#[cfg(any(test, fuzzing))]
 mod hostile;
 mod layer;
 mod open;

@@ -1,7 +1,7 @@
 //! Runs a script of requests on an image.
 
 use super::Input;
-use super::engine::{HostileEngine, HostileSender, read_to_end};
+use super::engine::{HostileEngine, read_to_end};
 use super::image::{HostileImage, NAME_AT};
 use crate::buffers::IoBuffers;
 use crate::control::DiskControl;
@@ -9,6 +9,7 @@ use crate::qcow2::attached::AttachedImages;
 use crate::qcow2::check::check;
 use crate::qcow2::check::image::ReadImage;
 use crate::qcow2::disk::Qcow2Disk;
+use crate::qcow2::held::HeldSender;
 use crate::qcow2::request::Qcow2State;
 use crate::{Cache, Extent, IoError, OWN_SLOTS, Options, Request, Step};
 use kickless_io::{Completion, Errno, Waker};
@@ -255,7 +256,7 @@ impl HostileDisk<'_> {
         let (mut marks, queue) = (Marks::off(), &mut self.queues[queue]);
         let (engine, waker) = (&mut self.engine, &queue.waker);
         let mut sender =
-            HostileSender { engine, queue: running.queue, slot: id as u32, waker, marks: &mut marks };
+            HeldSender { engine, queue: running.queue, slot: id as u32, waker, marks: &mut marks };
         let Running { buffers, state, .. } = &mut running;
         let step = self.disk.start(&mut queue.images, &mut sender, buffers, state, request);
         self.after(id, running, step);
@@ -290,7 +291,7 @@ impl HostileDisk<'_> {
         let (mut marks, queue) = (Marks::off(), &mut self.queues[running.queue]);
         let (engine, waker) = (&mut self.engine, &queue.waker);
         let mut sender =
-            HostileSender { engine, queue: running.queue, slot: id as u32, waker, marks: &mut marks };
+            HeldSender { engine, queue: running.queue, slot: id as u32, waker, marks: &mut marks };
         let (images, Running { buffers, state, .. }) = (&mut queue.images, &mut running);
         let step = match completion {
             None => self.disk.retry(images, &mut sender, buffers, state),
@@ -317,8 +318,7 @@ impl HostileDisk<'_> {
         let queue = &mut self.queues[number];
         if queue.images.is_due() {
             let (mut marks, engine, waker) = (Marks::off(), &mut self.engine, &queue.waker);
-            let mut sender =
-                HostileSender { engine, queue: number, slot: OWN_SLOTS, waker, marks: &mut marks };
+            let mut sender = HeldSender { engine, queue: number, slot: OWN_SLOTS, waker, marks: &mut marks };
             queue.images.submit_own(&mut sender, None);
         }
     }
@@ -331,7 +331,7 @@ impl HostileDisk<'_> {
         } else {
             let queue = &mut self.queues[number];
             let (mut marks, engine, waker) = (Marks::off(), &mut self.engine, &queue.waker);
-            let mut sender = HostileSender { engine, queue: number, slot, waker, marks: &mut marks };
+            let mut sender = HeldSender { engine, queue: number, slot, waker, marks: &mut marks };
             queue.images.resume_own(&mut sender, None, completion);
         }
         self.polled(number);

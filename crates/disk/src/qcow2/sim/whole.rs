@@ -4,11 +4,12 @@ use super::builder::{Shape, below};
 use super::image::{Image, SECTOR};
 use super::judge::{Judge, is_of, stamp_of};
 use super::model::{Model, Stamp};
-use super::recorder::{Recorder, Sender};
+use super::recorder::Recorder;
 use crate::buffers::IoBuffers;
 use crate::control::DiskControl;
 use crate::qcow2::attached::AttachedImages;
 use crate::qcow2::disk::Qcow2Disk;
+use crate::qcow2::held::HeldSender;
 use crate::qcow2::qemu::QemuImage;
 use crate::qcow2::request::Qcow2State;
 use crate::{Cache, Extent, IoError, OWN_SLOTS, Options, Request, Step};
@@ -110,7 +111,7 @@ impl Whole {
         // Opening may have changed the header.
         let image = Image::new(fs::read(&path).unwrap(), false);
         let file = File::options().read(true).write(true).open(&path).unwrap();
-        let recorder = Recorder::new(image, file, under, &mut rng);
+        let recorder = Recorder::new(image, file, under, rng.fork());
         let mut whole = Self {
             shape,
             dir,
@@ -190,7 +191,7 @@ impl Whole {
             (request.is_ready, request.is_cancelled) = (true, true);
         }
         self.queues[queue].images.cancel();
-        self.recorder.cancel(queue, &mut self.rng);
+        self.recorder.cancel(queue);
     }
 
     /// Starts a queue again that has stopped.
@@ -276,9 +277,8 @@ impl Whole {
             }
         }
         let (mut marks, queue) = (Marks::off(), &mut self.queues[running.queue]);
-        let mut sender = Sender {
-            recorder: &mut self.recorder,
-            rng: &mut self.rng,
+        let mut sender = HeldSender {
+            engine: &mut self.recorder,
             queue: running.queue,
             slot: id as u32,
             waker: &queue.waker,
@@ -311,9 +311,8 @@ impl Whole {
         let mut running = self.requests.remove(&id).unwrap();
         running.is_ready = false;
         let (mut marks, queue) = (Marks::off(), &mut self.queues[running.queue]);
-        let mut sender = Sender {
-            recorder: &mut self.recorder,
-            rng: &mut self.rng,
+        let mut sender = HeldSender {
+            engine: &mut self.recorder,
             queue: running.queue,
             slot: id as u32,
             waker: &queue.waker,
@@ -348,16 +347,15 @@ impl Whole {
         let queue = &mut self.queues[number];
         if queue.images.is_due() {
             let (mut marks, waker) = (Marks::off(), &queue.waker);
-            let (recorder, rng) = (&mut self.recorder, &mut self.rng);
-            let mut sender =
-                Sender { recorder, rng, queue: number, slot: OWN_SLOTS, waker, marks: &mut marks };
+            let engine = &mut self.recorder;
+            let mut sender = HeldSender { engine, queue: number, slot: OWN_SLOTS, waker, marks: &mut marks };
             queue.images.submit_own(&mut sender, None);
         }
     }
 
     /// Completes an operation. The queue tries its requests again after it.
     fn complete_one(&mut self, any: bool) -> Result<(), String> {
-        let Some((number, completion)) = self.recorder.complete_one(any, &mut self.rng) else {
+        let Some((number, completion)) = self.recorder.complete_one(any) else {
             return Ok(());
         };
         let slot = completion.token.slot;
@@ -366,8 +364,8 @@ impl Whole {
         } else {
             let queue = &mut self.queues[number];
             let (mut marks, waker) = (Marks::off(), &queue.waker);
-            let (recorder, rng) = (&mut self.recorder, &mut self.rng);
-            let mut sender = Sender { recorder, rng, queue: number, slot, waker, marks: &mut marks };
+            let engine = &mut self.recorder;
+            let mut sender = HeldSender { engine, queue: number, slot, waker, marks: &mut marks };
             queue.images.resume_own(&mut sender, None, completion);
         }
         self.polled(number);
