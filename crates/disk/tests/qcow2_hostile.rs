@@ -5,12 +5,12 @@
 
 mod common;
 
-use common::qcow2::Image;
+use common::qcow2::{Image, qemu_img};
 use common::{Worker, options, run_on_extent};
-use kickless_disk::{Cache, Disk, Request};
+use kickless_disk::{Cache, Disk, DiskSpec, Request};
 use kickless_io::EngineKind;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 const CLUSTER: u64 = 64 << 10;
 const SIZE: u64 = 4 << 20;
@@ -127,4 +127,30 @@ fn requests_on_tables_that_point_anywhere_end() {
     let disk = common::open(&image.spec());
     disk.reload().unwrap();
     run_on_extent(&mut common::worker(&disk), Request::WriteZeroes { durable: true }, 0, CLUSTER, true);
+}
+
+/// Nine images whose L1 tables have 32 MiB each, which is the most of one image.
+#[test]
+fn l1_tables_of_a_chain_are_bounded_together() {
+    const L1: u64 = 32 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let name = |number: u32| format!("image{number}");
+    for number in 0..9u32 {
+        let create = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=512"];
+        let (under, name) = (name(number.saturating_sub(1)), name(number));
+        let under = if number > 0 { vec!["-u", "-F", "qcow2", "-b", &under] } else { vec![] };
+        qemu_img(dir.path(), &[&create[..], &under, &[&name, "1M"]].concat());
+        let file = File::options().write(true).open(dir.path().join(&name)).unwrap();
+        // The virtual size, the number of L1 entries, and their place, which is a hole.
+        file.write_all_at(&(L1 / 8 * 64 * 512).to_be_bytes(), 24).unwrap();
+        file.write_all_at(&(L1 as u32 / 8).to_be_bytes(), 36).unwrap();
+        file.write_all_at(&(1u64 << 20).to_be_bytes(), 40).unwrap();
+        file.set_len((1 << 20) + L1).unwrap();
+    }
+    let open = |number| {
+        Disk::open(&DiskSpec::Qcow2(dir.path().join(name(number))), &options(Cache::Writeback, true))
+    };
+    open(7).unwrap();
+    let error = open(8).unwrap_err().to_string();
+    assert!(error.contains("too large together"), "{error}");
 }

@@ -17,25 +17,23 @@ pub(super) struct TableBytes {
     pub(super) all: u64,
 }
 
-/// Divides the memory of a chain among the caches of its images. Returns the size of each cache.
+/// Divides the memory of a chain among the caches of its images, and returns the size of each cache.
 ///
-/// If all tables fit into `asked`, each cache has a place for each slice of its disk, as far as
-/// [`PLACES_PER_SLICE`] permits. Otherwise images with small tables get what they need, and the others get
-/// equal parts of the rest.
+/// Images with small tables get what they need, and the others get equal parts of the rest. A cache whose
+/// tables fit has a place for each slice of its disk, as far as [`PLACES_PER_SLICE`] permits, because slices
+/// without entries need places too.
 pub(super) fn cache_sizes(asked: Option<u64>, images: &[TableBytes]) -> Vec<u64> {
     let count = images.len() as u64;
     let budget = asked.unwrap_or((IMAGE_CACHE * count).min(CHAIN_CACHE_MAX));
-    let sum = images.iter().fold(0u64, |sum, image| sum.saturating_add(image.used));
-    if sum <= budget {
-        let most = budget.min((budget / count.max(1)).saturating_mul(PLACES_PER_SLICE));
-        return images.iter().map(|image| image.all.min(most)).collect();
-    }
+    let most = budget.min((budget / count.max(1)).saturating_mul(PLACES_PER_SLICE));
     let mut order: Vec<usize> = (0..images.len()).collect();
     order.sort_by_key(|&index| images[index].used);
     let (mut sizes, mut left) = (vec![0; images.len()], budget);
     for (index, rest) in order.into_iter().zip((1..=count).rev()) {
-        sizes[index] = images[index].used.min(left / rest);
-        left -= sizes[index];
+        let TableBytes { used, all } = images[index];
+        let share = left / rest;
+        sizes[index] = if used <= share { all.min(most) } else { share };
+        left -= used.min(share);
     }
     sizes
 }
@@ -59,7 +57,7 @@ mod tests {
 
     #[test]
     fn small_tables_fit_and_large_ones_share() {
-        assert_eq!(cache_sizes(Some(100), &[image(90, 90), image(10, 90), image(80, 80)]), [45, 10, 45]);
+        assert_eq!(cache_sizes(Some(100), &[image(90, 90), image(10, 90), image(80, 80)]), [45, 90, 45]);
         assert_eq!(cache_sizes(Some(0), &[image(90, 90), image(10, 90)]), [0, 0]);
     }
 
