@@ -17,6 +17,7 @@
 
 mod port;
 mod stream;
+mod switch_name;
 mod tap;
 mod test_frame;
 mod user;
@@ -25,6 +26,7 @@ pub use port::{InvalidPort, NullPort, OpenPort, Port, PortError};
 pub use stream::{
     Deframer, Incoming, InvalidLength, Outgoing, Received, StreamPort, StreamReceiver, StreamSender,
 };
+pub use switch_name::{InvalidSwitch, SwitchName};
 pub use tap::{Offloads, ReceiveError, SendError, Tap, TapError, TapQueue};
 pub use test_frame::{InvalidTestFrame, TestFrame};
 pub use user::{InvalidUserOption, PasstError, UserOptions};

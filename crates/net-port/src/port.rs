@@ -2,7 +2,10 @@
 
 use crate::tap::NAME_MAX;
 use crate::user::Passt;
-use crate::{InvalidUserOption, PasstError, StreamPort, Tap, TapError, TestFrame, UserOptions};
+use crate::{
+    InvalidSwitch, InvalidUserOption, PasstError, StreamPort, SwitchName, Tap, TapError, TestFrame,
+    UserOptions,
+};
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -33,6 +36,8 @@ pub enum Port {
     Stream(PathBuf),
     /// `user[,OPTIONS]`: the network of this user, through a `passt` process with these options.
     User(UserOptions),
+    /// `switch:NAME[,vlan=N]`: the cards of this process with the same name.
+    Switch(SwitchName),
 }
 
 /// A port that is open.
@@ -46,6 +51,8 @@ pub enum OpenPort {
     Tap(Tap),
     /// A stream socket, which carries one pair of rings.
     Stream(StreamPort),
+    /// A switch, which the card joins.
+    Switch(SwitchName),
 }
 
 /// The reason for which a port cannot be opened. Each is one sentence for an operator.
@@ -78,6 +85,7 @@ impl Port {
             Self::TapFd(fds) => {
                 OpenPort::Tap(Tap::adopt(fds.iter().map(|fd| inherited(*fd)).collect::<Result<_, _>>()?)?)
             }
+            Self::Switch(name) => OpenPort::Switch(name.clone()),
             Self::Stream(path) => OpenPort::Stream(StreamPort::to(path)?),
             Self::User(options) => OpenPort::Stream(StreamPort::to_passt(Passt::find(options.clone())?)?),
         })
@@ -89,7 +97,7 @@ impl Port {
             // There are at most `FDS_MAX` of them.
             Self::TapFd(fds) => Some(fds.len() as u16),
             Self::Stream(_) | Self::User(_) => Some(1),
-            Self::Null(_) | Self::Loop | Self::Tap(_) => None,
+            Self::Null(_) | Self::Loop | Self::Tap(_) | Self::Switch(_) => None,
         }
     }
 }
@@ -136,6 +144,9 @@ impl FromStr for Port {
         }
         if let Some(path) = text.strip_prefix("stream:") {
             return parse_path(path).map(Self::Stream);
+        }
+        if let Some(name) = text.strip_prefix("switch:") {
+            return Ok(Self::Switch(name.parse()?));
         }
         if let Some(options) = text.strip_prefix("user,") {
             return Ok(Self::User(options.parse()?));
@@ -223,6 +234,7 @@ impl fmt::Display for Port {
             }
             Self::Stream(path) => return write!(f, "stream:{}", path.display()),
             Self::User(options) => return write!(f, "user{options}"),
+            Self::Switch(name) => return write!(f, "switch:{name}"),
         };
         let default = NullPort::default();
         f.write_str("null")?;
@@ -240,11 +252,14 @@ impl fmt::Display for Port {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPort {
     /// There is no port of this name.
-    #[error("a port is tap:NAME, tap-fd:N, user, stream:PATH, loop or null")]
+    #[error("a port is tap:NAME, tap-fd:N, switch:NAME, user, stream:PATH, loop or null")]
     Unknown,
     /// The path is empty, or too long for a socket.
     #[error("the path of a stream has 1 to {SOCKET_PATH_MAX} bytes")]
     Path,
+    /// The name or an option of a switch.
+    #[error(transparent)]
+    Switch(#[from] InvalidSwitch),
     /// An option of a user's network.
     #[error(transparent)]
     User(#[from] InvalidUserOption),
@@ -292,6 +307,8 @@ mod tests {
             "tap-fd:3",
             "tap-fd:7,5,6",
             "stream:/run/a,b:c",
+            "switch:lan-1",
+            "switch:a,vlan=4094",
             "user",
             "user,--tcp-ports=22,,80,-4",
         ] {
@@ -326,6 +343,9 @@ mod tests {
             ("user,", InvalidPort::User(InvalidUserOption::Form(String::new()))),
             ("user,--fd=3", InvalidPort::User(InvalidUserOption::Refused("--fd=3".into()))),
             ("users", InvalidPort::Unknown),
+            ("switch", InvalidPort::Unknown),
+            ("switch:", InvalidPort::Switch(InvalidSwitch::Name)),
+            ("switch:a,vlan=0", InvalidPort::Switch(InvalidSwitch::Vlan)),
             ("null,", InvalidPort::Option(String::new())),
             ("null,rat=1", InvalidPort::Option("rat=1".into())),
             ("null,rate=1000001", InvalidPort::Rate),

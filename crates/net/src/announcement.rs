@@ -1,6 +1,8 @@
 //! Announces the address of a guest that has moved here, so that switches learn where it is (SEND_RARP).
 
 use crate::card_port::{CardPort, TapPort};
+use crate::loop_queue::{Batch, HEADER, PLAIN};
+use crate::switch::{Forwarder, SwitchPort};
 use kickless_net_port::{SendError, StreamPort};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, Header, MAC_LEN};
 use tracing::{info, warn};
@@ -47,8 +49,18 @@ pub(crate) fn send(port: &CardPort, mac: [u8; MAC_LEN]) {
     match port {
         CardPort::Tap(port) => send_to_tap(port, mac),
         CardPort::Stream(port) => send_to_stream(port, mac),
+        CardPort::Switch(port) => send_to_switch(port, mac),
         CardPort::Null(_) | CardPort::Loop(_) => {}
     }
+}
+
+fn send_to_switch(port: &SwitchPort, mac: [u8; MAC_LEN]) {
+    let mut frames = Batch::default();
+    let space = frames.push(HEADER + LEN);
+    space[..HEADER].copy_from_slice(&PLAIN);
+    space[HEADER..].copy_from_slice(&frame(mac));
+    // A switch without other ports has nobody to tell.
+    port.forward(0, &mut frames, &mut Forwarder::default());
 }
 
 fn send_to_stream(port: &StreamPort, mac: [u8; MAC_LEN]) {

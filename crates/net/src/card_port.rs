@@ -1,7 +1,9 @@
 //! The port of a card, with all that its rings share there.
 
+use crate::filter::Address;
 use crate::loop_queue::LoopQueue;
-use kickless_net_port::{NullPort, OpenPort, StreamPort, Tap};
+use crate::switch::{Rule, SwitchPort};
+use kickless_net_port::{NullPort, OpenPort, StreamPort, SwitchName, Tap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -19,6 +21,8 @@ pub(crate) enum CardPort {
     Tap(Box<TapPort>),
     /// Sends frames over a stream socket, and receives them there.
     Stream(StreamPort),
+    /// Exchanges frames with other cards of this process.
+    Switch(SwitchPort),
 }
 
 /// A TAP, and what makes it follow the rings.
@@ -55,7 +59,8 @@ struct Follower {
 }
 
 impl CardPort {
-    pub(crate) fn new(port: OpenPort, pairs: u16) -> Self {
+    /// Makes the port of a card with this number of pairs, which has an address or not.
+    pub(crate) fn new(port: OpenPort, pairs: u16, address: Option<Address>) -> Self {
         match port {
             OpenPort::Null(port) => Self::Null(port),
             OpenPort::Loop => Self::Loop((0..pairs).map(|_| LoopQueue::default()).collect()),
@@ -68,6 +73,9 @@ impl CardPort {
                 span: Span::current(),
             })),
             OpenPort::Stream(port) => Self::Stream(port),
+            OpenPort::Switch(SwitchName { name, vlan }) => {
+                Self::Switch(SwitchPort::join(&name, Rule { vlan, address }, pairs))
+            }
         }
     }
 

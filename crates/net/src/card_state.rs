@@ -68,6 +68,9 @@ impl CardState {
     /// Sets the number of pairs that the driver uses.
     pub(crate) fn set_pairs(&self, pairs: u16) {
         self.pairs.store(pairs, Ordering::Relaxed);
+        if let CardPort::Switch(port) = &self.port {
+            port.set_pairs(pairs);
+        }
         self.port.changed();
     }
 
@@ -75,8 +78,22 @@ impl CardState {
     pub(crate) fn loop_queue(&self, pair: u16) -> Option<&LoopQueue> {
         match &self.port {
             CardPort::Loop(queues) => queues.get(usize::from(pair)),
-            CardPort::Null(_) | CardPort::Tap(_) | CardPort::Stream(_) => None,
+            _ => None,
         }
+    }
+
+    /// Returns the queue with the frames for the receive ring of a pair, where other rings of this process
+    /// send them.
+    pub(crate) fn inbox(&self, pair: u16) -> Option<&LoopQueue> {
+        match &self.port {
+            CardPort::Switch(port) => port.inbox(pair),
+            _ => self.loop_queue(pair),
+        }
+    }
+
+    /// Returns whether transmit rings collect frames in batches for other rings.
+    pub(crate) fn collects_frames(&self) -> bool {
+        matches!(self.port, CardPort::Loop(_) | CardPort::Switch(_))
     }
 
     /// Notes that a receive ring of this pair runs.

@@ -37,13 +37,20 @@ counters! {
     /// Frames that the driver sent while the TAP was down, after it was deleted, or while no other program
     /// was connected.
     sent_down,
+    /// Frames that the switch refused because their source is not the card's address, or is another card's.
+    sent_spoofed,
+    /// Frames with a VLAN tag that the switch refused from an access port, or whose tag names no VLAN.
+    sent_tagged,
+    /// Frames that no other port of the switch carries.
+    sent_unforwarded,
     /// Frames that the card delivered to the driver.
     received_frames,
     /// Their bytes, without headers.
     received_bytes,
     /// Frames that the card dropped because they are too long for the driver's chains.
     dropped_long,
-    /// Frames that the card dropped because too many frames were waiting, or because a ring stopped.
+    /// Frames that the card dropped because too many frames were waiting for a ring, or because a ring
+    /// stopped.
     dropped_late,
     /// Frames that the card dropped because the driver does not use their pair of rings.
     dropped_unused,

@@ -66,7 +66,7 @@ impl Net {
         let (rings, mtu) = (rings_max(options.pairs_max), options.mtu.unwrap_or(MTU_DEFAULT));
         let card = Arc::new(CardState {
             mac: options.mac,
-            port: CardPort::new(options.port, options.pairs_max),
+            port: CardPort::new(options.port, options.pairs_max, options.mac),
             pairs_max: options.pairs_max,
             mtu: AtomicU16::new(mtu),
             pairs: AtomicU16::new(PAIRS_UNKNOWN),
@@ -195,7 +195,7 @@ impl Device for Net {
         match &self.card.port {
             CardPort::Tap(port) => port.end(),
             CardPort::Stream(port) => port.end(),
-            CardPort::Null(_) | CardPort::Loop(_) => {}
+            CardPort::Null(_) | CardPort::Loop(_) | CardPort::Switch(_) => {}
         }
     }
 
@@ -279,7 +279,7 @@ fn source(card: &Arc<CardState>, pair: u16) -> io::Result<Source> {
     Ok(match &card.port {
         CardPort::Null(port) if port.rate == 0 => Source::None,
         CardPort::Null(port) => Source::Test(TestSource::new(port.clone())?),
-        CardPort::Loop(_) => Source::Loop(LoopSource::new(card.clone(), pair)?),
+        CardPort::Loop(_) | CardPort::Switch(_) => Source::Loop(LoopSource::new(card.clone(), pair)?),
         CardPort::Tap(port) => {
             Source::Tap(Box::new(TapSource::new(port.tap.queue(pair)?, card.clone(), pair)))
         }

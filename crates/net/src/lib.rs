@@ -11,6 +11,7 @@
 //! - The loop port returns the frames of the driver.
 //! - A TAP is an interface of the host. A thread of the card makes it follow the rings: it attaches the
 //!   queue of each pair that receives, and chooses the offloads that the driver accepts.
+//! - A switch connects the cards of this process, by the addresses of their guests.
 //! - A stream socket reaches another program, which knows no offloads.
 //!
 //! A frame whose offloads the driver does not accept is undone in software ([`offload`]).
@@ -63,6 +64,7 @@ mod receive_ring;
 mod rings;
 mod saved_state;
 mod stream;
+mod switch;
 mod tap_follower;
 mod tap_source;
 mod tap_transmit;

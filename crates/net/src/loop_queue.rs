@@ -6,7 +6,7 @@
 
 use kickless_io::Waker;
 use kickless_spec::net::{FRAME_MAX, Header};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use kickless_sync::{Mutex, MutexGuard, lock};
 
 /// The most frames in a batch.
 const FRAMES_MAX: usize = 1024;
@@ -120,7 +120,7 @@ impl Batch {
 
 impl LoopQueue {
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Starts or ends a receive ring. Frames of an earlier one are dropped.
@@ -129,6 +129,11 @@ impl LoopQueue {
         shared.batch.clear();
         shared.is_waiting = false;
         shared.receiver = receiver;
+    }
+
+    /// Returns whether a receive ring runs.
+    pub(crate) fn is_open(&self) -> bool {
+        self.lock().receiver.is_some()
     }
 
     /// Passes frames on, and empties the batch. Returns the number of frames that are dropped.

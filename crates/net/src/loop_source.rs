@@ -57,7 +57,7 @@ impl LoopSource {
     }
 
     fn queue(&self) -> Option<&LoopQueue> {
-        self.card.loop_queue(self.pair)
+        self.card.inbox(self.pair)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -146,7 +146,7 @@ impl LoopSource {
 
     fn receive(&mut self, may_sleep: bool) {
         (self.next, self.start) = (0, 0);
-        let Some(queue) = self.card.loop_queue(self.pair) else { return };
+        let Some(queue) = self.card.inbox(self.pair) else { return };
         queue.receive(&mut self.batch, may_sleep);
         let is_empty = self.batch.len() == 0;
         if self.was_empty && !is_empty {

@@ -26,7 +26,7 @@ pub(crate) enum Source {
     None,
     /// The timer of a null port.
     Test(TestSource),
-    /// The transmit ring of the same pair.
+    /// The transmit ring of the same pair, or those of other cards.
     Loop(LoopSource),
     /// A queue of a TAP.
     Tap(Box<TapSource>),

@@ -1,12 +1,15 @@
-//! Takes the frames of a transmit ring for a port that takes each at once: the null port and the loop port.
+//! Takes the frames of a transmit ring for a port that takes each at once: the null port, the loop port and
+//! the switch.
 
 use crate::buffers;
+use crate::card_port::CardPort;
 use crate::card_state::CardState;
 use crate::cost;
 use crate::counters::RingCounters;
 use crate::frame::{Frame, InvalidFrame};
 use crate::immediate_ring::{self, ImmediateRing};
 use crate::loop_queue::{Batch, HEADER, PLAIN};
+use crate::switch::Forwarder;
 use kickless_device::{Context, Polled, QueueTask, ShowAfter, Vring};
 use kickless_memory::View;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_NONE, HDR_F_NEEDS_CSUM, Header, NetFeatures};
@@ -59,8 +62,11 @@ pub(crate) struct TransmitTask {
     format: TransmitFormat,
     is_enabled: bool,
     chain: Chain,
-    /// Frames for a loop port, until the end of the poll.
+    /// Frames for a loop port or a switch, until the end of the poll.
     batch: Batch,
+    forwarder: Forwarder,
+    /// The cost of copies that the switch made in this poll.
+    copied: u32,
 }
 
 impl TransmitTask {
@@ -68,8 +74,8 @@ impl TransmitTask {
         // A driver does not wait for sent frames. It collects their used elements when it needs room in the
         // ring.
         vring.show_after(ShowAfter::PUBLISH);
-        let (chain, batch) = (Chain::default(), Batch::default());
-        Self { vring, card, pair, format, is_enabled: true, chain, batch }
+        let (chain, batch, forwarder) = (Chain::default(), Batch::default(), Forwarder::default());
+        Self { vring, card, pair, format, is_enabled: true, chain, batch, forwarder, copied: 0 }
     }
 
     fn counters(&self) -> &RingCounters {
@@ -96,9 +102,9 @@ impl TransmitTask {
         cost::of_frame(len)
     }
 
-    /// Copies the frame for a loop port.
+    /// Copies the frame for a loop port or a switch.
     fn pass_on(&mut self, header: &Header, frame: Frame) -> Result<(), InvalidFrame> {
-        if self.card.loop_queue(self.pair).is_none() {
+        if !self.card.collects_frames() {
             return Ok(());
         }
         // Lossless, because a frame is no longer than that.
@@ -119,12 +125,12 @@ impl TransmitTask {
     /// Checks the frame in a buffer and passes it on. Returns `false`, and changes nothing, if the chain has
     /// to be popped to find out what is wrong.
     #[inline]
-    fn take_single(&mut self, buffer: Buffer, to_loop: bool) -> bool {
+    fn take_single(&mut self, buffer: Buffer, collects: bool) -> bool {
         let len = buffer.len as usize;
         if !(HEADER + ETHERNET_HEADER_LEN..=FRAME_MAX).contains(&len) {
             return false;
         }
-        if !to_loop {
+        if !collects {
             let header = self.vring.view().read_obj::<Header>(buffer.addr);
             return header.is_ok_and(|header| is_valid(&header, buffer.len, self.format.features));
         }
@@ -142,9 +148,18 @@ impl TransmitTask {
     }
 
     fn send_batch(&mut self) {
-        if let Some(queue) = self.card.loop_queue(self.pair) {
-            let dropped = queue.send(&mut self.batch) as u64;
-            self.counters().dropped_late.add(dropped);
+        match &self.card.port {
+            CardPort::Switch(port) => {
+                let forwarded = port.forward(self.pair, &mut self.batch, &mut self.forwarder);
+                forwarded.count(self.counters());
+                self.copied = self.copied.saturating_add(forwarded.copied);
+            }
+            _ => {
+                if let Some(queue) = self.card.loop_queue(self.pair) {
+                    let dropped = queue.send(&mut self.batch) as u64;
+                    self.counters().dropped_late.add(dropped);
+                }
+            }
         }
     }
 }
@@ -162,12 +177,12 @@ impl ImmediateRing for TransmitTask {
         if !self.is_enabled || self.format.header_len != HEADER {
             return (0, 0);
         }
-        let to_loop = self.card.loop_queue(self.pair).is_some();
+        let collects = self.card.collects_frames();
         let mut chains = [SingleChain::default(); BATCH];
         let count = self.vring.peek(Direction::Readable, &mut chains);
         let (mut frames, mut bytes, mut cost) = (0, 0, 0);
         for chain in &chains[..count] {
-            if cost >= budget || !self.take_single(chain.buffer, to_loop) {
+            if cost >= budget || !self.take_single(chain.buffer, collects) {
                 break;
             }
             let len = u64::from(chain.buffer.len);
@@ -215,8 +230,9 @@ impl QueueTask for TransmitTask {
     }
 
     fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
-        let polled = immediate_ring::poll(self, budget);
+        let mut polled = immediate_ring::poll(self, budget);
         self.send_batch();
+        polled.cost = polled.cost.saturating_add(std::mem::take(&mut self.copied));
         polled
     }
 

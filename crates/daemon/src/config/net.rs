@@ -14,11 +14,12 @@ use super::values::{NUM_QUEUE_PAIRS, Switch, parse_mtu, parse_num_queue_pairs};
 #[serde(rename_all = "kebab-case")]
 pub struct NetConfig {
     /// The port of the card: tap:NAME is a TAP, which is made if it does not exist; tap-fd:N[,N...] are the
-    /// queues of a TAP that the parent process has opened; user[,OPTION...] is the network of this user,
-    /// without privileges, through the program passt with these options; stream:PATH connects to a program
-    /// that listens on a unix socket, with the framing of QEMU's -netdev stream; loop returns the frames of
-    /// guests; null discards them; null,rate=N,length=MIN-MAX also delivers N test frames per second to
-    /// each pair of queues, with these lengths in bytes
+    /// queues of a TAP that the parent process has opened; switch:NAME[,vlan=N] connects the cards of this
+    /// process with the same NAME, with vlan=N as an access port; user[,OPTION...] is the network of this
+    /// user, without privileges, through the program passt with these options; stream:PATH connects to a
+    /// program that listens on a unix socket, with the framing of QEMU's -netdev stream; loop returns the
+    /// frames of guests; null discards them; null,rate=N,length=MIN-MAX also delivers N test frames per
+    /// second to each pair of queues, with these lengths in bytes
     #[arg(long, value_name = "PORT", value_parser = str::parse::<Port>)]
     #[serde(serialize_with = "text::serialize")]
     pub port: Port,
@@ -31,7 +32,8 @@ pub struct NetConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
     /// Maximum number of pairs of a receive and a transmit queue that a virtual machine can use [default: 1
-    /// with tap:NAME, user and stream:PATH, the number of descriptors with tap-fd:N, otherwise 64]
+    /// with tap:NAME, switch:NAME, user and stream:PATH, the number of descriptors with tap-fd:N, otherwise
+    /// 64]
     #[arg(long, value_name = "N", value_parser = parse_num_queue_pairs)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_queue_pairs: Option<u16>,
@@ -52,7 +54,8 @@ impl NetConfig {
     pub fn pairs_max(&self) -> u16 {
         let default = match &self.port {
             // Most TAPs have one queue.
-            Port::Tap(_) => 1,
+            // And most guests on a switch need no more.
+            Port::Tap(_) | Port::Switch(_) => 1,
             port => port.pairs().unwrap_or(NUM_QUEUE_PAIRS),
         };
         self.num_queue_pairs.unwrap_or(default)

@@ -1,0 +1,83 @@
+//! The name of a switch, and the VLAN of a port there.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The most signs of a name.
+const NAME_MAX: usize = 64;
+/// The highest number of a VLAN. The number above it is reserved (IEEE 802.1Q, table 9-2).
+const VLAN_MAX: u16 = 4094;
+
+/// A switch, and the kind of port there: `NAME[,vlan=N]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchName {
+    /// The name of the switch. All cards of a process with the same name are ports of it.
+    pub name: String,
+    /// The VLAN of an access port, from 1 to 4094. A port without one is a trunk.
+    pub vlan: Option<u16>,
+}
+
+/// The error of a text that does not describe a port of a switch.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidSwitch {
+    /// This is no name.
+    #[error("the name of a switch has 1 to {NAME_MAX} letters, digits and signs other than a comma")]
+    Name,
+    /// The number of the VLAN is wrong.
+    #[error("a VLAN is a number from 1 to {VLAN_MAX}")]
+    Vlan,
+    /// There is no such option.
+    #[error("a port of a switch has no option {0:?}: it has vlan=N")]
+    Option(String),
+}
+
+impl FromStr for SwitchName {
+    type Err = InvalidSwitch;
+
+    fn from_str(text: &str) -> Result<Self, InvalidSwitch> {
+        let mut parts = text.split(',');
+        let name = parts.next().unwrap_or_default();
+        if !(1..=NAME_MAX).contains(&name.len()) || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(InvalidSwitch::Name);
+        }
+        let mut vlan = None;
+        for part in parts {
+            let number = part.strip_prefix("vlan=").ok_or_else(|| InvalidSwitch::Option(part.to_owned()))?;
+            let number = number.parse().ok().filter(|number| (1..=VLAN_MAX).contains(number));
+            vlan = Some(number.ok_or(InvalidSwitch::Vlan)?);
+        }
+        Ok(Self { name: name.to_owned(), vlan })
+    }
+}
+
+impl fmt::Display for SwitchName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        self.vlan.map_or(Ok(()), |vlan| write!(f, ",vlan={vlan}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_has_a_name_and_a_vlan() {
+        for (text, vlan) in [("lan", None), ("a:b/c,vlan=1", Some(1)), ("x,vlan=4094", Some(4094))] {
+            let port: SwitchName = text.parse().unwrap();
+            assert_eq!((port.vlan, port.to_string().as_str()), (vlan, text));
+        }
+        for (text, error) in [
+            ("", InvalidSwitch::Name),
+            ("a b", InvalidSwitch::Name),
+            ("a,vlan=4095", InvalidSwitch::Vlan),
+            ("a,vlan=0", InvalidSwitch::Vlan),
+            ("a,vlan=", InvalidSwitch::Vlan),
+            ("a,", InvalidSwitch::Option(String::new())),
+            ("a,vln=1", InvalidSwitch::Option("vln=1".into())),
+        ] {
+            assert_eq!(text.parse::<SwitchName>(), Err(error), "{text}");
+        }
+        assert_eq!("a".repeat(65).parse::<SwitchName>(), Err(InvalidSwitch::Name));
+    }
+}

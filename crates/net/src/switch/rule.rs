@@ -1,0 +1,169 @@
+//! Judges the frames that come from a port. Has no side effects.
+
+use crate::filter::Address;
+use kickless_spec::net::{ETHERNET_HEADER_LEN, MAC_LEN, VLAN_TAG_LEN};
+
+const ETHERTYPE_AT: usize = 2 * MAC_LEN;
+const VLAN_TAG: u16 = 0x8100;
+const SERVICE_TAG: u16 = 0x88a8;
+const ARP: u16 = 0x0806;
+/// The bits of a tag with the number of the VLAN.
+const VLAN_BITS: u16 = 0xfff;
+/// A number that no VLAN has (IEEE 802.1Q, table 9-2).
+const VLAN_RESERVED: u16 = 0xfff;
+/// Offset of the sender's hardware address in an ARP packet (RFC 826, with Ethernet addresses).
+const ARP_SENDER: usize = 8;
+/// The addresses from this one on, which differ in the last four bits, are for the two ends of a cable. A
+/// bridge passes them to no other port (IEEE 802.1Q, table 8-1).
+const LINK_LOCAL: Address = [0x01, 0x80, 0xc2, 0, 0, 0];
+
+/// The rules for the frames of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rule {
+    /// The VLAN of an access port. A port without one is a trunk: it carries all VLANs, with tags.
+    pub(crate) vlan: Option<u16>,
+    /// The only source address of the frames of the port.
+    pub(crate) address: Option<Address>,
+}
+
+/// The reason for which the switch does not take a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Its source is not the address of the port, is that of another port, or is no address of one card. Or
+    /// it is an ARP packet that names another sender.
+    Spoofed,
+    /// It has a VLAN tag and came from an access port, or its tag names no VLAN.
+    Tagged,
+    /// It is for the other end of the cable only.
+    LinkLocal,
+}
+
+/// The parts of a frame that decide where it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) destination: Address,
+    pub(crate) source: Address,
+    /// The VLAN, or 0 for untagged frames of a trunk.
+    pub(crate) vlan: u16,
+    /// The frame has a tag of this VLAN.
+    pub(crate) is_tagged: bool,
+}
+
+impl Head {
+    /// Returns whether the destination is a group or everybody.
+    pub(crate) fn is_for_many(&self) -> bool {
+        self.destination[0] & 1 == 1
+    }
+}
+
+impl Rule {
+    /// Returns whether frames of this VLAN leave through the port.
+    pub(crate) fn carries(&self, vlan: u16) -> bool {
+        self.vlan.is_none_or(|own| own == vlan)
+    }
+
+    /// Judges a frame of at least the length of an Ethernet header.
+    pub(crate) fn judge(&self, frame: &[u8]) -> Result<Head, Refusal> {
+        let (Some(destination), Some(source)) = (address(frame, 0), address(frame, MAC_LEN)) else {
+            return Err(Refusal::Spoofed);
+        };
+        if source[0] & 1 == 1 || source == Address::default() || self.address.is_some_and(|own| own != source)
+        {
+            return Err(Refusal::Spoofed);
+        }
+        if destination[..5] == LINK_LOCAL[..5] && destination[5] & 0xf0 == LINK_LOCAL[5] {
+            return Err(Refusal::LinkLocal);
+        }
+        let kind = word(frame, ETHERTYPE_AT);
+        let is_tag = kind == Some(VLAN_TAG);
+        let (vlan, is_tagged) = match self.vlan {
+            Some(_) if is_tag || kind == Some(SERVICE_TAG) => return Err(Refusal::Tagged),
+            Some(own) => (own, false),
+            None if is_tag => {
+                let vlan = word(frame, ETHERNET_HEADER_LEN).ok_or(Refusal::Tagged)? & VLAN_BITS;
+                (vlan, vlan != 0)
+            }
+            None => (0, false),
+        };
+        if vlan == VLAN_RESERVED {
+            return Err(Refusal::Tagged);
+        }
+        let payload = ETHERNET_HEADER_LEN + if is_tag { VLAN_TAG_LEN } else { 0 };
+        if let Some(own) = self.address
+            && word(frame, payload - 2) == Some(ARP)
+            && address(frame, payload + ARP_SENDER) != Some(own)
+        {
+            return Err(Refusal::Spoofed);
+        }
+        Ok(Head { destination, source, vlan, is_tagged })
+    }
+}
+
+fn address(frame: &[u8], at: usize) -> Option<Address> {
+    frame.get(at..)?.first_chunk().copied()
+}
+
+fn word(frame: &[u8], at: usize) -> Option<u16> {
+    frame.get(at..)?.first_chunk().copied().map(u16::from_be_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Address = [2, 0, 0, 0, 0, 1];
+    const B: Address = [2, 0, 0, 0, 0, 2];
+
+    fn frame(destination: Address, source: Address, rest: &[u8]) -> Vec<u8> {
+        [&destination[..], &source, rest, &[0; 46]].concat()
+    }
+
+    fn arp(sender: Address) -> Vec<u8> {
+        [&[8, 6, 0, 1, 8, 0, 6, 4, 0, 2], &sender[..]].concat()
+    }
+
+    #[test]
+    fn a_port_with_an_address_sends_from_it_alone() {
+        let (fixed, free) = (Rule { vlan: None, address: Some(A) }, Rule::default());
+        let head = Head { destination: B, source: A, vlan: 0, is_tagged: false };
+        assert_eq!(fixed.judge(&frame(B, A, &[8, 0])), Ok(head));
+        assert_eq!(fixed.judge(&frame(A, B, &[8, 0])), Err(Refusal::Spoofed));
+        assert!(free.judge(&frame(A, B, &[8, 0])).is_ok());
+        for source in [[3, 0, 0, 0, 0, 1], [0xff; 6], [0; 6]] {
+            assert_eq!(free.judge(&frame(A, source, &[8, 0])), Err(Refusal::Spoofed));
+        }
+        assert!(fixed.judge(&frame(B, A, &arp(A))).is_ok());
+        assert_eq!(fixed.judge(&frame(B, A, &arp(B))), Err(Refusal::Spoofed), "it answers for another");
+        assert_eq!(
+            fixed.judge(&frame(B, A, &[&[0x81, 0, 0, 5][..], &arp(B)].concat())),
+            Err(Refusal::Spoofed)
+        );
+        assert_eq!(fixed.judge(&frame(B, A, &[8, 6])[..20]), Err(Refusal::Spoofed), "a part of a packet");
+        assert!(free.judge(&frame(B, A, &arp(B))).is_ok());
+    }
+
+    #[test]
+    fn tags_choose_the_vlan_of_a_trunk_only() {
+        let (access, trunk) = (Rule { vlan: Some(5), address: None }, Rule::default());
+        let vlan =
+            |rule: Rule, rest: &[u8]| rule.judge(&frame(A, B, rest)).map(|head| (head.vlan, head.is_tagged));
+        assert_eq!(vlan(access, &[8, 0]), Ok((5, false)));
+        for tag in [&[0x81, 0, 0, 5], &[0x81, 0, 0, 0], &[0x88, 0xa8, 0, 5]] {
+            assert_eq!(vlan(access, tag), Err(Refusal::Tagged));
+        }
+        assert_eq!(vlan(trunk, &[0x81, 0, 0xe0, 7]), Ok((7, true)));
+        assert_eq!(vlan(trunk, &[0x81, 0, 0xe0, 0]), Ok((0, false)));
+        assert_eq!(vlan(trunk, &[8, 0]), Ok((0, false)));
+        assert_eq!(vlan(trunk, &[0x81, 0, 0xff, 0xff]), Err(Refusal::Tagged));
+        assert_eq!(trunk.judge(&frame(A, B, &[0x81, 0])[..14]), Err(Refusal::Tagged));
+        assert!(access.carries(5) && !access.carries(0) && trunk.carries(0) && trunk.carries(5));
+    }
+
+    #[test]
+    fn frames_for_one_cable_are_not_passed_on() {
+        for (last, refused) in [(0, true), (0xe, true), (0xf, true), (0x10, false), (0x21, false)] {
+            let judged = Rule::default().judge(&frame([1, 0x80, 0xc2, 0, 0, last], A, &[8, 0]));
+            assert_eq!(judged == Err(Refusal::LinkLocal), refused, "{last}");
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! Exchanges frames between cards of one switch, on real rings.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
+mod rig;
+
+use kickless_device::{Device, DeviceMessage, Executor, Interest, Kick, Next};
+use kickless_io::{EngineKind, EngineOptions};
+use kickless_net::offload::Segments;
+use kickless_net::{Net, Options};
+use kickless_net_port::Port;
+use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
+use kickless_testing::eventually;
+use kickless_worker::{Poll, WorkerPool};
+use rig::{Guest, Kind, Rig, SIZE_MAX, counter, kinds, without};
+use rustix::event::{EventfdFlags, eventfd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use zerocopy::IntoBytes;
+
+const SPLIT: Kind = Kind { packed: false, event_idx: true, in_order: false };
+const RECEIVE: u16 = 0;
+const TRANSMIT: u16 = 1;
+const EVERYBODY: [u8; 6] = [0xff; 6];
+
+fn mac(number: u8) -> [u8; 6] {
+    [2, 0, 0, 0, 0, number]
+}
+
+/// Returns a name that no other test has.
+fn name() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("lan-{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Adds a card to a switch. Only one with an address checks its guest's source addresses.
+fn join(port: &str, mac: Option<[u8; 6]>) -> Arc<Net> {
+    let port: Port = format!("switch:{port}").parse().unwrap();
+    let port = port.open(1, |_| unreachable!("there is no descriptor")).unwrap();
+    let card =
+        Net::new(Options { mac, mtu: None, pairs_max: 1, queue_size_max: SIZE_MAX, offload: true, port });
+    card.reset();
+    Arc::new(card)
+}
+
+fn frame(to: [u8; 6], from: u8, len: usize, number: u8) -> Vec<u8> {
+    let mut frame = [Header::default().as_bytes(), &to, &mac(from), &[0x88, 0xb5]].concat();
+    frame.extend((14..len).map(|n| (n as u8).wrapping_mul(5).wrapping_add(number)));
+    frame
+}
+
+/// The two rings of a card.
+struct Pair {
+    card: Arc<Net>,
+    receive: Rig,
+    transmit: Rig,
+}
+
+impl Pair {
+    fn new(card: Arc<Net>, kind: Kind) -> Self {
+        let features = card.features();
+        Self::with(card, kind, features)
+    }
+
+    fn with(card: Arc<Net>, kind: Kind, features: kickless_spec::features::Features) -> Self {
+        let [receive, transmit] =
+            [RECEIVE, TRANSMIT].map(|index| Rig::start(&card, index, kind, SIZE_MAX, features));
+        let mut pair = Self { card, receive, transmit };
+        pair.refill();
+        assert_eq!((pair.receive.last, pair.receive.interest()), (Next::Quiet, Some(Interest::Readable)));
+        pair
+    }
+
+    /// Offers all chains that the ring has room for.
+    fn refill(&mut self) {
+        while self.receive.offer(&[1530], true).is_some() {}
+        self.receive.poll();
+    }
+
+    fn send(&mut self, frame: &[u8]) {
+        self.transmit.send(frame, 4096).unwrap();
+        assert_eq!(self.transmit.poll(), 1);
+        self.transmit.take().unwrap();
+    }
+
+    /// Returns the frames that have come, without headers.
+    fn take(&mut self) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        loop {
+            self.receive.poll();
+            let before = frames.len();
+            frames.extend(std::iter::from_fn(|| self.receive.receive(12)).map(|(_, frame)| frame));
+            if frames.len() == before {
+                return frames;
+            }
+            self.refill();
+        }
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        counter(&self.card, name)
+    }
+
+    /// Stops both rings. Each chain is with the driver or back in the ring.
+    fn stop(self) -> Arc<Net> {
+        for rig in [self.receive, self.transmit] {
+            let offered = rig.with_device();
+            assert_eq!(rig.stop().1, offered);
+        }
+        self.card
+    }
+}
+
+#[test]
+fn frames_pass_between_cards() {
+    for kind in kinds() {
+        let name = name();
+        let mut pairs = [1, 2, 3].map(|number| Pair::new(join(&name, Some(mac(number))), kind));
+        // All learn where the others are.
+        for (number, pair) in (1..).zip(&mut pairs) {
+            pair.send(&frame(EVERYBODY, number, 60, 0));
+        }
+        pairs.iter_mut().for_each(|pair| assert_eq!(pair.take().len(), 2));
+        for (number, len) in (1..).zip([14, 60, 1514, 9000, 65_550]) {
+            let sent = frame(mac(2), 1, len, number);
+            pairs[0].send(&sent);
+            // The receive ring sleeps.
+            pairs[1].receive.wait_readable();
+            assert!(pairs[1].take() == [&sent[12..]], "{kind:?} {len}");
+            assert!(pairs[0].take().is_empty() && pairs[2].take().is_empty());
+        }
+        assert_eq!(pairs[1].counter("received_frames"), 7);
+        for pair in pairs {
+            for name in ["dropped_late", "dropped_long", "sent_spoofed", "sent_unforwarded", "sent_invalid"] {
+                assert_eq!(pair.counter(name), 0, "{name}");
+            }
+            pair.stop();
+        }
+    }
+}
+
+/// Returns a TCP packet for card 2 that is not segmented, and its header.
+fn tcp() -> (Header, Vec<u8>) {
+    let mut frame = [&mac(2)[..], &mac(1), &[8, 0]].concat();
+    frame.extend([0x45, 0, 0xfe, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    frame.extend([0, 80, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
+    frame.extend((frame.len()..14 + 0xfe00).map(|n| n as u8));
+    let header = Header {
+        flags: HDR_F_NEEDS_CSUM,
+        gso_type: GSO_TCPV4,
+        hdr_len: 54.into(),
+        gso_size: 1448.into(),
+        csum_start: 34.into(),
+        csum_offset: 16.into(),
+        ..Header::default()
+    };
+    (header, frame)
+}
+
+#[test]
+fn a_packet_passes_whole_or_in_segments() {
+    let name = name();
+    let mut sender = Pair::new(join(&name, Some(mac(1))), SPLIT);
+    let (header, packet) = tcp();
+    let sent = [header.as_bytes(), &packet].concat();
+    let receiver = join(&name, Some(mac(2)));
+    for features in [receiver.features(), without(&receiver, NetFeatures::GUEST_TSO4)] {
+        let mut receiver = Pair::with(receiver.clone(), SPLIT, features);
+        sender.send(&sent);
+        receiver.receive.poll();
+        if features == receiver.card.features() {
+            let (received, whole) = receiver.receive.receive(12).unwrap();
+            assert!(whole == packet);
+            assert_eq!(Header { num_buffers: 0.into(), ..received }, header);
+        } else {
+            let mut segments = Segments::of(&header, &packet).unwrap();
+            let mut space = vec![0; 2000];
+            for got in receiver.take() {
+                let len = segments.write_next(&packet, &mut space).unwrap();
+                assert!(got == space[..len]);
+            }
+            assert_eq!(segments.write_next(&packet, &mut space), None);
+        }
+        receiver.stop();
+    }
+}
+
+#[test]
+fn a_hostile_guest_is_counted_and_reaches_nobody() {
+    let name = name();
+    let mut victim = Pair::new(join(&name, Some(mac(1))), SPLIT);
+    let mut open = Pair::new(join(&name, None), SPLIT);
+    let mut access = Pair::new(join(&format!("{name},vlan=5"), Some(mac(3))), SPLIT);
+    let mut fixed = Pair::new(join(&name, Some(mac(4))), SPLIT);
+    // It forges the address of a card, from a card with and without an address of its own.
+    open.send(&frame(EVERYBODY, 1, 60, 0));
+    fixed.send(&frame(EVERYBODY, 9, 60, 0));
+    assert_eq!((open.counter("sent_spoofed"), fixed.counter("sent_spoofed")), (1, 1));
+    // It answers ARP for another.
+    let mut arp = frame(EVERYBODY, 4, 60, 0);
+    arp[24..26].copy_from_slice(&[8, 6]);
+    arp[34..40].copy_from_slice(&mac(1));
+    fixed.send(&arp);
+    assert_eq!(fixed.counter("sent_spoofed"), 2);
+    // It sends a tag on an access port, also of its own VLAN.
+    for vlan in [0, 5, 7] {
+        let mut tagged = frame(EVERYBODY, 3, 60, 0);
+        tagged[24..28].copy_from_slice(&[0x81, 0, 0, vlan]);
+        access.send(&tagged);
+    }
+    assert_eq!(access.counter("sent_tagged"), 3);
+    // It fills the table. The addresses of others are still found.
+    victim.send(&frame(EVERYBODY, 1, 60, 0));
+    for number in 0..2000u16 {
+        let mut forged = frame(mac(1), 9, 60, 0);
+        forged[18..24].copy_from_slice(&[2, 9, 0, 0, (number >> 8) as u8, number as u8]);
+        open.send(&forged);
+        victim.take();
+    }
+    for pair in [&mut open, &mut access, &mut fixed] {
+        pair.take();
+    }
+    fixed.send(&frame(mac(1), 4, 60, 7));
+    assert_eq!(victim.take().len(), 1);
+    assert!(open.take().is_empty() && access.take().is_empty());
+    // VLAN 5 is the access port's and the trunks'.
+    access.send(&frame(EVERYBODY, 3, 60, 0));
+    for pair in [&mut victim, &mut open, &mut fixed] {
+        let frames = pair.take();
+        assert_eq!((frames.len(), &frames[0][12..16]), (1, &[0x81, 0, 0, 5][..]));
+    }
+    for pair in [victim, open, access, fixed] {
+        pair.stop();
+    }
+}
+
+#[test]
+fn a_full_inbox_drops_and_a_ring_that_stops_takes_no_frame_along() {
+    let name = name();
+    let mut sender = Pair::new(join(&name, Some(mac(1))), SPLIT);
+    let mut third = Pair::new(join(&name, Some(mac(3))), SPLIT);
+    let receiver = join(&name, Some(mac(2)));
+    let mut pair = Pair::new(receiver.clone(), SPLIT);
+    pair.send(&frame(EVERYBODY, 2, 60, 0));
+    third.send(&frame(EVERYBODY, 3, 60, 0));
+    for number in 0..3000u32 {
+        sender.send(&frame(mac(2), 1, 60, number as u8));
+        let to_third = frame(mac(3), 1, 60, number as u8);
+        sender.send(&to_third);
+        assert!(third.take().last().is_some_and(|frame| *frame == to_third[12..]), "{number}");
+    }
+    let dropped = sender.counter("dropped_late");
+    assert!((1..3000).contains(&dropped));
+    // The sender is killed. Its frames stay.
+    sender.receive.kill();
+    sender.transmit.kill();
+    assert_eq!(pair.take().len() as u64, 3000 - dropped + 1);
+    // The receiver stops with frames in its inbox. The next driver gets none of them.
+    third.send(&frame(mac(2), 3, 60, 1));
+    pair.stop();
+    third.send(&frame(mac(2), 3, 60, 2));
+    assert_eq!(third.counter("dropped_late"), 1);
+    let mut pair = Pair::new(receiver, SPLIT);
+    third.send(&frame(mac(2), 3, 60, 3));
+    assert!(pair.take() == [&frame(mac(2), 3, 60, 3)[12..]]);
+    // The card is removed. Its address is not known any more.
+    third.send(&frame(mac(2), 3, 60, 4));
+    drop(pair.stop());
+    third.send(&frame(mac(2), 3, 60, 5));
+    third.stop();
+}
+
+#[test]
+fn the_address_of_a_guest_is_announced() {
+    let name = name();
+    let card = join(&name, Some(mac(1)));
+    let mut other = Pair::new(join(&name, Some(mac(2))), SPLIT);
+    card.message(DeviceMessage::SendRarp(mac(1))).unwrap();
+    let frames = other.take();
+    assert_eq!((frames.len(), &frames[0][6..14]), (1, &[2, 0, 0, 0, 0, 1, 0x80, 0x35][..]));
+    // It announces no other address.
+    card.message(DeviceMessage::SendRarp(mac(9))).unwrap();
+    assert!(other.take().is_empty());
+}
+
+/// A ring on a worker.
+struct Running {
+    guest: Guest,
+    kicks: std::os::fd::OwnedFd,
+    handle: Box<dyn kickless_device::TaskHandle>,
+}
+
+impl Running {
+    fn start(executor: &Arc<dyn Executor>, card: &Arc<Net>, index: u16, kind: Kind) -> Self {
+        let guest = Guest::prepare(kind, SIZE_MAX);
+        let kicks = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let kick = Kick::new(kicks.try_clone().unwrap()).unwrap();
+        let vring = guest.vring(index, guest.first_avail(), Some(kick));
+        let handle = executor.spawn(card.start_queue(vring, card.features()).unwrap()).unwrap();
+        Self { guest, kicks, handle }
+    }
+
+    fn kick(&mut self) {
+        if std::mem::take(&mut self.guest.kick_wanted) {
+            rustix::io::write(&self.kicks, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+}
+
+/// Two cards on two workers send to each other. Each frame arrives once and in order, or is counted. Both
+/// stop at the same time, while frames are on their way.
+#[test]
+fn frames_pass_between_workers() {
+    let engine = EngineOptions::new(EngineKind::Threads, 8);
+    for poll in [Poll::Never, Poll::Always] {
+        let options =
+            kickless_worker::Options { workers: 2, engine, cpus: Vec::new(), poll, call_coalesce: None };
+        let pool = Arc::new(WorkerPool::start(&options).unwrap());
+        for kind in kinds() {
+            let name = name();
+            let cards = [1, 2].map(|number| join(&name, Some(mac(number))));
+            // Each card is a device of its own, so that they may be on different workers.
+            let mut rings = [0, 1].map(|card: usize| {
+                let executor = pool.clone().executor(card as u32 + 1);
+                [RECEIVE, TRANSMIT].map(|index| Running::start(&executor, &cards[card], index, kind))
+            });
+            let (mut sent, mut received) = ([0u32; 2], [(0u64, None::<u32>); 2]);
+            let mut turn = |rings: &mut [[Running; 2]; 2], sent: &mut [u32; 2]| {
+                for (card, [receive, transmit]) in rings.iter_mut().enumerate() {
+                    while receive.guest.offer(&[1530], true).is_some() {}
+                    receive.kick();
+                    while let Some((_, frame)) = receive.guest.receive(12) {
+                        let number = u32::from_le_bytes(frame[14..18].try_into().unwrap());
+                        let (count, last) = &mut received[card];
+                        assert!(last.replace(number).is_none_or(|last| last < number), "out of order");
+                        *count += 1;
+                    }
+                    while transmit.guest.take().is_some() {}
+                    for _ in 0..16 {
+                        let to = mac(2 - card as u8);
+                        let mut frame = frame(to, 1 + card as u8, 100, 0);
+                        frame[26..30].copy_from_slice(&sent[card].to_le_bytes());
+                        if transmit.guest.send(&frame, 4096).is_none() {
+                            break;
+                        }
+                        sent[card] += 1;
+                    }
+                    transmit.kick();
+                }
+                received.map(|(count, _)| count)
+            };
+            let mut counts = [0; 2];
+            eventually("frames arrive on both cards", || {
+                counts = turn(&mut rings, &mut sent);
+                counts.iter().all(|count| *count > 500)
+            });
+            let stops: Vec<_> = rings.iter().flatten().map(|ring| ring.handle.stop()).collect();
+            for stop in stops {
+                stop.recv_timeout(kickless_testing::LIMIT).expect("a stop does not complete");
+            }
+            for (card, [mut receive, mut transmit]) in rings.into_iter().enumerate() {
+                counts[card] += std::iter::from_fn(|| receive.guest.receive(12)).count() as u64;
+                while transmit.guest.take().is_some() {}
+                assert_eq!(counts[card], counter(&cards[card], "received_frames"));
+                let taken = u64::from(sent[card]) - transmit.guest.with_device() as u64;
+                assert_eq!(taken, counter(&cards[card], "sent_frames"));
+            }
+        }
+    }
+}
