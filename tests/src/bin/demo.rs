@@ -1,12 +1,14 @@
-//! Demonstrates a disk in a stock Linux guest. kickless serves a scratch disk; the guest makes a filesystem
-//! on it, uses it and measures the disk. `guest/demo` runs this program.
+//! Demonstrates a disk and network cards in stock Linux guests. kickless serves a scratch disk; the guest
+//! makes a filesystem on it, uses it and measures the disk. Then it connects two guests by a switch, and
+//! one of them to the host as a user without rights. `guest/demo` runs this program.
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use kickless_tests::daemon::{Daemon, DaemonConfig};
+use kickless_tests::daemon::{Daemon, DaemonConfig, card_counter};
+use kickless_tests::guest::cards::{self, Outcome, follow};
 use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig, Results};
 use kickless_tests::guest::scratch::numbers;
 use kickless_tests::guest::{Accel, Assets, image_dir, make_image};
@@ -19,8 +21,8 @@ const FIO_SECONDS: u32 = 8;
 const POLLED: [&str; 2] = ["never", "auto"];
 const READS: u32 = 60000;
 const DEPTH: u32 = 32;
-/// Limit for a guest. A guest needs less, even on an emulated CPU.
-const LIMIT: Duration = Duration::from_secs(170);
+/// How long iperf3 runs.
+const IPERF_SECONDS: u32 = 5;
 
 fn main() -> ExitCode {
     match demonstrate() {
@@ -63,6 +65,7 @@ fn demonstrate() -> Result<()> {
     ensure!(table.errors == 0, "the daemon answered {} requests with an error", table.errors);
     ensure!(results.get("checksum.before") == results.get("checksum.after"), "the files differ");
     println!("{}", notifications(say)?);
+    println!("{}", cards(say)?);
     Ok(())
 }
 
@@ -97,19 +100,30 @@ fn notifications(say: impl Fn(&str)) -> Result<String> {
     Ok(text)
 }
 
-/// Prints each step that the guest reports, until the guest ends.
-fn follow(guest: &Guest, say: impl Fn(&str)) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    let mut index = 0;
-    while let Some(line) = guest.results().line(index, deadline).with_context(|| guest.last_words())? {
-        index += 1;
-        match line.strip_prefix("KL: ").and_then(|text| text.split_once('=')) {
-            Some(("step", step)) => say(&format!("guest: {step}")),
-            Some(("end", _)) => break,
-            _ => {}
-        }
+/// Connects two guests by a switch, one of which fetches a page of the host, and returns a table.
+fn cards(say: impl Fn(&str)) -> Result<String> {
+    let Outcome { results, log } = cards::run(IPERF_SECONDS, say)?;
+    let text = |key: &str| results.get(key).map(String::as_str).with_context(|| format!("no {key}"));
+    let rows = [
+        (
+            "iperf3, guest to guest",
+            format!("{} Mbit/s, {} packets sent again", text("iperf.mbits")?, text("iperf.resent")?),
+        ),
+        ("frames over the switch", frames_of(&log)?),
+        ("address by DHCP", text("eth1.address")?.to_owned()),
+        ("page of the host", format!("{} bytes, identical", text("eth1.page_bytes")?)),
+    ];
+    let mut table = String::from("\ncards: two guests on a switch, and one as a user without rights\n");
+    for (what, value) in rows {
+        table += &format!("  {what:<23}  {value}\n");
     }
-    Ok(())
+    Ok(table)
+}
+
+/// Returns the frames that the first card of the log sent and received.
+fn frames_of(log: &[String]) -> Result<String> {
+    let (sent, received) = (card_counter(log, "sent_frames")?, card_counter(log, "received_frames")?);
+    Ok(format!("{sent} sent, {received} received"))
 }
 
 /// The rows of the closing table.

@@ -1,5 +1,6 @@
 //! Prepares guests: finds the kernel and initramfs that `guest/prepare` makes, and an accelerator.
 
+pub mod cards;
 pub mod migration;
 pub mod qemu;
 pub mod qmp;
