@@ -17,8 +17,9 @@ impl Vring {
         self.queue.peek(&self.view, direction, into)
     }
 
-    /// Completes the chains that the last [`Vring::peek`] has read, or the first ones of them. The task has
-    /// used the ring for nothing else in between. The driver sees the completions as in [`Vring::push`].
+    /// Completes the chains that the last [`Vring::peek`] has read, or some of them in their order. The task
+    /// has used the ring for nothing else in between. The driver sees the completions together, and others as
+    /// in [`Vring::push`].
     #[inline]
     pub fn complete_peeked(&mut self, chains: &[SingleChain]) {
         self.queue.complete_peeked(chains);

@@ -7,7 +7,8 @@ pub struct UnpublishedUsed {
     pub id: u16,
     /// Bytes written.
     pub len: u32,
-    /// Descriptors of the chain in a packed ring; 0 in a split one.
+    /// Descriptors of the chain in a packed ring; 0 in a split one. With IN_ORDER, also those of older chains
+    /// for which this element stands.
     pub descriptors: u16,
 }
 

@@ -335,7 +335,8 @@ impl<A: Access> Queue<A> {
         let room = usize::from(size - self.taken);
         let mut position = self.next;
         for (nth, chain) in into.iter_mut().take(room).enumerate() {
-            if position.index.is_multiple_of(DESCRIPTORS_PER_LINE) {
+            // A receive ring is full of buffers. In a transmit ring, the driver may still write these lines.
+            if direction == Direction::Writable && position.index.is_multiple_of(DESCRIPTORS_PER_LINE) {
                 metadata.prefetch_packed_for_write(position, PREFETCH_DESCRIPTORS);
             }
             let Some(desc) = metadata.available_descriptor(position) else { return nth };
@@ -349,11 +350,18 @@ impl<A: Access> Queue<A> {
     /// Completes peeked chains: see [`super::Queue::complete_peeked`].
     #[inline]
     pub(super) fn complete_peeked(&mut self, chains: &[SingleChain]) {
-        for chain in chains {
-            self.put(UnpublishedUsed { id: chain.id, len: chain.written, descriptors: 1 });
-        }
         // Lossless, because a peek finds at most as many as the ring has descriptors.
         let count = chains.len() as u16;
+        match chains.last() {
+            // With IN_ORDER, one used descriptor stands for all chains up to its own. The driver does not
+            // learn the lengths of the others, which must be 0 then.
+            Some(last) if self.options.in_order() && chains.iter().all(|chain| chain.written == 0) => {
+                self.put(UnpublishedUsed { id: last.id, len: 0, descriptors: count });
+            }
+            _ => chains.iter().for_each(|chain| {
+                self.put(UnpublishedUsed { id: chain.id, len: chain.written, descriptors: 1 });
+            }),
+        }
         self.next = self.next.after(count, self.options.size());
         self.taken += count;
     }
