@@ -6,6 +6,7 @@
 
 use kickless_io::Waker;
 use kickless_spec::net::{FRAME_MAX, Header};
+use kickless_sync::atomic::{AtomicBool, Ordering};
 use kickless_sync::{Mutex, MutexGuard, lock};
 
 /// The most frames in a batch.
@@ -16,14 +17,18 @@ const BYTES_MAX: usize = 8 * FRAME_MAX;
 
 /// The queue of one pair.
 #[derive(Debug, Default)]
-pub(crate) struct LoopQueue(Mutex<Shared>);
+pub(crate) struct LoopQueue {
+    shared: Mutex<Shared>,
+    /// Whether there are frames. A receive ring that polls reads this without the lock.
+    has_frames: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct Shared {
     batch: Batch,
     /// Wakes the receive ring. `None` while none runs.
     receiver: Option<Waker>,
-    /// The receive ring has found the queue empty, and may sleep.
+    /// The receive ring sleeps, or is about to.
     is_waiting: bool,
 }
 
@@ -120,13 +125,14 @@ impl Batch {
 
 impl LoopQueue {
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        lock(&self.0)
+        lock(&self.shared)
     }
 
     /// Starts or ends a receive ring. Frames of an earlier one are dropped.
     pub(crate) fn set_receiver(&self, receiver: Option<Waker>) {
         let mut shared = self.lock();
         shared.batch.clear();
+        self.has_frames.store(false, Ordering::Relaxed);
         shared.is_waiting = false;
         shared.receiver = receiver;
     }
@@ -155,6 +161,8 @@ impl LoopQueue {
             shared.batch.append(batch);
             batch.clear();
         }
+        // Relaxed: the lock orders the frames.
+        self.has_frames.store(true, Ordering::Relaxed);
         if std::mem::take(&mut shared.is_waiting) {
             let receiver = shared.receiver.clone();
             drop(shared);
@@ -165,13 +173,24 @@ impl LoopQueue {
         0
     }
 
-    /// Takes all frames in exchange for an empty batch. If there are none and the receiver `may_sleep`, the
-    /// next frames wake it.
-    pub(crate) fn receive(&self, batch: &mut Batch, may_sleep: bool) {
+    /// Takes all frames in exchange for an empty batch.
+    pub(crate) fn receive(&self, batch: &mut Batch) {
         batch.clear();
+        // A frame that is missed here is found by the next poll, or by `wake_receiver`.
+        if self.has_frames.load(Ordering::Relaxed) {
+            let mut shared = self.lock();
+            std::mem::swap(&mut shared.batch, batch);
+            self.has_frames.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Has the receive ring woken by the next frames, or now if there are some.
+    pub(crate) fn wake_receiver(&self) {
         let mut shared = self.lock();
-        std::mem::swap(&mut shared.batch, batch);
-        shared.is_waiting |= batch.len() == 0 && may_sleep;
+        shared.is_waiting = shared.batch.len() == 0;
+        if let Some(receiver) = shared.receiver.as_ref().filter(|_| !shared.is_waiting) {
+            receiver.wake();
+        }
     }
 }
 
@@ -205,24 +224,28 @@ mod tests {
         assert_eq!(queue.send(&mut batch(3, 60)), 3, "no receive ring runs");
         let waker = Waker::new().unwrap();
         queue.set_receiver(Some(waker.clone()));
-        queue.receive(&mut taken, true);
+        queue.receive(&mut taken);
         assert_eq!(taken.len(), 0);
+        queue.wake_receiver();
+        assert!(!waker.clear());
         for frames in [3, 2] {
             assert_eq!(queue.send(&mut batch(frames, 60)), 0);
         }
         assert!(waker.clear());
-        queue.receive(&mut taken, true);
+        queue.wake_receiver();
+        assert!(waker.clear(), "frames are waiting");
+        queue.receive(&mut taken);
         assert_eq!(taken.len(), 5);
         let first = |batch: &mut Batch, number: usize| batch.frame(number, 60 * number).unwrap()[0];
         assert_eq!((0..5).map(|number| first(&mut taken, number)).collect::<Vec<_>>(), [0, 1, 2, 0, 1]);
         // The receiver does not sleep, so it is not woken.
-        queue.receive(&mut taken, false);
+        queue.receive(&mut taken);
         queue.send(&mut batch(1, 60));
         assert!(!waker.clear());
         assert_eq!(queue.send(&mut batch(FRAMES_MAX, 60)), FRAMES_MAX, "the batch is full");
         queue.set_receiver(None);
         queue.set_receiver(Some(waker));
-        queue.receive(&mut taken, true);
+        queue.receive(&mut taken);
         assert_eq!(taken.len(), 0, "frames for an earlier receive ring");
     }
 

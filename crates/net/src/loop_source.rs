@@ -9,6 +9,7 @@ use crate::receive_ring::ReceiveRing;
 use kickless_device::Next;
 use kickless_io::Waker;
 use kickless_spec::net::Header;
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -25,8 +26,8 @@ pub(crate) struct LoopSource {
     start: usize,
     /// The number of frames to deliver one by one before the next batch is tried.
     one_by_one: u32,
-    /// The queue was empty, so the next frames signal the waker.
-    was_empty: bool,
+    /// The next frames signal the waker, or have done so.
+    is_waiting: Cell<bool>,
 }
 
 /// Number of frames after one that did not fit a batch that are delivered one by one. So a batch that
@@ -48,7 +49,7 @@ impl LoopSource {
             next: 0,
             start: 0,
             one_by_one: 0,
-            was_empty: false,
+            is_waiting: Cell::new(false),
         };
         if let Some(queue) = source.queue() {
             queue.set_receiver(Some(waker));
@@ -60,23 +61,23 @@ impl LoopSource {
         self.card.inbox(self.pair)
     }
 
+    /// Returns the descriptor that the next frames make readable. The worker asks for it before the task
+    /// sleeps. A task that is polled is not woken, because that is a system call.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        if let Some(queue) = self.queue() {
+            self.is_waiting.set(true);
+            queue.wake_receiver();
+        }
         self.waker.as_fd()
     }
 
-    /// Delivers the next frame, or holds it. If there is none and the task `may_sleep`, the next frame wakes
-    /// the task.
+    /// Delivers the next frames, or holds one.
     ///
     /// # Errors
     /// The ring must wait, as in [`ReceiveRing::pop_credit`].
-    pub(crate) fn take(
-        &mut self,
-        ring: &mut ReceiveRing,
-        held: &mut HeldFrame,
-        may_sleep: bool,
-    ) -> Result<Taken, Next> {
+    pub(crate) fn take(&mut self, ring: &mut ReceiveRing, held: &mut HeldFrame) -> Result<Taken, Next> {
         if self.next == self.batch.len() {
-            self.receive(may_sleep);
+            self.receive();
         }
         if self.one_by_one == 0 {
             let delivered = self.deliver_batch(ring);
@@ -144,17 +145,15 @@ impl LoopSource {
         Ok(taken)
     }
 
-    fn receive(&mut self, may_sleep: bool) {
+    fn receive(&mut self) {
         (self.next, self.start) = (0, 0);
         let Some(queue) = self.card.inbox(self.pair) else { return };
-        queue.receive(&mut self.batch, may_sleep);
-        let is_empty = self.batch.len() == 0;
-        if self.was_empty && !is_empty {
+        queue.receive(&mut self.batch);
+        if self.batch.len() > 0 && self.is_waiting.take() {
             // The sender has signalled the waker, or is about to. A signal that comes after this causes one
             // poll too many.
             self.waker.clear();
         }
-        self.was_empty = is_empty && (self.was_empty || may_sleep);
     }
 
     /// Returns the number of frames that were taken from the queue and not delivered.

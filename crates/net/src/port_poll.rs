@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 /// The interval at which a spinning worker checks a port. A system call for that takes about 0.2 us, so the
-/// worker spends most of its time on rings. A loop port is checked in each poll. It is asked for a wake-up at
-/// this interval.
+/// worker spends most of its time on rings. A loop port is checked in each poll.
 pub(crate) const PORT_INTERVAL: Duration = Duration::from_micros(2);
 
 /// The result of taking one frame from a source.

@@ -73,7 +73,7 @@ impl ReceiveTask {
             let taken = match source {
                 Source::None => Taken::Nothing,
                 Source::Test(source) => source.take(ring, held),
-                Source::Loop(source) => source.take(ring, held, far_side_due)?,
+                Source::Loop(source) => source.take(ring, held)?,
                 Source::Tap(source) => source.take(ring, held, far_side_due)?,
                 Source::Stream(source) => source.take(ring, far_side_due)?,
             };

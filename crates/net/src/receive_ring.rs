@@ -21,9 +21,12 @@ use kickless_virtqueue::{Chain, ChainId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The most frames that are delivered, and then shown to the driver, together. The driver takes them while
-/// the card delivers the next ones.
-const BATCH: usize = 16;
+/// The most frames whose chains are read together. So many lines can be on their way from the driver's core
+/// at the same time.
+const BATCH: usize = 32;
+/// The most frames that are shown to the driver together. It takes them while the card delivers the next
+/// ones. In a packed ring, these are two cache lines of descriptors.
+const SHOWN: usize = 8;
 const HEADER_LEN: usize = size_of::<Header>();
 
 /// The format of the frames that a driver receives.
@@ -55,6 +58,8 @@ pub(crate) struct ReceiveRing {
     pub(crate) budget: Budget,
     /// Completions of the chains of one frame. Has capacity for all chains of the ring.
     group: Vec<(ChainId, u32)>,
+    /// Space for the chains of a batch.
+    chains: Box<[SingleChain; BATCH]>,
     /// Space for a chain that an earlier process popped.
     chain: Chain,
     /// The frames that the driver wants, unless it wants all.
@@ -75,6 +80,7 @@ impl ReceiveRing {
             credit: Credit::new(size, format.len_max),
             budget: Budget::default(),
             group: Vec::with_capacity(size.into()),
+            chains: Box::default(),
             chain: Chain::default(),
             filter: None,
             filter_changes: 0,
@@ -312,27 +318,35 @@ impl ReceiveRing {
         count: usize,
         mut frames_left: impl Iterator<Item = &'f [u8]>,
     ) -> u32 {
-        let mut chains = [SingleChain::default(); BATCH];
-        let count = self.vring.peek(Direction::Writable, &mut chains[..count.min(BATCH)]);
-        let (limit, len_max) = (self.budget.left(), self.format.len_max);
-        let (view, marks) = self.vring.memory();
+        let Self { vring, budget, format, chains, .. } = self;
+        let wanted = count.min(chains.len());
+        let count = vring.peek(Direction::Writable, &mut chains[..wanted]);
+        let (limit, len_max) = (budget.left(), format.len_max);
         let (mut frames, mut bytes, mut cost) = (0, 0, 0);
-        for chain in &mut chains[..count] {
-            if cost >= limit {
+        for group in chains[..count].chunks_mut(SHOWN) {
+            let (view, marks) = vring.memory();
+            let mut written = 0;
+            for chain in &mut *group {
+                if cost >= limit {
+                    break;
+                }
+                let Some(frame) = frames_left.next() else { break };
+                let is_short = frame.len() <= len_max && frame.len() <= chain.buffer.len as usize;
+                if !is_short || view.write(chain.buffer.addr, frame, marks).is_err() {
+                    break;
+                }
+                // Lossless, because the buffer is as long.
+                chain.written = frame.len() as u32;
+                let len = (frame.len() - HEADER_LEN) as u64;
+                (written, bytes, cost) = (written + 1, bytes + len, cost + cost::of_frame(len));
+            }
+            vring.complete_peeked(&group[..written]);
+            frames += written;
+            if written < group.len() {
                 break;
             }
-            let Some(frame) = frames_left.next() else { break };
-            let is_short = frame.len() <= len_max && frame.len() <= chain.buffer.len as usize;
-            if !is_short || view.write(chain.buffer.addr, frame, marks).is_err() {
-                break;
-            }
-            // Lossless, because the buffer is as long.
-            chain.written = frame.len() as u32;
-            let len = (frame.len() - HEADER_LEN) as u64;
-            (frames, bytes, cost) = (frames + 1, bytes + len, cost + cost::of_frame(len));
         }
-        self.vring.complete_peeked(&chains[..frames]);
-        self.budget.charge(cost);
+        budget.charge(cost);
         self.counters().received_frames.add(frames as u64);
         self.counters().received_bytes.add(bytes);
         frames as u32

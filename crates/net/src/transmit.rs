@@ -62,6 +62,8 @@ pub(crate) struct TransmitTask {
     format: TransmitFormat,
     is_enabled: bool,
     chain: Chain,
+    /// Space for the chains of a batch.
+    chains: Box<[SingleChain; BATCH]>,
     /// Frames for a loop port or a switch, until the end of the poll.
     batch: Batch,
     forwarder: Forwarder,
@@ -75,7 +77,8 @@ impl TransmitTask {
         // ring.
         vring.show_after(ShowAfter::PUBLISH);
         let (chain, batch, forwarder) = (Chain::default(), Batch::default(), Forwarder::default());
-        Self { vring, card, pair, format, is_enabled: true, chain, batch, forwarder, copied: 0 }
+        let chains = Box::default();
+        Self { vring, card, pair, format, is_enabled: true, chain, chains, batch, forwarder, copied: 0 }
     }
 
     fn counters(&self) -> &RingCounters {
@@ -177,18 +180,21 @@ impl ImmediateRing for TransmitTask {
         if !self.is_enabled || self.format.header_len != HEADER {
             return (0, 0);
         }
+        let count = self.vring.peek(Direction::Readable, &mut *self.chains);
+        if count == 0 {
+            return (0, 0);
+        }
         let collects = self.card.collects_frames();
-        let mut chains = [SingleChain::default(); BATCH];
-        let count = self.vring.peek(Direction::Readable, &mut chains);
         let (mut frames, mut bytes, mut cost) = (0, 0, 0);
-        for chain in &chains[..count] {
-            if cost >= budget || !self.take_single(chain.buffer, collects) {
+        while frames < count && cost < budget {
+            let buffer = self.chains[frames].buffer;
+            if !self.take_single(buffer, collects) {
                 break;
             }
-            let len = u64::from(chain.buffer.len);
+            let len = u64::from(buffer.len);
             (frames, bytes, cost) = (frames + 1, bytes + len - HEADER as u64, cost + cost::of_frame(len));
         }
-        self.vring.complete_peeked(&chains[..frames]);
+        self.vring.complete_peeked(&self.chains[..frames]);
         self.counters().sent_frames.add(frames as u64);
         self.counters().sent_bytes.add(bytes);
         (frames as u32, cost)

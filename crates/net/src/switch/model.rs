@@ -23,7 +23,10 @@ fn send(queue: &LoopQueue, number: u8) -> usize {
 /// Takes all frames. The next ones wake the receiver if there are none.
 fn take(queue: &LoopQueue) -> Vec<u8> {
     let mut batch = Batch::default();
-    queue.receive(&mut batch, true);
+    queue.receive(&mut batch);
+    if batch.len() == 0 {
+        queue.wake_receiver();
+    }
     (0..batch.len()).map(|number| batch.frame(number, number * LEN).unwrap()[0]).collect()
 }
 

@@ -384,7 +384,7 @@ mod tests {
     /// Returns the frames in the inbox of a pair.
     fn take(port: &SwitchPort, pair: u16) -> Vec<Vec<u8>> {
         let mut batch = Batch::default();
-        port.inbox(pair).unwrap().receive(&mut batch, false);
+        port.inbox(pair).unwrap().receive(&mut batch);
         let mut start = 0;
         (0..batch.len())
             .map(|number| {
