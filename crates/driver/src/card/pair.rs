@@ -406,7 +406,7 @@ impl QueuePair {
         }
         let reaped = self.rings.transmit.reap(&mut self.rings.memory);
         self.checked(reaped)?;
-        Ok(self.rings.transmit.has_room(&self.rings.memory))
+        Ok(self.rings.transmit.room(&self.rings.memory) > 0)
     }
 
     /// Looks at the rings for a moment, if the options allow it. Returns whether something is there, or the

@@ -29,7 +29,7 @@ struct Partial {
 ///
 /// Their first lines are on their way from the other processor meanwhile. Lines of buffers that the device
 /// has not used yet are not asked for, because the device would have to fetch them back.
-const AHEAD: usize = 8;
+const AHEAD: usize = 16;
 
 /// A buffer that the device has used.
 #[derive(Clone, Copy, Debug)]

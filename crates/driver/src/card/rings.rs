@@ -14,6 +14,10 @@ use crate::memory::Region;
 use crate::offload::Allowed;
 use kickless_spec::features::Features;
 
+/// The number of forwarded frames that the device is shown together. It takes them while the next ones are
+/// forwarded.
+const SHOWN: usize = 16;
+
 /// The addresses of a pair in shared memory.
 #[derive(Clone, Debug)]
 pub(crate) struct PairLayout {
@@ -182,8 +186,9 @@ impl PairRings {
                 None => done.invalid += 1,
             }
             self.memory.give_back(received.first);
-            self.receive.refill(&mut self.memory);
         }
+        // The device sees the buffers together.
+        self.receive.refill(&mut self.memory);
         done.kick = self.receive.publish();
         Ok(done)
     }
@@ -200,9 +205,13 @@ impl PairRings {
     ) -> Result<Forwarded, Error> {
         let mut done = Forwarded::default();
         self.transmit.reap(&mut self.memory)?;
+        let mut room = 0;
         while done.received.frames as u64 + done.received.invalid < max as u64 {
+            if room == 0 {
+                room = self.transmit.room(&self.memory);
+            }
             // A frame that waits for room stays in the receive ring.
-            if !self.transmit.has_room(&self.memory) {
+            if room == 0 {
                 break;
             }
             let Some(received) = self.receive.pop(&mut self.memory)? else { break };
@@ -211,6 +220,8 @@ impl PairRings {
                 self.memory.give_back(received.first);
                 continue;
             };
+            // A frame in several buffers takes an unknown number of descriptors.
+            room = if self.memory.is_chain(received.first) { 0 } else { room - 1 };
             let mut frame = Frame::new(&self.memory, received.first, received.len, offload);
             let sends = each(&mut frame);
             let offload = frame.offload();
@@ -219,13 +230,16 @@ impl PairRings {
             if sends && self.transmit.add_received(&self.memory, received.first, received.len, offload) {
                 done.sent.frames += 1;
                 done.sent.bytes += received.len as u64;
+                if done.sent.frames.is_multiple_of(SHOWN) {
+                    done.sent.kick |= self.transmit.publish();
+                }
             } else {
                 done.dropped += u64::from(sends);
                 self.memory.give_back(received.first);
             }
         }
         self.receive.refill(&mut self.memory);
-        done.sent.kick = self.transmit.publish();
+        done.sent.kick |= self.transmit.publish();
         done.received.kick = self.receive.publish();
         Ok(done)
     }

@@ -126,9 +126,10 @@ impl TransmitRing {
         }
     }
 
-    /// Returns whether a frame of one buffer can be sent.
-    pub(crate) fn has_room(&mut self, memory: &FrameMemory) -> bool {
-        self.submitter.room() > 0 && memory.has_free()
+    /// Returns the number of frames of one buffer each that can be sent, as far as the ring has room.
+    #[inline]
+    pub(crate) fn room(&mut self, memory: &FrameMemory) -> usize {
+        if memory.has_free() { self.submitter.room() } else { 0 }
     }
 
     /// Asks the device for a call when it uses the next frame. Returns whether it has used one already.
