@@ -15,7 +15,7 @@ use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
 use std::fs::File;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{debug, error, info, warn};
 use zerocopy::IntoBytes;
@@ -71,6 +71,7 @@ impl Blk {
             fresh_driver,
             failures: Failures::default(),
             metrics: Metrics::new(options.queues_max, options.queue_size_max),
+            is_paused: AtomicBool::new(false),
             limiter: Arc::default(),
         });
         Self {
@@ -262,6 +263,15 @@ impl Device for Blk {
 
     fn set_size_min(&self, bytes: u64) {
         self.size_min.store(bytes, Ordering::Relaxed);
+    }
+
+    fn size(&self) -> Option<u64> {
+        Some(self.shared.disk.size())
+    }
+
+    fn set_paused(&self, is_paused: bool) -> bool {
+        self.shared.is_paused.store(is_paused, Ordering::Relaxed);
+        true
     }
 
     fn limiter(&self) -> Option<&Limiter> {

@@ -28,6 +28,9 @@ pub(crate) struct DeviceState {
     pub(crate) fresh_driver: AtomicBool,
     pub(crate) failures: Failures,
     pub(crate) metrics: Metrics,
+    /// New requests stay in the rings. Relaxed: a caller that must know that it is in force lets each worker
+    /// finish its round, which orders the store before later polls.
+    pub(crate) is_paused: AtomicBool,
     /// Several devices can share a limiter.
     pub(crate) limiter: Arc<Limiter>,
 }

@@ -15,6 +15,7 @@ use kickless_virtqueue::{Buffer, Chain, ChainId};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tracing::debug;
 use zerocopy::IntoBytes;
 
@@ -22,6 +23,9 @@ use zerocopy::IntoBytes;
 const COST_BYTES: u64 = 4096;
 /// The number of descriptors that cost as much as a request. One descriptor takes about 3 nanoseconds.
 const COST_DESCRIPTORS: u16 = 64;
+
+/// The time after which a queue of a paused device looks whether it goes on.
+const PAUSE_NS: u64 = 100_000_000;
 
 /// A running queue.
 pub(crate) struct Queue {
@@ -58,6 +62,8 @@ pub(crate) struct Queue {
     has_other_work: bool,
     /// The time of the present poll on the limiter's clock, if requests are limited.
     limited_ns: Option<u64>,
+    /// The device takes no new requests.
+    is_paused: bool,
     meter: Meter,
     /// The task stops for good, so no request may wait for a remote server without end.
     waits_limited: bool,
@@ -90,6 +96,7 @@ impl Queue {
             owed_cost: 0,
             has_other_work: false,
             limited_ns: None,
+            is_paused: false,
             meter,
             waits_limited: false,
             chain: Chain::default(),
@@ -132,11 +139,14 @@ impl Queue {
         }
     }
 
-    /// Returns the event to wait for, if a limit keeps the next request in the ring. `waits`: a popped
-    /// request waits for room, and a completion lets it go on before the limit does.
+    /// Returns the event to wait for, if the device is paused or a limit keeps the next request in the ring.
+    /// `waits`: a popped request waits for room, and a completion lets it go on before the limit does.
     #[inline]
     fn throttle(&mut self, waits: bool) -> Option<Next> {
-        let wait_ns = self.shared.limiter.wait_ns(self.limited_ns?)?;
+        let wait_ns = match self.is_paused {
+            true => PAUSE_NS,
+            false => self.shared.limiter.wait_ns(self.limited_ns?)?,
+        };
         if !self.vring.has_work() {
             return None;
         }
@@ -606,6 +616,7 @@ impl QueueTask for Queue {
         self.meter.begin(context.now_ns);
         // A stop does not wait for tokens.
         self.limited_ns = if budget > 0 { self.shared.limiter.now_if_on() } else { None };
+        self.is_paused = budget > 0 && self.shared.is_paused.load(Ordering::Relaxed);
         self.retry(context);
         let (mut served, mut cost) = (0, 0u32);
         let limit = if budget == 0 { LEAVING_COST } else { budget };
@@ -639,7 +650,7 @@ impl QueueTask for Queue {
             if budget == 0 && self.vring.resubmissions() == 0 {
                 break if waits { Next::Waiting } else { Next::Idle };
             }
-            if self.limited_ns.is_some()
+            if (self.limited_ns.is_some() || self.is_paused)
                 && let Some(next) = self.throttle(waits)
             {
                 break next;

@@ -9,7 +9,7 @@ use kickless_daemon::{
     DeviceConfig, DeviceTable, LimitsConfig, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT, RemoveMode,
     parse_device_name,
 };
-use kickless_values::parse_duration;
+use kickless_values::{parse_duration, parse_size};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
@@ -20,7 +20,7 @@ use super::rpc::RpcError;
 pub const POLL_KEYS: [&str; 5] =
     ["poll", "poll-latency", "poll-kick-price", "poll-start-rate", "poll-stop-idle"];
 
-/// The keys of a device that `device.set` changes: those of its limits without the group.
+/// The keys of a device that `device.set` changes beside `weight`: those of its limits without the group.
 pub const LIMIT_KEYS: [&str; 19] = {
     let (mut keys, mut at) = ([""; 19], 0);
     while at < keys.len() {
@@ -35,6 +35,9 @@ type Params = Map<String, Value>;
 
 /// The longest time that a call waits. An operator who waits longer calls again.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+
+/// The shortest interval of `stats.subscribe`. Reading the counters of 500 devices takes some milliseconds.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
 /// A parsed call.
 #[derive(Debug)]
@@ -67,12 +70,31 @@ pub enum Call {
         /// The longest time to wait until the device is closed.
         timeout: Duration,
     },
-    /// `device.set`: changes the limits of a device.
+    /// `device.drain`: keeps new requests in the rings, and waits for those in flight.
+    DeviceDrain {
+        /// The device.
+        name: String,
+        /// The longest time to wait until nothing is in flight.
+        timeout: Duration,
+    },
+    /// `device.resume`: takes requests again.
+    DeviceResume {
+        /// The device.
+        name: String,
+    },
+    /// `device.resize`: reads the size of a disk again, after growing it if a size is given.
+    DeviceResize {
+        /// The device.
+        name: String,
+        /// The size in bytes that the disk has at least afterwards.
+        size: Option<u64>,
+    },
+    /// `device.set`: changes the weight and the limits of a device.
     DeviceSet {
         /// The device.
         name: String,
-        /// The keys of the limits that change. `null` removes one.
-        limits: Params,
+        /// The keys that change. `null` removes one.
+        keys: Params,
     },
     /// `pool.get`: the configuration of the workers.
     PoolGet,
@@ -83,6 +105,13 @@ pub enum Call {
         /// The only device to show.
         name: Option<String>,
     },
+    /// `stats.subscribe`: sends the counters at intervals.
+    StatsSubscribe {
+        /// The interval.
+        interval: Duration,
+    },
+    /// `events.subscribe`: sends events of devices.
+    EventsSubscribe,
     /// `log.set`: changes the lines that are logged.
     LogSet {
         /// A filter as in `--log-level`.
@@ -96,7 +125,12 @@ impl Call {
     /// Returns the name of the device that the call is about, or an empty text.
     pub(crate) fn subject(&self) -> &str {
         match self {
-            Self::DeviceGet { name } | Self::DeviceRemove { name, .. } | Self::DeviceSet { name, .. } => name,
+            Self::DeviceGet { name }
+            | Self::DeviceRemove { name, .. }
+            | Self::DeviceDrain { name, .. }
+            | Self::DeviceResume { name }
+            | Self::DeviceResize { name, .. }
+            | Self::DeviceSet { name, .. } => name,
             Self::DeviceAdd(config) => config.name().unwrap_or_default(),
             Self::StatsGet { name } => name.as_deref().unwrap_or_default(),
             _ => "",
@@ -153,10 +187,23 @@ pub const METHODS: &[Method] = &[
             timeout,
         })
     })),
+    waits(changes("device.drain", |params| {
+        read::<Drain>(params).map(|Drain { name, timeout }| Call::DeviceDrain { name, timeout })
+    })),
+    changes("device.resume", |params| {
+        read::<OfDevice>(params).map(|of| Call::DeviceResume { name: of.name })
+    }),
+    waits(changes("device.resize", |params| {
+        read::<Resize>(params).map(|Resize { name, size }| Call::DeviceResize { name, size })
+    })),
     changes("device.set", set),
     reads("pool.get", |params| read::<Nothing>(params).map(|_| Call::PoolGet)),
     changes("pool.set", |params| polling(params).map(|config| Call::PoolSet(Box::new(config)))),
     reads("stats.get", |params| read::<OfDevices>(params).map(|OfDevices { name }| Call::StatsGet { name })),
+    reads("stats.subscribe", |params| {
+        read::<Every>(params).map(|Every { interval }| Call::StatsSubscribe { interval })
+    }),
+    reads("events.subscribe", |params| read::<Nothing>(params).map(|_| Call::EventsSubscribe)),
     changes("log.set", |params| read::<Filter>(params).map(|Filter { filter }| Call::LogSet { filter })),
     reads("config.save", |params| read::<Nothing>(params).map(|_| Call::ConfigSave)),
 ];
@@ -209,6 +256,31 @@ struct Remove {
     timeout: Duration,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Drain {
+    #[serde(deserialize_with = "name")]
+    name: String,
+    #[serde(default = "remove_timeout", deserialize_with = "timeout")]
+    timeout: Duration,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Resize {
+    #[serde(deserialize_with = "name")]
+    name: String,
+    #[serde(default, deserialize_with = "size")]
+    size: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Every {
+    #[serde(default = "default_interval", deserialize_with = "interval")]
+    interval: Duration,
+}
+
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Mode {
@@ -253,6 +325,21 @@ fn timeout<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     }
 }
 
+fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    parse_size(&String::deserialize(from)?).map(Some).map_err(D::Error::custom)
+}
+
+fn default_interval() -> Duration {
+    Duration::from_secs(1)
+}
+
+fn interval<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    match parse_duration(&String::deserialize(from)?).map_err(D::Error::custom)? {
+        interval if (INTERVAL_MIN..=TIMEOUT_MAX).contains(&interval) => Ok(interval),
+        _ => Err(D::Error::custom("it must be from 100ms to 1h")),
+    }
+}
+
 fn read<T: DeserializeOwned>(params: Params) -> Result<T, RpcError> {
     T::deserialize(Value::Object(params)).map_err(|error| RpcError::params(format!("params: {error}")))
 }
@@ -280,18 +367,18 @@ fn device(params: Params) -> Result<DeviceConfig, RpcError> {
     Ok(config)
 }
 
-/// Reads the changed limits of a device.
+/// Reads the changed keys of a device.
 fn set(mut params: Params) -> Result<Call, RpcError> {
     let name = params.remove("name");
-    if let Some(key) = params.keys().find(|key| !LIMIT_KEYS.contains(&key.as_str())) {
+    if let Some(key) = params.keys().find(|key| *key != "weight" && !LIMIT_KEYS.contains(&key.as_str())) {
         let known = LIMIT_KEYS.map(|key| format!("`{key}`")).join(", ");
-        return Err(RpcError::params(format!("unknown field `{key}`, expected `name`, {known}")));
+        return Err(RpcError::params(format!("unknown field `{key}`, expected `name`, `weight`, {known}")));
     }
     let name = name.ok_or_else(|| RpcError::params("name: give the device"))?;
     let OfDevice { name } = read(Params::from_iter([("name".to_owned(), name)]))?;
     let given = params.iter().filter(|(_, value)| !value.is_null());
     keys::<DeviceTable>(&given.map(|(key, value)| (key.clone(), value.clone())).collect())?;
-    Ok(Call::DeviceSet { name, limits: params })
+    Ok(Call::DeviceSet { name, keys: params })
 }
 
 /// Reads the polling rule of the pool.

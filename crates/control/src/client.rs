@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::rpc::{Request, RpcError};
 
-/// The longest answer that the client takes. A daemon with 256 devices of 64 queues sends some 10 MiB.
+/// The longest answer that the client takes. A daemon with 512 devices of 64 queues sends some 20 MiB.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 
 /// A connection to the control socket of a daemon.
@@ -66,11 +66,15 @@ impl Client {
         let request = Request { id: Some(id.clone()), method: method.to_owned(), params };
         // A daemon that refuses this client answers without reading. So the answer counts, if there is one.
         let written = self.stream.get_mut().write_all(request.line().as_bytes());
-        let mut answer = match self.read() {
-            Err(ClientError::Io(_) | ClientError::Closed) if written.is_err() => {
-                return Err(ClientError::Closed);
+        let mut answer = loop {
+            match self.read() {
+                Err(ClientError::Io(_) | ClientError::Closed) if written.is_err() => {
+                    return Err(ClientError::Closed);
+                }
+                // A notification of an earlier subscription.
+                Ok(line) if line.get("method").is_some() => {}
+                answer => break answer?,
             }
-            answer => answer?,
         };
         if let Some(error) = answer.get_mut("error").map(Value::take) {
             let code = error["code"].as_i64().unwrap_or_default();
@@ -84,6 +88,19 @@ impl Client {
             .get_mut("result")
             .map(Value::take)
             .ok_or_else(|| ClientError::Answer("it has no result".into()))
+    }
+
+    /// Waits for the next notification of a subscription. Returns its parameters.
+    ///
+    /// # Errors
+    /// The connection failed.
+    pub fn next_notification(&mut self) -> Result<Value, ClientError> {
+        loop {
+            let mut line = self.read()?;
+            if line.get("method").is_some() {
+                return Ok(line["params"].take());
+            }
+        }
     }
 
     /// Reads one line.

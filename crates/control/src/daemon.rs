@@ -73,7 +73,24 @@ impl Daemon {
                 let removed = removed.map_err(|error| RpcError::failed(sentence(&error)))?;
                 Ok(json!({ "removed": removed }))
             }
-            Call::DeviceSet { name, limits } => self.set_limits(&name, limits),
+            Call::DeviceDrain { name, timeout } => {
+                let drained = self.registry.drain(&name, timeout);
+                drained.map_err(|error| RpcError::failed(sentence(&error)))?;
+                Ok(json!({ "drained": true }))
+            }
+            Call::DeviceResume { name } => {
+                let resumed = self.registry.resume(&name);
+                let resumed = resumed.map_err(|error| RpcError::failed(sentence(&error)))?;
+                Ok(json!({ "resumed": resumed }))
+            }
+            Call::DeviceResize { name, size } => {
+                let size = self.registry.resize(&name, size);
+                let size = size.map_err(|error| RpcError::failed(sentence(&error)))?;
+                Ok(json!({ "size": size }))
+            }
+            Call::DeviceSet { name, keys } => self.set_keys(&name, keys),
+            // The server sends what was subscribed to.
+            Call::StatsSubscribe { .. } | Call::EventsSubscribe => Ok(json!({ "subscribed": true })),
             Call::PoolGet => shown(&self.registry.pool_config()),
             Call::PoolSet(polling) => self.set_polling(&polling),
             Call::StatsGet { name } => self.stats(name.as_deref()),
@@ -110,8 +127,13 @@ impl Daemon {
         found.ok_or_else(|| no_device(name))
     }
 
-    /// Changes keys of the limits of a device. Returns its configuration.
-    fn set_limits(&self, name: &str, changed: Map<String, Value>) -> Result<Value, RpcError> {
+    /// Returns the devices.
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// Changes keys of a device. Returns its configuration.
+    fn set_keys(&self, name: &str, changed: Map<String, Value>) -> Result<Value, RpcError> {
         let change = |config: &DeviceConfig| {
             let unreadable = |error: serde_json::Error| Mistake { option: "name", why: error.to_string() };
             let mut keys = serde_json::to_value(config).map_err(unreadable)?;
@@ -123,7 +145,7 @@ impl Daemon {
             changed.check(Notation::Keys)?;
             Ok(changed)
         };
-        let config = self.registry.set_limits(name, change);
+        let config = self.registry.set(name, change);
         shown(&config.map_err(|error| RpcError::failed(sentence(&error)))?)
     }
 
@@ -133,7 +155,7 @@ impl Daemon {
     }
 
     /// Returns the counters of all devices, or of the one with this name.
-    fn stats(&self, name: Option<&str>) -> Result<Value, RpcError> {
+    pub(crate) fn stats(&self, name: Option<&str>) -> Result<Value, RpcError> {
         let (time_ns, workers) = self.registry.worker_times();
         let is_wanted = |of: &DeviceConfig| name.is_none_or(|name| of.name() == Some(name));
         let listed = self.registry.list().into_iter().filter(|status| is_wanted(&status.config));

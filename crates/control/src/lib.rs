@@ -29,6 +29,7 @@
 mod call;
 mod client;
 mod daemon;
+mod events;
 mod lines;
 mod openmetrics;
 mod openrpc;

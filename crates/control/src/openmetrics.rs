@@ -28,7 +28,7 @@ const ENDS_NS: [u64; 12] = [
 ];
 
 /// The states of a device, as `device.list` shows them.
-const STATES: [&str; 6] = ["opening", "free", "connected", "removing", "ended", "unavailable"];
+const STATES: [&str; 7] = ["opening", "free", "connected", "drained", "removing", "ended", "unavailable"];
 
 /// A text with metrics.
 #[derive(Default)]

@@ -134,6 +134,11 @@ impl Request {
     }
 }
 
+/// Returns the line of a notification, which a client that has subscribed gets.
+pub(crate) fn notification(method: &str, params: &Value) -> String {
+    format!("{}\n", json!({ "jsonrpc": "2.0", "method": method, "params": params }))
+}
+
 /// Returns the line that answers a request.
 pub fn answer(id: &Value, result: &Result<Value, RpcError>) -> String {
     let answer = match result {

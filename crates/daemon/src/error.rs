@@ -198,12 +198,6 @@ pub enum SetError {
         /// The device.
         name: String,
     },
-    /// This kind of device has no limits.
-    #[error("the device {name} is a network card, which has no limits")]
-    NoLimits {
-        /// The device.
-        name: String,
-    },
     /// The group of a device cannot change while it is served.
     #[error("group: it cannot change while the device is served")]
     Group,
@@ -213,6 +207,77 @@ pub enum SetError {
 }
 
 impl From<Mistake> for SetError {
+    fn from(mistake: Mistake) -> Self {
+        Self::Mistake(mistake)
+    }
+}
+
+/// The error of a device that cannot be drained or resumed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DrainError {
+    /// There is no device of this name.
+    #[error("there is no device {name}")]
+    NoDevice {
+        /// The name.
+        name: String,
+    },
+    /// The device is being opened or removed, or has ended.
+    #[error("the device {name} is not served now")]
+    NotServed {
+        /// The device.
+        name: String,
+    },
+    /// This kind of device cannot be drained.
+    #[error("the device {name} is a network card, which has nothing to drain: disconnect or remove it")]
+    Unsupported {
+        /// The device.
+        name: String,
+    },
+    /// Requests are still in flight at the deadline.
+    #[error(
+        "the device {name} takes no new requests, and {} still in flight: wait longer, or resume it",
+        in_flight.map_or_else(|| "requests may be".to_owned(), |count| format!("{count} are"))
+    )]
+    Deadline {
+        /// The device.
+        name: String,
+        /// The number of these requests, if it is known.
+        in_flight: Option<u64>,
+    },
+}
+
+/// The error of a device whose size cannot change.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResizeError {
+    /// The device cannot be used.
+    #[error(transparent)]
+    Device(#[from] DrainError),
+    /// The device has no medium with a size.
+    #[error("the device {name} is a network card, which has no size")]
+    NoSize {
+        /// The device.
+        name: String,
+    },
+    /// The size is less than the present one.
+    #[error("size: the disk has {present} bytes, and cannot shrink")]
+    Shrink {
+        /// The present size in bytes.
+        present: u64,
+    },
+    /// The medium did not grow. The log has the reason.
+    #[error("size: the disk still has {present} bytes; the log has the reason")]
+    TooSmall {
+        /// The present size in bytes.
+        present: u64,
+    },
+    /// The size does not go with the disk.
+    #[error("{0}")]
+    Mistake(Mistake),
+}
+
+impl From<Mistake> for ResizeError {
     fn from(mistake: Mistake) -> Self {
         Self::Mistake(mistake)
     }

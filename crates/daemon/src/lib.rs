@@ -73,7 +73,10 @@ pub use config::{
     BlkConfig, DEVICE_SPAN, DeviceConfig, DeviceKind, DeviceTable, LimitsConfig, Mistake, NetConfig,
     Notation, PollMode, PoolConfig, ServeConfig, Switch, parse_device_name,
 };
-pub use error::{AddError, MakeError, RemoveError, ServeError, SetError, SocketError, SocketProblem};
+pub use error::{
+    AddError, DrainError, MakeError, RemoveError, ResizeError, ServeError, SetError, SocketError,
+    SocketProblem,
+};
 pub use registry::{AddOutcome, DeviceState, DeviceStatus, MakeDevice, OpenDevice, Registry, RemoveMode};
 pub use reload::{Failed, Reloaded, RestartNeeded, reload};
 pub use sentence::sentence;

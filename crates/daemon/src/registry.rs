@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -13,13 +13,16 @@ use kickless_worker::{WorkerPool, WorkerTimes};
 use tracing::{info, warn};
 
 use super::config::{DeviceConfig, DeviceKind, Mistake, Notation, PoolConfig};
-use super::error::{AddError, MakeError, RemoveError, ServeError, SetError};
+use super::error::{AddError, DrainError, MakeError, RemoveError, ResizeError, ServeError, SetError};
 use super::lifecycle::Lifecycle;
 use super::sentence::sentence;
 use super::served_device::{DeviceRef, ServedDevice};
 use super::socket::{Address, Endpoint, TURN_WAIT, real_path};
 use super::table::{Entry, Phase, Wanted};
 use super::unavailable::Unavailable;
+
+/// The interval at which a drain looks whether requests are in flight.
+const DRAIN_CHECK_EVERY: Duration = Duration::from_millis(5);
 
 /// Makes a device from its configuration. The program provides this function, because only it knows the kinds
 /// of devices.
@@ -55,6 +58,8 @@ pub enum DeviceState {
     Free,
     /// A front-end is connected.
     Connected,
+    /// The device takes no new requests, whether a front-end is connected or not.
+    Drained,
     /// The device takes no new requests. It is removed when the last one in flight has ended, and the device
     /// is closed.
     Removing,
@@ -71,6 +76,7 @@ impl DeviceState {
             Self::Opening => "opening",
             Self::Free => "free",
             Self::Connected => "connected",
+            Self::Drained => "drained",
             Self::Removing => "removing",
             Self::Ended => "ended",
             Self::Unavailable => "unavailable",
@@ -367,18 +373,18 @@ impl Registry {
         Ok(())
     }
 
-    /// Changes the limits of a served device. `change` gets the configuration and returns a new one, of which
-    /// only the limits are used. Returns the configuration with these.
+    /// Changes the weight and the limits of a served device. `change` gets the configuration and returns a
+    /// new one, of which only these are used. Returns the configuration with these.
     ///
     /// # Errors
     /// There is no such device, it is not served, or `change` refused.
-    pub fn set_limits(
+    pub fn set(
         &self,
         name: &str,
         change: impl FnOnce(&DeviceConfig) -> Result<DeviceConfig, Mistake>,
     ) -> Result<DeviceConfig, SetError> {
         let devices = &self.state.devices;
-        // The lock is held over the change, so that the recorded limits are the last ones that were set. The
+        // The lock is held over the change, so that the recorded values are the last ones that were set. The
         // functions below do not wait.
         let mut table = devices.lock();
         let entry = table.entries.iter_mut().find(|entry| entry.name == name);
@@ -387,18 +393,103 @@ impl Registry {
             return Err(SetError::NotServed { name: name.into() });
         };
         let wanted = change(&entry.config)?;
-        let (DeviceKind::Blk(present), DeviceKind::Blk(wanted)) = (&mut entry.config.kind, wanted.kind)
-        else {
-            return Err(SetError::NoLimits { name: name.into() });
-        };
-        if present.limits.group != wanted.limits.group {
-            return Err(SetError::Group);
+        if let (DeviceKind::Blk(present), DeviceKind::Blk(wanted)) = (&mut entry.config.kind, wanted.kind) {
+            if present.limits.group != wanted.limits.group {
+                return Err(SetError::Group);
+            }
+            // A limit that is set anew forgives debts.
+            if (present.limits != wanted.limits || present.limits.group.is_some())
+                && let Some(limiter) = served.device().limiter()
+            {
+                limiter.set(&wanted.limits.limits());
+            }
+            present.limits = wanted.limits;
         }
-        if let Some(limiter) = served.device().limiter() {
-            limiter.set(&wanted.limits.limits());
+        if entry.config.serve.weight != wanted.serve.weight {
+            served.set_weight(wanted.serve.weight);
+            entry.config.serve.weight = wanted.serve.weight;
         }
-        present.limits = wanted.limits;
         Ok(entry.config.clone())
+    }
+
+    /// Makes a device take no new requests, and waits up to `timeout` until none is in flight. Requests wait
+    /// in the rings until [`Registry::resume`].
+    ///
+    /// # Errors
+    /// There is no such device, it is not served, it cannot do this, or requests are still in flight. In the
+    /// last case, it takes no new ones.
+    pub fn drain(&self, name: &str, timeout: Duration) -> Result<(), DrainError> {
+        let deadline = Instant::now() + timeout;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        if !self.served(name)?.set_drained(true) {
+            return Err(DrainError::Unsupported { name: name.into() });
+        }
+        let pool = self.pool().ok_or_else(|| DrainError::NotServed { name: name.into() })?;
+        // After this, no worker is within a poll that began before.
+        for passed in pool.pass() {
+            if passed.recv_timeout(left()) == Err(RecvTimeoutError::Timeout) {
+                return Err(DrainError::Deadline { name: name.into(), in_flight: None });
+            }
+        }
+        loop {
+            // A reference is kept for a short time, because the device could be removed meanwhile.
+            let in_flight = self.served(name)?.device().metrics(pool.clock().now()).in_flight;
+            if in_flight == 0 {
+                return Ok(());
+            }
+            if left().is_zero() {
+                return Err(DrainError::Deadline { name: name.into(), in_flight: Some(in_flight) });
+            }
+            thread::sleep(left().min(DRAIN_CHECK_EVERY));
+        }
+    }
+
+    /// Makes a device take requests again. Returns whether it took none before.
+    ///
+    /// # Errors
+    /// There is no such device, or it is not served.
+    pub fn resume(&self, name: &str) -> Result<bool, DrainError> {
+        let served = self.served(name)?;
+        let was_drained = served.is_drained();
+        served.set_drained(false);
+        Ok(was_drained)
+    }
+
+    /// Reads the size of a device's medium again, after growing the medium to `size` if that is given. Tells
+    /// the driver. Returns the size. Waits for the medium.
+    ///
+    /// # Errors
+    /// There is no such device, it is not served, it has no size, or it is not as large as `size` afterwards.
+    pub fn resize(&self, name: &str, size: Option<u64>) -> Result<u64, ResizeError> {
+        let served = self.served(name)?;
+        let device = served.device();
+        let present = device.size().ok_or_else(|| ResizeError::NoSize { name: name.into() })?;
+        if let Some(size) = size {
+            if size < present {
+                return Err(ResizeError::Shrink { present });
+            }
+            let mut grown = served.config().clone();
+            if let DeviceKind::Blk(blk) = &mut grown.kind {
+                blk.blk_size = Some(size);
+            }
+            grown.check(Notation::Keys)?;
+            device.set_size_min(size);
+        }
+        served.config().span().in_scope(|| device.refresh());
+        let present = device.size().unwrap_or(present);
+        match size {
+            Some(size) if present < size => Err(ResizeError::TooSmall { present }),
+            _ => Ok(present),
+        }
+    }
+
+    /// Returns a reference to a served device.
+    fn served(&self, name: &str) -> Result<DeviceRef, DrainError> {
+        let devices = &self.state.devices;
+        let found = devices.lock().entries.iter().find(|entry| entry.name == name).map(|entry| entry.id);
+        let id = found.ok_or_else(|| DrainError::NoDevice { name: name.into() })?;
+        let reference = devices.reference(id).map(DeviceRef);
+        reference.ok_or_else(|| DrainError::NotServed { name: name.into() })
     }
 
     /// Stops and closes a device. Waits up to `timeout` until it is closed. Returns `true` when the name and
@@ -520,6 +611,7 @@ fn state(entry: &Entry<ServedDevice>) -> DeviceState {
     match &entry.phase {
         Phase::Opening(_) => DeviceState::Opening,
         _ if entry.is_removing => DeviceState::Removing,
+        Phase::Running(served) if served.is_drained() => DeviceState::Drained,
         Phase::Running(served) if served.is_connected() => DeviceState::Connected,
         Phase::Running(_) => DeviceState::Free,
         Phase::Ended(..) | Phase::Closing(_) | Phase::Closed(_) => DeviceState::Ended,

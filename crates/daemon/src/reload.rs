@@ -97,8 +97,8 @@ fn reload_device(registry: &Arc<Registry>, config: &DeviceConfig, reloaded: &mut
         Some(present) if present.state == DeviceState::Ended => false,
         Some(present) if without_changeable(&present.config) == without_changeable(config) => {
             set_size(registry, config);
-            if let Err(error) = registry.set_limits(&name, |_| Ok(config.clone()))
-                && limits_of(&present.config) != limits_of(config)
+            if let Err(error) = registry.set(&name, |_| Ok(config.clone()))
+                && changeable(&present.config) != changeable(config)
             {
                 reloaded.failed.push(Failed { device: name, error: sentence(&error) });
             }
@@ -107,8 +107,8 @@ fn reload_device(registry: &Arc<Registry>, config: &DeviceConfig, reloaded: &mut
         Some(present) => match registry.remove(&name, RemoveMode::Refuse, super::REMOVE_TIMEOUT) {
             Ok(_) => true,
             Err(_) => {
-                // Limits need no restart, unless the group changes too.
-                let limited = registry.set_limits(&name, |_| Ok(config.clone()));
+                // Limits and the weight need no restart, unless the group changes too.
+                let limited = registry.set(&name, |_| Ok(config.clone()));
                 let keys = changed_keys(&limited.unwrap_or(present.config), config);
                 reloaded.needs_restart.push(RestartNeeded { device: Some(name), keys });
                 return;
@@ -131,16 +131,19 @@ fn set_size(registry: &Registry, config: &DeviceConfig) {
     }
 }
 
-fn limits_of(config: &DeviceConfig) -> Option<&LimitsConfig> {
-    match &config.kind {
+/// Returns the keys that change while the device is in use, except the size.
+fn changeable(config: &DeviceConfig) -> (u32, Option<&LimitsConfig>) {
+    let limits = match &config.kind {
         DeviceKind::Blk(blk) => Some(&blk.limits),
         DeviceKind::Net(_) => None,
-    }
+    };
+    (config.serve.weight, limits)
 }
 
 /// Returns the configuration without the keys that change while the device is in use.
 fn without_changeable(config: &DeviceConfig) -> DeviceConfig {
     let mut config = config.clone();
+    config.serve.weight = 1;
     if let DeviceKind::Blk(blk) = &mut config.kind {
         blk.blk_size = None;
         // The group stays for as long as the device is open.

@@ -4,10 +4,10 @@ use std::io;
 use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use kickless_device::Device;
+use kickless_device::{Device, Executor};
 use kickless_io::Waker;
 use kickless_memory::Mapper;
 use kickless_memory::quota::AddressSpace;
@@ -26,7 +26,10 @@ pub struct ServedDevice {
     config: DeviceConfig,
     device: Arc<dyn Device>,
     server: Server,
+    executor: Arc<dyn Executor>,
     stop: Waker,
+    /// The device takes no new requests.
+    is_drained: AtomicBool,
     /// Calls of [`DeviceRef::refresh`] that the refreshing thread has not finished; 0 if no such thread runs.
     refreshes: Arc<AtomicU64>,
 }
@@ -85,8 +88,10 @@ impl ServedDevice {
     ) -> io::Result<Self> {
         let mapper = Mapper::within(space.join(config.serve.memory_max));
         let mapper = if config.serve.allow_slow_memory { mapper } else { mapper.refuse_slow() };
-        let server = Server::new(device.clone(), pool.executor(config.serve.weight)).with_mapper(mapper);
-        Ok(Self { config, device, server, stop: Waker::new()?, refreshes: Arc::default() })
+        let executor = pool.executor(config.serve.weight);
+        let server = Server::new(device.clone(), executor.clone()).with_mapper(mapper);
+        let (stop, is_drained) = (Waker::new()?, AtomicBool::new(false));
+        Ok(Self { config, device, server, executor, stop, is_drained, refreshes: Arc::default() })
     }
 
     /// Returns the configuration of the device.
@@ -107,6 +112,23 @@ impl ServedDevice {
     /// Returns whether a front-end is connected.
     pub fn is_connected(&self) -> bool {
         self.server.is_connected()
+    }
+
+    /// Returns whether the device takes no new requests.
+    pub fn is_drained(&self) -> bool {
+        self.is_drained.load(Ordering::Relaxed)
+    }
+
+    /// Makes the device take no new requests, or take them again. Returns whether this kind of device can.
+    pub(crate) fn set_drained(&self, is_drained: bool) -> bool {
+        let can = self.device.set_paused(is_drained);
+        self.is_drained.store(can && is_drained, Ordering::Relaxed);
+        can
+    }
+
+    /// Changes the weight of the device beside others.
+    pub(crate) fn set_weight(&self, weight: u32) {
+        self.executor.set_weight(weight);
     }
 
     /// Stops the server if no front-end is connected. Returns whether it stopped the server.

@@ -72,6 +72,8 @@ counters! {
     calls,
     /// Batches of completions for which the driver wanted no call.
     calls_suppressed,
+    /// Times that the ring broke, because of its driver or because its memory was taken away.
+    broken,
     /// Polls of the ring that found work.
     polls_with_work,
     /// Polls of the ring that found none.

@@ -107,6 +107,17 @@ pub trait Device: Send + Sync {
     /// device. The default is for a device without a medium that can grow by itself.
     fn set_size_min(&self, _bytes: u64) {}
 
+    /// Returns the size of the medium in bytes. `None` for a device without one.
+    fn size(&self) -> Option<u64> {
+        None
+    }
+
+    /// Stops to take new requests, or continues. Requests wait in the rings meanwhile, and those in flight
+    /// complete. Returns whether this kind of device can do it. Any thread can call this.
+    fn set_paused(&self, _is_paused: bool) -> bool {
+        false
+    }
+
     /// Returns the limiter of the device's requests. `None` if this kind of device has none.
     fn limiter(&self) -> Option<&Limiter> {
         None

@@ -11,4 +11,8 @@ pub trait Executor: Send + Sync {
     /// # Errors
     /// The worker has ended.
     fn spawn(&self, task: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>>;
+
+    /// Changes the weight of the device beside other devices, which is at least 1. Does not wait until it is
+    /// in force. The default is for an executor that knows no weights.
+    fn set_weight(&self, _weight: u32) {}
 }

@@ -8,8 +8,10 @@ use std::str::FromStr;
 /// completion rings is near.
 pub const DEPTH_MAX: u32 = 32768;
 
-/// The most owners that can have a reserve in one engine.
-pub const OWNERS_MAX: u32 = 256;
+/// The most owners that can have a reserve in one engine: 500 devices, as a host with as many small guests
+/// has, and some that come while others go. With AIO, seven workers with as many owners fit in the host's
+/// default limit (`fs.aio-max-nr`, 65536): each takes 1024 and 16 for each owner.
+pub const OWNERS_MAX: u32 = 512;
 
 /// The kernel's limit on completions in a ring (`IORING_MAX_CQ_ENTRIES`).
 const _: () = assert!(DEPTH_MAX + OWNERS_MAX * RESERVE <= 65536);

@@ -223,14 +223,14 @@ fn a_reload_changes_device_by_device() {
 
     // `a` goes, `b` is in use and changes, `c` is free and changes, `d` comes, `x` stays.
     let pool = "[pool]\nworkers = 2\npoll = 'never'\n";
-    let config = [pool, &disk("b", "weight = 7"), &disk("c", "serial = 'c'"), &disk("d", "")].concat();
+    let config = [pool, &disk("b", "queue-size = 128"), &disk("c", "serial = 'c'"), &disk("d", "")].concat();
     daemon.rewrite(&config);
     let reloaded = daemon.call("daemon.reload", json!({}));
     let expected = json!({
         "added": ["d"],
         "removed": ["a"],
         "replaced": ["c"],
-        "needs-restart": [{ "keys": ["workers"] }, { "device": "b", "keys": ["weight"] }],
+        "needs-restart": [{ "keys": ["workers"] }, { "device": "b", "keys": ["queue-size"] }],
         "failed": [],
     });
     assert_eq!(reloaded, expected);
@@ -241,7 +241,7 @@ fn a_reload_changes_device_by_device() {
     names.sort();
     assert_eq!(names, ["b", "c", "d", "x"]);
     // Limits of a device in use change at once.
-    let limited = config.replace("weight = 7", "iops = 100000\ngroup = 'g'");
+    let limited = config.replace("queue-size = 128", "iops = 100000\ngroup = 'g'");
     daemon.rewrite(&limited.replace("\ngroup = 'g'", ""));
     let reloaded = daemon.call("daemon.reload", json!({}));
     assert_eq!(reloaded["needs-restart"], json!([{ "keys": ["workers"] }]));

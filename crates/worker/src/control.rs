@@ -63,6 +63,10 @@ impl EventLoop {
                 }
                 let _ = done.send(());
             }
+            WorkItem::Weight(device, weight) => self.scheduler.set_weight(device, weight),
+            WorkItem::Pass(done) => {
+                let _ = done.send(());
+            }
             WorkItem::End => {
                 self.ending = true;
                 let all: Vec<u32> = self.numbers.values().copied().collect();
@@ -97,7 +101,7 @@ impl EventLoop {
         let policy = policy.unwrap_or_else(|| Policy::new(self.poll, vring.size()));
         task.disarm();
         let far_side_interval = nanos(task.far_side_interval());
-        let flow = self.scheduler.join(placement.device, placement.weight);
+        let flow = self.scheduler.join(placement.device, placement.weight.load(Ordering::Relaxed));
         let entry = Entry {
             key,
             placement,

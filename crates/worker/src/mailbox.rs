@@ -6,7 +6,7 @@ use kickless_device::{QueueTask, Stopped, Update};
 use kickless_io::Waker;
 use kickless_sync::Mutex;
 use kickless_sync::mpsc::Sender;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Arc, PoisonError};
 
 /// The name of a task. It is unique for as long as the pool lives.
@@ -17,7 +17,7 @@ pub(crate) type TaskKey = u64;
 pub(crate) struct Placement {
     /// The device's number in the pool, and its weight.
     pub(crate) device: u64,
-    pub(crate) weight: u32,
+    pub(crate) weight: Arc<AtomicU32>,
     /// The worker on which all tasks of its affinity group should be. Relaxed is enough: a task that arrives
     /// at another worker, or stays behind there, moves on later.
     pub(crate) home: Option<Arc<AtomicUsize>>,
@@ -46,6 +46,10 @@ pub(crate) enum WorkItem {
     MoveAll(usize),
     /// Changes the polling rule. The sender is used when it is in force.
     Poll(Poll, Sender<()>),
+    /// Changes the weight of a device.
+    Weight(u64, u32),
+    /// Changes nothing. The sender is used after the round in which the item came.
+    Pass(Sender<()>),
     /// Ends the worker, once all tasks have stopped.
     End,
 }
@@ -55,7 +59,8 @@ impl WorkItem {
     fn is_for(&self, key: TaskKey) -> bool {
         match self {
             Self::Update(whose, ..) | Self::Stop(whose, _) => *whose == key,
-            Self::Spawn(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(..) | Self::End => false,
+            Self::Spawn(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(..) => false,
+            Self::Weight(..) | Self::Pass(_) | Self::End => false,
         }
     }
 }

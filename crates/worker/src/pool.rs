@@ -15,7 +15,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tracing::{error, info, warn};
@@ -91,6 +91,7 @@ impl WorkerPool {
     /// time that is proportional to `weight` (at least 1).
     pub fn executor(self: &Arc<Self>, weight: u32) -> Arc<dyn Executor> {
         let device = self.devices.fetch_add(1, Ordering::Relaxed);
+        let weight = Arc::new(AtomicU32::new(weight));
         Arc::new(DeviceExecutor { pool: self.clone(), device, weight, homes: GroupHomes::default() })
     }
 
@@ -124,6 +125,17 @@ impl WorkerPool {
     pub fn times(&self) -> Vec<WorkerTimes> {
         let now = self.peers.clock.now();
         self.peers.workers.iter().map(|peer| peer.times.read(now)).collect()
+    }
+
+    /// Asks each worker to answer after its present round. A later round finds everything that the caller did
+    /// before. Does not wait. The receiver of a worker that has ended is disconnected.
+    pub fn pass(&self) -> Vec<Receiver<()>> {
+        let ask = |peer: &Peer| {
+            let (done, answer) = channel();
+            let _ = peer.mailbox.put(WorkItem::Pass(done));
+            answer
+        };
+        self.peers.workers.iter().map(ask).collect()
     }
 
     /// Returns a descriptor that becomes readable, and stays so, when a worker has ended without being asked
@@ -220,7 +232,7 @@ impl Drop for WorkerPool {
 struct DeviceExecutor {
     pool: Arc<WorkerPool>,
     device: u64,
-    weight: u32,
+    weight: Arc<AtomicU32>,
     homes: GroupHomes,
 }
 
@@ -231,11 +243,19 @@ impl Executor for DeviceExecutor {
         let home = task.affinity().map(|group| self.homes.of(group, next));
         let worker_id = home.as_ref().map_or(next, |home| home.load(Ordering::Relaxed));
         let worker_id = Arc::new(Mutex::new(worker_id));
-        let placement = Placement { device: self.device, weight: self.weight, home, worker_id };
+        let placement = Placement { device: self.device, weight: self.weight.clone(), home, worker_id };
         let worker_id = placement.worker_id.clone();
         let put = peers.put(&worker_id, WorkItem::Spawn(key, placement, task));
         put.map_err(|_| io::Error::other("the worker has ended"))?;
         Ok(Box::new(RunningTask { key, peers: peers.clone(), worker_id }))
+    }
+
+    fn set_weight(&self, weight: u32) {
+        // Tasks that start or move later read it. Those that run learn of it by the item.
+        self.weight.store(weight, Ordering::Relaxed);
+        for peer in &self.pool.peers.workers {
+            let _ = peer.mailbox.put(WorkItem::Weight(self.device, weight));
+        }
     }
 }
 

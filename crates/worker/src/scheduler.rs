@@ -102,6 +102,14 @@ impl Scheduler {
         Flow(free.unwrap_or(self.flows.len() - 1))
     }
 
+    /// Changes the weight of a device, if it has tasks here.
+    pub(crate) fn set_weight(&mut self, device: u64, weight: u32) {
+        let mut flows = self.flows.iter_mut();
+        if let Some(flow) = flows.find(|flow| flow.members > 0 && flow.device == device) {
+            flow.weight = weight.max(1);
+        }
+    }
+
     /// Removes a task, which is not on the list.
     pub(crate) fn leave(&mut self, flow: Flow) {
         self.flows[flow.0].members -= 1;
@@ -336,6 +344,19 @@ mod tests {
             }
             visited
         }
+    }
+
+    #[test]
+    fn a_changed_weight_changes_the_share() {
+        let mut world = SchedulerRig::new(&[(1, 1, 1), (2, 1, 1)]);
+        (0..1000).for_each(|_| drop(world.round()));
+        assert_eq!(world.taken[0], world.taken[1]);
+        world.scheduler.set_weight(2, 3);
+        world.scheduler.set_weight(7, 3);
+        let before = world.taken.clone();
+        (0..1000).for_each(|_| drop(world.round()));
+        let [one, other] = [0, 1].map(|task| world.taken[task] - before[task]);
+        assert!((3 * one).abs_diff(other) <= other / 100, "{one} {other}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::net::sockopt::socket_peercred;
@@ -12,6 +12,20 @@ use crate::lines::{LineBuffer, LineTooLong};
 
 /// The most bytes of one read. It bounds the memory of a client together with the longest line.
 const READ_BYTES: usize = 16 << 10;
+
+/// The most bytes of events that a client has not taken: some ten thousand events. A client that is further
+/// behind is disconnected.
+const EVENTS_BYTES_MAX: usize = 1 << 20;
+/// The time after which a client that takes nothing, although there is something for it, is disconnected.
+const SLOW_AFTER: Duration = Duration::from_secs(10);
+
+/// The notifications that a client wants.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Subscriptions {
+    pub(super) events: bool,
+    /// The interval of the counters, and when they are due.
+    pub(super) stats: Option<(Duration, Instant)>,
+}
 
 /// The process that connected.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,6 +60,8 @@ pub(super) struct Connection {
     at_end: bool,
     /// The connection closes when everything is written.
     is_closing: bool,
+    /// The events and counters that the client wants.
+    pub(super) subscriptions: Subscriptions,
     /// The last time at which bytes moved. The client that was idle for longest makes room for a new one.
     pub(super) active: Instant,
 }
@@ -68,6 +84,7 @@ impl Connection {
             is_calling: false,
             at_end: false,
             is_closing: false,
+            subscriptions: Subscriptions::default(),
             active: Instant::now(),
         })
     }
@@ -119,6 +136,20 @@ impl Connection {
     pub(super) fn write(&mut self, line: &str) -> io::Result<()> {
         self.unwritten.extend_from_slice(line.as_bytes());
         self.write_rest()
+    }
+
+    /// Writes a notification, as far as the client takes it now. Leaves out a line that may be left out, if
+    /// the client has not taken an earlier one.
+    ///
+    /// # Errors
+    /// The client is gone, or takes too little.
+    pub(super) fn notify(&mut self, line: &str, may_be_left_out: bool) -> io::Result<()> {
+        let is_behind = !self.unwritten.is_empty();
+        let is_slow = is_behind && self.active.elapsed() > SLOW_AFTER;
+        if is_slow || (!may_be_left_out && self.unwritten.len() + line.len() > EVENTS_BYTES_MAX) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        if is_behind && may_be_left_out { Ok(()) } else { self.write(line) }
     }
 
     /// Writes the rest of earlier lines, as far as the client takes it now.

@@ -5,7 +5,8 @@
 //! [`LINE_BYTES_MAX`](crate::LINE_BYTES_MAX) bytes, and an answer is written before the next line is read.
 //! Each socket has [`CLIENTS_MAX`] clients. If more connect, the one that was idle for longest is
 //! disconnected, so that no number of silent connections keeps an operator out. At most [`CALLS_MAX`] calls
-//! wait for disks at a time, including those whose clients have left.
+//! wait for disks at a time, including those whose clients have left. A client that has subscribed and takes
+//! nothing is disconnected.
 //!
 //! # Threads
 //! The thread of the server never waits for a disk, a request or a worker. A call that can wait is executed
@@ -31,7 +32,8 @@ use tracing::{info, warn};
 
 use super::call::{Call, Effect, Method};
 use super::daemon::Daemon;
-use super::rpc::{Request, RpcError, answer};
+use super::events::Seen;
+use super::rpc::{Request, RpcError, answer, notification};
 pub use connection::Access;
 use connection::{Connection, Peer};
 
@@ -44,6 +46,9 @@ pub const CALLS_MAX: usize = CLIENTS_MAX;
 pub const CALLS_TARGET: &str = "kickless_control::calls";
 /// The time until connections are accepted again, after the host had no resources for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The interval at which the server looks for events, while a client wants them.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// The time that the end of the server waits for calls. A device that was removed last ends the daemon, and
 /// its removal is answered in this time.
@@ -78,6 +83,7 @@ impl Server {
             finished,
             waker: waker.clone(),
             accept_at: None,
+            seen: None,
         };
         let ending = is_ending.clone();
         let run = move || {
@@ -123,14 +129,18 @@ struct Sockets {
     waker: Waker,
     /// The time at which connections are accepted again.
     accept_at: Option<Instant>,
+    /// The last look at the devices, while a client wants events, and the time of the next one.
+    seen: Option<(Seen, Instant)>,
 }
 
 impl Sockets {
     /// Waits for events, and handles them.
     fn turn(&mut self) {
-        let pause = self.accept_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let stats = self.connections.values().filter_map(|client| client.subscriptions.stats);
+        let due = stats.map(|(_, due)| due).chain(self.seen.as_ref().map(|(_, due)| *due));
+        let pause = due.chain(self.accept_at).min().map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = pause.and_then(|pause| Timespec::try_from(pause).ok());
-        let accepts = if pause.is_some() { PollFlags::empty() } else { PollFlags::IN };
+        let accepts = if self.accept_at.is_some() { PollFlags::empty() } else { PollFlags::IN };
         let waker = self.waker.clone();
         let mut fds = vec![PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)];
         let sockets = self.listeners.iter().map(|(listener, _)| listener.socket());
@@ -163,6 +173,54 @@ impl Sockets {
             if events.contains(PollFlags::IN) {
                 self.accept(number);
             }
+        }
+        self.notify(Instant::now());
+    }
+
+    /// Sends the events and counters that are due.
+    fn notify(&mut self, now: Instant) {
+        let mut lines = Vec::new();
+        if !self.connections.values().any(|client| client.subscriptions.events) {
+            self.seen = None;
+        } else if self.seen.as_ref().is_none_or(|(_, due)| *due <= now) {
+            let mut seen = Seen::look(self.daemon.registry());
+            if let Some((earlier, _)) = &self.seen {
+                lines = seen.since(earlier).iter().map(|event| notification("event", event)).collect();
+            }
+            self.seen = Some((seen, now + LOOK_EVERY));
+        }
+        // The counters are read once for all clients.
+        let mut stats = None;
+        let daemon = &self.daemon;
+        self.connections.retain(|_, client| {
+            let events = if client.subscriptions.events { &lines[..] } else { &[] };
+            let mut written = events.iter().try_for_each(|line| client.notify(line, false));
+            if let Some((interval, due)) = &mut client.subscriptions.stats
+                && *due <= now
+            {
+                *due = now + *interval;
+                let line = stats.get_or_insert_with(|| {
+                    let stats = daemon.stats(None).unwrap_or_default();
+                    notification("stats", &stats)
+                });
+                written = written.and_then(|()| client.notify(line, true));
+            }
+            written.is_ok()
+        });
+    }
+
+    /// Notes what a client subscribes to.
+    fn subscribe(&mut self, connection: u64, call: &Call) {
+        let now = Instant::now();
+        let Some(client) = self.connections.get_mut(&connection) else { return };
+        match call {
+            Call::EventsSubscribe => client.subscriptions.events = true,
+            Call::StatsSubscribe { interval } => client.subscriptions.stats = Some((*interval, now)),
+            _ => return,
+        }
+        // Changes from now on are events, although the first look comes with the next turn.
+        if client.subscriptions.events && self.seen.is_none() {
+            self.seen = Some((Seen::look(self.daemon.registry()), now + LOOK_EVERY));
         }
     }
 
@@ -268,7 +326,10 @@ impl Sockets {
                     Err(error) => Err(error),
                 }
             }
-            Ok((method, call)) => execute(&self.daemon, peer, method, call),
+            Ok((method, call)) => {
+                self.subscribe(connection, &call);
+                execute(&self.daemon, peer, method, call)
+            }
             Err(error) => Err(error),
         };
         self.reply(connection, id, &result)

@@ -508,6 +508,7 @@ impl Vring {
     }
 
     fn mark_broken(&mut self) {
+        self.counters.broken.add(u64::from(!self.broken));
         self.broken = true;
         if let Some(err) = &self.err {
             err.signal();

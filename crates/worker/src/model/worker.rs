@@ -41,7 +41,7 @@ pub(crate) fn peers() -> (Arc<Peers>, [Arc<Events>; 2]) {
 
 /// Makes the placement of a task on the first worker.
 pub(crate) fn placement() -> Placement {
-    Placement { device: 0, weight: 1, home: None, worker_id: Arc::new(Mutex::new(0)) }
+    Placement { device: 0, weight: Arc::new(1.into()), home: None, worker_id: Arc::new(Mutex::new(0)) }
 }
 
 /// A queue on a worker.
@@ -176,7 +176,9 @@ impl Worker {
                     poll(queue, &self.ring);
                 }
             }
-            WorkItem::Spawn(..) | WorkItem::Poll(..) => panic!("an item that the model never sends"),
+            WorkItem::Spawn(..) | WorkItem::Poll(..) | WorkItem::Weight(..) | WorkItem::Pass(_) => {
+                panic!("an item that the model never sends")
+            }
         }
     }
 
