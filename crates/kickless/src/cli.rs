@@ -20,7 +20,7 @@ use kickless_daemon::{BlkConfig, DeviceKind, Mistake, NetConfig, Notation};
 
 use crate::capabilities;
 use crate::service::Service;
-pub(crate) use control::{ControlOptions, Ctl, Metrics};
+pub(crate) use control::{ControlOptions, Ctl, Metrics, Top};
 use device::DeviceOptions;
 
 /// Names of the program that imply a command.
@@ -66,6 +66,8 @@ enum Command {
     Ctl(Ctl),
     /// Print the counters of a running daemon as OpenMetrics text, or serve them to Prometheus
     Metrics(Metrics),
+    /// Show what the workers and the devices of a running daemon do
+    Top(Top),
     /// Measure back-ends under load
     #[command(subcommand)]
     Bench(Bench),
@@ -128,6 +130,8 @@ pub(crate) enum Work {
     Ctl(Ctl),
     /// Show the metrics of a daemon.
     Metrics(Metrics),
+    /// Show what a daemon does.
+    Top(Top),
     /// Measure back-ends.
     Bench(Box<Bench>),
 }
@@ -151,8 +155,10 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
             return Ok(Invocation::Print(print() + "\n"));
         }
     }
-    let part =
-        ["bench", "serve", "net", "ctl", "metrics"].into_iter().find(|part| is_part(part)).unwrap_or("blk");
+    let part = ["bench", "serve", "net", "ctl", "metrics", "top"]
+        .into_iter()
+        .find(|part| is_part(part))
+        .unwrap_or("blk");
     let matches = Cli::command().try_get_matches_from(arguments);
     let source = matches.as_ref().ok().and_then(|matches| matches.value_source("log_level"));
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
@@ -177,6 +183,7 @@ impl Command {
             }
             Command::Ctl(ctl) => Ok(Work::Ctl(ctl)),
             Command::Metrics(metrics) => Ok(Work::Metrics(metrics)),
+            Command::Top(top) => Ok(Work::Top(top)),
             Command::Bench(bench) => bench.check().map(|()| Work::Bench(Box::new(bench))),
         }
     }

@@ -6,11 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::cli::Ctl;
 
-/// Makes the call, and returns its result as text.
+/// Makes the call, and prints its result with `print`. After a subscription, prints what comes, one line for
+/// each, until the daemon ends.
 ///
 /// # Errors
 /// The parameters are wrong, no daemon answers, or the call failed. The error is one sentence.
-pub(crate) fn call(ctl: &Ctl) -> Result<String> {
+pub(crate) fn call(ctl: &Ctl, print: fn(&str) -> Result<()>) -> Result<()> {
     let params = match ctl.params.as_deref() {
         None => Map::new(),
         Some(text) => match serde_json::from_str(text) {
@@ -25,7 +26,14 @@ pub(crate) fn call(ctl: &Ctl) -> Result<String> {
     let about = || format!("--control={}", path.display());
     let mut client = Client::connect(&path).with_context(about)?;
     match client.call(&ctl.method, params) {
-        Ok(result) => Ok(format!("{result:#}\n")),
+        Ok(_) if ctl.method.ends_with(".subscribe") => loop {
+            match client.next_notification() {
+                Ok(line) => print(&format!("{line}\n"))?,
+                Err(ClientError::Closed) => return Ok(()),
+                Err(error) => return Err(anyhow::Error::from(error).context(about())),
+            }
+        },
+        Ok(result) => print(&format!("{result:#}\n")),
         // The sentence of the daemon tells enough.
         Err(error @ ClientError::Call(_)) => Err(error.into()),
         Err(error) => Err(anyhow::Error::from(error).context(about())),

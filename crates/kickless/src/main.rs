@@ -21,6 +21,7 @@ mod service;
 mod signals;
 #[cfg(test)]
 mod testing;
+mod top;
 mod uevents;
 mod wire;
 
@@ -68,8 +69,9 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
         Work::ServeFile { config, control, all_or_nothing } => {
             serve::serve(Service { control, all_or_nothing, ..config::read(&config)? })
         }
-        Work::Ctl(ctl) => ctl::call(&ctl).and_then(|result| print(&result)),
+        Work::Ctl(ctl) => ctl::call(&ctl, print),
         Work::Metrics(options) => metrics::metrics(&options, print),
+        Work::Top(options) => top::top(&options, print),
         Work::Bench(bench) => kickless_bench::carry_out(&bench, print),
     }
 }

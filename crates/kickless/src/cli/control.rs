@@ -3,8 +3,10 @@
 use std::env;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
+use kickless_values::parse_duration;
 
 /// The variable in which systemd passes the runtime directory of a service.
 const RUNTIME_VARIABLE: &str = "RUNTIME_DIRECTORY";
@@ -76,6 +78,32 @@ pub(crate) struct Metrics {
     /// Replace this file, for the node exporter's collector of text files
     #[arg(long, value_name = "PATH")]
     pub(crate) textfile: Option<PathBuf>,
+}
+
+/// The way of the figures of a daemon.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Top {
+    #[command(flatten)]
+    pub(crate) control: ControlPath,
+    /// Time between two readings
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_interval)]
+    pub(crate) interval: Duration,
+    /// Print the figures of one interval, and end. Needs --json
+    #[arg(long, requires = "json")]
+    pub(crate) once: bool,
+    /// Print the figures as JSON. Needs --once
+    #[arg(long, requires = "once")]
+    pub(crate) json: bool,
+}
+
+/// Parses the time between two readings.
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        interval if (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&interval) => {
+            Ok(interval)
+        }
+        _ => Err("give from 100ms to 1min".into()),
+    }
 }
 
 /// Returns the first of the directories that systemd made for the service.

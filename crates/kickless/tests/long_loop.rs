@@ -1,0 +1,259 @@
+//! Adds, limits, resizes, drains and removes many devices of a running daemon, again and again, while others
+//! are under verified load.
+//!
+//! The short form takes seconds. The long one is
+//!
+//!     export KICKLESS_LOOP_SECONDS=600 KICKLESS_LOOP_DEVICES=500
+//!     cargo test --release -p kickless --test long_loop -- --nocapture
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test may")]
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kickless_control::Client;
+use kickless_driver::{Disk, Options};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// After this time, a wait has failed.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Threads that change devices.
+const CHANGERS: usize = 4;
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 64;
+
+fn from_environment(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().unwrap())
+}
+
+/// The daemon, and the resources that it holds.
+struct Daemon {
+    child: Child,
+    dir: TempDir,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Resources {
+    descriptors: usize,
+    threads: usize,
+    /// Mappings of memory that front-ends share.
+    shared: usize,
+    resident_kib: u64,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        let image = dir.path().join("steady.img");
+        File::create(&image).unwrap().set_len(BLOCKS * BLOCK as u64).unwrap();
+        let device = |name: &str, disk: &str| {
+            let socket = dir.path().join(name);
+            format!(
+                "[[device]]\nname = '{name}'\nsocket-path = '{}'\nblk-file = '{disk}'\n",
+                socket.display()
+            )
+        };
+        let config =
+            [device("steady-memory", "mem:256K"), device("steady-file", image.to_str().unwrap())].concat();
+        let file = dir.path().join("kickless.toml");
+        fs::write(&file, format!("[pool]\nworkers = 2\n{config}")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kickless"));
+        command.args(["--log-level=error", "serve", "--config"]).arg(file);
+        // One arena, so that memory which is free counts as free wherever a thread freed it.
+        command.env("MALLOC_ARENA_MAX", "1").env("RUNTIME_DIRECTORY", dir.path());
+        let child = command.stdin(Stdio::null()).spawn().unwrap();
+        Self { child, dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn client(&self) -> Client {
+        let since = Instant::now();
+        loop {
+            match Client::connect(&self.path("control.sock")) {
+                Ok(client) => return client,
+                Err(error) => assert!(since.elapsed() < LIMIT, "{error}"),
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn connect(&self, name: &str) -> Disk {
+        let options = Options {
+            reconnect_limit: Duration::ZERO,
+            connect_timeout: LIMIT,
+            buffer_memory: 1 << 20,
+            ..Options::new(self.path(name))
+        };
+        Disk::connect(options).unwrap()
+    }
+
+    fn resources(&self) -> Resources {
+        let process = Path::new("/proc").join(self.child.id().to_string());
+        let threads = fs::read_dir(process.join("task")).unwrap();
+        let names = threads.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        let maps = fs::read_to_string(process.join("maps")).unwrap();
+        let status = fs::read_to_string(process.join("status")).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        Resources {
+            descriptors: fs::read_dir(process.join("fd")).unwrap().count(),
+            // An engine starts threads on demand, up to a fixed number.
+            threads: names.filter(|name| !name.starts_with("io-")).count(),
+            shared: maps.lines().filter(|line| line.contains("memfd")).count(),
+            resident_kib: resident.trim().trim_end_matches(" kB").parse().unwrap(),
+        }
+    }
+
+    /// Waits until the daemon holds no more than before, but for its heap.
+    fn wait_until_back(&self, before: Resources) -> Resources {
+        let since = Instant::now();
+        loop {
+            let now = self.resources();
+            if now.descriptors <= before.descriptors
+                && now.threads <= before.threads
+                && now.shared <= before.shared
+            {
+                return now;
+            }
+            assert!(since.elapsed() < LIMIT, "{before:?}, {now:?}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn call(client: &mut Client, method: &str, params: Value) -> Value {
+    let Value::Object(params) = params else { panic!("{params}") };
+    client.call(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
+}
+
+/// The content of a block.
+fn content(device: u64, block: u64, version: u64) -> [u8; BLOCK] {
+    let mut bytes = [0; BLOCK];
+    let word = (device << 48 | block << 32 | version & 0xffff_ffff).to_le_bytes();
+    bytes.chunks_exact_mut(8).for_each(|chunk| chunk.copy_from_slice(&word));
+    bytes
+}
+
+/// Writes and verifies the blocks of a disk until the end. Stores the longest time of a request.
+fn verify(disk: &Disk, device: u64, is_over: &AtomicBool, longest_ns: &AtomicU64) -> u64 {
+    let mut version = 0;
+    while !is_over.load(Ordering::Relaxed) || version == 0 {
+        for block in 0..BLOCKS {
+            let (at, mut read) = (block * BLOCK as u64, [0; BLOCK]);
+            let since = Instant::now();
+            if version > 0 {
+                disk.read_at(&mut read, at).unwrap();
+                assert!(read == content(device, block, version), "device {device}, block {block}");
+            }
+            disk.write_at(&content(device, block, version + 1), at).unwrap();
+            longest_ns.fetch_max(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        }
+        version += 1;
+    }
+    version
+}
+
+/// Adds the devices with these numbers, uses and changes each, and removes them.
+fn change(daemon: &Daemon, numbers: &[u64], round: u64) {
+    let mut client = daemon.client();
+    for number in numbers {
+        let name = format!("d{number}");
+        let disk = if number % 2 == 0 { "mem:256K" } else { "null:256K" };
+        let config =
+            json!({ "name": name, "socket-path": daemon.path(&name), "blk-file": disk, "num-queues": 2 });
+        assert_eq!(call(&mut client, "device.add", config)["added"], true);
+    }
+    for number in numbers {
+        let name = format!("d{number}");
+        let disk = daemon.connect(&name);
+        let block = content(*number, 0, round);
+        disk.write_at(&block, 0).unwrap();
+        call(&mut client, "device.set", json!({ "name": name, "iops": 5000, "weight": 3 }));
+        disk.write_at(&block, BLOCK as u64).unwrap();
+        assert_eq!(call(&mut client, "device.resize", json!({ "name": name }))["size"], 256 << 10);
+        call(&mut client, "device.drain", json!({ "name": name, "timeout": "30s" }));
+        if number % 3 > 0 {
+            call(&mut client, "device.resume", json!({ "name": name }));
+            let mut read = [0; BLOCK];
+            disk.read_at(&mut read, BLOCK as u64).unwrap();
+            assert!(number % 2 == 1 || read == block, "{name}");
+        }
+        // Some are removed while the front-end is connected.
+        let disk = (number % 4 > 0).then_some(disk);
+        let removed = call(&mut client, "device.remove", json!({ "name": name, "timeout": "30s" }));
+        assert_eq!(removed["removed"], true);
+        drop(disk);
+        assert!(!daemon.path(&name).exists());
+    }
+}
+
+#[test]
+fn devices_come_change_and_go_and_leave_nothing() {
+    let seconds = from_environment("KICKLESS_LOOP_SECONDS", 2);
+    let devices = from_environment("KICKLESS_LOOP_DEVICES", 24);
+    let daemon = Daemon::start();
+    let _ = daemon.client();
+    let disks = ["steady-memory", "steady-file"].map(|name| daemon.connect(name));
+    let numbers: Vec<u64> = (0..devices).collect();
+    let parts: Vec<&[u64]> = numbers.chunks(numbers.len().div_ceil(CHANGERS)).collect();
+    let round = |round: u64| {
+        thread::scope(|scope| {
+            parts.iter().for_each(|part| drop(scope.spawn(|| change(&daemon, part, round))))
+        });
+    };
+    // The first round starts threads and grows the heap, which the process keeps.
+    round(0);
+    let (is_over, longest_ns) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (before, rounds, after, quiet_ns) = thread::scope(|scope| {
+        // Ends the load also when the test fails.
+        let _ending = Ending(&is_over);
+        for (device, disk) in (1..).zip(&disks) {
+            let (is_over, longest_ns) = (&is_over, &longest_ns);
+            scope.spawn(move || assert!(verify(disk, 1000 + device, is_over, longest_ns) > 1));
+        }
+        // The same load without changes, for comparison.
+        thread::sleep(Duration::from_secs(seconds / 5 + 1));
+        let quiet_ns = longest_ns.swap(0, Ordering::Relaxed);
+        let (before, since, mut rounds) = (daemon.resources(), Instant::now(), 0);
+        while since.elapsed() < Duration::from_secs(seconds) || rounds < 2 {
+            rounds += 1;
+            round(rounds);
+        }
+        (before, rounds, daemon.wait_until_back(before), quiet_ns)
+    });
+    let ms = |ns: u64| ns as f64 / 1e6;
+    eprintln!("{rounds} rounds of {devices} devices in {seconds} s: {before:?} before, {after:?} after");
+    let longest_ns = longest_ns.load(Ordering::Relaxed);
+    eprintln!(
+        "longest write and read: {:.1} ms with changes, {:.1} ms without",
+        ms(longest_ns),
+        ms(quiet_ns)
+    );
+    // A leak of 100 bytes for each device would show in the long form, which has some 100 000 of them.
+    let grown = after.resident_kib.saturating_sub(before.resident_kib);
+    assert!(grown < 4096 + devices * 8, "{before:?}, {after:?}");
+    let list = call(&mut daemon.client(), "device.list", json!({}));
+    assert_eq!(list.as_array().map(Vec::len), Some(2), "{list}");
+}
+
+/// Ends the load when it is dropped.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
