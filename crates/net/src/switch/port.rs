@@ -542,6 +542,28 @@ mod tests {
     }
 
     proptest! {
+        /// Frames with any bytes behind their addresses, also VLAN tags at the end of the frame.
+        #[test]
+        fn a_frame_keeps_the_length_of_a_header(
+            from_trunk: bool,
+            tag in prop_oneof![Just([0x81, 0]), Just([8, 6]), any::<[u8; 2]>()],
+            rest in proptest::collection::vec(any::<u8>(), 0..40)
+        ) {
+            let name = name();
+            let rules = [Rule::default(), Rule { vlan: Some(5), address: Some(address(1)) }];
+            let ports = [0, usize::from(!from_trunk), usize::from(from_trunk)]
+                .map(|rule| SwitchPort::join(&name, rules[rule], 1));
+            ports.iter().for_each(open);
+            let mut sent = vec![0; HEADER];
+            for part in [&[0xff; 6][..], &address(1 + u8::from(from_trunk)), &tag, &rest] {
+                sent.extend(part);
+            }
+            let drops = send(&ports[1], std::slice::from_ref(&sent));
+            let arrived: Vec<_> = [&ports[0], &ports[2]].iter().flat_map(|port| take(port, 0)).collect();
+            prop_assert!(arrived.iter().all(|frame| frame.len() >= HEADER + 14));
+            prop_assert_eq!(arrived.is_empty(), drops != Forwarded::default());
+        }
+
         /// Ports 0 and 1 are trunks, 2 and 3 access ports, and 4 has an address. Address 0 is everybody.
         #[test]
         fn frames_go_where_the_model_says(steps in proptest::collection::vec(step(), 1..60)) {

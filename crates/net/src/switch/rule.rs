@@ -79,6 +79,10 @@ impl Rule {
         let (vlan, is_tagged) = match self.vlan {
             Some(_) if is_tag || kind == Some(SERVICE_TAG) => return Err(Refusal::Tagged),
             Some(own) => (own, false),
+            // Without its tag, the frame must still have the length of a header.
+            None if is_tag && frame.len() < ETHERNET_HEADER_LEN + VLAN_TAG_LEN => {
+                return Err(Refusal::Tagged);
+            }
             None if is_tag => {
                 let vlan = word(frame, ETHERNET_HEADER_LEN).ok_or(Refusal::Tagged)? & VLAN_BITS;
                 (vlan, vlan != 0)
@@ -155,7 +159,10 @@ mod tests {
         assert_eq!(vlan(trunk, &[0x81, 0, 0xe0, 0]), Ok((0, false)));
         assert_eq!(vlan(trunk, &[8, 0]), Ok((0, false)));
         assert_eq!(vlan(trunk, &[0x81, 0, 0xff, 0xff]), Err(Refusal::Tagged));
-        assert_eq!(trunk.judge(&frame(A, B, &[0x81, 0])[..14]), Err(Refusal::Tagged));
+        for len in [14, 16, 17] {
+            assert_eq!(trunk.judge(&frame(A, B, &[0x81, 0, 0, 5])[..len]), Err(Refusal::Tagged));
+        }
+        assert!(trunk.judge(&frame(A, B, &[0x81, 0, 0, 5])[..18]).is_ok());
         assert!(access.carries(5) && !access.carries(0) && trunk.carries(0) && trunk.carries(5));
     }
 
