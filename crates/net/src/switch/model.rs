@@ -3,7 +3,7 @@
 //! A lost wake is a deadlock, which loom finds. A frame is in one place: with its sender as dropped, or
 //! with the receiver.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-net --release --lib model`
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-net --release --lib switch::model::`
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use crate::loop_queue::{Batch, HEADER, LoopQueue};
