@@ -97,7 +97,7 @@ fn limits_change_while_requests_wait() {
     for (params, said) in [
         (json!({ "name": "a", "iops-max": 5 }), "iops: iops-max needs it"),
         (json!({ "name": "a", "iops": 0 }), "iops: it must be"),
-        (json!({ "name": "a", "weight": 5 }), "unknown field"),
+        (json!({ "name": "a", "queue-size": 5 }), "unknown field"),
         (json!({ "name": "b", "iops": 5 }), "no device b"),
         (json!({ "iops": 5 }), "name: "),
     ] {
