@@ -7,7 +7,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 /// The parts of the program that write log lines, by the names of their crates.
-const PARTS: [&str; 11] = [
+const PARTS: [&str; 12] = [
     "kickless",
     "kickless_blk",
     "kickless_control",
@@ -17,6 +17,7 @@ const PARTS: [&str; 11] = [
     "kickless_driver",
     "kickless_io",
     "kickless_net",
+    "kickless_net_port",
     "kickless_vhost",
     "kickless_worker",
 ];
