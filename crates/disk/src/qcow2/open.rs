@@ -113,10 +113,10 @@ pub(super) fn chain(
     let tables: Vec<_> = layers.iter().filter_map(OpenedLayer::tables).collect();
     let mut cache_sizes = cache_sizes(options.cache_size, &tables).into_iter();
     let layers = layers.into_iter().map(|layer| match layer {
-        OpenedLayer::Raw(raw) => Ok(Layer::Raw(raw)),
-        OpenedLayer::Qcow2(image) => image.layer(cache_sizes.next().unwrap_or(0), &due).map(Layer::Qcow2),
+        OpenedLayer::Raw(raw) => Layer::Raw(raw),
+        OpenedLayer::Qcow2(image) => Layer::Qcow2(image.layer(cache_sizes.next().unwrap_or(0), &due)),
     });
-    Ok((Chain { layers: layers.collect::<io::Result<_>>()?, due, decoder: decoder.clone() }, files))
+    Ok((Chain { layers: layers.collect(), due, decoder: decoder.clone() }, files))
 }
 
 /// Repairs an image that was not closed, and gives up features that this program does not keep up.

@@ -11,7 +11,6 @@ use super::slices::Slices;
 use super::tables::rule::Rules;
 use super::tables::{Parts, Tables, TablesOptions};
 use crate::FileDisk;
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
@@ -61,7 +60,7 @@ impl OpenedLayer {
 
 impl OpenedImage {
     /// Makes the layer, with a cache of this size.
-    pub(super) fn layer(self, cache_bytes: u64, due: &Arc<AtomicBool>) -> io::Result<Arc<Image>> {
+    pub(super) fn layer(self, cache_bytes: u64, due: &Arc<AtomicBool>) -> Arc<Image> {
         let Self { file, header, writable, first, l1, refcount_table, file_bytes, used_bytes, others } = self;
         let geometry = header.geometry;
         let unit = UNIT_BYTES.max(file.unit()).min(geometry.cluster());
@@ -77,8 +76,8 @@ impl OpenedImage {
             rules: Rules::default(),
         };
         let parts = Parts { header: &header, first, l1, refcount_table, file_bytes: used_bytes, others };
-        let tables = Tables::new(parts, slices.clone(), pins.clone(), options).map_err(io::Error::other)?;
-        Ok(Arc::new(Image {
+        let tables = Tables::new(parts, slices.clone(), pins.clone(), options);
+        Arc::new(Image {
             geometry,
             compression: header.compression,
             size: AtomicU64::new(header.size),
@@ -88,6 +87,6 @@ impl OpenedImage {
             due: due.clone(),
             pools: Pools::new(geometry.cluster()),
             file,
-        }))
+        })
     }
 }

@@ -115,7 +115,7 @@ impl Life {
             retired_max: rng.choice([None, Some(2), Some(6)]).unwrap(),
             rules,
         };
-        let tables = Tables::new(parts, Arc::clone(&slices), Arc::clone(&pins), options).unwrap();
+        let tables = Tables::new(parts, Arc::clone(&slices), Arc::clone(&pins), options);
         let failures = Failures::random(&mut rng);
         let is_full = shape.is_device && Judge { file: &file, shape }.free() < ROOM;
         let queues = rng.usize(1..=QUEUES_MAX);

@@ -13,7 +13,6 @@ use super::refcounts::Refcounts;
 use super::reserve::{CHUNK_MAX, Reserve};
 use super::retired::{EXTENTS_MAX, Retired};
 use super::rule::Rules;
-use crate::qcow2::format::bad_image::BadImage;
 use crate::qcow2::format::entry::decode_l1;
 use crate::qcow2::format::geometry::{Geometry, HostOffset, SliceIndex};
 use crate::qcow2::format::header::Header;
@@ -118,7 +117,7 @@ impl Tables {
         slices: Arc<Slices>,
         pins: Arc<Pins>,
         options: TablesOptions,
-    ) -> Result<Self, BadImage> {
+    ) -> Self {
         let Parts { header, first, l1, refcount_table, file_bytes, others } = parts;
         let (geometry, rules) = (header.geometry, options.rules);
         let end = file_bytes.div_ceil(geometry.cluster());
@@ -130,7 +129,7 @@ impl Tables {
         let wakers = pins.wakers().clone();
         let lately = refcounts.unit_of(end.saturating_sub(3 * CHUNK_MAX));
         let free_space = FreeSpace::new(lately, end.div_ceil(refcounts.per_unit()));
-        Ok(Self {
+        Self {
             geometry,
             options,
             rules,
@@ -161,7 +160,7 @@ impl Tables {
             is_closing: false,
             has_work: false,
             last_error: None,
-        })
+        }
     }
 }
 
