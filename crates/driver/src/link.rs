@@ -4,6 +4,7 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use kickless_vhost_user::FrontendResponder;
@@ -101,9 +102,27 @@ impl Link {
         true
     }
 
-    /// Begins an outage. Returns `false` if the device is dead or an outage lasts already.
-    pub(crate) fn begin_outage(&self) -> bool {
-        !self.is_dead() && !self.recovering.swap(true, Ordering::AcqRel)
+    /// Begins an outage, unless the device is dead or an outage lasts already. Starts a thread that runs
+    /// `recover`, and logs this.
+    ///
+    /// # Errors
+    /// The device does not connect again (`limit` is zero), which is `cause`, or there can be no thread. It has
+    /// to die.
+    pub(crate) fn lost(
+        &self,
+        cause: Error,
+        limit: Duration,
+        recover: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Error> {
+        if self.is_dead() || self.recovering.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        if limit.is_zero() {
+            return Err(cause);
+        }
+        tracing::info!("the back-end has closed the connection");
+        let spawned = thread::Builder::new().name("kickless-recovery".into()).spawn(recover);
+        spawned.map(drop).map_err(|source| Error::Os { what: "a thread to connect again", source })
     }
 
     /// Ends an outage.

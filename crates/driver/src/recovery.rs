@@ -7,7 +7,6 @@
 //! outage went to an eventfd without a reader. Sending requests to a disk twice is harmless.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::connection::{Connection, deadline_after};
@@ -22,17 +21,9 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 impl Core {
     /// Starts a thread that replaces the lost connection. Logs this once for each outage.
     pub(crate) fn lost(self: &Arc<Self>, cause: Error) {
-        if !self.link.begin_outage() {
-            return;
-        }
-        if self.options.reconnect_limit.is_zero() {
-            return self.die(cause);
-        }
-        tracing::info!("the back-end has closed the connection");
         let core = self.clone();
-        let spawned = thread::Builder::new().name("kickless-recovery".into()).spawn(move || core.recover());
-        if let Err(source) = spawned {
-            self.die(Error::Os { what: "a thread to connect again", source });
+        if let Err(error) = self.link.lost(cause, self.options.reconnect_limit, move || core.recover()) {
+            self.die(error);
         }
     }
 

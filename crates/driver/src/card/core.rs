@@ -388,17 +388,9 @@ impl CardCore {
 
     /// Starts a thread that replaces the lost connection. Logs this once for each outage.
     pub(crate) fn lost(self: &Arc<Self>, cause: Error) {
-        if !self.link.begin_outage() {
-            return;
-        }
-        if self.options.reconnect_limit.is_zero() {
-            return self.die(cause);
-        }
-        tracing::info!("the back-end has closed the connection");
         let core = self.clone();
-        let spawned = thread::Builder::new().name("kickless-recovery".into()).spawn(move || core.recover());
-        if let Err(source) = spawned {
-            self.die(Error::Os { what: "a thread to connect again", source });
+        if let Err(error) = self.link.lost(cause, self.options.reconnect_limit, move || core.recover()) {
+            self.die(error);
         }
     }
 
