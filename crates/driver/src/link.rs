@@ -106,8 +106,8 @@ impl Link {
     /// `recover`, and logs this.
     ///
     /// # Errors
-    /// The device does not connect again (`limit` is zero), which is `cause`, or there can be no thread. It has
-    /// to die.
+    /// The device does not connect again (`limit` is zero), which is `cause`, or there can be no thread. The
+    /// device has to die.
     pub(crate) fn lost(
         &self,
         cause: Error,
