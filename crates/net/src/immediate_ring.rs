@@ -17,6 +17,12 @@ pub(crate) trait ImmediateRing {
     fn serve_batch(&mut self, _budget: u32) -> (u32, u32) {
         (0, 0)
     }
+
+    /// Returns why no further chain is popped in this turn, which has served this number of chains. Rings
+    /// that stop are not asked.
+    fn pauses(&mut self, _served: u32) -> Option<Next> {
+        None
+    }
 }
 
 /// Number of chains that are popped one by one before the next batch is tried. If few chains can be served in
@@ -40,6 +46,11 @@ pub(crate) fn poll(task: &mut impl ImmediateRing, budget: u32) -> Polled {
                 continue;
             }
             pops = POPS;
+        }
+        if budget > 0
+            && let Some(next) = task.pauses(served)
+        {
+            break next;
         }
         pops = pops.saturating_sub(1);
         let (vring, chain) = task.ring();

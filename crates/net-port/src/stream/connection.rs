@@ -72,7 +72,7 @@ impl<Frames: Default> Direction<Frames> {
 
     fn set(&mut self, socket: Option<&Arc<OwnedFd>>) -> io::Result<()> {
         if let Some(socket) = self.socket.take() {
-            // It is there, so this cannot fail.
+            // Removing a socket that was added cannot fail.
             let _ = epoll::delete(&self.ready, &*socket);
         }
         if let Some(socket) = socket {

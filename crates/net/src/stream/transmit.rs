@@ -111,30 +111,6 @@ impl StreamTransmitTask {
         }
     }
 
-    /// Sends frames until they cost `budget`, or too many wait for the peer.
-    fn send_frames(&mut self, budget: u32) -> Polled {
-        let (mut served, mut cost) = (0, 0u32);
-        let next = loop {
-            if cost >= budget || served >= FRAMES_MAX {
-                break Next::More;
-            }
-            if !self.has_room() {
-                break Next::Quiet;
-            }
-            let popped = self.vring.pop(&mut self.chain);
-            if self.vring.has_cost() {
-                cost = cost.saturating_add(self.vring.take_cost());
-            }
-            if !popped {
-                break if self.vring.take_unfinished() { Next::More } else { Next::Idle };
-            }
-            cost = cost.saturating_add(u32::from(self.chain.descriptors() / cost::DESCRIPTORS_PER_COST));
-            cost = cost.saturating_add(self.serve());
-            served += 1;
-        };
-        Polled { served, cost, next }
-    }
-
     /// Returns whether another frame may be copied. Makes room if the peer takes what waits.
     fn has_room(&self) -> bool {
         let mut outgoing = self.sender.turn();
@@ -188,6 +164,13 @@ impl ImmediateRing for StreamTransmitTask {
         self.vring.push(self.chain.id, 0);
         cost::of_frame(self.chain.readable_len())
     }
+
+    fn pauses(&mut self, served: u32) -> Option<Next> {
+        if served >= FRAMES_MAX {
+            return Some(Next::More);
+        }
+        (!self.has_room()).then_some(Next::Quiet)
+    }
 }
 
 impl QueueTask for StreamTransmitTask {
@@ -196,16 +179,12 @@ impl QueueTask for StreamTransmitTask {
     }
 
     fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
-        let mut polled = match budget {
-            0 => immediate_ring::poll(self, 0),
-            _ => self.send_frames(budget),
-        };
+        let mut polled = immediate_ring::poll(self, budget);
         self.flush();
         if polled.next == Next::Quiet && !self.is_waiting {
             // The peer has taken all since the last look, so no event comes.
             polled.next = Next::More;
         }
-        self.vring.publish();
         polled
     }
 
