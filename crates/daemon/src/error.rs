@@ -182,10 +182,10 @@ impl AddError {
     }
 }
 
-/// The error of a device that cannot be changed.
+/// The error of a name that is not that of a served device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SetError {
+pub enum FindError {
     /// There is no device of this name.
     #[error("there is no device {name}")]
     NoDevice {
@@ -198,6 +198,15 @@ pub enum SetError {
         /// The device.
         name: String,
     },
+}
+
+/// The error of a device that cannot be changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetError {
+    /// The device cannot be used.
+    #[error(transparent)]
+    Device(#[from] FindError),
     /// The group of a device cannot change while it is served.
     #[error("group: it cannot change while the device is served")]
     Group,
@@ -216,18 +225,9 @@ impl From<Mistake> for SetError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DrainError {
-    /// There is no device of this name.
-    #[error("there is no device {name}")]
-    NoDevice {
-        /// The name.
-        name: String,
-    },
-    /// The device is being opened or removed, or has ended.
-    #[error("the device {name} is not served now")]
-    NotServed {
-        /// The device.
-        name: String,
-    },
+    /// The device cannot be used.
+    #[error(transparent)]
+    Device(#[from] FindError),
     /// This kind of device cannot be drained.
     #[error("the device {name} is a network card, which has nothing to drain: disconnect or remove it")]
     Unsupported {
@@ -253,7 +253,7 @@ pub enum DrainError {
 pub enum ResizeError {
     /// The device cannot be used.
     #[error(transparent)]
-    Device(#[from] DrainError),
+    Device(#[from] FindError),
     /// The device has no medium with a size.
     #[error("the device {name} is a network card, which has no size")]
     NoSize {

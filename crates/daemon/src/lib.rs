@@ -74,7 +74,7 @@ pub use config::{
     Notation, PollMode, PoolConfig, ServeConfig, Switch, parse_device_name,
 };
 pub use error::{
-    AddError, DrainError, MakeError, RemoveError, ResizeError, ServeError, SetError, SocketError,
+    AddError, DrainError, FindError, MakeError, RemoveError, ResizeError, ServeError, SetError, SocketError,
     SocketProblem,
 };
 pub use registry::{AddOutcome, DeviceState, DeviceStatus, MakeDevice, OpenDevice, Registry, RemoveMode};

@@ -13,7 +13,9 @@ use kickless_worker::{WorkerPool, WorkerTimes};
 use tracing::{info, warn};
 
 use super::config::{DeviceConfig, DeviceKind, Mistake, Notation, PoolConfig};
-use super::error::{AddError, DrainError, MakeError, RemoveError, ResizeError, ServeError, SetError};
+use super::error::{
+    AddError, DrainError, FindError, MakeError, RemoveError, ResizeError, ServeError, SetError,
+};
 use super::lifecycle::Lifecycle;
 use super::sentence::sentence;
 use super::served_device::{DeviceRef, ServedDevice};
@@ -388,9 +390,9 @@ impl Registry {
         // functions below do not wait.
         let mut table = devices.lock();
         let entry = table.entries.iter_mut().find(|entry| entry.name == name);
-        let entry = entry.ok_or_else(|| SetError::NoDevice { name: name.into() })?;
+        let entry = entry.ok_or_else(|| FindError::NoDevice { name: name.into() })?;
         let Phase::Running(served) = &entry.phase else {
-            return Err(SetError::NotServed { name: name.into() });
+            return Err(FindError::NotServed { name: name.into() }.into());
         };
         let wanted = change(&entry.config)?;
         if let (DeviceKind::Blk(present), DeviceKind::Blk(wanted)) = (&mut entry.config.kind, wanted.kind) {
@@ -424,7 +426,7 @@ impl Registry {
         if !self.served(name)?.set_drained(true) {
             return Err(DrainError::Unsupported { name: name.into() });
         }
-        let pool = self.pool().ok_or_else(|| DrainError::NotServed { name: name.into() })?;
+        let pool = self.pool().ok_or_else(|| FindError::NotServed { name: name.into() })?;
         // After this, no worker is within a poll that began before.
         for passed in pool.pass() {
             if passed.recv_timeout(left()) == Err(RecvTimeoutError::Timeout) {
@@ -484,12 +486,12 @@ impl Registry {
     }
 
     /// Returns a reference to a served device.
-    fn served(&self, name: &str) -> Result<DeviceRef, DrainError> {
+    fn served(&self, name: &str) -> Result<DeviceRef, FindError> {
         let devices = &self.state.devices;
         let found = devices.lock().entries.iter().find(|entry| entry.name == name).map(|entry| entry.id);
-        let id = found.ok_or_else(|| DrainError::NoDevice { name: name.into() })?;
+        let id = found.ok_or_else(|| FindError::NoDevice { name: name.into() })?;
         let reference = devices.reference(id).map(DeviceRef);
-        reference.ok_or_else(|| DrainError::NotServed { name: name.into() })
+        reference.ok_or_else(|| FindError::NotServed { name: name.into() })
     }
 
     /// Stops and closes a device. Waits up to `timeout` until it is closed. Returns `true` when the name and
