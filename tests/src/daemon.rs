@@ -496,8 +496,8 @@ fn listens(socket: &Path) -> Result<bool> {
     }))
 }
 
-/// Returns the path of `kickless`: `KICKLESS_BIN`, or the release build in the target directory of this
-/// test.
+/// Returns the path of `kickless`: `KICKLESS_BIN`, or the program that was built with the profile of this
+/// program. For a test, that has debug assertions; for a benchmark, it is the release build.
 ///
 /// # Errors
 /// The file does not exist.
@@ -505,12 +505,24 @@ pub fn kickless_binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("KICKLESS_BIN") {
         return Ok(path.into());
     }
-    let exe = std::env::current_exe()?;
-    let candidates = exe.ancestors().skip(1).take(3).map(|dir| dir.join("release/kickless"));
-    candidates
-        .chain([repository().join("target/release/kickless")])
+    built_program("kickless")
+        .context("kickless is not built: run `cargo build --workspace` or, for benchmarks, `make build`")
+}
+
+/// Returns the path of a program of the workspace that was built with the profile of this program. Examples
+/// are in `examples/`.
+///
+/// # Errors
+/// The file does not exist.
+pub fn built_program(name: &str) -> Result<PathBuf> {
+    // Tests and benchmarks are in the directory `deps` of the profile, other programs are beside it.
+    std::env::current_exe()?
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join(name))
         .find(|path| path.is_file())
-        .context("kickless is not built: run `cargo build --release -p kickless`")
+        .with_context(|| format!("{name} is not built"))
 }
 
 /// Returns the root of the source tree.

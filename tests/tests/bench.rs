@@ -286,6 +286,7 @@ fn a_target_that_does_not_start_is_an_error() {
 fn the_comparison_makes_a_report() {
     let dir = tempfile::tempdir().unwrap();
     let output = Command::new(repository().join("tools/bench"))
+        .env("KICKLESS_BIN", kickless_binary().unwrap())
         .env("KICKLESS_BENCH_QUICK", "1")
         .env("KICKLESS_BENCH_OUT", dir.path())
         .output()
@@ -300,6 +301,7 @@ fn the_comparison_makes_a_report() {
 fn the_polling_comparison_draws_its_pictures() {
     let dir = tempfile::tempdir().unwrap();
     let output = Command::new(repository().join("tools/bench-poll"))
+        .env("KICKLESS_BIN", kickless_binary().unwrap())
         .args(["--pictures", "--quick"])
         .env("KICKLESS_BENCH_OUT", dir.path())
         .output()

@@ -16,7 +16,7 @@ use kickless_driver::{Choice, Completion, Disk, Error, Failure, Invalid, Options
 use kickless_spec::blk::BlkFeatures;
 use kickless_spec::features::Features;
 use kickless_tests::block_on::block_on;
-use kickless_tests::daemon::{Daemon, DaemonConfig, Program, repository};
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program, built_program};
 use kickless_tests::driver::request::pattern;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -632,14 +632,8 @@ fn a_handler_may_not_wait() {
 #[test]
 fn the_example_runs() {
     let served = serve(Program::Kickless);
-    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
-    let arguments = ["run", "--quiet", "--offline", "-p", "kickless-driver", "--example", "read_write", "--"];
-    let output = Command::new(cargo)
-        .args(arguments)
-        .arg(served.daemon.socket())
-        .current_dir(repository())
-        .output()
-        .unwrap();
+    let example = built_program("examples/read_write").unwrap();
+    let output = Command::new(example).arg(served.daemon.socket()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("written and read back"), "{output:?}");
 }
