@@ -3,6 +3,7 @@
 //! Parsing is pure. [`Daemon`](crate::Daemon) executes a parsed call. `docs/openrpc.json` describes the calls
 //! for clients, and a test compares it with [`METHODS`].
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kickless_daemon::{
@@ -96,6 +97,15 @@ pub enum Call {
         /// The keys that change. `null` removes one.
         keys: Params,
     },
+    /// `device.capture`: writes the frames of a card to a file, or ends that.
+    DeviceCapture {
+        /// The card.
+        name: String,
+        /// The file. `None` ends the capture.
+        capture: Option<PathBuf>,
+        /// The most bytes of a frame.
+        length: Option<u32>,
+    },
     /// `pool.get`: the configuration of the workers.
     PoolGet,
     /// `pool.set`: changes the polling rule of the workers. Only the keys of [`POLL_KEYS`] have values.
@@ -130,7 +140,8 @@ impl Call {
             | Self::DeviceDrain { name, .. }
             | Self::DeviceResume { name }
             | Self::DeviceResize { name, .. }
-            | Self::DeviceSet { name, .. } => name,
+            | Self::DeviceSet { name, .. }
+            | Self::DeviceCapture { name, .. } => name,
             Self::DeviceAdd(config) => config.name().unwrap_or_default(),
             Self::StatsGet { name } => name.as_deref().unwrap_or_default(),
             _ => "",
@@ -197,6 +208,7 @@ pub const METHODS: &[Method] = &[
         read::<Resize>(params).map(|Resize { name, size }| Call::DeviceResize { name, size })
     })),
     changes("device.set", set),
+    waits(changes("device.capture", capture)),
     reads("pool.get", |params| read::<Nothing>(params).map(|_| Call::PoolGet)),
     changes("pool.set", |params| polling(params).map(|config| Call::PoolSet(Box::new(config)))),
     reads("stats.get", |params| read::<OfDevices>(params).map(|OfDevices { name }| Call::StatsGet { name })),
@@ -272,6 +284,17 @@ struct Resize {
     name: String,
     #[serde(default, deserialize_with = "size")]
     size: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Capture {
+    #[serde(deserialize_with = "name")]
+    name: String,
+    #[serde(default)]
+    capture: Option<PathBuf>,
+    #[serde(default)]
+    capture_length: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -379,6 +402,14 @@ fn set(mut params: Params) -> Result<Call, RpcError> {
     let given = params.iter().filter(|(_, value)| !value.is_null());
     keys::<DeviceTable>(&given.map(|(key, value)| (key.clone(), value.clone())).collect())?;
     Ok(Call::DeviceSet { name, keys: params })
+}
+
+/// Reads the file of a capture, whose keys are those of a configuration file.
+fn capture(params: Params) -> Result<Call, RpcError> {
+    let Capture { name, capture, capture_length: length } = read(params.clone())?;
+    let given = params.into_iter().filter(|(_, value)| !value.is_null());
+    keys::<DeviceTable>(&given.collect())?;
+    Ok(Call::DeviceCapture { name, capture, length })
 }
 
 /// Reads the polling rule of the pool.

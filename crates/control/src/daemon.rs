@@ -88,6 +88,12 @@ impl Daemon {
                 let size = size.map_err(|error| RpcError::failed(sentence(&error)))?;
                 Ok(json!({ "size": size }))
             }
+            Call::DeviceCapture { name, capture, length } => {
+                let is_on = capture.is_some();
+                let set = self.registry.set_capture(&name, capture, length);
+                set.map_err(|error| RpcError::failed(sentence(&error)))?;
+                Ok(json!({ "capturing": is_on }))
+            }
             Call::DeviceSet { name, keys } => self.set_keys(&name, keys),
             // The server sends what was subscribed to.
             Call::StatsSubscribe { .. } | Call::EventsSubscribe => Ok(json!({ "subscribed": true })),

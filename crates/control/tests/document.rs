@@ -46,7 +46,7 @@ fn the_document_has_all_parameters() {
 
 /// Returns whether a parameter is for network cards alone.
 fn is_of_card(name: &str) -> bool {
-    ["port", "mac", "mtu", "num-queue-pairs", "offload"].contains(&name)
+    ["port", "mac", "mtu", "num-queue-pairs", "offload", "capture", "capture-length"].contains(&name)
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kickless_device::StartError;
 use kickless_values::SOCKET_PATH_BYTES_MAX;
 use kickless_vhost::Ended;
 
@@ -281,6 +282,24 @@ impl From<Mistake> for ResizeError {
     fn from(mistake: Mistake) -> Self {
         Self::Mistake(mistake)
     }
+}
+
+/// The error of a device whose frames cannot be captured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CaptureError {
+    /// The device cannot be used.
+    #[error(transparent)]
+    Device(#[from] FindError),
+    /// The device has no frames.
+    #[error("the device {name} is a disk, which has no frames")]
+    NoFrames {
+        /// The device.
+        name: String,
+    },
+    /// The file cannot be written, or the earlier one is not complete yet.
+    #[error("capture: {}", super::sentence::sentence(.0))]
+    File(StartError),
 }
 
 /// The error of a device that cannot be removed.

@@ -74,8 +74,8 @@ pub use config::{
     Notation, PollMode, PoolConfig, ServeConfig, Switch, parse_device_name,
 };
 pub use error::{
-    AddError, DrainError, FindError, MakeError, RemoveError, ResizeError, ServeError, SetError, SocketError,
-    SocketProblem,
+    AddError, CaptureError, DrainError, FindError, MakeError, RemoveError, ResizeError, ServeError, SetError,
+    SocketError, SocketProblem,
 };
 pub use registry::{AddOutcome, DeviceState, DeviceStatus, MakeDevice, OpenDevice, Registry, RemoveMode};
 pub use reload::{Failed, Reloaded, RestartNeeded, reload};

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -12,9 +13,9 @@ use kickless_memory::quota::AddressSpace;
 use kickless_worker::{WorkerPool, WorkerTimes};
 use tracing::{info, warn};
 
-use super::config::{DeviceConfig, DeviceKind, Mistake, Notation, PoolConfig};
+use super::config::{DeviceConfig, DeviceKind, Mistake, NetConfig, Notation, PoolConfig};
 use super::error::{
-    AddError, DrainError, FindError, MakeError, RemoveError, ResizeError, ServeError, SetError,
+    AddError, CaptureError, DrainError, FindError, MakeError, RemoveError, ResizeError, ServeError, SetError,
 };
 use super::lifecycle::Lifecycle;
 use super::sentence::sentence;
@@ -483,6 +484,38 @@ impl Registry {
             Some(size) if present < size => Err(ResizeError::TooSmall { present }),
             _ => Ok(present),
         }
+    }
+
+    /// Writes the frames of a card to the file `capture` from now on, `length` bytes of each at most, or ends
+    /// that for `None`. Waits for the file.
+    ///
+    /// # Errors
+    /// There is no such device, it is not served or has no frames, or the file cannot be written. The capture
+    /// is off in the last case.
+    pub fn set_capture(
+        &self,
+        name: &str,
+        capture: Option<PathBuf>,
+        length: Option<u32>,
+    ) -> Result<(), CaptureError> {
+        let served = self.served(name)?;
+        let DeviceKind::Net(present) = &served.config().kind else {
+            return Err(CaptureError::NoFrames { name: name.into() });
+        };
+        let mut wanted = NetConfig { capture, capture_length: length, ..present.clone() };
+        let turn = served.capture_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let to = wanted.capture_to(name);
+        let set = served.config().span().in_scope(|| served.device().set_capture(to.as_ref()));
+        if set.is_err() {
+            (wanted.capture, wanted.capture_length) = (None, None);
+        }
+        let mut table = self.state.devices.lock();
+        let entry = table.entries.iter_mut().find(|entry| entry.name == name);
+        if let Some(DeviceKind::Net(present)) = entry.map(|entry| &mut entry.config.kind) {
+            (present.capture, present.capture_length) = (wanted.capture, wanted.capture_length);
+        }
+        drop((table, turn));
+        set.map_err(CaptureError::File)
     }
 
     /// Returns a reference to a served device.

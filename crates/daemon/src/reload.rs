@@ -97,6 +97,7 @@ fn reload_device(registry: &Arc<Registry>, config: &DeviceConfig, reloaded: &mut
         Some(present) if present.state == DeviceState::Ended => false,
         Some(present) if without_changeable(&present.config) == without_changeable(config) => {
             set_size(registry, config);
+            set_capture(registry, &present.config, config, reloaded);
             if let Err(error) = registry.set(&name, |_| Ok(config.clone()))
                 && changeable(&present.config) != changeable(config)
             {
@@ -131,7 +132,19 @@ fn set_size(registry: &Registry, config: &DeviceConfig) {
     }
 }
 
-/// Returns the keys that change while the device is in use, except the size.
+/// Makes the capture of a card that of `config`, if it is another one at `present`.
+fn set_capture(registry: &Registry, present: &DeviceConfig, config: &DeviceConfig, reloaded: &mut Reloaded) {
+    let (DeviceKind::Net(present), DeviceKind::Net(wanted)) = (&present.kind, &config.kind) else { return };
+    if (&present.capture, present.capture_length) == (&wanted.capture, wanted.capture_length) {
+        return;
+    }
+    let name = config.name().unwrap_or_default();
+    if let Err(error) = registry.set_capture(name, wanted.capture.clone(), wanted.capture_length) {
+        reloaded.failed.push(Failed { device: name.into(), error: sentence(&error) });
+    }
+}
+
+/// Returns the keys that change while the device is in use, except the size and the capture.
 fn changeable(config: &DeviceConfig) -> (u32, Option<&LimitsConfig>) {
     let limits = match &config.kind {
         DeviceKind::Blk(blk) => Some(&blk.limits),
@@ -144,10 +157,13 @@ fn changeable(config: &DeviceConfig) -> (u32, Option<&LimitsConfig>) {
 fn without_changeable(config: &DeviceConfig) -> DeviceConfig {
     let mut config = config.clone();
     config.serve.weight = 1;
-    if let DeviceKind::Blk(blk) = &mut config.kind {
-        blk.blk_size = None;
-        // The group stays for as long as the device is open.
-        blk.limits = LimitsConfig { group: blk.limits.group.take(), ..LimitsConfig::default() };
+    match &mut config.kind {
+        DeviceKind::Blk(blk) => {
+            blk.blk_size = None;
+            // The group stays for as long as the device is open.
+            blk.limits = LimitsConfig { group: blk.limits.group.take(), ..LimitsConfig::default() };
+        }
+        DeviceKind::Net(net) => (net.capture, net.capture_length) = (None, None),
     }
     config
 }

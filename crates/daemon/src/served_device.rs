@@ -3,8 +3,8 @@
 use std::io;
 use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use kickless_device::{Device, Executor};
@@ -30,6 +30,9 @@ pub struct ServedDevice {
     stop: Waker,
     /// The device takes no new requests.
     is_drained: AtomicBool,
+    /// Held while the capture changes, which can wait for a file. So the last change is the one that is
+    /// recorded.
+    pub(crate) capture_turn: Mutex<()>,
     /// Calls of [`DeviceRef::refresh`] that the refreshing thread has not finished; 0 if no such thread runs.
     refreshes: Arc<AtomicU64>,
 }
@@ -91,7 +94,8 @@ impl ServedDevice {
         let executor = pool.executor(config.serve.weight);
         let server = Server::new(device.clone(), executor.clone()).with_mapper(mapper);
         let (stop, is_drained) = (Waker::new()?, AtomicBool::new(false));
-        Ok(Self { config, device, server, executor, stop, is_drained, refreshes: Arc::default() })
+        let (capture_turn, refreshes) = (Mutex::default(), Arc::default());
+        Ok(Self { config, device, server, executor, stop, is_drained, capture_turn, refreshes })
     }
 
     /// Returns the configuration of the device.

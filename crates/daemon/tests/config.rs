@@ -22,7 +22,7 @@ fn a_device_is_read_and_shown() {
         json!({
             "name": "n", "socket-path": "/run/n.sock", "port": "null,rate=7,length=60-99", "mtu": 9000,
             "mac": "52:54:00:12:34:56", "num-queue-pairs": 2, "queue-size": 256, "weight": 7,
-            "offload": "off",
+            "offload": "off", "capture": "/tmp/n.pcapng", "capture-length": 64,
         }),
     ] {
         let device: DeviceConfig = from_value(config.clone()).unwrap();
@@ -123,7 +123,7 @@ fn limits_have_the_names_of_qemu() {
 
 #[test]
 fn each_kind_has_its_own_keys() {
-    let numbers = ["num-queues", "mtu", "num-queue-pairs"];
+    let numbers = ["num-queues", "mtu", "num-queue-pairs", "capture-length"];
     let value = |key: &str| match key {
         "read-only" | "incoming" => json!(true),
         "merge" | "lock" | "offload" => json!("on"),

@@ -4,6 +4,7 @@ use crate::{DeviceMetrics, Limiter, QueueTask, Vring};
 use kickless_io::Waker;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
+use std::path::Path;
 
 /// A virtio device.
 ///
@@ -118,6 +119,18 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// Writes the frames of the device to a file from now on, or ends that for `None`. Waits for the file.
+    /// Any thread can call this. The default is for a device without frames.
+    ///
+    /// # Errors
+    /// The file cannot be written, or an earlier one is not complete yet. The error is one sentence.
+    fn set_capture(&self, to: Option<&CaptureTo<'_>>) -> Result<(), StartError> {
+        match to {
+            Some(_) => Err(StartError("only a network card has frames".into())),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the limiter of the device's requests. `None` if this kind of device has none.
     fn limiter(&self) -> Option<&Limiter> {
         None
@@ -160,6 +173,17 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// The device has no such queue, or a resource is missing.
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError>;
+}
+
+/// The file to which a device writes its frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CaptureTo<'a> {
+    /// The path of the file.
+    pub path: &'a Path,
+    /// The name of the device in the file.
+    pub device: &'a str,
+    /// The most bytes of a frame that the file has.
+    pub len_max: u32,
 }
 
 /// The words of one kind of device, for sentences that a transport logs.

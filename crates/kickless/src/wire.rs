@@ -43,6 +43,9 @@ pub(crate) fn registry(service: &Service, taps: TapFds) -> Result<Registry> {
         DeviceKind::Net(net) => {
             let card = config.span().in_scope(|| card(net, config.serve.queue_size, &taps));
             let card = card.map_err(|error| MakeError { option: "port", source: error.into() })?;
+            let capture = net.capture_to(config.name().unwrap_or("net"));
+            let captured = config.span().in_scope(|| card.set_capture(capture.as_ref()));
+            captured.map_err(|error| MakeError { option: "capture", source: error.0 })?;
             Ok(Arc::new(card) as Arc<dyn Device>)
         }
     };

@@ -10,6 +10,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
+use kickless_driver::{Card, CardOptions, Interest, Outgoing};
+use kickless_testing::{CaptureContents, parse_pcapng};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -332,4 +334,74 @@ fn metrics_are_printed_written_and_served() {
     let _ = server.kill();
     let _ = server.wait();
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("# EOF\n"), "{answer}");
+}
+
+/// Sends frames to a loop port until they are back.
+fn exchange(daemon: &Daemon, count: usize) {
+    let card = Card::connect(CardOptions::new(daemon.path("card.sock"))).unwrap();
+    let mut pair = card.pair(0).unwrap();
+    let frame = [7; 100];
+    for _ in 0..count {
+        pair.send(&[Outgoing::from(&frame[..])]).unwrap();
+    }
+    let mut received = 0;
+    while received < count {
+        assert!(pair.wait(Interest::Receive, Some(LIMIT)).unwrap(), "no frame comes");
+        pair.receive(count, |frame| {
+            assert_eq!(frame.to_vec(), [7; 100]);
+            received += 1;
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn the_frames_of_a_card_are_captured_while_it_runs() {
+    let card = |keys: &str| {
+        format!("[[device]]\nname = \"card\"\nsocket-path = \"DIR/card.sock\"\nport = \"loop\"\n{keys}")
+    };
+    let daemon = Daemon::serve(&card("capture = \"DIR/start.pcapng\"\n"), &[]);
+    daemon.wait_for("serving");
+    let read = |name: &str| -> CaptureContents { parse_pcapng(&fs::read(daemon.path(name)).unwrap()) };
+    exchange(&daemon, 3);
+    // The next file ends the one before.
+    let file = daemon.path("next.pcapng");
+    let params = json!({ "name": "card", "capture": file, "capture-length": 20 });
+    assert_eq!(daemon.call("device.capture", params), json!({ "capturing": true }));
+    let start = read("start.pcapng");
+    assert_eq!((start.interface.as_str(), start.frames.len(), start.len_max), ("card", 6, 65_550));
+    exchange(&daemon, 5);
+    let shown = daemon.call("device.get", json!({ "name": "card" }));
+    assert_eq!((&shown["config"]["capture"], &shown["config"]["capture-length"]), (&json!(file), &json!(20)));
+    assert_eq!(daemon.call("device.capture", json!({ "name": "card" })), json!({ "capturing": false }));
+    assert!(daemon.call("device.get", json!({ "name": "card" }))["config"].get("capture").is_none());
+    exchange(&daemon, 1);
+    let next = read("next.pcapng");
+    assert_eq!((next.frames.len(), next.received, next.dropped), (10, 10, 0));
+    assert!(next.frames.iter().all(|frame| (frame.bytes.len(), frame.len) == (20, 100)));
+    // A reader of others agrees, where it is installed.
+    if let Ok(output) = Command::new("tcpdump").arg("-nr").arg(&file).output() {
+        assert_eq!(
+            output.stdout.split(|byte| *byte == b'\n').filter(|line| line.contains(&b':')).count(),
+            10
+        );
+    }
+    // A file that cannot be written ends the capture, and a file with other contents stays.
+    let config = daemon.path("kickless.toml");
+    let refused =
+        daemon.refused(&["device.capture", &json!({ "name": "card", "capture": config }).to_string()]);
+    assert!(refused.contains("is no earlier capture"), "{refused}");
+    for params in [r#"{"name": "card", "capture": ""}"#, r#"{"name": "card", "capture-length": 13}"#] {
+        daemon.refused(&["device.capture", params]);
+    }
+    // The file says so from now on.
+    let directory = daemon.dir.path().to_str().unwrap();
+    fs::write(&config, card("capture = \"DIR/reload.pcapng\"\n").replace("DIR", directory)).unwrap();
+    let reloaded = daemon.call("daemon.reload", json!({}));
+    assert_eq!((&reloaded["failed"], &reloaded["needs-restart"]), (&json!([]), &json!([])));
+    exchange(&daemon, 2);
+    fs::write(&config, card("").replace("DIR", directory)).unwrap();
+    daemon.call("daemon.reload", json!({}));
+    exchange(&daemon, 1);
+    assert_eq!(read("reload.pcapng").frames.len(), 4);
 }

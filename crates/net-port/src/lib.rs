@@ -4,7 +4,7 @@
 //! interface of the host. A [`StreamPort`] reaches another program over a socket, such as `passt`. Two
 //! ports are for tests and measurements: the null port discards the guest's frames and delivers test frames
 //! ([`TestFrame`]) at a steady rate, and the loop port returns the guest's frames. This crate knows nothing
-//! about rings; `net` moves the frames.
+//! about rings; `net` moves the frames. A [`Capture`] writes the frames of a card to a file.
 //!
 //! ```
 //! use kickless_net_port::Port;
@@ -15,6 +15,7 @@
 //! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod capture;
 mod port;
 mod stream;
 mod switch_name;
@@ -22,6 +23,7 @@ mod tap;
 mod test_frame;
 mod user;
 
+pub use capture::{Capture, CaptureError, Direction};
 pub use port::{InvalidPort, NullPort, OpenPort, Port, PortError};
 pub use stream::{
     Deframer, Incoming, InvalidLength, Outgoing, Received, StreamPort, StreamReceiver, StreamSender,

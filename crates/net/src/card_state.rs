@@ -4,7 +4,7 @@ use crate::card_port::CardPort;
 use crate::counters::RingCounters;
 use crate::filter::Filter;
 use crate::loop_queue::LoopQueue;
-use kickless_net_port::Offloads;
+use kickless_net_port::{Capture, Direction, Offloads};
 use kickless_spec::net::{MAC_LEN, NetFeatures};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct CardState {
     pub(crate) mac: Option<[u8; MAC_LEN]>,
     pub(crate) port: CardPort,
+    pub(crate) capture: Capture,
     pub(crate) pairs_max: u16,
     /// The MTU in the configuration space. The front-end can set it.
     pub(crate) mtu: AtomicU16,
@@ -91,9 +92,17 @@ impl CardState {
         }
     }
 
-    /// Returns whether transmit rings collect frames in batches for other rings.
+    /// Returns whether transmit rings collect frames in batches, for other rings or for a capture.
     pub(crate) fn collects_frames(&self) -> bool {
-        matches!(self.port, CardPort::Loop(_) | CardPort::Switch(_))
+        matches!(self.port, CardPort::Loop(_) | CardPort::Switch(_)) || self.capture.is_on()
+    }
+
+    /// Adds a frame of `len` bytes to the capture, if that is on. `read` copies the first bytes of the frame.
+    #[inline]
+    pub(crate) fn capture(&self, direction: Direction, pair: u16, len: usize, read: impl FnOnce(&mut [u8])) {
+        if self.capture.is_on() {
+            self.capture.add(direction, pair, [(len, read)]);
+        }
     }
 
     /// Notes that a receive ring of this pair runs.

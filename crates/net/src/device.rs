@@ -17,10 +17,10 @@ use crate::test_source::TestSource;
 use crate::transmit::{TransmitFormat, TransmitTask};
 use crate::{announcement, config, features, tap_follower};
 use kickless_device::{
-    ConfigError, Device, DeviceMessage, DeviceMetrics, Disabled, InvalidState, MessageError, QueueTask,
-    StartError, Vring, Words,
+    CaptureTo, ConfigError, Device, DeviceMessage, DeviceMetrics, Disabled, InvalidState, MessageError,
+    QueueTask, StartError, Vring, Words,
 };
-use kickless_net_port::OpenPort;
+use kickless_net_port::{Capture, OpenPort};
 use kickless_spec::features::Features;
 use kickless_spec::net::{MAC_LEN, MTU_DEFAULT, MTU_MAX, MTU_MIN, NetFeatures};
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -66,6 +66,7 @@ impl Net {
         let (rings, mtu) = (rings_max(options.pairs_max), options.mtu.unwrap_or(MTU_DEFAULT));
         let card = Arc::new(CardState {
             mac: options.mac,
+            capture: Capture::default(),
             port: CardPort::new(options.port, options.pairs_max, options.mac),
             pairs_max: options.pairs_max,
             mtu: AtomicU16::new(mtu),
@@ -154,6 +155,15 @@ impl Device for Net {
 
     fn metrics(&self, _now_ns: u64) -> DeviceMetrics {
         DeviceMetrics { operations: counters::operations(&self.card.counters), ..DeviceMetrics::default() }
+    }
+
+    fn set_capture(&self, to: Option<&CaptureTo<'_>>) -> Result<(), StartError> {
+        let capture = &self.card.capture;
+        let set = match to {
+            Some(to) => capture.begin(to.path, to.device, to.len_max),
+            None => capture.end(),
+        };
+        set.map_err(|error| StartError(error.into()))
     }
 
     fn reset(&self) {

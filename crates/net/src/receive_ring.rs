@@ -15,8 +15,9 @@ use crate::credit::Credit;
 use crate::filter::{Filter, Modes};
 use crate::immediate_ring::ImmediateRing;
 use kickless_device::{Next, ShowAfter, Vring};
+use kickless_net_port::Direction;
 use kickless_spec::net::{HEADER_NUM_BUFFERS, Header, NetFeatures};
-use kickless_virtqueue::device::{Direction, SingleChain};
+use kickless_virtqueue::device::{self, SingleChain};
 use kickless_virtqueue::{Chain, ChainId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -296,6 +297,10 @@ impl ReceiveRing {
             return Ok(false);
         }
         self.count_received(len);
+        let frame = &frame[self.format.header_len..];
+        self.card.capture(Direction::Inbound, self.pair, frame.len(), |into| {
+            into.copy_from_slice(&frame[..into.len()]);
+        });
         Ok(true)
     }
 
@@ -305,6 +310,7 @@ impl ReceiveRing {
             && self.credit.is_empty()
             && self.format.header_len == HEADER_LEN
             && !self.is_unused()
+            && !self.card.capture.is_on()
     }
 
     /// Delivers frames that each fit into a chain of a single descriptor, one to a chain, until the budget is
@@ -320,7 +326,7 @@ impl ReceiveRing {
     ) -> u32 {
         let Self { vring, budget, format, chains, .. } = self;
         let wanted = count.min(chains.len());
-        let count = vring.peek(Direction::Writable, &mut chains[..wanted]);
+        let count = vring.peek(device::Direction::Writable, &mut chains[..wanted]);
         let (limit, len_max) = (budget.left(), format.len_max);
         let (mut frames, mut bytes, mut cost) = (0, 0, 0);
         for group in chains[..count].chunks_mut(SHOWN) {

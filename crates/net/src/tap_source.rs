@@ -11,7 +11,7 @@ use crate::port_poll::Taken;
 use crate::receive_ring::ReceiveRing;
 use kickless_device::Next;
 use kickless_memory::Iov;
-use kickless_net_port::{ReceiveError, TapQueue};
+use kickless_net_port::{Direction, ReceiveError, TapQueue};
 use kickless_spec::net::{
     ETHERNET_HEADER_LEN, FRAME_MAX, GSO_NONE, HDR_F_NEEDS_CSUM, Header, NetFeatures, VLAN_TAG_LEN,
 };
@@ -175,6 +175,10 @@ impl TapSource {
         let accepted = ring.accepted_offloads();
         let fits = len <= room && header_len + len <= ring.format.len_max;
         if fits && self.needs_nothing(header, accepted) {
+            // The driver may change the frame as soon as it sees it.
+            ring.card.capture(Direction::Inbound, ring.pair, len, |into| {
+                self.credit.read(0, into);
+            });
             let (_, marks) = ring.vring.memory();
             self.credit.advance(len as u64, marks);
             self.credit.seal();

@@ -16,7 +16,7 @@ use crate::transmit::{TransmitFormat, count_invalid};
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
 use kickless_io::Engine;
 use kickless_memory::Iov;
-use kickless_net_port::{SendError, TapQueue};
+use kickless_net_port::{Direction, SendError, TapQueue};
 use kickless_spec::net::{FRAME_MAX, GSO_UDP_L4, Header};
 use kickless_virtqueue::Chain;
 use rustix::io::Errno;
@@ -139,6 +139,13 @@ impl TapTransmitTask {
             self.collect(frame)?;
             Ok((frame, self.send(&header)))
         });
+        if let Ok((frame, outcome)) = &sent
+            && !matches!(outcome, Err(SendError::Full))
+        {
+            self.card.capture(Direction::Outbound, self.pair, frame.len as usize, |into| {
+                self.frame.read(0, into);
+            });
+        }
         let (_, marks) = self.vring.memory();
         self.frame.clear(marks);
         match sent {

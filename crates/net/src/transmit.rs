@@ -12,8 +12,9 @@ use crate::loop_queue::{Batch, HEADER, PLAIN};
 use crate::switch::Forwarder;
 use kickless_device::{Context, Polled, QueueTask, ShowAfter, Vring};
 use kickless_memory::View;
+use kickless_net_port::Direction;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_NONE, HDR_F_NEEDS_CSUM, Header, NetFeatures};
-use kickless_virtqueue::device::{Direction, SingleChain};
+use kickless_virtqueue::device::{self, SingleChain};
 use kickless_virtqueue::{Buffer, Chain};
 use std::sync::Arc;
 use tracing::debug;
@@ -151,6 +152,9 @@ impl TransmitTask {
     }
 
     fn send_batch(&mut self) {
+        if self.batch.len() > 0 && self.card.capture.is_on() {
+            self.capture_batch();
+        }
         match &self.card.port {
             CardPort::Switch(port) => {
                 let forwarded = port.forward(self.pair, &mut self.batch, &mut self.forwarder);
@@ -162,8 +166,19 @@ impl TransmitTask {
                     let dropped = queue.send(&mut self.batch) as u64;
                     self.counters().dropped_late.add(dropped);
                 }
+                // The frames of a null port were collected for a capture.
+                self.batch.clear();
             }
         }
+    }
+
+    #[cold]
+    fn capture_batch(&self) {
+        let frames = self.batch.frames(0, 0).map(|frame| {
+            let frame = &frame[HEADER..];
+            (frame.len(), |into: &mut [u8]| into.copy_from_slice(&frame[..into.len()]))
+        });
+        self.card.capture.add(Direction::Outbound, self.pair, frames);
     }
 }
 
@@ -180,7 +195,7 @@ impl ImmediateRing for TransmitTask {
         if !self.is_enabled || self.format.header_len != HEADER {
             return (0, 0);
         }
-        let count = self.vring.peek(Direction::Readable, &mut *self.chains);
+        let count = self.vring.peek(device::Direction::Readable, &mut *self.chains);
         if count == 0 {
             return (0, 0);
         }

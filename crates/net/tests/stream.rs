@@ -3,12 +3,12 @@
 
 mod rig;
 
-use kickless_device::{Device, DeviceMessage, Interest, Next};
+use kickless_device::{CaptureTo, Device, DeviceMessage, Interest, Next};
 use kickless_net::Net;
 use kickless_net::offload::{Segments, complete_checksum};
 use kickless_net_port::{OpenPort, Port, StreamPort};
 use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header};
-use kickless_testing::{LIMIT, eventually, in_network_namespace, ip};
+use kickless_testing::{LIMIT, eventually, in_network_namespace, ip, parse_pcapng};
 use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -103,6 +103,9 @@ fn receive(rig: &mut Rig) -> Vec<u8> {
 fn frames_pass_in_both_directions() {
     let network = Network::new();
     let mut peer = network.accept();
+    let dir = tempfile::TempDir::new().unwrap();
+    let path = dir.path().join("card.pcapng");
+    network.card.set_capture(Some(&CaptureTo { path: &path, device: "card", len_max: 14 })).unwrap();
     for kind in kinds() {
         let mut transmit = network.start(TRANSMIT, kind);
         let mut receiving = network.start(RECEIVE, kind);
@@ -141,6 +144,15 @@ fn frames_pass_in_both_directions() {
             assert_eq!(rig.stop().1, offered);
         }
     }
+    network.card.set_capture(None).unwrap();
+    let contents = parse_pcapng(&std::fs::read(&path).unwrap());
+    let of = |direction| {
+        // The frames that find out whether there is a connection have 14 bytes.
+        let frames = contents.frames.iter().filter(|frame| frame.direction == direction && frame.len > 14);
+        frames.map(|frame| frame.len).collect::<Vec<_>>()
+    };
+    assert_eq!(of(1), [60, 1514, 9000, 65_550, 60].repeat(kinds().count()));
+    assert_eq!(of(2), [60, 1514, 9000, 65_550].repeat(kinds().count()));
     assert_eq!(network.counter("dropped_unread"), kinds().count() as u64);
     for name in ["sent_refused", "sent_invalid", "dropped_long", "dropped_late"] {
         assert_eq!(network.counter(name), 0, "{name}");

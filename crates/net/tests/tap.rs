@@ -3,13 +3,15 @@
 
 mod rig;
 
-use kickless_device::{Device, DeviceMessage, Interest, Next, Update};
+use kickless_device::{CaptureTo, Device, DeviceMessage, Interest, Next, Update};
 use kickless_memory::Iov;
 use kickless_net::Net;
 use kickless_net_port::{OpenPort, ReceiveError, Tap, TapQueue};
 use kickless_spec::features::Features;
 use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
-use kickless_testing::{LIMIT, eventually, in_network_namespace, ip, tc, with_subscriber};
+use kickless_testing::{
+    CapturedFrame, LIMIT, eventually, in_network_namespace, ip, parse_pcapng, tc, with_subscriber,
+};
 use rig::{Guest, Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeSet;
@@ -148,6 +150,41 @@ fn frames_pass_in_both_directions() {
         }
         for name in ["sent_refused", "sent_down", "sent_invalid", "dropped_long", "dropped_late"] {
             assert_eq!(counter(&network.card, name), 0, "{name}");
+        }
+    });
+}
+
+#[test]
+fn frames_are_captured() {
+    in_network_namespace(|| {
+        let dir = tempfile::TempDir::new().unwrap();
+        let path = dir.path().join("card.pcapng");
+        let mut network = Network::new(1);
+        let features = network.card.features();
+        let mut transmit = network.start(TRANSMIT, SPLIT, features);
+        let mut receive = network.start(RECEIVE, SPLIT, features);
+        while receive.offer(&[1530], true).is_some() {}
+        network.wait_until_attached(&mut receive);
+        network.card.set_capture(Some(&CaptureTo { path: &path, device: "card", len_max: 2000 })).unwrap();
+        // The second frame spans several chains, and the third waits in the card for chains.
+        for len in [60, 9000, 65_535] {
+            transmit.send(&with_header(Header::default(), &frame(len)), 4096).unwrap();
+            transmit.poll();
+            while receive.offer(&[1530], true).is_some() {}
+            network.peer.send_copy(&Header::default(), &frame(len)).unwrap();
+            assert_eq!(network.receive(&mut receive).1, frame(len));
+        }
+        network.card.set_capture(None).unwrap();
+        let contents = parse_pcapng(&std::fs::read(&path).unwrap());
+        for direction in [1, 2] {
+            // The kernel sends other frames too.
+            let is_ours = |captured: &&CapturedFrame| captured.bytes[6..12] == SOURCE;
+            let of = contents.frames.iter().filter(|captured| captured.direction == direction);
+            let lens: Vec<_> = of.filter(is_ours).map(|captured| captured.len).collect();
+            assert_eq!(lens, [60, 9000, 65_535], "{direction}");
+        }
+        for captured in contents.frames.iter().filter(|captured| captured.bytes[6..12] == SOURCE) {
+            assert!(captured.bytes == frame(captured.len)[..captured.len.min(2000)]);
         }
     });
 }

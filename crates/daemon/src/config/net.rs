@@ -1,13 +1,19 @@
 //! The options that only network cards have.
 
+use std::path::PathBuf;
+
 use clap::Args;
+use kickless_device::CaptureTo;
 use kickless_net_port::Port;
 use kickless_values::MacAddress;
 use serde::Serialize;
 
 use super::notation::Mistake;
 use super::text;
-use super::values::{NUM_QUEUE_PAIRS, Switch, parse_mtu, parse_num_queue_pairs};
+use super::values::{
+    CAPTURE_LENGTH_MAX, NUM_QUEUE_PAIRS, Switch, parse_capture_length, parse_mtu, parse_not_empty,
+    parse_num_queue_pairs,
+};
 
 /// The options of a network card.
 #[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
@@ -42,12 +48,29 @@ pub struct NetConfig {
     #[arg(long, value_enum, default_value_t = Switch::On)]
     #[serde(serialize_with = "text::serialize")]
     pub offload: Switch,
+    /// Write the frames of the card to this file, in the format pcapng. A file that is an earlier capture is
+    /// overwritten [default: off]
+    #[arg(long, value_name = "FILE", value_parser = parse_not_empty::<PathBuf>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capture: Option<PathBuf>,
+    /// Write only so many bytes of each frame to the capture, from its beginning [default: all]
+    #[arg(long, value_name = "N", value_parser = parse_capture_length)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capture_length: Option<u32>,
 }
 
 impl NetConfig {
     /// Returns the default options of a card.
     pub(crate) fn new(port: Port) -> Self {
-        Self { port, mac: None, mtu: None, num_queue_pairs: None, offload: Switch::On }
+        Self {
+            port,
+            mac: None,
+            mtu: None,
+            num_queue_pairs: None,
+            offload: Switch::On,
+            capture: None,
+            capture_length: None,
+        }
     }
 
     /// Returns the maximum number of pairs of queues.
@@ -59,6 +82,12 @@ impl NetConfig {
             port => port.pairs().unwrap_or(NUM_QUEUE_PAIRS),
         };
         self.num_queue_pairs.unwrap_or(default)
+    }
+
+    /// Returns the file for the frames of the card, which has this name.
+    pub fn capture_to<'a>(&'a self, device: &'a str) -> Option<CaptureTo<'a>> {
+        let path = self.capture.as_deref()?;
+        Some(CaptureTo { path, device, len_max: self.capture_length.unwrap_or(CAPTURE_LENGTH_MAX) })
     }
 
     /// Checks that the options can be combined.

@@ -21,9 +21,9 @@ use super::notation::Mistake;
 use super::serve::ServeConfig;
 use super::text;
 use super::values::{
-    Switch, parse_blk_size, parse_bps, parse_burst, parse_cache_size, parse_group, parse_iops,
-    parse_memory_max, parse_mode, parse_mtu, parse_not_empty, parse_num_queue_pairs, parse_num_queues,
-    parse_serial, parse_weight,
+    Switch, parse_blk_size, parse_bps, parse_burst, parse_cache_size, parse_capture_length, parse_group,
+    parse_iops, parse_memory_max, parse_mode, parse_mtu, parse_not_empty, parse_num_queue_pairs,
+    parse_num_queues, parse_serial, parse_weight,
 };
 
 /// A device as a table. It has the keys of all kinds of devices, and each key may be absent.
@@ -109,6 +109,10 @@ pub struct DeviceTable {
     num_queue_pairs: Option<u16>,
     #[serde(with = "text::optional")]
     offload: Option<Switch>,
+    #[serde(deserialize_with = "path")]
+    capture: Option<PathBuf>,
+    #[serde(deserialize_with = "capture_length")]
+    capture_length: Option<u32>,
     #[serde(deserialize_with = "memory_max")]
     memory_max: Option<u64>,
     #[serde(deserialize_with = "flag")]
@@ -154,7 +158,7 @@ impl DeviceTable {
     pub const BLK_KEYS: [&str; 9] =
         ["blk-size", "read-only", "serial", "num-queues", "cache", "cache-size", "merge", "lock", "incoming"];
     /// Keys that only network cards have, without `port`.
-    pub const NET_KEYS: [&str; 4] = ["mac", "mtu", "num-queue-pairs", "offload"];
+    pub const NET_KEYS: [&str; 6] = ["mac", "mtu", "num-queue-pairs", "offload", "capture", "capture-length"];
 
     /// Returns the first of [`DeviceTable::BLK_KEYS`] that is present.
     fn blk_key(&self) -> Option<&'static str> {
@@ -174,8 +178,14 @@ impl DeviceTable {
 
     /// Returns the first of [`DeviceTable::NET_KEYS`] that is present.
     fn net_key(&self) -> Option<&'static str> {
-        let is_there =
-            [self.mac.is_some(), self.mtu.is_some(), self.num_queue_pairs.is_some(), self.offload.is_some()];
+        let is_there = [
+            self.mac.is_some(),
+            self.mtu.is_some(),
+            self.num_queue_pairs.is_some(),
+            self.offload.is_some(),
+            self.capture.is_some(),
+            self.capture_length.is_some(),
+        ];
         zip(Self::NET_KEYS, is_there).find_map(|(key, is_there)| is_there.then_some(key))
     }
 
@@ -232,8 +242,15 @@ impl DeviceTable {
             return Err(mistake(key, "only disks have it, and this device is a network card"));
         }
         let default = NetConfig::new(port);
-        let (num_queue_pairs, offload) = (self.num_queue_pairs, self.offload.unwrap_or(default.offload));
-        Ok(DeviceKind::Net(NetConfig { mac: self.mac, mtu: self.mtu, num_queue_pairs, offload, ..default }))
+        Ok(DeviceKind::Net(NetConfig {
+            mac: self.mac,
+            mtu: self.mtu,
+            num_queue_pairs: self.num_queue_pairs,
+            offload: self.offload.unwrap_or(default.offload),
+            capture: self.capture.take(),
+            capture_length: self.capture_length,
+            ..default
+        }))
     }
 }
 
@@ -321,6 +338,10 @@ fn queue_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Erro
 
 fn mtu<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
     text::number(from, parse_mtu).map(Some)
+}
+
+fn capture_length<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    text::number(from, parse_capture_length).map(Some)
 }
 
 fn num_queue_pairs<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {

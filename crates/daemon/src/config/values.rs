@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use kickless_disk::SECTOR;
 use kickless_memory::quota;
-use kickless_spec::net::{MTU_MAX, MTU_MIN};
+use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header, MTU_MAX, MTU_MIN};
 use kickless_values::{parse_duration, parse_number, parse_size};
 
 use super::name::parse_device_name;
@@ -26,6 +26,8 @@ pub(crate) const NUM_QUEUE_PAIRS: u16 = 64;
 /// A card has two queues for each pair and one for commands, and a vhost-user kick names its queue in eight
 /// bits.
 const NUM_QUEUE_PAIRS_MAX: u16 = (NUM_QUEUES_MAX - 1) / 2;
+/// The longest frame, so that a capture has all of it.
+pub(crate) const CAPTURE_LENGTH_MAX: u32 = (FRAME_MAX - size_of::<Header>()) as u32;
 /// Far more workers than a host needs. Limits the threads and engines of the process.
 const WORKERS_MAX: u16 = 256;
 /// The smallest cache of L2 tables that has an effect: 16 pieces of 4 KiB.
@@ -98,6 +100,10 @@ pub(crate) fn parse_num_queue_pairs(text: &str) -> Result<u16, String> {
 
 pub(crate) fn parse_mtu(text: &str) -> Result<u16, String> {
     parse_number(text, MTU_MIN.into(), MTU_MAX.into())
+}
+
+pub(crate) fn parse_capture_length(text: &str) -> Result<u32, String> {
+    parse_number(text, ETHERNET_HEADER_LEN as u32, CAPTURE_LENGTH_MAX)
 }
 
 pub(crate) fn parse_workers(text: &str) -> Result<u16, String> {

@@ -136,6 +136,8 @@ fn wrong_options_of_a_card() {
         ("--fd=3", "--port <PORT>"),
         ("--port=null", "--socket-path: give it, or --fd"),
         ("--fd=3 --port=null --offload=yes", "'--offload <OFFLOAD>'"),
+        ("--fd=3 --port=null --capture=", "'--capture <FILE>'"),
+        ("--fd=3 --port=null --capture=/a --capture-length=13", "it must be a number from 14 to 65550"),
         (
             "--fd=3 --port=tap",
             "'--port <PORT>': a port is tap:NAME, tap-fd:N, switch:NAME, user, stream:PATH, loop or null",

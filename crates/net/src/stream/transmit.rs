@@ -13,7 +13,7 @@ use crate::offload::{Segments, Undo, complete_checksum, undo};
 use crate::port_poll::PORT_INTERVAL;
 use crate::transmit::{TransmitFormat, count_invalid};
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
-use kickless_net_port::{Outgoing, StreamSender};
+use kickless_net_port::{Direction, Outgoing, StreamSender};
 use kickless_spec::net::{FRAME_MAX, Header, NetFeatures};
 use kickless_virtqueue::Chain;
 use std::os::fd::AsFd;
@@ -101,6 +101,9 @@ impl StreamTransmitTask {
             return self.counters().sent_invalid.add(1);
         }
         let bytes = &mut self.copy[HEADER..HEADER + len];
+        self.card.capture(Direction::Outbound, self.pair, len, |into| {
+            into.copy_from_slice(&bytes[..into.len()]);
+        });
         match push(&mut self.sender.turn(), &header, bytes, &mut self.segment) {
             Outcome::Passed => {
                 self.counters().sent_frames.add(1);
