@@ -19,7 +19,8 @@ use crate::service::Service;
 use section::{Section, Text};
 
 /// Keys that identify a device. `[defaults]` must not contain them.
-const IDENTITY_KEYS: [&str; 7] = ["name", "socket-path", "blk-file", "blk-size", "port", "serial", "mac"];
+const IDENTITY_KEYS: [&str; 8] =
+    ["name", "socket-path", "blk-file", "blk-size", "port", "serial", "mac", "capture"];
 
 /// Reads the configuration file.
 ///

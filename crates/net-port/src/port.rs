@@ -1,6 +1,6 @@
 //! The port of a card, as an operator writes it.
 
-use crate::tap::NAME_MAX;
+use crate::tap::{NAME_MAX, is_interface_name};
 use crate::user::Passt;
 use crate::{
     InvalidSwitch, InvalidUserOption, PasstError, StreamPort, SwitchName, Tap, TapError, TestFrame,
@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::{fmt, io};
 
 /// The lowest number of a descriptor that can be a TAP: the others are the standard streams.
@@ -36,7 +37,7 @@ pub enum Port {
     Stream(PathBuf),
     /// `user[,OPTIONS]`: the network of this user, through a `passt` process with these options.
     User(UserOptions),
-    /// `switch:NAME[,vlan=N]`: the cards of this process with the same name.
+    /// `switch:NAME[,vlan=N][,uplink=TAP]`: the cards of this process with the same name, and a TAP.
     Switch(SwitchName),
 }
 
@@ -51,8 +52,8 @@ pub enum OpenPort {
     Tap(Tap),
     /// A stream socket, which carries one pair of rings.
     Stream(StreamPort),
-    /// A switch, which the card joins.
-    Switch(SwitchName),
+    /// A switch, which the card joins, and the TAP of its uplink, which it shares with other cards.
+    Switch(SwitchName, Option<Arc<Tap>>),
 }
 
 /// The reason for which a port cannot be opened. Each is one sentence for an operator.
@@ -85,7 +86,10 @@ impl Port {
             Self::TapFd(fds) => {
                 OpenPort::Tap(Tap::adopt(fds.iter().map(|fd| inherited(*fd)).collect::<Result<_, _>>()?)?)
             }
-            Self::Switch(name) => OpenPort::Switch(name.clone()),
+            Self::Switch(name) => {
+                let uplink = name.uplink.as_deref().map(|tap| Tap::share(tap, &name.name));
+                OpenPort::Switch(name.clone(), uplink.transpose()?)
+            }
             Self::Stream(path) => OpenPort::Stream(StreamPort::to(path)?),
             Self::User(options) => OpenPort::Stream(StreamPort::to_passt(Passt::find(options.clone())?)?),
         })
@@ -177,11 +181,9 @@ fn parse_null<'a>(parts: impl Iterator<Item = &'a str>) -> Result<NullPort, Inva
     Ok(port)
 }
 
-/// Parses the name of an interface, as the kernel accepts it. A `%` would make the kernel choose a number.
+/// Parses the name of a TAP.
 fn parse_name(name: &str) -> Result<String, InvalidPort> {
-    let is_allowed = |byte: u8| byte.is_ascii_graphic() && !b"/:%,".contains(&byte);
-    let is_name = (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(is_allowed);
-    match is_name && ![".", ".."].contains(&name) {
+    match is_interface_name(name) {
         true => Ok(name.to_owned()),
         false => Err(InvalidPort::Name),
     }
@@ -309,6 +311,7 @@ mod tests {
             "stream:/run/a,b:c",
             "switch:lan-1",
             "switch:a,vlan=4094",
+            "switch:a,uplink=vm0",
             "user",
             "user,--tcp-ports=22,,80,-4",
         ] {

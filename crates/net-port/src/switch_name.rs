@@ -1,5 +1,6 @@
-//! The name of a switch, and the VLAN of a port there.
+//! The name of a switch, the VLAN of a port there, and the uplink.
 
+use crate::tap::is_interface_name;
 use std::fmt;
 use std::str::FromStr;
 
@@ -8,13 +9,15 @@ const NAME_MAX: usize = 64;
 /// The highest number of a VLAN. The number above it is reserved (IEEE 802.1Q, table 9-2).
 const VLAN_MAX: u16 = 4094;
 
-/// A switch, and the kind of port there: `NAME[,vlan=N]`.
+/// A switch, and the kind of port there: `NAME[,vlan=N][,uplink=TAP]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchName {
     /// The name of the switch. All cards of a process with the same name are ports of it.
     pub name: String,
     /// The VLAN of an access port, from 1 to 4094. A port without one is a trunk.
     pub vlan: Option<u16>,
+    /// The TAP that is a port of the switch too.
+    pub uplink: Option<String>,
 }
 
 /// The error of a text that does not describe a port of a switch.
@@ -26,8 +29,11 @@ pub enum InvalidSwitch {
     /// The number of the VLAN is wrong.
     #[error("a VLAN is a number from 1 to {VLAN_MAX}")]
     Vlan,
+    /// This is no name of a TAP.
+    #[error("an uplink is the name of a TAP")]
+    Uplink,
     /// There is no such option.
-    #[error("a port of a switch has no option {0:?}: it has vlan=N")]
+    #[error("a port of a switch has no option {0:?}: it has vlan=N and uplink=TAP")]
     Option(String),
 }
 
@@ -40,20 +46,26 @@ impl FromStr for SwitchName {
         if !(1..=NAME_MAX).contains(&name.len()) || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(InvalidSwitch::Name);
         }
-        let mut vlan = None;
+        let (mut vlan, mut uplink) = (None, None);
         for part in parts {
+            if let Some(name) = part.strip_prefix("uplink=") {
+                let name = Some(name).filter(|name| is_interface_name(name));
+                uplink = Some(name.ok_or(InvalidSwitch::Uplink)?.to_owned());
+                continue;
+            }
             let number = part.strip_prefix("vlan=").ok_or_else(|| InvalidSwitch::Option(part.to_owned()))?;
             let number = number.parse().ok().filter(|number| (1..=VLAN_MAX).contains(number));
             vlan = Some(number.ok_or(InvalidSwitch::Vlan)?);
         }
-        Ok(Self { name: name.to_owned(), vlan })
+        Ok(Self { name: name.to_owned(), vlan, uplink })
     }
 }
 
 impl fmt::Display for SwitchName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
-        self.vlan.map_or(Ok(()), |vlan| write!(f, ",vlan={vlan}"))
+        self.vlan.map_or(Ok(()), |vlan| write!(f, ",vlan={vlan}"))?;
+        self.uplink.as_ref().map_or(Ok(()), |name| write!(f, ",uplink={name}"))
     }
 }
 
@@ -62,10 +74,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_has_a_name_and_a_vlan() {
-        for (text, vlan) in [("lan", None), ("a:b/c,vlan=1", Some(1)), ("x,vlan=4094", Some(4094))] {
+    fn a_port_has_a_name_a_vlan_and_an_uplink() {
+        for (text, vlan, uplink) in [
+            ("lan", None, None),
+            ("a:b/c,vlan=1", Some(1), None),
+            ("x,vlan=4094,uplink=vm0", Some(4094), Some("vm0")),
+            ("x,uplink=vm0.1", None, Some("vm0.1")),
+        ] {
             let port: SwitchName = text.parse().unwrap();
-            assert_eq!((port.vlan, port.to_string().as_str()), (vlan, text));
+            assert_eq!((port.vlan, port.uplink.as_deref(), port.to_string().as_str()), (vlan, uplink, text));
         }
         for (text, error) in [
             ("", InvalidSwitch::Name),
@@ -73,6 +90,8 @@ mod tests {
             ("a,vlan=4095", InvalidSwitch::Vlan),
             ("a,vlan=0", InvalidSwitch::Vlan),
             ("a,vlan=", InvalidSwitch::Vlan),
+            ("a,uplink=", InvalidSwitch::Uplink),
+            ("a,uplink=a/b", InvalidSwitch::Uplink),
             ("a,", InvalidSwitch::Option(String::new())),
             ("a,vln=1", InvalidSwitch::Option("vln=1".into())),
         ] {

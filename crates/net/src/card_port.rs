@@ -73,7 +73,7 @@ impl CardPort {
                 span: Span::current(),
             })),
             OpenPort::Stream(port) => Self::Stream(port),
-            OpenPort::Switch(SwitchName { name, vlan }) => {
+            OpenPort::Switch(SwitchName { name, vlan, .. }, _) => {
                 Self::Switch(SwitchPort::join(&name, Rule { vlan, address }, pairs))
             }
         }

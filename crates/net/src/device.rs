@@ -15,6 +15,7 @@ use crate::tap_source::TapSource;
 use crate::tap_transmit::TapTransmitTask;
 use crate::test_source::TestSource;
 use crate::transmit::{TransmitFormat, TransmitTask};
+use crate::uplink::{Share, Uplink};
 use crate::{announcement, config, features, tap_follower};
 use kickless_device::{
     CaptureTo, ConfigError, Device, DeviceMessage, DeviceMetrics, Disabled, InvalidState, MessageError,
@@ -26,7 +27,7 @@ use kickless_spec::net::{MAC_LEN, MTU_DEFAULT, MTU_MAX, MTU_MIN, NetFeatures};
 use kickless_spec::vhost_user::ProtocolFeatures;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::warn;
 use zerocopy::IntoBytes;
 
@@ -58,12 +59,20 @@ pub struct Net {
     offload: bool,
     /// The MTU that a front-end finds when it connects.
     mtu: u16,
+    /// The uplink of the card's switch.
+    uplink: Option<Arc<Uplink>>,
+    /// Makes the uplink run while the device is open.
+    uplink_share: Mutex<Option<Share>>,
 }
 
 impl Net {
     /// Makes a card.
     pub fn new(options: Options) -> Self {
         let (rings, mtu) = (rings_max(options.pairs_max), options.mtu.unwrap_or(MTU_DEFAULT));
+        let uplink = match &options.port {
+            OpenPort::Switch(switch, Some(tap)) => Some(Uplink::of(&switch.name, tap)),
+            _ => None,
+        };
         let card = Arc::new(CardState {
             mac: options.mac,
             capture: Capture::default(),
@@ -80,11 +89,32 @@ impl Net {
             announcements: AtomicU64::new(0),
             counters: (0..rings).map(|_| RingCounters::default()).collect(),
         });
-        Self { card, queue_size_max: options.queue_size_max, offload: options.offload, mtu }
+        Self {
+            card,
+            queue_size_max: options.queue_size_max,
+            offload: options.offload,
+            mtu,
+            uplink,
+            uplink_share: Mutex::default(),
+        }
     }
 
     fn mtu(&self) -> u16 {
         self.card.mtu.load(Ordering::Relaxed)
+    }
+
+    fn uplink_share(&self) -> MutexGuard<'_, Option<Share>> {
+        self.uplink_share.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the uplink run, if the card's switch has one.
+    fn start_uplink(&self) -> io::Result<()> {
+        let Some(uplink) = &self.uplink else { return Ok(()) };
+        let mut share = self.uplink_share();
+        if share.is_none() {
+            *share = Some(uplink.share()?);
+        }
+        Ok(())
     }
 
     /// Forgets what a driver has set through the control ring. It uses this many pairs.
@@ -149,6 +179,7 @@ impl Device for Net {
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut sums = counters::sums(&self.card.counters);
+        sums.extend(self.uplink.iter().flat_map(|uplink| uplink.counters()));
         sums.push(("announcements", self.card.announcements.load(Ordering::Relaxed)));
         sums
     }
@@ -196,6 +227,7 @@ impl Device for Net {
     fn open(&self) -> Result<(), StartError> {
         let started = match &self.card.port {
             CardPort::Stream(port) => port.start(),
+            CardPort::Switch(_) => self.start_uplink(),
             _ => tap_follower::follow(&self.card),
         };
         started.map_err(|error| no_resource("thread", &error))
@@ -205,7 +237,10 @@ impl Device for Net {
         match &self.card.port {
             CardPort::Tap(port) => port.end(),
             CardPort::Stream(port) => port.end(),
-            CardPort::Null(_) | CardPort::Loop(_) | CardPort::Switch(_) => {}
+            CardPort::Switch(_) => {
+                *self.uplink_share() = None;
+            }
+            CardPort::Null(_) | CardPort::Loop(_) => {}
         }
     }
 

@@ -11,7 +11,7 @@
 //! - The loop port returns the frames of the driver.
 //! - A TAP is an interface of the host. A thread of the card makes it follow the rings: it attaches the
 //!   queue of each pair that receives, and chooses the offloads that the driver accepts.
-//! - A switch connects the cards of this process, by the addresses of their guests.
+//! - A switch connects the cards of this process, by the addresses of their guests. A TAP can be its uplink.
 //! - A stream socket reaches another program, which knows no offloads.
 //!
 //! A frame whose offloads the driver does not accept is undone in software ([`offload`]).
@@ -49,6 +49,7 @@ mod control_ring;
 mod cost;
 mod counters;
 mod credit;
+mod datagrams;
 mod device;
 pub mod features;
 mod filter;
@@ -71,6 +72,7 @@ mod tap_transmit;
 mod test_source;
 mod timer;
 mod transmit;
+mod uplink;
 
 pub use control::{Command, CommandError};
 pub use device::{Net, Options};

@@ -64,6 +64,14 @@ impl Batch {
         self.space.resize(end.next_power_of_two(), 0);
     }
 
+    /// Makes the newest frame `len` bytes long, which is less than it was.
+    pub(crate) fn shorten(&mut self, len: usize) {
+        if let Some(before) = self.lens.last_mut() {
+            self.len -= *before as usize - len;
+            *before = len as u32;
+        }
+    }
+
     /// Takes back the newest frame.
     pub(crate) fn pop(&mut self) {
         if let Some(len) = self.lens.pop() {

@@ -8,9 +8,9 @@ use crate::card_port::{CardPort, TapPort};
 use crate::card_state::CardState;
 use crate::cost;
 use crate::counters::RingCounters;
+use crate::datagrams::Datagrams;
 use crate::frame::{Frame, InvalidFrame};
 use crate::immediate_ring::{self, ImmediateRing};
-use crate::offload::Segments;
 use crate::port_poll::PORT_INTERVAL;
 use crate::transmit::{TransmitFormat, count_invalid};
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
@@ -19,16 +19,12 @@ use kickless_memory::Iov;
 use kickless_net_port::{Direction, SendError, TapQueue};
 use kickless_spec::net::{FRAME_MAX, GSO_UDP_L4, Header};
 use kickless_virtqueue::Chain;
-use rustix::io::Errno;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The most frames of one turn. Each is a system call, of up to some microseconds.
 const FRAMES_MAX: u32 = 64;
-
-/// The most datagrams of a packet that the card segments. The kernel's own limit is 128 (`UDP_MAX_SEGMENTS`).
-const DATAGRAMS_MAX: usize = 128;
 
 /// The task of a transmit ring.
 pub(crate) struct TapTransmitTask {
@@ -44,48 +40,10 @@ pub(crate) struct TapTransmitTask {
     frame: Iov,
     /// Space for a frame in more pieces than one call takes, and for one that the card segments.
     copy: Box<[u8]>,
+    /// The length of the frame in `copy`.
+    copied: usize,
     /// The datagrams of the frame in `copy`. Only on kernels that do not segment UDP.
     datagrams: Option<Datagrams>,
-}
-
-/// The datagrams of a UDP packet that the kernel does not segment (before Linux 6.2).
-struct Datagrams {
-    /// Space for one datagram.
-    space: Box<[u8]>,
-    /// The length of the packet, and what is left of it. `None` between two packets.
-    rest: Option<(usize, Segments)>,
-    /// The length of the next datagram in `space`.
-    next: usize,
-}
-
-impl Datagrams {
-    /// Sends the datagrams of the packet that is in `packet`. After [`SendError::Full`], goes on where it
-    /// was.
-    fn send(
-        &mut self,
-        queue: &mut TapQueue,
-        header: &Header,
-        packet: &[u8],
-        len: usize,
-    ) -> Result<(), SendError> {
-        if self.rest.is_none() {
-            let segments = Segments::of(header, &packet[..len]);
-            let segments = segments.filter(|all| all.count(&packet[..len]) <= DATAGRAMS_MAX);
-            let segments = segments.ok_or(SendError::Refused(Errno::INVAL))?;
-            self.begin_next(packet, len, segments);
-        }
-        while let Some((len, segments)) = self.rest {
-            queue.send_copy(&Header::default(), &self.space[..self.next])?;
-            self.begin_next(packet, len, segments);
-        }
-        Ok(())
-    }
-
-    fn begin_next(&mut self, packet: &[u8], len: usize, mut segments: Segments) {
-        let next = segments.write_next(&packet[..len], &mut self.space);
-        self.rest = next.map(|_| (len, segments));
-        self.next = next.unwrap_or_default();
-    }
 }
 
 impl TapTransmitTask {
@@ -100,7 +58,6 @@ impl TapTransmitTask {
             CardPort::Tap(port) => port.tap.segments_udp(),
             _ => true,
         };
-        let space = || vec![0; FRAME_MAX - size_of::<Header>()].into_boxed_slice();
         // As in `TransmitTask`.
         vring.show_after(ShowAfter::PUBLISH);
         Self {
@@ -113,8 +70,9 @@ impl TapTransmitTask {
             chain: Chain::default(),
             is_refused: false,
             frame: Iov::default(),
-            copy: space(),
-            datagrams: (!segments_udp).then(|| Datagrams { space: space(), rest: None, next: 0 }),
+            copy: vec![0; FRAME_MAX - size_of::<Header>()].into_boxed_slice(),
+            copied: 0,
+            datagrams: (!segments_udp).then(Datagrams::new),
         }
     }
 
@@ -187,11 +145,10 @@ impl TapTransmitTask {
         if header.gso_type == GSO_UDP_L4
             && let Some(datagrams) = &mut self.datagrams
         {
-            let len = match datagrams.rest {
-                Some((len, _)) => len,
-                None => self.frame.read(0, &mut self.copy),
-            };
-            return datagrams.send(&mut self.queue, header, &self.copy, len);
+            if !datagrams.is_sending() {
+                self.copied = self.frame.read(0, &mut self.copy);
+            }
+            return datagrams.send(&mut self.queue, header, &self.copy[..self.copied]);
         }
         if TapQueue::is_too_scattered(&self.frame) {
             let len = self.frame.read(0, &mut self.copy);
@@ -204,7 +161,7 @@ impl TapTransmitTask {
     fn forget_refused(&mut self) {
         self.is_refused = false;
         if let Some(datagrams) = &mut self.datagrams {
-            datagrams.rest = None;
+            datagrams.forget();
         }
     }
 

@@ -20,12 +20,12 @@ use super::values::{
 #[serde(rename_all = "kebab-case")]
 pub struct NetConfig {
     /// The port of the card: tap:NAME is a TAP, which is made if it does not exist; tap-fd:N[,N...] are the
-    /// queues of a TAP that the parent process has opened; switch:NAME[,vlan=N] connects the cards of this
-    /// process with the same NAME, with vlan=N as an access port; user[,OPTION...] is the network of this
-    /// user, without privileges, through the program passt with these options; stream:PATH connects to a
-    /// program that listens on a unix socket, with the framing of QEMU's -netdev stream; loop returns the
-    /// frames of guests; null discards them; null,rate=N,length=MIN-MAX also delivers N test frames per
-    /// second to each pair of queues, with these lengths in bytes
+    /// queues of a TAP that the parent process has opened; switch:NAME[,vlan=N,uplink=TAP] connects the
+    /// cards of this process with the same NAME, with vlan=N as an access port, and with a TAP of the host;
+    /// user[,OPTION...] is the network of this user, without privileges, through the program passt with these
+    /// options; stream:PATH connects to a program that listens on a unix socket, with the framing of QEMU's
+    /// -netdev stream; loop returns the frames of guests; null discards them; null,rate=N,length=MIN-MAX also
+    /// delivers N test frames per second to each pair of queues, with these lengths in bytes
     #[arg(long, value_name = "PORT", value_parser = str::parse::<Port>)]
     #[serde(serialize_with = "text::serialize")]
     pub port: Port,

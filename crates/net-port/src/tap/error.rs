@@ -24,6 +24,14 @@ pub enum TapError {
         /// The interface.
         name: String,
     },
+    /// The interface is the uplink of another switch.
+    #[error("the TAP {name} is the uplink of the switch {switch} already")]
+    OtherSwitch {
+        /// The interface.
+        name: String,
+        /// The switch.
+        switch: String,
+    },
     /// There is another kind of interface with this name.
     #[error("the interface {name} exists and is not a TAP")]
     NotTap {

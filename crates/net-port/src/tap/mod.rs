@@ -6,6 +6,7 @@
 
 mod error;
 mod queue;
+mod shared;
 mod sys;
 
 pub use error::TapError;
@@ -45,6 +46,13 @@ bitflags! {
         /// Unsegmented UDP. The kernel takes it only for both versions of IP.
         const USO = libc::TUN_F_USO4 | libc::TUN_F_USO6;
     }
+}
+
+/// Returns whether the kernel accepts this name of an interface. A `%` would make the kernel choose a number.
+pub(crate) fn is_interface_name(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_graphic() && !b"/:%,".contains(&byte);
+    let is_name = (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(is_allowed);
+    is_name && ![".", ".."].contains(&name)
 }
 
 impl Offloads {

@@ -1,0 +1,30 @@
+//! TAPs that several cards of this process share: those of uplinks.
+
+use super::{Tap, TapError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The TAPs that are open, each with its name and its switch.
+static TAPS: Mutex<Vec<(String, String, Weak<Tap>)>> = Mutex::new(Vec::new());
+
+impl Tap {
+    /// Returns the TAP `name` as the uplink of this switch. Opens it with one queue if no card has it.
+    ///
+    /// # Errors
+    /// The kernel refuses the TAP, or it is the uplink of another switch.
+    pub fn share(name: &str, switch: &str) -> Result<Arc<Self>, TapError> {
+        let mut taps = TAPS.lock().unwrap_or_else(PoisonError::into_inner);
+        taps.retain(|(_, _, tap)| tap.strong_count() > 0);
+        let known = taps.iter().find(|(known, _, _)| known == name);
+        if let Some((_, other, tap)) = known
+            && let Some(tap) = tap.upgrade()
+        {
+            return match other == switch {
+                true => Ok(tap),
+                false => Err(TapError::OtherSwitch { name: name.into(), switch: other.clone() }),
+            };
+        }
+        let tap = Arc::new(Self::open(name, 1)?);
+        taps.push((name.into(), switch.into(), Arc::downgrade(&tap)));
+        Ok(tap)
+    }
+}

@@ -1,0 +1,61 @@
+//! Segments UDP packets for a TAP of a kernel that does not (before Linux 6.2).
+
+use crate::offload::Segments;
+use kickless_net_port::{SendError, TapQueue};
+use kickless_spec::net::{FRAME_MAX, Header};
+use rustix::io::Errno;
+
+/// The most datagrams of a packet that the card segments. The kernel's own limit is 128 (`UDP_MAX_SEGMENTS`).
+const DATAGRAMS_MAX: usize = 128;
+
+/// The datagrams of a packet.
+pub(crate) struct Datagrams {
+    /// Space for one datagram.
+    space: Box<[u8]>,
+    /// The segments that are not made yet. `None` between two packets.
+    rest: Option<Segments>,
+    /// The length of the next datagram in `space`.
+    next: usize,
+}
+
+impl Datagrams {
+    pub(crate) fn new() -> Self {
+        let space = vec![0; FRAME_MAX - size_of::<Header>()].into_boxed_slice();
+        Self { space, rest: None, next: 0 }
+    }
+
+    /// Sends the datagrams of a packet. After [`SendError::Full`], goes on where it was when it gets the same
+    /// packet again.
+    pub(crate) fn send(
+        &mut self,
+        queue: &mut TapQueue,
+        header: &Header,
+        packet: &[u8],
+    ) -> Result<(), SendError> {
+        if self.rest.is_none() {
+            let segments = Segments::of(header, packet).filter(|all| all.count(packet) <= DATAGRAMS_MAX);
+            self.begin_next(packet, segments.ok_or(SendError::Refused(Errno::INVAL))?);
+        }
+        while let Some(segments) = self.rest {
+            queue.send_copy(&Header::default(), &self.space[..self.next])?;
+            self.begin_next(packet, segments);
+        }
+        Ok(())
+    }
+
+    /// Returns whether a part of a packet is sent.
+    pub(crate) fn is_sending(&self) -> bool {
+        self.rest.is_some()
+    }
+
+    /// Forgets the rest of a packet.
+    pub(crate) fn forget(&mut self) {
+        self.rest = None;
+    }
+
+    fn begin_next(&mut self, packet: &[u8], mut segments: Segments) {
+        let next = segments.write_next(packet, &mut self.space);
+        self.rest = next.map(|_| segments);
+        self.next = next.unwrap_or_default();
+    }
+}
