@@ -26,6 +26,9 @@ pub(crate) struct CardState {
     /// Whether our control ring has run since the front-end connected. Otherwise the front-end may serve the
     /// control ring itself.
     pub(crate) has_control_ring: AtomicBool,
+    /// Whether the driver's settings are known: it was reset, its state was loaded, or its control ring has
+    /// started here.
+    pub(crate) settings_are_known: AtomicBool,
     /// The features in force of the ring that started last.
     pub(crate) features: AtomicU64,
     /// The offloads of received frames that the driver has not switched off.
@@ -64,6 +67,25 @@ impl CardState {
         change(Arc::make_mut(&mut filter));
         // Under the lock, so that a ring that sees the new number gets this filter or a later one.
         self.filter_changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that the control ring starts, at its beginning or where a driver has got to.
+    ///
+    /// A driver has made commands then, and keeps what it set (virtio 1.3, section 5.1.6.5), but a card that
+    /// did not see them has lost it. Such a card does without offloads of received frames, and filters only by
+    /// what the driver sets from now on. So a driver never gets a frame that it cannot handle, and never misses
+    /// one that it wants.
+    pub(crate) fn control_ring_starts(&self, is_resumed: bool) {
+        self.has_control_ring.store(true, Ordering::Relaxed);
+        if !self.settings_are_known.swap(true, Ordering::Relaxed) && is_resumed {
+            self.set_offloads(NetFeatures::empty());
+            self.change_filter(Filter::distrust);
+        }
+    }
+
+    /// Returns the address in the configuration space.
+    pub(crate) fn address(&self) -> Option<[u8; MAC_LEN]> {
+        self.filter().address.or(self.mac)
     }
 
     /// Sets the number of pairs that the driver uses.

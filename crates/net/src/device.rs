@@ -81,6 +81,7 @@ impl Net {
             mtu: AtomicU16::new(mtu),
             pairs: AtomicU16::new(PAIRS_UNKNOWN),
             has_control_ring: AtomicBool::new(false),
+            settings_are_known: AtomicBool::new(false),
             features: AtomicU64::new(0),
             offloads: AtomicU64::new(NetFeatures::GUEST_OFFLOADS.bits()),
             filter: Mutex::new(Arc::new(Filter::new(options.mac))),
@@ -119,6 +120,7 @@ impl Net {
 
     /// Forgets what a driver has set through the control ring. It uses this many pairs.
     fn forget_settings(&self, pairs: u16) {
+        self.card.settings_are_known.store(pairs != PAIRS_UNKNOWN, Ordering::Relaxed);
         self.card.set_pairs(pairs);
         self.card.set_offloads(NetFeatures::GUEST_OFFLOADS);
         self.card.change_filter(|filter| *filter = Filter::new(self.card.mac));
@@ -213,7 +215,7 @@ impl Device for Net {
     }
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
-        let space = config::space(self.card.filter().address, self.mtu(), self.card.pairs_max);
+        let space = config::space(self.card.address(), self.mtu(), self.card.pairs_max);
         let from = space.as_bytes().get(offset..).unwrap_or_default();
         let len = from.len().min(into.len());
         into[..len].copy_from_slice(&from[..len]);
@@ -254,6 +256,7 @@ impl Device for Net {
         let invalid = InvalidState { kind: "network" };
         let SavedState { pairs, offloads, filter } =
             SavedState::load(state, self.card.pairs_max).ok_or(invalid)?;
+        self.card.settings_are_known.store(true, Ordering::Relaxed);
         self.card.set_pairs(pairs);
         self.card.set_offloads(offloads);
         // An earlier version accepted all frames.
@@ -304,7 +307,7 @@ impl Device for Net {
                 }
             }
             Role::Control if features.bits() & NetFeatures::CTRL_VQ.bits() != 0 => {
-                card.has_control_ring.store(true, Ordering::Relaxed);
+                card.control_ring_starts(vring.is_resumed());
                 Box::new(ControlTask::new(vring, card, in_force))
             }
             Role::Control => return Err(no_ring()),

@@ -98,6 +98,13 @@ impl Filter {
         Self { modes: Modes::PROMISC, address, unicast, multicast, vlans: [0; VLAN_WORDS] }
     }
 
+    /// Forgets what narrows the filter, because the driver has set it in an unknown way. The filter accepts all
+    /// addresses and VLANs that the driver may want, until the driver sets them again.
+    pub(crate) fn distrust(&mut self) {
+        let (unicast, multicast) = (Table::Everything, Table::Everything);
+        *self = Self { modes: Modes::PROMISC, address: None, unicast, multicast, vlans: [u64::MAX; VLAN_WORDS] };
+    }
+
     /// Appends the filter to a saved state: the modes, whether the address is known and the address, both
     /// tables (the number of addresses in two bytes, or 0xffff for everything, and the addresses), and the
     /// words of the VLANs.
@@ -231,6 +238,23 @@ mod tests {
         // A table that is too long accepts everything of its kind.
         filter.set_tables(&[[2; 6]; TABLE_MAX + 1], &[[3; 6]; TABLE_MAX]);
         assert_eq!(verdicts(&filter), [true, true, false, true]);
+    }
+
+    #[test]
+    fn an_unknown_filter_is_narrowed_by_commands_only() {
+        let mut filter = Filter::new(Some(OWN));
+        filter.set_tables(&[OTHER], &[GROUP]);
+        filter.distrust();
+        filter.modes = Modes::empty();
+        assert_eq!(verdicts(&filter), [true; 4]);
+        filter.address = Some(OWN);
+        assert_eq!(verdicts(&filter), [true; 4], "the table is unknown");
+        filter.set_tables(&[], &[]);
+        assert_eq!(verdicts(&filter), [true, false, false, true]);
+        let tagged = [&OWN[..], &[0; 6], &[0x81, 0, 0, 5]].concat();
+        assert!(filter.accepts(&tagged, true));
+        filter.set_vlan(5, false);
+        assert!(!filter.accepts(&tagged, true));
     }
 
     #[test]

@@ -40,6 +40,15 @@ impl Rings {
         self.control.answer(id)
     }
 
+    /// Starts the control ring again: for the same driver, which goes on, or a fresh one.
+    fn restart_control(self, is_fresh: bool) -> Self {
+        let (next_avail, guest) = self.control.stop_task();
+        let guest = if is_fresh { guest.with_new_driver() } else { guest };
+        let next_avail = if is_fresh { guest.first_avail() } else { next_avail };
+        let vring = guest.vring(2, next_avail, None);
+        Self { control: Rig::start_on(&self.card, guest, vring, self.card.features()), ..self }
+    }
+
     /// Sends a frame, and returns those that come back.
     fn pass(&mut self, header: Header, frame: &[u8]) -> Vec<(Header, Vec<u8>)> {
         while self.receive.offer(&[1530], true).is_some() {}
@@ -123,22 +132,62 @@ fn vlans_are_filtered_if_the_driver_negotiated_that() {
     }
 }
 
-/// The driver switches its offloads off and on, as Linux does for XDP.
+/// A front-end connects anew with a driver that made commands before, or with a fresh one.
 #[test]
-fn offloads_are_switched_while_frames_flow() {
-    let mut rings = Rings::new(NetFeatures::empty());
+fn settings_that_a_reconnection_loses_neither_drop_frames_nor_force_offloads_on_a_driver() {
+    let table = [&[1, 0, 1, 0, 0, 0][..], &OTHER, &1u32.to_le_bytes(), &GROUP].concat();
+    let offloads = [&[5, 0][..], &0u64.to_le_bytes()].concat();
+    let commands = [&[2, 0, 5, 0][..], &table, &[0, 0, 0], &offloads];
+    for is_fresh in [false, true] {
+        let mut rings = Rings::new(NetFeatures::empty());
+        commands.iter().for_each(|command| assert_eq!(rings.command(command), OK));
+        assert_eq!(rings.accepted(), [true; 4]);
+        assert_eq!([5, 6].map(|vlan| rings.accepts(OWN, Some(vlan))), [true, false]);
+        rings.card.connected();
+        rings = rings.restart_control(is_fresh);
+        assert_eq!(rings.accepted(), [true; 4], "promiscuous");
+        let header = Header { gso_type: GSO_TCPV4, gso_size: 1000.into(), ..packet_header() };
+        let lens: Vec<_> = rings.pass(header, &packet()).iter().map(|(_, frame)| frame.len()).collect();
+        assert_eq!(lens, if is_fresh { vec![2554] } else { vec![1054, 1054, 554] });
+        // The driver does not know of the reconnection, and leaves the promiscuous mode again.
+        assert_eq!(rings.command(&[0, 0, 0]), OK);
+        assert_eq!(rings.accepted(), if is_fresh { [true, false, false, true] } else { [true; 4] });
+        assert_eq!([5, 6].map(|vlan| rings.accepts(OWN, Some(vlan))), [!is_fresh; 2]);
+        // What it sets from now on is in force.
+        assert_eq!(rings.command(&table), OK);
+        assert_eq!(rings.command(&[&[1, 1], &OTHER[..]].concat()), OK);
+        assert_eq!(rings.accepted(), [false, true, true, true]);
+        let mut address = [0; 6];
+        rings.card.read_config(0, &mut address);
+        assert_eq!(address, OTHER);
+        // A second start of the ring over the same connection changes nothing.
+        rings = rings.restart_control(false);
+        assert_eq!(rings.accepted(), [false, true, true, true]);
+        rings.card.reset_driver();
+        assert_eq!(rings.command(&[0, 0, 0]), OK);
+        assert_eq!(rings.accepted(), [true, false, false, true], "a fresh driver");
+    }
+}
+
+/// Returns a TCP packet of 2500 bytes without a checksum.
+fn packet() -> Vec<u8> {
     let mut packet = [&OWN[..], &[4; 6]].concat();
     packet.extend([8, 0, 0x45, 0, 0, 0, 0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
     packet.extend([0, 1, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
     packet.resize(54 + 2500, 7);
-    let header = Header {
-        flags: HDR_F_NEEDS_CSUM,
-        gso_type: GSO_TCPV4,
-        gso_size: 1000.into(),
-        csum_start: 34.into(),
-        csum_offset: 16.into(),
-        ..Header::default()
-    };
+    packet
+}
+
+fn packet_header() -> Header {
+    Header { flags: HDR_F_NEEDS_CSUM, csum_start: 34.into(), csum_offset: 16.into(), ..Header::default() }
+}
+
+/// The driver switches its offloads off and on, as Linux does for XDP.
+#[test]
+fn offloads_are_switched_while_frames_flow() {
+    let mut rings = Rings::new(NetFeatures::empty());
+    let packet = packet();
+    let header = Header { gso_type: GSO_TCPV4, gso_size: 1000.into(), ..packet_header() };
     let checksum = NetFeatures::GUEST_CSUM.bits();
     let all = (checksum | NetFeatures::GUEST_TSO4.bits(), [2554].as_slice(), GSO_TCPV4);
     let none = (0, [1054, 1054, 554].as_slice(), 0);

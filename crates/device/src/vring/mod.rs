@@ -57,7 +57,8 @@ pub struct Vring {
     lost: bool,
     /// Guest memory or its log has lost pages. Results that depend on them are not shown to the driver.
     damaged: bool,
-    /// See [`Vring::resumes_unrecorded`].
+    /// See [`Vring::is_resumed`] and [`Vring::resumes_unrecorded`].
+    is_resumed: bool,
     resumes_unrecorded: bool,
     /// The areas were mapped at least once. The first mapping shows which chains an earlier device has left.
     had_areas: bool,
@@ -87,8 +88,8 @@ impl Vring {
             ..
         } = parts;
         let VringParts { view, kick, call, err, logged, counters, .. } = parts;
-        let resumes_unrecorded =
-            options.is_packed() && inflight.is_none() && is_unconfirmed && next_avail != EVENT_WRAP;
+        let is_resumed = next_avail != if options.is_packed() { EVENT_WRAP } else { 0 };
+        let resumes_unrecorded = options.is_packed() && inflight.is_none() && is_unconfirmed && is_resumed;
         let mut queue = Queue::unmapped(options, next_avail, &view);
         if let Some(records) = inflight {
             queue.track(records);
@@ -120,6 +121,7 @@ impl Vring {
             broken: false,
             lost: false,
             damaged: false,
+            is_resumed,
             resumes_unrecorded,
             had_areas: false,
             damages: 0,
@@ -157,6 +159,11 @@ impl Vring {
     /// Returns the number of entries in the ring.
     pub fn size(&self) -> u16 {
         self.options.size()
+    }
+
+    /// Returns whether the ring started at an index that a driver has reached, not where rings begin.
+    pub fn is_resumed(&self) -> bool {
+        self.is_resumed
     }
 
     /// Returns whether this is a packed ring that continues at an index that only the front-end has given. It

@@ -153,7 +153,8 @@ impl Settings {
         }
     }
 
-    /// Returns the changes that make these settings on a fresh card.
+    /// Returns the changes that make these settings on a fresh card. The modes, which can end its promiscuous
+    /// mode, come after the addresses and VLANs that it then needs.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change> + '_ {
         let modes = self.modes.iter().map(|(mode, on)| Change::RxMode(*mode, *on));
         let vlans = self.vlans.iter().map(|vlan| Change::Vlan(*vlan, true));
@@ -162,8 +163,8 @@ impl Settings {
             .into_iter()
             .chain(self.mac.map(Change::Mac))
             .chain(self.addresses.clone())
-            .chain(modes)
             .chain(vlans)
+            .chain(modes)
             .chain(self.offloads.map(Change::Offloads))
     }
 
@@ -202,7 +203,7 @@ mod tests {
             settings.record(change);
         }
         let changes: Vec<_> = settings.changes().collect();
-        let expected = [Change::Pairs(4), Change::RxMode(RxMode::Promiscuous, false), Change::Vlan(8, true)];
+        let expected = [Change::Pairs(4), Change::Vlan(8, true), Change::RxMode(RxMode::Promiscuous, false)];
         assert_eq!(changes, expected);
     }
 }
