@@ -241,3 +241,28 @@ fn goes_on_after_kills() {
         check_counters(&end(daemon, ""));
     });
 }
+
+/// A card is unplugged while data passes through its TAP, and plugged in again.
+#[test]
+fn a_card_is_unplugged_under_traffic() {
+    in_network_namespace(|| {
+        network(0, &["vm"], "");
+        let daemon = Daemon::start_card(&card("vm", 1)).unwrap();
+        let before = daemon.holdings().unwrap();
+        let task = format!("{QUIET} kl.task=echo_cards kl.rounds=2 kl.kib=2000");
+        let mut guest = Guest::start(&GuestConfig::new(&task, Vec::new()).cpus(1)).unwrap();
+        guest.wait_for("cpus=1").unwrap();
+        for (round, properties) in [(1, "packed=off"), (2, "packed=on")] {
+            guest.add_nic(&format!("hot{round}"), &NicConfig::new(daemon.socket(), 1, properties)).unwrap();
+            guest.wait_for(&format!("cards=flowing {round}")).unwrap();
+            guest.remove_nic(&format!("hot{round}")).unwrap();
+            guest.wait_for(&format!("cards=gone {round}")).unwrap();
+            daemon.returns_to(before).unwrap();
+        }
+        guest.add_nic("last", &NicConfig::new(daemon.socket(), 1, "")).unwrap();
+        guest.wait_for("cards=flowing 3").unwrap();
+        guest.tell("enough").unwrap();
+        assert_eq!(guest.finish().unwrap()["eth0.echoed"], "yes");
+        check_counters(&end(daemon, ""));
+    });
+}
