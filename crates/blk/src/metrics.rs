@@ -33,13 +33,19 @@ impl Metrics {
 
 /// Measures the requests of a running queue.
 ///
-/// A request that is answered in the poll that popped it costs one addition. All of a poll have the same
-/// latency, and the clock is read once for them. A request that waits has its own time of its pop.
+/// Counts are kept here until the end of a poll, and written for other threads once. A request that is
+/// answered in the poll that popped it costs three additions. All of a poll have the same latency, and the
+/// clock is read once for them. A request that waits has its own time of its pop.
 #[derive(Debug)]
 pub(crate) struct Meter {
     metrics: Arc<QueueMetrics>,
     /// The time at the beginning of the present poll, in which its requests are popped.
     popped_ns: u64,
+    /// The last operation that began, and the requests of this kind and their bytes that the metrics do not
+    /// have yet.
+    operation: Operation,
+    requests: u64,
+    bytes: u64,
     /// The number of requests that are answered in the poll that popped them, and not published yet.
     answered: u64,
     /// The time at which the request in each slot was submitted. 0: it was not.
@@ -53,7 +59,16 @@ impl Meter {
     pub(crate) fn new(metrics: Arc<QueueMetrics>, slots: u16) -> Self {
         let slots = usize::from(slots);
         let submitted_ns = vec![0; slots].into_boxed_slice();
-        Self { metrics, popped_ns: 0, answered: 0, submitted_ns, waited: Vec::with_capacity(slots) }
+        Self {
+            metrics,
+            popped_ns: 0,
+            operation: Operation::Read,
+            requests: 0,
+            bytes: 0,
+            answered: 0,
+            submitted_ns,
+            waited: Vec::with_capacity(slots),
+        }
     }
 
     /// Begins a poll, or the completions of a batch.
@@ -64,10 +79,21 @@ impl Meter {
 
     /// Counts a request that begins.
     #[inline(always)]
-    pub(crate) fn count(&self, operation: Operation, bytes: u64) {
-        let counts = self.metrics.operation(operation as usize);
-        counts.requests.add(1);
-        counts.bytes.add(bytes);
+    pub(crate) fn count(&mut self, operation: Operation, bytes: u64) {
+        if operation != self.operation {
+            self.write_counts();
+            self.operation = operation;
+        }
+        self.requests += 1;
+        self.bytes += bytes;
+    }
+
+    /// Adds the requests counted since the last call to the metrics.
+    #[inline(never)]
+    fn write_counts(&mut self) {
+        let counts = self.metrics.operation(self.operation as usize);
+        counts.requests.add(std::mem::take(&mut self.requests));
+        counts.bytes.add(std::mem::take(&mut self.bytes));
     }
 
     /// Counts an answer with an error.
@@ -103,9 +129,12 @@ impl Meter {
         self.waited.push((self.metrics.take_waiting(slot), submitted_ns));
     }
 
-    /// Records the latencies of the requests that were published.
+    /// Writes the counts of requests that began, and the latencies of those that were published.
     #[inline]
     pub(crate) fn published(&mut self, context: &mut Context<'_>) {
+        if self.requests > 0 {
+            self.write_counts();
+        }
         if self.answered > 0 {
             let ns = context.read_clock().saturating_sub(self.popped_ns);
             self.metrics.request.record(ns, std::mem::take(&mut self.answered));
