@@ -99,10 +99,12 @@ impl EventLoop {
                 if far_side_due {
                     entry.far_side_due = now.saturating_add(entry.far_side_interval);
                 }
-                // Only a poll that has checked the far side too can be the last before a sleep.
-                let stays = !far_side_due
-                    || entry.spin_until.is_some_and(|until| now < until)
-                    || self.found_empty(number, now, quiet);
+                let spins = entry.spin_until.is_some_and(|until| now < until);
+                if !spins && !far_side_due {
+                    // Only a poll that has checked the far side too can be the last before a sleep.
+                    entry.far_side_due = 0;
+                }
+                let stays = spins || !far_side_due || self.found_empty(number, now, quiet);
                 if !stays && next == Next::Waiting {
                     self.add_waiting(number);
                 }

@@ -15,6 +15,7 @@
 //! * `load`: the rate of requests.
 //! * `trial`: whether fewer requests come if they are answered later, and the lease that follows from it.
 //! * `auto`: the decision that follows from these for each wait.
+//! * `last_look`: the look of `never` before a sleep.
 //! * `rate`: the rule of 2014, which uses none of them.
 //! * [`Pressure`]: whether other threads want the core.
 //! * [`Host`]: the cost of sleeping and waking on this machine.
@@ -27,6 +28,7 @@
 
 mod auto;
 mod host;
+mod last_look;
 mod load;
 mod pressure;
 mod rate;
@@ -42,6 +44,7 @@ pub use verdict::Verdict;
 use crate::Poll;
 use crate::clock::nanos;
 use auto::Auto;
+use last_look::LastLook;
 use rate::Rate;
 use trial::Trial;
 
@@ -51,6 +54,7 @@ pub struct Policy {
     poll: Poll,
     polled: bool,
     rate: Rate,
+    last_look: LastLook,
     auto: Auto,
 }
 
@@ -58,7 +62,8 @@ impl Policy {
     /// Makes the policy of a queue of `ring_size` entries that is being served (it is not armed), with the
     /// rule `poll`.
     pub fn new(poll: Poll, ring_size: u16) -> Self {
-        let mut policy = Self { poll, polled: false, rate: Rate::default(), auto: Auto::new(ring_size) };
+        let (rate, last_look) = (Rate::default(), LastLook::default());
+        let mut policy = Self { poll, polled: false, rate, last_look, auto: Auto::new(ring_size) };
         policy.set(poll);
         policy
     }
@@ -78,6 +83,7 @@ impl Policy {
     pub fn found(&mut self, now: Nanos, requests: u32) {
         match self.poll {
             Poll::Auto { .. } => self.auto.found(now, requests),
+            Poll::Never => self.last_look.found(now),
             Poll::Rate { .. } if requests > 0 && self.rate.found(now, self.polled) => self.polled = true,
             _ => {}
         }
@@ -89,7 +95,8 @@ impl Policy {
         let verdict = match self.poll {
             Poll::Auto { .. } => self.auto.empty(now, host, on_disk),
             Poll::Always => Verdict::Spin { until: Nanos::MAX },
-            Poll::Never => Verdict::Arm,
+            Poll::Never if host.contended => Verdict::Arm,
+            Poll::Never => self.last_look.empty(now, host.kicked_cpu),
             Poll::Rate { .. } => self.rate.empty(now, self.polled),
         };
         self.polled |= verdict != Verdict::Arm;

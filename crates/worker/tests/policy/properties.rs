@@ -100,6 +100,10 @@ proptest! {
                     }
                     match (poll, verdict) {
                         (Poll::Always, Verdict::Spin { .. }) | (Poll::Never, Verdict::Arm) => {}
+                        // The last look.
+                        (Poll::Never, Verdict::Spin { until }) => {
+                            prop_assert!(!host.contended && until - now <= host.kicked_cpu);
+                        }
                         (Poll::Rate { .. }, Verdict::Spin { .. } | Verdict::Arm) => {}
                         (Poll::Auto { .. }, Verdict::Spin { .. } | Verdict::Arm) => {}
                         (Poll::Auto { latency, .. }, Verdict::Nap { until, ignore_completions }) => {
