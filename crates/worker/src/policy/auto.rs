@@ -53,8 +53,8 @@ struct Plan {
     eager: Nanos,
     /// The time to spin, and the length of the naps instead, if it does not. 0: no naps.
     patient: (Nanos, Nanos),
-    /// The length of naps, whether they are cheap or not.
-    nap: Nanos,
+    /// The length of naps of the trial.
+    trial_nap: Nanos,
 }
 
 /// The state of `auto` for one queue.
@@ -107,7 +107,7 @@ impl Auto {
         let plan = &self.plans[usize::from(on_disk)];
         let (limit, nap) = match self.trial.manner() {
             Manner::Eager => (plan.eager, 0),
-            Manner::Napping if plan.nap > 0 => (0, plan.nap),
+            Manner::Napping if plan.trial_nap > 0 => (0, plan.trial_nap),
             Manner::Patient | Manner::Napping => plan.patient,
         };
         let until = self.wait.since.saturating_add(limit);
@@ -178,7 +178,13 @@ impl Auto {
         // The end of a wait with nothing in flight is a request, and needs a kick.
         let costs = [host.kicked_cpu.saturating_add(self.kick_price), host.kicked_cpu];
         let worth = host.wake_delay.saturating_mul(DELAY_WORTH);
-        let nap = self.nap(host);
+        // If wakes are so slow that they exceed the accepted delay, naps are shorter: a request waits for
+        // half of the nap on average, and for the wake. Where three quarters of the ring fill in the time of
+        // a wake, no nap is short enough, and the trial's are as long as accepted. Without a nap, both
+        // blocks of a pair would be alike.
+        let wake = host.wake_delay.min(LATENCY_MAX);
+        let accepted = self.latency.min((2 * self.latency).saturating_sub(2 * wake));
+        let nap = self.nap(wake, accepted);
         for (at, cost) in costs.into_iter().enumerate() {
             let thrifty = self.waits[at].best(cost, host.wake_delay);
             let eager = match host.contended || slow {
@@ -189,28 +195,25 @@ impl Auto {
             // With requests in flight, a request waits for a nap before it starts and for another when it is
             // done. So each of them is half as long.
             let nap = nap >> at;
+            let trial_nap = if nap > 0 { nap } else { accepted >> at };
             let price = host.timed_cpu.saturating_mul(PRICE_ONE) / nap.saturating_add(host.wake_delay).max(1);
             // The price of a nap counts only if a request comes in each.
             let cheap = nap > 0 && price < thrifty.price && self.load.expected_256(nap << at) >= 256;
             tracing::trace!(at, cost, thrifty.price, nap, price, ?host, "polling prices");
-            self.plans[at] = Plan { eager, patient: if cheap { (0, nap) } else { (patient, 0) }, nap };
+            self.plans[at] = Plan { eager, patient: if cheap { (0, nap) } else { (patient, 0) }, trial_nap };
         }
     }
 
     /// Returns the length of naps. 0: no naps.
     ///
     /// A nap is at most as long as the owner accepts. It is also at most the time in which a quarter of the
-    /// ring fills, or three quarters including the wake. The delay of the wake is additional, as for a kick:
-    /// a request waits for half of the nap on average, and for the wake. If wakes are so slow that this
-    /// exceeds the accepted delay, naps are shorter.
-    fn nap(&self, host: &Host) -> Nanos {
+    /// ring fills, or three quarters including the wake.
+    fn nap(&self, wake: Nanos, accepted: Nanos) -> Nanos {
         if !self.load.is_known() {
             return 0;
         }
-        let wake = host.wake_delay.min(LATENCY_MAX);
         let quarter = self.load.time_of(u64::from(self.ring_size) / 4);
-        let accepted = (2 * self.latency).saturating_sub(2 * wake);
-        self.latency.min(quarter).min((3 * quarter).saturating_sub(wake)).min(accepted)
+        accepted.min(quarter).min((3 * quarter).saturating_sub(wake))
     }
 }
 

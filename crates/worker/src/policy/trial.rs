@@ -274,11 +274,13 @@ impl Trial {
         }
     }
 
-    /// Notes that the load seems to have changed. Drops what is known of the old one, and tries the new one
-    /// soon and often. Ignores changes in short succession, because the trial of an unsteady load would never
-    /// end otherwise.
+    /// Notes that the load seems to have changed. Without a lease, drops what is known of the old one, and
+    /// tries the new one soon and often. With one, the end of the lease is soon enough, and a pause of the
+    /// driver does not cost the lease. Ignores changes in short succession, because the trial of an unsteady
+    /// load would never end otherwise.
     pub(super) fn load_changed(&mut self, now: Nanos) {
-        if now >= self.next_change {
+        if self.lease == 0 && now >= self.next_change {
+            tracing::trace!(now, capital = self.capital / CAPITAL, "polling load changed");
             self.next_change = now.saturating_add(CHANGE_INTERVAL * self.nap);
             (self.capital, self.quick_pairs_left, self.scale) = (CAPITAL, QUICK_PAIRS, 0);
             (self.lost, self.squares) = PRIOR;
