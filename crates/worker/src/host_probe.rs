@@ -33,8 +33,6 @@ pub(crate) struct HostProbe {
     pressure: Pressure,
     /// `None`: the kernel does not provide it.
     schedstat: Option<File>,
-    /// Counts involuntary switches, for a kernel without `schedstat`.
-    status: Option<File>,
     stat: Option<File>,
     steal: Nanos,
     steal_at: Nanos,
@@ -59,7 +57,6 @@ impl HostProbe {
             clock,
             pressure: Pressure::default(),
             schedstat: open(&format!("/proc/self/task/{thread}/schedstat")),
-            status: open(&format!("/proc/self/task/{thread}/status")),
             stat: open("/proc/stat"),
             steal: 0,
             steal_at: 0,
@@ -131,10 +128,7 @@ impl HostProbe {
 
     #[cold]
     fn sample(&mut self, now: Nanos) {
-        let (run_delay, involuntary) = match self.schedstat.as_ref().and_then(read_run_delay) {
-            Some(run_delay) => (run_delay, 0),
-            None => (0, self.status.as_ref().and_then(read_switches).unwrap_or(0)),
-        };
+        let run_delay = self.schedstat.as_ref().and_then(read_run_delay).unwrap_or(0);
         let cpu_now = sched_getcpu();
         if now.saturating_sub(self.steal_at) >= STEAL_EVERY
             && let Some(total) = self.stat.as_ref().and_then(|stat| read_steal(stat, cpu_now))
@@ -144,7 +138,7 @@ impl HostProbe {
         }
         // Not the value of schedstat, which for a running thread is as old as the last tick, up to 4 ms. It
         // would look as if the thread had not had its core.
-        let usage = Usage { run_delay, involuntary, steal: self.steal, cpu: cpu_time() };
+        let usage = Usage { run_delay, steal: self.steal, cpu: cpu_time() };
         let contended = self.pressure.sample(now, &usage, std::mem::take(&mut self.spun));
         if contended != self.host.contended {
             tracing::debug!(contended, at = self.clock.now(), "contention of this worker's core changed");
@@ -173,17 +167,6 @@ fn read_run_delay(file: &File) -> Option<Nanos> {
 /// Returns the second number of three.
 fn parse_run_delay(text: &[u8]) -> Option<Nanos> {
     std::str::from_utf8(text).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
-}
-
-fn read_switches(file: &File) -> Option<u64> {
-    let mut text = vec![0; 4096];
-    let len = file.read_at(&mut text, 0).ok()?;
-    parse_switches(&text[..len])
-}
-
-fn parse_switches(text: &[u8]) -> Option<u64> {
-    let text = String::from_utf8_lossy(text);
-    text.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"))?.trim().parse().ok()
 }
 
 fn read_steal(file: &File, cpu: usize) -> Option<Nanos> {
@@ -233,6 +216,5 @@ mod tests {
         let stat = File::open("/proc/stat").unwrap();
         assert!(read_steal(&stat, sched_getcpu()).is_some());
         assert!(cpu_time() > 0);
-        assert!(read_switches(&File::open("/proc/thread-self/status").unwrap()).is_some());
     }
 }

@@ -29,8 +29,6 @@ pub struct Usage {
     /// The time for which the thread was ready to run and did not (`/proc/thread-self/schedstat`, second
     /// column). Always 0 if the kernel does not provide it.
     pub run_delay: Nanos,
-    /// The number of times that another thread got the core while this one wanted it (`ru_nivcsw`).
-    pub involuntary: u64,
     /// The time for which the hypervisor gave the core to others (`/proc/stat`, `steal`).
     pub steal: Nanos,
     /// The processor time of the thread.
@@ -103,11 +101,7 @@ fn strength(old: &Usage, new: &Usage, time: Nanos, spun: Nanos) -> u32 {
     // Spinning without processor time was waiting for the core, even if the kernel does not report it.
     let robbed = spun.saturating_sub(new.cpu.saturating_sub(old.cpu));
     let steal = new.steal.saturating_sub(old.steal);
-    let switches = match new.run_delay {
-        0 => new.involuntary.saturating_sub(old.involuntary).saturating_mul(INTERVAL),
-        _ => 0,
-    };
-    let most = delay.max(robbed).saturating_mul(DELAYED).max(steal.saturating_mul(STOLEN)).max(switches);
+    let most = delay.max(robbed).saturating_mul(DELAYED).max(steal.saturating_mul(STOLEN));
     (u128::from(most) * u128::from(ONE) / u128::from(time.max(1))).min(u128::from(CLIP)) as u32
 }
 
@@ -195,11 +189,10 @@ mod tests {
 
     #[test]
     fn each_measure_is_enough_alone() {
-        let signs: [(&str, Usage, bool); 5] = [
+        let signs: [(&str, Usage, bool); 4] = [
             ("run delay", Usage { run_delay: ALL / 10, cpu: ALL, ..Usage::default() }, true),
             ("stolen", Usage { steal: ALL / 5, cpu: ALL, ..Usage::default() }, true),
             ("robbed", Usage { cpu: ALL * 9 / 10, ..Usage::default() }, true),
-            ("switches", Usage { involuntary: 2, cpu: ALL, ..Usage::default() }, true),
             ("nothing", Usage { cpu: ALL, steal: ALL / 20, ..Usage::default() }, false),
         ];
         for (name, each, expected) in signs {
@@ -209,7 +202,6 @@ mod tests {
             for sample in 0..20 {
                 contended |= pressure.sample(sample * INTERVAL, &usage, ALL);
                 usage.run_delay += each.run_delay;
-                usage.involuntary += each.involuntary;
                 usage.steal += each.steal;
                 usage.cpu += each.cpu;
             }

@@ -153,7 +153,6 @@ impl Core {
             self.now += turn;
             self.other += turn;
             self.usage.run_delay += turn;
-            self.usage.involuntary += 1;
         }
     }
 }
