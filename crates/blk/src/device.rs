@@ -2,12 +2,14 @@
 
 use crate::budget::Budget;
 use crate::config;
-use crate::device_state::DeviceState;
+use crate::device_state::{DeviceState, Halt};
 use crate::failures::Failures;
 use crate::metrics::Metrics;
+use crate::on_error::ErrorStop;
 use crate::queue::Queue;
 use kickless_device::{
-    ConfigError, Device, DeviceMetrics, InvalidState, Limiter, QueueTask, StartError, Vring, Words,
+    ConfigError, Device, DeviceMetrics, InvalidState, Limiter, QueueTask, StartError, StoppedOnError, Vring,
+    Words,
 };
 use kickless_disk::lock::{ImageLock, LOCK_WAIT_MAX, is_held_here};
 use kickless_disk::{Disk, Resized};
@@ -15,7 +17,7 @@ use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{debug, error, info, warn};
 use zerocopy::IntoBytes;
@@ -71,7 +73,8 @@ impl Blk {
             fresh_driver,
             failures: Failures::default(),
             metrics: Metrics::new(options.queues_max, options.queue_size_max),
-            is_paused: AtomicBool::new(false),
+            halt: Halt::default(),
+            on_error: ErrorStop::default(),
             limiter: Arc::default(),
         });
         Self {
@@ -101,6 +104,16 @@ impl Blk {
     pub fn with_limiter(mut self, limiter: Arc<Limiter>) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             shared.limiter = limiter;
+        }
+        self
+    }
+
+    /// Stops on errors that an operator can mend, instead of reporting them: a full file system, or a remote
+    /// disk that is away. The default reports all errors.
+    #[must_use]
+    pub fn with_stop_on_error(mut self, is_on: bool) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.on_error.is_on = is_on;
         }
         self
     }
@@ -270,8 +283,21 @@ impl Device for Blk {
     }
 
     fn set_paused(&self, is_paused: bool) -> bool {
-        self.shared.is_paused.store(is_paused, Ordering::Relaxed);
+        self.shared.halt.set_paused(is_paused);
         true
+    }
+
+    fn stopped(&self) -> Option<StoppedOnError> {
+        self.shared.on_error.stopped(&self.shared.halt)
+    }
+
+    fn resume(&self) -> bool {
+        self.shared.on_error.resume(&self.shared.halt)
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let on_error = &self.shared.on_error;
+        if on_error.is_on { vec![("stops", on_error.stops())] } else { Vec::new() }
     }
 
     fn limiter(&self) -> Option<&Limiter> {
@@ -295,6 +321,7 @@ impl Device for Blk {
     }
 
     fn limit_remote_waits(&self) {
+        self.shared.on_error.limit();
         self.shared.disk.limit_remote_waits();
     }
 

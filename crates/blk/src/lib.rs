@@ -35,6 +35,7 @@ mod device;
 mod device_state;
 mod failures;
 mod metrics;
+mod on_error;
 mod operation;
 mod queue;
 mod request;

@@ -129,6 +129,12 @@ impl Meter {
         self.waited.push((self.metrics.take_waiting(slot), submitted_ns));
     }
 
+    /// Forgets a request that waited, and that another queue will answer.
+    pub(crate) fn left(&mut self, slot: u32) {
+        self.metrics.take_waiting(slot);
+        self.submitted_ns.get_mut(slot as usize).map(std::mem::take);
+    }
+
     /// Writes the counts of requests that began, and the latencies of those that were published.
     #[inline]
     pub(crate) fn published(&mut self, context: &mut Context<'_>) {

@@ -1,5 +1,7 @@
 //! One virtqueue of a disk: the path of a request from the ring to the disk and back.
 
+mod kept;
+
 use crate::device_state::DeviceState;
 use crate::failures::is_caused_by_guest;
 use crate::metrics::Meter;
@@ -15,7 +17,6 @@ use kickless_virtqueue::{Buffer, Chain, ChainId};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use tracing::debug;
 use zerocopy::IntoBytes;
 
@@ -57,6 +58,12 @@ pub(crate) struct Queue {
     step_cost: u32,
     /// The cost of steps and extents that no poll has reported yet.
     owed_cost: u32,
+    /// Slots of failed requests that are kept, because the device stops on their errors.
+    kept: Vec<u32>,
+    /// The time at which kept requests start one last time, if a caller waits for them.
+    kept_until: Option<u64>,
+    /// The limits of the waits of kept requests that this queue has seen.
+    limits_seen: u64,
     /// Set if any of `over_budget`, `steps`, `stepped` and `owed_cost` may need work. The path of a normal
     /// request checks only this.
     has_other_work: bool,
@@ -91,6 +98,9 @@ impl Queue {
             waiting: VecDeque::new(),
             over_budget: None,
             steps: VecDeque::new(),
+            kept: Vec::new(),
+            kept_until: None,
+            limits_seen: 0,
             stepped: false,
             step_cost,
             owed_cost: 0,
@@ -188,6 +198,9 @@ impl Queue {
         self.meter.count(entry.operation, request.data_len);
         let is_small = entry.is_small();
         self.slots.take_next();
+        if self.shared.on_error.is_on {
+            self.keep_copy(slot, wanted);
+        }
         if !is_small && !self.slots.reserve(slot) {
             return self.wait_for_budget(slot, wanted);
         }
@@ -218,6 +231,9 @@ impl Queue {
         // Each extent costs as much as a request.
         let cost = entry.io.extents_len() as u32;
         self.slots.take_next();
+        if self.shared.on_error.is_on {
+            self.keep_copy(slot, wanted);
+        }
         self.add_cost(cost);
         if self.slots.reserve(slot) {
             self.start_on_disk(context, Some((slot, wanted)));
@@ -327,28 +343,46 @@ impl Queue {
     #[inline(never)]
     fn handle_first_step(&mut self, slot: u32, step: Step) {
         match step {
-            Step::Done(_) => self.meter.answered_at_once(),
-            Step::Pending | Step::Busy | Step::More => self.meter.waits(slot),
+            Step::Done(Err(error)) if self.keep_failed(slot, error) => self.meter.waits(slot),
+            Step::Done(result) => {
+                self.meter.answered_at_once();
+                self.finish(slot, result);
+            }
+            Step::Pending | Step::Busy | Step::More => {
+                self.meter.waits(slot);
+                self.wait(slot, step);
+            }
         }
-        self.handle_step(slot, step);
     }
 
     /// Handles the result of a further step: the request is answered, or waits again.
     #[inline(always)]
     fn handle_next_step(&mut self, slot: u32, step: Step) {
-        if matches!(step, Step::Done(_)) {
-            self.meter.answered(slot);
-        }
         match step {
-            Step::Done(Ok(())) => self.finish_well(slot),
-            step => self.handle_step(slot, step),
+            Step::Done(Ok(())) => {
+                self.meter.answered(slot);
+                self.finish_well(slot);
+            }
+            Step::Done(Err(error)) => self.fail(slot, error),
+            step => self.wait(slot, step),
         }
     }
 
+    /// Keeps or answers a failed request.
+    #[cold]
+    fn fail(&mut self, slot: u32, error: disk::IoError) {
+        if !self.keep_failed(slot, error) {
+            self.meter.answered(slot);
+            self.finish(slot, Err(error));
+        }
+    }
+
+    /// Handles a step that has not ended the request.
     #[inline(never)]
-    fn handle_step(&mut self, slot: u32, step: Step) {
+    fn wait(&mut self, slot: u32, step: Step) {
         match step {
-            Step::Done(result) => self.finish(slot, result),
+            // The callers handle it.
+            Step::Done(_) => {}
             Step::Pending => self.meter.submitted(slot),
             Step::Busy => self.waiting.push_back(slot),
             Step::More => {
@@ -616,7 +650,10 @@ impl QueueTask for Queue {
         self.meter.begin(context.now_ns);
         // A stop does not wait for tokens.
         self.limited_ns = if budget > 0 { self.shared.limiter.now_if_on() } else { None };
-        self.is_paused = budget > 0 && self.shared.is_paused.load(Ordering::Relaxed);
+        self.is_paused = budget > 0 && self.shared.halt.is_set();
+        if !self.kept.is_empty() {
+            self.continue_kept(context);
+        }
         self.retry(context);
         let (mut served, mut cost) = (0, 0u32);
         let limit = if budget == 0 { LEAVING_COST } else { budget };
@@ -680,6 +717,12 @@ impl QueueTask for Queue {
             Next::Throttled { .. } if self.attached.is_due() => Next::Blocked,
             next => next,
         };
+        // Nothing wakes the queue when the device goes on, so it looks by itself.
+        let next = match next {
+            Next::More => Next::More,
+            next if self.kept.is_empty() => next,
+            _ => Next::Throttled { wait_ns: PAUSE_NS },
+        };
         // Steps remain, so the queue must be polled again even if it also waits.
         let next = if self.steps.is_empty() { next } else { Next::More };
         self.vring.publish();
@@ -708,7 +751,7 @@ impl QueueTask for Queue {
         self.meter.published(context);
         // A request may run in further steps after its operation. Only a poll runs them.
         let has_requests = !self.waiting.is_empty() || !self.steps.is_empty() || self.over_budget.is_some();
-        has_requests || self.attached.is_due()
+        has_requests || !self.kept.is_empty() || self.attached.is_due()
     }
 
     fn in_flight(&self) -> usize {

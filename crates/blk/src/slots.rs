@@ -3,10 +3,22 @@
 use crate::budget::{Budget, UNCOUNTED_PIECES};
 use crate::operation::Operation;
 use crate::request::Kind;
-use kickless_disk::Io;
-use kickless_memory::{Gpa, Marks, PinnedByte, View};
+use kickless_disk::{Extent, Io, Request};
+use kickless_memory::{Gpa, Iov, Marks, PinnedByte, View};
 use kickless_virtqueue::ChainId;
 use std::sync::Arc;
+
+/// A copy of a request as it started, for another start.
+#[derive(Debug, Default)]
+pub(crate) struct KeptRequest {
+    wanted: Option<Request>,
+    buffers: Iov,
+    extents: Vec<Extent>,
+    /// The number of resumes of the device when the request started last.
+    pub(crate) resumes: u64,
+    /// Its next error is reported.
+    pub(crate) is_last: bool,
+}
 
 /// The slot of one request.
 #[derive(Debug)]
@@ -20,6 +32,8 @@ pub(crate) struct Slot {
     pub(crate) read_len: u32,
     /// The state of the request at the disk.
     pub(crate) io: Io,
+    /// What the request needs to start again, if the device stops on errors.
+    pub(crate) kept: Option<Box<KeptRequest>>,
     /// The number of pieces that the slot has reserved. It keeps some of them from request to request.
     taken: usize,
     /// The current request has a reservation.
@@ -34,6 +48,7 @@ impl Slot {
             operation: Operation::Read,
             read_len: 0,
             io: Io::default(),
+            kept: None,
             taken: 0,
             reserving: false,
         }
@@ -63,10 +78,35 @@ impl Slot {
         self.taken > 0
     }
 
+    /// Copies what the request needs to start again.
+    pub(crate) fn keep(&mut self, wanted: Request, resumes: u64, marks: &mut Marks) {
+        let kept = self.kept.get_or_insert_default();
+        kept.buffers.copy_from(self.io.buffers(), marks);
+        kept.extents.clone_from(self.io.extents_mut());
+        (kept.wanted, kept.resumes, kept.is_last) = (Some(wanted), resumes, false);
+    }
+
+    /// Restores the request as it started, and returns it. `is_last`: its next error is reported.
+    pub(crate) fn restore(&mut self, resumes: u64, is_last: bool, marks: &mut Marks) -> Option<Request> {
+        let kept = self.kept.as_deref_mut()?;
+        self.io.buffers_mut().copy_from(&kept.buffers, marks);
+        self.io.extents_mut().clone_from(&kept.extents);
+        (kept.resumes, kept.is_last) = (resumes, is_last);
+        kept.wanted
+    }
+
+    /// Returns the number of pieces in the copy of the request.
+    fn kept_pieces(&self) -> usize {
+        self.kept.as_ref().map_or(0, |kept| kept.buffers.count() + 2 * kept.extents.len())
+    }
+
     /// Releases the buffers, and the memory if it is not `current`.
     #[inline]
     pub(crate) fn unpin_unless(&mut self, (current, marks): (&Arc<View>, &mut Marks)) {
         self.io.buffers_mut().unpin_unless(current, marks);
+        if let Some(kept) = &mut self.kept {
+            kept.buffers.unpin_unless(current, marks);
+        }
         self.status.unpin_unless(current, marks);
     }
 }
@@ -112,7 +152,7 @@ impl Slots {
     pub(crate) fn reserve(&mut self, slot: u32) -> bool {
         let Some(entry) = self.slots.get_mut(slot as usize) else { return true };
         // An extent needs less memory than two pieces.
-        let more = 2 * entry.io.extents_len();
+        let more = 2 * entry.io.extents_len() + entry.kept_pieces();
         if more + entry.io.buffers().count() <= UNCOUNTED_PIECES {
             return true;
         }
@@ -145,6 +185,7 @@ impl Slots {
         self.reserving -= usize::from(std::mem::take(&mut entry.reserving));
         let kept = self.budget.kept_part_of(entry.taken);
         entry.io.buffers_mut().shrink_to(kept.max(UNCOUNTED_PIECES));
+        entry.kept = None;
         self.budget.give_back(entry.taken - kept);
         entry.taken = kept;
     }

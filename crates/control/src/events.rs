@@ -88,8 +88,9 @@ impl Seen {
             if now.errors > before.errors {
                 event(name, "failed", "requests", (now.errors - before.errors).into());
             }
-            // The counter also grows while the device is drained.
-            now.is_throttled = now.throttled_ns > before.throttled_ns && now.state != DeviceState::Drained;
+            // The counter also grows while the device takes no requests.
+            let is_halted = matches!(now.state, DeviceState::Drained | DeviceState::Stopped);
+            now.is_throttled = now.throttled_ns > before.throttled_ns && !is_halted;
             if now.is_throttled && !before.is_throttled {
                 event(name, "throttled", "", Value::Null);
             }
@@ -104,7 +105,8 @@ fn change_of_state(before: DeviceState, now: DeviceState) -> Option<&'static str
         (before, now) if before == now => None,
         (_, DeviceState::Ended | DeviceState::Unavailable) => Some("lost"),
         (_, DeviceState::Drained) => Some("drained"),
-        (DeviceState::Drained, _) => Some("resumed"),
+        (_, DeviceState::Stopped) => Some("stopped"),
+        (DeviceState::Drained | DeviceState::Stopped, _) => Some("resumed"),
         (DeviceState::Ended | DeviceState::Unavailable, _) => Some("back"),
         (_, DeviceState::Connected) => Some("connected"),
         (DeviceState::Connected, DeviceState::Free) => Some("left"),
@@ -144,6 +146,11 @@ mod tests {
         assert_eq!(words(&connected, &free), ["left"]);
         assert_eq!(words(&connected, &device(DeviceState::Drained)), ["drained"]);
         assert_eq!(words(&device(DeviceState::Drained), &connected), ["resumed"]);
+        let full = SeenDevice { error: Some("write: full".into()), ..device(DeviceState::Stopped) };
+        assert_eq!(
+            (words(&connected, &full), words(&full, &free)),
+            (vec!["stopped".into()], vec!["resumed".into()])
+        );
         assert_eq!(words(&device(DeviceState::Unavailable), &free), ["back"]);
         let now = SeenDevice { size: Some(1024), broken: 1, errors: 2, throttled_ns: 7, ..free.clone() };
         assert_eq!(words(&free, &now), ["grown", "broken", "failed", "throttled"]);

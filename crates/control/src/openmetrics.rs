@@ -28,7 +28,8 @@ const ENDS_NS: [u64; 12] = [
 ];
 
 /// The states of a device, as `device.list` shows them.
-const STATES: [&str; 7] = ["opening", "free", "connected", "drained", "removing", "ended", "unavailable"];
+const STATES: [&str; 8] =
+    ["opening", "free", "connected", "drained", "stopped", "removing", "ended", "unavailable"];
 
 /// A text with metrics.
 #[derive(Default)]
@@ -185,6 +186,11 @@ pub fn openmetrics(version: &str, stats: &Stats) -> String {
     text.family("kickless_device_in_flight", "gauge", None, "Requests that wait for the disk or for room.");
     for device in &stats.devices {
         text.of_device("kickless_device_in_flight", &device.name, None, device.in_flight);
+    }
+    let name = "kickless_device_stopped_requests";
+    text.family(name, "gauge", None, "Failed requests that wait until the device is resumed.");
+    for device in &stats.devices {
+        text.of_device(name, &device.name, None, device.stopped_requests);
     }
     let name = "kickless_device_oldest_request_seconds";
     text.family(name, "gauge", Some("seconds"), "Age of the oldest of these requests.");

@@ -56,6 +56,9 @@ pub struct DeviceStats {
     pub io_latency: LatencyStats,
     /// The requests that wait for the disk or for room.
     pub in_flight: u64,
+    /// The failed requests among these that wait until the device is resumed.
+    #[serde(default)]
+    pub stopped_requests: u64,
     /// The age of the oldest of these.
     pub oldest_ns: u64,
     /// The queues that were ever used.
@@ -157,6 +160,7 @@ impl DeviceStats {
             .collect();
         self.device = statistics.of_device().into_iter().map(named).collect();
         self.kicks_ignored = statistics.kicks_ignored();
+        self.stopped_requests = device.device().stopped().map_or(0, |stopped| stopped.requests);
         let metrics = device.device().metrics(time_ns);
         let operation = |OperationTotals { name, requests, bytes, errors }| OperationStats {
             name: str::to_owned(name),

@@ -71,7 +71,7 @@ mod unavailable;
 
 pub use config::{
     BlkConfig, DEVICE_SPAN, DeviceConfig, DeviceKind, DeviceTable, LimitsConfig, Mistake, NetConfig,
-    Notation, PollMode, PoolConfig, ServeConfig, Switch, parse_device_name,
+    Notation, OnError, PollMode, PoolConfig, ServeConfig, Switch, parse_device_name,
 };
 pub use error::{
     AddError, CaptureError, DrainError, FindError, MakeError, RemoveError, ResizeError, ServeError, SetError,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use kickless_device::Device;
+use kickless_device::{Device, StoppedOnError};
 use kickless_memory::quota::AddressSpace;
 use kickless_worker::{WorkerPool, WorkerTimes};
 use tracing::{info, warn};
@@ -63,6 +63,9 @@ pub enum DeviceState {
     Connected,
     /// The device takes no new requests, whether a front-end is connected or not.
     Drained,
+    /// The device takes no new requests, because requests have failed and wait for [`Registry::resume`].
+    /// [`DeviceStatus::error`] tells the error.
+    Stopped,
     /// The device takes no new requests. It is removed when the last one in flight has ended, and the device
     /// is closed.
     Removing,
@@ -80,6 +83,7 @@ impl DeviceState {
             Self::Free => "free",
             Self::Connected => "connected",
             Self::Drained => "drained",
+            Self::Stopped => "stopped",
             Self::Removing => "removing",
             Self::Ended => "ended",
             Self::Unavailable => "unavailable",
@@ -94,7 +98,7 @@ pub struct DeviceStatus {
     pub config: DeviceConfig,
     /// The state.
     pub state: DeviceState,
-    /// The error that ended the device, as a sentence. `None` if the device has not failed.
+    /// The error that ended or stopped the device, as a sentence. `None` if the device has not failed.
     pub error: Option<String>,
     /// The front-ends come from an inherited descriptor, which a configuration cannot name.
     pub is_inherited: bool,
@@ -447,7 +451,8 @@ impl Registry {
         }
     }
 
-    /// Makes a device take requests again. Returns whether it took none before.
+    /// Makes a device take requests again that was drained, or that stopped because of an error. Returns
+    /// whether it took none before.
     ///
     /// # Errors
     /// There is no such device, or it is not served.
@@ -455,7 +460,7 @@ impl Registry {
         let served = self.served(name)?;
         let was_drained = served.is_drained();
         served.set_drained(false);
-        Ok(was_drained)
+        Ok(served.device().resume() || was_drained)
     }
 
     /// Reads the size of a device's medium again, after growing the medium to `size` if that is given. Tells
@@ -576,12 +581,12 @@ impl Registry {
         });
         let table = self.state.devices.lock();
         let served = table.entries.iter().map(|entry| {
-            let error =
-                entry.outcome().and_then(|outcome| outcome.as_ref().err()).map(|error| sentence(error));
+            let ended = entry.outcome().and_then(|outcome| outcome.as_ref().err());
+            let (state, stopped) = state(entry);
             DeviceStatus {
                 config: entry.config.clone(),
-                state: state(entry),
-                error,
+                state,
+                error: ended.map(|error| sentence(error)).or(stopped),
                 is_inherited: entry.is_inherited(),
             }
         });
@@ -642,15 +647,24 @@ impl Drop for Registry {
     }
 }
 
-fn state(entry: &Entry<ServedDevice>) -> DeviceState {
-    match &entry.phase {
+/// Returns the state of a device, and the error for which it has stopped.
+fn state(entry: &Entry<ServedDevice>) -> (DeviceState, Option<String>) {
+    if let (Phase::Running(served), false) = (&entry.phase, entry.is_removing)
+        && let Some(StoppedOnError { error, requests }) = served.device().stopped()
+    {
+        let requests =
+            if requests == 1 { "1 request waits".into() } else { format!("{requests} requests wait") };
+        return (DeviceState::Stopped, Some(format!("{error} ({requests})")));
+    }
+    let state = match &entry.phase {
         Phase::Opening(_) => DeviceState::Opening,
         _ if entry.is_removing => DeviceState::Removing,
         Phase::Running(served) if served.is_drained() => DeviceState::Drained,
         Phase::Running(served) if served.is_connected() => DeviceState::Connected,
         Phase::Running(_) => DeviceState::Free,
         Phase::Ended(..) | Phase::Closing(_) | Phase::Closed(_) => DeviceState::Ended,
-    }
+    };
+    (state, None)
 }
 
 impl OpenDevice {

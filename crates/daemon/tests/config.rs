@@ -128,6 +128,7 @@ fn each_kind_has_its_own_keys() {
         "read-only" | "incoming" => json!(true),
         "merge" | "lock" | "offload" => json!("on"),
         "cache" => json!("none"),
+        "on-error" => json!("stop"),
         "mac" => json!("52:54:00:12:34:56"),
         "blk-size" | "cache-size" => json!("1G"),
         key if numbers.contains(&key) => json!(100),

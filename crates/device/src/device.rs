@@ -131,6 +131,20 @@ pub trait Device: Send + Sync {
         }
     }
 
+    /// Returns the error for which the device has stopped. `None` if it has not.
+    ///
+    /// A device can stop instead of answering a request with an error. It then keeps the failed requests and
+    /// takes no new ones until [`Device::resume`]. The default is for a device that always answers.
+    fn stopped(&self) -> Option<StoppedOnError> {
+        None
+    }
+
+    /// Starts the requests again for which the device has stopped, and takes new ones. Returns whether it had
+    /// stopped. Any thread can call this.
+    fn resume(&self) -> bool {
+        false
+    }
+
     /// Returns the limiter of the device's requests. `None` if this kind of device has none.
     fn limiter(&self) -> Option<&Limiter> {
         None
@@ -184,6 +198,15 @@ pub struct CaptureTo<'a> {
     pub device: &'a str,
     /// The most bytes of a frame that the file has.
     pub len_max: u32,
+}
+
+/// The error for which a device has stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoppedOnError {
+    /// The first error, as a part of a sentence.
+    pub error: String,
+    /// The number of failed requests that the device keeps.
+    pub requests: u64,
 }
 
 /// The words of one kind of device, for sentences that a transport logs.

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_blk::Blk;
 use kickless_daemon::{
-    BlkConfig, DeviceConfig, DeviceKind, LimitsConfig, MakeError, NetConfig, Notation, PoolConfig, Registry,
-    Switch, sentence,
+    BlkConfig, DeviceConfig, DeviceKind, LimitsConfig, MakeError, NetConfig, Notation, OnError, PoolConfig,
+    Registry, Switch, sentence,
 };
 use kickless_device::{Device, Limiter};
 use kickless_disk::{Disk, DiskSpec, lock};
@@ -36,7 +36,10 @@ pub(crate) fn registry(service: &Service, taps: TapFds) -> Result<Registry> {
         DeviceKind::Blk(blk) => {
             let disk = disk(blk, config.serve.queue_size)
                 .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
-            let device = Arc::new(disk.with_limiter(groups.limiter(&blk.limits)));
+            let device = Arc::new(
+                disk.with_limiter(groups.limiter(&blk.limits))
+                    .with_stop_on_error(blk.on_error == OnError::Stop),
+            );
             images.warn_of_shared(config.name(), blk, &device);
             Ok(device as Arc<dyn Device>)
         }

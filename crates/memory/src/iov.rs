@@ -268,6 +268,17 @@ impl Iov {
         }
     }
 
+    /// Replaces the segments by those that are left in `other`. Takes a reference to the view only if this
+    /// `Iov` has another one.
+    pub fn copy_from(&mut self, other: &Self, marks: &mut Marks) {
+        self.clear(marks);
+        if !matches!((&self.pin, &other.pin), (Some(a), Some(b)) if Arc::ptr_eq(a, b)) {
+            self.pin.clone_from(&other.pin);
+        }
+        other.segments().iter().for_each(|segment| self.segments.push(*segment));
+        self.len = other.len;
+    }
+
     /// Empties the `Iov`, and releases its view. Another `Iov` of the request must still hold that view, so
     /// that it stays mapped until the marks are committed.
     pub fn release(&mut self, marks: &mut Marks) {

@@ -102,7 +102,8 @@ impl Filter {
     /// addresses and VLANs that the driver may want, until the driver sets them again.
     pub(crate) fn distrust(&mut self) {
         let (unicast, multicast) = (Table::Everything, Table::Everything);
-        *self = Self { modes: Modes::PROMISC, address: None, unicast, multicast, vlans: [u64::MAX; VLAN_WORDS] };
+        *self =
+            Self { modes: Modes::PROMISC, address: None, unicast, multicast, vlans: [u64::MAX; VLAN_WORDS] };
     }
 
     /// Appends the filter to a saved state: the modes, whether the address is known and the address, both

@@ -86,7 +86,8 @@ impl EventLoop {
                 entry.enter(TaskState::Blocked, now);
                 self.add_waiting(number);
             }
-            Next::Idle | Next::Quiet | Next::Throttled { .. } if leaving => self.try_leave(number),
+            Next::Idle | Next::Quiet if leaving => self.try_leave(number),
+            Next::Throttled { .. } if leaving && entry.task.in_flight() == 0 => self.try_leave(number),
             Next::Throttled { wait_ns } => {
                 let until = self.clock.now().saturating_add(wait_ns);
                 entry.enter(TaskState::Throttled { until }, now);

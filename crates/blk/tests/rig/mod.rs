@@ -373,6 +373,21 @@ impl Rig {
         (self.take_answers(), waits)
     }
 
+    /// Lets this time pass on the clock of the queue.
+    pub fn pass(&mut self, time: std::time::Duration) {
+        self.now_ns += time.as_nanos() as u64;
+    }
+
+    /// Lets the queue limit the waits of its requests, as a worker does that stops it.
+    pub fn limit_waits(&mut self) {
+        self.task.limit_remote_waits();
+    }
+
+    /// Returns the number of requests that the queue has.
+    pub fn queue_in_flight(&self) -> usize {
+        self.task.in_flight()
+    }
+
     /// Returns the number of operations that the engine has.
     pub fn operations(&self) -> usize {
         self.engine.in_flight()

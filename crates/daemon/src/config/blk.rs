@@ -8,7 +8,9 @@ use serde::Serialize;
 use super::limits::LimitsConfig;
 use super::notation::{Mistake, Notation};
 use super::text;
-use super::values::{NUM_QUEUES, Switch, parse_blk_size, parse_cache_size, parse_num_queues, parse_serial};
+use super::values::{
+    NUM_QUEUES, OnError, Switch, parse_blk_size, parse_cache_size, parse_num_queues, parse_serial,
+};
 
 /// The options of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
@@ -54,6 +56,11 @@ pub struct BlkConfig {
     /// Expect a virtual machine to be migrated to this host: another host may still use the disk at start-up
     #[arg(long)]
     pub incoming: bool,
+    /// Treatment of a full file system and of a remote disk that is away: report the error to the guest, or
+    /// stop the disk until device.resume
+    #[arg(long, value_enum, default_value_t = OnError::Report)]
+    #[serde(serialize_with = "text::serialize")]
+    pub on_error: OnError,
     /// The limits of requests.
     #[command(flatten)]
     #[serde(flatten)]
@@ -74,6 +81,7 @@ impl BlkConfig {
             merge: Switch::On,
             lock: Switch::On,
             incoming: false,
+            on_error: OnError::Report,
             limits: LimitsConfig::default(),
         }
     }

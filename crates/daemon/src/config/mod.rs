@@ -27,4 +27,4 @@ pub use notation::{Mistake, Notation};
 pub use pool::{PollMode, PoolConfig};
 pub use serve::ServeConfig;
 pub use table::DeviceTable;
-pub use values::Switch;
+pub use values::{OnError, Switch};

@@ -21,8 +21,8 @@ use super::notation::Mistake;
 use super::serve::ServeConfig;
 use super::text;
 use super::values::{
-    Switch, parse_blk_size, parse_bps, parse_burst, parse_cache_size, parse_capture_length, parse_group,
-    parse_iops, parse_memory_max, parse_mode, parse_mtu, parse_not_empty, parse_num_queue_pairs,
+    OnError, Switch, parse_blk_size, parse_bps, parse_burst, parse_cache_size, parse_capture_length,
+    parse_group, parse_iops, parse_memory_max, parse_mode, parse_mtu, parse_not_empty, parse_num_queue_pairs,
     parse_num_queues, parse_serial, parse_weight,
 };
 
@@ -61,6 +61,8 @@ pub struct DeviceTable {
     lock: Option<Switch>,
     #[serde(deserialize_with = "flag")]
     incoming: Option<bool>,
+    #[serde(with = "text::optional")]
+    on_error: Option<OnError>,
     #[serde(deserialize_with = "iops")]
     iops: Option<u32>,
     #[serde(deserialize_with = "iops")]
@@ -155,8 +157,18 @@ impl FromStr for KindName {
 
 impl DeviceTable {
     /// Keys that only disks have, without `blk-file` and [`LimitsConfig::KEYS`].
-    pub const BLK_KEYS: [&str; 9] =
-        ["blk-size", "read-only", "serial", "num-queues", "cache", "cache-size", "merge", "lock", "incoming"];
+    pub const BLK_KEYS: [&str; 10] = [
+        "blk-size",
+        "read-only",
+        "serial",
+        "num-queues",
+        "cache",
+        "cache-size",
+        "merge",
+        "lock",
+        "incoming",
+        "on-error",
+    ];
     /// Keys that only network cards have, without `port`.
     pub const NET_KEYS: [&str; 6] = ["mac", "mtu", "num-queue-pairs", "offload", "capture", "capture-length"];
 
@@ -172,6 +184,7 @@ impl DeviceTable {
             self.merge.is_some(),
             self.lock.is_some(),
             self.incoming.is_some(),
+            self.on_error.is_some(),
         ];
         zip(Self::BLK_KEYS, is_there).find_map(|(key, is_there)| is_there.then_some(key))
     }
@@ -230,6 +243,7 @@ impl DeviceTable {
             merge: self.merge.unwrap_or(default.merge),
             lock: self.lock.unwrap_or(default.lock),
             incoming: self.incoming.unwrap_or(default.incoming),
+            on_error: self.on_error.unwrap_or(default.on_error),
             limits: self.limits(),
             ..default
         }))

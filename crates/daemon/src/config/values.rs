@@ -66,6 +66,29 @@ impl FromStr for Switch {
     }
 }
 
+/// The treatment of an error that an operator can mend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnError {
+    /// `report`: the guest gets the error.
+    Report,
+    /// `stop`: the device stops until it is resumed.
+    Stop,
+}
+
+impl fmt::Display for OnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show_name(*self, f)
+    }
+}
+
+impl FromStr for OnError {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse_name(text)
+    }
+}
+
 /// Writes the name that a value has on the command line.
 pub(crate) fn show_name(value: impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     value.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))

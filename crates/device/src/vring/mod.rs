@@ -403,6 +403,12 @@ impl Vring {
         if self.broken || self.waits_for_translations() { 0 } else { self.queue.resubmissions() }
     }
 
+    /// Returns whether a front-end keeps the chains in flight, so that the next device takes those that this
+    /// one leaves.
+    pub fn has_inflight_buffer(&self) -> bool {
+        self.queue.is_tracked()
+    }
+
     /// Returns the number of chains to pop, as far as the driver says. 0 in a broken ring, or one that is not
     /// in memory. In a packed ring, only chains whose descriptors are among the first 256 count.
     pub fn pending(&self) -> u16 {

@@ -129,8 +129,8 @@ impl App {
             Key::Char('d') => {
                 let device = self.selected_device()?;
                 let name = device.name.clone();
-                let is_drained = device.state == "drained";
-                return Some(if is_drained { Action::Resume(name) } else { Action::Drain(name) });
+                let is_halted = matches!(device.state.as_str(), "drained" | "stopped");
+                return Some(if is_halted { Action::Resume(name) } else { Action::Drain(name) });
             }
             Key::Char('l') if self.selected.is_some() => self.typed = Some(String::new()),
             Key::Char('p') => {

@@ -128,6 +128,11 @@ impl Queue {
         forward!(self, resubmissions)
     }
 
+    /// Returns whether the chains in flight are recorded ([`Queue::track`]).
+    pub fn is_tracked(&self) -> bool {
+        forward!(self, region).is_some()
+    }
+
     /// Returns the damage if the memory of [`Queue::track`] has lost pages.
     pub fn damaged(&self) -> Option<Damaged> {
         forward!(self, region)?.damaged()
