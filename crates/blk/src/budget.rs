@@ -23,6 +23,9 @@
 //!
 //! With 64 queues of 1024 entries these are 16 MiB, 32 MiB and 64 MiB.
 //!
+//! A device that stops on errors also has a copy of each request in flight. Copies are reserved as the
+//! requests are, and those that are not counted double the second summand.
+//!
 //! The budget is one atomic number. No other data depend on it, so its orders are relaxed.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -2,8 +2,9 @@
 
 use crate::budget::Budget;
 use crate::config;
-use crate::device_state::{DeviceState, Halt};
+use crate::device_state::DeviceState;
 use crate::failures::Failures;
+use crate::halt::Halt;
 use crate::metrics::Metrics;
 use crate::on_error::ErrorStop;
 use crate::queue::Queue;
@@ -292,6 +293,8 @@ impl Device for Blk {
     }
 
     fn resume(&self) -> bool {
+        // Otherwise the requests would fail at once, until the server is tried again by itself.
+        self.shared.disk.restart_remote_waits();
         self.shared.on_error.resume(&self.shared.halt)
     }
 

@@ -34,6 +34,7 @@ mod config;
 mod device;
 mod device_state;
 mod failures;
+mod halt;
 mod metrics;
 mod on_error;
 mod operation;

@@ -4,7 +4,7 @@
 //! new ones. [`ErrorStop::resume`] lets them go on. The state of all queues together is under one lock, which
 //! is taken only for failed requests and by callers of other threads.
 
-use crate::device_state::Halt;
+use crate::halt::Halt;
 use crate::operation::Operation;
 use kickless_device::StoppedOnError;
 use kickless_disk::IoError;

@@ -32,7 +32,7 @@ pub(crate) struct Slot {
     pub(crate) read_len: u32,
     /// The state of the request at the disk.
     pub(crate) io: Io,
-    /// What the request needs to start again, if the device stops on errors.
+    /// The copy of the request for another start, if the device stops on errors.
     pub(crate) kept: Option<Box<KeptRequest>>,
     /// The number of pieces that the slot has reserved. It keeps some of them from request to request.
     taken: usize,

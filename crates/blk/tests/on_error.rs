@@ -1,4 +1,5 @@
 //! Tests devices that stop on errors instead of reporting them.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod rig;
 

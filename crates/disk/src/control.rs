@@ -10,7 +10,7 @@ use std::io;
 /// Serves the control path: a disk's identity, its size, its files, its locks, and its move to another host.
 ///
 /// Any thread may make any call, also while requests are in flight. A call may block, except
-/// [`DiskControl::limit_remote_waits`] and [`DiskControl::identity`].
+/// [`DiskControl::limit_remote_waits`], [`DiskControl::restart_remote_waits`] and [`DiskControl::identity`].
 ///
 /// The implementer may rely on one session at a time: one thread at a time uses the locks, `write_back` and
 /// `reload`. No request starts between `write_back` and the next `reload`.
@@ -95,4 +95,7 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
 
     /// Ends the requests in flight within a limited time, as failed if necessary.
     fn limit_remote_waits(&self) {}
+
+    /// Gives a remote server that is away its whole time again, for later requests.
+    fn restart_remote_waits(&self) {}
 }

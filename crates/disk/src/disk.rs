@@ -225,6 +225,12 @@ impl Disk {
         self.control().limit_remote_waits();
     }
 
+    /// Gives a remote server that is away its whole time again, for later requests. Tries to reach it at
+    /// once.
+    pub fn restart_remote_waits(&self) {
+        self.control().restart_remote_waits();
+    }
+
     /// Returns a name that identifies this disk on the host: at most 20 printable ASCII characters. It is the
     /// answer to GET_ID if the operator has chosen none.
     pub fn identity(&self) -> &str {

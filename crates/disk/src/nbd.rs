@@ -93,6 +93,10 @@ impl DiskControl for Nbd {
     fn limit_remote_waits(&self) {
         self.inbox.limit_remote_waits();
     }
+
+    fn restart_remote_waits(&self) {
+        self.inbox.restart_wait();
+    }
 }
 
 impl Library for Nbd {
