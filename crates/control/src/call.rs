@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kickless_daemon::{
-    DeviceConfig, DeviceTable, LimitsConfig, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT, RemoveMode,
-    parse_device_name,
+    CardLimitsConfig, DeviceConfig, DeviceTable, LimitsConfig, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT,
+    RemoveMode, parse_device_name,
 };
 use kickless_values::{parse_duration, parse_size};
 use serde::de::{DeserializeOwned, Error};
@@ -22,10 +22,19 @@ pub const POLL_KEYS: [&str; 5] =
     ["poll", "poll-latency", "poll-kick-price", "poll-start-rate", "poll-stop-idle"];
 
 /// The keys of a device that `device.set` changes beside `weight`: those of its limits without the group.
-pub const LIMIT_KEYS: [&str; 19] = {
-    let (mut keys, mut at) = ([""; 19], 0);
+pub const LIMIT_KEYS: [&str; 34] = {
+    let (of_disks, of_cards, shared) =
+        (LimitsConfig::KEYS, CardLimitsConfig::KEYS, LimitsConfig::SHARED_KEYS);
+    let (mut keys, mut at) = ([""; 34], 0);
     while at < keys.len() {
-        keys[at] = LimitsConfig::KEYS[at];
+        keys[at] = if at < of_disks.len() {
+            of_disks[at]
+        } else if at < of_disks.len() + of_cards.len() {
+            of_cards[at - of_disks.len()]
+        } else {
+            // The group is the last.
+            shared[at - of_disks.len() - of_cards.len()]
+        };
         at += 1;
     }
     keys

@@ -135,7 +135,7 @@ impl DeviceStats {
     pub(crate) fn new(status: &DeviceStatus) -> Self {
         let (kind, limits) = match &status.config.kind {
             DeviceKind::Blk(blk) => ("blk", serde_json::to_value(&blk.limits)),
-            DeviceKind::Net(_) => ("net", Ok(Value::Null)),
+            DeviceKind::Net(net) => ("net", serde_json::to_value(&net.limits)),
         };
         Self {
             name: status.config.name().unwrap_or_default().to_owned(),

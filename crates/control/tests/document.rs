@@ -46,7 +46,9 @@ fn the_document_has_all_parameters() {
 
 /// Returns whether a parameter is for network cards alone.
 fn is_of_card(name: &str) -> bool {
-    ["port", "mac", "mtu", "num-queue-pairs", "offload", "capture", "capture-length"].contains(&name)
+    let of_cards = ["frames", "bps-receive", "bps-transmit"];
+    of_cards.iter().any(|of_cards| name.starts_with(of_cards))
+        || ["port", "mac", "mtu", "num-queue-pairs", "offload", "capture", "capture-length"].contains(&name)
 }
 
 #[test]

@@ -70,8 +70,8 @@ mod table;
 mod unavailable;
 
 pub use config::{
-    BlkConfig, DEVICE_SPAN, DeviceConfig, DeviceKind, DeviceTable, LimitsConfig, Mistake, NetConfig,
-    Notation, OnError, PollMode, PoolConfig, ServeConfig, Switch, parse_device_name,
+    BlkConfig, CardLimitsConfig, DEVICE_SPAN, DeviceConfig, DeviceKind, DeviceTable, LimitsConfig, Mistake,
+    NetConfig, Notation, OnError, PollMode, PoolConfig, ServeConfig, Switch, parse_device_name,
 };
 pub use error::{
     AddError, CaptureError, DrainError, FindError, MakeError, RemoveError, ResizeError, ServeError, SetError,

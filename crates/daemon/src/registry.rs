@@ -400,21 +400,21 @@ impl Registry {
             return Err(FindError::NotServed { name: name.into() }.into());
         };
         let wanted = change(&entry.config)?;
-        if let (DeviceKind::Blk(present), DeviceKind::Blk(wanted)) = (&mut entry.config.kind, wanted.kind) {
-            if present.limits.group != wanted.limits.group {
-                return Err(SetError::Group);
-            }
-            // A limit that is set anew forgives debts.
-            if (present.limits != wanted.limits || present.limits.group.is_some())
-                && let Some(limiter) = served.device().limiter()
-            {
-                limiter.set(&wanted.limits.limits());
-            }
-            present.limits = wanted.limits;
+        let (weight, present) = (wanted.serve.weight, &mut entry.config.kind);
+        if present.group() != wanted.kind.group() {
+            return Err(SetError::Group);
         }
-        if entry.config.serve.weight != wanted.serve.weight {
-            served.set_weight(wanted.serve.weight);
-            entry.config.serve.weight = wanted.serve.weight;
+        let limits = wanted.kind.limits();
+        // A limit that is set anew forgives debts.
+        if (present.limits() != limits || present.group().is_some())
+            && let Some(limiter) = served.device().limiter()
+        {
+            limiter.set(&limits);
+        }
+        present.take_limits(wanted.kind);
+        if entry.config.serve.weight != weight {
+            served.set_weight(weight);
+            entry.config.serve.weight = weight;
         }
         Ok(entry.config.clone())
     }

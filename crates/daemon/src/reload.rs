@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use kickless_device::Limits;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::config::{DeviceConfig, DeviceKind, LimitsConfig, PoolConfig};
+use super::config::{DeviceConfig, DeviceKind, PoolConfig};
 use super::registry::{DeviceState, Registry, RemoveMode};
 use super::sentence::sentence;
 
@@ -144,13 +145,9 @@ fn set_capture(registry: &Registry, present: &DeviceConfig, config: &DeviceConfi
     }
 }
 
-/// Returns the keys that change while the device is in use, except the size and the capture.
-fn changeable(config: &DeviceConfig) -> (u32, Option<&LimitsConfig>) {
-    let limits = match &config.kind {
-        DeviceKind::Blk(blk) => Some(&blk.limits),
-        DeviceKind::Net(_) => None,
-    };
-    (config.serve.weight, limits)
+/// Returns the values that change while the device is in use, except the size and the capture.
+fn changeable(config: &DeviceConfig) -> (u32, Limits) {
+    (config.serve.weight, config.kind.limits())
 }
 
 /// Returns the configuration without the keys that change while the device is in use.
@@ -158,13 +155,11 @@ fn without_changeable(config: &DeviceConfig) -> DeviceConfig {
     let mut config = config.clone();
     config.serve.weight = 1;
     match &mut config.kind {
-        DeviceKind::Blk(blk) => {
-            blk.blk_size = None;
-            // The group stays for as long as the device is open.
-            blk.limits = LimitsConfig { group: blk.limits.group.take(), ..LimitsConfig::default() };
-        }
+        DeviceKind::Blk(blk) => blk.blk_size = None,
         DeviceKind::Net(net) => (net.capture, net.capture_length) = (None, None),
     }
+    // The group stays for as long as the device is open.
+    config.kind.remove_limits();
     config
 }
 

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use kickless_daemon::{DeviceConfig, DeviceKind, DeviceTable, Notation, PoolConfig, Switch};
+use kickless_daemon::{
+    CardLimitsConfig, DeviceConfig, DeviceKind, DeviceTable, LimitsConfig, Notation, PoolConfig, Switch,
+};
 use kickless_worker::Poll;
 use serde_json::{Value, from_value, json, to_value};
 
@@ -85,6 +87,38 @@ fn a_wrong_value_is_refused_as_on_the_command_line() {
 }
 
 #[test]
+fn cards_have_limits_of_frames_and_bytes() {
+    let card = |limits: Value| {
+        let mut config = json!({ "port": "null" });
+        config.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
+        let config = from_value::<DeviceConfig>(config).map_err(|error| error.to_string())?;
+        config.check(Notation::Keys).map_err(|mistake| mistake.to_string())?;
+        let again = serde_json::to_value(&config).unwrap();
+        assert_eq!(from_value::<DeviceConfig>(again).unwrap(), config);
+        Ok::<_, String>((config.kind.limits(), config.kind.group().map(ToOwned::to_owned)))
+    };
+    let keys = CardLimitsConfig::KEYS.iter().chain(&LimitsConfig::SHARED_KEYS);
+    let all = keys.map(|key| {
+        let value = match *key {
+            key if key.ends_with("-max-length") => json!("2s"),
+            "group" => json!("a"),
+            key if key.starts_with("bps") => json!("1M"),
+            _ => json!(1000),
+        };
+        ((*key).to_owned(), value)
+    });
+    let (limits, group) = card(Value::Object(all.collect())).unwrap();
+    assert_eq!(group.as_deref(), Some("a"));
+    assert!(limits.requests.iter().all(|limit| limit.peak.per_second == 1000));
+    assert!(limits.bytes.iter().all(|limit| limit.sustained.per_second == 1 << 20));
+    let (limits, _) = card(json!({ "frames-receive": 5, "bps-transmit": "1K" })).unwrap();
+    assert_eq!(limits.requests.map(|limit| limit.sustained.per_second), [0, 5, 0]);
+    assert_eq!(limits.bytes.map(|limit| limit.sustained.per_second), [0, 0, 1024]);
+    let refused = card(json!({ "frames-receive-max": 5 })).unwrap_err();
+    assert!(refused.starts_with("frames-receive: frames-receive-max needs it"), "{refused}");
+}
+
+#[test]
 fn limits_have_the_names_of_qemu() {
     let disk = |limits: Value| {
         let mut config = json!({ "blk-file": "null:1G" });
@@ -117,8 +151,9 @@ fn limits_have_the_names_of_qemu() {
         let refused = disk(limits.clone()).unwrap_err();
         assert!(refused.contains(said), "{limits}: {refused}");
     }
-    let card = json!({ "port": "null", "bps": "1M" });
-    assert!(from_value::<DeviceConfig>(card).unwrap_err().to_string().starts_with("bps: only disks"));
+    let card = json!({ "port": "null", "iops": 5 });
+    assert!(from_value::<DeviceConfig>(card).unwrap_err().to_string().starts_with("iops: only disks"));
+    assert!(disk(json!({ "frames": 5 })).unwrap_err().starts_with("frames: only network cards"));
 }
 
 #[test]

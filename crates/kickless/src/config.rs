@@ -12,7 +12,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use kickless_daemon::{DeviceConfig, DeviceTable, Notation, PoolConfig, real_path};
+use kickless_daemon::{
+    CardLimitsConfig, DeviceConfig, DeviceTable, LimitsConfig, Notation, PoolConfig, real_path,
+};
 
 use crate::cli::ControlOptions;
 use crate::service::Service;
@@ -50,9 +52,11 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
     for mut section in sections {
         if let Some(defaults) = &defaults {
             // Defaults for the other kind of devices do not apply to this device.
-            let foreign =
-                if section.has("port") { &DeviceTable::BLK_KEYS[..] } else { &DeviceTable::NET_KEYS };
-            section.add_absent(defaults, foreign);
+            let (own, limits) = match section.has("port") {
+                true => (&DeviceTable::BLK_KEYS[..], &LimitsConfig::KEYS[..]),
+                false => (&DeviceTable::NET_KEYS[..], &CardLimitsConfig::KEYS[..]),
+            };
+            section.add_absent(defaults, &[own, limits].concat());
         }
         let device = device_of(&mut section)?;
         let taken = |what: &str, line: usize, shown: &str, first: usize| {

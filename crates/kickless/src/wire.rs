@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_blk::Blk;
 use kickless_daemon::{
-    BlkConfig, DeviceConfig, DeviceKind, LimitsConfig, MakeError, NetConfig, Notation, OnError, PoolConfig,
-    Registry, Switch, sentence,
+    BlkConfig, DeviceConfig, DeviceKind, MakeError, NetConfig, Notation, OnError, PoolConfig, Registry,
+    Switch, sentence,
 };
-use kickless_device::{Device, Limiter};
+use kickless_device::{Device, Limiter, Limits};
 use kickless_disk::{Disk, DiskSpec, lock};
 use kickless_io::OWNERS_MAX;
 use kickless_net::Net;
@@ -31,13 +31,14 @@ const CPUS_ONLINE: &str = "/sys/devices/system/cpu/online";
 /// # Errors
 /// The process has no free descriptor.
 pub(crate) fn registry(service: &Service, taps: TapFds) -> Result<Registry> {
-    let (images, groups) = (Images::default(), Groups::default());
+    let images = Images::default();
+    let (disk_groups, card_groups) = (Groups::default(), Groups::default());
     let make = move |config: &DeviceConfig| match &config.kind {
         DeviceKind::Blk(blk) => {
             let disk = disk(blk, config.serve.queue_size)
                 .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
             let device = Arc::new(
-                disk.with_limiter(groups.limiter(&blk.limits))
+                disk.with_limiter(disk_groups.limiter(blk.limits.group.as_deref(), &blk.limits.limits()))
                     .with_stop_on_error(blk.on_error == OnError::Stop),
             );
             images.warn_of_shared(config.name(), blk, &device);
@@ -46,6 +47,8 @@ pub(crate) fn registry(service: &Service, taps: TapFds) -> Result<Registry> {
         DeviceKind::Net(net) => {
             let card = config.span().in_scope(|| card(net, config.serve.queue_size, &taps));
             let card = card.map_err(|error| MakeError { option: "port", source: error.into() })?;
+            let limiter = card_groups.limiter(net.limits.group.as_deref(), &net.limits.limits());
+            let card = card.with_limiter(limiter);
             let capture = net.capture_to(config.name().unwrap_or("net"));
             let captured = config.span().in_scope(|| card.set_capture(capture.as_ref()));
             captured.map_err(|error| MakeError { option: "capture", source: error.0 })?;
@@ -96,8 +99,8 @@ struct Groups(Mutex<HashMap<String, Weak<Limiter>>>);
 
 impl Groups {
     /// Returns the limiter of a device with these limits, which become those of its group.
-    fn limiter(&self, config: &LimitsConfig) -> Arc<Limiter> {
-        let limiter = match &config.group {
+    fn limiter(&self, group: Option<&str>, limits: &Limits) -> Arc<Limiter> {
+        let limiter = match group {
             None => Arc::default(),
             Some(group) => {
                 let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,12 +108,12 @@ impl Groups {
                 let known = groups.get(group).and_then(Weak::upgrade);
                 known.unwrap_or_else(|| {
                     let limiter = Arc::default();
-                    groups.insert(group.clone(), Arc::downgrade(&limiter));
+                    groups.insert(group.to_owned(), Arc::downgrade(&limiter));
                     limiter
                 })
             }
         };
-        limiter.set(&config.limits());
+        limiter.set(limits);
         limiter
     }
 }

@@ -5,6 +5,7 @@ use crate::card_state::CardState;
 use crate::control_ring::ControlTask;
 use crate::counters::{self, RingCounters};
 use crate::filter::Filter;
+use crate::limited::LimitedTask;
 use crate::loop_source::LoopSource;
 use crate::receive::{ReceiveTask, Source};
 use crate::receive_ring::{FrameFormat, ReceiveRing};
@@ -18,8 +19,8 @@ use crate::transmit::{TransmitFormat, TransmitTask};
 use crate::uplink::{Share, Uplink};
 use crate::{announcement, config, features, tap_follower};
 use kickless_device::{
-    CaptureTo, ConfigError, Device, DeviceMessage, DeviceMetrics, Disabled, InvalidState, MessageError,
-    QueueTask, StartError, Vring, Words,
+    CaptureTo, ConfigError, Device, DeviceMessage, DeviceMetrics, Direction, Disabled, InvalidState, Limiter,
+    MessageError, QueueTask, StartError, Vring, Words,
 };
 use kickless_net_port::{Capture, OpenPort};
 use kickless_spec::features::Features;
@@ -88,6 +89,7 @@ impl Net {
             filter_changes: AtomicU64::new(0),
             receiving: (0..options.pairs_max).map(|_| AtomicU32::new(0)).collect(),
             announcements: AtomicU64::new(0),
+            limiter: Arc::default(),
             counters: (0..rings).map(|_| RingCounters::default()).collect(),
         });
         Self {
@@ -98,6 +100,16 @@ impl Net {
             uplink,
             uplink_share: Mutex::default(),
         }
+    }
+
+    /// Limits frames by a limiter, which several cards can share. The default is one of the card's own,
+    /// without limits.
+    #[must_use]
+    pub fn with_limiter(mut self, limiter: Arc<Limiter>) -> Self {
+        if let Some(card) = Arc::get_mut(&mut self.card) {
+            card.limiter = limiter;
+        }
+        self
     }
 
     fn mtu(&self) -> u16 {
@@ -214,6 +226,10 @@ impl Device for Net {
         self.forget_settings(PAIRS_UNKNOWN);
     }
 
+    fn limiter(&self) -> Option<&Limiter> {
+        Some(&self.card.limiter)
+    }
+
     fn read_config(&self, offset: usize, into: &mut [u8]) {
         let space = config::space(self.card.address(), self.mtu(), self.card.pairs_max);
         let from = space.as_bytes().get(offset..).unwrap_or_default();
@@ -289,7 +305,8 @@ impl Device for Net {
                 let len_max = features::receive_len_max(in_force, header_len, self.mtu());
                 let format = FrameFormat { features: in_force, header_len, len_max };
                 let source = source(&card, pair).map_err(|error| no_resource("descriptor", &error))?;
-                Box::new(ReceiveTask::new(ReceiveRing::new(vring, card, pair, format), source))
+                let task = ReceiveTask::new(ReceiveRing::new(vring, card.clone(), pair, format), source);
+                LimitedTask::new(task, card, Direction::Read)
             }
             Role::Transmit { pair } => {
                 let format = TransmitFormat { features: in_force, header_len };
@@ -297,13 +314,18 @@ impl Device for Net {
                     CardPort::Tap(port) => {
                         let queue =
                             port.tap.queue(pair).map_err(|error| no_resource("descriptor", &error))?;
-                        Box::new(TapTransmitTask::new(vring, card, pair, format, queue))
+                        let task = TapTransmitTask::new(vring, card.clone(), pair, format, queue);
+                        LimitedTask::new(task, card, Direction::Write)
                     }
                     CardPort::Stream(port) => {
                         let sender = port.sender().map_err(|error| no_resource("descriptor", &error))?;
-                        Box::new(StreamTransmitTask::new(vring, card, pair, format, sender))
+                        let task = StreamTransmitTask::new(vring, card.clone(), pair, format, sender);
+                        LimitedTask::new(task, card, Direction::Write)
                     }
-                    _ => Box::new(TransmitTask::new(vring, card, pair, format)),
+                    _ => {
+                        let task = TransmitTask::new(vring, card.clone(), pair, format);
+                        LimitedTask::new(task, card, Direction::Write)
+                    }
                 }
             }
             Role::Control if features.bits() & NetFeatures::CTRL_VQ.bits() != 0 => {

@@ -56,6 +56,7 @@ mod filter;
 mod frame;
 mod held_frame;
 mod immediate_ring;
+mod limited;
 mod loop_queue;
 mod loop_source;
 pub mod offload;

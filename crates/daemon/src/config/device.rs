@@ -1,9 +1,12 @@
 //! The configuration of one device.
 
+use kickless_device::Limits;
 use serde::Serialize;
 use tracing::{Span, error_span};
 
 use super::blk::BlkConfig;
+use super::card_limits::CardLimitsConfig;
+use super::limits::LimitsConfig;
 use super::name::parse_device_name;
 use super::net::NetConfig;
 use super::notation::{Mistake, Notation};
@@ -37,6 +40,46 @@ pub enum DeviceKind {
     Net(NetConfig),
 }
 
+impl DeviceKind {
+    /// Returns the limits.
+    pub fn limits(&self) -> Limits {
+        match self {
+            Self::Blk(disk) => disk.limits.limits(),
+            Self::Net(card) => card.limits.limits(),
+        }
+    }
+
+    /// Returns the group that shares the limits.
+    pub fn group(&self) -> Option<&str> {
+        match self {
+            Self::Blk(disk) => disk.limits.group.as_deref(),
+            Self::Net(card) => card.limits.group.as_deref(),
+        }
+    }
+
+    /// Takes the limits of another device of the same kind.
+    pub(crate) fn take_limits(&mut self, other: Self) {
+        match (self, other) {
+            (Self::Blk(disk), Self::Blk(other)) => disk.limits = other.limits,
+            (Self::Net(card), Self::Net(other)) => card.limits = other.limits,
+            _ => {}
+        }
+    }
+
+    /// Removes the limits, but not the group.
+    pub(crate) fn remove_limits(&mut self) {
+        match self {
+            Self::Blk(disk) => {
+                disk.limits = LimitsConfig { group: disk.limits.group.take(), ..LimitsConfig::default() };
+            }
+            Self::Net(card) => {
+                card.limits =
+                    CardLimitsConfig { group: card.limits.group.take(), ..CardLimitsConfig::default() };
+            }
+        }
+    }
+}
+
 impl DeviceConfig {
     /// Checks that the options can be combined.
     ///
@@ -45,7 +88,7 @@ impl DeviceConfig {
     pub fn check(&self, notation: Notation) -> Result<(), Mistake> {
         match &self.kind {
             DeviceKind::Blk(disk) => disk.check(notation),
-            DeviceKind::Net(card) => card.check(),
+            DeviceKind::Net(card) => card.check(notation),
         }
     }
 

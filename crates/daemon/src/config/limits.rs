@@ -102,16 +102,16 @@ pub struct LimitsConfig {
 }
 
 /// The options of one limit.
-struct Given {
-    option: &'static str,
-    rate: Option<u64>,
-    max: Option<u64>,
-    max_length: Option<Duration>,
+pub(crate) struct Given {
+    pub(crate) option: &'static str,
+    pub(crate) rate: Option<u64>,
+    pub(crate) max: Option<u64>,
+    pub(crate) max_length: Option<Duration>,
 }
 
 impl LimitsConfig {
-    /// The keys of the limits.
-    pub const KEYS: [&'static str; 20] = [
+    /// The keys that cards do not have.
+    pub const KEYS: [&'static str; 16] = [
         "iops",
         "iops-max",
         "iops-max-length",
@@ -121,9 +121,6 @@ impl LimitsConfig {
         "iops-write",
         "iops-write-max",
         "iops-write-max-length",
-        "bps",
-        "bps-max",
-        "bps-max-length",
         "bps-read",
         "bps-read-max",
         "bps-read-max-length",
@@ -131,11 +128,13 @@ impl LimitsConfig {
         "bps-write-max",
         "bps-write-max-length",
         "iops-size",
-        "group",
     ];
 
+    /// The keys that disks and cards have.
+    pub const SHARED_KEYS: [&'static str; 4] = ["bps", "bps-max", "bps-max-length", "group"];
+
     /// Returns which of [`LimitsConfig::KEYS`] have a value.
-    pub(crate) fn is_there(&self) -> [bool; 20] {
+    pub(crate) fn is_there(&self) -> [bool; 16] {
         [
             self.iops.is_some(),
             self.iops_max.is_some(),
@@ -146,9 +145,6 @@ impl LimitsConfig {
             self.iops_write.is_some(),
             self.iops_write_max.is_some(),
             self.iops_write_max_length.is_some(),
-            self.bps.is_some(),
-            self.bps_max.is_some(),
-            self.bps_max_length.is_some(),
             self.bps_read.is_some(),
             self.bps_read_max.is_some(),
             self.bps_read_max_length.is_some(),
@@ -156,7 +152,6 @@ impl LimitsConfig {
             self.bps_write_max.is_some(),
             self.bps_write_max_length.is_some(),
             self.iops_size.is_some(),
-            self.group.is_some(),
         ]
     }
 
@@ -202,39 +197,46 @@ impl LimitsConfig {
     }
 
     pub(crate) fn check(&self, notation: Notation) -> Result<(), Mistake> {
-        for Given { option, rate, max, max_length } in self.given().into_iter().flatten() {
-            let base = notation.option(option);
-            let mistake = |why: String| Err(Mistake { option, why });
-            match (rate, max, max_length) {
-                (None, Some(_), _) => return mistake(format!("{base}-max needs it")),
-                (_, None, Some(_)) => return mistake(format!("{base}-max-length needs {base}-max")),
-                (Some(rate), Some(max), _) if max < rate => {
-                    return mistake(format!("{base}-max is for bursts, and must not be less"));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+        check(self.given(), notation)
     }
 
     /// Returns the limits.
     pub fn limits(&self) -> Limits {
-        let limit = |Given { rate, max, max_length, .. }: Given| {
-            let Some(per_second) = rate else { return Limit::default() };
-            let slack = |per_second: u64| (per_second / SLACK).max(1);
-            let Some(max) = max else {
-                return Limit {
-                    sustained: Rate { per_second, burst: slack(per_second) },
-                    peak: Rate::default(),
-                };
-            };
-            // During a burst, the sustained rate refills a part of what the burst takes.
-            let millis = max_length.map_or(1000, |length| length.as_millis());
-            let extra = u128::from(max.saturating_sub(per_second)) * millis / 1000;
-            let burst = u64::try_from(extra).unwrap_or(u64::MAX).max(slack(per_second));
-            Limit { sustained: Rate { per_second, burst }, peak: Rate { per_second: max, burst: slack(max) } }
-        };
-        let [requests, bytes] = self.given().map(|all| all.map(limit));
-        Limits { requests, bytes, request_size: self.iops_size.unwrap_or(0) }
+        limits(self.given(), self.iops_size)
     }
+}
+
+/// Checks that the options of each limit can be combined.
+pub(crate) fn check(given: [[Given; 3]; 2], notation: Notation) -> Result<(), Mistake> {
+    for Given { option, rate, max, max_length } in given.into_iter().flatten() {
+        let base = notation.option(option);
+        let mistake = |why: String| Err(Mistake { option, why });
+        match (rate, max, max_length) {
+            (None, Some(_), _) => return mistake(format!("{base}-max needs it")),
+            (_, None, Some(_)) => return mistake(format!("{base}-max-length needs {base}-max")),
+            (Some(rate), Some(max), _) if max < rate => {
+                return mistake(format!("{base}-max is for bursts, and must not be less"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Returns the limits of these options. A request counts as one for each `request_size` bytes.
+pub(crate) fn limits(given: [[Given; 3]; 2], request_size: Option<u64>) -> Limits {
+    let limit = |Given { rate, max, max_length, .. }: Given| {
+        let Some(per_second) = rate else { return Limit::default() };
+        let slack = |per_second: u64| (per_second / SLACK).max(1);
+        let Some(max) = max else {
+            return Limit { sustained: Rate { per_second, burst: slack(per_second) }, peak: Rate::default() };
+        };
+        // During a burst, the sustained rate refills a part of what the burst takes.
+        let millis = max_length.map_or(1000, |length| length.as_millis());
+        let extra = u128::from(max.saturating_sub(per_second)) * millis / 1000;
+        let burst = u64::try_from(extra).unwrap_or(u64::MAX).max(slack(per_second));
+        Limit { sustained: Rate { per_second, burst }, peak: Rate { per_second: max, burst: slack(max) } }
+    };
+    let [requests, bytes] = given.map(|all| all.map(limit));
+    Limits { requests, bytes, request_size: request_size.unwrap_or(0) }
 }

@@ -7,6 +7,7 @@
 //! kind.
 
 mod blk;
+mod card_limits;
 mod device;
 mod limits;
 mod name;
@@ -19,6 +20,7 @@ mod text;
 mod values;
 
 pub use blk::BlkConfig;
+pub use card_limits::CardLimitsConfig;
 pub use device::{DEVICE_SPAN, DeviceConfig, DeviceKind};
 pub use limits::LimitsConfig;
 pub use name::parse_device_name;

@@ -8,7 +8,8 @@ use kickless_net_port::Port;
 use kickless_values::MacAddress;
 use serde::Serialize;
 
-use super::notation::Mistake;
+use super::card_limits::CardLimitsConfig;
+use super::notation::{Mistake, Notation};
 use super::text;
 use super::values::{
     CAPTURE_LENGTH_MAX, NUM_QUEUE_PAIRS, Switch, parse_capture_length, parse_mtu, parse_not_empty,
@@ -57,6 +58,10 @@ pub struct NetConfig {
     #[arg(long, value_name = "N", value_parser = parse_capture_length)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capture_length: Option<u32>,
+    /// The limits of frames.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub limits: CardLimitsConfig,
 }
 
 impl NetConfig {
@@ -70,6 +75,7 @@ impl NetConfig {
             offload: Switch::On,
             capture: None,
             capture_length: None,
+            limits: CardLimitsConfig::default(),
         }
     }
 
@@ -91,7 +97,8 @@ impl NetConfig {
     }
 
     /// Checks that the options can be combined.
-    pub(crate) fn check(&self) -> Result<(), Mistake> {
+    pub(crate) fn check(&self, notation: Notation) -> Result<(), Mistake> {
+        self.limits.check(notation)?;
         match (self.num_queue_pairs, self.port.pairs()) {
             (Some(wanted), Some(pairs)) if wanted != pairs => {
                 let why = format!("the port has {pairs} queues, one for each pair: leave it out");

@@ -13,6 +13,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 use super::blk::BlkConfig;
+use super::card_limits::CardLimitsConfig;
 use super::device::{DeviceConfig, DeviceKind};
 use super::limits::LimitsConfig;
 use super::name::parse_device_name;
@@ -101,6 +102,36 @@ pub struct DeviceTable {
     bps_write_max_length: Option<Duration>,
     #[serde(deserialize_with = "bps")]
     iops_size: Option<u64>,
+    #[serde(deserialize_with = "iops")]
+    frames: Option<u32>,
+    #[serde(deserialize_with = "iops")]
+    frames_max: Option<u32>,
+    #[serde(deserialize_with = "burst")]
+    frames_max_length: Option<Duration>,
+    #[serde(deserialize_with = "iops")]
+    frames_receive: Option<u32>,
+    #[serde(deserialize_with = "iops")]
+    frames_receive_max: Option<u32>,
+    #[serde(deserialize_with = "burst")]
+    frames_receive_max_length: Option<Duration>,
+    #[serde(deserialize_with = "iops")]
+    frames_transmit: Option<u32>,
+    #[serde(deserialize_with = "iops")]
+    frames_transmit_max: Option<u32>,
+    #[serde(deserialize_with = "burst")]
+    frames_transmit_max_length: Option<Duration>,
+    #[serde(deserialize_with = "bps")]
+    bps_receive: Option<u64>,
+    #[serde(deserialize_with = "bps")]
+    bps_receive_max: Option<u64>,
+    #[serde(deserialize_with = "burst")]
+    bps_receive_max_length: Option<Duration>,
+    #[serde(deserialize_with = "bps")]
+    bps_transmit: Option<u64>,
+    #[serde(deserialize_with = "bps")]
+    bps_transmit_max: Option<u64>,
+    #[serde(deserialize_with = "burst")]
+    bps_transmit_max_length: Option<Duration>,
     #[serde(deserialize_with = "limit_group")]
     group: Option<String>,
     #[serde(with = "text::optional")]
@@ -169,7 +200,7 @@ impl DeviceTable {
         "incoming",
         "on-error",
     ];
-    /// Keys that only network cards have, without `port`.
+    /// Keys that only network cards have, without `port` and [`CardLimitsConfig::KEYS`].
     pub const NET_KEYS: [&str; 6] = ["mac", "mtu", "num-queue-pairs", "offload", "capture", "capture-length"];
 
     /// Returns the first of [`DeviceTable::BLK_KEYS`] that is present.
@@ -186,7 +217,7 @@ impl DeviceTable {
             self.incoming.is_some(),
             self.on_error.is_some(),
         ];
-        zip(Self::BLK_KEYS, is_there).find_map(|(key, is_there)| is_there.then_some(key))
+        first_present(Self::BLK_KEYS, is_there)
     }
 
     /// Returns the first of [`DeviceTable::NET_KEYS`] that is present.
@@ -199,10 +230,10 @@ impl DeviceTable {
             self.capture.is_some(),
             self.capture_length.is_some(),
         ];
-        zip(Self::NET_KEYS, is_there).find_map(|(key, is_there)| is_there.then_some(key))
+        first_present(Self::NET_KEYS, is_there)
     }
 
-    /// Takes the limits.
+    /// Takes the limits of a disk.
     fn limits(&mut self) -> LimitsConfig {
         LimitsConfig {
             iops: self.iops,
@@ -228,10 +259,40 @@ impl DeviceTable {
         }
     }
 
+    /// Takes the limits of a card.
+    fn card_limits(&mut self) -> CardLimitsConfig {
+        CardLimitsConfig {
+            frames: self.frames,
+            frames_max: self.frames_max,
+            frames_max_length: self.frames_max_length,
+            frames_receive: self.frames_receive,
+            frames_receive_max: self.frames_receive_max,
+            frames_receive_max_length: self.frames_receive_max_length,
+            frames_transmit: self.frames_transmit,
+            frames_transmit_max: self.frames_transmit_max,
+            frames_transmit_max_length: self.frames_transmit_max_length,
+            bps: self.bps,
+            bps_max: self.bps_max,
+            bps_max_length: self.bps_max_length,
+            bps_receive: self.bps_receive,
+            bps_receive_max: self.bps_receive_max,
+            bps_receive_max_length: self.bps_receive_max_length,
+            bps_transmit: self.bps_transmit,
+            bps_transmit_max: self.bps_transmit_max,
+            bps_transmit_max_length: self.bps_transmit_max_length,
+            group: self.group.take(),
+        }
+    }
+
     fn disk(&mut self, blk_file: DiskSpec) -> Result<DeviceKind, Mistake> {
         if let Some(key) = self.net_key() {
             return Err(mistake(key, "only network cards have it, and this device is a disk"));
         }
+        let limits = self.card_limits();
+        if let Some(key) = first_present(CardLimitsConfig::KEYS, limits.is_there()) {
+            return Err(mistake(key, "only network cards have it, and this device is a disk"));
+        }
+        self.group = limits.group;
         let default = BlkConfig::new(blk_file);
         Ok(DeviceKind::Blk(BlkConfig {
             blk_size: self.blk_size,
@@ -250,12 +311,14 @@ impl DeviceTable {
     }
 
     fn card(&mut self, port: Port) -> Result<DeviceKind, Mistake> {
-        let limit_keys = zip(LimitsConfig::KEYS, self.limits().is_there());
-        let limit_key = limit_keys.filter(|(_, is_there)| *is_there).map(|(key, _)| key).next();
-        if let Some(key) = self.blk_key().or(limit_key) {
+        let of_disks = self.limits();
+        let limits_key = first_present(LimitsConfig::KEYS, of_disks.is_there());
+        self.group = of_disks.group;
+        if let Some(key) = self.blk_key().or(limits_key) {
             return Err(mistake(key, "only disks have it, and this device is a network card"));
         }
         let default = NetConfig::new(port);
+        let limits = self.card_limits();
         Ok(DeviceKind::Net(NetConfig {
             mac: self.mac,
             mtu: self.mtu,
@@ -263,9 +326,15 @@ impl DeviceTable {
             offload: self.offload.unwrap_or(default.offload),
             capture: self.capture.take(),
             capture_length: self.capture_length,
+            limits,
             ..default
         }))
     }
+}
+
+/// Returns the first key that is present.
+fn first_present<const N: usize>(keys: [&'static str; N], is_there: [bool; N]) -> Option<&'static str> {
+    zip(keys, is_there).find_map(|(key, is_there)| is_there.then_some(key))
 }
 
 impl TryFrom<DeviceTable> for DeviceConfig {

@@ -55,6 +55,18 @@ impl Bucket {
         (over > 0).then(|| now_ns.saturating_add(over.div_ceil(TICKS_PER_NS)))
     }
 
+    /// Returns the number of units that the bucket holds. `u64::MAX` without a limit.
+    pub(crate) fn units(&self, now_ns: u64) -> u64 {
+        let per_second = self.per_second.load(Ordering::Relaxed);
+        if per_second == 0 {
+            return u64::MAX;
+        }
+        let now = ticks_of(now_ns);
+        let latest = now.saturating_add(self.depth.load(Ordering::Relaxed));
+        let held = latest.saturating_sub(self.horizon.load(Ordering::Relaxed).max(now));
+        u64::try_from(u128::from(held) * u128::from(per_second) / TICKS_PER_S).unwrap_or(u64::MAX)
+    }
+
     /// Takes units, more than there are if need be.
     pub(crate) fn charge(&self, units: u64, now_ns: u64) {
         let per_second = self.per_second.load(Ordering::Relaxed);

@@ -104,16 +104,45 @@ impl Limiter {
         Some((until - now_ns).clamp(THROTTLE_NS_MIN, THROTTLE_NS_MAX))
     }
 
+    /// Returns the nanoseconds for which nothing may be carried in this direction. `None`: something may now.
+    pub fn wait_ns_of(&self, direction: Direction, now_ns: u64) -> Option<u64> {
+        let until = self.of(direction).filter_map(|bucket| bucket.wait_until(now_ns)).max()?;
+        Some((until - now_ns).clamp(THROTTLE_NS_MIN, THROTTLE_NS_MAX))
+    }
+
+    /// Returns the number of units that may be carried in this direction without a debt of requests. At most
+    /// `u32::MAX`.
+    pub fn tokens(&self, direction: Direction, now_ns: u64) -> u32 {
+        let requests = places(direction).into_iter().flat_map(|at| &self.requests[at].0);
+        let tokens = requests.map(|bucket| bucket.units(now_ns)).min();
+        tokens.map_or(u32::MAX, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
+    }
+
     /// Takes the tokens of a request that was popped.
     pub fn charge(&self, direction: Direction, bytes: u64, now_ns: u64) {
         let size = self.request_size.load(Ordering::Relaxed);
         let requests = bytes.checked_div(size).map_or(1, |_| bytes.div_ceil(size).max(1));
-        let of = [0, if direction == Direction::Read { 1 } else { 2 }];
-        for at in of {
+        self.charge_all(direction, requests, bytes, now_ns);
+    }
+
+    /// Takes the tokens of several requests with this number of bytes together.
+    pub fn charge_all(&self, direction: Direction, requests: u64, bytes: u64, now_ns: u64) {
+        for at in places(direction) {
             self.requests[at].0.iter().for_each(|bucket| bucket.charge(requests, now_ns));
             self.bytes[at].0.iter().for_each(|bucket| bucket.charge(bytes, now_ns));
         }
     }
+
+    /// Returns the buckets of a direction.
+    fn of(&self, direction: Direction) -> impl Iterator<Item = &Bucket> {
+        let places = places(direction).into_iter();
+        places.flat_map(|at| self.requests[at].0.iter().chain(&self.bytes[at].0))
+    }
+}
+
+/// Returns the places of the limits of a direction: that of all requests, and its own.
+fn places(direction: Direction) -> [usize; 2] {
+    [0, if direction == Direction::Read { 1 } else { 2 }]
 }
 
 #[cfg(test)]
@@ -153,6 +182,24 @@ mod tests {
         assert!(run(&limiter, Direction::Write, 512, SECOND, 11 * SECOND).abs_diff(100) <= 2);
         limiter.set(&Limits::default());
         assert!(limiter.now_if_on().is_none());
+    }
+
+    #[test]
+    fn a_direction_waits_for_its_own_limits_only() {
+        let limiter = Limiter::default();
+        let requests = [Limit::default(), limit(1000, 100), Limit::default()];
+        limiter.set(&Limits { requests, ..Limits::default() });
+        assert_eq!(limiter.tokens(Direction::Write, SECOND), u32::MAX);
+        assert_eq!(limiter.tokens(Direction::Read, SECOND), 100);
+        limiter.charge_all(Direction::Read, 40, 0, SECOND);
+        assert_eq!(
+            (limiter.tokens(Direction::Read, SECOND), limiter.wait_ns_of(Direction::Read, SECOND)),
+            (60, None)
+        );
+        limiter.charge_all(Direction::Read, 160, 0, SECOND);
+        assert_eq!(limiter.tokens(Direction::Read, SECOND), 0);
+        assert!(limiter.wait_ns_of(Direction::Read, SECOND).is_some());
+        assert_eq!(limiter.wait_ns_of(Direction::Write, SECOND), None);
     }
 
     #[test]
