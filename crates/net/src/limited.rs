@@ -1,9 +1,9 @@
 //! Limits the frames of a ring.
 //!
 //! A task counts its frames in [`RingCounters`]. The limiter is charged after each poll for the frames of
-//! this poll. A poll gets no larger budget than there are tokens. While the limiter is in debt, the task is not
-//! polled: the frames of the driver wait in its ring, and those for the driver wait at the port, which drops
-//! frames when it is full. Each direction has its own limits, and a common one.
+//! this poll. A poll gets no larger budget than there are tokens. While the limiter is in debt, the task is
+//! not polled: the frames of the driver wait in its ring, and those for the driver wait at the port, which
+//! drops frames when it is full. Each direction has its own limits, and a common one.
 
 use crate::card_state::CardState;
 use crate::counters::RingCounters;
