@@ -29,10 +29,6 @@ pub struct DeviceConfig {
 /// The kind of a device, with its own options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a process has one for each device, and most devices are disks"
-)]
 pub enum DeviceKind {
     /// A disk.
     Blk(BlkConfig),
