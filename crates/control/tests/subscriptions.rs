@@ -71,8 +71,8 @@ fn one_that_never_reads_is_disconnected() {
     loop {
         let stats = other.next().unwrap();
         assert_eq!(stats["params"]["devices"].as_array().unwrap().len(), 16);
-        match silent.write(b"\n") {
-            Ok(_) => assert!(start.elapsed() < LIMIT, "it is still connected"),
+        match silent.write_all(b"\n") {
+            Ok(()) => assert!(start.elapsed() < LIMIT, "it is still connected"),
             Err(error) => {
                 assert!(
                     matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset),
