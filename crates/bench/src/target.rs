@@ -77,6 +77,13 @@ impl Target {
         &self.socket
     }
 
+    /// Returns the path of the socket of its second card.
+    pub(crate) fn peer_socket(&self) -> PathBuf {
+        let mut path = self.socket.clone().into_os_string();
+        path.push(".peer");
+        path.into()
+    }
+
     /// Returns its process number, if it is known.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.pid

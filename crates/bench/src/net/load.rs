@@ -6,6 +6,10 @@
 //! a histogram would cost more than the rest of a frame's way. The bytes come back from the back-end. A time
 //! that is not of this turn is not counted.
 //!
+//! # Two cards
+//! With [`Direction::Pass`], a thread sends frames to one card and receives them from another. The receiver
+//! sends a frame first, so that a switch knows where it is.
+//!
 //! # Losses
 //! A card may drop frames. Without a rate, a thread that sees no frame for [`LOST_AFTER`] takes those in
 //! flight for lost, and sends as many new ones. At the end, it waits that long for the last frames.
@@ -14,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use kickless_driver::{CardCounters, Frame, Interest, QueuePair};
+use kickless_driver::{CardCounters, Frame, Interest, Outgoing, QueuePair};
 
 use super::options::Direction;
 use super::scenario::Scenario;
@@ -28,6 +32,8 @@ const NAP: Duration = Duration::from_millis(20);
 /// The time after which a frame that is not back counts as lost, in nanoseconds. A busy host delays frames
 /// for less.
 const LOST_AFTER: u64 = 200_000_000;
+/// The time for the back-end to take the first frame of the second card.
+const INTRODUCTION_MAX: Duration = Duration::from_secs(5);
 /// The number of frames of which one carries its time, if there is no rate.
 const STAMPED: u64 = 64;
 /// The offset of the time in a frame.
@@ -36,6 +42,11 @@ const STAMP_LEN: usize = 8;
 /// The destination is a broadcast address, the source one for local use, and the EtherType one for
 /// experiments.
 const ETHERNET: [u8; 14] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
+/// The last byte of the address of a thread's first card, and of its second one. The number of the thread is
+/// before it.
+const FIRST: u8 = 1;
+const SECOND: u8 = 2;
+const ADDRESS_LEN: usize = 6;
 
 /// The values that all threads of a turn share.
 #[derive(Debug)]
@@ -72,6 +83,10 @@ pub(crate) struct ThreadResult {
 pub(crate) struct Loader<'a> {
     shared: &'a TurnContext<'a>,
     pair: QueuePair,
+    /// The queue pair of the second card, which receives.
+    peer: Option<QueuePair>,
+    /// The destination, the source and the EtherType of sent frames.
+    ethernet: [u8; 14],
     schedule: Option<Schedule>,
     shown: &'a Shown,
     before: CardCounters,
@@ -87,6 +102,7 @@ impl<'a> Loader<'a> {
     pub(crate) fn new(
         shared: &'a TurnContext<'a>,
         pair: QueuePair,
+        peer: Option<QueuePair>,
         thread: u16,
         shown: &'a Shown,
     ) -> Result<Self> {
@@ -94,6 +110,11 @@ impl<'a> Loader<'a> {
         let len = scenario.frame_size as usize;
         if len > pair.frame_len_max() {
             bail!("frames of {len} bytes do not fit into its queues: raise --queue-size");
+        }
+        let mut ethernet = ETHERNET;
+        if peer.is_some() {
+            ethernet[..ADDRESS_LEN].copy_from_slice(&address(thread, SECOND));
+            ethernet[ADDRESS_LEN..2 * ADDRESS_LEN].copy_from_slice(&address(thread, FIRST));
         }
         let (thread, threads) = (u64::from(thread), u64::from(scenario.pairs));
         let schedule = scenario.rate.map(|rate| Schedule::new(rate, thread, threads, None));
@@ -107,7 +128,22 @@ impl<'a> Loader<'a> {
             calls: 0,
         };
         let before = pair.counters();
-        Ok(Self { shared, pair, schedule, shown, before, in_flight: 0, stamps: 0, seen })
+        let mut loader =
+            Self { shared, pair, peer, ethernet, schedule, shown, before, in_flight: 0, stamps: 0, seen };
+        // Lossless: there are at most 127 pairs.
+        loader.introduce(thread as u16)?;
+        Ok(loader)
+    }
+
+    /// Sends a frame from the second card to all, so that a switch knows where it is.
+    fn introduce(&mut self, thread: u16) -> Result<()> {
+        let Some(peer) = &mut self.peer else { return Ok(()) };
+        let mut frame = [0; 60];
+        frame[..ETHERNET.len()].copy_from_slice(&ETHERNET);
+        frame[ADDRESS_LEN..2 * ADDRESS_LEN].copy_from_slice(&address(thread, SECOND));
+        peer.send(&[Outgoing::from(&frame[..])])?;
+        peer.flush(Some(INTRODUCTION_MAX))?;
+        Ok(())
     }
 
     #[inline]
@@ -184,6 +220,7 @@ impl<'a> Loader<'a> {
         match self.shared.scenario.direction {
             Direction::Echo => self.echo(now, sends),
             Direction::Transmit => self.transmit(now, sends),
+            Direction::Pass => self.pass(now, sends),
             Direction::Receive => Ok(self.pair.receive(batch, |_| {})? as u64),
             Direction::Forward => Ok(self.pair.forward(batch, |_| true)? as u64),
         }
@@ -191,12 +228,12 @@ impl<'a> Loader<'a> {
 
     /// Sends up to `count` frames that carry the time `stamp_of` of each, and returns their number.
     fn send(&mut self, count: usize, mut stamp_of: impl FnMut(usize) -> u64) -> Result<usize> {
-        let len = self.shared.scenario.frame_size as usize;
+        let (len, ethernet) = (self.shared.scenario.frame_size as usize, self.ethernet);
         let sent = self.pair.send_with(
             count,
             |_| len,
             |at, frame| {
-                frame.write(0, &ETHERNET);
+                frame.write(0, &ethernet);
                 frame.write(STAMP, &stamp_of(at).to_le_bytes());
             },
         )?;
@@ -230,26 +267,45 @@ impl<'a> Loader<'a> {
     }
 
     fn echo(&mut self, now: u64, sends: bool) -> Result<u64> {
-        let scenario = self.shared.scenario;
         if self.schedule.is_some() {
             if sends {
                 self.send_due(now)?;
             }
             return self.take_back(now, false);
         }
+        if sends {
+            self.send_missing(now)?;
+        }
+        self.take_back(now, sends)
+    }
+
+    /// Sends new frames in the place of those that are done.
+    fn send_missing(&mut self, now: u64) -> Result<()> {
+        let scenario = self.shared.scenario;
         let missing = u64::from(scenario.depth).saturating_sub(self.in_flight);
-        if missing > 0 && sends {
+        if missing > 0 {
             let count = missing.min(scenario.batch.into()) as usize;
             let first = self.stamps;
             self.stamps += self.send(count, |at| stamp(first + at as u64, now))? as u64;
         }
-        self.take_back(now, sends)
+        Ok(())
+    }
+
+    /// Sends frames to the first card, and takes them from the second one.
+    fn pass(&mut self, now: u64, sends: bool) -> Result<u64> {
+        match self.schedule {
+            Some(_) if sends => self.send_due(now)?,
+            None if sends => self.send_missing(now)?,
+            _ => {}
+        }
+        self.take_back(now, false)
     }
 
     /// Receives frames, records their latencies, and sends them again if `again`.
     fn take_back(&mut self, now: u64, again: bool) -> Result<u64> {
         let Period { from, to, epoch } = self.shared.period;
-        let Self { pair, stamps, seen, shared, .. } = self;
+        let Self { pair, peer, stamps, seen, shared, .. } = self;
+        let pair = peer.as_mut().unwrap_or(pair);
         let latencies = &mut seen.latencies;
         let mut bytes = [0; STAMP_LEN];
         let mut take = |frame: &Frame<'_>| {
@@ -324,10 +380,16 @@ impl<'a> Loader<'a> {
         match interest {
             // Room in the queue is there at once; a lower depth waits for frames in flight.
             Interest::Send => self.pair.flush(Some(time))?,
-            _ => self.pair.wait(interest, Some(time))?,
+            _ => self.peer.as_mut().unwrap_or(&mut self.pair).wait(interest, Some(time))?,
         };
         Ok(())
     }
+}
+
+/// Returns an address for local use.
+fn address(thread: u16, card: u8) -> [u8; ADDRESS_LEN] {
+    let [high, low] = thread.to_be_bytes();
+    [2, 0, 0, high, low, card]
 }
 
 /// Returns the time that a frame without a rate carries.

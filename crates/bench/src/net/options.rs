@@ -63,6 +63,9 @@ pub(crate) enum Direction {
     Receive,
     /// Receive the frames that the card delivers, and send them back
     Forward,
+    /// Send frames to the card, and receive them from a second card, whose socket has the same path and
+    /// `.peer` behind it. One thread drives both
+    Pass,
 }
 
 /// The load, and the form of the results. An option with a list asks for one load for each value, in each
@@ -157,9 +160,13 @@ impl<'a> Cards<'a> {
                 "--socket-path: the path of a socket has at most {SOCKET_PATH_BYTES_MAX} bytes: use a shorter one"
             ));
         }
-        let sends = |direction: &Direction| matches!(direction, Direction::Echo | Direction::Transmit);
+        let sends = |direction: &Direction| {
+            matches!(direction, Direction::Echo | Direction::Transmit | Direction::Pass)
+        };
         if !load.rate.is_empty() && !load.direction.iter().all(sends) {
-            return Err("--rate is for --direction=echo and transmit: the card delivers other frames".into());
+            return Err(
+                "--rate is for --direction=echo, transmit and pass: the card delivers other frames".into()
+            );
         }
         if load.output.plot_rate.is_some() && load.rate.len() < 2 {
             return Err("--plot-rate needs at least two rates: list them with --rate".into());

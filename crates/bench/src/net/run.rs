@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use kickless_driver::{Card, CardOptions};
 
 use super::load::{Loader, Shown, ThreadResult, TurnContext};
-use super::options::NetLoadOptions;
+use super::options::{Direction, NetLoadOptions};
 use super::scenario::Scenario;
 use crate::cpu::{back_end_cpu, driver_cpu, pin, shorten_timer_slack};
 use crate::progress::Progress;
@@ -51,9 +51,23 @@ fn run(
     let period = Period { epoch: Instant::now(), from, to: from + scenario.time.as_nanos() as u64 };
     let shared = TurnContext { scenario, period, stop: &halted };
     let mut loaders = Vec::new();
+    let missing = "a queue pair is missing";
+    let peer = match scenario.direction {
+        Direction::Pass => {
+            let options = scenario.card_options(&target.peer_socket(), load);
+            let connect_timeout = target.connect_timeout();
+            let peer = Card::connect(CardOptions { connect_timeout, ..options });
+            Some(peer.with_context(|| target.peer_socket().display().to_string())?)
+        }
+        _ => None,
+    };
     for (thread, shown) in (0..scenario.pairs).zip(&shown) {
-        let pair = card.pair(thread.into()).context("a queue pair is missing")?;
-        loaders.push(Loader::new(&shared, pair, thread, shown)?);
+        let pair = card.pair(thread.into()).context(missing)?;
+        let peer = match &peer {
+            Some(peer) => Some(peer.pair(thread.into()).context(missing)?),
+            None => None,
+        };
+        loaders.push(Loader::new(&shared, pair, peer, thread, shown)?);
     }
     let back_end = || target.pid().map(back_end_cpu).transpose();
     let cpu = (driver_cpu(), back_end()?);

@@ -105,6 +105,7 @@ impl fmt::Display for Scenario {
         match self.direction {
             Direction::Echo => write!(f, "echo of frames of {frame_size} B, ")?,
             Direction::Transmit => write!(f, "frames of {frame_size} B sent, ")?,
+            Direction::Pass => write!(f, "frames of {frame_size} B sent to another card, ")?,
             Direction::Receive => write!(f, "frames received, ")?,
             Direction::Forward => write!(f, "frames received and sent back, ")?,
         }
