@@ -1,8 +1,9 @@
 //! Runs a vhost-user back-end as a child process: `kickless`, or QEMU's storage daemon for comparison.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::fs::{self, Permissions};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -170,12 +171,14 @@ pub struct CardConfig {
     pub port: String,
     /// Further arguments.
     pub arguments: Vec<String>,
+    /// Run as the user `nobody`, without any capability.
+    pub is_unprivileged: bool,
 }
 
 impl CardConfig {
     /// Returns the options of a card with this port and defaults otherwise.
     pub fn new(port: &str) -> CardConfig {
-        CardConfig { port: port.to_owned(), arguments: Vec::new() }
+        CardConfig { port: port.to_owned(), arguments: Vec::new(), is_unprivileged: false }
     }
 
     /// Sets further arguments.
@@ -186,7 +189,21 @@ impl CardConfig {
     fn command(&self, socket: &Path) -> Result<Vec<OsString>> {
         let mut path = OsString::from("--socket-path=");
         path.push(socket);
-        let mut words = vec![kickless_binary()?.into(), "net".into(), path];
+        let mut words = Vec::new();
+        let mut program = kickless_binary()?;
+        if self.is_unprivileged {
+            // The user may not reach the program where it was built.
+            let copy = socket.with_file_name("kickless");
+            fs::copy(&program, &copy)?;
+            program = copy;
+            fs::set_permissions(socket.parent().context("no directory")?, Permissions::from_mode(0o777))?;
+            let nobody = "--reuid=65534 --regid=65534 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all";
+            // A change of the user clears the signal for the death of the parent.
+            let and_then = ["--", "setpriv", "--pdeathsig", "KILL", "--"];
+            let setpriv = ["setpriv"].into_iter().chain(nobody.split(' ')).chain(and_then);
+            words.extend(setpriv.map(OsString::from));
+        }
+        words.extend([program.into(), "net".into(), path]);
         words.push(format!("--port={}", self.port).into());
         words.extend(self.arguments.iter().map(OsString::from));
         Ok(words)
