@@ -24,7 +24,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("disk", &["io", "values"]),
     ("blk", &["device", "disk"]),
     ("net-port", &["memory"]),
-    ("net", &["device", "net-port"]),
+    ("net", &["device", "net-port", "driver"]),
     ("vhost", &["device", "vhost-user"]),
     ("driver", &["virtqueue", "vhost-user", "io"]),
     ("driver-c", &["driver"]),

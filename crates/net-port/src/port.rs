@@ -35,6 +35,8 @@ pub enum Port {
     TapFd(Vec<i32>),
     /// `stream:PATH`: a program that listens on a unix socket, with the framing of QEMU's `-netdev stream`.
     Stream(PathBuf),
+    /// `vhost-user:PATH`: a vhost-user-net back-end that listens on a unix socket.
+    VhostUser(PathBuf),
     /// `user[,OPTIONS]`: the network of this user, through a `passt` process with these options.
     User(UserOptions),
     /// `switch:NAME[,vlan=N][,uplink=TAP]`: the cards of this process with the same name, and a TAP.
@@ -50,6 +52,8 @@ pub enum OpenPort {
     Loop,
     /// A TAP with a queue for each pair of rings.
     Tap(Tap),
+    /// A vhost-user-net back-end that listens on this socket, with one pair of rings.
+    VhostUser(PathBuf),
     /// A stream socket, which carries one pair of rings.
     Stream(StreamPort),
     /// A switch, which the card joins, and the TAP of its uplink, which it shares with other cards.
@@ -90,6 +94,7 @@ impl Port {
                 let uplink = name.uplink.as_deref().map(|tap| Tap::share(tap, &name.name));
                 OpenPort::Switch(name.clone(), uplink.transpose()?)
             }
+            Self::VhostUser(path) => OpenPort::VhostUser(path.clone()),
             Self::Stream(path) => OpenPort::Stream(StreamPort::to(path)?),
             Self::User(options) => OpenPort::Stream(StreamPort::to_passt(Passt::find(options.clone())?)?),
         })
@@ -100,7 +105,7 @@ impl Port {
         match self {
             // There are at most `FDS_MAX` of them.
             Self::TapFd(fds) => Some(fds.len() as u16),
-            Self::Stream(_) | Self::User(_) => Some(1),
+            Self::Stream(_) | Self::VhostUser(_) | Self::User(_) => Some(1),
             Self::Null(_) | Self::Loop | Self::Tap(_) | Self::Switch(_) => None,
         }
     }
@@ -145,6 +150,9 @@ impl FromStr for Port {
         }
         if let Some(fds) = text.strip_prefix("tap-fd:") {
             return parse_fds(fds).map(Self::TapFd);
+        }
+        if let Some(path) = text.strip_prefix("vhost-user:") {
+            return parse_path(path).map(Self::VhostUser);
         }
         if let Some(path) = text.strip_prefix("stream:") {
             return parse_path(path).map(Self::Stream);
@@ -234,6 +242,7 @@ impl fmt::Display for Port {
                 let fds: Vec<_> = fds.iter().map(i32::to_string).collect();
                 return write!(f, "tap-fd:{}", fds.join(","));
             }
+            Self::VhostUser(path) => return write!(f, "vhost-user:{}", path.display()),
             Self::Stream(path) => return write!(f, "stream:{}", path.display()),
             Self::User(options) => return write!(f, "user{options}"),
             Self::Switch(name) => return write!(f, "switch:{name}"),
@@ -254,10 +263,10 @@ impl fmt::Display for Port {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPort {
     /// There is no port of this name.
-    #[error("a port is tap:NAME, tap-fd:N, switch:NAME, user, stream:PATH, loop or null")]
+    #[error("a port is tap:NAME, tap-fd:N, switch:NAME, user, stream:PATH, vhost-user:PATH, loop or null")]
     Unknown,
     /// The path is empty, or too long for a socket.
-    #[error("the path of a stream has 1 to {SOCKET_PATH_MAX} bytes")]
+    #[error("the path of a stream or a back-end has 1 to {SOCKET_PATH_MAX} bytes")]
     Path,
     /// The name or an option of a switch.
     #[error(transparent)]
@@ -309,6 +318,7 @@ mod tests {
             "tap-fd:3",
             "tap-fd:7,5,6",
             "stream:/run/a,b:c",
+            "vhost-user:/run/a,b:c",
             "switch:lan-1",
             "switch:a,vlan=4094",
             "switch:a,uplink=vm0",
@@ -342,6 +352,7 @@ mod tests {
             ("tap-fd:3,", InvalidPort::Descriptor),
             ("tap-fd:3,4,3", InvalidPort::Twice(3)),
             ("stream:", InvalidPort::Path),
+            ("vhost-user:", InvalidPort::Path),
             ("stream", InvalidPort::Unknown),
             ("user,", InvalidPort::User(InvalidUserOption::Form(String::new()))),
             ("user,--fd=3", InvalidPort::User(InvalidUserOption::Refused("--fd=3".into()))),

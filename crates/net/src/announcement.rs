@@ -50,17 +50,25 @@ pub(crate) fn send(port: &CardPort, mac: [u8; MAC_LEN]) {
         CardPort::Tap(port) => send_to_tap(port, mac),
         CardPort::Stream(port) => send_to_stream(port, mac),
         CardPort::Switch(port) => send_to_switch(port, mac),
+        CardPort::Peer(port) => {
+            // Without a connection, there is nobody to tell.
+            port.queues.outbox.send(&mut batch(mac));
+        }
         CardPort::Null(_) | CardPort::Loop(_) => {}
     }
 }
 
 fn send_to_switch(port: &SwitchPort, mac: [u8; MAC_LEN]) {
+    // A switch without other ports has nobody to tell.
+    port.forward(0, &mut batch(mac), &mut Forwarder::default());
+}
+
+fn batch(mac: [u8; MAC_LEN]) -> Batch {
     let mut frames = Batch::default();
     let space = frames.push(HEADER + LEN);
     space[..HEADER].copy_from_slice(&PLAIN);
     space[HEADER..].copy_from_slice(&frame(mac));
-    // A switch without other ports has nobody to tell.
-    port.forward(0, &mut frames, &mut Forwarder::default());
+    frames
 }
 
 fn send_to_stream(port: &StreamPort, mac: [u8; MAC_LEN]) {

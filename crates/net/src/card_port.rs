@@ -2,6 +2,7 @@
 
 use crate::filter::Address;
 use crate::loop_queue::LoopQueue;
+use crate::peer::PeerPort;
 use crate::switch::{Rule, SwitchPort};
 use kickless_net_port::{NullPort, OpenPort, StreamPort, SwitchName, Tap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +22,8 @@ pub(crate) enum CardPort {
     Tap(Box<TapPort>),
     /// Sends frames over a stream socket, and receives them there.
     Stream(StreamPort),
+    /// Exchanges frames with another back-end.
+    Peer(PeerPort),
     /// Exchanges frames with other cards of this process.
     Switch(SwitchPort),
 }
@@ -73,6 +76,7 @@ impl CardPort {
                 span: Span::current(),
             })),
             OpenPort::Stream(port) => Self::Stream(port),
+            OpenPort::VhostUser(path) => Self::Peer(PeerPort::new(path)),
             OpenPort::Switch(SwitchName { name, vlan, .. }, _) => {
                 Self::Switch(SwitchPort::join(&name, Rule { vlan, address }, pairs))
             }

@@ -67,8 +67,8 @@ counters! {
     commands_refused,
 }
 
-/// Returns the name and the sum of each counter over all rings.
-pub(crate) fn sums(rings: &[RingCounters]) -> Vec<(&'static str, u64)> {
+/// Returns the name and the sum of each counter over all of `rings`.
+pub(crate) fn sums<'a>(rings: impl IntoIterator<Item = &'a RingCounters>) -> Vec<(&'static str, u64)> {
     let mut sums: Vec<_> = RingCounters::NAMES.iter().map(|name| (*name, 0)).collect();
     for ring in rings {
         for ((_, sum), value) in zip(&mut sums, ring.values()) {

@@ -192,7 +192,7 @@ impl Device for Net {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let mut sums = counters::sums(&self.card.counters);
+        let mut sums = counters::sums(self.card.all_counters());
         sums.extend(self.uplink.iter().flat_map(|uplink| uplink.counters()));
         sums.push(("announcements", self.card.announcements.load(Ordering::Relaxed)));
         sums
@@ -245,6 +245,7 @@ impl Device for Net {
     fn open(&self) -> Result<(), StartError> {
         let started = match &self.card.port {
             CardPort::Stream(port) => port.start(),
+            CardPort::Peer(port) => port.start(),
             CardPort::Switch(_) => self.start_uplink(),
             _ => tap_follower::follow(&self.card),
         };
@@ -255,6 +256,7 @@ impl Device for Net {
         match &self.card.port {
             CardPort::Tap(port) => port.end(),
             CardPort::Stream(port) => port.end(),
+            CardPort::Peer(port) => port.end(),
             CardPort::Switch(_) => {
                 *self.uplink_share() = None;
             }
@@ -349,7 +351,9 @@ fn source(card: &Arc<CardState>, pair: u16) -> io::Result<Source> {
     Ok(match &card.port {
         CardPort::Null(port) if port.rate == 0 => Source::None,
         CardPort::Null(port) => Source::Test(TestSource::new(port.clone())?),
-        CardPort::Loop(_) | CardPort::Switch(_) => Source::Loop(LoopSource::new(card.clone(), pair)?),
+        CardPort::Loop(_) | CardPort::Switch(_) | CardPort::Peer(_) => {
+            Source::Loop(LoopSource::new(card.clone(), pair)?)
+        }
         CardPort::Tap(port) => {
             Source::Tap(Box::new(TapSource::new(port.tap.queue(pair)?, card.clone(), pair)))
         }

@@ -13,6 +13,7 @@
 //!   queue of each pair that receives, and chooses the offloads that the driver accepts.
 //! - A switch connects the cards of this process, by the addresses of their guests. A TAP can be its uplink.
 //! - A stream socket reaches another program, which knows no offloads.
+//! - Another vhost-user-net back-end, whose front-end the card is.
 //!
 //! A frame whose offloads the driver does not accept is undone in software ([`offload`]).
 //!
@@ -60,6 +61,7 @@ mod limited;
 mod loop_queue;
 mod loop_source;
 pub mod offload;
+mod peer;
 mod port_poll;
 mod receive;
 mod receive_ring;

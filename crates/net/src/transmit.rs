@@ -161,6 +161,12 @@ impl TransmitTask {
                 forwarded.count(self.counters());
                 self.copied = self.copied.saturating_add(forwarded.copied);
             }
+            CardPort::Peer(port) => {
+                let is_down = !port.queues.outbox.is_open();
+                let dropped = port.queues.outbox.send(&mut self.batch) as u64;
+                let counters = self.counters();
+                if is_down { counters.sent_down.add(dropped) } else { counters.dropped_late.add(dropped) }
+            }
             _ => {
                 if let Some(queue) = self.card.loop_queue(self.pair) {
                     let dropped = queue.send(&mut self.batch) as u64;
