@@ -7,11 +7,13 @@
 //! waits for another.
 //!
 //! - `rule.rs` judges a frame by the rules of the port that it came from, on the copy. Pure.
+//! - `neighbour.rs` finds the addresses that neighbour discovery of IPv6 names. Pure.
 //! - `table.rs` knows behind which port an address is. Pure.
 //! - `tag.rs` adds and removes VLAN tags. Pure.
 
 #[cfg(all(test, loom))]
 mod model;
+mod neighbour;
 mod port;
 mod rule;
 mod table;

@@ -395,6 +395,32 @@ mod tests {
             .collect()
     }
 
+    /// A frame for all costs its sender as much as one to each port.
+    #[test]
+    fn a_flood_is_charged_for_each_copy() {
+        let name = name();
+        let ports = [0, 1, 2, 3].map(|_| SwitchPort::join(&name, Rule::default(), 1));
+        ports.iter().for_each(open);
+        let charged = |frames: &[Vec<u8>]| {
+            let mut batch = Batch::default();
+            for frame in frames {
+                batch.push(frame.len()).copy_from_slice(frame);
+            }
+            ports[0].forward(0, &mut batch, &mut Forwarder::default()).copied
+        };
+        let (all, short) = ([0xff; 6], frame([0xff; 6], address(1), None, 0));
+        let long = [&short[..], &[0; 9000]].concat();
+        assert_eq!(charged(std::slice::from_ref(&short)), 3 * cost::of_frame(short.len() as u64));
+        assert_eq!(charged(&[long.clone(), short.clone()]), 3 * (cost::of_frame(long.len() as u64) + 1));
+        // A full inbox does not make it cheaper.
+        let many = vec![frame(all, address(1), None, 0); 1000];
+        charged(&many);
+        assert_eq!(charged(&many), 3000);
+        // One destination costs the frame alone.
+        send(&ports[1], &[frame(all, address(2), None, 0)]);
+        assert_eq!(charged(&[frame(address(2), address(1), None, 0)]), 0);
+    }
+
     #[test]
     fn a_known_address_gets_its_frames_alone() {
         let name = name();

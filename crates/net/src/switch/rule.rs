@@ -1,5 +1,6 @@
 //! Judges the frames that come from a port. Has no side effects.
 
+use super::neighbour;
 use crate::filter::Address;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, MAC_LEN, VLAN_TAG_LEN};
 
@@ -7,6 +8,7 @@ const ETHERTYPE_AT: usize = 2 * MAC_LEN;
 const VLAN_TAG: u16 = 0x8100;
 const SERVICE_TAG: u16 = 0x88a8;
 const ARP: u16 = 0x0806;
+const IPV6: u16 = 0x86dd;
 /// The bits of a tag with the number of the VLAN.
 const VLAN_BITS: u16 = 0xfff;
 /// A number that no VLAN has (IEEE 802.1Q, table 9-2).
@@ -30,7 +32,7 @@ pub(crate) struct Rule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// Its source is not the address of the port, is that of another port, or is no address of one card. Or
-    /// it is an ARP packet that names another sender.
+    /// it is a packet of ARP or of neighbour discovery that names another address.
     Spoofed,
     /// It has a VLAN tag and came from an access port, or its tag names no VLAN.
     Tagged,
@@ -93,11 +95,15 @@ impl Rule {
             return Err(Refusal::Tagged);
         }
         let payload = ETHERNET_HEADER_LEN + if is_tag { VLAN_TAG_LEN } else { 0 };
-        if let Some(own) = self.address
-            && word(frame, payload - 2) == Some(ARP)
-            && address(frame, payload + ARP_SENDER) != Some(own)
-        {
-            return Err(Refusal::Spoofed);
+        if let Some(own) = self.address {
+            let is_forged = match word(frame, payload - 2) {
+                Some(ARP) => address(frame, payload + ARP_SENDER) != Some(own),
+                Some(IPV6) => neighbour::names_another(frame.get(payload..).unwrap_or_default(), own),
+                _ => false,
+            };
+            if is_forged {
+                return Err(Refusal::Spoofed);
+            }
         }
         Ok(Head { destination, source, vlan, is_tagged })
     }
@@ -144,6 +150,26 @@ mod tests {
         );
         assert_eq!(fixed.judge(&frame(B, A, &[8, 6])[..20]), Err(Refusal::Spoofed), "a part of a packet");
         assert!(free.judge(&frame(B, A, &arp(B))).is_ok());
+    }
+
+    #[test]
+    fn a_port_with_an_address_answers_neighbours_for_it_alone() {
+        let rule = Rule { vlan: None, address: Some(A) };
+        for (address, is_forged) in [(A, false), (B, true)] {
+            // An advertisement with the hardware address of its target.
+            let mut packet = vec![0x60, 0, 0, 0, 0, 32, 58, 255];
+            packet.resize(40, 0);
+            packet.push(136);
+            packet.resize(64, 0);
+            packet.extend([2, 1]);
+            packet.extend(address);
+            for tag in [&[][..], &[0x81, 0, 0, 5]] {
+                let head = [tag, &[0x86, 0xdd]].concat();
+                let judged = rule.judge(&[&B[..], &A, &head, &packet].concat());
+                assert_eq!(judged == Err(Refusal::Spoofed), is_forged, "{address:?}");
+            }
+            assert!(Rule::default().judge(&[&B[..], &A, &[0x86, 0xdd], &packet].concat()).is_ok());
+        }
     }
 
     #[test]
