@@ -63,21 +63,41 @@ impl Peer {
         self.0.send_copy(header, frame).unwrap();
     }
 
-    /// Returns the next frames of a card, at most this number.
+    /// Returns the frames of a card that have come.
+    fn take(&mut self, from: u8) -> Vec<Vec<u8>> {
+        let (mut frames, mut bytes) = (Vec::new(), vec![0; 70_000]);
+        loop {
+            match self.0.receive(&mut Header::default(), &mut Iov::default(), &mut bytes) {
+                Ok(len) if bytes[6..12] == mac(from) => frames.push(bytes[..len].to_vec()),
+                Ok(_) => {}
+                Err(ReceiveError::Empty) => return frames,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Returns the next frames of a card, at least this number.
     fn receive(&mut self, from: u8, count: usize) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         eventually("the frames of a card arrive", || {
-            let mut bytes = vec![0; 70_000];
-            loop {
-                match self.0.receive(&mut Header::default(), &mut Iov::default(), &mut bytes) {
-                    Ok(len) if bytes[6..12] == mac(from) => frames.push(bytes[..len].to_vec()),
-                    Ok(_) => {}
-                    Err(ReceiveError::Empty) => return frames.len() >= count,
-                    Err(error) => panic!("{error}"),
-                }
-            }
+            frames.extend(self.take(from));
+            frames.len() >= count
         });
         frames
+    }
+
+    /// Waits until the bridge forwards frames, which it does some time after the TAPs are up.
+    fn wait_for_bridge(&mut self, pair: &mut Pair, number: u8) {
+        eventually("a frame passes the bridge", || {
+            pair.send(&Header::default(), &frame(EVERYBODY, number, 30));
+            self.send(&Header::default(), &frame(EVERYBODY, PEER, 30));
+            !self.take(number).is_empty() && !pair.take().is_empty()
+        });
+        // Those that are on their way come before these.
+        pair.send(&Header::default(), &frame(EVERYBODY, number, 31));
+        while self.receive(number, 1).last().unwrap().len() != 31 {}
+        self.send(&Header::default(), &frame(EVERYBODY, PEER, 31));
+        while pair.receive(1).last().unwrap().1.len() != 31 {}
     }
 }
 
@@ -99,14 +119,19 @@ impl Pair {
         self.transmit.take().unwrap();
     }
 
+    /// Returns the frames of the peer that have come.
+    fn take(&mut self) -> Vec<(Header, Vec<u8>)> {
+        while self.receive.offer(&[1530], true).is_some() {}
+        self.receive.poll();
+        let taken = std::iter::from_fn(|| self.receive.receive(12));
+        taken.filter(|(_, frame)| frame[6..12] == mac(PEER)).collect()
+    }
+
     /// Returns the next frames of the peer, at least this number.
     fn receive(&mut self, count: usize) -> Vec<(Header, Vec<u8>)> {
         let mut frames = Vec::new();
         eventually("the frames of the peer arrive", || {
-            while self.receive.offer(&[1530], true).is_some() {}
-            self.receive.poll();
-            let taken = std::iter::from_fn(|| self.receive.receive(12));
-            frames.extend(taken.filter(|(_, frame)| frame[6..12] == mac(PEER)));
+            frames.extend(self.take());
             frames.len() >= count
         });
         frames
@@ -151,6 +176,7 @@ fn frames_pass_between_guests_and_the_host() {
         let mut first = Pair::new(first, features);
         let second = open("switch:lan,uplink=host", 2).unwrap();
         let mut second = Pair::new(second, features);
+        peer.wait_for_bridge(&mut first, 1);
         // Both directions, to one card.
         for len in [14, 60, 1514, 9000, 65_535] {
             first.send(&Header::default(), &frame(mac(PEER), 1, len));
@@ -212,7 +238,13 @@ fn a_tap_is_the_uplink_of_one_switch() {
         let other = open("switch:other,uplink=other", 2);
         assert!(matches!(other, Err(PortError::Tap(TapError::OtherSwitch { .. }))));
         drop(card);
-        let card = open("switch:other,uplink=other", 2).unwrap();
+        // A child of another test may have a copy of the TAP's descriptor for a moment.
+        let mut opened = None;
+        eventually("the TAP is free", || {
+            opened = open("switch:other,uplink=other", 2).ok();
+            opened.is_some()
+        });
+        let card = opened.unwrap();
         // The TAP is down, and then deleted. The cards go on.
         let features = card.features();
         let mut pair = Pair::new(card, features);
