@@ -93,7 +93,7 @@ impl Peer {
             self.send(&Header::default(), &frame(EVERYBODY, PEER, 30));
             !self.take(number).is_empty() && !pair.take().is_empty()
         });
-        // Those that are on their way come before these.
+        // Earlier frames arrive before these.
         pair.send(&Header::default(), &frame(EVERYBODY, number, 31));
         while self.receive(number, 1).last().unwrap().len() != 31 {}
         self.send(&Header::default(), &frame(EVERYBODY, PEER, 31));
