@@ -56,6 +56,11 @@ impl HeldFrame {
         &mut self.bytes[HEADER..]
     }
 
+    /// Returns the space for a frame and the header before it.
+    pub(crate) fn space_with_header(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
     /// Holds the frame that is in the first `len` bytes of [`HeldFrame::space`]. Undoes the offloads that a
     /// driver with these features in force did not accept. Returns `false` if the header does not describe
     /// the frame, and nothing is held then.

@@ -22,6 +22,10 @@ use kickless_virtqueue::{Chain, ChainId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// The most buffers of a chain that are looked up before a frame is read. Drivers give buffers of a page or
+/// more, so this many hold each frame of usual length, and a look-up takes some nanoseconds.
+const LOOKED_UP_MAX: usize = 4;
+
 /// The most frames whose chains are read together. So many lines can be on their way from the driver's core
 /// at the same time.
 const BATCH: usize = 32;
@@ -237,6 +241,16 @@ impl ReceiveRing {
             }
             self.refuse_oldest()?;
         }
+    }
+
+    /// Returns whether the oldest chain has few buffers, and all of them are in guest memory.
+    pub(crate) fn oldest_is_in_memory(&self) -> bool {
+        let view = self.vring.view();
+        self.credit.oldest().is_some_and(|oldest| {
+            let buffers = oldest.writable();
+            buffers.len() <= LOOKED_UP_MAX
+                && buffers.iter().all(|buffer| view.contains(buffer.addr, buffer.len.into()))
+        })
     }
 
     /// Returns the number of the oldest chains that together hold `len` bytes. Pops more chains if needed.
