@@ -52,6 +52,7 @@ fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
             pairs_max: net.pairs_max(),
             queue_size_max,
             offload: true,
+            ring_reset: false,
             port: net
                 .port
                 .open(net.pairs_max(), |fd| Err(TapError::NotInherited { fd }))

@@ -355,3 +355,84 @@ fn a_packed_ring_that_goes_on_is_a_warning() {
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
     assert!(warnings[0].contains(" WARN ") && warnings[0].contains("queue=1"), "{warnings:?}");
 }
+
+/// QEMU stops a ring that the driver resets (virtio 1.3, section 2.6.1), and starts it at its beginning when
+/// the driver enables it again, with another size. The other ring runs meanwhile.
+#[test]
+fn a_ring_that_is_reset_leaves_the_other_one_alone() {
+    for shape in CardShape::BOTH {
+        let daemon =
+            Daemon::start_card(&CardConfig::new("null,rate=500").with(&["--ring-reset=on"])).unwrap();
+        let mut card = full_of_credit(&daemon, shape);
+        assert!(card.frontend.features().contains(Features::RING_RESET));
+        let mut sent = 3;
+        for size in [64, 16, 32] {
+            // The receive ring is reset while it is full of credit, and frames are sent.
+            card.receive(RECEIVE).unwrap();
+            card.stop(RECEIVE).unwrap();
+            let old = card.resize(RECEIVE, size).unwrap();
+            card.send(TRANSMIT).unwrap();
+            card.fill(RECEIVE).unwrap();
+            card.resume(RECEIVE).unwrap();
+            assert_eq!(card.receive(RECEIVE).unwrap(), 0, "each start begins with frame 0");
+            assert_eq!(old.queue.used_ready(), 0, "the ring from before the reset moves");
+            // The transmit ring is reset while frames come.
+            card.stop(TRANSMIT).unwrap();
+            card.resize(TRANSMIT, size).unwrap();
+            card.fill(RECEIVE).unwrap();
+            assert_eq!(card.receive(RECEIVE).unwrap(), 1);
+            card.resume(TRANSMIT).unwrap();
+            for _ in 0..2 * size {
+                card.send(TRANSMIT).unwrap();
+            }
+            sent += 1 + 2 * u64::from(size);
+        }
+        card.stop(RECEIVE).unwrap();
+        card.stop(TRANSMIT).unwrap();
+        drop(card);
+        let log = end(daemon, "");
+        assert_eq!(card_counter(&log, "sent_frames").unwrap(), sent);
+    }
+}
+
+/// The daemon is killed while frames pass in both directions. The front-end has no in-flight buffer, and each
+/// head comes back once: a head that is used again is one that the device does not have.
+#[test]
+fn no_head_is_used_twice_over_kills() {
+    let config = CardConfig::new("null,rate=200000");
+    let mut daemon = Daemon::start_card(&config).unwrap();
+    let mut card = Card::start(daemon.socket(), PAIR).unwrap();
+    for round in 1..=10 {
+        let (mut sent, mut received) = (0, 0);
+        let begun = Instant::now();
+        while sent < 2000 || received < 500 {
+            assert!(begun.elapsed() < LIMIT, "{sent} frames are sent, {received} received");
+            sent += card.send_more(TRANSMIT).unwrap();
+            while card.rings[RECEIVE].take(&card.ram).unwrap().is_some() {
+                received += 1;
+            }
+            card.fill(RECEIVE).unwrap();
+        }
+        // Both rings are full.
+        daemon.kill_and_restart_card(&config).unwrap();
+        card.reconnect(daemon.socket(), PAIR).unwrap();
+        println!("kill {round}: {sent} frames sent, {received} received");
+    }
+    card.wait_until_sent(TRANSMIT).unwrap();
+    card.stop(RECEIVE).unwrap();
+    // The card has given back all others.
+    assert!(card.rings[RECEIVE].queue.in_flight() <= usize::from(card.rings[RECEIVE].queue.size()));
+    assert_eq!(card.rings[TRANSMIT].queue.in_flight(), 0);
+    drop(card);
+    end(daemon, "");
+}
+
+/// QEMU offers the feature to guests that the back-end offers it, and does not stop rings that they reset.
+#[test]
+fn the_reset_of_rings_is_offered_on_request_only() {
+    let daemon = idle();
+    let card = Card::start(daemon.socket(), PAIR).unwrap();
+    assert!(!card.frontend.offered().contains(Features::RING_RESET));
+    drop(card);
+    end(daemon, "");
+}

@@ -1,5 +1,5 @@
-//! DPDK's `testpmd` as a foreign driver of network cards: its device `virtio_user` in each of its ring variants,
-//! and as the end that listens. Skipped where the program is not installed.
+//! DPDK's `testpmd` as a foreign driver of network cards: its device `virtio_user` in each of its ring
+//! variants, and as the end that listens. Skipped where the program is not installed.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests and their helpers fail by panicking")]
 

@@ -24,7 +24,7 @@ fn a_device_is_read_and_shown() {
         json!({
             "name": "n", "socket-path": "/run/n.sock", "port": "null,rate=7,length=60-99", "mtu": 9000,
             "mac": "52:54:00:12:34:56", "num-queue-pairs": 2, "queue-size": 256, "weight": 7,
-            "offload": "off", "capture": "/tmp/n.pcapng", "capture-length": 64,
+            "offload": "off", "ring-reset": "on", "capture": "/tmp/n.pcapng", "capture-length": 64,
         }),
     ] {
         let device: DeviceConfig = from_value(config.clone()).unwrap();
@@ -161,7 +161,7 @@ fn each_kind_has_its_own_keys() {
     let numbers = ["num-queues", "mtu", "num-queue-pairs", "capture-length"];
     let value = |key: &str| match key {
         "read-only" | "incoming" => json!(true),
-        "merge" | "lock" | "offload" => json!("on"),
+        "merge" | "lock" | "offload" | "ring-reset" => json!("on"),
         "cache" => json!("none"),
         "on-error" => json!("stop"),
         "mac" => json!("52:54:00:12:34:56"),

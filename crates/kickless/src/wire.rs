@@ -199,6 +199,7 @@ fn card(config: &NetConfig, queue_size_max: u16, taps: &TapFds) -> Result<Net, P
         pairs_max,
         queue_size_max,
         offload: config.offload == Switch::On,
+        ring_reset: config.ring_reset == Switch::On,
         port: config.port.open(pairs_max, |fd| taps.queue(fd))?,
     }))
 }

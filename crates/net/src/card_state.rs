@@ -74,10 +74,10 @@ impl CardState {
 
     /// Notes that the control ring starts, at its beginning or where a driver has got to.
     ///
-    /// A driver has made commands then, and keeps what it set (virtio 1.3, section 5.1.6.5), but a card that
-    /// did not see them has lost it. Such a card does without offloads of received frames, and filters only by
-    /// what the driver sets from now on. So a driver never gets a frame that it cannot handle, and never misses
-    /// one that it wants.
+    /// In the second case the driver has made commands, and counts on them (virtio 1.3, section 5.1.6.5). A
+    /// card that did not see them does without offloads of received frames, and filters only by what the
+    /// driver sets from now on. So a driver never gets a frame that it cannot handle, and never misses one
+    /// that it wants.
     pub(crate) fn control_ring_starts(&self, is_resumed: bool) {
         self.has_control_ring.store(true, Ordering::Relaxed);
         if !self.settings_are_known.swap(true, Ordering::Relaxed) && is_resumed {

@@ -48,6 +48,10 @@ pub struct Options {
     pub queue_size_max: u16,
     /// Whether the card offers checksum and segmentation offloads.
     pub offload: bool,
+    /// Whether the card offers the driver to reset single rings. The transport stops such a ring and starts
+    /// it anew when the front-end says so. QEMU 7.2 passes the feature to the driver and then does not say
+    /// so, and the ring stays at its old addresses.
+    pub ring_reset: bool,
     /// The port that the card sends frames to and receives them from.
     pub port: OpenPort,
 }
@@ -58,6 +62,7 @@ pub struct Net {
     card: Arc<CardState>,
     queue_size_max: u16,
     offload: bool,
+    ring_reset: bool,
     /// The MTU that a front-end finds when it connects.
     mtu: u16,
     /// The uplink of the card's switch.
@@ -96,6 +101,7 @@ impl Net {
             card,
             queue_size_max: options.queue_size_max,
             offload: options.offload,
+            ring_reset: options.ring_reset,
             mtu,
             uplink,
             uplink_share: Mutex::default(),
@@ -146,7 +152,10 @@ impl Device for Net {
 
     fn features(&self) -> Features {
         let own = features::offered(self.card.mac.is_some(), self.card.pairs_max, self.offload);
+        let mut ring_reset = Features::RING_RESET;
+        ring_reset.set(Features::RING_RESET, self.ring_reset);
         Features::from_bits_retain(own.bits())
+            | ring_reset
             | Features::VERSION_1
             | Features::EVENT_IDX
             | Features::INDIRECT_DESC

@@ -98,8 +98,8 @@ impl Filter {
         Self { modes: Modes::PROMISC, address, unicast, multicast, vlans: [0; VLAN_WORDS] }
     }
 
-    /// Forgets what narrows the filter, because the driver has set it in an unknown way. The filter accepts all
-    /// addresses and VLANs that the driver may want, until the driver sets them again.
+    /// Forgets what narrows the filter, because the driver has set it in an unknown way. The filter accepts
+    /// all addresses and VLANs that the driver may want, until the driver sets them again.
     pub(crate) fn distrust(&mut self) {
         let (unicast, multicast) = (Table::Everything, Table::Everything);
         *self =

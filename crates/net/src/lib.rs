@@ -29,7 +29,9 @@
 //! let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
 //! let port = OpenPort::Null(NullPort::default());
 //! let (pairs_max, queue_size_max) = (2, 1024);
-//! let options = Options { mac: Some(mac), mtu: None, pairs_max, queue_size_max, offload: true, port };
+//! let (offload, ring_reset) = (true, false);
+//! let options =
+//!     Options { mac: Some(mac), mtu: None, pairs_max, queue_size_max, offload, ring_reset, port };
 //! let card = Net::new(options);
 //! // Two pairs of rings, and the control ring.
 //! assert_eq!(card.queues_max(), 5);

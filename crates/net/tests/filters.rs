@@ -153,7 +153,7 @@ fn settings_that_a_reconnection_loses_neither_drop_frames_nor_force_offloads_on_
         assert_eq!(rings.command(&[0, 0, 0]), OK);
         assert_eq!(rings.accepted(), if is_fresh { [true, false, false, true] } else { [true; 4] });
         assert_eq!([5, 6].map(|vlan| rings.accepts(OWN, Some(vlan))), [!is_fresh; 2]);
-        // What it sets from now on is in force.
+        // Its new settings are in force.
         assert_eq!(rings.command(&table), OK);
         assert_eq!(rings.command(&[&[1, 1], &OTHER[..]].concat()), OK);
         assert_eq!(rings.accepted(), [false, true, true, true]);

@@ -140,6 +140,7 @@ fn a_group_has_one_limit() {
             pairs_max: 1,
             queue_size_max: 256,
             offload: true,
+            ring_reset: false,
             port: OpenPort::Null(NullPort::default()),
         };
         let card = Arc::new(Net::new(options).with_limiter(limiter.clone()));

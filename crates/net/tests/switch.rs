@@ -5,8 +5,8 @@ mod rig;
 
 use kickless_device::{Device, DeviceMessage, Executor, Interest, Kick, Next};
 use kickless_io::{EngineKind, EngineOptions};
+use kickless_net::Net;
 use kickless_net::offload::Segments;
-use kickless_net::{Net, Options};
 use kickless_net_port::Port;
 use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_testing::eventually;
@@ -36,10 +36,7 @@ fn name() -> String {
 fn join(port: &str, mac: Option<[u8; 6]>) -> Arc<Net> {
     let port: Port = format!("switch:{port}").parse().unwrap();
     let port = port.open(1, |_| unreachable!("there is no descriptor")).unwrap();
-    let card =
-        Net::new(Options { mac, mtu: None, pairs_max: 1, queue_size_max: SIZE_MAX, offload: true, port });
-    card.reset();
-    Arc::new(card)
+    rig::card_with(mac, 1, port)
 }
 
 fn frame(to: [u8; 6], from: u8, len: usize, number: u8) -> Vec<u8> {

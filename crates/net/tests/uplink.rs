@@ -34,7 +34,15 @@ fn frame(to: [u8; 6], from: u8, len: usize) -> Vec<u8> {
 fn open(port: &str, number: u8) -> Result<Arc<Net>, PortError> {
     let port = port.parse::<Port>().unwrap().open(1, |_| unreachable!("there is no descriptor"))?;
     let mac = Some(mac(number));
-    let options = Options { mac, mtu: None, pairs_max: 1, queue_size_max: SIZE_MAX, offload: true, port };
+    let options = Options {
+        mac,
+        mtu: None,
+        pairs_max: 1,
+        queue_size_max: SIZE_MAX,
+        offload: true,
+        ring_reset: false,
+        port,
+    };
     let card = Arc::new(Net::new(options));
     card.reset();
     card.open().unwrap();

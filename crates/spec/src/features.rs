@@ -26,6 +26,8 @@ bitflags! {
         const RING_PACKED = 1 << 34;
         /// Buffers are used in the order in which they were made available.
         const IN_ORDER = 1 << 35;
+        /// The driver can reset single queues, and start them again with another size.
+        const RING_RESET = 1 << 40;
         const _ = !0;
     }
 }

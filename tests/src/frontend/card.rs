@@ -47,7 +47,10 @@ impl CardShape {
             | NetFeatures::GUEST_CSUM
             | NetFeatures::GUEST_TSO4;
         own.set(NetFeatures::MQ, self.pairs > 1);
-        let mut features = Features::VERSION_1 | Features::EVENT_IDX | Features::from_bits_retain(own.bits());
+        let mut features = Features::VERSION_1
+            | Features::EVENT_IDX
+            | Features::RING_RESET
+            | Features::from_bits_retain(own.bits());
         features.set(Features::RING_PACKED, self.packed);
         features
     }
@@ -96,7 +99,7 @@ impl Card {
         let mut ram = Ram::new(RAM_BASE, MEMORY)?;
         frontend.share(&[&ram])?;
         let features = frontend.features();
-        let rings = (0..2 * shape.pairs).map(|index| CardRing::new(&mut ram, index, features));
+        let rings = (0..2 * shape.pairs).map(|index| CardRing::new(&mut ram, index, SIZE, features));
         let rings = rings.collect::<Result<_>>()?;
         Ok(Card { frontend, ram, rings })
     }
@@ -127,7 +130,15 @@ impl Card {
     /// # Errors
     /// The memory is too small.
     pub fn replace(&mut self, ring: usize) -> Result<CardRing> {
-        let new = CardRing::new(&mut self.ram, u16::try_from(ring)?, self.frontend.features())?;
+        self.resize(ring, SIZE)
+    }
+
+    /// Replaces a ring that has stopped by an empty one with this number of entries, in other memory.
+    ///
+    /// # Errors
+    /// The memory is too small.
+    pub fn resize(&mut self, ring: usize, size: u16) -> Result<CardRing> {
+        let new = CardRing::new(&mut self.ram, u16::try_from(ring)?, size, self.frontend.features())?;
         Ok(std::mem::replace(&mut self.rings[ring], new))
     }
 
@@ -155,6 +166,59 @@ impl Card {
             ensure!(is_ready, "no frame comes");
             ring.queue.call().take();
         }
+    }
+
+    /// Connects to a back-end that was started anew, as QEMU does: the used index is all that it knows of a
+    /// split ring. Starts all rings.
+    ///
+    /// # Errors
+    /// The back-end refuses something.
+    pub fn reconnect(&mut self, socket: &Path, shape: CardShape) -> Result<()> {
+        self.frontend = Frontend::connect(socket)?;
+        self.frontend.negotiate(shape.features())?;
+        self.frontend.share(&[&self.ram])?;
+        for ring in &mut self.rings {
+            ring.queue.set_base(ring.queue.used_idx().into());
+            self.frontend.start(&ring.queue)?;
+            // A kick of an outage went to nobody.
+            ring.queue.kick();
+        }
+        Ok(())
+    }
+
+    /// Sends as many frames as a transmit ring has room for, and takes back those that are used. Returns the
+    /// number of the latter.
+    ///
+    /// # Errors
+    /// The device returns a chain that it did not have.
+    pub fn send_more(&mut self, ring: usize) -> Result<usize> {
+        let ring = &mut self.rings[ring];
+        let before = ring.taken;
+        while ring.queue.take_used()?.is_some() {
+            ring.taken += 1;
+        }
+        while ring.made - ring.taken < usize::from(ring.queue.size()) {
+            ring.offer(&self.ram, SENT_LEN, false)?;
+        }
+        ring.queue.flush();
+        Ok(ring.taken - before)
+    }
+
+    /// Waits until the card has used all frames of a transmit ring.
+    ///
+    /// # Errors
+    /// The card does not, or returns a chain that it did not have.
+    pub fn wait_until_sent(&mut self, ring: usize) -> Result<()> {
+        let ring = &mut self.rings[ring];
+        let deadline = Instant::now() + LIMIT;
+        while ring.taken < ring.made {
+            ensure!(Instant::now() < deadline, "{} frames are not taken", ring.made - ring.taken);
+            match ring.queue.take_used()? {
+                Some(_) => ring.taken += 1,
+                None => std::thread::yield_now(),
+            }
+        }
+        Ok(())
     }
 
     /// Sends a frame, and waits until the card has taken it.
@@ -206,9 +270,9 @@ impl Card {
 }
 
 impl CardRing {
-    fn new(ram: &mut Ram, index: u16, features: Features) -> Result<CardRing> {
-        let queue = Queue::new(ram, index, SIZE, features)?;
-        let buffers = ram.take(usize::from(SIZE) * BUFFER_LEN, 16)?;
+    fn new(ram: &mut Ram, index: u16, size: u16, features: Features) -> Result<CardRing> {
+        let queue = Queue::new(ram, index, size, features)?;
+        let buffers = ram.take(usize::from(size) * BUFFER_LEN, 16)?;
         Ok(CardRing { queue, buffers, made: 0, taken: 0 })
     }
 
@@ -218,7 +282,7 @@ impl CardRing {
     }
 
     fn buffer(&self, number: usize) -> Gpa {
-        Gpa(self.buffers.0 + (number % usize::from(SIZE) * BUFFER_LEN) as u64)
+        Gpa(self.buffers.0 + (number % usize::from(self.queue.size()) * BUFFER_LEN) as u64)
     }
 
     fn offer(&mut self, ram: &Ram, len: u32, writable: bool) -> Result<()> {
@@ -229,7 +293,7 @@ impl CardRing {
     }
 
     fn fill(&mut self, ram: &Ram) -> Result<()> {
-        while self.made - self.taken < usize::from(SIZE) {
+        while self.made - self.taken < usize::from(self.queue.size()) {
             self.offer(ram, BUFFER_LEN as u32, true)?;
         }
         self.queue.flush();

@@ -49,6 +49,11 @@ pub struct NetConfig {
     #[arg(long, value_enum, default_value_t = Switch::On)]
     #[serde(serialize_with = "text::serialize")]
     pub offload: Switch,
+    /// Offer guests to reset single queues, to give them another size. Only for front-ends that stop such a
+    /// queue, which QEMU 7.2 does not do
+    #[arg(long, value_enum, default_value_t = Switch::Off)]
+    #[serde(serialize_with = "text::serialize")]
+    pub ring_reset: Switch,
     /// Write the frames of the card to this file, in the format pcapng. A file that is an earlier capture is
     /// overwritten [default: off]
     #[arg(long, value_name = "FILE", value_parser = parse_not_empty::<PathBuf>)]
@@ -73,6 +78,7 @@ impl NetConfig {
             mtu: None,
             num_queue_pairs: None,
             offload: Switch::On,
+            ring_reset: Switch::Off,
             capture: None,
             capture_length: None,
             limits: CardLimitsConfig::default(),

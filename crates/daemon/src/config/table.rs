@@ -142,6 +142,8 @@ pub struct DeviceTable {
     num_queue_pairs: Option<u16>,
     #[serde(with = "text::optional")]
     offload: Option<Switch>,
+    #[serde(with = "text::optional")]
+    ring_reset: Option<Switch>,
     #[serde(deserialize_with = "path")]
     capture: Option<PathBuf>,
     #[serde(deserialize_with = "capture_length")]
@@ -201,7 +203,8 @@ impl DeviceTable {
         "on-error",
     ];
     /// Keys that only network cards have, without `port` and [`CardLimitsConfig::KEYS`].
-    pub const NET_KEYS: [&str; 6] = ["mac", "mtu", "num-queue-pairs", "offload", "capture", "capture-length"];
+    pub const NET_KEYS: [&str; 7] =
+        ["mac", "mtu", "num-queue-pairs", "offload", "ring-reset", "capture", "capture-length"];
 
     /// Returns the first of [`DeviceTable::BLK_KEYS`] that is present.
     fn blk_key(&self) -> Option<&'static str> {
@@ -227,6 +230,7 @@ impl DeviceTable {
             self.mtu.is_some(),
             self.num_queue_pairs.is_some(),
             self.offload.is_some(),
+            self.ring_reset.is_some(),
             self.capture.is_some(),
             self.capture_length.is_some(),
         ];
@@ -324,6 +328,7 @@ impl DeviceTable {
             mtu: self.mtu,
             num_queue_pairs: self.num_queue_pairs,
             offload: self.offload.unwrap_or(default.offload),
+            ring_reset: self.ring_reset.unwrap_or(default.ring_reset),
             capture: self.capture.take(),
             capture_length: self.capture_length,
             limits,

@@ -56,12 +56,17 @@ pub fn card(pairs_max: u16, port: NullPort) -> Arc<Net> {
 }
 
 pub fn card_on(pairs_max: u16, port: OpenPort) -> Arc<Net> {
+    card_with(Some([2, 0, 0, 0, 0, 7]), pairs_max, port)
+}
+
+pub fn card_with(mac: Option<[u8; 6]>, pairs_max: u16, port: OpenPort) -> Arc<Net> {
     let options = Options {
-        mac: Some([2, 0, 0, 0, 0, 7]),
+        mac,
         mtu: None,
         pairs_max,
         queue_size_max: SIZE_MAX,
         offload: true,
+        ring_reset: false,
         port,
     };
     let card = Arc::new(Net::new(options));
