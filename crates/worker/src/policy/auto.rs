@@ -16,9 +16,9 @@ const SLOW_LOSS: u64 = 40;
 const WAKE_MAX: Nanos = 50_000;
 /// The longest accepted delay.
 const LATENCY_MAX: Nanos = 1_000_000_000;
-/// The number of waits after which new plans are made, at most once in a span of the load. Plans take some 2
-/// us, and follow from the last few hundred waits. At 1000 requests a second, a plan for each wait was a sixth
-/// of the processor time.
+/// The number of waits after which new plans are made, at most once in a span of the load. Plans follow from
+/// the last few hundred waits, so they need not be made for each. At 1000 requests a second, there is one
+/// wait in a span.
 const PLAN_WAITS: u32 = 16;
 /// The number of empty naps in a row after which the queue is armed. By then they have cost more than the
 /// kick that they were to save, at a price of half of a sleep or so.

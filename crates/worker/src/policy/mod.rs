@@ -83,7 +83,7 @@ impl Policy {
     pub fn found(&mut self, now: Nanos, requests: u32) {
         match self.poll {
             Poll::Auto { .. } => self.auto.found(now, requests),
-            Poll::Never => self.last_look.found(now),
+            Poll::Never => self.last_look.found(now, requests),
             Poll::Rate { .. } if requests > 0 && self.rate.found(now, self.polled) => self.polled = true,
             _ => {}
         }
