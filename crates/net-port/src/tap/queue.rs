@@ -73,7 +73,7 @@ impl TapQueue {
     /// # Errors
     /// The TAP does not take the frame.
     pub fn send(&mut self, header: &Header, frame: &Iov) -> Result<(), SendError> {
-        if frame.len() > COPIED_MAX as u64 {
+        if frame.len() > COPIED_MAX as u64 || Self::is_too_scattered(frame) {
             return self.write(header, Frame::Guest(frame));
         }
         let (head, space) = self.copy.split_at_mut(size_of::<Header>());
