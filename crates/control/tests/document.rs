@@ -48,7 +48,8 @@ fn the_document_has_all_parameters() {
 fn is_of_card(name: &str) -> bool {
     let of_cards = ["frames", "bps-receive", "bps-transmit"];
     of_cards.iter().any(|of_cards| name.starts_with(of_cards))
-        || ["port", "mac", "mtu", "num-queue-pairs", "offload", "capture", "capture-length"].contains(&name)
+        || ["port", "mac", "mtu", "num-queue-pairs", "offload", "ring-reset", "capture", "capture-length"]
+            .contains(&name)
 }
 
 #[test]

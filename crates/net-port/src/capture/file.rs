@@ -79,6 +79,14 @@ impl CaptureFile {
     }
 }
 
+impl Drop for CaptureFile {
+    fn drop(&mut self) {
+        // A child of the process may hold a copy of the descriptor until it executes its program, and with it
+        // the lock.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
 fn write_all(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
     while !bytes.is_empty() {
         match pwrite(file, bytes, at) {
