@@ -8,9 +8,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test may")]
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -147,9 +149,52 @@ fn content(device: u64, block: u64, version: u64) -> [u8; BLOCK] {
     bytes
 }
 
-/// Writes and verifies the blocks of a disk until the end. Stores the longest time of a request.
-fn verify(disk: &Disk, device: u64, is_over: &AtomicBool, longest_ns: &AtomicU64) -> u64 {
-    let mut version = 0;
+/// The times for which threads have waited for a CPU: the daemon's workers, and the thread that made this.
+/// Empty if the kernel does not count them.
+struct CpuWaits(Vec<File>);
+
+impl CpuWaits {
+    fn new(daemon: &Daemon) -> Self {
+        let tasks = Path::new("/proc").join(daemon.child.id().to_string()).join("task");
+        let is_worker = |task: &PathBuf| {
+            fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("worker "))
+        };
+        let tasks = fs::read_dir(tasks).unwrap().filter_map(|task| Some(task.ok()?.path())).filter(is_worker);
+        let tasks = tasks.chain(["/proc/thread-self".into()]);
+        Self(tasks.filter_map(|task| File::open(task.join("schedstat")).ok()).collect())
+    }
+
+    fn read_ns(&self) -> Vec<u64> {
+        let second = |file: &File| {
+            let mut text = [0; 64];
+            let len = file.read_at(&mut text, 0).unwrap();
+            String::from_utf8_lossy(&text[..len]).split(' ').nth(1).unwrap().parse().unwrap()
+        };
+        self.0.iter().map(second).collect()
+    }
+}
+
+/// The longest write and read of a disk.
+#[derive(Clone, Debug, Default)]
+struct Longest {
+    ns: u64,
+    /// The times for which the workers, and then the driver's thread, waited for a CPU meanwhile. Workers may
+    /// have waited for other disks.
+    cpu_waits_ns: Vec<u64>,
+}
+
+impl Longest {
+    fn text(&self) -> String {
+        let ms = |ns: &u64| format!("{:.1}", *ns as f64 / 1e6);
+        let waits: Vec<String> = self.cpu_waits_ns.iter().map(ms).collect();
+        format!("{} ms (threads waited for a CPU for {} ms)", ms(&self.ns), waits.join(", "))
+    }
+}
+
+/// Writes and verifies the blocks of a disk until the end. Stores the longest write and read.
+fn verify(daemon: &Daemon, disk: &Disk, device: u64, is_over: &AtomicBool, longest: &Mutex<Longest>) -> u64 {
+    let cpu_waits = CpuWaits::new(daemon);
+    let (mut version, mut before) = (0, cpu_waits.read_ns());
     while !is_over.load(Ordering::Relaxed) || version == 0 {
         for block in 0..BLOCKS {
             let (at, mut read) = (block * BLOCK as u64, [0; BLOCK]);
@@ -159,7 +204,13 @@ fn verify(disk: &Disk, device: u64, is_over: &AtomicBool, longest_ns: &AtomicU64
                 assert!(read == content(device, block, version), "device {device}, block {block}");
             }
             disk.write_at(&content(device, block, version + 1), at).unwrap();
-            longest_ns.fetch_max(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            let (ns, now) = (since.elapsed().as_nanos() as u64, cpu_waits.read_ns());
+            let mut longest = longest.lock().unwrap();
+            if ns > longest.ns {
+                let cpu_waits_ns = now.iter().zip(&before).map(|(now, before)| now - before).collect();
+                *longest = Longest { ns, cpu_waits_ns };
+            }
+            before = now;
         }
         version += 1;
     }
@@ -216,32 +267,29 @@ fn devices_come_change_and_go_and_leave_nothing() {
     };
     // The first round starts threads and grows the heap, which the process keeps.
     round(0);
-    let (is_over, longest_ns) = (AtomicBool::new(false), AtomicU64::new(0));
-    let (before, rounds, after, quiet_ns) = thread::scope(|scope| {
+    let (is_over, longest) = (AtomicBool::new(false), <[Mutex<Longest>; 2]>::default());
+    let (before, rounds, after, quiet) = thread::scope(|scope| {
         // Ends the load also when the test fails.
         let _ending = Ending(&is_over);
-        for (device, disk) in (1..).zip(&disks) {
-            let (is_over, longest_ns) = (&is_over, &longest_ns);
-            scope.spawn(move || assert!(verify(disk, 1000 + device, is_over, longest_ns) > 1));
+        for (device, (disk, longest)) in (1..).zip(disks.iter().zip(&longest)) {
+            let (daemon, is_over) = (&daemon, &is_over);
+            scope.spawn(move || assert!(verify(daemon, disk, 1000 + device, is_over, longest) > 1));
         }
         // The same load without changes, for comparison.
         thread::sleep(Duration::from_secs(seconds / 5 + 1));
-        let quiet_ns = longest_ns.swap(0, Ordering::Relaxed);
+        let quiet = longest.each_ref().map(|longest| std::mem::take(&mut *longest.lock().unwrap()));
         let (before, since, mut rounds) = (daemon.resources(), Instant::now(), 0);
         while since.elapsed() < Duration::from_secs(seconds) || rounds < 2 {
             rounds += 1;
             round(rounds);
         }
-        (before, rounds, daemon.wait_until_back(before), quiet_ns)
+        (before, rounds, daemon.wait_until_back(before), quiet)
     });
-    let ms = |ns: u64| ns as f64 / 1e6;
     eprintln!("{rounds} rounds of {devices} devices in {seconds} s: {before:?} before, {after:?} after");
-    let longest_ns = longest_ns.load(Ordering::Relaxed);
-    eprintln!(
-        "longest write and read: {:.1} ms with changes, {:.1} ms without",
-        ms(longest_ns),
-        ms(quiet_ns)
-    );
+    for (name, (changed, quiet)) in ["memory", "file"].iter().zip(longest.iter().zip(&quiet)) {
+        let changed = changed.lock().unwrap().text();
+        eprintln!("{name}: longest write and read {changed} with changes, {} without", quiet.text());
+    }
     // A leak of 100 bytes for each device would show in the long form, which has some 100 000 of them.
     let grown = after.resident_kib.saturating_sub(before.resident_kib);
     assert!(grown < 4096 + devices * 8, "{before:?}, {after:?}");
