@@ -28,8 +28,8 @@ use kickless_driver::{
 };
 use kickless_memory::Gpa;
 use kickless_net_port::{Offloads, Tap, TapQueue};
-use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header};
-use kickless_testing::{in_network_namespace, ip};
+use kickless_spec::net::Header;
+use kickless_testing::{in_network_namespace, ip, tcp_segmentation};
 use kickless_tests::daemon::{CardConfig, Daemon};
 use kickless_tests::driver::load::random_sectors;
 use kickless_tests::frontend::card::{Card as FrontendCard, CardShape};
@@ -65,18 +65,13 @@ fn packet() -> (Vec<u8>, Header, Offload) {
     let ip = [8, 0, 0x45, 0, 0xff, 0xff, 0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
     packet[12..34].copy_from_slice(&ip);
     packet[34..54].copy_from_slice(&[0, 1, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
-    let header = Header {
-        flags: HDR_F_NEEDS_CSUM,
-        gso_type: GSO_TCPV4,
-        hdr_len: 54.into(),
-        gso_size: 1448.into(),
-        csum_start: 34.into(),
-        csum_offset: 16.into(),
-        ..Header::default()
-    };
     let segmentation =
         Some(Segmentation { protocol: Protocol::TcpV4, size: 1448, header_len: 54, ecn: false });
-    (packet, header, Offload { checksum: Checksum::Partial { start: 34, offset: 16 }, segmentation })
+    (
+        packet,
+        tcp_segmentation(),
+        Offload { checksum: Checksum::Partial { start: 34, offset: 16 }, segmentation },
+    )
 }
 
 /// Writes a frame, header included, until the time is over. Returns the rate.

@@ -8,7 +8,7 @@ use kickless_net::Net;
 use kickless_net::offload::{Segments, complete_checksum};
 use kickless_net_port::{OpenPort, Port, StreamPort};
 use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header};
-use kickless_testing::{LIMIT, eventually, in_network_namespace, ip, parse_pcapng};
+use kickless_testing::{LIMIT, dhcp_discover, eventually, in_network_namespace, ip, parse_pcapng};
 use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -346,25 +346,6 @@ fn the_address_of_a_guest_is_announced() {
     assert_eq!(read_frame(&peer)[6..14], [2, 3, 4, 5, 6, 7, 0x80, 0x35]);
 }
 
-/// Returns a DHCPDISCOVER of the guest.
-fn discover() -> Vec<u8> {
-    let mac = [2, 0, 0, 0, 0, 7];
-    let mut bootp = vec![1, 1, 6, 0, 1, 2, 3, 4];
-    bootp.resize(28, 0);
-    bootp.extend(mac);
-    bootp.resize(236, 0);
-    bootp.extend([99, 130, 83, 99, 53, 1, 1, 255]);
-    let udp_len = (8 + bootp.len()) as u16;
-    let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255];
-    packet[2..4].copy_from_slice(&(20 + udp_len).to_be_bytes());
-    let sum: u32 = packet.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    packet[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
-    packet.extend([0, 68, 0, 67]);
-    packet.extend(udp_len.to_be_bytes());
-    packet.extend([0, 0]);
-    [&[0xff; 6], &mac[..], &[8, 0], &packet, &bootp].concat()
-}
-
 /// Returns the children of this process with this name.
 fn children(name: &str) -> Vec<i32> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
@@ -401,7 +382,7 @@ fn passt_answers_and_is_started_again() {
         let mut receiving = Rig::start(&card, RECEIVE, SPLIT, SIZE_MAX, card.features());
         for round in 0..2 {
             eventually("an address is offered", || {
-                transmit.send(&plain(&discover()), 4096).unwrap();
+                transmit.send(&plain(&dhcp_discover()), 4096).unwrap();
                 transmit.poll();
                 transmit.take().unwrap();
                 while receiving.offer(&[1530], true).is_some() {}

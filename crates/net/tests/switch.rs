@@ -8,8 +8,8 @@ use kickless_io::{EngineKind, EngineOptions};
 use kickless_net::Net;
 use kickless_net::offload::Segments;
 use kickless_net_port::Port;
-use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
-use kickless_testing::eventually;
+use kickless_spec::net::{Header, NetFeatures};
+use kickless_testing::{eventually, tcp_segmentation};
 use kickless_worker::{Poll, WorkerPool};
 use rig::{Guest, Kind, Rig, SIZE_MAX, counter, kinds, without};
 use rustix::event::{EventfdFlags, eventfd};
@@ -141,16 +141,7 @@ fn tcp() -> (Header, Vec<u8>) {
     frame.extend([0x45, 0, 0xfe, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
     frame.extend([0, 80, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
     frame.extend((frame.len()..14 + 0xfe00).map(|n| n as u8));
-    let header = Header {
-        flags: HDR_F_NEEDS_CSUM,
-        gso_type: GSO_TCPV4,
-        hdr_len: 54.into(),
-        gso_size: 1448.into(),
-        csum_start: 34.into(),
-        csum_offset: 16.into(),
-        ..Header::default()
-    };
-    (header, frame)
+    (tcp_segmentation(), frame)
 }
 
 #[test]

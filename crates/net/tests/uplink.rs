@@ -9,8 +9,8 @@ use kickless_net::offload::Segments;
 use kickless_net::{Net, Options};
 use kickless_net_port::{Offloads, Port, PortError, ReceiveError, Tap, TapError, TapQueue};
 use kickless_spec::features::Features;
-use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
-use kickless_testing::{eventually, in_network_namespace, ip};
+use kickless_spec::net::{GSO_TCPV4, Header, NetFeatures};
+use kickless_testing::{eventually, in_network_namespace, ip, tcp_segmentation};
 use rig::{Kind, Rig, SIZE_MAX, counter, without};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -157,16 +157,7 @@ fn tcp(to: u8, from: u8, len: u16) -> (Header, Vec<u8>) {
     frame[24..26].copy_from_slice(&checksum.to_be_bytes());
     frame.extend([0, 80, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
     frame.extend((frame.len()..len.into()).map(|n| n as u8));
-    let header = Header {
-        flags: HDR_F_NEEDS_CSUM,
-        gso_type: GSO_TCPV4,
-        hdr_len: 54.into(),
-        gso_size: 1448.into(),
-        csum_start: 34.into(),
-        csum_offset: 16.into(),
-        ..Header::default()
-    };
-    (header, frame)
+    (tcp_segmentation(), frame)
 }
 
 fn segments(header: &Header, packet: &[u8]) -> Vec<Vec<u8>> {
