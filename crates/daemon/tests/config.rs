@@ -167,14 +167,22 @@ fn each_kind_has_its_own_keys() {
         "mac" => json!("52:54:00:12:34:56"),
         "blk-size" | "cache-size" => json!("1G"),
         key if numbers.contains(&key) => json!(100),
+        key if key.ends_with("-max-length") => json!("2s"),
+        key if key.starts_with("bps") || key == "iops-size" => json!("1M"),
+        key if key.starts_with("iops") || key.starts_with("frames") => json!(100),
         _ => json!("text"),
     };
     // Only a qcow2 image has a size of its own.
     let disk = json!({ "blk-file": "qcow2:/srv/a.qcow2" });
     let card = json!({ "port": "null" });
     let kinds = [
-        (&disk, &card, &DeviceTable::BLK_KEYS[..], "only disks have it"),
-        (&card, &disk, &DeviceTable::NET_KEYS, "only network cards have it"),
+        (&disk, &card, [&DeviceTable::BLK_KEYS[..], &LimitsConfig::KEYS].concat(), "only disks have it"),
+        (
+            &card,
+            &disk,
+            [&DeviceTable::NET_KEYS[..], &CardLimitsConfig::KEYS].concat(),
+            "only network cards have it",
+        ),
     ];
     for (own, other, keys, said) in kinds {
         for key in keys {

@@ -6,7 +6,7 @@ use clap::Args;
 use kickless_device::Limits;
 use serde::Serialize;
 
-use super::limits::{Given, check, limits};
+use super::limits::{Given, check, first_key, limits};
 use super::notation::{Mistake, Notation};
 use super::text;
 use super::values::{parse_bps, parse_burst, parse_group, parse_iops};
@@ -113,64 +113,43 @@ impl CardLimitsConfig {
         "bps-transmit-max-length",
     ];
 
-    /// Returns which of [`CardLimitsConfig::KEYS`] have a value.
-    pub(crate) fn is_there(&self) -> [bool; 15] {
-        [
-            self.frames.is_some(),
-            self.frames_max.is_some(),
-            self.frames_max_length.is_some(),
-            self.frames_receive.is_some(),
-            self.frames_receive_max.is_some(),
-            self.frames_receive_max_length.is_some(),
-            self.frames_transmit.is_some(),
-            self.frames_transmit_max.is_some(),
-            self.frames_transmit_max_length.is_some(),
-            self.bps_receive.is_some(),
-            self.bps_receive_max.is_some(),
-            self.bps_receive_max_length.is_some(),
-            self.bps_transmit.is_some(),
-            self.bps_transmit_max.is_some(),
-            self.bps_transmit_max_length.is_some(),
-        ]
+    /// Returns the first of [`CardLimitsConfig::KEYS`] that has a value.
+    pub(crate) fn key(&self) -> Option<&'static str> {
+        first_key(&Self::KEYS, self.given())
     }
 
     /// Returns the options of the limits of frames and of bytes: for all, to the guest, of the guest.
     fn given(&self) -> [[Given; 3]; 2] {
         [
             [
-                Given {
-                    option: "frames",
-                    rate: self.frames.map(u64::from),
-                    max: self.frames_max.map(u64::from),
-                    max_length: self.frames_max_length,
-                },
-                Given {
-                    option: "frames-receive",
-                    rate: self.frames_receive.map(u64::from),
-                    max: self.frames_receive_max.map(u64::from),
-                    max_length: self.frames_receive_max_length,
-                },
-                Given {
-                    option: "frames-transmit",
-                    rate: self.frames_transmit.map(u64::from),
-                    max: self.frames_transmit_max.map(u64::from),
-                    max_length: self.frames_transmit_max_length,
-                },
+                Given::new("frames", self.frames, self.frames_max, self.frames_max_length),
+                Given::new(
+                    "frames-receive",
+                    self.frames_receive,
+                    self.frames_receive_max,
+                    self.frames_receive_max_length,
+                ),
+                Given::new(
+                    "frames-transmit",
+                    self.frames_transmit,
+                    self.frames_transmit_max,
+                    self.frames_transmit_max_length,
+                ),
             ],
             [
-                Given { option: "bps", rate: self.bps, max: self.bps_max, max_length: self.bps_max_length },
-                Given {
-                    option: "bps-receive",
-                    rate: self.bps_receive,
-                    max: self.bps_receive_max,
-                    max_length: self.bps_receive_max_length,
-                },
-                Given {
-                    option: "bps-transmit",
-                    rate: self.bps_transmit,
-                    max: self.bps_transmit_max,
-                    max_length: self.bps_transmit_max_length,
-                },
+                Given::new("bps", self.bps, self.bps_max, self.bps_max_length),
+                Given::new(
+                    "bps-receive",
+                    self.bps_receive,
+                    self.bps_receive_max,
+                    self.bps_receive_max_length,
+                ),
+                Given::new(
+                    "bps-transmit",
+                    self.bps_transmit,
+                    self.bps_transmit_max,
+                    self.bps_transmit_max_length,
+                ),
             ],
         ]
     }

@@ -1,5 +1,6 @@
 //! The limits of the requests of a disk, by QEMU's names.
 
+use std::iter::zip;
 use std::time::Duration;
 
 use clap::Args;
@@ -109,6 +110,17 @@ pub(crate) struct Given {
     pub(crate) max_length: Option<Duration>,
 }
 
+impl Given {
+    pub(crate) fn new<T: Into<u64>>(
+        option: &'static str,
+        rate: Option<T>,
+        max: Option<T>,
+        max_length: Option<Duration>,
+    ) -> Self {
+        Self { option, rate: rate.map(T::into), max: max.map(T::into), max_length }
+    }
+}
+
 impl LimitsConfig {
     /// The keys that cards do not have.
     pub const KEYS: [&'static str; 16] = [
@@ -133,65 +145,23 @@ impl LimitsConfig {
     /// The keys that disks and cards have.
     pub const SHARED_KEYS: [&'static str; 4] = ["bps", "bps-max", "bps-max-length", "group"];
 
-    /// Returns which of [`LimitsConfig::KEYS`] have a value.
-    pub(crate) fn is_there(&self) -> [bool; 16] {
-        [
-            self.iops.is_some(),
-            self.iops_max.is_some(),
-            self.iops_max_length.is_some(),
-            self.iops_read.is_some(),
-            self.iops_read_max.is_some(),
-            self.iops_read_max_length.is_some(),
-            self.iops_write.is_some(),
-            self.iops_write_max.is_some(),
-            self.iops_write_max_length.is_some(),
-            self.bps_read.is_some(),
-            self.bps_read_max.is_some(),
-            self.bps_read_max_length.is_some(),
-            self.bps_write.is_some(),
-            self.bps_write_max.is_some(),
-            self.bps_write_max_length.is_some(),
-            self.iops_size.is_some(),
-        ]
+    /// Returns the first of [`LimitsConfig::KEYS`] that has a value.
+    pub(crate) fn key(&self) -> Option<&'static str> {
+        first_key(&Self::KEYS, self.given()).or(self.iops_size.map(|_| "iops-size"))
     }
 
     /// Returns the options of the limits of requests and of bytes: for all, for reads, for writes.
     fn given(&self) -> [[Given; 3]; 2] {
         [
             [
-                Given {
-                    option: "iops",
-                    rate: self.iops.map(u64::from),
-                    max: self.iops_max.map(u64::from),
-                    max_length: self.iops_max_length,
-                },
-                Given {
-                    option: "iops-read",
-                    rate: self.iops_read.map(u64::from),
-                    max: self.iops_read_max.map(u64::from),
-                    max_length: self.iops_read_max_length,
-                },
-                Given {
-                    option: "iops-write",
-                    rate: self.iops_write.map(u64::from),
-                    max: self.iops_write_max.map(u64::from),
-                    max_length: self.iops_write_max_length,
-                },
+                Given::new("iops", self.iops, self.iops_max, self.iops_max_length),
+                Given::new("iops-read", self.iops_read, self.iops_read_max, self.iops_read_max_length),
+                Given::new("iops-write", self.iops_write, self.iops_write_max, self.iops_write_max_length),
             ],
             [
-                Given { option: "bps", rate: self.bps, max: self.bps_max, max_length: self.bps_max_length },
-                Given {
-                    option: "bps-read",
-                    rate: self.bps_read,
-                    max: self.bps_read_max,
-                    max_length: self.bps_read_max_length,
-                },
-                Given {
-                    option: "bps-write",
-                    rate: self.bps_write,
-                    max: self.bps_write_max,
-                    max_length: self.bps_write_max_length,
-                },
+                Given::new("bps", self.bps, self.bps_max, self.bps_max_length),
+                Given::new("bps-read", self.bps_read, self.bps_read_max, self.bps_read_max_length),
+                Given::new("bps-write", self.bps_write, self.bps_write_max, self.bps_write_max_length),
             ],
         ]
     }
@@ -204,6 +174,15 @@ impl LimitsConfig {
     pub fn limits(&self) -> Limits {
         limits(self.given(), self.iops_size)
     }
+}
+
+/// Returns the first of `keys` that has a value. The keys are those of the options, in their order, without
+/// those of [`LimitsConfig::SHARED_KEYS`].
+pub(crate) fn first_key(keys: &[&'static str], given: [[Given; 3]; 2]) -> Option<&'static str> {
+    let own = given.into_iter().flatten().filter(|given| given.option != "bps");
+    let has_value =
+        own.flat_map(|given| [given.rate.is_some(), given.max.is_some(), given.max_length.is_some()]);
+    zip(keys, has_value).find_map(|(key, has_value)| has_value.then_some(*key))
 }
 
 /// Checks that the options of each limit can be combined.

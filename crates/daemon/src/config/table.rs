@@ -237,8 +237,8 @@ impl DeviceTable {
         first_present(Self::NET_KEYS, is_there)
     }
 
-    /// Takes the limits of a disk.
-    fn limits(&mut self) -> LimitsConfig {
+    /// Returns the limits of a disk.
+    fn limits(&self) -> LimitsConfig {
         LimitsConfig {
             iops: self.iops,
             iops_max: self.iops_max,
@@ -259,12 +259,12 @@ impl DeviceTable {
             bps_write_max: self.bps_write_max,
             bps_write_max_length: self.bps_write_max_length,
             iops_size: self.iops_size,
-            group: self.group.take(),
+            group: self.group.clone(),
         }
     }
 
-    /// Takes the limits of a card.
-    fn card_limits(&mut self) -> CardLimitsConfig {
+    /// Returns the limits of a card.
+    fn card_limits(&self) -> CardLimitsConfig {
         CardLimitsConfig {
             frames: self.frames,
             frames_max: self.frames_max,
@@ -284,19 +284,14 @@ impl DeviceTable {
             bps_transmit: self.bps_transmit,
             bps_transmit_max: self.bps_transmit_max,
             bps_transmit_max_length: self.bps_transmit_max_length,
-            group: self.group.take(),
+            group: self.group.clone(),
         }
     }
 
     fn disk(&mut self, blk_file: DiskSpec) -> Result<DeviceKind, Mistake> {
-        if let Some(key) = self.net_key() {
+        if let Some(key) = self.net_key().or(self.card_limits().key()) {
             return Err(mistake(key, "only network cards have it, and this device is a disk"));
         }
-        let limits = self.card_limits();
-        if let Some(key) = first_present(CardLimitsConfig::KEYS, limits.is_there()) {
-            return Err(mistake(key, "only network cards have it, and this device is a disk"));
-        }
-        self.group = limits.group;
         let default = BlkConfig::new(blk_file);
         Ok(DeviceKind::Blk(BlkConfig {
             blk_size: self.blk_size,
@@ -315,10 +310,7 @@ impl DeviceTable {
     }
 
     fn card(&mut self, port: Port) -> Result<DeviceKind, Mistake> {
-        let of_disks = self.limits();
-        let limits_key = first_present(LimitsConfig::KEYS, of_disks.is_there());
-        self.group = of_disks.group;
-        if let Some(key) = self.blk_key().or(limits_key) {
+        if let Some(key) = self.blk_key().or(self.limits().key()) {
             return Err(mistake(key, "only disks have it, and this device is a network card"));
         }
         let default = NetConfig::new(port);
