@@ -150,18 +150,8 @@ impl Offload {
         if is_allowed { Ok(()) } else { Err(InvalidOffload::SegmentationNotNegotiated) }
     }
 
-    /// Returns the header of a frame to send.
-    ///
-    /// # Errors
-    /// The offload is not one of a frame of `len` bytes, or not allowed.
-    #[inline]
-    pub(crate) fn encode(&self, len: usize, allowed: Allowed) -> Result<Header, InvalidOffload> {
-        if *self == Self::default() { Ok(Header::default()) } else { self.encode_work(len, allowed) }
-    }
-
-    #[cold]
-    fn encode_work(&self, len: usize, allowed: Allowed) -> Result<Header, InvalidOffload> {
-        self.check_work(len, allowed)?;
+    /// Returns the header with this offload, which is not checked.
+    pub fn header(&self) -> Header {
         let mut header = Header::default();
         match self.checksum {
             Checksum::InFrame => {}
@@ -169,8 +159,7 @@ impl Offload {
                 header.flags = HDR_F_NEEDS_CSUM;
                 (header.csum_start, header.csum_offset) = (start.into(), offset.into());
             }
-            // A card must not be told that (virtio 1.3, section 5.1.6.2.1).
-            Checksum::Verified => return Err(InvalidOffload::ChecksumNotNegotiated),
+            Checksum::Verified => header.flags = HDR_F_DATA_VALID,
         }
         if let Some(Segmentation { protocol, size, header_len, ecn }) = self.segmentation {
             let kind = match protocol {
@@ -181,25 +170,17 @@ impl Offload {
             header.gso_type = kind | if ecn { GSO_ECN } else { 0 };
             (header.gso_size, header.hdr_len) = (size.into(), header_len.into());
         }
-        Ok(header)
+        header
     }
 
-    /// Parses the header of a received frame of `len` bytes.
+    /// Returns the offload in a header, without a check of its numbers.
     ///
     /// # Errors
-    /// The header makes no sense, or names an offload that is not allowed.
-    #[inline]
-    pub(crate) fn parse(header: &Header, len: usize, allowed: Allowed) -> Result<Self, InvalidOffload> {
-        match (header.flags, header.gso_type) {
-            (0, GSO_NONE) => Ok(Self::default()),
-            _ => Self::parse_work(header, len, allowed),
-        }
-    }
-
-    fn parse_work(header: &Header, len: usize, allowed: Allowed) -> Result<Self, InvalidOffload> {
+    /// The kind of segmentation is unknown.
+    pub fn of_header(header: &Header) -> Result<Self, InvalidOffload> {
         let checksum = if header.flags & HDR_F_NEEDS_CSUM != 0 {
             Checksum::Partial { start: header.csum_start.get(), offset: header.csum_offset.get() }
-        } else if header.flags & HDR_F_DATA_VALID != 0 && allowed.checksum {
+        } else if header.flags & HDR_F_DATA_VALID != 0 {
             Checksum::Verified
         } else {
             Checksum::InFrame
@@ -217,7 +198,45 @@ impl Offload {
             header_len: header.hdr_len.get(),
             ecn: header.gso_type & GSO_ECN != 0,
         });
-        let offload = Self { checksum, segmentation };
+        Ok(Self { checksum, segmentation })
+    }
+
+    /// Returns the header of a frame to send.
+    ///
+    /// # Errors
+    /// The offload is not one of a frame of `len` bytes, or not allowed.
+    #[inline]
+    pub(crate) fn encode(&self, len: usize, allowed: Allowed) -> Result<Header, InvalidOffload> {
+        if *self == Self::default() { Ok(Header::default()) } else { self.encode_work(len, allowed) }
+    }
+
+    #[cold]
+    fn encode_work(&self, len: usize, allowed: Allowed) -> Result<Header, InvalidOffload> {
+        self.check_work(len, allowed)?;
+        // A card must not be told that (virtio 1.3, section 5.1.6.2.1).
+        if self.checksum == Checksum::Verified {
+            return Err(InvalidOffload::ChecksumNotNegotiated);
+        }
+        Ok(self.header())
+    }
+
+    /// Parses the header of a received frame of `len` bytes.
+    ///
+    /// # Errors
+    /// The header makes no sense, or names an offload that is not allowed.
+    #[inline]
+    pub(crate) fn parse(header: &Header, len: usize, allowed: Allowed) -> Result<Self, InvalidOffload> {
+        match (header.flags, header.gso_type) {
+            (0, GSO_NONE) => Ok(Self::default()),
+            _ => Self::parse_work(header, len, allowed),
+        }
+    }
+
+    fn parse_work(header: &Header, len: usize, allowed: Allowed) -> Result<Self, InvalidOffload> {
+        let mut offload = Self::of_header(header)?;
+        if offload.checksum == Checksum::Verified && !allowed.checksum {
+            offload.checksum = Checksum::InFrame;
+        }
         offload.check(len, allowed).map(|()| offload)
     }
 }

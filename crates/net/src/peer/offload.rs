@@ -1,10 +1,7 @@
 //! Translates offloads between the headers of frames and the driver.
 
-use kickless_driver::{Checksum, Offload, Protocol, Segmentation};
-use kickless_spec::net::{
-    GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, HDR_F_DATA_VALID, HDR_F_NEEDS_CSUM, Header,
-    NetFeatures,
-};
+use kickless_driver::{Checksum, Offload};
+use kickless_spec::net::{Header, NetFeatures};
 
 /// Returns the features of a receiver that accepts what a back-end with these features accepts.
 pub(super) fn accepted(negotiated: NetFeatures) -> NetFeatures {
@@ -23,51 +20,25 @@ pub(super) fn accepted(negotiated: NetFeatures) -> NetFeatures {
 
 /// Returns the offload of a sent frame with this header, which is valid.
 pub(super) fn of_header(header: &Header) -> Offload {
-    let checksum = match header.flags & HDR_F_NEEDS_CSUM {
-        0 => Checksum::InFrame,
-        _ => Checksum::Partial { start: header.csum_start.get(), offset: header.csum_offset.get() },
-    };
-    let protocol = match header.gso_type & !GSO_ECN {
-        GSO_TCPV4 => Some(Protocol::TcpV4),
-        GSO_TCPV6 => Some(Protocol::TcpV6),
-        GSO_UDP_L4 => Some(Protocol::Udp),
-        _ => None,
-    };
-    let segmentation = protocol.map(|protocol| Segmentation {
-        protocol,
-        size: header.gso_size.get(),
-        header_len: header.hdr_len.get(),
-        ecn: header.gso_type & GSO_ECN != 0,
-    });
-    Offload { checksum, segmentation }
+    let mut offload = Offload::of_header(header).unwrap_or_default();
+    // A card must not be told that a checksum is right.
+    if offload.checksum == Checksum::Verified {
+        offload.checksum = Checksum::InFrame;
+    }
+    offload
 }
 
 /// Returns the header of a received frame, as in one buffer.
 pub(super) fn header_of(offload: &Offload) -> Header {
-    let mut header = Header { num_buffers: 1.into(), gso_type: GSO_NONE, ..Header::default() };
-    match offload.checksum {
-        Checksum::InFrame => {}
-        Checksum::Partial { start, offset } => {
-            header.flags = HDR_F_NEEDS_CSUM;
-            (header.csum_start, header.csum_offset) = (start.into(), offset.into());
-        }
-        Checksum::Verified => header.flags = HDR_F_DATA_VALID,
-    }
-    if let Some(Segmentation { protocol, size, header_len, ecn }) = offload.segmentation {
-        let kind = match protocol {
-            Protocol::TcpV4 => GSO_TCPV4,
-            Protocol::TcpV6 => GSO_TCPV6,
-            Protocol::Udp => GSO_UDP_L4,
-        };
-        header.gso_type = kind | if ecn { GSO_ECN } else { 0 };
-        (header.gso_size, header.hdr_len) = (size.into(), header_len.into());
-    }
-    header
+    Header { num_buffers: 1.into(), ..offload.header() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kickless_spec::net::{
+        GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, HDR_F_DATA_VALID, HDR_F_NEEDS_CSUM,
+    };
 
     #[test]
     fn headers_are_translated_and_back() {
