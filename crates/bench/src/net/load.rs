@@ -218,9 +218,8 @@ impl<'a> Loader<'a> {
     fn step(&mut self, now: u64, sends: bool) -> Result<u64> {
         let batch = usize::from(self.shared.scenario.batch);
         match self.shared.scenario.direction {
-            Direction::Echo => self.echo(now, sends),
+            Direction::Echo | Direction::Pass => self.round_trip(now, sends),
             Direction::Transmit => self.transmit(now, sends),
-            Direction::Pass => self.pass(now, sends),
             Direction::Receive => Ok(self.pair.receive(batch, |_| {})? as u64),
             Direction::Forward => Ok(self.pair.forward(batch, |_| true)? as u64),
         }
@@ -266,17 +265,15 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    fn echo(&mut self, now: u64, sends: bool) -> Result<u64> {
-        if self.schedule.is_some() {
-            if sends {
-                self.send_due(now)?;
-            }
-            return self.take_back(now, false);
+    /// Sends frames, and takes them back from the same card or, to pass frames on, from the second one.
+    fn round_trip(&mut self, now: u64, sends: bool) -> Result<u64> {
+        match self.schedule {
+            Some(_) if sends => self.send_due(now)?,
+            None if sends => self.send_missing(now)?,
+            _ => {}
         }
-        if sends {
-            self.send_missing(now)?;
-        }
-        self.take_back(now, sends)
+        let again = sends && self.schedule.is_none() && self.peer.is_none();
+        self.take_back(now, again)
     }
 
     /// Sends new frames in the place of those that are done.
@@ -289,16 +286,6 @@ impl<'a> Loader<'a> {
             self.stamps += self.send(count, |at| stamp(first + at as u64, now))? as u64;
         }
         Ok(())
-    }
-
-    /// Sends frames to the first card, and takes them from the second one.
-    fn pass(&mut self, now: u64, sends: bool) -> Result<u64> {
-        match self.schedule {
-            Some(_) if sends => self.send_due(now)?,
-            None if sends => self.send_missing(now)?,
-            _ => {}
-        }
-        self.take_back(now, false)
     }
 
     /// Receives frames, records their latencies, and sends them again if `again`.
