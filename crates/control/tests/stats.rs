@@ -6,7 +6,7 @@ mod common;
 use common::{Rig, call};
 use kickless_control::{Stats, openmetrics};
 use kickless_driver::{Disk, Options};
-use kickless_testing::{Sample, parse_openmetrics};
+use kickless_testing::{Sample, eventually, parse_openmetrics};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -42,6 +42,11 @@ fn requests_are_counted_by_operation_and_measured() {
         }
         disk.flush().unwrap();
     }
+    // A request is counted after its answer, at the end of the worker's visit.
+    eventually("the statistics show the flushes", || {
+        let devices = stats(&rig).devices;
+        devices.iter().all(|device| device.operations.iter().any(|of| of.name == "flush" && of.requests == 1))
+    });
     let stats = stats(&rig);
     for device in &stats.devices {
         let of = |name: &str| device.operations.iter().find(|of| of.name == name).unwrap().clone();
