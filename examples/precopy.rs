@@ -64,9 +64,8 @@ fn checksum(map: &Map, len: u64) -> Result<u64> {
     let mut sum = 0xcbf2_9ce4_8422_2325_u64;
     for at in (0..len).step_by(chunk.len()) {
         map.read(Gpa(at), &mut chunk)?;
-        for word in chunk.chunks_exact(8) {
-            let word = word.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-            sum = (sum ^ word).wrapping_mul(0x100_0000_01b3);
+        for word in chunk.as_chunks().0 {
+            sum = (sum ^ u64::from_le_bytes(*word)).wrapping_mul(0x100_0000_01b3);
         }
     }
     Ok(sum)

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use kickless_driver::{Buffer, Choice, Completion, Disk, Options, Queue, Request};
+use kickless_testing::pattern;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver::request::pattern;
 use kickless_tests::guest::image_dir;
 use kickless_tests::hostile_backend::returns_in_time;
 

@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use kickless_spec::blk;
 use kickless_spec::vhost_user::TransferDirection;
-use kickless_tests::driver::request::{Layout, Request, RequestMemory, pattern};
+use kickless_testing::pattern;
+use kickless_tests::driver::request::{Layout, Request, RequestMemory};
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{Answer, LIMIT};

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use kickless_driver::{Buffer, Choice, Completion, Disk, Error, Options, Queue, Request, Waiting};
 use kickless_spec::vhost_user::ProtocolFeatures;
+use kickless_testing::pattern;
 use kickless_tests::block_on::block_on;
-use kickless_tests::driver::request::pattern;
 use kickless_tests::hostile_backend::faults::Rules;
 use kickless_tests::hostile_backend::{HostileBackend, returns_in_time};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use kickless_driver::{Disk, Options};
 use kickless_spec::blk::BlkFeatures;
+use kickless_testing::pattern;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver::request::pattern;
 use kickless_tests::guest::image_dir;
 
 const MIB: usize = 1 << 20;

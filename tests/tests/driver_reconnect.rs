@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kickless_driver::{Choice, Disk, Error, Options, Request, Waiting};
+use kickless_testing::pattern;
 use kickless_tests::daemon::{child_command, kickless_binary};
-use kickless_tests::driver::request::pattern;
 use tempfile::TempDir;
 
 const SIZE: u64 = 16 << 20;

@@ -7,8 +7,8 @@ use std::fs::File;
 use std::time::Duration;
 
 use kickless_driver::{Disk, Options, Request};
+use kickless_testing::pattern;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver::request::pattern;
 use tempfile::TempDir;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Builder;

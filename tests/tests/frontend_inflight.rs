@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use kickless_spec::blk;
 use kickless_spec::vhost_user::{ProtocolFeatures, inflight_region_len};
+use kickless_testing::pattern;
 use kickless_tests::daemon::{Daemon, DaemonConfig};
 use kickless_tests::driver::Queue;
-use kickless_tests::driver::request::{Layout, Request, RequestMemory, pattern};
+use kickless_tests::driver::request::{Layout, Request, RequestMemory};
 use kickless_tests::frontend::inflight::InflightBuffer;
 use kickless_tests::frontend::iommu::{DISTANCE, Iommu, at_iova, start};
 use kickless_tests::frontend::machine::{Machine, Shape};

@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use kickless_memory::Gpa;
 use kickless_spec::blk;
+use kickless_testing::pattern;
 use kickless_tests::driver::memory::Ram;
-use kickless_tests::driver::request::{Layout, Request, RequestMemory, pattern};
+use kickless_tests::driver::request::{Layout, Request, RequestMemory};
 use kickless_tests::driver::{Buffer, Queue};
 use kickless_tests::frontend::machine::{Machine, Shape, write_and_verify};
 use kickless_tests::frontend::served::Served;

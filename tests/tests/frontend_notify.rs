@@ -7,8 +7,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use kickless_spec::features::Features;
+use kickless_testing::pattern;
 use kickless_tests::driver::Eventfd;
-use kickless_tests::driver::request::{Layout, Request, pattern};
+use kickless_tests::driver::request::{Layout, Request};
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{LIMIT, addresses, descriptor};

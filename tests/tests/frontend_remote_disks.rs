@@ -8,9 +8,10 @@ use std::time::Instant;
 
 use kickless_spec::blk;
 use kickless_testing::eventually;
+use kickless_testing::pattern;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::driver::memory::Ram;
-use kickless_tests::driver::request::{Layout, Request, pattern};
+use kickless_tests::driver::request::{Layout, Request};
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::iommu::{self, Iommu, PAGE};
 use kickless_tests::frontend::machine::{Machine, Shape};

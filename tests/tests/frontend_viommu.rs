@@ -7,8 +7,9 @@ use std::time::Duration;
 use kickless_spec::blk;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::{FrontendRequest as Code, IotlbAccess, IotlbKind, ProtocolFeatures};
+use kickless_testing::pattern;
 use kickless_tests::driver::memory::Ram;
-use kickless_tests::driver::request::{LAYOUTS, Layout, Request, pattern};
+use kickless_tests::driver::request::{LAYOUTS, Layout, Request};
 use kickless_tests::frontend::Frontend;
 use kickless_tests::frontend::iommu::{
     DISTANCE, Iommu, PAGE, addresses, at_iova, expect_refused, invalidate, start, update,

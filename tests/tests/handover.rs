@@ -10,8 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use kickless_disk::lock::ImageLock;
+use kickless_testing::pattern;
 use kickless_tests::daemon::Daemon;
-use kickless_tests::driver::request::pattern;
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{Answer, LIMIT, descriptor};

@@ -11,8 +11,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use kickless_spec::blk;
+use kickless_testing::pattern;
 use kickless_tests::daemon::{Daemon, DaemonConfig, kickless_binary};
-use kickless_tests::driver::request::{Request, pattern};
+use kickless_tests::driver::request::Request;
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::log::Bitmap;
 use kickless_tests::frontend::machine::{Machine, Shape};

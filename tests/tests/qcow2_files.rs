@@ -5,8 +5,8 @@
 
 use std::process::Command;
 
+use kickless_testing::pattern;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver::request::pattern;
 use kickless_tests::qcow2::{CheckReport, Qcow2Image, serve};
 use tempfile::TempDir;
 

@@ -7,9 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use kickless_disk::lock::ImageLock;
+use kickless_testing::pattern;
 use kickless_testing::{Random, eventually};
 use kickless_tests::daemon::{Daemon, DaemonConfig};
-use kickless_tests::driver::request::pattern;
 use kickless_tests::qcow2::{Qcow2Image, serve};
 use kickless_tests::size_watcher::connect;
 use rustix::process::Signal;

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use kickless_disk::lock::ImageLock;
 use kickless_driver::Disk;
+use kickless_testing::pattern;
 use kickless_testing::{Random, eventually};
 use kickless_tests::daemon::DaemonConfig;
-use kickless_tests::driver::request::pattern;
 use kickless_tests::qcow2::{CheckReport, Qcow2Image, serve};
 use rustix::process::Signal;
 

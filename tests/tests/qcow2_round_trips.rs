@@ -8,7 +8,7 @@ use std::fs;
 use kickless_driver::Disk;
 use kickless_spec::blk::BlkFeatures;
 use kickless_testing::Random;
-use kickless_tests::driver::request::pattern;
+use kickless_testing::pattern;
 use kickless_tests::qcow2::{CheckReport, Qcow2Image};
 
 /// Ends within a cluster of each size.

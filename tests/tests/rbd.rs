@@ -11,8 +11,9 @@ use std::sync::mpsc;
 
 use kickless_driver::{Disk, Options};
 use kickless_spec::blk;
+use kickless_testing::pattern;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver::request::{Request, pattern};
+use kickless_tests::driver::request::Request;
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig};

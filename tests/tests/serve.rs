@@ -12,8 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use kickless_driver::{Disk, Options};
+use kickless_testing::pattern;
 use kickless_tests::daemon::Daemon;
-use kickless_tests::driver::request::pattern;
 use kickless_tests::hostile_backend::returns_in_time;
 use rustix::process::Signal;
 use tempfile::TempDir;

@@ -37,6 +37,6 @@ pub use network_namespace::{in_network_namespace, ip, tc};
 pub use openmetrics::{Sample, parse_openmetrics};
 pub use packets::{dhcp_discover, tcp_segmentation};
 pub use pcapng::{CaptureContents, CapturedFrame, parse_pcapng};
-pub use random::Random;
+pub use random::{Random, pattern};
 pub use resources::Resources;
 pub use scoped_log::with_subscriber;

@@ -38,3 +38,8 @@ impl Random {
         words.take(len as usize).collect()
     }
 }
+
+/// Returns bytes that differ from seed to seed and from sector to sector.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    Random(seed).bytes(len as u64)
+}

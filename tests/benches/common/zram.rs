@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use kickless_tests::driver::request::pattern;
+use kickless_testing::pattern;
 use kickless_tests::frontend::LIMIT;
 
 use super::BLOCK;

@@ -12,9 +12,10 @@ use kickless_spec::ring::Desc;
 use zerocopy::little_endian::U64;
 
 use crate::driver::memory::Ram;
-use crate::driver::request::{UNANSWERED, pattern};
+use crate::driver::request::UNANSWERED;
 use crate::driver::{Buffer, Queue, chain};
 use crate::frontend::LIMIT;
+use kickless_testing::pattern;
 
 /// Descriptors of a request: header, data, status.
 const DESCRIPTORS: u16 = 3;

@@ -173,16 +173,3 @@ impl RequestMemory {
 fn pieces(len: usize, piece: usize) -> Vec<usize> {
     (0..len).step_by(piece).map(|at| piece.min(len - at)).collect()
 }
-
-/// Returns bytes that differ from seed to seed and from sector to sector.
-pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..len)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 24) as u8
-        })
-        .collect()
-}

@@ -9,8 +9,9 @@ use kickless_spec::features::Features;
 
 use crate::driver::Queue;
 use crate::driver::memory::Ram;
-use crate::driver::request::{LAYOUTS, Layout, Outcome, Request, RequestMemory, pattern};
+use crate::driver::request::{LAYOUTS, Layout, Outcome, Request, RequestMemory};
 use crate::frontend::{Frontend, LIMIT};
+use kickless_testing::pattern;
 
 /// Guest-physical address of the memory.
 pub const RAM_BASE: u64 = 0x4000_0000;

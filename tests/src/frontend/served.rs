@@ -10,10 +10,10 @@ use tempfile::TempDir;
 
 use crate::daemon::{Daemon, DaemonConfig};
 use crate::driver::Queue;
-use crate::driver::request::pattern;
 use crate::frontend::LIMIT;
 use crate::frontend::machine::{Machine, Shape};
 use crate::guest::image_dir;
+use kickless_testing::pattern;
 
 /// Bytes of the image.
 pub const IMAGE_SIZE: u64 = 64 << 20;

@@ -16,7 +16,7 @@ use kickless_daemon::{
 use kickless_device::Device;
 use kickless_driver::Options;
 pub(crate) use kickless_testing::LIMIT;
-use kickless_testing::eventually;
+use kickless_testing::{eventually, pattern};
 use kickless_worker::WorkerPool;
 use serde_json::json;
 use tempfile::TempDir;
@@ -117,6 +117,5 @@ fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
 
 /// Returns the content of block `block` of a device in this version.
 pub(crate) fn content(device: u64, block: u64, version: u64) -> Vec<u8> {
-    let seed = (device << 48 | block << 24 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (0..BLOCK as u64 / 8).flat_map(|at| (seed ^ at).to_le_bytes()).collect()
+    pattern(device << 48 | block << 24 | version, BLOCK)
 }
