@@ -27,7 +27,7 @@
 //! assert_eq!(u64::from_le_bytes(capacity), (64 << 20) / 512);
 //! # Ok::<(), kickless_disk::Error>(())
 //! ```
-#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
 mod budget;
 mod config;

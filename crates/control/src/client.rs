@@ -42,6 +42,7 @@ impl Client {
     ///
     /// # Errors
     /// No daemon listens there.
+    #[expect(clippy::disallowed_methods, reason = "a client is no daemon")]
     pub fn connect(path: &Path) -> io::Result<Self> {
         Ok(Self { stream: BufReader::new(UnixStream::connect(path)?), next_id: 0 })
     }

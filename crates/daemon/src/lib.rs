@@ -51,7 +51,7 @@
 //! }
 //! ```
 #![forbid(unsafe_code)]
-#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
 use std::time::Duration;
 
@@ -75,10 +75,9 @@ pub use config::{
 };
 pub use error::{
     AddError, CaptureError, DrainError, FindError, MakeError, RemoveError, ResizeError, ServeError, SetError,
-    SocketError, SocketProblem,
 };
 pub use registry::{AddOutcome, DeviceState, DeviceStatus, MakeDevice, OpenDevice, Registry, RemoveMode};
 pub use reload::{Failed, Reloaded, RestartNeeded, reload};
 pub use sentence::sentence;
 pub use served_device::{DeviceRef, ServedDevice};
-pub use socket::{Endpoint, Listener, TURN_WAIT, real_path};
+pub use socket::Endpoint;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use kickless_device::{Device, StoppedOnError};
 use kickless_memory::quota::AddressSpace;
+use kickless_opener::{Address, TURN_WAIT, real_path};
 use kickless_worker::{WorkerPool, WorkerTimes};
 use tracing::{info, warn};
 
@@ -20,7 +21,7 @@ use super::error::{
 use super::lifecycle::Lifecycle;
 use super::sentence::sentence;
 use super::served_device::{DeviceRef, ServedDevice};
-use super::socket::{Address, Endpoint, TURN_WAIT, real_path};
+use super::socket::Endpoint;
 use super::table::{Entry, Phase, Wanted};
 use super::unavailable::Unavailable;
 
@@ -676,7 +677,7 @@ impl OpenDevice {
     /// The socket cannot be made.
     pub fn bind(&mut self, deadline: Instant) -> Result<(), AddError> {
         if let Some(Socket::Address(address)) = &self.socket {
-            self.socket = Some(Socket::Endpoint(address.bind(deadline)?));
+            self.socket = Some(Socket::Endpoint(Endpoint::Listening(address.listen(deadline)?)));
         }
         Ok(())
     }

@@ -158,7 +158,7 @@ impl ServedDevice {
     pub(crate) fn run(&self, endpoint: Endpoint) -> Result<(), ServeError> {
         let served = match &endpoint {
             Endpoint::Listening(listener) => {
-                self.server.serve(&listener.socket, self.stop.as_fd()).map_err(ServeError::Listener)
+                self.server.serve(listener.socket(), self.stop.as_fd()).map_err(ServeError::Listener)
             }
             Endpoint::Connected(connection) => connection
                 .try_clone()
@@ -179,26 +179,25 @@ impl ServedDevice {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
-    use std::time::Instant;
 
     use kickless_blk::Blk;
     use kickless_disk::{Cache, Disk, DiskSpec};
+    use kickless_opener::Listener;
     use rustix::net::{Shutdown, shutdown};
     use serde_json::json;
     use tempfile::TempDir;
 
     use super::*;
     use crate::config::{Notation, PoolConfig};
-    use crate::socket::Address;
 
     #[test]
     fn a_device_that_ended_has_no_socket() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("socket");
-        let endpoint = Address::new(&path, None, None).unwrap().bind(Instant::now()).unwrap();
+        let endpoint = Endpoint::Listening(Listener::bind(&path, 0o600).unwrap());
         // The listener fails from now on.
         let Endpoint::Listening(listener) = &endpoint else { panic!("{endpoint:?}") };
-        shutdown(&listener.socket, Shutdown::Both).unwrap();
+        shutdown(listener.socket(), Shutdown::Both).unwrap();
         let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
         let pool = Arc::new(WorkerPool::start(&pool).unwrap());
         let config: DeviceConfig = serde_json::from_value(json!({ "blk-file": "null:1M" })).unwrap();

@@ -24,7 +24,7 @@ pub(crate) struct Entry<D> {
     /// Empty for a device without a name.
     pub(crate) name: String,
     pub(crate) config: DeviceConfig,
-    /// The path of its socket, as [`real_path`](crate::real_path) returns it.
+    /// The path of its socket, as [`real_path`](kickless_opener::real_path) returns it.
     socket: Option<PathBuf>,
     pub(crate) phase: Phase<D>,
     /// The entry is removed as soon as the device is closed.
@@ -61,8 +61,8 @@ pub(crate) struct Replaced {
 /// The name and the socket that a new device asks for.
 pub(crate) struct Wanted<'a> {
     pub(crate) config: &'a DeviceConfig,
-    /// The path of its socket, as [`real_path`](crate::real_path) returns it. The caller resolves it without
-    /// the lock, because the file system may not answer.
+    /// The path of its socket, as [`real_path`](kickless_opener::real_path) returns it. The caller resolves
+    /// it without the lock, because the file system may not answer.
     pub(crate) socket: Option<&'a Path>,
     /// The front-ends come from a descriptor.
     pub(crate) is_inherited: bool,

@@ -1,11 +1,12 @@
 //! Opens the files of images of any format.
 
 use crate::{Cache, Error, Options};
-use rustix::fs::{OFlags, fstatfs};
+use kickless_opener::{FileUse, file, status};
+use rustix::fs::fstatfs;
 use rustix::io::Errno;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 /// The magic numbers of file systems that have no cache beside their own memory (statfs(2)).
@@ -21,14 +22,12 @@ pub(crate) fn open_file(path: &Path, options: &Options) -> Result<(File, bool), 
         _ => Error::Open { path: path.to_owned(), source },
     };
     // This comes before the open, because the open of a FIFO would wait for its other end.
-    check_type(path, &path.metadata().map_err(failed)?)?;
-    let open = |flags: OFlags| {
-        OpenOptions::new().read(true).write(!options.read_only).custom_flags(flags.bits() as i32).open(path)
-    };
+    check_type(path, &status(path).map_err(failed)?)?;
+    let open = |is_direct| file(path, FileUse::Image { writes: !options.read_only, is_direct });
     if options.cache == Cache::Writeback {
-        return Ok((open(OFlags::empty()).map_err(failed)?, false));
+        return Ok((open(false).map_err(failed)?, false));
     }
-    match open(OFlags::DIRECT) {
+    match open(true) {
         Ok(file) => {
             let cacheless = is_cacheless(&file);
             // If the kernel accepts O_DIRECT on tmpfs, it accepts any alignment, so this counts as no direct
@@ -36,7 +35,7 @@ pub(crate) fn open_file(path: &Path, options: &Options) -> Result<(File, bool), 
             Ok((file, !cacheless))
         }
         Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
-            let file = open(OFlags::empty()).map_err(failed)?;
+            let file = open(false).map_err(failed)?;
             if is_cacheless(&file) {
                 return Ok((file, false));
             }

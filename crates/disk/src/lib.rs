@@ -50,7 +50,7 @@
 //! Requests in flight have no order, as on any disk. But no write undoes another: if the target's blocks are
 //! larger than the guest's sectors, a write of a part of a block excludes other writes to that block until it
 //! is done.
-#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
 mod attached;
 mod buffer_pool;

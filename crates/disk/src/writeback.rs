@@ -33,9 +33,10 @@
 //! the first flush.
 
 use kickless_io::{Errno, writeback_error};
+use kickless_opener::reopen;
 use rustix::fs::fstatfs;
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use tracing::Span;
@@ -59,8 +60,7 @@ impl Writeback {
     /// Watches a file from now on. Later log lines about it belong to the current span.
     pub(crate) fn watch(file: &File) -> Self {
         let is_overlay = fstatfs(file).is_ok_and(|fs| fs.f_type as u64 == OVERLAYFS_MAGIC);
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let witness = if is_overlay { None } else { File::open(path).ok() };
+        let witness = if is_overlay { None } else { reopen(file.as_fd()).ok() };
         Self { witness: Mutex::new(witness), latched: AtomicI32::new(0), span: Span::current() }
     }
 

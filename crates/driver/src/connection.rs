@@ -14,8 +14,6 @@ use kickless_vhost_user::{
     BackendMessage, Config, Error as Wire, Frontend, FrontendMessage as Message, FrontendResponder, Received,
     Reply, Request as _, VringAddr, VringFd, VringState, Wait,
 };
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::choice::Choice;
@@ -331,22 +329,22 @@ pub(crate) fn serve(requests: &mut FrontendResponder) -> Result<bool, Wire> {
 
 /// Connects without sleeping in the kernel: a listener with a full backlog could block us there.
 fn connect_by(path: &Path, deadline: Instant) -> Result<OwnedFd, Error> {
-    let failed = |errno: Errno| Error::Connect { path: path.to_owned(), source: io::Error::from(errno) };
-    let address = SocketAddrUnix::new(path).map_err(failed)?;
     let mut pause = Duration::from_millis(1);
     loop {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .map_err(Error::os("a unix socket"))?;
-        match connect(&socket, &address) {
-            Ok(()) => return Ok(socket),
-            Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR)
-                if Instant::now() < deadline => {}
-            Err(errno) => return Err(failed(errno)),
+        match kickless_opener::connect(path) {
+            Ok(socket) => return Ok(socket),
+            Err(error) if is_absent(&error) && Instant::now() < deadline => {}
+            Err(source) => return Err(Error::Connect { path: path.to_owned(), source }),
         }
         thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
         pause = (pause * 2).min(Duration::from_millis(50));
     }
+}
+
+/// Returns whether a back-end may listen there a moment later.
+fn is_absent(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, Interrupted, NotFound, WouldBlock};
+    matches!(error.kind(), NotFound | ConnectionRefused | WouldBlock | Interrupted)
 }
 
 /// Chooses the features to use from those that are offered.

@@ -61,6 +61,7 @@ impl Event {
     }
 
     /// Returns the number of signals since the last [`Event::take`]. Too slow for the data path.
+    #[expect(clippy::disallowed_methods, reason = "a descriptor's number belongs to this process")]
     pub(crate) fn pending(&self) -> u64 {
         // proc_pid_fdinfo(5): the counter, in hexadecimal.
         let info =

@@ -41,7 +41,7 @@
 //! assert_eq!(&buf[..], b"\x7fELF");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
 mod aio;
 mod backend;

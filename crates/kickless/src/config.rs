@@ -8,13 +8,12 @@ mod reader;
 mod section;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use kickless_daemon::{
-    CardLimitsConfig, DeviceConfig, DeviceTable, LimitsConfig, Notation, PoolConfig, real_path,
-};
+use kickless_daemon::{CardLimitsConfig, DeviceConfig, DeviceTable, LimitsConfig, Notation, PoolConfig};
+use kickless_opener::{FileUse, file, real_path};
 
 use crate::cli::ControlOptions;
 use crate::service::Service;
@@ -30,8 +29,8 @@ const IDENTITY_KEYS: [&str; 8] =
 /// The file cannot be read, or its contents are wrong. The error is one sentence with the name of the file,
 /// the line and the key.
 pub(crate) fn read(path: &Path) -> Result<Service> {
-    let text = fs::read(path).with_context(|| format!("--config={}", path.display()))?;
-    let text = String::from_utf8(text).with_context(|| format!("--config={}", path.display()))?;
+    let text = file(path, FileUse::Read).and_then(io::read_to_string);
+    let text = text.with_context(|| format!("--config={}", path.display()))?;
     parse(path, &text)
 }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use kickless_control::{Access, Daemon, Hooks, Server};
-use kickless_daemon::{Listener, Registry};
+use kickless_daemon::Registry;
 use kickless_io::Waker;
+use kickless_opener::Listener;
 
 use crate::cli::ControlOptions;
 use crate::log;

@@ -59,6 +59,7 @@ impl TapFds {
 
 /// Takes ownership of the inherited descriptor with the number `fd`.
 #[expect(unsafe_code, reason = "only the command line tells who owns the number")]
+#[expect(clippy::disallowed_methods, reason = "a number belongs to this process")]
 fn adopt(fd: i32) -> Result<OwnedFd> {
     ensure!(
         fs::symlink_metadata(format!("/proc/self/fd/{fd}")).is_ok(),

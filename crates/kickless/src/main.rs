@@ -4,7 +4,7 @@
 //! the other crates, which do not depend on one another. Only `wire` names the kinds of devices.
 
 // Printing blocks if standard output or error blocks, and panics if it fails.
-#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
 mod capabilities;
 mod cli;

@@ -8,11 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use kickless_daemon::{
-    AddError, DeviceConfig, DeviceRef, Endpoint, Notation, OpenDevice, Registry, TURN_WAIT,
-};
+use kickless_daemon::{AddError, DeviceConfig, DeviceRef, Endpoint, Notation, OpenDevice, Registry};
 use kickless_io::Waker;
 use kickless_memory::fault;
+use kickless_opener::TURN_WAIT;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -19,6 +19,7 @@ impl Resizes {
     ///
     /// # Errors
     /// The host or the container has no such socket.
+    #[expect(clippy::disallowed_methods, reason = "the address of a netlink socket is no name of a file")]
     pub(crate) fn listen() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(KOBJECT_UEVENT))?;

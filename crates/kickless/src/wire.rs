@@ -1,7 +1,6 @@
 //! Makes devices from their configuration. Only this file knows the kinds of devices.
 
 use std::collections::HashMap;
-use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -78,7 +77,7 @@ pub(crate) fn pool(config: &PoolConfig, devices_max: usize, notation: Notation) 
 /// A CPU does not exist or is offline. The error is one sentence.
 pub(crate) fn check_cpus(cpus: &[usize], notation: Notation) -> Result<()> {
     // If the host does not list its CPUs, the workers find out when they start.
-    let Ok(online) = fs::read_to_string(CPUS_ONLINE) else { return Ok(()) };
+    let Ok(online) = kickless_opener::text(CPUS_ONLINE.as_ref()) else { return Ok(()) };
     let online = online.trim();
     let Ok(CpuList(here)) = online.parse() else { return Ok(()) };
     match cpus.iter().find(|cpu| !here.contains(cpu)) {
@@ -152,7 +151,7 @@ impl Images {
 /// Adds a hint about the probable mistake to an error about a missing file.
 fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
     let DiskSpec::File(path) = of else { return error };
-    if path.exists() {
+    if kickless_opener::status(path).is_ok() {
         return error;
     }
     let scheme = path.to_str().and_then(|path| path.split_once(':')).map(|(scheme, _)| scheme);

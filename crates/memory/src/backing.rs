@@ -24,7 +24,6 @@
 //!   or makes the page without waiting.
 
 use rustix::fs::{FileType, StatFs, fcntl_get_seals, fstat, fstatfs, major, minor};
-use std::fs::read_link;
 use std::io;
 use std::os::fd::AsFd;
 
@@ -88,7 +87,8 @@ pub(crate) fn check(file: impl AsFd) -> io::Result<Result<(), SlowFile>> {
     let stat = fstat(&file)?;
     let dax = || {
         let (major, minor) = (major(stat.st_rdev), minor(stat.st_rdev));
-        read_link(format!("/sys/dev/char/{major}:{minor}/subsystem")).is_ok_and(|bus| bus.ends_with("dax"))
+        let bus = format!("/sys/dev/char/{major}:{minor}/subsystem");
+        kickless_opener::link(bus.as_ref()).is_ok_and(|bus| bus.ends_with("dax"))
     };
     Ok(check_type(FileType::from_raw_mode(stat.st_mode), f_type as u64, dax))
 }

@@ -8,7 +8,7 @@ use crate::quota::{Charge, MAPPINGS_MAX};
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -87,6 +87,7 @@ pub struct Mapping {
 
 /// Returns why the kernel refused a mapping. The kernel reports several reasons as lack of memory.
 #[cold]
+#[expect(clippy::disallowed_methods, reason = "the list of mappings is that of this process")]
 fn explain_refusal(error: Errno) -> MappingError {
     // Counts without a buffer of the file's size, because the kernel would not map that either.
     let count_lines = || {
@@ -98,7 +99,8 @@ fn explain_refusal(error: Errno) -> MappingError {
             }
         }
     };
-    let limit = || fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse::<usize>().ok();
+    let limit =
+        || kickless_opener::text("/proc/sys/vm/max_map_count".as_ref()).ok()?.trim().parse::<usize>().ok();
     match (error, limit()) {
         (Errno::NOMEM, Some(limit)) if count_lines().is_ok_and(|lines| lines >= limit) => {
             let why = format!(

@@ -13,7 +13,7 @@
 //! assert_eq!(port.to_string(), "null,rate=7,length=60-99");
 //! # Ok::<(), kickless_net_port::InvalidPort>(())
 //! ```
-#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
 mod capture;
 mod port;

@@ -40,7 +40,7 @@
 //! card.read_config(0, &mut read);
 //! assert_eq!(read, mac);
 //! ```
-#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
 mod announcement;
 mod buffers;

@@ -69,7 +69,7 @@
 //! server.join().expect("the server does not panic")?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 #![forbid(unsafe_code)]
 
 mod assembly;

@@ -47,7 +47,7 @@
 //!     Server::new(device, workers).serve(&listener, stop)
 //! }
 //! ```
-#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
 mod channel;
 mod error;

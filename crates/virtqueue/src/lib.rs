@@ -49,7 +49,7 @@
 //! assert_eq!(view.read_obj::<u16>(Gpa(0x2002))?, 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
 mod access;
 mod address_space;

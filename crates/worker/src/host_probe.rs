@@ -46,6 +46,7 @@ pub(crate) struct HostProbe {
 
 impl HostProbe {
     /// Measures the cost of sleeping, on the thread that will sleep.
+    #[expect(clippy::disallowed_methods, reason = "/proc has a file for each thread of this process")]
     pub(crate) fn new(clock: Clock, waiter: &mut Waiter) -> io::Result<Self> {
         // Naps are short, and the kernel may add 50 us to each by default. Where this fails, the longer naps
         // are measured.

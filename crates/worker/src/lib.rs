@@ -64,7 +64,7 @@
 //! let executor = pool.executor(2);
 //! # Ok::<(), std::io::Error>(())
 //! ```
-#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
 mod affinity;
 mod balance;

@@ -23,8 +23,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use kickless_daemon::Listener;
 use kickless_io::Waker;
+use kickless_opener::Listener;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::Value;

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use kickless_opener::Listener;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,9 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kickless_blk::Blk;
 use kickless_control::{Access, Client, ClientError, Daemon, Hooks, Server};
-use kickless_daemon::{
-    DeviceConfig, DeviceKind, Listener, MakeError, Notation, PoolConfig, Registry, Switch,
-};
+use kickless_daemon::{DeviceConfig, DeviceKind, MakeError, Notation, PoolConfig, Registry, Switch};
 use kickless_device::{Device, Limiter};
 use kickless_disk::Disk;
 use kickless_worker::WorkerPool;

@@ -1,8 +1,8 @@
 //! Block sizes and preferred sizes of files and devices.
 
 use crate::{Lifetime, Limits, RangeLimits, SECTOR};
+use kickless_opener::{status, text};
 use rustix::fs::{major, minor};
-use std::fs;
 use std::path::PathBuf;
 
 /// The largest range in bytes. A longer range would take too long for one request.
@@ -30,7 +30,7 @@ fn sysfs(device: u64) -> PathBuf {
 }
 
 fn number(path: PathBuf) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    text(&path).ok()?.trim().parse().ok()
 }
 
 /// Returns whether a block device refuses writes.
@@ -42,11 +42,12 @@ pub(super) fn is_protected(device: u64) -> bool {
 pub(super) fn of_device(device: u64, plain: Limits, size: u64, block: Option<u64>) -> Limits {
     let here = sysfs(device);
     // A partition uses the queue of its disk.
-    let queue = if here.join("partition").exists() { here.join("../queue") } else { here.join("queue") };
+    let queue =
+        if status(&here.join("partition")).is_ok() { here.join("../queue") } else { here.join("queue") };
     let limits = of_numbers(plain, size, block, |name| {
         number(if name == "alignment_offset" { here.join(name) } else { queue.join(name) })
     });
-    Limits { lifetime: lifetime(|name| fs::read_to_string(here.join("device").join(name)).ok()), ..limits }
+    Limits { lifetime: lifetime(|name| text(&here.join("device").join(name)).ok()), ..limits }
 }
 
 /// Returns the wear of an eMMC. It reports hexadecimal numbers: two in `life_time`, one in `pre_eol_info`.

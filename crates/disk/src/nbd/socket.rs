@@ -6,10 +6,11 @@ use super::wire::Problem;
 use crate::spec::nbd_uri::Server;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{SendFlags, sockopt};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The idle time after which TCP checks that the server is alive.
@@ -23,21 +24,15 @@ const KEEPALIVE_COUNT: u32 = 3;
 #[derive(Clone, Debug)]
 pub(super) enum Address {
     Tcp(Vec<SocketAddr>),
-    Unix(SocketAddrUnix),
+    Unix(PathBuf),
 }
 
 impl Address {
     /// Resolves the address of a server.
     pub(super) fn of(server: &Server) -> io::Result<Self> {
         match server {
-            Server::Tcp { host, port } => {
-                let found: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
-                if found.is_empty() {
-                    return Err(io::Error::other(format!("{host} has no address")));
-                }
-                Ok(Self::Tcp(found))
-            }
-            Server::Unix(path) => Ok(Self::Unix(SocketAddrUnix::new(path)?)),
+            Server::Tcp { host, port } => Ok(Self::Tcp(kickless_opener::resolve(host, *port)?)),
+            Server::Unix(path) => Ok(Self::Unix(path.into())),
         }
     }
 
@@ -53,10 +48,8 @@ impl Address {
     ) -> Result<(OwnedFd, Export), Problem> {
         let socket = match self {
             Self::Unix(path) => {
-                let socket = new_socket(AddressFamily::UNIX)?;
                 // This succeeds at once, or the server does not accept connections.
-                rustix::net::connect(&socket, path).map_err(io::Error::from)?;
-                socket
+                kickless_opener::connect(path)?
             }
             Self::Tcp(addresses) => {
                 let mut result = Err(Problem::Slow);
@@ -74,25 +67,13 @@ impl Address {
     }
 }
 
-fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
-}
-
 fn tcp(address: SocketAddr, deadline: Instant, inbox: &Inbox) -> Result<OwnedFd, Problem> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = new_socket(family)?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) => {}
-        Err(Errno::INPROGRESS | Errno::INTR) => {
-            wait(&socket, PollFlags::OUT, deadline, inbox).map_err(|error| match error.kind() {
-                io::ErrorKind::TimedOut => Problem::Slow,
-                _ => Problem::Io(error),
-            })?;
-            sockopt::socket_error(&socket).map_err(io::Error::from)?.map_err(io::Error::from)?;
-        }
-        Err(error) => return Err(io::Error::from(error).into()),
-    }
+    let socket = kickless_opener::begin_tcp(address)?;
+    wait(&socket, PollFlags::OUT, deadline, inbox).map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => Problem::Slow,
+        _ => Problem::Io(error),
+    })?;
+    sockopt::socket_error(&socket).map_err(io::Error::from)?.map_err(io::Error::from)?;
     // These settings are optional.
     let _ = sockopt::set_tcp_nodelay(&socket, true);
     let _ = sockopt::set_socket_keepalive(&socket, true);

@@ -35,9 +35,10 @@
 //! ([`Backoff::of`]), and transfers that are too large for the device do not send small ones to threads.
 
 use crate::AlignedBuf;
+use kickless_opener::{status, text};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs, major, minor};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
-use std::fs::{File, read_to_string};
+use std::fs::File;
 use std::io::IoSliceMut;
 use std::path::PathBuf;
 
@@ -182,10 +183,10 @@ pub(crate) fn takes_nowait(file: &File) -> bool {
 /// Returns whether a block device keeps its bytes in RAM: zram, brd, or a partition of one.
 fn is_in_ram(device: u64) -> bool {
     let mut path = PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)));
-    if path.join("partition").exists() {
+    if status(&path.join("partition")).is_ok() {
         path.push("..");
     }
-    read_to_string(path.join("uevent")).is_ok_and(|uevent| names_ram(&uevent))
+    text(&path.join("uevent")).is_ok_and(|uevent| names_ram(&uevent))
 }
 
 /// Returns whether this is the `uevent` of zram or brd. The absence of tags and of lower devices would not

@@ -2,6 +2,7 @@
 //!
 //! This is a process of its own, so that the daemon parses no HTTP. Each scrape is two calls on a control
 //! socket, of which the read-only one is enough.
+#![cfg_attr(not(test), expect(clippy::disallowed_methods, reason = "this command is no daemon"))]
 
 mod http;
 

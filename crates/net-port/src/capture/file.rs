@@ -2,7 +2,8 @@
 
 use super::error::CaptureError;
 use super::pcapng::{self, MAGIC, Statistics};
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open};
+use kickless_opener::FileUse;
+use rustix::fs::{FileType, FlockOperation, flock, fstat, ftruncate};
 use rustix::io::{Errno, pread, pwrite};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,9 +32,8 @@ impl CaptureFile {
         statistics: &Statistics,
     ) -> Result<Self, CaptureError> {
         let failed = |source: Errno| CaptureError::File { path: path.into(), source: source.into() };
-        // Without NONBLOCK, opening a FIFO would wait for a reader.
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        let file = open(path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+        let opened = kickless_opener::file(path, FileUse::Capture);
+        let file: OwnedFd = opened.map_err(|source| CaptureError::File { path: path.into(), source })?.into();
         if FileType::from_raw_mode(fstat(&file).map_err(failed)?.st_mode) != FileType::RegularFile {
             return Err(CaptureError::NoFile { path: path.into() });
         }

@@ -2,8 +2,6 @@
 
 use super::connection::{Connection, StreamReceiver, StreamSender};
 use crate::user::Passt;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -157,12 +155,8 @@ fn keep_passt(passt: &Passt, connection: &Connection) -> bool {
 
 /// Connects without waiting, which a listener with a full backlog could cause.
 fn connect_to(path: &Path) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    let address = SocketAddrUnix::new(path)?;
-    match connect(&socket, &address) {
-        Ok(()) => Ok(socket),
-        Err(Errno::AGAIN) => Err(io::Error::other("the listener accepts no connections")),
-        Err(error) => Err(error.into()),
-    }
+    kickless_opener::connect(path).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::other("the listener accepts no connections"),
+        _ => error,
+    })
 }

@@ -14,15 +14,14 @@ pub use queue::{ReceiveError, SendError, TapQueue};
 pub(crate) use sys::NAME_MAX;
 
 use bitflags::bitflags;
+use kickless_opener::NoTap;
 use kickless_spec::net::Header;
-use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
-/// The file that makes queues of TAPs.
-const TUN: &str = "/dev/net/tun";
 /// Bytes of sent frames that wait in queues of the host, and beyond which a TAP takes no more. A frame of 64
 /// KiB counts twice its length at most, so eight of them may wait.
 const SEND_BUFFER: i32 = 1 << 20;
@@ -121,10 +120,11 @@ impl Tap {
 
     /// Returns the kernel's refusal of the interface as a value.
     fn open_queue(name: &str, flag: i32) -> Result<Result<OwnedFd, Errno>, TapError> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = open(TUN, flags, Mode::empty()).map_err(|error| TapError::Device(error.into()))?;
-        let made = sys::set_interface(file.as_fd(), name, FLAGS | flag);
-        Ok(made.map(|()| file).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL)))
+        match kickless_opener::tap(name, FLAGS | flag) {
+            Ok(queue) => Ok(Ok(queue)),
+            Err(NoTap::Device(error)) => Err(TapError::Device(error)),
+            Err(NoTap::Interface(error)) => Ok(Err(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))),
+        }
     }
 
     /// Takes queues that another program has opened. Some of them may be detached.
@@ -259,8 +259,7 @@ mod tests {
                 ("without", FLAGS, true),
                 ("many", FLAGS | libc::IFF_MULTI_QUEUE, true),
             ] {
-                let file = open(TUN, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
-                sys::set_interface(file.as_fd(), name, flags).unwrap();
+                let file = kickless_opener::tap(name, flags).unwrap();
                 let (_, reported) = sys::interface(file.as_fd()).unwrap();
                 assert_eq!(reported & FLAGS, FLAGS);
                 let received = || {

@@ -16,16 +16,6 @@ const PIECES_MAX: usize = 1024;
 /// The most segments of credit in one call: all but the header and the rest.
 pub(super) const CREDIT_PIECES_MAX: usize = PIECES_MAX - 2;
 
-/// Gives a file of /dev/net/tun a queue of the TAP `name`, which the kernel makes if it does not exist.
-pub(super) fn set_interface(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<()> {
-    let mut request = request(flags);
-    for (to, from) in request.ifr_name.iter_mut().zip(&name.as_bytes()[..name.len().min(NAME_MAX)]) {
-        *to = *from as libc::c_char;
-    }
-    // SAFETY: TUNSETIFF reads and writes an `ifreq`, whose name ends with a zero.
-    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) })
-}
-
 /// Returns the name and the flags of the interface whose queue `fd` is.
 pub(super) fn interface(fd: BorrowedFd<'_>) -> io::Result<(String, c_int)> {
     let mut request = request(0);

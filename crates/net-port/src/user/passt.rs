@@ -59,6 +59,7 @@ impl Passt {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "the program is started, not opened")]
 fn find_in(paths: &OsStr) -> Option<PathBuf> {
     let mut found = env::split_paths(paths).map(|directory| directory.join(NAME));
     found.find(|path| path.is_file() && access(path, Access::EXEC_OK).is_ok())

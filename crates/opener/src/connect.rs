@@ -1,0 +1,91 @@
+//! Connections to servers.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(family, SocketType::STREAM, flags, None)?)
+}
+
+/// Connects to a unix socket. Never waits. The connection does not block either.
+///
+/// # Errors
+/// The kernel refuses it. A listener whose backlog is full gives [`io::ErrorKind::WouldBlock`].
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let (socket, address) = (new_socket(AddressFamily::UNIX)?, SocketAddrUnix::new(path)?);
+    rustix::net::connect(&socket, &address)?;
+    Ok(socket)
+}
+
+/// Begins a connection over TCP. The socket is writable when it is connected or has failed, and `SO_ERROR`
+/// then tells which.
+///
+/// # Errors
+/// The kernel refuses it at once.
+pub fn begin_tcp(address: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = new_socket(if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 })?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns the addresses of a host, at least one.
+///
+/// # Errors
+/// The host has no address, or no name server answers.
+pub fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    let found: Vec<_> = (host, port).to_socket_addrs()?.collect();
+    match found.is_empty() {
+        true => Err(io::Error::other(format!("{host} has no address"))),
+        false => Ok(found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
+
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::net::sockopt::socket_error;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn a_listener_with_a_full_backlog_is_told_apart_from_none() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let first = connect(&path);
+        assert!(first.is_ok());
+        let kinds: Vec<_> = (0..4).filter_map(|_| connect(&path).err()).map(|error| error.kind()).collect();
+        assert!(kinds.contains(&io::ErrorKind::WouldBlock), "{kinds:?}");
+        drop(listener);
+        assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_refused_connection_over_tcp_is_seen_in_the_socket() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert_eq!(resolve("127.0.0.1", address.port()).unwrap(), [address]);
+        let result = |socket: OwnedFd| {
+            poll(&mut [PollFd::new(&socket, PollFlags::OUT)], None).unwrap();
+            socket_error(&socket).unwrap()
+        };
+        assert_eq!(result(begin_tcp(address).unwrap()), Ok(()));
+        drop(listener);
+        // The kernel may refuse it at once.
+        assert!(!matches!(begin_tcp(address).map(result), Ok(Ok(()))));
+    }
+}
