@@ -16,7 +16,7 @@ use crate::filter::{Filter, Modes};
 use crate::immediate_ring::ImmediateRing;
 use kickless_device::{Next, ShowAfter, Vring};
 use kickless_net_port::Direction;
-use kickless_spec::net::{HEADER_NUM_BUFFERS, Header, NetFeatures};
+use kickless_spec::net::{ETHERNET_HEADER_LEN, HEADER_NUM_BUFFERS, Header, NetFeatures};
 use kickless_virtqueue::device::{self, SingleChain};
 use kickless_virtqueue::{Chain, ChainId};
 use std::sync::Arc;
@@ -134,6 +134,20 @@ impl ReceiveRing {
     pub(crate) fn wants(&self, head: &[u8]) -> bool {
         let filters_vlans = self.format.features.contains(NetFeatures::CTRL_VLAN);
         self.filter.as_ref().is_none_or(|filter| filter.accepts(head, filters_vlans))
+    }
+
+    /// Returns whether the driver is to get a whole frame of the port. Otherwise drops and counts it.
+    pub(crate) fn takes(&mut self, frame: &[u8]) -> bool {
+        if frame.len() < ETHERNET_HEADER_LEN {
+            self.drop_frame(|counters| counters.dropped_unread.add(1));
+        } else if self.is_unused() {
+            self.drop_frame(|counters| counters.dropped_unused.add(1));
+        } else if !self.wants(frame) {
+            self.drop_frame(|counters| counters.dropped_filtered.add(1));
+        } else {
+            return true;
+        }
+        false
     }
 
     /// Returns the offloads of frames that the driver accepts now.

@@ -4,7 +4,7 @@ use crate::port_poll::Taken;
 use crate::receive_ring::ReceiveRing;
 use kickless_device::Next;
 use kickless_net_port::{Received, StreamReceiver};
-use kickless_spec::net::{ETHERNET_HEADER_LEN, Header};
+use kickless_spec::net::Header;
 use std::os::fd::{AsFd, BorrowedFd};
 
 const HEADER: usize = size_of::<Header>();
@@ -33,15 +33,7 @@ impl StreamSource {
             Received::More => return Err(Next::More),
         }
         let bytes = incoming.frame();
-        let frame = &bytes[HEADER..];
-        let taken = if frame.len() < ETHERNET_HEADER_LEN {
-            ring.drop_frame(|counters| counters.dropped_unread.add(1));
-            Taken::Dropped
-        } else if ring.is_unused() {
-            ring.drop_frame(|counters| counters.dropped_unused.add(1));
-            Taken::Dropped
-        } else if !ring.wants(frame) {
-            ring.drop_frame(|counters| counters.dropped_filtered.add(1));
+        let taken = if !ring.takes(&bytes[HEADER..]) {
             Taken::Dropped
         } else {
             let header_len = ring.format.header_len;
