@@ -20,6 +20,8 @@ const ISLANDS: &[&str] = &[
     "crates/kickless/src/inherited.rs",
     "crates/net-port/src/tap/sys.rs",
     "crates/opener/src/tap.rs",
+    "crates/net-port/src/xdp/program.rs",
+    "crates/net-port/src/xdp/rings.rs",
     "tests/src/allocations.rs",
     "tests/benches/driver_vs_virtio_driver/peer.rs",
 ];

@@ -1,10 +1,11 @@
 //! The ports of network cards: TAPs, stream sockets, the null port with its test frames, and the loop port.
 //!
 //! A [`Port`] is the side of a card that the guest does not see, such as a network. A [`Tap`] is an
-//! interface of the host. A [`StreamPort`] reaches another program over a socket, such as `passt`. Two
-//! ports are for tests and measurements: the null port discards the guest's frames and delivers test frames
-//! ([`TestFrame`]) at a steady rate, and the loop port returns the guest's frames. This crate knows nothing
-//! about rings; `net` moves the frames. A [`Capture`] writes the frames of a card to a file.
+//! interface of the host, and an [`XdpPort`] has queues of one. A [`StreamPort`] reaches another program
+//! over a socket, such as `passt`. Two ports are for tests and measurements: the null port discards the
+//! guest's frames and delivers test frames ([`TestFrame`]) at a steady rate, and the loop port returns
+//! the guest's frames. This crate knows nothing about rings; `net` moves the frames. A [`Capture`] writes
+//! the frames of a card to a file.
 //!
 //! ```
 //! use kickless_net_port::Port;
@@ -22,6 +23,7 @@ mod switch_name;
 mod tap;
 mod test_frame;
 mod user;
+mod xdp;
 
 pub use capture::{Capture, CaptureError, Direction};
 pub use port::{InvalidPort, NullPort, OpenPort, Port, PortError};
@@ -32,3 +34,4 @@ pub use switch_name::{InvalidSwitch, SwitchName};
 pub use tap::{Offloads, ReceiveError, SendError, Tap, TapError, TapQueue};
 pub use test_frame::{InvalidTestFrame, TestFrame};
 pub use user::{InvalidUserOption, PasstError, UserOptions};
+pub use xdp::{InvalidXdp, XDP_FRAME_LEN_MAX, XdpError, XdpLink, XdpName, XdpPort, XdpQueue, XdpTurn};

@@ -3,8 +3,8 @@
 use crate::tap::{NAME_MAX, is_interface_name};
 use crate::user::Passt;
 use crate::{
-    InvalidSwitch, InvalidUserOption, PasstError, StreamPort, SwitchName, Tap, TapError, TestFrame,
-    UserOptions,
+    InvalidSwitch, InvalidUserOption, InvalidXdp, PasstError, StreamPort, SwitchName, Tap, TapError,
+    TestFrame, UserOptions, XdpError, XdpName, XdpPort,
 };
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
@@ -41,6 +41,8 @@ pub enum Port {
     User(UserOptions),
     /// `switch:NAME[,vlan=N][,uplink=TAP]`: the cards of this process with the same name, and a TAP.
     Switch(SwitchName),
+    /// `xdp:IFNAME[,queue=N]`: queues of an interface of the host, through AF_XDP.
+    Xdp(XdpName),
 }
 
 /// A port that is open.
@@ -58,6 +60,8 @@ pub enum OpenPort {
     Stream(StreamPort),
     /// A switch, which the card joins, and the TAP of its uplink, which it shares with other cards.
     Switch(SwitchName, Option<Arc<Tap>>),
+    /// An interface with a queue for each pair of rings.
+    Xdp(XdpPort),
 }
 
 /// The reason for which a port cannot be opened. Each is one sentence for an operator.
@@ -68,6 +72,8 @@ pub enum PortError {
     Tap(#[from] TapError),
     /// The process of a user's network.
     Passt(#[from] PasstError),
+    /// An interface for AF_XDP.
+    Xdp(#[from] XdpError),
     /// The process has no free descriptor.
     Descriptor(#[from] io::Error),
 }
@@ -94,6 +100,7 @@ impl Port {
                 let uplink = name.uplink.as_deref().map(|tap| Tap::share(tap, &name.name));
                 OpenPort::Switch(name.clone(), uplink.transpose()?)
             }
+            Self::Xdp(name) => OpenPort::Xdp(XdpPort::open(name, pairs)?),
             Self::VhostUser(path) => OpenPort::VhostUser(path.clone()),
             Self::Stream(path) => OpenPort::Stream(StreamPort::to(path)?),
             Self::User(options) => OpenPort::Stream(StreamPort::to_passt(Passt::find(options.clone())?)?),
@@ -106,7 +113,7 @@ impl Port {
             // There are at most `FDS_MAX` of them.
             Self::TapFd(fds) => Some(fds.len() as u16),
             Self::Stream(_) | Self::VhostUser(_) | Self::User(_) => Some(1),
-            Self::Null(_) | Self::Loop | Self::Tap(_) | Self::Switch(_) => None,
+            Self::Null(_) | Self::Loop | Self::Tap(_) | Self::Switch(_) | Self::Xdp(_) => None,
         }
     }
 }
@@ -159,6 +166,9 @@ impl FromStr for Port {
         }
         if let Some(name) = text.strip_prefix("switch:") {
             return Ok(Self::Switch(name.parse()?));
+        }
+        if let Some(name) = text.strip_prefix("xdp:") {
+            return Ok(Self::Xdp(name.parse()?));
         }
         if let Some(options) = text.strip_prefix("user,") {
             return Ok(Self::User(options.parse()?));
@@ -246,6 +256,7 @@ impl fmt::Display for Port {
             Self::Stream(path) => return write!(f, "stream:{}", path.display()),
             Self::User(options) => return write!(f, "user{options}"),
             Self::Switch(name) => return write!(f, "switch:{name}"),
+            Self::Xdp(name) => return write!(f, "xdp:{name}"),
         };
         let default = NullPort::default();
         f.write_str("null")?;
@@ -263,7 +274,9 @@ impl fmt::Display for Port {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPort {
     /// There is no port of this name.
-    #[error("a port is tap:NAME, tap-fd:N, switch:NAME, user, stream:PATH, vhost-user:PATH, loop or null")]
+    #[error(
+        "a port is tap:NAME, tap-fd:N, switch:NAME, user, stream:PATH, vhost-user:PATH, xdp:IFNAME, loop or null"
+    )]
     Unknown,
     /// The path is empty, or too long for a socket.
     #[error("the path of a stream or a back-end has 1 to {SOCKET_PATH_MAX} bytes")]
@@ -271,6 +284,9 @@ pub enum InvalidPort {
     /// The name or an option of a switch.
     #[error(transparent)]
     Switch(#[from] InvalidSwitch),
+    /// The interface or an option of an XDP port.
+    #[error(transparent)]
+    Xdp(#[from] InvalidXdp),
     /// An option of a user's network.
     #[error(transparent)]
     User(#[from] InvalidUserOption),
@@ -322,6 +338,8 @@ mod tests {
             "switch:lan-1",
             "switch:a,vlan=4094",
             "switch:a,uplink=vm0",
+            "xdp:eth0",
+            "xdp:eth0.5,queue=4095",
             "user",
             "user,--tcp-ports=22,,80,-4",
         ] {
@@ -352,6 +370,13 @@ mod tests {
             ("tap-fd:3,", InvalidPort::Descriptor),
             ("tap-fd:3,4,3", InvalidPort::Twice(3)),
             ("stream:", InvalidPort::Path),
+            ("xdp:", InvalidXdp::Name.into()),
+            ("xdp:a/b", InvalidXdp::Name.into()),
+            ("xdp:a,queue=", InvalidXdp::Queue.into()),
+            ("xdp:a,queue=+1", InvalidXdp::Queue.into()),
+            ("xdp:a,queue=4096", InvalidXdp::Queue.into()),
+            ("xdp:a,copy", InvalidXdp::Option("copy".into()).into()),
+            ("xdp:a,queue=1,queue=1", InvalidXdp::Queue.into()),
             ("vhost-user:", InvalidPort::Path),
             ("stream", InvalidPort::Unknown),
             ("user,", InvalidPort::User(InvalidUserOption::Form(String::new()))),

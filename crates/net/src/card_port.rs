@@ -4,6 +4,7 @@ use crate::filter::Address;
 use crate::loop_queue::LoopQueue;
 use crate::peer::PeerPort;
 use crate::switch::{Rule, SwitchPort};
+use crate::xdp::XdpQueues;
 use kickless_net_port::{NullPort, OpenPort, StreamPort, SwitchName, Tap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,6 +27,8 @@ pub(crate) enum CardPort {
     Peer(PeerPort),
     /// Exchanges frames with other cards of this process.
     Switch(SwitchPort),
+    /// Has one queue of an interface for each pair.
+    Xdp(Box<XdpQueues>),
 }
 
 /// A TAP, and what makes it follow the rings.
@@ -76,6 +79,7 @@ impl CardPort {
                 span: Span::current(),
             })),
             OpenPort::Stream(port) => Self::Stream(port),
+            OpenPort::Xdp(port) => Self::Xdp(Box::new(XdpQueues::new(port))),
             OpenPort::VhostUser(path) => Self::Peer(PeerPort::new(path)),
             OpenPort::Switch(SwitchName { name, vlan, .. }, _) => {
                 Self::Switch(SwitchPort::join(&name, Rule { vlan, address }, pairs))

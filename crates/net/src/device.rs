@@ -17,6 +17,7 @@ use crate::tap_transmit::TapTransmitTask;
 use crate::test_source::TestSource;
 use crate::transmit::{TransmitFormat, TransmitTask};
 use crate::uplink::{Share, Uplink};
+use crate::xdp::{XdpSource, XdpTransmitTask};
 use crate::{announcement, config, features, tap_follower};
 use kickless_device::{
     CaptureTo, ConfigError, Device, DeviceMessage, DeviceMetrics, Direction, Disabled, InvalidState, Limiter,
@@ -203,6 +204,9 @@ impl Device for Net {
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut sums = counters::sums(self.card.all_counters());
         sums.extend(self.uplink.iter().flat_map(|uplink| uplink.counters()));
+        if let CardPort::Xdp(port) = &self.card.port {
+            sums.push(("dropped_by_kernel", port.queues.dropped()));
+        }
         sums.push(("announcements", self.card.announcements.load(Ordering::Relaxed)));
         sums
     }
@@ -269,7 +273,7 @@ impl Device for Net {
             CardPort::Switch(_) => {
                 *self.uplink_share() = None;
             }
-            CardPort::Null(_) | CardPort::Loop(_) => {}
+            CardPort::Null(_) | CardPort::Loop(_) | CardPort::Xdp(_) => {}
         }
     }
 
@@ -333,6 +337,14 @@ impl Device for Net {
                         let task = StreamTransmitTask::new(vring, card.clone(), pair, format, sender);
                         LimitedTask::new(task, card, Direction::Write)
                     }
+                    CardPort::Xdp(port) => {
+                        let task = port
+                            .queues
+                            .queue(pair)
+                            .and_then(|queue| XdpTransmitTask::new(vring, card.clone(), pair, format, queue));
+                        let task = task.map_err(|error| no_resource("descriptor", &error))?;
+                        LimitedTask::new(task, card, Direction::Write)
+                    }
                     _ => {
                         let task = TransmitTask::new(vring, card.clone(), pair, format);
                         LimitedTask::new(task, card, Direction::Write)
@@ -367,6 +379,7 @@ fn source(card: &Arc<CardState>, pair: u16) -> io::Result<Source> {
             Source::Tap(Box::new(TapSource::new(port.tap.queue(pair)?, card.clone(), pair)))
         }
         CardPort::Stream(port) => Source::Stream(StreamSource::new(port.receiver()?)),
+        CardPort::Xdp(port) => Source::Xdp(XdpSource::new(port.queues.queue(pair)?)),
     })
 }
 

@@ -78,6 +78,7 @@ mod test_source;
 mod timer;
 mod transmit;
 mod uplink;
+mod xdp;
 
 pub use control::{Command, CommandError};
 pub use device::{Net, Options};

@@ -15,6 +15,7 @@ use crate::receive_ring::ReceiveRing;
 use crate::stream::StreamSource;
 use crate::tap_source::TapSource;
 use crate::test_source::TestSource;
+use crate::xdp::XdpSource;
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Vring};
 use kickless_io::Engine;
 use std::os::fd::BorrowedFd;
@@ -32,6 +33,8 @@ pub(crate) enum Source {
     Tap(Box<TapSource>),
     /// A stream socket.
     Stream(StreamSource),
+    /// A queue of an interface.
+    Xdp(XdpSource),
 }
 
 /// The task of a receive ring.
@@ -47,7 +50,7 @@ impl ReceiveTask {
     pub(crate) fn new(ring: ReceiveRing, source: Source) -> Self {
         let (len_max, header_len) = (ring.format.len_max, ring.format.header_len);
         let held = match &source {
-            Source::None | Source::Test(_) | Source::Stream(_) => {
+            Source::None | Source::Test(_) | Source::Stream(_) | Source::Xdp(_) => {
                 HeldFrame::for_whole_frames(len_max, header_len)
             }
             Source::Loop(_) | Source::Tap(_) => HeldFrame::new(header_len),
@@ -76,6 +79,7 @@ impl ReceiveTask {
                 Source::Loop(source) => source.take(ring, held)?,
                 Source::Tap(source) => source.take(ring, held, far_side_due)?,
                 Source::Stream(source) => source.take(ring, far_side_due)?,
+                Source::Xdp(source) => source.take(ring, held)?,
             };
             match taken {
                 Taken::Nothing => return Ok(()),
@@ -92,6 +96,7 @@ impl ReceiveTask {
             Source::Loop(source) => Some(source.fd()),
             Source::Tap(source) => Some(source.fd()),
             Source::Stream(source) => Some(source.fd()),
+            Source::Xdp(source) => Some(source.fd()),
         }
     }
 }
@@ -137,7 +142,9 @@ impl QueueTask for ReceiveTask {
     fn far_side_interval(&self) -> Duration {
         match &self.source {
             Source::None => Duration::ZERO,
-            Source::Test(_) | Source::Loop(_) | Source::Tap(_) | Source::Stream(_) => PORT_INTERVAL,
+            Source::Test(_) | Source::Loop(_) | Source::Tap(_) | Source::Stream(_) | Source::Xdp(_) => {
+                PORT_INTERVAL
+            }
         }
     }
 

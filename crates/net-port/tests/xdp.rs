@@ -1,0 +1,222 @@
+//! Runs ports on interfaces with AF_XDP, in network namespaces.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may")]
+
+use kickless_net_port::{
+    InvalidPort, OpenPort, Port, PortError, ReceiveError, Tap, TapQueue, XDP_FRAME_LEN_MAX, XdpError,
+    XdpLink, XdpPort, XdpQueue,
+};
+use kickless_spec::net::Header;
+use kickless_testing::{LIMIT, eventually, in_network_namespace, ip};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::AsFd;
+
+const HEADER: usize = size_of::<Header>();
+/// Frames of memory for each direction.
+const FRAMES: usize = 1024;
+
+fn frame(len: usize, number: usize) -> Vec<u8> {
+    let head = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 9], &[0x88, 0xb5]].concat();
+    head.into_iter().chain((0..).map(|n: usize| (n.wrapping_mul(7) + number) as u8)).take(len).collect()
+}
+
+fn open(text: &str, pairs: u16) -> Result<XdpPort, XdpError> {
+    match text.parse::<Port>().unwrap().open(pairs, |_| panic!("no descriptor is inherited")) {
+        Ok(OpenPort::Xdp(port)) => Ok(port),
+        Err(PortError::Xdp(error)) => Err(error),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn send(queue: &XdpQueue, frame: &[u8]) -> bool {
+    let mut turn = queue.turn();
+    let pushed = turn.push(frame.len(), |space| {
+        space[HEADER..].copy_from_slice(frame);
+        Ok::<_, ()>(frame.len())
+    });
+    turn.flush();
+    pushed == Some(Ok(()))
+}
+
+fn wait_readable(queue: &impl AsFd) {
+    let limit = Timespec::try_from(LIMIT).unwrap();
+    let mut fds = [PollFd::new(queue, PollFlags::IN)];
+    assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "nothing has come");
+}
+
+fn receive(queue: &XdpQueue) -> Vec<u8> {
+    loop {
+        if let Some(frame) = queue.turn().receive(|bytes| bytes[HEADER..].to_vec()) {
+            return frame;
+        }
+        wait_readable(queue);
+    }
+}
+
+fn receive_from_tap(queue: &mut TapQueue) -> Vec<u8> {
+    let mut space = vec![0; 70_000];
+    loop {
+        match queue.receive_copy(&mut space) {
+            Ok(len) => return space[HEADER..HEADER + len].to_vec(),
+            Err(ReceiveError::Empty) => wait_readable(queue),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Makes a TAP that is up.
+fn tap(name: &str) -> (Tap, TapQueue) {
+    let tap = Tap::open(name, 1).unwrap();
+    tap.set(kickless_net_port::Offloads::empty(), |_| true);
+    ip(&format!("link set {name} mtu 3800 up"));
+    let queue = tap.queue(0).unwrap();
+    (tap, queue)
+}
+
+fn veth() {
+    ip("link add left type veth peer name right");
+    for name in ["left", "right"] {
+        ip(&format!("link set {name} up"));
+    }
+}
+
+#[test]
+fn frames_pass_in_both_directions_over_a_tap() {
+    in_network_namespace(|| {
+        let (_tap, mut host) = tap("tap0");
+        let port = open("xdp:tap0", 1).unwrap();
+        let queue = port.queue(0).unwrap();
+        // More frames than there is memory for, one after the other.
+        for number in 0..2 * FRAMES + 100 {
+            let sent = frame([14, 60, 1514, 3800][number % 4], number);
+            assert!(send(&queue, &sent), "{number}");
+            assert_eq!(receive_from_tap(&mut host), sent);
+            host.send_copy(&Header::default(), &sent).unwrap();
+            assert_eq!(receive(&queue), sent);
+        }
+        assert_eq!((port.dropped(), queue.turn().link()), (0, XdpLink::Up));
+    });
+}
+
+#[test]
+fn frames_pass_between_the_ends_of_a_veth_pair() {
+    in_network_namespace(|| {
+        veth();
+        let ports = ["xdp:left", "xdp:right"].map(|name| open(name, 1).unwrap());
+        let [left, right] = [&ports[0], &ports[1]].map(|port| port.queue(0).unwrap());
+        for number in 0..300 {
+            // A veth carries frames up to its MTU.
+            for (from, to) in [(&left, &right), (&right, &left)] {
+                let sent = [frame(1514, number), frame(60, number + 1)];
+                assert!(sent.iter().all(|frame| send(from, frame)));
+                assert_eq!(sent.map(|_| receive(to)), [frame(1514, number), frame(60, number + 1)]);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_turn_sends_any_number_of_frames() {
+    in_network_namespace(|| {
+        veth();
+        let ports = ["xdp:left", "xdp:right"].map(|name| open(name, 1).unwrap());
+        let [left, right] = [&ports[0], &ports[1]].map(|port| port.queue(0).unwrap());
+        let mut sent = 0;
+        while left.turn().has_room() {
+            // A frame that its writer refuses takes no room.
+            let refused = left.turn().push(100, |_| Err::<usize, _>("no"));
+            assert_eq!(refused, Some(Err("no")));
+            let pushed = left.turn().push(100, |space| {
+                space[HEADER..HEADER + 60].copy_from_slice(&frame(60, sent));
+                Ok::<_, ()>(60)
+            });
+            assert_eq!(pushed, Some(Ok(())));
+            sent += 1;
+        }
+        assert_eq!(sent, FRAMES);
+        assert_eq!(left.turn().push(60, |_| Ok::<_, ()>(60)), None);
+        let mut came = 0;
+        eventually("all frames come", || {
+            left.turn().flush();
+            while let Some(bytes) = right.turn().receive(|bytes| bytes[HEADER..].to_vec()) {
+                assert_eq!(bytes, frame(60, came));
+                came += 1;
+            }
+            came == sent
+        });
+        assert!(left.turn().has_room() && !left.turn().is_waiting());
+        assert_eq!(left.turn().push(XDP_FRAME_LEN_MAX + 1, |_| Ok::<_, ()>(60)), None);
+    });
+}
+
+#[test]
+fn a_card_that_takes_nothing_costs_frames_only() {
+    in_network_namespace(|| {
+        let (_tap, host) = tap("tap0");
+        let mut host = host;
+        let port = open("xdp:tap0", 1).unwrap();
+        let queue = port.queue(0).unwrap();
+        for number in 0..FRAMES + 50 {
+            host.send_copy(&Header::default(), &frame(60, number)).unwrap();
+        }
+        eventually("frames are dropped", || port.dropped() == 50);
+        assert_eq!(receive(&queue), frame(60, 0));
+        assert_eq!(queue.turn().discard(), FRAMES as u64 - 1);
+        host.send_copy(&Header::default(), &frame(60, 7)).unwrap();
+        assert_eq!(receive(&queue), frame(60, 7));
+    });
+}
+
+#[test]
+fn an_interface_that_is_down_or_gone_is_found_out() {
+    in_network_namespace(|| {
+        veth();
+        let port = open("xdp:left", 1).unwrap();
+        let queue = port.queue(0).unwrap();
+        ip("link set left down");
+        queue.turn().flush();
+        assert_eq!(queue.turn().link(), XdpLink::Down);
+        ip("link set left up");
+        queue.turn().flush();
+        assert_eq!(queue.turn().link(), XdpLink::Up);
+        ip("link del left");
+        queue.turn().flush();
+        assert_eq!(queue.turn().link(), XdpLink::Gone);
+        assert_eq!(queue.turn().discard(), 0);
+        assert_eq!(port.dropped(), 0);
+    });
+}
+
+#[test]
+fn queues_beside_those_of_the_card_stay_with_the_host() {
+    in_network_namespace(|| {
+        ip("link add left numrxqueues 3 numtxqueues 3 type veth peer name right numrxqueues 3 numtxqueues 3");
+        ip("link set left up");
+        ip("link set right up");
+        assert!(open("xdp:left,queue=2", 1).unwrap().queue(1).is_err());
+        let port = open("xdp:left,queue=1", 2).unwrap();
+        assert!(port.queue(1).is_ok());
+        let error = open("xdp:right,queue=1", 3).unwrap_err();
+        assert!(matches!(error, XdpError::NoQueue { queue: 3, .. }), "{error}");
+    });
+}
+
+#[test]
+fn the_errors_of_an_operator_name_the_port() {
+    in_network_namespace(|| {
+        veth();
+        let error = |text: &str, pairs| open(text, pairs).unwrap_err().to_string();
+        assert_eq!(error("xdp:none", 1), "port xdp:none: there is no such interface");
+        assert_eq!(
+            error("xdp:left", 2),
+            "port xdp:left: the interface has no queue 1: choose others with num-queue-pairs and queue=N, or give it \
+             more with ethtool -L"
+        );
+        let port = open("xdp:left", 1).unwrap();
+        assert_eq!(error("xdp:left", 1), "port xdp:left: queue 0 is in use by another program");
+        drop(port);
+        // The program has left the interface with its port.
+        drop(open("xdp:left", 1).unwrap());
+        let error: InvalidPort = "xdp:left,queue=x".parse::<Port>().unwrap_err();
+        assert_eq!(error.to_string(), "the queue of an interface is a number from 0 to 4095");
+    });
+}

@@ -1,0 +1,53 @@
+//! The rings of a card whose port is an interface of the host, through AF_XDP.
+
+mod source;
+mod transmit;
+
+pub(crate) use source::XdpSource;
+pub(crate) use transmit::XdpTransmitTask;
+
+use kickless_net_port::{XdpLink, XdpPort, XdpTurn};
+use std::sync::atomic::{AtomicBool, Ordering};
+use tracing::{Span, error, warn};
+
+/// The queues of an interface, and what the log says about it.
+#[derive(Debug)]
+pub(crate) struct XdpQueues {
+    pub(crate) queues: XdpPort,
+    is_gone: AtomicBool,
+    /// The span of log lines about the card.
+    span: Span,
+}
+
+impl XdpQueues {
+    pub(crate) fn new(queues: XdpPort) -> Self {
+        Self { queues, is_gone: AtomicBool::new(false), span: Span::current() }
+    }
+
+    /// Tells the kernel of the frames that were added. Logs once that the interface is gone.
+    fn flush(&self, turn: &mut XdpTurn<'_>) {
+        turn.flush();
+        if turn.link() == XdpLink::Gone && !self.is_gone.swap(true, Ordering::Relaxed) {
+            let interface = self.queues.interface();
+            error!(parent: &self.span, interface, "the interface was deleted: the card has no network until this \
+                program starts again");
+        }
+    }
+
+    /// Sends a frame that no ring has, at once or never.
+    pub(crate) fn send_once(&self, frame: &[u8]) {
+        match self.queues.queue(0) {
+            Ok(queue) => {
+                let mut turn = queue.turn();
+                // Without room, the frame is lost as in a full queue of the network.
+                let _ = turn.push(frame.len(), |space| {
+                    let at = space.len() - frame.len();
+                    space[at..].copy_from_slice(frame);
+                    Ok::<_, ()>(frame.len())
+                });
+                self.flush(&mut turn);
+            }
+            Err(error) => warn!(parent: &self.span, %error, "the guest's address cannot be announced"),
+        }
+    }
+}

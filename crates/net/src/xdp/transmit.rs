@@ -1,0 +1,309 @@
+//! Sends the frames of a transmit ring to a queue of an interface.
+//!
+//! An interface knows no offloads here, so the card completes checksums and segments packets. A frame
+//! without segments is copied from the ring into the memory that the kernel sends from, and its chain
+//! completed. The segments of a packet that find no room there stay in memory of the card, with one
+//! packet at most. So no chain waits for an interface without room, and a stop takes none with it.
+//!
+//! No event tells of room: the kernel calls a socket writable whose memory is all in use. So a timer ends
+//! each pause.
+
+use crate::buffers;
+use crate::card_port::CardPort;
+use crate::card_state::CardState;
+use crate::cost;
+use crate::counters::RingCounters;
+use crate::frame::Frame;
+use crate::immediate_ring::{self, ImmediateRing};
+use crate::offload::{Segments, complete_checksum};
+use crate::timer::Pause;
+use crate::transmit::{TransmitFormat, count_invalid};
+use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
+use kickless_net_port::{Direction, XDP_FRAME_LEN_MAX, XdpLink, XdpQueue};
+use kickless_spec::net::{FRAME_MAX, Header};
+use kickless_virtqueue::Chain;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+const HEADER: usize = size_of::<Header>();
+/// The most frames of one turn, so that the interface gets them while later ones are copied.
+const FRAMES_MAX: u32 = 256;
+/// The first pause: the time that 100 long frames take at 10 Gbit/s.
+const PAUSE_MIN: Duration = Duration::from_micros(120);
+/// The longest pause, which is for an interface that sends nothing for long. Each doubles the one before.
+const PAUSE_MAX: Duration = Duration::from_millis(10);
+
+/// The task of a transmit ring.
+pub(crate) struct XdpTransmitTask {
+    vring: Vring,
+    card: Arc<CardState>,
+    pair: u16,
+    format: TransmitFormat,
+    is_enabled: bool,
+    queue: XdpQueue,
+    chain: Chain,
+    /// Space for a packet that is segmented.
+    copy: Box<[u8]>,
+    /// The length of the packet in `copy`, and its segments that wait for room.
+    segments: Option<(usize, Segments)>,
+    timer: Pause,
+    /// The present pause, if the task waits for room.
+    pause: Option<Duration>,
+}
+
+/// The end of a frame that the driver sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    /// Segments of it wait for room.
+    Waits,
+    /// The packet is not what its header says, or it is too long for the interface.
+    Refused,
+    /// The interface is down or gone.
+    Down,
+    /// There is no room, and the ring stops.
+    Late,
+    /// The frame is not in guest memory.
+    Unmapped,
+}
+
+impl XdpTransmitTask {
+    /// Makes a task.
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub(crate) fn new(
+        mut vring: Vring,
+        card: Arc<CardState>,
+        pair: u16,
+        format: TransmitFormat,
+        queue: XdpQueue,
+    ) -> io::Result<Self> {
+        // As in `TransmitTask`.
+        vring.show_after(ShowAfter::PUBLISH);
+        Ok(Self {
+            vring,
+            card,
+            pair,
+            format,
+            is_enabled: true,
+            queue,
+            chain: Chain::default(),
+            copy: vec![0; FRAME_MAX].into_boxed_slice(),
+            segments: None,
+            timer: Pause::new()?,
+            pause: None,
+        })
+    }
+
+    fn counters(&self) -> &RingCounters {
+        &self.card.counters[usize::from(self.vring.index())]
+    }
+
+    /// Sends or drops the frame in the popped chain.
+    fn send_frame(&mut self) {
+        if !self.is_enabled {
+            return self.counters().sent_disabled.add(1);
+        }
+        let (header, frame) = match self.format.parse(&self.chain, self.vring.view()) {
+            Ok(parsed) => parsed,
+            Err(error) => return count_invalid(&self.vring, self.counters(), &self.chain, error),
+        };
+        let is_up = self.queue.turn().link() == XdpLink::Up;
+        let fits = frame.segmentation.is_none() && frame.len as usize <= XDP_FRAME_LEN_MAX;
+        let outcome =
+            if is_up && fits { self.send_whole(frame) } else { self.copy_frame(&header, frame, is_up) };
+        let counters = self.counters();
+        match outcome {
+            Outcome::Passed => {
+                counters.sent_frames.add(1);
+                counters.sent_bytes.add(frame.len.into());
+            }
+            // It is counted when its last segment has passed.
+            Outcome::Waits => {}
+            Outcome::Refused => counters.sent_refused.add(1),
+            Outcome::Down => counters.sent_down.add(1),
+            Outcome::Late => counters.dropped_late.add(1),
+            Outcome::Unmapped => {
+                self.vring.counters().errors.add(1);
+                counters.sent_invalid.add(1);
+            }
+        }
+    }
+
+    /// Copies a frame without segments into the memory that the kernel sends from.
+    fn send_whole(&mut self, frame: Frame) -> Outcome {
+        // Lossless, because a frame is short. The space has room for a header.
+        let (header_len, len) = (self.format.header_len, frame.len as usize);
+        let Self { queue, chain, vring, card, pair, .. } = self;
+        let pushed = queue.turn().push(len, |space| {
+            let read = buffers::read(chain.readable(), vring.view(), &mut space[HEADER - header_len..]);
+            read.map_err(|_| Outcome::Unmapped)?;
+            // From here on, only the copy counts.
+            let bytes = &mut space[HEADER..];
+            card.capture(Direction::Outbound, *pair, len, |into| into.copy_from_slice(&bytes[..into.len()]));
+            match frame.checksum {
+                Some(at) if !complete_checksum(bytes, at) => Err(Outcome::Refused),
+                _ => Ok(len),
+            }
+        });
+        match pushed {
+            Some(Ok(())) => Outcome::Passed,
+            Some(Err(outcome)) => outcome,
+            None => Outcome::Late,
+        }
+    }
+
+    /// Copies a frame that is segmented, or that only a capture gets.
+    #[cold]
+    fn copy_frame(&mut self, header: &Header, frame: Frame, is_up: bool) -> Outcome {
+        let (header_len, len) = (self.format.header_len, frame.len as usize);
+        let space = &mut self.copy[HEADER - header_len..HEADER + len];
+        if buffers::read(self.chain.readable(), self.vring.view(), space).is_err() {
+            return Outcome::Unmapped;
+        }
+        let bytes = &self.copy[HEADER..HEADER + len];
+        self.card
+            .capture(Direction::Outbound, self.pair, len, |into| into.copy_from_slice(&bytes[..into.len()]));
+        if !is_up {
+            return Outcome::Down;
+        }
+        let segments = frame.segmentation.and_then(|_| Segments::of(header, bytes));
+        match segments.filter(|segments| segments.len_max(bytes) <= XDP_FRAME_LEN_MAX) {
+            Some(segments) => {
+                self.segments = Some((len, segments));
+                self.push_segments();
+                Outcome::Waits
+            }
+            None => Outcome::Refused,
+        }
+    }
+
+    /// Passes segments on while there is room.
+    fn push_segments(&mut self) {
+        let Some((len, segments)) = &mut self.segments else { return };
+        let packet = &self.copy[HEADER..HEADER + *len];
+        let mut turn = self.queue.turn();
+        while segments.count(packet) > 0 {
+            let pushed = turn.push(segments.len_max(packet), |space| {
+                segments.write_next(packet, &mut space[HEADER..]).ok_or(())
+            });
+            if pushed.is_none() {
+                return;
+            }
+        }
+        drop(turn);
+        let len = *len as u64;
+        self.segments = None;
+        self.counters().sent_frames.add(1);
+        self.counters().sent_bytes.add(len);
+    }
+
+    /// Returns whether another frame may be copied.
+    fn has_room(&mut self) -> bool {
+        self.push_segments();
+        self.segments.is_none() && self.queue.turn().has_room()
+    }
+
+    fn flush(&mut self) -> XdpLink {
+        let mut turn = self.queue.turn();
+        if let CardPort::Xdp(port) = &self.card.port {
+            port.flush(&mut turn);
+        }
+        turn.link()
+    }
+
+    /// Begins a pause if frames wait for room, or ends it. `is_full` says that the ring may have a frame for
+    /// which there was no room. Returns whether the task waits.
+    fn waits(&mut self, link: XdpLink, is_full: bool) -> bool {
+        if link != XdpLink::Up && self.segments.take().is_some() {
+            self.counters().sent_down.add(1);
+        }
+        let has_more = self.segments.is_some() || self.queue.turn().is_waiting();
+        if link != XdpLink::Up || !(has_more || is_full && !self.queue.turn().has_room()) {
+            self.pause = None;
+            return false;
+        }
+        let pause = self.pause.map_or(PAUSE_MIN, |pause| (2 * pause).min(PAUSE_MAX));
+        self.pause = Some(pause);
+        self.timer.begin(pause);
+        true
+    }
+}
+
+impl ImmediateRing for XdpTransmitTask {
+    fn ring(&mut self) -> (&mut Vring, &mut Chain) {
+        (&mut self.vring, &mut self.chain)
+    }
+
+    fn serve(&mut self) -> u32 {
+        if self.segments.is_none() {
+            self.send_frame();
+        } else {
+            // Only a ring that stops is served without room.
+            self.counters().dropped_late.add(1);
+        }
+        self.vring.push(self.chain.id, 0);
+        cost::of_frame(self.chain.readable_len())
+    }
+
+    fn pauses(&mut self, served: u32) -> Option<Next> {
+        if served >= FRAMES_MAX {
+            return Some(Next::More);
+        }
+        if self.has_room() {
+            return None;
+        }
+        let is_up = self.flush() == XdpLink::Up;
+        (is_up && !self.has_room()).then_some(Next::Quiet)
+    }
+}
+
+impl QueueTask for XdpTransmitTask {
+    fn vring(&mut self) -> &mut Vring {
+        &mut self.vring
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
+        if self.queue.turn().link() == XdpLink::Down {
+            // It may be up again.
+            self.flush();
+        }
+        let mut polled = immediate_ring::poll(self, budget);
+        if budget == 0 && self.segments.take().is_some() {
+            self.counters().dropped_late.add(1);
+        }
+        let link = match polled.served > 0 || self.pause.is_some() && context.far_side_due {
+            true => self.flush(),
+            false => self.queue.turn().link(),
+        };
+        if !self.waits(link, polled.next == Next::Quiet) && polled.next == Next::Quiet {
+            // There is room again since the last look, so no timer runs.
+            polled.next = Next::More;
+        }
+        polled
+    }
+
+    fn in_flight(&self) -> usize {
+        self.vring.resubmissions().into()
+    }
+
+    fn event(&self) -> Option<Event<'_>> {
+        let interest = if self.pause.is_some() { Interest::Readable } else { Interest::None };
+        Some(Event { fd: self.timer.as_fd(), interest })
+    }
+
+    fn far_side_interval(&self) -> Duration {
+        PAUSE_MIN
+    }
+
+    fn affinity(&self) -> Option<u32> {
+        Some(self.pair.into())
+    }
+
+    fn set_enabled(&mut self, is_enabled: bool) {
+        self.is_enabled = is_enabled;
+    }
+}

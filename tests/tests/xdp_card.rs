@@ -1,0 +1,101 @@
+//! Runs cards with the port `xdp:IFNAME` at both ends of a pair of interfaces, with real workers.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its own functions too")]
+
+use kickless_driver::{Card, CardOptions, Interest, Outgoing, QueuePair};
+use kickless_testing::{eventually, in_network_namespace, ip};
+use kickless_tests::daemon::{CardConfig, Daemon, card_counter};
+use std::time::Duration;
+
+/// Frames that are on their way at the same time, of which an interface has room for 1024.
+const IN_FLIGHT: usize = 100;
+
+fn frame(len: usize, number: u64) -> Vec<u8> {
+    let head = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1, 0x88, 0xb5], &number.to_le_bytes()].concat();
+    head.iter().copied().chain(0u8..=255).cycle().take(len).collect()
+}
+
+fn connect(daemon: &Daemon) -> (Card, QueuePair) {
+    let card = Card::connect(CardOptions::new(daemon.socket())).unwrap();
+    let pair = card.pair(0).unwrap();
+    (card, pair)
+}
+
+/// Sends frames with these numbers, of several lengths, and takes each at the other card.
+fn carry(from: &mut QueuePair, to: &mut QueuePair, numbers: std::ops::Range<u64>) {
+    let len = |number: u64| [60, 61, 1000, 1514][(number % 4) as usize];
+    let (mut sent, mut received) = (numbers.start, numbers.start);
+    while received < numbers.end {
+        while sent < numbers.end && sent - received < IN_FLIGHT as u64 {
+            let bytes = frame(len(sent), sent);
+            if from.send(&[Outgoing::from(&bytes[..])]).unwrap() == 0 {
+                break;
+            }
+            sent += 1;
+        }
+        assert!(to.wait(Interest::Receive, Some(Duration::from_secs(30))).unwrap(), "no frame comes");
+        to.receive(64, |got| {
+            assert!(got.to_vec() == frame(len(received), received), "{received}");
+            received += 1;
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn frames_pass_between_two_interfaces_and_after_a_kill() {
+    in_network_namespace(|| {
+        ip("link add left type veth peer name right");
+        for name in ["left", "right"] {
+            ip(&format!("link set {name} up"));
+        }
+        let config = CardConfig::new("xdp:left");
+        let mut left = Daemon::start_card(&config).unwrap();
+        let right =
+            Daemon::start_card(&CardConfig::new("xdp:right,queue=0").with(&["--poll=never"])).unwrap();
+        let (_right_card, mut to) = connect(&right);
+        let (card, mut from) = connect(&left);
+        carry(&mut from, &mut to, 0..5000);
+        carry(&mut to, &mut from, 0..5000);
+        drop((card, from));
+        // The kernel takes the program and the queue away from a process that is killed.
+        left.kill_and_restart_card(&config).unwrap();
+        let (_left_card, mut from) = connect(&left);
+        let mut is_through = false;
+        eventually("a frame comes", || {
+            from.send(&[Outgoing::from(&frame(60, 1)[..])]).unwrap();
+            to.receive(64, |got| is_through |= got.to_vec() == frame(60, 1)).unwrap();
+            is_through
+        });
+        while to.wait(Interest::Receive, Some(Duration::from_millis(50))).unwrap() {
+            to.receive(64, |_| {}).unwrap();
+        }
+        carry(&mut from, &mut to, 0..2000);
+        // A card that nobody reads from costs the sender nothing.
+        for number in 0..5000 {
+            from.send(&[Outgoing::from(&frame(60, number)[..])]).unwrap();
+        }
+        eventually("all frames are sent", || from.send(&[Outgoing::from(&frame(60, 9)[..])]).unwrap() == 1);
+        for daemon in [left, right] {
+            let (status, log) = daemon.stop().unwrap();
+            assert_eq!(status.code(), Some(0));
+            assert_eq!(card_counter(&log, "sent_refused").unwrap_or(0), 0);
+            assert!(!log.iter().any(|line| line.contains("panicked")));
+        }
+    });
+}
+
+#[test]
+fn an_operator_without_privileges_gets_one_sentence() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: this needs root to become another user");
+        return;
+    }
+    in_network_namespace(|| {
+        ip("link add left type veth peer name right");
+        let config = CardConfig { is_unprivileged: true, ..CardConfig::new("xdp:left") };
+        let error = format!("{:#}", Daemon::start_card(&config).err().unwrap());
+        let sentence = "port xdp:left: AF_XDP needs the capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF";
+        assert!(error.contains(sentence), "{error}");
+    });
+}
