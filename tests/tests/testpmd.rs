@@ -18,6 +18,8 @@ use kickless_tests::transcript::Transcript;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Frames that a port must get back. The ring of 256 entries wraps several times.
 const FRAMES: u64 = 5000;
+/// The warning about a split ring whose index from the front-end is not that of the ring.
+const CONTINUED: &str = "a split ring continues from its used index";
 
 /// Each variant: the options of the device, and the functions that DPDK then uses to send and to receive.
 const VARIANTS: [(&str, [&str; 2]); 11] = [
@@ -182,22 +184,30 @@ fn serve_listener(path: &Path) -> (Child, Transcript) {
     (child, log)
 }
 
-/// The driver listens, with two pairs of queues.
+/// The driver listens, with two pairs of queues. The first back-end is killed, and a second one goes on. The
+/// driver starts a packed ring anew, but says that a split ring begins at 0, although it is in the middle.
 #[test]
-fn a_driver_that_listens_is_served() {
+fn a_driver_that_listens_is_served_again() {
     if !is_installed() {
         return;
     }
-    for rings in ["packed_vq=0", "packed_vq=1"] {
+    for (rings, continued) in [("packed_vq=0", 4), ("packed_vq=1", 0)] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("driver");
         let device = format!("net_virtio_user0,path={},server=1,queues=2,{rings}", path.display());
         let mut testpmd = Testpmd::start(rings, &[device], 2);
+        let (mut killed, log) = serve_listener(&path);
+        testpmd.exchange(1);
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        let is_continued = |line: &String| line.contains(CONTINUED);
+        assert_eq!(log.wait_for_end(LIMIT).unwrap().into_iter().find(is_continued), None);
         let (mut child, log) = serve_listener(&path);
         testpmd.exchange(1);
         testpmd.end();
-        let log = log.wait_for_end(LIMIT).unwrap();
+        let (warnings, log): (Vec<_>, Vec<_>) = log.wait_for_end(LIMIT).unwrap().into_iter().partition(is_continued);
         assert!(child.wait().unwrap().success(), "{log:#?}");
+        assert_eq!(warnings.len(), continued, "{warnings:#?}");
         check(&log);
     }
 }

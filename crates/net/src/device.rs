@@ -296,12 +296,22 @@ impl Device for Net {
         Ok(())
     }
 
-    fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError> {
+    fn start_queue(&self, mut vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError> {
         if vring.resumes_unrecorded() {
             warn!(
                 queue = vring.index(),
                 "a packed ring continues from the front-end's index, and there is no in-flight buffer: if an earlier \
                  back-end was killed, the frames that it had popped are lost, and the ring may stall"
+            );
+        }
+        // Each ring of a card uses its chains in the order in which they are available.
+        if let Some((given, used)) = vring.continue_from_used() {
+            warn!(
+                queue = vring.index(),
+                given,
+                used,
+                "a split ring continues from its used index, because the front-end gave another one: the frames \
+                 that an earlier back-end had in flight are carried again"
             );
         }
         let (in_force, header_len) = (features::in_force(features), features::header_len(features));

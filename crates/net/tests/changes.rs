@@ -277,6 +277,29 @@ fn a_packed_ring_that_may_stall_is_logged() {
     }
 }
 
+/// A front-end gives another index than that of the ring, as DPDK's virtio_user does when a back-end connects
+/// anew.
+#[test]
+fn a_split_ring_continues_at_its_used_index() {
+    for kind in kinds().filter(|kind| !kind.packed) {
+        let card = card(1, PORT);
+        let mut rig = run(&card, Guest::prepare(kind, SIZE_MAX));
+        for given in [0, 1, 200, 0x8000, u16::MAX] {
+            // More frames than the ring has entries.
+            receive(&mut rig, 0, 150);
+            let guest = rig.kill();
+            let log = log_of_start(&card, &guest, given);
+            assert!(log.contains("WARN") && log.contains("continues from its used index"), "{log}");
+            let vring = guest.vring(0, given, None);
+            rig = Rig::start_on(&card, guest, vring, card.features());
+        }
+        // `receive` checks that chains come back in the order in which they were offered.
+        receive(&mut rig, 0, 150);
+        let offered = rig.with_device();
+        assert_eq!(rig.stop().1, offered);
+    }
+}
+
 /// RESET_DEVICE is followed by a new driver in the same memory.
 #[test]
 fn a_new_driver_starts_after_a_stop_with_credit() {

@@ -269,6 +269,9 @@ proptest! {
         let mut chain = Chain::default();
         for _ in 0..4 {
             let mut queue = driver.device();
+            if random.one_in(4) {
+                let _ = queue.continue_from_used();
+            }
             let mut held = Vec::new();
             for _ in 0..random.below(64) {
                 match random.below(8) {

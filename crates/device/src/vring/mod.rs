@@ -60,6 +60,8 @@ pub struct Vring {
     /// See [`Vring::is_resumed`] and [`Vring::resumes_unrecorded`].
     is_resumed: bool,
     resumes_unrecorded: bool,
+    /// See [`VringParts::is_unconfirmed`].
+    is_unconfirmed: bool,
     /// The areas were mapped at least once. The first mapping shows which chains an earlier device has left.
     had_areas: bool,
     /// The value of [`fault::damages`] at the last check. It starts at 0, so that the first check also finds
@@ -123,6 +125,7 @@ impl Vring {
             damaged: false,
             is_resumed,
             resumes_unrecorded,
+            is_unconfirmed,
             had_areas: false,
             damages: 0,
             span: Span::current(),
@@ -171,6 +174,15 @@ impl Vring {
     /// wrong if an earlier process was killed. The initial index of a ring does not count.
     pub fn resumes_unrecorded(&self) -> bool {
         self.resumes_unrecorded
+    }
+
+    /// Lets a split ring continue at its used index if only the front-end has given another one, and returns
+    /// the given index and the used one ([`Queue::continue_from_used`]). Behind a vIOMMU the ring is not
+    /// known yet, and continues at the given index.
+    ///
+    /// A device that uses chains in the order in which they are available calls it before the first pop.
+    pub fn continue_from_used(&mut self) -> Option<(u16, u16)> {
+        if self.is_unconfirmed { self.queue.continue_from_used() } else { None }
     }
 
     /// Returns the present view of guest memory.

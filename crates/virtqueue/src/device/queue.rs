@@ -121,6 +121,26 @@ impl Queue {
         forward!(mut self, track, records);
     }
 
+    /// Lets a split ring continue at its used index if this is not the index of [`Queue::new`], and returns
+    /// both. The two are equal in a ring of which nothing is in flight, because each available entry has one
+    /// used element. Where they differ, the given index is wrong, and its entries were used before.
+    ///
+    /// Does nothing in a packed ring, which has no used index in memory, in a ring without areas, and in one
+    /// that records its chains in flight. Only for a device that uses chains in the order in which they are
+    /// available: the used index of another one does not say which chains an earlier device has left.
+    ///
+    /// Call it before the first pop.
+    pub fn continue_from_used(&mut self) -> Option<(u16, u16)> {
+        match &mut self.ring {
+            Ring::Split(queue) => queue.continue_from_used(),
+            Ring::Scattered(queue) => match &mut **queue {
+                ScatteredRing::Split(queue) => queue.continue_from_used(),
+                ScatteredRing::Packed(_) => None,
+            },
+            Ring::Packed(_) => None,
+        }
+    }
+
     /// Returns the number of chains that [`Queue::pop`] returns now because an earlier device left them in
     /// flight ([`Queue::track`]). The queue counts them as in flight.
     #[inline]

@@ -152,6 +152,16 @@ impl<A: Access> Queue<A> {
         }
     }
 
+    /// See [`super::Queue::continue_from_used`].
+    pub(super) fn continue_from_used(&mut self) -> Option<(u16, u16)> {
+        let (given, used) = (self.next_avail, self.next_used);
+        if !self.begun || self.tracker.is_some() || self.in_flight > 0 || given == used {
+            return None;
+        }
+        (self.next_avail, self.avail_seen) = (used, used);
+        Some((given, used))
+    }
+
     /// Begins a region that was never used. Chains that are still held from before are not in it, so they are
     /// shown first.
     fn begin_region(&mut self, marks: &mut Marks) {
