@@ -205,7 +205,8 @@ fn a_driver_that_listens_is_served_again() {
         let (mut child, log) = serve_listener(&path);
         testpmd.exchange(1);
         testpmd.end();
-        let (warnings, log): (Vec<_>, Vec<_>) = log.wait_for_end(LIMIT).unwrap().into_iter().partition(is_continued);
+        let (warnings, log): (Vec<_>, Vec<_>) =
+            log.wait_for_end(LIMIT).unwrap().into_iter().partition(is_continued);
         assert!(child.wait().unwrap().success(), "{log:#?}");
         assert_eq!(warnings.len(), continued, "{warnings:#?}");
         check(&log);

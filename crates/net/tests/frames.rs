@@ -12,10 +12,11 @@ use kickless_spec::features::Features;
 use kickless_spec::net::{GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_testing::GuestRing;
 use proptest::prelude::*;
-use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
+use rig::{Guest, Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::TryRecvError;
 use zerocopy::IntoBytes;
 
 const HEADER: usize = 12;
@@ -48,6 +49,20 @@ enum Step {
     Memory,
     Addresses,
     Restart,
+    /// The vIOMMU takes all translations away, or gives them.
+    Invalidate,
+    Translate,
+}
+
+fn change() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        Just(Step::ReturnCredit),
+        Just(Step::Memory),
+        Just(Step::Addresses),
+        Just(Step::Restart),
+        Just(Step::Invalidate),
+        Just(Step::Translate),
+    ]
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -56,11 +71,46 @@ fn step() -> impl Strategy<Value = Step> {
         5 => (1..40usize).prop_map(Step::Offer),
         6 => len.prop_map(Step::Frame),
         6 => (1..200u32).prop_map(Step::Poll),
-        1 => Just(Step::ReturnCredit),
-        1 => Just(Step::Memory),
-        1 => Just(Step::Addresses),
-        1 => Just(Step::Restart),
+        5 => change(),
     ]
+}
+
+/// Starts ring `index` of a card, behind a vIOMMU or not.
+fn start(card: &Arc<Net>, index: u16, kind: Kind, size: u16, features: Features, is_behind: bool) -> Rig {
+    let mut guest = Guest::prepare(kind, size);
+    if is_behind {
+        guest = guest.behind_iommu();
+        guest.translate_all();
+    }
+    let vring = guest.vring(index, guest.first_avail(), None);
+    Rig::start_on(card, guest, vring, features)
+}
+
+/// Changes something that a ring depends on. Nothing waits for its chains.
+fn apply(rig: &mut Rig, card: &Arc<Net>, index: u16, features: Features, is_behind: bool, step: &Step) {
+    match step {
+        Step::ReturnCredit => rig.task.return_credit(),
+        Step::Memory => assert_eq!(Arc::strong_count(&rig.change_memory()), 1, "old memory is kept"),
+        Step::Addresses if !is_behind => rig.apply(Update::Addresses(GuestRing::addresses())),
+        Step::Restart => {
+            let placeholder = Rig::start(card, index, Kind::default(), 2, features);
+            let (next_avail, guest) = std::mem::replace(rig, placeholder).stop_task();
+            let vring = guest.vring(index, next_avail, None);
+            *rig = Rig::start_on(card, guest, vring, features);
+        }
+        Step::Invalidate if is_behind => {
+            let (update, done) = rig.invalidate_all();
+            rig.apply(update);
+            assert_eq!(done.try_recv(), Err(TryRecvError::Disconnected), "the invalidation waits");
+            assert_eq!(rig.task.vring().credit(), 0);
+        }
+        Step::Translate if is_behind => {
+            rig.translate_all();
+            rig.apply(Update::Poll);
+        }
+        _ => {}
+    }
+    assert_eq!(rig.task.in_flight(), 0);
 }
 
 /// Returns the buffers of a chain that has room for a header.
@@ -74,6 +124,7 @@ struct Run {
     card: Arc<Net>,
     peer: OwnedFd,
     features: Features,
+    is_behind: bool,
     shapes: Vec<Vec<u32>>,
     offered: usize,
     /// The lengths of all frames that came, and the number of the next one that may arrive.
@@ -100,19 +151,9 @@ impl Run {
                 }
             }
             Step::Poll(budget) => self.poll(budget),
-            Step::ReturnCredit => self.rig.task.return_credit(),
-            Step::Memory => drop(self.rig.change_memory()),
-            Step::Addresses => self.rig.apply(Update::Addresses(GuestRing::addresses())),
-            Step::Restart => self.restart(),
+            _ => apply(&mut self.rig, &self.card, 0, self.features, self.is_behind, step),
         }
         assert_eq!(self.rig.task.in_flight(), 0);
-    }
-
-    fn restart(&mut self) {
-        let placeholder = Rig::start(&self.card, 1, Kind::default(), 2, self.features);
-        let (next_avail, guest) = std::mem::replace(&mut self.rig, placeholder).stop_task();
-        let vring = guest.vring(0, next_avail, None);
-        self.rig = Rig::start_on(&self.card, guest, vring, self.features);
     }
 
     fn poll(&mut self, budget: u32) {
@@ -144,7 +185,7 @@ proptest! {
     /// Each frame arrives whole and in order, or is counted. Chains that are not used stay in the ring.
     #[test]
     fn frames_of_any_length_arrive_in_buffers_of_any_size(
-        bits in 0..16u8,
+        bits in 0..32u8,
         order in 2..8u32,
         shapes in prop::collection::vec(shape(), 1..6),
         steps in prop::collection::vec(step(), 1..80),
@@ -153,13 +194,15 @@ proptest! {
         let kind = Kind { packed: is(0), event_idx: is(1), in_order: is(2) };
         let (card, peer) = socket_card(true);
         let features = if is(3) { card.features() } else { rig::without(&card, NetFeatures::MRG_RXBUF) };
-        let rig = Rig::start(&card, 0, kind, 1 << order, features);
+        let is_behind = is(4);
+        let rig = start(&card, 0, kind, 1 << order, features, is_behind);
         let mut run =
-            Run { rig, card, peer, features, shapes, offered: 0, lens: Vec::new(), next: 0 };
+            Run { rig, card, peer, features, is_behind, shapes, offered: 0, lens: Vec::new(), next: 0 };
         for step in &steps {
             run.step(step);
         }
         // All frames end.
+        run.step(&Step::Translate);
         for _ in 0..200 {
             run.step(&Step::Offer(128));
             run.step(&Step::Poll(1000));
@@ -167,7 +210,7 @@ proptest! {
         // A frame that waits for a chain which the ring has no room for is dropped by the stop. Others may
         // wait behind it.
         let waits = run.rig.last == Next::Idle;
-        run.restart();
+        run.step(&Step::Restart);
         run.step(&Step::Offer(128));
         let counted = ["received_frames", "dropped_long", "dropped_late"].map(|name| counter(&run.card, name));
         let errors = run.rig.counters.errors.get();
@@ -198,6 +241,97 @@ proptest! {
             let mut bytes = vec![0; 70_000];
             let len = rustix::io::read(&peer, &mut bytes).unwrap();
             prop_assert!(bytes[..len] == sent);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Each frame reaches the port once and in order, whatever changes while frames are on their way and the
+    /// port has no room. A frame of a step is one that the driver sends here.
+    #[test]
+    fn frames_are_sent_once_while_the_ring_changes(
+        bits in 0..16u8,
+        cut in 100..3000usize,
+        steps in prop::collection::vec(
+            prop_oneof![
+                6 => (14..9000usize).prop_map(Step::Frame),
+                4 => (1..200u32).prop_map(Step::Poll),
+                2 => (1..20usize).prop_map(Step::Offer),
+                4 => change(),
+            ],
+            1..80,
+        ),
+    ) {
+        let is = |bit: u8| bits & 1 << bit != 0;
+        let kind = Kind { packed: is(0), event_idx: is(1), in_order: is(2) };
+        let is_behind = is(3);
+        let (card, peer) = socket_card(true);
+        let features = card.features();
+        let mut rig = start(&card, 1, kind, SIZE_MAX, features, is_behind);
+        let (mut lens, mut seen) = (Vec::new(), 0);
+        let read = |lens: &[usize], seen: &mut usize| {
+            let mut bytes = vec![0; 70_000];
+            let Ok(len) = rustix::io::read(&peer, &mut bytes) else { return false };
+            assert!(bytes[..len] == frame(*seen as u32, lens[*seen]), "frame {seen} is not whole");
+            *seen += 1;
+            true
+        };
+        for step in &steps {
+            match *step {
+                Step::Frame(len) => {
+                    if rig.send(&frame(lens.len() as u32, len), cut).is_some() {
+                        lens.push(len);
+                    }
+                }
+                Step::Poll(budget) => {
+                    rig.poll_once(budget);
+                    while rig.take().is_some() {}
+                }
+                // The peer reads some.
+                Step::Offer(frames) => {
+                    for _ in 0..frames {
+                        read(&lens, &mut seen);
+                    }
+                }
+                _ => apply(&mut rig, &card, 1, features, is_behind, step),
+            }
+        }
+        apply(&mut rig, &card, 1, features, is_behind, &Step::Translate);
+        let mut polls = 0;
+        while seen < lens.len() || rig.with_device() > 0 {
+            rig.poll_once(1000);
+            while rig.take().is_some() {}
+            while read(&lens, &mut seen) {}
+            polls += 1;
+            assert!(polls < 1000, "a frame is lost");
+        }
+        prop_assert_eq!((seen, rig.with_device()), (lens.len(), 0));
+        prop_assert_eq!(counter(&card, "sent_frames"), lens.len() as u64);
+        prop_assert_eq!(rig.counters.errors.get(), 0);
+    }
+}
+
+/// The kernel takes at most 1024 pieces for a read, and a chain of the driver has as many.
+#[test]
+fn a_frame_arrives_in_chains_of_single_bytes() {
+    for kind in kinds() {
+        for merges in [true, false] {
+            let (card, peer) = socket_card(true);
+            let without = if merges { NetFeatures::empty() } else { NetFeatures::MRG_RXBUF };
+            let mut rig = Rig::start(&card, 0, kind, 16, rig::without(&card, without));
+            let lens = if merges { [60, 3000, 1012, 9000] } else { [60, 1000, 1012, 14] };
+            // The first frame is copied. A frame is read into the driver's buffers if the one before was long.
+            for (number, len) in (0..).zip(lens.into_iter().cycle().take(12)) {
+                while rig.offer_indirect(&[1; 1024]).is_some() {}
+                rustix::io::write(&peer, &frame(number, len)).unwrap();
+                rig.poll();
+                let (header, bytes) = rig.receive(HEADER).unwrap();
+                assert!(bytes == frame(number, len)[HEADER..], "{kind:?}: frame {number} of {len} bytes");
+                assert_eq!(usize::from(header.num_buffers.get()), (len + HEADER).div_ceil(1024));
+            }
+            assert_eq!(counter(&card, "received_frames"), 12);
         }
     }
 }
