@@ -133,6 +133,14 @@ impl HeldFrame {
         }
     }
 
+    /// Drops what is held for a pair that the driver does not use any more, and counts it.
+    pub(crate) fn drop_unused(&mut self, ring: &ReceiveRing) {
+        if self.is_held() && ring.is_unused() {
+            self.held = Held::Nothing;
+            ring.counters().dropped_unused.add(1);
+        }
+    }
+
     /// Drops what is held, and counts it.
     pub(crate) fn drop_late(&mut self, counters: &RingCounters) {
         if self.is_held() {

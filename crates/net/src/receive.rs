@@ -68,6 +68,7 @@ impl ReceiveTask {
         if far_side_due && let Source::Test(source) = source {
             source.check(ring);
         }
+        held.drop_unused(ring);
         loop {
             held.deliver(ring, served)?;
             if ring.budget.is_used_up() {

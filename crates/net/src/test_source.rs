@@ -41,15 +41,16 @@ impl TestSource {
         let due = self.due + self.timer.take();
         self.due = due.min(DUE_MAX);
         ring.counters().dropped_late.add(due - self.due);
-        if ring.is_unused() {
-            let unused = std::mem::take(&mut self.due);
-            ring.counters().dropped_unused.add(unused);
-        }
     }
 
     /// Makes the next frame if one is due.
     pub(crate) fn take(&mut self, ring: &mut ReceiveRing, held: &mut HeldFrame) -> Taken {
         if self.due == 0 {
+            return Taken::Nothing;
+        }
+        if ring.is_unused() {
+            let unused = std::mem::take(&mut self.due);
+            ring.counters().dropped_unused.add(unused);
             return Taken::Nothing;
         }
         self.due -= 1;

@@ -366,6 +366,19 @@ fn pairs_that_the_driver_does_not_use_get_no_frames() {
     poll_until_counted(&mut rig, &card, "received_frames");
     let (_, frame) = rig.receive(12).unwrap();
     assert_eq!(TestFrame::read(&frame).unwrap().pair, 1);
+    // A frame that waits for chains is dropped when its pair is switched off.
+    while rig.last != Next::Idle {
+        rig.wait_readable();
+        rig.poll();
+        while rig.receive(12).is_some() {}
+    }
+    let id = control.command(&[4, 0, 1, 0]);
+    control.poll();
+    assert_eq!(control.answer(id), 0);
+    let received = counter(&card, "received_frames");
+    while rig.offer(&[2000], true).is_some() {}
+    rig.poll_with(1000, false);
+    assert_eq!((rig.receive(12), counter(&card, "received_frames")), (None, received));
 }
 
 #[test]

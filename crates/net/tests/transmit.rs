@@ -5,7 +5,7 @@ mod rig;
 
 use kickless_device::{ConfigError, Device, DeviceMessage, Disabled, MessageError, Next};
 use kickless_net::Net;
-use kickless_net_port::NullPort;
+use kickless_net_port::{NullPort, OpenPort, Port, Tap};
 use kickless_spec::features::Features;
 use kickless_spec::net::{Config, ERR, HDR_F_NEEDS_CSUM, Header, NetFeatures, OK};
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -169,6 +169,26 @@ fn config(card: &Net) -> Config {
     let mut bytes = [0; size_of::<Config>()];
     card.read_config(0, &mut bytes);
     Config::read_from_bytes(&bytes).unwrap()
+}
+
+/// A guest can move to a card with another port, or find one at a reconnection.
+#[test]
+fn features_are_those_of_every_port() {
+    let path = std::path::Path::new("/nonexistent/socket");
+    let ports = [
+        OpenPort::Null(NullPort::default()),
+        OpenPort::Loop,
+        OpenPort::Tap(Tap::over_sockets(Vec::new(), true)),
+        OpenPort::Tap(Tap::over_sockets(Vec::new(), false)),
+        OpenPort::VhostUser(path.into()),
+        Port::Stream(path.into()).open(1, |_| unreachable!("nothing is inherited")).unwrap(),
+        OpenPort::Switch("lan".parse().unwrap(), None),
+    ];
+    for port in ports {
+        let card = rig::card_on(1, port);
+        assert_eq!(card.features(), rig::card(1, NullPort::default()).features());
+        assert_eq!(card.protocol_features(), ProtocolFeatures::MTU | ProtocolFeatures::RARP);
+    }
 }
 
 #[test]
