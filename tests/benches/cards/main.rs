@@ -1,54 +1,47 @@
 //! Measures network cards beside the calls that they consist of, and disks beside a card. Needs root for the
 //! TAPs, which are in a network namespace.
 //!
-//!     cargo bench -p kickless-tests --bench cards [-- --quick] [tap] [gso] [metadata] [disks]
+//!     cargo bench -p kickless-tests --bench cards [-- --quick] [tap] [gso] [iperf] [metadata] [disks]
 //!
 //! The driver polls on the first CPU, and the back-ends have the second.
 //! - `tap`: frames through a TAP, with our driver, against a bare loop of `write` on the first CPU, because
 //!   the back-end polls on the second one. With a bridge that returns each frame (hairpin mode), the bare
 //!   loop is one of `read` and `write`.
-//! - `gso`: packets of 64 KiB that the kernel would segment, against the bare loop of writes.
+//! - `gso`: packets of 64 KiB that the kernel would segment, against the bare loop of writes: packets that the
+//!   driver copies into its buffers of 2 KiB, which the bare loop need not do, and packets that are in the
+//!   driver's buffers already, each in one piece.
+//! - `iperf`: iperf3 between two network namespaces, over a TAP, a card, our driver and a second TAP; over two
+//!   TAPs and a bare loop; and over a pair of `veth` devices. It runs where the scheduler puts it.
 //! - `metadata`: a transmit ring inside one memory region, and one that crosses two, where each access is
 //!   translated.
 //! - `disks`: reads from `null:1G` with one worker: alone, beside a card that is idle, and beside one whose
 //!   driver sends as fast as it can. Two drivers share the first CPU in the last case, so the reads alone are
 //!   measured a second time beside a thread that burns that CPU.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod iperf;
+mod taps;
 
-use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use common::{Contestant, Cpus, Plan, Spread, Turn};
-use kickless_driver::{
-    Card, CardOptions, Checksum, Offload, Outgoing, Protocol, QueuePair, Segmentation, Waiting,
-};
+use kickless_driver::{Card, CardOptions, Outgoing, QueuePair, Waiting};
 use kickless_memory::Gpa;
-use kickless_net_port::{Offloads, Tap, TapQueue};
-use kickless_spec::net::Header;
-use kickless_testing::{in_network_namespace, ip, tcp_segmentation};
+use kickless_testing::in_network_namespace;
 use kickless_tests::daemon::{CardConfig, Daemon};
 use kickless_tests::driver::load::random_sectors;
 use kickless_tests::frontend::card::{Card as FrontendCard, CardShape};
 use kickless_tests::frontend::machine::{Machine, RAM_BASE, Shape};
 use kickless_vhost_user::FrontendMessage as Message;
-use rustix::io::{Errno, read, write};
-use zerocopy::IntoBytes;
 
 /// Frames that a call of the driver carries.
 const BATCH: usize = 32;
-/// Frames that go round.
-const ROUND: usize = 64;
 const DISK_SIZE: u64 = 1 << 30;
 const TRANSMIT: usize = 1;
-
-/// Returns the bytes that a bare loop writes for a frame.
-fn with_header(header: &Header, frame: &[u8]) -> Vec<u8> {
-    [header.as_bytes(), frame].concat()
-}
 
 /// Returns a frame of this length to an address that nobody has, with the packet of an EtherType for
 /// experiments.
@@ -56,89 +49,6 @@ fn frame(len: usize) -> Vec<u8> {
     let mut frame = vec![7; len];
     frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 1, 0x88, 0xb5]);
     frame
-}
-
-/// Returns the longest TCP packet, its header for a TAP, and its offload for our driver.
-fn packet() -> (Vec<u8>, Header, Offload) {
-    let mut packet = vec![7; 65_549];
-    packet[..12].copy_from_slice(&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 1]);
-    let ip = [8, 0, 0x45, 0, 0xff, 0xff, 0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
-    packet[12..34].copy_from_slice(&ip);
-    packet[34..54].copy_from_slice(&[0, 1, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
-    let segmentation =
-        Some(Segmentation { protocol: Protocol::TcpV4, size: 1448, header_len: 54, ecn: false });
-    (
-        packet,
-        tcp_segmentation(),
-        Offload { checksum: Checksum::Partial { start: 34, offset: 16 }, segmentation },
-    )
-}
-
-/// Writes a frame, header included, until the time is over. Returns the rate.
-fn bare_writes(queue: &TapQueue, frame: &[u8], time: Duration) -> Result<f64> {
-    let (begun, mut count) = (Instant::now(), 0);
-    while begun.elapsed() < time {
-        for _ in 0..BATCH {
-            write(queue, frame)?;
-        }
-        count += BATCH;
-    }
-    Ok(count as f64 / begun.elapsed().as_secs_f64())
-}
-
-/// Reads frames and writes them again until the time is over. Returns the rate.
-fn bare_rounds(queue: &TapQueue, frame: &[u8], time: Duration) -> Result<f64> {
-    let mut bytes = vec![0; 70_000];
-    for _ in 0..ROUND {
-        write(queue, frame)?;
-    }
-    let (begun, mut count) = (Instant::now(), 0);
-    while begun.elapsed() < time {
-        for _ in 0..BATCH {
-            match read(queue, &mut bytes) {
-                Ok(len) => write(queue, black_box(&bytes[..len]))?,
-                Err(Errno::AGAIN) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            count += 1;
-        }
-    }
-    let rate = f64::from(count) / begun.elapsed().as_secs_f64();
-    while read(queue, &mut bytes).is_ok() {}
-    Ok(rate)
-}
-
-/// Sends a frame as often as possible. Returns the rate of those that the card has used.
-fn sends(pair: &mut QueuePair, bytes: &[u8], offload: Offload, time: Duration) -> Result<f64> {
-    let batch = [Outgoing { bytes, offload }; BATCH];
-    let (begun, mut count) = (Instant::now(), 0);
-    while begun.elapsed() < time {
-        count += pair.send(&batch)?;
-    }
-    let left = pair.in_flight()?;
-    let rate = (count as u64 - left) as f64 / begun.elapsed().as_secs_f64();
-    ensure!(pair.flush(Some(Duration::from_secs(10)))?, "frames stay in flight");
-    Ok(rate)
-}
-
-/// Sends frames, and again all that come back. Returns their rate.
-fn rounds(pair: &mut QueuePair, bytes: &[u8], time: Duration) -> Result<f64> {
-    let batch = [Outgoing::from(bytes); ROUND];
-    let mut sent = 0;
-    while sent < ROUND {
-        sent += pair.send(&batch[sent..])?;
-    }
-    let (begun, mut count) = (Instant::now(), 0);
-    while begun.elapsed() < time {
-        count += pair.forward(BATCH, |_| true)?;
-    }
-    let rate = count as f64 / begun.elapsed().as_secs_f64();
-    // The others are dropped when they come back.
-    let last = Instant::now();
-    while last.elapsed() < Duration::from_millis(20) {
-        pair.receive(BATCH, |_| {})?;
-    }
-    Ok(rate)
 }
 
 /// Prints the medians of two contestants, and the ratio of the turns.
@@ -156,100 +66,6 @@ fn compare(what: &str, names: [&str; 2], turns: &[[f64; 2]], target: f64, plan: 
         ratio.max,
         plan.remark()
     );
-}
-
-/// A card on a TAP with our driver, and another TAP for bare loops.
-struct Taps {
-    bare: TapQueue,
-    pair: QueuePair,
-    _card: Card,
-    _daemon: Daemon,
-    _tap: Tap,
-}
-
-impl Taps {
-    /// Makes the TAPs. Each is at a bridge that returns its frames, if `returns`.
-    fn new(cpus: &Cpus, returns: bool) -> Result<Taps> {
-        let [bare, card] = if returns { ["bare1", "card1"] } else { ["bare0", "card0"] };
-        for name in [bare, card] {
-            ip(&format!("tuntap add dev {name} mode tap multi_queue"));
-            ip(&format!("link set {name} up txqueuelen 1000"));
-            if returns {
-                ip(&format!("link add br-{name} up type bridge forward_delay 0 mcast_snooping 0"));
-                ip(&format!("link set {name} master br-{name}"));
-                ip(&format!("link set {name} type bridge_slave hairpin on learning off"));
-            }
-        }
-        let tap = Tap::open(bare, 1)?;
-        tap.set(Offloads::empty(), |_| true);
-        cpus.for_back_ends()?;
-        let daemon = Daemon::start_card(&CardConfig::new(&format!("tap:{card}")).with(&["--poll=always"]))?;
-        cpus.for_driver()?;
-        let card = Card::connect(CardOptions::new(daemon.socket()))?;
-        let pair = card.pair(0).ok_or_else(|| anyhow::anyhow!("the card has no pair"))?;
-        // A thread of the card attaches its queue.
-        thread::sleep(Duration::from_millis(100));
-        Ok(Taps { bare: tap.queue(0)?, pair, _card: card, _daemon: daemon, _tap: tap })
-    }
-
-    /// Runs turns of both in alternation.
-    fn turns(
-        &mut self,
-        plan: &Plan,
-        cpus: &Cpus,
-        ours: impl Fn(&mut QueuePair) -> Result<f64>,
-        bare: impl Fn(&TapQueue) -> Result<f64>,
-    ) -> Result<Vec<[f64; 2]>> {
-        (0..plan.rounds)
-            .map(|_| {
-                cpus.for_driver()?;
-                Ok([ours(&mut self.pair)?, bare(&self.bare)?])
-            })
-            .collect()
-    }
-}
-
-const TAP_NAMES: [&str; 2] = ["card", "bare loop"];
-
-fn tap(plan: &Plan, cpus: &Cpus) -> Result<()> {
-    let mut taps = Taps::new(cpus, false)?;
-    for len in [64, 1514] {
-        let frame = frame(len);
-        let turns = taps.turns(
-            plan,
-            cpus,
-            |pair| sends(pair, &frame, Offload::default(), plan.time),
-            |queue| bare_writes(queue, &with_header(&Header::default(), &frame), plan.time),
-        )?;
-        compare(&format!("{len} bytes, transmit"), TAP_NAMES, &turns, 0.9, plan);
-    }
-    // Its worker would share the CPU with the next one.
-    drop(taps);
-    let mut taps = Taps::new(cpus, true)?;
-    for len in [64, 1514] {
-        let frame = frame(len);
-        let turns = taps.turns(
-            plan,
-            cpus,
-            |pair| rounds(pair, &frame, plan.time),
-            |queue| bare_rounds(queue, &with_header(&Header::default(), &frame), plan.time),
-        )?;
-        compare(&format!("{len} bytes, transmit and receive"), TAP_NAMES, &turns, 0.9, plan);
-    }
-    Ok(())
-}
-
-fn gso(plan: &Plan, cpus: &Cpus) -> Result<()> {
-    let (packet, header, offload) = packet();
-    let mut taps = Taps::new(cpus, false)?;
-    let turns = taps.turns(
-        plan,
-        cpus,
-        |pair| sends(pair, &packet, offload, plan.time),
-        |queue| bare_writes(queue, &with_header(&header, &packet), plan.time),
-    )?;
-    compare("packets of 64 KiB, transmit", TAP_NAMES, &turns, 0.9, plan);
-    Ok(())
 }
 
 /// Starts a card whose memory is in two regions, and whose transmit ring is in one of them or in both.
@@ -372,12 +188,14 @@ fn disks(plan: &Plan, cpus: &Cpus) -> Result<()> {
 fn main() -> Result<()> {
     let plan = Plan::from_arguments();
     let cpus = Cpus::get()?;
-    let known = ["tap", "gso", "metadata", "disks"];
+    let known = ["tap", "gso", "iperf", "metadata", "disks"];
     let asked: Vec<_> = std::env::args().filter(|word| known.contains(&word.as_str())).collect();
     let wants = |name: &str| asked.is_empty() || asked.iter().any(|word| word == name);
     println!("{} turns of {:?} each{}", plan.rounds, plan.time, plan.remark());
     let mut results = Vec::new();
-    for (name, run) in [("tap", tap as fn(&Plan, &Cpus) -> Result<()>), ("gso", gso)] {
+    for (name, run) in
+        [("tap", taps::tap as fn(&Plan, &Cpus) -> Result<()>), ("gso", taps::gso), ("iperf", iperf::iperf)]
+    {
         if wants(name) {
             println!("\n{name}");
             in_network_namespace(|| results.push(run(&plan, &cpus)));
