@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 use kickless_driver::{
@@ -14,6 +17,8 @@ use kickless_spec::features::Features;
 use kickless_spec::net::NetFeatures;
 use kickless_tests::daemon::{CardConfig, Daemon, card_counter};
 use kickless_tests::hostile_backend::{LIMIT, returns_in_time};
+use rustix::net::{SocketAddrUnix, getpeername};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 fn options(daemon: &Daemon) -> CardOptions {
     CardOptions { connect_timeout: LIMIT, reconnect_limit: LIMIT, ..CardOptions::new(daemon.socket()) }
@@ -399,6 +404,48 @@ fn a_card_works_on_after_its_daemon_was_killed() {
             assert!(counters.lost_sent <= KILLS * 132, "{counters:?}");
         }
         assert!(card.failure().is_none());
+    });
+}
+
+/// Returns copies of this process's connections to a socket.
+fn copies_of_connections(path: &Path) -> Vec<OwnedFd> {
+    let process = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+    let numbers = fds.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap());
+    let copies = numbers.filter_map(|fd| pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()).ok());
+    let is_to = |copy: &OwnedFd| {
+        let peer = getpeername(copy).ok().and_then(|peer| SocketAddrUnix::try_from(peer?).ok());
+        peer.is_some_and(|peer| peer.path_bytes() == Some(path.as_os_str().as_bytes()))
+    };
+    copies.filter(is_to).collect()
+}
+
+/// A process that forks has copies of the connection until it executes a program. They neither look like the
+/// end of the next connection, nor keep the back-end from serving it.
+#[test]
+fn copies_of_a_lost_connection_change_nothing() {
+    returns_in_time(|| {
+        let config = CardConfig::new("null,rate=20000").with(&["--num-queue-pairs=2"]);
+        let mut daemon = Daemon::start_card(&config).unwrap();
+        let card = Card::connect(CardOptions { pairs: 2, ..options(&daemon) }).unwrap();
+        let mut pair = card.pair(0).unwrap();
+        let mut copies = Vec::new();
+        for _ in 0..3 {
+            receive(&mut pair, 20);
+            let new = copies_of_connections(daemon.socket());
+            assert!(!new.is_empty());
+            copies.extend(new);
+            daemon.kill_and_restart_card(&config).unwrap();
+            // The frames of before may be enough, so that the driver does not know of the kill yet.
+            receive(&mut pair, 100);
+            while let Err(error) = card.set_pairs(1) {
+                assert!(matches!(error, Error::Closed), "{error}");
+                receive(&mut pair, 1);
+            }
+        }
+        drop((pair, card));
+        let card = Card::connect(options(&daemon)).unwrap();
+        receive(&mut card.pair(0).unwrap(), 20);
     });
 }
 

@@ -14,6 +14,7 @@ use kickless_vhost_user::{
     BackendMessage, Config, Error as Wire, Frontend, FrontendMessage as Message, FrontendResponder, Received,
     Reply, Request as _, VringAddr, VringFd, VringState, Wait,
 };
+use rustix::net::{Shutdown, shutdown};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::choice::Choice;
@@ -294,6 +295,14 @@ impl Connection {
             Wire::Interrupted | Wire::SendInterrupted { .. } => Error::NoAnswer { request, limit },
             source => Error::Protocol { request, source },
         })
+    }
+}
+
+/// Ends the connection, even if a process that forked has a copy of it: back-ends serve one at a time.
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Fails only if the back-end has ended it.
+        let _ = shutdown(&self.frontend, Shutdown::Both);
     }
 }
 

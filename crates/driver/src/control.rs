@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::epoll::{CreateFlags, Event as Ready, EventData, EventFlags, add, create, wait};
+use rustix::event::epoll::{CreateFlags, Event as Ready, EventData, EventFlags, add, create, delete, wait};
 
 use crate::error::Error;
 use crate::event::Event;
@@ -36,7 +36,7 @@ impl Control {
         Ok(Self { epoll, error })
     }
 
-    /// Watches a connection until its sockets are closed.
+    /// Watches a connection until [`Control::forget`].
     ///
     /// Data on the first socket are replies that another thread waits for. So only its end is an event.
     pub(crate) fn watch(
@@ -52,6 +52,13 @@ impl Control {
             add(&self.epoll, requests, tag, EventFlags::IN).map_err(Error::os("an epoll descriptor"))?;
         }
         Ok(())
+    }
+
+    /// Stops watching a socket. Closing it is not enough: a process that forks has a copy of it for a while, and
+    /// its end would look like that of the next connection.
+    pub(crate) fn forget(&self, socket: BorrowedFd<'_>) {
+        // Fails only if the socket is not watched.
+        let _ = delete(&self.epoll, socket);
     }
 
     /// Returns the events that are pending.

@@ -357,12 +357,17 @@ impl Core {
         drop(spawned);
     }
 
+    /// Closes the connection and the back-end's own channel.
+    pub(crate) fn close_connection(&self) {
+        let connection = self.session().connection.take();
+        self.link.close(connection);
+    }
+
     fn fail_all(&self) {
         self.link.stop.signal();
         self.reactor_event.signal();
         self.rings.iter().for_each(Ring::kill);
-        self.session().connection = None;
-        self.link.close_requests();
+        self.close_connection();
         // A listener may own a handle of the disk, so the listeners are dropped without the lock.
         let listeners = std::mem::take(&mut *self.on_change.lock().unwrap_or_else(PoisonError::into_inner));
         drop(listeners);

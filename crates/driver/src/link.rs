@@ -55,9 +55,14 @@ impl Link {
         Ok(())
     }
 
-    /// Closes the back-end's own channel.
-    pub(crate) fn close_requests(&self) {
-        *self.requests() = None;
+    /// Closes a connection, if there is one, and the back-end's own channel.
+    pub(crate) fn close(&self, connection: Option<Connection>) {
+        if let Some(requests) = self.requests().take() {
+            self.control.forget(requests.as_fd());
+        }
+        if let Some(connection) = connection {
+            self.control.forget(connection.as_fd());
+        }
     }
 
     /// Serves the back-end's own channel. Returns whether it reported a change of the configuration space.
@@ -67,6 +72,7 @@ impl Link {
         let served = connection::serve(responder);
         if served.is_err() {
             // The device works without this channel.
+            self.control.forget(responder.as_fd());
             *requests = None;
         }
         matches!(served, Ok(true))

@@ -42,9 +42,8 @@ impl Core {
 
     /// Drops the lost connection. Returns the deadline for the new one.
     fn begin_recovery(&self) -> Instant {
-        self.link.close_requests();
+        self.close_connection();
         let mut session = self.session();
-        session.connection = None;
         let (now, completed) = (Instant::now(), self.completed());
         // A back-end that reconnects without ever completing a request must not extend the deadline.
         let since = match session.stuck {
@@ -105,7 +104,7 @@ impl Core {
         drop(session);
         self.rings.iter().zip(&kicks).for_each(|(ring, kick)| ring.kick_by(kick));
         if self.link.is_dead() {
-            self.session().connection = None;
+            self.close_connection();
         }
         Ok(())
     }

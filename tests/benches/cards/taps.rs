@@ -79,8 +79,8 @@ fn bare_rounds(queue: &TapQueue, frame: &[u8], time: Duration) -> Result<f64> {
     Ok(rate)
 }
 
-/// Sends a frame as often as possible. The driver copies its first `copied` bytes into its buffers; the others
-/// are there from earlier frames. Returns the rate of those that the card has used.
+/// Sends a frame as often as possible. The driver copies its first `copied` bytes into its buffers; the
+/// others are there from earlier frames. Returns the rate of those that the card has used.
 fn sends(pair: &mut QueuePair, bytes: &[u8], copied: usize, offload: Offload, time: Duration) -> Result<f64> {
     let (begun, mut count) = (Instant::now(), 0);
     while begun.elapsed() < time {

@@ -361,8 +361,7 @@ impl CardCore {
         }
         self.link.stop.signal();
         self.raise_generation();
-        self.session().connection = None;
-        self.link.close_requests();
+        self.close_connection();
     }
 
     /// Stops all queues and closes the connection.
@@ -405,15 +404,19 @@ impl CardCore {
         // are woken after it, and they check the connection again.
         self.raise_generation();
         if self.link.is_dead() {
-            self.session().connection = None;
+            self.close_connection();
         }
+    }
+
+    fn close_connection(&self) {
+        let connection = self.session().connection.take();
+        self.link.close(connection);
     }
 
     /// Drops the lost connection. Returns the deadline for the new one.
     fn begin_recovery(&self) -> Instant {
-        self.link.close_requests();
+        self.close_connection();
         let mut session = self.session();
-        session.connection = None;
         let now = Instant::now();
         let since = match session.outage {
             Some((since, connected)) if connected.elapsed() < STEADY => since,
@@ -425,6 +428,8 @@ impl CardCore {
 
     /// Makes one attempt. Replies are awaited until the deadline, or a little longer.
     fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<(), Error> {
+        // An earlier attempt may have failed after its connection was set up.
+        self.close_connection();
         let deadline = deadline.max(deadline_after(STEADY));
         let mut connection =
             with_wishes(&self.options, |wishes| Connection::open_again(wishes, deadline, self.features))?;
