@@ -7,9 +7,9 @@
 //! - `tap`: frames through a TAP, with our driver, against a bare loop of `write` on the first CPU, because
 //!   the back-end polls on the second one. With a bridge that returns each frame (hairpin mode), the bare
 //!   loop is one of `read` and `write`.
-//! - `gso`: packets of 64 KiB that the kernel would segment, against the bare loop of writes. First the driver
-//!   copies each packet into its buffers of 2 KiB, which the bare loop need not do. Then the packets are in the
-//!   driver's buffers already, each in one piece.
+//! - `gso`: packets of 64 KiB that the kernel would segment, against the bare loop of writes. First the
+//!   driver copies each packet into its buffers of 2 KiB, which the bare loop need not do. Then the packets
+//!   are in the driver's buffers already, each in one piece.
 //! - `iperf`: iperf3 between two network namespaces, over a TAP, a card, our driver and a second TAP; over
 //!   two TAPs and a bare loop; and over a pair of `veth` devices. It runs where the scheduler puts it.
 //! - `metadata`: a transmit ring inside one memory region, and one that crosses two, where each access is
