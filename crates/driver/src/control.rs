@@ -54,8 +54,8 @@ impl Control {
         Ok(())
     }
 
-    /// Stops watching a socket. Closing it is not enough: a process that forks has a copy of it for a while, and
-    /// its end would look like that of the next connection.
+    /// Stops watching a socket. Closing it is not enough: a process that forks has a copy of it for a while,
+    /// and its end would look like that of the next connection.
     pub(crate) fn forget(&self, socket: BorrowedFd<'_>) {
         // Fails only if the socket is not watched.
         let _ = delete(&self.epoll, socket);

@@ -322,7 +322,7 @@ fn a_frame_arrives_in_chains_of_single_bytes() {
             let without = if merges { NetFeatures::empty() } else { NetFeatures::MRG_RXBUF };
             let mut rig = Rig::start(&card, 0, kind, 16, rig::without(&card, without));
             let lens = if merges { [60, 3000, 1012, 9000] } else { [60, 1000, 1012, 14] };
-            // The first frame is copied. A frame is read into the driver's buffers if the one before was long.
+            // The first frame is copied. A frame after a long one is read into the driver's buffers.
             for (number, len) in (0..).zip(lens.into_iter().cycle().take(12)) {
                 while rig.offer_indirect(&[1; 1024]).is_some() {}
                 rustix::io::write(&peer, &frame(number, len)).unwrap();
