@@ -27,7 +27,7 @@ pub(crate) trait ImmediateRing {
 
 /// Number of chains that are popped one by one before the next batch is tried. If few chains can be served in
 /// a batch, their descriptors are read twice for this part of the chains only.
-const POPS: u32 = 8;
+pub(crate) const POPS: u32 = 8;
 
 /// Serves chains until they cost `budget` ([`kickless_device::QueueTask::poll`]).
 pub(crate) fn poll(task: &mut impl ImmediateRing, budget: u32) -> Polled {

@@ -1,8 +1,10 @@
 //! Sends the frames of a transmit ring to a TAP (`docs/adr/0012-a-frame-is-read-whole.md`).
 //!
-//! A chain is credit until its frame was sent. If the TAP has no room for the frame, the chain stays credit,
-//! and the task waits for the TAP alone. A stop or new memory returns the chain to the ring, and its frame is
-//! sent later.
+//! Short frames of one buffer each are copied and sent in batches. Their chains stay in the ring meanwhile.
+//!
+//! The chain of another frame is credit until it was sent. If the TAP has no room for a frame, its chain is
+//! credit, and the task waits for the TAP alone. A stop or new memory returns the chain to the ring, and its
+//! frame is sent later.
 
 use crate::card_port::{CardPort, TapPort};
 use crate::card_state::CardState;
@@ -10,18 +12,21 @@ use crate::cost;
 use crate::counters::RingCounters;
 use crate::datagrams::Datagrams;
 use crate::frame::{Frame, InvalidFrame};
-use crate::immediate_ring::{self, ImmediateRing};
+use crate::immediate_ring::{self, ImmediateRing, POPS};
+use crate::loop_queue::HEADER;
 use crate::port_poll::PORT_INTERVAL;
-use crate::transmit::{TransmitFormat, count_invalid};
+use crate::transmit::{BATCH, TransmitFormat, count_invalid, pass_header};
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
 use kickless_io::Engine;
 use kickless_memory::Iov;
 use kickless_net_port::{Direction, SendError, TapQueue};
-use kickless_spec::net::{FRAME_MAX, GSO_UDP_L4, Header};
+use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_UDP_L4, HEADER_NUM_BUFFERS, Header};
 use kickless_virtqueue::Chain;
+use kickless_virtqueue::device::{self, SingleChain};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
+use zerocopy::FromBytes;
 
 /// The most frames of one turn. Each is a system call, of up to some microseconds.
 const FRAMES_MAX: u32 = 64;
@@ -40,6 +45,8 @@ pub(crate) struct TapTransmitTask {
     frame: Iov,
     /// Space for a frame in more pieces than one call takes, and for one that the card segments.
     copy: Box<[u8]>,
+    /// Space for the chains of a batch.
+    chains: Box<[SingleChain; BATCH]>,
     /// The length of the frame in `copy`.
     copied: usize,
     /// The datagrams of the frame in `copy`. Only on kernels that do not segment UDP.
@@ -71,6 +78,7 @@ impl TapTransmitTask {
             is_refused: false,
             frame: Iov::default(),
             copy: vec![0; FRAME_MAX - size_of::<Header>()].into_boxed_slice(),
+            chains: Box::default(),
             copied: 0,
             datagrams: (!segments_udp).then(Datagrams::new),
         }
@@ -112,12 +120,7 @@ impl TapTransmitTask {
                 self.counters().sent_bytes.add(frame.len.into());
             }
             Ok((_, Err(SendError::Full))) => return false,
-            Ok((_, Err(SendError::Refused(_)))) => self.counters().sent_refused.add(1),
-            Ok((_, Err(SendError::Down))) => self.counters().sent_down.add(1),
-            Ok((_, Err(SendError::Gone))) => {
-                self.counters().sent_down.add(1);
-                self.card.report_gone();
-            }
+            Ok((_, Err(error))) => self.count_failure(error),
             Err(error) => count_invalid(&self.vring, self.counters(), &self.chain, error),
         }
         true
@@ -165,6 +168,58 @@ impl TapTransmitTask {
         }
     }
 
+    /// Sends short frames of one buffer each until they cost `budget`. Returns their number and their cost: 0
+    /// and 0 if the next chain has to be popped.
+    ///
+    /// Their chains stay in the ring until the TAP has the frames.
+    fn send_batch(&mut self, max: usize, budget: u32) -> (u32, u32) {
+        let is_gone = self.port().is_none_or(TapPort::is_gone);
+        if !self.is_enabled || self.format.header_len != HEADER || self.card.capture.is_on() || is_gone {
+            return (0, 0);
+        }
+        let max = max.min(BATCH);
+        let count = self.vring.peek(device::Direction::Readable, &mut self.chains[..max]);
+        let (mut frames, mut sent, mut bytes, mut cost) = (0, 0, 0, 0);
+        while frames < count && cost < budget {
+            let buffer = self.chains[frames].buffer;
+            let len = buffer.len as usize;
+            if !(HEADER + ETHERNET_HEADER_LEN..=HEADER + TapQueue::COPIED_MAX).contains(&len) {
+                break;
+            }
+            let copy = &mut self.copy[..len];
+            let is_valid =
+                self.vring.view().read(buffer.addr, copy).is_ok() && pass_header(copy, self.format.features);
+            if !is_valid || (self.datagrams.is_some() && is_udp_segmentation(copy)) {
+                break;
+            }
+            // It has no meaning in a sent frame.
+            copy[HEADER_NUM_BUFFERS..HEADER].fill(0);
+            match self.queue.send_whole(copy) {
+                Ok(()) => (sent, bytes) = (sent + 1, bytes + (len - HEADER) as u64),
+                Err(SendError::Full) => break,
+                Err(error) => self.count_failure(error),
+            }
+            (frames, cost) = (frames + 1, cost + cost::of_frame(len as u64));
+        }
+        self.vring.complete_peeked(&self.chains[..frames]);
+        self.counters().sent_frames.add(sent);
+        self.counters().sent_bytes.add(bytes);
+        (frames as u32, cost)
+    }
+
+    /// Counts a frame that the TAP has refused for good.
+    fn count_failure(&self, error: SendError) {
+        match error {
+            SendError::Full => {}
+            SendError::Refused(_) => self.counters().sent_refused.add(1),
+            SendError::Down => self.counters().sent_down.add(1),
+            SendError::Gone => {
+                self.counters().sent_down.add(1);
+                self.card.report_gone();
+            }
+        }
+    }
+
     /// Completes the chain, whose frame is gone. Returns `false` if the ring does not accept this now.
     fn complete(&mut self) -> bool {
         if !self.vring.use_credit(1) {
@@ -178,6 +233,7 @@ impl TapTransmitTask {
     /// Sends frames until they cost `budget`.
     fn send_frames(&mut self, is_due: bool, budget: u32) -> Polled {
         let (mut served, mut cost) = (0, 0u32);
+        let mut pops = 0;
         let next = loop {
             if self.is_refused && !is_due {
                 break Next::Quiet;
@@ -185,6 +241,16 @@ impl TapTransmitTask {
             if cost >= budget || served >= FRAMES_MAX {
                 break Next::More;
             }
+            if !self.is_refused && pops == 0 {
+                let (frames, batch_cost) = self.send_batch((FRAMES_MAX - served) as usize, budget - cost);
+                if frames > 0 {
+                    served += frames;
+                    cost = cost.saturating_add(batch_cost);
+                    continue;
+                }
+                pops = POPS;
+            }
+            pops = pops.saturating_sub(1);
             if !self.is_refused {
                 let popped = self.vring.pop_credit(&mut self.chain);
                 if self.vring.has_cost() {
@@ -207,6 +273,11 @@ impl TapTransmitTask {
         };
         Polled { served, cost, next }
     }
+}
+
+/// Returns whether a header, with which the frame begins, asks for segmentation of UDP.
+fn is_udp_segmentation(frame: &[u8]) -> bool {
+    Header::read_from_prefix(frame).is_ok_and(|(header, _)| header.gso_type == GSO_UDP_L4)
 }
 
 fn cost_of(chain: &Chain) -> u32 {

@@ -22,7 +22,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// The most frames that are taken together. So many lines can be on their way from the driver's core at the
 /// same time.
-const BATCH: usize = 32;
+pub(crate) const BATCH: usize = 32;
 
 /// The properties of a transmit ring that do not change while it runs.
 #[derive(Clone, Copy, Debug)]
@@ -241,7 +241,7 @@ fn is_valid(header: &Header, len: u32, features: NetFeatures) -> bool {
 
 /// Replaces the driver's header of a frame by the one to pass on. Returns `false` if the header is invalid.
 #[inline]
-fn pass_header(frame: &mut [u8], features: NetFeatures) -> bool {
+pub(crate) fn pass_header(frame: &mut [u8], features: NetFeatures) -> bool {
     let Ok((header, _)) = Header::read_from_prefix(frame) else { return false };
     if is_plain(&header) {
         frame[..HEADER].copy_from_slice(&PLAIN);

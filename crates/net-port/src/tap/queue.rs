@@ -85,6 +85,14 @@ impl TapQueue {
         write(&self.fd, &self.copy[..end]).map(|_| ()).map_err(send_error)
     }
 
+    /// Sends a frame behind its header, both in memory of this process.
+    ///
+    /// # Errors
+    /// The TAP does not take the frame.
+    pub fn send_whole(&mut self, header_and_frame: &[u8]) -> Result<(), SendError> {
+        write(&self.fd, header_and_frame).map(|_| ()).map_err(send_error)
+    }
+
     /// Sends a frame that is in memory of this process.
     ///
     /// # Errors
