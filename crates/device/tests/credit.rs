@@ -73,18 +73,18 @@ fn a_task_chooses_when_completions_are_shown() {
     let (mut vring, view) = ring();
     let ids = pop(&mut vring, SIZE);
     assert!(vring.use_credit(SIZE));
-    vring.show_after(ShowAfter::PUBLISH);
+    vring.show_after(ShowAfter::Publish);
     ids[..40].iter().for_each(|id| vring.push(*id, 0));
     assert_eq!(used_idx(&view), 0);
     vring.publish();
     assert_eq!(used_idx(&view), 40);
-    vring.show_after(ShowAfter { first: 2, then: 4 });
-    for (nth, id) in (1..).zip(&ids[40..48]) {
+    vring.show_after(ShowAfter::Early);
+    for (nth, id) in (1..).zip(&ids[40..60]) {
         vring.push(*id, 0);
-        assert_eq!(used_idx(&view), 40 + if nth < 2 { 0 } else { 2 + (nth - 2) / 4 * 4 });
+        assert_eq!(used_idx(&view), 40 + if nth < 17 { 1 } else { 17 });
     }
     vring.publish();
-    assert_eq!(used_idx(&view), 48);
+    assert_eq!(used_idx(&view), 60);
 }
 
 #[test]

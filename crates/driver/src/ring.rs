@@ -25,6 +25,10 @@ use crate::slots::{Filler, Taker, slots};
 use crate::wait_leader::WaitLeader;
 use crate::waiter::{FreeWaiters, Waiter};
 
+/// The number of completions whose blocks are prefetched. A line of another processor takes as long as three
+/// completions, or eight if the two processors share no cache: 8 instead of 2 made 1.08 times as many
+/// requests there.
+const PREFETCH: u16 = 8;
 /// The number of empty polls between two checks of the connection.
 const IDLE_POLLS: u32 = 2048;
 
@@ -453,7 +457,9 @@ impl Ring {
         while for_poller < max {
             match end.completer.pop() {
                 Ok(Some(done)) => {
-                    if let Some(id) = end.completer.later_id() {
+                    // The blocks of the first are asked for together.
+                    let from = if delivery.count == 0 { 1 } else { PREFETCH };
+                    for id in (from..=PREFETCH).map_while(|pops| end.completer.later_id(pops)) {
                         self.blocks.prefetch(id);
                     }
                     let status = self.blocks.status(done.id);

@@ -75,7 +75,7 @@ pub(crate) struct ReceiveRing {
 
 impl ReceiveRing {
     pub(crate) fn new(mut vring: Vring, card: Arc<CardState>, pair: u16, format: FrameFormat) -> Self {
-        vring.show_after(ShowAfter::EARLY);
+        vring.show_after(ShowAfter::Early);
         let size = vring.size();
         Self {
             vring,

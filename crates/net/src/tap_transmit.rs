@@ -66,7 +66,7 @@ impl TapTransmitTask {
             _ => true,
         };
         // As in `TransmitTask`.
-        vring.show_after(ShowAfter::PUBLISH);
+        vring.show_after(ShowAfter::Publish);
         Self {
             vring,
             card,

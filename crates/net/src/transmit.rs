@@ -76,7 +76,7 @@ impl TransmitTask {
     pub(crate) fn new(mut vring: Vring, card: Arc<CardState>, pair: u16, format: TransmitFormat) -> Self {
         // A driver does not wait for sent frames. It collects their used elements when it needs room in the
         // ring.
-        vring.show_after(ShowAfter::PUBLISH);
+        vring.show_after(ShowAfter::Publish);
         let (chain, batch, forwarder) = (Chain::default(), Batch::default(), Forwarder::default());
         let chains = Box::default();
         Self { vring, card, pair, format, is_enabled: true, chain, chains, batch, forwarder, copied: 0 }

@@ -66,8 +66,7 @@ impl Vring {
         }
         self.queue.push_group(group);
         self.pushed |= !group.is_empty();
-        self.unseen = self.unseen.saturating_add(group.len() as u32);
-        if self.unseen >= self.unseen_max {
+        if self.unseen.add(group.len() as u32) {
             self.show();
         }
     }

@@ -20,6 +20,7 @@ use kickless_memory::{Marks, Unmapped, View};
 use kickless_spec::ring::EVENT_WRAP;
 use kickless_virtqueue::device::{Metadata, Options, PopOutcome, Queue};
 use kickless_virtqueue::{Chain, ChainId, RingError};
+use show_after::Unseen;
 use std::sync::Arc;
 use tracing::{Span, debug, error, info, warn};
 
@@ -40,11 +41,7 @@ pub struct Vring {
     counters: Arc<Counters>,
     /// Completions were pushed and are not published yet.
     pushed: bool,
-    /// The number of completions that were pushed since the driver was last shown some.
-    unseen: u32,
-    /// The number of `unseen` completions at which they are shown.
-    unseen_max: u32,
-    show_after: ShowAfter,
+    unseen: Unseen,
     /// Calls are sent when the worker says so, instead of with their batch.
     defers_calls: bool,
     /// A call was deferred, or refused by the kernel, and must still be sent.
@@ -114,9 +111,7 @@ impl Vring {
             logged,
             counters,
             pushed: !unpublished.is_empty(),
-            unseen: 0,
-            unseen_max: ShowAfter::EARLY.first,
-            show_after: ShowAfter::EARLY,
+            unseen: Unseen::new(ShowAfter::Early),
             defers_calls: false,
             has_pending_call: false,
             unfinished: false,
@@ -328,8 +323,7 @@ impl Vring {
         }
         self.queue.push(id, len);
         self.pushed = true;
-        self.unseen += 1;
-        if self.unseen == self.unseen_max {
+        if self.unseen.add(1) {
             self.show();
         }
     }
@@ -344,18 +338,16 @@ impl Vring {
     /// Shows the driver the completions so far, while the batch goes on.
     #[inline(never)]
     fn show(&mut self) {
-        self.unseen = 0;
-        self.unseen_max = self.show_after.then;
+        self.unseen.shown();
         if self.is_intact() {
             self.queue.show();
         }
     }
 
     /// Chooses when completions of a batch are shown before [`Vring::publish`]. The default is
-    /// [`ShowAfter::EARLY`]. Call this before the first [`Vring::push`], or right after a publish.
+    /// [`ShowAfter::Early`]. Call this before the first [`Vring::push`], or right after a publish.
     pub fn show_after(&mut self, rule: ShowAfter) {
-        self.show_after = rule;
-        self.unseen_max = rule.first;
+        self.unseen = Unseen::new(rule);
     }
 
     /// Shows the driver all completions, and calls it if it wants that.
@@ -365,12 +357,12 @@ impl Vring {
             // A part of a request may be done, so its marks are committed without a completion.
             return self.commit_marks();
         }
-        self.unseen = 0;
-        self.unseen_max = self.show_after.first;
         if !self.is_intact() {
+            self.unseen.published(false);
             return self.commit_marks();
         }
         let wanted = self.queue.publish();
+        self.unseen.published(wanted);
         self.commit_marks();
         match &self.call {
             Some(_) if wanted && self.defers_calls => self.has_pending_call = true,

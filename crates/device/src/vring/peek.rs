@@ -24,8 +24,7 @@ impl Vring {
     pub fn complete_peeked(&mut self, chains: &[SingleChain]) {
         self.queue.complete_peeked(chains);
         self.pushed |= !chains.is_empty();
-        self.unseen = self.unseen.saturating_add(chains.len() as u32);
-        if self.unseen >= self.unseen_max {
+        if self.unseen.add(chains.len() as u32) {
             self.show();
         }
     }

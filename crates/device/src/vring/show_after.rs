@@ -1,21 +1,133 @@
-//! The rule for the moments at which completions of a batch are shown to the driver.
+//! The moments at which completions of a batch are shown to the driver, before
+//! [`Vring::publish`](super::Vring::publish) shows the rest.
+//!
+//! The driver takes the completions that it is shown and makes new requests of them, while the device goes
+//! on. Without this the two take turns. The best moment depends on the driver:
+//!
+//! * A driver that asks for calls is about to sleep when it finds nothing. It is shown the first completion
+//!   at once. Shown half of a batch instead, a driver with 32 requests in flight got a tenth of the requests.
+//! * A driver that polls does not sleep, and gets half of a batch. Requests go round in two groups then, one
+//!   at each end. Shown the first completion alone, it answers with a single request, so that small groups
+//!   form. The price of each group is the way of the index's cache line between two processors, 80 to 400 ns
+//!   there and back. With two groups, 8, 16 and 32 requests in flight to a disk that answers at once were
+//!   1.15, 1.24 and 1.1 times as fast, and 4 in flight 0.94 times.
 
-/// The numbers of completions that are shown together before [`Vring::publish`](super::Vring::publish) shows
-/// the rest. A group is never split.
+/// The rule for the moments at which completions are shown. A group is never split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShowAfter {
-    /// The first completions of a batch are shown when there are this many. Not zero.
-    pub first: u32,
-    /// The later ones are shown when there are this many. Not zero.
-    pub then: u32,
+pub enum ShowAfter {
+    /// Shows the first completion at once and the others sixteen at a time to a driver that asks for calls.
+    /// Shows half of a batch, but at most eight at a time, to a driver that polls.
+    Early,
+    /// Shows nothing before [`Vring::publish`](super::Vring::publish).
+    Publish,
 }
 
-impl ShowAfter {
-    /// Shows the first completion at once, and the others sixteen at a time. The driver takes completions and
-    /// makes new requests of them while the device goes on. Otherwise the two take turns: when the device is
-    /// done, the driver has found nothing and is about to sleep.
-    pub const EARLY: Self = Self { first: 1, then: 16 };
+/// The number of completions, after the first, that a driver that asks for calls is shown together.
+const CALLED: u32 = 16;
+/// The largest number of completions that a polling driver is shown together: the used elements in a cache
+/// line of 64 bytes. More of them saved nothing, with up to 128 requests in flight.
+const LINE: u32 = 8;
+/// The number of batches without a call after which a new driver counts as one that polls, some
+/// milliseconds, and the number after a call. A driver that sleeps may find a completion before each sleep
+/// for as long, and then loses some sleeps of 50 us: a thousandth of the time of so many batches, which take
+/// a microsecond each at least.
+const NEW: u32 = 1 << 10;
+const AFTER_CALL: u32 = 1 << 16;
 
-    /// Shows nothing before [`Vring::publish`](super::Vring::publish).
-    pub const PUBLISH: Self = Self { first: u32::MAX, then: u32::MAX };
+/// The completions that the driver is not shown yet.
+#[derive(Debug)]
+pub(super) struct Unseen {
+    rule: ShowAfter,
+    count: u32,
+    /// The count at which they are shown.
+    max: u32,
+    /// The number of completions of this batch that were shown.
+    shown: u32,
+    /// The number of batches until the driver counts as one that polls.
+    until_polling: u32,
+}
+
+impl Unseen {
+    pub(super) fn new(rule: ShowAfter) -> Self {
+        let mut unseen = Self { rule, count: 0, max: 0, shown: 0, until_polling: NEW };
+        unseen.max = unseen.first(0);
+        unseen
+    }
+
+    /// Returns the number of completions of a batch that are shown first. The last batch had `last`.
+    #[inline]
+    fn first(&self, last: u32) -> u32 {
+        match self.rule {
+            ShowAfter::Publish => u32::MAX,
+            ShowAfter::Early if self.until_polling > 0 => 1,
+            ShowAfter::Early => (last / 2).clamp(1, LINE),
+        }
+    }
+
+    /// Adds completions. Returns whether to show them now.
+    #[inline(always)]
+    pub(super) fn add(&mut self, count: u32) -> bool {
+        self.count = self.count.saturating_add(count);
+        self.count >= self.max
+    }
+
+    /// Notes that the completions were shown, and that the batch goes on.
+    pub(super) fn shown(&mut self) {
+        self.shown = self.shown.saturating_add(std::mem::take(&mut self.count));
+        self.max = match self.rule {
+            ShowAfter::Publish => u32::MAX,
+            ShowAfter::Early if self.until_polling > 0 => CALLED,
+            ShowAfter::Early => LINE,
+        };
+    }
+
+    /// Notes the end of a batch, which was shown. `called`: the driver wanted a call.
+    #[inline]
+    pub(super) fn published(&mut self, called: bool) {
+        self.until_polling = if called { AFTER_CALL } else { self.until_polling.saturating_sub(1) };
+        let last = std::mem::take(&mut self.shown).saturating_add(std::mem::take(&mut self.count));
+        self.max = self.first(last);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the numbers of completions that are shown together in a batch of so many.
+    fn batch(unseen: &mut Unseen, count: u32, called: bool) -> Vec<u32> {
+        let (mut shows, mut last) = (Vec::new(), 0);
+        for nth in 1..=count {
+            if unseen.add(1) {
+                unseen.shown();
+                shows.push(nth - std::mem::replace(&mut last, nth));
+            }
+        }
+        unseen.published(called);
+        shows
+    }
+
+    #[test]
+    fn a_driver_that_polls_gets_half_of_a_batch_and_one_that_sleeps_the_first_completion() {
+        let mut unseen = Unseen::new(ShowAfter::Early);
+        assert_eq!(batch(&mut unseen, 40, true), [1, 16, 16]);
+        for _ in 0..AFTER_CALL {
+            assert_eq!(batch(&mut unseen, 20, false), [1, 16]);
+        }
+        assert_eq!(batch(&mut unseen, 40, false), [8, 8, 8, 8, 8]);
+        assert_eq!(batch(&mut unseen, 7, false), []);
+        assert_eq!(batch(&mut unseen, 7, false), [3]);
+        assert_eq!(batch(&mut unseen, 1, false), []);
+        assert_eq!(batch(&mut unseen, 1, false), [1]);
+        batch(&mut unseen, 40, true);
+        assert_eq!(batch(&mut unseen, 20, false), [1, 16]);
+    }
+
+    #[test]
+    fn nothing_is_shown_before_a_publish_if_a_task_wants_that() {
+        let mut unseen = Unseen::new(ShowAfter::Publish);
+        for _ in 0..3 {
+            assert_eq!(batch(&mut unseen, 500, false), []);
+        }
+    }
 }

@@ -65,7 +65,7 @@ impl StreamTransmitTask {
     ) -> Self {
         let space = || vec![0; FRAME_MAX].into_boxed_slice();
         // As in `TransmitTask`.
-        vring.show_after(ShowAfter::PUBLISH);
+        vring.show_after(ShowAfter::Publish);
         Self {
             vring,
             card,

@@ -82,7 +82,7 @@ impl XdpTransmitTask {
         queue: XdpQueue,
     ) -> io::Result<Self> {
         // As in `TransmitTask`.
-        vring.show_after(ShowAfter::PUBLISH);
+        vring.show_after(ShowAfter::Publish);
         Ok(Self {
             vring,
             card,

@@ -100,12 +100,12 @@ impl Completer {
         forward!(self, Completer, pop)
     }
 
-    /// Returns the id, unchecked, of a chain that is popped soon, if the device has shown it already. Its
-    /// memory can be prefetched.
+    /// Returns the id, unchecked, of the chain that is popped after so many `pops`, itself included, if the
+    /// device has shown it already. Its memory can be prefetched.
     #[inline]
-    pub fn later_id(&self) -> Option<u16> {
+    pub fn later_id(&self, pops: u16) -> Option<u16> {
         match self {
-            Self::Split(half) => half.later_id(),
+            Self::Split(half) => half.later_id(pops),
             Self::Packed(_) => None,
         }
     }

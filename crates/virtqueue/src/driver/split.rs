@@ -20,10 +20,6 @@ use std::sync::atomic::{Ordering, fence};
 /// the index's range.
 const EVENT_LAG_MAX: u16 = 1 << 15;
 
-/// Number of pops until the chain of [`super::Completer::later_id`]. A line of another core takes longer than
-/// one completion.
-const LATER: u16 = 2;
-
 /// A queue's memory and its size.
 #[derive(Debug)]
 struct Ring {
@@ -289,11 +285,11 @@ impl Completer {
     /// Does the same as [`super::Completer::later_id`]. With IN_ORDER, the elements of most chains are not
     /// written.
     #[inline]
-    pub(super) fn later_id(&self) -> Option<u16> {
-        if self.seen.wrapping_sub(self.next_used()) < LATER || self.in_order {
+    pub(super) fn later_id(&self, pops: u16) -> Option<u16> {
+        if self.seen.wrapping_sub(self.next_used()) < pops || self.in_order {
             return None;
         }
-        let entry = self.ring.entry(self.next_used().wrapping_add(LATER - 1));
+        let entry = self.ring.entry(self.next_used().wrapping_add(pops.wrapping_sub(1)));
         // The low half of the id. A valid id has no other.
         let at = RING_ENTRIES + size_of::<UsedElem>() * entry;
         Some(self.ring.areas.device.load_u16(at, Ordering::Relaxed))
