@@ -8,6 +8,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 use std::{env, thread};
 
@@ -19,6 +20,7 @@ use kickless_tests::daemon::{CardConfig, Daemon, card_counter};
 use kickless_tests::guest::migration::Destination;
 use kickless_tests::guest::qemu::{Guest, GuestConfig, LIMIT, NicConfig, Results};
 use kickless_tests::guest::scratch::numbers;
+use kickless_tests::transcript::Transcript;
 
 /// Kernel option for all guests of these tests.
 const QUIET: &str = "ipv6.disable=1";
@@ -172,8 +174,45 @@ fn wait_for_announcement(watch: &mut TapQueue, mac: [u8; 6], ethertype: [u8; 2])
     }
 }
 
+/// The end of iperf3 that receives, in the namespace of the test.
+struct Iperf {
+    server: Child,
+    output: Transcript,
+}
+
+impl Iperf {
+    fn start(address: &str) -> Iperf {
+        let mut command = Command::new("iperf3");
+        command.args(["--server", "--forceflush", "--interval", "0.2", "--bind", address]);
+        let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
+        let output = Transcript::of("iperf3", server.stdout.take().unwrap());
+        output
+            .wait_for("an iperf3 that listens", LIMIT, |line| line.contains("listening").then_some(()))
+            .unwrap();
+        Iperf { server, output }
+    }
+
+    /// Waits until data has come in two intervals from now on. The first one may have begun before.
+    fn wait_for_data(&self) {
+        let mut intervals = 0;
+        let twice = |line: &str| {
+            intervals += u32::from(line.contains("bits/sec") && !line.contains(" 0.00 bits/sec"));
+            (intervals == 2).then_some(())
+        };
+        self.output.wait_from(self.output.len(), "data of iperf3", LIMIT, twice).unwrap();
+    }
+}
+
+impl Drop for Iperf {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
 /// A guest moves to and fro between two QEMUs with other daemons and TAPs at the same bridges. One of its
-/// cards announces itself, and for the other one the daemon does. At the end, QEMU is killed under traffic.
+/// cards announces itself, and for the other one the daemon does. One connection of iperf3 lasts all the time.
+/// At the end, QEMU is killed under traffic.
 #[test]
 fn moves_under_traffic() {
     in_network_namespace(|| {
@@ -191,12 +230,15 @@ fn moves_under_traffic() {
         let machine = |daemons: &[Daemon; 2]| {
             let properties = ["mac=52:54:00:00:00:10", "mac=52:54:00:00:00:11,guest_announce=off"];
             let nics = [0, 1].map(|n| NicConfig::new(daemons[n].socket(), 1, properties[n]));
-            guest(1, 40, nics.into())
+            let task = format!("{QUIET} kl.task=echo kl.kib=40 kl.iperf=10.77.0.1 init_on_alloc=0");
+            GuestConfig { nics: nics.into(), ..GuestConfig::new(&task, Vec::new()).cpus(1) }
         };
         let sides = [start("a"), start("b")];
         let before = sides.each_ref().map(|side| side.each_ref().map(|daemon| daemon.holdings().unwrap()));
+        let iperf = Iperf::start("10.77.0.1");
         let mut guest = Guest::start(&machine(&sides[0])).unwrap();
         wait_for_echo(&guest, 0);
+        iperf.wait_for_data();
         for round in 1..=rounds("KICKLESS_MOVES", 2) {
             for (_, watch) in &mut watches {
                 // Announcements of an earlier move.
@@ -210,7 +252,10 @@ fn moves_under_traffic() {
             wait_for_announcement(&mut watches[0].1, [0x52, 0x54, 0, 0, 0, 0x10], [8, 6]);
             wait_for_announcement(&mut watches[1].1, [0x52, 0x54, 0, 0, 0, 0x11], [0x80, 0x35]);
             wait_for_echo(&guest, 0);
+            iperf.wait_for_data();
         }
+        let connections = iperf.output.lines().iter().filter(|line| line.contains("Accepted")).count();
+        assert_eq!(connections, 1, "iperf3 has connected anew");
         guest.kill().unwrap();
         for (daemon, before) in sides.into_iter().flatten().zip(before.into_iter().flatten()) {
             daemon.returns_to(before).unwrap();
