@@ -211,8 +211,8 @@ impl Drop for Iperf {
 }
 
 /// A guest moves to and fro between two QEMUs with other daemons and TAPs at the same bridges. One of its
-/// cards announces itself, and for the other one the daemon does. One connection of iperf3 lasts all the time.
-/// At the end, QEMU is killed under traffic.
+/// cards announces itself, and for the other one the daemon does. One connection of iperf3 lasts all the
+/// time. At the end, QEMU is killed under traffic.
 #[test]
 fn moves_under_traffic() {
     in_network_namespace(|| {
