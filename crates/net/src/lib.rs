@@ -85,3 +85,5 @@ pub use device::{Net, Options};
 pub use filter::{Address, Filter, Modes};
 pub use frame::{Checksum, Frame, InvalidFrame, Protocol, Segmentation};
 pub use rings::{Role, rings_max, role};
+#[cfg(fuzzing)]
+pub use switch::fuzzing as switch_fuzzing;

@@ -11,6 +11,8 @@
 //! - `table.rs` knows behind which port an address is. Pure.
 //! - `tag.rs` adds and removes VLAN tags. Pure.
 
+#[cfg(fuzzing)]
+pub mod fuzzing;
 #[cfg(all(test, loom))]
 mod model;
 mod neighbour;

@@ -1,0 +1,24 @@
+//! The rules of a port for fuzz targets.
+
+use super::rule::{Refusal, Rule};
+use kickless_spec::net::MAC_LEN;
+
+/// The judgement about a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Judged {
+    /// It passes.
+    Passes,
+    /// It names an address that the card does not have.
+    Spoofed,
+    /// Its tag, or its destination, is not allowed.
+    Refused,
+}
+
+/// Judges a frame of a card with this address, on an access port of a VLAN or on a trunk.
+pub fn judge(address: [u8; MAC_LEN], vlan: Option<u16>, frame: &[u8]) -> Judged {
+    match (Rule { vlan, address: Some(address) }).judge(frame) {
+        Ok(_) => Judged::Passes,
+        Err(Refusal::Spoofed) => Judged::Spoofed,
+        Err(Refusal::Tagged | Refusal::LinkLocal) => Judged::Refused,
+    }
+}
