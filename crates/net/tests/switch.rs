@@ -5,6 +5,7 @@ mod rig;
 
 use kickless_device::{Device, DeviceMessage, Executor, Interest, Kick, Next};
 use kickless_io::{EngineKind, EngineOptions};
+use kickless_memory::{Gpa, Marks};
 use kickless_net::Net;
 use kickless_net::offload::Segments;
 use kickless_net_port::Port;
@@ -14,7 +15,7 @@ use kickless_worker::{Poll, WorkerPool};
 use rig::{Guest, Kind, Rig, SIZE_MAX, counter, kinds, without};
 use rustix::event::{EventfdFlags, eventfd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use zerocopy::IntoBytes;
 
 const SPLIT: Kind = Kind { packed: false, event_idx: true, in_order: false };
@@ -189,6 +190,18 @@ fn a_hostile_guest_is_counted_and_reaches_nobody() {
     arp[34..40].copy_from_slice(&mac(1));
     fixed.send(&arp);
     assert_eq!(fixed.counter("sent_spoofed"), 2);
+    // It answers IPv6 neighbours for another: an advertisement with the hardware address of the target.
+    let mut advertisement = frame(EVERYBODY, 4, 86, 0);
+    advertisement[24..26].copy_from_slice(&[0x86, 0xdd]);
+    advertisement[26..].fill(0);
+    (advertisement[26], advertisement[32], advertisement[66]) = (0x60, 58, 136);
+    advertisement[90..92].copy_from_slice(&[2, 1]);
+    advertisement[92..98].copy_from_slice(&mac(4));
+    fixed.send(&advertisement);
+    assert_eq!(fixed.counter("sent_spoofed"), 2);
+    advertisement[92..98].copy_from_slice(&mac(1));
+    fixed.send(&advertisement);
+    assert_eq!(fixed.counter("sent_spoofed"), 3);
     // It sends a tag on an access port, also of its own VLAN.
     for vlan in [0, 5, 7] {
         let mut tagged = frame(EVERYBODY, 3, 60, 0);
@@ -219,6 +232,46 @@ fn a_hostile_guest_is_counted_and_reaches_nobody() {
     for pair in [victim, open, access, fixed] {
         pair.stop();
     }
+}
+
+/// The guest writes another source address into a frame that the card reads. The copy decides.
+#[test]
+fn a_frame_that_changes_while_it_is_judged_keeps_its_source() {
+    const LAST_BYTE: u64 = 12 + 11;
+    /// Frames that pass, and that are refused, until the test has seen enough.
+    const ENOUGH: u64 = 20;
+    let name = name();
+    let mut fixed = Pair::new(join(&name, Some(mac(1))), SPLIT);
+    let mut other = Pair::new(join(&name, Some(mac(2))), SPLIT);
+    let (view, is_over, chain) = (fixed.transmit.view.clone(), AtomicBool::new(false), AtomicU16::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in [9, 1].into_iter().cycle() {
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let at = Gpa(Guest::chain_at(chain.load(Ordering::Relaxed)).0 + LAST_BYTE);
+                view.write(at, &[number], &mut Marks::off()).unwrap();
+            }
+        });
+        let mut passed = 0;
+        eventually("frames pass, and frames are refused", || {
+            for _ in 0..100 {
+                let id = fixed.transmit.send(&frame(EVERYBODY, 1, 60, 0), 4096).unwrap();
+                chain.store(id, Ordering::Relaxed);
+                fixed.transmit.poll();
+                fixed.transmit.take().unwrap();
+            }
+            for frame in other.take() {
+                assert_eq!(frame[6..12], mac(1));
+                passed += 1;
+            }
+            passed >= ENOUGH && fixed.counter("sent_spoofed") >= ENOUGH
+        });
+        is_over.store(true, Ordering::Relaxed);
+    });
+    fixed.stop();
+    other.stop();
 }
 
 #[test]

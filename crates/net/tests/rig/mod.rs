@@ -233,6 +233,11 @@ impl Guest {
         .unwrap()
     }
 
+    /// Returns the address of the first buffer of a chain with this id.
+    pub fn chain_at(id: u16) -> Gpa {
+        Gpa(CHAINS_AT + u64::from(id) * CHAIN_BYTES)
+    }
+
     /// Makes a chain available that has buffers of these lengths.
     pub fn offer(&mut self, lens: &[u32], writable: bool) -> Option<u16> {
         let id = self.submitter.next_id()?;
