@@ -386,6 +386,25 @@ fn the_frames_of_a_card_are_captured_while_it_runs() {
             10
         );
     }
+    let mut tshark = Command::new("tshark");
+    tshark.args([
+        "-T",
+        "fields",
+        "-e",
+        "frame.interface_name",
+        "-e",
+        "frame.len",
+        "-e",
+        "frame.cap_len",
+        "-r",
+    ]);
+    match tshark.arg(&file).output() {
+        Ok(output) => {
+            let lines = String::from_utf8(output.stdout).unwrap();
+            assert_eq!(lines, "card\t100\t20\n".repeat(10));
+        }
+        Err(_) => println!("not read by tshark, which is not installed"),
+    }
     // A file that cannot be written ends the capture, and a file with other contents stays.
     let config = daemon.path("kickless.toml");
     let refused =
