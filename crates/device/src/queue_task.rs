@@ -114,10 +114,11 @@ pub trait QueueTask: Send {
     fn detach(&mut self, _engine: &mut Engine) {}
 
     /// Continues requests that had to wait, then pops heads and submits them until they cost `budget`. A
-    /// request or packet costs 1, and 1 more for each whole 4 KiB of its data, so that both many and large
-    /// requests cost something. Reading long chains and translating addresses costs too
-    /// ([`Vring::take_cost`]), even if nothing is popped or the request is refused. The last request may cost
-    /// more than is left of the budget.
+    /// request or packet costs 1, and 1 more for each whole 4 KiB of its data, so that both many and
+    /// large requests cost something. Packets that a card carries in one batch cost less, as far as they
+    /// are short. Reading long chains and translating addresses costs too ([`Vring::take_cost`]), even if
+    /// nothing is popped or the request is refused. The last request may cost more than is left of the
+    /// budget.
     ///
     /// A budget of 0 means that the task is leaving. It then pops only chains that an earlier process had
     /// popped ([`Vring::resubmissions`]), and takes no credit. Such chains can be part of its credit, which

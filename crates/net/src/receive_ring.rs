@@ -9,7 +9,7 @@
 
 use crate::buffers;
 use crate::card_state::CardState;
-use crate::cost::{self, Budget};
+use crate::cost::{self, BatchCost, Budget};
 use crate::counters::RingCounters;
 use crate::credit::Credit;
 use crate::filter::{Filter, Modes};
@@ -352,16 +352,16 @@ impl ReceiveRing {
         count: usize,
         mut frames_left: impl Iterator<Item = &'f [u8]>,
     ) -> u32 {
-        let Self { vring, budget, format, chains, .. } = self;
+        let Self { vring, budget, format, chains, card, .. } = self;
         let wanted = count.min(chains.len());
         let count = vring.peek(device::Direction::Writable, &mut chains[..wanted]);
-        let (limit, len_max) = (budget.left(), format.len_max);
-        let (mut frames, mut bytes, mut cost) = (0, 0, 0);
+        let len_max = format.len_max;
+        let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget.left(), card.limiter.is_on()));
         for group in chains[..count].chunks_mut(SHOWN) {
             let (view, marks) = vring.memory();
             let mut written = 0;
             for chain in &mut *group {
-                if cost >= limit {
+                if cost.is_used_up() {
                     break;
                 }
                 let Some(frame) = frames_left.next() else { break };
@@ -372,7 +372,8 @@ impl ReceiveRing {
                 // Lossless, because the buffer is as long.
                 chain.written = frame.len() as u32;
                 let len = (frame.len() - HEADER_LEN) as u64;
-                (written, bytes, cost) = (written + 1, bytes + len, cost + cost::of_frame(len));
+                cost.add(len);
+                (written, bytes) = (written + 1, bytes + len);
             }
             vring.complete_peeked(&group[..written]);
             frames += written;
@@ -380,7 +381,7 @@ impl ReceiveRing {
                 break;
             }
         }
-        budget.charge(cost);
+        budget.charge(cost.cost());
         self.counters().received_frames.add(frames as u64);
         self.counters().received_bytes.add(bytes);
         frames as u32

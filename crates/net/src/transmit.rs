@@ -4,7 +4,7 @@
 use crate::buffers;
 use crate::card_port::CardPort;
 use crate::card_state::CardState;
-use crate::cost;
+use crate::cost::{self, BatchCost};
 use crate::counters::RingCounters;
 use crate::frame::{Frame, InvalidFrame};
 use crate::immediate_ring::{self, ImmediateRing};
@@ -206,19 +206,20 @@ impl ImmediateRing for TransmitTask {
             return (0, 0);
         }
         let collects = self.card.collects_frames();
-        let (mut frames, mut bytes, mut cost) = (0, 0, 0);
-        while frames < count && cost < budget {
+        let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget, self.card.limiter.is_on()));
+        while frames < count && !cost.is_used_up() {
             let buffer = self.chains[frames].buffer;
             if !self.take_single(buffer, collects) {
                 break;
             }
             let len = u64::from(buffer.len);
-            (frames, bytes, cost) = (frames + 1, bytes + len - HEADER as u64, cost + cost::of_frame(len));
+            cost.add(len);
+            (frames, bytes) = (frames + 1, bytes + len - HEADER as u64);
         }
         self.vring.complete_peeked(&self.chains[..frames]);
         self.counters().sent_frames.add(frames as u64);
         self.counters().sent_bytes.add(bytes);
-        (frames as u32, cost)
+        (frames as u32, cost.cost())
     }
 }
 

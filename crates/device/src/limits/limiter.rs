@@ -79,10 +79,16 @@ impl Limiter {
     /// for each batch.
     #[inline]
     pub fn now_if_on(&self) -> Option<u64> {
-        if !self.is_on.load(Ordering::Relaxed) {
+        if !self.is_on() {
             return None;
         }
         Some(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Returns whether there is any limit.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
     }
 
     /// Changes the limits. Debts are forgiven. Throttled tasks notice it within a tenth of a second.
