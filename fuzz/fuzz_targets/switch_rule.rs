@@ -14,7 +14,8 @@ const EXTENSIONS: [u8; 4] = [0, 43, 60, 51];
 /// Returns a frame with a message behind extension headers, and whether an option names another address.
 fn discovery(extensions: &[u8], kind: u8, options: &[(u8, u8)]) -> (Vec<u8>, bool) {
     let mut frame = [&[0x33, 0x33, 0, 0, 0, 1][..], &OWN, &[0x86, 0xdd]].concat();
-    let kinds: Vec<u8> = extensions.iter().map(|kind| EXTENSIONS[usize::from(*kind) % EXTENSIONS.len()]).collect();
+    let kinds: Vec<u8> =
+        extensions.iter().map(|kind| EXTENSIONS[usize::from(*kind) % EXTENSIONS.len()]).collect();
     let mut header = [0; 40];
     header[6] = *kinds.first().unwrap_or(&58);
     frame.extend(header);
