@@ -1,5 +1,5 @@
-//! Judges frames of a card with an address of its own: any bytes, and neighbour discovery of IPv6 that is made of
-//! its parts, of which the target knows whether it names another address.
+//! Judges frames of a card with an address of its own: any bytes, and neighbour discovery of IPv6 that is
+//! made of its parts, of which the target knows whether it names another address.
 #![no_main]
 
 use kickless_net::switch_fuzzing::{Judged, judge};

@@ -51,8 +51,8 @@ fn connect(daemon: &Daemon, name: &str) -> (Card, QueuePair) {
     }
 }
 
-/// Sends frames to two addresses and to all, and checks those that come, until `is_over`. Those of each sender
-/// come in order, and none twice.
+/// Sends frames to two addresses and to all, and checks those that come, until `is_over`. Those of each
+/// sender come in order, and none twice.
 fn exchange(
     daemon: &Daemon,
     name: &str,
@@ -88,7 +88,8 @@ fn exchange(
     }
 }
 
-/// Runs the cards a and b, which exchange frames and send to card c as well, and lets card c leave in each round.
+/// Runs the cards a and b, which exchange frames and send to card c as well, and lets card c leave in
+/// each round.
 fn others_go_on(mut leave: impl FnMut(&Daemon, &dyn Fn())) {
     let tables = [1, 2, 3].map(table);
     let devices = [("a", tables[0].as_str()), ("b", &tables[1]), ("c", &tables[2])];
