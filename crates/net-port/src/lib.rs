@@ -34,4 +34,6 @@ pub use switch_name::{InvalidSwitch, SwitchName};
 pub use tap::{Offloads, ReceiveError, SendError, Tap, TapError, TapQueue};
 pub use test_frame::{InvalidTestFrame, TestFrame};
 pub use user::{InvalidUserOption, PasstError, UserOptions};
-pub use xdp::{InvalidXdp, XDP_FRAME_LEN_MAX, XdpError, XdpLink, XdpName, XdpPort, XdpQueue, XdpTurn};
+pub use xdp::{
+    InvalidXdp, XDP_FRAME_LEN_MAX, XdpError, XdpFlushed, XdpLink, XdpName, XdpPort, XdpQueue, XdpTurn,
+};

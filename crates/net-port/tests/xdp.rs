@@ -200,6 +200,67 @@ fn queues_beside_those_of_the_card_stay_with_the_host() {
     });
 }
 
+/// The kernel binds a socket to a queue that cannot send.
+#[test]
+fn a_queue_that_only_receives_is_refused() {
+    in_network_namespace(|| {
+        ip("link add left numrxqueues 3 numtxqueues 1 type veth peer name right numrxqueues 1 numtxqueues 3");
+        let error = open("xdp:left,queue=2", 1).unwrap_err();
+        assert!(matches!(error, XdpError::NoQueue { queue: 2, .. }), "{error}");
+        drop(open("xdp:left", 1).unwrap());
+    });
+}
+
+/// A bridge has no driver that runs the program.
+#[test]
+fn an_interface_without_a_driver_for_xdp_has_the_program_in_the_network_stack() {
+    in_network_namespace(|| {
+        ip("link add br0 type bridge");
+        veth();
+        for (name, shown) in [("br0", " xdpgeneric "), ("left", " xdp ")] {
+            ip(&format!("link set {name} up"));
+            let _port = open(&format!("xdp:{name}"), 1).unwrap();
+            let output =
+                std::process::Command::new("ip").args(["link", "show", "dev", name]).output().unwrap();
+            let lines = String::from_utf8(output.stdout).unwrap();
+            assert!(lines.contains(shown), "{lines}");
+        }
+    });
+}
+
+#[test]
+fn an_interface_without_a_carrier_is_down() {
+    in_network_namespace(|| {
+        veth();
+        let port = open("xdp:left", 1).unwrap();
+        let queue = port.queue(0).unwrap();
+        ip("link set right down");
+        let mut dropped = 0;
+        for number in 0..100 {
+            assert!(
+                queue.turn().push(60, |space| {
+                    space[HEADER..].copy_from_slice(&frame(60, number));
+                    Ok::<_, ()>(60)
+                }) == Some(Ok(()))
+            );
+            dropped += queue.turn().flush().dropped;
+            if queue.turn().link() == XdpLink::Down {
+                break;
+            }
+        }
+        assert_eq!((queue.turn().link(), dropped), (XdpLink::Down, 8));
+        ip("link set right up");
+        let right = open("xdp:right", 1).unwrap();
+        let to = right.queue(0).unwrap();
+        eventually("the carrier is back", || {
+            queue.turn().flush();
+            queue.turn().link() == XdpLink::Up
+                && send(&queue, &frame(60, 7))
+                && to.turn().receive(|_| ()).is_some()
+        });
+    });
+}
+
 #[test]
 fn the_errors_of_an_operator_name_the_port() {
     in_network_namespace(|| {
@@ -212,7 +273,11 @@ fn the_errors_of_an_operator_name_the_port() {
              more with ethtool -L"
         );
         let port = open("xdp:left", 1).unwrap();
-        assert_eq!(error("xdp:left", 1), "port xdp:left: queue 0 is in use by another program");
+        assert_eq!(
+            error("xdp:left", 1),
+            "port xdp:left: the interface has an XDP program already, of another program or card (ip link show dev \
+             left)"
+        );
         drop(port);
         // The program has left the interface with its port.
         drop(open("xdp:left", 1).unwrap());

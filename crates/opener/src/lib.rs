@@ -52,7 +52,8 @@
 //! # What does not go through here
 //! Descriptors without a name (pipes, eventfds, memfds, epoll and io_uring instances, pairs of sockets);
 //! `/proc` files of a worker thread, which only that thread's process can name; programs that are started
-//! (`passt`); what librbd opens; and commands that are no daemon (`ctl`, `top`, `metrics`, `bench`).
+//! (`passt`); what librbd opens; interfaces for AF_XDP (`net-port/src/xdp`), whose library binds its sockets
+//! itself; and commands that are no daemon (`ctl`, `top`, `metrics`, `bench`).
 //! `clippy.toml` has the list of functions that use names. The daemon's crates refuse them outside of this
 //! one.
 

@@ -43,7 +43,10 @@ pub enum XdpError {
         queue: u16,
     },
     /// Another program of XDP is at the interface.
-    #[error("port xdp:{interface}: the interface has an XDP program already (ip link show dev {interface})")]
+    #[error(
+        "port xdp:{interface}: the interface has an XDP program already, of another program or card (ip link show dev \
+         {interface})"
+    )]
     InUse {
         /// The interface.
         interface: String,

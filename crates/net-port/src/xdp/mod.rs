@@ -34,5 +34,5 @@ mod rings;
 
 pub use error::XdpError;
 pub use name::{InvalidXdp, XdpName};
-pub use port::{XdpPort, XdpQueue, XdpTurn};
+pub use port::{XdpFlushed, XdpPort, XdpQueue, XdpTurn};
 pub use rings::{FRAME_LEN_MAX as XDP_FRAME_LEN_MAX, XdpLink};

@@ -1,7 +1,7 @@
 //! The queues of an interface, one for each pair of rings.
 
 use super::program::{Attached, Sockets};
-use super::rings::{OpenError, Rings, XdpLink};
+use super::rings::{FRAMES, OpenError, Rings, XdpLink};
 use super::{XdpError, XdpName};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
@@ -25,7 +25,8 @@ pub struct XdpPort {
     _program: Attached,
 }
 
-/// A queue, which both rings of a pair share. They are tasks of one worker, so the lock is free.
+/// A queue, which both rings of a pair share. Their tasks are on one worker most of the time, so the lock
+/// is free mostly. A thread that reads counters or announces an address takes it too, for a call.
 struct Queue(Mutex<Rings>);
 
 impl XdpPort {
@@ -39,18 +40,23 @@ impl XdpPort {
         let index = index_of(interface)?;
         let end = name.queue.saturating_add(pairs);
         let sockets = Sockets::new(end.into()).map_err(|error| fail("making a map of sockets", error))?;
+        // The program is first, because it shows whether the interface is free. Without a socket, frames
+        // stay with the host.
+        let program = sockets.attach(index).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::BUSY | Errno::EXIST) => XdpError::InUse { interface: interface.clone() },
+            _ => fail("attaching a program", error),
+        })?;
         let mut queues = Vec::new();
         for queue in name.queue..end {
+            if !sends(index, queue) {
+                return Err(XdpError::NoQueue { interface: interface.clone(), queue });
+            }
             let rings = open_rings(index, queue).map_err(|error| of_open(interface, queue, error))?;
             sockets
                 .set(queue.into(), rings.as_fd())
                 .map_err(|error| fail("giving a queue its socket", error))?;
             queues.push(Arc::new(Queue(Mutex::new(rings))));
         }
-        let program = sockets.attach(index).map_err(|error| match Errno::from_io_error(&error) {
-            Some(Errno::BUSY | Errno::EXIST) => XdpError::InUse { interface: interface.clone() },
-            _ => fail("attaching a program", error),
-        })?;
         let zero_copy = queues.iter().filter(|queue| queue.lock().is_zero_copy()).count();
         let copies = zero_copy < queues.len();
         info!(interface, native = program.is_native, copies, "the port has its queues of the interface");
@@ -111,6 +117,15 @@ impl AsFd for XdpQueue {
     }
 }
 
+/// The result of [`XdpTurn::flush`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XdpFlushed {
+    /// The kernel has sent frames since the last time, or has begun to.
+    pub has_moved: bool,
+    /// Frames that the interface has dropped, for example without a carrier.
+    pub dropped: u32,
+}
+
 /// A queue, for one turn of a task.
 pub struct XdpTurn<'a>(MutexGuard<'a, Rings>);
 
@@ -121,10 +136,11 @@ impl XdpTurn<'_> {
         self.0.receive(take)
     }
 
-    /// Discards all frames that were received.
+    /// Discards the frames that were received. Returns their number.
     pub fn discard(&mut self) -> u64 {
         let mut discarded = 0;
-        while self.0.receive(|_| ()).is_some() {
+        // Others come meanwhile. The kernel has memory for so many at a time.
+        while discarded < FRAMES.into() && self.0.receive(|_| ()).is_some() {
             discarded += 1;
         }
         discarded
@@ -152,8 +168,9 @@ impl XdpTurn<'_> {
 
     /// Tells the kernel of the frames that were added, or finds out whether the interface takes frames. Never
     /// waits.
-    pub fn flush(&mut self) {
-        self.0.flush();
+    pub fn flush(&mut self) -> XdpFlushed {
+        let (has_moved, dropped) = self.0.flush();
+        XdpFlushed { has_moved, dropped }
     }
 
     /// Returns whether the kernel has not begun to send all frames. It begins in a later [`XdpTurn::flush`].
@@ -165,6 +182,14 @@ impl XdpTurn<'_> {
     pub fn link(&self) -> XdpLink {
         self.0.link
     }
+}
+
+/// Returns whether an interface has a transmit queue of this number, as far as it tells. The kernel binds
+/// a socket to a queue that only receives, too, and then sends nothing.
+fn sends(interface: u32, queue: u16) -> bool {
+    xdp::nic::NicIndex::new(interface)
+        .queue_counts()
+        .map_or(true, |counts| counts.tx_count() == 0 || u32::from(queue) < counts.tx_count())
 }
 
 /// Opens the rings of a queue. Waits for the kernel, which takes a queue from a closed socket on a thread

@@ -15,6 +15,8 @@ const PROG_TYPE_XDP: u32 = 6;
 const ATTACH_TYPE_XDP: u32 = 37;
 /// Runs the program in the network stack, for an interface whose driver cannot run it.
 const FLAG_SKB_MODE: u32 = 1 << 1;
+/// Runs the program in the driver, or not at all. Without a flag, the kernel would not say which it is.
+const FLAG_DRV_MODE: u32 = 1 << 2;
 
 const HELPER_REDIRECT_MAP: i32 = 51;
 /// The offset of `rx_queue_index` in `struct xdp_md`.
@@ -109,10 +111,10 @@ impl Sockets {
     /// Puts the program at an interface: in its driver, or in the network stack if the driver cannot run it.
     pub(super) fn attach(&self, interface: u32) -> io::Result<Attached> {
         let program = self.load()?;
-        match link(&program, interface, 0) {
+        match link(&program, interface, FLAG_DRV_MODE) {
             Ok(link) => Ok(Attached { is_native: true, _link: link }),
             Err(error) => match Errno::from_io_error(&error) {
-                Some(Errno::BUSY | Errno::PERM | Errno::NODEV) => Err(error),
+                Some(Errno::BUSY | Errno::EXIST | Errno::PERM | Errno::NODEV) => Err(error),
                 _ => Ok(Attached { is_native: false, _link: link(&program, interface, FLAG_SKB_MODE)? }),
             },
         }

@@ -10,12 +10,12 @@ use xdp::error::PacketError;
 use xdp::slab::{Slab, StackSlab};
 use xdp::socket::{XdpSocket, XdpSocketBuilder};
 use xdp::umem::{FrameSize, UmemCfgBuilder};
-use xdp::{CompletionRing, FillRing, Packet, RingConfigBuilder, RxRing, TxRing, Umem};
+use xdp::{CompletionRing, Packet, RingConfigBuilder, RxRing, Umem, WakableFillRing, WakableTxRing};
 
 const HEADER: usize = size_of::<Header>();
 /// Frames of memory for each direction, and entries of each ring. A worker that comes every 100 us at 10
 /// million frames a second finds all of them used.
-const FRAMES: u32 = 1024;
+pub(super) const FRAMES: u32 = 1024;
 /// Bytes that the kernel keeps before each frame (`XDP_PACKET_HEADROOM`).
 const KERNEL_HEADROOM: usize = 256;
 /// The size of a frame in memory: the largest that the kernel takes.
@@ -24,6 +24,11 @@ const CHUNK: usize = 4096;
 pub const FRAME_LEN_MAX: usize = CHUNK - KERNEL_HEADROOM - HEADER;
 /// The frames that the kernel sends in one call when it copies them (`TX_BATCH_SIZE`).
 const SENT_IN_ONE_CALL: usize = 32;
+/// The most calls of one flush, which hold the lock of the queue: enough for the frames of one turn.
+const CALLS_MAX: usize = 9;
+/// Frames in succession that an interface drops before it counts as down. One alone may have met a full
+/// queue.
+const REFUSALS_MAX: u32 = 8;
 /// Used frames that go back to the kernel together, so that few accesses to its line are needed.
 const FILL_BATCH: usize = 16;
 
@@ -35,26 +40,32 @@ pub enum XdpLink {
     Up,
     /// It is down.
     Down,
-    /// It was deleted.
+    /// It was deleted, or moved to another network namespace.
     Gone,
 }
 
-/// The rings of one queue. The fields end in this order, so the memory outlives the socket.
+/// The rings of one queue. The fields end in this order, so the memory outlives the socket. The library
+/// has slices of the rings, which the kernel writes too: it reads an entry only after the number that
+/// publishes it.
 pub(super) struct Rings {
     socket: XdpSocket,
     /// The same socket. The library's has no owner of its descriptor that could be borrowed.
     fd: OwnedFd,
-    fill: FillRing,
+    fill: WakableFillRing,
     receive: RxRing,
-    transmit: TxRing,
+    transmit: WakableTxRing,
     completion: CompletionRing,
     memory: Umem,
     /// Frames that were received, and that the kernel has not got back.
     to_fill: usize,
     /// Frames that the kernel has and that it has not completed.
     sending: usize,
-    /// Frames of these that no call has told the kernel of, or that it has not begun to send.
+    /// The most frames of these that the kernel may not have begun to send.
     unsent: usize,
+    /// Calls in succession in which the interface has dropped a frame.
+    refusals: u32,
+    /// The kernel moves frames without a copy, and may wait to be told of memory.
+    is_zero_copy: bool,
     pub(super) link: XdpLink,
 }
 
@@ -104,7 +115,7 @@ impl Rings {
             completion_count: FRAMES,
         };
         let mut builder = XdpSocketBuilder::new()?;
-        let (rings, flags) = builder.build_rings(&memory, rings.build()?)?;
+        let (rings, flags) = builder.build_wakable_rings(&memory, rings.build()?)?;
         let socket = builder.bind(xdp::nic::NicIndex::new(interface), queue, flags)?;
         // SAFETY: the socket is open during this call.
         let fd = dup(unsafe { BorrowedFd::borrow_raw(socket.raw_fd()) }).map_err(io::Error::from)?;
@@ -123,16 +134,19 @@ impl Rings {
             to_fill: FRAMES as usize,
             sending: 0,
             unsent: 0,
+            refusals: 0,
+            is_zero_copy: false,
             link: XdpLink::Up,
         };
+        rings.is_zero_copy = sockopt::xdp_options(&rings.fd)
+            .is_ok_and(|options| options.contains(rustix::net::xdp::XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY));
         rings.fill();
         Ok(rings)
     }
 
     /// Returns whether the kernel moves frames without a copy.
     pub(super) fn is_zero_copy(&self) -> bool {
-        sockopt::xdp_options(&self.fd)
-            .is_ok_and(|options| options.contains(rustix::net::xdp::XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY))
+        self.is_zero_copy
     }
 
     /// Returns the number of frames for this queue that the kernel has dropped.
@@ -144,7 +158,10 @@ impl Rings {
     /// Gives the kernel frames to receive into.
     fn fill(&mut self) {
         // SAFETY: the memory is a field behind the socket, so it ends later.
-        self.to_fill -= unsafe { self.fill.enqueue(&mut self.memory, self.to_fill) };
+        let filled = unsafe { self.fill.enqueue(&mut self.memory, self.to_fill, self.is_zero_copy) };
+        // The call that tells the kernel fails after all frames were added, for example while the
+        // interface is down.
+        self.to_fill -= filled.unwrap_or(self.to_fill);
     }
 
     /// Passes the next received frame to `take`, behind space for a virtio-net header. Returns `None` if
@@ -169,10 +186,18 @@ impl Rings {
         result
     }
 
+    /// Takes back the frames that the kernel has sent. Returns whether there were some.
+    fn reap(&mut self) -> bool {
+        let completed = self.completion.dequeue(&mut self.memory, FRAMES as usize);
+        self.sending -= completed;
+        self.unsent = self.unsent.min(self.sending);
+        completed > 0
+    }
+
     /// Returns whether there is memory for another frame to send.
     pub(super) fn has_room(&mut self) -> bool {
         if self.sending == FRAMES as usize {
-            self.sending -= self.completion.dequeue(&mut self.memory, FRAMES as usize);
+            self.reap();
         }
         self.sending < FRAMES as usize
     }
@@ -202,9 +227,9 @@ impl Rings {
         let mut slab = StackSlab::<1>::new();
         slab.push_front(packet);
         // SAFETY: the memory is a field behind the socket, so it ends later.
-        let sent = unsafe { self.transmit.send(&mut slab) };
-        if sent == 0 {
-            // The ring has an entry for each frame that may be on its way, so this does not happen.
+        let sent = unsafe { self.transmit.send(&mut slab, false) };
+        if !sent.is_ok_and(|sent| sent > 0) {
+            // The kernel has completed a frame before it took it out of the ring.
             if let Some(packet) = slab.pop_back() {
                 self.memory.free_packet(packet);
             }
@@ -215,27 +240,39 @@ impl Rings {
         Some(Ok(()))
     }
 
-    /// Tells the kernel of the frames that were added. Returns whether it has begun to send all of them.
-    pub(super) fn flush(&mut self) -> bool {
-        for _ in 0..=self.unsent / SENT_IN_ONE_CALL {
-            match send(&self.fd, &[], SendFlags::DONTWAIT) {
+    /// Tells the kernel of the frames that were added. Returns whether frames have moved, and the number
+    /// that the interface has dropped.
+    pub(super) fn flush(&mut self) -> (bool, u32) {
+        let (mut has_moved, mut dropped) = (self.reap(), 0);
+        let calls = (self.unsent / SENT_IN_ONE_CALL + 1).min(CALLS_MAX);
+        for _ in 0..calls {
+            let sent = send(&self.fd, &[], SendFlags::DONTWAIT);
+            if sent != Err(Errno::BUSY) {
+                self.refusals = 0;
+            }
+            match sent {
                 Ok(_) => {
                     (self.unsent, self.link) = (0, XdpLink::Up);
-                    return true;
+                    return (true, dropped);
                 }
                 // The interface has no room, or the kernel has sent its batch.
-                Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) => self.link = XdpLink::Up,
-                Err(Errno::NXIO) => {
-                    self.link = XdpLink::Gone;
-                    return true;
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => self.link = XdpLink::Up,
+                // The driver has dropped a frame. It drops each one without a carrier.
+                Err(Errno::BUSY) => {
+                    (self.refusals, dropped) = (self.refusals + 1, dropped + 1);
+                    if self.refusals >= REFUSALS_MAX {
+                        self.link = XdpLink::Down;
+                    }
                 }
-                Err(_) => {
-                    self.link = XdpLink::Down;
-                    return true;
-                }
+                Err(Errno::NXIO) => self.link = XdpLink::Gone,
+                Err(_) => self.link = XdpLink::Down,
+            }
+            has_moved |= self.reap();
+            if self.link != XdpLink::Up {
+                break;
             }
         }
-        false
+        (has_moved, dropped)
     }
 
     /// Returns whether the kernel has not begun to send frames that were added.

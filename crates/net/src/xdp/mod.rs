@@ -6,7 +6,7 @@ mod transmit;
 pub(crate) use source::XdpSource;
 pub(crate) use transmit::XdpTransmitTask;
 
-use kickless_net_port::{XdpLink, XdpPort, XdpTurn};
+use kickless_net_port::{XdpFlushed, XdpLink, XdpPort, XdpTurn};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::{Span, error, warn};
 
@@ -25,13 +25,14 @@ impl XdpQueues {
     }
 
     /// Tells the kernel of the frames that were added. Logs once that the interface is gone.
-    fn flush(&self, turn: &mut XdpTurn<'_>) {
-        turn.flush();
+    fn flush(&self, turn: &mut XdpTurn<'_>) -> XdpFlushed {
+        let flushed = turn.flush();
         if turn.link() == XdpLink::Gone && !self.is_gone.swap(true, Ordering::Relaxed) {
             let interface = self.queues.interface();
-            error!(parent: &self.span, interface, "the interface was deleted: the card has no network until this \
+            error!(parent: &self.span, interface, "the interface was deleted or moved: the card has no network until this \
                 program starts again");
         }
+        flushed
     }
 
     /// Sends a frame that no ring has, at once or never.

@@ -25,7 +25,7 @@ use kickless_virtqueue::Chain;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const HEADER: usize = size_of::<Header>();
 /// The most frames of one turn, so that the interface gets them while later ones are copied.
@@ -49,8 +49,10 @@ pub(crate) struct XdpTransmitTask {
     /// The length of the packet in `copy`, and its segments that wait for room.
     segments: Option<(usize, Segments)>,
     timer: Pause,
-    /// The present pause, if the task waits for room.
-    pause: Option<Duration>,
+    /// The present pause and its end, if the task waits for room.
+    pause: Option<(Duration, Instant)>,
+    /// Frames have moved since the present pause began.
+    has_moved: bool,
 }
 
 /// The end of a frame that the driver sent.
@@ -95,6 +97,7 @@ impl XdpTransmitTask {
             segments: None,
             timer: Pause::new()?,
             pause: None,
+            has_moved: false,
         })
     }
 
@@ -210,7 +213,10 @@ impl XdpTransmitTask {
     fn flush(&mut self) -> XdpLink {
         let mut turn = self.queue.turn();
         if let CardPort::Xdp(port) = &self.card.port {
-            port.flush(&mut turn);
+            let flushed = port.flush(&mut turn);
+            self.has_moved |= flushed.has_moved;
+            // They were counted as sent when the kernel got them.
+            self.card.counters[usize::from(self.vring.index())].sent_down.add(flushed.dropped.into());
         }
         turn.link()
     }
@@ -226,9 +232,16 @@ impl XdpTransmitTask {
             self.pause = None;
             return false;
         }
-        let pause = self.pause.map_or(PAUSE_MIN, |pause| (2 * pause).min(PAUSE_MAX));
-        self.pause = Some(pause);
-        self.timer.begin(pause);
+        let now = Instant::now();
+        let next = match self.pause {
+            Some((_, end)) if now < end => return true,
+            // An interface that sends nothing is asked ever more rarely.
+            Some((pause, _)) if !self.has_moved => (2 * pause).min(PAUSE_MAX),
+            _ => PAUSE_MIN,
+        };
+        self.has_moved = false;
+        self.pause = Some((next, now + next));
+        self.timer.begin(next);
         true
     }
 }
