@@ -7,7 +7,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 /// The parts of the program that write log lines, by the names of their crates.
-const PARTS: [&str; 12] = [
+const PARTS: [&str; 13] = [
     "kickless",
     "kickless_blk",
     "kickless_control",
@@ -18,6 +18,7 @@ const PARTS: [&str; 12] = [
     "kickless_io",
     "kickless_net",
     "kickless_net_port",
+    "kickless_opener",
     "kickless_vhost",
     "kickless_worker",
 ];
