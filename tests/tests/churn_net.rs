@@ -17,6 +17,7 @@ use kickless_disk::Disk;
 use kickless_driver::Options;
 use kickless_net::Net;
 use kickless_net_port::TapError;
+use kickless_opener::Descriptors;
 use kickless_testing::Resources;
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::card::{Card, CardShape};
@@ -30,7 +31,7 @@ const CHURNERS: usize = 3;
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 
-fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
+fn make(config: &DeviceConfig, _: &Descriptors) -> Result<Arc<dyn Device>, MakeError> {
     let queue_size_max = config.serve.queue_size;
     Ok(match &config.kind {
         DeviceKind::Blk(blk) => {
@@ -55,7 +56,7 @@ fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
             ring_reset: false,
             port: net
                 .port
-                .open(net.pairs_max(), |fd| Err(TapError::NotInherited { fd }))
+                .open(net.pairs_max(), |fd| Err(TapError::NotInherited { fd: fd.into() }))
                 .map_err(|error| MakeError { option: "port", source: error.into() })?,
         })),
     })

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -80,4 +81,67 @@ fn descriptors_that_are_no_queues_are_refused() {
             assert!(sentence.contains(said) && sentence.lines().count() == 1, "{sentence}");
         }
     });
+}
+
+/// Sends both queues of a TAP with a call, by names.
+#[test]
+fn a_card_is_added_with_the_queues_of_a_call() {
+    in_network_namespace(|| {
+        let tap = Tap::open("vm", 2).unwrap();
+        ip("link set vm up");
+        let dir = tempfile::tempdir().unwrap();
+        let (control, socket) = (dir.path().join("control"), dir.path().join("socket"));
+        let mut command = Command::new(kickless_binary().unwrap());
+        command.args(["serve", "--config=/dev/null"]).arg(format!("--control={}", control.display()));
+        let mut daemon = Ended(command.stderr(Stdio::piped()).spawn().unwrap());
+        let added = |queues: [OwnedFd; 2]| {
+            let config = serde_json::json!({ "name": "card", "socket-path": socket, "port": "tap-fd:q0,q1" });
+            let script = "exec 5<&0 6>&1 0</dev/null 1>/dev/null; \
+                exec \"$0\" ctl --control=\"$1\" --fd=q0=5 --fd=q1=6 device.add \"$2\"";
+            let mut command = Command::new("sh");
+            command
+                .args(["-c", script])
+                .arg(kickless_binary().unwrap())
+                .arg(&control)
+                .arg(config.to_string());
+            let [five, six] = queues;
+            command.stdin(five).stdout(six).stderr(Stdio::piped()).output().unwrap()
+        };
+        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let begun = Instant::now();
+        loop {
+            let output = added([queues(&tap)[0].try_clone().unwrap(), null()]);
+            let sentence = String::from_utf8(output.stderr).unwrap();
+            if sentence.contains("port: the descriptor is not a TAP that exists") {
+                break;
+            }
+            assert!(begun.elapsed() < LIMIT, "{sentence}");
+            sleep(Duration::from_millis(5));
+        }
+        let output = added(queues(&tap));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let mut card = Card::prepare(&socket, CardShape { pairs: 2, packed: false }).unwrap();
+        for ring in [TRANSMIT, TRANSMIT + 2] {
+            card.resume(ring).unwrap();
+            for _ in 0..10 {
+                card.send(ring).unwrap();
+            }
+        }
+        drop(card);
+        kill_process(Pid::from_child(&daemon.0), Signal::TERM).unwrap();
+        let log = io::read_to_string(daemon.0.stderr.take().unwrap()).unwrap();
+        let log: Vec<_> = log.lines().map(str::to_owned).collect();
+        assert_eq!(daemon.0.wait().unwrap().code(), Some(0), "{log:#?}");
+        assert_eq!(card_counter(&log, "sent_frames").unwrap(), 20);
+    });
+}
+
+/// A process that does not outlive the test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

@@ -3,6 +3,7 @@
 //! Parsing is pure. [`Daemon`](crate::Daemon) executes a parsed call. `docs/openrpc.json` describes the calls
 //! for clients, and a test compares it with [`METHODS`].
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use kickless_daemon::{
     CardLimitsConfig, DeviceConfig, DeviceTable, LimitsConfig, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT,
     RemoveMode, parse_device_name,
 };
+use kickless_opener::Descriptors;
 use kickless_values::{parse_duration, parse_size};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
@@ -236,6 +238,30 @@ impl Method {
     /// There is no such call.
     pub fn find(name: &str) -> Result<&'static Self, RpcError> {
         METHODS.iter().find(|method| method.name == name).ok_or_else(|| RpcError::no_method(name))
+    }
+
+    /// Returns whether descriptors can come with the call.
+    pub fn takes_descriptors(&self) -> bool {
+        self.name == "device.add"
+    }
+
+    /// Names the descriptors that came with the call. `come` has as many as `fds`, or the number of those that
+    /// came.
+    ///
+    /// # Errors
+    /// The call takes none, or fewer came.
+    pub(crate) fn named(
+        &self,
+        fds: Vec<String>,
+        come: Result<Vec<OwnedFd>, usize>,
+    ) -> Result<Descriptors, RpcError> {
+        if !fds.is_empty() && !self.takes_descriptors() {
+            return Err(RpcError::params(format!("fds: {} takes no descriptors", self.name)));
+        }
+        match come {
+            Ok(descriptors) => Ok(fds.into_iter().zip(descriptors).collect()),
+            Err(come) => Err(RpcError::params(format!("fds: {} are named, and {come} came", fds.len()))),
+        }
     }
 
     /// Parses the parameters of this call.

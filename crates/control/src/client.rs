@@ -1,12 +1,16 @@
 //! A client of a control socket.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Map, Value};
 
+use super::inbox::{DESCRIPTORS_MAX, TooManyDescriptors};
 use super::rpc::{Request, RpcError};
 
 /// The longest answer that the client takes. A daemon with 512 devices of 64 queues sends some 20 MiB.
@@ -62,11 +66,25 @@ impl Client {
     /// # Errors
     /// The call failed, or the connection did.
     pub fn call(&mut self, method: &str, params: Map<String, Value>) -> Result<Value, ClientError> {
+        self.call_given(method, params, &[])
+    }
+
+    /// Makes a call as [`Client::call`] does. Sends these descriptors with it, each with its name.
+    ///
+    /// # Errors
+    /// The call failed, or the connection did.
+    pub fn call_given(
+        &mut self,
+        method: &str,
+        params: Map<String, Value>,
+        given: &[(String, BorrowedFd<'_>)],
+    ) -> Result<Value, ClientError> {
         let id = Value::from(self.next_id);
         self.next_id += 1;
-        let request = Request { id: Some(id.clone()), method: method.to_owned(), params };
+        let (fds, descriptors): (_, Vec<_>) = given.iter().cloned().unzip();
+        let request = Request { id: Some(id.clone()), method: method.to_owned(), params, fds };
         // A daemon that refuses this client answers without reading. So the answer counts, if there is one.
-        let written = self.stream.get_mut().write_all(request.line().as_bytes());
+        let written = self.write(request.line().as_bytes(), &descriptors);
         let mut answer = loop {
             match self.read() {
                 Err(ClientError::Io(_) | ClientError::Closed) if written.is_err() => {
@@ -89,6 +107,22 @@ impl Client {
             .get_mut("result")
             .map(Value::take)
             .ok_or_else(|| ClientError::Answer("it has no result".into()))
+    }
+
+    /// Writes a line. Its descriptors come with its first bytes.
+    fn write(&mut self, line: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let stream = self.stream.get_mut();
+        let mut sent = 0;
+        if !descriptors.is_empty() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+                return Err(io::Error::other(TooManyDescriptors));
+            }
+            let line = [IoSlice::new(line)];
+            sent = sendmsg(&*stream, &line, &mut control, SendFlags::NOSIGNAL)?;
+        }
+        stream.write_all(&line[sent..])
     }
 
     /// Waits for the next notification of a subscription. Returns its parameters.

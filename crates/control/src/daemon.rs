@@ -7,6 +7,7 @@ use kickless_daemon::{
     AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, Mistake, Notation, PoolConfig, Registry,
     Reloaded, sentence,
 };
+use kickless_opener::{Descriptors, NoDescriptor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -48,11 +49,11 @@ impl Daemon {
         Self { registry, hooks, started: Instant::now() }
     }
 
-    /// Executes a call, and returns its result.
+    /// Executes a call that came with these descriptors, and returns its result.
     ///
     /// # Errors
     /// The call failed.
-    pub fn execute(&self, call: Call) -> Result<Value, RpcError> {
+    pub fn execute(&self, call: Call, given: &Descriptors) -> Result<Value, RpcError> {
         match call {
             Call::Discover => openrpc::document(),
             Call::DaemonInfo => Ok(self.info()),
@@ -64,10 +65,7 @@ impl Daemon {
             Call::DaemonReload => shown(&(self.hooks.reload)().map_err(RpcError::failed)?),
             Call::DeviceList => Ok(self.registry.list().iter().map(summary).collect()),
             Call::DeviceGet { name } => details(&self.status(&name)?),
-            Call::DeviceAdd(config) => match self.registry.add(*config) {
-                Ok(outcome) => Ok(json!({ "added": outcome == AddOutcome::New })),
-                Err(error) => Err(RpcError::failed(add_sentence(&error))),
-            },
+            Call::DeviceAdd(config) => self.add(*config, given),
             Call::DeviceRemove { name, mode, timeout } => {
                 let removed = self.registry.remove(&name, mode, timeout);
                 let removed = removed.map_err(|error| RpcError::failed(sentence(&error)))?;
@@ -105,6 +103,23 @@ impl Daemon {
                 Ok(json!({ "filter": filter }))
             }
             Call::ConfigSave => self.saved(),
+        }
+    }
+
+    /// Adds a device that uses all descriptors that came.
+    fn add(&self, config: DeviceConfig, given: &Descriptors) -> Result<Value, RpcError> {
+        let used = config.descriptors();
+        if let Some((option, name)) = used.iter().find(|(_, name)| !given.names().any(|given| given == *name))
+        {
+            let error = NoDescriptor::Unknown { name: (*name).into() };
+            return Err(RpcError::params(format!("{option}: {error}")));
+        }
+        if let Some(name) = given.names().find(|given| !used.iter().any(|(_, name)| name == given)) {
+            return Err(RpcError::params(format!("fds: no parameter has fd:{name}")));
+        }
+        match self.registry.add_given(config, given) {
+            Ok(outcome) => Ok(json!({ "added": outcome == AddOutcome::New })),
+            Err(error) => Err(RpcError::failed(add_sentence(&error))),
         }
     }
 
@@ -188,7 +203,9 @@ impl Daemon {
             kept().filter(|status| status.is_inherited).filter_map(|status| status.config.name()).collect();
         if !inherited.is_empty() {
             let names = inherited.join(", ");
-            return Err(RpcError::failed(format!("a file cannot describe inherited sockets: {names}")));
+            return Err(RpcError::failed(format!(
+                "a file cannot describe devices that were added by descriptors: {names}"
+            )));
         }
         let saved = Saved { pool: &pool, device: kept().map(|status| &status.config).collect() };
         let toml = toml::to_string(&saved);

@@ -9,6 +9,11 @@
 //! are the only check. The read-only socket serves calls that change nothing. Each call that changes
 //! something is logged with the user and the process of its client.
 //!
+//! # Descriptors
+//! A request can come with descriptors (`SCM_RIGHTS`), which it names in order in `fds`. [`Inbox`] says which
+//! belong to which request. A call gets them as [`Descriptors`](kickless_opener::Descriptors); what it does not
+//! use is closed at its end. The read-only socket takes none, so the kernel closes them.
+//!
 //! # Threads
 //! One thread serves all clients. A call that can wait for a disk or for requests has a thread while it is
 //! executed. No call waits for a worker. [`server`] has the bounds.
@@ -30,6 +35,7 @@ mod call;
 mod client;
 mod daemon;
 mod events;
+mod inbox;
 mod lines;
 mod openmetrics;
 mod openrpc;
@@ -40,6 +46,7 @@ mod stats;
 pub use call::{Call, Effect, LIMIT_KEYS, METHODS, Method, POLL_KEYS};
 pub use client::{Client, ClientError};
 pub use daemon::{Daemon, Hooks, SetLog};
+pub use inbox::{DESCRIPTORS_MAX, Inbox, TooManyDescriptors};
 pub use lines::{LINE_BYTES_MAX, LineBuffer, LineTooLong};
 pub use openmetrics::{CONTENT_TYPE, openmetrics};
 pub use openrpc::OPENRPC;

@@ -2,7 +2,10 @@
 //!
 //! A request is one object on one line. Its parameters have names. There are no batches.
 
+use kickless_opener::is_descriptor_name;
 use serde_json::{Map, Value, json};
+
+use super::inbox::DESCRIPTORS_MAX;
 
 /// The text is not JSON.
 const PARSE_ERROR: i64 = -32700;
@@ -28,6 +31,8 @@ pub struct Request {
     pub method: String,
     /// The parameters by name.
     pub params: Map<String, Value>,
+    /// The names of the descriptors that come with the line, in their order.
+    pub fds: Vec<String>,
 }
 
 /// The error of a request. A client shows its message to an operator.
@@ -115,8 +120,12 @@ impl Request {
                 return Err((shown, RpcError::params("params must be an object: parameters have names")));
             }
         };
+        let fds = match object.remove("fds") {
+            None => Vec::new(),
+            Some(names) => descriptor_names(names).map_err(|why| (shown.clone(), RpcError::params(why)))?,
+        };
         match object.keys().next() {
-            None => Ok(Self { id, method, params }),
+            None => Ok(Self { id, method, params, fds }),
             Some(key) => {
                 Err(invalid(&shown, &format!("it has no {:?}", key.chars().take(64).collect::<String>())))
             }
@@ -125,13 +134,32 @@ impl Request {
 
     /// Returns the line of this request.
     pub(crate) fn line(&self) -> String {
-        let Self { id, method, params } = self;
+        let Self { id, method, params, fds } = self;
         let mut request = json!({ "jsonrpc": "2.0", "method": method, "params": params });
         if let Some(id) = id {
             request["id"] = id.clone();
         }
+        if !fds.is_empty() {
+            request["fds"] = fds.as_slice().into();
+        }
         format!("{request}\n")
     }
+}
+
+/// Reads the names of descriptors.
+fn descriptor_names(names: Value) -> Result<Vec<String>, String> {
+    let wrong =
+        || format!("fds: give 1 to {DESCRIPTORS_MAX} names, each a letter, then letters, digits, _ and -");
+    let Value::Array(names) = names else { return Err(wrong()) };
+    let mut fds: Vec<String> = Vec::new();
+    for name in names {
+        match name {
+            Value::String(name) if fds.contains(&name) => return Err(format!("fds: {name} is there twice")),
+            Value::String(name) if is_descriptor_name(&name) => fds.push(name),
+            _ => return Err(wrong()),
+        }
+    }
+    if (1..=DESCRIPTORS_MAX).contains(&fds.len()) { Ok(fds) } else { Err(wrong()) }
 }
 
 /// Returns the line of a notification, which a client that has subscribed gets.
@@ -164,7 +192,11 @@ mod tests {
         assert_eq!(parsed.params["name"], "c");
         assert_eq!(Request::parse(parsed.line().trim_end().as_bytes()), Ok(parsed));
         let silent = Request::parse(br#"{"jsonrpc":"2.0","method":"a"}"#).unwrap();
-        assert!(silent.id.is_none() && silent.params.is_empty());
+        assert!(silent.id.is_none() && silent.params.is_empty() && silent.fds.is_empty());
+        let line = br#"{"jsonrpc":"2.0","method":"a","fds":["image","q-1"]}"#;
+        let parsed = Request::parse(line).unwrap();
+        assert_eq!(parsed.fds, ["image", "q-1"]);
+        assert_eq!(Request::parse(parsed.line().trim_end().as_bytes()), Ok(parsed));
     }
 
     #[test]
@@ -180,6 +212,11 @@ mod tests {
             (r#"{"id":"x","jsonrpc":"1.0","method":"a"}"#, INVALID_REQUEST, json!("x")),
             (r#"{"id":1,"jsonrpc":"2.0","method":7}"#, INVALID_REQUEST, json!(1)),
             (r#"{"id":1,"jsonrpc":"2.0","method":"a","params":[1]}"#, INVALID_PARAMS, json!(1)),
+            (r#"{"id":1,"jsonrpc":"2.0","method":"a","fds":"a"}"#, INVALID_PARAMS, json!(1)),
+            (r#"{"id":1,"jsonrpc":"2.0","method":"a","fds":[]}"#, INVALID_PARAMS, json!(1)),
+            (r#"{"id":1,"jsonrpc":"2.0","method":"a","fds":[3]}"#, INVALID_PARAMS, json!(1)),
+            (r#"{"id":1,"jsonrpc":"2.0","method":"a","fds":["3"]}"#, INVALID_PARAMS, json!(1)),
+            (r#"{"id":1,"jsonrpc":"2.0","method":"a","fds":["a","a"]}"#, INVALID_PARAMS, json!(1)),
             (r#"{"id":1,"jsonrpc":"2.0","method":"a","more":1}"#, INVALID_REQUEST, json!(1)),
         ] {
             let (shown, error) = Request::parse(line.as_bytes()).unwrap_err();

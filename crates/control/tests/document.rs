@@ -30,6 +30,7 @@ fn the_document_has_all_calls_with_their_effects() {
     for (method, described) in methods(&document) {
         assert_eq!(described["name"], method.name);
         assert_eq!(described["x-changes"], method.effect == Effect::Changes, "{}", method.name);
+        assert_eq!(described.get("x-descriptors").is_some(), method.takes_descriptors(), "{}", method.name);
         assert!(described["summary"].as_str().unwrap().ends_with('.'), "{}", method.name);
     }
 }

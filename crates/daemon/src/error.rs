@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kickless_device::StartError;
-use kickless_opener::SocketError;
+use kickless_opener::{NoDescriptor, SocketError};
 use kickless_vhost::Ended;
 
 use super::config::Mistake;
@@ -46,6 +46,14 @@ pub enum AddError {
         /// The name of both.
         name: String,
     },
+    /// A device of this name exists, and one of the two has descriptors, which cannot be compared.
+    #[error(
+        "there is a device {name} already, and descriptors cannot be compared: remove it first or use another name"
+    )]
+    NotComparable {
+        /// The name of both.
+        name: String,
+    },
     /// Another caller is adding or removing a device of this name, or the ended device of this name is not
     /// closed yet.
     #[error("the device {name} is being {doing}: try again when that is done")]
@@ -66,6 +74,9 @@ pub enum AddError {
     /// The device has no socket, neither by a path nor by a descriptor.
     #[error("the device needs a socket")]
     NoSocket,
+    /// The descriptor that stands for the socket is not there.
+    #[error(transparent)]
+    NoDescriptor(#[from] NoDescriptor),
     /// The registry has as many devices as the pool has reserves for.
     #[error("the pool has room for {max} devices: remove one first, or start another daemon")]
     Full {
@@ -96,8 +107,8 @@ impl AddError {
     /// Returns the option that the error is about, if it is a single one.
     pub fn option(&self) -> Option<&'static str> {
         match self {
-            Self::Different { .. } | Self::Busy { .. } => Some("name"),
-            Self::SocketTaken { .. } | Self::NoSocket => Some("socket-path"),
+            Self::Different { .. } | Self::NotComparable { .. } | Self::Busy { .. } => Some("name"),
+            Self::SocketTaken { .. } | Self::NoSocket | Self::NoDescriptor(_) => Some("socket-path"),
             Self::Mistake(mistake) => Some(mistake.option),
             Self::Socket(error) => Some(error.option),
             Self::Make(error) => Some(error.option),

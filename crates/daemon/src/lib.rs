@@ -32,13 +32,14 @@
 //! ```no_run
 //! use kickless_daemon::{DeviceConfig, MakeError, Notation, PoolConfig, Registry, RemoveMode};
 //! use kickless_device::Device;
+//! use kickless_opener::Descriptors;
 //! use kickless_worker::WorkerPool;
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //!
 //! /// Serves a device for a minute. `make` makes devices from their configuration.
 //! fn serve(
-//!     make: fn(&DeviceConfig) -> Result<Arc<dyn Device>, MakeError>,
+//!     make: fn(&DeviceConfig, &Descriptors) -> Result<Arc<dyn Device>, MakeError>,
 //!     config: DeviceConfig,
 //! ) -> Result<(), Box<dyn std::error::Error>> {
 //!     let registry = Registry::new(8, make)?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use kickless_device::{Device, StoppedOnError};
 use kickless_memory::quota::AddressSpace;
-use kickless_opener::{Address, TURN_WAIT, real_path};
+use kickless_opener::{Address, Descriptors, SocketError, TURN_WAIT, descriptor_name, real_path};
 use kickless_worker::{WorkerPool, WorkerTimes};
 use tracing::{info, warn};
 
@@ -28,9 +28,9 @@ use super::unavailable::Unavailable;
 /// The interval at which a drain looks whether requests are in flight.
 const DRAIN_CHECK_EVERY: Duration = Duration::from_millis(5);
 
-/// Makes a device from its configuration. The program provides this function, because only it knows the kinds
+/// Makes a device from its configuration, in which paths `fd:NAME` stand for these descriptors. The program provides this function, because only it knows the kinds
 /// of devices.
-pub type MakeDevice = dyn Fn(&DeviceConfig) -> Result<Arc<dyn Device>, MakeError> + Send + Sync;
+pub type MakeDevice = dyn Fn(&DeviceConfig, &Descriptors) -> Result<Arc<dyn Device>, MakeError> + Send + Sync;
 
 /// The result of [`Registry::add`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ pub struct DeviceStatus {
     pub state: DeviceState,
     /// The error that ended or stopped the device, as a sentence. `None` if the device has not failed.
     pub error: Option<String>,
-    /// The front-ends come from an inherited descriptor, which a configuration cannot name.
+    /// The front-ends, or what is behind the device, come from descriptors, which a file cannot name.
     pub is_inherited: bool,
 }
 
@@ -183,7 +183,7 @@ impl Registry {
     /// The process has no free descriptor.
     pub fn new(
         devices_max: usize,
-        make: impl Fn(&DeviceConfig) -> Result<Arc<dyn Device>, MakeError> + Send + Sync + 'static,
+        make: impl Fn(&DeviceConfig, &Descriptors) -> Result<Arc<dyn Device>, MakeError> + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
         let state = RegistryState {
             pool: OnceLock::new(),
@@ -271,7 +271,8 @@ impl Registry {
         let retry = move || {
             while let Some(config) = state.unavailable.wait_until_due(id) {
                 let Some(registry) = registry.upgrade() else { return };
-                let error = registry.add_now(config).err().map(|error| sentence(&error));
+                let error =
+                    registry.add_now(config, &Descriptors::default()).err().map(|error| sentence(&error));
                 state.unavailable.tried(id, error);
             }
         };
@@ -288,19 +289,38 @@ impl Registry {
     /// The device cannot be opened or served, or its name or its socket is in use. The registry has not
     /// changed then, but the ended device that it would have replaced is closed.
     pub fn add(&self, config: DeviceConfig) -> Result<AddOutcome, AddError> {
+        self.add_given(config, &Descriptors::default())
+    }
+
+    /// Adds a device as [`Registry::add`] does. The paths `fd:NAME` in its configuration stand for these
+    /// descriptors, of which the device gets duplicates.
+    ///
+    /// # Errors
+    /// The same as those of [`Registry::add`], and a descriptor is missing or of the wrong kind.
+    pub fn add_given(&self, config: DeviceConfig, given: &Descriptors) -> Result<AddOutcome, AddError> {
         let name = config.name().unwrap_or_default().to_owned();
         let unavailable = &self.state.unavailable;
         if unavailable.find(&name).is_some_and(|known| known != config) {
             return Err(AddError::Different { name });
         }
-        let added = self.add_now(config)?;
+        let added = self.add_now(config, given)?;
         // It is served now. Its thread finds that out, if it is just being tried.
         unavailable.remove(&name, Duration::ZERO);
         Ok(added)
     }
 
-    fn add_now(&self, config: DeviceConfig) -> Result<AddOutcome, AddError> {
-        let Some(mut opened) = self.open(config, None)? else { return Ok(AddOutcome::Identical) };
+    fn add_now(&self, config: DeviceConfig, given: &Descriptors) -> Result<AddOutcome, AddError> {
+        let socket = config.serve.socket_path.as_deref();
+        let endpoint = match socket.and_then(|path| Some((path, descriptor_name(path)?))) {
+            None => None,
+            Some((path, name)) => {
+                let endpoint = Endpoint::given(given.duplicate(name)?);
+                Some(endpoint.map_err(|problem| SocketError::of(path, problem))?)
+            }
+        };
+        let Some(mut opened) = self.open_given(config, endpoint, given)? else {
+            return Ok(AddOutcome::Identical);
+        };
         opened.bind(Instant::now() + TURN_WAIT)?;
         self.serve(vec![opened])?;
         Ok(AddOutcome::New)
@@ -316,10 +336,19 @@ impl Registry {
         config: DeviceConfig,
         endpoint: Option<Endpoint>,
     ) -> Result<Option<OpenDevice>, AddError> {
+        self.open_given(config, endpoint, &Descriptors::default())
+    }
+
+    fn open_given(
+        &self,
+        config: DeviceConfig,
+        endpoint: Option<Endpoint>,
+        given: &Descriptors,
+    ) -> Result<Option<OpenDevice>, AddError> {
         config.check(Notation::Keys).map_err(AddError::Mistake)?;
         let registry = self.state.clone();
-        let is_inherited = endpoint.is_some();
-        let socket = config.serve.socket_path.as_deref().filter(|_| !is_inherited).map(real_path);
+        let is_inherited = endpoint.is_some() || !config.descriptors().is_empty();
+        let socket = config.serve.socket_path.as_deref().filter(|_| endpoint.is_none()).map(real_path);
         let wanted = Wanted {
             config: &config,
             socket: socket.as_deref(),
@@ -328,7 +357,7 @@ impl Registry {
         };
         let Some(id) = registry.devices.reserve(&wanted)? else { return Ok(None) };
         let mut opened = OpenDevice { registry, id, config, device: None, socket: None };
-        opened.make_device(endpoint)?;
+        opened.make_device(endpoint, given)?;
         Ok(Some(opened))
     }
 
@@ -688,7 +717,7 @@ impl OpenDevice {
     }
 
     /// Checks the address of the socket, and makes the device.
-    fn make_device(&mut self, endpoint: Option<Endpoint>) -> Result<(), AddError> {
+    fn make_device(&mut self, endpoint: Option<Endpoint>, given: &Descriptors) -> Result<(), AddError> {
         let (config, serve) = (&self.config, &self.config.serve);
         self.socket = Some(match (endpoint, &serve.socket_path) {
             (Some(endpoint), _) => Socket::Endpoint(endpoint),
@@ -697,7 +726,7 @@ impl OpenDevice {
             }
             (None, None) => return Err(AddError::NoSocket),
         });
-        self.device = Some(config.span().in_scope(|| (self.registry.make)(config))?);
+        self.device = Some(config.span().in_scope(|| (self.registry.make)(config, given))?);
         Ok(())
     }
 }

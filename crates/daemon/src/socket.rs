@@ -16,6 +16,17 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
+    /// Uses a socket that came with a call.
+    ///
+    /// # Errors
+    /// `socket` is not a unix stream socket that listens.
+    pub(crate) fn given(socket: OwnedFd) -> Result<Self, SocketProblem> {
+        match Self::inherited(socket)? {
+            listening @ Self::Listening(_) => Ok(listening),
+            Self::Connected(_) => Err(SocketProblem::NotListening),
+        }
+    }
+
     /// Uses a socket that this process inherited from another program.
     ///
     /// # Errors

@@ -64,7 +64,7 @@ pub(crate) struct Wanted<'a> {
     /// The path of its socket, as [`real_path`](kickless_opener::real_path) returns it. The caller resolves
     /// it without the lock, because the file system may not answer.
     pub(crate) socket: Option<&'a Path>,
-    /// The front-ends come from a descriptor.
+    /// The front-ends, or what is behind the device, come from descriptors.
     pub(crate) is_inherited: bool,
     pub(crate) devices_max: usize,
 }
@@ -87,9 +87,9 @@ impl<D> Default for Table<D> {
 }
 
 impl<D> Entry<D> {
-    /// Returns whether the front-ends come from an inherited descriptor.
+    /// Returns whether the front-ends, or what is behind the device, come from descriptors.
     pub(crate) fn is_inherited(&self) -> bool {
-        self.socket.is_none()
+        self.socket.is_none() || !self.config.descriptors().is_empty()
     }
 
     pub(crate) fn device(&self) -> Option<&Arc<D>> {
@@ -166,9 +166,8 @@ impl<D> Table<D> {
                 (_, true) => return Err(busy("removed")),
                 (Phase::Closing(_), _) => return Err(busy("closed")),
                 (Phase::Opening(_), _) => return Err(busy("added")),
-                (Phase::Running(_), _) if entry.config == *config && !is_inherited => {
-                    return Ok(Reserved::Identical);
-                }
+                (Phase::Running(_), _) if is_inherited => return Err(AddError::NotComparable { name }),
+                (Phase::Running(_), _) if entry.config == *config => return Ok(Reserved::Identical),
                 (Phase::Running(_), _) => return Err(AddError::Different { name }),
                 (Phase::Ended(..) | Phase::Closed(_), _) => {}
             }

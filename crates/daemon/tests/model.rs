@@ -15,6 +15,7 @@ use kickless_daemon::{
     AddError, AddOutcome, DeviceConfig, DeviceKind, DeviceState, MakeError, Registry, RemoveError, RemoveMode,
 };
 use kickless_device::Device;
+use kickless_opener::Descriptors;
 use kickless_testing::Random;
 
 /// Threads, each with names of its own, and a name that all of them use.
@@ -98,7 +99,7 @@ fn shared_step(rig: &Rig, random: &mut Random) {
 fn the_table_agrees_with_the_model() {
     let open = Arc::new(AtomicUsize::new(0));
     let counted = open.clone();
-    let make = move |config: &DeviceConfig| -> Result<Arc<dyn Device>, MakeError> {
+    let make = move |config: &DeviceConfig, _: &Descriptors| -> Result<Arc<dyn Device>, MakeError> {
         // Devices of the other kind cannot be made.
         let DeviceKind::Blk(disk) = &config.kind else { panic!("{config:?}") };
         if disk.blk_file.to_string().starts_with("null:") {

@@ -16,6 +16,7 @@ use kickless_daemon::{
     AddError, AddOutcome, DeviceConfig, DeviceState, MakeError, RemoveError, RemoveMode, sentence,
 };
 use kickless_device::Device;
+use kickless_opener::Descriptors;
 use kickless_testing::eventually;
 
 /// The time after which the test assumes that the lock of the table is held. The table answers immediately
@@ -67,10 +68,11 @@ fn a_failed_device_is_listed_until_its_successor_is_served() {
 
 /// Returns a function that makes devices when the test allows it. The receiver gets a message when the
 /// function is called; the sender tells it whether to succeed.
-fn on_demand() -> (impl Fn(&DeviceConfig) -> Made + Send + Sync + 'static, Receiver<()>, Sender<bool>) {
+fn on_demand()
+-> (impl Fn(&DeviceConfig, &Descriptors) -> Made + Send + Sync + 'static, Receiver<()>, Sender<bool>) {
     let ((begun, has_begun), (say, said)) = (channel(), channel());
     let said = Mutex::new(said);
-    let make = move |_: &DeviceConfig| -> Made {
+    let make = move |_: &DeviceConfig, _: &Descriptors| -> Made {
         begun.send(()).unwrap();
         match said.lock().unwrap().recv() {
             Ok(true) => Ok(Hooks::default().into_device()),
@@ -143,7 +145,7 @@ fn registry_of_observers(
         see.send(list.recv_timeout(HELD).ok()).unwrap();
     };
     let hooks = Hooks { limit_remote_waits, drop: Arc::new(drop) };
-    let make = move |config: &DeviceConfig| -> Made {
+    let make = move |config: &DeviceConfig, _: &Descriptors| -> Made {
         match config.name() {
             Some("a") => Ok(hooks.clone().into_device()),
             _ => Ok(Hooks::default().into_device()),

@@ -35,7 +35,7 @@ type Refresh = (Receiver<()>, Sender<()>, Arc<AtomicU32>);
 /// Makes a registry of such devices. The receiver gets a device's part for the test when the device is made.
 fn slow_devices(devices_max: usize) -> (Rig, Receiver<Refresh>) {
     let (made, devices) = channel();
-    let rig = Rig::with_devices(1, devices_max, move |_| {
+    let rig = Rig::with_devices(1, devices_max, move |_, _| {
         let ((begun, has_begun), (end, may_end)) = (channel(), channel());
         let refreshed = Arc::new(AtomicU32::new(0));
         made.send((has_begun, end, refreshed.clone())).unwrap();

@@ -4,6 +4,7 @@
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
 use crate::fault::{Admission, FaultInjector, Target};
+use crate::image_file::Source;
 use crate::io::{FaultyState, IoState};
 use crate::lock::LockError;
 #[cfg(feature = "qcow2")]
@@ -13,8 +14,11 @@ use crate::{
     LostWritesSeen, MemoryDisk, NullDisk, Options, Request, Resized, Step,
 };
 use kickless_io::{Completion, Engine, Waker};
+use kickless_opener::{Descriptors, descriptor_name};
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
 
 /// The storage behind a virtio-blk device. All workers that serve it share it.
 #[derive(Debug)]
@@ -52,17 +56,30 @@ impl Disk {
     /// One sentence for the operator: the disk is missing, not allowed, not a disk, empty, or unusable for
     /// direct I/O.
     pub fn open(spec: &DiskSpec, options: &Options) -> Result<Self, Error> {
+        Self::open_given(spec, options, &Descriptors::default())
+    }
+
+    /// Opens a disk as [`Disk::open`] does. The path `fd:NAME` of a raw or a `qcow2:` image stands for one of
+    /// these descriptors, which is duplicated.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub fn open_given(spec: &DiskSpec, options: &Options, given: &Descriptors) -> Result<Self, Error> {
         Ok(match spec {
-            DiskSpec::File(path) => Self::File(FileDisk::open(path, options)?),
+            DiskSpec::File(path) => {
+                Self::File(with_source(path, given, |source| FileDisk::open_source(source, options))?)
+            }
             DiskSpec::Null(size) => Self::Null(NullDisk::new(*size, options.read_only)?),
             DiskSpec::Memory(size) => Self::Memory(MemoryDisk::new(*size, options.read_only)?),
             #[cfg(feature = "qcow2")]
-            DiskSpec::Qcow2(path) => Self::Qcow2(Box::new(Qcow2Disk::open(path, options)?)),
+            DiskSpec::Qcow2(path) => {
+                Self::Qcow2(Box::new(with_source(path, given, |source| Qcow2Disk::open(source, options))?))
+            }
             #[cfg(not(feature = "qcow2"))]
             DiskSpec::Qcow2(_) => Self::Library(Box::new(LibraryDisk::open(spec, options)?)),
             DiskSpec::Nbd(_) | DiskSpec::Rbd(_) => Self::Library(Box::new(LibraryDisk::open(spec, options)?)),
             DiskSpec::Fault(rules, under) => {
-                Self::Fault(Box::new(FaultDisk::new(rules, Self::open(under, options)?)?))
+                Self::Fault(Box::new(FaultDisk::new(rules, Self::open_given(under, options, given)?)?))
             }
         })
     }
@@ -401,6 +418,18 @@ impl Disk {
                 .with_images(context, |images, context| qcow2.retry(images, context, buffers, state.qcow2())),
             Self::Fault(fault) => fault.retry(context, buffers, state.faulty()),
         }
+    }
+}
+
+/// Opens the image for which `path` stands with `open`.
+fn with_source<T>(
+    path: &Path,
+    given: &Descriptors,
+    open: impl FnOnce(Source<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    match descriptor_name(path) {
+        Some(name) => open(Source::Descriptor(path, given.duplicate(name)?.as_fd())),
+        None => open(Source::Path(path)),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The errors of disks and of requests.
 
 use kickless_io::Errno;
+use kickless_opener::NoDescriptor;
 use std::io;
 use std::path::PathBuf;
 
@@ -15,6 +16,17 @@ pub enum Error {
         /// The reason.
         #[source]
         source: io::Error,
+    },
+    /// The descriptor that stands for the disk is not there.
+    #[error(transparent)]
+    NoDescriptor(#[from] NoDescriptor),
+    /// The descriptor was not opened in the way that the disk needs.
+    #[error("{} {why}", name.display())]
+    Descriptor {
+        /// Its name.
+        name: PathBuf,
+        /// The reason, as the end of a sentence.
+        why: &'static str,
     },
     /// The file may not be written, though it may be readable.
     #[error("{} cannot be opened for writing: {source} (--read-only needs no right to write)", path.display())]

@@ -2,10 +2,11 @@
 
 use crate::{Cache, Error, Options};
 use kickless_opener::{FileUse, file, status};
-use rustix::fs::fstatfs;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, fstatfs};
 use rustix::io::Errno;
 use std::fs::{File, Metadata};
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
@@ -13,8 +14,63 @@ use std::path::Path;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
+/// The source of an image's file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source<'a> {
+    /// A file with this path.
+    Path(&'a Path),
+    /// A descriptor with this name, which is the path `fd:NAME`.
+    Descriptor(&'a Path, BorrowedFd<'a>),
+}
+
+impl<'a> Source<'a> {
+    /// Returns the path, for sentences.
+    pub(crate) fn path(self) -> &'a Path {
+        match self {
+            Self::Path(path) | Self::Descriptor(path, _) => path,
+        }
+    }
+
+    /// Opens the file in the mode of the options. Returns whether it is open for direct I/O.
+    pub(crate) fn open(self, options: &Options) -> Result<(File, bool), Error> {
+        match self {
+            Self::Path(path) => open_file(path, options),
+            Self::Descriptor(name, fd) => adopt(name, fd, options),
+        }
+    }
+}
+
+/// Uses a descriptor that another program has opened. Changes whether its open file description uses direct
+/// I/O, which its other owners notice.
+fn adopt(name: &Path, fd: BorrowedFd<'_>, options: &Options) -> Result<(File, bool), Error> {
+    let failed = |source: io::Error| Error::Open { path: name.to_owned(), source };
+    let wrong = |why| Err(Error::Descriptor { name: name.to_owned(), why });
+    let file = File::from(fd.try_clone_to_owned().map_err(failed)?);
+    check_type(name, &file.metadata().map_err(failed)?)?;
+    let flags = fcntl_getfl(&file).map_err(|error| failed(error.into()))?;
+    let (access, writes) = (flags & OFlags::ACCMODE, !options.read_only);
+    if flags.contains(OFlags::PATH) || access == OFlags::WRONLY {
+        return wrong("cannot be read: open it for reading");
+    }
+    if writes && access != OFlags::RDWR {
+        return wrong("cannot be written: open it for reading and writing, or set read-only");
+    }
+    if flags.contains(OFlags::APPEND) {
+        return wrong("was opened for appending, so that a write cannot choose its place");
+    }
+    let cacheless = is_cacheless(&file);
+    let is_direct = options.cache == Cache::None && !cacheless;
+    let mut wanted = flags - OFlags::DIRECT - OFlags::NONBLOCK;
+    wanted.set(OFlags::DIRECT, is_direct);
+    match fcntl_setfl(&file, wanted) {
+        Ok(()) => Ok((file, is_direct)),
+        Err(Errno::INVAL) if is_direct => Err(Error::NoDirect { path: name.to_owned() }),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
 /// Opens the file in the mode of the options. Returns whether it is open for direct I/O.
-pub(crate) fn open_file(path: &Path, options: &Options) -> Result<(File, bool), Error> {
+fn open_file(path: &Path, options: &Options) -> Result<(File, bool), Error> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if !options.read_only => {
             Error::OpenForWriting { path: path.to_owned(), source }

@@ -9,6 +9,7 @@ mod percent;
 pub(crate) mod rbd_name;
 
 use crate::{BadRbdName, BadRule, BadUri, FaultRules, NbdUri, RbdName, SECTOR};
+use kickless_opener::descriptor_name;
 use kickless_values::parse_size;
 use std::ffi::OsStr;
 use std::fmt;
@@ -21,7 +22,7 @@ use std::str::FromStr;
 /// Every build knows all kinds. A text with a kind that this build lacks is refused by the parser.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskSpec {
-    /// A raw image or a block device, with its path.
+    /// A raw image or a block device, with its path. `fd:NAME` stands for a descriptor.
     File(PathBuf),
     /// This many bytes of nothing: requests are answered at once, for measuring the rings. `null:SIZE`.
     Null(u64),
@@ -117,6 +118,11 @@ impl DiskSpec {
             Self::Null(_) | Self::Memory(_) | Self::Nbd(_) | Self::Rbd(_) => None,
             Self::Fault(_, under) => under.path(),
         }
+    }
+
+    /// Returns the name of the descriptor for which the path stands.
+    pub fn descriptor(&self) -> Option<&str> {
+        self.path().and_then(descriptor_name)
     }
 
     /// Returns whether the disk is an image in QEMU's format.

@@ -8,7 +8,7 @@ mod reader;
 mod section;
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -29,8 +29,10 @@ const IDENTITY_KEYS: [&str; 8] =
 /// The file cannot be read, or its contents are wrong. The error is one sentence with the name of the file,
 /// the line and the key.
 pub(crate) fn read(path: &Path) -> Result<Service> {
-    let text = file(path, FileUse::Read).and_then(io::read_to_string);
-    let text = text.with_context(|| format!("--config={}", path.display()))?;
+    let about = || format!("--config={}", path.display());
+    let mut text = Vec::new();
+    file(path, FileUse::Read).and_then(|mut file| file.read_to_end(&mut text)).with_context(about)?;
+    let text = String::from_utf8(text).with_context(about)?;
     parse(path, &text)
 }
 
@@ -105,6 +107,7 @@ fn device_of(section: &mut Section<'_>) -> Result<DeviceConfig> {
     }
     device.name_by_socket().map_err(|mistake| section.mistake(&mistake))?;
     device.check(Notation::Keys).map_err(|mistake| section.mistake(&mistake))?;
+    device.check_has_no_descriptors().map_err(|mistake| section.mistake(&mistake))?;
     Ok(device)
 }
 

@@ -1,10 +1,13 @@
 //! `kickless ctl`: makes one call on a control socket.
 
+use std::os::fd::AsFd;
+
 use anyhow::{Context, Result, anyhow};
 use kickless_control::{Client, ClientError};
 use serde_json::{Map, Value};
 
 use crate::cli::Ctl;
+use crate::inherited;
 
 /// Makes the call, and prints its result with `print`. After a subscription, prints what comes, one line for
 /// each, until the daemon ends.
@@ -22,10 +25,12 @@ pub(crate) fn call(ctl: &Ctl, print: fn(&str) -> Result<()>) -> Result<()> {
             Err(error) => return Err(anyhow!("the parameters are no JSON: {error}")),
         },
     };
+    let given = inherited::given(&ctl.fds)?;
+    let given: Vec<_> = given.iter().map(|(name, fd)| (name.clone(), fd.as_fd())).collect();
     let path = ctl.control.path();
     let about = || format!("--control={}", path.display());
     let mut client = Client::connect(&path).with_context(about)?;
-    match client.call(&ctl.method, params) {
+    match client.call_given(&ctl.method, params, &given) {
         Ok(_) if ctl.method.ends_with(".subscribe") => loop {
             match client.next_notification() {
                 Ok(line) => print(&format!("{line}\n"))?,

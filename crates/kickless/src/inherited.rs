@@ -21,6 +21,21 @@ pub(crate) fn endpoint(fd: i32) -> Result<Endpoint> {
     inherited.with_context(|| format!("--fd={fd}"))
 }
 
+/// Takes ownership of the inherited descriptors that are sent with a call, by their names. Must be called
+/// before the process opens any other descriptor.
+///
+/// # Errors
+/// A number was not inherited, or is named twice. The error is one sentence that names the option.
+pub(crate) fn given(fds: &[(String, i32)]) -> Result<Vec<(String, OwnedFd)>> {
+    let mut given: Vec<(String, OwnedFd)> = Vec::new();
+    for (at, (name, fd)) in fds.iter().enumerate() {
+        let is_taken = fds[..at].iter().any(|(other, number)| other == name || number == fd);
+        let adopted = if is_taken { Err(anyhow!("it is given twice")) } else { adopt(*fd) };
+        given.push((name.clone(), adopted.with_context(|| format!("--fd={name}={fd}"))?));
+    }
+    Ok(given)
+}
+
 /// The inherited queues of TAPs, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct TapFds(BTreeMap<i32, OwnedFd>);
@@ -35,8 +50,8 @@ impl TapFds {
         let mut fds = BTreeMap::new();
         for device in &service.devices {
             let DeviceKind::Net(card) = &device.kind else { continue };
-            let Port::TapFd(numbers) = &card.port else { continue };
-            for &fd in numbers {
+            let Port::TapFd(fds_of_port) = &card.port else { continue };
+            for fd in fds_of_port.iter().filter_map(|fd| fd.parse().ok()) {
                 let is_taken = service.fd == Some(fd) || fds.contains_key(&fd);
                 let adopted =
                     if is_taken { Err(anyhow!("descriptor {fd} is named twice")) } else { adopt(fd) };
@@ -52,8 +67,8 @@ impl TapFds {
     /// # Errors
     /// The process did not inherit it, or has no free descriptor.
     pub(crate) fn queue(&self, fd: i32) -> Result<OwnedFd, TapError> {
-        let queue = self.0.get(&fd).ok_or(TapError::NotInherited { fd })?;
-        queue.try_clone().map_err(|source| TapError::Descriptor { fd, source })
+        let queue = self.0.get(&fd).ok_or_else(|| TapError::NotInherited { fd: fd.to_string() })?;
+        queue.try_clone().map_err(|source| TapError::Descriptor { fd: fd.to_string(), source })
     }
 }
 

@@ -15,6 +15,7 @@ use kickless_disk::{Disk, DiskSpec, lock};
 use kickless_io::OWNERS_MAX;
 use kickless_net::Net;
 use kickless_net_port::PortError;
+use kickless_opener::Descriptors;
 use kickless_values::{CpuList, MacAddress};
 use kickless_worker::WorkerPool;
 use tracing::{info, warn};
@@ -32,9 +33,9 @@ const CPUS_ONLINE: &str = "/sys/devices/system/cpu/online";
 pub(crate) fn registry(service: &Service, taps: TapFds) -> Result<Registry> {
     let images = Images::default();
     let (disk_groups, card_groups) = (Groups::default(), Groups::default());
-    let make = move |config: &DeviceConfig| match &config.kind {
+    let make = move |config: &DeviceConfig, given: &Descriptors| match &config.kind {
         DeviceKind::Blk(blk) => {
-            let disk = disk(blk, config.serve.queue_size)
+            let disk = disk(blk, config.serve.queue_size, given)
                 .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
             let device = Arc::new(
                 disk.with_limiter(disk_groups.limiter(blk.limits.group.as_deref(), &blk.limits.limits()))
@@ -44,7 +45,7 @@ pub(crate) fn registry(service: &Service, taps: TapFds) -> Result<Registry> {
             Ok(device as Arc<dyn Device>)
         }
         DeviceKind::Net(net) => {
-            let card = config.span().in_scope(|| card(net, config.serve.queue_size, &taps));
+            let card = config.span().in_scope(|| card(net, config.serve.queue_size, &taps, given));
             let card = card.map_err(|error| MakeError { option: "port", source: error.into() })?;
             let limiter = card_groups.limiter(net.limits.group.as_deref(), &net.limits.limits());
             let card = card.with_limiter(limiter);
@@ -151,7 +152,7 @@ impl Images {
 /// Adds a hint about the probable mistake to an error about a missing file.
 fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
     let DiskSpec::File(path) = of else { return error };
-    if kickless_opener::status(path).is_ok() {
+    if of.descriptor().is_some() || kickless_opener::status(path).is_ok() {
         return error;
     }
     let scheme = path.to_str().and_then(|path| path.split_once(':')).map(|(scheme, _)| scheme);
@@ -166,7 +167,7 @@ fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
     anyhow!("{}: {what}", sentence(&*error))
 }
 
-fn disk(config: &BlkConfig, queue_size_max: u16) -> Result<Blk> {
+fn disk(config: &BlkConfig, queue_size_max: u16, given: &Descriptors) -> Result<Blk> {
     let BlkConfig { blk_file, read_only, .. } = config;
     let (merge, lock) = (config.merge == Switch::On, config.lock == Switch::On);
     let options = kickless_disk::Options {
@@ -175,7 +176,7 @@ fn disk(config: &BlkConfig, queue_size_max: u16) -> Result<Blk> {
         merge,
         cache_size: config.cache_size,
     };
-    let disk = Disk::open(blk_file, &options).map_err(|error| hint(error.into(), blk_file))?;
+    let disk = Disk::open_given(blk_file, &options, given).map_err(|error| hint(error.into(), blk_file))?;
     if lock && !config.incoming {
         if let (Some(file), Some(path)) = (disk.file(), blk_file.path()) {
             lock::check_within(file, *read_only, lock::LOCK_WAIT_MAX)
@@ -190,7 +191,16 @@ fn disk(config: &BlkConfig, queue_size_max: u16) -> Result<Blk> {
     Ok(device)
 }
 
-fn card(config: &NetConfig, queue_size_max: u16, taps: &TapFds) -> Result<Net, PortError> {
+fn card(
+    config: &NetConfig,
+    queue_size_max: u16,
+    taps: &TapFds,
+    given: &Descriptors,
+) -> Result<Net, PortError> {
+    let descriptor = |fd: &str| match fd.parse() {
+        Ok(number) => taps.queue(number),
+        Err(_) => Ok(given.duplicate(fd)?),
+    };
     let pairs_max = config.pairs_max();
     Ok(Net::new(kickless_net::Options {
         mac: config.mac.map(MacAddress::bytes),
@@ -199,6 +209,6 @@ fn card(config: &NetConfig, queue_size_max: u16, taps: &TapFds) -> Result<Net, P
         queue_size_max,
         offload: config.offload == Switch::On,
         ring_reset: config.ring_reset == Switch::On,
-        port: config.port.open(pairs_max, |fd| taps.queue(fd))?,
+        port: config.port.open(pairs_max, descriptor)?,
     }))
 }

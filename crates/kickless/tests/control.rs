@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-use kickless_driver::{Card, CardOptions, Interest, Outgoing};
+use kickless_driver::{Card, CardOptions, Disk, Interest, Options, Outgoing};
 use kickless_testing::{CaptureContents, parse_pcapng};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -132,6 +132,39 @@ fn a_daemon_without_devices_gets_some_and_is_saved() {
     let again: Value = serde_json::from_slice(&output.stdout).unwrap();
     let again = again["toml"].as_str().unwrap().replace(second.dir.path().to_str().unwrap(), "DIR");
     assert_eq!(again, text);
+}
+
+#[test]
+fn a_disk_is_added_by_a_descriptor_of_the_shell() {
+    let daemon = Daemon::serve("[pool]\nworkers = 1\n", &["--control=DIR/control.sock"]);
+    daemon.wait_for("pool");
+    let image = daemon.path("image");
+    fs::File::create_new(&image).unwrap().set_len(1 << 20).unwrap();
+    let ctl = |arguments: &str| {
+        let script = format!("exec \"$0\" ctl {arguments} device.add \"$1\" 5<>\"$2\"");
+        let disk = json!({ "name": "a", "socket-path": daemon.path("a.sock"), "blk-file": "fd:image" });
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, PROGRAM, &disk.to_string()]).arg(&image);
+        command.env("RUNTIME_DIRECTORY", daemon.dir.path()).stdin(Stdio::null()).output().unwrap()
+    };
+    for (arguments, said) in [
+        ("--fd=image=77", "--fd=image=77: the program inherited no descriptor 77"),
+        ("--fd=image=5 --fd=more=5", "--fd=more=5: it is given twice"),
+        ("--fd=other=5", "no descriptor image came with the call"),
+    ] {
+        let output = ctl(arguments);
+        let sentence = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{sentence}");
+        assert!(sentence.contains(said) && sentence.lines().count() == 1, "{sentence}");
+    }
+    let output = ctl("--fd=image=5");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let disk = Disk::connect(Options::new(daemon.path("a.sock"))).unwrap();
+    disk.write_at(&[7; 512], 0).unwrap();
+    assert_eq!(fs::read(&image).unwrap()[..512], [7; 512]);
+    assert!(daemon.refused(&["config.save"]).contains("added by descriptors: a"));
+    drop(disk);
+    assert_eq!(daemon.call("device.remove", json!({ "name": "a" })), json!({ "removed": true }));
 }
 
 #[test]

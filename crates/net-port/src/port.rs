@@ -6,6 +6,7 @@ use crate::{
     InvalidSwitch, InvalidUserOption, InvalidXdp, PasstError, StreamPort, SwitchName, Tap, TapError,
     TestFrame, UserOptions, XdpError, XdpName, XdpPort,
 };
+use kickless_opener::is_descriptor_name;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -31,8 +32,9 @@ pub enum Port {
     Loop,
     /// `tap:NAME`: a TAP of the host, which may exist already.
     Tap(String),
-    /// `tap-fd:N[,N...]`: the queues of a TAP that another program has opened, by their numbers.
-    TapFd(Vec<i32>),
+    /// `tap-fd:FD[,FD...]`: the queues of a TAP that another program has opened. Each is the number of an
+    /// inherited descriptor, or the name of one that came with a call.
+    TapFd(Vec<String>),
     /// `stream:PATH`: a program that listens on a unix socket, with the framing of QEMU's `-netdev stream`.
     Stream(PathBuf),
     /// `vhost-user:PATH`: a vhost-user-net back-end that listens on a unix socket.
@@ -79,22 +81,22 @@ pub enum PortError {
 }
 
 impl Port {
-    /// Opens the port for a card with this number of pairs of rings. `inherited` returns an inherited
-    /// descriptor by its number.
+    /// Opens the port for a card with this number of pairs of rings. `descriptor` returns a
+    /// descriptor by its number or name.
     ///
     /// # Errors
     /// The kernel or the parent process does not provide the TAP, or a program is missing.
     pub fn open(
         &self,
         pairs: u16,
-        inherited: impl Fn(i32) -> Result<OwnedFd, TapError>,
+        descriptor: impl Fn(&str) -> Result<OwnedFd, TapError>,
     ) -> Result<OpenPort, PortError> {
         Ok(match self {
             Self::Null(port) => OpenPort::Null(port.clone()),
             Self::Loop => OpenPort::Loop,
             Self::Tap(name) => OpenPort::Tap(Tap::open(name, pairs)?),
             Self::TapFd(fds) => {
-                OpenPort::Tap(Tap::adopt(fds.iter().map(|fd| inherited(*fd)).collect::<Result<_, _>>()?)?)
+                OpenPort::Tap(Tap::adopt(fds.iter().map(|fd| descriptor(fd)).collect::<Result<_, _>>()?)?)
             }
             Self::Switch(name) => {
                 let uplink = name.uplink.as_deref().map(|tap| Tap::share(tap, &name.name));
@@ -215,12 +217,14 @@ fn parse_path(path: &str) -> Result<PathBuf, InvalidPort> {
     }
 }
 
-fn parse_fds(text: &str) -> Result<Vec<i32>, InvalidPort> {
+fn parse_fds(text: &str) -> Result<Vec<String>, InvalidPort> {
     let mut fds = Vec::new();
     for part in text.split(',') {
-        let fd =
-            part.parse().ok().filter(|fd| *fd >= FD_MIN && part.bytes().all(|byte| byte.is_ascii_digit()));
-        let fd: i32 = fd.ok_or(InvalidPort::Descriptor)?;
+        let is_digits = part.bytes().all(|byte| byte.is_ascii_digit());
+        let number = part.parse::<i32>().ok().filter(|fd| *fd >= FD_MIN && is_digits);
+        let name = is_descriptor_name(part).then(|| part.to_owned());
+        // Two spellings of a number are one descriptor.
+        let fd = number.map(|fd| fd.to_string()).or(name).ok_or(InvalidPort::Descriptor)?;
         if fds.contains(&fd) {
             return Err(InvalidPort::Twice(fd));
         }
@@ -249,7 +253,6 @@ impl fmt::Display for Port {
             Self::Loop => return f.write_str("loop"),
             Self::Tap(name) => return write!(f, "tap:{name}"),
             Self::TapFd(fds) => {
-                let fds: Vec<_> = fds.iter().map(i32::to_string).collect();
                 return write!(f, "tap-fd:{}", fds.join(","));
             }
             Self::VhostUser(path) => return write!(f, "vhost-user:{}", path.display()),
@@ -300,11 +303,13 @@ pub enum InvalidPort {
     #[error("the name of a TAP has 1 to {NAME_MAX} letters, digits and signs other than / : % and a comma")]
     Name,
     /// The numbers of descriptors are wrong.
-    #[error("the descriptors of a TAP are 1 to {FDS_MAX} numbers from {FD_MIN} on, with commas between them")]
+    #[error(
+        "the descriptors of a TAP are 1 to {FDS_MAX} numbers from {FD_MIN} on, or names, with commas between them"
+    )]
     Descriptor,
     /// A descriptor is named twice.
     #[error("the descriptor {0} is named twice")]
-    Twice(i32),
+    Twice(String),
     /// The rate is not a number, or is too high.
     #[error("the rate of test frames is a number from 0 to {RATE_MAX} a second")]
     Rate,
@@ -333,6 +338,7 @@ mod tests {
             "tap:fifteen-letters",
             "tap-fd:3",
             "tap-fd:7,5,6",
+            "tap-fd:queue-0,queue-1",
             "stream:/run/a,b:c",
             "vhost-user:/run/a,b:c",
             "switch:lan-1",
@@ -368,7 +374,9 @@ mod tests {
             ("tap-fd:2", InvalidPort::Descriptor),
             ("tap-fd:+3", InvalidPort::Descriptor),
             ("tap-fd:3,", InvalidPort::Descriptor),
-            ("tap-fd:3,4,3", InvalidPort::Twice(3)),
+            ("tap-fd:3,4,3", InvalidPort::Twice("3".into())),
+            ("tap-fd:a,3,a", InvalidPort::Twice("a".into())),
+            ("tap-fd:a b", InvalidPort::Descriptor),
             ("stream:", InvalidPort::Path),
             ("xdp:", InvalidXdp::Name.into()),
             ("xdp:a/b", InvalidXdp::Name.into()),

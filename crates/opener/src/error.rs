@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use kickless_values::SOCKET_PATH_BYTES_MAX;
 
@@ -69,6 +69,9 @@ pub enum SocketProblem {
     /// The inherited descriptor is a socket of another kind.
     #[error("it is not a unix stream socket")]
     NotUnixStream,
+    /// The descriptor of a call is a socket that does not listen.
+    #[error("it does not listen: a connection is served by kickless blk --fd=N")]
+    NotListening,
     /// The kernel refused an operation.
     #[error("{what}")]
     Host {
@@ -77,6 +80,13 @@ pub enum SocketProblem {
         /// The kernel's reason.
         source: io::Error,
     },
+}
+
+impl SocketError {
+    /// Returns the error of the socket with this path.
+    pub fn of(path: &Path, problem: SocketProblem) -> Self {
+        Self { option: "socket-path", path: Some(path.to_owned()), problem }
+    }
 }
 
 impl SocketProblem {

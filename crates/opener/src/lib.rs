@@ -49,6 +49,11 @@
 //! - The name of a backing image comes from the image above it. It is joined to the path of that image, and
 //!   is as trusted as the image. A sandbox limits it by directories (roots), not by a list of names.
 //!
+//! # Descriptors instead of names
+//! A client of the control socket can send a descriptor instead of a name. The path `fd:NAME` stands for it
+//! in the call ([`descriptor_name`], [`Descriptors`]). Nothing is opened then, and a sandbox need not know the
+//! file at all.
+//!
 //! # What does not go through here
 //! Descriptors without a name (pipes, eventfds, memfds, epoll and io_uring instances, pairs of sockets);
 //! `/proc` files of a worker thread, which only that thread's process can name; programs that are started
@@ -58,12 +63,14 @@
 //! one.
 
 mod connect;
+mod descriptors;
 mod error;
 mod file;
 mod socket;
 mod tap;
 
 pub use connect::{begin_tcp, connect, resolve};
+pub use descriptors::{Descriptors, NoDescriptor, descriptor_name, is_descriptor_name};
 pub use error::{SocketError, SocketProblem};
 pub use file::{FileUse, file, link, reopen, status, text};
 pub use socket::{Address, Listener, TURN_WAIT, real_path};

@@ -1,14 +1,20 @@
 //! The connection of one client: bytes in, lines out.
 
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::fmt::Display;
+use std::io::{self, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::net::sockopt::socket_peercred;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use serde_json::Value;
 
-use crate::lines::{LineBuffer, LineTooLong};
+use crate::inbox::{DESCRIPTORS_MAX, Inbox, TooManyDescriptors};
+use crate::lines::LineTooLong;
+use crate::rpc::{RpcError, answer};
 
 /// The most bytes of one read. It bounds the memory of a client together with the longest line.
 const READ_BYTES: usize = 16 << 10;
@@ -51,7 +57,7 @@ pub(super) struct Connection {
     stream: UnixStream,
     pub(super) access: Access,
     pub(super) peer: Peer,
-    lines: LineBuffer,
+    inbox: Inbox<OwnedFd>,
     /// Bytes that are not written yet.
     unwritten: Vec<u8>,
     /// A call of this client is executed on a thread.
@@ -79,7 +85,7 @@ impl Connection {
             stream,
             access,
             peer,
-            lines: LineBuffer::default(),
+            inbox: Inbox::default(),
             unwritten: Vec::new(),
             is_calling: false,
             at_end: false,
@@ -108,25 +114,50 @@ impl Connection {
         if self.is_calling || self.is_closing || !self.unwritten.is_empty() {
             return Ok(None);
         }
-        self.lines.take()
+        self.inbox.take()
     }
 
-    /// Reads what has come.
+    /// Takes `count` descriptors for the line that was taken last, and closes the others that came with it.
+    ///
+    /// # Errors
+    /// Fewer have come, whose number is returned.
+    pub(super) fn claim(&mut self, count: usize) -> Result<Vec<OwnedFd>, usize> {
+        self.inbox.claim(count)
+    }
+
+    /// Reads what has come, with its descriptors if the socket serves all calls. Without space for them, the
+    /// kernel closes them.
     ///
     /// # Errors
     /// The client is gone.
-    pub(super) fn read(&mut self) -> io::Result<()> {
+    pub(super) fn read(&mut self) -> io::Result<Result<(), TooManyDescriptors>> {
         let mut bytes = [0; READ_BYTES];
-        match self.stream.read(&mut bytes) {
-            Ok(0) => self.at_end = true,
-            Ok(len) => {
-                self.active = Instant::now();
-                self.lines.push(&bytes[..len]);
-            }
-            Err(error) if is_later(&error) => {}
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let space = if self.access == Access::Full { &mut space[..] } else { &mut [] };
+        let mut control = RecvAncillaryBuffer::new(space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(&self.stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
+            .map_err(io::Error::from);
+        let received = match received {
+            Ok(received) => received,
+            Err(error) if is_later(&error) => return Ok(Ok(())),
             Err(error) => return Err(error),
+        };
+        let rights = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        });
+        let descriptors: Vec<OwnedFd> = rights.flatten().collect();
+        if received.bytes == 0 {
+            self.at_end = true;
+            return Ok(Ok(()));
         }
-        Ok(())
+        self.active = Instant::now();
+        // There were more than there is space for, or this process has no free descriptor.
+        if self.access == Access::Full && received.flags.contains(ReturnFlags::CTRUNC) {
+            return Ok(Err(TooManyDescriptors));
+        }
+        Ok(self.inbox.push(&bytes[..received.bytes], descriptors))
     }
 
     /// Writes a line, as far as the client takes it now.
@@ -178,8 +209,17 @@ impl Connection {
         Ok(())
     }
 
+    /// Answers that a line is not taken, and closes the connection when everything is written.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub(super) fn refuse(&mut self, why: &dyn Display) -> io::Result<()> {
+        self.close_after_write();
+        self.write(&answer(&Value::Null, &Err(RpcError::line(why.to_string()))))
+    }
+
     /// Closes the connection when everything is written.
-    pub(super) fn close_after_write(&mut self) {
+    fn close_after_write(&mut self) {
         self.is_closing = true;
     }
 

@@ -24,7 +24,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kickless_io::Waker;
-use kickless_opener::Listener;
+use kickless_opener::{Descriptors, Listener};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::Value;
@@ -269,7 +269,10 @@ impl Sockets {
         let moved = if events.contains(PollFlags::OUT) {
             client.write_rest()
         } else if events.contains(PollFlags::IN) {
-            client.read()
+            client.read().and_then(|read| match read {
+                Ok(()) => Ok(()),
+                Err(error) => client.refuse(&error),
+            })
         } else {
             // The client has closed its end while no bytes were expected from it.
             Err(io::ErrorKind::ConnectionAborted.into())
@@ -290,10 +293,7 @@ impl Sockets {
                     let request = Request::parse(line);
                     self.request(id, request)
                 }
-                Err(error) => {
-                    client.close_after_write();
-                    client.write(&answer(&Value::Null, &Err(RpcError::line(error.to_string()))))
-                }
+                Err(error) => client.refuse(&error),
             };
             if written.is_err() {
                 self.connections.remove(&id);
@@ -310,25 +310,29 @@ impl Sockets {
     /// The client is gone.
     fn request(&mut self, connection: u64, request: Result<Request, (Value, RpcError)>) -> io::Result<()> {
         let Some(client) = self.connections.get_mut(&connection) else { return Ok(()) };
-        let Request { id, method, params } = match request {
+        let Request { id, method, params, fds } = match request {
             Ok(request) => request,
             Err((id, error)) => return client.write(&answer(&id, &Err(error))),
         };
         let (peer, access) = (client.peer, client.access);
+        let descriptors = client.claim(fds.len());
         let call = Method::find(&method).and_then(|method| match (method.effect, access) {
             (Effect::Changes, Access::ReadOnly) => Err(RpcError::read_only(method.name)),
-            _ => method.parse(params).map(|call| (method, call)),
+            _ => {
+                let call = method.parse(params)?;
+                Ok((method, call, method.named(fds, descriptors)?))
+            }
         });
         let result = match call {
-            Ok((method, call)) if method.waits => {
-                match self.spawn(connection, id.clone(), peer, method, call) {
+            Ok((method, call, descriptors)) if method.waits => {
+                match self.spawn(connection, id.clone(), peer, method, call, descriptors) {
                     Ok(()) => return Ok(()),
                     Err(error) => Err(error),
                 }
             }
-            Ok((method, call)) => {
+            Ok((method, call, descriptors)) => {
                 self.subscribe(connection, &call);
-                execute(&self.daemon, peer, method, call)
+                execute(&self.daemon, peer, method, call, &descriptors)
             }
             Err(error) => Err(error),
         };
@@ -343,13 +347,16 @@ impl Sockets {
         peer: Peer,
         method: &'static Method,
         call: Call,
+        descriptors: Descriptors,
     ) -> Result<(), RpcError> {
         if self.calls >= CALLS_MAX {
             return Err(RpcError::busy(format!("{CALLS_MAX} calls wait for disks: try again later")));
         }
         let (daemon, sender, waker) = (self.daemon.clone(), self.sender.clone(), self.waker.clone());
         let run = move || {
-            let result = execute(&daemon, peer, method, call);
+            let result = execute(&daemon, peer, method, call, &descriptors);
+            // Before the answer, so that a client that has it finds them closed.
+            drop(descriptors);
             // The server may have ended.
             let _ = sender.send(Finished { connection, id, result });
             waker.wake();
@@ -399,12 +406,18 @@ impl Sockets {
 }
 
 /// Executes a call, and logs it if it changes something.
-fn execute(daemon: &Daemon, peer: Peer, method: &Method, call: Call) -> Result<Value, RpcError> {
+fn execute(
+    daemon: &Daemon,
+    peer: Peer,
+    method: &Method,
+    call: Call,
+    descriptors: &Descriptors,
+) -> Result<Value, RpcError> {
     if method.effect == Effect::Reads {
-        return daemon.execute(call);
+        return daemon.execute(call, descriptors);
     }
     let name = call.subject().to_owned();
-    let result = daemon.execute(call);
+    let result = daemon.execute(call, descriptors);
     let shown = match &result {
         Ok(result) => result.to_string(),
         Err(error) => error.message.clone(),

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use kickless_opener::Listener;
+use kickless_opener::{Descriptors, Listener};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 pub(crate) const DEVICES_MAX: usize = 16;
 
-fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
+fn make(config: &DeviceConfig, given: &Descriptors) -> Result<Arc<dyn Device>, MakeError> {
     let DeviceKind::Blk(blk) = &config.kind else { panic!("{config:?}") };
     let options = kickless_disk::Options {
         read_only: blk.read_only,
@@ -27,7 +27,7 @@ fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
         merge: blk.merge == Switch::On,
         cache_size: blk.cache_size,
     };
-    let disk = Disk::open(&blk.blk_file, &options)
+    let disk = Disk::open_given(&blk.blk_file, &options, given)
         .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
     let (serial, queues_max) = (disk.identity().to_owned(), blk.num_queues);
     let queue_size_max = config.serve.queue_size;

@@ -1,6 +1,8 @@
 //! The configuration of one device.
 
 use kickless_device::Limits;
+use kickless_net_port::Port;
+use kickless_opener::{descriptor_name, is_descriptor_name};
 use serde::Serialize;
 use tracing::{Span, error_span};
 
@@ -86,6 +88,32 @@ impl DeviceConfig {
             DeviceKind::Blk(disk) => disk.check(notation),
             DeviceKind::Net(card) => card.check(notation),
         }
+    }
+
+    /// Returns the names of the descriptors that the device needs, and the options that name them.
+    pub fn descriptors(&self) -> Vec<(&'static str, &str)> {
+        let socket = self.serve.socket_path.as_deref().and_then(descriptor_name);
+        let mut names: Vec<_> = socket.map(|name| ("socket-path", name)).into_iter().collect();
+        match &self.kind {
+            DeviceKind::Blk(disk) => names.extend(disk.blk_file.descriptor().map(|name| ("blk-file", name))),
+            DeviceKind::Net(card) => {
+                if let Port::TapFd(fds) = &card.port {
+                    let fds = fds.iter().map(String::as_str).filter(|fd| is_descriptor_name(fd));
+                    names.extend(fds.map(|fd| ("port", fd)));
+                }
+            }
+        }
+        names
+    }
+
+    /// Checks that the device needs no descriptor of a call.
+    ///
+    /// # Errors
+    /// It needs one. The error names its option.
+    pub fn check_has_no_descriptors(&self) -> Result<(), Mistake> {
+        let Some((option, name)) = self.descriptors().first().copied() else { return Ok(()) };
+        let why = format!("only a call of device.add comes with descriptors such as {name}");
+        Err(Mistake { option, why })
     }
 
     /// Returns the name of the device.

@@ -15,6 +15,7 @@ use kickless_daemon::{
 };
 use kickless_device::Device;
 use kickless_driver::Options;
+use kickless_opener::Descriptors;
 pub(crate) use kickless_testing::LIMIT;
 use kickless_testing::{eventually, pattern};
 use kickless_worker::WorkerPool;
@@ -38,7 +39,7 @@ impl Rig {
     pub(crate) fn with_devices(
         workers: u16,
         devices_max: usize,
-        make: impl Fn(&DeviceConfig) -> Result<Arc<dyn Device>, MakeError> + Send + Sync + 'static,
+        make: impl Fn(&DeviceConfig, &Descriptors) -> Result<Arc<dyn Device>, MakeError> + Send + Sync + 'static,
     ) -> Self {
         kickless_memory::fault::guard().unwrap();
         let pool = PoolConfig { workers: Some(workers), ..PoolConfig::default() };
@@ -99,7 +100,7 @@ pub(crate) fn connect(socket: &Path) -> Disk {
     Disk::connect(options).unwrap()
 }
 
-fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
+fn make(config: &DeviceConfig, _: &Descriptors) -> Result<Arc<dyn Device>, MakeError> {
     let DeviceKind::Blk(blk) = &config.kind else { panic!("{config:?}") };
     let lock = blk.lock == Switch::On;
     let options = kickless_disk::Options {

@@ -4,7 +4,7 @@ use super::disk::{Direct, FileDisk};
 use super::missing_syscalls::MissingSyscalls;
 use super::topology;
 use crate::buffer_pool::{BUFFER_BYTES, BufferPool};
-use crate::image_file::{check_type, identity, open_file};
+use crate::image_file::{Source, check_type, identity};
 use crate::writeback::Writeback;
 use crate::{Error, Limits, Options, SECTOR};
 use kickless_io::{AlignedBuf, BackingFile, Owner};
@@ -46,7 +46,15 @@ impl FileDisk {
     /// # Errors
     /// One sentence for the operator.
     pub fn open(path: &Path, options: &Options) -> Result<Self, Error> {
-        Self::open_as(path, options, Contents::Disk)
+        Self::open_source(Source::Path(path), options)
+    }
+
+    /// Opens an image or a block device by its path or its descriptor.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub(crate) fn open_source(source: Source<'_>, options: &Options) -> Result<Self, Error> {
+        Self::open_as(source, options, Contents::Disk)
     }
 
     /// Opens the file of an image in a format. It may have any length, and may be read and written beyond its
@@ -55,12 +63,12 @@ impl FileDisk {
     /// # Errors
     /// One sentence for the operator.
     #[cfg(feature = "qcow2")]
-    pub(crate) fn open_image(path: &Path, options: &Options) -> Result<Self, Error> {
-        Self::open_as(path, options, Contents::Format)
+    pub(crate) fn open_image(source: Source<'_>, options: &Options) -> Result<Self, Error> {
+        Self::open_as(source, options, Contents::Format)
     }
 
-    fn open_as(path: &Path, options: &Options, contents: Contents) -> Result<Self, Error> {
-        let (file, direct) = open_file(path, options)?;
+    fn open_as(source: Source<'_>, options: &Options, contents: Contents) -> Result<Self, Error> {
+        let (path, (file, direct)) = (source.path(), source.open(options)?);
         let failed = |source| Error::Open { path: path.to_owned(), source };
         let meta = file.metadata().map_err(failed)?;
         // This checks the type again, because the path may name another file by now.

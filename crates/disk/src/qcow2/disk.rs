@@ -12,6 +12,7 @@ use crate::attached::Attached;
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
 use crate::fault::FaultInjector;
+use crate::image_file::Source;
 use crate::op_sender::OpSender;
 use crate::{
     Error, FileDisk, IoContext, IoError, Limits, Options, RangeLimits, Request, Resized, SECTOR, Step,
@@ -19,7 +20,7 @@ use crate::{
 use kickless_io::{Completion, Engine, Errno};
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::Span;
@@ -56,11 +57,12 @@ impl Qcow2Disk {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) fn open(path: &Path, options: &Options) -> Result<Self, Error> {
+    pub(crate) fn open(source: Source<'_>, options: &Options) -> Result<Self, Error> {
+        let path = source.path();
         let failed = |source| Error::Library { disk: format!("qcow2:{}", path.display()), source };
         // A file that cannot be opened has a sentence of its own.
-        drop(crate::image_file::open_file(path, options)?);
-        let (file, header) = open::open_file(path, options).map_err(failed)?;
+        drop(source.open(options)?);
+        let (file, header) = open::open_file(source, options).map_err(failed)?;
         let (file, decoder) = (Arc::new(file), Arc::default());
         let read_only = Options { read_only: true, ..*options };
         let (_, under) = open::chain(path, &file, &read_only, &decoder).map_err(failed)?;

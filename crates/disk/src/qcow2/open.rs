@@ -13,7 +13,9 @@ use super::format::refcount::get;
 use super::format::snapshots::{snapshots, snapshots_bytes};
 use super::layer::{Chain, Layer, RawLayer};
 use super::opened::{OpenedImage, OpenedLayer};
+use crate::image_file::Source;
 use crate::{Cache, FileDisk, Options, SECTOR};
+use kickless_opener::descriptor_name;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -75,18 +77,18 @@ pub(super) fn header(file: &FileDisk) -> io::Result<(Header, Vec<u8>)> {
 ///
 /// A file with clusters or subclusters that are smaller than a block of direct I/O is opened through the page
 /// cache. So tables and data never share a block.
-pub(super) fn open_file(path: &Path, options: &Options) -> io::Result<(FileDisk, Header)> {
-    let file = FileDisk::open_image(path, options).map_err(io::Error::other)?;
+pub(super) fn open_file(source: Source<'_>, options: &Options) -> io::Result<(FileDisk, Header)> {
+    let file = FileDisk::open_image(source, options).map_err(io::Error::other)?;
     let (header, _) = header(&file)?;
     if header.geometry.subcluster() >= file.unit() {
         return Ok((file, header));
     }
     tracing::info!(
-        path = %path.display(), cluster = header.geometry.cluster(), block = file.unit(),
+        path = %source.path().display(), cluster = header.geometry.cluster(), block = file.unit(),
         "the image has smaller clusters than direct I/O can transfer: the host's cache is used"
     );
     let options = Options { cache: Cache::Writeback, ..*options };
-    Ok((FileDisk::open_image(path, &options).map_err(io::Error::other)?, header))
+    Ok((FileDisk::open_image(source, &options).map_err(io::Error::other)?, header))
 }
 
 /// Opens the image in `file`, and its backing images. Returns their files too. A writable image is prepared:
@@ -218,7 +220,7 @@ impl Opening<'_> {
         let options = Options { read_only: true, merge: false, ..*self.options };
         match format {
             BackingFormat::Raw => {
-                let file = FileDisk::open_image(&path, &options).map_err(io::Error::other)?;
+                let file = FileDisk::open_image(Source::Path(&path), &options).map_err(io::Error::other)?;
                 self.check_loop(&file)?;
                 self.files.push(file.os_file().try_clone()?);
                 let size = file.bytes()?.next_multiple_of(SECTOR);
@@ -226,7 +228,7 @@ impl Opening<'_> {
                 Ok((path, None))
             }
             BackingFormat::Qcow2 => {
-                let (file, _) = open_file(&path, &options)?;
+                let (file, _) = open_file(Source::Path(&path), &options)?;
                 self.files.push(file.os_file().try_clone()?);
                 let backing = self.image(Arc::new(file), false)?;
                 Ok((path, backing))
@@ -305,5 +307,11 @@ fn resolve(path: &Path, name: &[u8]) -> io::Result<PathBuf> {
     if name.iter().find(|&&byte| matches!(byte, b':' | b'/')) == Some(&b':') {
         return Err(io::Error::other("it is not a file"));
     }
-    Ok(path.parent().unwrap_or(Path::new("")).join(OsStr::from_bytes(name)))
+    let name = Path::new(OsStr::from_bytes(name));
+    if descriptor_name(path).is_some() && name.is_relative() {
+        return Err(io::Error::other(
+            "its name begins at the directory of the image, which a descriptor has not",
+        ));
+    }
+    Ok(path.parent().unwrap_or(Path::new("")).join(name))
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use kickless_opener::is_descriptor_name;
 use kickless_values::parse_duration;
 
 /// The variable in which systemd passes the runtime directory of a service.
@@ -61,6 +62,10 @@ impl ControlPath {
 pub(crate) struct Ctl {
     #[command(flatten)]
     pub(crate) control: ControlPath,
+    /// Send the inherited descriptor N with the call, in which fd:NAME stands for it. Can be given for several
+    /// descriptors
+    #[arg(long = "fd", value_name = "NAME=N", value_parser = parse_given)]
+    pub(crate) fds: Vec<(String, i32)>,
     /// The call, such as device.list. rpc.discover describes all calls
     pub(crate) method: String,
     /// The parameters as a JSON object, such as '{"name": "web"}'
@@ -94,6 +99,18 @@ pub(crate) struct Top {
     /// Print the figures as JSON. Needs --once
     #[arg(long, requires = "once")]
     pub(crate) json: bool,
+}
+
+/// Parses the name and the number of a descriptor.
+fn parse_given(text: &str) -> Result<(String, i32), String> {
+    let (name, number) = text.split_once('=').ok_or("write NAME=N")?;
+    if !is_descriptor_name(name) {
+        return Err("a name is a letter, and then up to 31 letters, digits, _ and -".into());
+    }
+    match number.parse() {
+        Ok(number) if number >= 0 => Ok((name.into(), number)),
+        _ => Err("N is the number of a descriptor that the program inherits".into()),
+    }
 }
 
 /// Parses the time between two readings.

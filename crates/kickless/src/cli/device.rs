@@ -45,6 +45,7 @@ impl<K: Args> DeviceOptions<K> {
             return Err(Mistake { option: "socket-path", why: "give it, or --fd".into() });
         }
         device.check(notation)?;
+        device.check_has_no_descriptors()?;
         if control.is_on() {
             // Calls name devices. An inherited socket has no name.
             match self.fd {

@@ -1,5 +1,6 @@
 //! Errors of an operator who names a TAP.
 
+use kickless_opener::NoDescriptor;
 use rustix::io::Errno;
 use std::io;
 
@@ -53,16 +54,19 @@ pub enum TapError {
     #[error("the program inherited no descriptor {fd}")]
     NotInherited {
         /// The number of the descriptor.
-        fd: i32,
+        fd: String,
     },
     /// The process has no free descriptor.
     #[error("the descriptor {fd} cannot be duplicated")]
     Descriptor {
         /// The number of the inherited descriptor.
-        fd: i32,
+        fd: String,
         /// The kernel's error.
         source: io::Error,
     },
+    /// The descriptor of this name is not there.
+    #[error(transparent)]
+    Named(#[from] NoDescriptor),
     /// A descriptor is not a queue of a TAP or TUN.
     #[error("the descriptor is not a TAP that exists")]
     NotTapFd,

@@ -97,7 +97,7 @@ pub(crate) fn requests(memory: &Arc<View>, [path, below]: [&Path; 2], input: &[u
     let cache_size = (how & 4 != 0).then_some(0);
     let options = Options { cache: Cache::Writeback, cache_size, ..Options::default() };
     let mut seen = Seen::default();
-    let Ok(disk) = Qcow2Disk::open(path, &options) else { return seen };
+    let Ok(disk) = Qcow2Disk::open(crate::image_file::Source::Path(path), &options) else { return seen };
     if disk.reload().is_err() {
         return seen;
     }

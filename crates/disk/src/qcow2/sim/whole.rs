@@ -106,7 +106,7 @@ impl Whole {
             under
         });
         let options = Options { cache: Cache::Writeback, ..Options::default() };
-        let disk = Qcow2Disk::open(&path, &options).unwrap();
+        let disk = Qcow2Disk::open(crate::image_file::Source::Path(&path), &options).unwrap();
         disk.reload().unwrap();
         // Opening may have changed the header.
         let image = Image::new(fs::read(&path).unwrap(), false);
