@@ -8,6 +8,10 @@
 //! bucket can then be in debt, which later requests wait for. So the rate is exact over time, whatever the
 //! sizes are, and a request that is larger than the bucket is admitted too.
 //!
+//! A bucket that holds exactly nothing admits one more request, which is then its debt. So a burst has one more
+//! request than the bucket has units. This happens once after a pause. It adds 0.1 % to ten seconds at 100
+//! requests a second, and less at higher rates.
+//!
 //! Several workers may admit a request each before they are charged. Each of these requests is charged, so
 //! only the moment differs.
 
@@ -156,6 +160,14 @@ mod tests {
                 let _ = bucket.wait_until(now);
             }
         }
+    }
+
+    /// A burst is one request longer than the bucket is deep, and only the first one.
+    #[test]
+    fn a_burst_has_one_request_more() {
+        let bucket = bucket(100, 10);
+        assert_eq!(taken(&bucket, 1, 1, 0), 11);
+        assert_eq!(taken(&bucket, 1, 10 * SECOND, 0), 999);
     }
 
     #[test]
