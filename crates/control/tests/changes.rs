@@ -90,6 +90,29 @@ fn requests_that_stay_in_flight_fail_a_drain() {
     disk.read_at(&mut [0; 512], 0).unwrap();
 }
 
+/// A drain of a disk that has stopped does not wait for its timeout, and fails no request of the guest.
+#[test]
+fn requests_that_wait_for_the_end_of_an_error_fail_a_drain_at_once() {
+    let rig = Rig::new();
+    let mut client = rig.client();
+    let mut config = rig.disk("a");
+    config["blk-file"] = "fault:enospc@write+nth=1:mem:1M".into();
+    config["on-error"] = "stop".into();
+    call(&mut client, "device.add", config).unwrap();
+    let disk = Disk::connect(Options::new(rig.path("a"))).unwrap();
+    thread::scope(|scope| {
+        let write = scope.spawn(|| disk.write_at(&[7; 512], 0));
+        eventually("the device has stopped", || state(&rig) == "stopped");
+        let drain = json!({ "name": "a", "timeout": "1h" });
+        let refused = call(&mut client, "device.drain", drain.clone()).unwrap_err();
+        assert!(refused.contains("has stopped (write: No space left on device"), "{refused}");
+        // It is drained nevertheless: one resume ends both.
+        call(&mut client, "device.resume", json!({ "name": "a" })).unwrap();
+        write.join().unwrap().unwrap();
+        assert_eq!(call(&mut client, "device.drain", drain), Ok(json!({ "drained": true })));
+    });
+}
+
 #[test]
 fn a_disk_grows_with_its_file() {
     let rig = Rig::new();

@@ -169,6 +169,19 @@ pub enum DrainError {
         /// The device.
         name: String,
     },
+    /// The device has stopped because of an error, and only requests that wait for its end are in flight.
+    #[error(
+        "the device {name} has stopped ({error}), and requests that wait for device.resume ({requests}) are in flight: \
+         mend the cause and resume it"
+    )]
+    Stopped {
+        /// The device.
+        name: String,
+        /// The operation and the error that stopped it.
+        error: String,
+        /// The number of these requests.
+        requests: u64,
+    },
     /// Requests are still in flight at the deadline.
     #[error(
         "the device {name} takes no new requests, and {} still in flight: wait longer, or resume it",

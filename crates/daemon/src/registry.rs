@@ -470,10 +470,18 @@ impl Registry {
         }
         loop {
             // A reference is kept for a short time, because the device could be removed meanwhile.
-            let in_flight = self.served(name)?.device().metrics(pool.clock().now()).in_flight;
+            let served = self.served(name)?;
+            let in_flight = served.device().metrics(pool.clock().now()).in_flight;
             if in_flight == 0 {
                 return Ok(());
             }
+            // Waiting longer is of no use. Failing these requests would break the promise of `on-error`.
+            if let Some(StoppedOnError { error, requests }) = served.device().stopped()
+                && requests >= in_flight
+            {
+                return Err(DrainError::Stopped { name: name.into(), error, requests });
+            }
+            drop(served);
             if left().is_zero() {
                 return Err(DrainError::Deadline { name: name.into(), in_flight: Some(in_flight) });
             }

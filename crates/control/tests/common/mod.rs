@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kickless_blk::Blk;
 use kickless_control::{Access, Client, ClientError, Daemon, Hooks, Server};
-use kickless_daemon::{DeviceConfig, DeviceKind, MakeError, Notation, PoolConfig, Registry, Switch};
+use kickless_daemon::{DeviceConfig, DeviceKind, MakeError, Notation, OnError, PoolConfig, Registry, Switch};
 use kickless_device::{Device, Limiter};
 use kickless_disk::Disk;
 use kickless_worker::WorkerPool;
@@ -34,7 +34,8 @@ fn make(config: &DeviceConfig, given: &Descriptors) -> Result<Arc<dyn Device>, M
     let device = Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: true });
     let limiter = Arc::new(Limiter::default());
     limiter.set(&blk.limits.limits());
-    Ok(Arc::new(device.with_limiter(limiter)))
+    let stops = blk.on_error == OnError::Stop;
+    Ok(Arc::new(device.with_limiter(limiter).with_stop_on_error(stops)))
 }
 
 pub(crate) struct Rig {
