@@ -245,8 +245,8 @@ impl Method {
         self.name == "device.add"
     }
 
-    /// Names the descriptors that came with the call. `come` has as many as `fds`, or the number of those that
-    /// came.
+    /// Names the descriptors that came with the call. `come` has as many as `fds`, or the number of those
+    /// that came.
     ///
     /// # Errors
     /// The call takes none, or fewer came.

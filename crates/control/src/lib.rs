@@ -11,8 +11,8 @@
 //!
 //! # Descriptors
 //! A request can come with descriptors (`SCM_RIGHTS`), which it names in order in `fds`. [`Inbox`] says which
-//! belong to which request. A call gets them as [`Descriptors`](kickless_opener::Descriptors); what it does not
-//! use is closed at its end. The read-only socket takes none, so the kernel closes them.
+//! belong to which request. A call gets them as [`Descriptors`](kickless_opener::Descriptors), and those that
+//! it does not use are closed at its end. The read-only socket takes none, so the kernel closes them.
 //!
 //! # Threads
 //! One thread serves all clients. A call that can wait for a disk or for requests has a thread while it is

@@ -36,8 +36,8 @@ fn open_descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Returns the number of open descriptors after a device has come and gone, when the workers have all that they
-/// open once.
+/// Returns the number of open descriptors after a device has come and gone. The workers have opened by then
+/// what they open once.
 fn settled(rig: &Rig, client: &mut Client) -> usize {
     common::call(client, "device.add", rig.disk("first")).unwrap();
     drop(Disk::connect(Options::new(rig.path("first"))).unwrap());
@@ -182,7 +182,7 @@ fn descriptors_of_the_wrong_kind_are_refused_with_a_sentence() {
     }
     assert_eq!(open_descriptors(), before);
     assert!(rig.registry.list().is_empty());
-    // What a device only reads need not be writable.
+    // A disk that is only read need not be writable.
     let config = json!({ "name": "a", "socket-path": rig.path("a"), "blk-file": "fd:x", "read-only": true });
     assert!(add(&mut client, config, &[("x", read_only.as_fd())]).is_ok());
 }

@@ -28,8 +28,8 @@ use super::unavailable::Unavailable;
 /// The interval at which a drain looks whether requests are in flight.
 const DRAIN_CHECK_EVERY: Duration = Duration::from_millis(5);
 
-/// Makes a device from its configuration, in which paths `fd:NAME` stand for these descriptors. The program provides this function, because only it knows the kinds
-/// of devices.
+/// Makes a device from its configuration, in which paths `fd:NAME` stand for these descriptors. The program
+/// provides this function, because only it knows the kinds of devices.
 pub type MakeDevice = dyn Fn(&DeviceConfig, &Descriptors) -> Result<Arc<dyn Device>, MakeError> + Send + Sync;
 
 /// The result of [`Registry::add`].

@@ -7,9 +7,9 @@
 //!     export KICKLESS_LOOP_SECONDS=600 KICKLESS_LOOP_DEVICES=500
 //!     cargo test --release -p kickless --test long_loop -- --nocapture
 //!
-//! It also fails if a pair of requests takes more than 50 ms and a disk of memory is concerned: `mem:`, or an
-//! image on tmpfs. The end of a direct write to another image waits for a thread of the kernel, which is shown
-//! and not judged (docs/measurements/disks.md).
+//! It also fails if a write and a read of a disk of memory (`mem:`, or an image on tmpfs) take more than 50
+//! ms, and none does without changes. The end of a direct write to another image waits for a thread of the
+//! kernel. It is shown and not judged (docs/measurements/disks.md).
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test may")]
 
 use std::fs::{self, File};
@@ -36,8 +36,8 @@ const BLOCKS: u64 = 64;
 const STEADY: [&str; 3] = ["steady-memory", "steady-tmpfs", "steady-file"];
 /// The longest time of a write and a read that is no stall.
 const STALL: Duration = Duration::from_millis(50);
-/// A run of this length is judged by its longest pair. In a shorter one beside other tests, a thread may wait for
-/// a CPU.
+/// A run of this length is judged by its longest pair. In a shorter one beside other tests, a thread may wait
+/// for a CPU.
 const JUDGED_SECONDS: u64 = 30;
 
 fn from_environment(name: &str, default: u64) -> u64 {
@@ -197,7 +197,7 @@ impl CpuWaits {
 #[derive(Clone, Debug, Default)]
 struct Pairs {
     count: u64,
-    /// Those above 15 ms, and above [`STALL`].
+    /// The number above 15 ms, and above [`STALL`].
     long: u64,
     stalls: u64,
     /// The time of the longest.

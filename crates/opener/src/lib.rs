@@ -51,8 +51,8 @@
 //!
 //! # Descriptors instead of names
 //! A client of the control socket can send a descriptor instead of a name. The path `fd:NAME` stands for it
-//! in the call ([`descriptor_name`], [`Descriptors`]). Nothing is opened then, and a sandbox need not know the
-//! file at all.
+//! in the call ([`descriptor_name`], [`Descriptors`]). Nothing is opened then, and a sandbox need not know
+//! the file at all.
 //!
 //! # What does not go through here
 //! Descriptors without a name (pipes, eventfds, memfds, epoll and io_uring instances, pairs of sockets);

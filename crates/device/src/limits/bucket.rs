@@ -8,9 +8,9 @@
 //! bucket can then be in debt, which later requests wait for. So the rate is exact over time, whatever the
 //! sizes are, and a request that is larger than the bucket is admitted too.
 //!
-//! A bucket that holds exactly nothing admits one more request, which is then its debt. So a burst has one more
-//! request than the bucket has units. This happens once after a pause. It adds 0.1 % to ten seconds at 100
-//! requests a second, and less at higher rates.
+//! A bucket that holds exactly nothing admits one more request, which is then its debt. So a burst has one
+//! more request than the bucket has units. This happens once after a pause. It adds 0.1 % to ten seconds at
+//! 100 requests a second, and less at higher rates.
 //!
 //! Several workers may admit a request each before they are charged. Each of these requests is charged, so
 //! only the moment differs.

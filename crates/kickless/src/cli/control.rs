@@ -62,8 +62,8 @@ impl ControlPath {
 pub(crate) struct Ctl {
     #[command(flatten)]
     pub(crate) control: ControlPath,
-    /// Send the inherited descriptor N with the call, in which fd:NAME stands for it. Can be given for several
-    /// descriptors
+    /// Send the inherited descriptor N with the call, in which fd:NAME stands for it. Can be given several
+    /// times
     #[arg(long = "fd", value_name = "NAME=N", value_parser = parse_given)]
     pub(crate) fds: Vec<(String, i32)>,
     /// The call, such as device.list. rpc.discover describes all calls
