@@ -90,6 +90,22 @@ impl Testpmd {
         self.output.wait_from(seen, "statistics", LIMIT, number).unwrap()
     }
 
+    /// Waits until the link of a port is up or down. The program looks for a connection when it is asked. It
+    /// drops the frames of packed rings that are sent before it has the next connection.
+    fn wait_for_link(&mut self, port: usize, state: &str) {
+        let begun = Instant::now();
+        loop {
+            let seen = self.output.len();
+            self.tell(&format!("show port info {port}"));
+            let link = |line: &str| Some(line.split_once("Link status: ")?.1.trim() == state);
+            if self.output.wait_from(seen, "the link", LIMIT, link).unwrap() {
+                return;
+            }
+            assert!(begun.elapsed() < LIMIT, "the link is not {state}: {:#?}", self.output.lines());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Lets some frames go round on all ports until each port has got back enough of them.
     fn exchange(&mut self, ports: usize) {
         let before: Vec<_> = (0..ports).map(|port| self.received(port)).collect();
@@ -248,9 +264,11 @@ fn a_driver_that_listens_is_served_again() {
         testpmd.exchange(1);
         killed.kill().unwrap();
         killed.wait().unwrap();
+        testpmd.wait_for_link(0, "down");
         let is_continued = |line: &String| line.contains(CONTINUED);
         assert_eq!(log.wait_for_end(LIMIT).unwrap().into_iter().find(is_continued), None);
         let (mut child, log) = serve_listener(&path);
+        testpmd.wait_for_link(0, "up");
         testpmd.exchange(1);
         testpmd.end();
         let (warnings, log): (Vec<_>, Vec<_>) =
