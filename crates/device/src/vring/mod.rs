@@ -362,7 +362,7 @@ impl Vring {
             return self.commit_marks();
         }
         let wanted = self.queue.publish();
-        self.unseen.published(wanted);
+        self.unseen.published(wanted && self.call.is_some());
         self.commit_marks();
         match &self.call {
             Some(_) if wanted && self.defers_calls => self.has_pending_call = true,

@@ -33,6 +33,10 @@ const LINE: u32 = 8;
 /// a microsecond each at least.
 const NEW: u32 = 1 << 10;
 const AFTER_CALL: u32 = 1 << 16;
+/// The number of completions since the last call from which a call says nothing of the driver. The indices of
+/// a split ring wrap after 65 536 completions, so the index at which a polling driver once asked for a call
+/// comes again as often, less the completions of a batch, at most half of them.
+const WRAP: u32 = 1 << 15;
 
 /// The completions that the driver is not shown yet.
 #[derive(Debug)]
@@ -45,11 +49,13 @@ pub(super) struct Unseen {
     shown: u32,
     /// The number of batches until the driver counts as one that polls.
     until_polling: u32,
+    /// The number of completions since the last call.
+    since_call: u32,
 }
 
 impl Unseen {
     pub(super) fn new(rule: ShowAfter) -> Self {
-        let mut unseen = Self { rule, count: 0, max: 0, shown: 0, until_polling: NEW };
+        let mut unseen = Self { rule, count: 0, max: 0, shown: 0, until_polling: NEW, since_call: 0 };
         unseen.max = unseen.first(0);
         unseen
     }
@@ -84,8 +90,13 @@ impl Unseen {
     /// Notes the end of a batch, which was shown. `called`: the driver wanted a call.
     #[inline]
     pub(super) fn published(&mut self, called: bool) {
-        self.until_polling = if called { AFTER_CALL } else { self.until_polling.saturating_sub(1) };
         let last = std::mem::take(&mut self.shown).saturating_add(std::mem::take(&mut self.count));
+        self.since_call = self.since_call.saturating_add(last);
+        let sleeps = called && self.since_call < WRAP;
+        self.until_polling = if sleeps { AFTER_CALL } else { self.until_polling.saturating_sub(1) };
+        if called {
+            self.since_call = 0;
+        }
         self.max = self.first(last);
     }
 }
@@ -119,8 +130,24 @@ mod tests {
         assert_eq!(batch(&mut unseen, 7, false), [3]);
         assert_eq!(batch(&mut unseen, 1, false), []);
         assert_eq!(batch(&mut unseen, 1, false), [1]);
+        // One call after so many completions may be that of an old index.
+        batch(&mut unseen, 40, true);
+        assert_eq!(batch(&mut unseen, 20, false), [8, 8]);
         batch(&mut unseen, 40, true);
         assert_eq!(batch(&mut unseen, 20, false), [1, 16]);
+    }
+
+    /// The driver writes its event index once, so it is called again whenever the index comes round.
+    #[test]
+    fn a_polling_driver_with_an_old_event_index_counts_as_one_that_polls() {
+        let mut unseen = Unseen::new(ShowAfter::Early);
+        let mut count = 0u32;
+        for _ in 0..2 * AFTER_CALL {
+            let called = count >> 16 != (count + 20) >> 16 || count == 0;
+            batch(&mut unseen, 20, called);
+            count += 20;
+        }
+        assert_eq!(batch(&mut unseen, 40, false), [8, 8, 8, 8, 8]);
     }
 
     #[test]
