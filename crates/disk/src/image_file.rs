@@ -49,7 +49,7 @@ fn adopt(name: &Path, fd: BorrowedFd<'_>, options: &Options) -> Result<(File, bo
     check_type(name, &file.metadata().map_err(failed)?)?;
     let flags = fcntl_getfl(&file).map_err(|error| failed(error.into()))?;
     let (access, writes) = (flags & OFlags::ACCMODE, !options.read_only);
-    if flags.contains(OFlags::PATH) || access == OFlags::WRONLY {
+    if flags.contains(OFlags::PATH) || ![OFlags::RDONLY, OFlags::RDWR].contains(&access) {
         return wrong("cannot be read: open it for reading");
     }
     if writes && access != OFlags::RDWR {

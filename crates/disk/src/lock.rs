@@ -59,6 +59,9 @@ const fn lock_bytes(read_only: bool) -> &'static LockBytes {
 /// The reason why an image could not be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
+    /// This process has locked it for another disk.
+    #[error("another disk of this process is using it")]
+    Here,
     /// Another process has the image open for writing.
     #[error("another process has it open for writing")]
     Written,
@@ -96,7 +99,7 @@ impl LockError {
 
     /// Returns whether another process has the lock, and may release it.
     pub fn is_held(&self) -> bool {
-        matches!(self, Self::Written | Self::NotShared | Self::Exclusive)
+        matches!(self, Self::Here | Self::Written | Self::NotShared | Self::Exclusive)
     }
 }
 
@@ -130,8 +133,12 @@ fn image(file: &File) -> Option<Image> {
 /// Returns whether this process already has a conflicting lock on the image, by this or another open file
 /// description.
 pub fn is_held_here(file: &File, read_only: bool) -> bool {
+    is_among(&held(), file, read_only)
+}
+
+fn is_among(held: &[(Image, &[i64])], file: &File, read_only: bool) -> bool {
     let refuses = |holds: &[i64]| holds.iter().any(|byte| lock_bytes(read_only).refuses.contains(byte));
-    image(file).is_some_and(|of| held().iter().any(|(image, holds)| *image == of && refuses(holds)))
+    image(file).is_some_and(|of| held.iter().any(|(image, holds)| *image == of && refuses(holds)))
 }
 
 impl ImageLock {
@@ -141,6 +148,12 @@ impl ImageLock {
     /// Another process has a conflicting lock, or the file cannot be locked. Then nothing is locked.
     pub fn acquire(file: &File, read_only: bool) -> Result<Self, LockError> {
         let bytes = lock_bytes(read_only);
+        // The kernel sees no conflict of two disks that have one open file description.
+        let mut held = held();
+        if is_among(&held, file, read_only) {
+            check(file, read_only)?;
+            return Err(LockError::Here);
+        }
         let file = file.try_clone().map_err(LockError::Unsupported)?;
         // An early return drops this, which unlocks the bytes that are locked so far.
         let mut lock = Self { file, holds: bytes.holds, entry: None };
@@ -153,7 +166,7 @@ impl ImageLock {
         }
         check(&lock.file, read_only)?;
         lock.entry = image(&lock.file).map(|image| (image, lock.holds));
-        held().extend(lock.entry);
+        held.extend(lock.entry);
         Ok(lock)
     }
 

@@ -64,6 +64,11 @@ impl Writeback {
         Self { witness: Mutex::new(witness), latched: AtomicI32::new(0), span: Span::current() }
     }
 
+    /// Returns whether the kernel reports each loss to an open file description of this disk alone.
+    pub(crate) fn has_witness(&self) -> bool {
+        self.witness.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Returns the final result of a flush, given its result in the kernel.
     pub(crate) fn flushed<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
         if let Err(errno) = result {

@@ -154,6 +154,9 @@ fn accept(listener: &UnixListener, stop: BorrowedFd<'_>) -> io::Result<Option<Un
         if fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
             return Err(io::Error::other("the socket no longer listens"));
         }
+        // Another owner of the socket can have changed this, and a connection that it took would block this
+        // thread.
+        listener.set_nonblocking(true)?;
         match listener.accept() {
             Ok((connection, _)) => return Ok(Some(connection)),
             // The front-end has connected and left already.

@@ -84,6 +84,14 @@ impl DeviceConfig {
     /// # Errors
     /// Some options cannot be combined. The error names them in `notation`.
     pub fn check(&self, notation: Notation) -> Result<(), Mistake> {
+        let serve = &self.serve;
+        let option =
+            serve.socket_mode.map(|_| "socket-mode").or(serve.socket_group.as_ref().map(|_| "socket-group"));
+        if let Some(option) = option
+            && serve.socket_path.as_deref().and_then(descriptor_name).is_some()
+        {
+            return Err(Mistake { option, why: "a socket that comes as a descriptor has its own".into() });
+        }
         match &self.kind {
             DeviceKind::Blk(disk) => disk.check(notation),
             DeviceKind::Net(card) => card.check(notation),

@@ -112,9 +112,19 @@ impl FileDisk {
         // is at least a page.
         let address = direct.as_ref().map_or(1, |direct| direct.address).max(rustix::param::page_size());
         let file = Arc::new(file);
+        let writeback = (direct.is_none() && !options.read_only).then(|| Writeback::watch(&file));
+        if let (Source::Descriptor(..), Some(false)) =
+            (source, writeback.as_ref().map(Writeback::has_witness))
+        {
+            tracing::warn!(
+                path = %path.display(),
+                "the daemon cannot open this file itself, so of two flushes at the same time one may miss a write that the \
+                 host's cache has lost: use cache=none, or give the daemon the right to read the file"
+            );
+        }
         Ok(Self {
             identity: identity(&meta),
-            writeback: (direct.is_none() && !options.read_only).then(|| Writeback::watch(&file)),
+            writeback,
             backing: BackingFile::new(file.clone(), Owner::unique()),
             file,
             limits,
