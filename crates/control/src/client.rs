@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Map, Value};
 
-use super::inbox::{DESCRIPTORS_MAX, TooManyDescriptors};
+use super::inbox::{DESCRIPTORS_MAX, LostDescriptors};
 use super::rpc::{Request, RpcError};
 
 /// The longest answer that the client takes. A daemon with 512 devices of 64 queues sends some 20 MiB.
@@ -117,7 +117,7 @@ impl Client {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-                return Err(io::Error::other(TooManyDescriptors));
+                return Err(io::Error::other(LostDescriptors::TooMany));
             }
             let line = [IoSlice::new(line)];
             sent = sendmsg(&*stream, &line, &mut control, SendFlags::NOSIGNAL)?;

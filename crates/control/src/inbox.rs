@@ -27,10 +27,16 @@ pub struct Inbox<T> {
     descriptors: VecDeque<(u64, T)>,
 }
 
-/// The error of descriptors that are too many.
+/// The error of descriptors that cannot be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("more than {DESCRIPTORS_MAX} descriptors came with a line")]
-pub struct TooManyDescriptors;
+pub enum LostDescriptors {
+    /// They are too many.
+    #[error("more than {DESCRIPTORS_MAX} descriptors came with a line")]
+    TooMany,
+    /// This process can have no more.
+    #[error("the daemon has no room for the descriptors of this line")]
+    NoRoom,
+}
 
 impl<T> Default for Inbox<T> {
     fn default() -> Self {
@@ -47,13 +53,13 @@ impl<T> Inbox<T> {
         &mut self,
         bytes: &[u8],
         descriptors: impl IntoIterator<Item = T>,
-    ) -> Result<(), TooManyDescriptors> {
+    ) -> Result<(), LostDescriptors> {
         self.lines.push(bytes);
         self.come += bytes.len() as u64;
         self.descriptors.extend(descriptors.into_iter().map(|descriptor| (self.come, descriptor)));
         if self.descriptors.len() > DESCRIPTORS_MAX {
             self.descriptors.clear();
-            return Err(TooManyDescriptors);
+            return Err(LostDescriptors::TooMany);
         }
         Ok(())
     }
@@ -170,7 +176,7 @@ mod tests {
         inbox.push(b"b", some(DESCRIPTORS_MAX)).unwrap();
         assert_eq!(inbox.take(), Ok(None));
         assert_eq!(open.get(), DESCRIPTORS_MAX);
-        assert_eq!(inbox.push(b"b", some(1)), Err(TooManyDescriptors));
+        assert_eq!(inbox.push(b"b", some(1)), Err(LostDescriptors::TooMany));
         assert_eq!(open.get(), 0);
     }
 }

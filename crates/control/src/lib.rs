@@ -46,7 +46,7 @@ mod stats;
 pub use call::{Call, Effect, LIMIT_KEYS, METHODS, Method, POLL_KEYS};
 pub use client::{Client, ClientError};
 pub use daemon::{Daemon, Hooks, SetLog};
-pub use inbox::{DESCRIPTORS_MAX, Inbox, TooManyDescriptors};
+pub use inbox::{DESCRIPTORS_MAX, Inbox, LostDescriptors};
 pub use lines::{LINE_BYTES_MAX, LineBuffer, LineTooLong};
 pub use openmetrics::{CONTENT_TYPE, openmetrics};
 pub use openrpc::OPENRPC;

@@ -151,6 +151,10 @@ fn descriptor_names(names: Value) -> Result<Vec<String>, String> {
     let wrong =
         || format!("fds: give 1 to {DESCRIPTORS_MAX} names, each a letter, then letters, digits, _ and -");
     let Value::Array(names) = names else { return Err(wrong()) };
+    // Before the names are compared with one another.
+    if !(1..=DESCRIPTORS_MAX).contains(&names.len()) {
+        return Err(wrong());
+    }
     let mut fds: Vec<String> = Vec::new();
     for name in names {
         match name {
@@ -159,7 +163,7 @@ fn descriptor_names(names: Value) -> Result<Vec<String>, String> {
             _ => return Err(wrong()),
         }
     }
-    if (1..=DESCRIPTORS_MAX).contains(&fds.len()) { Ok(fds) } else { Err(wrong()) }
+    Ok(fds)
 }
 
 /// Returns the line of a notification, which a client that has subscribed gets.
@@ -223,6 +227,9 @@ mod tests {
             assert_eq!((shown, error.code), (id, code), "{line}");
             assert!(!error.message.is_empty() && !error.message.contains('\n'), "{line}: {error}");
         }
+        let many: Vec<String> = (0..=DESCRIPTORS_MAX).map(|number| format!("a{number}")).collect();
+        let line = json!({ "id": 1, "jsonrpc": "2.0", "method": "a", "fds": many });
+        assert_eq!(Request::parse(line.to_string().as_bytes()).unwrap_err().1.code, INVALID_PARAMS);
         let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
         assert_eq!(Request::parse(deep.as_bytes()).unwrap_err().1.code, PARSE_ERROR);
     }

@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use common::Rig;
 use kickless_control::{Client, ClientError, DESCRIPTORS_MAX};
@@ -311,6 +312,35 @@ fn hostile_clients_leave_no_descriptor_behind() {
     });
     common::call(&mut client, "device.remove", json!({ "name": "a" })).unwrap();
     is_clean();
+}
+
+#[test]
+fn one_descriptor_does_not_serve_two_devices_at_once() {
+    let _alone = alone();
+    let rig = Rig::new();
+    let (file, listener) = (image(&rig.path("image")), UnixListener::bind(rig.path("socket")).unwrap());
+    let mut client = rig.client();
+    for name in ["a", "b"] {
+        let config = json!({ "name": name, "socket-path": rig.path(name), "blk-file": "fd:x" });
+        add(&mut client, config, &[("x", file.as_fd())]).unwrap();
+    }
+    // The kernel sees one owner of the lock.
+    let first = Disk::connect(Options::new(rig.path("a"))).unwrap();
+    first.write_at(&[1; 512], 0).unwrap();
+    let second = Options { connect_timeout: Duration::from_secs(1), ..Options::new(rig.path("b")) };
+    let second = Disk::connect(Options { reconnect_limit: Duration::ZERO, ..second });
+    assert!(second.is_err() || second.is_ok_and(|disk| disk.write_at(&[2; 512], 0).is_err()));
+    first.write_at(&[1; 512], 0).unwrap();
+
+    let given = [("s", listener.as_fd())];
+    let config = |name: &str| json!({ "name": name, "socket-path": "fd:s", "blk-file": "mem:1M" });
+    add(&mut client, config("c"), &given).unwrap();
+    let refused = add(&mut client, config("d"), &given).unwrap_err();
+    assert!(refused.contains("the device c has socket:["), "{refused}");
+    let mut config = config("d");
+    config["socket-mode"] = "0600".into();
+    let refused = add(&mut client, config, &given).unwrap_err();
+    assert!(refused.starts_with("socket-mode: "), "{refused}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use serde_json::Value;
 
-use crate::inbox::{DESCRIPTORS_MAX, Inbox, TooManyDescriptors};
+use crate::inbox::{DESCRIPTORS_MAX, Inbox, LostDescriptors};
 use crate::lines::LineTooLong;
 use crate::rpc::{RpcError, answer};
 
@@ -130,7 +130,7 @@ impl Connection {
     ///
     /// # Errors
     /// The client is gone.
-    pub(super) fn read(&mut self) -> io::Result<Result<(), TooManyDescriptors>> {
+    pub(super) fn read(&mut self) -> io::Result<Result<(), LostDescriptors>> {
         let mut bytes = [0; READ_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let space = if self.access == Access::Full { &mut space[..] } else { &mut [] };
@@ -155,7 +155,8 @@ impl Connection {
         self.active = Instant::now();
         // There were more than there is space for, or this process has no free descriptor.
         if self.access == Access::Full && received.flags.contains(ReturnFlags::CTRUNC) {
-            return Ok(Err(TooManyDescriptors));
+            let is_full = descriptors.len() < DESCRIPTORS_MAX;
+            return Ok(Err(if is_full { LostDescriptors::NoRoom } else { LostDescriptors::TooMany }));
         }
         Ok(self.inbox.push(&bytes[..received.bytes], descriptors))
     }
