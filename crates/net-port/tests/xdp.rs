@@ -172,6 +172,8 @@ fn an_interface_that_is_down_or_gone_is_found_out() {
         veth();
         let port = open("xdp:left", 1).unwrap();
         let queue = port.queue(0).unwrap();
+        // There is nothing to send.
+        assert!(!queue.turn().flush().has_moved);
         ip("link set left down");
         queue.turn().flush();
         assert_eq!(queue.turn().link(), XdpLink::Down);

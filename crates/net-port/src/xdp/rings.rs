@@ -252,8 +252,10 @@ impl Rings {
             }
             match sent {
                 Ok(_) => {
+                    // With copies, the kernel has taken all frames. Without, it was only woken.
+                    has_moved |= self.reap() | (self.unsent > 0 && !self.is_zero_copy);
                     (self.unsent, self.link) = (0, XdpLink::Up);
-                    return (true, dropped);
+                    return (has_moved, dropped);
                 }
                 // The interface has no room, or the kernel has sent its batch.
                 Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => self.link = XdpLink::Up,
