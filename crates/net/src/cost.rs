@@ -7,6 +7,8 @@ const BYTES_PER_COST: u64 = 4096;
 /// requests. If a frame cost as much, a visit of the rings of all cards would take longer than its
 /// frames, and frames would pile up before a worker that is busy with visits.
 const FRAMES_PER_COST: u32 = 16;
+/// Bytes that the part of a frame of a batch contains: an Ethernet frame of usual length with its tags.
+const BYTES_OF_PART: u64 = 1536;
 /// Descriptors that cost as much as one frame. Reading a descriptor takes about 3 nanoseconds.
 pub(crate) const DESCRIPTORS_PER_COST: u16 = 64;
 /// Popping a chain as credit and completing it takes as long as reading this many descriptors.
@@ -42,11 +44,12 @@ impl BatchCost {
         self.parts >= self.limit
     }
 
-    /// Adds a frame of this length, whose bytes cost as much as those of a frame by itself. The cast is
-    /// lossless, as in [`of_frame`].
+    /// Adds a frame of this length. The bytes of a long frame cost as much as those of a frame by itself.
+    /// The cast is lossless, as in [`of_frame`].
     #[inline]
     pub(crate) fn add(&mut self, len: u64) {
-        self.parts = self.parts.saturating_add(self.frame + (len / BYTES_PER_COST) as u32 * FRAMES_PER_COST);
+        let bytes = len.saturating_sub(BYTES_OF_PART) * u64::from(FRAMES_PER_COST) / BYTES_PER_COST;
+        self.parts = self.parts.saturating_add(self.frame + bytes as u32);
     }
 
     /// Returns the cost of all frames. A batch costs 1 at least.
@@ -120,7 +123,10 @@ mod tests {
         // Long frames cost what they cost by themselves.
         let mut long = BatchCost::new(u32::MAX, false);
         (0..4).for_each(|_| long.add(65_000));
-        assert_eq!((long.cost(), 4 * of_frame(65_000)), (61, 64));
+        assert_eq!((long.cost(), 4 * of_frame(65_000)), (62, 64));
+        let mut pages = BatchCost::new(u32::MAX, false);
+        (0..32).for_each(|_| pages.add(4095));
+        assert_eq!(pages.cost(), 20);
         assert_eq!(BatchCost::new(64, false).cost(), 0);
         let mut limited = BatchCost::new(3, true);
         (0..3).for_each(|_| limited.add(60));
