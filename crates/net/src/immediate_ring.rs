@@ -1,6 +1,6 @@
 //! Serves rings that complete each chain immediately after popping it.
 
-use crate::cost::DESCRIPTORS_PER_COST;
+use crate::cost::{DESCRIPTORS_PER_COST, FRAMES_MAX};
 use kickless_device::{LEAVING_COST, Next, Polled, Vring};
 use kickless_virtqueue::Chain;
 
@@ -29,10 +29,6 @@ pub(crate) trait ImmediateRing {
 /// a batch, their descriptors are read twice for this part of the chains only.
 pub(crate) const POPS: u32 = 8;
 
-/// The most chains of one poll that are served in batches. With 64 bytes each, the frames stay in a
-/// processor's cache of the first level until they are delivered.
-const BATCHED_MAX: u32 = 256;
-
 /// Serves chains until they cost `budget` ([`kickless_device::QueueTask::poll`]).
 pub(crate) fn poll(task: &mut impl ImmediateRing, budget: u32) -> Polled {
     let (mut served, mut cost) = (0, 0u32);
@@ -47,9 +43,8 @@ pub(crate) fn poll(task: &mut impl ImmediateRing, budget: u32) -> Polled {
             if frames > 0 {
                 served += frames;
                 cost = cost.saturating_add(batch_cost);
-                if served >= BATCHED_MAX {
-                    // The rest of the turn is not saved for later ones.
-                    cost = cost.max(limit);
+                if served >= FRAMES_MAX {
+                    break Next::More;
                 }
                 continue;
             }

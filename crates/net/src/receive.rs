@@ -7,6 +7,7 @@
 //!   offered more chains by then.
 //! - A frame waits for chains: the task waits only for the driver ([`Next::Idle`]).
 
+use crate::cost::FRAMES_MAX;
 use crate::held_frame::HeldFrame;
 use crate::immediate_ring;
 use crate::loop_source::LoopSource;
@@ -62,7 +63,7 @@ impl ReceiveTask {
     /// `served`.
     ///
     /// # Errors
-    /// Returns early, because the budget is used up, or because a frame waits for chains.
+    /// Returns early: the budget is used up, there were [`FRAMES_MAX`] frames, or a frame waits for chains.
     fn receive(&mut self, far_side_due: bool, served: &mut u32) -> Result<(), Next> {
         let Self { ring, source, held, .. } = self;
         if far_side_due && let Source::Test(source) = source {
@@ -71,7 +72,7 @@ impl ReceiveTask {
         held.drop_unused(ring);
         loop {
             held.deliver(ring, served)?;
-            if ring.budget.is_used_up() {
+            if ring.budget.is_used_up() || *served >= FRAMES_MAX {
                 return Err(Next::More);
             }
             let taken = match source {

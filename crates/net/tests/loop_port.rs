@@ -7,7 +7,7 @@ use kickless_device::{Device, Interest, Next};
 use kickless_net_port::OpenPort;
 use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_testing::Random;
-use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
+use rig::{Kind, Rig, SIZE_LONG, SIZE_MAX, card_on, counter, kinds};
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
@@ -79,6 +79,26 @@ fn frames_wait_for_chains_or_are_dropped() {
     receive.poll();
     receive.stop();
     assert_eq!(counter(&card, "dropped_late"), 3 + 976 + 4);
+}
+
+/// A worker with many frames looks after kicks and completions in between, whatever the weight of the card.
+#[test]
+fn a_poll_takes_few_frames_of_its_budget() {
+    let card = card_on(1, OpenPort::Loop);
+    let mut receive = Rig::start(&card, 0, SPLIT, SIZE_LONG, card.features());
+    let mut transmit = Rig::start(&card, 1, SPLIT, SIZE_LONG, card.features());
+    for _ in 0..SIZE_LONG {
+        transmit.send(&frame(60, 0), 100).unwrap();
+        receive.offer(&[100], true).unwrap();
+    }
+    for rig in [&mut transmit, &mut receive] {
+        for _ in 0..2 {
+            let polled = rig.poll_once(1000);
+            assert_eq!((polled.served, polled.cost, polled.next), (256, 256 / 16, Next::More));
+        }
+        let polled = rig.poll_once(1000);
+        assert_eq!((polled.served, polled.next == Next::More), (0, false));
+    }
 }
 
 /// The driver sends with offloads that it does not accept itself.

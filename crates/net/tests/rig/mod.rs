@@ -34,9 +34,11 @@ const CHAIN_BYTES: u64 = 0x2_0000;
 /// Start and number of the pages that [`Guest::translate_pages`] translates.
 pub const PAGES_AT: u64 = 1 << 32;
 pub const PAGES: u64 = 3000;
-/// The longest ring.
+/// The longest ring of most tests.
 pub const SIZE_MAX: u16 = 128;
-pub const MEMORY: u64 = CHAINS_AT + SIZE_MAX as u64 * CHAIN_BYTES;
+/// A ring for more frames than one poll takes.
+pub const SIZE_LONG: u16 = 512;
+pub const MEMORY: u64 = CHAINS_AT + SIZE_LONG as u64 * CHAIN_BYTES;
 
 /// The features of a ring.
 #[derive(Clone, Copy, Debug, Default)]
