@@ -7,8 +7,9 @@ use kickless_device::{CaptureTo, Device, DeviceMessage, Interest, Next};
 use kickless_net::Net;
 use kickless_net::offload::{Segments, complete_checksum};
 use kickless_net_port::{OpenPort, Port, StreamPort};
-use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header};
+use kickless_spec::net::Header;
 use kickless_testing::{LIMIT, dhcp_discover, eventually, in_network_namespace, ip, parse_pcapng};
+use rig::packets::tcp;
 use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -157,22 +158,6 @@ fn frames_pass_in_both_directions() {
     for name in ["sent_refused", "sent_invalid", "dropped_long", "dropped_late"] {
         assert_eq!(network.counter(name), 0, "{name}");
     }
-}
-
-/// Returns a TCP packet of IPv4 with this payload, whose checksum is partial, and its header.
-fn tcp(payload: usize, size: u16) -> (Header, Vec<u8>) {
-    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
-    frame.extend([0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
-    frame.extend([0, 80, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
-    frame.extend((0..payload).map(|n| n as u8));
-    let len = (frame.len() - 14) as u16;
-    frame[16..18].copy_from_slice(&len.to_be_bytes());
-    let gso_type = if size > 0 { GSO_TCPV4 } else { 0 };
-    let flags = HDR_F_NEEDS_CSUM;
-    let (csum_start, csum_offset) = (34.into(), 16.into());
-    let header =
-        Header { flags, gso_type, gso_size: size.into(), csum_start, csum_offset, ..Header::default() };
-    (header, frame)
 }
 
 #[test]

@@ -5,12 +5,12 @@ mod rig;
 
 use kickless_device::Device;
 use kickless_memory::Iov;
-use kickless_net::offload::Segments;
 use kickless_net::{Net, Options};
 use kickless_net_port::{Offloads, Port, PortError, ReceiveError, Tap, TapError, TapQueue};
 use kickless_spec::features::Features;
 use kickless_spec::net::{GSO_TCPV4, Header, NetFeatures};
 use kickless_testing::{eventually, in_network_namespace, ip, tcp_segmentation};
+use rig::packets::segments;
 use rig::{Kind, Rig, SIZE_MAX, counter, without};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -158,12 +158,6 @@ fn tcp(to: u8, from: u8, len: u16) -> (Header, Vec<u8>) {
     frame.extend([0, 80, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
     frame.extend((frame.len()..len.into()).map(|n| n as u8));
     (tcp_segmentation(), frame)
-}
-
-fn segments(header: &Header, packet: &[u8]) -> Vec<Vec<u8>> {
-    let mut segments = Segments::of(header, packet).unwrap();
-    let mut space = vec![0; 2000];
-    std::iter::from_fn(|| segments.write_next(packet, &mut space).map(|len| space[..len].to_vec())).collect()
 }
 
 #[test]

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
+pub mod packets;
+
 use kickless_device::{
     Areas, Clock, Context, Counters, Device, Interest, Iommu, IotlbMisses, IovaAddresses, Kick, Next, Polled,
     QueueTask, Update, Vring, VringParts,
