@@ -4,7 +4,7 @@
 mod common;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,11 +14,11 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use common::Rig;
+use common::{Rig, answer, is_closed};
 use kickless_control::{Client, ClientError, DESCRIPTORS_MAX};
 use kickless_daemon::DeviceState;
 use kickless_driver::{Disk, Options};
-use kickless_testing::{LIMIT, eventually};
+use kickless_testing::eventually;
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
@@ -68,20 +68,6 @@ fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
     assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
     let sent = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
     assert_eq!(sent, bytes.len());
-}
-
-/// Reads one answer.
-fn answer(stream: &UnixStream) -> Value {
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).unwrap();
-    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"))
-}
-
-fn is_closed(mut stream: &UnixStream) {
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    // The daemon may not have read everything, so the end may be a reset.
-    let _ = stream.read_to_end(&mut Vec::new());
 }
 
 #[test]

@@ -3,34 +3,15 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use common::{Rig, call};
+use common::{Rig, answer, call, is_closed};
 use kickless_control::LINE_BYTES_MAX;
-use kickless_testing::LIMIT;
-use serde_json::{Value, json};
-
-/// Reads one answer.
-fn answer(stream: &UnixStream) -> Value {
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).unwrap();
-    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"))
-}
-
-/// Waits until the daemon has closed the connection.
-fn is_closed(mut stream: &UnixStream) {
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let mut rest = Vec::new();
-    match stream.read_to_end(&mut rest) {
-        Ok(_) => {}
-        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
-    }
-}
+use serde_json::json;
 
 #[test]
 fn half_lines_and_lines_in_pieces() {

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use kickless_opener::{Descriptors, Listener};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use kickless_control::{Access, Client, ClientError, Daemon, Hooks, Server};
 use kickless_daemon::{DeviceConfig, DeviceKind, MakeError, Notation, OnError, PoolConfig, Registry, Switch};
 use kickless_device::{Device, Limiter};
 use kickless_disk::Disk;
+use kickless_testing::LIMIT;
 use kickless_worker::WorkerPool;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -100,4 +102,22 @@ pub(crate) fn call(client: &mut Client, method: &str, params: Value) -> Result<V
         ClientError::Call(error) => error.message,
         other => panic!("{method}: {other}"),
     })
+}
+
+/// Reads one answer.
+pub(crate) fn answer(stream: &UnixStream) -> Value {
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"))
+}
+
+/// Waits until the daemon has closed the connection.
+pub(crate) fn is_closed(mut stream: &UnixStream) {
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
+    }
 }
