@@ -33,6 +33,16 @@ fn queues(tap: &Tap) -> [OwnedFd; 2] {
     [0, 1].map(|pair| tap.queue(pair).unwrap().as_fd().try_clone_to_owned().unwrap())
 }
 
+fn send_ten_by_each_pair(socket: &Path) {
+    let mut card = Card::prepare(socket, CardShape { pairs: 2, packed: false }).unwrap();
+    for ring in [TRANSMIT, TRANSMIT + 2] {
+        card.resume(ring).unwrap();
+        for _ in 0..10 {
+            card.send(ring).unwrap();
+        }
+    }
+}
+
 #[test]
 fn frames_are_sent_through_inherited_queues() {
     in_network_namespace(|| {
@@ -46,14 +56,7 @@ fn frames_are_sent_through_inherited_queues() {
             assert!(begun.elapsed() < LIMIT, "no socket");
             sleep(Duration::from_millis(5));
         }
-        let mut card = Card::prepare(&socket, CardShape { pairs: 2, packed: false }).unwrap();
-        for ring in [TRANSMIT, TRANSMIT + 2] {
-            card.resume(ring).unwrap();
-            for _ in 0..10 {
-                card.send(ring).unwrap();
-            }
-        }
-        drop(card);
+        send_ten_by_each_pair(&socket);
         kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         let output = child.wait_with_output().unwrap();
         let log: Vec<_> = String::from_utf8(output.stderr).unwrap().lines().map(str::to_owned).collect();
@@ -120,14 +123,7 @@ fn a_card_is_added_with_the_queues_of_a_call() {
         }
         let output = added(queues(&tap));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let mut card = Card::prepare(&socket, CardShape { pairs: 2, packed: false }).unwrap();
-        for ring in [TRANSMIT, TRANSMIT + 2] {
-            card.resume(ring).unwrap();
-            for _ in 0..10 {
-                card.send(ring).unwrap();
-            }
-        }
-        drop(card);
+        send_ten_by_each_pair(&socket);
         kill_process(Pid::from_child(&daemon.0), Signal::TERM).unwrap();
         let log = io::read_to_string(daemon.0.stderr.take().unwrap()).unwrap();
         let log: Vec<_> = log.lines().map(str::to_owned).collect();
