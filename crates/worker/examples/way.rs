@@ -1,8 +1,8 @@
 //! The way of a cache line between two CPUs, there and back, in nanoseconds, once for each turn of 50 ms.
 //! Nothing of this crate takes part.
 //!
-//! Where the way is long, rings are slow, whoever serves them. The host of a virtual machine can move its
-//! CPUs while it runs, so that the way changes from one second to the next.
+//! Rings are slow while the way is long, whoever serves them. The host of a virtual machine can move its CPUs
+//! while it runs, so that the way changes from one second to the next.
 //!
 //! `cargo run --release -p kickless-worker --example way [TURNS]`
 

@@ -157,7 +157,7 @@ impl XdpTurn<'_> {
     /// [`XDP_FRAME_LEN_MAX`](crate::XDP_FRAME_LEN_MAX).
     ///
     /// # Errors
-    /// Those of `write`. The frame is not sent then.
+    /// `write` has failed. The frame is not sent then.
     pub fn push<E>(
         &mut self,
         len_max: usize,
