@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program, child_command, kickless_binary, repository};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_getaffinity};
 use serde_json::Value;
 
 /// The size is in bytes, as the storage daemon requires.
@@ -258,6 +259,29 @@ fn targets_are_compared() {
     let targets = &results(&output)["loads"][0]["targets"];
     assert_eq!(targets[0]["rounds"].as_array().unwrap().len(), 3);
     assert!(targets[1]["first_to_this"]["median"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn the_way_between_the_cpus_is_measured() {
+    let all = sched_getaffinity(None).unwrap();
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
+    let [driver, back_ends, ..] = cpus[..] else { return };
+    let (first, second) = (serve(Program::Kickless, NULL), serve(Program::Kickless, NULL));
+    let [first, second] = [&first, &second].map(|daemon| daemon.socket().display().to_string());
+    let cpus = [format!("--cpu={driver}"), format!("--target-cpu={back_ends}")];
+    let words = ["compare", "--rounds=3", "--time=20ms", "--warm-up=5ms", "--json", &first, &second];
+    let output = bench(&words.into_iter().chain(cpus.iter().map(String::as_str)).collect::<Vec<_>>());
+    let load = &results(&output)["loads"][0];
+    let ways = load["ways"].as_array().unwrap();
+    // Between two turns, one of the CPUs may be busy all the time.
+    assert!(ways.len() == 3 && ways.iter().all(|ways| ways.as_array().unwrap().len() <= 3), "{load}");
+    assert_eq!(load["way_changed"].as_array().unwrap().len(), 3);
+
+    let output = bench(&["way", "--rounds=3", &format!("--cpu={driver},{back_ends}")]);
+    let measured = text(&output.stdout);
+    assert_eq!(measured.lines().filter(|line| line.ends_with('s') || *line == "not measured").count(), 3);
+    let output = bench(&["way", &format!("--cpu={driver},{driver}")]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::net::options::Cards;
 use super::options::{BackEnds, Bench, Part};
-use super::{net, parts, rounds};
+use super::{net, parts, rounds, way};
 
 /// Runs a benchmark and prints the results.
 ///
@@ -18,5 +18,6 @@ pub fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Resul
         Bench::CompareNet(compare) => net::carry_out(Cards::Compare(compare), print),
         Bench::Ring(options) => parts::carry_out(Part::Ring, options, print),
         Bench::Memory(options) => parts::carry_out(Part::Memory, options, print),
+        Bench::Way(options) => way::carry_out(options, print),
     }
 }

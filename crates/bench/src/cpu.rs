@@ -13,9 +13,14 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 pub(crate) fn pin(cpus: Option<&CpuList>, thread: usize) -> Result<()> {
     let Some(cpus) = cpus else { return Ok(()) };
     let Some(cpu) = cpus.0.get(thread % cpus.0.len().max(1)) else { return Ok(()) };
+    pin_to(*cpu).context("--cpu")
+}
+
+/// Moves this thread to a CPU.
+pub(crate) fn pin_to(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
-    set.set(*cpu);
-    sched_setaffinity(None, &set).with_context(|| format!("--cpu: CPU {cpu} cannot be used"))
+    set.set(cpu);
+    sched_setaffinity(None, &set).with_context(|| format!("CPU {cpu} cannot be used"))
 }
 
 /// Asks the kernel to end sleeps on time. By default, it may end them 50 us late.

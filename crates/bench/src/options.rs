@@ -28,6 +28,8 @@ pub enum Bench {
     Ring(PartOptions),
     /// Measure translation of guest addresses and copies alone
     Memory(PartOptions),
+    /// Measure how long a cache line takes from one CPU to another and back, once for each round
+    Way(WayOptions),
 }
 
 /// A part that is measured alone.
@@ -51,6 +53,17 @@ pub struct PartOptions {
     /// Print the results as JSON instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// The options of `bench way`.
+#[derive(Debug, Args)]
+pub struct WayOptions {
+    /// How often to measure
+    #[arg(long, value_name = "N", default_value = "20", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// The two CPUs [default: the first two that this process may use]
+    #[arg(long, value_name = "LIST", value_parser = str::parse::<CpuList>)]
+    pub(crate) cpu: Option<CpuList>,
 }
 
 /// A benchmark of one back-end or of several.
@@ -175,7 +188,10 @@ impl Bench {
             Bench::Compare(compare) => BackEnds::Compare(compare).check(),
             Bench::Net(net) => Cards::Net(net).check(),
             Bench::CompareNet(compare) => Cards::Compare(compare).check(),
-            Bench::Ring(_) | Bench::Memory(_) => Ok(()),
+            Bench::Way(WayOptions { cpu: Some(CpuList(cpus)), .. }) if !matches!(cpus[..], [one, other] if one != other) => {
+                Err("--cpu: list two CPUs".into())
+            }
+            Bench::Ring(_) | Bench::Memory(_) | Bench::Way(_) => Ok(()),
         }
     }
 }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::description::{Description, REQUESTS, Units};
 use super::turn::{Latencies, Turn, latencies};
+use super::way;
 
 /// All turns of all targets at all loads.
 #[derive(Debug)]
@@ -21,6 +22,9 @@ pub(crate) struct Load {
     pub(crate) description: Description,
     /// The turns of each target, in the order of the targets.
     pub(crate) turns: Vec<Vec<Turn>>,
+    /// The ways of a cache line in each round: before each turn, and after the last one. Empty if they were
+    /// not measured.
+    pub(crate) ways: Vec<Vec<f64>>,
 }
 
 /// The median of some numbers, with the least and the most.
@@ -61,8 +65,14 @@ impl Load {
 
     /// Returns the rate of the first target divided by the rate of this one, round by round.
     pub(crate) fn ratio(&self, target: usize) -> Option<Spread> {
+        self.ratio_in(target, |_| true)
+    }
+
+    /// Returns the same for some of the rounds.
+    pub(crate) fn ratio_in(&self, target: usize, rounds: impl Fn(usize) -> bool) -> Option<Spread> {
         let (first, other) = (self.turns.first()?, self.turns.get(target)?);
-        Spread::of(first.iter().zip(other).map(|(first, other)| first.rate() / other.rate()))
+        let turns = first.iter().zip(other).enumerate().filter(|(round, _)| rounds(*round));
+        Spread::of(turns.map(|(_, (first, other))| first.rate() / other.rate()))
     }
 
     /// Returns the latencies of all turns of a target.
@@ -141,7 +151,11 @@ impl Results {
             })
         });
         let targets: Vec<Value> = targets.collect();
-        json!({ "load": load.description.json, "in_words": load.description.words, "targets": targets })
+        let changed: Vec<bool> = load.ways.iter().map(|ways| !way::is_same(ways)).collect();
+        json!({
+            "load": load.description.json, "in_words": load.description.words, "targets": targets,
+            "ways": load.ways, "way_changed": changed,
+        })
     }
 }
 

@@ -18,6 +18,7 @@ use super::results::{Load, Results};
 use super::scenario::scenarios;
 use super::target::Target;
 use super::turn::Turn;
+use super::way::{Repeats, Way};
 use super::{report, run, table};
 
 /// Runs the benchmark of disks, writes the requested files, and prints the results.
@@ -27,7 +28,9 @@ use super::{report, run, table};
 pub(crate) fn carry_out(bench: BackEnds<'_>, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
     let targets = match bench {
         BackEnds::Blk(blk) => single(&blk.socket_path, blk.pid),
-        BackEnds::Compare(compare) => several(&compare.targets, compare.target_cpu.as_ref())?,
+        BackEnds::Compare(compare) => {
+            several(&compare.targets, compare.target_cpu.as_ref(), compare.load.rings.cpu.as_ref())?
+        }
     };
     let loads = scenarios(bench).into_iter().map(|scenario| (scenario.describe(), scenario)).collect();
     // A policy of polling measures its sleeps and waits, and a stop would be one of them.
@@ -43,13 +46,22 @@ pub(crate) fn carry_out(bench: BackEnds<'_>, print: impl FnOnce(&str) -> Result<
     )
 }
 
+/// The targets of a benchmark. If each of several has its CPU, and the driver another one, the way between
+/// these two is measured.
+#[derive(Debug)]
+pub(crate) struct Targets {
+    all: Vec<Target>,
+    way: Option<Way>,
+}
+
 /// Runs `turn` for each load on each target, `rounds` times, writes the requested files, and prints the
-/// results. With `stops_others`, the processes of the targets that have no turn are stopped.
+/// results. With `stops_others`, the processes of the targets that have no turn are stopped. Repeats rounds
+/// in which the way between the CPUs changed.
 ///
 /// # Errors
 /// A turn fails, or requests failed.
 pub(crate) fn run_loads<S>(
-    targets: Vec<Target>,
+    Targets { all: targets, way }: Targets,
     scenarios: Vec<(Description, S)>,
     rounds: u32,
     stops_others: bool,
@@ -65,19 +77,37 @@ pub(crate) fn run_loads<S>(
     let progress = Progress::new();
     let mut loads = Vec::new();
     for (description, scenario) in scenarios {
-        let mut turns: Vec<Vec<Turn>> = targets.iter().map(|_| Vec::new()).collect();
-        for (round, at) in in_turn(rounds, targets.len()) {
-            let (Some(target), Some(turns)) = (targets.get(at), turns.get_mut(at)) else { continue };
-            let words = &description.words;
-            progress.begin(format!("{}, {words}, round {} of {rounds}", target.name(), round + 1));
-            if stops_others {
-                for (other, target) in targets.iter().enumerate() {
-                    if other == at { target.resume() } else { target.pause() }
+        let one_round = |round| -> Result<(Vec<Turn>, Vec<f64>)> {
+            let (mut turns, mut ways) = (Vec::new(), Vec::new());
+            for (at, target) in in_turn(round, &targets) {
+                let words = &description.words;
+                progress.begin(format!("{}, {words}, round {} of {rounds}", target.name(), round + 1));
+                if stops_others {
+                    targets.iter().for_each(Target::pause);
                 }
+                ways.extend(measured(way)?);
+                if stops_others {
+                    target.resume();
+                }
+                turns.push((at, turn(&scenario, target, &stop, &progress)?));
             }
-            turns.push(turn(&scenario, target, &stop, &progress)?);
+            ways.extend(measured(way)?);
+            turns.sort_by_key(|(at, _)| *at);
+            Ok((turns.into_iter().map(|(_, turn)| turn).collect(), ways))
+        };
+        let mut turns: Vec<Vec<Turn>> = targets.iter().map(|_| Vec::new()).collect();
+        let (mut ways, mut repeats) = (Vec::new(), Repeats(rounds));
+        for round in 0..rounds {
+            let (new_turns, new_ways) = loop {
+                let (turns, ways) = one_round(round)?;
+                if !repeats.takes(&ways) {
+                    break (turns, ways);
+                }
+            };
+            turns.iter_mut().zip(new_turns).for_each(|(turns, new)| turns.push(new));
+            ways.push(new_ways);
         }
-        loads.push(Load { description, turns });
+        loads.push(Load { description, turns, ways });
     }
     let results = Results { targets: targets.iter().map(|target| target.name().to_owned()).collect(), loads };
     if let Some(path) = &output.report {
@@ -105,20 +135,34 @@ pub(crate) fn run_loads<S>(
     }
 }
 
+/// Measures the way, if there is one to measure.
+///
+/// # Errors
+/// This process may not use one of its CPUs.
+fn measured(way: Option<Way>) -> Result<Option<f64>> {
+    way.map_or(Ok(None), Way::measure)
+}
+
 fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
 }
 
 /// Returns the target of a benchmark of one back-end.
-pub(crate) fn single(socket: &Path, pid: Option<u32>) -> Vec<Target> {
-    vec![Target::at(socket.to_string_lossy().into_owned(), socket.to_owned(), pid)]
+pub(crate) fn single(socket: &Path, pid: Option<u32>) -> Targets {
+    let target = Target::at(socket.to_string_lossy().into_owned(), socket.to_owned(), pid);
+    Targets { all: vec![target], way: None }
 }
 
-/// Returns the targets of a comparison, each with a unique name. Starts those that are commands.
+/// Returns the targets of a comparison, each with a unique name. Starts those that are commands on `cpus`.
+/// The driver's CPUs are for the way between both.
 ///
 /// # Errors
 /// A command cannot be started.
-pub(crate) fn several(texts: &[String], cpus: Option<&CpuList>) -> Result<Vec<Target>> {
+pub(crate) fn several(
+    texts: &[String],
+    cpus: Option<&CpuList>,
+    driver_cpus: Option<&CpuList>,
+) -> Result<Targets> {
     let mut targets: Vec<Target> = Vec::new();
     for text in texts {
         let mut target = Target::parse(text, cpus)?;
@@ -130,13 +174,11 @@ pub(crate) fn several(texts: &[String], cpus: Option<&CpuList>) -> Result<Vec<Ta
         }
         targets.push(target);
     }
-    Ok(targets)
+    Ok(Targets { all: targets, way: Way::between(driver_cpus, cpus) })
 }
 
-/// Returns the rounds, and the targets of each in their order. Each round begins with another target.
-fn in_turn(rounds: u32, targets: usize) -> impl Iterator<Item = (u32, usize)> {
-    (0..rounds).flat_map(move |round| {
-        let first = round as usize % targets.max(1);
-        (0..targets).map(move |at| (round, (at + first) % targets))
-    })
+/// Returns the targets, with their numbers, in the order of a round. Each round begins with another target.
+fn in_turn(round: u32, targets: &[Target]) -> impl Iterator<Item = (usize, &Target)> {
+    let first = round as usize % targets.len().max(1);
+    targets.iter().enumerate().cycle().skip(first).take(targets.len())
 }

@@ -4,12 +4,15 @@ use super::description::{Description, Units};
 use super::layout::{columns, rate, time};
 use super::results::{Load, Results, Spread};
 use super::turn::Turn;
+use super::way;
 
 /// Formats a table for each load.
 pub(crate) fn text(results: &Results) -> String {
     let mut text = String::new();
     for load in &results.loads {
-        text += &format!("{}\n{}\n", load.description.words, columns(&rows(results, load)));
+        text += &format!("{}\n{}", load.description.words, columns(&rows(results, load)));
+        text.extend(ways(results, load).into_iter().map(|line| line + "\n"));
+        text.push('\n');
     }
     text.truncate(text.trim_end().len());
     text + "\n"
@@ -57,6 +60,39 @@ pub(crate) fn rows(results: &Results, load: &Load) -> Vec<Vec<String>> {
     rows
 }
 
+/// Returns sentences about the way of a cache line in each round, and about the ratios at each way if there
+/// are several. Empty if the way was not measured.
+pub(crate) fn ways(results: &Results, load: &Load) -> Vec<String> {
+    let each: Vec<String> = load.ways.iter().filter_map(|ways| way_of_round(ways)).collect();
+    if each.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = vec![format!("way of a cache line in each round: {}", each.join(", "))];
+    let groups = way::groups(&load.ways);
+    for group in if groups.len() > 1 { groups } else { Vec::new() } {
+        let ways = group.iter().filter_map(|round| load.ways.get(*round)).flatten();
+        let Some(Spread { median, .. }) = Spread::of(ways.copied()) else { continue };
+        let ratios: Vec<String> = (1..results.targets.len())
+            .filter_map(|at| {
+                let ratio = ratio(load.ratio_in(at, |round| group.contains(&round))?);
+                Some(format!("{} / {} {ratio}", results.targets.first()?, results.targets.get(at)?))
+            })
+            .collect();
+        let (way, rounds) = (time(median.round()), group.len());
+        lines.push(format!("with {way}, {rounds} of {} rounds: {}", load.ways.len(), ratios.join(", ")));
+    }
+    lines
+}
+
+/// Formats the way in a round.
+fn way_of_round(ways: &[f64]) -> Option<String> {
+    let Spread { median, least, most } = Spread::of(ways.iter().copied())?;
+    Some(match way::is_same(ways) {
+        true => time(median.round()),
+        false => format!("{} to {} (changed)", time(least.round()), time(most.round())),
+    })
+}
+
 /// Formats a ratio with its spread.
 pub(crate) fn ratio(Spread { median, least, most }: Spread) -> String {
     if least == most { format!("{median:.2}") } else { format!("{median:.2} ({least:.2} to {most:.2})") }
@@ -89,4 +125,60 @@ fn figures(load: &Load, at: usize) -> Vec<String> {
         back_end.map_or_else(none, |number| time(number.round())),
         cores.map_or_else(none, |share| format!("{:.1} %", share * 100.0)),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::description::REQUESTS;
+    use crate::turn::latencies;
+
+    fn turn(done: u64) -> Turn {
+        Turn {
+            seconds: 1.0,
+            done,
+            failed: 0,
+            failure: None,
+            unsent: 0,
+            lost: 0,
+            latencies: latencies().unwrap(),
+            submitted: done,
+            kicks: 0,
+            calls: 0,
+            driver_cpu: 1.0,
+            back_end_cpu: None,
+            seconds_counted: 1.0,
+            timeline: Vec::new(),
+            moments: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_way_of_each_round_and_the_ratios_at_each_way_are_shown() {
+        let description = Description {
+            words: "reads".into(),
+            rate: None,
+            time: Duration::from_secs(1),
+            bytes: 4096,
+            units: REQUESTS,
+            json: serde_json::Value::Null,
+        };
+        let turns = [[300, 150, 100], [200, 100, 100]].map(|rates| rates.map(turn).to_vec()).to_vec();
+        let mut load =
+            Load { description, turns, ways: vec![vec![80.0, 81.2], vec![79.0], vec![80.0, 400.0]] };
+        let mut results = Results { targets: vec!["a".into(), "b".into()], loads: Vec::new() };
+        let first = "way of a cache line in each round: 81 ns, 79 ns, 80 ns to 400 ns (changed)";
+        assert_eq!(ways(&results, &load), [first]);
+        load.ways[1] = vec![400.0];
+        assert_eq!(
+            ways(&results, &load)[1..],
+            ["with 81 ns, 1 of 3 rounds: a / b 1.50", "with 400 ns, 1 of 3 rounds: a / b 1.50"]
+        );
+        load.ways = vec![vec![]; 3];
+        assert!(ways(&results, &load).is_empty());
+        results.loads.push(load);
+        assert!(text(&results).starts_with("reads\n") && !text(&results).contains("way"));
+    }
 }

@@ -44,6 +44,8 @@ pub(crate) struct Figures {
     pub(crate) cpu_each: f64,
     /// Number of processors that the back-end kept busy.
     pub(crate) cores: f64,
+    /// The shortest and the longest way of a cache line in its round, in nanoseconds, if it was measured.
+    pub(crate) way: Option<[f64; 2]>,
 }
 
 /// A way to poll: its name and its options.
@@ -84,6 +86,21 @@ impl Settings {
         format!("random reads of 4 KiB, one queue, {} rounds, {cpus}{remark}", self.rounds)
     }
 
+    /// Measures the way of a cache line between the CPUs, in nanoseconds, if there are two and neither is
+    /// busy.
+    ///
+    /// # Errors
+    /// The measurement cannot run.
+    pub(crate) fn way(&self) -> Result<Option<f64>> {
+        let Some([driver, back_ends]) = self.cpus else { return Ok(None) };
+        let mut command = Command::new(&self.kickless);
+        command.args(["bench", "way", "--rounds=1"]).arg(format!("--cpu={driver},{back_ends}"));
+        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+        ensure!(output.status.success(), "{command:?} failed, {}", output.status);
+        let text = String::from_utf8(output.stdout)?;
+        Ok(text.trim_end().strip_suffix(" ns").and_then(|number| number.parse().ok()))
+    }
+
     /// Returns `time`, but at most 50 ms in the short form.
     pub(crate) fn time(&self, time: Duration) -> Duration {
         if self.quick { time.min(Duration::from_millis(50)) } else { time }
@@ -122,9 +139,23 @@ impl Settings {
             command.arg(format!("--cpu={driver}")).arg(format!("--target-cpu={back_ends}"));
         }
         let results = output(command)?;
-        let targets = results["loads"][0]["targets"].as_array().context("no targets in the results")?;
-        targets.iter().map(turns).collect()
+        let load = &results["loads"][0];
+        let targets = load["targets"].as_array().context("no targets in the results")?;
+        let mut all: Vec<Vec<Figures>> = targets.iter().map(turns).collect::<Result<_>>()?;
+        let rounds = load["ways"].as_array().context("no ways in the results")?;
+        for turns in &mut all {
+            for (turn, ways) in turns.iter_mut().zip(rounds) {
+                turn.way = least_and_most(ways);
+            }
+        }
+        Ok(all)
     }
+}
+
+/// Returns the least and the most of some numbers.
+fn least_and_most(numbers: &Value) -> Option<[f64; 2]> {
+    let numbers = || numbers.as_array().into_iter().flatten().filter_map(Value::as_f64);
+    Some([numbers().reduce(f64::min)?, numbers().reduce(f64::max)?])
 }
 
 /// Returns the command of `qemu-storage-daemon` for a disk.
@@ -167,6 +198,7 @@ pub(crate) fn turns(target: &Value) -> Result<Vec<Figures>> {
                 kicks: number("kicks_per_request")?,
                 cpu_each: number("back_end_cpu_per_request")?,
                 cores: number("back_end_cores")?,
+                way: None,
             })
         })
         .collect()

@@ -47,6 +47,20 @@ impl Report {
                 of(|turn| turn.cores).median * 100.0
             );
         }
+        Self::ways(turns.first().map(Vec::as_slice).unwrap_or_default());
+    }
+
+    /// Prints the way of a cache line in each round. `kickless bench compare` repeats rounds in which it
+    /// changed, but not without end.
+    fn ways(turns: &[Figures]) {
+        let ways: Vec<String> = turns
+            .iter()
+            .filter_map(|turn| turn.way)
+            .map(|[least, most]| format!("{least:.0} to {most:.0}"))
+            .collect();
+        if !ways.is_empty() {
+            println!("  way of a cache line in ns: {}", ways.join(", "));
+        }
     }
 
     /// Prints a load. The checks that follow are about it.

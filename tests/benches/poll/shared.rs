@@ -99,7 +99,9 @@ pub(crate) fn many(settings: &Settings, _: &[Disk], report: &mut Report) -> Resu
         for round in 0..settings.rounds {
             for at in [round % 2, (round + 1) % 2] {
                 let served = [&alone, &many][at];
-                figures[at].extend(busy(settings, served, depth)?);
+                let way = settings.way()?.map(|way| [way; 2]);
+                let turns = busy(settings, served, depth)?;
+                figures[at].extend(turns.into_iter().map(|turn| Figures { way, ..turn }));
             }
         }
         let load = format!("null:, {depth} in flight, polling driver");

@@ -17,7 +17,9 @@ use options::Cards;
 pub(crate) fn carry_out(bench: Cards<'_>, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
     let targets = match bench {
         Cards::Net(net) => single(&net.socket_path, net.pid),
-        Cards::Compare(compare) => several(&compare.targets, compare.target_cpu.as_ref())?,
+        Cards::Compare(compare) => {
+            several(&compare.targets, compare.target_cpu.as_ref(), compare.load.rings.cpu.as_ref())?
+        }
     };
     let load = bench.load();
     let loads = scenario::scenarios(bench);

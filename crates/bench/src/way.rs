@@ -1,0 +1,230 @@
+//! The way of a cache line between two CPUs, there and back.
+//!
+//! A ring's cost is mostly the way of its lines. The host of a virtual machine can move its CPUs, which makes
+//! the way several times longer, for seconds or minutes. A ratio of two targets whose turns had different
+//! ways compares the ways. So a comparison measures the way before each turn and after the last one of a
+//! round, and repeats the rounds in which it changed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail};
+use kickless_values::CpuList;
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+use super::cpu::pin_to;
+use super::layout::time;
+use super::options::WayOptions;
+
+/// The ratio of two ways from which they count as different. A request takes no more of a longer way than the
+/// way itself grows, so ratios within a round are wrong by less than this. Measurements of one way scatter by
+/// a few percent, and CPUs that the host moves had ways that are five times as long.
+const CHANGE: f64 = 1.25;
+/// The time of a measurement. Longer than the 3 ms for which the kernel lets another thread run on one of the
+/// CPUs, so that a part of it is undisturbed.
+const TIME: Duration = Duration::from_millis(5);
+/// The longest measurement, if one of the two threads does not run.
+const TIME_MAX: Duration = Duration::from_millis(100);
+/// The round trips that are timed at once: some 10 us or more, of which reading the clock takes half a
+/// percent.
+const BATCH: u64 = 100;
+/// The looks at a line between two checks of the time, some milliseconds.
+const LOOKS: u32 = 1 << 16;
+/// The value that ends the other thread. Others are counted up from 0.
+const OVER: u64 = u64::MAX;
+
+/// A line of its own, and its neighbour's too: CPUs fetch lines in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+/// Two CPUs between which cache lines go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Way(pub(crate) [usize; 2]);
+
+impl Way {
+    /// Returns the way between the first CPU of the driver and the first one of the back-ends. `None`: a
+    /// thread may run anywhere, or there is one CPU for both.
+    pub(crate) fn between(driver: Option<&CpuList>, back_ends: Option<&CpuList>) -> Option<Way> {
+        let cpus = [driver?, back_ends?].map(|list| list.0.first().copied());
+        match cpus {
+            [Some(one), Some(other)] if one != other => Some(Way([one, other])),
+            _ => None,
+        }
+    }
+
+    /// Measures the way and returns it in nanoseconds. `None`: one of the CPUs was busy all the time.
+    ///
+    /// # Errors
+    /// This process may not use one of the CPUs.
+    pub(crate) fn measure(self) -> Result<Option<f64>> {
+        let Way([one, other]) = self;
+        let line = Line::default();
+        thread::scope(|scope| {
+            let asks = scope.spawn(|| {
+                let batches = pin_to(one).map(|()| ask(&line.0));
+                line.0.store(OVER, Ordering::Release);
+                batches
+            });
+            let answers = scope.spawn(|| pin_to(other).map(|()| answer(&line.0)));
+            let panicked = |_| anyhow!("a thread that measures the way has failed");
+            answers.join().map_err(panicked)??;
+            let batches = asks.join().map_err(panicked)??;
+            // Other threads of the CPUs only make batches longer.
+            Ok(batches.into_iter().reduce(f64::min))
+        })
+    }
+}
+
+/// Measures the way again and again, and prints a line for each time.
+///
+/// # Errors
+/// This process may not use two CPUs, or not those of `options`.
+pub(crate) fn carry_out(options: &WayOptions, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+    let all = sched_getaffinity(None)?;
+    let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
+    let [one, other, ..] = options.cpu.as_ref().map_or(&allowed, |list| &list.0)[..] else {
+        bail!("two CPUs are needed, and this process may use one");
+    };
+    let mut text = String::new();
+    for _ in 0..options.rounds {
+        text += &format!("{}\n", in_words(Way([one, other]).measure()?));
+    }
+    print(&text)
+}
+
+/// Formats a way.
+pub(crate) fn in_words(way: Option<f64>) -> String {
+    way.map_or_else(|| "not measured".into(), |way| time(way.round()))
+}
+
+/// Answers each odd number with the next even one, until the end.
+fn answer(line: &AtomicU64) {
+    let mut odd = 1;
+    loop {
+        match line.load(Ordering::Acquire) {
+            OVER => return,
+            seen if seen == odd => {
+                line.store(odd + 1, Ordering::Release);
+                odd += 2;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Asks for answers. Returns the time of a round trip in each batch, in nanoseconds.
+fn ask(line: &AtomicU64) -> Vec<f64> {
+    let begin = Instant::now();
+    let (mut even, mut batches) = (0, Vec::new());
+    while begin.elapsed() < TIME || (batches.is_empty() && begin.elapsed() < TIME_MAX) {
+        let batch = Instant::now();
+        for _ in 0..BATCH {
+            line.store(even + 1, Ordering::Release);
+            even += 2;
+            let mut looks = 0;
+            while line.load(Ordering::Acquire) != even {
+                looks += 1;
+                if looks % LOOKS == 0 && begin.elapsed() > TIME_MAX {
+                    return batches;
+                }
+            }
+        }
+        batches.push(batch.elapsed().as_nanos() as f64 / BATCH as f64);
+    }
+    batches
+}
+
+/// Returns whether these ways are the same. Ways that could not be measured are not in the list.
+pub(crate) fn is_same(ways: &[f64]) -> bool {
+    let (least, most) = (ways.iter().copied().reduce(f64::min), ways.iter().copied().reduce(f64::max));
+    least.zip(most).is_none_or(|(least, most)| most < least * CHANGE)
+}
+
+/// The rounds of a load that may still be repeated: as many as it has, so a comparison takes twice its time
+/// at most.
+#[derive(Debug)]
+pub(crate) struct Repeats(pub(crate) u32);
+
+impl Repeats {
+    /// Returns whether a round with these ways is to be repeated.
+    pub(crate) fn takes(&mut self, ways: &[f64]) -> bool {
+        let takes = !is_same(ways) && self.0 > 0;
+        self.0 -= u32::from(takes);
+        takes
+    }
+}
+
+/// Groups the rounds in which the way did not change by their way, the shortest first. `rounds` has the ways
+/// of each. Returns the numbers of the rounds of each group.
+pub(crate) fn groups(rounds: &[Vec<f64>]) -> Vec<Vec<usize>> {
+    let shortest = |ways: &[f64]| ways.iter().copied().reduce(f64::min);
+    let mut sorted: Vec<(f64, usize)> = rounds
+        .iter()
+        .enumerate()
+        .filter(|(_, ways)| is_same(ways))
+        .filter_map(|(round, ways)| Some((shortest(ways)?, round)))
+        .collect();
+    sorted.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let mut groups: Vec<(f64, Vec<usize>)> = Vec::new();
+    for (way, round) in sorted {
+        match groups.last_mut() {
+            Some((first, group)) if is_same(&[*first, way]) => group.push(round),
+            _ => groups.push((way, vec![round])),
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_of_a_comparison() {
+        let list = |text: &str| text.parse::<CpuList>().unwrap();
+        let between = |one: &str, other: &str| Way::between(Some(&list(one)), Some(&list(other)));
+        assert_eq!(between("2-3", "0,1"), Some(Way([2, 0])));
+        assert_eq!(between("1", "1,2"), None);
+        assert_eq!(Way::between(Some(&list("1")), None), None);
+    }
+
+    #[test]
+    fn a_way_is_measured_and_a_missing_cpu_is_an_error() {
+        // On a single CPU, or a busy one, there may be no way.
+        let all = rustix::thread::sched_getaffinity(None).unwrap();
+        let cpus: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
+        if let [one, other, ..] = cpus[..] {
+            assert!(Way([one, other]).measure().unwrap().is_none_or(|way| way > 0.0));
+        }
+        for cpus in [[cpus[0], 1023], [1023, cpus[0]]] {
+            assert!(format!("{:#}", Way(cpus).measure().unwrap_err()).contains("CPU 1023"));
+        }
+    }
+
+    #[test]
+    fn small_changes_do_not_count() {
+        assert!(is_same(&[]) && is_same(&[80.0]));
+        assert!(is_same(&[80.0, 99.0, 85.0]));
+        assert!(!is_same(&[80.0, 85.0, 100.0]) && !is_same(&[400.0, 80.0]));
+    }
+
+    #[test]
+    fn rounds_are_repeated_as_often_as_there_are_rounds() {
+        let mut repeats = Repeats(2);
+        let (same, changed) = ([80.0, 81.0], [80.0, 400.0]);
+        let rounds = [&same, &changed, &same, &changed, &changed, &same];
+        let taken = rounds.map(|ways| repeats.takes(ways));
+        assert_eq!(taken, [false, true, false, true, false, false]);
+    }
+
+    #[test]
+    fn rounds_with_the_same_way_are_together() {
+        let changed = vec![80.0, 400.0];
+        let rounds =
+            [vec![410.0, 400.0], vec![80.0, 85.0], changed, vec![99.0], vec![101.0], vec![], vec![390.0]];
+        assert_eq!(groups(&rounds), [vec![1, 3], vec![4], vec![6, 0]]);
+        assert_eq!(groups(&[]), Vec::<Vec<usize>>::new());
+    }
+}
