@@ -3,11 +3,11 @@
 
 mod common;
 
-use common::{Worker, guest, image, logged, loop_device, options};
+use common::{Worker, guest, image, loop_device, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Resized, Step};
 use kickless_io::EngineKind;
 use kickless_memory::{Gpa, Marks};
-use kickless_testing::Random;
+use kickless_testing::{Random, logged};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::any::Any;
 use std::fs::{self, OpenOptions};

@@ -8,14 +8,13 @@ use kickless_device::{Device, Interest, Next, Update};
 use kickless_memory::{Gpa, Log, Map, View};
 use kickless_net::Net;
 use kickless_net_port::{NullPort, TestFrame};
-use kickless_testing::with_subscriber;
+use kickless_testing::logged;
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::driver::Buffer;
 use rig::{Guest, Kind, MEMORY, Rig, SIZE_MAX, card, counter, kinds};
 use std::collections::BTreeSet;
-use std::io::{Read, pipe};
+use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
-use std::sync::{Arc, Mutex};
 
 const PORT: NullPort = NullPort { rate: 20_000, lengths: 60..=4000 };
 
@@ -251,14 +250,7 @@ fn credit_is_not_in_flight_after_a_kill() {
 
 /// Returns the log of a ring that starts at `next_avail`.
 fn log_of_start(card: &Net, guest: &Guest, next_avail: u16) -> String {
-    let (mut read, write) = pipe().unwrap();
-    let subscriber = tracing_subscriber::fmt().with_writer(Mutex::new(write)).finish();
-    with_subscriber(subscriber, || {
-        card.start_queue(guest.vring(0, next_avail, None), card.features()).unwrap()
-    });
-    let mut log = String::new();
-    read.read_to_string(&mut log).unwrap();
-    log
+    logged(|| card.start_queue(guest.vring(0, next_avail, None), card.features()).unwrap()).1
 }
 
 #[test]

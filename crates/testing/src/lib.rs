@@ -39,4 +39,4 @@ pub use packets::{dhcp_discover, tcp_segmentation};
 pub use pcapng::{CaptureContents, CapturedFrame, parse_pcapng};
 pub use random::{Random, pattern};
 pub use resources::Resources;
-pub use scoped_log::with_subscriber;
+pub use scoped_log::{logged, with_subscriber};

@@ -15,13 +15,13 @@ use kickless_disk::{
 };
 use kickless_io::{Completion, Engine, EngineKind, Errno, Waker};
 use kickless_memory::{Gpa, Marks, View};
-use kickless_testing::{LoopDevice, guest_memory, with_subscriber};
+use kickless_testing::{LoopDevice, guest_memory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use std::io::Write;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use tempfile::NamedTempFile;
 
 /// The longest sleep. It ends only when a request never completes, however slow the machine is.
@@ -40,26 +40,6 @@ pub fn image(contents: &[u8]) -> NamedTempFile {
 /// Makes guest memory of `len` bytes at address 0.
 pub fn guest(len: u64) -> Arc<View> {
     guest_memory(len, 0)
-}
-
-/// Runs `f`. Returns its result, and the log of this thread during the call.
-pub fn logged<T>(f: impl FnOnce() -> T) -> (T, String) {
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-    impl Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    let result = with_subscriber(log, f);
-    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-    (result, text)
 }
 
 /// Makes a loop device with blocks of 4096 bytes. It exists until it is dropped.

@@ -3,9 +3,7 @@
 //! This is a program of its own, so no other log exists when the call site in `log` is reached first.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
-use common::logged;
+use kickless_testing::logged;
 use std::thread;
 
 fn log() {
