@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its own functions too")]
 
 use kickless_driver::{Card, CardOptions, Interest, Outgoing, QueuePair};
-use kickless_testing::{eventually, in_network_namespace, ip};
+use kickless_testing::{LIMIT, eventually, in_network_namespace, ip};
 use kickless_tests::daemon::{CardConfig, Daemon, card_counter};
 use std::time::Duration;
 
@@ -76,6 +76,12 @@ fn frames_pass_between_two_interfaces_and_after_a_kill() {
             from.send(&[Outgoing::from(&frame(60, number)[..])]).unwrap();
         }
         eventually("all frames are sent", || from.send(&[Outgoing::from(&frame(60, 9)[..])]).unwrap() == 1);
+        // Both workers sleep, or will.
+        ip("link del left");
+        for daemon in [&left, &right] {
+            let says = |line: &str| line.contains("the interface was deleted or moved").then_some(());
+            daemon.log().wait_for("the interface is gone", LIMIT, says).unwrap();
+        }
         for daemon in [left, right] {
             let (status, log) = daemon.stop().unwrap();
             assert_eq!(status.code(), Some(0));
@@ -95,7 +101,8 @@ fn an_operator_without_privileges_gets_one_sentence() {
         ip("link add left type veth peer name right");
         let config = CardConfig { is_unprivileged: true, ..CardConfig::new("xdp:left") };
         let error = format!("{:#}", Daemon::start_card(&config).err().unwrap());
-        let sentence = "port xdp:left: AF_XDP needs the capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF";
+        let sentence = "port xdp:left: AF_XDP needs privileges that this process lacks (CAP_NET_ADMIN, CAP_NET_RAW, \
+                        CAP_BPF): start it as root";
         assert!(error.contains(sentence), "{error}");
     });
 }

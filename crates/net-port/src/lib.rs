@@ -35,5 +35,6 @@ pub use tap::{Offloads, ReceiveError, SendError, Tap, TapError, TapQueue};
 pub use test_frame::{InvalidTestFrame, TestFrame};
 pub use user::{InvalidUserOption, PasstError, UserOptions};
 pub use xdp::{
-    InvalidXdp, XDP_FRAME_LEN_MAX, XdpError, XdpFlushed, XdpLink, XdpName, XdpPort, XdpQueue, XdpTurn,
+    InvalidXdp, LinkChanges, XDP_FRAME_LEN_MAX, XDP_MTU_MAX, XdpError, XdpFlushed, XdpLink, XdpName, XdpPort,
+    XdpQueue, XdpTurn,
 };

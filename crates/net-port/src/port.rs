@@ -4,7 +4,7 @@ use crate::tap::{NAME_MAX, is_interface_name};
 use crate::user::Passt;
 use crate::{
     InvalidSwitch, InvalidUserOption, InvalidXdp, PasstError, StreamPort, SwitchName, Tap, TapError,
-    TestFrame, UserOptions, XdpError, XdpName, XdpPort,
+    TestFrame, UserOptions, XDP_MTU_MAX, XdpError, XdpName, XdpPort,
 };
 use kickless_opener::is_descriptor_name;
 use std::ops::RangeInclusive;
@@ -116,6 +116,14 @@ impl Port {
             Self::TapFd(fds) => Some(fds.len() as u16),
             Self::Stream(_) | Self::VhostUser(_) | Self::User(_) => Some(1),
             Self::Null(_) | Self::Loop | Self::Tap(_) | Self::Switch(_) | Self::Xdp(_) => None,
+        }
+    }
+
+    /// Returns the largest MTU whose frames the port carries, if that is less than any other port does.
+    pub fn mtu_max(&self) -> Option<u16> {
+        match self {
+            Self::Xdp(_) => Some(XDP_MTU_MAX),
+            _ => None,
         }
     }
 }

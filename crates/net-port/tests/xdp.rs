@@ -2,12 +2,14 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 use kickless_net_port::{
-    InvalidPort, OpenPort, Port, PortError, ReceiveError, Tap, TapQueue, XDP_FRAME_LEN_MAX, XdpError,
-    XdpLink, XdpPort, XdpQueue,
+    InvalidPort, LinkChanges, OpenPort, Port, PortError, ReceiveError, Tap, TapQueue, XDP_FRAME_LEN_MAX,
+    XdpError, XdpLink, XdpPort, XdpQueue,
 };
 use kickless_spec::net::Header;
 use kickless_testing::{LIMIT, eventually, in_network_namespace, ip};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::os::fd::AsFd;
 
 const HEADER: usize = size_of::<Header>();
@@ -172,7 +174,11 @@ fn a_card_that_takes_nothing_costs_frames_only() {
         for number in 0..FRAMES + 50 {
             host.send_copy(&Header::default(), &frame(60, number)).unwrap();
         }
-        eventually("frames are dropped", || port.dropped() == 50);
+        eventually("frames are dropped", || {
+            // Reading the counters waits for no turn.
+            let _turn = queue.turn();
+            port.dropped() == 50
+        });
         assert_eq!(receive(&queue), frame(60, 0));
         assert_eq!(queue.turn().discard(), FRAMES as u64 - 1);
         host.send_copy(&Header::default(), &frame(60, 7)).unwrap();
@@ -194,7 +200,16 @@ fn an_interface_that_is_down_or_gone_is_found_out() {
         ip("link set left up");
         queue.turn().flush();
         assert_eq!(queue.turn().link(), XdpLink::Up);
+        let changes = LinkChanges::open().unwrap();
+        ip("link set right down");
+        wait_readable(&changes);
+        changes.clear();
+        assert_eq!(poll(&mut [PollFd::new(&changes, PollFlags::IN)], Some(&Timespec::default())), Ok(0));
+        assert!(!port.was_lost());
         ip("link del left");
+        wait_readable(&changes);
+        eventually("the interface is gone", || port.was_lost());
+        assert_eq!(queue.turn().link(), XdpLink::Up, "nothing was sent");
         queue.turn().flush();
         assert_eq!(queue.turn().link(), XdpLink::Gone);
         assert_eq!(queue.turn().discard(), 0);
@@ -299,5 +314,47 @@ fn the_errors_of_an_operator_name_the_port() {
         drop(open_again("xdp:left", 1));
         let error: InvalidPort = "xdp:left,queue=x".parse::<Port>().unwrap_err();
         assert_eq!(error.to_string(), "the queue of an interface is a number from 0 to 4095");
+    });
+}
+
+/// Opens a port without these capabilities of the thread.
+fn open_without(text: &str, capability: CapabilitySet) -> XdpError {
+    let all = capabilities(None).unwrap();
+    let mut fewer = all;
+    fewer.effective.remove(capability);
+    set_capabilities(None, fewer).unwrap();
+    let opened = open(text, 1);
+    set_capabilities(None, all).unwrap();
+    opened.unwrap_err()
+}
+
+#[test]
+fn missing_privileges_are_named() {
+    in_network_namespace(|| {
+        veth();
+        // The kernel asks for them in several calls.
+        for (missing, name) in [
+            (CapabilitySet::BPF | CapabilitySet::SYS_ADMIN, "CAP_BPF"),
+            (CapabilitySet::NET_RAW, "CAP_NET_RAW"),
+            (CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN, "CAP_NET_ADMIN"),
+        ] {
+            assert_eq!(
+                open_without("xdp:left", missing).to_string(),
+                format!(
+                    "port xdp:left: AF_XDP needs privileges that this process lacks ({name}): start it as root, or give \
+                     it these with AmbientCapabilities= of systemd"
+                )
+            );
+        }
+        // Threads with the capability of the other tests have no limit.
+        let limit = getrlimit(Resource::Memlock);
+        setrlimit(Resource::Memlock, Rlimit { current: Some(1 << 20), ..limit }).unwrap();
+        let error = open_without("xdp:left", CapabilitySet::IPC_LOCK);
+        setrlimit(Resource::Memlock, limit).unwrap();
+        assert_eq!(
+            error.to_string(),
+            "port xdp:left: a queue needs 8 MiB of locked memory: raise the limit (LimitMEMLOCK= of systemd, ulimit -l) \
+             or add the capability CAP_IPC_LOCK"
+        );
     });
 }

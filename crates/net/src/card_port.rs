@@ -5,7 +5,7 @@ use crate::loop_queue::LoopQueue;
 use crate::peer::PeerPort;
 use crate::switch::{Rule, SwitchPort};
 use crate::xdp::XdpQueues;
-use kickless_net_port::{NullPort, OpenPort, StreamPort, SwitchName, Tap};
+use kickless_net_port::{NullPort, OpenPort, StreamPort, SwitchName, Tap, XDP_MTU_MAX};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -92,6 +92,31 @@ impl CardPort {
         if let Self::Tap(port) = self {
             port.lock().is_due = true;
             port.changed.notify_one();
+        }
+    }
+
+    /// Warns of an MTU of the front-end that the port does not carry. A refusal would leave the guest without
+    /// a card.
+    pub(crate) fn warn_of_mtu(&self, mtu: u16) {
+        if let Self::Xdp(port) = self
+            && mtu > XDP_MTU_MAX
+        {
+            warn!(
+                mtu,
+                max = XDP_MTU_MAX,
+                interface = port.queues.interface(),
+                "the front-end has chosen a larger MTU \
+                than the port carries: longer frames of the guest are counted as sent_refused"
+            );
+        }
+    }
+
+    /// Returns whether the port was found to be gone for good.
+    pub(crate) fn is_gone(&self) -> bool {
+        match self {
+            Self::Tap(port) => port.is_gone(),
+            Self::Xdp(port) => port.is_gone(),
+            _ => false,
         }
     }
 }

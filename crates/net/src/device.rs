@@ -18,7 +18,7 @@ use crate::test_source::TestSource;
 use crate::transmit::{TransmitFormat, TransmitTask};
 use crate::uplink::{Share, Uplink};
 use crate::xdp::{XdpSource, XdpTransmitTask};
-use crate::{announcement, config, features, tap_follower};
+use crate::{announcement, config, features, tap_follower, xdp};
 use kickless_device::{
     CaptureTo, ConfigError, Device, DeviceMessage, DeviceMetrics, Direction, Disabled, InvalidState, Limiter,
     MessageError, QueueTask, StartError, Vring, Words,
@@ -177,7 +177,10 @@ impl Device for Net {
     fn message(&self, message: DeviceMessage) -> Result<(), MessageError> {
         match message {
             DeviceMessage::SetMtu(mtu) => match u16::try_from(mtu) {
-                Ok(mtu) if mtu >= MTU_MIN => self.card.mtu.store(mtu, Ordering::Relaxed),
+                Ok(mtu) if mtu >= MTU_MIN => {
+                    self.card.mtu.store(mtu, Ordering::Relaxed);
+                    self.card.port.warn_of_mtu(mtu);
+                }
                 _ => return Err(MessageError::Mtu { mtu, min: MTU_MIN.into(), max: MTU_MAX.into() }),
             },
             DeviceMessage::SendRarp(mac) => {
@@ -260,6 +263,7 @@ impl Device for Net {
             CardPort::Stream(port) => port.start(),
             CardPort::Peer(port) => port.start(),
             CardPort::Switch(_) => self.start_uplink(),
+            CardPort::Xdp(_) => xdp::watch(&self.card),
             _ => tap_follower::follow(&self.card),
         };
         started.map_err(|error| no_resource("thread", &error))
@@ -273,7 +277,8 @@ impl Device for Net {
             CardPort::Switch(_) => {
                 *self.uplink_share() = None;
             }
-            CardPort::Null(_) | CardPort::Loop(_) | CardPort::Xdp(_) => {}
+            CardPort::Xdp(port) => port.end(),
+            CardPort::Null(_) | CardPort::Loop(_) => {}
         }
     }
 

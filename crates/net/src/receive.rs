@@ -136,7 +136,7 @@ impl QueueTask for ReceiveTask {
 
     fn event(&self) -> Option<Event<'_>> {
         let fd = self.fd()?;
-        let is_gone = matches!(&self.source, Source::Tap(source) if source.is_gone());
+        let is_gone = self.ring.card.port.is_gone();
         let interest = if self.waits_for_chains || is_gone { Interest::None } else { Interest::Readable };
         Some(Event { fd, interest })
     }

@@ -48,11 +48,6 @@ impl TapSource {
         self.queue.as_fd()
     }
 
-    /// Returns whether the TAP was deleted.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.is_gone
-    }
-
     /// Drops a reference to guest memory that was replaced.
     pub(crate) fn memory_changed(&mut self, ring: &mut ReceiveRing) {
         let (_, marks) = ring.vring.memory();

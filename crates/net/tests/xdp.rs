@@ -8,7 +8,7 @@ use kickless_net::Net;
 use kickless_net::offload::complete_checksum;
 use kickless_net_port::{OpenPort, XdpPort, XdpQueue};
 use kickless_spec::net::{Header, NetFeatures};
-use kickless_testing::{LIMIT, eventually, in_network_namespace, ip, parse_pcapng};
+use kickless_testing::{LIMIT, eventually, in_network_namespace, ip, logged, parse_pcapng};
 use rig::packets::{segments, tcp};
 use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use std::sync::Arc;
@@ -245,6 +245,29 @@ fn an_interface_that_goes_away_costs_frames_only() {
         receiving.offer(&[1530], true).unwrap();
         receiving.poll();
         assert_eq!(receiving.last, Next::Quiet);
+    });
+}
+
+/// A socket whose interface is gone has no event.
+#[test]
+fn a_card_that_only_receives_finds_out_that_its_interface_is_gone() {
+    Network::run(|network| {
+        let mut receiving = network.start(RECEIVE, SPLIT);
+        receiving.poll();
+        ip("link set card down");
+        assert_eq!((receiving.last, receiving.interest()), (Next::Quiet, Some(Interest::Readable)));
+        ip("link del card");
+        eventually("it waits for nothing any more", || receiving.interest() == Some(Interest::None));
+        receiving.stop();
+    });
+}
+
+#[test]
+fn a_larger_mtu_than_the_port_carries_is_warned_of() {
+    Network::run(|network| {
+        let mtu = |mtu| logged(|| network.card.message(DeviceMessage::SetMtu(mtu)).unwrap()).1;
+        assert_eq!(mtu(3810), "");
+        assert!(mtu(3811).contains("a larger MTU than the port carries"));
     });
 }
 

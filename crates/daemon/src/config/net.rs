@@ -107,6 +107,12 @@ impl NetConfig {
     /// Checks that the options can be combined.
     pub(crate) fn check(&self, notation: Notation) -> Result<(), Mistake> {
         self.limits.check(notation)?;
+        if let (Some(mtu), Some(max)) = (self.mtu, self.port.mtu_max())
+            && mtu > max
+        {
+            let why = format!("the port {} carries packets of at most {max} bytes", self.port);
+            return Err(Mistake { option: "mtu", why });
+        }
         match (self.num_queue_pairs, self.port.pairs()) {
             (Some(wanted), Some(pairs)) if wanted != pairs => {
                 let why = format!("the port has {pairs} queues, one for each pair: leave it out");

@@ -149,6 +149,7 @@ fn wrong_options_of_a_card() {
         ("--fd=3 --port=null,speed=1", "a null port has no option \"speed=1\""),
         ("--fd=3 --port=null --mac=01:00:00:00:00:01", "it is the address of a group"),
         ("--fd=3 --port=null --mtu=67", "it must be a number from 68 to 65535"),
+        ("--fd=3 --port=xdp:a --mtu=3811", "--mtu: the port xdp:a carries packets of at most 3810 bytes"),
         ("--fd=3 --port=null --num-queue-pairs=128", "it must be a number from 1 to 127"),
         ("--fd=3 --port=null --blk-file=a", "unexpected argument '--blk-file'"),
         ("--fd=3 --port=null --num-queues=2", "unexpected argument '--num-queues'"),

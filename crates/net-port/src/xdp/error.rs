@@ -18,10 +18,15 @@ pub enum XdpError {
         interface: String,
     },
     /// The program has too few privileges.
-    #[error("port xdp:{interface}: AF_XDP needs the capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF")]
+    #[error(
+        "port xdp:{interface}: AF_XDP needs privileges that this process lacks ({missing}): start it as root, or give \
+         it these with AmbientCapabilities= of systemd"
+    )]
     Denied {
         /// The interface.
         interface: String,
+        /// The capabilities that the program does not have, with a comma between two.
+        missing: String,
     },
     /// The interface does not have enough queues.
     #[error(

@@ -24,15 +24,19 @@
 //! - **Privilege.** It is needed once, when the port is opened.
 //! - **The end.** The program leaves the interface with its last descriptor, after SIGKILL too.
 //! - **An interface that is down** takes no frames, and the port drops what the card sends. It tries again at
-//!   each turn. One that is deleted never comes back to this socket.
+//!   each turn. One that is deleted never comes back to this socket. A call that sends finds that out, and
+//!   for a card that only receives a thread does, which waits for [`LinkChanges`].
 
 mod error;
+mod link_changes;
 mod name;
 mod port;
+mod privileges;
 mod program;
 mod rings;
 
 pub use error::XdpError;
+pub use link_changes::LinkChanges;
 pub use name::{InvalidXdp, XdpName};
 pub use port::{XdpFlushed, XdpPort, XdpQueue, XdpTurn};
-pub use rings::{FRAME_LEN_MAX as XDP_FRAME_LEN_MAX, XdpLink};
+pub use rings::{FRAME_LEN_MAX as XDP_FRAME_LEN_MAX, MTU_MAX as XDP_MTU_MAX, XdpLink};

@@ -2,9 +2,9 @@
 
 use super::program::{Attached, Sockets};
 use super::rings::{FRAMES, OpenError, Rings, XdpLink};
-use super::{XdpError, XdpName};
+use super::{XdpError, XdpName, privileges};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with, sockopt};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,8 +26,12 @@ pub struct XdpPort {
 }
 
 /// A queue, which both rings of a pair share. Their tasks are on one worker most of the time, so the lock
-/// is free mostly. A thread that reads counters or announces an address takes it too, for a call.
-struct Queue(Mutex<Rings>);
+/// is free mostly. A thread that announces an address takes it too.
+struct Queue {
+    rings: Mutex<Rings>,
+    /// The socket, for calls that need no ring.
+    socket: OwnedFd,
+}
 
 impl XdpPort {
     /// Opens queues of an interface for a card with this number of pairs.
@@ -39,7 +43,7 @@ impl XdpPort {
         let fail = |what, error: io::Error| of_call(interface, what, error);
         let index = index_of(interface)?;
         let end = name.queue.saturating_add(pairs);
-        let sockets = Sockets::new(end.into()).map_err(|error| fail("making a map of sockets", error))?;
+        let sockets = Sockets::new(end.into()).map_err(|error| of_map(interface, pairs, error))?;
         // The program is first, because it shows whether the interface is free. Without a socket, frames
         // stay with the host.
         let program = sockets.attach(index).map_err(|error| match Errno::from_io_error(&error) {
@@ -55,7 +59,9 @@ impl XdpPort {
             sockets
                 .set(queue.into(), rings.as_fd())
                 .map_err(|error| fail("giving a queue its socket", error))?;
-            queues.push(Arc::new(Queue(Mutex::new(rings))));
+            let socket =
+                rings.as_fd().try_clone_to_owned().map_err(|error| fail("setting up a socket", error))?;
+            queues.push(Arc::new(Queue { rings: Mutex::new(rings), socket }));
         }
         let zero_copy = queues.iter().filter(|queue| queue.lock().is_zero_copy()).count();
         let copies = zero_copy < queues.len();
@@ -74,20 +80,38 @@ impl XdpPort {
     /// There is no such queue, or the process has no free descriptor.
     pub fn queue(&self, pair: u16) -> io::Result<XdpQueue> {
         let queue = self.queues.get(usize::from(pair)).ok_or(io::ErrorKind::NotFound)?.clone();
-        let fd = queue.lock().as_fd().try_clone_to_owned()?;
+        let fd = queue.socket.try_clone()?;
         Ok(XdpQueue { fd, queue })
     }
 
     /// Returns the number of frames for the card that the kernel has dropped, because the card took none
     /// for too long, or because they were too long.
     pub fn dropped(&self) -> u64 {
-        self.queues.iter().map(|queue| queue.lock().dropped()).sum()
+        self.queues.iter().map(|queue| queue.dropped()).sum()
+    }
+
+    /// Returns whether the interface was deleted or moved since the last call.
+    pub fn was_lost(&self) -> bool {
+        // The kernel leaves the error at each socket, until it is read there.
+        self.queues.iter().filter(|queue| queue.is_unbound()).count() > 0
     }
 }
 
 impl Queue {
     fn lock(&self) -> MutexGuard<'_, Rings> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of frames for this queue that the kernel has dropped.
+    fn dropped(&self) -> u64 {
+        // A look into an empty fill ring is counted too, and the frame without memory as dropped.
+        sockopt::xdp_statistics(&self.socket)
+            .map_or(0, |all| all.rx_dropped + all.rx_ring_full.unwrap_or_default())
+    }
+
+    /// Returns whether the kernel has taken the socket from its interface since the last call.
+    fn is_unbound(&self) -> bool {
+        sockopt::socket_error(&self.socket) == Ok(Err(Errno::NETDOWN))
     }
 }
 
@@ -242,10 +266,23 @@ fn of_open(interface: &str, queue: u16, error: OpenError) -> XdpError {
     of_call(interface, what, error)
 }
 
+/// The error of the first object in the kernel. Before Linux 5.11, its memory counts as locked memory.
+fn of_map(interface: &str, pairs: u16, error: io::Error) -> XdpError {
+    let is_refused = Errno::from_io_error(&error) == Some(Errno::PERM);
+    if is_refused && privileges::missing().is_none() && !privileges::may_lock(pairs) {
+        return XdpError::Memory { interface: interface.to_owned() };
+    }
+    of_call(interface, "making a map of sockets", error)
+}
+
 fn of_call(interface: &str, what: &'static str, error: io::Error) -> XdpError {
     let interface = interface.to_owned();
     match Errno::from_io_error(&error) {
-        Some(Errno::PERM | Errno::ACCESS) => XdpError::Denied { interface },
+        Some(Errno::PERM | Errno::ACCESS) => match privileges::missing() {
+            Some(missing) => XdpError::Denied { interface, missing },
+            // Something else than a capability, such as a filter of system calls.
+            None => XdpError::Call { interface, what, source: error },
+        },
         Some(Errno::AFNOSUPPORT | Errno::NOSYS) => XdpError::Unsupported { interface },
         Some(Errno::NODEV) => XdpError::NoInterface { interface },
         _ => XdpError::Call { interface, what, source: error },

@@ -1,7 +1,7 @@
 //! The socket of a queue, its memory and its rings, which the crate `xdp` has.
 #![expect(unsafe_code, reason = "island: the library cannot tell that its memory outlives its packets")]
 
-use kickless_spec::net::Header;
+use kickless_spec::net::{ETHERNET_HEADER_LEN, Header, VLAN_TAG_LEN};
 use rustix::io::{Errno, dup};
 use rustix::net::{SendFlags, send, sockopt};
 use std::io;
@@ -22,6 +22,10 @@ const KERNEL_HEADROOM: usize = 256;
 const CHUNK: usize = 4096;
 /// The length of the longest frame.
 pub const FRAME_LEN_MAX: usize = CHUNK - KERNEL_HEADROOM - HEADER;
+/// The largest MTU whose frames are not longer, with the tag of a VLAN.
+pub const MTU_MAX: u16 = (FRAME_LEN_MAX - ETHERNET_HEADER_LEN - VLAN_TAG_LEN) as u16;
+/// The memory of a queue, which is locked.
+pub(super) const MEMORY: u64 = 2 * FRAMES as u64 * CHUNK as u64;
 /// The frames that the kernel sends in one call when it copies them (`TX_BATCH_SIZE`).
 const SENT_IN_ONE_CALL: usize = 32;
 /// The most calls of one flush, which hold the lock of the queue: enough for the frames of one turn.
@@ -48,7 +52,7 @@ pub enum XdpLink {
 /// has slices of the rings, which the kernel writes too: it reads an entry only after the number that
 /// publishes it.
 pub(super) struct Rings {
-    socket: XdpSocket,
+    _socket: XdpSocket,
     /// The same socket. The library's has no owner of its descriptor that could be borrowed.
     fd: OwnedFd,
     fill: WakableFillRing,
@@ -124,7 +128,7 @@ impl Rings {
         };
         let (fill, completion) = (rings.fill_ring, rings.completion_ring);
         let mut rings = Self {
-            socket,
+            _socket: socket,
             fd,
             fill,
             receive,
@@ -147,12 +151,6 @@ impl Rings {
     /// Returns whether the kernel moves frames without a copy.
     pub(super) fn is_zero_copy(&self) -> bool {
         self.is_zero_copy
-    }
-
-    /// Returns the number of frames for this queue that the kernel has dropped.
-    pub(super) fn dropped(&self) -> u64 {
-        // A look into an empty fill ring is counted too, and the frame without memory as dropped.
-        self.socket.statistics().map_or(0, |all| all.rx_dropped + all.rx_ring_full)
     }
 
     /// Gives the kernel frames to receive into.

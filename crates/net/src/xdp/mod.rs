@@ -2,35 +2,53 @@
 
 mod source;
 mod transmit;
+mod watch;
 
 pub(crate) use source::XdpSource;
 pub(crate) use transmit::XdpTransmitTask;
+pub(crate) use watch::watch;
 
 use kickless_net_port::{XdpFlushed, XdpLink, XdpPort, XdpTurn};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::{Span, error, warn};
+use watch::Watch;
 
 /// The queues of an interface, and what the log says about it.
 #[derive(Debug)]
 pub(crate) struct XdpQueues {
     pub(crate) queues: XdpPort,
     is_gone: AtomicBool,
+    /// The thread that finds out that the interface is gone.
+    watch: Mutex<Option<Watch>>,
     /// The span of log lines about the card.
     span: Span,
 }
 
 impl XdpQueues {
     pub(crate) fn new(queues: XdpPort) -> Self {
-        Self { queues, is_gone: AtomicBool::new(false), span: Span::current() }
+        Self { queues, is_gone: AtomicBool::new(false), watch: Mutex::default(), span: Span::current() }
+    }
+
+    /// Returns whether the interface was deleted or moved.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
+    }
+
+    /// Logs that the interface is gone, once. The card goes on without it.
+    fn report_gone(&self) {
+        if !self.is_gone.swap(true, Ordering::Relaxed) {
+            let interface = self.queues.interface();
+            error!(parent: &self.span, interface, "the interface was deleted or moved: the card has no network until this \
+                program starts again");
+        }
     }
 
     /// Tells the kernel of the frames that were added. Logs once that the interface is gone.
     fn flush(&self, turn: &mut XdpTurn<'_>) -> XdpFlushed {
         let flushed = turn.flush();
-        if turn.link() == XdpLink::Gone && !self.is_gone.swap(true, Ordering::Relaxed) {
-            let interface = self.queues.interface();
-            error!(parent: &self.span, interface, "the interface was deleted or moved: the card has no network until this \
-                program starts again");
+        if turn.link() == XdpLink::Gone {
+            self.report_gone();
         }
         flushed
     }
