@@ -15,7 +15,8 @@ use crate::stream::{StreamSource, StreamTransmitTask};
 use crate::tap_source::TapSource;
 use crate::tap_transmit::TapTransmitTask;
 use crate::test_source::TestSource;
-use crate::transmit::{TransmitFormat, TransmitTask};
+use crate::transmit::TransmitTask;
+use crate::transmit_ring::{TransmitFormat, TransmitRing};
 use crate::uplink::{Share, Uplink};
 use crate::xdp::{XdpSource, XdpTransmitTask};
 use crate::{announcement, config, features, tap_follower, xdp};
@@ -340,31 +341,8 @@ impl Device for Net {
             }
             Role::Transmit { pair } => {
                 let format = TransmitFormat { features: in_force, header_len };
-                match &self.card.port {
-                    CardPort::Tap(port) => {
-                        let queue =
-                            port.tap.queue(pair).map_err(|error| no_resource("descriptor", &error))?;
-                        let task = TapTransmitTask::new(vring, card.clone(), pair, format, queue);
-                        LimitedTask::new(task, card, Direction::Write)
-                    }
-                    CardPort::Stream(port) => {
-                        let sender = port.sender().map_err(|error| no_resource("descriptor", &error))?;
-                        let task = StreamTransmitTask::new(vring, card.clone(), pair, format, sender);
-                        LimitedTask::new(task, card, Direction::Write)
-                    }
-                    CardPort::Xdp(port) => {
-                        let task = port
-                            .queues
-                            .queue(pair)
-                            .and_then(|queue| XdpTransmitTask::new(vring, card.clone(), pair, format, queue));
-                        let task = task.map_err(|error| no_resource("descriptor", &error))?;
-                        LimitedTask::new(task, card, Direction::Write)
-                    }
-                    _ => {
-                        let task = TransmitTask::new(vring, card.clone(), pair, format);
-                        LimitedTask::new(task, card, Direction::Write)
-                    }
-                }
+                let ring = TransmitRing::new(vring, card, pair, format);
+                transmit_task(ring).map_err(|error| no_resource("descriptor", &error))?
             }
             Role::Control if features.bits() & NetFeatures::CTRL_VQ.bits() != 0 => {
                 card.control_ring_starts(vring.is_resumed());
@@ -395,6 +373,25 @@ fn source(card: &Arc<CardState>, pair: u16) -> io::Result<Source> {
         }
         CardPort::Stream(port) => Source::Stream(StreamSource::new(port.receiver()?)),
         CardPort::Xdp(port) => Source::Xdp(XdpSource::new(port.queues.queue(pair)?)),
+    })
+}
+
+/// Returns the task of a transmit ring.
+fn transmit_task(ring: TransmitRing) -> io::Result<Box<dyn QueueTask>> {
+    let (card, pair) = (ring.card.clone(), ring.pair);
+    let limited = card.clone();
+    Ok(match &card.port {
+        CardPort::Tap(port) => {
+            LimitedTask::new(TapTransmitTask::new(ring, port.tap.queue(pair)?), limited, Direction::Write)
+        }
+        CardPort::Stream(port) => {
+            LimitedTask::new(StreamTransmitTask::new(ring, port.sender()?), limited, Direction::Write)
+        }
+        CardPort::Xdp(port) => {
+            let task = XdpTransmitTask::new(ring, port.queues.queue(pair)?)?;
+            LimitedTask::new(task, limited, Direction::Write)
+        }
+        _ => LimitedTask::new(TransmitTask::new(ring), limited, Direction::Write),
     })
 }
 

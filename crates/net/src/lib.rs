@@ -77,6 +77,7 @@ mod tap_transmit;
 mod test_source;
 mod timer;
 mod transmit;
+mod transmit_ring;
 mod uplink;
 mod xdp;
 

@@ -7,16 +7,15 @@
 //! frame is sent later.
 
 use crate::card_port::{CardPort, TapPort};
-use crate::card_state::CardState;
 use crate::cost;
-use crate::counters::RingCounters;
 use crate::datagrams::Datagrams;
 use crate::frame::{Frame, InvalidFrame};
 use crate::immediate_ring::{self, ImmediateRing, POPS};
 use crate::loop_queue::HEADER;
 use crate::port_poll::PORT_INTERVAL;
-use crate::transmit::{BATCH, TransmitFormat, count_invalid, pass_header};
-use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
+use crate::transmit::{BATCH, pass_header};
+use crate::transmit_ring::TransmitRing;
+use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Vring};
 use kickless_io::Engine;
 use kickless_memory::Iov;
 use kickless_net_port::{Direction, SendError, TapQueue};
@@ -24,7 +23,6 @@ use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_UDP_L4, HEADER_NUM_
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{self, SingleChain};
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::FromBytes;
 
@@ -33,14 +31,9 @@ const FRAMES_MAX: u32 = 64;
 
 /// The task of a transmit ring.
 pub(crate) struct TapTransmitTask {
-    vring: Vring,
-    card: Arc<CardState>,
-    pair: u16,
-    format: TransmitFormat,
-    is_enabled: bool,
+    ring: TransmitRing,
     queue: TapQueue,
-    chain: Chain,
-    /// The TAP had no room for the frame in `chain`, which is credit.
+    /// The TAP had no room for the frame in the ring's chain, which is credit.
     is_refused: bool,
     frame: Iov,
     /// Space for a frame in more pieces than one call takes, and for one that the card segments.
@@ -54,27 +47,14 @@ pub(crate) struct TapTransmitTask {
 }
 
 impl TapTransmitTask {
-    pub(crate) fn new(
-        mut vring: Vring,
-        card: Arc<CardState>,
-        pair: u16,
-        format: TransmitFormat,
-        queue: TapQueue,
-    ) -> Self {
-        let segments_udp = match &card.port {
+    pub(crate) fn new(ring: TransmitRing, queue: TapQueue) -> Self {
+        let segments_udp = match &ring.card.port {
             CardPort::Tap(port) => port.tap.segments_udp(),
             _ => true,
         };
-        // As in `TransmitTask`.
-        vring.show_after(ShowAfter::Publish);
         Self {
-            vring,
-            card,
-            pair,
-            format,
-            is_enabled: true,
+            ring,
             queue,
-            chain: Chain::default(),
             is_refused: false,
             frame: Iov::default(),
             copy: vec![0; FRAME_MAX - size_of::<Header>()].into_boxed_slice(),
@@ -84,59 +64,44 @@ impl TapTransmitTask {
         }
     }
 
-    fn counters(&self) -> &RingCounters {
-        &self.card.counters[usize::from(self.vring.index())]
-    }
-
     fn port(&self) -> Option<&TapPort> {
-        match &self.card.port {
+        match &self.ring.card.port {
             CardPort::Tap(port) => Some(port),
             _ => None,
         }
     }
 
-    /// Sends or drops the frame in `self.chain`. Returns `false` if the TAP has no room for it.
+    /// Sends or drops the frame in the popped chain. Returns `false` if the TAP has no room for it.
     fn send_frame(&mut self) -> bool {
-        if !self.is_enabled {
-            self.counters().sent_disabled.add(1);
-            return true;
-        }
-        let sent = self.format.parse(&self.chain, self.vring.view()).and_then(|(header, frame)| {
-            self.collect(frame)?;
-            Ok((frame, self.send(&header)))
-        });
-        if let Ok((frame, outcome)) = &sent
-            && !matches!(outcome, Err(SendError::Full))
-        {
-            self.card.capture(Direction::Outbound, self.pair, frame.len as usize, |into| {
+        let Some((header, frame)) = self.ring.parse() else { return true };
+        let sent = self.collect(frame).map(|()| self.send(&header));
+        if sent.is_ok() && !matches!(sent, Ok(Err(SendError::Full))) {
+            self.ring.card.capture(Direction::Outbound, self.ring.pair, frame.len as usize, |into| {
                 self.frame.read(0, into);
             });
         }
-        let (_, marks) = self.vring.memory();
+        let (_, marks) = self.ring.vring.memory();
         self.frame.clear(marks);
         match sent {
-            Ok((frame, Ok(()))) => {
-                self.counters().sent_frames.add(1);
-                self.counters().sent_bytes.add(frame.len.into());
-            }
-            Ok((_, Err(SendError::Full))) => return false,
-            Ok((_, Err(error))) => self.count_failure(error),
-            Err(error) => count_invalid(&self.vring, self.counters(), &self.chain, error),
+            Ok(Ok(())) => self.ring.count_sent(1, frame.len.into()),
+            Ok(Err(SendError::Full)) => return false,
+            Ok(Err(error)) => self.count_failure(error),
+            Err(error) => self.ring.count_invalid(error),
         }
         true
     }
 
     /// Puts the buffers of the frame, without its header, into `self.frame`.
     fn collect(&mut self, frame: Frame) -> Result<(), InvalidFrame> {
-        let (mut header_left, mut left) = (self.format.header_len as u64, u64::from(frame.len));
-        for buffer in self.chain.readable() {
+        let (mut header_left, mut left) = (self.ring.format.header_len as u64, u64::from(frame.len));
+        for buffer in self.ring.chain.readable() {
             let skipped = header_left.min(buffer.len.into());
             header_left -= skipped;
             // Lossless, because a buffer has at most 2^32 - 1 bytes.
             let len = left.min(u64::from(buffer.len) - skipped) as u32;
             left -= u64::from(len);
             let addr = buffer.addr.checked_add(skipped).ok_or(InvalidFrame::Short)?;
-            self.frame.push(self.vring.view(), addr, len).map_err(|_| InvalidFrame::Short)?;
+            self.frame.push(self.ring.vring.view(), addr, len).map_err(|_| InvalidFrame::Short)?;
         }
         Ok(())
     }
@@ -174,11 +139,13 @@ impl TapTransmitTask {
     /// Their chains stay in the ring until the TAP has the frames.
     fn send_batch(&mut self, max: usize, budget: u32) -> (u32, u32) {
         let is_gone = self.port().is_none_or(TapPort::is_gone);
-        if !self.is_enabled || self.format.header_len != HEADER || self.card.capture.is_on() || is_gone {
+        let TransmitRing { vring, card, format, is_enabled, .. } = &mut self.ring;
+        if !*is_enabled || format.header_len != HEADER || card.capture.is_on() || is_gone {
             return (0, 0);
         }
         let max = max.min(BATCH);
-        let count = self.vring.peek(device::Direction::Readable, &mut self.chains[..max]);
+        let count = vring.peek(device::Direction::Readable, &mut self.chains[..max]);
+        let features = self.ring.format.features;
         let (mut frames, mut sent, mut bytes, mut cost) = (0, 0, 0, 0);
         while frames < count && cost < budget {
             let buffer = self.chains[frames].buffer;
@@ -188,7 +155,7 @@ impl TapTransmitTask {
             }
             let copy = &mut self.copy[..len];
             let is_valid =
-                self.vring.view().read(buffer.addr, copy).is_ok() && pass_header(copy, self.format.features);
+                self.ring.vring.view().read(buffer.addr, copy).is_ok() && pass_header(copy, features);
             if !is_valid || (self.datagrams.is_some() && is_udp_segmentation(copy)) {
                 break;
             }
@@ -201,9 +168,8 @@ impl TapTransmitTask {
             }
             (frames, cost) = (frames + 1, cost + cost::of_frame(len as u64));
         }
-        self.vring.complete_peeked(&self.chains[..frames]);
-        self.counters().sent_frames.add(sent);
-        self.counters().sent_bytes.add(bytes);
+        self.ring.vring.complete_peeked(&self.chains[..frames]);
+        self.ring.count_sent(sent, bytes);
         (frames as u32, cost)
     }
 
@@ -211,22 +177,22 @@ impl TapTransmitTask {
     fn count_failure(&self, error: SendError) {
         match error {
             SendError::Full => {}
-            SendError::Refused(_) => self.counters().sent_refused.add(1),
-            SendError::Down => self.counters().sent_down.add(1),
+            SendError::Refused(_) => self.ring.counters().sent_refused.add(1),
+            SendError::Down => self.ring.counters().sent_down.add(1),
             SendError::Gone => {
-                self.counters().sent_down.add(1);
-                self.card.report_gone();
+                self.ring.counters().sent_down.add(1);
+                self.ring.card.report_gone();
             }
         }
     }
 
     /// Completes the chain, whose frame is gone. Returns `false` if the ring does not accept this now.
     fn complete(&mut self) -> bool {
-        if !self.vring.use_credit(1) {
+        if !self.ring.vring.use_credit(1) {
             self.return_credit();
             return false;
         }
-        self.vring.push(self.chain.id, 0);
+        self.ring.vring.push(self.ring.chain.id, 0);
         true
     }
 
@@ -252,15 +218,16 @@ impl TapTransmitTask {
             }
             pops = pops.saturating_sub(1);
             if !self.is_refused {
-                let popped = self.vring.pop_credit(&mut self.chain);
-                if self.vring.has_cost() {
-                    cost = cost.saturating_add(self.vring.take_cost());
+                let TransmitRing { vring, chain, .. } = &mut self.ring;
+                let popped = vring.pop_credit(chain);
+                if vring.has_cost() {
+                    cost = cost.saturating_add(vring.take_cost());
                 }
                 if !popped {
-                    break if self.vring.take_unfinished() { Next::More } else { Next::Idle };
+                    break if vring.take_unfinished() { Next::More } else { Next::Idle };
                 }
             }
-            cost = cost.saturating_add(cost_of(&self.chain));
+            cost = cost.saturating_add(cost_of(&self.ring.chain));
             self.is_refused = !self.send_frame();
             if self.is_refused {
                 break Next::Quiet;
@@ -287,27 +254,27 @@ fn cost_of(chain: &Chain) -> u32 {
 /// Serves a ring that stops: sends the frames that an earlier process may have sent.
 impl ImmediateRing for TapTransmitTask {
     fn ring(&mut self) -> (&mut Vring, &mut Chain) {
-        (&mut self.vring, &mut self.chain)
+        (&mut self.ring.vring, &mut self.ring.chain)
     }
 
     /// Drops the frame if the TAP has no room, because the chain is in flight.
     fn serve(&mut self) -> u32 {
         if !self.send_frame() {
-            self.counters().dropped_late.add(1);
+            self.ring.counters().dropped_late.add(1);
         }
-        self.vring.push(self.chain.id, 0);
-        cost::of_frame(self.chain.readable_len())
+        self.ring.vring.push(self.ring.chain.id, 0);
+        cost::of_frame(self.ring.chain.readable_len())
     }
 }
 
 impl QueueTask for TapTransmitTask {
     fn vring(&mut self) -> &mut Vring {
-        &mut self.vring
+        &mut self.ring.vring
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
         // The ring may have returned the chain itself.
-        if self.vring.credit() == 0 {
+        if self.ring.vring.credit() == 0 {
             self.forget_refused();
         }
         if budget == 0 {
@@ -315,12 +282,12 @@ impl QueueTask for TapTransmitTask {
             return immediate_ring::poll(self, 0);
         }
         let polled = self.send_frames(context.far_side_due, budget);
-        self.vring.publish();
+        self.ring.vring.publish();
         polled
     }
 
     fn in_flight(&self) -> usize {
-        self.vring.resubmissions().into()
+        self.ring.vring.resubmissions().into()
     }
 
     fn event(&self) -> Option<Event<'_>> {
@@ -333,20 +300,20 @@ impl QueueTask for TapTransmitTask {
     }
 
     fn affinity(&self) -> Option<u32> {
-        Some(self.pair.into())
+        Some(self.ring.pair.into())
     }
 
     fn return_credit(&mut self) {
-        self.vring.unpop(self.vring.credit());
+        self.ring.vring.unpop(self.ring.vring.credit());
         self.forget_refused();
     }
 
     fn set_enabled(&mut self, is_enabled: bool) {
-        self.is_enabled = is_enabled;
+        self.ring.is_enabled = is_enabled;
     }
 
     fn memory_changed(&mut self, _engine: &mut Engine) {
-        let (_, marks) = self.vring.memory();
+        let (_, marks) = self.ring.vring.memory();
         self.frame.release(marks);
     }
 }

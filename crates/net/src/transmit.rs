@@ -1,68 +1,27 @@
 //! Takes the frames of a transmit ring for a port that takes each at once: the null port, the loop port and
 //! the switch.
 
-use crate::buffers;
 use crate::card_port::CardPort;
-use crate::card_state::CardState;
 use crate::cost::{self, BatchCost};
-use crate::counters::RingCounters;
 use crate::frame::{Frame, InvalidFrame};
 use crate::immediate_ring::{self, ImmediateRing};
 use crate::loop_queue::{Batch, HEADER, PLAIN};
 use crate::switch::Forwarder;
-use kickless_device::{Context, Polled, QueueTask, ShowAfter, Vring};
-use kickless_memory::View;
+use crate::transmit_ring::TransmitRing;
+use kickless_device::{Context, Polled, QueueTask, Vring};
 use kickless_net_port::Direction;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_NONE, HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_virtqueue::device::{self, SingleChain};
 use kickless_virtqueue::{Buffer, Chain};
-use std::sync::Arc;
-use tracing::debug;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The most frames that are taken together. So many lines can be on their way from the driver's core at the
 /// same time.
 pub(crate) const BATCH: usize = 32;
 
-/// The properties of a transmit ring that do not change while it runs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TransmitFormat {
-    /// The features in force.
-    pub(crate) features: NetFeatures,
-    /// Length of the header of each frame.
-    pub(crate) header_len: usize,
-}
-
-impl TransmitFormat {
-    /// Copies and checks the header of the frame in `chain`.
-    pub(crate) fn parse(&self, chain: &Chain, view: &View) -> Result<(Header, Frame), InvalidFrame> {
-        let mut header = Header::default();
-        let bytes = &mut header.as_mut_bytes()[..self.header_len];
-        match buffers::read(chain.readable(), view, bytes) {
-            Ok(len) if len == self.header_len => {
-                let frame = Frame::parse(&header, self.header_len, chain.readable_len(), self.features)?;
-                Ok((frame.header(&header), frame))
-            }
-            _ => Err(InvalidFrame::Short),
-        }
-    }
-}
-
-/// Counts a frame that the driver should not have sent.
-pub(crate) fn count_invalid(vring: &Vring, counters: &RingCounters, chain: &Chain, error: InvalidFrame) {
-    debug!(queue = vring.index(), head = chain.id.head(), %error, "frame dropped");
-    counters.sent_invalid.add(1);
-    vring.counters().errors.add(1);
-}
-
 /// The task of a transmit ring.
 pub(crate) struct TransmitTask {
-    vring: Vring,
-    card: Arc<CardState>,
-    pair: u16,
-    format: TransmitFormat,
-    is_enabled: bool,
-    chain: Chain,
+    ring: TransmitRing,
     /// Space for the chains of a batch.
     chains: Box<[SingleChain; BATCH]>,
     /// Frames for a loop port or a switch, until the end of the poll.
@@ -73,57 +32,41 @@ pub(crate) struct TransmitTask {
 }
 
 impl TransmitTask {
-    pub(crate) fn new(mut vring: Vring, card: Arc<CardState>, pair: u16, format: TransmitFormat) -> Self {
-        // A driver does not wait for sent frames. It collects their used elements when it needs room in the
-        // ring.
-        vring.show_after(ShowAfter::Publish);
-        let (chain, batch, forwarder) = (Chain::default(), Batch::default(), Forwarder::default());
-        let chains = Box::default();
-        Self { vring, card, pair, format, is_enabled: true, chain, chains, batch, forwarder, copied: 0 }
-    }
-
-    fn counters(&self) -> &RingCounters {
-        &self.card.counters[usize::from(self.vring.index())]
+    pub(crate) fn new(ring: TransmitRing) -> Self {
+        let (batch, forwarder) = (Batch::default(), Forwarder::default());
+        Self { ring, chains: Box::default(), batch, forwarder, copied: 0 }
     }
 
     /// Checks and counts the frame in the popped chain, passes it on, and completes the chain. Returns the
     /// cost of the frame.
     fn take_frame(&mut self) -> u32 {
-        let len = self.chain.readable_len();
-        if !self.is_enabled {
-            self.counters().sent_disabled.add(1);
-        } else {
-            let passed = self.format.parse(&self.chain, self.vring.view());
-            match passed.and_then(|(header, frame)| self.pass_on(&header, frame).map(|()| frame)) {
-                Ok(frame) => {
-                    self.counters().sent_frames.add(1);
-                    self.counters().sent_bytes.add(frame.len.into());
-                }
-                Err(error) => count_invalid(&self.vring, self.counters(), &self.chain, error),
+        if let Some((header, frame)) = self.ring.parse() {
+            match self.pass_on(&header, frame) {
+                Ok(()) => self.ring.count_sent(1, frame.len.into()),
+                Err(error) => self.ring.count_invalid(error),
             }
         }
-        self.vring.push(self.chain.id, 0);
-        cost::of_frame(len)
+        self.ring.vring.push(self.ring.chain.id, 0);
+        cost::of_frame(self.ring.chain.readable_len())
     }
 
     /// Copies the frame for a loop port or a switch.
     fn pass_on(&mut self, header: &Header, frame: Frame) -> Result<(), InvalidFrame> {
-        if !self.card.collects_frames() {
+        if !self.ring.card.collects_frames() {
             return Ok(());
         }
         // Lossless, because a frame is no longer than that.
-        let (header_len, len) = (self.format.header_len, frame.len as usize);
+        let (header_len, len) = (self.ring.format.header_len, frame.len as usize);
         if !self.batch.has_room(HEADER + len, 1) {
             self.send_batch();
         }
         let space = self.batch.push(HEADER + len);
-        let read = buffers::read(self.chain.readable(), self.vring.view(), &mut space[HEADER - header_len..]);
+        let read = self.ring.read(&mut space[HEADER - header_len..]);
         set_header(space, header);
         if read.is_err() {
             self.batch.pop();
-            return Err(InvalidFrame::Short);
         }
-        Ok(())
+        read.map(|_| ())
     }
 
     /// Checks the frame in a buffer and passes it on. Returns `false`, and changes nothing, if the chain has
@@ -135,16 +78,16 @@ impl TransmitTask {
             return false;
         }
         if !collects {
-            let header = self.vring.view().read_obj::<Header>(buffer.addr);
-            return header.is_ok_and(|header| is_valid(&header, buffer.len, self.format.features));
+            let header = self.ring.vring.view().read_obj::<Header>(buffer.addr);
+            return header.is_ok_and(|header| is_valid(&header, buffer.len, self.ring.format.features));
         }
         if !self.batch.has_room(len, 1) {
             self.send_batch();
         }
         let space = self.batch.push(len);
-        let read = self.vring.view().read(buffer.addr, space);
+        let read = self.ring.vring.view().read(buffer.addr, space);
         // From here on, only the copy counts.
-        let is_passed = read.is_ok() && pass_header(space, self.format.features);
+        let is_passed = read.is_ok() && pass_header(space, self.ring.format.features);
         if !is_passed {
             self.batch.pop();
         }
@@ -152,45 +95,46 @@ impl TransmitTask {
     }
 
     fn send_batch(&mut self) {
-        if self.batch.len() > 0 && self.card.capture.is_on() {
-            self.capture_batch();
+        let Self { ring, batch, forwarder, copied, .. } = self;
+        if batch.len() > 0 && ring.card.capture.is_on() {
+            capture_batch(ring, batch);
         }
-        match &self.card.port {
+        match &ring.card.port {
             CardPort::Switch(port) => {
-                let forwarded = port.forward(self.pair, &mut self.batch, &mut self.forwarder);
-                forwarded.count(self.counters());
-                self.copied = self.copied.saturating_add(forwarded.copied);
+                let forwarded = port.forward(ring.pair, batch, forwarder);
+                forwarded.count(ring.counters());
+                *copied = copied.saturating_add(forwarded.copied);
             }
             CardPort::Peer(port) => {
                 let is_down = !port.queues.outbox.is_open();
-                let dropped = port.queues.outbox.send(&mut self.batch) as u64;
-                let counters = self.counters();
+                let dropped = port.queues.outbox.send(batch) as u64;
+                let counters = ring.counters();
                 if is_down { counters.sent_down.add(dropped) } else { counters.dropped_late.add(dropped) }
             }
             _ => {
-                if let Some(queue) = self.card.loop_queue(self.pair) {
-                    let dropped = queue.send(&mut self.batch) as u64;
-                    self.counters().dropped_late.add(dropped);
+                if let Some(queue) = ring.card.loop_queue(ring.pair) {
+                    let dropped = queue.send(batch) as u64;
+                    ring.counters().dropped_late.add(dropped);
                 }
                 // The frames of a null port were collected for a capture.
-                self.batch.clear();
+                batch.clear();
             }
         }
     }
+}
 
-    #[cold]
-    fn capture_batch(&self) {
-        let frames = self.batch.frames(0, 0).map(|frame| {
-            let frame = &frame[HEADER..];
-            (frame.len(), |into: &mut [u8]| into.copy_from_slice(&frame[..into.len()]))
-        });
-        self.card.capture.add(Direction::Outbound, self.pair, frames);
-    }
+#[cold]
+fn capture_batch(ring: &TransmitRing, batch: &Batch) {
+    let frames = batch.frames(0, 0).map(|frame| {
+        let frame = &frame[HEADER..];
+        (frame.len(), |into: &mut [u8]| into.copy_from_slice(&frame[..into.len()]))
+    });
+    ring.card.capture.add(Direction::Outbound, ring.pair, frames);
 }
 
 impl ImmediateRing for TransmitTask {
     fn ring(&mut self) -> (&mut Vring, &mut Chain) {
-        (&mut self.vring, &mut self.chain)
+        (&mut self.ring.vring, &mut self.ring.chain)
     }
 
     fn serve(&mut self) -> u32 {
@@ -198,15 +142,16 @@ impl ImmediateRing for TransmitTask {
     }
 
     fn serve_batch(&mut self, budget: u32) -> (u32, u32) {
-        if !self.is_enabled || self.format.header_len != HEADER {
+        if !self.ring.is_enabled || self.ring.format.header_len != HEADER {
             return (0, 0);
         }
-        let count = self.vring.peek(device::Direction::Readable, &mut *self.chains);
+        let count = self.ring.vring.peek(device::Direction::Readable, &mut *self.chains);
         if count == 0 {
             return (0, 0);
         }
-        let collects = self.card.collects_frames();
-        let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget, self.card.limiter.is_on()));
+        let collects = self.ring.card.collects_frames();
+        let has_limits = self.ring.card.limiter.is_on();
+        let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget, has_limits));
         while frames < count && !cost.is_used_up() {
             let buffer = self.chains[frames].buffer;
             if !self.take_single(buffer, collects) {
@@ -216,9 +161,8 @@ impl ImmediateRing for TransmitTask {
             cost.add(len);
             (frames, bytes) = (frames + 1, bytes + len - HEADER as u64);
         }
-        self.vring.complete_peeked(&self.chains[..frames]);
-        self.counters().sent_frames.add(frames as u64);
-        self.counters().sent_bytes.add(bytes);
+        self.ring.vring.complete_peeked(&self.chains[..frames]);
+        self.ring.count_sent(frames as u64, bytes);
         (frames as u32, cost.cost())
     }
 }
@@ -254,7 +198,7 @@ pub(crate) fn pass_header(frame: &mut [u8], features: NetFeatures) -> bool {
 
 impl QueueTask for TransmitTask {
     fn vring(&mut self) -> &mut Vring {
-        &mut self.vring
+        &mut self.ring.vring
     }
 
     fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
@@ -265,14 +209,14 @@ impl QueueTask for TransmitTask {
     }
 
     fn in_flight(&self) -> usize {
-        self.vring.resubmissions().into()
+        self.ring.vring.resubmissions().into()
     }
 
     fn affinity(&self) -> Option<u32> {
-        Some(self.pair.into())
+        Some(self.ring.pair.into())
     }
 
     fn set_enabled(&mut self, is_enabled: bool) {
-        self.is_enabled = is_enabled;
+        self.ring.is_enabled = is_enabled;
     }
 }

@@ -4,20 +4,17 @@
 //! its chain completed, while less than the longest frame waits for the peer. So no chain waits for a peer
 //! that stops reading: the frames behind stay in the ring, and a stop takes none with it.
 
-use crate::buffers;
-use crate::card_state::CardState;
 use crate::cost;
-use crate::counters::RingCounters;
+use crate::frame::InvalidFrame;
 use crate::immediate_ring::{self, ImmediateRing};
 use crate::offload::{Segments, Undo, complete_checksum, undo};
 use crate::port_poll::PORT_INTERVAL;
-use crate::transmit::{TransmitFormat, count_invalid};
-use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
-use kickless_net_port::{Direction, Outgoing, StreamSender};
+use crate::transmit_ring::TransmitRing;
+use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Vring};
+use kickless_net_port::{Outgoing, StreamSender};
 use kickless_spec::net::{FRAME_MAX, Header, NetFeatures};
 use kickless_virtqueue::Chain;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 const HEADER: usize = size_of::<Header>();
@@ -31,13 +28,8 @@ const FRAMES_MAX: u32 = 256;
 
 /// The task of a transmit ring.
 pub(crate) struct StreamTransmitTask {
-    vring: Vring,
-    card: Arc<CardState>,
-    pair: u16,
-    format: TransmitFormat,
-    is_enabled: bool,
+    ring: TransmitRing,
     sender: StreamSender,
-    chain: Chain,
     /// Space for a frame behind its header, and for a segment of it.
     copy: Box<[u8]>,
     segment: Box<[u8]>,
@@ -56,61 +48,25 @@ enum Outcome {
 }
 
 impl StreamTransmitTask {
-    pub(crate) fn new(
-        mut vring: Vring,
-        card: Arc<CardState>,
-        pair: u16,
-        format: TransmitFormat,
-        sender: StreamSender,
-    ) -> Self {
+    pub(crate) fn new(ring: TransmitRing, sender: StreamSender) -> Self {
         let space = || vec![0; FRAME_MAX].into_boxed_slice();
-        // As in `TransmitTask`.
-        vring.show_after(ShowAfter::Publish);
-        Self {
-            vring,
-            card,
-            pair,
-            format,
-            is_enabled: true,
-            sender,
-            chain: Chain::default(),
-            copy: space(),
-            segment: space(),
-            is_waiting: false,
-        }
-    }
-
-    fn counters(&self) -> &RingCounters {
-        &self.card.counters[usize::from(self.vring.index())]
+        Self { ring, sender, copy: space(), segment: space(), is_waiting: false }
     }
 
     /// Sends or drops the frame in the popped chain.
     fn send_frame(&mut self) {
-        if !self.is_enabled {
-            return self.counters().sent_disabled.add(1);
-        }
-        let (header, frame) = match self.format.parse(&self.chain, self.vring.view()) {
-            Ok(parsed) => parsed,
-            Err(error) => return count_invalid(&self.vring, self.counters(), &self.chain, error),
-        };
+        let Some((header, frame)) = self.ring.parse() else { return };
         // Both lengths were checked.
-        let (header_len, len) = (self.format.header_len, frame.len as usize);
-        let space = &mut self.copy[HEADER - header_len..HEADER + len];
-        if buffers::read(self.chain.readable(), self.vring.view(), space).is_err() {
-            self.vring.counters().errors.add(1);
-            return self.counters().sent_invalid.add(1);
+        let (header_len, len) = (self.ring.format.header_len, frame.len as usize);
+        if self.ring.read(&mut self.copy[HEADER - header_len..HEADER + len]).is_err() {
+            return self.ring.count_invalid(InvalidFrame::Short);
         }
         let bytes = &mut self.copy[HEADER..HEADER + len];
-        self.card.capture(Direction::Outbound, self.pair, len, |into| {
-            into.copy_from_slice(&bytes[..into.len()]);
-        });
+        self.ring.capture(bytes);
         match push(&mut self.sender.turn(), &header, bytes, &mut self.segment) {
-            Outcome::Passed => {
-                self.counters().sent_frames.add(1);
-                self.counters().sent_bytes.add(frame.len.into());
-            }
-            Outcome::Refused => self.counters().sent_refused.add(1),
-            Outcome::Down => self.counters().sent_down.add(1),
+            Outcome::Passed => self.ring.count_sent(1, frame.len.into()),
+            Outcome::Refused => self.ring.counters().sent_refused.add(1),
+            Outcome::Down => self.ring.counters().sent_down.add(1),
         }
     }
 
@@ -154,7 +110,7 @@ fn push(outgoing: &mut Outgoing<'_>, header: &Header, frame: &mut [u8], segment:
 
 impl ImmediateRing for StreamTransmitTask {
     fn ring(&mut self) -> (&mut Vring, &mut Chain) {
-        (&mut self.vring, &mut self.chain)
+        (&mut self.ring.vring, &mut self.ring.chain)
     }
 
     fn serve(&mut self) -> u32 {
@@ -162,10 +118,10 @@ impl ImmediateRing for StreamTransmitTask {
             self.send_frame();
         } else {
             // Only a ring that stops is served without room.
-            self.counters().dropped_late.add(1);
+            self.ring.counters().dropped_late.add(1);
         }
-        self.vring.push(self.chain.id, 0);
-        cost::of_frame(self.chain.readable_len())
+        self.ring.vring.push(self.ring.chain.id, 0);
+        cost::of_frame(self.ring.chain.readable_len())
     }
 
     fn pauses(&mut self, served: u32) -> Option<Next> {
@@ -178,7 +134,7 @@ impl ImmediateRing for StreamTransmitTask {
 
 impl QueueTask for StreamTransmitTask {
     fn vring(&mut self) -> &mut Vring {
-        &mut self.vring
+        &mut self.ring.vring
     }
 
     fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
@@ -192,7 +148,7 @@ impl QueueTask for StreamTransmitTask {
     }
 
     fn in_flight(&self) -> usize {
-        self.vring.resubmissions().into()
+        self.ring.vring.resubmissions().into()
     }
 
     fn event(&self) -> Option<Event<'_>> {
@@ -205,10 +161,10 @@ impl QueueTask for StreamTransmitTask {
     }
 
     fn affinity(&self) -> Option<u32> {
-        Some(self.pair.into())
+        Some(self.ring.pair.into())
     }
 
     fn set_enabled(&mut self, is_enabled: bool) {
-        self.is_enabled = is_enabled;
+        self.ring.is_enabled = is_enabled;
     }
 }

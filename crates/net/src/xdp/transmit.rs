@@ -8,23 +8,19 @@
 //! No event tells of room: the kernel calls a socket writable whose memory is all in use. So a timer ends
 //! each pause.
 
-use crate::buffers;
 use crate::card_port::CardPort;
-use crate::card_state::CardState;
 use crate::cost;
-use crate::counters::RingCounters;
-use crate::frame::Frame;
+use crate::frame::{Frame, InvalidFrame};
 use crate::immediate_ring::{self, ImmediateRing};
 use crate::offload::{Segments, complete_checksum};
 use crate::timer::Pause;
-use crate::transmit::{TransmitFormat, count_invalid};
-use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
-use kickless_net_port::{Direction, XDP_FRAME_LEN_MAX, XdpLink, XdpQueue};
+use crate::transmit_ring::TransmitRing;
+use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Vring};
+use kickless_net_port::{XDP_FRAME_LEN_MAX, XdpLink, XdpQueue};
 use kickless_spec::net::{FRAME_MAX, Header};
 use kickless_virtqueue::Chain;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const HEADER: usize = size_of::<Header>();
@@ -37,13 +33,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(10);
 
 /// The task of a transmit ring.
 pub(crate) struct XdpTransmitTask {
-    vring: Vring,
-    card: Arc<CardState>,
-    pair: u16,
-    format: TransmitFormat,
-    is_enabled: bool,
+    ring: TransmitRing,
     queue: XdpQueue,
-    chain: Chain,
     /// Space for a packet that is segmented.
     copy: Box<[u8]>,
     /// The length of the packet in `copy`, and its segments that wait for room.
@@ -76,23 +67,10 @@ impl XdpTransmitTask {
     ///
     /// # Errors
     /// The process has no free descriptor.
-    pub(crate) fn new(
-        mut vring: Vring,
-        card: Arc<CardState>,
-        pair: u16,
-        format: TransmitFormat,
-        queue: XdpQueue,
-    ) -> io::Result<Self> {
-        // As in `TransmitTask`.
-        vring.show_after(ShowAfter::Publish);
+    pub(crate) fn new(ring: TransmitRing, queue: XdpQueue) -> io::Result<Self> {
         Ok(Self {
-            vring,
-            card,
-            pair,
-            format,
-            is_enabled: true,
+            ring,
             queue,
-            chain: Chain::default(),
             copy: vec![0; FRAME_MAX].into_boxed_slice(),
             segments: None,
             timer: Pause::new()?,
@@ -101,52 +79,34 @@ impl XdpTransmitTask {
         })
     }
 
-    fn counters(&self) -> &RingCounters {
-        &self.card.counters[usize::from(self.vring.index())]
-    }
-
     /// Sends or drops the frame in the popped chain.
     fn send_frame(&mut self) {
-        if !self.is_enabled {
-            return self.counters().sent_disabled.add(1);
-        }
-        let (header, frame) = match self.format.parse(&self.chain, self.vring.view()) {
-            Ok(parsed) => parsed,
-            Err(error) => return count_invalid(&self.vring, self.counters(), &self.chain, error),
-        };
+        let Some((header, frame)) = self.ring.parse() else { return };
         let is_up = self.queue.turn().link() == XdpLink::Up;
         let fits = frame.segmentation.is_none() && frame.len as usize <= XDP_FRAME_LEN_MAX;
         let outcome =
             if is_up && fits { self.send_whole(frame) } else { self.copy_frame(&header, frame, is_up) };
-        let counters = self.counters();
+        let counters = self.ring.counters();
         match outcome {
-            Outcome::Passed => {
-                counters.sent_frames.add(1);
-                counters.sent_bytes.add(frame.len.into());
-            }
+            Outcome::Passed => self.ring.count_sent(1, frame.len.into()),
             // It is counted when its last segment has passed.
             Outcome::Waits => {}
             Outcome::Refused => counters.sent_refused.add(1),
             Outcome::Down => counters.sent_down.add(1),
             Outcome::Late => counters.dropped_late.add(1),
-            Outcome::Unmapped => {
-                self.vring.counters().errors.add(1);
-                counters.sent_invalid.add(1);
-            }
+            Outcome::Unmapped => self.ring.count_invalid(InvalidFrame::Short),
         }
     }
 
     /// Copies a frame without segments into the memory that the kernel sends from.
     fn send_whole(&mut self, frame: Frame) -> Outcome {
         // Lossless, because a frame is short. The space has room for a header.
-        let (header_len, len) = (self.format.header_len, frame.len as usize);
-        let Self { queue, chain, vring, card, pair, .. } = self;
-        let pushed = queue.turn().push(len, |space| {
-            let read = buffers::read(chain.readable(), vring.view(), &mut space[HEADER - header_len..]);
-            read.map_err(|_| Outcome::Unmapped)?;
+        let (header_len, len) = (self.ring.format.header_len, frame.len as usize);
+        let pushed = self.queue.turn().push(len, |space| {
+            self.ring.read(&mut space[HEADER - header_len..]).map_err(|_| Outcome::Unmapped)?;
             // From here on, only the copy counts.
             let bytes = &mut space[HEADER..];
-            card.capture(Direction::Outbound, *pair, len, |into| into.copy_from_slice(&bytes[..into.len()]));
+            self.ring.capture(bytes);
             match frame.checksum {
                 Some(at) if !complete_checksum(bytes, at) => Err(Outcome::Refused),
                 _ => Ok(len),
@@ -162,14 +122,12 @@ impl XdpTransmitTask {
     /// Copies a frame that is segmented, or that only a capture gets.
     #[cold]
     fn copy_frame(&mut self, header: &Header, frame: Frame, is_up: bool) -> Outcome {
-        let (header_len, len) = (self.format.header_len, frame.len as usize);
-        let space = &mut self.copy[HEADER - header_len..HEADER + len];
-        if buffers::read(self.chain.readable(), self.vring.view(), space).is_err() {
+        let (header_len, len) = (self.ring.format.header_len, frame.len as usize);
+        if self.ring.read(&mut self.copy[HEADER - header_len..HEADER + len]).is_err() {
             return Outcome::Unmapped;
         }
         let bytes = &self.copy[HEADER..HEADER + len];
-        self.card
-            .capture(Direction::Outbound, self.pair, len, |into| into.copy_from_slice(&bytes[..into.len()]));
+        self.ring.capture(bytes);
         if !is_up {
             return Outcome::Down;
         }
@@ -200,8 +158,7 @@ impl XdpTransmitTask {
         drop(turn);
         let len = *len as u64;
         self.segments = None;
-        self.counters().sent_frames.add(1);
-        self.counters().sent_bytes.add(len);
+        self.ring.count_sent(1, len);
     }
 
     /// Returns whether another frame may be copied.
@@ -212,11 +169,11 @@ impl XdpTransmitTask {
 
     fn flush(&mut self) -> XdpLink {
         let mut turn = self.queue.turn();
-        if let CardPort::Xdp(port) = &self.card.port {
+        if let CardPort::Xdp(port) = &self.ring.card.port {
             let flushed = port.flush(&mut turn);
             self.has_moved |= flushed.has_moved;
             // They were counted as sent when the kernel got them.
-            self.card.counters[usize::from(self.vring.index())].sent_down.add(flushed.dropped.into());
+            self.ring.counters().sent_down.add(flushed.dropped.into());
         }
         turn.link()
     }
@@ -225,7 +182,7 @@ impl XdpTransmitTask {
     /// which there was no room. Returns whether the task waits.
     fn waits(&mut self, link: XdpLink, is_full: bool) -> bool {
         if link != XdpLink::Up && self.segments.take().is_some() {
-            self.counters().sent_down.add(1);
+            self.ring.counters().sent_down.add(1);
         }
         let has_more = self.segments.is_some() || self.queue.turn().is_waiting();
         if link != XdpLink::Up || !(has_more || is_full && !self.queue.turn().has_room()) {
@@ -248,7 +205,7 @@ impl XdpTransmitTask {
 
 impl ImmediateRing for XdpTransmitTask {
     fn ring(&mut self) -> (&mut Vring, &mut Chain) {
-        (&mut self.vring, &mut self.chain)
+        (&mut self.ring.vring, &mut self.ring.chain)
     }
 
     fn serve(&mut self) -> u32 {
@@ -256,10 +213,10 @@ impl ImmediateRing for XdpTransmitTask {
             self.send_frame();
         } else {
             // Only a ring that stops is served without room.
-            self.counters().dropped_late.add(1);
+            self.ring.counters().dropped_late.add(1);
         }
-        self.vring.push(self.chain.id, 0);
-        cost::of_frame(self.chain.readable_len())
+        self.ring.vring.push(self.ring.chain.id, 0);
+        cost::of_frame(self.ring.chain.readable_len())
     }
 
     fn pauses(&mut self, served: u32) -> Option<Next> {
@@ -276,7 +233,7 @@ impl ImmediateRing for XdpTransmitTask {
 
 impl QueueTask for XdpTransmitTask {
     fn vring(&mut self) -> &mut Vring {
-        &mut self.vring
+        &mut self.ring.vring
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
@@ -286,7 +243,7 @@ impl QueueTask for XdpTransmitTask {
         }
         let mut polled = immediate_ring::poll(self, budget);
         if budget == 0 && self.segments.take().is_some() {
-            self.counters().dropped_late.add(1);
+            self.ring.counters().dropped_late.add(1);
         }
         let link = match polled.served > 0 || self.pause.is_some() && context.far_side_due {
             true => self.flush(),
@@ -300,7 +257,7 @@ impl QueueTask for XdpTransmitTask {
     }
 
     fn in_flight(&self) -> usize {
-        self.vring.resubmissions().into()
+        self.ring.vring.resubmissions().into()
     }
 
     fn event(&self) -> Option<Event<'_>> {
@@ -313,10 +270,10 @@ impl QueueTask for XdpTransmitTask {
     }
 
     fn affinity(&self) -> Option<u32> {
-        Some(self.pair.into())
+        Some(self.ring.pair.into())
     }
 
     fn set_enabled(&mut self, is_enabled: bool) {
-        self.is_enabled = is_enabled;
+        self.ring.is_enabled = is_enabled;
     }
 }
