@@ -6,12 +6,12 @@ mod rig;
 
 use kickless_device::{Device, Interest, Next, Update};
 use kickless_net::Net;
-use kickless_net::offload::Segments;
 use kickless_net_port::{OpenPort, Tap};
 use kickless_spec::features::Features;
 use kickless_spec::net::{GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_testing::GuestRing;
 use proptest::prelude::*;
+use rig::packets::segments;
 use rig::{Guest, Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::OwnedFd;
@@ -446,12 +446,8 @@ fn udp_is_segmented_by_the_card_if_the_kernel_does_not() {
         let (card, peer) = socket_card(false);
         let mut rig = Rig::start(&card, 1, kind, SIZE_MAX, card.features());
         let (header, packet) = udp(5000, 400);
-        let mut segments = Segments::of(&header, &packet).unwrap();
-        let mut space = vec![0; segments.len_max(&packet)];
-        let mut expected = Vec::new();
-        while let Some(len) = segments.write_next(&packet, &mut space) {
-            expected.push([&[0; HEADER][..], &space[..len]].concat());
-        }
+        let segments = segments(&header, &packet);
+        let expected: Vec<_> = segments.iter().map(|segment| [&[0; HEADER][..], segment].concat()).collect();
         assert_eq!(expected.len(), 13);
         const PACKETS: usize = 100;
         let (mut sent, mut seen, mut refused) = (0, 0, 0);
