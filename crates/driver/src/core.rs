@@ -22,6 +22,7 @@ use crate::link::Link;
 use crate::memory::{self, Region, Regions};
 use crate::options::Options;
 use crate::page_pool::PagePool;
+use crate::reconnect::Reconnect;
 use crate::ring::{self, Ring};
 
 /// The largest number of queues that the messages of the protocol allow.

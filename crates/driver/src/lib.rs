@@ -113,6 +113,7 @@ mod page_pool;
 mod poll;
 mod queue;
 mod reactor;
+mod reconnect;
 mod recovery;
 mod request;
 mod ring;

@@ -14,33 +14,33 @@ use crate::core::{Core, disk_config, set_writeback};
 use crate::error::Error;
 use crate::event::Event;
 use crate::limits::Limits;
+use crate::link::Link;
+use crate::reconnect::Reconnect;
 
 /// The shortest time in which the back-end must reply in an attempt, even after the deadline.
 const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 
-impl Core {
-    /// Starts a thread that replaces the lost connection. Logs this once for each outage.
-    pub(crate) fn lost(self: &Arc<Self>, cause: Error) {
-        let core = self.clone();
-        if let Err(error) = self.link.lost(cause, self.options.reconnect_limit, move || core.recover()) {
-            self.die(error);
-        }
+impl Reconnect for Core {
+    fn link(&self) -> &Link {
+        &self.link
     }
 
-    fn recover(self: Arc<Self>) {
-        let deadline = self.begin_recovery();
-        match self.link.retry_until(deadline, self.options.reconnect_limit, || self.reconnect(deadline)) {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(error) => return self.die(error),
-        }
-        self.link.end_outage();
-        // The connection may be lost again already. Threads could not report that during the outage. So
-        // this wakes them, and they check the connection again.
+    fn reconnect_limit(&self) -> Duration {
+        self.options.reconnect_limit
+    }
+
+    fn wake_all(&self) {
         self.rings.iter().for_each(|ring| ring.wake.signal());
     }
 
-    /// Drops the lost connection. Returns the deadline for the new one.
+    fn close_connection(&self) {
+        Core::close_connection(self);
+    }
+
+    fn die(self: &Arc<Self>, error: Error) {
+        Core::die(self, error);
+    }
+
     fn begin_recovery(&self) -> Instant {
         self.close_connection();
         let mut session = self.session();
@@ -58,7 +58,6 @@ impl Core {
         deadline_after(self.options.reconnect_limit.saturating_sub(since.elapsed()))
     }
 
-    /// Makes one attempt. Replies are awaited until the deadline, or a little longer.
     fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<(), Error> {
         let mut connection = Connection::open_again(
             self.options.wishes(),

@@ -26,6 +26,7 @@ use crate::error::{Error, Invalid};
 use crate::event::{Event, Kicker};
 use crate::link::Link;
 use crate::memory::{self, Region, Regions};
+use crate::reconnect::Reconnect;
 
 /// The largest number of pairs: messages of the protocol have eight bits for the number of a queue, and the
 /// control queue follows the last pair.
@@ -385,35 +386,33 @@ impl CardCore {
         self.die(Error::Unplugged);
     }
 
-    /// Starts a thread that replaces the lost connection. Logs this once for each outage.
-    pub(crate) fn lost(self: &Arc<Self>, cause: Error) {
-        let core = self.clone();
-        if let Err(error) = self.link.lost(cause, self.options.reconnect_limit, move || core.recover()) {
-            self.die(error);
-        }
-    }
-
-    fn recover(self: Arc<Self>) {
-        let deadline = self.begin_recovery();
-        match self.link.retry_until(deadline, self.options.reconnect_limit, || self.reconnect(deadline)) {
-            Ok(true) => self.link.end_outage(),
-            Ok(false) => {}
-            Err(error) => return self.die(error),
-        }
-        // The connection may be lost again already. Threads could not report that during the outage. So they
-        // are woken after it, and they check the connection again.
-        self.raise_generation();
-        if self.link.is_dead() {
-            self.close_connection();
-        }
-    }
-
     fn close_connection(&self) {
         let connection = self.session().connection.take();
         self.link.close(connection);
     }
+}
 
-    /// Drops the lost connection. Returns the deadline for the new one.
+impl Reconnect for CardCore {
+    fn link(&self) -> &Link {
+        &self.link
+    }
+
+    fn reconnect_limit(&self) -> Duration {
+        self.options.reconnect_limit
+    }
+
+    fn wake_all(&self) {
+        self.raise_generation();
+    }
+
+    fn close_connection(&self) {
+        CardCore::close_connection(self);
+    }
+
+    fn die(self: &Arc<Self>, error: Error) {
+        CardCore::die(self, error);
+    }
+
     fn begin_recovery(&self) -> Instant {
         self.close_connection();
         let mut session = self.session();
@@ -426,7 +425,6 @@ impl CardCore {
         deadline_after(self.options.reconnect_limit.saturating_sub(since.elapsed()))
     }
 
-    /// Makes one attempt. Replies are awaited until the deadline, or a little longer.
     fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<(), Error> {
         // An earlier attempt may have failed after its connection was set up.
         self.close_connection();

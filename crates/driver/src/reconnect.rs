@@ -1,0 +1,53 @@
+//! The outage of a device, of whatever kind: a thread replaces the lost connection.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+use crate::link::Link;
+
+/// A device that gets a new connection when it has lost one.
+pub(crate) trait Reconnect: Send + Sync + Sized + 'static {
+    fn link(&self) -> &Link;
+
+    /// Returns the time in which the back-end has to be back.
+    fn reconnect_limit(&self) -> Duration;
+
+    /// Drops the lost connection. Returns the deadline for the new one.
+    fn begin_recovery(&self) -> Instant;
+
+    /// Makes one attempt. Replies are awaited until the deadline, or a little longer.
+    fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<(), Error>;
+
+    /// Wakes all threads that wait for the device, so that they check the connection.
+    fn wake_all(&self);
+
+    /// Drops the connection, if there is one.
+    fn close_connection(&self);
+
+    /// Kills the device. All later calls fail.
+    fn die(self: &Arc<Self>, error: Error);
+
+    /// Starts a thread that replaces the lost connection. Logs this once for each outage.
+    fn lost(self: &Arc<Self>, cause: Error) {
+        let device = self.clone();
+        if let Err(error) = self.link().lost(cause, self.reconnect_limit(), move || recover(&device)) {
+            self.die(error);
+        }
+    }
+}
+
+fn recover<D: Reconnect>(device: &Arc<D>) {
+    let deadline = device.begin_recovery();
+    match device.link().retry_until(deadline, device.reconnect_limit(), || device.reconnect(deadline)) {
+        Ok(true) => device.link().end_outage(),
+        Ok(false) => {}
+        Err(error) => return device.die(error),
+    }
+    // The connection may be lost again already. Threads could not report that during the outage. So they are
+    // woken after it, and they check the connection again.
+    device.wake_all();
+    if device.link().is_dead() {
+        device.close_connection();
+    }
+}
