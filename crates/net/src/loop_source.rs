@@ -102,8 +102,7 @@ impl LoopSource {
         let frames = self.batch.frames(self.next, self.start).take_while(|frame| is_plain(frame));
         let delivered = ring.deliver_whole(left, frames);
         for _ in 0..delivered {
-            self.start += self.batch.frame_len(self.next);
-            self.next += 1;
+            self.advance(self.batch.frame_len(self.next));
         }
         delivered
     }
@@ -122,6 +121,10 @@ impl LoopSource {
             let header_len = ring.format.header_len;
             let received = received_header(&header, accepted);
             frame[HEADER - header_len..HEADER].copy_from_slice(&received.as_bytes()[..header_len]);
+            if ring.takes_batches() && ring.deliver_in_singles(frame) {
+                self.advance(total);
+                return Ok(Taken::Delivered(1));
+            }
             match ring.deliver(&mut frame[HEADER - header_len..]) {
                 Ok(true) => Taken::Delivered(1),
                 Ok(false) => Taken::Dropped,
@@ -140,9 +143,14 @@ impl LoopSource {
                 Taken::Dropped
             }
         };
-        self.next += 1;
-        self.start += total;
+        self.advance(total);
         Ok(taken)
+    }
+
+    /// Goes on to the next frame, behind one of `len` bytes.
+    fn advance(&mut self, len: usize) {
+        self.next += 1;
+        self.start += len;
     }
 
     fn receive(&mut self) {

@@ -32,6 +32,9 @@ const BATCH: usize = 32;
 /// The most frames that are shown to the driver together. It takes them while the card delivers the next
 /// ones. In a packed ring, these are two cache lines of descriptors.
 const SHOWN: usize = 8;
+/// The most chains of a frame that is delivered without credit: as many as the longest frame takes in buffers
+/// of 1536 bytes, the shortest that Linux gives, and some more.
+const CHAINS_MAX: usize = 48;
 const HEADER_LEN: usize = size_of::<Header>();
 
 /// The format of the frames that a driver receives.
@@ -63,8 +66,10 @@ pub(crate) struct ReceiveRing {
     pub(crate) budget: Budget,
     /// Completions of the chains of one frame. Has capacity for all chains of the ring.
     group: Vec<(ChainId, u32)>,
-    /// Space for the chains of a batch.
-    chains: Box<[SingleChain; BATCH]>,
+    /// Space for the chains of a batch, or of a long frame.
+    chains: Box<[SingleChain; CHAINS_MAX]>,
+    /// The number of chains that the last long frame took, as a guess for the next one.
+    chains_of_frame: usize,
     /// Space for a chain that an earlier process popped.
     chain: Chain,
     /// The frames that the driver wants, unless it wants all.
@@ -85,7 +90,8 @@ impl ReceiveRing {
             credit: Credit::new(size, format.len_max),
             budget: Budget::default(),
             group: Vec::with_capacity(size.into()),
-            chains: Box::default(),
+            chains: Box::new([SingleChain::default(); CHAINS_MAX]),
+            chains_of_frame: 1,
             chain: Chain::default(),
             filter: None,
             filter_changes: 0,
@@ -353,7 +359,7 @@ impl ReceiveRing {
         mut frames_left: impl Iterator<Item = &'f [u8]>,
     ) -> u32 {
         let Self { vring, budget, format, chains, card, .. } = self;
-        let wanted = count.min(chains.len());
+        let wanted = count.min(BATCH);
         let count = vring.peek(device::Direction::Writable, &mut chains[..wanted]);
         let len_max = format.len_max;
         let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget.left(), card.limiter.is_on()));
@@ -385,6 +391,60 @@ impl ReceiveRing {
         self.counters().received_frames.add(frames as u64);
         self.counters().received_bytes.add(bytes);
         frames as u32
+    }
+
+    /// Delivers a frame into as many chains of a single descriptor as it needs, without credit, and returns
+    /// `true`. Completes the number of buffers in its header. Returns `false`, and shows the driver nothing,
+    /// if the frame must be delivered by [`ReceiveRing::deliver`]. The ring takes batches
+    /// ([`ReceiveRing::takes_batches`]).
+    pub(crate) fn deliver_in_singles(&mut self, frame: &mut [u8]) -> bool {
+        let len = frame.len();
+        if !self.format.merges_chains() || len > self.format.len_max || self.budget.is_used_up() {
+            return false;
+        }
+        let Some(count) = self.peek_for(len) else { return false };
+        set_num_buffers(frame, HEADER_LEN, count);
+        let Self { vring, chains, .. } = self;
+        let (view, marks) = vring.memory();
+        let mut rest = &frame[..];
+        for chain in &mut chains[..count] {
+            let (here, more) = rest.split_at(rest.len().min(chain.buffer.len as usize));
+            if view.write(chain.buffer.addr, here, marks).is_err() {
+                return false;
+            }
+            // Lossless, because the buffer is as long.
+            chain.written = here.len() as u32;
+            rest = more;
+        }
+        vring.complete_peeked(&chains[..count]);
+        self.chains_of_frame = count;
+        self.budget.charge_descriptors(2 * count as u32);
+        self.budget.charge(cost::of_frame((len - HEADER_LEN) as u64));
+        self.count_received(len);
+        true
+    }
+
+    /// Peeks the chains for a frame of `len` bytes, each of a single descriptor. Returns their number, or
+    /// `None` if there are too few, or if the first has no room for a header.
+    fn peek_for(&mut self, len: usize) -> Option<usize> {
+        for wanted in [self.chains_of_frame, CHAINS_MAX] {
+            let peeked = self.vring.peek(device::Direction::Writable, &mut self.chains[..wanted]);
+            let chains = &self.chains[..peeked];
+            if (chains.first()?.buffer.len as usize) < HEADER_LEN {
+                return None;
+            }
+            let mut room = 0;
+            for (before, chain) in chains.iter().enumerate() {
+                room += u64::from(chain.buffer.len);
+                if room >= len as u64 {
+                    return Some(before + 1);
+                }
+            }
+            if peeked < wanted {
+                return None;
+            }
+        }
+        None
     }
 
     /// Counts a frame that is dropped, and charges it.

@@ -81,6 +81,29 @@ fn frames_wait_for_chains_or_are_dropped() {
     assert_eq!(counter(&card, "dropped_late"), 3 + 976 + 4);
 }
 
+#[test]
+fn a_long_frame_is_lost_if_a_buffer_is_outside_of_memory() {
+    for kind in kinds() {
+        let card = card_on(1, OpenPort::Loop);
+        let [mut receive, mut transmit] =
+            [0, 1].map(|ring| Rig::start(&card, ring, kind, SIZE_MAX, card.features()));
+        receive.offer(&[1530], true).unwrap();
+        receive.offer_outside(2000);
+        let mut send = |receive: &mut Rig, number| {
+            transmit.send(&frame(3000, number), 4096).unwrap();
+            transmit.poll();
+            receive.poll();
+        };
+        send(&mut receive, 1);
+        assert_eq!([(); 2].map(|()| receive.take().unwrap().2), [0, 0]);
+        assert_eq!((receive.counters.errors.get(), counter(&card, "received_frames")), (1, 0));
+        receive.offer(&[2000], true).unwrap();
+        receive.offer(&[2000], true).unwrap();
+        send(&mut receive, 2);
+        assert!(receive.receive(12).unwrap().1 == frame(3000, 2)[12..]);
+    }
+}
+
 /// A worker with many frames looks after kicks and completions in between, whatever the weight of the card.
 #[test]
 fn a_poll_takes_few_frames_of_its_budget() {
@@ -169,7 +192,8 @@ fn batches_and_single_frames_keep_their_order() {
             }
             transmit.poll();
             while transmit.take().is_some() {}
-            while receive.offer(&[[1530, 100, 4096][random.below(3) as usize]], true).is_some() {}
+            let chains: [&[u32]; 4] = [&[1530], &[100], &[4096], &[700, 900]];
+            while receive.offer(chains[random.below(4) as usize], true).is_some() {}
             for _ in 0..random.below(4) {
                 receive.poll_once(1 + random.below(100) as u32);
             }
