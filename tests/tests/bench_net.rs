@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its own functions too")]
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::process::{Command, Output};
 
 use kickless_tests::daemon::{CardConfig, Daemon, kickless_binary};
@@ -75,6 +76,35 @@ fn echoed_frames_are_timed() {
         });
         assert!(measured, "{load}");
     }
+}
+
+/// Measures a load until some of its frames are done: on a busy machine, none of the threads may run for a
+/// moment.
+fn passes(daemon: &Daemon, load: &str) -> bool {
+    (0..20).any(|_| {
+        let all = results(&on(daemon, &format!("--json {load}")));
+        all["loads"][0]["targets"][0]["iops"]["median"].as_f64().unwrap() > 0.0
+    })
+}
+
+#[test]
+fn packets_of_64_kib_with_segmentation_pass_whole() {
+    let gso = "--gso-size=1448 --frame-size=65000 --depth=4";
+    let looped = card("loop");
+    for load in ["--packed=off", "--packed=on", "--mergeable=off"] {
+        assert!(passes(&looped, &format!("{gso} {load}")), "{load}");
+    }
+    assert!(passes(&card("null"), &format!("{gso} --direction=transmit")));
+    let on_switch = "port = \"switch:whole\"";
+    let two = Daemon::serve("workers = 1", &[("one", on_switch), ("two", on_switch)]).unwrap();
+    let mut peer = two.socket_of("one").into_os_string();
+    peer.push(".peer");
+    symlink(two.socket_of("two"), peer).unwrap();
+    for load in ["--packed=off", "--packed=on"] {
+        assert!(passes(&two, &format!("{gso} {load} --direction=pass")), "{load}");
+    }
+    let without = Daemon::start_card(&CardConfig::new("loop").with(&["--offload=off"])).unwrap();
+    assert!(sentence(&on(&without, gso)).contains("VIRTIO_NET_F_CSUM"));
 }
 
 /// A card that discards frames loses all that should come back.

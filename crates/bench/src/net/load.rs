@@ -1,7 +1,7 @@
 //! The load of one thread on its queue pair.
 //!
 //! # Latencies
-//! A frame that is echoed can carry the time when it was due, in the eight bytes after its EtherType. Zero
+//! A frame that is echoed can carry the time when it was due, in the eight bytes after its headers. Zero
 //! means that it carries none. With a rate, each frame carries it. Without one, one frame of 64 does, because
 //! a histogram would cost more than the rest of a frame's way. The bytes come back from the back-end. A time
 //! that is not of this turn is not counted.
@@ -18,9 +18,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use kickless_driver::{CardCounters, Frame, Interest, Outgoing, QueuePair};
+use kickless_driver::{CardCounters, Frame, Interest, QueuePair};
 
 use super::options::Direction;
+use super::packet::{Head, STAMP_LEN};
 use super::scenario::Scenario;
 use crate::pace::Schedule;
 use crate::turn::{Latencies, latencies};
@@ -36,17 +37,14 @@ const LOST_AFTER: u64 = 200_000_000;
 const INTRODUCTION_MAX: Duration = Duration::from_secs(5);
 /// The number of frames of which one carries its time, if there is no rate.
 const STAMPED: u64 = 64;
-/// The offset of the time in a frame.
-const STAMP: usize = 14;
-const STAMP_LEN: usize = 8;
-/// The destination is a broadcast address, the source one for local use, and the EtherType one for
-/// experiments.
-const ETHERNET: [u8; 14] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
 /// The last byte of the address of a thread's first card, and of its second one. The number of the thread is
 /// before it.
 const FIRST: u8 = 1;
 const SECOND: u8 = 2;
 const ADDRESS_LEN: usize = 6;
+const BROADCAST: [u8; ADDRESS_LEN] = [0xff; ADDRESS_LEN];
+/// The length of the frame that says where the second card is.
+const INTRODUCTION_LEN: u32 = 60;
 
 /// The values that all threads of a turn share.
 #[derive(Debug)]
@@ -85,8 +83,8 @@ pub(crate) struct Loader<'a> {
     pair: QueuePair,
     /// The queue pair of the second card, which receives.
     peer: Option<QueuePair>,
-    /// The destination, the source and the EtherType of sent frames.
-    ethernet: [u8; 14],
+    /// The beginning of sent frames.
+    head: Head,
     schedule: Option<Schedule>,
     shown: &'a Shown,
     before: CardCounters,
@@ -111,10 +109,9 @@ impl<'a> Loader<'a> {
         if len > pair.frame_len_max() {
             bail!("frames of {len} bytes do not fit into its queues: raise --queue-size");
         }
-        let mut ethernet = ETHERNET;
+        let mut head = Head::new(scenario.frame_size, scenario.gso_size);
         if peer.is_some() {
-            ethernet[..ADDRESS_LEN].copy_from_slice(&address(thread, SECOND));
-            ethernet[ADDRESS_LEN..2 * ADDRESS_LEN].copy_from_slice(&address(thread, FIRST));
+            head.set_addresses(address(thread, SECOND), address(thread, FIRST));
         }
         let (thread, threads) = (u64::from(thread), u64::from(scenario.pairs));
         let schedule = scenario.rate.map(|rate| Schedule::new(rate, thread, threads, None));
@@ -129,7 +126,7 @@ impl<'a> Loader<'a> {
         };
         let before = pair.counters();
         let mut loader =
-            Self { shared, pair, peer, ethernet, schedule, shown, before, in_flight: 0, stamps: 0, seen };
+            Self { shared, pair, peer, head, schedule, shown, before, in_flight: 0, stamps: 0, seen };
         // Lossless: there are at most 127 pairs.
         loader.introduce(thread as u16)?;
         Ok(loader)
@@ -138,10 +135,9 @@ impl<'a> Loader<'a> {
     /// Sends a frame from the second card to all, so that a switch knows where it is.
     fn introduce(&mut self, thread: u16) -> Result<()> {
         let Some(peer) = &mut self.peer else { return Ok(()) };
-        let mut frame = [0; 60];
-        frame[..ETHERNET.len()].copy_from_slice(&ETHERNET);
-        frame[ADDRESS_LEN..2 * ADDRESS_LEN].copy_from_slice(&address(thread, SECOND));
-        peer.send(&[Outgoing::from(&frame[..])])?;
+        let mut head = Head::new(INTRODUCTION_LEN, None);
+        head.set_addresses(BROADCAST, address(thread, SECOND));
+        peer.send_with(1, |_| INTRODUCTION_LEN as usize, |_, frame| head.write(frame, 0))?;
         peer.flush(Some(INTRODUCTION_MAX))?;
         Ok(())
     }
@@ -227,15 +223,9 @@ impl<'a> Loader<'a> {
 
     /// Sends up to `count` frames that carry the time `stamp_of` of each, and returns their number.
     fn send(&mut self, count: usize, mut stamp_of: impl FnMut(usize) -> u64) -> Result<usize> {
-        let (len, ethernet) = (self.shared.scenario.frame_size as usize, self.ethernet);
-        let sent = self.pair.send_with(
-            count,
-            |_| len,
-            |at, frame| {
-                frame.write(0, &ethernet);
-                frame.write(STAMP, &stamp_of(at).to_le_bytes());
-            },
-        )?;
+        let len = self.shared.scenario.frame_size as usize;
+        let Self { pair, head, .. } = self;
+        let sent = pair.send_with(count, |_| len, |at, frame| head.write(frame, stamp_of(at)))?;
         self.in_flight += sent as u64;
         Ok(sent)
     }
@@ -289,14 +279,20 @@ impl<'a> Loader<'a> {
     }
 
     /// Receives frames, records their latencies, and sends them again if `again`.
+    ///
+    /// # Errors
+    /// The card is dead, or the back-end has segmented a packet, or has taken its segmentation away.
     fn take_back(&mut self, now: u64, again: bool) -> Result<u64> {
         let Period { from, to, epoch } = self.shared.period;
-        let Self { pair, peer, stamps, seen, shared, .. } = self;
+        let Self { pair, peer, head, stamps, seen, shared, .. } = self;
         let pair = peer.as_mut().unwrap_or(pair);
         let latencies = &mut seen.latencies;
+        let stamp_at = head.stamp();
         let mut bytes = [0; STAMP_LEN];
+        let mut is_changed = false;
         let mut take = |frame: &Frame<'_>| {
-            frame.read(STAMP, &mut bytes);
+            is_changed |= !head.has_segmentation_of(frame);
+            frame.read(stamp_at, &mut bytes);
             let due = u64::from_le_bytes(bytes);
             if due != 0 {
                 let back = epoch.elapsed().as_nanos() as u64;
@@ -316,11 +312,14 @@ impl<'a> Loader<'a> {
                 let stamp = stamp(*stamps, now);
                 *stamps += 1;
                 if stamp != due {
-                    frame.write(STAMP, &stamp.to_le_bytes());
+                    frame.write(stamp_at, &stamp.to_le_bytes());
                 }
                 true
             })?,
         };
+        if is_changed {
+            bail!("packets come back without the segmentation that they were sent with");
+        }
         if !again {
             self.in_flight = self.in_flight.saturating_sub(done as u64);
         }

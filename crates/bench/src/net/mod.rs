@@ -2,6 +2,7 @@
 
 mod load;
 pub(crate) mod options;
+mod packet;
 mod run;
 mod scenario;
 

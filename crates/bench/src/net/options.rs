@@ -8,6 +8,7 @@ use kickless_driver::Choice;
 use kickless_values::{CpuList, SOCKET_PATH_BYTES_MAX, parse_duration, parse_queue_size};
 use serde::Serialize;
 
+use super::packet::{GSO_FRAME_MAX, GSO_FRAME_MIN};
 use crate::common_options::{OutputOptions, PID_MAX, RingOptions, parse_choice, parse_time};
 use crate::wait::Wait;
 
@@ -81,6 +82,10 @@ pub(crate) struct NetLoadOptions {
     /// Bytes of a frame, from 60 to 65550
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64", value_parser = clap::value_parser!(u32).range(60..=65550))]
     pub(crate) frame_size: Vec<u32>,
+    /// Send frames as TCP packets that the card may cut into segments with so many bytes of data. Both ways
+    /// of the card need the offloads for that
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) gso_size: Option<u16>,
     /// How a thread waits for frames and for room
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "poll")]
     pub(crate) wait: Vec<Wait>,
@@ -167,6 +172,16 @@ impl<'a> Cards<'a> {
             return Err(
                 "--rate is for --direction=echo, transmit and pass: the card delivers other frames".into()
             );
+        }
+        if load.gso_size.is_some() {
+            if !load.direction.iter().all(sends) {
+                return Err("--gso-size is for --direction=echo, transmit and pass".into());
+            }
+            if !load.frame_size.iter().all(|size| (GSO_FRAME_MIN..=GSO_FRAME_MAX).contains(size)) {
+                return Err(format!(
+                    "--gso-size needs packets from {GSO_FRAME_MIN} to {GSO_FRAME_MAX} bytes: choose --frame-size"
+                ));
+            }
         }
         if load.output.plot_rate.is_some() && load.rate.len() < 2 {
             return Err("--plot-rate needs at least two rates: list them with --rate".into());

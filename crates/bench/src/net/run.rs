@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_driver::{Card, CardOptions};
+use kickless_spec::net::NetFeatures;
 
 use super::load::{Loader, Shown, ThreadResult, TurnContext};
 use super::options::{Direction, NetLoadOptions};
@@ -45,6 +46,9 @@ fn run(
     if card.pairs() < usize::from(scenario.pairs) {
         bail!("it has {} queue pairs: lower --pairs={}", card.pairs(), scenario.pairs);
     }
+    if scenario.gso_size.is_some() {
+        requires(&card, NetFeatures::HOST_TSO4, "VIRTIO_NET_F_HOST_TSO4")?;
+    }
     let shown: Vec<Shown> = (0..scenario.pairs).map(|_| Shown::default()).collect();
     let halted = AtomicBool::new(false);
     let from = scenario.warm_up.as_nanos() as u64;
@@ -61,6 +65,9 @@ fn run(
         }
         _ => None,
     };
+    if scenario.gso_size.is_some() && scenario.direction != Direction::Transmit {
+        requires(peer.as_ref().unwrap_or(&card), NetFeatures::GUEST_TSO4, "VIRTIO_NET_F_GUEST_TSO4")?;
+    }
     for (thread, shown) in (0..scenario.pairs).zip(&shown) {
         let pair = card.pair(thread.into()).context(missing)?;
         let peer = match &peer {
@@ -126,6 +133,17 @@ fn run(
         moments: if load.output.plot_time.is_some() { moments } else { Vec::new() },
     };
     seen.into_iter().try_fold(turn, add)
+}
+
+/// Checks that a card has a feature.
+///
+/// # Errors
+/// It was not offered.
+fn requires(card: &Card, feature: NetFeatures, name: &str) -> Result<()> {
+    match card.net_features().contains(feature) {
+        true => Ok(()),
+        false => bail!("it does not offer {name}, which --gso-size needs"),
+    }
 }
 
 fn join(running: thread::ScopedJoinHandle<'_, Result<ThreadResult>>) -> Result<ThreadResult> {

@@ -20,6 +20,8 @@ pub(crate) struct Scenario {
     pub(crate) depth: u16,
     /// The bytes of a frame.
     pub(crate) frame_size: u32,
+    /// Bytes of data in each segment of a frame, if frames are packets with segmentation.
+    pub(crate) gso_size: Option<u16>,
     pub(crate) wait: Wait,
     /// The largest number of frames of one call.
     pub(crate) batch: u16,
@@ -48,6 +50,7 @@ pub(crate) fn scenarios(bench: Cards<'_>) -> Vec<Scenario> {
                         direction,
                         depth,
                         frame_size,
+                        gso_size: load.gso_size,
                         wait,
                         batch: load.batch,
                         pairs: load.pairs,
@@ -74,8 +77,13 @@ impl Scenario {
             indirect: load.rings.indirect,
             in_order: load.rings.in_order,
             mergeable: load.mergeable,
-            // Frames that are longer than the MTU come back only with these.
-            receive_offloads: if self.frame_size > 1514 { Choice::Auto } else { Choice::Off },
+            transmit_offloads: if self.gso_size.is_some() { Choice::On } else { Choice::Auto },
+            receive_offloads: match self.gso_size {
+                Some(_) => Choice::On,
+                // Frames that are longer than the MTU come back only with these.
+                None if self.frame_size > 1514 => Choice::Auto,
+                None => Choice::Off,
+            },
             huge_pages: load.rings.huge_pages,
             reconnect_limit: Duration::ZERO,
             waiting: match self.wait {
@@ -102,10 +110,11 @@ impl Scenario {
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { depth, frame_size, pairs, .. } = self;
+        let frames = if self.gso_size.is_some() { "packets with TSO" } else { "frames" };
         match self.direction {
-            Direction::Echo => write!(f, "echo of frames of {frame_size} B, ")?,
-            Direction::Transmit => write!(f, "frames of {frame_size} B sent, ")?,
-            Direction::Pass => write!(f, "frames of {frame_size} B sent to another card, ")?,
+            Direction::Echo => write!(f, "echo of {frames} of {frame_size} B, ")?,
+            Direction::Transmit => write!(f, "{frames} of {frame_size} B sent, ")?,
+            Direction::Pass => write!(f, "{frames} of {frame_size} B sent to another card, ")?,
             Direction::Receive => write!(f, "frames received, ")?,
             Direction::Forward => write!(f, "frames received and sent back, ")?,
         }
@@ -158,9 +167,17 @@ mod tests {
             ("net --socket-path=s --rate=100 --direction=receive", "--rate"),
             ("compare-net a b --rate=100 --plot-rate=f.svg", "--plot-rate"),
             ("compare-net a b --depth=512 --queue-size=256", "--queue-size"),
+            ("net --socket-path=s --gso-size=1448 --direction=forward --frame-size=65000", "--gso-size"),
+            ("net --socket-path=s --gso-size=1448 --frame-size=60", "--frame-size"),
+            ("net --socket-path=s --gso-size=1448 --frame-size=65550", "--frame-size"),
         ] {
             assert!(bench(line).check().unwrap_err().contains(named), "{line}");
         }
-        bench("compare-net a b --rate=100,200 --plot-rate=f.svg").check().unwrap();
+        for line in [
+            "compare-net a b --rate=100,200 --plot-rate=f.svg",
+            "compare-net a b --gso-size=1448 --frame-size=62,65549 --direction=pass",
+        ] {
+            bench(line).check().unwrap();
+        }
     }
 }

@@ -1,0 +1,141 @@
+//! The frames that a thread sends: a short head, and bytes of no meaning behind it.
+
+use kickless_driver::{Checksum, Frame, Offload, Protocol, Segmentation};
+
+/// The destination is a broadcast address, the source one for local use, and the EtherType one for
+/// experiments.
+const ETHERNET: [u8; 14] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
+const ADDRESS_LEN: usize = 6;
+const ETHERTYPE: usize = 2 * ADDRESS_LEN;
+const ETHERTYPE_IPV4: [u8; 2] = [8, 0];
+/// The header of an IPv4 packet from one address for documentation to another (RFC 5737), without its length
+/// and checksum.
+const IPV4: [u8; 20] = [0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 6, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2];
+const IPV4_LEN: usize = 2;
+const IPV4_CHECKSUM: usize = 10;
+const IPV4_ADDRESSES: usize = 12;
+/// The header of a TCP segment to the port for discarded data, with ACK, without its checksum.
+const TCP: [u8; 20] = [0xc0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0];
+const TCP_PROTOCOL: u16 = 6;
+const TCP_START: usize = ETHERNET.len() + IPV4.len();
+const TCP_CHECKSUM: usize = 16;
+/// The length of all headers of a TCP packet.
+const TCP_HEAD: usize = TCP_START + TCP.len();
+/// The length of the time in a frame.
+pub(super) const STAMP_LEN: usize = 8;
+
+/// The shortest packet with segmentation, and the longest one, whose length fits into the header of IPv4.
+pub(crate) const GSO_FRAME_MIN: u32 = (TCP_HEAD + STAMP_LEN) as u32;
+pub(crate) const GSO_FRAME_MAX: u32 = ETHERNET.len() as u32 + u16::MAX as u32;
+
+/// The beginning of the frames that a thread sends.
+#[derive(Clone, Debug)]
+pub(super) struct Head {
+    ethernet: [u8; ETHERNET.len()],
+    /// The headers behind that of Ethernet, in packets with segmentation.
+    tcp: Option<TcpHead>,
+}
+
+#[derive(Clone, Debug)]
+struct TcpHead {
+    bytes: [u8; TCP_HEAD - ETHERNET.len()],
+    offload: Offload,
+}
+
+impl Head {
+    /// Returns the head of frames of `frame_len` bytes, which have an EtherType for experiments. With a
+    /// `gso_size`, they are packets of TCP that the card may cut into segments with so many bytes of data.
+    pub(super) fn new(frame_len: u32, gso_size: Option<u16>) -> Self {
+        let mut ethernet = ETHERNET;
+        let tcp = gso_size.map(|size| {
+            ethernet[ETHERTYPE..].copy_from_slice(&ETHERTYPE_IPV4);
+            // Lossless: the options allow no longer frame.
+            TcpHead::new((frame_len - ETHERNET.len() as u32) as u16, size)
+        });
+        Self { ethernet, tcp }
+    }
+
+    /// Sets the addresses of the frames.
+    pub(super) fn set_addresses(&mut self, to: [u8; ADDRESS_LEN], from: [u8; ADDRESS_LEN]) {
+        self.ethernet[..ADDRESS_LEN].copy_from_slice(&to);
+        self.ethernet[ADDRESS_LEN..ETHERTYPE].copy_from_slice(&from);
+    }
+
+    /// Returns the offset of the time in a frame.
+    pub(super) fn stamp(&self) -> usize {
+        if self.tcp.is_some() { TCP_HEAD } else { ETHERNET.len() }
+    }
+
+    /// Writes the beginning of a frame, with its time.
+    #[inline]
+    pub(super) fn write(&self, frame: &mut Frame<'_>, stamp: u64) {
+        frame.write(0, &self.ethernet);
+        if let Some(TcpHead { bytes, offload }) = &self.tcp {
+            frame.write(ETHERNET.len(), bytes);
+            frame.set_offload(*offload);
+        }
+        frame.write(self.stamp(), &stamp.to_le_bytes());
+    }
+
+    /// Returns whether a frame that came back has the segmentation with which it was sent.
+    #[inline]
+    pub(super) fn has_segmentation_of(&self, frame: &Frame<'_>) -> bool {
+        let size = |offload: Offload| offload.segmentation.map(|segmentation| segmentation.size);
+        self.tcp.as_ref().is_none_or(|tcp| size(frame.offload()) == size(tcp.offload))
+    }
+}
+
+impl TcpHead {
+    /// Returns the headers of a packet of `ip_len` bytes.
+    fn new(ip_len: u16, size: u16) -> Self {
+        let (mut ip, mut tcp) = (IPV4, TCP);
+        ip[IPV4_LEN..IPV4_LEN + 2].copy_from_slice(&ip_len.to_be_bytes());
+        let checksum = !sum(&ip, 0);
+        ip[IPV4_CHECKSUM..IPV4_CHECKSUM + 2].copy_from_slice(&checksum.to_be_bytes());
+        // The card adds the sum of the segment to that of the pseudo-header.
+        let tcp_len = ip_len - IPV4.len() as u16;
+        let pseudo = sum(&ip[IPV4_ADDRESSES..], u32::from(TCP_PROTOCOL) + u32::from(tcp_len));
+        tcp[TCP_CHECKSUM..TCP_CHECKSUM + 2].copy_from_slice(&pseudo.to_be_bytes());
+        let mut bytes = [0; TCP_HEAD - ETHERNET.len()];
+        bytes[..ip.len()].copy_from_slice(&ip);
+        bytes[ip.len()..].copy_from_slice(&tcp);
+        let segmentation =
+            Segmentation { protocol: Protocol::TcpV4, size, header_len: TCP_HEAD as u16, ecn: false };
+        let checksum = Checksum::Partial { start: TCP_START as u16, offset: TCP_CHECKSUM as u16 };
+        Self { bytes, offload: Offload { checksum, segmentation: Some(segmentation) } }
+    }
+}
+
+/// Adds these bytes, in pairs, to a sum of ones' complement.
+fn sum(bytes: &[u8], before: u32) -> u16 {
+    let (pairs, _) = bytes.as_chunks::<2>();
+    let mut sum = pairs.iter().fold(before, |sum, pair| sum + u32::from(u16::from_be_bytes(*pair)));
+    while sum > u32::from(u16::MAX) {
+        sum = (sum & u32::from(u16::MAX)) + (sum >> 16);
+    }
+    // Lossless after the loop.
+    sum as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_headers_of_a_packet_are_right() {
+        for len in [GSO_FRAME_MIN, 1514, 65_000, GSO_FRAME_MAX] {
+            let head = Head::new(len, Some(1448));
+            let bytes = head.tcp.as_ref().unwrap().bytes;
+            let (ip, tcp) = bytes.split_at(IPV4.len());
+            assert_eq!(sum(ip, 0), u16::MAX, "the checksum of the IP header");
+            assert_eq!(u32::from(u16::from_be_bytes([ip[2], ip[3]])) + 14, len);
+            // The pseudo-header: both addresses, the protocol and the length.
+            let tcp_len = (len - 34) as u16;
+            let pseudo = [&ip[12..], &[0, 6], &tcp_len.to_be_bytes()].concat();
+            assert_eq!(sum(&pseudo, 0).to_be_bytes(), tcp[16..18]);
+            assert_eq!(head.stamp(), 54);
+        }
+        let plain = Head::new(64, None);
+        assert_eq!((plain.stamp(), plain.tcp.is_none()), (14, true));
+    }
+}
