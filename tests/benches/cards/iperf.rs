@@ -5,6 +5,14 @@
 //! client -- TAP "near" ------- bare loop ------ TAP "far" -- server
 //! client -- veth ----------------------------------- veth -- server
 //! ```
+//!
+//! And through a switch, where each end has a driver of its own, as two guests have. The kernel's bridge has
+//! two TAPs in the place of the cards:
+//!
+//! ```text
+//! client -- TAP "near" -- our driver -- card -- switch -- card -- our driver -- TAP "far" -- server
+//! client -- TAP "near" -- bare loop --- TAP --- bridge --- TAP --- bare loop -- TAP "far" -- server
+//! ```
 
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -232,9 +240,16 @@ fn open_tap(name: &str) -> Result<(Tap, TapQueue)> {
     Ok((tap, queue))
 }
 
-pub(crate) fn iperf(plan: &Plan, _cpus: &Cpus) -> Result<()> {
-    if Command::new("iperf3").arg("--version").stdout(Stdio::null()).status().is_err() {
+fn has_iperf() -> bool {
+    let is_there = Command::new("iperf3").arg("--version").stdout(Stdio::null()).status().is_ok();
+    if !is_there {
         println!("iperf3 is not installed");
+    }
+    is_there
+}
+
+pub(crate) fn iperf(plan: &Plan, _cpus: &Cpus) -> Result<()> {
+    if !has_iperf() {
         return Ok(());
     }
     // The card's.
@@ -254,45 +269,92 @@ pub(crate) fn iperf(plan: &Plan, _cpus: &Cpus) -> Result<()> {
         Way::new("bare loop", "near1", "far1")?,
         Way::new("veth", "near2", "far2")?,
     ];
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let bridged = scope.spawn(|| bridge(&mut pair, &mut far, &is_over));
-        let looped = scope.spawn(|| bare_loop(&mut bare, &is_over));
-        let measured = measure(&ways, plan);
-        is_over.store(true, Ordering::Relaxed);
-        for thread in [bridged, looped] {
-            thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
-        }
-        measured
+    let movers: [Mover<'_>; 2] = [
+        Box::new(move |is_over| bridge(&mut pair, &mut far, is_over)),
+        Box::new(move |is_over| bare_loop(&mut bare, is_over)),
+    ];
+    while_moving(movers, || {
+        measure(&ways, "through the card's TAP", false, plan)?;
+        measure(&ways, "to the card's TAP", true, plan)
     })
 }
 
-fn measure(ways: &[Way; 3], plan: &Plan) -> Result<()> {
-    for (direction, reverse) in [("through the card's TAP", false), ("to the card's TAP", true)] {
-        let mut turns = Vec::new();
-        for _ in 0..plan.rounds {
-            let mut rates = [0.0; 3];
-            for (way, rate) in ways.iter().zip(&mut rates) {
-                *rate = way.turn(plan.time, reverse)?;
-            }
-            turns.push(rates);
+/// Moves frames until the flag is set.
+type Mover<'a> = Box<dyn FnOnce(&AtomicBool) -> Result<()> + Send + 'a>;
+
+/// Runs `does` while each mover has a thread.
+fn while_moving<const N: usize>(movers: [Mover<'_>; N], does: impl FnOnce() -> Result<()>) -> Result<()> {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let is_over = &is_over;
+        let threads = movers.map(|mover| scope.spawn(move || mover(is_over)));
+        let done = does();
+        is_over.store(true, Ordering::Relaxed);
+        for thread in threads {
+            thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
         }
-        let of = |at: usize| Spread::of(turns.iter().map(|turn| turn[at] / 1e9));
-        for (at, way) in ways.iter().enumerate() {
-            let rate = of(at);
-            println!(
-                "{direction}: {} {:.1} Gbit/s ({:.1} .. {:.1})",
-                way.name, rate.median, rate.min, rate.max
-            );
-        }
-        let ratio = Spread::of(turns.iter().map(|turn| turn[0] / turn[1]));
-        println!(
-            "{direction}: card / bare loop {:.2} ({:.2} .. {:.2}){}",
-            ratio.median,
-            ratio.min,
-            ratio.max,
-            plan.remark()
-        );
+        done
+    })
+}
+
+pub(crate) fn through_switch(plan: &Plan, _cpus: &Cpus) -> Result<()> {
+    if !has_iperf() {
+        return Ok(());
     }
+    // The switch's.
+    let card = "port = \"switch:iperf\"";
+    let daemon = Daemon::serve("workers = 1\n", &[("near", card), ("far", card)])?;
+    let connect = |name: &str| -> Result<(Card, QueuePair)> {
+        let socket = daemon.socket_of(name);
+        let card = Card::connect(CardOptions { receive_offloads: Choice::On, ..CardOptions::new(socket) })?;
+        let pair = card.pair(0).context("the card has no pair")?;
+        Ok((card, pair))
+    };
+    let ((_near_card, mut near_pair), (_far_card, mut far_pair)) = (connect("near")?, connect("far")?);
+    let ((_near, mut near), (_far, mut far)) = (open_tap("near0")?, open_tap("far0")?);
+    // The bridge's.
+    ip("link add bridge1 type bridge");
+    let ((_near, bare_near), (_far, bare_far)) = (open_tap("near1")?, open_tap("far1")?);
+    let ((_in, port_near), (_out, port_far)) = (open_tap("in1")?, open_tap("out1")?);
+    for port in ["in1", "out1"] {
+        ip(&format!("link set {port} master bridge1 up txqueuelen 1000"));
+    }
+    ip("link set bridge1 up");
+    let (mut at_near, mut at_far) = ([bare_near, port_near], [bare_far, port_far]);
+    let ways = [Way::new("switch", "near0", "far0")?, Way::new("kernel bridge", "near1", "far1")?];
+    let movers: [Mover<'_>; 4] = [
+        Box::new(move |is_over| bridge(&mut near_pair, &mut near, is_over)),
+        Box::new(move |is_over| bridge(&mut far_pair, &mut far, is_over)),
+        Box::new(move |is_over| bare_loop(&mut at_near, is_over)),
+        Box::new(move |is_over| bare_loop(&mut at_far, is_over)),
+    ];
+    while_moving(movers, || measure(&ways, "between two guests", false, plan))
+}
+
+/// Measures all ways, and compares the first one with the second.
+fn measure<const N: usize>(ways: &[Way; N], direction: &str, reverse: bool, plan: &Plan) -> Result<()> {
+    let mut turns = Vec::new();
+    for _ in 0..plan.rounds {
+        let mut rates = [0.0; N];
+        for (way, rate) in ways.iter().zip(&mut rates) {
+            *rate = way.turn(plan.time, reverse)?;
+        }
+        turns.push(rates);
+    }
+    let of = |at: usize| Spread::of(turns.iter().map(|turn| turn[at] / 1e9));
+    for (at, way) in ways.iter().enumerate() {
+        let rate = of(at);
+        println!("{direction}: {} {:.1} Gbit/s ({:.1} .. {:.1})", way.name, rate.median, rate.min, rate.max);
+    }
+    let ratio = Spread::of(turns.iter().map(|turn| turn[0] / turn[1]));
+    println!(
+        "{direction}: {} / {} {:.2} ({:.2} .. {:.2}){}",
+        ways[0].name,
+        ways[1].name,
+        ratio.median,
+        ratio.min,
+        ratio.max,
+        plan.remark()
+    );
     Ok(())
 }

@@ -1,7 +1,9 @@
 //! Measures network cards beside the calls that they consist of, and disks beside a card. Needs root for the
 //! TAPs, which are in a network namespace.
 //!
-//!     cargo bench -p kickless-tests --bench cards [-- --quick] [tap] [gso] [iperf] [metadata] [disks]
+//!     cargo bench -p kickless-tests --bench cards [-- --quick] [SECTION...]
+//!
+//! SECTION is tap, gso, iperf, bridge, metadata or disks.
 //!
 //! The driver polls on the first CPU, and the back-ends have the second.
 //! - `tap`: frames through a TAP, with our driver, against a bare loop of `write` on the first CPU, because
@@ -12,6 +14,8 @@
 //!   are in the driver's buffers already, each in one piece.
 //! - `iperf`: iperf3 between two network namespaces, over a TAP, a card, our driver and a second TAP; over
 //!   two TAPs and a bare loop; and over a pair of `veth` devices. It runs where the scheduler puts it.
+//! - `bridge`: the same between two cards of a switch, whose drivers each have a TAP, beside the kernel's
+//!   bridge with two TAPs.
 //! - `metadata`: a transmit ring inside one memory region, and one that crosses two, where each access is
 //!   translated.
 //! - `disks`: reads from `null:1G` with one worker: alone, beside a card that is idle, and beside one whose
@@ -188,14 +192,17 @@ fn disks(plan: &Plan, cpus: &Cpus) -> Result<()> {
 fn main() -> Result<()> {
     let plan = Plan::from_arguments();
     let cpus = Cpus::get()?;
-    let known = ["tap", "gso", "iperf", "metadata", "disks"];
+    let known = ["tap", "gso", "iperf", "bridge", "metadata", "disks"];
     let asked: Vec<_> = std::env::args().filter(|word| known.contains(&word.as_str())).collect();
     let wants = |name: &str| asked.is_empty() || asked.iter().any(|word| word == name);
     println!("{} turns of {:?} each{}", plan.rounds, plan.time, plan.remark());
     let mut results = Vec::new();
-    for (name, run) in
-        [("tap", taps::tap as fn(&Plan, &Cpus) -> Result<()>), ("gso", taps::gso), ("iperf", iperf::iperf)]
-    {
+    for (name, run) in [
+        ("tap", taps::tap as fn(&Plan, &Cpus) -> Result<()>),
+        ("gso", taps::gso),
+        ("iperf", iperf::iperf),
+        ("bridge", iperf::through_switch),
+    ] {
         if wants(name) {
             println!("\n{name}");
             in_network_namespace(|| results.push(run(&plan, &cpus)));
