@@ -1,6 +1,6 @@
 //! The switch and its ports.
 
-use super::rule::{Head, Refusal, Rule};
+use super::rule::{EthernetHeader, Head, Refusal, Rule};
 use super::table::Table;
 use super::tag::Change;
 use crate::cost;
@@ -87,11 +87,31 @@ enum Route {
     Flood,
 }
 
+/// The decision about frames of a batch that follow one another.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    route: Route,
+    /// The parts that decide about a tag. `None` if the frames are refused.
+    head: Option<Head>,
+    frames: usize,
+}
+
+impl Run {
+    /// Returns whether the frames go to the port `number`, which has this rule.
+    fn goes_to(&self, number: u16, rule: &Rule) -> bool {
+        match (self.route, self.head) {
+            (Route::Port(to), _) => to == number,
+            (Route::Flood, Some(head)) => rule.carries(head.vlan),
+            _ => false,
+        }
+    }
+}
+
 /// Space for the decisions about one batch. It belongs to a transmit ring, and keeps its memory.
 #[derive(Debug, Default)]
 pub(crate) struct Forwarder {
-    /// The destination of each frame, and the parts that decide about its tag.
-    routes: Vec<(Route, Option<Head>)>,
+    /// The frames in their order. Most batches are one run.
+    runs: Vec<Run>,
     /// Frames for one port.
     copies: Batch,
 }
@@ -159,7 +179,7 @@ impl SwitchPort {
         if frames.len() == 0 {
             return forwarded;
         }
-        let members = self.decide(frames, &mut forwarder.routes, self.switch.now(), &mut forwarded);
+        let members = self.decide(frames, &mut forwarder.runs, self.switch.now(), &mut forwarded);
         self.deliver(pair, frames, forwarder, &members, &mut forwarded);
         frames.clear();
         forwarded
@@ -169,43 +189,48 @@ impl SwitchPort {
     /// name.
     fn decide(
         &self,
-        frames: &mut Batch,
-        routes: &mut Vec<(Route, Option<Head>)>,
+        frames: &Batch,
+        runs: &mut Vec<Run>,
         now: u32,
         forwarded: &mut Forwarded,
     ) -> Arc<[Option<Arc<Member>>]> {
-        routes.clear();
+        runs.clear();
         let rule = self.member.rule;
-        let mut start = 0;
-        let mut last: Option<(Head, Route)> = None;
+        // The header of the last frame, if that alone has decided.
+        let mut known: Option<EthernetHeader> = None;
         let mut state = lock(&self.switch.state);
-        for number in 0..frames.len() {
-            let Some(frame) = frames.frame(number, start) else { break };
-            start += frame.len();
-            let refused = match rule.judge(&frame[HEADER..]) {
-                Ok(head) => match last {
-                    // Most frames go where the one before goes.
-                    Some((known, route)) if known == head => {
-                        routes.push((route, Some(head)));
-                        continue;
-                    }
-                    _ => match state.route(self.number, &rule, &head, now) {
-                        Ok(route) => {
-                            last = Some((head, route));
-                            routes.push((route, Some(head)));
-                            continue;
-                        }
-                        Err(refused) => refused,
-                    },
-                },
-                Err(refused) => refused,
-            };
-            match refused {
-                Refusal::Spoofed => forwarded.spoofed += 1,
-                Refusal::Tagged => forwarded.tagged += 1,
-                Refusal::LinkLocal => forwarded.unforwarded += 1,
+        for frame in frames.frames(0, 0) {
+            let frame = &frame[HEADER..];
+            // Most frames go where the one before goes.
+            if known.is_some_and(|known| frame.starts_with(&known))
+                && let Some(run) = runs.last_mut()
+            {
+                run.frames += 1;
+                continue;
             }
-            routes.push((Route::Nowhere, None));
+            known = rule.decides_by_header(frame);
+            let judged = rule.judge(frame);
+            if let (Ok(head), Some(run)) = (&judged, runs.last_mut())
+                && run.head == Some(*head)
+            {
+                run.frames += 1;
+                continue;
+            }
+            let routed = judged
+                .and_then(|head| state.route(self.number, &rule, &head, now).map(|route| (route, head)));
+            let (route, head) = match routed {
+                Ok((route, head)) => (route, Some(head)),
+                Err(refused) => {
+                    known = None;
+                    match refused {
+                        Refusal::Spoofed => forwarded.spoofed += 1,
+                        Refusal::Tagged => forwarded.tagged += 1,
+                        Refusal::LinkLocal => forwarded.unforwarded += 1,
+                    }
+                    (Route::Nowhere, None)
+                }
+            };
+            runs.push(Run { route, head, frames: 1 });
         }
         state.members.clone()
     }
@@ -219,10 +244,11 @@ impl SwitchPort {
         members: &[Option<Arc<Member>>],
         forwarded: &mut Forwarded,
     ) {
-        let Forwarder { routes, copies } = forwarder;
-        if let [(Route::Port(to), Some(head)), rest @ ..] = &routes[..]
-            && rest.iter().all(|(route, other)| {
-                *route == Route::Port(*to) && other.is_some_and(|other| other.is_tagged == head.is_tagged)
+        let Forwarder { runs, copies } = forwarder;
+        if let [Run { route: Route::Port(to), head: Some(head), .. }, rest @ ..] = &runs[..]
+            && rest.iter().all(|run| {
+                run.route == Route::Port(*to)
+                    && run.head.is_some_and(|other| other.is_tagged == head.is_tagged)
             })
             && let Some(member) = member(members, *to)
             && Change::between(head, &member.rule) == Change::Nothing
@@ -237,35 +263,31 @@ impl SwitchPort {
             let Some(member) = member else { continue };
             // Lossless, as in `join`.
             let number = number as u16;
-            if number == self.number {
-                continue;
-            }
-            let goes_there = |(route, head): &(Route, Option<Head>)| match (route, head) {
-                (Route::Port(to), _) => *to == number,
-                (Route::Flood, Some(head)) => member.rule.carries(head.vlan),
-                _ => false,
-            };
-            if !routes.iter().any(goes_there) {
+            if number == self.number || !runs.iter().any(|run| run.goes_to(number, &member.rule)) {
                 continue;
             }
             let Some(inbox) = member.open_inbox(pair) else {
                 // A card without a driver misses nothing that was for all.
-                forwarded.late +=
-                    routes.iter().filter(|(route, _)| *route == Route::Port(number)).count() as u64;
+                let missed = runs.iter().filter(|run| run.route == Route::Port(number));
+                forwarded.late += missed.map(|run| run.frames as u64).sum::<u64>();
                 continue;
             };
-            let mut start = 0;
-            for (nth, route) in routes.iter().enumerate() {
-                let Some(frame) = frames.frame(nth, start) else { break };
-                start += frame.len();
-                let (true, Some(head)) = (goes_there(route), &route.1) else { continue };
+            let mut left = frames.frames(0, 0);
+            for run in runs.iter() {
+                let of_run = left.by_ref().take(run.frames);
+                let (true, Some(head)) = (run.goes_to(number, &member.rule), &run.head) else {
+                    of_run.for_each(drop);
+                    continue;
+                };
                 let change = Change::between(head, &member.rule);
-                let len = change.len(frame.len());
-                if !copies.has_room(len, 1) {
-                    forwarded.late += inbox.send(copies) as u64;
+                for frame in of_run {
+                    let len = change.len(frame.len());
+                    if !copies.has_room(len, 1) {
+                        forwarded.late += inbox.send(copies) as u64;
+                    }
+                    change.copy(frame, copies.push(len));
+                    forwarded.copied = forwarded.copied.saturating_add(cost::of_frame(len as u64));
                 }
-                change.copy(frame, copies.push(len));
-                forwarded.copied = forwarded.copied.saturating_add(cost::of_frame(len as u64));
             }
             forwarded.late += inbox.send(copies) as u64;
         }
@@ -275,12 +297,12 @@ impl SwitchPort {
                     && member.as_ref().is_some_and(|member| member.rule.carries(head.vlan))
             })
         };
-        let lost = routes.iter().filter(|(route, head)| match (route, head) {
+        let lost = runs.iter().filter(|run| match (run.route, run.head) {
             (Route::Nowhere, Some(_)) => true,
-            (Route::Flood, Some(head)) => !has_others(head),
+            (Route::Flood, Some(head)) => !has_others(&head),
             _ => false,
         });
-        forwarded.unforwarded += lost.count() as u64;
+        forwarded.unforwarded += lost.map(|run| run.frames as u64).sum::<u64>();
     }
 }
 

@@ -51,6 +51,9 @@ pub(crate) struct Head {
     pub(crate) is_tagged: bool,
 }
 
+/// The header of a frame: both addresses and the EtherType.
+pub(crate) type EthernetHeader = [u8; ETHERNET_HEADER_LEN];
+
 impl Head {
     /// Returns whether the destination is a group or everybody.
     pub(crate) fn is_for_many(&self) -> bool {
@@ -62,6 +65,16 @@ impl Rule {
     /// Returns whether frames of this VLAN leave through the port.
     pub(crate) fn carries(&self, vlan: u16) -> bool {
         self.vlan.is_none_or(|own| own == vlan)
+    }
+
+    /// Returns the header of a frame, if all frames with the same header are judged alike.
+    pub(crate) fn decides_by_header(&self, frame: &[u8]) -> Option<EthernetHeader> {
+        let header = frame.first_chunk::<ETHERNET_HEADER_LEN>()?;
+        match word(header, ETHERTYPE_AT)? {
+            VLAN_TAG | SERVICE_TAG => None,
+            ARP | IPV6 if self.address.is_some() => None,
+            _ => Some(*header),
+        }
     }
 
     /// Judges a frame of at least the length of an Ethernet header.
@@ -120,6 +133,7 @@ fn word(frame: &[u8], at: usize) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const A: Address = [2, 0, 0, 0, 0, 1];
     const B: Address = [2, 0, 0, 0, 0, 2];
@@ -190,6 +204,26 @@ mod tests {
         }
         assert!(trunk.judge(&frame(A, B, &[0x81, 0, 0, 5])[..18]).is_ok());
         assert!(access.carries(5) && !access.carries(0) && trunk.carries(0) && trunk.carries(5));
+    }
+
+    proptest! {
+        /// Frames with the same header, of which only one is judged.
+        #[test]
+        fn a_header_decides_about_all_frames_that_have_it(
+            kind in prop_oneof![Just(VLAN_TAG), Just(SERVICE_TAG), Just(ARP), Just(IPV6), any::<u16>()],
+            first in 0u8..3,
+            rests in proptest::array::uniform2(proptest::collection::vec(any::<u8>(), 0..60)),
+            vlan in proptest::option::of(Just(5)),
+            own in proptest::option::of(Just(A)),
+        ) {
+            let rule = Rule { vlan, address: own };
+            let header = [&B[..], &[[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 9], [3; 6]][usize::from(first)]].concat();
+            let frames = rests.map(|rest| [&header[..], &kind.to_be_bytes(), &rest].concat());
+            if let Some(known) = rule.decides_by_header(&frames[0]) {
+                prop_assert!(frames[1].starts_with(&known));
+                prop_assert_eq!(rule.judge(&frames[0]), rule.judge(&frames[1]));
+            }
+        }
     }
 
     #[test]
