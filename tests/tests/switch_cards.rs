@@ -1,10 +1,11 @@
-//! Kills and removes cards of a switch that exchange frames with others in both directions.
+//! Kills, resets and removes cards of a switch that exchange frames with others in both directions.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use kickless_driver::{Card, CardOptions, Interest, Outgoing, QueuePair};
 use kickless_testing::{LIMIT, eventually};
 use kickless_tests::daemon::{Daemon, child_command, kickless_binary};
+use kickless_tests::frontend::card::{Card as FrontendCard, CardShape};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -18,9 +19,13 @@ fn mac(number: u8) -> [u8; 6] {
     [2, 0, 0, 0, 2, number]
 }
 
-fn table(number: u8) -> String {
-    format!("port = \"switch:busy\"\nmac = \"02:00:00:00:02:{number:02x}\"")
-}
+/// The cards that stay send from their own addresses only. The one that leaves has no address, so that the
+/// frames of any load reach the others.
+const TABLES: [(&str, &str); 3] = [
+    ("a", "port = \"switch:busy\"\nmac = \"02:00:00:00:02:01\""),
+    ("b", "port = \"switch:busy\"\nmac = \"02:00:00:00:02:02\""),
+    ("c", "port = \"switch:busy\""),
+];
 
 /// Returns a frame whose bytes follow from its number.
 fn frame(to: [u8; 6], from: u8, number: u64) -> Vec<u8> {
@@ -75,8 +80,9 @@ fn exchange(
         }
         pair.receive(64, |frame| {
             let bytes = frame.to_vec();
-            // The load of the card that leaves has another source.
+            // The load of the card that leaves has another source in some tests.
             if bytes[6..11] != mac(0)[..5] {
+                from[0].fetch_add(1, Ordering::Relaxed);
                 return;
             }
             let (sender, number) = check(&bytes);
@@ -88,28 +94,49 @@ fn exchange(
     }
 }
 
+/// The cards a and b.
+struct Others<'a> {
+    /// The frames that each has received, by sender. Those of a load of card c are the first.
+    received: [&'a [AtomicU64; 4]; 2],
+}
+
+impl Others<'_> {
+    /// Waits until both have received `more` more frames from any of these senders of each.
+    fn wait(&self, what: &str, from: [&[usize]; 2], more: u64) {
+        let counts = || {
+            [0, 1].map(|at: usize| {
+                from[at].iter().map(|sender| self.received[at][*sender].load(Ordering::Relaxed)).sum::<u64>()
+            })
+        };
+        let before = counts();
+        eventually(what, || counts().iter().zip(before).all(|(now, before)| *now > before + more));
+    }
+
+    /// Waits until frames have passed between the two.
+    fn go_on(&self) {
+        self.wait("frames pass between the others", [&[2], &[1]], 100);
+    }
+
+    /// Waits until frames of card c have reached both.
+    fn hear_card_c(&self) {
+        self.wait("card c is heard", [&[0, 3]; 2], 0);
+    }
+}
+
 /// Runs the cards a and b, which exchange frames and send to card c as well, and lets card c leave in
 /// each round.
-fn others_go_on(mut leave: impl FnMut(&Daemon, &dyn Fn())) {
-    let tables = [1, 2, 3].map(table);
-    let devices = [("a", tables[0].as_str()), ("b", &tables[1]), ("c", &tables[2])];
-    let daemon = Daemon::serve("workers = 2", &devices).unwrap();
+fn others_go_on(mut leave: impl FnMut(&Daemon, &Others<'_>)) {
+    let daemon = Daemon::serve("workers = 2", &TABLES).unwrap();
     let is_over = AtomicBool::new(false);
     let (at_1, at_2): ([AtomicU64; 4], [AtomicU64; 4]) = Default::default();
     thread::scope(|scope| {
         scope.spawn(|| exchange(&daemon, "a", 1, [2, 3], &is_over, &at_1));
         scope.spawn(|| exchange(&daemon, "b", 2, [1, 3], &is_over, &at_2));
-        let goes_on = || {
-            let before = [&at_1[2], &at_2[1]].map(|count| count.load(Ordering::Relaxed));
-            eventually("frames pass between the others", || {
-                let now = [&at_1[2], &at_2[1]].map(|count| count.load(Ordering::Relaxed));
-                now.iter().zip(before).all(|(now, before)| *now > before + 100)
-            });
-        };
-        goes_on();
+        let others = Others { received: [&at_1, &at_2] };
+        others.go_on();
         for _ in 0..ROUNDS {
-            leave(&daemon, &goes_on);
-            goes_on();
+            leave(&daemon, &others);
+            others.go_on();
         }
         is_over.store(true, Ordering::Relaxed);
     });
@@ -130,26 +157,50 @@ fn load(daemon: &Daemon, name: &str) -> Child {
 #[test]
 fn a_guest_is_killed_with_frames_on_their_way_in_both_directions() {
     let mut held = None;
-    others_go_on(|daemon, goes_on| {
+    others_go_on(|daemon, others| {
         let mut driver = load(daemon, "c");
-        goes_on();
+        others.hear_card_c();
         driver.kill().unwrap();
         driver.wait().unwrap();
-        goes_on();
+        others.go_on();
         // The daemon keeps nothing of a guest that was killed.
         let holdings = *held.get_or_insert_with(|| daemon.holdings().unwrap());
         daemon.returns_to(holdings).unwrap();
     });
 }
 
+/// The driver of card c resets it: both rings stop while they have frames, and empty ones start.
+#[test]
+fn a_guest_is_reset_with_frames_on_their_way_in_both_directions() {
+    const RECEIVE: usize = 0;
+    const TRANSMIT: usize = 1;
+    let frame = [&EVERYBODY[..], &[2, 0, 0, 0, 9, 3], &[0x88, 0xb5]].concat();
+    others_go_on(|daemon, others| {
+        for shape in CardShape::BOTH {
+            let mut card = FrontendCard::start(&daemon.socket_of("c"), shape).unwrap();
+            for resets in [true, false] {
+                card.set_frames(TRANSMIT, &frame).unwrap();
+                card.fill(RECEIVE).unwrap();
+                eventually("the card carries frames in both directions", || {
+                    let sent = card.send_more(TRANSMIT).unwrap();
+                    sent > 0 && card.rings[RECEIVE].queue.used_ready() > 0
+                });
+                for ring in [RECEIVE, TRANSMIT].into_iter().filter(|_| resets) {
+                    card.frontend.stop(&mut card.rings[ring].queue).unwrap();
+                    card.replace(ring).unwrap();
+                    card.resume(ring).unwrap();
+                }
+                others.go_on();
+            }
+        }
+    });
+}
+
 #[test]
 fn a_card_is_removed_from_a_running_switch_and_comes_back() {
-    let tables = [1, 2, 3].map(table);
-    let two = [("a", tables[0].as_str()), ("b", &tables[1])];
-    let three = [two[0], two[1], ("c", &tables[2])];
     // The others count on increasing numbers.
     let mut number = 1;
-    others_go_on(|daemon, goes_on| {
+    others_go_on(|daemon, others| {
         let (card, mut pair) = connect(daemon, "c");
         let mut exchange = |count: u64| {
             let end = number + count;
@@ -163,15 +214,15 @@ fn a_card_is_removed_from_a_running_switch_and_comes_back() {
             }
         };
         exchange(500);
-        daemon.reload("workers = 2", &two).unwrap();
+        daemon.reload("workers = 2", &TABLES[..2]).unwrap();
         let socket = daemon.socket_of("c");
         eventually("the card is removed", || {
             exchange(10);
             !socket.exists()
         });
         drop((pair, card));
-        goes_on();
-        daemon.reload("workers = 2", &three).unwrap();
+        others.go_on();
+        daemon.reload("workers = 2", &TABLES).unwrap();
         eventually("the card is back", || socket.exists());
     });
 }

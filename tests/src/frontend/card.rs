@@ -186,6 +186,20 @@ impl Card {
         Ok(())
     }
 
+    /// Makes all frames of a transmit ring begin with these bytes.
+    ///
+    /// # Errors
+    /// They are longer than a frame.
+    pub fn set_frames(&mut self, ring: usize, bytes: &[u8]) -> Result<()> {
+        ensure!(size_of::<Header>() + bytes.len() <= SENT_LEN as usize, "frames are shorter");
+        let ring = &self.rings[ring];
+        for number in 0..usize::from(ring.queue.size()) {
+            let at = Gpa(ring.buffer(number).0 + size_of::<Header>() as u64);
+            self.ram.map().write(at, bytes)?;
+        }
+        Ok(())
+    }
+
     /// Sends as many frames as a transmit ring has room for, and takes back those that are used. Returns the
     /// number of the latter.
     ///
