@@ -1,17 +1,23 @@
 //! Measures cards on one switch: a receiver that does not refill, and many cards all to all.
 //!
 //! `cargo test --release -p kickless-tests --test switch_speed -- --ignored --nocapture --test-threads=1`, on
-//! an idle machine. One thread drives all cards.
+//! an idle machine. The first CPU is for the threads that drive cards, and the second one for a worker. Two
+//! workers and the threads run where the scheduler puts them.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its own functions too")]
 
 use kickless_driver::{Card, CardOptions, QueuePair};
 use kickless_tests::daemon::Daemon;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::sync::{Barrier, LazyLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// The time that each figure is measured, and the time before.
 const TIME: Duration = Duration::from_secs(2);
 const WARM_UP: Duration = Duration::from_millis(300);
+/// A longer time for the frames of one card means that the thread had no processor. They take some 10 us.
+const GAP_MAX: Duration = Duration::from_micros(200);
 /// Frames of one call.
 const BATCH: usize = 32;
 const FRAME_LEN: usize = 64;
@@ -34,16 +40,49 @@ struct Station {
     pair: QueuePair,
     sent: u64,
     received: u64,
-    /// The longest time between two moments at which the card took frames.
+    /// The longest time between two moments at which the card took frames, while its thread ran.
     longest: Duration,
     last: Instant,
+}
+
+/// The processors of both sides. With only one, both share it.
+struct Cpus {
+    all: CpuSet,
+    driver: CpuSet,
+    worker: CpuSet,
+}
+
+impl Cpus {
+    fn get() -> Self {
+        let all = sched_getaffinity(None).unwrap();
+        let mut each = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).map(|cpu| {
+            let mut one = CpuSet::new();
+            one.set(cpu);
+            one
+        });
+        let (driver, worker) = each.next().zip(each.next()).unwrap_or((all, all));
+        Self { all, driver, worker }
+    }
+}
+
+/// The processors at the start of the program.
+static CPUS: LazyLock<Cpus> = LazyLock::new(Cpus::get);
+
+/// Moves this thread, and what it starts from now on.
+fn run_on(cpus: &CpuSet) {
+    sched_setaffinity(None, cpus).unwrap();
 }
 
 /// Serves this number of cards on one switch. All of them know where the others are.
 fn stations(count: usize, workers: usize) -> (Daemon, Vec<Station>) {
     let names: Vec<_> = (0..count).map(|card| format!("card{card}")).collect();
     let devices: Vec<_> = names.iter().map(|name| (name.as_str(), "port = \"switch:bench\"")).collect();
-    let daemon = Daemon::serve(&format!("workers = {workers}\npoll = \"always\""), &devices).unwrap();
+    let cpus = &*CPUS;
+    run_on(if workers == 1 { &cpus.worker } else { &cpus.all });
+    // Several workers that never sleep would wait for one another's processor.
+    let poll = if workers == 1 { "always" } else { "auto" };
+    let daemon = Daemon::serve(&format!("workers = {workers}\npoll = \"{poll}\""), &devices).unwrap();
+    run_on(if workers == 1 { &cpus.driver } else { &cpus.all });
     let mut stations: Vec<_> = names
         .iter()
         .map(|name| {
@@ -63,7 +102,7 @@ fn stations(count: usize, workers: usize) -> (Daemon, Vec<Station>) {
 
 impl Station {
     /// Sends as many frames as there is room for in two batches, each to the next of these cards.
-    fn send(&mut self, from: usize, next: &mut usize, to: &[usize]) {
+    fn send(&mut self, from: usize, next: &mut usize, to: &[usize], now: Instant) {
         let start = *next;
         for _ in 0..2 {
             let sent = self
@@ -79,7 +118,6 @@ impl Station {
             *next += sent;
             self.sent += sent as u64;
         }
-        let now = Instant::now();
         if *next > start {
             self.longest = self.longest.max(now - self.last);
             self.last = now;
@@ -118,7 +156,7 @@ fn a_receiver_that_does_not_refill() {
             let mut rates = [0.0; 2];
             for (rate, refills) in rates.iter_mut().zip([true, false]) {
                 measure(&mut stations, |stations| {
-                    stations[0].send(0, &mut next, &[1, 2]);
+                    stations[0].send(0, &mut next, &[1, 2], Instant::now());
                     stations[1].receive();
                     if refills {
                         stations[2].receive();
@@ -135,20 +173,22 @@ fn a_receiver_that_does_not_refill() {
     }
 }
 
-/// Prints how the rates of many cards differ that send to all others.
+/// Prints how the rates of many cards differ that send to all others. Several threads drive a part of the
+/// cards each.
 #[test]
 #[ignore = "a measurement"]
 fn many_cards_are_served_fairly() {
     const CARDS: usize = 64;
-    for workers in [1, 2] {
+    for (workers, threads) in [(1, 1), (1, 4), (2, 4)] {
         let (_daemon, mut stations) = stations(CARDS, workers);
-        let others: Vec<Vec<usize>> =
-            (0..CARDS).map(|card| (0..CARDS).filter(|other| *other != card).collect()).collect();
-        let mut next = [0; CARDS];
-        measure(&mut stations, |stations| {
-            for (card, station) in stations.iter_mut().enumerate() {
-                station.send(card, &mut next[card], &others[card]);
-                station.receive();
+        let start = Barrier::new(threads);
+        thread::scope(|scope| {
+            for (part, stations) in stations.chunks_mut(CARDS / threads).enumerate() {
+                let start = &start;
+                scope.spawn(move || {
+                    start.wait();
+                    drive(stations, part * (CARDS / threads), CARDS);
+                });
             }
         });
         let summary = |of: fn(&Station) -> u64| {
@@ -164,9 +204,29 @@ fn many_cards_are_served_fairly() {
         };
         let longest = stations.iter().map(|station| station.longest).max().unwrap();
         println!(
-            "workers {workers}: sent/s {}; received/s {}; the longest pause of a sender {longest:?}",
+            "workers {workers}, threads {threads}: sent/s {}; received/s {}; the longest pause of a sender \
+             {longest:?}",
             summary(|station| station.sent),
             summary(|station| station.received)
         );
     }
+}
+
+/// Has these cards, the first of which has the number `first`, send to all others of `cards` cards.
+fn drive(stations: &mut [Station], first: usize, cards: usize) {
+    let others: Vec<Vec<usize>> = (first..first + stations.len())
+        .map(|card| (0..cards).filter(|other| *other != card).collect())
+        .collect();
+    let mut next = vec![0; stations.len()];
+    let mut last = Instant::now();
+    measure(stations, |stations| {
+        for at in 0..stations.len() {
+            let now = Instant::now();
+            if now - std::mem::replace(&mut last, now) > GAP_MAX {
+                stations.iter_mut().for_each(|station| station.last = now);
+            }
+            stations[at].send(first + at, &mut next[at], &others[at], now);
+            stations[at].receive();
+        }
+    });
 }
