@@ -21,6 +21,8 @@ pub(crate) struct LoopQueue {
     shared: Mutex<Shared>,
     /// Whether there are frames. A receive ring that polls reads this without the lock.
     has_frames: AtomicBool,
+    /// Whether a receive ring runs. A sender that chooses among queues reads this without the lock.
+    is_open: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -142,12 +144,14 @@ impl LoopQueue {
         shared.batch.clear();
         self.has_frames.store(false, Ordering::Relaxed);
         shared.is_waiting = false;
+        self.is_open.store(receiver.is_some(), Ordering::Relaxed);
         shared.receiver = receiver;
     }
 
-    /// Returns whether a receive ring runs.
+    /// Returns whether a receive ring runs, or has run a moment ago. [`LoopQueue::send`] decides under the
+    /// lock.
     pub(crate) fn is_open(&self) -> bool {
-        self.lock().receiver.is_some()
+        self.is_open.load(Ordering::Relaxed)
     }
 
     /// Passes frames on, and empties the batch. Returns the number of frames that are dropped.

@@ -7,10 +7,10 @@ use crate::cost;
 use crate::counters::RingCounters;
 use crate::filter::Address;
 use crate::loop_queue::{Batch, HEADER, LoopQueue};
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
 
 /// The switches of this process, by their names. A switch ends with its last port.
 static SWITCHES: Mutex<Vec<(String, Weak<Switch>)>> = Mutex::new(Vec::new());
@@ -21,7 +21,8 @@ static SWITCHES: Mutex<Vec<(String, Weak<Switch>)>> = Mutex::new(Vec::new());
 #[derive(Debug)]
 struct Switch {
     state: Mutex<State>,
-    start: Instant,
+    /// The second in which the switch was made.
+    start: i64,
 }
 
 #[derive(Debug, Default)]
@@ -120,6 +121,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the second of a clock that is some milliseconds late, and that is read faster than others.
+fn seconds() -> i64 {
+    clock_gettime(ClockId::MonotonicCoarse).tv_sec
+}
+
 impl Switch {
     /// Returns the switch with this name, which is made if there is none.
     fn named(name: &str) -> Arc<Self> {
@@ -127,7 +133,7 @@ impl Switch {
         switches.retain(|(_, switch)| switch.strong_count() > 0);
         let known = switches.iter().find(|(known, _)| known == name);
         known.and_then(|(_, switch)| switch.upgrade()).unwrap_or_else(|| {
-            let switch = Arc::new(Self { state: Mutex::default(), start: Instant::now() });
+            let switch = Arc::new(Self { state: Mutex::default(), start: seconds() });
             switches.push((name.to_owned(), Arc::downgrade(&switch)));
             switch
         })
@@ -136,7 +142,7 @@ impl Switch {
     /// Returns the seconds since the switch was made.
     fn now(&self) -> u32 {
         // Lossless for 136 years.
-        self.start.elapsed().as_secs() as u32
+        (seconds() - self.start) as u32
     }
 }
 
