@@ -19,6 +19,7 @@ const ISLANDS: &[&str] = &[
     "crates/driver-c/",
     "crates/kickless/src/inherited.rs",
     "crates/net-port/src/tap/sys.rs",
+    "crates/opener/src/kernel.rs",
     "crates/opener/src/tap.rs",
     "crates/net-port/src/xdp/program.rs",
     "crates/net-port/src/xdp/rings.rs",

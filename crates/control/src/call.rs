@@ -3,7 +3,6 @@
 //! Parsing is pure. [`Daemon`](crate::Daemon) executes a parsed call. `docs/openrpc.json` describes the calls
 //! for clients, and a test compares it with [`METHODS`].
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,7 +10,6 @@ use kickless_daemon::{
     CardLimitsConfig, DeviceConfig, DeviceTable, LimitsConfig, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT,
     RemoveMode, parse_device_name,
 };
-use kickless_opener::Descriptors;
 use kickless_values::{parse_duration, parse_size};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
@@ -250,11 +248,11 @@ impl Method {
     ///
     /// # Errors
     /// The call takes none, or fewer came.
-    pub(crate) fn named(
+    pub(crate) fn named<T>(
         &self,
         fds: Vec<String>,
-        come: Result<Vec<OwnedFd>, usize>,
-    ) -> Result<Descriptors, RpcError> {
+        come: Result<Vec<T>, usize>,
+    ) -> Result<Vec<(String, T)>, RpcError> {
         if !fds.is_empty() && !self.takes_descriptors() {
             return Err(RpcError::params(format!("fds: {} takes no descriptors", self.name)));
         }

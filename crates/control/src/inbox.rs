@@ -33,9 +33,20 @@ pub enum LostDescriptors {
     /// They are too many.
     #[error("more than {DESCRIPTORS_MAX} descriptors came with a line")]
     TooMany,
+    /// All clients together have as many as they can.
+    #[error(
+        "the descriptors of this line find no room: all clients together can have {all} that are not in use by a \
+         device: try again later"
+    )]
+    NoRoom {
+        /// The number that all clients can have.
+        all: usize,
+    },
     /// This process can have no more.
-    #[error("the daemon has no room for the descriptors of this line")]
-    NoRoom,
+    #[error(
+        "the daemon has no free descriptors for this line: try again later, or raise its limit (ulimit -n)"
+    )]
+    NoneFree,
 }
 
 impl<T> Default for Inbox<T> {

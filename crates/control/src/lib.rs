@@ -12,11 +12,13 @@
 //! # Descriptors
 //! A request can come with descriptors (`SCM_RIGHTS`), which it names in order in `fds`. [`Inbox`] says which
 //! belong to which request. A call gets them as [`Descriptors`](kickless_opener::Descriptors), and those that
-//! it does not use are closed at its end. The read-only socket takes none, so the kernel closes them.
+//! it does not use are closed at its end. All clients share a budget. The read-only socket refuses
+//! descriptors.
 //!
 //! # Threads
-//! One thread serves all clients. A call that can wait for a disk or for requests has a thread while it is
-//! executed. No call waits for a worker. [`server`] has the bounds.
+//! One thread serves all clients. Each client has one that reads from it and closes its descriptors, and each
+//! call that can wait for a disk or for requests has one while it is executed. No call waits for a worker.
+//! [`server`] has the bounds.
 //!
 //! # Example
 //! ```no_run

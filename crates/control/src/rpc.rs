@@ -76,7 +76,7 @@ impl RpcError {
         Self::new(BUSY, why)
     }
 
-    /// Returns the error of a line that is too long.
+    /// Returns the error of a line that is not taken.
     pub(crate) fn line(why: impl Into<String>) -> Self {
         Self::new(INVALID_REQUEST, why)
     }

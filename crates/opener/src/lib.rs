@@ -52,7 +52,8 @@
 //! # Descriptors instead of names
 //! A client of the control socket can send a descriptor instead of a name. The path `fd:NAME` stands for it
 //! in the call ([`descriptor_name`], [`Descriptors`]). Nothing is opened then, and a sandbox need not know
-//! the file at all.
+//! the file at all. [`is_same_description`] compares two descriptors, and [`refuse_descriptors`] makes a
+//! socket for clients that may send none.
 //!
 //! # What does not go through here
 //! Descriptors without a name (pipes, eventfds, memfds, epoll and io_uring instances, pairs of sockets);
@@ -66,6 +67,7 @@ mod connect;
 mod descriptors;
 mod error;
 mod file;
+mod kernel;
 mod socket;
 mod tap;
 
@@ -73,5 +75,6 @@ pub use connect::{begin_tcp, connect, resolve};
 pub use descriptors::{Descriptors, NoDescriptor, descriptor_name, is_descriptor_name};
 pub use error::{SocketError, SocketProblem};
 pub use file::{FileUse, file, link, reopen, status, text};
+pub use kernel::{is_same_description, refuse_descriptors};
 pub use socket::{Address, Listener, TURN_WAIT, real_path};
 pub use tap::{NoTap, tap};

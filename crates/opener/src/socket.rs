@@ -59,6 +59,11 @@ impl Listener {
     pub fn socket(&self) -> &UnixListener {
         &self.socket
     }
+
+    /// Removes the name, and returns the socket.
+    pub fn into_socket(self) -> UnixListener {
+        self.socket
+    }
 }
 
 /// The name of a socket in the file system. Dropping it removes the name.

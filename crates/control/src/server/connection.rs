@@ -1,23 +1,20 @@
 //! The connection of one client: bytes in, lines out.
 
-use std::fmt::Display;
-use std::io::{self, IoSliceMut, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::net::sockopt::socket_peercred;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use serde_json::Value;
 
-use crate::inbox::{DESCRIPTORS_MAX, Inbox, LostDescriptors};
+use super::reader::{Access, GivenFd, READ_BYTES, Reader, Received, is_later};
+use crate::inbox::{Inbox, LostDescriptors};
 use crate::lines::LineTooLong;
 use crate::rpc::{RpcError, answer};
-
-/// The most bytes of one read. It bounds the memory of a client together with the longest line.
-const READ_BYTES: usize = 16 << 10;
 
 /// The most bytes of events that a client has not taken: some ten thousand events. A client that is further
 /// behind is disconnected.
@@ -40,26 +37,23 @@ pub(super) struct Peer {
     pub(super) pid: i32,
 }
 
-/// The calls that a socket serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// All calls.
-    Full,
-    /// Calls that change nothing.
-    ReadOnly,
-}
-
 /// A connected client.
 ///
 /// One call is executed at a time, and its answer is written before the next one is taken. So a client that
 /// does not read its answers takes no memory beyond one of them.
+///
+/// Dropping it makes its thread close it.
 pub(super) struct Connection {
-    stream: UnixStream,
+    /// Dropped before the reader, whose thread has the last reference.
+    stream: Arc<UnixStream>,
+    reader: Reader,
     pub(super) access: Access,
     pub(super) peer: Peer,
-    inbox: Inbox<OwnedFd>,
+    inbox: Inbox<GivenFd>,
     /// Bytes that are not written yet.
     unwritten: Vec<u8>,
+    /// The thread of this client reads.
+    is_reading: bool,
     /// A call of this client is executed on a thread.
     pub(super) is_calling: bool,
     /// The client sends nothing more.
@@ -73,37 +67,45 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Takes a connection.
+    /// Takes a connection, which this thread reads and closes.
     ///
     /// # Errors
     /// The socket has no peer any more, or cannot be made non-blocking.
-    pub(super) fn new(stream: UnixStream, access: Access) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        let peer = socket_peercred(&stream)?;
-        let peer = Peer { uid: peer.uid.as_raw(), pid: peer.pid.as_raw_nonzero().get() };
-        Ok(Self {
+    pub(super) fn new(stream: UnixStream, access: Access, reader: Reader) -> io::Result<Self> {
+        let stream = Arc::new(stream);
+        reader.keep(&stream);
+        let mut connection = Self {
             stream,
+            reader,
             access,
-            peer,
+            peer: Peer::default(),
             inbox: Inbox::default(),
             unwritten: Vec::new(),
+            is_reading: false,
             is_calling: false,
             at_end: false,
             is_closing: false,
             subscriptions: Subscriptions::default(),
             active: Instant::now(),
-        })
+        };
+        connection.stream.set_nonblocking(true)?;
+        let peer = socket_peercred(&connection.stream)?;
+        connection.peer = Peer { uid: peer.uid.as_raw(), pid: peer.pid.as_raw_nonzero().get() };
+        Ok(connection)
     }
 
-    /// Returns the events that the connection waits for.
-    pub(super) fn interest(&self) -> PollFlags {
-        if !self.unwritten.is_empty() {
+    /// Returns the events that the connection waits for. Returns `None` while its thread reads, which will
+    /// find out if the client has left.
+    pub(super) fn interest(&self) -> Option<PollFlags> {
+        Some(if !self.unwritten.is_empty() {
             PollFlags::OUT
+        } else if self.is_reading {
+            return None;
         } else if self.is_calling || self.at_end {
             PollFlags::empty()
         } else {
             PollFlags::IN
-        }
+        })
     }
 
     /// Returns the next line, if no call is executed and everything is written.
@@ -121,44 +123,37 @@ impl Connection {
     ///
     /// # Errors
     /// Fewer have come, whose number is returned.
-    pub(super) fn claim(&mut self, count: usize) -> Result<Vec<OwnedFd>, usize> {
+    pub(super) fn claim(&mut self, count: usize) -> Result<Vec<GivenFd>, usize> {
         self.inbox.claim(count)
     }
 
-    /// Reads what has come, with its descriptors if the socket serves all calls. Without space for them, the
-    /// kernel closes them.
+    /// Requests that the client's thread reads what has come.
+    pub(super) fn read(&mut self) {
+        self.is_reading = true;
+        self.reader.read();
+    }
+
+    /// Takes the result of a read.
     ///
     /// # Errors
     /// The client is gone.
-    pub(super) fn read(&mut self) -> io::Result<Result<(), LostDescriptors>> {
-        let mut bytes = [0; READ_BYTES];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let space = if self.access == Access::Full { &mut space[..] } else { &mut [] };
-        let mut control = RecvAncillaryBuffer::new(space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(&self.stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
-            .map_err(io::Error::from);
-        let received = match received {
-            Ok(received) => received,
-            Err(error) if is_later(&error) => return Ok(Ok(())),
-            Err(error) => return Err(error),
+    pub(super) fn take_read(&mut self, received: io::Result<Received>) -> io::Result<()> {
+        self.is_reading = false;
+        let pushed = match received? {
+            Received::Nothing => return Ok(()),
+            Received::End => {
+                self.at_end = true;
+                return Ok(());
+            }
+            Received::Bytes(bytes, descriptors) => self.inbox.push(&bytes, descriptors),
+            Received::Lost(why) => Err(why),
         };
-        let rights = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
-            _ => None,
-        });
-        let descriptors: Vec<OwnedFd> = rights.flatten().collect();
-        if received.bytes == 0 {
-            self.at_end = true;
-            return Ok(Ok(()));
-        }
         self.active = Instant::now();
-        // There were more than there is space for, or this process has no free descriptor.
-        if self.access == Access::Full && received.flags.contains(ReturnFlags::CTRUNC) {
-            let is_full = descriptors.len() < DESCRIPTORS_MAX;
-            return Ok(Err(if is_full { LostDescriptors::NoRoom } else { LostDescriptors::TooMany }));
+        match pushed {
+            Ok(()) => Ok(()),
+            Err(why @ LostDescriptors::TooMany) => self.refuse(RpcError::line(why.to_string())),
+            Err(why) => self.refuse(RpcError::busy(why.to_string())),
         }
-        Ok(self.inbox.push(&bytes[..received.bytes], descriptors))
     }
 
     /// Writes a line, as far as the client takes it now.
@@ -191,7 +186,7 @@ impl Connection {
     pub(super) fn write_rest(&mut self) -> io::Result<()> {
         let mut written = 0;
         while written < self.unwritten.len() {
-            match self.stream.write(&self.unwritten[written..]) {
+            match (&*self.stream).write(&self.unwritten[written..]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(len) => {
                     self.active = Instant::now();
@@ -214,19 +209,22 @@ impl Connection {
     ///
     /// # Errors
     /// The client is gone.
-    pub(super) fn refuse(&mut self, why: &dyn Display) -> io::Result<()> {
-        self.close_after_write();
-        self.write(&answer(&Value::Null, &Err(RpcError::line(why.to_string()))))
-    }
-
-    /// Closes the connection when everything is written.
-    fn close_after_write(&mut self) {
+    pub(super) fn refuse(&mut self, why: RpcError) -> io::Result<()> {
         self.is_closing = true;
+        self.write(&answer(&Value::Null, &Err(why)))
     }
 
     /// Returns whether the connection has nothing more to do.
     pub(super) fn is_over(&self) -> bool {
-        self.unwritten.is_empty() && !self.is_calling && (self.is_closing || self.at_end)
+        let is_idle = self.unwritten.is_empty() && !self.is_calling && !self.is_reading;
+        is_idle && (self.is_closing || self.at_end)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // The client notices now, although its thread may still close a descriptor.
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
@@ -234,8 +232,4 @@ impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
-}
-
-fn is_later(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

@@ -6,13 +6,17 @@
 //! Each socket has [`CLIENTS_MAX`] clients. If more connect, the one that was idle for longest is
 //! disconnected, so that no number of silent connections keeps an operator out. At most [`CALLS_MAX`] calls
 //! wait for disks at a time, including those whose clients have left. A client that has subscribed and takes
-//! nothing is disconnected.
+//! nothing is disconnected. A budget bounds the descriptors of all clients together.
 //!
 //! # Threads
 //! The thread of the server never waits for a disk, a request or a worker. A call that can wait is executed
-//! on a thread of its own, which ends with the call.
+//! on a thread of its own, which ends with the call. Each client has a thread that reads what it sends and
+//! closes its descriptors, which can wait too. Such a thread can outlive its client. While
+//! [`LEFT_MAX`] of a socket have, this socket takes no further clients.
 
+mod budget;
 mod connection;
+mod reader;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,7 +28,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kickless_io::Waker;
-use kickless_opener::{Descriptors, Listener};
+use kickless_opener::{Descriptors, Listener, refuse_descriptors};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::Value;
@@ -34,13 +38,18 @@ use super::call::{Call, Effect, Method};
 use super::daemon::Daemon;
 use super::events::Seen;
 use super::rpc::{Request, RpcError, answer, notification};
-pub use connection::Access;
+use budget::{Budget, Permit};
 use connection::{Connection, Peer};
+pub use reader::Access;
+use reader::{GivenFd, Reader, Received};
 
 /// The most clients of each socket. Operators, exporters and a few scripts need fewer.
 pub const CLIENTS_MAX: usize = 64;
 /// The most calls that are executed on threads at a time: one of each client that can make such calls.
 pub const CALLS_MAX: usize = CLIENTS_MAX;
+/// The most threads of clients of a socket that have left, and whose descriptors are still being closed. With
+/// those of the clients that are served, a socket has at most twice as many threads as clients.
+pub const LEFT_MAX: usize = CLIENTS_MAX;
 /// The target of the log lines about calls that change something. The program limits them less than others,
 /// because an audit has to be complete.
 pub const CALLS_TARGET: &str = "kickless_control::calls";
@@ -68,19 +77,26 @@ impl Server {
     /// # Errors
     /// The process has no free descriptor, or cannot start a thread.
     pub fn start(daemon: Arc<Daemon>, listeners: Vec<(Listener, Access)>) -> io::Result<Self> {
-        for (listener, _) in &listeners {
+        for (listener, access) in &listeners {
             listener.socket().set_nonblocking(true)?;
+            if *access == Access::ReadOnly {
+                // An older kernel takes them, and the thread of the client closes them.
+                let _ = refuse_descriptors(listener.socket());
+            }
         }
+        let listeners =
+            listeners.into_iter().map(|(listener, access)| Socket { listener, access, threads: 0 });
         let (waker, is_ending) = (Waker::new()?, Arc::new(AtomicBool::new(false)));
-        let (sender, finished) = channel();
+        let (sender, messages) = channel();
         let mut sockets = Sockets {
             daemon,
-            listeners,
+            listeners: listeners.collect(),
             connections: BTreeMap::new(),
             next_id: 0,
             calls: 0,
+            budget: Arc::new(Budget::of_process(CLIENTS_MAX)),
             sender,
-            finished,
+            messages,
             waker: waker.clone(),
             accept_at: None,
             seen: None,
@@ -116,16 +132,42 @@ struct Finished {
     result: Result<Value, RpcError>,
 }
 
+/// A message of another thread to the thread of the server.
+enum Message {
+    /// A call has finished.
+    Finished(Finished),
+    /// The thread of this client has read.
+    Received(u64, io::Result<Received>),
+    /// The thread of a client of the listener with this number has ended.
+    ClientEnded(usize),
+}
+
+/// A socket that clients connect to.
+struct Socket {
+    listener: Listener,
+    access: Access,
+    /// The number of threads of its clients, also of those that have left.
+    threads: usize,
+}
+
+impl Socket {
+    /// Returns whether there is room for the thread of another client.
+    fn has_room(&self) -> bool {
+        self.threads < CLIENTS_MAX + LEFT_MAX
+    }
+}
+
 struct Sockets {
     daemon: Arc<Daemon>,
-    listeners: Vec<(Listener, Access)>,
+    listeners: Vec<Socket>,
     connections: BTreeMap<u64, Connection>,
     next_id: u64,
     /// The number of calls that are executed on threads.
     calls: usize,
-    sender: Sender<Finished>,
-    finished: Receiver<Finished>,
-    /// Signalled for each finished call, and at the end.
+    budget: Arc<Budget>,
+    sender: Sender<Message>,
+    messages: Receiver<Message>,
+    /// Signalled for each message, and at the end.
     waker: Waker,
     /// The time at which connections are accepted again.
     accept_at: Option<Instant>,
@@ -140,13 +182,20 @@ impl Sockets {
         let due = stats.map(|(_, due)| due).chain(self.seen.as_ref().map(|(_, due)| *due));
         let pause = due.chain(self.accept_at).min().map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = pause.and_then(|pause| Timespec::try_from(pause).ok());
-        let accepts = if self.accept_at.is_some() { PollFlags::empty() } else { PollFlags::IN };
         let waker = self.waker.clone();
         let mut fds = vec![PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)];
-        let sockets = self.listeners.iter().map(|(listener, _)| listener.socket());
-        fds.extend(sockets.map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), accepts)));
-        let connections = self.connections.values();
-        fds.extend(connections.map(|client| PollFd::from_borrowed_fd(client.as_fd(), client.interest())));
+        fds.extend(self.listeners.iter().map(|socket| {
+            let accepts = self.accept_at.is_none() && socket.has_room();
+            let flags = if accepts { PollFlags::IN } else { PollFlags::empty() };
+            PollFd::from_borrowed_fd(socket.listener.socket().as_fd(), flags)
+        }));
+        let mut ids = Vec::with_capacity(self.connections.len());
+        for (id, client) in &self.connections {
+            if let Some(flags) = client.interest() {
+                ids.push(*id);
+                fds.push(PollFd::from_borrowed_fd(client.as_fd(), flags));
+            }
+        }
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return thread::sleep(ACCEPT_PAUSE),
@@ -154,15 +203,12 @@ impl Sockets {
         let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
         drop(fds);
         let (listeners, clients) = ready[1..].split_at(self.listeners.len());
-        let ids: Vec<u64> = self.connections.keys().copied().collect();
         if self.accept_at.is_some_and(|at| at <= Instant::now()) {
             self.accept_at = None;
         }
         self.waker.clear();
-        while let Ok(finished) = self.finished.try_recv() {
-            if let Some(connection) = self.finish(finished) {
-                self.serve(connection);
-            }
+        while let Ok(message) = self.messages.try_recv() {
+            self.take(message);
         }
         for (id, events) in ids.into_iter().zip(clients) {
             if !events.is_empty() {
@@ -224,9 +270,61 @@ impl Sockets {
         }
     }
 
+    /// Handles a message of another thread.
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Finished(finished) => {
+                if let Some(connection) = self.finish(finished) {
+                    self.serve(connection);
+                }
+            }
+            Message::Received(id, received) => {
+                let Some(client) = self.connections.get_mut(&id) else { return };
+                match client.take_read(received) {
+                    Ok(()) => self.serve(id),
+                    Err(_) => drop(self.connections.remove(&id)),
+                }
+            }
+            Message::ClientEnded(listener) => self.listeners[listener].threads -= 1,
+        }
+    }
+
+    /// Starts the thread of the next client.
+    fn start_reader(&mut self, listener: usize) -> io::Result<Reader> {
+        let (id, access) = (self.next_id, self.listeners[listener].access);
+        let tell = {
+            let (sender, waker) = (self.sender.clone(), self.waker.clone());
+            move |message| {
+                // The server may have ended.
+                let _ = sender.send(message);
+                waker.wake();
+            }
+        };
+        let ended = {
+            let tell = tell.clone();
+            move || tell(Message::ClientEnded(listener))
+        };
+        let pass_on = move |received| tell(Message::Received(id, received));
+        let reader = Reader::start(access, self.budget.clone(), pass_on, ended)?;
+        let socket = &mut self.listeners[listener];
+        socket.threads += 1;
+        if !socket.has_room() {
+            warn!(
+                threads = socket.threads,
+                "no further clients of this control socket are taken until descriptors of earlier ones are closed"
+            );
+        }
+        Ok(reader)
+    }
+
     /// Accepts a connection.
     fn accept(&mut self, listener: usize) {
-        let (listener, access) = &self.listeners[listener];
+        // Before the connection, because only this thread may close it.
+        let Ok(reader) = self.start_reader(listener) else {
+            self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
+            return;
+        };
+        let Socket { listener, access, .. } = &self.listeners[listener];
         let access = *access;
         let stream = match listener.socket().accept() {
             Ok((stream, _)) => stream,
@@ -239,7 +337,7 @@ impl Sockets {
                 return;
             }
         };
-        let Ok(mut connection) = Connection::new(stream, access) else { return };
+        let Ok(mut connection) = Connection::new(stream, access, reader) else { return };
         if !self.make_room(access) {
             let why = format!("{CLIENTS_MAX} clients wait for their calls: try again later");
             // The client may be gone, and gets no second try.
@@ -269,10 +367,7 @@ impl Sockets {
         let moved = if events.contains(PollFlags::OUT) {
             client.write_rest()
         } else if events.contains(PollFlags::IN) {
-            client.read().and_then(|read| match read {
-                Ok(()) => Ok(()),
-                Err(error) => client.refuse(&error),
-            })
+            return client.read();
         } else {
             // The client has closed its end while no bytes were expected from it.
             Err(io::ErrorKind::ConnectionAborted.into())
@@ -293,7 +388,7 @@ impl Sockets {
                     let request = Request::parse(line);
                     self.request(id, request)
                 }
-                Err(error) => client.refuse(&error),
+                Err(error) => client.refuse(RpcError::line(error.to_string())),
             };
             if written.is_err() {
                 self.connections.remove(&id);
@@ -332,7 +427,9 @@ impl Sockets {
             }
             Ok((method, call, descriptors)) => {
                 self.subscribe(connection, &call);
-                execute(&self.daemon, peer, method, call, &descriptors)
+                // Only calls that wait take descriptors, and others have refused them.
+                drop(descriptors);
+                execute(&self.daemon, peer, method, call, &Descriptors::default())
             }
             Err(error) => Err(error),
         };
@@ -347,18 +444,23 @@ impl Sockets {
         peer: Peer,
         method: &'static Method,
         call: Call,
-        descriptors: Descriptors,
+        descriptors: Vec<(String, GivenFd)>,
     ) -> Result<(), RpcError> {
         if self.calls >= CALLS_MAX {
             return Err(RpcError::busy(format!("{CALLS_MAX} calls wait for disks: try again later")));
         }
         let (daemon, sender, waker) = (self.daemon.clone(), self.sender.clone(), self.waker.clone());
         let run = move || {
-            let result = execute(&daemon, peer, method, call, &descriptors);
-            // Before the answer, so that a client that has it finds them closed.
-            drop(descriptors);
+            let given = descriptors.into_iter().filter_map(|(name, given)| Some((name, given.take()?)));
+            let (given, permits): (Vec<_>, Vec<Permit>) =
+                given.map(|(name, (fd, permit))| ((name, fd), permit)).unzip();
+            let given: Descriptors = given.into_iter().collect();
+            let result = execute(&daemon, peer, method, call, &given);
+            // Before the answer, so that a client that has it finds them closed. Only this client waits.
+            drop(given);
+            drop(permits);
             // The server may have ended.
-            let _ = sender.send(Finished { connection, id, result });
+            let _ = sender.send(Message::Finished(Finished { connection, id, result }));
             waker.wake();
         };
         let thread = thread::Builder::new().name("control call".into()).spawn(run);
@@ -384,11 +486,18 @@ impl Sockets {
     /// Answers calls that finish before `deadline`.
     fn end(&mut self, deadline: Instant) {
         while self.calls > 0
-            && let Ok(finished) =
-                self.finished.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            && let Ok(message) =
+                self.messages.recv_timeout(deadline.saturating_duration_since(Instant::now()))
         {
-            self.finish(finished);
+            if let Message::Finished(finished) = message {
+                self.finish(finished);
+            }
         }
+        // Clients that are not accepted may have sent descriptors, which the close of their socket closes.
+        // The end does not wait for that. The names of the sockets are removed here.
+        let sockets: Vec<_> = self.listeners.drain(..).map(|socket| socket.listener.into_socket()).collect();
+        // Without a thread, they are closed here.
+        let _ = thread::Builder::new().name("control close".into()).spawn(move || drop(sockets));
     }
 
     /// Answers a request, unless the client wants no answer.
