@@ -20,6 +20,7 @@ use kickless_daemon::DeviceState;
 use kickless_driver::{Disk, Options};
 use kickless_testing::eventually;
 use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
@@ -63,11 +64,14 @@ fn add(client: &mut Client, params: Value, given: &[(&str, BorrowedFd<'_>)]) -> 
 
 /// Sends bytes with descriptors.
 fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    assert_eq!(try_send(stream, bytes, descriptors), Ok(bytes.len()));
+}
+
+fn try_send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
-    let sent = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
-    assert_eq!(sent, bytes.len());
+    sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
 }
 
 #[test]
@@ -108,16 +112,27 @@ fn a_disk_and_its_socket_are_served_from_descriptors() {
 }
 
 #[test]
-fn direct_io_is_chosen_by_the_configuration() {
+fn direct_io_is_chosen_by_the_configuration_and_the_sender_keeps_its_flags() {
     let _alone = alone();
     let rig = Rig::new();
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let file = image(&dir.path().join("image"));
+    let path = dir.path().join("image");
+    let file = image(&path);
+    let before = fcntl_getfl(&file).unwrap();
     let mut client = rig.client();
     for (cache, is_direct) in [("none", true), ("writeback", false)] {
         let config = json!({ "name": "a", "socket-path": rig.path("a"), "blk-file": "fd:i", "cache": cache });
         add(&mut client, config, &[("i", file.as_fd())]).unwrap();
-        assert_eq!(fcntl_getfl(&file).unwrap().contains(OFlags::DIRECT), is_direct, "{cache}");
+        let fds = fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap().path());
+        let of_image = fds.filter(|fd| fs::read_link(fd).is_ok_and(|name| name == path));
+        let flags = of_image.map(|fd| {
+            let info =
+                fs::read_to_string(Path::new("/proc/self/fdinfo").join(fd.file_name().unwrap())).unwrap();
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim();
+            OFlags::from_bits_retain(u32::from_str_radix(flags, 8).unwrap())
+        });
+        assert_eq!(flags.into_iter().any(|flags| flags.contains(OFlags::DIRECT)), is_direct, "{cache}");
+        assert_eq!(fcntl_getfl(&file).unwrap(), before);
         common::call(&mut client, "device.remove", json!({ "name": "a" })).unwrap();
     }
 }
@@ -278,9 +293,16 @@ fn hostile_clients_leave_no_descriptor_behind() {
     drop(stream);
     is_clean();
 
-    // The read-only socket takes none.
-    let stream = UnixStream::connect(rig.path("read-only.sock")).unwrap();
-    send(&stream, b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"device.list\",\"fds\":[\"a\"]}\n", &all);
+    // The read-only socket takes none. Before Linux 6.16, the daemon closes them.
+    let mut stream = UnixStream::connect(rig.path("read-only.sock")).unwrap();
+    let line = b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"device.list\",\"fds\":[\"a\"]}\n";
+    match try_send(&stream, line, &all) {
+        Ok(sent) => assert_eq!(sent, line.len()),
+        Err(error) => {
+            assert_eq!(error, Errno::PERM);
+            stream.write_all(line).unwrap();
+        }
+    }
     assert_eq!(answer(&stream)["error"]["message"], "fds: device.list takes no descriptors");
     assert_eq!(open_descriptors(), before + 2);
     drop(stream);
@@ -310,7 +332,7 @@ fn one_descriptor_does_not_serve_two_devices_at_once() {
         let config = json!({ "name": name, "socket-path": rig.path(name), "blk-file": "fd:x" });
         add(&mut client, config, &[("x", file.as_fd())]).unwrap();
     }
-    // The kernel sees one owner of the lock.
+    // Each has a lock of its own.
     let first = Disk::connect(Options::new(rig.path("a"))).unwrap();
     first.write_at(&[1; 512], 0).unwrap();
     let second = Options { connect_timeout: Duration::from_secs(1), ..Options::new(rig.path("b")) };
@@ -327,6 +349,32 @@ fn one_descriptor_does_not_serve_two_devices_at_once() {
     config["socket-mode"] = "0600".into();
     let refused = add(&mut client, config, &given).unwrap_err();
     assert!(refused.starts_with("socket-mode: "), "{refused}");
+}
+
+#[test]
+fn disks_that_came_by_one_descriptor_keep_their_locks() {
+    let _alone = alone();
+    let rig = Rig::new();
+    let path = rig.path("image");
+    let file = image(&path);
+    let mut client = rig.client();
+    for name in ["a", "b"] {
+        let config =
+            json!({ "name": name, "socket-path": rig.path(name), "blk-file": "fd:x", "read-only": true });
+        add(&mut client, config, &[("x", file.as_fd())]).unwrap();
+    }
+    let config = json!({ "name": "c", "socket-path": rig.path("c"), "blk-file": path });
+    common::call(&mut client, "device.add", config).unwrap();
+    let disks = ["a", "b"].map(|name| Disk::connect(Options::new(rig.path(name))).unwrap());
+    disks.iter().for_each(|disk| disk.read_at(&mut [0; 512], 0).unwrap());
+    // One of them unlocks the image, and the other still has it.
+    let [first, second] = disks;
+    drop(first);
+    common::call(&mut client, "device.remove", json!({ "name": "a" })).unwrap();
+    let writer = Options { connect_timeout: Duration::from_millis(200), ..Options::new(rig.path("c")) };
+    let writer = Disk::connect(Options { reconnect_limit: Duration::ZERO, ..writer });
+    assert!(writer.is_err() || writer.is_ok_and(|disk| disk.write_at(&[2; 512], 0).is_err()));
+    second.read_at(&mut [0; 512], 0).unwrap();
 }
 
 #[test]

@@ -12,7 +12,6 @@ use kickless_device::{Device, StoppedOnError};
 use kickless_memory::quota::AddressSpace;
 use kickless_opener::{Address, Descriptors, SocketError, TURN_WAIT, descriptor_name, real_path};
 use kickless_worker::{WorkerPool, WorkerTimes};
-use rustix::fs::fstat;
 use tracing::{info, warn};
 
 use super::config::{DeviceConfig, DeviceKind, Mistake, NetConfig, Notation, PoolConfig};
@@ -312,18 +311,14 @@ impl Registry {
 
     fn add_now(&self, config: DeviceConfig, given: &Descriptors) -> Result<AddOutcome, AddError> {
         let socket = config.serve.socket_path.as_deref();
-        // A given socket is told apart by its inode, which the kernel shows as a path in the same way.
-        let mut identity = None;
         let endpoint = match socket.and_then(|path| Some((path, descriptor_name(path)?))) {
             None => None,
             Some((path, name)) => {
-                let socket = given.duplicate(name)?;
-                identity = fstat(&socket).ok().map(|stat| PathBuf::from(format!("socket:[{}]", stat.st_ino)));
-                let endpoint = Endpoint::given(socket);
+                let endpoint = Endpoint::given(given.duplicate(name)?);
                 Some(endpoint.map_err(|problem| SocketError::of(path, problem))?)
             }
         };
-        let Some(mut opened) = self.open_given(config, endpoint, identity, given)? else {
+        let Some(mut opened) = self.open_given(config, endpoint, given)? else {
             return Ok(AddOutcome::Identical);
         };
         opened.bind(Instant::now() + TURN_WAIT)?;
@@ -341,21 +336,22 @@ impl Registry {
         config: DeviceConfig,
         endpoint: Option<Endpoint>,
     ) -> Result<Option<OpenDevice>, AddError> {
-        self.open_given(config, endpoint, None, &Descriptors::default())
+        self.open_given(config, endpoint, &Descriptors::default())
     }
 
     fn open_given(
         &self,
         config: DeviceConfig,
         endpoint: Option<Endpoint>,
-        identity: Option<PathBuf>,
         given: &Descriptors,
     ) -> Result<Option<OpenDevice>, AddError> {
         config.check(Notation::Keys).map_err(AddError::Mistake)?;
         let registry = self.state.clone();
         let is_inherited = endpoint.is_some() || !config.descriptors().is_empty();
-        let socket =
-            config.serve.socket_path.as_deref().filter(|_| endpoint.is_none()).map(real_path).or(identity);
+        let socket = match &endpoint {
+            Some(endpoint) => endpoint.identity(),
+            None => config.serve.socket_path.as_deref().map(real_path),
+        };
         let wanted = Wanted {
             config: &config,
             socket: socket.as_deref(),
@@ -632,7 +628,7 @@ impl Registry {
                 config: entry.config.clone(),
                 state,
                 error: ended.map(|error| sentence(error)).or(stopped),
-                is_inherited: entry.is_inherited(),
+                is_inherited: entry.is_inherited,
             }
         });
         let served: Vec<_> = served.collect();

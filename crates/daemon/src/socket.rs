@@ -1,9 +1,11 @@
 //! The source of front-ends.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 
 use kickless_opener::{Listener, SocketProblem};
+use rustix::fs::fstat;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 /// The source of front-ends.
@@ -43,6 +45,16 @@ impl Endpoint {
         let stream = UnixStream::from(socket);
         stream.peer_addr().map_err(SocketProblem::host("it neither listens nor is connected"))?;
         Ok(Self::Connected(stream))
+    }
+
+    /// Returns the identity of the socket, by which the same socket under another name is known. It is
+    /// written as the kernel writes the link of its descriptor. Returns `None` if the kernel does not tell.
+    pub(crate) fn identity(&self) -> Option<PathBuf> {
+        let socket = match self {
+            Self::Listening(listener) => listener.socket().as_fd(),
+            Self::Connected(stream) => stream.as_fd(),
+        };
+        fstat(socket).ok().map(|stat| PathBuf::from(format!("socket:[{}]", stat.st_ino)))
     }
 }
 

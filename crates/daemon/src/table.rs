@@ -24,8 +24,11 @@ pub(crate) struct Entry<D> {
     /// Empty for a device without a name.
     pub(crate) name: String,
     pub(crate) config: DeviceConfig,
-    /// The path of its socket, as [`real_path`](kickless_opener::real_path) returns it.
+    /// The path of its socket, as [`real_path`](kickless_opener::real_path) returns it, or the identity of
+    /// a socket that came as a descriptor.
     socket: Option<PathBuf>,
+    /// The front-ends, or what is behind the device, come from descriptors.
+    pub(crate) is_inherited: bool,
     pub(crate) phase: Phase<D>,
     /// The entry is removed as soon as the device is closed.
     pub(crate) is_removing: bool,
@@ -55,6 +58,7 @@ pub(crate) struct Replaced {
     id: u64,
     config: DeviceConfig,
     socket: Option<PathBuf>,
+    is_inherited: bool,
     outcome: Outcome,
 }
 
@@ -62,7 +66,8 @@ pub(crate) struct Replaced {
 pub(crate) struct Wanted<'a> {
     pub(crate) config: &'a DeviceConfig,
     /// The path of its socket, as [`real_path`](kickless_opener::real_path) returns it. The caller resolves
-    /// it without the lock, because the file system may not answer.
+    /// it without the lock, because the file system may not answer. For a socket that came as a descriptor,
+    /// this is its identity.
     pub(crate) socket: Option<&'a Path>,
     /// The front-ends, or what is behind the device, come from descriptors.
     pub(crate) is_inherited: bool,
@@ -87,11 +92,6 @@ impl<D> Default for Table<D> {
 }
 
 impl<D> Entry<D> {
-    /// Returns whether the front-ends, or what is behind the device, come from descriptors.
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.socket.is_none() || !self.config.descriptors().is_empty()
-    }
-
     pub(crate) fn device(&self) -> Option<&Arc<D>> {
         match &self.phase {
             Phase::Running(device) | Phase::Ended(device, _) => Some(device),
@@ -184,21 +184,26 @@ impl<D> Table<D> {
         if same.is_none() && self.entries.len() >= devices_max {
             return Err(AddError::Full { max: devices_max });
         }
-        Ok(self.insert(same, name, config.clone(), socket.map(Path::to_owned)))
+        Ok(self.insert(same, name, wanted))
     }
 
     /// Gives a new entry, or that of the closed device with the same name, to a device that is being opened.
-    fn insert(
-        &mut self,
-        same: Option<usize>,
-        name: String,
-        config: DeviceConfig,
-        socket: Option<PathBuf>,
-    ) -> Reserved {
-        let id = self.next_id;
+    fn insert(&mut self, same: Option<usize>, name: String, wanted: &Wanted<'_>) -> Reserved {
+        let (id, is_inherited) = (self.next_id, wanted.is_inherited);
+        let (config, socket) = (wanted.config.clone(), wanted.socket.map(Path::to_owned));
         let Some(entry) = same.map(|at| &mut self.entries[at]) else {
             let phase = Phase::Opening(None);
-            self.entries.push(Entry { id, name, config, socket, phase, is_removing: false, references: 0 });
+            let is_removing = false;
+            self.entries.push(Entry {
+                id,
+                name,
+                config,
+                socket,
+                is_inherited,
+                phase,
+                is_removing,
+                references: 0,
+            });
             self.next_id += 1;
             return Reserved::New(id);
         };
@@ -208,6 +213,7 @@ impl<D> Table<D> {
                     id: std::mem::replace(&mut entry.id, id),
                     config: std::mem::replace(&mut entry.config, config),
                     socket: std::mem::replace(&mut entry.socket, socket),
+                    is_inherited: std::mem::replace(&mut entry.is_inherited, is_inherited),
                     outcome,
                 };
                 entry.phase = Phase::Opening(Some(Box::new(replaced)));
@@ -227,8 +233,9 @@ impl<D> Table<D> {
         let Some(entry) = self.find(id) else { return false };
         let Phase::Opening(replaced) = &mut entry.phase else { return false };
         match replaced.take().map(|replaced| *replaced) {
-            Some(Replaced { id, config, socket, outcome }) => {
+            Some(Replaced { id, config, socket, is_inherited, outcome }) => {
                 (entry.id, entry.config, entry.socket) = (id, config, socket);
+                entry.is_inherited = is_inherited;
                 entry.phase = Phase::Closed(outcome);
             }
             None => self.entries.retain(|entry| entry.id != id),

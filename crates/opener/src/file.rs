@@ -82,12 +82,12 @@ pub fn link(path: &Path) -> io::Result<PathBuf> {
     path.read_link()
 }
 
-/// Opens the file of a descriptor again, for reading. The result has an open file description of its own.
+/// Opens the file of a descriptor again, for this use. The result has an open file description of its own.
 ///
 /// # Errors
 /// There is no /proc, or the kernel refuses it.
-pub fn reopen(file: BorrowedFd<'_>) -> io::Result<File> {
-    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+pub fn reopen(of: BorrowedFd<'_>, usage: FileUse) -> io::Result<File> {
+    file(Path::new(&format!("/proc/self/fd/{}", of.as_raw_fd())), usage)
 }
 
 #[cfg(test)]
@@ -131,7 +131,7 @@ mod tests {
         fs::write(&path, "text").unwrap();
         let first = file(&path, FileUse::Read).unwrap();
         fs::remove_file(&path).unwrap();
-        let second = reopen(first.as_fd()).unwrap();
+        let second = reopen(first.as_fd(), FileUse::Read).unwrap();
         assert_eq!(second.metadata().unwrap().ino(), first.metadata().unwrap().ino());
         assert_eq!(io::read_to_string(second).unwrap(), "text");
         assert!(text(&path).is_err());

@@ -78,7 +78,7 @@ impl FileDisk {
             return Err(Error::OpenForWriting { path: path.to_owned(), source: Errno::ROFS.into() });
         }
         // This returns the size of a device too.
-        let bytes = (&file).seek(SeekFrom::End(0)).map_err(failed)?;
+        let bytes = (&*file).seek(SeekFrom::End(0)).map_err(failed)?;
         let size = bytes - bytes % SECTOR;
         let is_disk = contents == Contents::Disk;
         if size == 0 && is_disk {
@@ -111,7 +111,6 @@ impl FileDisk {
         // The kernel's alignment would suffice, but a transfer that crosses fewer pages is cheaper. So this
         // is at least a page.
         let address = direct.as_ref().map_or(1, |direct| direct.address).max(rustix::param::page_size());
-        let file = Arc::new(file);
         let writeback = (direct.is_none() && !options.read_only).then(|| Writeback::watch(&file));
         if let (Source::Descriptor(..), Some(false)) =
             (source, writeback.as_ref().map(Writeback::has_witness))
