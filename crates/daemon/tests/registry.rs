@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Barrier;
 use std::thread;
@@ -13,6 +14,7 @@ use kickless_daemon::{
     AddError, AddOutcome, BlkConfig, DeviceConfig, DeviceKind, DeviceState, Endpoint, RemoveError,
     RemoveMode, sentence,
 };
+use kickless_opener::Descriptors;
 use kickless_testing::eventually;
 
 /// Changes the options of a disk.
@@ -77,6 +79,24 @@ fn a_device_that_cannot_be_added_leaves_nothing_behind() {
 
     rig.registry.stop();
     assert!(matches!(rig.registry.add(rig.config("d", "mem:1M")), Err(AddError::Stopping)));
+}
+
+#[test]
+fn an_inherited_socket_serves_no_second_device() {
+    let rig = Rig::new(1, 2);
+    let listener = UnixListener::bind(rig.socket("a")).unwrap();
+    let duplicate = || OwnedFd::from(listener.try_clone().unwrap());
+    let inherited = Endpoint::inherited(duplicate()).unwrap();
+    let mut first = rig.config("a", "mem:1M");
+    first.serve.socket_path = None;
+    let opened = rig.registry.open(first, Some(inherited)).unwrap().unwrap();
+    rig.registry.serve(vec![opened]).unwrap();
+    let mut second = rig.config("b", "mem:1M");
+    second.serve.socket_path = Some("fd:s".into());
+    let given = Descriptors::from_iter([("s".to_owned(), duplicate())]);
+    let refused = rig.registry.add_given(second, &given);
+    assert!(matches!(refused, Err(AddError::SocketTaken { name, .. }) if name == "a"));
+    assert!(rig.registry.list()[0].is_inherited);
 }
 
 #[test]
