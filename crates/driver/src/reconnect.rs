@@ -1,4 +1,4 @@
-//! The outage of a device, of whatever kind: a thread replaces the lost connection.
+//! Replaces the lost connection of a disk or a card, on a thread that lives as long as the outage.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,16 +23,16 @@ pub(crate) trait Reconnect: Send + Sync + Sized + 'static {
     fn wake_all(&self);
 
     /// Drops the connection, if there is one.
-    fn close_connection(&self);
+    fn drop_connection(&self);
 
-    /// Kills the device. All later calls fail.
-    fn die(self: &Arc<Self>, error: Error);
+    /// Ends the device after an outage that is too long. All later calls fail.
+    fn give_up(self: &Arc<Self>, error: Error);
 
     /// Starts a thread that replaces the lost connection. Logs this once for each outage.
     fn lost(self: &Arc<Self>, cause: Error) {
         let device = self.clone();
         if let Err(error) = self.link().lost(cause, self.reconnect_limit(), move || recover(&device)) {
-            self.die(error);
+            self.give_up(error);
         }
     }
 }
@@ -42,12 +42,12 @@ fn recover<D: Reconnect>(device: &Arc<D>) {
     match device.link().retry_until(deadline, device.reconnect_limit(), || device.reconnect(deadline)) {
         Ok(true) => device.link().end_outage(),
         Ok(false) => {}
-        Err(error) => return device.die(error),
+        Err(error) => return device.give_up(error),
     }
     // The connection may be lost again already. Threads could not report that during the outage. So they are
     // woken after it, and they check the connection again.
     device.wake_all();
     if device.link().is_dead() {
-        device.close_connection();
+        device.drop_connection();
     }
 }

@@ -33,12 +33,12 @@ impl Reconnect for Core {
         self.rings.iter().for_each(|ring| ring.wake.signal());
     }
 
-    fn close_connection(&self) {
-        Core::close_connection(self);
+    fn drop_connection(&self) {
+        self.close_connection();
     }
 
-    fn die(self: &Arc<Self>, error: Error) {
-        Core::die(self, error);
+    fn give_up(self: &Arc<Self>, error: Error) {
+        self.die(error);
     }
 
     fn begin_recovery(&self) -> Instant {

@@ -405,12 +405,12 @@ impl Reconnect for CardCore {
         self.raise_generation();
     }
 
-    fn close_connection(&self) {
-        CardCore::close_connection(self);
+    fn drop_connection(&self) {
+        self.close_connection();
     }
 
-    fn die(self: &Arc<Self>, error: Error) {
-        CardCore::die(self, error);
+    fn give_up(self: &Arc<Self>, error: Error) {
+        self.die(error);
     }
 
     fn begin_recovery(&self) -> Instant {
