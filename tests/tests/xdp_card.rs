@@ -4,7 +4,7 @@
 
 use kickless_driver::{Card, CardOptions, Interest, Outgoing, QueuePair};
 use kickless_testing::{LIMIT, eventually, in_network_namespace, ip};
-use kickless_tests::daemon::{CardConfig, Daemon, card_counter};
+use kickless_tests::daemon::{CardConfig, Daemon, card_counter, child_command, kickless_binary};
 use std::time::Duration;
 
 /// Frames that are on their way at the same time, of which an interface has room for 1024.
@@ -89,6 +89,25 @@ fn frames_pass_between_two_interfaces_and_after_a_kill() {
             assert!(!log.iter().any(|line| line.contains("panicked")));
         }
     });
+}
+
+/// Root of a user namespace has all capabilities there, and none that counts.
+#[test]
+fn root_of_a_user_namespace_is_told_that_the_host_decides() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "ip link add left type veth peer name right || exit 7
+        ulimit -l 64; exec \"$0\" net --port=xdp:left --socket-path=\"$1/socket\"";
+    let output = child_command("unshare")
+        .args(["--user", "--map-root-user", "--net", "sh", "-c", script])
+        .args([kickless_binary().unwrap().as_os_str(), dir.path().as_os_str()])
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() != Some(1) || error.contains("unshare:") {
+        println!("skipped, because there is no user namespace: {error}");
+        return;
+    }
+    assert!(error.contains("needs the capability CAP_BPF of the host"), "{error}");
 }
 
 #[test]

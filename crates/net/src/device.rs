@@ -179,8 +179,10 @@ impl Device for Net {
         match message {
             DeviceMessage::SetMtu(mtu) => match u16::try_from(mtu) {
                 Ok(mtu) if mtu >= MTU_MIN => {
-                    self.card.mtu.store(mtu, Ordering::Relaxed);
-                    self.card.port.warn_of_mtu(mtu);
+                    // A front-end repeats this for each pair of rings.
+                    if self.card.mtu.swap(mtu, Ordering::Relaxed) != mtu {
+                        self.card.port.warn_of_mtu(mtu);
+                    }
                 }
                 _ => return Err(MessageError::Mtu { mtu, min: MTU_MIN.into(), max: MTU_MAX.into() }),
             },

@@ -1,4 +1,4 @@
-//! The state that the tasks of all transmit rings have, whatever the port is.
+//! The state of the task of a transmit ring that does not depend on the port.
 
 use crate::buffers;
 use crate::card_state::CardState;

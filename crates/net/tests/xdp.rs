@@ -268,6 +268,7 @@ fn a_larger_mtu_than_the_port_carries_is_warned_of() {
         let mtu = |mtu| logged(|| network.card.message(DeviceMessage::SetMtu(mtu)).unwrap()).1;
         assert_eq!(mtu(3810), "");
         assert!(mtu(3811).contains("a larger MTU than the port carries"));
+        assert_eq!(mtu(3811), "");
     });
 }
 

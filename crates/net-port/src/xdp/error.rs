@@ -28,6 +28,15 @@ pub enum XdpError {
         /// The capabilities that the program does not have, with a comma between two.
         missing: String,
     },
+    /// The capabilities of the program are not those of the host.
+    #[error(
+        "port xdp:{interface}: AF_XDP needs the capability CAP_BPF of the host, and this process is in a user namespace: \
+         start it outside of that, or choose another port"
+    )]
+    Namespace {
+        /// The interface.
+        interface: String,
+    },
     /// The interface does not have enough queues.
     #[error(
         "port xdp:{interface}: the interface has no queue {queue}: choose others with num-queue-pairs and queue=N, or \

@@ -28,9 +28,10 @@ pub struct XdpPort {
 /// A queue, which both rings of a pair share. Their tasks are on one worker most of the time, so the lock
 /// is free mostly. A thread that announces an address takes it too.
 struct Queue {
-    rings: Mutex<Rings>,
-    /// The socket, for calls that need no ring.
+    /// The socket, for calls that need no ring. It is before the rings, so that it is closed before their
+    /// memory ends.
     socket: OwnedFd,
+    rings: Mutex<Rings>,
 }
 
 impl XdpPort {
@@ -61,7 +62,7 @@ impl XdpPort {
                 .map_err(|error| fail("giving a queue its socket", error))?;
             let socket =
                 rings.as_fd().try_clone_to_owned().map_err(|error| fail("setting up a socket", error))?;
-            queues.push(Arc::new(Queue { rings: Mutex::new(rings), socket }));
+            queues.push(Arc::new(Queue { socket, rings: Mutex::new(rings) }));
         }
         let zero_copy = queues.iter().filter(|queue| queue.lock().is_zero_copy()).count();
         let copies = zero_copy < queues.len();
@@ -92,7 +93,7 @@ impl XdpPort {
 
     /// Returns whether the interface was deleted or moved since the last call.
     pub fn was_lost(&self) -> bool {
-        // The kernel leaves the error at each socket, until it is read there.
+        // Each socket has an error of its own, which a look takes away. So all are looked at.
         self.queues.iter().filter(|queue| queue.is_unbound()).count() > 0
     }
 }
@@ -109,7 +110,7 @@ impl Queue {
             .map_or(0, |all| all.rx_dropped + all.rx_ring_full.unwrap_or_default())
     }
 
-    /// Returns whether the kernel has taken the socket from its interface since the last call.
+    /// Returns whether the kernel has unbound the socket from its interface since the last call.
     fn is_unbound(&self) -> bool {
         sockopt::socket_error(&self.socket) == Ok(Err(Errno::NETDOWN))
     }
@@ -269,7 +270,8 @@ fn of_open(interface: &str, queue: u16, error: OpenError) -> XdpError {
 /// The error of the first object in the kernel. Before Linux 5.11, its memory counts as locked memory.
 fn of_map(interface: &str, pairs: u16, error: io::Error) -> XdpError {
     let is_refused = Errno::from_io_error(&error) == Some(Errno::PERM);
-    if is_refused && privileges::missing().is_none() && !privileges::may_lock(pairs) {
+    let is_privileged = privileges::missing().is_none() && !privileges::are_of_namespace();
+    if is_refused && is_privileged && privileges::may_lack_memory(pairs) {
         return XdpError::Memory { interface: interface.to_owned() };
     }
     of_call(interface, "making a map of sockets", error)
@@ -280,6 +282,7 @@ fn of_call(interface: &str, what: &'static str, error: io::Error) -> XdpError {
     match Errno::from_io_error(&error) {
         Some(Errno::PERM | Errno::ACCESS) => match privileges::missing() {
             Some(missing) => XdpError::Denied { interface, missing },
+            None if privileges::are_of_namespace() => XdpError::Namespace { interface },
             // Something else than a capability, such as a filter of system calls.
             None => XdpError::Call { interface, what, source: error },
         },

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use std::io;
 use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
+use tracing::warn;
 
 /// The thread of a port.
 #[derive(Debug)]
@@ -29,7 +30,15 @@ pub(crate) fn watch(card: &Arc<CardState>) -> io::Result<()> {
     let CardPort::Xdp(port) = &card.port else { return Ok(()) };
     let mut watch = port.watch.lock().unwrap_or_else(PoisonError::into_inner);
     if watch.is_none() {
-        let (stop, changes) = (Waker::new()?, LinkChanges::open()?);
+        let stop = Waker::new()?;
+        let changes = match LinkChanges::open() {
+            Ok(changes) => changes,
+            Err(error) => {
+                let interface = port.queues.interface();
+                warn!(interface, %error, "a card that only receives will not find out that its interface is gone");
+                return Ok(());
+            }
+        };
         let (card, stopped) = (card.clone(), stop.clone());
         let run = move || {
             if let CardPort::Xdp(port) = &card.port {
@@ -47,7 +56,7 @@ fn run(port: &XdpQueues, changes: &LinkChanges, stop: &Waker) {
         // The interface can have gone before the thread began.
         changes.clear();
         if port.queues.was_lost() {
-            port.report_gone();
+            return port.report_gone();
         }
         let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(changes, PollFlags::IN)];
         match poll(&mut fds, None) {
