@@ -275,6 +275,8 @@ fn the_way_between_the_cpus_is_measured() {
     let ways = load["ways"].as_array().unwrap();
     // Between two turns, one of the CPUs may be busy all the time.
     assert!(ways.len() == 3 && ways.iter().all(|ways| ways.as_array().unwrap().len() <= 3), "{load}");
+    assert!(ways.iter().any(|ways| ways[0].as_f64().is_some_and(|way| way > 0.0)), "{load}");
+    assert!(load["repeated_rounds"].as_u64().unwrap() <= 3);
     assert_eq!(load["way_changed"].as_array().unwrap().len(), 3);
 
     let output = bench(&["way", "--rounds=3", &format!("--cpu={driver},{back_ends}")]);

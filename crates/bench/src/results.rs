@@ -25,6 +25,8 @@ pub(crate) struct Load {
     /// The ways of a cache line in each round: before each turn, and after the last one. Empty if they were
     /// not measured.
     pub(crate) ways: Vec<Vec<f64>>,
+    /// The number of rounds that were repeated, because the way changed in them.
+    pub(crate) repeats: u32,
 }
 
 /// The median of some numbers, with the least and the most.
@@ -154,7 +156,7 @@ impl Results {
         let changed: Vec<bool> = load.ways.iter().map(|ways| !way::is_same(ways)).collect();
         json!({
             "load": load.description.json, "in_words": load.description.words, "targets": targets,
-            "ways": load.ways, "way_changed": changed,
+            "ways": load.ways, "way_changed": changed, "repeated_rounds": load.repeats,
         })
     }
 }

@@ -77,11 +77,12 @@ pub(crate) fn run_loads<S>(
     let progress = Progress::new();
     let mut loads = Vec::new();
     for (description, scenario) in scenarios {
-        let one_round = |round| -> Result<(Vec<Turn>, Vec<f64>)> {
+        let one_round = |round, again| -> Result<Round> {
             let (mut turns, mut ways) = (Vec::new(), Vec::new());
             for (at, target) in in_turn(round, &targets) {
                 let words = &description.words;
-                progress.begin(format!("{}, {words}, round {} of {rounds}", target.name(), round + 1));
+                let again = if again { " again" } else { "" };
+                progress.begin(format!("{}, {words}, round {} of {rounds}{again}", target.name(), round + 1));
                 if stops_others {
                     targets.iter().for_each(Target::pause);
                 }
@@ -93,21 +94,16 @@ pub(crate) fn run_loads<S>(
             }
             ways.extend(measured(way)?);
             turns.sort_by_key(|(at, _)| *at);
-            Ok((turns.into_iter().map(|(_, turn)| turn).collect(), ways))
+            Ok(Round { turns: turns.into_iter().map(|(_, turn)| turn).collect(), ways })
         };
         let mut turns: Vec<Vec<Turn>> = targets.iter().map(|_| Vec::new()).collect();
-        let (mut ways, mut repeats) = (Vec::new(), Repeats(rounds));
-        for round in 0..rounds {
-            let (new_turns, new_ways) = loop {
-                let (turns, ways) = one_round(round)?;
-                if !repeats.takes(&ways) {
-                    break (turns, ways);
-                }
-            };
-            turns.iter_mut().zip(new_turns).for_each(|(turns, new)| turns.push(new));
-            ways.push(new_ways);
+        let mut ways = Vec::new();
+        let (all, repeats) = rounds_of_a_load(rounds, one_round)?;
+        for round in all {
+            turns.iter_mut().zip(round.turns).for_each(|(turns, new)| turns.push(new));
+            ways.push(round.ways);
         }
-        loads.push(Load { description, turns, ways });
+        loads.push(Load { description, turns, ways, repeats });
     }
     let results = Results { targets: targets.iter().map(|target| target.name().to_owned()).collect(), loads };
     if let Some(path) = &output.report {
@@ -133,6 +129,31 @@ pub(crate) fn run_loads<S>(
             bail!("{count} requests failed, the first with: {}", failure.unwrap_or("no reason"))
         }
     }
+}
+
+/// The turns of all targets in a round, and the ways before, between and after them.
+struct Round {
+    turns: Vec<Turn>,
+    ways: Vec<f64>,
+}
+
+/// Runs the rounds of a load by `one_round`, which gets the number of the round and whether it is a repeat.
+/// Returns the rounds, and how often one was repeated because its way changed. A round with failed requests
+/// or lost frames counts in any case.
+fn rounds_of_a_load(
+    rounds: u32,
+    mut one_round: impl FnMut(u32, bool) -> Result<Round>,
+) -> Result<(Vec<Round>, u32)> {
+    let (mut all, mut repeats) = (Vec::new(), Repeats(rounds));
+    for number in 0..rounds {
+        let mut round = one_round(number, false)?;
+        while round.turns.iter().all(|turn| turn.failed == 0 && turn.lost == 0) && repeats.takes(&round.ways)
+        {
+            round = one_round(number, true)?;
+        }
+        all.push(round);
+    }
+    Ok((all, rounds - repeats.0))
 }
 
 /// Measures the way, if there is one to measure.
@@ -181,4 +202,36 @@ pub(crate) fn several(
 fn in_turn(round: u32, targets: &[Target]) -> impl Iterator<Item = (usize, &Target)> {
     let first = round as usize % targets.len().max(1);
     targets.iter().enumerate().cycle().skip(first).take(targets.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs rounds with these results. Returns the requests of the turns that count, and the repeats.
+    fn counted(rounds: u32, results: Vec<(Turn, [f64; 2])>) -> (Vec<u64>, u32) {
+        let mut results = results.into_iter();
+        let (all, repeats) = rounds_of_a_load(rounds, |_, _| {
+            let (turn, ways) = results.next().context("one round too many")?;
+            Ok(Round { turns: vec![turn], ways: ways.to_vec() })
+        })
+        .unwrap();
+        assert!(results.next().is_none());
+        (all.iter().flat_map(|round| &round.turns).map(|turn| turn.done).collect(), repeats)
+    }
+
+    #[test]
+    fn a_round_in_which_the_way_changed_is_run_again_and_does_not_count() {
+        let (same, changed) = ([80.0, 80.0], [80.0, 400.0]);
+        let results =
+            [(1, changed), (2, changed), (3, same), (4, changed)].map(|(n, ways)| (Turn::fake(n), ways));
+        assert_eq!(counted(2, results.into()), (vec![3, 4], 2));
+    }
+
+    #[test]
+    fn a_round_with_failures_counts_whatever_its_way() {
+        let failed = Turn { failed: 1, ..Turn::fake(1) };
+        let lost = Turn { lost: 1, ..Turn::fake(2) };
+        assert_eq!(counted(2, vec![(failed, [80.0, 400.0]), (lost, [400.0, 80.0])]), (vec![1, 2], 0));
+    }
 }

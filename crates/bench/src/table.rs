@@ -68,6 +68,9 @@ pub(crate) fn ways(results: &Results, load: &Load) -> Vec<String> {
         return Vec::new();
     }
     let mut lines = vec![format!("way of a cache line in each round: {}", each.join(", "))];
+    if load.repeats > 0 {
+        lines.push(format!("rounds repeated because it changed: {}", load.repeats));
+    }
     let groups = way::groups(&load.ways);
     for group in if groups.len() > 1 { groups } else { Vec::new() } {
         let ways = group.iter().filter_map(|round| load.ways.get(*round)).flatten();
@@ -133,27 +136,6 @@ mod tests {
 
     use super::*;
     use crate::description::REQUESTS;
-    use crate::turn::latencies;
-
-    fn turn(done: u64) -> Turn {
-        Turn {
-            seconds: 1.0,
-            done,
-            failed: 0,
-            failure: None,
-            unsent: 0,
-            lost: 0,
-            latencies: latencies().unwrap(),
-            submitted: done,
-            kicks: 0,
-            calls: 0,
-            driver_cpu: 1.0,
-            back_end_cpu: None,
-            seconds_counted: 1.0,
-            timeline: Vec::new(),
-            moments: Vec::new(),
-        }
-    }
 
     #[test]
     fn the_way_of_each_round_and_the_ratios_at_each_way_are_shown() {
@@ -165,15 +147,19 @@ mod tests {
             units: REQUESTS,
             json: serde_json::Value::Null,
         };
-        let turns = [[300, 150, 100], [200, 100, 100]].map(|rates| rates.map(turn).to_vec()).to_vec();
-        let mut load =
-            Load { description, turns, ways: vec![vec![80.0, 81.2], vec![79.0], vec![80.0, 400.0]] };
+        let turns = [[300, 150, 100], [200, 100, 100]].map(|rates| rates.map(Turn::fake).to_vec()).to_vec();
+        let mut load = Load {
+            description,
+            turns,
+            ways: vec![vec![80.0, 81.2], vec![79.0], vec![80.0, 400.0]],
+            repeats: 2,
+        };
         let mut results = Results { targets: vec!["a".into(), "b".into()], loads: Vec::new() };
         let first = "way of a cache line in each round: 81 ns, 79 ns, 80 ns to 400 ns (changed)";
-        assert_eq!(ways(&results, &load), [first]);
+        assert_eq!(ways(&results, &load), [first, "rounds repeated because it changed: 2"]);
         load.ways[1] = vec![400.0];
         assert_eq!(
-            ways(&results, &load)[1..],
+            ways(&results, &load)[2..],
             ["with 81 ns, 1 of 3 rounds: a / b 1.50", "with 400 ns, 1 of 3 rounds: a / b 1.50"]
         );
         load.ways = vec![vec![]; 3];

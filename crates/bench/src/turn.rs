@@ -68,6 +68,28 @@ pub(crate) struct Moment {
 }
 
 impl Turn {
+    /// Makes the turn of a second with these requests.
+    #[cfg(test)]
+    pub(crate) fn fake(done: u64) -> Turn {
+        Turn {
+            seconds: 1.0,
+            done,
+            failed: 0,
+            failure: None,
+            unsent: 0,
+            lost: 0,
+            latencies: latencies().unwrap(),
+            submitted: done,
+            kicks: 0,
+            calls: 0,
+            driver_cpu: 1.0,
+            back_end_cpu: None,
+            seconds_counted: 1.0,
+            timeline: Vec::new(),
+            moments: Vec::new(),
+        }
+    }
+
     /// Returns the requests a second.
     pub(crate) fn rate(&self) -> f64 {
         self.done as f64 / self.seconds

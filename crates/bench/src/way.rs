@@ -5,7 +5,7 @@
 //! ways compares the ways. So a comparison measures the way before each turn and after the last one of a
 //! round, and repeats the rounds in which it changed.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,8 +31,6 @@ const TIME_MAX: Duration = Duration::from_millis(100);
 const BATCH: u64 = 100;
 /// The looks at a line between two checks of the time, some milliseconds.
 const LOOKS: u32 = 1 << 16;
-/// The value that ends the other thread. Others are counted up from 0.
-const OVER: u64 = u64::MAX;
 
 /// A line of its own, and its neighbour's too: CPUs fetch lines in pairs.
 #[derive(Debug, Default)]
@@ -60,14 +58,15 @@ impl Way {
     /// This process may not use one of the CPUs.
     pub(crate) fn measure(self) -> Result<Option<f64>> {
         let Way([one, other]) = self;
-        let line = Line::default();
+        // The end has a word of its own: both threads write to the line, and could lose one another's store.
+        let (line, over) = (Line::default(), AtomicBool::new(false));
         thread::scope(|scope| {
             let asks = scope.spawn(|| {
                 let batches = pin_to(one).map(|()| ask(&line.0));
-                line.0.store(OVER, Ordering::Release);
+                over.store(true, Ordering::Relaxed);
                 batches
             });
-            let answers = scope.spawn(|| pin_to(other).map(|()| answer(&line.0)));
+            let answers = scope.spawn(|| pin_to(other).map(|()| answer(&line.0, &over)));
             let panicked = |_| anyhow!("a thread that measures the way has failed");
             answers.join().map_err(panicked)??;
             let batches = asks.join().map_err(panicked)??;
@@ -99,17 +98,13 @@ pub(crate) fn in_words(way: Option<f64>) -> String {
     way.map_or_else(|| "not measured".into(), |way| time(way.round()))
 }
 
-/// Answers each odd number with the next even one, until the end.
-fn answer(line: &AtomicU64) {
+/// Answers each odd number with the next even one, until it is `over`.
+fn answer(line: &AtomicU64, over: &AtomicBool) {
     let mut odd = 1;
-    loop {
-        match line.load(Ordering::Acquire) {
-            OVER => return,
-            seen if seen == odd => {
-                line.store(odd + 1, Ordering::Release);
-                odd += 2;
-            }
-            _ => {}
+    while !over.load(Ordering::Relaxed) {
+        if line.load(Ordering::Acquire) == odd {
+            line.store(odd + 1, Ordering::Release);
+            odd += 2;
         }
     }
 }
@@ -201,6 +196,18 @@ mod tests {
         for cpus in [[cpus[0], 1023], [1023, cpus[0]]] {
             assert!(format!("{:#}", Way(cpus).measure().unwrap_err()).contains("CPU 1023"));
         }
+    }
+
+    #[test]
+    fn a_question_that_is_given_up_ends_the_answers() {
+        let (line, over) = (AtomicU64::new(1), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let answers = scope.spawn(|| answer(&line, &over));
+            // The end comes before, within or after the answer.
+            over.store(true, Ordering::Relaxed);
+            answers.join().unwrap();
+        });
+        assert!([1, 2].contains(&line.load(Ordering::Relaxed)));
     }
 
     #[test]
