@@ -443,6 +443,14 @@ impl Ring {
         submitter.add(chain.buffers(), table)
     }
 
+    /// Prefetches the blocks of the next [`PREFETCH`] completions.
+    #[inline(never)]
+    fn prefetch_first(&self, completer: &Completer) {
+        for id in (1..=PREFETCH).map_while(|pops| completer.later_id(pops)) {
+            self.blocks.prefetch(id);
+        }
+    }
+
     /// Delivers up to `max` completions for pollers to `each`, and all others to their receivers.
     ///
     /// # Errors
@@ -457,9 +465,10 @@ impl Ring {
         while for_poller < max {
             match end.completer.pop() {
                 Ok(Some(done)) => {
-                    // The blocks of the first are asked for together.
-                    let from = if delivery.count == 0 { 1 } else { PREFETCH };
-                    for id in (from..=PREFETCH).map_while(|pops| end.completer.later_id(pops)) {
+                    if delivery.count == 0 {
+                        // The blocks of the first are asked for together.
+                        self.prefetch_first(&end.completer);
+                    } else if let Some(id) = end.completer.later_id(PREFETCH) {
                         self.blocks.prefetch(id);
                     }
                     let status = self.blocks.status(done.id);
