@@ -76,21 +76,13 @@ fn fmt(root: &Path) -> Result<()> {
 }
 
 fn clippy(root: &Path) -> Result<()> {
-    cargo::run(
-        root,
-        &["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"],
-    )?;
-    // Checks the code behind features. This links nothing, so librbd need not be installed.
-    let features = "kickless/rbd,kickless-blk/rbd";
-    let with = ["clippy", "--quiet", "--locked", "--all-targets", "--features", features];
-    cargo::run(
-        root,
-        &[
-            &with[..],
-            &["-p", "kickless", "-p", "kickless-disk", "-p", "kickless-blk", "--", "-D", "warnings"],
-        ]
-        .concat(),
-    )
+    let all = ["clippy", "--quiet", "--locked", "--workspace"];
+    let deny = ["--", "-D", "warnings"];
+    // This links nothing, so librbd need not be installed.
+    let features = ["--all-targets", "--features", "kickless/rbd,kickless-blk/rbd"];
+    cargo::run(root, &[&all[..], &features, &deny].concat())?;
+    // Checks the code without features. The tests are the same.
+    cargo::run(root, &[&all[..], &["--lib", "--bins"], &deny].concat())
 }
 
 fn doc(root: &Path) -> Result<()> {
