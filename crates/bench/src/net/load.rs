@@ -289,9 +289,9 @@ impl<'a> Loader<'a> {
         let latencies = &mut seen.latencies;
         let stamp_at = head.stamp();
         let mut bytes = [0; STAMP_LEN];
-        let mut is_changed = false;
+        let mut changed = None;
         let mut take = |frame: &Frame<'_>| {
-            is_changed |= !head.has_segmentation_of(frame);
+            changed = changed.or(head.other_segmentation(frame));
             frame.read(stamp_at, &mut bytes);
             let due = u64::from_le_bytes(bytes);
             if due != 0 {
@@ -317,8 +317,11 @@ impl<'a> Loader<'a> {
                 true
             })?,
         };
-        if is_changed {
-            bail!("packets come back without the segmentation that they were sent with");
+        if let Some(size) = changed {
+            bail!(
+                "packets come back with segments of {size} bytes instead of {} (0: without segmentation)",
+                shared.scenario.gso_size.unwrap_or(0)
+            );
         }
         if !again {
             self.in_flight = self.in_flight.saturating_sub(done as u64);

@@ -77,11 +77,19 @@ impl Head {
         frame.write(self.stamp(), &stamp.to_le_bytes());
     }
 
-    /// Returns whether a frame that came back has the segmentation with which it was sent.
+    /// Returns the size of the segments of a packet that came back, if it is not that with which packets with
+    /// this header are sent; 0 if there is no segmentation. `None` also for frames of others.
     #[inline]
-    pub(super) fn has_segmentation_of(&self, frame: &Frame<'_>) -> bool {
-        let size = |offload: Offload| offload.segmentation.map(|segmentation| segmentation.size);
-        self.tcp.as_ref().is_none_or(|tcp| size(frame.offload()) == size(tcp.offload))
+    pub(super) fn other_segmentation(&self, frame: &Frame<'_>) -> Option<u16> {
+        let TcpHead { offload, .. } = self.tcp.as_ref()?;
+        let mut ethernet = [0; ETHERNET.len()];
+        frame.read(0, &mut ethernet);
+        if ethernet != self.ethernet {
+            return None;
+        }
+        let size = |offload: &Offload| offload.segmentation.map_or(0, |segmentation| segmentation.size);
+        let found = size(&frame.offload());
+        (found != size(offload)).then_some(found)
     }
 }
 
