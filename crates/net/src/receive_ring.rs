@@ -417,8 +417,9 @@ impl ReceiveRing {
             rest = more;
         }
         vring.complete_peeked(&chains[..count]);
-        self.chains_of_frame = count;
-        self.budget.charge_descriptors(2 * count as u32);
+        // Shorter frames in between lower the guess slowly, because one that is too low costs a second peek.
+        self.chains_of_frame = count.max(self.chains_of_frame - 1);
+        self.budget.charge_descriptors(count as u32);
         self.budget.charge(cost::of_frame((len - HEADER_LEN) as u64));
         self.count_received(len);
         true
@@ -429,6 +430,8 @@ impl ReceiveRing {
     fn peek_for(&mut self, len: usize) -> Option<usize> {
         for wanted in [self.chains_of_frame, CHAINS_MAX] {
             let peeked = self.vring.peek(device::Direction::Writable, &mut self.chains[..wanted]);
+            // Lossless, because there are at most `CHAINS_MAX`.
+            self.budget.charge_descriptors(peeked as u32);
             let chains = &self.chains[..peeked];
             if (chains.first()?.buffer.len as usize) < HEADER_LEN {
                 return None;

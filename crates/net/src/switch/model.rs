@@ -75,6 +75,27 @@ fn a_stop_drops_a_frame_or_its_sender_does() {
     });
 }
 
+/// A sender chooses among queues without their locks, while the ring of one stops and starts again. It may
+/// find the queue open that has just stopped.
+#[test]
+fn a_queue_stops_after_it_was_chosen() {
+    loom::model(|| {
+        let queue = Arc::new(LoopQueue::default());
+        queue.set_receiver(Some(Waker::new().unwrap()));
+        let sender = {
+            let queue = queue.clone();
+            thread::spawn(move || if queue.is_open() { send(&queue, 1) } else { 1 })
+        };
+        queue.set_receiver(None);
+        let stopped = take(&queue).len();
+        queue.set_receiver(Some(Waker::new().unwrap()));
+        let dropped = sender.join().unwrap();
+        assert_eq!(stopped, 0, "a frame for a receiver that has stopped");
+        assert!(take(&queue).len() + dropped <= 1);
+        assert!(queue.is_open());
+    });
+}
+
 /// Two cards send to one another, and both stop.
 #[test]
 fn two_cards_stop_at_the_same_time() {
