@@ -6,7 +6,7 @@
 
 use kickless_memory::Area;
 use kickless_spec::blk::{Header, SECTOR_SIZE};
-use kickless_virtqueue::driver::{Buffer, Table};
+use kickless_virtqueue::driver::{Buffer, Completer, Table};
 
 use crate::buffer::Data;
 use crate::limits::{Limits, PIECES_MAX};
@@ -24,6 +24,11 @@ const TABLE_LEN: usize = 16 * CHAIN_MAX;
 const NO_STATUS: u8 = 0xff;
 /// The flag of write-zeroes that allows the disk to free the space.
 const UNMAP: u32 = 1;
+
+/// The number of completions whose blocks are prefetched. A line of another processor takes as long as three
+/// completions, or eight if the two processors share no cache: 8 instead of 2 made 1.08 times as many
+/// requests there.
+const PREFETCH: u16 = 8;
 
 /// The blocks of a queue.
 #[derive(Debug)]
@@ -147,6 +152,24 @@ impl Blocks {
     pub(crate) fn prefetch(&self, id: u16) {
         // Behind the blocks are ranges and tables, where a prefetch does no harm.
         self.area.prefetch_for_write(usize::from(id) * STRIDE);
+    }
+
+    /// Prefetches the block of the completion that is [`PREFETCH`] pops ahead, or at the first of a batch
+    /// those up to it.
+    #[inline]
+    pub(crate) fn prefetch_later(&self, completer: &Completer, is_first: bool) {
+        if is_first {
+            self.prefetch_first(completer);
+        } else if let Some(id) = completer.later_id(PREFETCH) {
+            self.prefetch(id);
+        }
+    }
+
+    #[inline(never)]
+    fn prefetch_first(&self, completer: &Completer) {
+        for id in (1..=PREFETCH).map_while(|pops| completer.later_id(pops)) {
+            self.prefetch(id);
+        }
     }
 
     /// Returns the status that the device wrote, or `None` if it wrote none.

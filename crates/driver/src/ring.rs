@@ -25,10 +25,6 @@ use crate::slots::{Filler, Taker, slots};
 use crate::wait_leader::WaitLeader;
 use crate::waiter::{FreeWaiters, Waiter};
 
-/// The number of completions whose blocks are prefetched. A line of another processor takes as long as three
-/// completions, or eight if the two processors share no cache: 8 instead of 2 made 1.08 times as many
-/// requests there.
-const PREFETCH: u16 = 8;
 /// The number of empty polls between two checks of the connection.
 const IDLE_POLLS: u32 = 2048;
 
@@ -443,14 +439,6 @@ impl Ring {
         submitter.add(chain.buffers(), table)
     }
 
-    /// Prefetches the blocks of the next [`PREFETCH`] completions.
-    #[inline(never)]
-    fn prefetch_first(&self, completer: &Completer) {
-        for id in (1..=PREFETCH).map_while(|pops| completer.later_id(pops)) {
-            self.blocks.prefetch(id);
-        }
-    }
-
     /// Delivers up to `max` completions for pollers to `each`, and all others to their receivers.
     ///
     /// # Errors
@@ -465,12 +453,7 @@ impl Ring {
         while for_poller < max {
             match end.completer.pop() {
                 Ok(Some(done)) => {
-                    if delivery.count == 0 {
-                        // The blocks of the first are asked for together.
-                        self.prefetch_first(&end.completer);
-                    } else if let Some(id) = end.completer.later_id(PREFETCH) {
-                        self.blocks.prefetch(id);
-                    }
+                    self.blocks.prefetch_later(&end.completer, delivery.count == 0);
                     let status = self.blocks.status(done.id);
                     let Some(request) = end.taker.take(done.id) else {
                         ended = Err(Error::Unpublished { queue: self.index, id: done.id });
