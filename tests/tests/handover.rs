@@ -53,7 +53,10 @@ fn the_destination_starts_while_the_source_works_and_takes_the_image_when_it_sto
         assert!(ImageLock::acquire(&open(source.image()), false).is_err());
         assert_eq!(machine.read(0, 8, data.len()).unwrap(), data);
         machine.write(0, 64, &data).unwrap();
-        assert_eq!(count_lines(&destination, &["every write is made durable"]), 1);
+        let durable = "every write is made durable";
+        let says = |line: &str| line.contains(durable).then_some(());
+        destination.log().wait_for("saying that writes are durable", LIMIT, says).unwrap();
+        assert_eq!(count_lines(&destination, &[durable]), 1);
 
         // The source cannot start again now.
         let seen = source.daemon.log().len();
