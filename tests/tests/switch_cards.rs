@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 const EVERYBODY: [u8; 6] = [0xff; 6];
 /// Rounds in which a card leaves.
 const ROUNDS: u64 = 8;
+/// The time between two batches of frames of a card.
+const PAUSE: Duration = Duration::from_millis(1);
 
 fn mac(number: u8) -> [u8; 6] {
     [2, 0, 0, 0, 2, number]
@@ -77,9 +79,12 @@ fn exchange(
             7 => EVERYBODY,
             n => mac(others[(n % 2) as usize]),
         };
-        number += pair.send(&[Outgoing::from(&frame(to, own, number)[..])]).unwrap() as u64;
-        if number % 32 == 0 {
-            pair.wait(Interest::Receive, Some(Duration::from_millis(1))).unwrap();
+        let sent = pair.send(&[Outgoing::from(&frame(to, own, number)[..])]).unwrap() as u64;
+        number += sent;
+        if sent == 0 || number % 32 == 0 {
+            // The workers and the other drivers need the processor too.
+            thread::sleep(PAUSE);
+            pair.wait(Interest::Receive, Some(PAUSE)).unwrap();
         }
         pair.receive(64, |frame| {
             let bytes = frame.to_vec();
@@ -152,6 +157,7 @@ fn others_go_on(mut leave: impl FnMut(&Daemon, &Others<'_>)) {
 fn load(daemon: &Daemon, name: &str) -> Child {
     let mut command = child_command(kickless_binary().unwrap());
     command.args(["bench", "net", "--direction=echo", "--time=60s", "--depth=64", "--frame-size=200"]);
+    command.args(["--wait=sleep", "--rate=20000"]);
     command.arg(format!("--socket-path={}", daemon.socket_of(name).display()));
     command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
     command.spawn().unwrap()
