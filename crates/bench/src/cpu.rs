@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use kickless_values::CpuList;
 use nix::time::{ClockId, clock_getcpuclockid};
 use nix::unistd::Pid;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Moves this thread to its CPU of the list.
 pub(crate) fn pin(cpus: Option<&CpuList>, thread: usize) -> Result<()> {
@@ -21,6 +21,15 @@ pub(crate) fn pin_to(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).with_context(|| format!("CPU {cpu} cannot be used"))
+}
+
+/// Returns the CPUs that this thread may use.
+///
+/// # Errors
+/// There are more than [`CpuSet`] has room for.
+pub(crate) fn allowed() -> Result<Vec<usize>> {
+    let all = sched_getaffinity(None).context("the CPUs of this process cannot be read")?;
+    Ok((0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect())
 }
 
 /// Asks the kernel to end sleeps on time. By default, it may end them 50 us late.

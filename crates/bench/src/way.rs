@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use kickless_values::CpuList;
-use rustix::thread::{CpuSet, sched_getaffinity};
 
-use super::cpu::pin_to;
+use super::cpu::{allowed, pin_to};
 use super::layout::time;
 use super::options::WayOptions;
 
@@ -81,8 +80,7 @@ impl Way {
 /// # Errors
 /// This process may not use two CPUs, or not those of `options`.
 pub(crate) fn carry_out(options: &WayOptions, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
-    let all = sched_getaffinity(None)?;
-    let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
+    let allowed = allowed()?;
     let [one, other, ..] = options.cpu.as_ref().map_or(&allowed, |list| &list.0)[..] else {
         bail!("two CPUs are needed, and this process may use one");
     };
@@ -188,8 +186,7 @@ mod tests {
     #[test]
     fn a_way_is_measured_and_a_missing_cpu_is_an_error() {
         // On a single CPU, or a busy one, there may be no way.
-        let all = rustix::thread::sched_getaffinity(None).unwrap();
-        let cpus: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
+        let cpus = allowed().unwrap();
         if let [one, other, ..] = cpus[..] {
             assert!(Way([one, other]).measure().unwrap().is_none_or(|way| way > 0.0));
         }

@@ -21,7 +21,7 @@ use anyhow::{Result, bail};
 use kickless_driver::{CardCounters, Frame, Interest, QueuePair};
 
 use super::options::Direction;
-use super::packet::{Head, STAMP_LEN};
+use super::packet::{ADDRESS_LEN, Head, STAMP_LEN};
 use super::scenario::Scenario;
 use crate::pace::Schedule;
 use crate::turn::{Latencies, latencies};
@@ -41,7 +41,6 @@ const STAMPED: u64 = 64;
 /// before it.
 const FIRST: u8 = 1;
 const SECOND: u8 = 2;
-const ADDRESS_LEN: usize = 6;
 const BROADCAST: [u8; ADDRESS_LEN] = [0xff; ADDRESS_LEN];
 /// The length of the frame that says where the second card is.
 const INTRODUCTION_LEN: u32 = 60;

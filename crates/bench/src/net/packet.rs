@@ -5,7 +5,7 @@ use kickless_driver::{Checksum, Frame, Offload, Protocol, Segmentation};
 /// The destination is a broadcast address, the source one for local use, and the EtherType one for
 /// experiments.
 const ETHERNET: [u8; 14] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
-const ADDRESS_LEN: usize = 6;
+pub(super) const ADDRESS_LEN: usize = 6;
 const ETHERTYPE: usize = 2 * ADDRESS_LEN;
 const ETHERTYPE_IPV4: [u8; 2] = [8, 0];
 /// The header of an IPv4 packet from one address for documentation to another (RFC 5737), without its length
