@@ -118,6 +118,11 @@ impl CardState {
         }
     }
 
+    /// Returns the counters of the receive ring of a pair.
+    pub(crate) fn receive_counters(&self, pair: u16) -> &RingCounters {
+        &self.counters[2 * usize::from(pair)]
+    }
+
     /// Returns whether transmit rings collect frames in batches, for other rings or for a capture.
     pub(crate) fn collects_frames(&self) -> bool {
         matches!(self.port, CardPort::Loop(_) | CardPort::Switch(_) | CardPort::Peer(_))

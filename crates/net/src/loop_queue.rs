@@ -1,16 +1,25 @@
 //! Carries the frames of a loop port from the transmit ring of a pair to its receive ring.
 //!
 //! Both rings collect frames in a batch of their own. They exchange batches under a lock: once for each poll,
-//! not for each frame. A transmit ring never waits for the receive ring. If the batch in between is full, or
+//! not for each frame. A transmit ring never waits for the receive ring. If the queue in between is full, or
 //! if no receive ring runs, it drops its frames.
+//!
+//! A batch passes whole or not at all. So a full queue has room left for a sender with few frames, beside one
+//! that floods.
 
 use kickless_io::Waker;
 use kickless_spec::net::{FRAME_MAX, Header};
 use kickless_sync::atomic::{AtomicBool, Ordering};
 use kickless_sync::{Mutex, MutexGuard, lock};
+use std::collections::VecDeque;
 
-/// The most frames in a batch.
+/// The most frames in a batch, and in a queue.
 const FRAMES_MAX: usize = 1024;
+/// The most batches of a queue: with them, it holds 4.2 MB. A TCP connection of Linux has at most 4 MiB on
+/// their way (the default of `tcp_wmem`), so a queue holds all packets of one that sends at full speed to a
+/// guest which is slower. Frames that do not fit into the last batch begin another one. So any two neighbours
+/// together have more than the bytes of one, and a queue with only half of its bytes can be full.
+const BATCHES_MAX: usize = 8;
 /// The most bytes in a batch: as many as eight frames of the greatest length. It stays in a processor's cache
 /// of the second level.
 const BYTES_MAX: usize = 8 * FRAME_MAX;
@@ -27,7 +36,12 @@ pub(crate) struct LoopQueue {
 
 #[derive(Debug, Default)]
 struct Shared {
-    batch: Batch,
+    /// The batches that wait, and the number of their frames. New frames are added to the last batch.
+    batches: VecDeque<Batch>,
+    frames: usize,
+    /// Empty batches that keep their memory. There are at most [`BATCHES_MAX`] together with those that wait:
+    /// a batch is made only if none is empty.
+    empty: Vec<Batch>,
     /// Wakes the receive ring. `None` while none runs.
     receiver: Option<Waker>,
     /// The receive ring sleeps, or is about to.
@@ -63,7 +77,7 @@ impl Batch {
     /// The vectors keep their memory, so this allocates only until the batch was full once.
     #[cold]
     fn grow(&mut self, end: usize) {
-        self.space.resize(end.next_power_of_two(), 0);
+        self.space.resize(end.next_power_of_two().min(BYTES_MAX), 0);
     }
 
     /// Makes the newest frame `len` bytes long, which is less than it was.
@@ -138,14 +152,16 @@ impl LoopQueue {
         lock(&self.shared)
     }
 
-    /// Starts or ends a receive ring. Frames of an earlier one are dropped.
-    pub(crate) fn set_receiver(&self, receiver: Option<Waker>) {
+    /// Starts or ends a receive ring. Returns the number of frames for an earlier one, which are dropped.
+    pub(crate) fn set_receiver(&self, receiver: Option<Waker>) -> usize {
         let mut shared = self.lock();
-        shared.batch.clear();
+        let dropped = std::mem::take(&mut shared.frames);
+        (shared.batches, shared.empty) = Default::default();
         self.has_frames.store(false, Ordering::Relaxed);
         shared.is_waiting = false;
         self.is_open.store(receiver.is_some(), Ordering::Relaxed);
         shared.receiver = receiver;
+        dropped
     }
 
     /// Returns whether a receive ring runs, or has run a moment ago. [`LoopQueue::send`] decides under the
@@ -160,18 +176,11 @@ impl LoopQueue {
             return 0;
         }
         let mut shared = self.lock();
-        let has_room = shared.batch.has_room(batch.len, batch.len());
-        if shared.receiver.is_none() || !has_room {
+        if shared.receiver.is_none() || !shared.add(batch) {
             drop(shared);
             let dropped = batch.len();
             batch.clear();
             return dropped;
-        }
-        if shared.batch.len() == 0 {
-            std::mem::swap(&mut shared.batch, batch);
-        } else {
-            shared.batch.append(batch);
-            batch.clear();
         }
         // Relaxed: the lock orders the frames.
         self.has_frames.store(true, Ordering::Relaxed);
@@ -185,23 +194,59 @@ impl LoopQueue {
         0
     }
 
-    /// Takes all frames in exchange for an empty batch.
+    /// Takes the oldest frames in exchange for an empty batch: all, or as many as a batch holds.
     pub(crate) fn receive(&self, batch: &mut Batch) {
         batch.clear();
         // A frame that is missed here is found by the next poll, or by `wake_receiver`.
         if self.has_frames.load(Ordering::Relaxed) {
             let mut shared = self.lock();
-            std::mem::swap(&mut shared.batch, batch);
-            self.has_frames.store(false, Ordering::Relaxed);
+            shared.take(batch);
+            self.has_frames.store(shared.frames > 0, Ordering::Relaxed);
         }
     }
 
-    /// Has the receive ring woken by the next frames, or now if there are some.
+    /// Has the receive ring woken by the next frames, or now if there are some. A queue without frames gives
+    /// back the memory of one batch, until it has two. So the memory of a burst is given back within a few of
+    /// these calls, and the frames that follow one another fast find memory.
     pub(crate) fn wake_receiver(&self) {
         let mut shared = self.lock();
-        shared.is_waiting = shared.batch.len() == 0;
-        if let Some(receiver) = shared.receiver.as_ref().filter(|_| !shared.is_waiting) {
-            receiver.wake();
+        shared.is_waiting = shared.frames == 0;
+        if !shared.is_waiting {
+            if let Some(receiver) = &shared.receiver {
+                receiver.wake();
+            }
+            return;
+        }
+        let unused = if shared.empty.len() > 2 { shared.empty.pop() } else { None };
+        drop(shared);
+        drop(unused);
+    }
+}
+
+impl Shared {
+    /// Takes the frames out of `batch`. Returns `false`, and takes none, if there is no room for all of them.
+    fn add(&mut self, batch: &mut Batch) -> bool {
+        let frames = self.frames + batch.len();
+        if frames > FRAMES_MAX {
+            return false;
+        }
+        if let Some(last) = self.batches.back_mut().filter(|last| last.has_room(batch.len, batch.len())) {
+            last.append(batch);
+            batch.clear();
+        } else if self.batches.len() < BATCHES_MAX {
+            self.batches.push_back(std::mem::replace(batch, self.empty.pop().unwrap_or_default()));
+        } else {
+            return false;
+        }
+        self.frames = frames;
+        true
+    }
+
+    /// Exchanges `batch`, which is empty, for the oldest frames.
+    fn take(&mut self, batch: &mut Batch) {
+        if let Some(oldest) = self.batches.pop_front() {
+            self.frames -= oldest.len();
+            self.empty.push(std::mem::replace(batch, oldest));
         }
     }
 }
@@ -221,6 +266,7 @@ pub(crate) fn is_plain(frame: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn batch(frames: usize, len: usize) -> Batch {
         let mut batch = Batch::default();
@@ -268,5 +314,79 @@ mod tests {
         batch.pop();
         assert!(batch.has_room(FRAME_MAX, 1));
         assert!(!self::batch(FRAMES_MAX, 60).has_room(60, 1));
+    }
+
+    #[test]
+    fn the_memory_of_a_burst_is_given_back() {
+        let (queue, mut taken) = (LoopQueue::default(), Batch::default());
+        queue.set_receiver(Some(Waker::new().unwrap()));
+        for _ in 0..BATCHES_MAX {
+            assert_eq!(queue.send(&mut batch(8, FRAME_MAX)), 0);
+        }
+        assert_eq!(queue.send(&mut batch(1, 60)), 1);
+        for _ in 0..BATCHES_MAX {
+            queue.receive(&mut taken);
+            assert_eq!(taken.len(), 8);
+        }
+        queue.receive(&mut taken);
+        assert_eq!((taken.len(), queue.lock().empty.len()), (0, BATCHES_MAX));
+        (0..BATCHES_MAX).for_each(|_| queue.wake_receiver());
+        assert_eq!(queue.lock().empty.len(), 2);
+        assert_eq!((queue.send(&mut batch(3, 60)), queue.set_receiver(None)), (0, 3));
+        assert_eq!(queue.lock().empty.len(), 0);
+    }
+
+    /// Returns the bytes of memory of the queue.
+    fn memory(queue: &LoopQueue) -> usize {
+        let shared = queue.lock();
+        shared.batches.iter().chain(&shared.empty).map(|batch| batch.space.len()).sum()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        #[test]
+        fn batches_pass_whole_and_in_order(
+            steps in prop::collection::vec(
+                prop_oneof![
+                    3 => (1usize..9, prop::sample::select(vec![60, 9000, FRAME_MAX])).prop_map(Some),
+                    1 => (1usize..400).prop_map(|frames| Some((frames, 60))),
+                    2 => Just(None),
+                ],
+                1..100,
+            )
+        ) {
+            let (queue, mut taken, mut number) = (LoopQueue::default(), Batch::default(), 0u32);
+            queue.set_receiver(Some(Waker::new().unwrap()));
+            let mut waiting: VecDeque<(u32, usize)> = VecDeque::new();
+            // At the end, everything is taken.
+            let ends = std::iter::repeat_n(None, BATCHES_MAX);
+            for step in steps.into_iter().chain(ends) {
+                let Some((frames, len)) = step else {
+                    queue.receive(&mut taken);
+                    prop_assert!(taken.len() > 0 || waiting.is_empty());
+                    for frame in taken.frames(0, 0) {
+                        let number = u32::from_le_bytes(*frame.first_chunk().unwrap());
+                        prop_assert_eq!(Some((number, frame.len())), waiting.pop_front());
+                    }
+                    continue;
+                };
+                let mut batch = Batch::default();
+                for number in number..number + frames as u32 {
+                    batch.push(len)[..4].copy_from_slice(&number.to_le_bytes());
+                }
+                let bytes = batch.len + waiting.iter().map(|(_, len)| len).sum::<usize>();
+                let dropped = queue.send(&mut batch);
+                prop_assert_eq!(batch.len(), 0);
+                if dropped == 0 {
+                    waiting.extend((number..number + frames as u32).map(|number| (number, len)));
+                } else {
+                    let is_full = waiting.len() + frames > FRAMES_MAX || bytes > BATCHES_MAX * BYTES_MAX / 2;
+                    prop_assert!(dropped == frames && is_full);
+                }
+                number += frames as u32;
+                prop_assert!(waiting.len() <= FRAMES_MAX && memory(&queue) <= BATCHES_MAX * BYTES_MAX);
+            }
+            prop_assert!(waiting.is_empty());
+        }
     }
 }

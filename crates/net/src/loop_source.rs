@@ -163,17 +163,12 @@ impl LoopSource {
             self.waker.clear();
         }
     }
-
-    /// Returns the number of frames that were taken from the queue and not delivered.
-    pub(crate) fn left(&self) -> usize {
-        self.batch.len() - self.next
-    }
 }
 
 impl Drop for LoopSource {
     fn drop(&mut self) {
-        if let Some(queue) = self.queue() {
-            queue.set_receiver(None);
-        }
+        let waiting = self.queue().map_or(0, |queue| queue.set_receiver(None));
+        let taken = self.batch.len() - self.next;
+        self.card.receive_counters(self.pair).dropped_late.add((waiting + taken) as u64);
     }
 }

@@ -169,8 +169,5 @@ impl QueueTask for ReceiveTask {
 impl Drop for ReceiveTask {
     fn drop(&mut self) {
         self.held.drop_late(self.ring.counters());
-        if let Source::Loop(source) = &self.source {
-            self.ring.counters().dropped_late.add(source.left() as u64);
-        }
     }
 }

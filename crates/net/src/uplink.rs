@@ -208,9 +208,8 @@ impl Task {
                 self.wait(turns[1] == Turn::Failed);
             }
         }
-        if let Some(inbox) = self.port.inbox(0) {
-            inbox.set_receiver(None);
-        }
+        let waiting = self.port.inbox(0).map_or(0, |inbox| inbox.set_receiver(None));
+        self.counters.dropped_late.add((waiting + self.outgoing.len() - self.next) as u64);
         self.tap.set(Offloads::empty(), |_| false);
     }
 

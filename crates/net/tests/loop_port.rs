@@ -124,6 +124,28 @@ fn a_poll_takes_few_frames_of_its_budget() {
     }
 }
 
+/// A long frame is delivered without credit: its buffers are read and written together. Credit would cost as
+/// much as eight more descriptors for each buffer.
+#[test]
+fn the_buffers_of_a_long_frame_are_popped_together() {
+    for kind in kinds() {
+        let card = card_on(1, OpenPort::Loop);
+        let [mut receive, mut transmit] =
+            [0, 1].map(|ring| Rig::start(&card, ring, kind, SIZE_LONG, card.features()));
+        for number in 0..4 {
+            while receive.offer(&[1530], true).is_some() {}
+            let sent = frame(65_000, number);
+            transmit.send(&sent, 70_000).unwrap();
+            transmit.poll();
+            let polled = receive.poll_once(1000);
+            // One for each 4096 bytes, and one for 64 descriptors. There are 43 buffers.
+            assert!(polled.served == 1 && polled.cost <= 16 + 2, "{kind:?} {polled:?}");
+            assert!(receive.receive(12).unwrap().1 == sent[12..]);
+            transmit.take().unwrap();
+        }
+    }
+}
+
 /// The driver sends with offloads that it does not accept itself.
 #[test]
 fn offloads_are_undone_for_the_receiver() {

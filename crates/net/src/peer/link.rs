@@ -135,8 +135,8 @@ impl Session<'_> {
     fn run(mut self) -> Result<(), Error> {
         self.link.queues.outbox.set_receiver(Some(self.link.frames.clone()));
         let outcome = self.carry();
-        self.link.queues.outbox.set_receiver(None);
-        let lost = self.outgoing.len() - self.next;
+        let waiting = self.link.queues.outbox.set_receiver(None);
+        let lost = waiting + self.outgoing.len() - self.next;
         self.link.queues.counters.sent_down.add(lost as u64);
         self.card.close();
         outcome

@@ -101,7 +101,9 @@ fn a_queue_stops_after_it_was_chosen() {
 fn two_cards_stop_at_the_same_time() {
     loom::model(|| {
         let queues = Arc::new([LoopQueue::default(), LoopQueue::default()]);
-        queues.iter().for_each(|queue| queue.set_receiver(Some(Waker::new().unwrap())));
+        for queue in queues.iter() {
+            queue.set_receiver(Some(Waker::new().unwrap()));
+        }
         let cards = [0, 1].map(|own: usize| {
             let queues = queues.clone();
             thread::spawn(move || {
