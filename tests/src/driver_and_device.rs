@@ -51,6 +51,10 @@ pub struct DeviceEnd {
     task: Box<dyn QueueTask>,
     engine: Engine,
     waker: Waker,
+    clock: Clock,
+    /// The end of the last poll that served a request. As in a worker, the next one begins then, so that each
+    /// poll reads the clock once.
+    now_ns: u64,
 }
 
 /// The thread of the vhost-user server. Dropping it stops the thread.
@@ -111,7 +115,7 @@ impl DriverAndDevice {
         task.vring().disarm();
         Ok(DriverAndDevice {
             disk,
-            device_end: DeviceEnd { task, engine, waker: Waker::new()? },
+            device_end: DeviceEnd { task, engine, waker: Waker::new()?, clock: Clock::start(), now_ns: 0 },
             _serving: serving,
         })
     }
@@ -122,7 +126,11 @@ impl DeviceEnd {
     pub fn poll(&mut self, reads: u32) -> u32 {
         // The budget of a poll counts requests and blocks of data. Such a read counts as one of each.
         let budget = reads.saturating_mul(2);
-        let mut context = Context::new(&mut self.engine, 0, &self.waker, Clock::start());
-        self.task.poll(&mut context, budget).served
+        let Self { task, engine, waker, clock, now_ns } = self;
+        let (clock, now) = (*clock, *now_ns);
+        let mut context = Context { engine, task: 0, waker, far_side_due: true, clock, now_ns: now };
+        let served = task.poll(&mut context, budget).served;
+        *now_ns = context.now_ns;
+        served
     }
 }
