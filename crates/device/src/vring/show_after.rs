@@ -66,7 +66,9 @@ impl Unseen {
         match self.rule {
             ShowAfter::Publish => u32::MAX,
             ShowAfter::Early if self.until_polling > 0 => 1,
-            ShowAfter::Early => (last / 2).clamp(1, LINE),
+            // A publish follows the only completion of a batch at once.
+            ShowAfter::Early if last <= 1 => LINE,
+            ShowAfter::Early => (last / 2).min(LINE),
         }
     }
 
@@ -128,8 +130,10 @@ mod tests {
         assert_eq!(batch(&mut unseen, 40, false), [8, 8, 8, 8, 8]);
         assert_eq!(batch(&mut unseen, 7, false), []);
         assert_eq!(batch(&mut unseen, 7, false), [3]);
-        assert_eq!(batch(&mut unseen, 1, false), []);
+        assert_eq!(batch(&mut unseen, 2, false), []);
         assert_eq!(batch(&mut unseen, 1, false), [1]);
+        assert_eq!(batch(&mut unseen, 1, false), []);
+        assert_eq!(batch(&mut unseen, 9, false), [8]);
         // One call after so many completions may be that of an old index.
         batch(&mut unseen, 40, true);
         assert_eq!(batch(&mut unseen, 20, false), [8, 8]);
