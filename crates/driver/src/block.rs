@@ -4,11 +4,14 @@
 //! Header and status are a block of one cache line. Both sides write one block for each request, so no two
 //! requests share a line. All blocks are adjacent: they are on few pages.
 
+use std::mem::offset_of;
+
 use kickless_memory::Area;
 use kickless_spec::blk::{Header, SECTOR_SIZE};
 use kickless_virtqueue::driver::{Buffer, Completer, Table};
+use zerocopy::{Immutable, IntoBytes};
 
-use crate::buffer::Data;
+use crate::buffer::Buffer as Piece;
 use crate::limits::{Limits, PIECES_MAX};
 use crate::request::{Kind, Request};
 
@@ -17,7 +20,7 @@ const STRIDE: usize = 64;
 /// The largest number of descriptors in a chain: data, header and status.
 const CHAIN_MAX: usize = PIECES_MAX + 2;
 const HEADER_LEN: u32 = 16;
-const STATUS: usize = 16;
+const STATUS: usize = offset_of!(Block, status);
 const RANGE_LEN: usize = 16;
 const TABLE_LEN: usize = 16 * CHAIN_MAX;
 /// The value of a status before the device writes it.
@@ -29,6 +32,14 @@ const UNMAP: u32 = 1;
 /// completions, or eight if the two processors share no cache: 8 instead of 2 made 1.08 times as many
 /// requests there.
 const PREFETCH: u16 = 8;
+
+/// The content of a block.
+#[derive(IntoBytes, Immutable)]
+#[repr(C, packed)]
+struct Block {
+    header: Header,
+    status: u8,
+}
 
 /// The blocks of a queue.
 #[derive(Debug)]
@@ -88,22 +99,15 @@ impl Blocks {
     }
 
     /// Does the same as [`Blocks::write_request`] for a read or write of one piece of memory, the usual
-    /// request. Returns `None` for other requests.
+    /// request ([`Limits::plain_piece`]). Returns its chain.
     #[inline]
-    pub(crate) fn write_plain(&self, id: u16, request: &Request, limits: &Limits) -> Option<[Buffer; 3]> {
-        let (Kind::Read | Kind::Write, Data::One(buffer)) = (request.kind, &request.data) else {
-            return None;
-        };
-        let len = buffer.len() as u32;
-        if len > limits.piece_len_max {
-            return None;
-        }
+    pub(crate) fn write_plain(&self, id: u16, request: &Request, piece: &Piece) -> [Buffer; 3] {
         let at = self.write_header(id, request.kind, request.offset / SECTOR_SIZE);
-        Some([
+        [
             Buffer { addr: at, len: HEADER_LEN, writable: false },
-            Buffer { addr: buffer.addr(), len, writable: request.kind.device_writes() },
+            Buffer { addr: piece.addr(), len: piece.len() as u32, writable: request.kind.device_writes() },
             Buffer { addr: at + STATUS as u64, len: 1, writable: true },
-        ])
+        ]
     }
 
     /// Writes a header, and a status value that no correct device writes. Returns the device's address of the
@@ -112,8 +116,7 @@ impl Blocks {
     fn write_header(&self, id: u16, kind: Kind, sector: u64) -> u64 {
         let at = usize::from(id) * STRIDE;
         let header = Header { kind: kind.code().into(), reserved: 0.into(), sector: sector.into() };
-        self.area.write(at, &header);
-        self.area.write(at + STATUS, &NO_STATUS);
+        self.area.write(at, &Block { header, status: NO_STATUS });
         self.addr + at as u64
     }
 

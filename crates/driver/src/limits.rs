@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use kickless_spec::blk::{BlkFeatures, Config, ID_LEN, SECTOR_SIZE};
 use kickless_spec::features::Features;
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Data};
 use crate::error::{Error, Invalid};
 use crate::request::{Kind, Request};
 
@@ -160,6 +160,17 @@ impl Limits {
             && (offset | len) & (SECTOR_SIZE - 1) == 0
             && len <= self.size
             && offset <= self.size - len
+    }
+
+    /// Returns the piece of a valid read or write that needs one data descriptor, the usual kind.
+    #[inline]
+    pub(crate) fn plain_piece<'a>(&self, request: &'a Request) -> Option<&'a Buffer> {
+        match (request.kind, &request.data) {
+            (Kind::Read | Kind::Write, Data::One(buffer)) if buffer.len() <= self.piece_len_max as usize => {
+                Some(buffer)
+            }
+            _ => None,
+        }
     }
 
     /// Checks that the device would accept the request. Returns the number of data descriptors that it needs.

@@ -122,7 +122,7 @@ impl Request {
     }
 
     /// Sets the number by which a poller recognises the completion. The default is 0.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn token(mut self, token: u64) -> Self {
         self.notify = Notify::Poller(token);

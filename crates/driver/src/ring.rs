@@ -414,13 +414,13 @@ impl Ring {
     ///
     /// The caller must fill the slot of the id before it publishes the request. A completion before that
     /// means a hostile device.
-    #[inline]
+    #[inline(always)]
     fn add(&self, submission: &mut Submission, request: &Request, direct: bool) -> Option<u16> {
         let Submission { submitter, limits, chain, .. } = submission;
         let id = submitter.next_id()?;
         let table = (!direct).then(|| self.blocks.table(id));
-        let added = match self.blocks.write_plain(id, request, limits) {
-            Some(buffers) => submitter.add(&buffers, table),
+        let added = match limits.plain_piece(request) {
+            Some(buffer) => submitter.add(&self.blocks.write_plain(id, request, buffer), table),
             None => self.add_other(submitter, chain, (id, request, limits), table),
         };
         added.ok().filter(|added| *added == id)
@@ -455,15 +455,15 @@ impl Ring {
                 Ok(Some(done)) => {
                     self.blocks.prefetch_later(&end.completer, delivery.count == 0);
                     let status = self.blocks.status(done.id);
-                    let Some(request) = end.taker.take(done.id) else {
+                    let Some(slot) = end.taker.full(done.id) else {
                         ended = Err(Error::Unpublished { queue: self.index, id: done.id });
                         break;
                     };
+                    let Request { notify, data, .. } = slot.take();
                     end.last = done.id;
                     // The id may be reused only now.
                     end.completer.give_back(done.id);
                     delivery.count += 1;
-                    let Request { notify, data, .. } = request;
                     let result = result(status);
                     match notify {
                         Notify::Poller(token) => {

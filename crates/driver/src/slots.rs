@@ -95,26 +95,41 @@ impl<T> Vacant<'_, T> {
     }
 }
 
-impl<T> Taker<T> {
-    /// Takes a value out. Returns `None` if there is none, even if the device says otherwise.
-    #[inline]
-    pub(crate) fn take(&mut self, id: u16) -> Option<T> {
-        let slot = self.0.0.get(usize::from(id))?;
-        // Acquire. Partner: the release in `fill`.
-        if !slot.full.load(Ordering::Acquire) {
-            return None;
-        }
-        let value = slot.value.with_mut(|place| {
+/// A slot that the taker owns.
+pub(crate) struct Full<'a, T>(&'a Slot<T>);
+
+impl<T> Full<'_, T> {
+    /// Takes the value out.
+    // Without an `Option` around the value, it is copied once.
+    #[inline(always)]
+    pub(crate) fn take(self) -> T {
+        let value = self.0.value.with_mut(|place| {
             // SAFETY:
-            // - the flag is set, so the filler does not access the slot; it was loaded with acquire, so the
-            //   value is initialised;
-            // - there is no other taker, and this one is borrowed mutably;
-            // - the flag is cleared below, so the value is read once.
+            // - the flag was set when `full` loaded it, so the filler does not access the slot; it was loaded
+            //   with acquire, so the value is initialised;
+            // - there is no other taker. This one is borrowed mutably as long as `self`;
+            // - the flag is cleared below, and `self` is gone, so the value is read once.
             unsafe { (*place).assume_init_read() }
         });
-        // Release. Partner: the acquire in `fill`.
-        slot.full.store(false, Ordering::Release);
-        Some(value)
+        // Release. Partner: the acquire in `vacant`.
+        self.0.full.store(false, Ordering::Release);
+        value
+    }
+}
+
+impl<T> Taker<T> {
+    /// Returns a slot with a value, or `None` if there is none, even if the device says otherwise.
+    #[inline]
+    pub(crate) fn full(&mut self, id: u16) -> Option<Full<'_, T>> {
+        let slot = self.0.0.get(usize::from(id))?;
+        // Acquire. Partner: the release in `fill`.
+        slot.full.load(Ordering::Acquire).then_some(Full(slot))
+    }
+
+    /// Takes a value out. Returns `None` if there is none.
+    #[inline]
+    pub(crate) fn take(&mut self, id: u16) -> Option<T> {
+        self.full(id).map(Full::take)
     }
 
     /// Returns the number of slots.

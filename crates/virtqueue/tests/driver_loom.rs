@@ -53,7 +53,7 @@ impl Halves {
         let mut taken = 0;
         for number in 0..CHAINS {
             while free.is_empty() {
-                match self.tables.returned(taken) {
+                match self.tables.returned(taken).next() {
                     Some(id) => {
                         taken = taken.wrapping_add(1);
                         free.push(id);

@@ -92,12 +92,12 @@ impl ChainTables {
         self.records[usize::from(id)].store(record.pack(), Ordering::Release);
     }
 
-    /// Returns the next id that was given back, after `taken` others. For the submitter.
+    /// Returns the ids that were given back after `taken` others. For the submitter.
     #[inline]
-    pub fn returned(&self, taken: u32) -> Option<u16> {
+    pub fn returned(&self, taken: u32) -> impl Iterator<Item = u16> {
         // Acquire: the partner is the release in `give_back`.
-        (self.tail.0.load(Ordering::Acquire) != taken)
-            .then(|| self.returned[self.cell(taken)].load(Ordering::Relaxed))
+        let count = self.tail.0.load(Ordering::Acquire).wrapping_sub(taken);
+        (0..count).map(move |nth| self.returned[self.cell(taken.wrapping_add(nth))].load(Ordering::Relaxed))
     }
 
     /// Returns the record of an id, which can be any number. For the completer.

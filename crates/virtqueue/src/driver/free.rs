@@ -60,12 +60,13 @@ impl FreeDescriptors {
     pub(super) fn take(&mut self, len: u16, mut each: impl FnMut(u16, u16)) -> u16 {
         debug_assert!(0 < len && len <= self.count);
         let head = self.first;
-        let mut last = head;
+        let (mut last, mut next) = (head, head);
         for _ in 0..len {
-            last = self.first;
-            self.first = self.links[usize::from(last)];
-            each(last, self.first);
+            last = next;
+            next = self.links[usize::from(last)];
+            each(last, next);
         }
+        self.first = next;
         self.count -= len;
         self.chains[usize::from(head)] = Chain { last, len, waits: false };
         head

@@ -67,7 +67,7 @@ impl Submitter {
     /// Takes ids and their descriptors back. The next id does not change.
     fn reclaim(&mut self) {
         let head = self.free.len().checked_sub(1);
-        while let Some(id) = self.tables.returned(self.taken) {
+        for id in self.tables.returned(self.taken) {
             self.taken = self.taken.wrapping_add(1);
             self.descriptors_left += self.lengths[usize::from(id)];
             self.free.push(id);

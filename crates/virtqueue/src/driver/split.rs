@@ -104,7 +104,7 @@ impl Submitter {
     /// Takes descriptors back.
     #[inline]
     fn reclaim(&mut self, give: impl Fn(&mut FreeDescriptors, u16)) {
-        while let Some(id) = self.tables.returned(self.taken) {
+        for id in self.tables.returned(self.taken) {
             self.taken = self.taken.wrapping_add(1);
             give(&mut self.free, id);
         }
@@ -137,39 +137,59 @@ impl Submitter {
     #[inline(always)]
     pub(super) fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
         let len = chain_len(buffers)?;
-        // A single buffer needs no table.
-        let table = table.filter(|_| len > 1);
-        let count = if table.is_some() { 1 } else { len };
-        if !self.has_room(count) {
+        match table {
+            // A single buffer needs no table.
+            Some(table) if len > 1 => self.add_table(buffers, len, table),
+            _ => self.add_direct(buffers, len),
+        }
+    }
+
+    /// Adds a chain of `len` descriptors.
+    #[inline(always)]
+    fn add_direct(&mut self, buffers: &[Buffer], len: u16) -> Result<u16, NoRoom> {
+        if !self.has_room(len) {
             return Err(NoRoom);
         }
-        let areas = &self.ring.areas;
-        let write = |index: u16, desc: &Desc| areas.desc.write(usize::from(index) * size_of::<Desc>(), desc);
-        let mut rest = buffers.iter();
-        let head = match table {
-            None => self.free.take(count, |here, after| {
-                if let Some(buffer) = rest.next() {
-                    write(here, &desc(buffer, (!rest.as_slice().is_empty()).then_some(after)));
-                }
-            }),
-            Some(Table { area, offset, addr }) => {
-                let entries =
-                    (0..len).zip(buffers).map(|(at, buffer)| desc(buffer, (at + 1 < len).then_some(at + 1)));
-                area.write_each(offset, len.into(), entries);
-                let table = Desc {
-                    addr: addr.into(),
-                    len: (u32::from(len) * size_of::<Desc>() as u32).into(),
-                    flags: DESC_F_INDIRECT.into(),
-                    next: 0.into(),
-                };
-                self.free.take(1, |here, _| write(here, &table))
+        let (desc_area, mut rest) = (&self.ring.areas.desc, buffers.iter());
+        let head = self.free.take(len, |here, after| {
+            if let Some(buffer) = rest.next() {
+                let after = (!rest.as_slice().is_empty()).then_some(after);
+                desc_area.write(usize::from(here) * size_of::<Desc>(), &desc(buffer, after));
             }
-        };
-        self.tables.add(head, self.added, Record { descriptors: count, writable: writable(buffers) });
-        let entry = self.ring.entry(self.added as u16);
-        areas.driver.store_u16(RING_ENTRIES + 2 * entry, head, Ordering::Relaxed);
-        self.added = self.added.wrapping_add(1);
+        });
+        self.add_entry(head, Record { descriptors: len, writable: writable(buffers) });
         Ok(head)
+    }
+
+    /// Adds a chain of one descriptor, with its buffers in an indirect table.
+    #[inline(never)]
+    fn add_table(&mut self, buffers: &[Buffer], len: u16, table: Table<'_>) -> Result<u16, NoRoom> {
+        if !self.has_room(1) {
+            return Err(NoRoom);
+        }
+        let entries =
+            (0..len).zip(buffers).map(|(at, buffer)| desc(buffer, (at + 1 < len).then_some(at + 1)));
+        table.area.write_each(table.offset, len.into(), entries);
+        let in_ring = Desc {
+            addr: table.addr.into(),
+            len: (u32::from(len) * size_of::<Desc>() as u32).into(),
+            flags: DESC_F_INDIRECT.into(),
+            next: 0.into(),
+        };
+        let desc_area = &self.ring.areas.desc;
+        let head =
+            self.free.take(1, |here, _| desc_area.write(usize::from(here) * size_of::<Desc>(), &in_ring));
+        self.add_entry(head, Record { descriptors: 1, writable: writable(buffers) });
+        Ok(head)
+    }
+
+    /// Puts a chain into the next entry of the avail ring, which the device does not see yet.
+    #[inline(always)]
+    fn add_entry(&mut self, head: u16, record: Record) {
+        self.tables.add(head, self.added, record);
+        let entry = self.ring.entry(self.added as u16);
+        self.ring.areas.driver.store_u16(RING_ENTRIES + 2 * entry, head, Ordering::Relaxed);
+        self.added = self.added.wrapping_add(1);
     }
 
     #[inline]
