@@ -358,12 +358,6 @@ impl Core {
         drop(spawned);
     }
 
-    /// Closes the connection and the back-end's own channel.
-    pub(crate) fn close_connection(&self) {
-        let connection = self.session().connection.take();
-        self.link.close(connection);
-    }
-
     fn fail_all(&self) {
         self.link.stop.signal();
         self.reactor_event.signal();

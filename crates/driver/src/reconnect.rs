@@ -13,7 +13,7 @@ pub(crate) trait Reconnect: Send + Sync + Sized + 'static {
     /// Returns the time in which the back-end has to be back.
     fn reconnect_limit(&self) -> Duration;
 
-    /// Drops the lost connection. Returns the deadline for the new one.
+    /// Notes that an outage begins, after the connection was closed. Returns the deadline for the new one.
     fn begin_recovery(&self) -> Instant;
 
     /// Makes one attempt. Replies are awaited until the deadline, or a little longer.
@@ -22,8 +22,8 @@ pub(crate) trait Reconnect: Send + Sync + Sized + 'static {
     /// Wakes all threads that wait for the device, so that they check the connection.
     fn wake_all(&self);
 
-    /// Drops the connection, if there is one.
-    fn drop_connection(&self);
+    /// Closes the connection and the back-end's own channel, if there is one.
+    fn close_connection(&self);
 
     /// Ends the device after an outage that is too long. All later calls fail.
     fn give_up(self: &Arc<Self>, error: Error);
@@ -38,6 +38,7 @@ pub(crate) trait Reconnect: Send + Sync + Sized + 'static {
 }
 
 fn recover<D: Reconnect>(device: &Arc<D>) {
+    device.close_connection();
     let deadline = device.begin_recovery();
     match device.link().retry_until(deadline, device.reconnect_limit(), || device.reconnect(deadline)) {
         Ok(true) => device.link().end_outage(),
@@ -48,6 +49,6 @@ fn recover<D: Reconnect>(device: &Arc<D>) {
     // woken after it, and they check the connection again.
     device.wake_all();
     if device.link().is_dead() {
-        device.drop_connection();
+        device.close_connection();
     }
 }

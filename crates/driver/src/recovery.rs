@@ -33,8 +33,9 @@ impl Reconnect for Core {
         self.rings.iter().for_each(|ring| ring.wake.signal());
     }
 
-    fn drop_connection(&self) {
-        self.close_connection();
+    fn close_connection(&self) {
+        let connection = self.session().connection.take();
+        self.link.close(connection);
     }
 
     fn give_up(self: &Arc<Self>, error: Error) {
@@ -42,7 +43,6 @@ impl Reconnect for Core {
     }
 
     fn begin_recovery(&self) -> Instant {
-        self.close_connection();
         let mut session = self.session();
         let (now, completed) = (Instant::now(), self.completed());
         // A back-end that reconnects without ever completing a request must not extend the deadline.

@@ -385,11 +385,6 @@ impl CardCore {
         }
         self.die(Error::Unplugged);
     }
-
-    fn close_connection(&self) {
-        let connection = self.session().connection.take();
-        self.link.close(connection);
-    }
 }
 
 impl Reconnect for CardCore {
@@ -405,8 +400,9 @@ impl Reconnect for CardCore {
         self.raise_generation();
     }
 
-    fn drop_connection(&self) {
-        self.close_connection();
+    fn close_connection(&self) {
+        let connection = self.session().connection.take();
+        self.link.close(connection);
     }
 
     fn give_up(self: &Arc<Self>, error: Error) {
@@ -414,7 +410,6 @@ impl Reconnect for CardCore {
     }
 
     fn begin_recovery(&self) -> Instant {
-        self.close_connection();
         let mut session = self.session();
         let now = Instant::now();
         let since = match session.outage {
