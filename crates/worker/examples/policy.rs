@@ -9,6 +9,8 @@
 //!
 //! With `stuck [SEEDS]`, it prints how long the policy holds the core for synthetic loads that do not need
 //! it.
+//!
+//! With `noisy [SEEDS]`, it prints the throughput that the policy keeps for closed loads whose waits vary.
 
 #[allow(dead_code, reason = "the tests use all of it")]
 #[path = "../tests/policy/simulation/mod.rs"]
@@ -17,16 +19,16 @@ mod simulation;
 use kickless_worker::policy::Policy;
 use simulation::load::{Gaps, MS, SEC, US};
 use simulation::machine::Machine;
-use simulation::{patterns, stuck, table};
+use simulation::{noisy, patterns, stuck, table};
 
 fn main() {
     let wanted = std::env::args().nth(1).unwrap_or_default();
-    if wanted == "stuck" {
-        let seeds = std::env::args().nth(2).and_then(|seeds| seeds.parse().ok()).unwrap_or(4);
-        return print_stuck(seeds);
-    }
-    if wanted == "replay" {
-        return replay();
+    let seeds = std::env::args().nth(2).and_then(|seeds| seeds.parse().ok()).unwrap_or(4);
+    match wanted.as_str() {
+        "stuck" => return print_stuck(seeds),
+        "noisy" => return print_noisy(seeds),
+        "replay" => return replay(),
+        _ => {}
     }
     println!("{}", table::Line::head());
     for pattern in patterns::all().iter().filter(|pattern| pattern.name.contains(&wanted)) {
@@ -67,5 +69,15 @@ fn print_stuck(seeds: u64) {
     for limit in [500, 1000, 2000] {
         let stuck = all.iter().filter(|&&held| held > limit).count();
         println!("{stuck} of {} runs hold the core for more than {limit} ms at a time", all.len());
+    }
+}
+
+/// Prints the throughput and the processor time of closed loads whose waits vary, means over the seeds.
+fn print_noisy(seeds: u64) {
+    println!("{:50} {:>12} {:>12}", "", "of `always`", "of a core");
+    for (name, load) in noisy::loads() {
+        let all: Vec<_> = (1..=seeds).map(|seed| noisy::kept(&load, table::AUTO, seed)).collect();
+        let mean = |of: fn(&(f64, f64)) -> f64| all.iter().map(of).sum::<f64>() / seeds.max(1) as f64;
+        println!("{name:50} {:12.3} {:12.3}", mean(|kept| kept.0), mean(|kept| kept.1));
     }
 }

@@ -4,6 +4,7 @@
 pub(crate) mod chooser;
 pub(crate) mod load;
 pub(crate) mod machine;
+pub(crate) mod noisy;
 pub(crate) mod patterns;
 pub(crate) mod stuck;
 pub(crate) mod table;
