@@ -32,10 +32,6 @@ const LEASE: Nanos = 250_000_000;
 /// The eager part of a treated block, in naps. With 2, drivers that naps delay by up to 4 were held eager for
 /// seconds in 7 of 12 simulated runs; with 4 for at most 250 ms. More hides small losses in noise.
 const RECOVERY: u64 = 4;
-/// The first part of a treated block is up to 2 to this power naps long. It is doubled while pairs differ
-/// more by chance than by what they lose: the signal grows faster than the noise of the block, three times
-/// for this power.
-const SCALE_MAX: u32 = 3;
 /// The share of requests that a load may lose and still count as one that does not react.
 const TOLERATED: i64 = ONE / 40;
 /// The capital of a test that begins, and the most that it keeps.
@@ -94,9 +90,8 @@ pub(super) struct Trial {
     squares: i64,
     stage: Stage,
     until: Nanos,
-    /// The length of a nap with its wake, and of the first part in naps, as a power of 2.
+    /// The length of a nap with its wake.
     nap: Nanos,
-    scale: u32,
     /// The beginning of the block that runs, and the number of requests by then.
     since: Nanos,
     counted: u64,
@@ -119,7 +114,6 @@ impl Default for Trial {
             stage: Stage::Rest,
             until: 0,
             nap: 0,
-            scale: 0,
             since: 0,
             counted: 0,
             first: None,
@@ -164,8 +158,7 @@ impl Trial {
                 self.begin(now, requests);
             }
             Stage::Napping => {
-                (self.stage, self.until) =
-                    (Stage::Recovery, now.saturating_add(self.block_time() - self.napping_time()));
+                (self.stage, self.until) = (Stage::Recovery, now.saturating_add(RECOVERY * self.nap));
             }
             Stage::Recovery | Stage::Control => {
                 let time = now.saturating_sub(self.since);
@@ -191,17 +184,13 @@ impl Trial {
     fn begin(&mut self, now: Nanos, requests: u64) {
         (self.since, self.counted) = (now, requests);
         (self.stage, self.until) = match self.treated_first == self.first.is_none() {
-            true => (Stage::Napping, now.saturating_add(self.napping_time())),
+            true => (Stage::Napping, now.saturating_add(self.nap)),
             false => (Stage::Control, now.saturating_add(self.block_time())),
         };
     }
 
-    fn napping_time(&self) -> Nanos {
-        self.nap << self.scale
-    }
-
     fn block_time(&self) -> Nanos {
-        self.napping_time() + RECOVERY * self.nap
+        (1 + RECOVERY) * self.nap
     }
 
     /// Compares the rates of a treated block and of its control.
@@ -210,13 +199,13 @@ impl Trial {
         if more == 0 {
             return;
         }
-        // The share of the first part, which is only one part of the block.
-        let parts = (1 << self.scale) + RECOVERY as i64;
-        let share = (control as i64 - treated as i64) * ONE * parts / ((more << self.scale) as i64);
+        // The share of the nap, which is only one part of the block.
+        let parts = 1 + RECOVERY as i64;
+        let share = (control as i64 - treated as i64) * ONE * parts / more as i64;
         let lost = share.clamp(-ONE, ONE) - TOLERATED;
         self.bet(lost);
         let (capital, lease) = (self.capital / CAPITAL, self.lease);
-        tracing::trace!(now, lost, capital, lease, treated, control, self.scale, "polling trial");
+        tracing::trace!(now, lost, capital, lease, treated, control, "polling trial");
     }
 
     /// Bets on what a pair has lost. The stake is chosen before the pair is known, and grows with what
@@ -228,11 +217,6 @@ impl Trial {
         self.capital = self.capital.saturating_add_signed(gain).min(CAPITAL_MAX);
         self.lost += lost - self.lost / MEMORY;
         self.squares += lost * lost / ONE - self.squares / MEMORY;
-        self.scale = match self.stake() {
-            stake if stake < ONE / 2 => (self.scale + 1).min(SCALE_MAX),
-            stake if stake > ONE * 3 / 4 => self.scale.saturating_sub(1),
-            _ => self.scale,
-        };
         if self.quick_pairs_left > 0 {
             let against = if self.lease > 0 { AGAINST_LEASE } else { AGAINST };
             self.quick_pairs_left = self.quick_pairs_left.saturating_sub(if lost > 0 { 1 } else { against });
@@ -282,7 +266,7 @@ impl Trial {
         if self.lease == 0 && now >= self.next_change {
             tracing::trace!(now, capital = self.capital / CAPITAL, "polling load changed");
             self.next_change = now.saturating_add(CHANGE_INTERVAL * self.nap);
-            (self.capital, self.quick_pairs_left, self.scale) = (CAPITAL, QUICK_PAIRS, 0);
+            (self.capital, self.quick_pairs_left) = (CAPITAL, QUICK_PAIRS);
             (self.lost, self.squares) = PRIOR;
             self.rest(now);
         }
@@ -306,7 +290,7 @@ impl Trial {
         let rest = if self.quick_pairs_left > 0 {
             0
         } else if self.lease > 0 {
-            (REST_PER_LOSS * (self.lost / MEMORY).max(0)) as Nanos * self.napping_time() / ONE as Nanos
+            (REST_PER_LOSS * (self.lost / MEMORY).max(0)) as Nanos * self.nap / ONE as Nanos
         } else {
             // Capital is doubt. The more there is, the sooner it is settled.
             let doubt = self.capital / CAPITAL;
@@ -396,7 +380,6 @@ mod tests {
         for _ in 0..20 {
             trial.compare(0, [10, 50]);
         }
-        assert_eq!(trial.scale, 0);
         trial.rest(0);
         // A pair loses all of a nap.
         assert!((150..=230).contains(&(trial.until / NAP)), "{}", trial.until / NAP);
