@@ -83,6 +83,7 @@ mod device;
 mod event;
 mod executor;
 mod limits;
+mod log_scale;
 mod metrics;
 mod notify;
 mod queue_task;
@@ -102,6 +103,7 @@ pub use event::{Event, Interest};
 pub use executor::Executor;
 pub use kickless_io::Waker;
 pub use limits::{Direction, Limit, Limiter, Limits, Rate};
+pub use log_scale::LogScale;
 pub use metrics::{
     BUCKETS, DeviceMetrics, Histogram, Latencies, OperationCounts, OperationTotals, QueueMetrics,
     bucket_end_ns,
