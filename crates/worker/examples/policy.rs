@@ -16,7 +16,8 @@
 #[path = "../tests/policy/simulation/mod.rs"]
 mod simulation;
 
-use kickless_worker::policy::Policy;
+use kickless_worker::Poll;
+use kickless_worker::policy::{Nanos, Policy};
 use simulation::load::{Gaps, MS, SEC, US};
 use simulation::machine::Machine;
 use simulation::{noisy, patterns, stuck, table};
@@ -38,17 +39,19 @@ fn main() {
 
 /// Repeats the decisions of a log.
 fn replay() {
-    let number = |line: &str, key: &str| {
-        let word = line.split_whitespace().find_map(|word| word.strip_prefix(key));
-        word.and_then(|word| word.parse::<i64>().ok())
+    let word = |line: &str, key: &str| {
+        line.split_whitespace().find_map(|word| word.strip_prefix(key)).map(str::to_owned)
     };
     let lines = std::io::stdin().lines().map_while(Result::ok);
-    let pairs: Vec<_> = lines
+    let pairs: Vec<(Nanos, f64)> = lines
         .filter(|line| line.contains("polling trial"))
-        .filter_map(|line| Some((number(&line, "now=")? as u64, number(&line, "lost=")?)))
+        .filter_map(|line| Some((word(&line, "now=")?.parse().ok()?, word(&line, "share=")?.parse().ok()?)))
         .collect();
-    for ((now, lost), (lease, capital)) in pairs.iter().zip(Policy::replay(&pairs)) {
-        println!("{now:>15} ns: lost {lost:>5} of 1024, capital {capital:>4}, lease {} us", lease / 1000);
+    let mut policy = Policy::new(Poll::default(), 256);
+    let mut before = pairs.first().map_or(0, |pair| pair.0);
+    for (now, share) in pairs {
+        let (lease, capital) = policy.replay(now.saturating_sub(std::mem::replace(&mut before, now)), share);
+        println!("{now:>15} ns: lost {share:6.3}, capital {capital:7.2}, lease {} us", lease / 1000);
     }
 }
 

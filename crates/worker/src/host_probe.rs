@@ -101,13 +101,13 @@ impl HostProbe {
     ) {
         let cost = |began| cpu_time().saturating_sub(began) / served.max(1);
         match (due, began) {
-            (None, Some(began)) if by_event => self.host.kicked(cost(began)),
+            (None, Some(began)) if by_event => Host::approach(&mut self.host.kicked_cpu, cost(began)),
             // A signal can end a sleep early.
             (Some(due), began) if !by_event && now >= due && !self.host.contended => {
                 if let Some(began) = began {
-                    self.host.timed(cost(began));
+                    Host::approach(&mut self.host.timed_cpu, cost(began));
                 }
-                self.host.woken(now - due);
+                Host::approach(&mut self.host.wake_delay, now - due);
             }
             _ => {}
         }

@@ -138,7 +138,7 @@ impl EventLoop {
                 true
             }
             Verdict::Arm => {
-                entry.policy.armed(now);
+                entry.policy.armed();
                 entry.enter(if quiet { TaskState::Quiet } else { TaskState::Armed }, now);
                 self.watch_event(number);
                 false
@@ -210,7 +210,7 @@ impl EventLoop {
             // The answer may cause the next request soon.
             TaskState::Armed => {
                 let now = self.clock.now();
-                entry.policy.woken(now, &self.host_probe.host, 0);
+                entry.policy.woken(now, &self.host_probe.host);
                 entry.policy.found(now, 0);
                 let on_disk = entry.task.in_flight() > 0;
                 match entry.policy.empty(now, &self.host_probe.host, on_disk) {
@@ -220,7 +220,7 @@ impl EventLoop {
                             entry.spin_until = Some(until);
                         }
                     }
-                    Verdict::Nap { .. } | Verdict::Arm => entry.policy.armed(now),
+                    Verdict::Nap { .. } | Verdict::Arm => entry.policy.armed(),
                 }
             }
             TaskState::Napping { .. } => {
@@ -273,14 +273,13 @@ impl EventLoop {
                 return;
             }
             TaskState::Armed | TaskState::Quiet => {
-                entry.policy.woken(self.clock.now(), &self.host_probe.host, 0);
+                entry.policy.woken(self.clock.now(), &self.host_probe.host);
             }
             TaskState::Napping { .. } => {
-                let pending = if entry.quiet { 0 } else { entry.task.vring().pending() };
-                if pending > 0 {
-                    entry.task.vring().counters().kicks_avoided.add(1);
+                let vring = entry.task.vring();
+                if !entry.quiet && vring.pending() > 0 {
+                    vring.counters().kicks_avoided.add(1);
                 }
-                entry.policy.woken(self.clock.now(), &self.host_probe.host, pending);
             }
             TaskState::Blocked | TaskState::Throttled { .. } | TaskState::Draining => {}
         }

@@ -1,15 +1,12 @@
 //! The decision for each wait, from the history of the queue and the costs of the machine.
 
-use super::load::{Load, Span};
-use super::trial::{Manner, Trial};
-use super::waits::{PRICE_ONE, Waits};
+use super::load::Load;
+use super::trial::{Manner, TOLERATED, Trial};
+use super::waits::Waits;
 use super::{Host, Nanos, Verdict};
 
 /// The worth of a nanosecond of delay, in nanoseconds of processor time, where it costs throughput.
 const DELAY_WORTH: Nanos = 8;
-/// A load is slow if the wake delay of each request costs it less than one part in this many: 2.5 %, which no
-/// way of waiting needs to gain.
-const SLOW_LOSS: u64 = 40;
 /// The longest wake for which a shorter accepted delay is met by spinning: half of the default one. A host
 /// that takes longer adds this time to the accepted delay. Otherwise a load that needs no core would hold one
 /// for as long as the host is slow, and no sleep would show that it is not any more.
@@ -26,28 +23,20 @@ const NAPS_MAX: u8 = 2;
 /// The number of requests that a nap of the trial should contain, and the longest such nap, in shorter ones.
 /// A wait for a request is then up to twice as long as a shortest nap, some 260 us. Longer ones are not spun
 /// for in any case: eight wakes are shorter.
-const TRIAL_COUNT: u64 = 2;
+const TRIAL_COUNT: f64 = 2.0;
 const TRIAL_MAX: Nanos = 4;
 
-/// The present wait, if there is one.
+/// A wait that goes on.
 #[derive(Debug, Default)]
 struct Wait {
-    open: bool,
     on_disk: bool,
     since: Nanos,
     naps: u8,
     nap_until: Nanos,
-    asleep: Asleep,
-    /// The estimated time of the event that ended the sleep.
+    /// A nap began, so that nothing says when the event came.
+    napping: bool,
+    /// The estimated time of the event that ended the sleep of an armed queue.
     event_at: Option<Nanos>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-enum Asleep {
-    #[default]
-    No,
-    Armed(Nanos),
-    Napping(Nanos),
 }
 
 /// A plan for waits with nothing in flight, or with requests in flight.
@@ -71,7 +60,7 @@ pub(super) struct Auto {
     waits: [Waits; 2],
     plans: [Plan; 2],
     load: Load,
-    trial: Trial,
+    pub(super) trial: Trial,
     /// All requests so far.
     requests: u64,
     /// The number of waits since the last plans.
@@ -79,26 +68,28 @@ pub(super) struct Auto {
     /// The time at which the plans and the trial are looked at again.
     due: Nanos,
     contended: bool,
-    wait: Wait,
+    wait: Option<Wait>,
 }
 
 impl Auto {
     pub(super) fn new(ring_size: u16) -> Self {
-        Self { ring_size, ..Self::default() }
+        Self { ring_size, trial: Trial::new(), ..Self::default() }
     }
 
     pub(super) fn set(&mut self, latency: Nanos, kick_price: Nanos) {
         (self.latency, self.kick_price) = (latency.min(LATENCY_MAX), kick_price.min(LATENCY_MAX));
-        (self.wait, self.due) = (Wait::default(), 0);
+        (self.wait, self.due) = (None, 0);
     }
 
     pub(super) fn found(&mut self, now: Nanos, requests: u32) {
         self.requests = self.requests.wrapping_add(requests.into());
-        if self.wait.open {
-            let wait = self.wait.event_at.unwrap_or(now).saturating_sub(self.wait.since);
-            self.waits[usize::from(self.wait.on_disk)].record(wait);
+        if let Some(wait) = self.wait.take() {
             self.new_waits += 1;
-            self.wait.open = false;
+            // The eager blocks of trials show the lengths of waits that a nap would hide.
+            if !wait.napping {
+                let end = wait.event_at.unwrap_or(now);
+                self.waits[usize::from(wait.on_disk)].record(end.saturating_sub(wait.since));
+            }
         }
     }
 
@@ -106,18 +97,15 @@ impl Auto {
         if now >= self.due || host.contended != self.contended {
             self.review(now, host);
         }
-        if self.wait.open {
-            self.wait.event_at = None;
-        } else {
-            self.wait = Wait { open: true, on_disk, since: now, ..Wait::default() };
-        }
+        let wait = self.wait.get_or_insert(Wait { on_disk, since: now, ..Wait::default() });
+        (wait.napping, wait.event_at) = (false, None);
         let plan = &self.plans[usize::from(on_disk)];
         let (limit, nap) = match self.trial.manner() {
             Manner::Eager => (plan.eager, 0),
             Manner::Napping if plan.trial_nap > 0 => (0, plan.trial_nap),
             Manner::Patient | Manner::Napping => plan.patient,
         };
-        let until = self.wait.since.saturating_add(limit);
+        let until = wait.since.saturating_add(limit);
         if now < until {
             return Verdict::Spin { until: until.min(self.due) };
         }
@@ -125,33 +113,21 @@ impl Auto {
             return Verdict::Arm;
         }
         // A nap that another queue's work has cut short goes on.
-        if now >= self.wait.nap_until {
-            if self.wait.naps >= NAPS_MAX {
+        if now >= wait.nap_until {
+            if wait.naps >= NAPS_MAX {
                 return Verdict::Arm;
             }
-            self.wait.naps += 1;
-            self.wait.nap_until = now.saturating_add(nap);
+            wait.naps += 1;
+            wait.nap_until = now.saturating_add(nap);
         }
-        self.wait.asleep = Asleep::Napping(now);
-        Verdict::Nap { until: self.wait.nap_until, ignore_completions: on_disk }
+        wait.napping = true;
+        Verdict::Nap { until: wait.nap_until, ignore_completions: on_disk }
     }
 
-    pub(super) fn armed(&mut self, now: Nanos) {
-        self.wait.asleep = Asleep::Armed(now);
-    }
-
-    pub(super) fn woken(&mut self, now: Nanos, host: &Host, pending: u16) {
-        self.wait.event_at = match std::mem::take(&mut self.wait.asleep) {
-            Asleep::No => None,
-            // The entries came at random times during the nap: on average, the first of n after one part in n
-            // + 1.
-            Asleep::Napping(since) if pending > 0 => {
-                Some(since.saturating_add(now.saturating_sub(since) / (Nanos::from(pending) + 1)))
-            }
-            Asleep::Armed(since) | Asleep::Napping(since) => {
-                Some(now.saturating_sub(host.wake_delay).max(since))
-            }
-        };
+    pub(super) fn woken(&mut self, now: Nanos, host: &Host) {
+        if let Some(wait) = &mut self.wait {
+            (wait.napping, wait.event_at) = (false, Some(now.saturating_sub(host.wake_delay)));
+        }
     }
 
     /// Lets the trial go on, and makes new plans now and then. The queue was just found empty.
@@ -163,65 +139,54 @@ impl Auto {
             self.plan(host);
         }
         let differ = !self.contended && self.plans.iter().any(|plan| plan.patient != (plan.eager, 0));
-        if let Some(Span { time, changed }) = span {
+        if let Some(time) = span {
             self.trial.spend(if differ { time } else { 0 });
-            if changed {
+            if self.load.changed {
                 self.trial.load_changed(now);
             }
         }
         // A nap of the trial is longer than others if few requests come.
-        let shortest = self.latency.saturating_add(host.wake_delay.min(LATENCY_MAX)).max(1);
+        let shortest = (self.latency + host.wake_delay).max(1);
         let enough = self.load.time_of(TRIAL_COUNT);
         let nap = (differ && enough <= shortest * TRIAL_MAX).then_some(enough.max(shortest));
         self.trial.advance(now, self.requests, nap);
-        let trial = nap.map_or(Nanos::MAX, |_| self.trial.until());
+        let trial = nap.map_or(Nanos::MAX, |_| self.trial.until);
         self.due = self.load.until().min(trial).max(now.saturating_add(1));
     }
 
     /// Makes new plans from all measurements.
     fn plan(&mut self, host: &Host) {
         (self.contended, self.new_waits) = (host.contended, 0);
-        // An unknown queue counts as slow: nothing is spent on it before it is busy.
-        let slow = !self.load.is_known() || self.load.expected_256(host.wake_delay) < 256 / SLOW_LOSS;
-        // The end of a wait with nothing in flight is a request, and needs a kick.
-        let costs = [host.kicked_cpu.saturating_add(self.kick_price), host.kicked_cpu];
-        let worth = host.wake_delay.saturating_mul(DELAY_WORTH);
+        let wake = host.wake_delay;
+        // A load is slow if it loses no more to the wake of each request than is tolerated. An unknown queue
+        // counts as slow: nothing is spent on it before it is busy.
+        let slow = self.load.expected(wake) < TOLERATED;
         // If wakes are so slow that they exceed the accepted delay, naps are shorter: a request waits for
-        // half of the nap on average, and for the wake. Where three quarters of the ring fill in the time of
-        // a wake, no nap is short enough, and the trial's are as long as accepted. Without a nap, both
-        // blocks of a pair would be alike.
-        let wake = host.wake_delay.min(LATENCY_MAX);
+        // half of the nap on average, and for the wake. A nap is also at most the time in which a quarter of
+        // the ring fills, or three quarters including the wake.
         let accepted = self.latency.min((2 * self.latency).saturating_sub(2 * wake));
-        let nap = self.nap(wake, accepted);
-        for (at, cost) in costs.into_iter().enumerate() {
-            let thrifty = self.waits[at].best(cost, host.wake_delay);
+        let quarter = self.load.time_of(f64::from(self.ring_size / 4));
+        let longest = accepted.min(quarter).min(quarter.saturating_mul(3).saturating_sub(wake));
+        // The end of a wait with nothing in flight is a request, and needs a kick.
+        for (at, cost) in [host.kicked_cpu + self.kick_price, host.kicked_cpu].into_iter().enumerate() {
+            let (thrifty, sleep_price) = self.waits[at].best(cost, wake);
             let eager = match host.contended || slow {
-                true => thrifty.limit,
-                false => self.waits[at].best(cost.saturating_add(worth), host.wake_delay).limit,
+                true => thrifty,
+                false => self.waits[at].best(cost + wake * DELAY_WORTH, wake).0,
             };
-            let patient = if host.wake_delay.min(WAKE_MAX) <= self.latency { thrifty.limit } else { eager };
+            let patient = if wake.min(WAKE_MAX) <= self.latency { thrifty } else { eager };
             // With requests in flight, a request waits for a nap before it starts and for another when it is
             // done. So each of them is half as long.
-            let nap = nap >> at;
+            let nap = longest >> at;
+            // If three quarters of the ring fill in the time of a wake, no nap is short enough, and the
+            // trial's are as long as accepted. Without a nap, both blocks of a pair would be alike.
             let trial_nap = if nap > 0 { nap } else { accepted >> at };
-            let price = host.timed_cpu.saturating_mul(PRICE_ONE) / nap.saturating_add(host.wake_delay).max(1);
+            let nap_price = host.timed_cpu as f64 / (nap + wake).max(1) as f64;
             // The price of a nap counts only if a request comes in each.
-            let cheap = nap > 0 && price < thrifty.price && self.load.expected_256(nap << at) >= 256;
-            tracing::trace!(at, cost, thrifty.price, nap, price, ?host, "polling prices");
+            let cheap = nap > 0 && nap_price < sleep_price && self.load.expected(longest) >= 1.0;
+            tracing::trace!(at, cost, sleep_price, nap, nap_price, ?host, "polling prices");
             self.plans[at] = Plan { eager, patient: if cheap { (0, nap) } else { (patient, 0) }, trial_nap };
         }
-    }
-
-    /// Returns the length of naps. 0: no naps.
-    ///
-    /// A nap is at most as long as the owner accepts. It is also at most the time in which a quarter of the
-    /// ring fills, or three quarters including the wake.
-    fn nap(&self, wake: Nanos, accepted: Nanos) -> Nanos {
-        if !self.load.is_known() {
-            return 0;
-        }
-        let quarter = self.load.time_of(u64::from(self.ring_size) / 4);
-        accepted.min(quarter).min((3 * quarter).saturating_sub(wake))
     }
 }
 
@@ -242,16 +207,14 @@ mod tests {
         let mut auto = auto(100_000);
         for _ in 0..8 {
             auto.empty(0, &HOST, true);
-            auto.armed(0);
-            auto.woken(50_000, &HOST, 1);
+            auto.woken(50_000, &HOST);
             auto.found(50_000, 1);
         }
-        assert_eq!(auto.waits[1].best(1_000_000, 0).limit, 20_480 + 1_000_000, "20 us");
+        assert_eq!(auto.waits[1].best(1_000_000, 0).0, 20_480 + 1_000_000, "20 us");
         auto.empty(100_000, &HOST, false);
-        auto.armed(100_000);
-        auto.woken(150_000, &HOST, 0);
+        auto.woken(150_000, &HOST);
         auto.empty(150_000, &HOST, false);
-        assert!(auto.wait.open && auto.wait.event_at.is_none(), "it woke for another queue");
+        assert!(auto.wait.is_some_and(|wait| wait.event_at.is_none()), "it woke for another queue");
     }
 
     #[test]
@@ -266,7 +229,7 @@ mod tests {
         assert_eq!(auto.empty(50_000, &HOST, true), nap(75_000, true), "half as long with I/O in flight");
         assert_eq!(auto.empty(75_000, &HOST, true), Verdict::Arm);
         auto.set(10_000, 0);
-        assert!(!auto.wait.open, "a nap of the old length is forgotten");
+        assert!(auto.wait.is_none(), "a nap of the old length is forgotten");
     }
 
     /// Returns the patient plan for waits of this length at a rate of as many requests.

@@ -8,7 +8,7 @@ const MOST: Nanos = 200_000;
 /// estimate within a tenth of the median while measurements scatter.
 const STEP: Nanos = 16;
 
-/// A worker's measurements of its machine, made when it starts and with each sleep.
+/// A worker's estimates for its machine, made when it starts and with each sleep. None is above 0.2 ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
     /// The processor time of a sleep that a kick or a completion ends, and of the wake.
@@ -29,31 +29,14 @@ impl Host {
         Self { kicked_cpu: timed_cpu.div_ceil(2), timed_cpu, wake_delay, contended: false }
     }
 
-    /// Notes the processor time of a sleep that a kick or a completion ended.
-    pub fn kicked(&mut self, cpu: Nanos) {
-        approach(&mut self.kicked_cpu, cpu);
+    /// Moves an estimate of a host towards the median of measurements. A step does not depend on the
+    /// distance, so a pause of the process or of the machine, however long, counts as one late wake among
+    /// many.
+    pub fn approach(estimate: &mut Nanos, measured: Nanos) {
+        let step = *estimate / STEP + 1;
+        let moved = if measured > *estimate { *estimate + step } else { estimate.saturating_sub(step) };
+        *estimate = moved.clamp(1, MOST);
     }
-
-    /// Notes the processor time of a sleep that a timer ended.
-    pub fn timed(&mut self, cpu: Nanos) {
-        approach(&mut self.timed_cpu, cpu);
-    }
-
-    /// Notes a sleep that ended `late` after its timer.
-    pub fn woken(&mut self, late: Nanos) {
-        approach(&mut self.wake_delay, late);
-    }
-}
-
-/// Moves an estimate towards the median of measurements. A step does not depend on the distance, so a pause
-/// of the process or of the machine, however long, counts as one late wake among many.
-fn approach(estimate: &mut Nanos, measured: Nanos) {
-    let step = *estimate / STEP + 1;
-    *estimate = if measured > *estimate {
-        (*estimate + step).min(MOST)
-    } else {
-        estimate.saturating_sub(step).max(1)
-    };
 }
 
 #[cfg(test)]
@@ -64,15 +47,15 @@ mod tests {
     fn estimates_follow_the_median_and_one_pause_changes_nothing() {
         let mut host = Host::new(8_000, 30_000);
         let hour = 3_600_000_000_000;
-        host.woken(hour);
-        host.timed(hour);
+        Host::approach(&mut host.wake_delay, hour);
+        Host::approach(&mut host.timed_cpu, hour);
         assert!(host.wake_delay < 32_000 && host.timed_cpu < 8_600);
         // Nine of ten sleeps take 20 us, and the tenth is disturbed.
         for sleep in 0..1000 {
-            host.kicked(if sleep % 10 == 0 { 500_000 } else { 20_000 });
+            Host::approach(&mut host.kicked_cpu, if sleep % 10 == 0 { 500_000 } else { 20_000 });
         }
         assert!((18_000..=22_500).contains(&host.kicked_cpu), "{}", host.kicked_cpu);
-        (0..1000).for_each(|_| host.woken(hour));
+        (0..1000).for_each(|_| Host::approach(&mut host.wake_delay, hour));
         assert_eq!(host.wake_delay, MOST);
     }
 }

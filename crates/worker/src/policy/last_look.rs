@@ -14,47 +14,33 @@ use super::{Nanos, Verdict};
 /// processor time at 1000 requests a second.
 const REQUEST: Nanos = 500;
 
-/// The time that may be spent on looking, and the use of the time since the last decision.
 #[derive(Debug, Default)]
 pub(super) struct LastLook {
+    /// The time that may be spent on looking.
     left: Nanos,
-    used: Use,
-    /// The number of requests that the work was for.
-    requests: u32,
+    /// The time of the last decision, and the longest work that may have been done since then. `None`: the
+    /// time was spent on looking or sleeping.
     since: Nanos,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Use {
-    Work,
-    Look,
-    #[default]
-    Sleep,
+    work_max: Option<Nanos>,
 }
 
 impl LastLook {
     pub(super) fn found(&mut self, now: Nanos, requests: u32) {
-        self.account(now, Use::Work);
-        self.requests = requests;
+        self.account(now, Some(REQUEST * Nanos::from(requests)));
     }
 
     /// Decides about an empty queue. `sleep` is the cost of a sleep: a longer look cannot save anything.
     pub(super) fn empty(&mut self, now: Nanos, sleep: Nanos) -> Verdict {
-        self.account(now, Use::Look);
+        self.account(now, None);
         self.left = self.left.min(sleep);
-        if self.left > 0 {
-            return Verdict::Spin { until: now.saturating_add(self.left) };
-        }
-        self.used = Use::Sleep;
-        Verdict::Arm
+        if self.left > 0 { Verdict::Spin { until: now.saturating_add(self.left) } } else { Verdict::Arm }
     }
 
-    fn account(&mut self, now: Nanos, next: Use) {
+    fn account(&mut self, now: Nanos, work_max: Option<Nanos>) {
         let passed = now.saturating_sub(std::mem::replace(&mut self.since, now));
-        self.left = match std::mem::replace(&mut self.used, next) {
-            Use::Work => self.left.saturating_add(passed.min(REQUEST * Nanos::from(self.requests))),
-            Use::Look => self.left.saturating_sub(passed),
-            Use::Sleep => self.left,
+        self.left = match std::mem::replace(&mut self.work_max, work_max) {
+            Some(most) => self.left.saturating_add(passed.min(most)),
+            None => self.left.saturating_sub(passed),
         };
     }
 }

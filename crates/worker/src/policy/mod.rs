@@ -1,6 +1,5 @@
 //! The decision about an empty queue: poll it again, leave it alone for a while, or ask for kicks. Pure:
-//! times go in and decisions come out. No clock is read, nothing is allocated after [`Policy::new`], and all
-//! sums are of integers.
+//! times go in and decisions come out. No clock is read, and nothing is allocated after [`Policy::new`].
 //!
 //! # Words
 //! * A *wait* begins when a queue is found empty. It ends when a request comes, or when the queue's I/O
@@ -23,8 +22,8 @@
 //! # How it is called
 //! Each visit of a queue ends in [`found`](Policy::found) or [`empty`](Policy::empty), and each completion
 //! in `found`. The worker carries out the verdict of `empty`. On [`Verdict::Arm`], it enables kicks and
-//! checks the ring once more. This ends in [`armed`](Policy::armed), or in a visit if work has come. A
-//! sleep ends in [`woken`](Policy::woken) and a visit.
+//! checks the ring once more. This ends in [`armed`](Policy::armed), or in a visit if work has come. The
+//! sleep of an armed queue ends in [`woken`](Policy::woken) and a visit, a nap in a visit.
 
 mod auto;
 mod host;
@@ -46,7 +45,6 @@ use crate::clock::nanos;
 use auto::Auto;
 use last_look::LastLook;
 use rate::Rate;
-use trial::Trial;
 
 /// The policy of one queue.
 #[derive(Debug)]
@@ -84,7 +82,7 @@ impl Policy {
         match self.poll {
             Poll::Auto { .. } => self.auto.found(now, requests),
             Poll::Never => self.last_look.found(now, requests),
-            Poll::Rate { .. } if requests > 0 && self.rate.found(now, self.polled) => self.polled = true,
+            Poll::Rate { .. } if requests > 0 => self.polled |= self.rate.found(now),
             _ => {}
         }
     }
@@ -104,22 +102,23 @@ impl Policy {
     }
 
     /// Notes that kicks are enabled and the worker may sleep.
-    pub fn armed(&mut self, now: Nanos) {
+    pub fn armed(&mut self) {
         self.polled = false;
-        self.auto.armed(now);
     }
 
-    /// Notes the end of a nap or of an armed queue's sleep, for any reason. After a nap, `pending` entries
-    /// are in the ring.
-    pub fn woken(&mut self, now: Nanos, host: &Host, pending: u16) {
-        self.auto.woken(now, host, pending);
+    /// Notes the end of an armed queue's sleep, for any reason.
+    pub fn woken(&mut self, now: Nanos, host: &Host) {
+        self.auto.woken(now, host);
     }
 
-    /// Repeats the decisions of `auto` about leases for recorded pairs of blocks: the time of each pair, and
-    /// `lost` of the worker's log at level `trace`. Returns the rest of the lease after each pair, and the
+    /// Repeats the decisions of `auto` about leases after a recorded pair of blocks: `time` after the pair
+    /// before, with `share` of the worker's log at level `trace`. Returns the rest of the lease, and the
     /// capital of the test.
-    pub fn replay(pairs: &[(Nanos, i64)]) -> Vec<(Nanos, u64)> {
-        Trial::replay(pairs)
+    pub fn replay(&mut self, time: Nanos, share: f64) -> (Nanos, f64) {
+        let trial = &mut self.auto.trial;
+        trial.spend(time);
+        trial.bet(share);
+        (trial.lease, trial.capital)
     }
 
     /// Returns whether kicks are off, because the queue spins or naps.

@@ -6,21 +6,16 @@ use super::Nanos;
 const INTERVAL: Nanos = 10_000_000;
 /// A worker that spun for less than one part in this many of a sample disturbs no other thread.
 const SPUN_MIN: Nanos = 8;
-/// The threshold of delays: the worker waited for the core for one part in this many of the time, 5 %.
-const DELAYED: Nanos = 20;
-/// The threshold of stolen time: the hypervisor took the core away for one part in this many of the time, 10
-/// %.
-const STOLEN: Nanos = 10;
-/// The value of one threshold.
-const ONE: u32 = 256;
-/// The largest value that a sample counts for.
-const CLIP: u32 = 3 * ONE;
-/// A sample changes the average by one part in this many. Two bad samples in a row are enough for contention,
-/// one is not.
-const SMOOTHING: u32 = 4;
-/// The time for which the worker does not spin after the first contention.
+/// The thresholds: the share of the time for which the worker waited for the core, and the share that the
+/// hypervisor took.
+const DELAYED: f64 = 0.05;
+const STOLEN: f64 = 0.1;
+/// The most that a sample counts for, in thresholds, and the weight of a sample in the average. Two bad
+/// samples in a row are enough for contention, one is not.
+const CLIP: f64 = 3.0;
+const WEIGHT: f64 = 0.25;
+/// The shortest and the longest time for which the worker does not spin after contention.
 const BACK_OFF: Nanos = 100_000_000;
-/// The longest such time, if the worker finds contention each time that it spins again.
 const BACK_OFF_MAX: Nanos = 2_000_000_000;
 
 /// Running totals of a worker's thread and of its core.
@@ -41,51 +36,48 @@ pub struct Usage {
 /// queues spin no longer than a sleep would take. After 100 ms the worker spins again. If it finds
 /// contention, it waits twice as long the next time, up to 2 s. A tenth of a second of undisturbed spinning
 /// resets this.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Pressure {
     last: Option<(Nanos, Usage)>,
-    /// The smoothed pressure while spinning, in 256ths of the threshold.
-    pressure: u32,
-    contended: bool,
-    until: Nanos,
+    /// The smoothed pressure while spinning, in thresholds.
+    pressure: f64,
+    /// The end of the time for which the worker does not spin, while it lasts, and the length of the last.
+    contended_until: Option<Nanos>,
     back_off: Nanos,
     /// The time of spinning without contention.
     quiet: Nanos,
-}
-
-impl Default for Pressure {
-    fn default() -> Self {
-        Self { last: None, pressure: 0, contended: false, until: 0, back_off: BACK_OFF, quiet: 0 }
-    }
 }
 
 impl Pressure {
     /// Takes a sample. `spun` is the time on the clock spent in spins since the last one. Returns whether the
     /// core is contended.
     pub fn sample(&mut self, now: Nanos, usage: &Usage, spun: Nanos) -> bool {
-        let Some((then, old)) = self.last.replace((now, *usage)) else { return self.contended };
+        let Some((then, old)) = self.last.replace((now, *usage)) else { return false };
         let time = now.saturating_sub(then);
-        if self.contended && now < self.until {
-            return true;
-        }
-        let back = std::mem::take(&mut self.contended);
-        // The worker behaved differently since the last sample than it will from now on.
-        if back || time == 0 || spun < time / SPUN_MIN {
-            return false;
-        }
-        let strength = strength(&old, usage, time, spun);
-        self.pressure = (self.pressure * (SMOOTHING - 1) + strength) / SMOOTHING;
-        if self.pressure < ONE {
-            self.quiet = self.quiet.saturating_add(time);
-            if self.quiet >= BACK_OFF {
-                self.back_off = BACK_OFF;
+        // At the end, the worker behaved differently since the last sample than it will from now on.
+        if let Some(until) = self.contended_until {
+            if now >= until {
+                self.contended_until = None;
             }
+            return now < until;
+        }
+        if time == 0 || spun < time / SPUN_MIN {
             return false;
         }
-        self.contended = true;
-        self.until = now.saturating_add(self.back_off);
-        self.back_off = (self.back_off * 2).min(BACK_OFF_MAX);
-        (self.pressure, self.quiet) = (0, 0);
+        // Spinning without processor time was waiting for the core, even if the kernel does not report it.
+        let robbed = spun.saturating_sub(usage.cpu.saturating_sub(old.cpu));
+        let delay = usage.run_delay.saturating_sub(old.run_delay).max(robbed);
+        let steal = usage.steal.saturating_sub(old.steal);
+        let strength = (delay as f64 / DELAYED).max(steal as f64 / STOLEN) / time as f64;
+        self.pressure += (strength.min(CLIP) - self.pressure) * WEIGHT;
+        if self.pressure < 1.0 {
+            self.quiet = self.quiet.saturating_add(time);
+            return false;
+        }
+        let doubled = if self.quiet < BACK_OFF { self.back_off * 2 } else { 0 };
+        self.back_off = doubled.clamp(BACK_OFF, BACK_OFF_MAX);
+        self.contended_until = Some(now.saturating_add(self.back_off));
+        (self.pressure, self.quiet) = (0.0, 0);
         true
     }
 
@@ -93,16 +85,6 @@ impl Pressure {
     pub fn next(&self) -> Nanos {
         self.last.map_or(0, |(then, _)| then.saturating_add(INTERVAL))
     }
-}
-
-/// Returns this sample's pressure, in 256ths of the threshold.
-fn strength(old: &Usage, new: &Usage, time: Nanos, spun: Nanos) -> u32 {
-    let delay = new.run_delay.saturating_sub(old.run_delay);
-    // Spinning without processor time was waiting for the core, even if the kernel does not report it.
-    let robbed = spun.saturating_sub(new.cpu.saturating_sub(old.cpu));
-    let steal = new.steal.saturating_sub(old.steal);
-    let most = delay.max(robbed).saturating_mul(DELAYED).max(steal.saturating_mul(STOLEN));
-    (u128::from(most) * u128::from(ONE) / u128::from(time.max(1))).min(u128::from(CLIP)) as u32
 }
 
 #[cfg(test)]

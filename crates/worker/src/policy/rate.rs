@@ -25,26 +25,23 @@ impl Rate {
         self.stop_idle = stop_idle;
     }
 
-    /// Counts a visit that found requests. Returns whether polling starts.
-    pub(super) fn found(&mut self, now: Nanos, polled: bool) -> bool {
-        self.last = now;
-        if polled {
-            return false;
+    /// Counts a visit that found requests. Returns whether to poll from now on.
+    pub(super) fn found(&mut self, now: Nanos) -> bool {
+        if now / TICK != self.tick {
+            (self.tick, self.visits) = (now / TICK, 0);
         }
-        let tick = now / TICK;
-        if tick != self.tick {
-            (self.tick, self.visits) = (tick, 0);
-        }
-        self.visits = self.visits.saturating_add(1);
-        let starts = self.start > 0 && self.visits >= self.start;
-        if starts {
-            self.visits = 0;
-        }
-        starts
+        (self.last, self.visits) = (now, self.visits.saturating_add(1));
+        self.start > 0 && self.visits >= self.start
     }
 
-    pub(super) fn empty(&self, now: Nanos, polled: bool) -> Verdict {
+    pub(super) fn empty(&mut self, now: Nanos, polled: bool) -> Verdict {
         let until = self.last.saturating_add(self.stop_idle);
-        if polled && now < until { Verdict::Spin { until } } else { Verdict::Arm }
+        if polled && now < until {
+            return Verdict::Spin { until };
+        }
+        if polled {
+            self.visits = 0;
+        }
+        Verdict::Arm
     }
 }

@@ -12,7 +12,7 @@ enum Step {
     Found(u32),
     Empty(bool),
     Armed,
-    Woken(u16),
+    Woken,
     Set(Poll),
     Host(Host),
 }
@@ -42,7 +42,7 @@ fn polls() -> impl Strategy<Value = Poll> {
 }
 
 fn hosts() -> impl Strategy<Value = Host> {
-    let cost = || prop_oneof![8 => 0..100_000_u64, 1 => any::<u64>()];
+    let cost = || 0..=200_000_u64;
     (cost(), cost(), cost(), any::<bool>()).prop_map(|(kicked_cpu, timed_cpu, wake_delay, contended)| Host {
         kicked_cpu,
         timed_cpu,
@@ -56,7 +56,7 @@ fn steps() -> impl Strategy<Value = Vec<(Nanos, Step)>> {
         8 => prop_oneof![8 => 0..64_u32, 1 => any::<u32>()].prop_map(Step::Found),
         12 => any::<bool>().prop_map(Step::Empty),
         3 => Just(Step::Armed),
-        4 => any::<u16>().prop_map(Step::Woken),
+        4 => Just(Step::Woken),
         1 => polls().prop_map(Step::Set),
         1 => hosts().prop_map(Step::Host),
     ];
@@ -78,10 +78,10 @@ proptest! {
             now = now.saturating_add(pause).min(u64::MAX - 1);
             match step {
                 Step::Found(requests) => policy.found(now, requests),
-                Step::Woken(pending) => policy.woken(now, &host, pending),
+                Step::Woken => policy.woken(now, &host),
                 Step::Host(new) => host = new,
                 Step::Armed => {
-                    policy.armed(now);
+                    policy.armed();
                     prop_assert!(!policy.is_polled());
                 }
                 Step::Set(new) => {
@@ -154,7 +154,7 @@ proptest! {
             };
             prop_assert_eq!(policy.empty(now, &HOST, requests == 1), expected);
             if expected == Verdict::Arm {
-                policy.armed(now);
+                policy.armed();
                 if std::mem::take(&mut polled) {
                     visits.clear();
                 }
@@ -224,9 +224,9 @@ fn waits_of_an_armed_queue_are_known_without_the_delay_of_the_wake() {
     // So few that the policy does not yet know that the load does not react.
     for _ in 0..60 {
         policy.empty(now, &HOST, false);
-        policy.armed(now);
+        policy.armed();
         now += 20_000 + HOST.wake_delay;
-        policy.woken(now, &HOST, 1);
+        policy.woken(now, &HOST);
         policy.found(now, 1);
     }
     let Verdict::Spin { until } = policy.empty(now, &HOST, false) else { panic!("it must spin") };
@@ -241,7 +241,8 @@ fn a_contended_core_is_spun_on_for_no_longer_than_a_sleep_takes() {
     let contended = Host { contended: true, ..HOST };
     assert_eq!(policy.empty(now, &contended, false), Verdict::Arm, "waits are longer");
     policy.found(now, 1);
-    assert!(matches!(policy.empty(now, &HOST, false), Verdict::Spin { .. }), "and back");
+    // It spins, or a trial naps.
+    assert_ne!(policy.empty(now, &HOST, false), Verdict::Arm, "and back");
 }
 
 #[test]
@@ -281,14 +282,13 @@ fn a_nap_ends_before_a_quarter_of_the_ring_is_full() {
         match policy.empty(now, &HOST, false) {
             Verdict::Spin { until } => now = until.min((served + 1) * gap),
             Verdict::Arm => {
-                policy.armed(now);
+                policy.armed();
                 now = (served + 1) * gap + HOST.wake_delay;
-                policy.woken(now, &HOST, (now / gap - served) as u16);
+                policy.woken(now, &HOST);
             }
             Verdict::Nap { until, .. } => {
                 longest = longest.max(until - now);
                 now = until;
-                policy.woken(now, &HOST, (now / gap - served) as u16);
             }
         }
     }

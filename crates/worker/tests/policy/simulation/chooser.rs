@@ -68,15 +68,15 @@ impl Chooser {
         }
     }
 
-    pub(crate) fn armed(&mut self, now: Nanos) {
+    pub(crate) fn armed(&mut self) {
         if let Chooser::Policy(policy) = self {
-            policy.armed(now);
+            policy.armed();
         }
     }
 
-    pub(crate) fn woken(&mut self, now: Nanos, host: &Host, pending: u16) {
+    pub(crate) fn woken(&mut self, now: Nanos, host: &Host) {
         if let Chooser::Policy(policy) = self {
-            policy.woken(now, host, pending);
+            policy.woken(now, host);
         }
     }
 }

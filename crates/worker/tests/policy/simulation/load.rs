@@ -108,9 +108,8 @@ pub(crate) struct Driver {
     free: Nanos,
     opened: u64,
     last_open: Nanos,
-    /// Requests of the open load among `coming`, and the time at which the last of them is sent.
+    /// Requests of the open load among `coming`.
     open_coming: u32,
-    last_sent: Nanos,
     /// The time at which a sleeping driver sends.
     awake: Nanos,
     /// The time until which its core is deeply asleep, and whether its wakes are slow now.
@@ -127,7 +126,6 @@ impl Driver {
             opened: 0,
             last_open: 0,
             open_coming: 0,
-            last_sent: 0,
             awake: 0,
             deep_until: 0,
             slow: false,
@@ -155,14 +153,6 @@ impl Driver {
             }
         }
         Some(request)
-    }
-
-    /// Returns the number of requests that are sent by `now` and wait, at most `most`.
-    pub(crate) fn pending(&mut self, now: Nanos, most: usize) -> u16 {
-        while self.load.open.is_some() && self.last_sent <= now && self.coming.len() < most {
-            self.open_next();
-        }
-        self.coming.iter().filter(|next| next.0.at <= now).take(most).count() as u16
     }
 
     pub(crate) fn answered(&mut self, request: Request, at: Nanos) {
@@ -222,7 +212,6 @@ impl Driver {
             at = self.awake;
         }
         self.open_coming += 1;
-        self.last_sent = at;
         self.coming.push(Reverse(Request { at, closed: false }));
     }
 }

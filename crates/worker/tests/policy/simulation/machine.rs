@@ -251,7 +251,7 @@ impl Worker {
             // The next visit finds it.
             Verdict::Arm if self.driver.next_at().is_some_and(|at| at <= self.core.now) => {}
             Verdict::Arm => {
-                self.chooser.armed(self.core.now);
+                self.chooser.armed();
                 let Some(at) = event.filter(|&at| at < end) else {
                     self.core.now = self.core.now.max(end);
                     return false;
@@ -261,6 +261,7 @@ impl Worker {
                     self.driver.kick(at, self.machine.kick);
                 }
                 self.sleep(at, false);
+                self.chooser.woken(self.core.now, &self.host);
             }
         }
         true
@@ -281,13 +282,11 @@ impl Worker {
         self.stop_if_due();
         match timed {
             true => {
-                self.host.woken(self.core.now.saturating_sub(until));
-                self.host.timed(cost);
+                Host::approach(&mut self.host.wake_delay, self.core.now.saturating_sub(until));
+                Host::approach(&mut self.host.timed_cpu, cost);
             }
-            false => self.host.kicked(cost),
+            false => Host::approach(&mut self.host.kicked_cpu, cost),
         }
-        let pending = self.driver.pending(self.core.now, 256);
-        self.chooser.woken(self.core.now, &self.host, pending);
     }
 
     /// Lets the time pass for which the process is stopped. The driver goes on.
