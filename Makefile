@@ -71,12 +71,13 @@ install: build install-driver
 	sed 's|"/usr/|"$(PREFIX)/|' dist/50-kickless-$$kind.json >$(DESTDIR)$(PREFIX)/share/qemu/vhost-user/50-kickless-$$kind.json \
 	|| exit 1; done
 
-# Installs only the driver: library, header and pkg-config file.
+# Installs only the driver: library, header and pkg-config file. Its tests set DRIVER_PROFILE=dev.
+DRIVER_PROFILE ?= release
 DRIVER_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 install-driver:
 	tools/setup build
-	cargo build --locked --release -p kickless-driver-c
-	built=$${CARGO_TARGET_DIR:-target}/release lib=$(DESTDIR)$(PREFIX)/lib && \
+	cargo build --locked --profile $(DRIVER_PROFILE) -p kickless-driver-c
+	built=$${CARGO_TARGET_DIR:-target}/$(DRIVER_PROFILE:dev=debug) lib=$(DESTDIR)$(PREFIX)/lib && \
 	soname=$$(readelf -d $$built/libkickless_driver.so | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p') && \
 	install -D -m 755 $$built/libkickless_driver.so $$lib/libkickless_driver.so.$(DRIVER_VERSION) && \
 	ln -sf libkickless_driver.so.$(DRIVER_VERSION) $$lib/$$soname && \

@@ -18,11 +18,13 @@ const SIZE: u64 = 4 << 20;
 /// Time limit of one run.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns the engine. Builds it once for all tests.
+/// Returns the engine. Builds it once for all tests, with the profile of this test.
 fn engine() -> &'static OsString {
     static ENGINE: OnceLock<OsString> = OnceLock::new();
     ENGINE.get_or_init(|| {
-        let output = Command::new(repository().join("fio/prepare")).output().unwrap();
+        let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
+        let mut prepare = Command::new(repository().join("fio/prepare"));
+        let output = prepare.env("DRIVER_PROFILE", profile).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let path = String::from_utf8(output.stdout).unwrap();
         let mut option = OsString::from("--ioengine=external:");
