@@ -101,15 +101,22 @@ impl FreeDescriptors {
         self.count += len;
     }
 
+    #[inline]
     fn give_in_order(&mut self, head: u16) {
-        self.chains[usize::from(head)].waits = true;
-        while let Some(oldest) = self.oldest.map(usize::from)
-            && self.chains[oldest].waits
-        {
-            let Chain { last, len, .. } = std::mem::take(&mut self.chains[oldest]);
-            self.count += len;
-            self.oldest = Some(self.links[usize::from(last)]);
+        if self.oldest != Some(head) {
+            self.chains[usize::from(head)].waits = true;
+            return;
         }
+        let mut oldest = head;
+        loop {
+            let Chain { last, len, .. } = self.chains[usize::from(oldest)];
+            self.count += len;
+            oldest = self.links[usize::from(last)];
+            if !std::mem::take(&mut self.chains[usize::from(oldest)].waits) {
+                break;
+            }
+        }
+        self.oldest = Some(oldest);
     }
 }
 

@@ -320,9 +320,8 @@ impl Completer {
     fn pop_in_order(&mut self) -> Result<Completed, UsedError> {
         let last = match self.batch {
             Some(last) => last,
-            None => self.element()?,
+            None => *self.batch.insert(self.element()?),
         };
-        self.batch = Some(last);
         let next = self.tables.ordered(self.popped);
         if next == last.id {
             self.batch = None;
