@@ -282,6 +282,9 @@ fn the_way_between_the_cpus_is_measured() {
     let output = bench(&["way", "--rounds=3", &format!("--cpu={driver},{back_ends}")]);
     let measured = text(&output.stdout);
     assert_eq!(measured.lines().filter(|line| line.ends_with('s') || *line == "not measured").count(), 3);
+    for (ways, said) in [("80ns,99ns,85ns", "same\n"), ("80ns,0.3us", "changed\n")] {
+        assert_eq!(text(&bench(&["way", "--same", ways]).stdout), said);
+    }
     let output = bench(&["way", &format!("--cpu={driver},{driver}")]);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
 }

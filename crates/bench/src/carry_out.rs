@@ -18,6 +18,10 @@ pub fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Resul
         Bench::CompareNet(compare) => net::carry_out(Cards::Compare(compare), print),
         Bench::Ring(options) => parts::carry_out(Part::Ring, options, print),
         Bench::Memory(options) => parts::carry_out(Part::Memory, options, print),
+        Bench::Way(options) if !options.same.is_empty() => {
+            let ways: Vec<_> = options.same.iter().map(|way| way.as_nanos() as f64).collect();
+            print(if way::is_same(&ways) { "same\n" } else { "changed\n" })
+        }
         Bench::Way(options) => way::carry_out(options, print),
     }
 }

@@ -64,6 +64,9 @@ pub struct WayOptions {
     /// The two CPUs [default: the first two that this process may use]
     #[arg(long, value_name = "LIST", value_parser = str::parse::<CpuList>)]
     pub(crate) cpu: Option<CpuList>,
+    /// Measure nothing, but say whether a comparison takes these ways, such as 80ns,95ns, for the same one
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_duration)]
+    pub(crate) same: Vec<Duration>,
 }
 
 /// A benchmark of one back-end or of several.
