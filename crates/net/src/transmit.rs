@@ -96,7 +96,7 @@ impl TransmitTask {
 
     fn send_batch(&mut self) {
         let Self { ring, batch, forwarder, copied, .. } = self;
-        if batch.len() > 0 && ring.card.capture.is_on() {
+        if ring.card.capture.is_on() {
             capture_batch(ring, batch);
         }
         match &ring.card.port {
@@ -203,7 +203,9 @@ impl QueueTask for TransmitTask {
 
     fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
         let mut polled = immediate_ring::poll(self, budget);
-        self.send_batch();
+        if self.batch.len() > 0 {
+            self.send_batch();
+        }
         polled.cost = polled.cost.saturating_add(std::mem::take(&mut self.copied));
         polled
     }

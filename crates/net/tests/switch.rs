@@ -9,7 +9,7 @@ use kickless_memory::{Gpa, Marks};
 use kickless_net::Net;
 use kickless_net_port::Port;
 use kickless_spec::net::{Header, NetFeatures};
-use kickless_testing::{eventually, tcp_segmentation};
+use kickless_testing::{Random, eventually, tcp_segmentation};
 use kickless_worker::{Poll, WorkerPool};
 use rig::packets::segments;
 use rig::{Guest, Kind, Rig, SIZE_MAX, counter, kinds, without};
@@ -302,6 +302,51 @@ fn a_full_inbox_drops_and_a_ring_that_stops_takes_no_frame_along() {
     drop(pair.stop());
     third.send(&frame(mac(2), 3, 60, 5));
     third.stop();
+}
+
+/// Visits of rings in any order, as those of several workers are: some of them run seldom, a receiver does not
+/// refill, and inboxes are full. Each visit of a sender takes as many frames as its budget allows, so cards
+/// that are visited as often send as much.
+#[test]
+fn a_visit_takes_as_many_frames_whatever_other_workers_do() {
+    const BUDGET: u32 = 2;
+    const FRAMES: u32 = 16 * BUDGET;
+    for (seed, kind) in (0..).zip(rig::kinds()) {
+        let (name, mut random) = (name(), Random(seed));
+        let mut cards: Vec<_> = (0..6)
+            .map(|number| {
+                let card = join(&name, Some(mac(number)));
+                let [receive, transmit] =
+                    [RECEIVE, TRANSMIT].map(|ring| Rig::start(&card, ring, kind, 64, card.features()));
+                (card, receive, transmit, 0)
+            })
+            .collect();
+        for (number, (_, _, transmit, _)) in (0..).zip(&mut cards) {
+            transmit.send(&frame(EVERYBODY, number, 60, 0), 4096).unwrap();
+            transmit.poll();
+            transmit.take().unwrap();
+        }
+        for visit in 0..3000 {
+            // The worker of the last three cards runs seldom.
+            let number = random.below(if visit % 8 == 0 { 6 } else { 3 }) as usize;
+            let (_, receive, transmit, visits) = &mut cards[number];
+            if random.one_in(2) {
+                while number != 2 && receive.offer(&[1530], true).is_some() {}
+                receive.poll_once(BUDGET);
+                while receive.take().is_some() {}
+                continue;
+            }
+            let mut to = 0..;
+            while transmit.send(&frame(mac(to.next().unwrap() % 6), number as u8, 60, 0), 4096).is_some() {}
+            assert_eq!(transmit.poll_once(BUDGET).served, FRAMES, "{kind:?} {visit}");
+            *visits += 1;
+            while transmit.take().is_some() {}
+        }
+        for (card, _, _, visits) in &cards {
+            assert_eq!(counter(card, "sent_frames"), 1 + u64::from(FRAMES * visits));
+            assert!(counter(card, "dropped_late") > 0);
+        }
+    }
 }
 
 #[test]

@@ -91,6 +91,14 @@ impl Unshown {
         is_first
     }
 
+    /// Adds chains of one descriptor behind the first one.
+    #[inline]
+    fn add_singles(&mut self, count: usize) {
+        self.lengths.resize(self.lengths.len() + count, 1);
+        // Lossless, because a ring has at most 32768 descriptors.
+        self.descriptors += count as u16;
+    }
+
     /// Returns the position and the length of each.
     fn iter(&self, size: u16) -> impl Iterator<Item = (RingPosition, u16)> {
         self.lengths.iter().scan(self.first, move |next, &length| {
@@ -104,6 +112,12 @@ impl Unshown {
         self.lengths.clear();
         self.descriptors = 0;
     }
+}
+
+/// Returns the flags of a used descriptor at this position, for a chain into which `len` bytes were written.
+#[inline]
+fn used_flags(position: RingPosition, len: u32) -> u16 {
+    position.used() | if len > 0 { DESC_F_WRITE } else { 0 }
 }
 
 impl<A: Access> Queue<A> {
@@ -358,9 +372,7 @@ impl<A: Access> Queue<A> {
             Some(last) if self.options.in_order() && chains.iter().all(|chain| chain.written == 0) => {
                 self.put(UnpublishedUsed { id: last.id, len: 0, descriptors: count });
             }
-            _ => chains.iter().for_each(|chain| {
-                self.put(UnpublishedUsed { id: chain.id, len: chain.written, descriptors: 1 });
-            }),
+            _ => self.put_singles(chains),
         }
         self.next = self.next.after(count, self.options.size());
         self.taken += count;
@@ -509,13 +521,40 @@ impl<A: Access> Queue<A> {
         let Some(metadata) = &self.metadata else { return self.pushed.push(unpublished) };
         let UnpublishedUsed { id, len, descriptors } = unpublished;
         let position = self.used;
-        let flags = position.used() | if len > 0 { DESC_F_WRITE } else { 0 };
+        let flags = used_flags(position, len);
         if self.unshown.add(position, flags, descriptors) {
             metadata.set_packed_used(position, len, id);
         } else {
             metadata.set_packed_used_and_flags(position, len, id, flags);
         }
         self.used = position.after(descriptors, self.options.size());
+    }
+
+    /// Writes used descriptors as [`Self::put`] does, each for a chain of one descriptor.
+    #[inline]
+    fn put_singles(&mut self, chains: &[SingleChain]) {
+        let Some((first, rest)) = chains.split_first() else { return };
+        let unpublished =
+            |chain: &SingleChain| UnpublishedUsed { id: chain.id, len: chain.written, descriptors: 1 };
+        // After it, there is a first one that the driver does not see, or there are no areas.
+        self.put(unpublished(first));
+        let Some(metadata) = &self.metadata else {
+            return self.pushed.extend(rest.iter().map(unpublished));
+        };
+        let size = self.options.size();
+        // Those up to the end of the ring have one wrap counter, and the others another one.
+        let (before, behind) = rest.split_at(rest.len().min((size - self.used.index).into()));
+        for part in [before, behind] {
+            let first = self.used;
+            for (index, chain) in (first.index..).zip(part) {
+                let position = RingPosition { index, ..first };
+                let flags = used_flags(position, chain.written);
+                metadata.set_packed_used_and_flags(position, chain.written, chain.id, flags);
+            }
+            // Lossless, as in `complete_peeked`.
+            self.used = first.after(part.len() as u16, size);
+        }
+        self.unshown.add_singles(rest.len());
     }
 
     #[inline]
