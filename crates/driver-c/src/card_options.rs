@@ -1,15 +1,13 @@
 //! The options of a card, in C.
 #![expect(unsafe_code, reason = "C's structure has a length of its own")]
 
-use std::ffi::{CStr, OsStr, c_char};
+use std::ffi::c_char;
 use std::mem::offset_of;
-use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
-
-use driver::Waiting;
 
 use crate::error::Fault;
-use crate::options::{choice, milliseconds, positive, read_versioned};
+use crate::options::{
+    choice, huge_pages, milliseconds, number, read_versioned, reconnect_limit, socket, waiting,
+};
 
 /// The sentence about a wrong size.
 const WRONG_SIZE: &str = "options.size is not sizeof(kl_card_options)";
@@ -83,25 +81,14 @@ impl CardOptions {
     /// # Safety
     /// The socket is null or a string.
     unsafe fn convert(&self) -> Result<driver::CardOptions, Fault> {
-        if self.socket.is_null() {
-            return Err(Fault::Null("options.socket"));
-        }
-        // SAFETY: not null, so it is a string, by the caller's promise.
-        let socket = unsafe { CStr::from_ptr(self.socket) };
-        let defaults = driver::CardOptions::new(OsStr::from_bytes(socket.to_bytes()));
-        let number = |value: u32, default: u16| match value {
-            0 => Ok(default),
-            value => u16::try_from(value)
-                .map_err(|_| Fault::Argument("options.pairs, .queue_size or .mtu is too large")),
-        };
-        if self.reserved != 0 || self.huge_pages > 1 {
-            return Err(Fault::Argument("options.huge_pages must be 0 or 1, and .reserved 0"));
-        }
+        // SAFETY: the caller's promise.
+        let defaults = driver::CardOptions::new(unsafe { socket(self.socket)? });
+        const TOO_LARGE: &str = "options.pairs, .queue_size or .mtu is too large";
         Ok(driver::CardOptions {
-            pairs: number(self.pairs, defaults.pairs)?,
-            queue_size: number(self.queue_size, defaults.queue_size)?,
+            pairs: number(self.pairs, defaults.pairs, TOO_LARGE)?,
+            queue_size: number(self.queue_size, defaults.queue_size, TOO_LARGE)?,
             buffer_len: if self.buffer_len == 0 { defaults.buffer_len } else { self.buffer_len },
-            mtu: if self.mtu == 0 { None } else { Some(number(self.mtu, 0)?) },
+            mtu: if self.mtu == 0 { None } else { Some(number(self.mtu, 0, TOO_LARGE)?) },
             packed: choice(self.packed, defaults.packed)?,
             event_idx: choice(self.event_idx, defaults.event_idx)?,
             indirect: choice(self.indirect, defaults.indirect)?,
@@ -110,18 +97,11 @@ impl CardOptions {
             transmit_offloads: choice(self.transmit_offloads, defaults.transmit_offloads)?,
             receive_offloads: choice(self.receive_offloads, defaults.receive_offloads)?,
             control: choice(self.control, defaults.control)?,
-            huge_pages: self.huge_pages == 1,
-            reconnect_limit: match self.reconnect_limit_ms {
-                -1 => Duration::ZERO,
-                limit => milliseconds(limit, defaults.reconnect_limit)?,
-            },
+            huge_pages: huge_pages(self.huge_pages, self.reserved)?,
+            reconnect_limit: reconnect_limit(self.reconnect_limit_ms, defaults.reconnect_limit)?,
             connect_timeout: milliseconds(self.connect_timeout_ms, defaults.connect_timeout)?,
             reply_timeout: milliseconds(self.reply_timeout_ms, defaults.reply_timeout)?,
-            waiting: match self.spin_us {
-                0 => defaults.waiting,
-                -1 => Waiting::Spin(Duration::MAX),
-                time => Waiting::Spin(Duration::from_micros(positive(time)?)),
-            },
+            waiting: waiting(self.spin_us, defaults.waiting)?,
             ..defaults
         })
     }

@@ -118,43 +118,60 @@ impl Options {
     /// # Safety
     /// The socket is null or a string.
     unsafe fn convert(&self) -> Result<driver::Options, Fault> {
-        if self.socket.is_null() {
-            return Err(Fault::Null("options.socket"));
-        }
-        // SAFETY: not null, so it is a string, by the caller's promise.
-        let socket = unsafe { CStr::from_ptr(self.socket) };
-        let defaults = driver::Options::new(OsStr::from_bytes(socket.to_bytes()));
-        let number = |value: u32, default: u16| match value {
-            0 => Ok(default),
-            value => u16::try_from(value)
-                .map_err(|_| Fault::Argument("options.queues or .queue_size is too large")),
-        };
-        if self.reserved != 0 || self.huge_pages > 1 {
-            return Err(Fault::Argument("options.huge_pages must be 0 or 1, and .reserved 0"));
-        }
+        // SAFETY: the caller's promise.
+        let defaults = driver::Options::new(unsafe { socket(self.socket)? });
+        const TOO_LARGE: &str = "options.queues or .queue_size is too large";
         Ok(driver::Options {
-            queues: number(self.queues, defaults.queues)?,
-            queue_size: number(self.queue_size, defaults.queue_size)?,
+            queues: number(self.queues, defaults.queues, TOO_LARGE)?,
+            queue_size: number(self.queue_size, defaults.queue_size, TOO_LARGE)?,
             packed: choice(self.packed, defaults.packed)?,
             event_idx: choice(self.event_idx, defaults.event_idx)?,
             indirect: choice(self.indirect, defaults.indirect)?,
             in_order: choice(self.in_order, defaults.in_order)?,
-            huge_pages: self.huge_pages == 1,
+            huge_pages: huge_pages(self.huge_pages, self.reserved)?,
             buffer_memory: if self.buffer_memory == 0 { defaults.buffer_memory } else { self.buffer_memory },
-            reconnect_limit: match self.reconnect_limit_ms {
-                -1 => Duration::ZERO,
-                limit => milliseconds(limit, defaults.reconnect_limit)?,
-            },
+            reconnect_limit: reconnect_limit(self.reconnect_limit_ms, defaults.reconnect_limit)?,
             connect_timeout: milliseconds(self.connect_timeout_ms, defaults.connect_timeout)?,
             reply_timeout: milliseconds(self.reply_timeout_ms, defaults.reply_timeout)?,
-            waiting: match self.spin_us {
-                0 => defaults.waiting,
-                -1 => Waiting::Spin(Duration::MAX),
-                time => Waiting::Spin(Duration::from_micros(positive(time)?)),
-            },
+            waiting: waiting(self.spin_us, defaults.waiting)?,
             ..defaults
         })
     }
+}
+
+// Each of these converts a member that disks and cards have.
+
+/// # Safety
+/// `socket` is null or a string, which stays as it is.
+pub(crate) unsafe fn socket<'a>(socket: *const c_char) -> Result<&'a OsStr, Fault> {
+    if socket.is_null() {
+        return Err(Fault::Null("options.socket"));
+    }
+    // SAFETY: not null, so it is a string, by the caller's promise.
+    Ok(OsStr::from_bytes(unsafe { CStr::from_ptr(socket) }.to_bytes()))
+}
+
+pub(crate) fn number(value: u32, default: u16, too_large: &'static str) -> Result<u16, Fault> {
+    if value == 0 { Ok(default) } else { u16::try_from(value).map_err(|_| Fault::Argument(too_large)) }
+}
+
+pub(crate) fn huge_pages(value: u32, reserved: u32) -> Result<bool, Fault> {
+    match (value, reserved) {
+        (0 | 1, 0) => Ok(value == 1),
+        _ => Err(Fault::Argument("options.huge_pages must be 0 or 1, and .reserved 0")),
+    }
+}
+
+pub(crate) fn reconnect_limit(value: i64, default: Duration) -> Result<Duration, Fault> {
+    if value == -1 { Ok(Duration::ZERO) } else { milliseconds(value, default) }
+}
+
+pub(crate) fn waiting(spin_us: i64, default: Waiting) -> Result<Waiting, Fault> {
+    Ok(match spin_us {
+        0 => default,
+        -1 => Waiting::Spin(Duration::MAX),
+        time => Waiting::Spin(Duration::from_micros(positive(time)?)),
+    })
 }
 
 pub(crate) fn choice(value: u32, default: Choice) -> Result<Choice, Fault> {
@@ -170,7 +187,7 @@ pub(crate) fn milliseconds(value: i64, default: Duration) -> Result<Duration, Fa
     if value == 0 { Ok(default) } else { Ok(Duration::from_millis(positive(value)?)) }
 }
 
-pub(crate) fn positive(value: i64) -> Result<u64, Fault> {
+fn positive(value: i64) -> Result<u64, Fault> {
     u64::try_from(value).map_err(|_| Fault::Argument("a time in the options is negative"))
 }
 
