@@ -304,9 +304,9 @@ fn a_full_inbox_drops_and_a_ring_that_stops_takes_no_frame_along() {
     third.stop();
 }
 
-/// Visits of rings in any order, as those of several workers are: some of them run seldom, a receiver does not
-/// refill, and inboxes are full. Each visit of a sender takes as many frames as its budget allows, so cards
-/// that are visited as often send as much.
+/// Visits rings in any order, as several workers do: some of them run seldom, a receiver does not refill, and
+/// inboxes are full. Each visit of a sender takes as many frames as its budget allows. So cards that are
+/// visited as often send as much.
 #[test]
 fn a_visit_takes_as_many_frames_whatever_other_workers_do() {
     const BUDGET: u32 = 2;

@@ -542,7 +542,7 @@ impl<A: Access> Queue<A> {
             return self.pushed.extend(rest.iter().map(unpublished));
         };
         let size = self.options.size();
-        // Those up to the end of the ring have one wrap counter, and the others another one.
+        // Chains up to the end of the ring have one wrap counter, and the others another one.
         let (before, behind) = rest.split_at(rest.len().min((size - self.used.index).into()));
         for part in [before, behind] {
             let first = self.used;
