@@ -53,12 +53,10 @@ impl Halves {
         let mut taken = 0;
         for number in 0..CHAINS {
             while free.is_empty() {
-                match self.tables.returned(taken).next() {
-                    Some(id) => {
-                        taken = taken.wrapping_add(1);
-                        free.push(id);
-                    }
-                    None => thread::yield_now(),
+                free.extend(self.tables.returned(taken));
+                taken = taken.wrapping_add(free.len() as u32);
+                if free.is_empty() {
+                    thread::yield_now();
                 }
             }
             let id = free.pop().unwrap();
