@@ -19,7 +19,7 @@ pub fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Resul
         Bench::Ring(options) => parts::carry_out(Part::Ring, options, print),
         Bench::Memory(options) => parts::carry_out(Part::Memory, options, print),
         Bench::Way(options) if !options.same.is_empty() => {
-            let ways: Vec<_> = options.same.iter().map(|way| way.as_nanos() as f64).collect();
+            let ways: Vec<_> = options.same.iter().map(|way| Some(way.as_nanos() as f64)).collect();
             print(if way::is_same(&ways) { "same\n" } else { "changed\n" })
         }
         Bench::Way(options) => way::carry_out(options, print),

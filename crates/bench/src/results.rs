@@ -22,9 +22,9 @@ pub(crate) struct Load {
     pub(crate) description: Description,
     /// The turns of each target, in the order of the targets.
     pub(crate) turns: Vec<Vec<Turn>>,
-    /// The ways of a cache line in each round: before each turn, and after the last one. Empty if they were
-    /// not measured.
-    pub(crate) ways: Vec<Vec<f64>>,
+    /// The ways of a cache line in each round: before each turn, and after the last one. `None`: a CPU was
+    /// busy. Empty if there are no two CPUs to measure.
+    pub(crate) ways: Vec<Vec<Option<f64>>>,
     /// The number of rounds that were repeated, because the way changed in them.
     pub(crate) repeats: u32,
 }

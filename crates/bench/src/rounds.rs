@@ -86,13 +86,13 @@ pub(crate) fn run_loads<S>(
                 if stops_others {
                     targets.iter().for_each(Target::pause);
                 }
-                ways.extend(measured(way)?);
+                ways.extend(way.map(Way::measure).transpose()?);
                 if stops_others {
                     target.resume();
                 }
                 turns.push((at, turn(&scenario, target, &stop, &progress)?));
             }
-            ways.extend(measured(way)?);
+            ways.extend(way.map(Way::measure).transpose()?);
             turns.sort_by_key(|(at, _)| *at);
             Ok(Round { turns: turns.into_iter().map(|(_, turn)| turn).collect(), ways })
         };
@@ -131,10 +131,11 @@ pub(crate) fn run_loads<S>(
     }
 }
 
-/// The turns of all targets in a round, and the ways before, between and after them.
+/// The turns of all targets in a round, and the ways before, between and after them. `None`: it was not
+/// measured, because a CPU was busy.
 struct Round {
     turns: Vec<Turn>,
-    ways: Vec<f64>,
+    ways: Vec<Option<f64>>,
 }
 
 /// Runs the rounds of a load by `one_round`, which gets the number of the round and whether it is a repeat.
@@ -154,14 +155,6 @@ fn rounds_of_a_load(
         all.push(round);
     }
     Ok((all, rounds - repeats.0))
-}
-
-/// Measures the way, if there is one to measure.
-///
-/// # Errors
-/// This process may not use one of its CPUs.
-fn measured(way: Option<Way>) -> Result<Option<f64>> {
-    way.map_or(Ok(None), Way::measure)
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
@@ -213,7 +206,7 @@ mod tests {
         let mut results = results.into_iter();
         let (all, repeats) = rounds_of_a_load(rounds, |_, _| {
             let (turn, ways) = results.next().context("one round too many")?;
-            Ok(Round { turns: vec![turn], ways: ways.to_vec() })
+            Ok(Round { turns: vec![turn], ways: ways.map(Some).to_vec() })
         })
         .unwrap();
         assert!(results.next().is_none());

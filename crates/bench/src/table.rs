@@ -74,7 +74,7 @@ pub(crate) fn ways(results: &Results, load: &Load) -> Vec<String> {
     let groups = way::groups(&load.ways);
     for group in if groups.len() > 1 { groups } else { Vec::new() } {
         let ways = group.iter().filter_map(|round| load.ways.get(*round)).flatten();
-        let Some(Spread { median, .. }) = Spread::of(ways.copied()) else { continue };
+        let Some(Spread { median, .. }) = Spread::of(ways.copied().flatten()) else { continue };
         let ratios: Vec<String> = (1..results.targets.len())
             .filter_map(|at| {
                 let ratio = ratio(load.ratio_in(at, |round| group.contains(&round))?);
@@ -88,8 +88,8 @@ pub(crate) fn ways(results: &Results, load: &Load) -> Vec<String> {
 }
 
 /// Formats the way in a round.
-fn way_of_round(ways: &[f64]) -> Option<String> {
-    let Spread { median, least, most } = Spread::of(ways.iter().copied())?;
+fn way_of_round(ways: &[Option<f64>]) -> Option<String> {
+    let Spread { median, least, most } = Spread::of(ways.iter().copied().flatten())?;
     Some(match way::is_same(ways) {
         true => time(median.round()),
         false => format!("{} to {} (changed)", time(least.round()), time(most.round())),
@@ -151,13 +151,15 @@ mod tests {
         let mut load = Load {
             description,
             turns,
-            ways: vec![vec![80.0, 81.2], vec![79.0], vec![80.0, 400.0]],
+            ways: [&[Some(80.0), Some(81.2)] as &[_], &[Some(79.0), None], &[Some(80.0), Some(400.0)]]
+                .map(<[_]>::to_vec)
+                .to_vec(),
             repeats: 2,
         };
         let mut results = Results { targets: vec!["a".into(), "b".into()], loads: Vec::new() };
         let first = "way of a cache line in each round: 81 ns, 79 ns, 80 ns to 400 ns (changed)";
         assert_eq!(ways(&results, &load), [first, "rounds repeated because it changed: 2"]);
-        load.ways[1] = vec![400.0];
+        load.ways[1] = vec![Some(400.0)];
         assert_eq!(
             ways(&results, &load)[2..],
             ["with 81 ns, 1 of 3 rounds: a / b 1.50", "with 400 ns, 1 of 3 rounds: a / b 1.50"]

@@ -57,7 +57,9 @@ impl Way {
     /// This process may not use one of the CPUs.
     pub(crate) fn measure(self) -> Result<Option<f64>> {
         let Way([one, other]) = self;
-        // The end has a word of its own: both threads write to the line, and could lose one another's store.
+        // A thread writes to the line only after it has read the other's last number, so their stores follow
+        // one another in one order, and a model has nothing to try. The end comes at any time, and so has a
+        // word of its own.
         let (line, over) = (Line::default(), AtomicBool::new(false));
         thread::scope(|scope| {
             let asks = scope.spawn(|| {
@@ -129,10 +131,14 @@ fn ask(line: &AtomicU64) -> Vec<f64> {
     batches
 }
 
-/// Returns whether these ways are the same. Ways that could not be measured are not in the list.
-pub(crate) fn is_same(ways: &[f64]) -> bool {
-    let (least, most) = (ways.iter().copied().reduce(f64::min), ways.iter().copied().reduce(f64::max));
-    least.zip(most).is_none_or(|(least, most)| most < least * CHANGE)
+/// Returns whether these ways are the same. Ways that were not measured do not count.
+pub(crate) fn is_same(ways: &[Option<f64>]) -> bool {
+    let most = ways.iter().copied().flatten().reduce(f64::max);
+    shortest(ways).zip(most).is_none_or(|(least, most)| most < least * CHANGE)
+}
+
+fn shortest(ways: &[Option<f64>]) -> Option<f64> {
+    ways.iter().copied().flatten().reduce(f64::min)
 }
 
 /// The rounds of a load that may still be repeated: as many as it has, so a comparison takes twice its time
@@ -142,7 +148,7 @@ pub(crate) struct Repeats(pub(crate) u32);
 
 impl Repeats {
     /// Returns whether a round with these ways is to be repeated.
-    pub(crate) fn takes(&mut self, ways: &[f64]) -> bool {
+    pub(crate) fn takes(&mut self, ways: &[Option<f64>]) -> bool {
         let takes = !is_same(ways) && self.0 > 0;
         self.0 -= u32::from(takes);
         takes
@@ -151,8 +157,7 @@ impl Repeats {
 
 /// Groups the rounds in which the way did not change by their way, the shortest first. `rounds` has the ways
 /// of each. Returns the numbers of the rounds of each group.
-pub(crate) fn groups(rounds: &[Vec<f64>]) -> Vec<Vec<usize>> {
-    let shortest = |ways: &[f64]| ways.iter().copied().reduce(f64::min);
+pub(crate) fn groups(rounds: &[Vec<Option<f64>>]) -> Vec<Vec<usize>> {
     let mut sorted: Vec<(f64, usize)> = rounds
         .iter()
         .enumerate()
@@ -163,7 +168,7 @@ pub(crate) fn groups(rounds: &[Vec<f64>]) -> Vec<Vec<usize>> {
     let mut groups: Vec<(f64, Vec<usize>)> = Vec::new();
     for (way, round) in sorted {
         match groups.last_mut() {
-            Some((first, group)) if is_same(&[*first, way]) => group.push(round),
+            Some((first, group)) if is_same(&[Some(*first), Some(way)]) => group.push(round),
             _ => groups.push((way, vec![round])),
         }
     }
@@ -209,15 +214,15 @@ mod tests {
 
     #[test]
     fn small_changes_do_not_count() {
-        assert!(is_same(&[]) && is_same(&[80.0]));
-        assert!(is_same(&[80.0, 99.0, 85.0]));
-        assert!(!is_same(&[80.0, 85.0, 100.0]) && !is_same(&[400.0, 80.0]));
+        assert!(is_same(&[]) && is_same(&[None, Some(80.0), None]));
+        assert!(is_same(&[80.0, 99.0, 85.0].map(Some)));
+        assert!(!is_same(&[80.0, 85.0, 100.0].map(Some)) && !is_same(&[Some(400.0), None, Some(80.0)]));
     }
 
     #[test]
     fn rounds_are_repeated_as_often_as_there_are_rounds() {
         let mut repeats = Repeats(2);
-        let (same, changed) = ([80.0, 81.0], [80.0, 400.0]);
+        let (same, changed) = ([80.0, 81.0].map(Some), [80.0, 400.0].map(Some));
         let rounds = [&same, &changed, &same, &changed, &changed, &same];
         let taken = rounds.map(|ways| repeats.takes(ways));
         assert_eq!(taken, [false, true, false, true, false, false]);
@@ -225,9 +230,10 @@ mod tests {
 
     #[test]
     fn rounds_with_the_same_way_are_together() {
-        let changed = vec![80.0, 400.0];
-        let rounds =
-            [vec![410.0, 400.0], vec![80.0, 85.0], changed, vec![99.0], vec![101.0], vec![], vec![390.0]];
+        let rounds: [&[f64]; 7] =
+            [&[410.0, 400.0], &[80.0, 85.0], &[80.0, 400.0], &[99.0], &[101.0], &[], &[390.0]];
+        let mut rounds = rounds.map(|ways| ways.iter().copied().map(Some).collect::<Vec<_>>());
+        rounds[3].push(None);
         assert_eq!(groups(&rounds), [vec![1, 3], vec![4], vec![6, 0]]);
         assert_eq!(groups(&[]), Vec::<Vec<usize>>::new());
     }
