@@ -78,8 +78,10 @@ pub(super) struct Trial {
     part: Option<Manner>,
     /// The time at which [`Trial::advance`] has something to do.
     pub(super) until: Nanos,
-    /// The length of a nap with its wake.
+    /// The length of a nap with its wake, and the time of naps in the last treated block: a nap that begins
+    /// in time is not cut short.
     nap: Nanos,
+    napped: Nanos,
     /// The beginning of the block that runs, and the number of requests by then.
     since: Nanos,
     counted: u64,
@@ -118,6 +120,7 @@ impl Trial {
         match self.part {
             None => (self.nap, self.treated_first) = (nap, self.draw() < 0.5),
             Some(Manner::Napping) => {
+                self.napped = now.saturating_sub(self.since).clamp(self.nap, 2 * self.nap);
                 (self.part, self.until) = (Some(Manner::Eager), now.saturating_add(RECOVERY * self.nap));
                 return;
             }
@@ -146,34 +149,33 @@ impl Trial {
     fn compare(&mut self, now: Nanos, [treated, control]: [f64; 2]) {
         let more = treated.max(control);
         if more > 0.0 {
-            // The share of the nap, which is only one part of the block.
-            let share = (control - treated) / more * BLOCK as f64;
+            // The share of the naps, which are only one part of the block.
+            let share =
+                (control - treated) / more * (1.0 + (RECOVERY * self.nap) as f64 / self.napped as f64);
             self.bet(share);
             tracing::trace!(now, share, self.capital, self.lease, treated, control, "polling trial");
         }
     }
 
-    /// Bets on the share of a nap that a pair has lost. The stake is chosen before the pair is known: the one
+    /// Bets on the share of its naps that a pair has lost. The stake is chosen before the pair is known: the one
     /// that would have gained most in the last pairs (Kelly 1956). If nothing is lost, the order of blocks
     /// decides which of them has more, so capital grows only by chance.
     pub(super) fn bet(&mut self, share: f64) {
         let lost = share.clamp(-1.0, 1.0) - TOLERATED;
         let stake = (self.lost / self.squares.max(f64::MIN_POSITIVE)).clamp(0.0, STAKE_MAX);
-        self.capital = (self.capital * (1.0 + stake * lost)).min(GIVEN);
+        let least = if self.lease > 0 { 0.0 } else { 1.0 };
+        self.capital = (self.capital * (1.0 + stake * lost)).clamp(least, GIVEN);
         self.lost += (lost - self.lost) / MEMORY;
         self.squares += (lost * lost - self.squares) / MEMORY;
         if self.quick_pairs_left > 0 {
             let pairs = if lost > 0.0 { 1 } else { AGAINST };
             self.quick_pairs_left = self.quick_pairs_left.saturating_sub(pairs);
             if self.quick_pairs_left == 0 && self.capital < DOUBLED {
-                self.lease = 0;
+                (self.lease, self.capital) = (0, 1.0);
             }
         }
-        if self.lease == 0 {
-            self.capital = self.capital.max(1.0);
-            if self.capital >= GIVEN {
-                self.renew();
-            }
+        if self.lease == 0 && self.capital >= GIVEN {
+            self.renew();
         }
     }
 
@@ -210,17 +212,17 @@ impl Trial {
 
     fn rest(&mut self, now: Nanos) {
         (self.part, self.first) = (None, None);
-        let naps = if self.quick_pairs_left > 0 {
+        let rest = if self.quick_pairs_left > 0 {
             0.0
         } else if self.lease > 0 {
-            REST_PER_LOSS * self.lost
+            REST_PER_LOSS * self.lost * self.napped as f64
         } else {
             // Capital is doubt. The more there is, the sooner it is settled.
-            REST_PER_SPIN * (BLOCK + RECOVERY) as f64 / self.capital.floor().powi(2)
+            REST_PER_SPIN * ((BLOCK + RECOVERY) * self.nap) as f64 / self.capital.floor().powi(2)
         };
         // A random part keeps the trial out of step with the load.
-        let naps = naps.max(REST_MIN) * (0.875 + self.draw() / 4.0);
-        self.until = now.saturating_add((naps * self.nap as f64) as Nanos);
+        let rest = rest.max(REST_MIN * self.nap as f64) * (0.875 + self.draw() / 4.0);
+        self.until = now.saturating_add(rest as Nanos);
     }
 
     /// Returns the next number of a linear congruential generator (Knuth), from 0 to 1. It is not secret, but
@@ -279,7 +281,7 @@ mod tests {
 
     #[test]
     fn chance_renews_a_lease_as_rarely_as_promised() {
-        let mut trial = Trial::new();
+        let mut trial = Trial { nap: NAP, napped: NAP, ..Trial::new() };
         let mut renewed = 0;
         // The two blocks of a pair differ by up to a lot, and which has more is chance.
         for test in 0..2_000 {
@@ -296,13 +298,31 @@ mod tests {
 
     #[test]
     fn trials_lose_half_a_percent() {
-        let mut trial = Trial { nap: NAP, ..Trial::new() };
+        let mut trial = Trial { nap: NAP, napped: NAP, ..Trial::new() };
         for _ in 0..20 {
             trial.compare(0, [10.0, 50.0]);
         }
         trial.rest(0);
         // A pair loses all of a nap.
         assert!((150..=230).contains(&(trial.until / NAP)), "{}", trial.until / NAP);
+        trial.napped = 2 * NAP;
+        trial.rest(0);
+        assert!((300..=460).contains(&(trial.until / NAP)), "of two naps: {}", trial.until / NAP);
+    }
+
+    #[test]
+    fn a_pause_of_the_process_in_a_nap_is_no_long_rest() {
+        let hour = 3_600_000_000_000;
+        let mut trial = Trial::new();
+        while trial.part != Some(Manner::Napping) {
+            trial.advance(trial.until, 0, Some(NAP));
+        }
+        for step in 0..4 {
+            trial.advance(hour + step * 20 * NAP, 1_000, Some(NAP));
+        }
+        trial.quick_pairs_left = 0;
+        trial.rest(hour);
+        assert!(trial.until < hour + 1000 * NAP, "{}", trial.until - hour);
     }
 
     #[test]

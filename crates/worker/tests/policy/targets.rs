@@ -48,6 +48,20 @@ fn closed_loops_are_as_fast_as_with_always() {
 }
 
 #[test]
+fn trials_lose_half_a_percent() {
+    for seed in seeds() {
+        for (in_flight, think, disk) in
+            [(1, POLLING, 0..0), (1, SLEEPING, 0..0), (32, SLEEPING, 0..0), (1, POLLING, 4 * US..4 * US + 1)]
+        {
+            let load = Load { disk, ..closed(in_flight, think) };
+            let rate = |rule| run_for(Machine::default(), &load, rule, SEC, 500 * MS, seed).per_sec();
+            let share = rate(AUTO) / rate(ALWAYS);
+            assert!(share >= 0.994, "{load:?}: {share}");
+        }
+    }
+}
+
+#[test]
 fn a_disk_is_waited_for_by_the_same_rule() {
     for seed in seeds() {
         for in_flight in [1, 32] {
