@@ -11,7 +11,7 @@ use anyhow::Result;
 
 use crate::common::Spread;
 use crate::compare::{ALWAYS, AUTO, Disk, Figures, NEVER, QSD, RATE, Settings};
-use crate::loads::{OPEN, POLL_LATENCY, WAITS, peak};
+use crate::loads::{OPEN, POLL_LATENCY, peak, waits};
 use crate::report::{Report, Target};
 
 const TURN: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ fn cost(turn: &Figures) -> f64 {
 /// Measures the twelve cells.
 pub(crate) fn cells(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     for disk in disks {
-        for (driver, wait) in WAITS {
+        for (driver, wait) in waits(settings) {
             let half = (peak(settings, *disk, wait)? / 2.0) as u32;
             for rate in [10_000, 100_000, 300_000.min(half.max(1))] {
                 cell(settings, *disk, (driver, wait), rate, report)?;

@@ -20,6 +20,9 @@ pub(crate) struct Settings {
     pub(crate) kickless: PathBuf,
     /// The driver's CPU and the back-ends' CPU.
     pub(crate) cpus: Option<[usize; 2]>,
+    /// Parts of the names of disks and drivers to measure.
+    disk: String,
+    driver: String,
 }
 
 /// A disk that the back-ends serve.
@@ -64,16 +67,29 @@ const WARM_UP: Duration = Duration::from_millis(600);
 
 impl Settings {
     /// Returns the short form in the same cases as [`Plan::from_arguments`]. `--rounds=N` sets the number of
-    /// turns, for machines whose speed changes. The default is 5, or 1 in the short form.
+    /// turns, for machines whose speed changes. The default is 5, or 1 in the short form. `--disk=TEXT` and
+    /// `--driver=TEXT` choose disks and drivers by parts of their names.
     pub(crate) fn from_arguments() -> Result<Settings> {
         let quick = Plan::from_arguments().quick;
         let all = sched_getaffinity(None)?;
         let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu));
         let cpus = cpus.next().zip(cpus.next()).map(|(driver, back_ends)| [driver, back_ends]);
         let kickless = kickless_binary()?;
-        let said = std::env::args().find_map(|word| word.strip_prefix("--rounds=").map(str::to_owned));
-        let rounds = said.map(|rounds| rounds.parse()).transpose().context("--rounds takes a number")?;
-        Ok(Settings { quick, rounds: rounds.unwrap_or(if quick { 1 } else { 5 }), kickless, cpus })
+        let said = |key: &str| std::env::args().find_map(|word| word.strip_prefix(key).map(str::to_owned));
+        let rounds = said("--rounds=").map(|rounds| rounds.parse()).transpose();
+        let rounds = rounds.context("--rounds takes a number")?.unwrap_or(if quick { 1 } else { 5 });
+        let [disk, driver] = ["--disk=", "--driver="].map(|key| said(key).unwrap_or_default());
+        Ok(Settings { quick, rounds, kickless, cpus, disk, driver })
+    }
+
+    /// Returns whether to measure a disk with this name.
+    pub(crate) fn takes_disk(&self, name: &str) -> bool {
+        name.contains(&self.disk)
+    }
+
+    /// Returns whether to measure a driver with this name.
+    pub(crate) fn takes_driver(&self, name: &str) -> bool {
+        name.contains(&self.driver)
     }
 
     /// Returns the line to print above the figures.

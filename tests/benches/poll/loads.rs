@@ -12,17 +12,22 @@ use crate::compare::{ALWAYS, AUTO, Disk, Figures, NEVER, RATE, Settings};
 use crate::report::{Report, Target, ratios};
 
 const TURN: Duration = Duration::from_millis(500);
-pub(crate) const WAITS: [(&str, &str); 2] = [("sleeping", "--wait=sleep"), ("polling", "--wait=poll")];
+const WAITS: [(&str, &str); 2] = [("sleeping", "--wait=sleep"), ("polling", "--wait=poll")];
 /// Delay that `auto` may add, in nanoseconds: the default of `--poll-latency`.
 pub(crate) const POLL_LATENCY: f64 = 100e3;
 /// Room for an open loop: requests in flight, and ring size.
 pub(crate) const OPEN: [&str; 2] = ["--depth=256", "--queue-size=512"];
 
+/// Returns the drivers to measure, each with its option.
+pub(crate) fn waits(settings: &Settings) -> impl Iterator<Item = (&'static str, &'static str)> {
+    WAITS.into_iter().filter(|(driver, _)| settings.takes_driver(driver))
+}
+
 /// Sends requests as fast as possible.
 pub(crate) fn steady(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     for disk in disks {
         for depth in [1, 32] {
-            for (driver, wait) in WAITS {
+            for (driver, wait) in waits(settings) {
                 let ways = [AUTO, ALWAYS, NEVER];
                 let turns = settings.compare(*disk, &ways, TURN, &[&format!("--depth={depth}"), wait])?;
                 report.table(&format!("{}, {depth} in flight, {driver} driver", disk.name), &ways, &turns);
@@ -51,7 +56,7 @@ pub(crate) fn peak(settings: &Settings, disk: Disk, wait: &str) -> Result<f64> {
 /// Sends requests at a share of the peak rate of `always`.
 pub(crate) fn open(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     for disk in disks {
-        for (driver, wait) in WAITS {
+        for (driver, wait) in waits(settings) {
             let ways = [AUTO, ALWAYS];
             let peak = peak(settings, *disk, wait)?;
             for (share, name, cores) in [(0.5, "half", 0.7), (0.1, "a tenth", 0.3)] {
@@ -99,7 +104,9 @@ pub(crate) fn on_off(settings: &Settings, disks: &[Disk], report: &mut Report) -
         true => ("--on-off=5ms,20ms", Duration::from_millis(50)),
         false => ("--on-off=100ms,900ms", Duration::from_secs(3)),
     };
-    for (depth, (driver, wait)) in [1, 32].into_iter().zip(WAITS) {
+    for (depth, (driver, wait)) in
+        [1, 32].into_iter().zip(WAITS).filter(|(_, (driver, _))| settings.takes_driver(driver))
+    {
         // No policy can do better than `always`: after a pause, the machine is slower for all of them.
         let ways = [AUTO, RATE, ALWAYS];
         let turns = settings.compare(*disk, &ways, time, &[&format!("--depth={depth}"), wait, cycle])?;
@@ -121,7 +128,7 @@ pub(crate) fn on_off(settings: &Settings, disks: &[Disk], report: &mut Report) -
 pub(crate) fn contended(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     let Some(disk) = disks.first() else { return Ok(()) };
     for depth in [1, 32] {
-        for (driver, wait) in WAITS {
+        for (driver, wait) in waits(settings) {
             let ways = [AUTO, NEVER];
             let load = [&*format!("--depth={depth}"), wait];
             let turns = beside_a_spinner(settings, || settings.compare(*disk, &ways, TURN, &load))?;

@@ -5,6 +5,8 @@
 //! load prints its targets and whether they are met. A missed target is not a failure of the program.
 //!
 //!     cargo bench -p kickless-tests --bench poll [-- [--quick] [--rounds=N] [SECTION...]]
+//!
+//! `--disk=TEXT` and `--driver=TEXT` choose those whose name contains it, such as `zram` and `sleeping`.
 
 mod cells;
 #[path = "../common/mod.rs"]
@@ -43,7 +45,8 @@ fn main() -> Result<()> {
     let chosen = |name: &str| named.is_empty() || named.iter().any(|word| word == name);
     println!("{}", settings.about());
     // Dropped last, when no back-end has the device open any more.
-    let (zram, disks) = disks(&settings);
+    let (zram, mut disks) = disks(&settings);
+    disks.retain(|disk| settings.takes_disk(disk.name));
     let mut report = Report::new(settings.quick);
     let others = others::OthersClock::start()?;
     for (name, section) in SECTIONS {

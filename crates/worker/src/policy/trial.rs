@@ -157,7 +157,7 @@ impl Trial {
         }
     }
 
-    /// Bets on the share of its naps that a pair has lost. The stake is chosen before the pair is known: the one
+    /// Bets on the share of naps that a pair has lost. The stake is chosen before the pair is known: the one
     /// that would have gained most in the last pairs (Kelly 1956). If nothing is lost, the order of blocks
     /// decides which of them has more, so capital grows only by chance.
     pub(super) fn bet(&mut self, share: f64) {
