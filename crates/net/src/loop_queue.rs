@@ -4,8 +4,8 @@
 //! not for each frame. A transmit ring never waits for the receive ring. If the queue in between is full, or
 //! if no receive ring runs, it drops its frames.
 //!
-//! A batch passes whole or not at all. So beside a sender that floods in large batches, there is often room left
-//! for one with few frames.
+//! A batch passes whole or not at all. So beside a sender that floods in large batches, there is often room
+//! left for one with few frames.
 
 use kickless_io::Waker;
 use kickless_spec::net::{FRAME_MAX, Header};
@@ -15,10 +15,10 @@ use std::collections::VecDeque;
 
 /// The most frames in a batch, and in a queue.
 const FRAMES_MAX: usize = 1024;
-/// The most batches of a queue: with them, it holds 4.2 MB, if they are full. That is what a TCP connection of
-/// Linux has at most on its way to a guest that is slower, 4 MiB (the default of `tcp_wmem`). Frames that do not
-/// fit into the last batch begin another one. So any two neighbours together have more than the bytes of one,
-/// and a queue with only half of its bytes can be full.
+/// The most batches of a queue: with them, it holds 4.2 MB, if they are full. That is what a TCP connection
+/// of Linux has at most on its way to a guest that is slower, 4 MiB (the default of `tcp_wmem`). Frames that
+/// do not fit into the last batch begin another one. So any two neighbours together have more than the bytes
+/// of one, and a queue with only half of its bytes can be full.
 const BATCHES_MAX: usize = 8;
 /// The most bytes in a batch: as many as eight frames of the greatest length. It stays in a processor's cache
 /// of the second level.
