@@ -156,11 +156,14 @@ impl LoopQueue {
     pub(crate) fn set_receiver(&self, receiver: Option<Waker>) -> usize {
         let mut shared = self.lock();
         let dropped = std::mem::take(&mut shared.frames);
-        (shared.batches, shared.empty) = Default::default();
+        let unused = (std::mem::take(&mut shared.batches), std::mem::take(&mut shared.empty));
         self.has_frames.store(false, Ordering::Relaxed);
         shared.is_waiting = false;
         self.is_open.store(receiver.is_some(), Ordering::Relaxed);
         shared.receiver = receiver;
+        // Senders do not wait until the memory is given back.
+        drop(shared);
+        drop(unused);
         dropped
     }
 
