@@ -547,3 +547,8 @@ pub fn repository() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_owned()
 }
+
+/// Makes a command build the driver for C with the profile of this test: a debug build is ready sooner.
+pub fn with_own_profile(command: &mut Command) -> &mut Command {
+    command.env("DRIVER_PROFILE", if cfg!(debug_assertions) { "dev" } else { "release" })
+}

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use kickless_tests::daemon::{
-    CardConfig, Daemon, DaemonConfig, Program, child_command, repository, wait_for_exit,
+    CardConfig, Daemon, DaemonConfig, Program, child_command, repository, wait_for_exit, with_own_profile,
 };
 use kickless_tests::hostile_backend::faults::{RingFault, Rules};
 use kickless_tests::hostile_backend::{HostileBackend, returns_in_time};
@@ -24,17 +24,15 @@ use tempfile::TempDir;
 /// Time limit for one of our programs, also under valgrind.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns the directory with the installed driver, built with the profile of this test: a debug build is
-/// ready sooner. Installs it once for all tests.
+/// Returns the directory with the installed driver. Installs it once for all tests.
 fn installed() -> &'static Path {
     static PLACE: OnceLock<PathBuf> = OnceLock::new();
     PLACE.get_or_init(|| {
         let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver_c");
         let prefix = format!("PREFIX={}", place.display());
-        let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
         let mut install = Command::new("make");
-        install.args(["install-driver", &prefix]).env("DRIVER_PROFILE", profile).current_dir(repository());
-        succeed(&mut install);
+        install.args(["install-driver", &prefix]).current_dir(repository());
+        succeed(with_own_profile(&mut install));
         place
     })
 }

@@ -9,7 +9,9 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use kickless_tests::daemon::{Daemon, DaemonConfig, Program, child_command, repository, wait_for_exit};
+use kickless_tests::daemon::{
+    Daemon, DaemonConfig, Program, child_command, repository, wait_for_exit, with_own_profile,
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -18,13 +20,12 @@ const SIZE: u64 = 4 << 20;
 /// Time limit of one run.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns the engine. Builds it once for all tests, with the profile of this test.
+/// Returns the engine. Builds it once for all tests.
 fn engine() -> &'static OsString {
     static ENGINE: OnceLock<OsString> = OnceLock::new();
     ENGINE.get_or_init(|| {
-        let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
         let mut prepare = Command::new(repository().join("fio/prepare"));
-        let output = prepare.env("DRIVER_PROFILE", profile).output().unwrap();
+        let output = with_own_profile(&mut prepare).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let path = String::from_utf8(output.stdout).unwrap();
         let mut option = OsString::from("--ioengine=external:");
