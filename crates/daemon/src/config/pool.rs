@@ -62,8 +62,9 @@ pub struct PoolConfig {
     #[serde(deserialize_with = "delay", serialize_with = "text::serialize_duration")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll_kick_price: Option<Duration>,
-    /// Rate of kicks above which --poll=rate polls; 0 for never. Implies --poll=rate [default: 5000]
-    #[arg(long, value_name = "KICKS_PER_SEC", value_parser = parse_rate)]
+    /// Visits with work in a second at which --poll=rate starts to poll; 0 for never. Implies --poll=rate
+    /// [default: 5000]
+    #[arg(long, value_name = "VISITS_PER_SEC", value_parser = parse_rate)]
     #[serde(deserialize_with = "rate", skip_serializing_if = "Option::is_none")]
     pub poll_start_rate: Option<u32>,
     /// Idle time after which --poll=rate stops polling a ring. Implies --poll=rate [default: 3s]

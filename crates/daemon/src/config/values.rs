@@ -34,8 +34,8 @@ const WORKERS_MAX: u16 = 256;
 const CACHE_BYTES_MIN: u64 = 64 << 10;
 /// The L2 tables of 512 TiB in clusters of 64 KiB. A larger cache is a mistake.
 const CACHE_BYTES_MAX: u64 = 64 << 30;
-/// One kick per nanosecond, which no driver reaches.
-const KICKS_PER_SEC_MAX: u32 = 1_000_000_000;
+/// One visit in each nanosecond, which no worker reaches.
+const VISITS_PER_SEC_MAX: u32 = 1_000_000_000;
 /// A guest soon treats a disk with a longer delay as broken.
 const DELAY_MAX: Duration = Duration::from_secs(1);
 /// The slack of a limit without bursts has this length.
@@ -197,9 +197,9 @@ pub(crate) fn parse_mode(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Parses a rate of kicks per second. The rate 0 stands for a rate that is never reached.
+/// Parses a rate of visits per second. The rate 0 stands for a rate that is never reached.
 pub(crate) fn parse_rate(text: &str) -> Result<u32, String> {
-    parse_number(text, 0, KICKS_PER_SEC_MAX)
+    parse_number(text, 0, VISITS_PER_SEC_MAX)
 }
 
 /// Parses a delay of a request or its completion. Zero is valid.
