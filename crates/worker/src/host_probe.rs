@@ -34,10 +34,7 @@ pub(crate) struct HostProbe {
     /// `None`: the kernel does not provide it.
     schedstat: Option<File>,
     stat: Option<File>,
-    steal: Nanos,
-    steal_at: Nanos,
-    /// The CPU that was read last, and its total.
-    steal_of: Option<(usize, Nanos)>,
+    steal: Steal,
     /// Time spent polling empty rings since the last sample.
     spun: Nanos,
     /// Sleeps so far.
@@ -59,9 +56,7 @@ impl HostProbe {
             pressure: Pressure::default(),
             schedstat: open(&format!("/proc/self/task/{thread}/schedstat")),
             stat: open("/proc/stat"),
-            steal: 0,
-            steal_at: 0,
-            steal_of: None,
+            steal: Steal::default(),
             spun: 0,
             sleeps: 0,
         };
@@ -131,15 +126,14 @@ impl HostProbe {
     fn sample(&mut self, now: Nanos) {
         let run_delay = self.schedstat.as_ref().and_then(read_run_delay).unwrap_or(0);
         let cpu_now = sched_getcpu();
-        if now.saturating_sub(self.steal_at) >= STEAL_EVERY
+        if now.saturating_sub(self.steal.read_at) >= STEAL_EVERY
             && let Some(total) = self.stat.as_ref().and_then(|stat| read_steal(stat, cpu_now))
         {
-            self.steal += stolen_since(self.steal_of.replace((cpu_now, total)), cpu_now, total);
-            self.steal_at = now;
+            self.steal.read(now, cpu_now, total);
         }
         // Not the value of schedstat, which for a running thread is as old as the last tick, up to 4 ms. It
         // would look as if the thread had not had its core.
-        let usage = Usage { run_delay, steal: self.steal, cpu: cpu_time() };
+        let usage = Usage { run_delay, steal: self.steal.sample(now), cpu: cpu_time() };
         let contended = self.pressure.sample(now, &usage, std::mem::take(&mut self.spun));
         if contended != self.host.contended {
             tracing::debug!(contended, at = self.clock.now(), "contention of this worker's core changed");
@@ -148,9 +142,48 @@ impl HostProbe {
     }
 }
 
-/// Returns the time stolen since the last look. Totals count from the start of the machine, for each CPU.
-fn stolen_since(last: Option<(usize, Nanos)>, cpu: usize, total: Nanos) -> Nanos {
-    last.filter(|last| last.0 == cpu).map_or(0, |last| total.saturating_sub(last.1))
+/// The time that the hypervisor took, spread over the samples.
+///
+/// The kernel's total moves by whole ticks, and a tick is as long as a sample. As a whole, it would exceed
+/// the threshold of one sample by far, whatever the host takes, and count for nothing in the nine after it.
+#[derive(Debug, Default)]
+struct Steal {
+    read_at: Nanos,
+    /// The CPU that was read last, and its total.
+    last: Option<(usize, Nanos)>,
+    /// The last reading had a tick.
+    ticked: bool,
+    /// The share of the time between the last two readings that was stolen, and the part of the stolen time
+    /// that no sample has taken yet.
+    share: f64,
+    left: Nanos,
+    sampled_at: Nanos,
+    /// The sum of all samples.
+    total: Nanos,
+}
+
+impl Steal {
+    /// Takes a reading. Totals count from the start of the machine, for each CPU.
+    fn read(&mut self, now: Nanos, cpu: usize, total: Nanos) {
+        let last = self.last.replace((cpu, total)).filter(|last| last.0 == cpu);
+        let mut stolen = last.map_or(0, |last| total.saturating_sub(last.1));
+        // The host may have taken most of the first tick long before. An interruption that has just ended
+        // shows as a delay of the thread in any case.
+        if !std::mem::replace(&mut self.ticked, stolen > 0) {
+            stolen = stolen.saturating_sub(TICK);
+        }
+        let time = now.saturating_sub(std::mem::replace(&mut self.read_at, now));
+        (self.share, self.left) = (stolen as f64 / time.max(1) as f64, stolen);
+    }
+
+    /// Gives the time since the last sample its share. Returns the sum of all samples.
+    fn sample(&mut self, now: Nanos) -> Nanos {
+        let time = now.saturating_sub(std::mem::replace(&mut self.sampled_at, now));
+        let part = self.left.min((time as f64 * self.share) as Nanos);
+        self.left -= part;
+        self.total += part;
+        self.total
+    }
 }
 
 fn cpu_time() -> Nanos {
@@ -206,10 +239,50 @@ mod tests {
 
     #[test]
     fn earlier_steal_time_of_a_cpu_does_not_count() {
-        assert_eq!(stolen_since(None, 3, 1_000_000), 0);
-        assert_eq!(stolen_since(Some((3, 400_000)), 3, 1_000_000), 600_000);
-        assert_eq!(stolen_since(Some((2, 400_000)), 3, 1_000_000), 0);
-        assert_eq!(stolen_since(Some((3, 400_000)), 3, 300_000), 0);
+        let stolen = |last, cpu, total| {
+            let mut steal = Steal { last, ticked: true, ..Steal::default() };
+            steal.read(STEAL_EVERY, cpu, total);
+            steal.sample(STEAL_EVERY)
+        };
+        assert_eq!(stolen(None, 3, 1_000_000), 0);
+        assert_eq!(stolen(Some((3, 400_000)), 3, 1_000_000), 600_000);
+        assert_eq!(stolen(Some((2, 400_000)), 3, 1_000_000), 0);
+        assert_eq!(stolen(Some((3, 400_000)), 3, 300_000), 0);
+    }
+
+    /// Has a worker spin for a second, in samples of 10 ms. `ticks` says how many the host has taken by each
+    /// tenth of the second, and `delay` how long the thread waits in each sample. Returns whether the core
+    /// looks contended, and the time that the samples count as stolen.
+    fn spin(ticks: impl Fn(Nanos) -> Nanos, delay: impl Fn(Nanos) -> Nanos) -> (bool, Nanos) {
+        let (mut steal, mut pressure, mut usage) = (Steal::default(), Pressure::default(), Usage::default());
+        let mut contended = false;
+        for sample in 0..100 {
+            let now = STEAL_EVERY + sample * TICK;
+            if sample.is_multiple_of(10) {
+                steal.read(now, 1, ticks(sample / 10) * TICK);
+            }
+            usage.run_delay += delay(sample);
+            usage.cpu += TICK;
+            usage.steal = steal.sample(now);
+            contended |= pressure.sample(now, &usage, TICK);
+        }
+        (contended, usage.steal)
+    }
+
+    #[test]
+    fn one_interruption_by_the_host_is_not_counted_twice() {
+        let once = |tenth| Nanos::from(tenth >= 5);
+        // It delays the thread in the last sample before it shows as a tick.
+        assert_eq!(spin(once, |sample| if sample == 49 { 3_000_000 } else { 0 }), (false, 0));
+        // Beside small delays, which alone are no contention, it is none either.
+        assert_eq!(spin(once, |sample| if sample % 2 == 0 { 600_000 } else { 0 }), (false, 0));
+    }
+
+    #[test]
+    fn a_host_that_takes_a_fifth_contends_for_the_core() {
+        assert!(spin(|tenth| 2 * tenth, |_| 0).0);
+        // All but the first tick.
+        assert_eq!(spin(|tenth| tenth.min(6), |_| 0), (false, 5 * TICK));
     }
 
     #[test]
