@@ -65,7 +65,7 @@ const DOUBLED: f64 = 2.0;
 const CHANGE_INTERVAL: Nanos = 1000;
 
 /// The trial of one queue.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Trial {
     /// The activity after which the lease ends. 0: there is no lease.
     pub(super) lease: Nanos,
@@ -93,13 +93,30 @@ pub(super) struct Trial {
     random: u32,
 }
 
-impl Trial {
-    /// Makes the trial of a new queue. The queue is unknown, and its plan spins as long as a sleep costs.
-    pub(super) fn new() -> Self {
-        let (lost, squares) = PRIOR;
-        Self { lease: LEASE, capital: 1.0, lost, squares, quick_pairs_left: QUICK_PAIRS, ..Self::default() }
+/// The trial of a new queue. The queue is unknown, and its plan spins as long as a sleep costs.
+impl Default for Trial {
+    fn default() -> Self {
+        Self {
+            lease: LEASE,
+            capital: 1.0,
+            lost: PRIOR.0,
+            squares: PRIOR.1,
+            part: None,
+            until: 0,
+            nap: 0,
+            napped: 0,
+            since: 0,
+            counted: 0,
+            first: None,
+            treated_first: false,
+            quick_pairs_left: QUICK_PAIRS,
+            next_change: 0,
+            random: 0,
+        }
     }
+}
 
+impl Trial {
     /// Returns the manner in which to serve the queue now.
     #[inline]
     pub(super) fn manner(&self) -> Manner {
@@ -260,18 +277,18 @@ mod tests {
     #[test]
     fn a_load_that_loses_keeps_its_lease_and_another_does_not() {
         let second = 1_000_000_000;
-        assert_eq!(run(&mut Trial::new(), 0, second, 150, 15, false), second);
-        assert_eq!(run(&mut Trial::new(), 0, second, 300, 250, false), second);
+        assert_eq!(run(&mut Trial::default(), 0, second, 150, 15, false), second);
+        assert_eq!(run(&mut Trial::default(), 0, second, 300, 250, false), second);
         // A load that loses nothing keeps its first lease for the quick pairs only.
         for (patient, late) in [(300, false), (297, false), (100, true)] {
-            let leased = run(&mut Trial::new(), 0, second, 300, patient, late);
+            let leased = run(&mut Trial::default(), 0, second, 300, patient, late);
             assert!(leased <= LEASE / 4, "{patient}: {leased}");
         }
     }
 
     #[test]
     fn a_load_gets_a_lease_when_it_begins_to_lose() {
-        let mut trial = Trial::new();
+        let mut trial = Trial::default();
         run(&mut trial, 0, 1_000_000_000, 300, 300, false);
         assert_eq!(trial.manner(), Manner::Patient);
         trial.load_changed(1_000_000_000);
@@ -281,7 +298,7 @@ mod tests {
 
     #[test]
     fn chance_renews_a_lease_as_rarely_as_promised() {
-        let mut trial = Trial { nap: NAP, napped: NAP, ..Trial::new() };
+        let mut trial = Trial { nap: NAP, napped: NAP, ..Trial::default() };
         let mut renewed = 0;
         // The two blocks of a pair differ by up to a lot, and which has more is chance.
         for test in 0..2_000 {
@@ -298,7 +315,7 @@ mod tests {
 
     #[test]
     fn trials_lose_half_a_percent() {
-        let mut trial = Trial { nap: NAP, napped: NAP, ..Trial::new() };
+        let mut trial = Trial { nap: NAP, napped: NAP, ..Trial::default() };
         for _ in 0..20 {
             trial.compare(0, [10.0, 50.0]);
         }
@@ -313,7 +330,7 @@ mod tests {
     #[test]
     fn a_pause_of_the_process_in_a_nap_is_no_long_rest() {
         let hour = 3_600_000_000_000;
-        let mut trial = Trial::new();
+        let mut trial = Trial::default();
         while trial.part != Some(Manner::Napping) {
             trial.advance(trial.until, 0, Some(NAP));
         }
@@ -327,7 +344,7 @@ mod tests {
 
     #[test]
     fn both_orders_and_many_rests_are_used() {
-        let mut trial = Trial { nap: NAP, ..Trial::new() };
+        let mut trial = Trial { nap: NAP, ..Trial::default() };
         let mut rests = std::collections::BTreeSet::new();
         let mut treated_first = 0;
         for _ in 0..200 {
