@@ -31,6 +31,8 @@ const TRIAL_MAX: Nanos = 4;
 struct Wait {
     on_disk: bool,
     since: Nanos,
+    /// The last time at which the queue was found empty.
+    empty_at: Nanos,
     naps: u8,
     nap_until: Nanos,
     /// A nap began, so that nothing says when the event came.
@@ -98,7 +100,7 @@ impl Auto {
             self.review(now, host);
         }
         let wait = self.wait.get_or_insert(Wait { on_disk, since: now, ..Wait::default() });
-        (wait.napping, wait.event_at) = (false, None);
+        (wait.napping, wait.event_at, wait.empty_at) = (false, None, now);
         let plan = &self.plans[usize::from(on_disk)];
         let (limit, nap) = match self.trial.manner() {
             Manner::Eager => (plan.eager, 0),
@@ -126,7 +128,8 @@ impl Auto {
 
     pub(super) fn woken(&mut self, now: Nanos, host: &Host) {
         if let Some(wait) = &mut self.wait {
-            (wait.napping, wait.event_at) = (false, Some(now.saturating_sub(host.wake_delay)));
+            let event_at = now.saturating_sub(host.wake_delay).max(wait.empty_at);
+            (wait.napping, wait.event_at) = (false, Some(event_at));
         }
     }
 
@@ -214,7 +217,11 @@ mod tests {
         auto.empty(100_000, &HOST, false);
         auto.woken(150_000, &HOST);
         auto.empty(150_000, &HOST, false);
-        assert!(auto.wait.is_some_and(|wait| wait.event_at.is_none()), "it woke for another queue");
+        assert!(auto.wait.as_ref().is_some_and(|wait| wait.event_at.is_none()), "it woke for another queue");
+        // No event came before the queue was armed.
+        auto.empty(180_000, &HOST, false);
+        auto.woken(190_000, &HOST);
+        assert_eq!(auto.wait.and_then(|wait| wait.event_at), Some(180_000));
     }
 
     #[test]
