@@ -188,7 +188,7 @@ fn boot_through_ovmf(properties: &str) {
     .unwrap();
     make_efi_disk(
         &path,
-        &[(script, "startup.nsh"), (assets.kernel(), "vmlinuz.efi"), (assets.base(), "base.img")],
+        &[(script, "startup.nsh"), (assets.kernel_image(), "vmlinuz.efi"), (assets.base(), "base.img")],
     );
     let length = fs::metadata(&path).unwrap().len();
     let before = sha256(&path, 0, length).unwrap();

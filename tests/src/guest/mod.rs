@@ -58,9 +58,14 @@ impl Assets {
             .map_err(|e| anyhow!("{e}"))
     }
 
-    /// Returns the path of the kernel image.
-    pub fn kernel(&self) -> PathBuf {
+    /// Returns the path of the kernel image, an EFI program.
+    pub fn kernel_image(&self) -> PathBuf {
         self.dir.join("vmlinuz")
+    }
+
+    /// Returns the path of the unpacked kernel, which QEMU boots.
+    pub fn kernel(&self) -> PathBuf {
+        self.dir.join("vmlinux")
     }
 
     /// Returns the path of the initramfs with fio.
@@ -181,7 +186,7 @@ fn kvm_boots(dir: &Path) -> Result<bool> {
             "stdio",
         ])
         .arg("-kernel")
-        .arg(dir.join("vmlinuz"))
+        .arg(dir.join("vmlinux"))
         .arg("-initrd")
         .arg(dir.join("base.img"))
         .args(["-append", "quiet kl.task=boot"])
