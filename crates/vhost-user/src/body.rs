@@ -116,8 +116,14 @@ impl Body<'_> {
         self.no_fds()?;
         let kind = IotlbKind::from_raw(msg.kind)
             .ok_or_else(|| field(request, "type", msg.kind.into(), "expected 1 to 4"))?;
-        let access = IotlbAccess::from_bits(msg.perm)
-            .ok_or_else(|| field(request, "permissions", msg.perm.into(), "expected 0 to 3"))?;
+        let access = match kind {
+            // QEMU sends whatever lies there, because an invalidation has no permissions.
+            IotlbKind::Invalidate => IotlbAccess::empty(),
+            IotlbKind::Miss | IotlbKind::Update | IotlbKind::AccessFail => {
+                IotlbAccess::from_bits(msg.perm)
+                    .ok_or_else(|| field(request, "permissions", msg.perm.into(), "expected 0 to 3"))?
+            }
+        };
         Ok(Iotlb { kind, iova: msg.iova.get(), size: msg.size.get(), user_addr: msg.user_addr.get(), access })
     }
 

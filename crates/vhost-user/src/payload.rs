@@ -94,7 +94,7 @@ pub struct Iotlb {
     pub size: u64,
     /// The front-end address that `iova` translates to.
     pub user_addr: u64,
-    /// The access that the device has, or wants.
+    /// The access that the device has, or wants. Empty for an invalidation.
     pub access: IotlbAccess,
 }
 

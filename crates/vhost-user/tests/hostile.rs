@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 use kickless_spec::features::Features;
+use kickless_spec::vhost_user::{IotlbAccess, IotlbKind};
 use kickless_vhost_user::{
     AfterRefusal, Backend, BackendRequester, Error, Frontend, FrontendMessage as Message, FrontendResponder,
     Request, Wait,
@@ -97,6 +98,31 @@ fn a_memory_table_needs_a_file_for_each_region() {
     };
     assert_eq!(verdict(&table(3), 2).to_string(), "SET_MEM_TABLE: 3 regions but 2 file descriptors");
     assert!(!verdict(&table(9), 8).is_fatal());
+}
+
+/// QEMU does not set the permissions of an invalidation. A refused one would leave a translation that the
+/// guest has taken back.
+#[test]
+fn an_invalidation_has_no_permissions() {
+    let _alone = alone();
+    let bytes = |kind: u8, perm: u8| {
+        let addresses = [0x1000u64, 0x2000, 0].map(u64::to_le_bytes).concat();
+        message(22, 1, &[addresses, vec![perm, kind, 0, 0, 0, 0, 0, 0]].concat())
+    };
+    for perm in 0..=u8::MAX {
+        let (mut theirs, ours) = UnixStream::pair().unwrap();
+        theirs.write_all(&bytes(3, perm)).unwrap();
+        let Message::IotlbMsg(got) = Backend::new(ours).recv(&Wait::never()).unwrap().unwrap().message else {
+            unreachable!()
+        };
+        let expected = (IotlbKind::Invalidate, 0x1000, 0x2000, IotlbAccess::empty());
+        assert_eq!((got.kind, got.iova, got.size, got.access), expected, "{perm}");
+    }
+    for kind in [1, 2, 4] {
+        let error = verdict(&bytes(kind, 4), 0);
+        assert_eq!(error.to_string(), "IOTLB_MSG: permissions is 0x4, expected 0 to 3");
+        assert!(!error.is_fatal());
+    }
 }
 
 #[test]

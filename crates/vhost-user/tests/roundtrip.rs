@@ -61,7 +61,11 @@ fn region(seed: u64) -> MemoryRegion {
 
 fn iotlb(seed: u64) -> Iotlb {
     let kind = IotlbKind::from_raw((seed % 4) as u8 + 1).unwrap();
-    let access = IotlbAccess::from_bits_truncate(seed as u8);
+    let access = match kind {
+        // An invalidation has no permissions.
+        IotlbKind::Invalidate => IotlbAccess::empty(),
+        _ => IotlbAccess::from_bits_truncate((seed / 4) as u8),
+    };
     Iotlb { kind, iova: seed, size: !seed, user_addr: seed << 7, access }
 }
 
