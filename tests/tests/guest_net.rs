@@ -114,19 +114,23 @@ fn frames_in_both_directions() {
     }
 }
 
-/// The guest unbinds and binds the driver while one card receives, and the other card's ring is idle and
-/// full of credit. Then the machine is reset.
+/// The guest unbinds and binds the driver while one card receives, and the rings of the other cards are idle
+/// and full of credit. Then the machine is reset. One idle card is behind a vIOMMU, which invalidates the
+/// translation of each frame that this card sends.
 #[test]
 fn driver_and_machine_resets() {
     const ROUNDS: u32 = 3;
-    let (busy, idle) = (
-        Daemon::start_card(&receiving_card()).unwrap(),
-        Daemon::start_card(&CardConfig::new("null")).unwrap(),
-    );
-    let before = [busy.holdings().unwrap(), idle.holdings().unwrap()];
-    let nics = vec![NicConfig::new(busy.socket(), 2, ""), NicConfig::new(idle.socket(), 1, "packed=on")];
+    let busy = Daemon::start_card(&receiving_card()).unwrap();
+    let idle = [(); 2].map(|()| Daemon::start_card(&CardConfig::new("null")).unwrap());
+    let before = (busy.holdings().unwrap(), idle.each_ref().map(|daemon| daemon.holdings().unwrap()));
+    let nics = vec![
+        NicConfig::new(busy.socket(), 2, ""),
+        NicConfig::new(idle[0].socket(), 1, "packed=on"),
+        NicConfig::new(idle[1].socket(), 1, "iommu_platform=on,ats=on,disable-legacy=on"),
+    ];
     let task = format!("kl.task=rebind,exchange kl.receivers=eth0 kl.frames=1 kl.rounds={ROUNDS}");
-    let mut guest = Guest::start(&GuestConfig { resets: true, ..guest(&task, 2, nics) }).unwrap();
+    let config = GuestConfig { resets: true, viommu: true, ..guest(&task, 2, nics) };
+    let mut guest = Guest::start(&config).unwrap();
     guest.wait_for("exchange=flowing").unwrap();
     guest.reset().unwrap();
     let seen = guest.results().len();
@@ -134,11 +138,16 @@ fn driver_and_machine_resets() {
     guest.results().wait_from(seen, "frames after a reset", LIMIT, is_flowing).unwrap();
     guest.tell("enough").unwrap();
     guest.finish().unwrap();
-    let log = end_without_guests(busy, before[0]);
+    let log = end_without_guests(busy, before.0);
     assert!(card_counter(&log, "received_frames").unwrap() > 0);
-    let log = end_without_guests(idle, before[1]);
-    assert!(card_counter(&log, "sent_frames").unwrap() > 0);
-    assert_eq!(card_counter(&log, "received_frames").unwrap(), 0);
+    for (number, (daemon, before)) in idle.into_iter().zip(before.1).enumerate() {
+        let log = end_without_guests(daemon, before);
+        assert!(card_counter(&log, "sent_frames").unwrap() > 0);
+        assert_eq!(card_counter(&log, "received_frames").unwrap(), 0);
+        if number == 1 {
+            check_invalidations(&log);
+        }
+    }
 }
 
 /// Cards are unplugged while they receive, and while they are idle. The last one stays and is checked.
@@ -198,10 +207,15 @@ fn behind_a_viommu() {
     for (index, daemon) in served.into_iter().enumerate() {
         let log = end(daemon);
         compare_counters(&results, &format!("eth{index}"), &log, 2);
-        let translations = log.iter().find(|line| line.contains("translations of a vIOMMU")).unwrap();
-        println!("{translations}");
-        assert!(!translations.contains("invalidations=0"), "{translations}");
+        check_invalidations(&log);
     }
+}
+
+/// Checks that a vIOMMU has invalidated translations of a session.
+fn check_invalidations(log: &[String]) {
+    let translations = log.iter().find(|line| line.contains("translations of a vIOMMU")).unwrap();
+    println!("{translations}");
+    assert!(!translations.contains("invalidations=0"), "{translations}");
 }
 
 /// A guest moves to another QEMU with other daemons while its cards receive and send.
