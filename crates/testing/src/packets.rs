@@ -1,5 +1,6 @@
 //! Packets and their headers for tests of network cards.
 
+use kickless_spec::checksum::Sum;
 use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header};
 
 /// Returns the header of a TCP packet over IPv4 without options that the receiver of the frame has to cut
@@ -27,8 +28,8 @@ pub fn dhcp_discover() -> Vec<u8> {
     let udp_len = (8 + bootp.len()) as u16;
     let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255];
     packet[2..4].copy_from_slice(&(20 + udp_len).to_be_bytes());
-    let sum: u32 = packet.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    packet[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+    let checksum = Sum::default().with(&packet).checksum();
+    packet[10..12].copy_from_slice(&checksum);
     packet.extend([0, 68, 0, 67]);
     packet.extend(udp_len.to_be_bytes());
     packet.extend([0, 0]);

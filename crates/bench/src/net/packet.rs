@@ -1,6 +1,7 @@
 //! The frames that a thread sends: a short head, and bytes of no meaning behind it.
 
 use kickless_driver::{Checksum, Frame, Offload, Protocol, Segmentation};
+use kickless_spec::checksum::Sum;
 
 /// The destination is a broadcast address, the source one for local use, and the EtherType one for
 /// experiments.
@@ -16,7 +17,8 @@ const IPV4_CHECKSUM: usize = 10;
 const IPV4_ADDRESSES: usize = 12;
 /// The header of a TCP segment to the port for discarded data, with ACK, without its checksum.
 const TCP: [u8; 20] = [0xc0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0];
-const TCP_PROTOCOL: u16 = 6;
+/// The protocol, as it is in the pseudo-header.
+const TCP_PROTOCOL: [u8; 2] = [0, 6];
 const TCP_START: usize = ETHERNET.len() + IPV4.len();
 const TCP_CHECKSUM: usize = 16;
 /// The length of all headers of a TCP packet.
@@ -98,12 +100,13 @@ impl TcpHead {
     fn new(ip_len: u16, size: u16) -> Self {
         let (mut ip, mut tcp) = (IPV4, TCP);
         ip[IPV4_LEN..IPV4_LEN + 2].copy_from_slice(&ip_len.to_be_bytes());
-        let checksum = !sum(&ip, 0);
-        ip[IPV4_CHECKSUM..IPV4_CHECKSUM + 2].copy_from_slice(&checksum.to_be_bytes());
+        let checksum = Sum::default().with(&ip).checksum();
+        ip[IPV4_CHECKSUM..IPV4_CHECKSUM + 2].copy_from_slice(&checksum);
         // The card adds the sum of the segment to that of the pseudo-header.
         let tcp_len = ip_len - IPV4.len() as u16;
-        let pseudo = sum(&ip[IPV4_ADDRESSES..], u32::from(TCP_PROTOCOL) + u32::from(tcp_len));
-        tcp[TCP_CHECKSUM..TCP_CHECKSUM + 2].copy_from_slice(&pseudo.to_be_bytes());
+        let pseudo =
+            Sum::default().with(&ip[IPV4_ADDRESSES..]).with(&TCP_PROTOCOL).with(&tcp_len.to_be_bytes());
+        tcp[TCP_CHECKSUM..TCP_CHECKSUM + 2].copy_from_slice(&pseudo.to_bytes());
         let mut bytes = [0; TCP_HEAD - ETHERNET.len()];
         bytes[..ip.len()].copy_from_slice(&ip);
         bytes[ip.len()..].copy_from_slice(&tcp);
@@ -112,17 +115,6 @@ impl TcpHead {
         let checksum = Checksum::Partial { start: TCP_START as u16, offset: TCP_CHECKSUM as u16 };
         Self { bytes, offload: Offload { checksum, segmentation: Some(segmentation) } }
     }
-}
-
-/// Adds these bytes, in pairs, to a sum of ones' complement.
-fn sum(bytes: &[u8], before: u32) -> u16 {
-    let (pairs, _) = bytes.as_chunks::<2>();
-    let mut sum = pairs.iter().fold(before, |sum, pair| sum + u32::from(u16::from_be_bytes(*pair)));
-    while sum > u32::from(u16::MAX) {
-        sum = (sum & u32::from(u16::MAX)) + (sum >> 16);
-    }
-    // Lossless after the loop.
-    sum as u16
 }
 
 #[cfg(test)]
@@ -135,12 +127,12 @@ mod tests {
             let head = Head::new(len, Some(1448));
             let bytes = head.tcp.as_ref().unwrap().bytes;
             let (ip, tcp) = bytes.split_at(IPV4.len());
-            assert_eq!(sum(ip, 0), u16::MAX, "the checksum of the IP header");
+            assert_eq!(Sum::default().with(ip).to_bytes(), [0xff; 2], "the checksum of the IP header");
             assert_eq!(u32::from(u16::from_be_bytes([ip[2], ip[3]])) + 14, len);
             // The pseudo-header: both addresses, the protocol and the length.
             let tcp_len = (len - 34) as u16;
             let pseudo = [&ip[12..], &[0, 6], &tcp_len.to_be_bytes()].concat();
-            assert_eq!(sum(&pseudo, 0).to_be_bytes(), tcp[16..18]);
+            assert_eq!(Sum::default().with(&pseudo).to_bytes(), tcp[16..18]);
             assert_eq!(head.stamp(), 54);
         }
         let plain = Head::new(64, None);

@@ -1,6 +1,7 @@
-//! Checksums of IP, TCP and UDP (RFC 1071).
+//! Completes checksums of TCP and UDP.
 
 use crate::frame::Checksum;
+use kickless_spec::checksum::Sum;
 
 /// Bytes of a checksum.
 const LEN: usize = 2;
@@ -9,43 +10,19 @@ const LEN: usize = 2;
 /// field is outside of the frame.
 pub fn complete_checksum(frame: &mut [u8], at: Checksum) -> bool {
     let Some(covered) = frame.get_mut(usize::from(at.start)..) else { return false };
-    let sum = fold(sum(covered, 0));
+    let sum = Sum::default().with(covered);
     let offset = usize::from(at.offset);
     let Some(field) = covered.get_mut(offset..offset + LEN) else { return false };
     field.copy_from_slice(&finish(sum));
     true
 }
 
-/// Adds these bytes to a sum. Bytes in pairs are numbers of 16 bits in the order of this processor. A last
-/// single byte is the first of a pair.
-pub(super) fn sum(bytes: &[u8], before: u64) -> u64 {
-    // Numbers of 32 bits give the same sum after folding. 2^32 of them fit, and no frame has so many.
-    let (words, rest) = bytes.as_chunks::<4>();
-    let mut sum = words.iter().fold(before, |sum, word| sum + u64::from(u32::from_ne_bytes(*word)));
-    let (pairs, last) = rest.as_chunks::<2>();
-    for pair in pairs {
-        sum += u64::from(u16::from_ne_bytes(*pair));
-    }
-    if let [last] = last {
-        sum += u64::from(u16::from_ne_bytes([*last, 0]));
-    }
-    sum
-}
-
-/// Folds a sum to 16 bits.
-pub(super) fn fold(mut sum: u64) -> u16 {
-    while sum > u64::from(u16::MAX) {
-        sum = (sum & u64::from(u16::MAX)) + (sum >> 16);
-    }
-    sum as u16
-}
-
-/// Returns the bytes of the checksum for this sum. A checksum of 0 means "none" in UDP, so it becomes 0xffff,
-/// which is equal in arithmetic of ones' complement.
-pub(super) fn finish(sum: u16) -> [u8; LEN] {
-    match !sum {
-        0 => [0xff; LEN],
-        checksum => checksum.to_ne_bytes(),
+/// Returns the checksum for this sum. A checksum of 0 means "none" in UDP, so it becomes 0xffff, which is
+/// equal in arithmetic of ones' complement.
+pub(super) fn finish(sum: Sum) -> [u8; LEN] {
+    match sum.checksum() {
+        [0, 0] => [0xff; LEN],
+        checksum => checksum,
     }
 }
 
@@ -63,20 +40,14 @@ mod tests {
         })
     }
 
-    #[test]
-    fn the_example_of_the_rfc() {
-        let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
-        assert_eq!(fold(sum(&bytes, 0)).to_ne_bytes(), [0xdd, 0xf2]);
-    }
-
     proptest! {
         #[test]
         fn sums_are_those_of_the_rfc(bytes in prop::collection::vec(any::<u8>(), 0..300), cut in 0..300usize) {
             let expected = reference(&bytes);
-            prop_assert_eq!(fold(sum(&bytes, 0)).to_ne_bytes(), expected.to_be_bytes());
+            prop_assert_eq!(Sum::default().with(&bytes).to_bytes(), expected.to_be_bytes());
             // A sum can be continued at each even offset.
             let (first, second) = bytes.split_at((cut & !1).min(bytes.len()));
-            prop_assert_eq!(fold(sum(second, sum(first, 0))).to_ne_bytes(), expected.to_be_bytes());
+            prop_assert_eq!(Sum::default().with(first).with(second).to_bytes(), expected.to_be_bytes());
         }
 
         /// A completed checksum makes the sum of all covered bytes 0xffff.

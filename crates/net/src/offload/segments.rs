@@ -1,7 +1,8 @@
 //! Cuts a packet of TCP or UDP into segments.
 
-use super::checksum::{finish, fold, sum};
+use super::checksum::finish;
 use super::packet::{Packet, TCP, UDP};
+use kickless_spec::checksum::Sum;
 use kickless_spec::net::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};
 
 const IPV4_TOTAL_LENGTH: usize = 2;
@@ -102,8 +103,8 @@ impl Segments {
             let identification = get(ip_header, IPV4_IDENTIFICATION).wrapping_add(self.number as u16);
             put(ip_header, IPV4_IDENTIFICATION, identification);
             put(ip_header, IPV4_CHECKSUM, 0);
-            let checksum = !fold(sum(ip_header, 0));
-            ip_header[IPV4_CHECKSUM..IPV4_CHECKSUM + 2].copy_from_slice(&checksum.to_ne_bytes());
+            let checksum = Sum::default().with(ip_header).checksum();
+            ip_header[IPV4_CHECKSUM..IPV4_CHECKSUM + 2].copy_from_slice(&checksum);
         } else {
             put(ip_header, IPV6_PAYLOAD_LENGTH, (ip_len - IPV6_HEADER as u32) as u16);
         }
@@ -128,9 +129,8 @@ impl Segments {
         };
         // The field holds the sum of the pseudo-header, which contains the length of the whole packet. The
         // length of the segment takes its place.
-        let lengths = sum(&len.to_be_bytes(), sum(&(!len_before).to_be_bytes(), 0));
-        let sum = fold(sum(rest, lengths));
-        let checksum = if protocol == UDP { finish(sum) } else { (!sum).to_ne_bytes() };
+        let sum = Sum::default().with(&(!len_before).to_be_bytes()).with(&len.to_be_bytes()).with(rest);
+        let checksum = if protocol == UDP { finish(sum) } else { sum.checksum() };
         rest[checksum_at..checksum_at + 2].copy_from_slice(&checksum);
     }
 }
