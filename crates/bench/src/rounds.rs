@@ -10,9 +10,9 @@ use kickless_values::CpuList;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use super::common_options::OutputOptions;
+use super::common_options::{BackEnds, LoadKind, OutputOptions};
 use super::description::Description;
-use super::options::BackEnds;
+use super::options::LoadOptions;
 use super::progress::Progress;
 use super::results::{Load, Results};
 use super::scenario::scenarios;
@@ -25,50 +25,41 @@ use super::{report, run, table};
 ///
 /// # Errors
 /// A target cannot be reached, lacks a feature or dies, data are wrong, or requests failed.
-pub(crate) fn carry_out(bench: BackEnds<'_>, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
-    let targets = match bench {
-        BackEnds::Blk(blk) => single(&blk.socket_path, blk.pid),
-        BackEnds::Compare(compare) => {
-            several(&compare.targets, compare.target_cpu.as_ref(), compare.load.rings.cpu.as_ref())?
-        }
-    };
+pub(crate) fn carry_out(
+    bench: &BackEnds<'_, LoadOptions>,
+    print: impl FnOnce(&str) -> Result<()>,
+) -> Result<()> {
     let loads = scenarios(bench).into_iter().map(|scenario| (scenario.describe(), scenario)).collect();
     // A policy of polling measures its sleeps and waits, and a stop would be one of them.
     let stops_others = false;
-    run_loads(
-        targets,
-        loads,
-        bench.rounds(),
-        stops_others,
-        &bench.load().output,
-        print,
-        |scenario, target, stop, progress| run::turn(scenario, target, bench.load(), stop, progress),
-    )
+    run_loads(bench, loads, stops_others, print, |scenario, target, stop, progress| {
+        run::turn(scenario, target, bench.load(), stop, progress)
+    })
 }
 
 /// The targets of a benchmark. If each of several has its CPU, and the driver another one, the way between
 /// these two is measured.
 #[derive(Debug)]
-pub(crate) struct Targets {
+struct Targets {
     all: Vec<Target>,
     way: Option<Way>,
 }
 
-/// Runs `turn` for each load on each target, `rounds` times, writes the requested files, and prints the
+/// Runs `turn` for each load on each target, in each round, writes the requested files, and prints the
 /// results. With `stops_others`, the processes of the targets that have no turn are stopped. Repeats rounds
 /// in which the way between the CPUs changed.
 ///
 /// # Errors
-/// A turn fails, or requests failed.
-pub(crate) fn run_loads<S>(
-    Targets { all: targets, way }: Targets,
+/// A target cannot be started, a turn fails, or requests failed.
+pub(crate) fn run_loads<S, L: LoadKind>(
+    bench: &BackEnds<'_, L>,
     scenarios: Vec<(Description, S)>,
-    rounds: u32,
     stops_others: bool,
-    output: &OutputOptions,
     print: impl FnOnce(&str) -> Result<()>,
     turn: impl Fn(&S, &Target, &AtomicBool, &Progress) -> Result<Turn>,
 ) -> Result<()> {
+    let Targets { all: targets, way } = Targets::of(bench)?;
+    let rounds = bench.rounds();
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         flag::register(signal, stop.clone())
@@ -106,6 +97,7 @@ pub(crate) fn run_loads<S>(
         loads.push(Load { description, turns, ways, repeats });
     }
     let results = Results { targets: targets.iter().map(|target| target.name().to_owned()).collect(), loads };
+    let output: &OutputOptions = &bench.load().common().output;
     if let Some(path) = &output.report {
         write(path, &report::page(&results)?)?;
     }
@@ -161,22 +153,31 @@ fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
 }
 
-/// Returns the target of a benchmark of one back-end.
-pub(crate) fn single(socket: &Path, pid: Option<u32>) -> Targets {
-    let target = Target::at(socket.to_string_lossy().into_owned(), socket.to_owned(), pid);
-    Targets { all: vec![target], way: None }
+impl Targets {
+    /// Returns the targets of a benchmark.
+    ///
+    /// # Errors
+    /// A command cannot be started.
+    fn of<L: LoadKind>(bench: &BackEnds<'_, L>) -> Result<Targets> {
+        match bench {
+            BackEnds::One(one) => {
+                let name = one.socket_path.to_string_lossy().into_owned();
+                Ok(Targets { all: vec![Target::at(name, one.socket_path.clone(), one.pid)], way: None })
+            }
+            BackEnds::Several(several) => {
+                let (cpus, driver_cpus) = (several.target_cpu.as_ref(), &several.load.common().rings.cpu);
+                let way = Way::between(driver_cpus.as_ref(), cpus);
+                Ok(Targets { all: compared(&several.targets, cpus)?, way })
+            }
+        }
+    }
 }
 
 /// Returns the targets of a comparison, each with a unique name. Starts those that are commands on `cpus`.
-/// The driver's CPUs are for the way between both.
 ///
 /// # Errors
 /// A command cannot be started.
-pub(crate) fn several(
-    texts: &[String],
-    cpus: Option<&CpuList>,
-    driver_cpus: Option<&CpuList>,
-) -> Result<Targets> {
+fn compared(texts: &[String], cpus: Option<&CpuList>) -> Result<Vec<Target>> {
     let mut targets: Vec<Target> = Vec::new();
     for text in texts {
         let mut target = Target::parse(text, cpus)?;
@@ -188,7 +189,7 @@ pub(crate) fn several(
         }
         targets.push(target);
     }
-    Ok(Targets { all: targets, way: Way::between(driver_cpus, cpus) })
+    Ok(targets)
 }
 
 /// Returns the targets, with their numbers, in the order of a round. Each round begins with another target.

@@ -114,7 +114,7 @@ impl ConnectedTurn<'_> {
                 .map(|(after, before)| after.saturating_sub(before).as_secs_f64()),
             seconds_counted,
             timeline: moments.iter().map(|moment| moment.requests).collect(),
-            moments: if self.load.output.plot_time.is_some() { moments } else { Vec::new() },
+            moments: if self.load.common.output.plot_time.is_some() { moments } else { Vec::new() },
         };
         let turn = seen.into_iter().try_fold(turn, add)?;
         if let Some(ledger) = &ledger {
@@ -155,14 +155,14 @@ impl ConnectedTurn<'_> {
                 .enumerate()
                 .map(|(at, submitter)| {
                     scope.spawn(move || {
-                        pin(self.load.rings.cpu.as_ref(), at)?;
+                        pin(self.load.common.rings.cpu.as_ref(), at)?;
                         shorten_timer_slack();
                         submitter.run()
                     })
                 })
                 .collect();
             let finished = || running.iter().any(thread::ScopedJoinHandle::is_finished);
-            let part = part_of(self.scenario.time, self.load.output.plot_time.is_some());
+            let part = part_of(self.scenario.time, self.load.common.output.plot_time.is_some());
             let look = || Sample {
                 done: done.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
                 kicks: self.disk.counters().kicks,

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
-use kickless_driver::{Options, Waiting};
+use kickless_driver::Options;
 use serde::Serialize;
 
+use super::common_options::BackEnds;
 use super::description::{Description, REQUESTS};
 use super::layout::bytes;
-use super::options::{BackEnds, LoadOptions};
+use super::options::LoadOptions;
 use super::pace::OnOff;
 use super::pattern::Pattern;
 use super::wait::Wait;
@@ -43,16 +44,15 @@ pub(crate) struct Scenario {
 }
 
 /// Returns every load that the command line asks for.
-pub(crate) fn scenarios(bench: BackEnds<'_>) -> Vec<Scenario> {
+pub(crate) fn scenarios(bench: &BackEnds<'_, LoadOptions>) -> Vec<Scenario> {
     let load = bench.load();
-    let rates: Vec<Option<u32>> =
-        if load.rate.is_empty() { vec![None] } else { load.rate.iter().copied().map(Some).collect() };
+    let rates = load.common.rates();
     let mut all = Vec::new();
     for &pattern in &load.pattern {
         for &read in &load.read {
             for &block_size in &load.block_size {
                 for &wait in &load.wait {
-                    for depth in load.depths() {
+                    for depth in load.common.depths() {
                         all.extend(rates.iter().map(|&rate| Scenario {
                             depth,
                             block_size,
@@ -64,7 +64,7 @@ pub(crate) fn scenarios(bench: BackEnds<'_>) -> Vec<Scenario> {
                             rate,
                             on_off: load.on_off,
                             time: bench.time(),
-                            warm_up: load.warm_up,
+                            warm_up: load.common.warm_up,
                             range: load.range,
                             verify: load.verify,
                             seed: load.seed,
@@ -93,7 +93,7 @@ impl Scenario {
         load: &LoadOptions,
     ) -> Result<Options, String> {
         let needs = self.in_flight().next_power_of_two().max(256);
-        let size = match load.queue_size {
+        let size = match load.common.queue_size {
             Some(size) if usize::from(size) < self.in_flight() => {
                 return Err(format!(
                     "--queue-size={size} is less than the {} requests that a queue has in flight",
@@ -114,17 +114,14 @@ impl Scenario {
         Ok(Options {
             queues: self.queues,
             queue_size: size,
-            packed: load.rings.packed,
-            event_idx: load.rings.event_idx,
-            indirect: load.rings.indirect,
-            in_order: load.rings.in_order,
-            huge_pages: load.rings.huge_pages,
+            packed: load.common.rings.packed,
+            event_idx: load.common.rings.event_idx,
+            indirect: load.common.rings.indirect,
+            in_order: load.common.rings.in_order,
+            huge_pages: load.common.rings.huge_pages,
             buffer_memory: memory,
             reconnect_limit: Duration::ZERO,
-            waiting: match self.wait {
-                Wait::Sleep => Waiting::Sleep,
-                Wait::Poll => Waiting::Spin(Duration::MAX),
-            },
+            waiting: self.wait.waiting(),
             reactor: false,
             ..Options::new(socket)
         })
@@ -163,16 +160,7 @@ impl fmt::Display for Scenario {
         if self.threads > 1 {
             write!(f, " each of {} threads", self.threads)?;
         }
-        write!(
-            f,
-            ", {} queue{}, {}",
-            self.queues,
-            plural(self.queues),
-            match self.wait {
-                Wait::Sleep => "sleeping",
-                Wait::Poll => "polling",
-            }
-        )?;
+        write!(f, ", {} queue{}, {}", self.queues, plural(self.queues), self.wait.word())?;
         match self.on_off {
             Some(OnOff { on, off }) => write!(f, ", {on:?} on and {off:?} off"),
             None => Ok(()),
@@ -196,10 +184,10 @@ mod tests {
         Line::try_parse_from(std::iter::once("bench").chain(line.split_whitespace())).unwrap().bench
     }
 
-    fn asked(bench: &Bench) -> BackEnds<'_> {
+    fn asked(bench: &Bench) -> BackEnds<'_, LoadOptions> {
         match bench {
-            Bench::Blk(blk) => BackEnds::Blk(blk),
-            Bench::Compare(compare) => BackEnds::Compare(compare),
+            Bench::Blk(blk) => BackEnds::One(blk),
+            Bench::Compare(compare) => BackEnds::Several(compare),
             _ => panic!("no load of disks"),
         }
     }
@@ -208,7 +196,7 @@ mod tests {
     fn each_combination_once() {
         let line =
             bench("blk --socket-path=s --depth=1,32 --block-size=4K,64K --wait=sleep,poll --read=0,50,100");
-        let all = scenarios(asked(&line));
+        let all = scenarios(&asked(&line));
         assert_eq!(all.len(), 24);
         assert!(all.iter().enumerate().all(|(at, one)| !all.get(..at).unwrap().contains(one)));
         assert_eq!(
@@ -216,7 +204,7 @@ mod tests {
             "random writes of 4 KiB, 1 in flight, 1 queue, sleeping"
         );
         let line = bench("blk --socket-path=s --rate=100,2000 --on-off=100ms,900ms");
-        let words: Vec<String> = scenarios(asked(&line)).iter().map(ToString::to_string).collect();
+        let words: Vec<String> = scenarios(&asked(&line)).iter().map(ToString::to_string).collect();
         assert_eq!(
             words,
             [100, 2000].map(|rate| format!(
@@ -228,11 +216,11 @@ mod tests {
     #[test]
     fn a_queue_holds_what_its_threads_have_in_flight() {
         let line = bench("blk --socket-path=s --depth=100 --threads=5 --queues=2");
-        let scenario = scenarios(asked(&line)).remove(0);
+        let scenario = scenarios(&asked(&line)).remove(0);
         assert_eq!(scenario.in_flight(), 300);
         assert_eq!(scenario.driver_options("s".as_ref(), asked(&line).load()).unwrap().queue_size, 512);
         let line = bench("blk --socket-path=s --depth=100 --queue-size=64");
-        let scenario = scenarios(asked(&line)).remove(0);
+        let scenario = scenarios(&asked(&line)).remove(0);
         assert!(
             scenario
                 .driver_options("s".as_ref(), asked(&line).load())
@@ -240,7 +228,9 @@ mod tests {
                 .contains("--queue-size=64")
         );
         let line = bench("blk --socket-path=s --depth=32768 --threads=2");
-        assert!(scenarios(asked(&line)).remove(0).driver_options("s".as_ref(), asked(&line).load()).is_err());
+        assert!(
+            scenarios(&asked(&line)).remove(0).driver_options("s".as_ref(), asked(&line).load()).is_err()
+        );
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! The ways in which a thread waits for completions.
 
+use std::time::Duration;
+
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
+use kickless_driver::Waiting;
 use serde::Serialize;
 
 /// The way in which a thread waits for a completion.
@@ -20,6 +23,22 @@ impl Wait {
         match self {
             Wait::Sleep => "sleep",
             Wait::Poll => "poll",
+        }
+    }
+
+    /// Returns the word for it in results.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Wait::Sleep => "sleeping",
+            Wait::Poll => "polling",
+        }
+    }
+
+    /// Returns the driver's option.
+    pub(crate) fn waiting(self) -> Waiting {
+        match self {
+            Wait::Sleep => Waiting::Sleep,
+            Wait::Poll => Waiting::Spin(Duration::MAX),
         }
     }
 }

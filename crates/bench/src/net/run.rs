@@ -85,7 +85,7 @@ fn run(
             .enumerate()
             .map(|(at, loader)| {
                 scope.spawn(move || {
-                    pin(load.rings.cpu.as_ref(), at)?;
+                    pin(load.common.rings.cpu.as_ref(), at)?;
                     shorten_timer_slack();
                     loader.run()
                 })
@@ -99,7 +99,7 @@ fn run(
             // A back-end that has exited gives no figure here. The check after the turn reports it.
             back_end_cpu: back_end().ok().flatten(),
         };
-        let part = part_of(scenario.time, load.output.plot_time.is_some());
+        let part = part_of(scenario.time, load.common.output.plot_time.is_some());
         let moments = watch(&period, part, look, stop, progress, finished);
         while !running.iter().all(thread::ScopedJoinHandle::is_finished) {
             // A signal ends the turn.
@@ -130,7 +130,7 @@ fn run(
             .map(|(after, before)| after.saturating_sub(before).as_secs_f64()),
         seconds_counted,
         timeline: moments.iter().map(|moment| moment.requests).collect(),
-        moments: if load.output.plot_time.is_some() { moments } else { Vec::new() },
+        moments: if load.common.output.plot_time.is_some() { moments } else { Vec::new() },
     };
     seen.into_iter().try_fold(turn, add)
 }

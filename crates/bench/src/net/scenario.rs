@@ -4,10 +4,11 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use kickless_driver::{CardOptions, Choice, Waiting};
+use kickless_driver::{CardOptions, Choice};
 use serde::Serialize;
 
-use super::options::{Cards, Direction, NetLoadOptions};
+use super::options::{Direction, NetLoadOptions};
+use crate::common_options::BackEnds;
 use crate::description::{Description, FRAMES};
 use crate::pace;
 use crate::wait::Wait;
@@ -37,15 +38,14 @@ pub(crate) struct Scenario {
 }
 
 /// Returns every load that the command line asks for.
-pub(crate) fn scenarios(bench: Cards<'_>) -> Vec<Scenario> {
+pub(crate) fn scenarios(bench: &BackEnds<'_, NetLoadOptions>) -> Vec<Scenario> {
     let load = bench.load();
-    let rates: Vec<Option<u32>> =
-        if load.rate.is_empty() { vec![None] } else { load.rate.iter().copied().map(Some).collect() };
+    let rates = load.common.rates();
     let mut all = Vec::new();
     for &direction in &load.direction {
         for &frame_size in &load.frame_size {
             for &wait in &load.wait {
-                for depth in load.depths() {
+                for depth in load.common.depths() {
                     all.extend(rates.iter().map(|&rate| Scenario {
                         direction,
                         depth,
@@ -56,7 +56,7 @@ pub(crate) fn scenarios(bench: Cards<'_>) -> Vec<Scenario> {
                         pairs: load.pairs,
                         rate,
                         time: bench.time(),
-                        warm_up: load.warm_up,
+                        warm_up: load.common.warm_up,
                     }));
                 }
             }
@@ -71,11 +71,11 @@ impl Scenario {
         let needs = self.depth.checked_next_power_of_two().unwrap_or(32768).max(256);
         CardOptions {
             pairs: self.pairs,
-            queue_size: load.queue_size.unwrap_or(needs),
-            packed: load.rings.packed,
-            event_idx: load.rings.event_idx,
-            indirect: load.rings.indirect,
-            in_order: load.rings.in_order,
+            queue_size: load.common.queue_size.unwrap_or(needs),
+            packed: load.common.rings.packed,
+            event_idx: load.common.rings.event_idx,
+            indirect: load.common.rings.indirect,
+            in_order: load.common.rings.in_order,
             mergeable: load.mergeable,
             transmit_offloads: if self.gso_size.is_some() { Choice::On } else { Choice::Auto },
             receive_offloads: match self.gso_size {
@@ -84,12 +84,9 @@ impl Scenario {
                 None if self.frame_size > 1514 => Choice::Auto,
                 None => Choice::Off,
             },
-            huge_pages: load.rings.huge_pages,
+            huge_pages: load.common.rings.huge_pages,
             reconnect_limit: Duration::ZERO,
-            waiting: match self.wait {
-                Wait::Sleep => Waiting::Sleep,
-                Wait::Poll => Waiting::Spin(Duration::MAX),
-            },
+            waiting: self.wait.waiting(),
             ..CardOptions::new(socket)
         }
     }
@@ -123,10 +120,7 @@ impl fmt::Display for Scenario {
             (_, Some(rate)) => write!(f, "{rate} a second, at most {depth} in flight")?,
             (_, None) => write!(f, "{depth} in flight")?,
         }
-        let wait = match self.wait {
-            Wait::Sleep => "sleeping",
-            Wait::Poll => "polling",
-        };
+        let wait = self.wait.word();
         write!(f, ", {pairs} queue pair{}, {wait}", if *pairs == 1 { "" } else { "s" })
     }
 }
@@ -154,7 +148,7 @@ mod tests {
         else {
             panic!("not a card")
         };
-        let all = scenarios(Cards::Net(&net));
+        let all = scenarios(&BackEnds::One(&net));
         assert_eq!(all.len(), 8);
         let words = "echo of frames of 64 B, 1 in flight, 1 queue pair, sleeping";
         assert_eq!(all.first().unwrap().to_string(), words);
