@@ -145,24 +145,8 @@ impl Limits {
         if changes && self.features.contains(BlkFeatures::RO) { Err(Invalid::ReadOnly) } else { Ok(()) }
     }
 
-    /// Returns whether the request is a valid read or write of one piece, the usual kind. It means that
-    /// [`Limits::check`] would return 1.
-    #[inline]
-    pub(crate) fn is_plain(&self, request: &Request, buffer: &Buffer) -> bool {
-        let kind = match request.kind {
-            Kind::Read => true,
-            Kind::Write => !self.features.contains(BlkFeatures::RO),
-            _ => false,
-        };
-        let (offset, len) = (request.offset, buffer.len() as u64);
-        kind && len != 0
-            && len <= u64::from(self.piece_len_max)
-            && (offset | len) & (SECTOR_SIZE - 1) == 0
-            && len <= self.size
-            && offset <= self.size - len
-    }
-
-    /// Returns the piece of a valid read or write that needs one data descriptor, the usual kind.
+    /// Returns the piece of a read or write that has one piece of memory and needs one data descriptor, the
+    /// usual kind.
     #[inline]
     pub(crate) fn plain_piece<'a>(&self, request: &'a Request) -> Option<&'a Buffer> {
         match (request.kind, &request.data) {
@@ -171,6 +155,20 @@ impl Limits {
             }
             _ => None,
         }
+    }
+
+    /// Returns the piece of a request of the usual kind that the device would accept. [`Limits::check`] would
+    /// then return 1.
+    #[inline]
+    pub(crate) fn accepted_plain_piece<'a>(&self, request: &'a Request) -> Option<&'a Buffer> {
+        let buffer = self.plain_piece(request)?;
+        let (offset, len) = (request.offset, buffer.len() as u64);
+        let accepts = (request.kind == Kind::Read || !self.features.contains(BlkFeatures::RO))
+            && len != 0
+            && (offset | len) & (SECTOR_SIZE - 1) == 0
+            && len <= self.size
+            && offset <= self.size - len;
+        accepts.then_some(buffer)
     }
 
     /// Checks that the device would accept the request. Returns the number of data descriptors that it needs.

@@ -394,13 +394,10 @@ impl Ring {
     /// Checks that the device would accept the request. Returns the number of data descriptors that it needs.
     #[inline]
     fn check(&self, limits: &Limits, request: &Request) -> Result<usize, Invalid> {
-        if let Data::One(buffer) = &request.data
-            && limits.is_plain(request, buffer)
-            && buffer.is_of(&self.own_memory)
-        {
-            return Ok(1);
+        match limits.accepted_plain_piece(request) {
+            Some(buffer) if buffer.is_of(&self.own_memory) => Ok(1),
+            _ => self.check_other(limits, request),
         }
-        self.check_other(limits, request)
     }
 
     #[cold]
