@@ -1,0 +1,279 @@
+//! Exchanges frames between cards of one switch while their rings stop, start, change and die. Each head
+//! comes back exactly once, and no frame arrives where it does not belong.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
+mod rig;
+
+use kickless_net::Net;
+use kickless_net_port::Port;
+use kickless_spec::net::{Header, NetFeatures};
+use proptest::prelude::*;
+use rig::{Guest, Kind, Rig, counter, without};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use zerocopy::IntoBytes;
+
+const HEADER: usize = 12;
+const CARDS: usize = 4;
+const RECEIVE: u16 = 0;
+const TRANSMIT: u16 = 1;
+/// The VLAN of each card's access port. The first two cards are trunks, and the second has an address.
+const VLANS: [Option<u8>; CARDS] = [None, None, Some(5), Some(6)];
+const WITH_ADDRESS: usize = 1;
+/// The offset of the addresses' end, and the length of a tag.
+const ETHERTYPE: usize = 12;
+const TAG: usize = 4;
+
+fn mac(number: usize) -> [u8; 6] {
+    if number == CARDS { [0xff; 6] } else { [2, 0, 0, 0, 0, number as u8] }
+}
+
+/// A frame that a driver has sent.
+#[derive(Clone, Debug)]
+struct Sent {
+    to: usize,
+    /// The number of the source address, which is forged if it is not the sender's.
+    source: usize,
+    vlan: Option<u8>,
+    len: usize,
+}
+
+impl Sent {
+    /// Returns the bytes, with the tag of a VLAN.
+    fn bytes(&self, sender: usize, number: usize, tag: Option<u8>) -> Vec<u8> {
+        let mut bytes = [mac(self.to), mac(self.source)].concat();
+        bytes.extend(tag.into_iter().flat_map(|vlan| [0x81, 0, 0, vlan]));
+        bytes.extend([0x88, 0xb5, sender as u8]);
+        bytes.extend((number as u32).to_le_bytes());
+        bytes.extend((0..self.len).map(|n| (n * 7 + number) as u8));
+        bytes
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Send {
+        card: usize,
+        frame: Sent,
+        cut: usize,
+    },
+    Refill {
+        card: usize,
+        len: u32,
+    },
+    Poll {
+        card: usize,
+        ring: u16,
+        budget: u32,
+    },
+    Memory {
+        card: usize,
+        ring: u16,
+    },
+    Restart {
+        card: usize,
+        ring: u16,
+    },
+    /// The process of the guest dies, and another guest comes.
+    Kill {
+        card: usize,
+    },
+    /// The card is removed, and added again.
+    Replace {
+        card: usize,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (card, ring) = (0..CARDS, 0..2u16);
+    let len = prop_oneof![4 => 40..100usize, 2 => 1000..1500usize, 1 => 3000..9000usize];
+    let vlan = proptest::option::weighted(0.2, 5..8u8);
+    // Some sources are forged.
+    let frame = (0..=CARDS, 0..12usize, vlan, len);
+    let send = (card.clone(), frame, 64..3000usize).prop_map(|(card, (to, source, vlan, len), cut)| {
+        let source = if source < CARDS { source } else { card };
+        Step::Send { card, frame: Sent { to, source, vlan, len }, cut }
+    });
+    prop_oneof![
+        12 => send,
+        4 => (card.clone(), 100..2000u32).prop_map(|(card, len)| Step::Refill { card, len }),
+        12 => (card.clone(), ring.clone(), 1..40u32)
+            .prop_map(|(card, ring, budget)| Step::Poll { card, ring, budget }),
+        1 => (card.clone(), ring.clone()).prop_map(|(card, ring)| Step::Memory { card, ring }),
+        2 => (card.clone(), ring).prop_map(|(card, ring)| Step::Restart { card, ring }),
+        1 => card.clone().prop_map(|card| Step::Kill { card }),
+        1 => card.prop_map(|card| Step::Replace { card }),
+    ]
+}
+
+/// A card with its rings.
+struct Member {
+    card: Arc<Net>,
+    rings: [Option<Rig>; 2],
+    sent: Vec<Sent>,
+    /// The number of the next frame that may arrive from each card.
+    next: [usize; CARDS],
+}
+
+struct Lan {
+    name: String,
+    kind: Kind,
+    merges: bool,
+    members: Vec<Member>,
+}
+
+impl Lan {
+    fn new(kind: Kind, merges: bool) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("heads-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let mut lan = Self { name, kind, merges, members: Vec::new() };
+        for number in 0..CARDS {
+            let card = lan.join(number);
+            let rings = lan.start(&card);
+            lan.members.push(Member { card, rings, sent: Vec::new(), next: [0; CARDS] });
+        }
+        lan
+    }
+
+    fn join(&self, number: usize) -> Arc<Net> {
+        let vlan = VLANS[number].map(|vlan| format!(",vlan={vlan}")).unwrap_or_default();
+        let port: Port = format!("switch:{}{vlan}", self.name).parse().unwrap();
+        let port = port.open(1, |_| unreachable!("there is no descriptor")).unwrap();
+        rig::card_with((number == WITH_ADDRESS).then(|| mac(number)), 1, port)
+    }
+
+    fn features(&self, card: &Net) -> kickless_spec::features::Features {
+        without(card, if self.merges { NetFeatures::empty() } else { NetFeatures::MRG_RXBUF })
+    }
+
+    fn start(&self, card: &Arc<Net>) -> [Option<Rig>; 2] {
+        let features = self.features(card);
+        [RECEIVE, TRANSMIT].map(|index| Some(Rig::start(card, index, self.kind, 16, features)))
+    }
+
+    fn ring(&mut self, card: usize, ring: u16) -> &mut Rig {
+        self.members[card].rings[usize::from(ring)].as_mut().unwrap()
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Send { card, ref frame, cut } => {
+                let member = &mut self.members[card];
+                let bytes = frame.bytes(card, member.sent.len(), frame.vlan);
+                let bytes = [Header::default().as_bytes(), &bytes].concat();
+                let ring = member.rings[usize::from(TRANSMIT)].as_mut().unwrap();
+                if ring.send(&bytes, cut.max(bytes.len().div_ceil(8))).is_some() {
+                    member.sent.push(frame.clone());
+                }
+            }
+            Step::Refill { card, len } => while self.ring(card, RECEIVE).offer(&[len], true).is_some() {},
+            Step::Poll { card, ring, budget } => {
+                self.ring(card, ring).poll_once(budget);
+                self.take(card);
+            }
+            Step::Memory { card, ring } => drop(self.ring(card, ring).change_memory()),
+            Step::Restart { card, ring } => {
+                let features = self.features(&self.members[card].card);
+                let member = &mut self.members[card];
+                let (next_avail, guest) = member.rings[usize::from(ring)].take().unwrap().stop_task();
+                let vring = guest.vring(ring, next_avail, None);
+                let rig = Rig::start_on(&member.card, guest, vring, features);
+                member.rings[usize::from(ring)] = Some(rig);
+                self.take(card);
+            }
+            Step::Kill { card } => {
+                let features = self.features(&self.members[card].card);
+                let member = &mut self.members[card];
+                for (index, ring) in (0..).zip(&mut member.rings) {
+                    let guest = Guest::with_new_driver(ring.take().unwrap().kill());
+                    let vring = guest.vring(index, guest.first_avail(), None);
+                    *ring = Some(Rig::start_on(&member.card, guest, vring, features));
+                }
+            }
+            Step::Replace { card } => {
+                self.stop(card);
+                // The old card leaves the switch before the new one comes.
+                self.members[card].card = rig::card(1, Default::default());
+                let new = self.join(card);
+                self.members[card].rings = self.start(&new);
+                self.members[card].card = new;
+            }
+        }
+    }
+
+    /// Takes what the device has completed. [`Guest::take`] checks that each head comes back once.
+    fn take(&mut self, card: usize) {
+        while self.ring(card, TRANSMIT).take().is_some() {}
+        while let Some((_, bytes)) = self.ring(card, RECEIVE).receive(HEADER) {
+            let tag = (bytes[ETHERTYPE..ETHERTYPE + 2] == [0x81, 0]).then(|| bytes[ETHERTYPE + 3]);
+            let at = ETHERTYPE + 2 + if tag.is_some() { TAG } else { 0 };
+            let sender = usize::from(bytes[at]);
+            let number = u32::from_le_bytes(bytes[at + 1..at + 5].try_into().unwrap()) as usize;
+            let sent = self.members[sender].sent[number].clone();
+            assert!(bytes == sent.bytes(sender, number, tag), "a frame was changed");
+            let vlan = VLANS[sender].or(sent.vlan);
+            let is_access = VLANS[card].is_some();
+            assert_eq!(tag, if is_access { None } else { vlan }, "a wrong tag");
+            assert!(
+                sender != card && (!is_access || VLANS[card] == vlan),
+                "a frame where it does not belong"
+            );
+            assert!(sent.source != WITH_ADDRESS || sender == WITH_ADDRESS, "a forged source");
+            assert!(sender != WITH_ADDRESS || sent.source == WITH_ADDRESS, "a forged source");
+            assert!(VLANS[sender].is_none() || sent.vlan.is_none(), "a tag on an access port");
+            let next = &mut self.members[card].next[sender];
+            assert!(*next <= number, "out of order, or twice");
+            *next = number + 1;
+        }
+    }
+
+    /// Stops the rings of a card. Each head is back or with the ring.
+    fn stop(&mut self, card: usize) {
+        for ring in [TRANSMIT, RECEIVE] {
+            // Chains that were completed before the stop count.
+            self.take(card);
+            let rig = self.members[card].rings[usize::from(ring)].take().unwrap();
+            let (next_avail, guest) = rig.stop_task();
+            let vring = guest.vring(ring, next_avail, None);
+            let features = self.features(&self.members[card].card);
+            let rig = Rig::start_on(&self.members[card].card, guest, vring, features);
+            self.members[card].rings[usize::from(ring)] = Some(rig);
+        }
+        self.take(card);
+        for ring in self.members[card].rings.each_mut() {
+            let rig = ring.take().unwrap();
+            let offered = rig.with_device();
+            assert_eq!(rig.stop().1, offered);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn each_head_comes_back_once_and_no_frame_goes_astray(
+        bits in 0..16u8,
+        steps in proptest::collection::vec(step(), 1..150),
+    ) {
+        let is = |bit: u8| bits & 1 << bit != 0;
+        let mut lan = Lan::new(Kind { packed: is(0), event_idx: is(1), in_order: is(2) }, is(3));
+        for step in &steps {
+            lan.step(step);
+        }
+        // All that can be delivered is.
+        for _ in 0..40 {
+            for card in 0..CARDS {
+                lan.step(&Step::Refill { card, len: 1600 });
+                for ring in [TRANSMIT, RECEIVE] {
+                    lan.step(&Step::Poll { card, ring, budget: 1000 });
+                }
+            }
+        }
+        for card in 0..CARDS {
+            prop_assert_eq!(lan.ring(card, TRANSMIT).with_device(), 0);
+            prop_assert_eq!(counter(&lan.members[card].card, "sent_invalid"), 0);
+            lan.stop(card);
+        }
+    }
+}
