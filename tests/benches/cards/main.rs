@@ -17,7 +17,8 @@
 //! - `bridge`: the same between two cards of a switch, whose drivers each have a TAP, beside the kernel's
 //!   bridge with two TAPs.
 //! - `metadata`: a transmit ring inside one memory region, and one that crosses two, where each access is
-//!   translated.
+//!   translated; without and with a vIOMMU. The driver only sends the same frames again, so that the card is
+//!   the slower end. A driver that also writes them would set the rate.
 //! - `disks`: reads from `null:1G` with one worker: alone, beside a card that is idle, and beside one whose
 //!   driver sends as fast as it can. Two drivers share the first CPU in the last case, so the reads alone are
 //!   measured a second time beside a thread that burns that CPU.
@@ -29,9 +30,9 @@ mod taps;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use common::{Contestant, Cpus, Plan, Spread, Turn};
 use kickless_driver::{Card, CardOptions, Outgoing, QueuePair, Waiting};
 use kickless_memory::Gpa;
@@ -39,6 +40,7 @@ use kickless_testing::in_network_namespace;
 use kickless_tests::daemon::{CardConfig, Daemon};
 use kickless_tests::driver::load::random_sectors;
 use kickless_tests::frontend::card::{Card as FrontendCard, CardShape};
+use kickless_tests::frontend::iommu::{self, DISTANCE, Iommu, PAGE};
 use kickless_tests::frontend::machine::{Machine, RAM_BASE, Shape};
 use kickless_vhost_user::FrontendMessage as Message;
 
@@ -46,6 +48,10 @@ use kickless_vhost_user::FrontendMessage as Message;
 const BATCH: usize = 32;
 const DISK_SIZE: u64 = 1 << 30;
 const TRANSMIT: usize = 1;
+/// Looks at the used ring between two looks at the clock.
+const LOOKS: u32 = 32;
+/// The time after which a card has asked for all translations.
+const QUIET: Duration = Duration::from_millis(50);
 
 /// Returns a frame of this length to an address that nobody has, with the packet of an EtherType for
 /// experiments.
@@ -72,41 +78,86 @@ fn compare(what: &str, names: [&str; 2], turns: &[[f64; 2]], target: f64, plan: 
     );
 }
 
-/// Starts a card whose memory is in two regions, and whose transmit ring is in one of them or in both.
-fn in_regions(is_split: bool) -> Result<(Daemon, FrontendCard)> {
-    let daemon = Daemon::start_card(&CardConfig::new("null").with(&["--poll=always"]))?;
-    let mut card = FrontendCard::prepare(daemon.socket(), CardShape { pairs: 1, packed: false })?;
-    card.resize(TRANSMIT, 256)?;
-    // The second region begins in the middle of the descriptor table, or in the first page, which no ring of
-    // this card needs any more.
-    let table = card.rings[TRANSMIT].queue.user_addresses()[0] - card.ram.user(Gpa(RAM_BASE));
-    let seam = if is_split { table + 96 * 16 } else { 4096 };
-    let regions = card.ram.regions_and_files(Gpa(RAM_BASE + seam))?;
-    card.frontend.order(&Message::SetMemTable(regions))?;
-    card.resume(TRANSMIT)?;
-    Ok((daemon, card))
+/// A card with a driver that sends its frames again and again, and waits for the card: it writes no
+/// descriptor and no frame.
+struct Resender {
+    card: FrontendCard,
+    viommu: Option<Iommu>,
+    _daemon: Daemon,
+}
+
+impl Resender {
+    /// Starts a card whose memory is in two regions, and whose transmit ring is in one of them or in both.
+    /// Behind a vIOMMU, the card asks for the translations that it needs.
+    fn start(is_split: bool, has_viommu: bool) -> Result<Resender> {
+        let daemon = Daemon::start_card(&CardConfig::new("null").with(&["--poll=always"]))?;
+        let mut card = FrontendCard::prepare(daemon.socket(), CardShape { pairs: 1, packed: false })?;
+        card.resize(TRANSMIT, 256)?;
+        let viommu = match has_viommu {
+            true => Some(Iommu::connect(&mut card.frontend)?),
+            false => None,
+        };
+        // The second region begins at a page of the descriptor table, or at the second page of memory, where
+        // no ring is that this card needs.
+        let table = card.rings[TRANSMIT].queue.user_addresses()[0] - card.ram.user(Gpa(RAM_BASE));
+        ensure!(!table.is_multiple_of(PAGE), "the descriptor table is in one page");
+        let seam = if is_split { table.next_multiple_of(PAGE) } else { PAGE };
+        let regions = card.ram.regions_and_files(Gpa(RAM_BASE + seam))?;
+        card.frontend.order(&Message::SetMemTable(regions))?;
+        let mut resender = Resender { card, viommu, _daemon: daemon };
+        let Resender { card, viommu, .. } = &mut resender;
+        match viommu {
+            None => {
+                card.resume(TRANSMIT)?;
+                card.send_all(TRANSMIT, 0)?;
+            }
+            Some(viommu) => {
+                viommu.map_all(&card.ram);
+                iommu::start(&mut card.frontend, &card.ram, &card.rings[TRANSMIT].queue)?;
+                card.send_all(TRANSMIT, DISTANCE)?;
+                while let Some(miss) = viommu.miss(QUIET)? {
+                    viommu.answer(&mut card.frontend, &miss)?;
+                }
+            }
+        }
+        Ok(resender)
+    }
+
+    /// Sends for a turn. Returns the rate.
+    fn turn(&mut self, time: Duration) -> Result<f64> {
+        let (begun, mut count) = (Instant::now(), 0u64);
+        while begun.elapsed() < time {
+            for _ in 0..LOOKS {
+                count += u64::from(self.card.send_again(TRANSMIT)?);
+            }
+        }
+        let rate = count as f64 / begun.elapsed().as_secs_f64();
+        if let Some(viommu) = &mut self.viommu {
+            let miss = viommu.miss(Duration::ZERO)?;
+            ensure!(miss.is_none(), "a translation is missing in the turn: {miss:?}");
+        }
+        Ok(rate)
+    }
 }
 
 fn metadata(plan: &Plan, cpus: &Cpus) -> Result<()> {
-    let mut turns = Vec::new();
-    for _ in 0..plan.rounds {
-        let mut rates = [0.0; 2];
-        for (is_split, rate) in [false, true].into_iter().zip(&mut rates) {
-            // Only one at a time: a worker that always polls would take half of the processor from the other.
-            cpus.for_back_ends()?;
-            let (_daemon, mut card) = in_regions(is_split)?;
-            cpus.for_driver()?;
-            let (begun, mut count) = (Instant::now(), 0);
-            while begun.elapsed() < plan.time {
-                for _ in 0..BATCH {
-                    count += card.send_more(TRANSMIT)?;
-                }
+    for has_viommu in [false, true] {
+        let mut turns = Vec::new();
+        for _ in 0..plan.rounds {
+            let mut rates = [0.0; 2];
+            for (is_split, rate) in [false, true].into_iter().zip(&mut rates) {
+                // Only one at a time: a worker that always polls would take half of the processor from the
+                // other.
+                cpus.for_back_ends()?;
+                let mut resender = Resender::start(is_split, has_viommu)?;
+                cpus.for_driver()?;
+                *rate = resender.turn(plan.time)?;
             }
-            *rate = count as f64 / begun.elapsed().as_secs_f64();
+            turns.push(rates);
         }
-        turns.push(rates);
+        let what = if has_viommu { "60 bytes, transmit, behind a vIOMMU" } else { "60 bytes, transmit" };
+        compare(what, ["mapped", "translated"], &turns, 1.22, plan);
     }
-    compare("60 bytes, transmit", ["mapped", "translated"], &turns, 1.22, plan);
     Ok(())
 }
 

@@ -391,6 +391,22 @@ impl Queue {
         Ok(Some(Used { head, len: elem.len.get() }))
     }
 
+    /// Makes the chains of all used elements of a split queue available again, as their descriptors are.
+    /// Returns their number. [`Queue::publish`] shows them to the device.
+    ///
+    /// # Errors
+    /// The device returned a chain that it did not have.
+    pub fn offer_used(&mut self) -> Result<u16> {
+        let count = self.used_ready();
+        for _ in 0..count {
+            let id = self.used_elem().id.get();
+            let length = self.lengths.get(id as usize).copied().unwrap_or(0);
+            ensure!(length > 0, "the device returns chain {id}, which it does not have");
+            self.offer(id as u16);
+        }
+        Ok(count)
+    }
+
     /// Takes the next used chain. Sleeps until the device calls.
     ///
     /// # Errors

@@ -218,6 +218,37 @@ impl Card {
         Ok(ring.taken - before)
     }
 
+    /// Makes a frame of each free buffer of a transmit ring available, at the address that the device uses,
+    /// which is `distance` from the guest's.
+    ///
+    /// # Errors
+    /// The ring refuses one.
+    pub fn send_all(&mut self, ring: usize, distance: u64) -> Result<()> {
+        let Self { ram, rings, .. } = self;
+        let ring = &mut rings[ring];
+        while ring.made - ring.taken < usize::from(ring.queue.size()) {
+            let addr = Gpa(ring.buffer(ring.made).0 + distance);
+            ring.queue.submit(ram, &[Buffer { addr, len: SENT_LEN, writable: false }], None)?;
+            ring.made += 1;
+        }
+        ring.queue.flush();
+        Ok(())
+    }
+
+    /// Sends the frames again that the card has used, and writes nothing but the indices and the available
+    /// ring for that. So the card is the slower end. Returns their number.
+    ///
+    /// # Errors
+    /// The device returns a chain that it did not have.
+    pub fn send_again(&mut self, ring: usize) -> Result<u16> {
+        let queue = &mut self.rings[ring].queue;
+        let count = queue.offer_used()?;
+        if count > 0 {
+            queue.flush();
+        }
+        Ok(count)
+    }
+
     /// Waits until the card has used all frames of a transmit ring.
     ///
     /// # Errors
