@@ -68,6 +68,17 @@ pub(crate) fn prefetch_lines(at: NonNull<u8>, len: u64, to_write: bool) {
     }
 }
 
+/// The bytes of the lines that [`prefetch_lines`] prefetches.
+pub(crate) const PREFETCHED_FIRST: usize = 2 * LINE;
+
+/// Prefetches all lines of `len` bytes at `at` but the first two ([`prefetch_lines`]), to read them soon.
+#[inline]
+pub(crate) fn prefetch_rest(at: NonNull<u8>, len: usize) {
+    for offset in (PREFETCHED_FIRST..len).step_by(LINE) {
+        prefetch(at.map_addr(|addr| addr.saturating_add(offset)));
+    }
+}
+
 /// Copies `len` bytes between two ranges that others may write at the same time.
 ///
 /// # Safety

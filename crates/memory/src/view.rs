@@ -112,6 +112,17 @@ impl View {
         shared::prefetch_lines(host, len, to_write);
     }
 
+    /// Asks the processor for the first `len` bytes at `gpa` without those of [`View::prefetch_lines`], to
+    /// read them soon. Has no effect if they are not in one slot.
+    #[inline]
+    pub fn prefetch_rest(&self, gpa: Gpa, len: usize) {
+        if len <= shared::PREFETCHED_FIRST {
+            return;
+        }
+        let Some(host) = self.map.contiguous(gpa, len as u64) else { return };
+        shared::prefetch_rest(host, len);
+    }
+
     /// Does the same as [`Map::read`].
     ///
     /// # Errors

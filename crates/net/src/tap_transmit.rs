@@ -161,6 +161,11 @@ impl TapTransmitTask {
             }
             // It has no meaning in a sent frame.
             copy[HEADER_NUM_BUFFERS..HEADER].fill(0);
+            // The lines of the next frame come from the driver's processor during the system call.
+            if let Some(SingleChain { buffer, .. }) = self.chains[..count].get(frames + 1) {
+                let len = TapQueue::COPIED_MAX.min(buffer.len as usize);
+                self.ring.vring.view().prefetch_rest(buffer.addr, len);
+            }
             match self.queue.send_whole(copy) {
                 Ok(()) => (sent, bytes) = (sent + 1, bytes + (len - HEADER) as u64),
                 Err(SendError::Full) => break,
