@@ -3,7 +3,7 @@
 use super::rule::{EthernetHeader, Head, Refusal, Rule};
 use super::table::Table;
 use super::tag::Change;
-use crate::cost;
+use crate::cost::BatchCost;
 use crate::counters::RingCounters;
 use crate::filter::Address;
 use crate::loop_queue::{Batch, HEADER, LoopQueue};
@@ -251,6 +251,7 @@ impl SwitchPort {
         forwarded: &mut Forwarded,
     ) {
         let Forwarder { runs, copies } = forwarder;
+        let mut copied = BatchCost::new(u32::MAX, false);
         if let [Run { route: Route::Port(to), head: Some(head), .. }, rest @ ..] = &runs[..]
             && rest.iter().all(|run| {
                 run.route == Route::Port(*to)
@@ -292,11 +293,12 @@ impl SwitchPort {
                         forwarded.late += inbox.send(copies) as u64;
                     }
                     change.copy(frame, copies.push(len));
-                    forwarded.copied = forwarded.copied.saturating_add(cost::of_frame(len as u64));
+                    copied.add(len as u64);
                 }
             }
             forwarded.late += inbox.send(copies) as u64;
         }
+        forwarded.copied = copied.cost();
         let has_others = |head: &Head| {
             members.iter().enumerate().any(|(number, member)| {
                 number != usize::from(self.number)
@@ -438,15 +440,29 @@ mod tests {
         };
         let (all, short) = ([0xff; 6], frame([0xff; 6], address(1), None, 0));
         let long = [&short[..], &[0; 9000]].concat();
-        assert_eq!(charged(std::slice::from_ref(&short)), 3 * cost::of_frame(short.len() as u64));
-        assert_eq!(charged(&[long.clone(), short.clone()]), 3 * (cost::of_frame(long.len() as u64) + 1));
+        // As much as frames of the sender's batch.
+        let cost_of = |lens: &[(usize, usize)]| {
+            let mut cost = BatchCost::new(u32::MAX, false);
+            for (count, len) in lens {
+                (0..*count).for_each(|_| cost.add(*len as u64));
+            }
+            cost.cost()
+        };
+        assert_eq!(charged(std::slice::from_ref(&short)), 1);
+        assert_eq!(charged(&[long.clone(), short.clone()]), cost_of(&[(3, long.len()), (3, short.len())]));
         // A full inbox does not make it cheaper.
-        let many = vec![frame(all, address(1), None, 0); 1000];
+        let many = vec![short.clone(); 1000];
         charged(&many);
-        assert_eq!(charged(&many), 3000);
-        // One destination costs the frame alone.
-        send(&ports[1], &[frame(all, address(2), None, 0)]);
-        assert_eq!(charged(&[frame(address(2), address(1), None, 0)]), 0);
+        assert_eq!(charged(&many), cost_of(&[(3000, short.len())]));
+        assert_eq!(charged(&many), 3000u32.div_ceil(16));
+        // One destination costs the frames alone, and several cost one copy of each.
+        for number in [1, 2] {
+            send(&ports[usize::from(number)], &[frame(all, address(1 + number), None, 0)]);
+        }
+        let frames = |peers: u8| -> Vec<_> {
+            (0..64).map(|n| frame(address(2 + n % peers), address(1), None, 0)).collect()
+        };
+        assert_eq!([1, 2].map(|peers| charged(&frames(peers))), [0, 4]);
     }
 
     #[test]
