@@ -304,16 +304,19 @@ fn a_full_inbox_drops_and_a_ring_that_stops_takes_no_frame_along() {
     third.stop();
 }
 
-/// Visits rings in any order, as several workers do: some of them run seldom, a receiver does not refill, and
-/// inboxes are full. Each visit of a sender takes as many frames as its budget allows. So cards that are
-/// visited as often send as much.
+/// Visits rings in any order: some of them seldom, a receiver does not refill, and inboxes are full. Each
+/// visit of a sender takes as many frames, at the same cost. So cards that are visited as often send as much.
+/// Each frame arrives, or is counted.
 #[test]
-fn a_visit_takes_as_many_frames_whatever_other_workers_do() {
+fn a_visit_of_each_sender_takes_and_costs_as_much() {
+    const CARDS: u8 = 6;
     const BUDGET: u32 = 2;
     const FRAMES: u32 = 16 * BUDGET;
+    /// The frames, and their copies: some four in six are for others, or five.
+    const COST: u32 = 2 * BUDGET;
     for (seed, kind) in (0..).zip(rig::kinds()) {
         let (name, mut random) = (name(), Random(seed));
-        let mut cards: Vec<_> = (0..6)
+        let mut cards: Vec<_> = (0..CARDS)
             .map(|number| {
                 let card = join(&name, Some(mac(number)));
                 let [receive, transmit] =
@@ -326,25 +329,56 @@ fn a_visit_takes_as_many_frames_whatever_other_workers_do() {
             transmit.poll();
             transmit.take().unwrap();
         }
+        // The frames that each card has received of each other one.
+        let mut received = [[0u64; CARDS as usize]; CARDS as usize];
+        let mut take = |number: usize, receive: &mut Rig| {
+            while let Some((_, frame)) = receive.receive(12) {
+                received[number][usize::from(frame[11])] += 1;
+            }
+        };
         for visit in 0..3000 {
-            // The worker of the last three cards runs seldom.
+            // The last three cards are visited seldom.
             let number = random.below(if visit % 8 == 0 { 6 } else { 3 }) as usize;
             let (_, receive, transmit, visits) = &mut cards[number];
             if random.one_in(2) {
                 while number != 2 && receive.offer(&[1530], true).is_some() {}
                 receive.poll_once(BUDGET);
-                while receive.take().is_some() {}
+                take(number, receive);
                 continue;
             }
             let mut to = 0..;
-            while transmit.send(&frame(mac(to.next().unwrap() % 6), number as u8, 60, 0), 4096).is_some() {}
-            assert_eq!(transmit.poll_once(BUDGET).served, FRAMES, "{kind:?} {visit}");
+            while transmit.send(&frame(mac(to.next().unwrap() % CARDS), number as u8, 60, 0), 4096).is_some()
+            {
+            }
+            let polled = transmit.poll_once(BUDGET);
+            assert_eq!((polled.served, polled.cost), (FRAMES, COST), "{kind:?} {visit}");
             *visits += 1;
             while transmit.take().is_some() {}
         }
+        // Takes the frames that still wait in the inboxes.
+        for (number, (_, receive, ..)) in cards.iter_mut().enumerate() {
+            while {
+                while receive.offer(&[1530], true).is_some() {}
+                receive.poll() > 0
+            } {
+                take(number, receive);
+            }
+        }
+        let (mut sent, mut gone) = (0, 0);
         for (card, _, _, visits) in &cards {
             assert_eq!(counter(card, "sent_frames"), 1 + u64::from(FRAMES * visits));
             assert!(counter(card, "dropped_late") > 0);
+            // The first one was for all others.
+            sent += counter(card, "sent_frames") - 1 + u64::from(CARDS - 1);
+            gone += counter(card, "dropped_late") + counter(card, "sent_unforwarded");
+        }
+        assert_eq!(received.iter().flatten().sum::<u64>(), sent - gone, "{kind:?}");
+        let others = |number: usize| (0..usize::from(CARDS)).filter(move |other| *other != number);
+        for number in others(2) {
+            assert!(
+                others(number).all(|other| received[number][other] > 0),
+                "{kind:?} {number} {received:?}"
+            );
         }
     }
 }
