@@ -173,6 +173,20 @@ mod tests {
         assert_eq!((take(&mut free, 1), free.count()), (vec![3], 3));
     }
 
+    /// A descriptor that waited for older ones is taken and given back again.
+    #[test]
+    fn a_free_descriptor_waits_for_nothing() {
+        let mut free = FreeDescriptors::new(4, true);
+        assert_eq!([take(&mut free, 1), take(&mut free, 1)], [vec![0], vec![1]]);
+        free.give(1);
+        free.give(0);
+        // Round the table, up to the descriptor that waited.
+        assert_eq!([take(&mut free, 2), take(&mut free, 1)], [vec![2, 3], vec![0]]);
+        free.give(2);
+        free.give(0);
+        assert_eq!((free.first(), free.count()), (Some(1), 4));
+    }
+
     #[test]
     fn one() {
         for in_order in [false, true] {
