@@ -79,10 +79,16 @@ impl Pair {
     /// Adds up to `count` chains, and publishes them. Returns how many there was room for.
     fn submit(&mut self, random: &mut Random, count: usize) -> usize {
         let mut added = 0;
+        // Half of the calls add single buffers of one direction, which the device can peek together.
+        let kind = random.below(4);
         while added < count {
             let Some(id) = self.submitter.next_id() else { break };
-            let len = 1 + random.below(CHAIN as u64) as usize;
-            let readable = random.below(len as u64 + 1) as usize;
+            let (len, readable) = if kind < 2 {
+                (1, kind as usize)
+            } else {
+                let len = 1 + random.below(CHAIN as u64);
+                (len as usize, random.below(len + 1) as usize)
+            };
             let buffers: Vec<Buffer> = (0..len)
                 .map(|at| Buffer {
                     addr: random.below(1 << 40),
@@ -162,7 +168,10 @@ impl Pair {
 
     /// The device completes chains of a single buffer together, and publishes.
     fn serve_singles(&mut self, random: &mut Random, count: usize) {
-        let writable = random.one_in(2);
+        let writable = match self.available.front().map(|(_, buffers)| &buffers[..]) {
+            Some([buffer]) if !random.one_in(4) => buffer.writable,
+            _ => random.one_in(2),
+        };
         let direction = if writable { Direction::Writable } else { Direction::Readable };
         let mut chains = vec![SingleChain::default(); 1 + count];
         let found = self.device.peek(&self.view, direction, &mut chains);
@@ -182,7 +191,17 @@ impl Pair {
             self.order.push_back((id, None));
             self.pushed(id, chain.written);
         }
-        self.device.complete_peeked(&chains[..done]);
+        // In two calls, with a show in between, as a receive ring does.
+        let first = random.below(done as u64 + 1) as usize;
+        self.device.complete_peeked(&chains[..first]);
+        if random.one_in(3) {
+            self.device.show();
+        }
+        self.device.complete_peeked(&chains[first..done]);
+        if random.one_in(4) {
+            self.device.unmap();
+            self.map_again(random);
+        }
         self.push(random, 0);
     }
 
@@ -210,6 +229,11 @@ impl Pair {
         if random.one_in(2) {
             self.device.unmap();
         }
+        self.map_again(random);
+    }
+
+    /// The device gets areas again, and looks at the ring as if kicked.
+    fn map_again(&mut self, random: &mut Random) {
         let metadata = self.metadata(random);
         self.contiguous = metadata.is_mapped();
         self.device.remap(metadata);
@@ -431,6 +455,30 @@ impl Pair {
         assert!(!self.device.publish(), "a call in round {round}");
         self.complete(usize::MAX);
         let _ = random;
+    }
+}
+
+/// Chains that were peeked stay in a ring whose areas have gone.
+#[test]
+fn nothing_is_completed_without_areas() {
+    for shape in [Shape::split(4, false, false), Shape::packed(4, false, false)] {
+        let mut pair = Pair::new(shape);
+        for len in 1..4 {
+            pair.submitter.add(&[Buffer { addr: 0, len, writable: true }], None).unwrap();
+        }
+        let _ = pair.submitter.publish();
+        let mut chains = [SingleChain::default(); 4];
+        assert_eq!(pair.device.peek(&pair.view, Direction::Writable, &mut chains), 3);
+        pair.device.unmap();
+        pair.device.complete_peeked(&chains[..3]);
+        assert!(pair.device.take_unpublished().is_empty());
+        pair.map_again(&mut Random(1));
+        assert_eq!(pair.completer.pop(), Ok(None));
+        let mut chain = Chain::default();
+        for len in 1..4 {
+            assert_eq!(pair.device.pop(&pair.view, &mut chain), Ok(true), "{shape:?}");
+            assert_eq!(chain.writable_len(), len);
+        }
     }
 }
 

@@ -364,6 +364,9 @@ impl<A: Access> Queue<A> {
     /// Completes peeked chains: see [`super::Queue::complete_peeked`].
     #[inline]
     pub(super) fn complete_peeked(&mut self, chains: &[SingleChain]) {
+        if self.metadata.is_none() {
+            return;
+        }
         // Lossless, because a peek finds at most as many as the ring has descriptors.
         let count = chains.len() as u16;
         match chains.last() {
@@ -530,17 +533,13 @@ impl<A: Access> Queue<A> {
         self.used = position.after(descriptors, self.options.size());
     }
 
-    /// Writes used descriptors as [`Self::put`] does, each for a chain of one descriptor.
+    /// Writes used descriptors as [`Self::put`] does, each for a chain of one descriptor. There are areas.
     #[inline]
     fn put_singles(&mut self, chains: &[SingleChain]) {
         let Some((first, rest)) = chains.split_first() else { return };
-        let unpublished =
-            |chain: &SingleChain| UnpublishedUsed { id: chain.id, len: chain.written, descriptors: 1 };
-        // After it, there is a first one that the driver does not see, or there are no areas.
-        self.put(unpublished(first));
-        let Some(metadata) = &self.metadata else {
-            return self.pushed.extend(rest.iter().map(unpublished));
-        };
+        // After it, there is a first one that the driver does not see.
+        self.put(UnpublishedUsed { id: first.id, len: first.written, descriptors: 1 });
+        let Some(metadata) = &self.metadata else { return };
         let size = self.options.size();
         // Chains up to the end of the ring have one wrap counter, and the others another one.
         let (before, behind) = rest.split_at(rest.len().min((size - self.used.index).into()));

@@ -277,7 +277,8 @@ impl Queue {
 
     /// Pops the chains that the last [`Queue::peek`] has read, or the first ones of them, and pushes them
     /// with the number of bytes written to each. The following ones may be completed by another call. The
-    /// caller has done nothing else with the queue in between but show the completions.
+    /// caller has done nothing else with the queue in between but show the completions. Does nothing if the
+    /// areas have gone.
     #[inline]
     pub fn complete_peeked(&mut self, chains: &[SingleChain]) {
         match &mut self.ring {
