@@ -5,7 +5,7 @@ mod model;
 
 use kickless_memory::{Gpa, View};
 use kickless_testing::Random;
-use kickless_virtqueue::device::{Metadata, Options, Queue};
+use kickless_virtqueue::device::{Direction, Metadata, Options, Queue, SingleChain};
 use kickless_virtqueue::{Chain, INDIRECT_CHAIN_MAX, RingError};
 use model::Driver;
 use proptest::prelude::*;
@@ -396,5 +396,33 @@ fn a_packed_ring_that_was_served_beyond_its_base() {
     ] {
         let (view, mut queue) = packed(&descs, base);
         assert!(queue.pop(&view, &mut chain).is_ok(), "{descs:?}");
+    }
+}
+
+/// A used descriptor has WRITE if the device has written bytes (virtio 1.3, section 2.8.3).
+#[test]
+fn the_flags_of_used_descriptors() {
+    const BUFFERS: [(u16, u16); 4] =
+        [(0, AVAIL | WRITE), (1, AVAIL | WRITE), (2, AVAIL | WRITE), (3, AVAIL | WRITE)];
+    for lens in [[16, 0, 5, 0], [0, 3, 0, 7]] {
+        let expected = lens.map(|len| AVAIL | USED | if len > 0 { WRITE } else { 0 });
+        for peeks in [false, true] {
+            let (view, mut queue) = packed(&BUFFERS, 0x8000);
+            if peeks {
+                let mut chains = [SingleChain::default(); 4];
+                assert_eq!(queue.peek(&view, Direction::Writable, &mut chains), 4);
+                chains.iter_mut().zip(lens).for_each(|(chain, len)| chain.written = len);
+                queue.complete_peeked(&chains);
+            } else {
+                let mut chain = Chain::default();
+                for len in lens {
+                    assert_eq!(queue.pop(&view, &mut chain), Ok(true));
+                    queue.push(chain.id, len);
+                }
+            }
+            let _ = queue.publish();
+            let flags = |at: u64| view.read_obj::<u16>(Gpa(model::DESC + 16 * at + 14)).unwrap();
+            assert_eq!([0, 1, 2, 3].map(flags), expected, "peeks: {peeks}");
+        }
     }
 }
