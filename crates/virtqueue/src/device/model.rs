@@ -8,6 +8,7 @@
 use super::credit::Credit;
 use super::inflight::Region;
 use super::metadata::{Areas, Options};
+use super::single::{Direction, SingleChain};
 use super::{PopOutcome, packed, split};
 use crate::Chain;
 use crate::access::Access;
@@ -187,35 +188,65 @@ fn split_ring(shown_after: usize, releases: bool) {
     });
 }
 
-/// The ring wraps within the first group.
+/// Returns the queue of a packed ring that wraps within the first group, and a look at that ring. Each chain
+/// has this number of descriptors.
+fn packed_queue(
+    chains: [u16; CHAINS.len()],
+    releases: bool,
+) -> (packed::Queue<Memory>, impl Fn(usize) -> Option<(u16, u32)>) {
+    const SIZE: u16 = 5;
+    const START: RingPosition = RingPosition { index: SIZE - 1, wrap: true };
+    let options = Options::packed(SIZE, false, false).unwrap();
+    let [desc, driver, device] = options.area_lens().map(|len| Memory::new(len, releases));
+    let place_of = move |nth: usize| START.after(chains[..nth].iter().sum(), SIZE);
+    for (nth, count) in chains.into_iter().enumerate() {
+        for part in 0..count {
+            let place = place_of(nth).after(part, SIZE);
+            let more = if part + 1 < count { DESC_F_NEXT } else { 0 };
+            let flags = place.available() | DESC_F_WRITE | more;
+            let rest = 8 | u64::from(of(nth).0) << 32 | u64::from(flags) << 48;
+            desc.set(place.at(), &[0, rest]);
+        }
+    }
+    let mut queue = packed::Queue::new(options, START.bits());
+    queue.remap(Areas::of([desc.clone(), driver, device], options), &mut Marks::off());
+    let look = move |taken: usize| {
+        let place = place_of(taken);
+        place.is_used(desc.load(place.flags_at(), Ordering::Acquire)).then(|| {
+            let [len, rest] = desc.get::<[u32; 2]>(place.at() + 8);
+            (rest as u16, len)
+        })
+    };
+    (queue, look)
+}
+
 fn packed_ring(shown_after: usize, releases: bool) {
     loom::model(move || {
-        const SIZE: u16 = 5;
-        const START: RingPosition = RingPosition { index: SIZE - 1, wrap: true };
-        let options = Options::packed(SIZE, false, false).unwrap();
-        let [desc, driver, device] = options.area_lens().map(|len| Memory::new(len, releases));
-        let place_of = |nth: usize| START.after(CHAINS[..nth].iter().sum(), SIZE);
-        for (nth, &count) in CHAINS.iter().enumerate() {
-            for part in 0..count {
-                let place = place_of(nth).after(part, SIZE);
-                let more = if part + 1 < count { DESC_F_NEXT } else { 0 };
-                let flags = place.available() | DESC_F_WRITE | more;
-                let rest = 8 | u64::from(of(nth).0) << 32 | u64::from(flags) << 48;
-                desc.set(place.at(), &[0, rest]);
-            }
-        }
-        let mut queue = packed::Queue::new(options, START.bits());
-        queue.remap(Areas::of([desc.clone(), driver, device], options), &mut Marks::off());
+        let (mut queue, look) = packed_queue(CHAINS, releases);
         let mut credit = Credit::default();
         pop!(queue, credit);
-        let look = |taken: usize| {
-            let place = place_of(taken);
-            place.is_used(desc.load(place.flags_at(), Ordering::Acquire)).then(|| {
-                let [len, rest] = desc.get::<[u32; 2]>(place.at() + 8);
-                (rest as u16, len)
-            })
-        };
         run(serve!(queue, credit, shown_after), look);
+    });
+}
+
+/// The chains of each group are completed together, as [`super::Queue::complete_peeked`] does.
+fn packed_ring_of_singles(shown_after: usize, releases: bool) {
+    loom::model(move || {
+        let (mut queue, look) = packed_queue([1; CHAINS.len()], releases);
+        let mut chains = [SingleChain::default(); CHAINS.len()];
+        assert_eq!(queue.peek(&View::default(), Direction::Writable, &mut chains), CHAINS.len());
+        for (nth, chain) in chains.iter_mut().enumerate() {
+            chain.written = of(nth).1;
+        }
+        let device = move || {
+            let mut marks = Marks::off();
+            let (shown, others) = chains.split_at(shown_after);
+            queue.complete_peeked(shown);
+            queue.show(&mut marks);
+            queue.complete_peeked(others);
+            let _ = queue.publish(&mut marks);
+        };
+        run(device, look);
     });
 }
 
@@ -251,4 +282,21 @@ fn a_split_ring_shows_nothing_in_between() {
 #[should_panic(expected = "half a group")]
 fn a_packed_ring_shows_nothing_in_between() {
     packed_ring(1, true);
+}
+
+#[test]
+fn a_packed_ring_shows_groups_of_singles_whole() {
+    packed_ring_of_singles(GROUP, true);
+}
+
+#[test]
+#[should_panic(expected = "half a group")]
+fn a_packed_ring_of_singles_needs_the_release() {
+    packed_ring_of_singles(GROUP, false);
+}
+
+#[test]
+#[should_panic(expected = "half a group")]
+fn a_packed_ring_of_singles_shows_nothing_in_between() {
+    packed_ring_of_singles(1, true);
 }
