@@ -458,6 +458,36 @@ impl Pair {
     }
 }
 
+/// A device is killed, and its front-end says that the ring is at its first position. For chains of one
+/// descriptor, this is found out, whether the driver keeps the ring full or not.
+#[test]
+fn a_lost_position_of_a_packed_ring_is_noticed() {
+    const SIZE: u16 = 16;
+    for (most, served) in
+        [1, 3, SIZE].into_iter().flat_map(|most| (0..6 * SIZE).map(move |served| (most, served)))
+    {
+        let shape = Shape::packed(SIZE, true, false);
+        let (mut pair, mut chain) = (Pair::new(shape), Chain::default());
+        for step in 0..=served {
+            while usize::from(SIZE) - pair.submitter.room() < most.into() {
+                pair.submitter.add(&[Buffer { addr: 0, len: 1530, writable: true }], None).unwrap();
+            }
+            let _ = pair.submitter.publish();
+            if step < served {
+                assert!(pair.device.pop(&pair.view, &mut chain).unwrap());
+                pair.device.push(chain.id, 60);
+                let _ = pair.device.publish();
+                let done = pair.completer.pop().unwrap().unwrap();
+                pair.completer.give_back(done.id);
+            }
+        }
+        let metadata = pair.metadata(&mut Random(served.into()));
+        let mut next = device::Queue::new(shape.options(), metadata, shape.base());
+        let is_noticed = next.may_be_beyond_base() || next.pop(&pair.view, &mut chain).is_err();
+        assert_eq!(is_noticed, !served.is_multiple_of(2 * SIZE), "{most} {served}");
+    }
+}
+
 /// Chains that were peeked stay in a ring whose areas have gone.
 #[test]
 fn nothing_is_completed_without_areas() {

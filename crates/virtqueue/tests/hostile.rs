@@ -384,17 +384,26 @@ fn a_packed_ring_that_was_served_beyond_its_base() {
         (vec![(0, USED), (1, USED), (2, AVAIL | USED)], 0x8002),
     ] {
         let (view, mut queue) = packed(&descs, base);
+        assert!(!queue.may_be_beyond_base());
         assert_eq!(queue.pop(&view, &mut chain), Err(RingError::Base { base }), "{descs:?}");
         assert!(!queue.arm() && !queue.has_work());
     }
-    for (descs, base) in [
-        (vec![], 0x8000),
-        (vec![(0, AVAIL), (1, AVAIL)], 0x8000),
+    for (descs, base, may_be_beyond) in [
+        (vec![], 0x8000, false),
+        (vec![(0, AVAIL), (1, AVAIL)], 0x8000, false),
         // Used in the previous round, inside a chain of that round.
-        (vec![(0, AVAIL | USED), (1, 0), (2, USED), (3, 0)], 0x8001),
-        (vec![(0, 0), (1, AVAIL | USED)], 1),
+        (vec![(0, AVAIL | USED), (1, 0), (2, USED), (3, 0)], 0x8001, false),
+        (vec![(0, 0), (1, AVAIL | USED)], 1, false),
+        // Full rings whose device was lost in the first round and in the second. Or, in the second, a
+        // chain of two has completed after the other ones, and two of one are in its place.
+        (vec![(0, USED), (1, AVAIL), (2, AVAIL), (3, AVAIL)], 0x8000, true),
+        (vec![(0, AVAIL), (1, AVAIL), (2, USED), (3, USED)], 0x8000, true),
+        (vec![(0, USED), (1, USED), (2, USED), (3, USED)], 0x8000, true),
+        // Used in the previous round, which ends with a chain of two.
+        (vec![(0, 0), (1, 0), (2, 0), (3, USED)], 0x8000, true),
     ] {
         let (view, mut queue) = packed(&descs, base);
+        assert_eq!(queue.may_be_beyond_base(), may_be_beyond, "{descs:?}");
         assert!(queue.pop(&view, &mut chain).is_ok(), "{descs:?}");
     }
 }

@@ -142,6 +142,15 @@ impl Vring {
         if std::mem::replace(&mut self.had_areas, true) {
             return;
         }
+        if self.is_unconfirmed && self.queue.may_be_beyond_base() {
+            warn!(
+                parent: &self.span,
+                queue = self.index,
+                "a packed ring continues from the front-end's index, which is its first, but it was served before, and \
+                 there is no in-flight buffer: if an earlier back-end was killed, the ring stalls until its driver \
+                 resets it"
+            );
+        }
         let requests = self.queue.resubmissions();
         if requests > 0 {
             self.counters.resubmitted.add(requests.into());

@@ -234,6 +234,15 @@ impl<A: Access> Queue<A> {
         }
     }
 
+    /// Returns whether the ring may have been served beyond its base: see
+    /// [`super::Queue::may_be_beyond_base`].
+    pub(super) fn may_be_beyond_base(&self) -> bool {
+        self.next == RingPosition::FIRST
+            && self.tracker.is_none()
+            && self.broken.is_none()
+            && self.metadata.as_ref().is_some_and(has_later_round)
+    }
+
     /// Begins a region that was never used. Chains that are still held from before are not in it, so they are
     /// shown first.
     fn begin_region(&mut self, marks: &mut Marks) {
@@ -702,7 +711,7 @@ impl<A: Access> Queue<A> {
     }
 }
 
-/// Returns whether a device has already served the ring beyond `next`.
+/// Returns whether a device has certainly served the ring beyond `next`.
 ///
 /// A front-end that has lost its last device does not know how far that device had come, and names the last
 /// base that it knows. A packed ring does not tell it (in a split ring `used.idx` does).
@@ -711,9 +720,39 @@ impl<A: Access> Queue<A> {
 /// look like this: in the round before, the flags were different or both clear. With the counter clear, a
 /// used descriptor has both flags clear, as has memory that is all zeroes. So this checks only rounds with
 /// the counter set.
+///
+/// A driver that makes used descriptors available again at once leaves none with both flags set: see
+/// [`has_later_round`].
 fn is_stale<A: Access>(metadata: &Areas<A>, next: RingPosition) -> bool {
     let flags = |index| metadata.ring().load(RingPosition { index, ..next }.flags_at(), Ordering::Relaxed);
     next.wrap && (next.index..metadata.options().size()).any(|index| next.is_used(flags(index)))
+}
+
+/// Returns whether the driver has made a descriptor available in a round with the wrap counter clear, so that
+/// a device has served the ring.
+///
+/// In the first round the counter is set. A descriptor is available or used in this round, or as the driver
+/// has initialised it: in memory that is all zeroes, both flags are clear. USED alone says that a descriptor
+/// is available in a round with the counter clear, which the driver begins when a device has used the first
+/// descriptors.
+///
+/// The front-end names the first position. It is wrong if that device was killed. In a ring of chains of one
+/// descriptor, [`is_stale`] or this finds each wrong one. If the counter of the true position is set, the
+/// descriptors before it are used in this round (both flags) or available in the next one (USED alone).
+/// If it is clear, those behind it are available in this round (USED alone) or used in the one before (both
+/// flags).
+///
+/// The first position is right if the ring stopped there, after an even number of rounds. USED alone is then
+/// left within chains of several descriptors and batches of IN_ORDER, of which a device writes only the first
+/// descriptor (virtio 1.3, sections 2.8.6 and 2.8.8). The flags do not tell the two cases apart for certain.
+/// For example, a ring of five has a chain of three and two of one, and the chain of three completes last.
+/// When the driver has replaced it by three of one, all flags are those of a full ring that was lost after
+/// eight chains. So this is a reason to warn, and not to break the ring.
+fn has_later_round<A: Access>(metadata: &Areas<A>) -> bool {
+    let second = RingPosition { index: 0, wrap: false };
+    (0..metadata.options().size())
+        .map(|index| RingPosition { index, ..second })
+        .any(|position| position.is_available(metadata.ring().load(position.flags_at(), Ordering::Relaxed)))
 }
 
 /// Reads the words of `count` descriptors, each once.

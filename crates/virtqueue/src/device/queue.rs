@@ -141,6 +141,25 @@ impl Queue {
         }
     }
 
+    /// Returns whether a packed ring at its first position shows that a device has served it before, but not
+    /// for certain how far. A front-end that has lost this device may have named the position, and then the
+    /// ring stalls. Or the ring stopped there.
+    ///
+    /// Returns `false` for a ring that is found broken, without areas, or with a record of its chains in
+    /// flight.
+    ///
+    /// Call it before the first pop.
+    pub fn may_be_beyond_base(&self) -> bool {
+        match &self.ring {
+            Ring::Packed(queue) => queue.may_be_beyond_base(),
+            Ring::Scattered(queue) => match &**queue {
+                ScatteredRing::Packed(queue) => queue.may_be_beyond_base(),
+                ScatteredRing::Split(_) => false,
+            },
+            Ring::Split(_) => false,
+        }
+    }
+
     /// Returns the number of chains that [`Queue::pop`] returns now because an earlier device left them in
     /// flight ([`Queue::track`]). The queue counts them as in flight.
     #[inline]
