@@ -160,10 +160,10 @@ impl LoopQueue {
         self.has_frames.store(false, Ordering::Relaxed);
         shared.is_waiting = false;
         self.is_open.store(receiver.is_some(), Ordering::Relaxed);
-        shared.receiver = receiver;
-        // Senders do not wait until the memory is given back.
+        let earlier = std::mem::replace(&mut shared.receiver, receiver);
+        // Senders do not wait until the memory is given back, and the descriptor of the waker is closed.
         drop(shared);
-        drop(unused);
+        drop((unused, earlier));
         dropped
     }
 
