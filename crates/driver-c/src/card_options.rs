@@ -81,7 +81,7 @@ impl CardOptions {
     /// # Safety
     /// The socket is null or a string.
     unsafe fn convert(&self) -> Result<driver::CardOptions, Fault> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise. The path is copied before this function returns.
         let defaults = driver::CardOptions::new(unsafe { socket(self.socket)? });
         const TOO_LARGE: &str = "options.pairs, .queue_size or .mtu is too large";
         Ok(driver::CardOptions {

@@ -118,7 +118,7 @@ impl Options {
     /// # Safety
     /// The socket is null or a string.
     unsafe fn convert(&self) -> Result<driver::Options, Fault> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise. The path is copied before this function returns.
         let defaults = driver::Options::new(unsafe { socket(self.socket)? });
         const TOO_LARGE: &str = "options.queues or .queue_size is too large";
         Ok(driver::Options {
@@ -141,20 +141,24 @@ impl Options {
 
 // Each of these converts a member that disks and cards have.
 
+/// Returns the path of the socket.
+///
 /// # Safety
-/// `socket` is null or a string, which stays as it is.
+/// `socket` is null, or a string that stays where and as it is for `'a`.
 pub(crate) unsafe fn socket<'a>(socket: *const c_char) -> Result<&'a OsStr, Fault> {
     if socket.is_null() {
         return Err(Fault::Null("options.socket"));
     }
-    // SAFETY: not null, so it is a string, by the caller's promise.
+    // SAFETY: not null, so it is a string, which does not change for `'a`, by the caller's promise.
     Ok(OsStr::from_bytes(unsafe { CStr::from_ptr(socket) }.to_bytes()))
 }
 
+/// Returns a number of queues or descriptors. `too_large` is the sentence about one that does not fit.
 pub(crate) fn number(value: u32, default: u16, too_large: &'static str) -> Result<u16, Fault> {
     if value == 0 { Ok(default) } else { u16::try_from(value).map_err(|_| Fault::Argument(too_large)) }
 }
 
+/// Returns whether to use huge pages, and checks the reserved member behind.
 pub(crate) fn huge_pages(value: u32, reserved: u32) -> Result<bool, Fault> {
     match (value, reserved) {
         (0 | 1, 0) => Ok(value == 1),
@@ -162,10 +166,12 @@ pub(crate) fn huge_pages(value: u32, reserved: u32) -> Result<bool, Fault> {
     }
 }
 
+/// Returns the time to try to reconnect; -1 means none.
 pub(crate) fn reconnect_limit(value: i64, default: Duration) -> Result<Duration, Fault> {
     if value == -1 { Ok(Duration::ZERO) } else { milliseconds(value, default) }
 }
 
+/// Returns how a thread waits; -1 means that it never sleeps.
 pub(crate) fn waiting(spin_us: i64, default: Waiting) -> Result<Waiting, Fault> {
     Ok(match spin_us {
         0 => default,
@@ -174,6 +180,7 @@ pub(crate) fn waiting(spin_us: i64, default: Waiting) -> Result<Waiting, Fault> 
     })
 }
 
+/// Returns the choice about a feature.
 pub(crate) fn choice(value: u32, default: Choice) -> Result<Choice, Fault> {
     match value {
         KL_AUTO => Ok(default),
@@ -183,10 +190,12 @@ pub(crate) fn choice(value: u32, default: Choice) -> Result<Choice, Fault> {
     }
 }
 
+/// Returns a time of this many milliseconds, or the default for 0.
 pub(crate) fn milliseconds(value: i64, default: Duration) -> Result<Duration, Fault> {
     if value == 0 { Ok(default) } else { Ok(Duration::from_millis(positive(value)?)) }
 }
 
+/// Checks that a time is not negative.
 fn positive(value: i64) -> Result<u64, Fault> {
     u64::try_from(value).map_err(|_| Fault::Argument("a time in the options is negative"))
 }
