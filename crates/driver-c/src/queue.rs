@@ -201,7 +201,8 @@ pub unsafe extern "C" fn kl_queue_submit(queue: *mut Queue, requests: *const Req
     })
 }
 
-/// Takes up to `max` completions without waiting. Returns their number, which may be 0.
+/// Takes up to `max` completions without waiting, but not always all that there are. Returns their number,
+/// which may be 0.
 ///
 /// Fails with -ENODEV if the disk is dead and no completion is left.
 // SAFETY: no other function of this process has the name.

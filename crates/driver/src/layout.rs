@@ -62,6 +62,22 @@ impl Layout {
         self.event_idx
     }
 
+    /// Returns the largest number of completions for pollers that one poll takes from the ring.
+    ///
+    /// In a packed ring, it is half of the requests in flight. So these go round in two groups, one at each
+    /// end. Without the limit, a poll goes on while the device shows more, until it has all of them, and each
+    /// end waits for the other one. With 8, 32 and 128 requests in flight to a disk that answers at once, the
+    /// limit gave 1.21, 1.06 and 1.06 times the requests where a cache line takes 390 ns between the
+    /// processors. In a split ring, a poll ends at the used index, and the limit gave 0.88 to 0.97.
+    #[inline]
+    pub(crate) fn poll_max(&self, in_flight: u64) -> usize {
+        match self.setup.packed {
+            // A device that shows completions of nothing breaks the rules, which a poll of one finds.
+            true => (in_flight.div_ceil(2) as usize).max(1),
+            false => usize::MAX,
+        }
+    }
+
     pub(crate) fn indirect(&self) -> bool {
         self.options.indirect()
     }

@@ -109,9 +109,10 @@ impl Queue {
 
     /// Delivers completions, and returns the number of calls of `each`.
     ///
-    /// Calls `each` for up to `max` completions of requests with a token. Also wakes futures and blocked
-    /// threads, and calls handlers. Never waits, not even for another thread that polls. `each` runs under
-    /// the completion lock of the queue: it may submit requests, but must not wait for this queue.
+    /// Calls `each` for up to `max` completions of requests with a token, but not always for all that there
+    /// are. Also wakes futures and blocked threads, and calls handlers. Never waits, not even for another
+    /// thread that polls. `each` runs under the completion lock of the queue: it may submit requests, but
+    /// must not wait for this queue.
     ///
     /// # Errors
     /// The disk is dead, and no completion is left.

@@ -497,7 +497,8 @@ impl Ring {
             return (count, Ok(()));
         }
         let Some(mut completion) = self.try_completion() else { return (count, Ok(())) };
-        let (polled, ended) = self.drain(&mut completion.end, max - count, each);
+        let max = self.layout.poll_max(self.in_flight()).min(max - count);
+        let (polled, ended) = self.drain(&mut completion.end, max, each);
         if polled > 0 && !self.layout.event_idx() {
             // With an event index, the device calls only once each time it is asked. So calls are turned off
             // only without an event index.
