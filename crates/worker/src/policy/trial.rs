@@ -4,8 +4,8 @@
 //! quarter of a second of activity. It is renewed then if the trials have shown enough. `docs/adr/0013` has
 //! the argument.
 //!
-//! A trial compares pairs of blocks of equal length, in random order. In a *treated* block, the queue naps
-//! at first, and is served eagerly after that. A *control* block is served eagerly. A request that is
+//! A trial compares the rates of requests in pairs of blocks, in random order. In a *treated* block, the queue
+//! naps at first, and is served eagerly after that. A *control* block is served eagerly. A request that is
 //! merely late is counted in the eager part of its block. A lost one is missing.
 
 use super::Nanos;
