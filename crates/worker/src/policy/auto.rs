@@ -75,7 +75,7 @@ pub(super) struct Auto {
 
 impl Auto {
     pub(super) fn new(ring_size: u16) -> Self {
-        Self { ring_size, ..Self::default() }
+        Self { ring_size, trial: Trial::new(), ..Self::default() }
     }
 
     pub(super) fn set(&mut self, latency: Nanos, kick_price: Nanos) {

@@ -10,14 +10,10 @@
 //!   it empty again, and spins or naps.
 //!
 //! # Modules
-//! * `waits`: the lengths of recent waits, and the time worth spinning for them: the ski-rental problem.
-//! * `load`: the rate of requests.
-//! * `trial`: whether fewer requests come if they are answered later, and the lease that follows from it.
-//! * `auto`: the decision that follows from these for each wait.
-//! * `last_look`: the look of `never` before a sleep.
-//! * `rate`: the rule of 2014, which uses none of them.
-//! * [`Pressure`]: whether other threads want the core.
-//! * [`Host`]: the cost of sleeping and waking on this machine.
+//! `auto` decides about each wait, from the lengths of recent waits (`waits`: the ski-rental problem), the rate
+//! of requests (`load`), whether fewer come if they are answered later (`trial`, with the lease that follows
+//! from it), the costs of this machine ([`Host`]), and other threads that want the core ([`Pressure`]).
+//! `never` looks once more before a sleep (`last_look`), and `rate` is the rule of 2014.
 //!
 //! # How it is called
 //! Each visit of a queue ends in [`found`](Policy::found) or [`empty`](Policy::empty), and each completion
@@ -118,7 +114,7 @@ impl Policy {
         let trial = &mut self.auto.trial;
         trial.spend(time);
         trial.bet(share);
-        (trial.lease, trial.capital)
+        (trial.lease, trial.test.capital)
     }
 
     /// Returns whether kicks are off, because the queue spins or naps.

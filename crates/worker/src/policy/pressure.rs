@@ -70,9 +70,7 @@ impl Pressure {
         let delay = usage.run_delay.saturating_sub(old.run_delay).max(robbed);
         let steal = usage.steal.saturating_sub(old.steal);
         let strength = (delay as f64 / DELAYED).max(steal as f64 / STOLEN) / time as f64;
-        if strength > 1.0 {
-            tracing::trace!(now, time, delay, robbed, steal, self.pressure, "polling pressure");
-        }
+        tracing::trace!(now, time, delay, robbed, steal, self.pressure, "polling pressure");
         self.pressure += (strength.min(CLIP) - self.pressure) * WEIGHT;
         if self.pressure < 1.0 {
             self.quiet = self.quiet.saturating_add(time);

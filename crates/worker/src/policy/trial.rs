@@ -4,9 +4,9 @@
 //! quarter of a second of activity. It is renewed then if the trials have shown enough. `docs/adr/0013` has
 //! the argument.
 //!
-//! A trial compares the rates of requests in pairs of blocks, in random order. In a *treated* block, the queue
-//! naps at first, and is served eagerly after that. A *control* block is served eagerly. A request that is
-//! merely late is counted in the eager part of its block. A lost one is missing.
+//! A trial compares the rates of requests in pairs of blocks, in random order. In a *treated* block, the
+//! queue naps at first, and is served eagerly after that. A *control* block is served eagerly. A request
+//! that is merely late is counted in the eager part of its block. A lost one is missing.
 
 use super::Nanos;
 
@@ -45,8 +45,6 @@ const STAKE_MAX: f64 = 7.0 / 8.0;
 /// The weight of the newest pair in the means from which stakes follow: one part in this many. With 16, a new
 /// load is known later; with 4, stakes follow noise.
 const MEMORY: f64 = 8.0;
-/// The means before the first pair: one pair that has shown half, with much noise.
-const PRIOR: (f64, f64) = (0.5 / MEMORY, 1.0 / MEMORY);
 /// The rest after a pair of a lease is this many times what the pair loses: trials lose half a percent.
 const REST_PER_LOSS: f64 = 200.0;
 /// The rest after a pair without a lease is this many times what the pair spins: trials cost one percent.
@@ -64,16 +62,29 @@ const DOUBLED: f64 = 2.0;
 /// quarter.
 const CHANGE_INTERVAL: Nanos = 1000;
 
-/// The trial of one queue.
+/// The test of whether a load reacts.
 #[derive(Debug)]
-pub(super) struct Trial {
-    /// The activity after which the lease ends. 0: there is no lease.
-    pub(super) lease: Nanos,
-    /// The capital of the test. It begins at 1.
+pub(super) struct Test {
+    /// It begins at 1.
     pub(super) capital: f64,
     /// Decaying means over pairs: the shares that they lost, and their squares.
     lost: f64,
     squares: f64,
+}
+
+impl Default for Test {
+    fn default() -> Self {
+        // As after one pair that has shown half, with much noise.
+        Self { capital: 1.0, lost: 0.5 / MEMORY, squares: 1.0 / MEMORY }
+    }
+}
+
+/// The trial of one queue. By default, it has no lease.
+#[derive(Debug, Default)]
+pub(super) struct Trial {
+    /// The activity after which the lease ends. 0: there is no lease.
+    pub(super) lease: Nanos,
+    pub(super) test: Test,
     /// The manner of the part of a block that runs. `None`: the trial rests.
     part: Option<Manner>,
     /// The time at which [`Trial::advance`] has something to do.
@@ -93,30 +104,12 @@ pub(super) struct Trial {
     random: u32,
 }
 
-/// The trial of a new queue. The queue is unknown, and its plan spins as long as a sleep costs.
-impl Default for Trial {
-    fn default() -> Self {
-        Self {
-            lease: LEASE,
-            capital: 1.0,
-            lost: PRIOR.0,
-            squares: PRIOR.1,
-            part: None,
-            until: 0,
-            nap: 0,
-            napped: 0,
-            since: 0,
-            counted: 0,
-            first: None,
-            treated_first: false,
-            quick_pairs_left: QUICK_PAIRS,
-            next_change: 0,
-            random: 0,
-        }
-    }
-}
-
 impl Trial {
+    /// Makes the trial of a new queue. The queue is unknown, and its plan spins as long as a sleep costs.
+    pub(super) fn new() -> Self {
+        Self { lease: LEASE, quick_pairs_left: QUICK_PAIRS, ..Self::default() }
+    }
+
     /// Returns the manner in which to serve the queue now.
     #[inline]
     pub(super) fn manner(&self) -> Manner {
@@ -170,7 +163,8 @@ impl Trial {
             let share =
                 (control - treated) / more * (1.0 + (RECOVERY * self.nap) as f64 / self.napped as f64);
             self.bet(share);
-            tracing::trace!(now, share, self.capital, self.lease, treated, control, "polling trial");
+            let (capital, lease) = (self.test.capital, self.lease);
+            tracing::trace!(now, share, capital, lease, treated, control, "polling trial");
         }
     }
 
@@ -179,25 +173,25 @@ impl Trial {
     /// decides which of them has more, so capital grows only by chance.
     pub(super) fn bet(&mut self, share: f64) {
         let lost = share.clamp(-1.0, 1.0) - TOLERATED;
-        let stake = (self.lost / self.squares.max(f64::MIN_POSITIVE)).clamp(0.0, STAKE_MAX);
+        let stake = (self.test.lost / self.test.squares.max(f64::MIN_POSITIVE)).clamp(0.0, STAKE_MAX);
         let least = if self.lease > 0 { 0.0 } else { 1.0 };
-        self.capital = (self.capital * (1.0 + stake * lost)).clamp(least, GIVEN);
-        self.lost += (lost - self.lost) / MEMORY;
-        self.squares += (lost * lost - self.squares) / MEMORY;
+        self.test.capital = (self.test.capital * (1.0 + stake * lost)).clamp(least, GIVEN);
+        self.test.lost += (lost - self.test.lost) / MEMORY;
+        self.test.squares += (lost * lost - self.test.squares) / MEMORY;
         if self.quick_pairs_left > 0 {
             let pairs = if lost > 0.0 { 1 } else { AGAINST };
             self.quick_pairs_left = self.quick_pairs_left.saturating_sub(pairs);
-            if self.quick_pairs_left == 0 && self.capital < DOUBLED {
-                (self.lease, self.capital) = (0, 1.0);
+            if self.quick_pairs_left == 0 && self.test.capital < DOUBLED {
+                (self.lease, self.test.capital) = (0, 1.0);
             }
         }
-        if self.lease == 0 && self.capital >= GIVEN {
+        if self.lease == 0 && self.test.capital >= GIVEN {
             self.renew();
         }
     }
 
     fn renew(&mut self) {
-        (self.capital, self.lease) = (self.capital / PAID, LEASE);
+        (self.test.capital, self.lease) = (self.test.capital / PAID, LEASE);
         tracing::trace!(lease = self.lease, "polling lease given or renewed");
     }
 
@@ -205,10 +199,10 @@ impl Trial {
     pub(super) fn spend(&mut self, time: Nanos) {
         if self.lease == 0 || self.lease > time {
             self.lease = self.lease.saturating_sub(time);
-        } else if self.capital >= RENEWED {
+        } else if self.test.capital >= RENEWED {
             self.renew();
         } else {
-            (self.lease, self.capital, self.quick_pairs_left) = (0, 1.0, QUICK_PAIRS);
+            (self.lease, self.test.capital, self.quick_pairs_left) = (0, 1.0, QUICK_PAIRS);
             tracing::trace!("polling lease lapsed");
         }
     }
@@ -219,10 +213,9 @@ impl Trial {
     /// load would never end otherwise.
     pub(super) fn load_changed(&mut self, now: Nanos) {
         if self.lease == 0 && now >= self.next_change {
-            tracing::trace!(now, capital = self.capital, "polling load changed");
+            tracing::trace!(now, capital = self.test.capital, "polling load changed");
             self.next_change = now.saturating_add(CHANGE_INTERVAL * self.nap);
-            (self.capital, self.quick_pairs_left) = (1.0, QUICK_PAIRS);
-            (self.lost, self.squares) = PRIOR;
+            (self.test, self.quick_pairs_left) = (Test::default(), QUICK_PAIRS);
             self.rest(now);
         }
     }
@@ -232,10 +225,10 @@ impl Trial {
         let rest = if self.quick_pairs_left > 0 {
             0.0
         } else if self.lease > 0 {
-            REST_PER_LOSS * self.lost * self.napped as f64
+            REST_PER_LOSS * self.test.lost * self.napped as f64
         } else {
             // Capital is doubt. The more there is, the sooner it is settled.
-            REST_PER_SPIN * ((BLOCK + RECOVERY) * self.nap) as f64 / self.capital.floor().powi(2)
+            REST_PER_SPIN * ((BLOCK + RECOVERY) * self.nap) as f64 / self.test.capital.floor().powi(2)
         };
         // A random part keeps the trial out of step with the load.
         let rest = rest.max(REST_MIN * self.nap as f64) * (0.875 + self.draw() / 4.0);
@@ -277,18 +270,18 @@ mod tests {
     #[test]
     fn a_load_that_loses_keeps_its_lease_and_another_does_not() {
         let second = 1_000_000_000;
-        assert_eq!(run(&mut Trial::default(), 0, second, 150, 15, false), second);
-        assert_eq!(run(&mut Trial::default(), 0, second, 300, 250, false), second);
+        assert_eq!(run(&mut Trial::new(), 0, second, 150, 15, false), second);
+        assert_eq!(run(&mut Trial::new(), 0, second, 300, 250, false), second);
         // A load that loses nothing keeps its first lease for the quick pairs only.
         for (patient, late) in [(300, false), (297, false), (100, true)] {
-            let leased = run(&mut Trial::default(), 0, second, 300, patient, late);
+            let leased = run(&mut Trial::new(), 0, second, 300, patient, late);
             assert!(leased <= LEASE / 4, "{patient}: {leased}");
         }
     }
 
     #[test]
     fn a_load_gets_a_lease_when_it_begins_to_lose() {
-        let mut trial = Trial::default();
+        let mut trial = Trial::new();
         run(&mut trial, 0, 1_000_000_000, 300, 300, false);
         assert_eq!(trial.manner(), Manner::Patient);
         trial.load_changed(1_000_000_000);
@@ -298,24 +291,24 @@ mod tests {
 
     #[test]
     fn chance_renews_a_lease_as_rarely_as_promised() {
-        let mut trial = Trial { nap: NAP, napped: NAP, ..Trial::default() };
+        let mut trial = Trial { nap: NAP, napped: NAP, ..Trial::new() };
         let mut renewed = 0;
         // The two blocks of a pair differ by up to a lot, and which has more is chance.
         for test in 0..2_000 {
-            (trial.lease, trial.capital) = (LEASE, 1.0);
+            (trial.lease, trial.test.capital) = (LEASE, 1.0);
             for _ in 0..40 {
                 let counts = [(trial.draw() * 4.0).floor() * 10.0, 20.0];
                 let at = usize::from(trial.draw() < 0.5);
                 trial.compare(0, [counts[at], counts[1 - at]]);
             }
-            renewed += u32::from(trial.capital >= RENEWED);
+            renewed += u32::from(trial.test.capital >= RENEWED);
             assert!(renewed <= 30 + test / 16, "{renewed} of {test}");
         }
     }
 
     #[test]
     fn trials_lose_half_a_percent() {
-        let mut trial = Trial { nap: NAP, napped: NAP, ..Trial::default() };
+        let mut trial = Trial { nap: NAP, napped: NAP, ..Trial::new() };
         for _ in 0..20 {
             trial.compare(0, [10.0, 50.0]);
         }
@@ -330,7 +323,7 @@ mod tests {
     #[test]
     fn a_pause_of_the_process_in_a_nap_is_no_long_rest() {
         let hour = 3_600_000_000_000;
-        let mut trial = Trial::default();
+        let mut trial = Trial::new();
         while trial.part != Some(Manner::Napping) {
             trial.advance(trial.until, 0, Some(NAP));
         }
@@ -344,7 +337,7 @@ mod tests {
 
     #[test]
     fn both_orders_and_many_rests_are_used() {
-        let mut trial = Trial { nap: NAP, ..Trial::default() };
+        let mut trial = Trial { nap: NAP, ..Trial::new() };
         let mut rests = std::collections::BTreeSet::new();
         let mut treated_first = 0;
         for _ in 0..200 {
