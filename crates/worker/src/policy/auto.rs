@@ -1,7 +1,7 @@
 //! The decision for each wait, from the history of the queue and the costs of the machine.
 
 use super::load::Load;
-use super::trial::{Manner, TOLERATED, Trial};
+use super::trial::{Last, Manner, TOLERATED, Trial};
 use super::waits::Waits;
 use super::{Host, Nanos, Verdict};
 
@@ -63,8 +63,7 @@ pub(super) struct Auto {
     plans: [Plan; 2],
     load: Load,
     pub(super) trial: Trial,
-    /// All requests so far.
-    requests: u64,
+    last: Last,
     /// The number of waits since the last plans.
     new_waits: u32,
     /// The time at which the plans and the trial are looked at again.
@@ -84,7 +83,9 @@ impl Auto {
     }
 
     pub(super) fn found(&mut self, now: Nanos, requests: u32) {
-        self.requests = self.requests.wrapping_add(requests.into());
+        if requests > 0 {
+            self.last = Last { number: self.last.number.wrapping_add(requests.into()), at: now };
+        }
         if let Some(wait) = self.wait.take() {
             self.new_waits += 1;
             // The eager blocks of trials show the lengths of waits that a nap would hide.
@@ -136,7 +137,7 @@ impl Auto {
     /// Lets the trial go on, and makes new plans now and then. The queue was just found empty.
     #[cold]
     fn review(&mut self, now: Nanos, host: &Host) {
-        let span = self.load.close_span(now, self.requests);
+        let span = self.load.close_span(now, self.last.number);
         let enough = span.is_some() && self.new_waits >= PLAN_WAITS;
         if enough || self.due == 0 || host.contended != self.contended {
             self.plan(host);
@@ -152,7 +153,7 @@ impl Auto {
         let shortest = (self.latency + host.wake_delay).max(1);
         let enough = self.load.time_of(TRIAL_COUNT);
         let nap = (differ && enough <= shortest * TRIAL_MAX).then_some(enough.max(shortest));
-        self.trial.advance(now, self.requests, nap);
+        self.trial.advance(now, self.last, nap);
         let trial = nap.map_or(Nanos::MAX, |_| self.trial.until);
         self.due = self.load.until().min(trial).max(now.saturating_add(1));
     }

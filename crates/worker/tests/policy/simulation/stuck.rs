@@ -20,6 +20,7 @@ pub(crate) fn loads() -> Vec<(String, Load)> {
         let count = u32::try_from(MS / gap).unwrap_or(1);
         let kinds = [
             ("at random times", Gaps::Poisson(gap)),
+            ("at regular times", Gaps::Steady(gap)),
             ("late driver", asleep(gap)),
             ("naps delay the driver by 100 us", late(60 * US, 100 * US, 0)),
             ("naps delay the driver by 400 us", late(60 * US, 400 * US, 0)),
