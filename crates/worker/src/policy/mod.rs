@@ -10,10 +10,10 @@
 //!   it empty again, and spins or naps.
 //!
 //! # Modules
-//! `auto` decides about each wait, from the lengths of recent waits (`waits`: the ski-rental problem), the rate
-//! of requests (`load`), whether fewer come if they are answered later (`trial`, with the lease that follows
-//! from it), the costs of this machine ([`Host`]), and other threads that want the core ([`Pressure`]).
-//! `never` looks once more before a sleep (`last_look`), and `rate` is the rule of 2014.
+//! `auto` decides about each wait, from the lengths of recent waits (`waits`: the ski-rental problem), the
+//! rate of requests (`load`), whether fewer come if they are answered later (`trial`, with the lease that
+//! follows from it), the costs of this machine ([`Host`]), and other threads that want the core
+//! ([`Pressure`]). `never` looks once more before a sleep (`last_look`), and `rate` is the rule of 2014.
 //!
 //! # How it is called
 //! Each visit of a queue ends in [`found`](Policy::found) or [`empty`](Policy::empty), and each completion
