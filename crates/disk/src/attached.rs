@@ -1,6 +1,5 @@
 //! A disk in one worker's engine.
 
-#[cfg(feature = "qcow2")]
 use crate::qcow2::attached::AttachedImages;
 use kickless_io::{Engine, FileId};
 
@@ -15,7 +14,6 @@ pub struct Attached {
     pub(crate) file: Option<FileId>,
     /// The files of backing images.
     pub(crate) under: Vec<FileId>,
-    #[cfg(feature = "qcow2")]
     pub(crate) images: Option<Box<AttachedImages>>,
 }
 
@@ -34,7 +32,6 @@ impl Attached {
     /// Returns the number of operations for the disk itself that this queue has begun and not ended.
     #[inline]
     pub fn in_flight(&self) -> usize {
-        #[cfg(feature = "qcow2")]
         if let Some(images) = &self.images {
             return images.in_flight();
         }
@@ -44,7 +41,6 @@ impl Attached {
     /// Returns whether [`Disk::submit_own`](crate::Disk::submit_own) has something to do.
     #[inline]
     pub fn is_due(&self) -> bool {
-        #[cfg(feature = "qcow2")]
         if let Some(images) = &self.images {
             return images.is_due();
         }
@@ -59,7 +55,6 @@ impl Attached {
 
     /// Cancels the operations on all files, and those that the queue carries out for the disk itself.
     pub(crate) fn cancel(&mut self, engine: &mut Engine) {
-        #[cfg(feature = "qcow2")]
         if let Some(images) = &mut self.images {
             images.cancel();
         }

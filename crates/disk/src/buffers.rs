@@ -83,11 +83,9 @@ pub(crate) trait TransferBuffers {
     fn zero(&mut self, bytes: u64, marks: &mut Marks);
 
     /// Moves the first `len` bytes to `front`.
-    #[cfg(feature = "qcow2")]
     fn split_to(&mut self, len: u64, front: &mut Self, marks: &mut Marks);
 
     /// Moves a `front` that is not used any more back.
-    #[cfg(feature = "qcow2")]
     fn join(&mut self, front: &mut Self, marks: &mut Marks);
 
     /// Returns the extents, the next one last.
@@ -159,12 +157,10 @@ impl TransferBuffers for IoBuffers {
         self.guest.zero(bytes, marks);
     }
 
-    #[cfg(feature = "qcow2")]
     fn split_to(&mut self, len: u64, front: &mut Self, marks: &mut Marks) {
         self.guest.split_to(len, &mut front.guest, marks);
     }
 
-    #[cfg(feature = "qcow2")]
     fn join(&mut self, front: &mut Self, marks: &mut Marks) {
         front.guest.release(marks);
     }

@@ -7,7 +7,6 @@ use crate::fault::{Admission, FaultInjector, Target};
 use crate::image_file::Source;
 use crate::io::{FaultyState, IoState};
 use crate::lock::LockError;
-#[cfg(feature = "qcow2")]
 use crate::qcow2::disk::Qcow2Disk;
 use crate::{
     Attached, DiskSpec, Error, FaultRules, FileDisk, Io, IoContext, IoError, LibraryDisk, Limits,
@@ -32,7 +31,6 @@ pub enum Disk {
     /// Storage behind a library.
     Library(Box<LibraryDisk>),
     /// An image in QEMU's format.
-    #[cfg(feature = "qcow2")]
     Qcow2(Box<Qcow2Disk>),
     /// One of the others, with faults. For tests.
     Fault(Box<FaultDisk>),
@@ -71,12 +69,9 @@ impl Disk {
             }
             DiskSpec::Null(size) => Self::Null(NullDisk::new(*size, options.read_only)?),
             DiskSpec::Memory(size) => Self::Memory(MemoryDisk::new(*size, options.read_only)?),
-            #[cfg(feature = "qcow2")]
             DiskSpec::Qcow2(path) => {
                 Self::Qcow2(Box::new(with_source(path, given, |source| Qcow2Disk::open(source, options))?))
             }
-            #[cfg(not(feature = "qcow2"))]
-            DiskSpec::Qcow2(_) => Self::Library(Box::new(LibraryDisk::open(spec, options)?)),
             DiskSpec::Nbd(_) | DiskSpec::Rbd(_) => Self::Library(Box::new(LibraryDisk::open(spec, options)?)),
             DiskSpec::Fault(rules, under) => {
                 Self::Fault(Box::new(FaultDisk::new(rules, Self::open_given(under, options, given)?)?))
@@ -91,7 +86,6 @@ impl Disk {
             Self::Null(null) => null,
             Self::Memory(memory) => memory,
             Self::Library(library) => library.library(),
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(qcow2) => &**qcow2,
             Self::Fault(fault) => fault.under.control(),
         }
@@ -104,7 +98,6 @@ impl Disk {
         match self {
             Self::Library(library) => library.offload().lost_writes_seen(queue),
             Self::File(_) | Self::Null(_) | Self::Memory(_) => LostWritesSeen::default(),
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(_) => LostWritesSeen::default(),
             Self::Fault(fault) => fault.under.lost_writes_seen(queue),
         }
@@ -117,7 +110,6 @@ impl Disk {
         match self {
             Self::Library(library) => library.offload().new_driver(),
             Self::File(_) | Self::Null(_) | Self::Memory(_) => {}
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(_) => {}
             Self::Fault(fault) => fault.under.new_driver(),
         }
@@ -130,7 +122,6 @@ impl Disk {
             Self::Null(null) => null.limits(),
             Self::Memory(memory) => memory.limits(),
             Self::Library(library) => library.offload().limits(),
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(qcow2) => qcow2.limits(),
             Self::Fault(fault) => fault.faults.limits(),
         }
@@ -144,7 +135,6 @@ impl Disk {
             Self::Null(null) => null.size(),
             Self::Memory(memory) => memory.size(),
             Self::Library(library) => library.offload().size(),
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(qcow2) => qcow2.size(),
             Self::Fault(fault) => fault.under.size(),
         }
@@ -263,7 +253,6 @@ impl Disk {
         match self {
             Self::File(file) => Ok(Attached::of_file(file.attach(engine)?)),
             Self::Null(_) | Self::Memory(_) | Self::Library(_) => Ok(Attached::default()),
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(qcow2) => qcow2.attach(engine),
             Self::Fault(fault) => fault.under.attach(engine),
         }
@@ -281,9 +270,7 @@ impl Disk {
     /// in the context has no meaning.
     pub fn submit_own(&self, context: &mut IoContext<'_>) {
         match self {
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(qcow2) => qcow2.submit_own(context, None),
-            #[cfg(feature = "qcow2")]
             Self::Fault(fault) => {
                 if let Self::Qcow2(qcow2) = &fault.under {
                     qcow2.submit_own(context, Some(&fault.faults));
@@ -298,9 +285,7 @@ impl Disk {
     /// Takes the completion of such an operation. Its slot is [`OWN_SLOTS`](crate::OWN_SLOTS) or above.
     pub fn resume_own(&self, context: &mut IoContext<'_>, completion: Completion) {
         match self {
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(qcow2) => qcow2.resume_own(context, None, completion),
-            #[cfg(feature = "qcow2")]
             Self::Fault(fault) => {
                 if let Self::Qcow2(qcow2) = &fault.under {
                     qcow2.resume_own(context, Some(&fault.faults), completion);
@@ -364,7 +349,6 @@ impl Disk {
             Self::Null(null) => null.start(buffers, request),
             Self::Memory(memory) => memory.start(context, buffers, state.memory(), request),
             Self::Library(library) => library.start(context, buffers, state.offload(), request),
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(qcow2) => qcow2.with_images(context, |images, context| {
                 qcow2.start(images, context, buffers, state.qcow2(), request)
             }),
@@ -379,7 +363,6 @@ impl Disk {
             Self::File(file) => file.resume(context, &mut io.buffers, io.state.file(), completion),
             // These kinds have no operations in an engine.
             Self::Null(_) | Self::Memory(_) | Self::Library(_) => Step::Pending,
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(qcow2) => qcow2.with_images(context, |images, context| {
                 qcow2.resume(images, context, &mut io.buffers, io.state.qcow2(), completion)
             }),
@@ -392,7 +375,6 @@ impl Disk {
     pub fn step_bytes(&self) -> Option<u64> {
         match self {
             Self::Memory(_) => Some(crate::memory::STEP_BYTES),
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(_) => Some(crate::qcow2::STEP_BYTES),
             Self::Fault(fault) => fault.under.step_bytes(),
             Self::File(_) | Self::Null(_) | Self::Library(_) => None,
@@ -413,7 +395,6 @@ impl Disk {
             Self::Null(_) => Step::Busy,
             Self::Memory(memory) => memory.step(context, buffers, state.memory()),
             Self::Library(library) => library.retry(context, buffers, state.offload()),
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(qcow2) => qcow2
                 .with_images(context, |images, context| qcow2.retry(images, context, buffers, state.qcow2())),
             Self::Fault(fault) => fault.retry(context, buffers, state.faulty()),
@@ -441,7 +422,6 @@ impl FaultDisk {
     pub fn new(rules: &FaultRules, under: Disk) -> Result<Self, Error> {
         let target = match &under {
             Disk::File(file) => Target::Operations { unit: file.unit() },
-            #[cfg(feature = "qcow2")]
             Disk::Qcow2(qcow2) => Target::Operations { unit: qcow2.unit() },
             Disk::Null(_) => Target::Requests { scheme: "null:" },
             Disk::Memory(_) => Target::Requests { scheme: "mem:" },
@@ -464,7 +444,6 @@ impl FaultDisk {
             faults.begin(request);
             return file.start(&mut self.faults.sender(context, faults), buffers, under.file(), request);
         }
-        #[cfg(feature = "qcow2")]
         if let Disk::Qcow2(qcow2) = &self.under {
             faults.begin(request);
             return qcow2.with_images(context, |images, context| {
@@ -485,7 +464,6 @@ impl FaultDisk {
     ) -> Step {
         let FaultyState { faults, under } = state;
         let completion = self.faults.completed(faults, completion, context.marks);
-        #[cfg(feature = "qcow2")]
         if let Disk::Qcow2(qcow2) = &self.under {
             return qcow2.with_images(context, |images, context| {
                 let sender = &mut self.faults.sender(context, faults);
@@ -502,7 +480,6 @@ impl FaultDisk {
         if let Disk::File(file) = &self.under {
             return file.retry(&mut self.faults.sender(context, faults), buffers, under.file());
         }
-        #[cfg(feature = "qcow2")]
         if let Disk::Qcow2(qcow2) = &self.under {
             return qcow2.with_images(context, |images, context| {
                 qcow2.retry(images, &mut self.faults.sender(context, faults), buffers, under.qcow2())

@@ -14,6 +14,5 @@ mod state;
 mod topology;
 
 pub use disk::FileDisk;
-#[cfg(feature = "qcow2")]
 pub(crate) use request::Unchecked;
 pub(crate) use state::FileState;

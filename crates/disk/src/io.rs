@@ -6,7 +6,6 @@ use crate::fault::FaultState;
 use crate::file::FileState;
 use crate::memory::MemoryState;
 use crate::offload::OffloadState;
-#[cfg(feature = "qcow2")]
 use crate::qcow2::request::Qcow2State;
 use kickless_memory::Iov;
 
@@ -34,7 +33,6 @@ pub(crate) enum IoState {
     File(FileState),
     Memory(MemoryState),
     Offload(Box<OffloadState>),
-    #[cfg(feature = "qcow2")]
     Qcow2(Box<Qcow2State>),
     Fault(Box<FaultyState>),
 }
@@ -88,7 +86,6 @@ impl IoState {
             Self::File(file) => file.is_active(),
             Self::Memory(memory) => memory.is_active(),
             Self::Offload(offload) => offload.is_active(),
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(qcow2) => qcow2.is_active(),
             Self::Fault(faulty) => faulty.faults.is_held() || faulty.under.is_active(),
         }
@@ -99,7 +96,6 @@ impl IoState {
         match self {
             Self::File(file) => file.cancel(),
             Self::Fault(faulty) => faulty.under.cancel(),
-            #[cfg(feature = "qcow2")]
             Self::Qcow2(qcow2) => qcow2.cancel(),
             Self::None | Self::Memory(_) | Self::Offload(_) => {}
         }
@@ -141,7 +137,6 @@ impl IoState {
     }
 
     /// Returns the state of an image's request. Makes one for the first request.
-    #[cfg(feature = "qcow2")]
     #[inline]
     pub(crate) fn qcow2(&mut self) -> &mut Qcow2State {
         match self {

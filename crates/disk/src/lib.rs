@@ -3,9 +3,8 @@
 //! A [`Disk`] is one of:
 //!
 //! - a file or block device, RAM, or nothing at all;
-//! - an image in QEMU's format, with its backing images, behind the feature `qcow2`;
-//! - storage behind a library (an export of an NBD server, an image of a Ceph cluster), each behind a feature
-//!   of its name;
+//! - an image in QEMU's format, with its backing images;
+//! - storage behind a library: an export of an NBD server, or an image of a Ceph cluster (the feature `rbd`);
 //! - for tests, one of these with faults.
 //!
 //! Any number of workers use one disk at the same time, each through its own engine ([`Disk::attach`]). They
@@ -55,7 +54,6 @@
 mod attached;
 mod buffer_pool;
 mod buffers;
-#[cfg_attr(not(feature = "qcow2"), allow(dead_code, reason = "qcow2 alone panics"))]
 mod catch;
 mod control;
 mod disk;
@@ -65,28 +63,18 @@ mod file;
 mod image_file;
 mod io;
 mod io_context;
-#[cfg_attr(not(any(feature = "nbd", feature = "rbd")), allow(dead_code, reason = "no library"))]
 mod library;
-#[cfg_attr(
-    not(any(feature = "nbd", feature = "rbd")),
-    allow(dead_code, unused_variables, reason = "no library")
-)]
 mod library_disk;
 mod limits;
 pub mod lock;
 mod lost_writes;
 mod memory;
-#[cfg(feature = "nbd")]
 mod nbd;
 mod null;
-#[cfg_attr(
-    not(all(feature = "nbd", feature = "rbd")),
-    allow(dead_code, unused_imports, reason = "each library uses a part of it")
-)]
+#[cfg_attr(not(feature = "rbd"), allow(dead_code, unused_imports, reason = "each library uses a part of it"))]
 mod offload;
 mod op_sender;
 mod options;
-#[cfg(feature = "qcow2")]
 mod qcow2;
 mod range;
 #[cfg(feature = "rbd")]
@@ -107,11 +95,11 @@ pub use library_disk::LibraryDisk;
 pub use limits::{Lifetime, Limits, RangeLimits, SECTOR};
 pub use lost_writes::LostWritesSeen;
 pub use memory::MemoryDisk;
-#[cfg(all(feature = "nbd", fuzzing))]
+#[cfg(fuzzing)]
 pub use nbd::fuzzing as nbd_fuzzing;
 pub use null::NullDisk;
 pub use options::{Cache, Options, UnknownCache};
-#[cfg(all(feature = "qcow2", fuzzing))]
+#[cfg(fuzzing)]
 pub use qcow2::fuzzing as qcow2_fuzzing;
 pub use request::{Extent, Request, Step};
 pub use resized::Resized;

@@ -9,7 +9,6 @@ use crate::offload::{Offload, OffloadOp, OffloadState};
 use crate::{DiskSpec, Error, IoContext, Options, Request, Step};
 use std::sync::Arc;
 
-#[cfg(feature = "nbd")]
 use crate::nbd::Nbd;
 #[cfg(feature = "rbd")]
 use crate::rbd::Rbd;
@@ -21,10 +20,9 @@ pub struct LibraryDisk {
     offload: Arc<Offload>,
 }
 
-/// The library of a disk. There is none if all features are off.
+/// The library of a disk.
 #[derive(Debug)]
 enum AnyLibrary {
-    #[cfg(feature = "nbd")]
     Nbd(Nbd),
     #[cfg(feature = "rbd")]
     Rbd(Box<Rbd>),
@@ -34,7 +32,6 @@ impl AnyLibrary {
     /// Returns the library, for the control path.
     fn get(&self) -> &dyn Library {
         match *self {
-            #[cfg(feature = "nbd")]
             Self::Nbd(ref nbd) => nbd,
             #[cfg(feature = "rbd")]
             Self::Rbd(ref rbd) => &**rbd,
@@ -44,7 +41,6 @@ impl AnyLibrary {
     /// Submits an operation. This is the data path, so there is no dynamic dispatch.
     fn submit(&self, op: OffloadOp) {
         match *self {
-            #[cfg(feature = "nbd")]
             Self::Nbd(ref nbd) => nbd.submit(op),
             #[cfg(feature = "rbd")]
             Self::Rbd(ref rbd) => rbd.submit(op),
@@ -59,7 +55,6 @@ impl LibraryDisk {
     /// One sentence for the operator.
     pub(crate) fn open(spec: &DiskSpec, options: &Options) -> Result<Self, Error> {
         match spec {
-            #[cfg(feature = "nbd")]
             DiskSpec::Nbd(uri) => {
                 let (nbd, offload) = Nbd::open(uri, options)?;
                 Ok(Self { library: AnyLibrary::Nbd(nbd), offload })

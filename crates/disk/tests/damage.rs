@@ -25,12 +25,10 @@ fn disks() -> Vec<(DiskSpec, Box<dyn Any>)> {
     #[allow(unused_mut, reason = "the features add more")]
     let mut specs: Vec<(DiskSpec, Box<dyn Any>)> =
         vec![(DiskSpec::File(file.path().into()), Box::new(file)), (DiskSpec::Memory(LEN), Box::new(()))];
-    #[cfg(feature = "qcow2")]
     {
         let image = common::qcow2::Image::of(&contents, &[]);
         specs.push((image.spec(), Box::new(image)));
     }
-    #[cfg(feature = "nbd")]
     {
         let server = common::server::Server::start(common::server::Kind::Nbdkit, &contents, &[]);
         specs.push((server.spec(""), Box::new(server)));

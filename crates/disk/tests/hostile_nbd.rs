@@ -1,7 +1,6 @@
 //! Tests the NBD client with servers that break the protocol, lack features, or come back with another
 //! export.
 #![allow(clippy::unwrap_used, reason = "tests")]
-#![cfg(feature = "nbd")]
 
 mod common;
 

@@ -34,12 +34,10 @@ fn disks_of_each_kind(len: u64, read_only: bool) -> Vec<(String, Disk, Box<dyn A
         (DiskSpec::Null(len), Box::new(())),
         (DiskSpec::Memory(len), Box::new(())),
     ];
-    #[cfg(feature = "qcow2")]
     {
         let image = common::qcow2::Image::of(&contents, &[]);
         specs.push((image.spec(), Box::new(image)));
     }
-    #[cfg(feature = "nbd")]
     for kind in common::server::KINDS {
         let server = common::server::Server::start(kind, &contents, &[]);
         specs.push((server.spec(""), Box::new(server)));

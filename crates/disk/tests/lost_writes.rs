@@ -175,7 +175,6 @@ fn flushes_in_flight_all_report_the_loss() {
 }
 
 /// The threads of a qcow2 disk flush at the same time, too.
-#[cfg(feature = "qcow2")]
 #[test]
 fn each_queue_of_a_qcow2_image_reports_the_loss() {
     let Some(losing) = losing_device() else { return };

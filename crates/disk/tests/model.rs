@@ -329,7 +329,6 @@ fn memory_on_two_threads() {
 
 /// Runs on clusters that are smaller and larger than a request, and on compressed clusters.
 #[test]
-#[cfg(feature = "qcow2")]
 fn qcow2_images_on_two_threads() {
     for (cache, options) in [
         (Cache::None, &["-o", "cluster_size=64k"][..]),
@@ -346,7 +345,6 @@ fn qcow2_images_on_two_threads() {
 }
 
 #[test]
-#[cfg(feature = "qcow2")]
 fn a_new_qcow2_image_over_a_backing_image() {
     check(4, 2, |contents| {
         let image = common::qcow2::Image::of(contents, &[]);
@@ -364,7 +362,6 @@ fn a_new_qcow2_image_over_a_backing_image() {
 }
 
 #[test]
-#[cfg(feature = "nbd")]
 fn nbd_exports_on_two_threads() {
     for kind in common::server::KINDS {
         check(4, 2, |contents| {

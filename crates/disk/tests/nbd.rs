@@ -1,7 +1,6 @@
 //! Tests exports of real NBD servers: their features, and requests while a server is stopped, killed or back.
 //! `hostile_nbd.rs` tests servers that break the protocol.
 #![allow(clippy::unwrap_used, reason = "tests")]
-#![cfg(feature = "nbd")]
 
 mod common;
 

@@ -1,6 +1,5 @@
 //! Tests qcow2 images: their features, images that are refused, and damaged images.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
-#![cfg(feature = "qcow2")]
 
 mod common;
 

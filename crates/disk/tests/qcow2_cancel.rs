@@ -1,6 +1,5 @@
 //! Cancels requests of qcow2 images.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
-#![cfg(feature = "qcow2")]
 
 mod common;
 

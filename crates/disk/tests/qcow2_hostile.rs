@@ -1,6 +1,5 @@
 //! Requests on qcow2 images whose tables point anywhere. Each image is refused with a sentence, or each
 //! request ends, and the file stays as long as an image of its size may be.
-#![cfg(feature = "qcow2")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;

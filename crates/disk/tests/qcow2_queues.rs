@@ -1,6 +1,5 @@
 //! Tests several queues on one qcow2 image, and many requests of one queue.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
-#![cfg(feature = "qcow2")]
 
 mod common;
 

@@ -2,7 +2,6 @@
 //!
 //! This is a program of its own, because it sets the log of the whole process.
 #![allow(clippy::unwrap_used, reason = "tests")]
-#![cfg(feature = "nbd")]
 
 mod common;
 

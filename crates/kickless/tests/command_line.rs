@@ -437,7 +437,6 @@ fn counters_on_demand() {
     assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
 }
 
-#[cfg(feature = "nbd")]
 #[test]
 fn a_signal_while_a_disk_is_being_opened() {
     let scratch = Scratch::new();

@@ -5,10 +5,8 @@ use crate::buffer_pool::BufferPool;
 use crate::range::Ranges;
 use crate::writeback::Writeback;
 use crate::{Error, Limits, SECTOR};
-#[cfg(feature = "qcow2")]
 use kickless_io::Errno;
 use kickless_io::{BackingFile, Engine, FileId};
-#[cfg(feature = "qcow2")]
 use rustix::fs::{SeekFrom, seek};
 use std::fs::File;
 use std::sync::Arc;
@@ -69,25 +67,21 @@ impl FileDisk {
     }
 
     /// Returns the file for blocking calls.
-    #[cfg(feature = "qcow2")]
     pub(crate) fn os_file(&self) -> &File {
         &self.file
     }
 
     /// Returns whether this is a block device.
-    #[cfg(feature = "qcow2")]
     pub(crate) fn is_device(&self) -> bool {
         self.device
     }
 
     /// Returns the present length in bytes.
-    #[cfg(feature = "qcow2")]
     pub(crate) fn bytes(&self) -> Result<u64, Errno> {
         seek(&*self.file, SeekFrom::End(0))
     }
 
     /// Returns the final result of a flush, given its result in the kernel.
-    #[cfg(feature = "qcow2")]
     pub(crate) fn flushed<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
         match &self.writeback {
             Some(writeback) => writeback.flushed(result),

@@ -33,7 +33,6 @@ enum Contents {
     /// The bytes of the disk.
     Disk,
     /// An image in a format, or a backing image.
-    #[cfg(feature = "qcow2")]
     Format,
 }
 
@@ -62,7 +61,6 @@ impl FileDisk {
     ///
     /// # Errors
     /// One sentence for the operator.
-    #[cfg(feature = "qcow2")]
     pub(crate) fn open_image(source: Source<'_>, options: &Options) -> Result<Self, Error> {
         Self::open_as(source, options, Contents::Format)
     }

@@ -14,7 +14,6 @@ use kickless_io::{Buffers, Completion, Errno, OpKind};
 const RETRIES_MAX: u16 = 1000;
 
 /// A request without the checks of a guest's: it may go beyond the end of the file, where reads find zeroes.
-#[cfg(feature = "qcow2")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Unchecked {
     Read {
@@ -64,7 +63,6 @@ impl FileDisk {
     }
 
     /// Starts a transfer of all bytes of `buffers`, or a flush, without the checks of a guest's request.
-    #[cfg(feature = "qcow2")]
     pub(crate) fn start_unchecked(
         &self,
         sender: &mut impl OpSender,

@@ -67,13 +67,11 @@ impl FileState {
     }
 
     /// Returns whether an operation of the request is in an engine.
-    #[cfg(feature = "qcow2")]
     pub(crate) fn is_sent(&self) -> bool {
         self.sent
     }
 
     /// Returns the next byte of the transfer on the disk.
-    #[cfg(feature = "qcow2")]
     pub(crate) fn at(&self) -> u64 {
         self.at
     }

@@ -4,9 +4,7 @@
 
 #[cfg(feature = "rbd")]
 pub mod ceph;
-#[cfg(feature = "qcow2")]
 pub mod qcow2;
-#[cfg(feature = "nbd")]
 pub mod server;
 
 use kickless_disk::{
