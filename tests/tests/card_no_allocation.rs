@@ -1,5 +1,6 @@
-//! Checks that neither a card nor its driver allocates memory for a frame. Both are in this process, with a
-//! worker between them. One test only, because the counter is one for the whole program.
+//! Checks that neither a card nor its driver allocates memory for a frame. First the card is in another
+//! process, so that each allocation is the driver's. Then both are in this one, with a worker between them.
+//! One test only, because the counter is one for the whole program.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its own functions too")]
 
@@ -16,6 +17,7 @@ use kickless_net::{Net, Options};
 use kickless_net_port::Port;
 use kickless_testing::{eventually, in_network_namespace, ip};
 use kickless_tests::allocations::Counting;
+use kickless_tests::daemon::{CardConfig, Daemon};
 use kickless_tests::driver::Eventfd;
 use kickless_tests::hostile_backend::returns_in_time;
 use kickless_vhost::Server;
@@ -25,6 +27,10 @@ use kickless_worker::{Poll, WorkerPool};
 static COUNTING: Counting = Counting;
 
 const FRAMES: usize = 5000;
+/// The frames of a driver whose card is in another process.
+const FRAMES_OF_DRIVER: usize = 20_000;
+/// A null port that delivers frames.
+const DELIVERING: &str = "null,rate=100000,length=60-5000";
 /// The time between two comparisons of loads, and the most allocations of one: three lists that grow.
 const COMPARISON: Duration = Duration::from_millis(100);
 const PER_COMPARISON: u64 = 8;
@@ -125,6 +131,25 @@ fn pass(pairs: &mut [QueuePair], frames: usize, bytes: &[u8]) {
     }
 }
 
+/// Sends frames to a null port, and receives some of those that it delivers.
+fn exchange(pair: &mut QueuePair, frames: usize, short: &[u8], long: &[u8]) {
+    send(pair, frames, short);
+    send(pair, frames / 10, long);
+    receive(pair, frames / 4, false);
+    receive(pair, frames / 4, true);
+}
+
+fn the_driver_alone(packed: Choice, short: &[u8], long: &[u8]) {
+    let daemon = Daemon::start_card(&CardConfig::new(DELIVERING)).unwrap();
+    let options = CardOptions { packed, receive_offloads: Choice::On, ..CardOptions::new(daemon.socket()) };
+    let card = Card::connect(options).unwrap();
+    let mut pair = card.pair(0).unwrap();
+    exchange(&mut pair, 1000, short, long);
+    let before = Counting::count();
+    exchange(&mut pair, FRAMES_OF_DRIVER, short, long);
+    assert_eq!(Counting::count() - before, 0, "allocations for {FRAMES_OF_DRIVER} frames");
+}
+
 /// Makes a TAP whose bridge returns its frames.
 fn returning_tap() {
     ip("tuntap add dev card mode tap");
@@ -157,14 +182,10 @@ fn frames_do_not_allocate() {
     };
     returns_in_time(move || {
         for packed in [Choice::Off, Choice::On] {
-            with_cards(&["null,rate=100000,length=60-5000"], packed, |pairs| {
-                let (pair, short, long) = (&mut pairs[0], frame(60), frame(9000));
-                count("a null port", |frames| {
-                    send(pair, frames, &short);
-                    send(pair, frames / 10, &long);
-                    receive(pair, frames / 4, false);
-                    receive(pair, frames / 4, true);
-                });
+            let (short, long) = (frame(60), frame(9000));
+            the_driver_alone(packed, &short, &long);
+            with_cards(&[DELIVERING], packed, |pairs| {
+                count("a null port", |frames| exchange(&mut pairs[0], frames, &short, &long));
             });
             for ports in [&["loop"][..], &["switch:lan", "switch:lan"]] {
                 with_cards(ports, packed, |pairs| {
