@@ -97,8 +97,7 @@ impl Disk {
     pub fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {
         match self {
             Self::Library(library) => library.offload().lost_writes_seen(queue),
-            Self::File(_) | Self::Null(_) | Self::Memory(_) => LostWritesSeen::default(),
-            Self::Qcow2(_) => LostWritesSeen::default(),
+            Self::File(_) | Self::Null(_) | Self::Memory(_) | Self::Qcow2(_) => LostWritesSeen::default(),
             Self::Fault(fault) => fault.under.lost_writes_seen(queue),
         }
     }
@@ -109,8 +108,7 @@ impl Disk {
     pub fn new_driver(&self) {
         match self {
             Self::Library(library) => library.offload().new_driver(),
-            Self::File(_) | Self::Null(_) | Self::Memory(_) => {}
-            Self::Qcow2(_) => {}
+            Self::File(_) | Self::Null(_) | Self::Memory(_) | Self::Qcow2(_) => {}
             Self::Fault(fault) => fault.under.new_driver(),
         }
     }

@@ -31,19 +31,19 @@ enum AnyLibrary {
 impl AnyLibrary {
     /// Returns the library, for the control path.
     fn get(&self) -> &dyn Library {
-        match *self {
-            Self::Nbd(ref nbd) => nbd,
+        match self {
+            Self::Nbd(nbd) => nbd,
             #[cfg(feature = "rbd")]
-            Self::Rbd(ref rbd) => &**rbd,
+            Self::Rbd(rbd) => &**rbd,
         }
     }
 
     /// Submits an operation. This is the data path, so there is no dynamic dispatch.
     fn submit(&self, op: OffloadOp) {
-        match *self {
-            Self::Nbd(ref nbd) => nbd.submit(op),
+        match self {
+            Self::Nbd(nbd) => nbd.submit(op),
             #[cfg(feature = "rbd")]
-            Self::Rbd(ref rbd) => rbd.submit(op),
+            Self::Rbd(rbd) => rbd.submit(op),
         }
     }
 }

@@ -22,18 +22,14 @@ const ENGINES: [EngineKind; 3] = [EngineKind::Uring, EngineKind::Aio, EngineKind
 fn disks() -> Vec<(DiskSpec, Box<dyn Any>)> {
     let contents = vec![7; LEN as usize];
     let file = image(&contents);
-    #[allow(unused_mut, reason = "the features add more")]
-    let mut specs: Vec<(DiskSpec, Box<dyn Any>)> =
-        vec![(DiskSpec::File(file.path().into()), Box::new(file)), (DiskSpec::Memory(LEN), Box::new(()))];
-    {
-        let image = common::qcow2::Image::of(&contents, &[]);
-        specs.push((image.spec(), Box::new(image)));
-    }
-    {
-        let server = common::server::Server::start(common::server::Kind::Nbdkit, &contents, &[]);
-        specs.push((server.spec(""), Box::new(server)));
-    }
-    specs
+    let qcow2 = common::qcow2::Image::of(&contents, &[]);
+    let server = common::server::Server::start(common::server::Kind::Nbdkit, &contents, &[]);
+    vec![
+        (DiskSpec::File(file.path().into()), Box::new(file)),
+        (DiskSpec::Memory(LEN), Box::new(())),
+        (qcow2.spec(), Box::new(qcow2)),
+        (server.spec(""), Box::new(server)),
+    ]
 }
 
 /// Runs a request on a page and a half at `gpa`, in guest memory of which only the first page is left. The

@@ -28,16 +28,13 @@ fn open(path: &Path, cache: Cache, read_only: bool) -> Result<Disk, Error> {
 fn disks_of_each_kind(len: u64, read_only: bool) -> Vec<(String, Disk, Box<dyn Any>)> {
     let contents = vec![0; len as usize];
     let image = image(&contents);
-    #[allow(unused_mut, reason = "the features add more")]
+    let qcow2 = common::qcow2::Image::of(&contents, &[]);
     let mut specs: Vec<(DiskSpec, Box<dyn Any>)> = vec![
         (DiskSpec::File(image.path().into()), Box::new(image)),
         (DiskSpec::Null(len), Box::new(())),
         (DiskSpec::Memory(len), Box::new(())),
+        (qcow2.spec(), Box::new(qcow2)),
     ];
-    {
-        let image = common::qcow2::Image::of(&contents, &[]);
-        specs.push((image.spec(), Box::new(image)));
-    }
     for kind in common::server::KINDS {
         let server = common::server::Server::start(kind, &contents, &[]);
         specs.push((server.spec(""), Box::new(server)));
