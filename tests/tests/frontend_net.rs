@@ -44,6 +44,14 @@ fn end(daemon: Daemon, expected: &str) -> Vec<String> {
     log
 }
 
+/// Ends a daemon. Returns its only warning, which is of a packed ring that goes on.
+fn only_warning(daemon: Daemon) -> String {
+    let mut log = end(daemon, GOES_ON);
+    log.retain(|line| line.contains(GOES_ON));
+    assert_eq!(log.len(), 1, "{log:#?}");
+    log.remove(0)
+}
+
 fn says(daemon: &Daemon, from: usize, words: &[&str]) {
     let has_all = |line: &str| words.iter().all(|word| line.contains(word)).then_some(());
     daemon.log().wait_from(from, &format!("saying {words:?}"), LIMIT, has_all).unwrap();
@@ -350,10 +358,8 @@ fn a_packed_ring_that_goes_on_is_a_warning() {
     card.resume(TRANSMIT).unwrap();
     card.send(TRANSMIT).unwrap();
     drop(card);
-    let log = end(daemon, GOES_ON);
-    let warnings: Vec<_> = log.iter().filter(|line| line.contains(GOES_ON)).collect();
-    assert_eq!(warnings.len(), 1, "{warnings:#?}");
-    assert!(warnings[0].contains(" WARN ") && warnings[0].contains("queue=1"), "{warnings:?}");
+    let warning = only_warning(daemon);
+    assert!(warning.contains(" WARN ") && warning.contains("queue=1"), "{warning}");
 }
 
 /// QEMU does not know how far a killed back-end came in a packed ring, and names the first position. A
@@ -371,10 +377,8 @@ fn a_packed_ring_whose_position_is_lost_is_a_warning() {
     card.resume(TRANSMIT).unwrap();
     card.send(TRANSMIT).unwrap();
     drop(card);
-    let log = end(daemon, GOES_ON);
-    let warnings: Vec<_> = log.iter().filter(|line| line.contains(GOES_ON)).collect();
-    assert_eq!(warnings.len(), 1, "{warnings:#?}");
-    assert!(warnings[0].contains("it was served before") && warnings[0].contains("queue=0"), "{warnings:?}");
+    let warning = only_warning(daemon);
+    assert!(warning.contains("it was served before") && warning.contains("queue=0"), "{warning}");
 }
 
 /// QEMU stops a ring that the driver resets (virtio 1.3, section 2.6.1), and starts it at its beginning when

@@ -227,9 +227,7 @@ impl Card {
         let Self { ram, rings, .. } = self;
         let ring = &mut rings[ring];
         while ring.made - ring.taken < usize::from(ring.queue.size()) {
-            let addr = Gpa(ring.buffer(ring.made).0 + distance);
-            ring.queue.submit(ram, &[Buffer { addr, len: SENT_LEN, writable: false }], None)?;
-            ring.made += 1;
+            ring.offer_at(ram, Gpa(ring.buffer(ring.made).0 + distance), SENT_LEN, false)?;
         }
         ring.queue.flush();
         Ok(())
@@ -331,8 +329,12 @@ impl CardRing {
     }
 
     fn offer(&mut self, ram: &Ram, len: u32, writable: bool) -> Result<()> {
-        let buffer = Buffer { addr: self.buffer(self.made), len, writable };
-        self.queue.submit(ram, &[buffer], None)?;
+        self.offer_at(ram, self.buffer(self.made), len, writable)
+    }
+
+    /// Makes the next buffer available, at the address that the device uses.
+    fn offer_at(&mut self, ram: &Ram, addr: Gpa, len: u32, writable: bool) -> Result<()> {
+        self.queue.submit(ram, &[Buffer { addr, len, writable }], None)?;
         self.made += 1;
         Ok(())
     }
