@@ -10,7 +10,7 @@ use kickless_values::CpuList;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use super::common_options::{BackEnds, LoadKind, OutputOptions};
+use super::common_options::{BackEnds, LoadKind};
 use super::description::Description;
 use super::options::LoadOptions;
 use super::progress::Progress;
@@ -97,7 +97,7 @@ pub(crate) fn run_loads<S, L: LoadKind>(
         loads.push(Load { description, turns, ways, repeats });
     }
     let results = Results { targets: targets.iter().map(|target| target.name().to_owned()).collect(), loads };
-    let output: &OutputOptions = &bench.load().common().output;
+    let output = &bench.load().common().output;
     if let Some(path) = &output.report {
         write(path, &report::page(&results)?)?;
     }
