@@ -78,14 +78,20 @@ fn a_ring_continues_where_it_stopped(engine: &str) {
     served.end().unwrap();
 }
 
-/// A device continues a ring at the position where another device left it.
+/// The warning about a packed ring that was served before, without an in-flight buffer.
+const GOES_ON: &str = "a packed ring continues from the front-end's index, but it was served before";
+
+/// A device continues a ring at the position where another device left it. Only the front-end says where.
 #[test]
 fn a_ring_starts_at_any_position() {
     let served = Served::start("io_uring", &[]).unwrap();
+    let (mut stopped_at, mut doubtful) = (None, 0);
     for index in [0, 1, SIZE - 1] {
         for wrap in [false, true] {
             let mut machine = Machine::prepare(served.socket(), &PACKED).unwrap();
-            machine.queues[0].begin_at_position(RingPosition { index, wrap }).unwrap();
+            let begin = RingPosition { index, wrap };
+            doubtful += usize::from(begin != RingPosition::FIRST && stopped_at != Some(begin));
+            machine.queues[0].begin_at_position(begin).unwrap();
             machine.frontend.start(&machine.queues[0]).unwrap();
             for round in 0..20u64 {
                 let data = pattern(round, 512);
@@ -94,12 +100,39 @@ fn a_ring_starts_at_any_position() {
             }
             let stopped = machine.frontend.stop(&mut machine.queues[0]).unwrap();
             assert_eq!(RingPosition::from_bits(stopped), next(&machine.queues[0]));
+            stopped_at = Some(RingPosition::from_bits(stopped));
         }
     }
     // A ring that starts elsewhere than at 0 was started by another process.
     let log = served.end().unwrap();
     let trouble = |line: &&String| line.contains(" WARN ") || line.contains(" ERROR ");
-    assert!(log.iter().filter(trouble).all(|line| line.contains("every write is made durable")), "{log:#?}");
+    let is_expected = |line: &String| line.contains("every write is made durable") || line.contains(GOES_ON);
+    assert!(log.iter().filter(trouble).all(is_expected), "{log:#?}");
+    assert_eq!(log.iter().filter(|line| line.contains(GOES_ON)).count(), doubtful, "{log:#?}");
+}
+
+/// Without an in-flight buffer, a front-end does not know how far a killed back-end came, and names the first
+/// position. The ring is full, so it has no used descriptors, and stalls.
+#[test]
+fn a_full_ring_whose_position_is_lost_is_a_warning() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    let mut machine = Machine::prepare(served.socket(), &Shape { indirect: true, ..PACKED }).unwrap();
+    let (ram, queue, place) = (&machine.ram, &mut machine.queues[0], &machine.request_memory[0]);
+    let first = queue.base();
+    queue.begin_at_position(RingPosition { index: 5, wrap: true }).unwrap();
+    queue.set_base(first);
+    let buffers = place.lay_out(ram, &Request::read(0, 512), Layout::Usual).unwrap();
+    for _ in 0..SIZE {
+        queue.submit(ram, &buffers, Some(place.table())).unwrap();
+    }
+    queue.flush();
+    machine.resume().unwrap();
+    machine.write(1, 5, &[5; 512]).unwrap();
+    assert_eq!(machine.queues[0].used_ready(), 0);
+    drop(machine);
+    let mut log = served.end().unwrap();
+    log.retain(|line| line.contains(" WARN ") || line.contains(" ERROR "));
+    assert!(matches!(&log[..], [line] if line.contains(GOES_ON) && line.contains("queue=0")), "{log:#?}");
 }
 
 fn a_stop_drains(engine: &str) {

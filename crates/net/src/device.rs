@@ -305,13 +305,6 @@ impl Device for Net {
     }
 
     fn start_queue(&self, mut vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError> {
-        if vring.resumes_unrecorded() {
-            warn!(
-                queue = vring.index(),
-                "a packed ring continues from the front-end's index, and there is no in-flight buffer: if an earlier \
-                 back-end was killed, the frames that it had popped are lost, and the ring may stall"
-            );
-        }
         // Each ring of a card uses its chains in the order in which they are available.
         if let Some((given, used)) = vring.continue_from_used() {
             warn!(

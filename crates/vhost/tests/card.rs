@@ -13,15 +13,18 @@ use kickless_vhost_user::{
     Frontend, FrontendMessage as Message, MemoryRegion, Reply, VringAddr, VringFd, VringState, Wait,
 };
 use rustix::event::{EventfdFlags, eventfd};
+use std::fs::File;
 use std::io;
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const USER: u64 = 0x10_0000;
+const MEMORY: u64 = 1 << 20;
 const MTU_MAX: u64 = 9000;
 
 /// Calls to the device and its tasks.
@@ -84,9 +87,12 @@ impl Fake for Card {
         self.0.note("connected".into());
     }
 
-    fn start_queue(&self, vring: Vring, _: Features) -> Result<Box<dyn QueueTask>, StartError> {
-        let warned = if vring.resumes_unrecorded() { ", resumes unrecorded" } else { "" };
-        self.0.note(format!("start {}{warned}", vring.index()));
+    fn start_queue(&self, mut vring: Vring, _: Features) -> Result<Box<dyn QueueTask>, StartError> {
+        let doubt = if vring.may_be_beyond_base() { ", may be beyond its base" } else { "" };
+        let used = vring
+            .continue_from_used()
+            .map_or(String::new(), |(given, used)| format!(", {used} instead of {given}"));
+        self.0.note(format!("start {}{doubt}{used}", vring.index()));
         Ok(Box::new(Task { vring, asked: self.0.clone() }))
     }
 }
@@ -147,12 +153,16 @@ impl TaskHandle for Handle {
     }
 }
 
-struct Session(Frontend);
+struct Session {
+    frontend: Frontend,
+    /// The front-end's memory, at [`USER`].
+    memory: File,
+}
 
 impl Session {
     /// Sends a message. Returns the reply, or whether it was acknowledged.
     fn call(&mut self, message: &Message) -> Option<Reply> {
-        self.0.call(message, true, &Wait::FOREVER.at_most(Duration::from_secs(60))).unwrap()
+        self.frontend.call(message, true, &Wait::FOREVER.at_most(Duration::from_secs(60))).unwrap()
     }
 
     fn number(&mut self, message: &Message) -> u64 {
@@ -173,18 +183,24 @@ impl Session {
     fn negotiate(&mut self, also: ProtocolFeatures) {
         let protocol = ProtocolFeatures::REPLY_ACK | also;
         self.call(&Message::GetProtocolFeatures);
-        self.0.call(&Message::SetProtocolFeatures(protocol), false, &Wait::FOREVER).unwrap();
+        self.frontend.call(&Message::SetProtocolFeatures(protocol), false, &Wait::FOREVER).unwrap();
         self.order(&Message::SetFeatures(Features::VERSION_1 | Features::PROTOCOL_FEATURES));
-        let region = MemoryRegion { size: 1 << 20, user_addr: USER, ..MemoryRegion::default() };
-        self.order(&Message::SetMemTable(vec![(region, memfd(1 << 20))]));
+        let region = MemoryRegion { size: MEMORY, user_addr: USER, ..MemoryRegion::default() };
+        let memory = self.memory.try_clone().unwrap();
+        self.order(&Message::SetMemTable(vec![(region, memory.into())]));
     }
 
     /// Sets a ring up and starts it.
     fn start(&mut self, ring: u8) {
+        self.order(&Message::SetVringBase(VringState { index: ring.into(), num: 0 }));
+        self.start_without_base(ring);
+    }
+
+    /// Starts a ring and does not say where it begins.
+    fn start_without_base(&mut self, ring: u8) {
         let index = u32::from(ring);
         let at = USER + (u64::from(ring) << 16);
         self.order(&Message::SetVringNum(VringState { index, num: 256 }));
-        self.order(&Message::SetVringBase(VringState { index, num: 0 }));
         let (avail_addr, used_addr) = (at + 0x1000, at + 0x2000);
         let addr = VringAddr { index, desc_addr: at, avail_addr, used_addr, ..VringAddr::default() };
         self.order(&Message::SetVringAddr(addr));
@@ -214,7 +230,7 @@ fn connect(server: &Server, asked: &Asked, frontend: impl FnOnce(Session)) {
     let ((ours, theirs), (stop, _stopping)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     std::thread::scope(|scope| {
         let session = scope.spawn(|| server.serve_connection(theirs, stop.as_fd()));
-        let mut connected = Session(Frontend::new(ours));
+        let mut connected = Session { frontend: Frontend::new(ours), memory: memfd(MEMORY).into() };
         connected.call(&Message::GetFeatures);
         assert_eq!(asked.take(), ["connected"]);
         frontend(connected);
@@ -304,7 +320,7 @@ fn only_a_base_that_the_ring_did_not_stop_at_is_doubtful() {
         // Its base, 0, is not where a packed ring begins.
         session.start(0);
         session.enable(0, true);
-        assert_eq!(asked.take(), ["start 0, resumes unrecorded"]);
+        assert_eq!(asked.take(), ["start 0, may be beyond its base"]);
         // It stops there.
         session.enable(0, false);
         session.enable(0, true);
@@ -320,7 +336,7 @@ fn only_a_base_that_the_ring_did_not_stop_at_is_doubtful() {
 fn a_ring_continues_in_another_session() {
     let (server, asked) = server();
     let packed = Features::VERSION_1 | Features::PROTOCOL_FEATURES | Features::RING_PACKED;
-    for started in ["start 0, resumes unrecorded", "start 0"] {
+    for started in ["start 0, may be beyond its base", "start 0"] {
         connect(&server, &asked, |mut session| {
             session.negotiate(ProtocolFeatures::empty());
             session.order(&Message::SetFeatures(packed));
@@ -338,7 +354,7 @@ fn a_ring_continues_in_another_session() {
         asked.take();
         session.start(0);
         session.enable(0, true);
-        assert_eq!(asked.take(), ["start 0, resumes unrecorded"]);
+        assert_eq!(asked.take(), ["start 0, may be beyond its base"]);
     });
 }
 

@@ -391,9 +391,9 @@ fn a_packed_ring_that_was_served_beyond_its_base() {
     for (descs, base, may_be_beyond) in [
         (vec![], 0x8000, false),
         (vec![(0, AVAIL), (1, AVAIL)], 0x8000, false),
-        // Used in the previous round, inside a chain of that round.
-        (vec![(0, AVAIL | USED), (1, 0), (2, USED), (3, 0)], 0x8001, false),
-        (vec![(0, 0), (1, AVAIL | USED)], 1, false),
+        // Used in the previous round, inside a chain of that round. No other ring begins there.
+        (vec![(0, AVAIL | USED), (1, 0), (2, USED), (3, 0)], 0x8001, true),
+        (vec![(0, 0), (1, AVAIL | USED)], 1, true),
         // Full rings whose device was lost in the first round and in the second. Or, in the second, a
         // chain of two has completed after the other ones, and two of one are in its place.
         (vec![(0, USED), (1, AVAIL), (2, AVAIL), (3, AVAIL)], 0x8000, true),

@@ -54,9 +54,8 @@ pub struct Vring {
     lost: bool,
     /// Guest memory or its log has lost pages. Results that depend on them are not shown to the driver.
     damaged: bool,
-    /// See [`Vring::is_resumed`] and [`Vring::resumes_unrecorded`].
+    /// See [`Vring::is_resumed`].
     is_resumed: bool,
-    resumes_unrecorded: bool,
     /// See [`VringParts::is_unconfirmed`].
     is_unconfirmed: bool,
     /// The areas were mapped at least once. The first mapping shows which chains an earlier device has left.
@@ -88,7 +87,6 @@ impl Vring {
         } = parts;
         let VringParts { view, kick, call, err, logged, counters, .. } = parts;
         let is_resumed = next_avail != if options.is_packed() { EVENT_WRAP } else { 0 };
-        let resumes_unrecorded = options.is_packed() && inflight.is_none() && is_unconfirmed && is_resumed;
         let mut queue = Queue::unmapped(options, next_avail, &view);
         if let Some(records) = inflight {
             queue.track(records);
@@ -119,7 +117,6 @@ impl Vring {
             lost: false,
             damaged: false,
             is_resumed,
-            resumes_unrecorded,
             is_unconfirmed,
             had_areas: false,
             damages: 0,
@@ -142,13 +139,13 @@ impl Vring {
         if std::mem::replace(&mut self.had_areas, true) {
             return;
         }
-        if self.is_unconfirmed && self.queue.may_be_beyond_base() {
+        if self.may_be_beyond_base() {
             warn!(
                 parent: &self.span,
                 queue = self.index,
-                "a packed ring continues from the front-end's index, which is its first, but it was served before, and \
-                 there is no in-flight buffer: if an earlier back-end was killed, the ring stalls until its driver \
-                 resets it"
+                "a packed ring continues from the front-end's index, but it was served before, and there is no in-flight \
+                 buffer: if an earlier back-end was killed, the chains that it had popped are lost, and the ring may \
+                 stall until its driver resets it"
             );
         }
         let requests = self.queue.resubmissions();
@@ -173,11 +170,13 @@ impl Vring {
         self.is_resumed
     }
 
-    /// Returns whether this is a packed ring that continues at an index that only the front-end has given. It
-    /// has no in-flight buffer, and did not stop there in this process or in a loaded state. The index is
-    /// wrong if an earlier process was killed. The initial index of a ring does not count.
-    pub fn resumes_unrecorded(&self) -> bool {
-        self.resumes_unrecorded
+    /// Returns whether this is a packed ring that was served before, and continues at an index that only the
+    /// front-end has given ([`Queue::may_be_beyond_base`]). The index is wrong if an earlier process was
+    /// killed. Behind a vIOMMU the ring is not known yet, and this returns `false`.
+    ///
+    /// The log has a warning of it. The answer holds until the first pop.
+    pub fn may_be_beyond_base(&self) -> bool {
+        self.is_unconfirmed && self.queue.may_be_beyond_base()
     }
 
     /// Lets a split ring continue at its used index if only the front-end has given another one, and returns

@@ -237,10 +237,8 @@ impl<A: Access> Queue<A> {
     /// Returns whether the ring may have been served beyond its base: see
     /// [`super::Queue::may_be_beyond_base`].
     pub(super) fn may_be_beyond_base(&self) -> bool {
-        self.next == RingPosition::FIRST
-            && self.tracker.is_none()
-            && self.broken.is_none()
-            && self.metadata.as_ref().is_some_and(has_later_round)
+        let was_served = |metadata| self.next != RingPosition::FIRST || has_later_round(metadata);
+        self.tracker.is_none() && self.broken.is_none() && self.metadata.as_ref().is_some_and(was_served)
     }
 
     /// Begins a region that was never used. Chains that are still held from before are not in it, so they are

@@ -141,9 +141,10 @@ impl Queue {
         }
     }
 
-    /// Returns whether a packed ring at its first position shows that a device has served it before, but not
-    /// for certain how far. A front-end that has lost this device may have named the position, and then the
-    /// ring stalls. Or the ring stopped there.
+    /// Returns whether a device has served a packed ring before, and its flags do not show for certain how
+    /// far: it continues at another position than the first, or its flags show a later round. A front-end
+    /// that has lost this device may have named the position, and then the ring may stall. Or the ring
+    /// stopped there.
     ///
     /// Returns `false` for a ring that is found broken, without areas, or with a record of its chains in
     /// flight.
