@@ -194,7 +194,7 @@ impl Rings {
             areas,
             iommu,
             next_avail,
-            is_unconfirmed: ring.setup.is_unconfirmed(),
+            is_unconfirmed: ring.setup.is_unconfirmed(options.is_packed()),
             unpublished: ring.setup.unpublished.clone(),
             inflight,
             view: view.clone(),

@@ -81,9 +81,10 @@ impl Setup {
         self.next_avail.unwrap_or(if packed { EVENT_WRAP } else { 0 })
     }
 
-    /// Returns whether the index comes from SET_VRING_BASE alone: the ring did not stop there.
-    pub(crate) fn is_unconfirmed(&self) -> bool {
-        self.next_avail.is_some() && self.next_avail != self.stopped_at
+    /// Returns whether the index comes from SET_VRING_BASE alone, or is the initial one because there was no
+    /// such message: the ring did not stop there.
+    pub(crate) fn is_unconfirmed(&self, packed: bool) -> bool {
+        self.stopped_at != Some(self.next_avail(packed))
     }
 
     /// Returns whether the ring continues at an index that a driver has reached.
@@ -165,20 +166,20 @@ mod tests {
     #[test]
     fn a_base_is_confirmed_where_the_ring_stopped() {
         let mut setup = Setup::default();
-        assert!(!setup.is_unconfirmed(), "it begins where rings begin");
+        assert!(setup.is_unconfirmed(false), "nothing says that it did not run before");
         setup.set_base(9);
-        assert!(setup.is_unconfirmed());
+        assert!(setup.is_unconfirmed(false));
         // It has run, and runs again without being told where, or with the same base.
         setup.resume(Stopped { next_avail: 12, has_work: false, unpublished: Vec::new() });
-        assert!(!setup.is_unconfirmed());
+        assert!(!setup.is_unconfirmed(false));
         setup.set_base(12);
-        assert!(!setup.is_unconfirmed());
+        assert!(!setup.is_unconfirmed(false));
         setup.set_base(11);
-        assert!(setup.is_unconfirmed());
+        assert!(setup.is_unconfirmed(false));
         let mut loaded = Setup::default();
         loaded.load(RingState { index: 1, size: 16, next_avail: 9, unpublished: Vec::new() }, true);
         loaded.set_base(12);
-        assert!(!loaded.is_unconfirmed());
+        assert!(!loaded.is_unconfirmed(true));
     }
 
     #[test]

@@ -331,6 +331,24 @@ fn only_a_base_that_the_ring_did_not_stop_at_is_doubtful() {
     });
 }
 
+/// Nothing says where a ring begins: its front-end does not, and it did not stop in this process.
+#[test]
+fn a_ring_without_a_base_is_doubtful() {
+    const USED_INDEX: u64 = 0x2002;
+    with_card(|mut session, _, asked| {
+        session.negotiate(ProtocolFeatures::empty());
+        // A device that was killed has used 5 chains.
+        session.memory.write_all_at(&5u16.to_le_bytes(), USED_INDEX).unwrap();
+        session.start_without_base(0);
+        session.enable(0, true);
+        assert_eq!(asked.take(), ["start 0, 5 instead of 0"]);
+        // It stops at 0.
+        session.stop(0);
+        session.start_without_base(0);
+        assert_eq!(asked.take(), ["stop 0", "start 0"]);
+    });
+}
+
 /// The process remembers where a ring stopped, so the same base is not doubtful in the next session.
 #[test]
 fn a_ring_continues_in_another_session() {

@@ -18,8 +18,8 @@ pub struct VringParts {
     pub iommu: Option<Iommu>,
     /// Index of the first available ring entry to take.
     pub next_avail: u16,
-    /// Only the front-end gave this index. The ring did not stop there in this process, and no loaded state
-    /// has it.
+    /// Only the front-end gave this index, or nobody. The ring did not stop there in this process, and no
+    /// loaded state has it.
     pub is_unconfirmed: bool,
     /// Completions that an earlier task of this ring could not show, from
     /// [`Stopped::unpublished`](crate::Stopped::unpublished).
