@@ -70,6 +70,8 @@ install: build install-driver
 	ln -sf ../bin/kickless $(DESTDIR)$(PREFIX)/libexec/kickless-$$kind && \
 	sed 's|"/usr/|"$(PREFIX)/|' dist/50-kickless-$$kind.json >$(DESTDIR)$(PREFIX)/share/qemu/vhost-user/50-kickless-$$kind.json \
 	|| exit 1; done
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's|=/usr/|=$(PREFIX)/|' dist/systemd/kickless.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/kickless.service
 
 # Installs only the driver: library, header and pkg-config file. Its tests set DRIVER_PROFILE=dev.
 DRIVER_PROFILE ?= release
