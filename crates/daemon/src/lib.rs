@@ -60,6 +60,7 @@ use std::time::Duration;
 pub const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 mod config;
+mod device_status;
 mod error;
 mod lifecycle;
 mod registry;
@@ -74,10 +75,11 @@ pub use config::{
     BlkConfig, CardLimitsConfig, DEVICE_SPAN, DeviceConfig, DeviceKind, DeviceTable, LimitsConfig, Mistake,
     NetConfig, Notation, OnError, PollMode, PoolConfig, ServeConfig, Switch, parse_device_name,
 };
+pub use device_status::{DeviceState, DeviceStatus};
 pub use error::{
     AddError, CaptureError, DrainError, FindError, MakeError, RemoveError, ResizeError, ServeError, SetError,
 };
-pub use registry::{AddOutcome, DeviceState, DeviceStatus, MakeDevice, OpenDevice, Registry, RemoveMode};
+pub use registry::{AddOutcome, MakeDevice, OpenDevice, Registry, RemoveMode};
 pub use reload::{Failed, Reloaded, RestartNeeded, reload};
 pub use sentence::sentence;
 pub use served_device::{DeviceRef, ServedDevice};

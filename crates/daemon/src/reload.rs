@@ -7,7 +7,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::config::{DeviceConfig, DeviceKind, PoolConfig};
-use super::registry::{DeviceState, Registry, RemoveMode};
+use super::device_status::DeviceState;
+use super::registry::{Registry, RemoveMode};
 use super::sentence::sentence;
 
 /// The changes of a reload, by the names of the devices.
