@@ -94,6 +94,7 @@ pub(crate) struct CommonLoad {
 
 /// The rings, and the CPUs of the threads.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Rings and CPUs")]
 pub(crate) struct RingOptions {
     /// Packed rings: auto, on or off
     #[arg(long, value_name = "CHOICE", default_value = "auto", value_parser = parse_choice)]
@@ -117,6 +118,7 @@ pub(crate) struct RingOptions {
 
 /// The form of the results.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Results")]
 pub(crate) struct OutputOptions {
     /// Print the results as JSON instead of a table
     #[arg(long)]

@@ -1,5 +1,5 @@
 //! Turns signals into readable descriptors. SIGTERM and SIGINT end the program, SIGUSR1 requests the
-//! counters, and SIGHUP requests a refresh of the sizes of disks.
+//! counters, and SIGHUP requests that the sizes of disks and the configuration file are read again.
 
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};

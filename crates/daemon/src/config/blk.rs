@@ -14,6 +14,7 @@ use super::values::{
 
 /// The options of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
+#[command(next_help_heading = "Disk")]
 #[serde(rename_all = "kebab-case")]
 pub struct BlkConfig {
     /// The disk: the path of a raw image or block device; qcow2:PATH for an image in QEMU's format;
@@ -46,11 +47,11 @@ pub struct BlkConfig {
     #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
     pub cache_size: Option<u64>,
     /// Merge requests for neighbouring sectors that arrive together
-    #[arg(long, value_enum, default_value_t = Switch::On)]
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
     #[serde(serialize_with = "text::serialize")]
     pub merge: Switch,
     /// Lock the disk against use by other processes, as QEMU does
-    #[arg(long, value_enum, default_value_t = Switch::On)]
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
     #[serde(serialize_with = "text::serialize")]
     pub lock: Switch,
     /// Expect a virtual machine to be migrated to this host: another host may still use the disk at start-up
@@ -58,7 +59,7 @@ pub struct BlkConfig {
     pub incoming: bool,
     /// Treatment of a full file system and of a remote disk that is away: report the error to the guest, or
     /// stop the disk until device.resume
-    #[arg(long, value_enum, default_value_t = OnError::Report)]
+    #[arg(long, value_enum, value_name = "report|stop", hide_possible_values = true, default_value_t = OnError::Report)]
     #[serde(serialize_with = "text::serialize")]
     pub on_error: OnError,
     /// The limits of requests.

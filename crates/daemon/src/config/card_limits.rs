@@ -13,6 +13,7 @@ use super::values::{parse_bps, parse_burst, parse_group, parse_iops};
 
 /// The limits of a card. Receive is the direction to the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize)]
+#[command(next_help_heading = "Limits")]
 #[serde(rename_all = "kebab-case")]
 pub struct CardLimitsConfig {
     /// Limit of frames a second [default: none]

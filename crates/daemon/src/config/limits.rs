@@ -17,6 +17,7 @@ const SLACK: u64 = 10;
 
 /// The limits of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize)]
+#[command(next_help_heading = "Limits")]
 #[serde(rename_all = "kebab-case")]
 pub struct LimitsConfig {
     /// Limit of requests a second [default: none]

@@ -18,6 +18,7 @@ use super::values::{
 
 /// The options of a network card.
 #[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
+#[command(next_help_heading = "Card")]
 #[serde(rename_all = "kebab-case")]
 pub struct NetConfig {
     /// The port of the card: tap:NAME is a TAP, which is made if it does not exist; tap-fd:N[,N...] are the
@@ -48,12 +49,12 @@ pub struct NetConfig {
     pub num_queue_pairs: Option<u16>,
     /// Offer guests to leave checksums and segmentation to the card. Guests must move between cards with the
     /// same setting
-    #[arg(long, value_enum, default_value_t = Switch::On)]
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
     #[serde(serialize_with = "text::serialize")]
     pub offload: Switch,
     /// Offer guests to reset single queues, to give them another size. Only for front-ends that stop such a
     /// queue, which QEMU 7.2 does not do
-    #[arg(long, value_enum, default_value_t = Switch::Off)]
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::Off)]
     #[serde(serialize_with = "text::serialize")]
     pub ring_reset: Switch,
     /// Write the frames of the card to this file, in the format pcapng. A file that is an earlier capture is

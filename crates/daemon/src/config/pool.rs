@@ -20,6 +20,7 @@ const ENGINE_DEPTH: u32 = 1024;
 
 /// The configuration of the workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Workers, I/O and polling")]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct PoolConfig {
     /// Engine for I/O: io_uring, aio, threads, or auto for the best one that works on this host
@@ -47,7 +48,7 @@ pub struct PoolConfig {
     #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuList>,
     /// When to poll rings instead of waiting for kicks: auto, when it saves more than it costs; always;
-    /// never; rate, above a rate of kicks [default: auto]
+    /// never; rate, above a rate of visits with work [default: auto]
     #[arg(long, value_enum, value_name = "WHEN", hide_possible_values = true)]
     #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
     pub poll: Option<PollMode>,
@@ -104,7 +105,7 @@ pub enum PollMode {
     Always,
     /// Does not poll.
     Never,
-    /// Polls above a rate of kicks.
+    /// Polls above a rate of visits with work.
     Rate,
 }
 

@@ -12,6 +12,7 @@ use super::values::{QUEUE_SIZE, parse_memory_max, parse_mode};
 
 /// The name of a device, its socket, and its share of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
+#[command(next_help_heading = "Socket and virtual machine")]
 #[serde(rename_all = "kebab-case")]
 pub struct ServeConfig {
     /// Identifies the device in the log, and for callers that add and remove devices

@@ -18,6 +18,7 @@ const CONTROL_NAME: &str = "control.sock";
 
 /// The control sockets of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Control sockets")]
 pub(crate) struct ControlOptions {
     /// Serve calls that show and change the daemon on this unix socket [default: control.sock in
     /// $RUNTIME_DIRECTORY for serve, otherwise none]
@@ -119,7 +120,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
         interval if (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&interval) => {
             Ok(interval)
         }
-        _ => Err("give from 100ms to 1min".into()),
+        _ => Err("give from 100ms to 1m".into()),
     }
 }
 

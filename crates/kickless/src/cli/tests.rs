@@ -135,7 +135,7 @@ fn wrong_options_of_a_card() {
     for (options, said) in [
         ("--fd=3", "--port <PORT>"),
         ("--port=null", "--socket-path: give it, or --fd"),
-        ("--fd=3 --port=null --offload=yes", "'--offload <OFFLOAD>'"),
+        ("--fd=3 --port=null --offload=yes", "'--offload <on|off>'"),
         ("--fd=3 --port=null --capture=", "'--capture <FILE>'"),
         ("--fd=3 --port=null --capture=/a --capture-length=13", "it must be a number from 14 to 65550"),
         (
@@ -263,6 +263,13 @@ fn help_and_version_are_no_mistakes() {
     for line in ["kickless --help", "kickless --version", "kickless blk --help", "kickless-blk -h"] {
         assert!(matches!(parsed(line), Ok(Invocation::Print(_))), "{line}");
     }
+}
+
+#[test]
+fn the_unit_of_systemd_starts_a_daemon() {
+    let unit = include_str!("../../../../dist/systemd/kickless.service");
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+    assert!(matches!(parsed(line), Ok(Invocation::Run { work: Work::ServeFile { .. }, .. })), "{line}");
 }
 
 #[test]
