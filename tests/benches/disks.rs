@@ -26,6 +26,7 @@ use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::driver::load::{Kind, next_sectors, random_sectors};
 use kickless_tests::frontend::machine::{Machine, Shape};
 use std::ffi::OsStr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use targets::Target;
 
@@ -226,7 +227,7 @@ fn copies(size: u64, time: Duration) -> f64 {
 }
 
 /// Compares four queues of one device on one worker with one queue of the same device, with the same number
-/// in flight.
+/// in flight. `trivial-responder` shows how far the driver, one thread for all queues, is the limit.
 fn queues(plan: &Plan) -> Result<()> {
     let cpus = Cpus::get()?;
     cpus.for_back_ends()?;
@@ -236,16 +237,34 @@ fn queues(plan: &Plan) -> Result<()> {
     println!("null:1G, reads of 4 KiB, {} turns of {:?} each{}", plan.rounds, plan.time, plan.remark());
     head();
     for depth in [8, 32] {
-        let mut turns = [Vec::new(), Vec::new()];
+        let loads = [(4, depth), (1, 4 * depth)];
+        let (mut ours, mut ceilings) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
         for _ in 0..plan.rounds {
-            for (turns, (queues, depth)) in turns.iter_mut().zip([(4, depth), (1, 4 * depth)]) {
+            for (nth, (queues, depth)) in loads.into_iter().enumerate() {
                 let kind = Kind { depth, block: BLOCK, write: false };
-                turns.push(device.turn_on(queues, kind, plan.time, random_sectors(1 << 30, BLOCK))?);
+                let sectors = || random_sectors(1 << 30, BLOCK);
+                ours[nth].push(device.turn_on(queues.into(), kind, plan.time, sectors())?);
+                // It polls all the time, so it runs only for this turn.
+                let mut ceiling = ceiling(&cpus, queues)?;
+                ceilings[nth].push(ceiling.turn_on(queues.into(), kind, plan.time, sectors())?);
             }
         }
-        row(&format!("4 queues, {depth} in flight each"), &turns[0]);
-        row(&format!("1 queue, {} in flight", 4 * depth), &turns[1]);
-        println!("  => 4 queues/1 queue = {} (target: 0.97 or more)", shown(ratios(&turns[0], &turns[1])));
+        for (name, [four, one]) in [("null:1G", &ours), ("ceiling", &ceilings)] {
+            row(&format!("{name}, 4 queues of {depth}"), four);
+            row(&format!("{name}, 1 queue of {}", 4 * depth), one);
+            println!("  => 4 queues/1 queue = {} (target: 0.97 or more)", shown(ratios(four, one)));
+        }
+        let [four, one] = [0, 1].map(|nth| shown(ratios(&ours[nth], &ceilings[nth])));
+        println!("  => of the ceiling: 4 queues {four} (target: 0.95 or more), 1 queue {one}");
     }
     Ok(())
+}
+
+/// Starts a back-end that does as little as possible for each request.
+fn ceiling(cpus: &Cpus, queues: u16) -> Result<Contestant> {
+    cpus.for_back_ends()?;
+    let daemon = Daemon::start_program(Path::new(env!("CARGO_BIN_EXE_trivial-responder")))?;
+    cpus.for_driver()?;
+    let machine = Machine::start(daemon.socket(), &Shape { queues, ..SHAPE })?;
+    Ok(Contestant::over("ceiling", daemon, machine))
 }

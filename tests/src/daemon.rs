@@ -242,6 +242,16 @@ impl Daemon {
         Daemon::launch(&words, dir, socket, config.program == Program::Kickless)
     }
 
+    /// Starts another program, whose only argument is the path of the socket, and waits until it listens.
+    ///
+    /// # Errors
+    /// As for [`Daemon::start`].
+    pub fn start_program(program: &Path) -> Result<Daemon> {
+        let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
+        let socket = dir.path().join("blk.sock");
+        Daemon::launch(&[program.into(), (&socket).into()], dir, socket, false)
+    }
+
     /// Starts `kickless serve` with a pool and devices, and waits until it serves them. `pool` has the
     /// lines of `[pool]`. Each device has a name and further lines of its `[[device]]`.
     ///

@@ -3,7 +3,8 @@
 //!
 //!     trivial-responder SOCKET
 //!
-//! It serves one split ring, polls it all the time, and trusts the driver. So it is for measurements only.
+//! It serves split rings in turn, polls them all the time, and trusts the driver. So it is for measurements
+//! only.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
@@ -25,11 +26,12 @@ use kickless_vhost_user::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::IntoBytes;
 
-/// Number of empty polls of the ring between two polls of the connection.
+/// Number of empty polls of the rings between two polls of the connection.
 const POLLS: u32 = 1 << 16;
 /// Completions are shown after the first of a batch and after each 16 more, as `kickless blk` does.
 const SHOW_AFTER: u16 = 16;
 const DISK_LEN: u64 = 1 << 30;
+const QUEUES: u16 = 4;
 
 /// A ring of the driver.
 struct Ring {
@@ -97,7 +99,7 @@ struct Session {
     view: Arc<View>,
     sizes: BTreeMap<u32, u16>,
     addresses: BTreeMap<u32, VringAddr>,
-    ring: Option<Ring>,
+    rings: Vec<(u32, Ring)>,
 }
 
 impl Session {
@@ -112,7 +114,8 @@ impl Session {
         let number = |value| Ok(Some(Reply::U64(value)));
         match message {
             Message::GetFeatures => {
-                let blk = Features::from_bits_retain((BlkFeatures::SEG_MAX | BlkFeatures::SIZE_MAX).bits());
+                let blk = BlkFeatures::SEG_MAX | BlkFeatures::SIZE_MAX | BlkFeatures::MQ;
+                let blk = Features::from_bits_retain(blk.bits());
                 let ring = Features::VERSION_1 | Features::PROTOCOL_FEATURES | Features::INDIRECT_DESC;
                 return number((blk | ring).bits());
             }
@@ -120,14 +123,14 @@ impl Session {
                 let features = ProtocolFeatures::MQ | ProtocolFeatures::CONFIG | ProtocolFeatures::REPLY_ACK;
                 return number(features.bits());
             }
-            Message::GetQueueNum => return number(1),
+            Message::GetQueueNum => return number(QUEUES.into()),
             Message::GetConfig(wanted) => {
                 let config = Config {
                     capacity: (DISK_LEN / 512).into(),
                     size_max: (1 << 20).into(),
                     seg_max: 30.into(),
                     blk_size: 512.into(),
-                    num_queues: 1.into(),
+                    num_queues: QUEUES.into(),
                     ..Config::default()
                 };
                 let data = config.as_bytes().iter().copied().skip(wanted.offset as usize);
@@ -149,10 +152,13 @@ impl Session {
             Message::SetVringEnable { index, .. } => {
                 let (size, addr) = (self.sizes.get(&index), self.addresses.get(&index));
                 let (size, addr) = size.zip(addr).context("a ring without a size or an address")?;
-                self.ring = Some(Ring::new(&self.view, *size, addr)?);
+                let ring = Ring::new(&self.view, *size, addr)?;
+                self.rings.retain(|(other, _)| *other != index);
+                self.rings.push((index, ring));
             }
             Message::GetVringBase { index } => {
-                let num = self.ring.take().map_or(0, |ring| ring.next.into());
+                let stopped = self.rings.iter().position(|(other, _)| *other == index);
+                let num = stopped.map_or(0, |at| self.rings.remove(at).1.next.into());
                 return Ok(Some(Reply::VringBase(VringState { index, num })));
             }
             _ => {}
@@ -160,10 +166,10 @@ impl Session {
         Ok(None)
     }
 
-    /// Serves messages and the ring until the driver leaves.
+    /// Serves messages and the rings until the driver leaves.
     fn run(&mut self, socket: &impl std::os::fd::AsFd) -> Result<()> {
         loop {
-            let now = self.ring.as_ref().map(|_| Timespec { tv_sec: 0, tv_nsec: 0 });
+            let now = (!self.rings.is_empty()).then_some(Timespec { tv_sec: 0, tv_nsec: 0 });
             let mut fds = [PollFd::new(socket, PollFlags::IN)];
             if poll(&mut fds, now.as_ref())? > 0 {
                 let Some(received) = self.backend.recv(&Wait::FOREVER)? else { return Ok(()) };
@@ -173,12 +179,15 @@ impl Session {
                     self.backend.reply(&header, &reply, &Wait::FOREVER)?;
                 }
             }
-            if let Some(ring) = &mut self.ring {
-                let mut idle = 0;
-                while idle < POLLS {
-                    idle = if ring.poll(&self.view)? { 0 } else { idle + 1 };
-                    std::hint::spin_loop();
+            let mut idle = 0;
+            while idle < POLLS && !self.rings.is_empty() {
+                idle += 1;
+                for (_, ring) in &mut self.rings {
+                    if ring.poll(&self.view)? {
+                        idle = 0;
+                    }
                 }
+                std::hint::spin_loop();
             }
         }
     }
@@ -195,7 +204,7 @@ fn main() -> Result<()> {
             view: Arc::default(),
             sizes: BTreeMap::new(),
             addresses: BTreeMap::new(),
-            ring: None,
+            rings: Vec::new(),
         };
         if let Err(error) = session.run(&socket) {
             eprintln!("the connection ends: {error:#}");
