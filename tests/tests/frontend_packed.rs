@@ -40,7 +40,7 @@ fn shapes() -> impl Iterator<Item = Shape> {
 
 /// Returns the device's position as the driver computes it.
 fn next(queue: &Queue) -> RingPosition {
-    let (next, used) = queue.places().unwrap();
+    let (next, used) = queue.positions().unwrap();
     assert_eq!(next, used, "nothing is in flight");
     next
 }
@@ -155,7 +155,7 @@ fn a_stop_drains(engine: &str) {
             // Every request taken has completed before the answer. The used descriptors end where the ring
             // stopped.
             while queue.take_used().unwrap().is_some() {}
-            let (_, used) = queue.places().unwrap();
+            let (_, used) = queue.positions().unwrap();
             assert_eq!(RingPosition::from_bits(stopped), used, "round {round}");
             machine.frontend.number(&Message::GetFeatures).unwrap();
             assert_eq!(machine.queues[0].take_used().unwrap(), None, "a stopped ring moved");

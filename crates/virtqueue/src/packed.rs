@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_one_sides() {
+    fn a_position_belongs_to_one_side() {
         for wrap in [false, true] {
             let (now, last) = (RingPosition { index: 0, wrap }, RingPosition { index: 0, wrap: !wrap });
             assert!(now.is_available(now.available()) && !now.is_used(now.available()));

@@ -47,7 +47,7 @@ impl Packed {
     }
 
     /// Returns the positions of the next descriptor to write and of the next used one.
-    pub(crate) fn places(&self) -> (RingPosition, RingPosition) {
+    pub(crate) fn positions(&self) -> (RingPosition, RingPosition) {
         (self.next, self.used)
     }
 

@@ -162,8 +162,8 @@ impl Queue {
     }
 
     /// Returns the positions of the next descriptor and of the next used one in a packed ring.
-    pub fn places(&self) -> Option<(RingPosition, RingPosition)> {
-        self.packed.as_ref().map(Packed::places)
+    pub fn positions(&self) -> Option<(RingPosition, RingPosition)> {
+        self.packed.as_ref().map(Packed::positions)
     }
 
     /// Writes any descriptor at the next position of a packed ring.

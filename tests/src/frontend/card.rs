@@ -321,7 +321,7 @@ impl CardRing {
 
     /// Returns the index of the next element that the device completes; of a packed ring, its position.
     pub fn position(&self) -> u16 {
-        self.queue.places().map_or(self.queue.next_used(), |(_, used)| used.bits())
+        self.queue.positions().map_or(self.queue.next_used(), |(_, used)| used.bits())
     }
 
     fn buffer(&self, number: usize) -> Gpa {

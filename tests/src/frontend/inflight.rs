@@ -108,7 +108,7 @@ impl Machine {
         self.frontend.share(&[&self.ram])?;
         for queue in &mut self.queues {
             // The used index is in the memory of a split ring, but not of a packed one.
-            if queue.places().is_none() {
+            if queue.positions().is_none() {
                 queue.set_base(queue.used_idx().into());
             }
         }

@@ -357,7 +357,7 @@ impl Frontend {
         match self.ask(&Message::GetVringBase { index: queue.index().into() })? {
             Reply::VringBase(VringState { index, num }) if index == u32::from(queue.index()) => {
                 queue.set_base(num);
-                if queue.places().is_none() {
+                if queue.positions().is_none() {
                     return Ok(u16::try_from(num)?);
                 }
                 let (taken, used) = (num as u16, (num >> 16) as u16);

@@ -1,5 +1,6 @@
 //! The memory of a queue.
 
+use crate::device::Options;
 use kickless_memory::Area;
 
 /// A queue's memory, zeroed, at the addresses that the device knows.
@@ -11,4 +12,16 @@ pub struct Areas {
     pub driver: Area,
     /// The device's area: the used ring, or the packed ring's device event suppression. At a multiple of 4.
     pub device: Area,
+}
+
+impl Areas {
+    /// Checks that each area is long enough for a queue with these options.
+    ///
+    /// # Panics
+    /// Panics if one is not.
+    pub(super) fn check_lens(&self, options: &Options) {
+        for (area, len) in [&self.desc, &self.driver, &self.device].into_iter().zip(options.area_lens()) {
+            assert!(area.len() >= len, "an area of {} bytes, but {len} are needed", area.len());
+        }
+    }
 }

@@ -8,18 +8,10 @@ use super::used_error::{UsedError, check};
 use crate::device::Options;
 use crate::packed::{self, RingPosition};
 use kickless_spec::ring::{
-    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_LEN, PACKED_ID, PACKED_LEN, PackedDesc, desc_len,
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, PACKED_ID, PACKED_LEN, PackedDesc,
 };
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-
-fn checked(options: Options, areas: Arc<Areas>) -> Arc<Areas> {
-    let lengths = [desc_len(options.size()), EVENT_LEN, EVENT_LEN];
-    for (area, len) in [&areas.desc, &areas.driver, &areas.device].into_iter().zip(lengths) {
-        assert!(area.len() >= len, "an area of {} bytes, but {len} are needed", area.len());
-    }
-    areas
-}
 
 /// A packed ring's [`super::Submitter`].
 #[derive(Debug)]
@@ -49,7 +41,7 @@ impl Submitter {
     pub(super) fn new(options: Options, areas: Arc<Areas>, tables: Arc<ChainTables>) -> Self {
         let size = options.size();
         Self {
-            areas: checked(options, areas),
+            areas,
             tables,
             size,
             event_idx: options.event_idx(),
@@ -183,7 +175,7 @@ pub struct Completer {
 impl Completer {
     pub(super) fn new(options: Options, areas: Arc<Areas>, tables: Arc<ChainTables>) -> Self {
         Self {
-            areas: checked(options, areas),
+            areas,
             tables,
             size: options.size(),
             event_idx: options.event_idx(),

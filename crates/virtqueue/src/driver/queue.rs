@@ -14,6 +14,7 @@ use std::sync::Arc;
 /// # Panics
 /// Panics if an area is too small or misaligned.
 pub fn queue(options: Options, areas: Areas) -> (Submitter, Completer) {
+    areas.check_lens(&options);
     let tables = Arc::new(ChainTables::new(options.size(), options.in_order()));
     let areas = Arc::new(areas);
     if options.is_packed() {

@@ -11,7 +11,7 @@ use crate::device::Options;
 use crate::device::suppress::{NotificationWords, Word};
 use kickless_spec::ring::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem,
-    avail_len, desc_len, used_len,
+    avail_len, used_len,
 };
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -28,15 +28,6 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(options: Options, areas: Arc<Areas>) -> Self {
-        let (size, event_idx) = (options.size(), options.event_idx());
-        let lengths = [desc_len(size), avail_len(size, event_idx), used_len(size, event_idx)];
-        for (area, len) in [&areas.desc, &areas.driver, &areas.device].into_iter().zip(lengths) {
-            assert!(area.len() >= len, "an area of {} bytes, but {len} are needed", area.len());
-        }
-        Self { areas, size }
-    }
-
     #[inline]
     fn entry(&self, index: u16) -> usize {
         usize::from(index & (self.size - 1))
@@ -91,7 +82,7 @@ pub struct Submitter {
 impl Submitter {
     pub(super) fn new(options: Options, areas: Arc<Areas>, tables: Arc<ChainTables>) -> Self {
         Self {
-            ring: Ring::new(options, areas),
+            ring: Ring { areas, size: options.size() },
             tables,
             event_idx: options.event_idx(),
             free: FreeDescriptors::new(options.size(), options.in_order()),
@@ -234,7 +225,7 @@ pub struct Completer {
 impl Completer {
     pub(super) fn new(options: Options, areas: Arc<Areas>, tables: Arc<ChainTables>) -> Self {
         Self {
-            ring: Ring::new(options, areas),
+            ring: Ring { areas, size: options.size() },
             tables,
             event_idx: options.event_idx(),
             in_order: options.in_order(),
