@@ -648,6 +648,7 @@ impl QueueTask for Queue {
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
         self.disk_size = self.shared.disk.size();
         self.meter.begin(context.now_ns);
+        self.vring.begin_beside(context.served_others);
         // A stop does not wait for tokens.
         self.limited_ns = if budget > 0 { self.shared.limiter.now_if_on() } else { None };
         self.is_paused = budget > 0 && self.shared.halt.is_set();

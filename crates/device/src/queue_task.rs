@@ -19,12 +19,15 @@ pub struct Context<'a> {
     pub clock: Clock,
     /// The time on this clock, as the worker or a task of this turn has read it last.
     pub now_ns: u64,
+    /// In a poll, the number of requests of other tasks that this worker has served since the task's last
+    /// poll that served any, modulo 2^32.
+    pub served_others: u32,
 }
 
 impl<'a> Context<'a> {
     /// Makes a context whose far side is due, with the present time.
     pub fn new(engine: &'a mut Engine, task: u32, waker: &'a Waker, clock: Clock) -> Self {
-        Self { engine, task, waker, far_side_due: true, clock, now_ns: clock.now() }
+        Self { engine, task, waker, far_side_due: true, clock, now_ns: clock.now(), served_others: 0 }
     }
 
     /// Reads the clock. A task reads it at most once for each call.

@@ -118,6 +118,7 @@ impl EventLoop {
             in_waiting: false,
             in_naps: false,
             call_due: None,
+            served_before: self.served,
             cost: 0,
             arrived: now,
             moving: None,

@@ -78,6 +78,9 @@ pub(crate) struct Entry {
     pub(crate) in_naps: bool,
     /// The time at which its pending call to the driver is due.
     pub(crate) call_due: Option<Nanos>,
+    /// The value of [`EventLoop::served`](crate::event_loop::EventLoop::served) after its last visit that
+    /// served requests.
+    pub(crate) served_before: u32,
     /// The cost of its visits since loads were last compared.
     pub(crate) cost: u64,
     /// The time at which it came to this worker.

@@ -83,6 +83,8 @@ pub(crate) struct EventLoop {
     /// Events of the last wait. They are taken out while they are handled, so that tasks can change.
     ready: Vec<Ready>,
     pub(crate) work: u32,
+    /// The number of requests that tasks have served, modulo 2^32.
+    pub(crate) served: u32,
     /// This turn found something to do.
     pub(crate) worked: bool,
     pub(crate) engine_ready: bool,
@@ -133,6 +135,7 @@ impl EventLoop {
             batch: Vec::new(),
             ready: Vec::new(),
             work: 0,
+            served: 0,
             worked: false,
             engine_ready: false,
             engine_failed: false,

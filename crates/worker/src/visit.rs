@@ -47,9 +47,10 @@ impl EventLoop {
         let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
         let leaving = entry.is_leaving();
         let far_side_due = now >= entry.far_side_due;
+        let served_others = self.served.wrapping_sub(entry.served_before);
         let (waker, clock, now_ns) = (self.mailbox.waker(), self.clock, self.latest);
-        let mut context =
-            Context { engine: &mut self.engine, task: number, waker, far_side_due, clock, now_ns };
+        let engine = &mut self.engine;
+        let mut context = Context { engine, task: number, waker, far_side_due, clock, now_ns, served_others };
         let polled = entry.task.poll(&mut context, if leaving { 0 } else { budget });
         self.latest = context.now_ns;
         let cost = polled.cost;
@@ -61,6 +62,8 @@ impl EventLoop {
         let counters = vring.counters();
         if polled.served > 0 {
             self.worked = true;
+            self.served = self.served.wrapping_add(polled.served);
+            entry.served_before = self.served;
             counters.requests.add(polled.served.into());
             counters.polls_with_work.add(1);
             if entry.spin_until.take().is_some() && !was_quiet {
@@ -180,9 +183,9 @@ impl EventLoop {
             self.work = self.work.saturating_add(self.batch.len() as u32);
             if let Some(entry) = self.entries[number as usize].as_mut() {
                 let (waker, clock, now_ns) = (self.mailbox.waker(), self.clock, self.latest);
-                let far_side_due = true;
+                let (engine, far_side_due, served_others) = (&mut self.engine, true, 0);
                 let mut context =
-                    Context { engine: &mut self.engine, task: number, waker, far_side_due, clock, now_ns };
+                    Context { engine, task: number, waker, far_side_due, clock, now_ns, served_others };
                 let waits = entry.task.complete(&mut context, &mut self.batch);
                 self.latest = context.now_ns;
                 self.completed(number, waits);

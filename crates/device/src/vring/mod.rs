@@ -358,6 +358,14 @@ impl Vring {
         self.unseen = Unseen::new(rule);
     }
 
+    /// Begins a batch of a task whose worker has served `others` requests of other tasks since the last one.
+    /// Then more completions are shown together. Without this call, the worker counts as serving nothing
+    /// else.
+    #[inline]
+    pub fn begin_beside(&mut self, others: u32) {
+        self.unseen.begin_beside(others);
+    }
+
     /// Shows the driver all completions, and calls it if it wants that.
     #[inline]
     pub fn publish(&mut self) {

@@ -7,9 +7,7 @@ use super::hint::Position;
 use super::used_error::{UsedError, check};
 use crate::device::Options;
 use crate::packed::{self, RingPosition};
-use kickless_spec::ring::{
-    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, PACKED_ID, PACKED_LEN, PackedDesc,
-};
+use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, PACKED_ID, PACKED_LEN, PackedDesc};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
