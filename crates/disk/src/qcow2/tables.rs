@@ -293,7 +293,10 @@ impl Tables {
         if !self.ops.is_idle() || self.has_due() {
             return None;
         }
-        let is_clean = self.blocks.dirty() == 0 && self.retired.extents() == 0 && self.copies.is_empty();
+        let is_clean = self.blocks.dirty() == 0
+            && self.retired.extents() == 0
+            && self.copies.is_empty()
+            && self.reserve.chunk.is_none();
         Some(if is_clean { Ok(()) } else { Err(self.last_error.unwrap_or(Errno::IO)) })
     }
 

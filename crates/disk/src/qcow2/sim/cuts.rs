@@ -2,6 +2,7 @@
 
 use super::builder::{Shape, build};
 use super::image::SECTOR;
+use super::judge::Judge;
 use super::life::Life;
 use super::whole::Whole;
 use crate::qcow2::format::geometry::{Geometry, Version};
@@ -119,6 +120,32 @@ fn cuts_of_whole_disks_leave_leaks_at_most() {
         assert_eq!(fault, Ok(()), "seed {seed}, after {cuts} cuts");
         seed += 1;
     }
+}
+
+/// The file system is full, so that no new cluster can be zeroed. A close gives back those that were counted
+/// for the reserve.
+#[test]
+fn a_close_leaks_no_reserve_that_could_not_be_zeroed() {
+    let mut failed = 0;
+    for seed in 0..100 {
+        let mut rng = Rng::with_seed(seed);
+        let shape = Shape { is_device: false, ..Shape::random(&mut rng) };
+        let file = build(shape, &mut rng);
+        let leaks = |file: &[u8]| Judge { file, shape }.check().unwrap().leaks;
+        let before = leaks(&file);
+        let mut life = Life::open_quiet(shape, file, rng.fork());
+        life.failures.break_zeroes();
+        for _ in 0..STEPS / 4 {
+            life.turn();
+        }
+        life.settle().unwrap();
+        failed += u32::from(life.failures.has_failed);
+        life.tables.close();
+        life.settle().unwrap();
+        assert_eq!(life.tables.closed(), Some(Ok(())), "seed {seed}");
+        assert_eq!(leaks(life.image.now()), before, "seed {seed}");
+    }
+    assert!(failed > 50, "{failed}");
 }
 
 /// An image whose refcount block is far outside: writes into new clusters fail, and nothing is written there.

@@ -90,6 +90,11 @@ impl Failures {
         };
     }
 
+    /// Lets nothing be zeroed, as if the file system were full.
+    pub(super) fn break_zeroes(&mut self) {
+        self.broken = Some(Broken::Zeroes);
+    }
+
     /// Returns whether operations fail in this life.
     pub(super) fn may_fail(&self) -> bool {
         self.share > 0.0 || self.breaks

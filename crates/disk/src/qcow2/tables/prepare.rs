@@ -56,8 +56,9 @@ impl Tables {
             let runs = self.reserve.close();
             let is_changed = !runs.is_empty();
             runs.into_iter().for_each(|run| self.retired.lower(run));
-            if is_changed {
-                return true;
+            let is_being_zeroed = matches!(self.reserve.chunk, Some(Chunk { for_l1: false, .. }));
+            if is_changed || is_being_zeroed {
+                return is_changed;
             }
         }
         if self.reserve.is_stalled || self.moving.is_some() {

@@ -112,12 +112,19 @@ impl Reserve {
         self.failed = KeptErrors::default();
     }
 
-    /// Takes all clusters, and forgets the chunk whose counts are not raised.
+    /// Takes all clusters whose counts are raised, those of the chunk too unless they are being zeroed. A
+    /// chunk for an L1 table stays, because growing goes on.
     pub(super) fn close(&mut self) -> Vec<Run> {
         self.ready_clusters = 0;
-        if matches!(self.chunk, Some(Chunk { stage: Stage::Choosing, .. })) {
-            self.chunk = None;
+        let mut runs: Vec<Run> = self.ready.drain(..).collect();
+        let is_over = |chunk: &mut Chunk| match chunk.stage {
+            Stage::Choosing => true,
+            Stage::Raising { zeroing, .. } => zeroing == 0 && !chunk.for_l1,
+            Stage::Syncing { .. } => !chunk.for_l1,
+        };
+        if let Some(mut chunk) = self.chunk.take_if(is_over) {
+            runs.append(&mut chunk.runs);
         }
-        self.ready.drain(..).collect()
+        runs
     }
 }
