@@ -11,13 +11,17 @@
 //! it.
 //!
 //! With `noisy [SEEDS]`, it prints the throughput that the policy keeps for closed loads whose waits vary.
+//!
+//! With `visits [GAP]`, it serves a million requests of a closed load, and nothing but the policy runs: each
+//! request comes `GAP` nanoseconds after the answer to the last. `valgrind --tool=callgrind` counts the
+//! instructions.
 
 #[allow(dead_code, reason = "the tests use all of it")]
 #[path = "../tests/policy/simulation/mod.rs"]
 mod simulation;
 
 use kickless_worker::Poll;
-use kickless_worker::policy::{Nanos, Policy};
+use kickless_worker::policy::{Host, Nanos, Policy, Verdict};
 use simulation::load::{Gaps, MS, SEC, US};
 use simulation::machine::Machine;
 use simulation::{noisy, patterns, stuck, table};
@@ -29,6 +33,9 @@ fn main() {
         "stuck" => return print_stuck(seeds),
         "noisy" => return print_noisy(seeds),
         "replay" => return replay(),
+        "visits" => {
+            return serve_visits(std::env::args().nth(2).map_or(300, |gap| gap.parse().unwrap_or(300)));
+        }
         _ => {}
     }
     println!("{}", table::Line::head());
@@ -53,6 +60,29 @@ fn replay() {
         let (lease, capital) = policy.replay(now.saturating_sub(std::mem::replace(&mut before, now)), share);
         println!("{now:>15} ns: lost {share:6.3}, capital {capital:7.2}, lease {} us", lease / 1000);
     }
+}
+
+/// Lets the policy decide about a million waits of the same length.
+fn serve_visits(gap: Nanos) {
+    let host = Host::new(8 * US, 30 * US);
+    let mut policy = Policy::new(Poll::default(), 256);
+    let mut now = 0;
+    for _ in 0..1_000_000 {
+        let next = now + gap;
+        while now < next {
+            match policy.empty(now, &host, false) {
+                Verdict::Spin { until } => now = until.min(next),
+                Verdict::Nap { until, .. } => now = until + host.wake_delay,
+                Verdict::Arm => {
+                    policy.armed();
+                    now = next + host.wake_delay;
+                    policy.woken(now, &host);
+                }
+            }
+        }
+        policy.found(now, 1);
+    }
+    println!("{now} ns");
 }
 
 /// Prints the longest time for which the core is held, for each load and seed, and their number above limits.

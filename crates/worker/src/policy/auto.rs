@@ -61,6 +61,8 @@ pub(super) struct Auto {
     /// The history of waits with nothing in flight, and with requests in flight, and the plans for them.
     waits: [Waits; 2],
     plans: [Plan; 2],
+    /// The time to spin, and the length of the naps instead, until the next review.
+    ways: [(Nanos, Nanos); 2],
     load: Load,
     pub(super) trial: Trial,
     last: Last,
@@ -102,24 +104,17 @@ impl Auto {
         }
         let wait = self.wait.get_or_insert(Wait { on_disk, since: now, ..Wait::default() });
         (wait.napping, wait.event_at, wait.empty_at) = (false, None, now);
-        let plan = &self.plans[usize::from(on_disk)];
-        let (limit, nap) = match self.trial.manner() {
-            Manner::Eager => (plan.eager, 0),
-            Manner::Napping if plan.trial_nap > 0 => (0, plan.trial_nap),
-            Manner::Patient | Manner::Napping => plan.patient,
-        };
+        let (limit, nap) = self.ways[usize::from(on_disk)];
         let until = wait.since.saturating_add(limit);
         if now < until {
             return Verdict::Spin { until: until.min(self.due) };
         }
-        if nap == 0 {
+        // A nap that another queue's work has cut short goes on.
+        let is_over = now >= wait.nap_until;
+        if nap == 0 || is_over && wait.naps >= NAPS_MAX {
             return Verdict::Arm;
         }
-        // A nap that another queue's work has cut short goes on.
-        if now >= wait.nap_until {
-            if wait.naps >= NAPS_MAX {
-                return Verdict::Arm;
-            }
+        if is_over {
             wait.naps += 1;
             wait.nap_until = now.saturating_add(nap);
         }
@@ -143,9 +138,9 @@ impl Auto {
             self.plan(host);
         }
         let differ = !self.contended && self.plans.iter().any(|plan| plan.patient != (plan.eager, 0));
-        if let Some(time) = span {
+        if let Some((time, changed)) = span {
             self.trial.spend(if differ { time } else { 0 });
-            if self.load.changed {
+            if changed {
                 self.trial.load_changed(now);
             }
         }
@@ -154,6 +149,11 @@ impl Auto {
         let enough = self.load.time_of(TRIAL_COUNT);
         let nap = (differ && enough <= shortest * TRIAL_MAX).then_some(enough.max(shortest));
         self.trial.advance(now, self.last, nap);
+        self.ways = self.plans.map(|plan| match self.trial.manner() {
+            Manner::Eager => (plan.eager, 0),
+            Manner::Napping if plan.trial_nap > 0 => (0, plan.trial_nap),
+            Manner::Patient | Manner::Napping => plan.patient,
+        });
         let trial = nap.map_or(Nanos::MAX, |_| self.trial.until);
         self.due = self.load.until().min(trial).max(now.saturating_add(1));
     }
@@ -174,10 +174,8 @@ impl Auto {
         // The end of a wait with nothing in flight is a request, and needs a kick.
         for (at, cost) in [host.kicked_cpu + self.kick_price, host.kicked_cpu].into_iter().enumerate() {
             let (thrifty, sleep_price) = self.waits[at].best(cost, wake);
-            let eager = match host.contended || slow {
-                true => thrifty,
-                false => self.waits[at].best(cost + wake * DELAY_WORTH, wake).0,
-            };
+            let worth = if host.contended || slow { 0 } else { wake * DELAY_WORTH };
+            let eager = self.waits[at].best(cost + worth, wake).0;
             let patient = if wake.min(WAKE_MAX) <= self.latency { thrifty } else { eager };
             // With requests in flight, a request waits for a nap before it starts and for another when it is
             // done. So each of them is half as long.
@@ -230,7 +228,7 @@ mod tests {
         let mut auto = auto(100_000);
         auto.trial.spend(Nanos::MAX);
         auto.empty(0, &HOST, false);
-        auto.plans = [50_000, 25_000].map(|nap| Plan { patient: (0, nap), ..Plan::default() });
+        auto.ways = [(0, 50_000), (0, 25_000)];
         let nap = |until, ignore_completions| Verdict::Nap { until, ignore_completions };
         assert_eq!(auto.empty(0, &HOST, false), nap(50_000, false));
         assert_eq!(auto.empty(20_000, &HOST, false), nap(50_000, false));

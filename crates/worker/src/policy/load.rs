@@ -22,8 +22,6 @@ pub(super) struct Load {
     /// overvalue short gaps.
     recent: f64,
     time: f64,
-    /// The rate of the last span is so much higher or lower that it probably belongs to another load.
-    pub(super) changed: bool,
 }
 
 impl Load {
@@ -33,26 +31,27 @@ impl Load {
     }
 
     /// Closes the span if it is long enough. `requests` is the number of all requests so far. Returns the
-    /// time for which the load was active.
-    pub(super) fn close_span(&mut self, now: Nanos, requests: u64) -> Option<Nanos> {
+    /// time for which the load was active, and whether its rate is so much higher or lower than before that
+    /// it probably belongs to another load.
+    pub(super) fn close_span(&mut self, now: Nanos, requests: u64) -> Option<(Nanos, bool)> {
         let time = now.saturating_sub(self.since);
         if time < SPAN {
             return None;
         }
         let count = requests.wrapping_sub(std::mem::replace(&mut self.counted, requests)) as f64;
-        (self.since, self.changed) = (now, false);
+        self.since = now;
         if time > PAUSE {
-            return Some(0);
+            return Some((0, false));
         }
         let expected = if self.time > 0.0 { self.expected(time) } else { count };
         let (less, more) = (count.min(expected), count.max(expected));
-        self.changed = more >= COUNT_MIN && more > less * CHANGE_FACTOR;
-        if self.changed {
+        let changed = more >= COUNT_MIN && more > less * CHANGE_FACTOR;
+        if changed {
             (self.recent, self.time) = (0.0, 0.0);
         }
         self.recent = self.recent * KEPT + count;
         self.time = self.time * KEPT + time as f64;
-        Some(time)
+        Some((time, changed))
     }
 
     /// Returns the number of requests that come in `time`. 0 before the first span is over.
@@ -72,7 +71,7 @@ mod tests {
 
     /// Returns the result of a span with `after` requests, after a hundred of a millisecond with `before`
     /// each.
-    fn after(before: u64, after: u64, time: Nanos) -> (Load, Option<Nanos>) {
+    fn after(before: u64, after: u64, time: Nanos) -> (Load, Option<(Nanos, bool)>) {
         let mut load = Load::default();
         for span in 1..=100 {
             load.close_span(span * SPAN, span * before);
@@ -84,7 +83,7 @@ mod tests {
     #[test]
     fn a_steady_rate_is_known_and_a_pause_does_not_change_it() {
         let (load, span) = after(100, 1, 900 * SPAN);
-        assert_eq!((span, load.changed), (Some(0), false));
+        assert_eq!(span, Some((0, false)));
         assert!(load.time_of(10.0).abs_diff(100_000) < 3_000);
         assert_eq!(load.expected(SPAN).round(), 100.0);
         assert_eq!(after(100, 1, SPAN - 1).1, None);
@@ -92,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_change_is_more_than_chance_makes_of_few() {
-        let changed = |before, count| after(before, count, SPAN).0.changed;
+        let changed = |before, count| after(before, count, SPAN).1.is_some_and(|(_, changed)| changed);
         assert_eq!([31, 33].map(|count| changed(8, count)), [false, true]);
         assert_eq!([10, 50, 290, 310].map(|count| changed(100, count)), [true, false, false, true]);
         assert!(!changed(20, 0));

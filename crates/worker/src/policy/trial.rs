@@ -102,8 +102,7 @@ pub(super) struct Trial {
     /// in time is not cut short.
     nap: Nanos,
     napped: Nanos,
-    /// The beginning of the block that runs, and the last request by then.
-    since: Nanos,
+    /// The last request before the block that runs.
     last: Last,
     /// The rate of requests in the first block of the pair, if it is over.
     first: Option<f64>,
@@ -139,7 +138,7 @@ impl Trial {
         match self.part {
             None => (self.nap, self.treated_first) = (nap, self.draw() < 0.5),
             Some(Manner::Napping) => {
-                self.napped = now.saturating_sub(self.since).clamp(self.nap, 2 * self.nap);
+                self.napped = self.nap + (now - self.until).min(self.nap);
                 (self.part, self.until) = (Some(Manner::Eager), now.saturating_add(RECOVERY * self.nap));
                 return;
             }
@@ -158,7 +157,7 @@ impl Trial {
                 }
             }
         }
-        (self.since, self.last) = (now, last);
+        self.last = last;
         let is_treated = self.treated_first == self.first.is_none();
         let (part, naps) = if is_treated { (Manner::Napping, 1) } else { (Manner::Eager, BLOCK) };
         (self.part, self.until) = (Some(part), now.saturating_add(naps * self.nap));

@@ -37,11 +37,8 @@ impl Default for Waits {
 impl Waits {
     pub(super) fn record(&mut self, wait: Nanos) {
         if self.total >= TOTAL_MAX {
-            self.total = 0;
-            for count in &mut self.counts {
-                *count /= 2;
-                self.total += u32::from(*count);
-            }
+            self.counts.iter_mut().for_each(|count| *count /= 2);
+            self.total = self.counts.iter().map(|&count| u32::from(count)).sum();
         }
         self.counts[Scale::bucket(wait)] += 1;
         self.total += 1;
@@ -58,10 +55,8 @@ impl Waits {
         let (mut limit, mut least, mut sleeps) = (0, total * cost, total);
         // The waits that have ended by the end of the bucket, and the time spun for them.
         let (mut ended, mut spun) = (0, 0);
-        for (number, &count) in self.counts[..Scale::BUCKETS - 1].iter().enumerate() {
-            if count == 0 {
-                continue;
-            }
+        let buckets = self.counts[..Scale::BUCKETS - 1].iter().enumerate();
+        for (number, &count) in buckets.filter(|(_, count)| **count > 0) {
             let (begin, end) = (Scale::start(number), Scale::start(number + 1));
             ended += Nanos::from(count);
             spun += Nanos::from(count) * (begin + end) / 2;
