@@ -11,6 +11,9 @@ const DELAY_WORTH: Nanos = 8;
 /// that takes longer adds this time to the accepted delay. Otherwise a load that needs no core would hold one
 /// for as long as the host is slow, and no sleep would show that it is not any more.
 const WAKE_MAX: Nanos = 50_000;
+/// The shortest nap is the accepted delay by this number, however slow wakes are. Only the ends of naps show
+/// that wakes are quick again. Without naps, one slow moment of the host would forbid them for good.
+const NAP_PARTS: Nanos = 8;
 /// The longest accepted delay.
 const LATENCY_MAX: Nanos = 1_000_000_000;
 /// The number of waits after which new plans are made, at most once in a span of the load. Plans follow from
@@ -168,7 +171,9 @@ impl Auto {
         // If wakes are so slow that they exceed the accepted delay, naps are shorter: a request waits for
         // half of the nap on average, and for the wake. A nap is also at most the time in which a quarter of
         // the ring fills, or three quarters including the wake.
-        let accepted = self.latency.min((2 * self.latency).saturating_sub(2 * wake));
+        let is_met = wake.min(WAKE_MAX) <= self.latency;
+        let least = if is_met { self.latency / NAP_PARTS } else { 0 };
+        let accepted = self.latency.min((2 * self.latency).saturating_sub(2 * wake)).max(least);
         let quarter = self.load.time_of(f64::from(self.ring_size / 4));
         let longest = accepted.min(quarter).min(quarter.saturating_mul(3).saturating_sub(wake));
         // The end of a wait with nothing in flight is a request, and needs a kick.
@@ -176,7 +181,7 @@ impl Auto {
             let (thrifty, sleep_price) = self.waits[at].best(cost, wake);
             let worth = if host.contended || slow { 0 } else { wake * DELAY_WORTH };
             let eager = self.waits[at].best(cost + worth, wake).0;
-            let patient = if wake.min(WAKE_MAX) <= self.latency { thrifty } else { eager };
+            let patient = if is_met { thrifty } else { eager };
             // With requests in flight, a request waits for a nap before it starts and for another when it is
             // done. So each of them is half as long.
             let nap = longest >> at;
@@ -259,7 +264,9 @@ mod tests {
         assert_eq!(patient(90_000, 6_000, &host).1, 100_000);
         assert_eq!(patient(90_000, 6_000, &Host { timed_cpu: 12_000, ..host }).1, 0);
         assert_eq!(patient(1_000, 3_000, &HOST).1 / 1000, 64, "a quarter of the ring");
-        assert_eq!(patient(5_000, 3_000, &Host { wake_delay: 75_000, ..HOST }).1, 50_000);
+        for (wake_delay, nap) in [(75_000, 50_000), (99_000, 12_500), (200_000, 12_500)] {
+            assert_eq!(patient(5_000, 3_000, &Host { wake_delay, ..HOST }).1, nap, "{wake_delay}");
+        }
     }
 
     #[test]

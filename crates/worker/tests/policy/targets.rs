@@ -163,6 +163,25 @@ fn neither_a_pause_of_the_process_nor_slow_wakes_hold_the_core_for_long() {
     }
 }
 
+/// Only naps measure wakes, so the estimate must not keep the policy from napping.
+#[test]
+fn wakes_that_were_slow_for_a_moment_do_not_end_naps_for_good() {
+    for seed in seeds() {
+        for slow_wake in [70 * US, 150 * US, 300 * US] {
+            let plain = Machine { wake_delay: 50 * US, ..Machine::default() };
+            let slow = Machine { slow_until: 20 * MS, slow_wake, ..plain };
+            for gap in [10 * US, 3_300] {
+                let load = open(Gaps::Poisson(gap));
+                let run = |machine| run_for(machine, &load, AUTO, SEC, SEC, seed);
+                let (quick, slow) = (run(plain), run(slow));
+                let share = slow.cpu_share();
+                assert!(share <= quick.cpu_share() * 1.2 + 0.01, "{slow_wake}, one in {gap} ns: {share}");
+                assert!(slow.kicks * 20 <= slow.requests, "{slow_wake}, one in {gap} ns");
+            }
+        }
+    }
+}
+
 #[test]
 fn an_idle_queue_is_armed_and_costs_nothing_then() {
     for seed in seeds() {
