@@ -247,7 +247,7 @@ impl QueuePair {
 
     /// Sends copies of these frames, as many as there is room for. Returns their number.
     ///
-    /// Checks once whether the device wants a kick.
+    /// The device sees the first ones while the others are written. Kicks it at most once, at the end.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the first frame that was not sent is too short or too long, or its offload was
@@ -295,6 +295,8 @@ impl QueuePair {
     }
 
     /// Passes up to `max` received frames to `each`, and returns their number. Never waits.
+    ///
+    /// Frames that come during the call may be left for the next one.
     ///
     /// A frame whose header makes no sense is dropped and counted.
     ///

@@ -6,17 +6,13 @@ use kickless_spec::net::NetFeatures;
 
 use crate::card::memory::{Frame, FrameMemory};
 use crate::card::receive::ReceiveRing;
-use crate::card::transmit::{self, Sent, TransmitRing};
+use crate::card::transmit::{self, SHOWN, Sent, TransmitRing};
 use crate::connection::RingSetup;
 use crate::error::{Error, Invalid};
 use crate::layout::Layout;
 use crate::memory::Region;
 use crate::offload::Allowed;
 use kickless_spec::features::Features;
-
-/// The number of forwarded frames that the device is shown together. It takes them while the next ones are
-/// forwarded.
-const SHOWN: usize = 16;
 
 /// The addresses of a pair in shared memory.
 #[derive(Clone, Debug)]
@@ -164,7 +160,7 @@ impl PairRings {
         Ok(self.transmit.send(&mut self.memory, count, len_of, fill))
     }
 
-    /// Passes up to `max` received frames to `each`.
+    /// Passes up to `max` received frames to `each`. May leave frames that come meanwhile.
     ///
     /// # Errors
     /// The device broke the rules of the ring.
@@ -186,6 +182,9 @@ impl PairRings {
                 None => done.invalid += 1,
             }
             self.memory.give_back(received.first);
+            if self.receive.ends_call(done.frames) {
+                break;
+            }
         }
         // The device sees the buffers together.
         self.receive.refill(&mut self.memory);
@@ -193,7 +192,8 @@ impl PairRings {
         Ok(done)
     }
 
-    /// Passes up to `max` received frames to `each`, and sends those back for which it returns `true`.
+    /// Passes up to `max` received frames to `each`, and sends those back for which it returns `true`. May
+    /// leave frames that come meanwhile.
     ///
     /// # Errors
     /// The device broke the rules of a ring.
@@ -236,6 +236,9 @@ impl PairRings {
             } else {
                 done.dropped += u64::from(sends);
                 self.memory.give_back(received.first);
+            }
+            if self.receive.ends_call(done.received.frames) {
+                break;
             }
         }
         self.receive.refill(&mut self.memory);

@@ -13,6 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::memory::HEADER_LEN;
 use super::rings::{Lost, PairLayout, PairRings};
+use super::transmit::SHOWN;
 use crate::connection::RingSetup;
 use crate::error::Error;
 use crate::memory::{self, Region, Regions};
@@ -431,4 +432,56 @@ fn a_frame_whose_buffers_come_late_is_received_whole() {
         rest = later;
     }
     assert_eq!(rig.receive(9), [bytes]);
+}
+
+/// A long ring of either kind.
+fn long_rings() -> impl Iterator<Item = Shape> {
+    [false, true].map(|packed| Shape { size: 64, packed, ..SHAPE }).into_iter()
+}
+
+#[test]
+fn the_device_takes_the_first_frames_while_others_are_written() {
+    for shape in long_rings() {
+        let Rig { mut rings, mut device, .. } = Rig::new(shape);
+        let mut taken = Vec::new();
+        let sent = rings.send(
+            40,
+            |_| 60,
+            |_, _| {
+                device.take(64);
+                taken.push(device.got.len());
+            },
+        );
+        assert_eq!(sent.unwrap().0.frames, 40);
+        let expected: Vec<_> = (0..40).map(|at| at / SHOWN * SHOWN).collect();
+        assert_eq!(taken, expected, "{shape:?}");
+        device.take(64);
+        assert_eq!(device.got.len(), 40);
+    }
+}
+
+/// A call that took each frame that comes meanwhile would not end.
+#[test]
+fn frames_that_come_during_a_call_are_left_for_the_next_one() {
+    for shape in long_rings() {
+        for forwards in [false, true] {
+            let Rig { mut rings, mut device, .. } = Rig::new(shape);
+            let deliver = |device: &mut Device| assert!(device.deliver(with_header(&frame(1, 60))));
+            (0..3).for_each(|_| deliver(&mut device));
+            for _ in 0..3 {
+                let frames = match forwards {
+                    false => rings.receive(64, |_| deliver(&mut device)).unwrap().frames,
+                    true => {
+                        let done = rings.forward(64, |_| {
+                            deliver(&mut device);
+                            true
+                        });
+                        done.unwrap().received.frames
+                    }
+                };
+                // Six times the three that are there.
+                assert_eq!(frames, 18, "{shape:?} {forwards}");
+            }
+        }
+    }
 }
