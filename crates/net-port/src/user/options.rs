@@ -8,6 +8,8 @@ const REFUSED: [&str; 9] =
     ["fd", "socket", "foreground", "one-off", "help", "version", "pid", "quiet", "daemon"];
 /// Their letters.
 const REFUSED_LETTERS: &[u8] = b"Fsf1hPq";
+/// The letters of the others that have no value. Further letters can follow them in one option.
+const FLAG_LETTERS: &[u8] = b"de46";
 
 /// The options of passt, each with its value if it has one. They are separated by commas, and a comma in a
 /// value is written twice.
@@ -60,10 +62,10 @@ fn check(option: &str) -> Result<(), InvalidUserOption> {
             // passt accepts each beginning of a name that no other has.
             !name.is_empty() && REFUSED.iter().any(|refused| refused.starts_with(name))
         }
-        // Letters without a value can be in one option.
         None => {
-            let letters = option.strip_prefix('-').unwrap_or_default().as_bytes();
-            letters.first().is_some_and(|letter| REFUSED_LETTERS.contains(letter))
+            let mut letters = option.strip_prefix('-').unwrap_or_default().bytes();
+            let last = letters.find(|letter| !FLAG_LETTERS.contains(letter));
+            last.is_some_and(|letter| REFUSED_LETTERS.contains(&letter))
         }
     };
     let is_option = option.len() > 1 && option.starts_with('-') && option != "--" && !option.contains('\0');
@@ -94,11 +96,22 @@ mod tests {
 
     #[test]
     fn options_that_the_port_chooses_are_refused() {
-        for option in
-            ["--fd=3", "--socket=/s", "-F3", "-f", "--foreground", "--one", "--pid=p", "-h", "--versio"]
-        {
+        for option in [
+            "--fd=3",
+            "--socket=/s",
+            "-F3",
+            "-f",
+            "-4f",
+            "--foreground",
+            "--one",
+            "--pid=p",
+            "-h",
+            "--versio",
+        ] {
             assert_eq!(option.parse::<UserOptions>(), Err(InvalidUserOption::Refused(option.into())));
         }
+        // The letters of a value mean nothing.
+        assert!("-ifast,-46".parse::<UserOptions>().is_ok());
         for option in ["", "8080", "-", "--", "-4,", "-4,x"] {
             let error = option.parse::<UserOptions>().unwrap_err();
             assert!(matches!(error, InvalidUserOption::Form(_)), "{option}: {error}");
