@@ -28,37 +28,19 @@ mod load;
 mod pressure;
 mod rate;
 mod trial;
+mod verdict;
 mod waits;
 
 pub use crate::clock::Nanos;
 pub use host::Host;
 pub use pressure::{Pressure, Usage};
+pub use verdict::Verdict;
 
 use crate::Poll;
 use crate::clock::nanos;
 use auto::Auto;
 use last_look::LastLook;
 use rate::Rate;
-
-/// The decision about a queue that was found empty.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Poll the ring again and again. Ask the policy again at `until`, which is in the future, if no work has
-    /// come by then.
-    Spin {
-        /// The time at which to ask again.
-        until: Nanos,
-    },
-    /// Sleep with kicks off.
-    Nap {
-        /// The time at which to wake, in the future.
-        until: Nanos,
-        /// Completions do not end the nap. Otherwise one does.
-        ignore_completions: bool,
-    },
-    /// Enable kicks and wait for one.
-    Arm,
-}
 
 /// The policy of one queue.
 #[derive(Debug)]
