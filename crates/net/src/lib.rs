@@ -13,7 +13,8 @@
 //!   queue of each pair that receives, and chooses the offloads that the driver accepts.
 //! - A switch connects the cards of this process, by the addresses of their guests. A TAP can be its uplink.
 //! - A stream socket reaches another program, which knows no offloads.
-//! - Another vhost-user-net back-end, whose front-end the card is.
+//! - Queues of an interface of the host, through AF_XDP, know no offloads either.
+//! - Another vhost-user-net back-end has the card as its front-end.
 //!
 //! A frame whose offloads the driver does not accept is undone in software ([`offload`]).
 //!
