@@ -12,7 +12,7 @@ use crate::node_pool::NodePool;
 use crate::rmap::{Blocks, List};
 use crate::slot_rmap::SlotRmap;
 use crate::tree::{Tree, unsplit};
-use kickless_memory::{Gpa, Map, Slot};
+use kickless_memory::{Gpa, Slot};
 use kickless_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use kickless_sync::{Mutex, lock};
 use std::ptr::{NonNull, null_mut};
@@ -128,16 +128,6 @@ impl Mmu {
             #[cfg(feature = "locked-log")]
             global_lock: None,
         }
-    }
-
-    /// Makes an MMU with the slots of `map`.
-    ///
-    /// # Errors
-    /// As [`Mmu::add`].
-    pub fn with_map(map: &Map) -> Result<Arc<Self>, Error> {
-        let mmu = Self::new();
-        map.slots().iter().try_for_each(|slot| mmu.add(slot.clone()))?;
-        Ok(mmu)
     }
 
     /// Adds a slot, and maps it in the direct space.
