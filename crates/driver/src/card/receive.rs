@@ -238,8 +238,8 @@ impl ReceiveRing {
     /// A call that goes on while the device uses more takes all frames that go round, and each end waits for
     /// the other one. With 32 frames of 1514 bytes on their way from one card of a switch to another, where a
     /// cache line takes 60 to 90 ns, this gave 1.13 times the frames in a packed ring, and 1.05 times in a
-    /// split one. Calls that also end with fewer frames gave no more. Where a line takes 350 ns, small groups
-    /// cost more than they gain.
+    /// split one. Calls that end where the ring has ended with any number of frames gave 1.01 and 1.04 times
+    /// as many there. But where a line takes 350 ns, they gave 0.87 times as many frames of 64 bytes.
     #[inline]
     pub(crate) fn ends_call(&self, frames: usize) -> bool {
         frames >= AHEAD && self.block.next == self.block.end && self.block.end < AHEAD
