@@ -45,13 +45,13 @@ pub(crate) fn registry(service: &Service, taps: TapFds) -> Result<Registry> {
             Ok(device as Arc<dyn Device>)
         }
         DeviceKind::Net(net) => {
-            let card = config.span().in_scope(|| card(net, config.serve.queue_size, &taps, given));
+            let card = card(net, config.serve.queue_size, &taps, given);
             let card = card.map_err(|error| MakeError { option: "port", source: error.into() })?;
             let limiter = card_groups.limiter(net.limits.group.as_deref(), &net.limits.limits());
             let card = card.with_limiter(limiter);
             let capture = net.capture_to(config.name().unwrap_or("net"));
-            let captured = config.span().in_scope(|| card.set_capture(capture.as_ref()));
-            captured.map_err(|error| MakeError { option: "capture", source: error.0 })?;
+            card.set_capture(capture.as_ref())
+                .map_err(|error| MakeError { option: "capture", source: error.0 })?;
             Ok(Arc::new(card) as Arc<dyn Device>)
         }
     };

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use kickless_driver::{Disk, Options};
+use kickless_driver::{Card, CardOptions, Disk, Options};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, kill_process};
@@ -229,6 +229,36 @@ fn a_second_front_end_is_logged() {
     let mut rest = String::new();
     log.read_to_string(&mut rest).unwrap();
     assert!(!rest.contains("another front-end"), "{rest}");
+}
+
+/// A line about a card that a thread of its port logs.
+#[test]
+fn a_line_names_its_device_once() {
+    let dir = TempDir::new().unwrap();
+    let (config, socket) = (dir.path().join("config"), dir.path().join("socket"));
+    let port = dir.path().join("nobody");
+    let text =
+        format!("[[device]]\nname = 'a'\nsocket-path = {socket:?}\nport = \"stream:{}\"\n", port.display());
+    fs::write(&config, text).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.arg("serve").arg(format!("--config={}", config.display())).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let daemon = Daemon { child, dir };
+    let mut line_with = |words: &str| {
+        let mut line = String::new();
+        while !line.contains(words) {
+            line.clear();
+            assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended and has not said {words:?}");
+        }
+        line
+    };
+    line_with(" serving ");
+    let card = Card::connect(CardOptions::new(daemon.socket())).unwrap();
+    let pair = card.pair(0).unwrap();
+    let line = line_with("the port cannot connect");
+    assert_eq!(line.matches("device{name=a}").count(), 1, "{line}");
+    drop((pair, card));
 }
 
 /// Runs `kickless` with standard output and error closed at the other end. Returns its exit status.

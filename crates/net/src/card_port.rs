@@ -164,8 +164,8 @@ impl TapPort {
     pub(crate) fn report_gone(&self) {
         if !self.is_gone.swap(true, Ordering::Relaxed) {
             let name = self.tap.name();
-            error!(parent: &self.span, tap = name, "the TAP was deleted: the card has no network until this program \
-                starts again");
+            error!(parent: &self.span, tap = name, "the TAP was deleted: the card has no network until its device is \
+                opened again");
         }
     }
 

@@ -39,8 +39,8 @@ impl XdpQueues {
     fn report_gone(&self) {
         if !self.is_gone.swap(true, Ordering::Relaxed) {
             let interface = self.queues.interface();
-            error!(parent: &self.span, interface, "the interface was deleted or moved: the card has no network until this \
-                program starts again");
+            error!(parent: &self.span, interface, "the interface was deleted or moved: the card has no network until its \
+                device is opened again");
         }
     }
 
