@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use kickless_driver::{Disk, Options};
+use kickless_testing::eventually;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig};
@@ -56,6 +58,20 @@ fn a_driver_is_told_and_a_disk_does_not_shrink() {
     disk.read_at(&mut [0; 512], 0).unwrap();
     disk.close();
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
+
+/// A driver that only asks for the size sees the new one.
+#[test]
+fn a_driver_without_a_listener_and_requests_is_told() {
+    let dir = image_dir().unwrap();
+    let image = dir.path().join("disk");
+    make_image(&image, 8, 0).unwrap();
+    let daemon = serve(&image);
+    let disk = Disk::connect(Options { reactor: false, ..Options::new(daemon.socket()) }).unwrap();
+    assert_eq!(disk.size().unwrap(), 8 * MIB);
+    resize(&image, 16 * MIB);
+    daemon.signal(Signal::HUP).unwrap();
+    eventually("the driver sees the new size", || disk.size().unwrap() == 16 * MIB);
 }
 
 /// A disk also grows without a connection. The next driver sees the new size.

@@ -212,6 +212,15 @@ impl Core {
         Ok((session.limits, session.space))
     }
 
+    /// Does the same as [`Core::limits`], after a look at what the back-end has reported. Nothing else looks
+    /// at that while the caller submits no request and has no reactor.
+    pub(crate) fn latest_limits(self: &Arc<Self>) -> Result<(Limits, Space), Error> {
+        if !is_called_back() {
+            self.check_connection();
+        }
+        self.limits()
+    }
+
     pub(crate) fn last_config(&self) -> MutexGuard<'_, (Limits, Space)> {
         self.last_config.lock().unwrap_or_else(PoisonError::into_inner)
     }

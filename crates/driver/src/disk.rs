@@ -133,7 +133,7 @@ impl Disk {
     /// # Errors
     /// The disk is dead.
     pub fn size(&self) -> Result<u64, Error> {
-        self.core().limits().map(|(limits, _)| limits.size)
+        self.core().latest_limits().map(|(limits, _)| limits.size)
     }
 
     /// Returns the size of a logical block in bytes. Transfers of whole blocks are fastest, but not required.
@@ -141,7 +141,7 @@ impl Disk {
     /// # Errors
     /// As [`Disk::size`].
     pub fn block_size(&self) -> Result<u32, Error> {
-        self.core().limits().map(|(limits, _)| limits.block_size)
+        self.core().latest_limits().map(|(limits, _)| limits.block_size)
     }
 
     /// Returns the largest length in bytes of a read or write with one piece of memory.
@@ -149,7 +149,7 @@ impl Disk {
     /// # Errors
     /// As [`Disk::size`].
     pub fn len_max(&self) -> Result<u64, Error> {
-        self.core().limits().map(|(limits, _)| limits.len_max())
+        self.core().latest_limits().map(|(limits, _)| limits.len_max())
     }
 
     /// Returns the configuration space. Asks the back-end if it has reported a change.
@@ -157,7 +157,7 @@ impl Disk {
     /// # Errors
     /// As [`Disk::size`].
     pub fn config(&self) -> Result<Config, Error> {
-        self.core().limits().map(|(_, config)| config)
+        self.core().latest_limits().map(|(_, config)| config)
     }
 
     /// Returns the negotiated features of the transport. The bits of [`Disk::blk_features`] are set in the
