@@ -133,6 +133,26 @@ fn a_disk_grows_with_its_file() {
     assert!(refused.contains("blk-size"), "{refused}");
 }
 
+/// Another host may use an image while no guest of this daemon does.
+#[test]
+fn an_image_grows_when_a_guest_uses_it() {
+    let rig = Rig::new();
+    let mut client = rig.client();
+    let file = rig.path("image");
+    let mut make = std::process::Command::new("qemu-img");
+    let made = make.args(["create", "-q", "-f", "qcow2"]).arg(&file).arg("1M").status();
+    assert!(made.unwrap().success());
+    let mut config = rig.disk("a");
+    config["blk-file"] = format!("qcow2:{}", file.display()).into();
+    call(&mut client, "device.add", config).unwrap();
+    let mut grow = |size| call(&mut client, "device.resize", json!({ "name": "a", "size": size }));
+    let refused = grow("2M").unwrap_err();
+    assert!(refused.contains("still has 1048576 bytes: an image that no guest uses"), "{refused}");
+    let disk = Disk::connect(Options::new(rig.path("a"))).unwrap();
+    eventually("the driver sees the new size", || disk.size().unwrap() == 2 << 20);
+    assert_eq!(grow("3M"), Ok(json!({ "size": 3 << 20 })));
+}
+
 #[test]
 fn the_weight_changes_while_a_guest_works() {
     let rig = Rig::new();

@@ -214,8 +214,11 @@ pub enum ResizeError {
         /// The present size in bytes.
         present: u64,
     },
-    /// The medium did not grow. The log has the reason.
-    #[error("size: the disk still has {present} bytes; the log has the reason")]
+    /// The medium did not grow. The log has the reason, unless it is a qcow2 image that no guest uses.
+    #[error(
+        "size: the disk still has {present} bytes: an image that no guest uses grows when the next one starts, and \
+         otherwise the log has the reason"
+    )]
     TooSmall {
         /// The present size in bytes.
         present: u64,
