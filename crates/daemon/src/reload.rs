@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::config::{DeviceConfig, DeviceKind, PoolConfig};
 use super::device_status::DeviceState;
+use super::error::AddError;
 use super::registry::{Registry, RemoveMode};
 use super::sentence::sentence;
 
@@ -52,7 +53,7 @@ pub struct Failed {
 ///
 /// A device that is no longer in the file is drained and removed. A changed device is replaced if no
 /// front-end is connected. Otherwise it stays as it is, and is listed. Each device is changed for itself: an
-/// error of one does not keep the others from their changes.
+/// error of one does not keep the others from their changes. Devices can exchange their sockets.
 pub fn reload(
     registry: &Arc<Registry>,
     earlier: &[DeviceConfig],
@@ -71,8 +72,10 @@ pub fn reload(
             Err(error) => reloaded.failed.push(Failed { device: name.into(), error: sentence(&error) }),
         }
     }
-    for config in devices {
-        reload_device(registry, config, &mut reloaded);
+    let postponed: Vec<_> =
+        devices.iter().filter_map(|config| reload_device(registry, config, &mut reloaded)).collect();
+    for device in postponed {
+        device.add(registry, &mut reloaded);
     }
     registry.devices().for_each(super::DeviceRef::refresh);
     reloaded
@@ -91,12 +94,46 @@ fn reload_pool(registry: &Registry, pool: &PoolConfig, reloaded: &mut Reloaded) 
     }
 }
 
-fn reload_device(registry: &Arc<Registry>, config: &DeviceConfig, reloaded: &mut Reloaded) {
+/// A device whose socket another one had when it was to be added. The other one may change too.
+struct Postponed {
+    config: DeviceConfig,
+    /// The configuration with which it was served before.
+    earlier: Option<DeviceConfig>,
+}
+
+impl Postponed {
+    /// Adds the device. If its socket is still in use, the device goes on as before.
+    fn add(self, registry: &Arc<Registry>, reloaded: &mut Reloaded) {
+        let Self { config, earlier } = self;
+        let name = config.name().unwrap_or_default().to_owned();
+        let is_replaced = earlier.is_some();
+        let error = match registry.add_when_available(config.clone()) {
+            Ok(_) if is_replaced => return reloaded.replaced.push(name),
+            Ok(_) => return reloaded.added.push(name),
+            Err(error) => error,
+        };
+        if let Some(earlier) = earlier
+            && !matches!(error, AddError::Make(_))
+            && registry.add(earlier).is_err()
+        {
+            // Another device has its earlier socket. It is served as soon as it can be.
+            registry.add_unavailable(config, &error);
+        }
+        reloaded.failed.push(Failed { device: name, error: sentence(&error) });
+    }
+}
+
+/// Changes one device. Returns it if its socket is in use.
+fn reload_device(
+    registry: &Arc<Registry>,
+    config: &DeviceConfig,
+    reloaded: &mut Reloaded,
+) -> Option<Postponed> {
     let name = config.name().unwrap_or_default().to_owned();
     let present = registry.list().into_iter().find(|status| status.config.name() == config.name());
-    let is_replaced = match present {
-        None => false,
-        Some(present) if present.state == DeviceState::Ended => false,
+    let earlier = match present {
+        None => None,
+        Some(present) if present.state == DeviceState::Ended => None,
         Some(present) if without_changeable(&present.config) == without_changeable(config) => {
             set_size(registry, config);
             set_capture(registry, &present.config, config, reloaded);
@@ -105,24 +142,28 @@ fn reload_device(registry: &Arc<Registry>, config: &DeviceConfig, reloaded: &mut
             {
                 reloaded.failed.push(Failed { device: name, error: sentence(&error) });
             }
-            return;
+            return None;
         }
         Some(present) => match registry.remove(&name, RemoveMode::Refuse, super::REMOVE_TIMEOUT) {
-            Ok(_) => true,
+            Ok(_) => Some(present.config),
             Err(_) => {
                 // Limits and the weight need no restart, unless the group changes too.
                 let limited = registry.set(&name, |_| Ok(config.clone()));
                 let keys = changed_keys(&limited.unwrap_or(present.config), config);
                 reloaded.needs_restart.push(RestartNeeded { device: Some(name), keys });
-                return;
+                return None;
             }
         },
     };
     match registry.add_when_available(config.clone()) {
-        Ok(_) if is_replaced => reloaded.replaced.push(name),
+        Ok(_) if earlier.is_some() => reloaded.replaced.push(name),
         Ok(_) => reloaded.added.push(name),
-        Err(error) => reloaded.failed.push(Failed { device: name, error: sentence(&error) }),
+        Err(error @ AddError::Make(_)) => {
+            reloaded.failed.push(Failed { device: name, error: sentence(&error) });
+        }
+        Err(_) => return Some(Postponed { config: config.clone(), earlier }),
     }
+    None
 }
 
 /// Sets the size to which the disk grows.

@@ -292,6 +292,35 @@ fn a_reload_changes_device_by_device() {
     assert_eq!((&again["added"], &again["needs-restart"]), (&json!([]), &expected["needs-restart"]));
 }
 
+/// While a front-end uses one of two devices, neither gets the socket of the other one, and both are served.
+#[test]
+fn devices_exchange_their_sockets() {
+    let pair = |a: &str, b: &str| disk(a, "name = 'a'") + &disk(b, "name = 'b'");
+    let daemon = Daemon::serve(&pair("one", "two"), &[]);
+    daemon.wait_for("serving");
+    let reload = |config: &str| {
+        daemon.rewrite(config);
+        daemon.call("daemon.reload", json!({}))
+    };
+    let has_sockets = |sockets: [&str; 2]| {
+        for (name, socket) in ["a", "b"].into_iter().zip(sockets) {
+            let device = daemon.call("device.get", json!({ "name": name }));
+            assert_eq!(device["config"]["socket-path"], json!(daemon.path(socket)));
+        }
+    };
+    let reloaded = reload(&pair("two", "one"));
+    assert_eq!((&reloaded["replaced"], &reloaded["failed"]), (&json!(["b", "a"]), &json!([])));
+    has_sockets(["two.sock", "one.sock"]);
+    let front_end = kickless_driver::Disk::connect(kickless_driver::Options::new(daemon.path("two.sock")));
+    let front_end = front_end.unwrap();
+    let reloaded = reload(&pair("one", "two"));
+    assert_eq!(reloaded["needs-restart"], json!([{ "device": "a", "keys": ["socket-path"] }]));
+    assert_eq!((&reloaded["failed"][0]["device"], &reloaded["replaced"]), (&json!("b"), &json!([])));
+    has_sockets(["two.sock", "one.sock"]);
+    front_end.write_at(&[1; 512], 0).unwrap();
+    drop(kickless_driver::Disk::connect(kickless_driver::Options::new(daemon.path("one.sock"))).unwrap());
+}
+
 #[test]
 fn a_device_whose_disk_comes_later_is_served_then() {
     let missing = "[[device]]\nname = 'late'\nsocket-path = 'DIR/late.sock'\nblk-file = 'DIR/late.img'\ncache = 'writeback'\n";
