@@ -1,7 +1,7 @@
 //! The decision for each wait, from the history of the queue and the costs of the machine.
 
 use super::load::Load;
-use super::trial::{Last, Manner, TOLERATED, Trial};
+use super::trial::{Last, TOLERATED, Trial};
 use super::waits::Waits;
 use super::{Host, Nanos, Verdict};
 
@@ -9,7 +9,7 @@ use super::{Host, Nanos, Verdict};
 const DELAY_WORTH: Nanos = 8;
 /// The longest wake for which a shorter accepted delay is met by spinning: half of the default one. A host
 /// that takes longer adds this time to the accepted delay. Otherwise a load that needs no core would hold one
-/// for as long as the host is slow, and no sleep would show that it is not any more.
+/// for as long as the host is slow.
 const WAKE_MAX: Nanos = 50_000;
 /// The shortest nap is the accepted delay by this number, however slow wakes are. Only the ends of naps show
 /// that wakes are quick again. Without naps, one slow moment of the host would forbid them for good.
@@ -38,22 +38,13 @@ struct Wait {
     empty_at: Nanos,
     naps: u8,
     nap_until: Nanos,
-    /// A nap began, so that nothing says when the event came.
-    napping: bool,
-    /// The estimated time of the event that ended the sleep of an armed queue.
+    /// The estimated time of the event that ended the sleep of an armed queue, and the end of time without a
+    /// sleep. `None`: a nap began, so that nothing says when the event came.
     event_at: Option<Nanos>,
 }
 
-/// A plan for waits with nothing in flight, or with requests in flight.
-#[derive(Clone, Copy, Debug, Default)]
-struct Plan {
-    /// The time to spin before the queue is armed, if a delay costs throughput.
-    eager: Nanos,
-    /// The time to spin, and the length of the naps instead, if it does not. 0: no naps.
-    patient: (Nanos, Nanos),
-    /// The length of naps of the trial.
-    trial_nap: Nanos,
-}
+/// A way to wait: the time to spin before the queue is armed, or 0 and the length of the naps instead.
+type Way = (Nanos, Nanos);
 
 /// The state of `auto` for one queue.
 #[derive(Debug, Default)]
@@ -61,11 +52,11 @@ pub(super) struct Auto {
     ring_size: u16,
     latency: Nanos,
     kick_price: Nanos,
-    /// The history of waits with nothing in flight, and with requests in flight, and the plans for them.
+    /// For waits with nothing in flight and with requests in flight: the history, the ways to wait in each
+    /// `Manner`, and the way until the next review.
     waits: [Waits; 2],
-    plans: [Plan; 2],
-    /// The time to spin, and the length of the naps instead, until the next review.
-    ways: [(Nanos, Nanos); 2],
+    plans: [[Way; 3]; 2],
+    ways: [Way; 2],
     load: Load,
     pub(super) trial: Trial,
     last: Last,
@@ -94,9 +85,8 @@ impl Auto {
         if let Some(wait) = self.wait.take() {
             self.new_waits += 1;
             // The eager blocks of trials show the lengths of waits that a nap would hide.
-            if !wait.napping {
-                let end = wait.event_at.unwrap_or(now);
-                self.waits[usize::from(wait.on_disk)].record(end.saturating_sub(wait.since));
+            if let Some(event_at) = wait.event_at {
+                self.waits[usize::from(wait.on_disk)].record(now.min(event_at).saturating_sub(wait.since));
             }
         }
     }
@@ -106,7 +96,7 @@ impl Auto {
             self.review(now, host);
         }
         let wait = self.wait.get_or_insert(Wait { on_disk, since: now, ..Wait::default() });
-        (wait.napping, wait.event_at, wait.empty_at) = (false, None, now);
+        (wait.event_at, wait.empty_at) = (Some(Nanos::MAX), now);
         let (limit, nap) = self.ways[usize::from(on_disk)];
         let until = wait.since.saturating_add(limit);
         if now < until {
@@ -121,14 +111,13 @@ impl Auto {
             wait.naps += 1;
             wait.nap_until = now.saturating_add(nap);
         }
-        wait.napping = true;
+        wait.event_at = None;
         Verdict::Nap { until: wait.nap_until, ignore_completions: on_disk }
     }
 
     pub(super) fn woken(&mut self, now: Nanos, host: &Host) {
         if let Some(wait) = &mut self.wait {
-            let event_at = now.saturating_sub(host.wake_delay).max(wait.empty_at);
-            (wait.napping, wait.event_at) = (false, Some(event_at));
+            wait.event_at = Some(now.saturating_sub(host.wake_delay).max(wait.empty_at));
         }
     }
 
@@ -140,7 +129,7 @@ impl Auto {
         if enough || self.due == 0 || host.contended != self.contended {
             self.plan(host);
         }
-        let differ = !self.contended && self.plans.iter().any(|plan| plan.patient != (plan.eager, 0));
+        let differ = !self.contended && self.plans.iter().any(|[eager, patient, _]| eager != patient);
         if let Some((time, changed)) = span {
             self.trial.spend(if differ { time } else { 0 });
             if changed {
@@ -152,11 +141,7 @@ impl Auto {
         let enough = self.load.time_of(TRIAL_COUNT);
         let nap = (differ && enough <= shortest * TRIAL_MAX).then_some(enough.max(shortest));
         self.trial.advance(now, self.last, nap);
-        self.ways = self.plans.map(|plan| match self.trial.manner() {
-            Manner::Eager => (plan.eager, 0),
-            Manner::Napping if plan.trial_nap > 0 => (0, plan.trial_nap),
-            Manner::Patient | Manner::Napping => plan.patient,
-        });
+        self.ways = self.plans.map(|ways| ways[self.trial.manner() as usize]);
         let trial = nap.map_or(Nanos::MAX, |_| self.trial.until);
         self.due = self.load.until().min(trial).max(now.saturating_add(1));
     }
@@ -192,13 +177,15 @@ impl Auto {
             // The price of a nap counts only if a request comes in each.
             let cheap = nap > 0 && nap_price < sleep_price && self.load.expected(longest) >= 1.0;
             tracing::trace!(at, cost, sleep_price, nap, nap_price, ?host, "polling prices");
-            self.plans[at] = Plan { eager, patient: if cheap { (0, nap) } else { (patient, 0) }, trial_nap };
+            let patient = if cheap { (0, nap) } else { (patient, 0) };
+            self.plans[at] = [(eager, 0), patient, if trial_nap > 0 { (0, trial_nap) } else { patient }];
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::trial::Manner;
     use super::*;
 
     const HOST: Host = Host { kicked_cpu: 8_000, timed_cpu: 8_000, wake_delay: 30_000, contended: false };
@@ -221,7 +208,8 @@ mod tests {
         auto.empty(100_000, &HOST, false);
         auto.woken(150_000, &HOST);
         auto.empty(150_000, &HOST, false);
-        assert!(auto.wait.as_ref().is_some_and(|wait| wait.event_at.is_none()), "it woke for another queue");
+        let event_at = auto.wait.as_ref().and_then(|wait| wait.event_at);
+        assert_eq!(event_at, Some(Nanos::MAX), "it woke for another queue");
         // No event came before the queue was armed.
         auto.empty(180_000, &HOST, false);
         auto.woken(190_000, &HOST);
@@ -250,7 +238,7 @@ mod tests {
         (0..200).for_each(|_| auto.waits.iter_mut().for_each(|waits| waits.record(wait)));
         auto.load.close_span(4_000_000, 4_000_000 / wait);
         auto.plan(host);
-        auto.plans[0].patient
+        auto.plans[0][Manner::Patient as usize]
     }
 
     #[test]
@@ -278,7 +266,7 @@ mod tests {
             (0..8).for_each(|_| auto.waits[0].record(20_000));
             auto.load.close_span(7_000_000, 700);
             auto.plan(&host);
-            assert_eq!(auto.plans[0].patient == (auto.plans[0].eager, 0), same, "{latency}");
+            assert_eq!(auto.plans[0][0] == auto.plans[0][1], same, "{latency}");
         }
     }
 }

@@ -57,10 +57,8 @@ impl Pressure {
         let time = now.saturating_sub(then);
         // At the end, the worker behaved differently since the last sample than it will from now on.
         if let Some(until) = self.contended_until {
-            if now >= until {
-                self.contended_until = None;
-            }
-            return now < until;
+            self.contended_until = Some(until).filter(|&until| now < until);
+            return self.contended_until.is_some();
         }
         if time == 0 || spun < time / SPUN_MIN {
             return false;

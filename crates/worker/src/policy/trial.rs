@@ -171,8 +171,7 @@ impl Trial {
             let share =
                 (control - treated) / more * (1.0 + (RECOVERY * self.nap) as f64 / self.napped as f64);
             self.bet(share);
-            let (capital, lease) = (self.test.capital, self.lease);
-            tracing::trace!(now, share, capital, lease, treated, control, "polling trial");
+            tracing::trace!(now, share, self.test.capital, self.lease, treated, control, "polling trial");
         }
     }
 
