@@ -404,7 +404,8 @@ impl<A: Access> Areas<A> {
     #[inline]
     pub(super) fn available_descriptor(&self, position: RingPosition) -> Option<Descriptor> {
         let at = self.packed_at(position) + PACKED_FLAGS;
-        // SAFETY: as in `packed_words`: the flags are the last two bytes of the descriptor.
+        // SAFETY: as in `packed_words`. The flags are the last two of the descriptor's 16 bytes, at an even
+        // address.
         let flags = unsafe { self.desc.load_unchecked(at) };
         if !position.is_available(flags) {
             return None;
