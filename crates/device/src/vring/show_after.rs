@@ -63,35 +63,32 @@ impl Unseen {
     pub(super) fn new(rule: ShowAfter) -> Self {
         let mut unseen =
             Self { rule, count: 0, max: 0, last: 0, shown: 0, until_polling: NEW, since_call: 0 };
-        unseen.max = unseen.first();
+        unseen.max = unseen.first(0);
         unseen
     }
 
-    /// Returns the number of completions of a batch that are shown first, if the worker serves nothing else.
+    /// Returns the number of completions of a batch that are shown first, if the worker has served `others`
+    /// requests of other tasks since the last batch. It will serve about as many before the next one.
     #[inline]
-    fn first(&self) -> u32 {
+    fn first(&self, others: u32) -> u32 {
         match self.rule {
             ShowAfter::Publish => u32::MAX,
             ShowAfter::Early if self.until_polling > 0 => 1,
             // A publish follows the only completion of a batch at once.
             ShowAfter::Early if self.last <= 1 => LINE,
-            ShowAfter::Early => (self.last / 2).min(LINE),
+            // All of the batch, if it is as large as the last one. They are shown before the publish, so that
+            // the stores have left the processor at its fence.
+            ShowAfter::Early if others >= self.last => self.last,
+            ShowAfter::Early => ((self.last + others) / 2).min(LINE),
         }
     }
 
-    /// Notes that the worker has served `others` requests of other tasks since the last batch. It will serve
-    /// about as many before the next one.
+    /// Begins a batch beside `others` requests of other tasks: see [`Unseen::first`].
     #[inline]
     pub(super) fn begin_beside(&mut self, others: u32) {
-        if others == 0 || self.last <= 1 || self.until_polling > 0 || self.rule == ShowAfter::Publish {
-            return;
+        if others > 0 {
+            self.max = self.first(others);
         }
-        self.max = match others < self.last {
-            true => ((self.last + others) / 2).min(LINE),
-            // All of the batch, if it is as large as the last one. They are shown before the publish, so that
-            // the stores have left the processor at its fence.
-            false => self.last,
-        };
     }
 
     /// Adds completions. Returns whether to show them now.
@@ -122,7 +119,7 @@ impl Unseen {
             self.since_call = 0;
         }
         self.last = last;
-        self.max = self.first();
+        self.max = self.first(0);
     }
 }
 
