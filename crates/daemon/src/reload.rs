@@ -1,5 +1,6 @@
 //! Applies a new configuration to the devices and the pool of a daemon.
 
+use std::error::Error;
 use std::sync::Arc;
 
 use kickless_device::Limits;
@@ -26,6 +27,18 @@ pub struct Reloaded {
     pub needs_restart: Vec<RestartNeeded>,
     /// Changes that failed, with the reason.
     pub failed: Vec<Failed>,
+}
+
+impl Reloaded {
+    /// Notes a device that is served with its new configuration.
+    fn served(&mut self, name: String, is_replaced: bool) {
+        let served = if is_replaced { &mut self.replaced } else { &mut self.added };
+        served.push(name);
+    }
+
+    fn fail(&mut self, name: &str, error: &(dyn Error + 'static)) {
+        self.failed.push(Failed { device: name.into(), error: sentence(error) });
+    }
 }
 
 /// Changed keys that are not used before a restart.
@@ -69,7 +82,7 @@ pub fn reload(
         match registry.remove(name, RemoveMode::Drain, super::REMOVE_TIMEOUT) {
             Ok(true) => reloaded.removed.push(name.into()),
             Ok(false) => {}
-            Err(error) => reloaded.failed.push(Failed { device: name.into(), error: sentence(&error) }),
+            Err(error) => reloaded.fail(name, &error),
         }
     }
     let postponed: Vec<_> =
@@ -106,10 +119,8 @@ impl Postponed {
     fn add(self, registry: &Arc<Registry>, reloaded: &mut Reloaded) {
         let Self { config, earlier } = self;
         let name = config.name().unwrap_or_default().to_owned();
-        let is_replaced = earlier.is_some();
         let error = match registry.add_when_available(config.clone()) {
-            Ok(_) if is_replaced => return reloaded.replaced.push(name),
-            Ok(_) => return reloaded.added.push(name),
+            Ok(_) => return reloaded.served(name, earlier.is_some()),
             Err(error) => error,
         };
         if let Some(earlier) = earlier
@@ -119,7 +130,7 @@ impl Postponed {
             // Another device has its earlier socket. It is served as soon as it can be.
             registry.add_unavailable(config, &error);
         }
-        reloaded.failed.push(Failed { device: name, error: sentence(&error) });
+        reloaded.fail(&name, &error);
     }
 }
 
@@ -140,7 +151,7 @@ fn reload_device(
             if let Err(error) = registry.set(&name, |_| Ok(config.clone()))
                 && changeable(&present.config) != changeable(config)
             {
-                reloaded.failed.push(Failed { device: name, error: sentence(&error) });
+                reloaded.fail(&name, &error);
             }
             return None;
         }
@@ -156,11 +167,8 @@ fn reload_device(
         },
     };
     match registry.add_when_available(config.clone()) {
-        Ok(_) if earlier.is_some() => reloaded.replaced.push(name),
-        Ok(_) => reloaded.added.push(name),
-        Err(error @ AddError::Make(_)) => {
-            reloaded.failed.push(Failed { device: name, error: sentence(&error) });
-        }
+        Ok(_) => reloaded.served(name, earlier.is_some()),
+        Err(error @ AddError::Make(_)) => reloaded.fail(&name, &error),
         Err(_) => return Some(Postponed { config: config.clone(), earlier }),
     }
     None
@@ -183,7 +191,7 @@ fn set_capture(registry: &Registry, present: &DeviceConfig, config: &DeviceConfi
     }
     let name = config.name().unwrap_or_default();
     if let Err(error) = registry.set_capture(name, wanted.capture.clone(), wanted.capture_length) {
-        reloaded.failed.push(Failed { device: name.into(), error: sentence(&error) });
+        reloaded.fail(name, &error);
     }
 }
 
