@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use kickless_vhost_user::{
     BackendMessage, Error, FrontendMessage as Message, FrontendResponder, Received, Wait,
 };
 use rustix::process::Signal;
+use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(30);
@@ -27,16 +28,22 @@ fn serve(disk: &Path) -> Daemon {
     Daemon::start(&DaemonConfig { program: Program::Kickless, ..DaemonConfig::new(disk) }).unwrap()
 }
 
+/// Serves an image of so many MiB. Returns its directory, its path and the daemon.
+fn served(mib: u64) -> (TempDir, PathBuf, Daemon) {
+    let dir = image_dir().unwrap();
+    let image = dir.path().join("disk");
+    make_image(&image, mib, 0).unwrap();
+    let daemon = serve(&image);
+    (dir, image, daemon)
+}
+
 fn resize(image: &Path, bytes: u64) {
     File::options().write(true).open(image).unwrap().set_len(bytes).unwrap();
 }
 
 #[test]
 fn a_driver_is_told_and_a_disk_does_not_shrink() {
-    let dir = image_dir().unwrap();
-    let image = dir.path().join("disk");
-    make_image(&image, 8, 0).unwrap();
-    let daemon = serve(&image);
+    let (_dir, image, daemon) = served(8);
     let (disk, changes) = connect(daemon.socket()).unwrap();
     assert_eq!(disk.size().unwrap(), 8 * MIB);
     for grown in [16 * MIB, 24 * MIB + 4096] {
@@ -63,10 +70,7 @@ fn a_driver_is_told_and_a_disk_does_not_shrink() {
 /// A driver that only asks for the size sees the new one.
 #[test]
 fn a_driver_without_a_listener_and_requests_is_told() {
-    let dir = image_dir().unwrap();
-    let image = dir.path().join("disk");
-    make_image(&image, 8, 0).unwrap();
-    let daemon = serve(&image);
+    let (_dir, image, daemon) = served(8);
     let disk = Disk::connect(Options { reactor: false, ..Options::new(daemon.socket()) }).unwrap();
     assert_eq!(disk.size().unwrap(), 8 * MIB);
     resize(&image, 16 * MIB);
@@ -77,10 +81,7 @@ fn a_driver_without_a_listener_and_requests_is_told() {
 /// A disk also grows without a connection. The next driver sees the new size.
 #[test]
 fn a_disk_grows_between_two_drivers() {
-    let dir = image_dir().unwrap();
-    let image = dir.path().join("disk");
-    make_image(&image, 8, 0).unwrap();
-    let daemon = serve(&image);
+    let (_dir, image, daemon) = served(8);
     connect(daemon.socket()).unwrap().0.close();
     resize(&image, 16 * MIB);
     daemon.signal(Signal::HUP).unwrap();
@@ -93,10 +94,7 @@ fn a_disk_grows_between_two_drivers() {
 /// Another host may have made the disk larger, and then no signal comes.
 #[test]
 fn a_start_reads_the_size_again() {
-    let dir = image_dir().unwrap();
-    let image = dir.path().join("disk");
-    make_image(&image, 8, 0).unwrap();
-    let daemon = serve(&image);
+    let (_dir, image, daemon) = served(8);
     for grown in [16 * MIB, 24 * MIB] {
         resize(&image, grown);
         let (disk, changes) = connect(daemon.socket()).unwrap();
@@ -110,10 +108,7 @@ fn a_start_reads_the_size_again() {
 #[test]
 fn a_front_end_is_told_at_each_start() {
     const SOON: Duration = Duration::from_millis(100);
-    let dir = image_dir().unwrap();
-    let image = dir.path().join("disk");
-    make_image(&image, 8, 0).unwrap();
-    let daemon = serve(&image);
+    let (_dir, image, daemon) = served(8);
     let grow = |bytes| {
         resize(&image, bytes);
         daemon.signal(Signal::HUP).unwrap();
@@ -174,10 +169,7 @@ fn a_block_device_grows_without_a_signal() {
 
 #[test]
 fn a_guest_is_told() {
-    let dir = image_dir().unwrap();
-    let image = dir.path().join("disk");
-    make_image(&image, 64, 0).unwrap();
-    let daemon = serve(&image);
+    let (_dir, image, daemon) = served(64);
     let disk = DiskConfig::new(daemon.socket(), "");
     let guest = Guest::start(&GuestConfig::new("kl.task=resize", vec![disk])).unwrap();
     guest.wait_for(&format!("vda.sectors={}", 64 * MIB / 512)).unwrap();

@@ -19,6 +19,16 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
 /// After this time, a test has failed. No machine is so slow.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Reads a log up to the next line that has these words. Returns the line.
+fn line_with(log: &mut impl BufRead, words: &str) -> String {
+    let mut line = String::new();
+    while !line.contains(words) {
+        line.clear();
+        assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended and has not said {words:?}");
+    }
+    line
+}
+
 /// A daemon that logs into a pipe. Killed if the test fails.
 struct Daemon {
     child: Child,
@@ -33,19 +43,15 @@ impl Daemon {
 
     fn start_with(arguments: &[&str]) -> (Self, BufReader<ChildStderr>) {
         let dir = TempDir::new().unwrap();
-        let mut child = Command::new(PROGRAM)
-            .arg("blk")
-            .args(arguments)
-            .arg(format!("--socket-path={}", dir.path().join("socket").display()))
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let socket = format!("--socket-path={}", dir.path().join("socket").display());
+        Self::launch(Command::new(PROGRAM).arg("blk").args(arguments).arg(socket), dir)
+    }
+
+    /// As [`Daemon::start`], for a command with the socket in `dir`.
+    fn launch(command: &mut Command, dir: TempDir) -> (Self, BufReader<ChildStderr>) {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        while !line.contains(" serving ") {
-            line.clear();
-            assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended before it served");
-        }
+        line_with(&mut log, " serving ");
         (Self { child, dir }, log)
     }
 
@@ -122,11 +128,7 @@ fn flood(daemon: &Daemon) {
 fn a_reader_that_stops_and_continues_sees_the_number_of_lost_lines() {
     let (mut daemon, mut log) = Daemon::start();
     flood(&daemon);
-    let mut line = String::new();
-    while !line.contains("lines lost") {
-        line.clear();
-        assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended");
-    }
+    let line = line_with(&mut log, "lines lost");
     let (_, count) = line.trim_end().rsplit_once("count=").unwrap();
     assert!(count.parse::<u64>().unwrap() > 0, "{line}");
     // Later lines are not lost.
@@ -241,22 +243,11 @@ fn a_line_names_its_device_once() {
         format!("[[device]]\nname = 'a'\nsocket-path = {socket:?}\nport = \"stream:{}\"\n", port.display());
     fs::write(&config, text).unwrap();
     let mut command = Command::new(PROGRAM);
-    command.arg("serve").arg(format!("--config={}", config.display())).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut log = BufReader::new(child.stderr.take().unwrap());
-    let daemon = Daemon { child, dir };
-    let mut line_with = |words: &str| {
-        let mut line = String::new();
-        while !line.contains(words) {
-            line.clear();
-            assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended and has not said {words:?}");
-        }
-        line
-    };
-    line_with(" serving ");
+    let (daemon, mut log) =
+        Daemon::launch(command.arg("serve").arg(format!("--config={}", config.display())), dir);
     let card = Card::connect(CardOptions::new(daemon.socket())).unwrap();
     let pair = card.pair(0).unwrap();
-    let line = line_with("the port cannot connect");
+    let line = line_with(&mut log, "the port cannot connect");
     assert_eq!(line.matches("device{name=a}").count(), 1, "{line}");
     drop((pair, card));
 }
