@@ -11,8 +11,8 @@ const DELAY_WORTH: Nanos = 8;
 /// that takes longer adds this time to the accepted delay. Otherwise a load that needs no core would hold one
 /// for as long as the host is slow.
 const WAKE_MAX: Nanos = 50_000;
-/// The shortest nap is the accepted delay by this number, however slow wakes are. Only the ends of naps show
-/// that wakes are quick again. Without naps, one slow moment of the host would forbid them for good.
+/// The shortest nap is the accepted delay by this number, however slow wakes are: only the ends of naps show
+/// that wakes are quick again. To a wake longer than that delay, an eighth adds less than an eighth.
 const NAP_PARTS: Nanos = 8;
 /// The longest accepted delay.
 const LATENCY_MAX: Nanos = 1_000_000_000;
