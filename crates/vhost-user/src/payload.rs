@@ -2,9 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use kickless_spec::vhost_user::{
-    self as wire, CONFIG_MIGRATION, IotlbAccess, IotlbKind, TransferDirection, TransferPhase,
-};
+use kickless_spec::vhost_user::{self as wire, IotlbAccess, IotlbKind, TransferDirection, TransferPhase};
 
 /// A ring and a number that belongs to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,11 +111,6 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns whether a live migration sent this. It may write fields that are read-only for the guest.
-    pub fn is_migration(&self) -> bool {
-        self.flags & CONFIG_MIGRATION != 0
-    }
-
     /// Returns the reply to this GET_CONFIG: the same part, with `data`, which is cut or zero-filled to the
     /// requested length.
     pub fn answer(&self, data: &[u8]) -> Self {
