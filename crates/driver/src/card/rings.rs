@@ -6,7 +6,7 @@ use kickless_spec::net::NetFeatures;
 
 use crate::card::memory::{Frame, FrameMemory};
 use crate::card::receive::ReceiveRing;
-use crate::card::transmit::{self, SHOWN, Sent, TransmitRing};
+use crate::card::transmit::{self, Sent, TransmitRing};
 use crate::connection::RingSetup;
 use crate::error::{Error, Invalid};
 use crate::layout::Layout;
@@ -228,11 +228,7 @@ impl PairRings {
             done.received.frames += 1;
             done.received.bytes += received.len as u64;
             if sends && self.transmit.add_received(&self.memory, received.first, received.len, offload) {
-                done.sent.frames += 1;
-                done.sent.bytes += received.len as u64;
-                if done.sent.frames.is_multiple_of(SHOWN) {
-                    done.sent.kick |= self.transmit.publish();
-                }
+                self.transmit.count(&mut done.sent, received.len);
             } else {
                 done.dropped += u64::from(sends);
                 self.memory.give_back(received.first);
@@ -242,7 +238,7 @@ impl PairRings {
             }
         }
         self.receive.refill(&mut self.memory);
-        done.sent.kick |= self.transmit.publish();
+        self.transmit.publish_rest(&mut done.sent);
         done.received.kick = self.receive.publish();
         Ok(done)
     }

@@ -184,18 +184,15 @@ impl TransmitRing {
                 memory.give_back(first);
                 break;
             }
-            sent.frames += 1;
-            sent.bytes += len as u64;
-            if sent.frames.is_multiple_of(SHOWN) {
-                sent.kick |= self.submitter.publish();
-            }
+            self.count(&mut sent, len);
         }
-        sent.kick |= !sent.frames.is_multiple_of(SHOWN) && self.submitter.publish();
+        self.publish_rest(&mut sent);
         (sent, ended)
     }
 
     /// Adds a received frame, without a copy. Returns `false` if there is no room or the frame cannot be
-    /// sent. The caller publishes it.
+    /// sent. The caller counts it with [`TransmitRing::count`], and calls [`TransmitRing::publish_rest`] at
+    /// the end.
     #[inline]
     pub(crate) fn add_received(
         &mut self,
@@ -216,10 +213,21 @@ impl TransmitRing {
         self.add(memory, first)
     }
 
-    /// Shows the device the added frames. Returns whether it wants a kick.
+    /// Counts an added frame of this length. Shows the device the frames that it has not seen, if they are
+    /// [`SHOWN`].
     #[inline]
-    pub(crate) fn publish(&mut self) -> bool {
-        self.submitter.publish()
+    pub(crate) fn count(&mut self, sent: &mut Sent, len: usize) {
+        sent.frames += 1;
+        sent.bytes += len as u64;
+        if sent.frames.is_multiple_of(SHOWN) {
+            sent.kick |= self.submitter.publish();
+        }
+    }
+
+    /// Shows the device the frames that [`TransmitRing::count`] has not shown.
+    #[inline]
+    pub(crate) fn publish_rest(&mut self, sent: &mut Sent) {
+        sent.kick |= !sent.frames.is_multiple_of(SHOWN) && self.submitter.publish();
     }
 
     #[inline]
