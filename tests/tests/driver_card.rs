@@ -337,6 +337,9 @@ fn the_configuration_of_the_card_is_known() {
         assert_eq!(card.mac().unwrap(), Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
         assert_eq!(card.mtu().unwrap(), 9000);
         assert!(card.is_link_up().unwrap());
+        // The card takes the announcement of a driver that it has not asked.
+        assert!(!card.asks_to_announce().unwrap());
+        card.announced().unwrap();
         drop(card);
         let card = Card::connect(CardOptions { mtu: Some(1400), ..options(&daemon) }).unwrap();
         assert_eq!(card.mtu().unwrap(), 1400);
