@@ -9,7 +9,7 @@ use crate::operation::Operation;
 use crate::request::{self, Bounds, Kind, RangeOp, Reject, Request, parse};
 use crate::slots::Slots;
 use kickless_device::{Context, Direction, LEAVING_COST, Next, Polled, QueueTask, Vring};
-use kickless_disk::{self as disk, Attached, IoContext, LostWritesSeen, OWN_SLOTS, Step};
+use kickless_disk::{self as disk, Attached, IoContext, LostWritesSeen, Step, TABLE_OP_SLOTS};
 use kickless_io::{Completion, Engine};
 use kickless_memory::{Iov, Marks, Unmapped, View};
 use kickless_spec::blk::{self, BlkFeatures};
@@ -316,21 +316,21 @@ impl Queue {
         step(&self.shared.disk, &mut io_context, &mut self.slots.get(slot).io)
     }
 
-    /// Starts operations of the disk itself, if any are due.
+    /// Starts operations for the tables of images, if any are due.
     #[inline]
-    fn submit_own(&mut self, context: &mut Context<'_>) {
+    fn submit_table_ops(&mut self, context: &mut Context<'_>) {
         if self.attached.is_due() {
-            self.with_own(context, disk::Disk::submit_own);
+            self.for_tables(context, disk::Disk::submit_table_ops);
         }
     }
 
-    /// Calls a method of the disk that concerns no request.
+    /// Calls a method of the disk that concerns the tables of images, and no request.
     #[cold]
-    fn with_own(&mut self, context: &mut Context<'_>, call: impl FnOnce(&disk::Disk, &mut IoContext<'_>)) {
+    fn for_tables(&mut self, context: &mut Context<'_>, call: impl FnOnce(&disk::Disk, &mut IoContext<'_>)) {
         let mut io_context = IoContext {
             engine: context.engine,
             task: context.task,
-            slot: OWN_SLOTS,
+            slot: TABLE_OP_SLOTS,
             attached: &mut self.attached,
             waker: context.waker,
             lost_writes: &mut self.lost_writes,
@@ -711,8 +711,8 @@ impl QueueTask for Queue {
         let prepared = self.prepared.take();
         self.start_on_disk(context, prepared);
         cost = cost.saturating_add(std::mem::take(&mut self.owed_cost));
-        self.submit_own(context);
-        // Operations of the disk wait for room in the engine.
+        self.submit_table_ops(context);
+        // Operations for tables wait for room in the engine.
         let next = match next {
             Next::Idle if self.attached.is_due() => Next::Waiting,
             Next::Throttled { .. } if self.attached.is_due() => Next::Blocked,
@@ -739,15 +739,15 @@ impl QueueTask for Queue {
         self.meter.begin(context.now_ns);
         for completion in completions.drain(..) {
             let slot = completion.token.slot;
-            if slot >= OWN_SLOTS {
-                self.with_own(context, |disk, io_context| disk.resume_own(io_context, completion));
+            if slot >= TABLE_OP_SLOTS {
+                self.for_tables(context, |disk, io_context| disk.resume_table_op(io_context, completion));
                 continue;
             }
             let step =
                 self.on_disk(context, slot, |disk, io_context, io| disk.resume(io_context, io, completion));
             self.handle_next_step(slot, step);
         }
-        self.submit_own(context);
+        self.submit_table_ops(context);
         self.vring.publish();
         self.meter.published(context);
         // A request may run in further steps after its operation. Only a poll runs them.

@@ -3,12 +3,12 @@
 use crate::qcow2::attached::AttachedImages;
 use kickless_io::{Engine, FileId};
 
-/// Tokens of operations that a queue carries out for the disk itself have slots from here on. A queue has at
-/// most 32768 slots of its own.
-pub const OWN_SLOTS: u32 = 1 << 31;
+/// Tokens of operations that a queue carries out for the tables of images have slots from here on. The slots
+/// of its requests are below 32768.
+pub const TABLE_OP_SLOTS: u32 = 1 << 31;
 
 /// The registration of a disk with one engine, for one queue. Also holds the operations that the queue
-/// carries out for the disk itself.
+/// carries out for the tables of images.
 #[derive(Debug, Default)]
 pub struct Attached {
     pub(crate) file: Option<FileId>,
@@ -29,7 +29,7 @@ impl Attached {
         self.file
     }
 
-    /// Returns the number of operations for the disk itself that this queue has begun and not ended.
+    /// Returns the number of operations for the tables that this queue has begun and not ended.
     #[inline]
     pub fn in_flight(&self) -> usize {
         if let Some(images) = &self.images {
@@ -38,7 +38,7 @@ impl Attached {
         0
     }
 
-    /// Returns whether [`Disk::submit_own`](crate::Disk::submit_own) has something to do.
+    /// Returns whether [`Disk::submit_table_ops`](crate::Disk::submit_table_ops) has something to do.
     #[inline]
     pub fn is_due(&self) -> bool {
         if let Some(images) = &self.images {
@@ -53,7 +53,7 @@ impl Attached {
         if layer == 0 { self.file } else { self.under.get(layer - 1).copied() }
     }
 
-    /// Cancels the operations on all files, and those that the queue carries out for the disk itself.
+    /// Cancels the operations on all files, and those that the queue carries out for the tables.
     pub(crate) fn cancel(&mut self, engine: &mut Engine) {
         if let Some(images) = &mut self.images {
             images.cancel();

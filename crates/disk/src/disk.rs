@@ -261,17 +261,17 @@ impl Disk {
         attached.unregister(engine);
     }
 
-    /// Starts operations that are due for the disk itself, such as writes of an image's tables. They count in
+    /// Starts operations that the tables of images need, such as writes of changed tables. They count in
     /// [`Attached::in_flight`].
     ///
     /// Call it at the end of each poll and after each batch of completions, if [`Attached::is_due`]. The slot
     /// in the context has no meaning.
-    pub fn submit_own(&self, context: &mut IoContext<'_>) {
+    pub fn submit_table_ops(&self, context: &mut IoContext<'_>) {
         match self {
-            Self::Qcow2(qcow2) => qcow2.submit_own(context, None),
+            Self::Qcow2(qcow2) => qcow2.submit_table_ops(context, None),
             Self::Fault(fault) => {
                 if let Self::Qcow2(qcow2) = &fault.under {
-                    qcow2.submit_own(context, Some(&fault.faults));
+                    qcow2.submit_table_ops(context, Some(&fault.faults));
                 }
             }
             _ => {
@@ -280,13 +280,14 @@ impl Disk {
         }
     }
 
-    /// Takes the completion of such an operation. Its slot is [`OWN_SLOTS`](crate::OWN_SLOTS) or above.
-    pub fn resume_own(&self, context: &mut IoContext<'_>, completion: Completion) {
+    /// Takes the completion of such an operation. Its slot is [`TABLE_OP_SLOTS`](crate::TABLE_OP_SLOTS) or
+    /// above.
+    pub fn resume_table_op(&self, context: &mut IoContext<'_>, completion: Completion) {
         match self {
-            Self::Qcow2(qcow2) => qcow2.resume_own(context, None, completion),
+            Self::Qcow2(qcow2) => qcow2.resume_table_op(context, None, completion),
             Self::Fault(fault) => {
                 if let Self::Qcow2(qcow2) = &fault.under {
-                    qcow2.resume_own(context, Some(&fault.faults), completion);
+                    qcow2.resume_table_op(context, Some(&fault.faults), completion);
                 }
             }
             _ => {

@@ -84,7 +84,7 @@ mod resized;
 mod spec;
 mod writeback;
 
-pub use attached::{Attached, OWN_SLOTS};
+pub use attached::{Attached, TABLE_OP_SLOTS};
 pub use catch::catches_panic;
 pub use disk::{Disk, FaultDisk};
 pub use error::{Error, IoError};

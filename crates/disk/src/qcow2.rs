@@ -14,7 +14,8 @@
 //! - [`pools`], [`layer`], [`budget`], [`opened`] and [`open`]: the buffers and the files of a chain.
 //! - [`read`], [`mod@write`], [`copy`], [`extents`], [`decode`]: the requests, run by run. The path of a read
 //!   and of a write in place takes no lock.
-//! - [`own`] and [`blocking`]: carry out the operations of the tables, on a worker or on the control path.
+//! - [`table_ops`] and [`blocking`]: carry out the operations of the tables, on a worker or on the control
+//!   path.
 //! - [`disk`]: the disk.
 
 pub(crate) mod attached;
@@ -34,11 +35,9 @@ mod held;
 #[cfg(any(test, fuzzing))]
 mod hostile;
 mod layer;
+mod local_buffers;
 mod open;
 mod opened;
-mod own;
-mod own_buffers;
-mod own_op;
 mod pins;
 mod pools;
 #[cfg(test)]
@@ -49,6 +48,8 @@ mod sender;
 #[cfg(test)]
 mod sim;
 mod slices;
+mod table_op_slot;
+mod table_ops;
 mod tables;
 mod wakers;
 mod write;

@@ -51,7 +51,7 @@ fn a_request_that_waits_for_a_table() {
             worker.io(0).buffers_mut().push(&view, Gpa(0), 4096).unwrap();
             assert_eq!(worker.start(0, Request::Read { offset: 0 }), Step::Busy);
             if is_sent {
-                worker.submit_own();
+                worker.submit_table_ops();
             }
             worker.cancel();
             assert_eq!(worker.finish(), CANCELLED, "{kind:?}");
@@ -79,7 +79,7 @@ fn another_queue_writes_the_table() {
             let write = Request::Write { offset: at * CLUSTER, durable: false };
             assert_eq!(worker.start(0, write), Step::Pending, "{kind:?}");
             if at == 2 {
-                worker.submit_own();
+                worker.submit_table_ops();
             }
         }
         first.cancel();

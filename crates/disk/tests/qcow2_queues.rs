@@ -154,7 +154,7 @@ fn a_bad_entry_of_an_image_that_is_only_read() {
         let disk = Disk::open(&DiskSpec::Qcow2(path), &options(Cache::Writeback, read_only)).unwrap();
         let mut worker = worker(&disk);
         assert_eq!(worker.read(0, 512).0, EIO);
-        worker.submit_own();
+        worker.submit_table_ops();
         assert_eq!(worker.in_flight(), 0);
     }
 }

@@ -1,7 +1,7 @@
 //! The images of a disk in one engine.
 
 use super::layer::Chain;
-use super::own_op::OwnSlot;
+use super::table_op_slot::TableOpSlot;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -14,7 +14,7 @@ pub(crate) struct AttachedImages {
     pub(super) requests: usize,
     pub(super) shard: u32,
     /// The operations that the queue carries out for the tables.
-    pub(super) own: Vec<Option<Box<OwnSlot>>>,
+    pub(super) table_ops: Vec<Option<Box<TableOpSlot>>>,
     /// The number of these operations.
     pub(super) in_flight: usize,
     /// The number of them for which the engine had no room.
@@ -27,9 +27,9 @@ pub(crate) struct AttachedImages {
 
 impl AttachedImages {
     pub(super) fn new(chain: Arc<Chain>, generation: u64, shard: u32) -> Self {
-        let (requests, own, in_flight, busy) = (0, Vec::new(), 0, 0);
+        let (requests, table_ops, in_flight, busy) = (0, Vec::new(), 0, 0);
         let (is_open, is_cancelled) = (true, false);
-        Self { chain, generation, requests, shard, own, in_flight, busy, is_open, is_cancelled }
+        Self { chain, generation, requests, shard, table_ops, in_flight, busy, is_open, is_cancelled }
     }
 
     #[inline]
@@ -45,6 +45,6 @@ impl AttachedImages {
     /// Cancels the operations of the queue. Other queues carry them out.
     pub(crate) fn cancel(&mut self) {
         self.is_cancelled = true;
-        self.own.iter_mut().flatten().for_each(|slot| slot.cancel());
+        self.table_ops.iter_mut().flatten().for_each(|slot| slot.cancel());
     }
 }

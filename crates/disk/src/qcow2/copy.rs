@@ -1,7 +1,7 @@
 //! Fills a part of a cluster, with old bytes and the guest's, before it is mapped (R3).
 
 use super::layer::{Chain, Image};
-use super::own_buffers::OwnBuffers;
+use super::local_buffers::LocalBuffers;
 use super::read::ReadState;
 use super::sender::top;
 use super::tables::plan::{CopyFrom, CopyPlan, Copying, Ticket};
@@ -35,8 +35,8 @@ pub(super) struct CopyState {
     piece: Range<u64>,
     wait: Option<BufferWait>,
     permit: Option<BufferPermit>,
-    own: OwnBuffers,
-    front: OwnBuffers,
+    local: LocalBuffers,
+    front: LocalBuffers,
     read: ReadState,
     file: FileState,
 }
@@ -74,8 +74,8 @@ impl CopyState {
             ticket: Ticket::default(),
             wait: None,
             permit: None,
-            own: OwnBuffers::default(),
-            front: OwnBuffers::default(),
+            local: LocalBuffers::default(),
+            front: LocalBuffers::default(),
             read: ReadState::default(),
             file: FileState::default(),
         }
@@ -146,10 +146,10 @@ impl Chain {
                     Err(step) => step,
                 },
                 CopyPhase::Old => {
-                    self.drive_read(sender, layers, (&mut copy.own, &mut copy.front), &mut copy.read)
+                    self.drive_read(sender, layers, (&mut copy.local, &mut copy.front), &mut copy.read)
                 }
                 CopyPhase::Store | CopyPhase::Sync => {
-                    image.file.retry(&mut top(sender), &mut copy.own, &mut copy.file)
+                    image.file.retry(&mut top(sender), &mut copy.local, &mut copy.file)
                 }
             };
             match self.end_copy_step(sender, image, (&mut *main, &mut *front), copy, step) {
@@ -171,14 +171,14 @@ impl Chain {
     ) -> Step {
         let step = match copy.phase {
             CopyPhase::Old => {
-                let buffers = (&mut copy.own, &mut copy.front);
+                let buffers = (&mut copy.local, &mut copy.front);
                 self.resume_read(sender, (0, shard), buffers, &mut copy.read, completion)
             }
             CopyPhase::Whole => {
                 let buffers = if copy.is_split { &mut *front } else { &mut *main };
                 image.file.resume(&mut top(sender), buffers, &mut copy.file, completion)
             }
-            _ => image.file.resume(&mut top(sender), &mut copy.own, &mut copy.file, completion),
+            _ => image.file.resume(&mut top(sender), &mut copy.local, &mut copy.file, completion),
         };
         match self.end_copy_step(sender, image, (&mut *main, &mut *front), copy, step) {
             None => self.drive_copy(sender, (image, shard), (main, front), copy),
@@ -212,7 +212,7 @@ impl Chain {
                 copy.phase = CopyPhase::Store;
                 let at = copy.host + copy.piece.start;
                 let wanted = Unchecked::Write { at, durable: copy.is_single() };
-                image.file.start_unchecked(&mut top(sender), &mut copy.own, &mut copy.file, wanted)
+                image.file.start_unchecked(&mut top(sender), &mut copy.local, &mut copy.file, wanted)
             }
             CopyPhase::Store if copy.piece.end < copy.fill.end => {
                 copy.permit_back();
@@ -222,7 +222,12 @@ impl Chain {
             CopyPhase::Store if !copy.is_single() => {
                 copy.phase = CopyPhase::Sync;
                 copy.permit_back();
-                image.file.start_unchecked(&mut top(sender), &mut copy.own, &mut copy.file, Unchecked::Flush)
+                image.file.start_unchecked(
+                    &mut top(sender),
+                    &mut copy.local,
+                    &mut copy.file,
+                    Unchecked::Flush,
+                )
             }
             CopyPhase::Store | CopyPhase::Sync | CopyPhase::Whole => {
                 copy.permit_back();
@@ -261,7 +266,7 @@ impl CopyState {
             }
             false => 0..len,
         };
-        self.own = OwnBuffers::of_range(buffer, left);
+        self.local = LocalBuffers::of_range(buffer, left);
         self.phase = CopyPhase::Old;
         Ok(())
     }
@@ -272,7 +277,7 @@ impl CopyState {
         main: &mut B,
         sender: &mut impl OpSender,
     ) -> Result<(), IoError> {
-        let Some(mut buffer) = self.own.take() else { return Err(IoError::Stuck) };
+        let Some(mut buffer) = self.local.take() else { return Err(IoError::Stuck) };
         let start = self.piece.start;
         let (from, to) = (self.new.start.max(start), self.new.end.min(self.piece.end));
         if from < to {
@@ -284,14 +289,14 @@ impl CopyState {
             main.advance(to - from, sender.marks());
         }
         let len = (self.piece.end - start) as usize;
-        self.own = OwnBuffers::of_range(buffer, 0..len);
+        self.local = LocalBuffers::of_range(buffer, 0..len);
         Ok(())
     }
 
     /// Returns the buffer of a piece that is done.
     fn permit_back(&mut self) {
         if let Some(permit) = &mut self.permit {
-            permit.buffer = self.own.take();
+            permit.buffer = self.local.take();
         }
         self.permit = None;
     }

@@ -2,7 +2,7 @@
 
 use super::decoder::{Answer, Decoder, Job};
 use super::layer::Image;
-use super::own_buffers::OwnBuffers;
+use super::local_buffers::LocalBuffers;
 use crate::buffer_pool::{BufferPermit, BufferWait};
 use crate::file::{FileState, Unchecked};
 use crate::{IoError, Step};
@@ -21,7 +21,7 @@ pub(super) struct DecodeState {
     wait: Option<BufferWait>,
     permit: Option<BufferPermit>,
     /// The compressed bytes.
-    pub(super) own: OwnBuffers,
+    pub(super) local: LocalBuffers,
     pub(super) file: FileState,
     answer: Arc<Mutex<Option<Answer>>>,
 }
@@ -48,14 +48,14 @@ impl DecodeState {
             Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
         };
         let Some(buffer) = permit.buffer.take() else { return Err(Step::Done(Err(IoError::Stuck))) };
-        self.own = OwnBuffers::of_range(buffer, start..start + bytes);
+        self.local = LocalBuffers::of_range(buffer, start..start + bytes);
         self.is_started = true;
         Ok(Some(Unchecked::Read { at: self.at }))
     }
 
     /// Passes the compressed bytes to the threads.
     pub(super) fn submit(&mut self, image: &Image, decoder: &Arc<Decoder>, waker: &Waker) {
-        let Some(buffer) = self.own.take() else { return };
+        let Some(buffer) = self.local.take() else { return };
         let (answer, waker) = (self.answer.clone(), waker.clone());
         let cluster = image.geometry.cluster() as usize;
         let job = Job { buffer, cluster, bytes: self.bytes as usize, by: image.compression, answer, waker };

@@ -228,22 +228,22 @@ impl Qcow2Disk {
     }
 
     /// Starts operations for the tables.
-    pub(crate) fn submit_own(&self, context: &mut IoContext<'_>, injector: Option<&FaultInjector>) {
+    pub(crate) fn submit_table_ops(&self, context: &mut IoContext<'_>, injector: Option<&FaultInjector>) {
         if let Some(mut images) = context.attached.images.take() {
-            images.submit_own(context, injector);
+            images.submit_table_ops(context, injector);
             context.attached.images = Some(images);
         }
     }
 
     /// Takes the completion of one.
-    pub(crate) fn resume_own(
+    pub(crate) fn resume_table_op(
         &self,
         context: &mut IoContext<'_>,
         injector: Option<&FaultInjector>,
         completion: Completion,
     ) {
         if let Some(mut images) = context.attached.images.take() {
-            images.resume_own(context, injector, completion);
+            images.resume_table_op(context, injector, completion);
             context.attached.images = Some(images);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::format::geometry::GuestOffset;
 use super::layer::{Chain, Image, Place};
-use super::own_buffers::OwnBuffers;
+use super::local_buffers::LocalBuffers;
 use super::tables::plan::{Clear, ClearPlan};
 use super::write::{WriteState, written};
 use crate::buffer_pool::{BufferPermit, BufferWait};
@@ -22,8 +22,8 @@ pub(super) struct ExtentState {
     len: u64,
     wait: Option<BufferWait>,
     permit: Option<BufferPermit>,
-    own: OwnBuffers,
-    front: OwnBuffers,
+    local: LocalBuffers,
+    front: LocalBuffers,
 }
 
 /// The next action of a request on extents.
@@ -62,7 +62,7 @@ impl ExtentState {
     /// Returns the buffer with zeroes.
     fn release(&mut self) {
         if let Some(permit) = &mut self.permit {
-            permit.buffer = self.own.take();
+            permit.buffer = self.local.take();
         }
         (self.permit, self.wait) = (None, None);
     }
@@ -124,7 +124,7 @@ impl Chain {
                     Err(step) => step,
                 },
                 ExtentPhase::Write => {
-                    let memory = (&mut state.own, &mut state.front);
+                    let memory = (&mut state.local, &mut state.front);
                     let step = self.drive_write(sender, shard, memory, write);
                     match end_zeroes(buffers, state, step) {
                         None => continue,
@@ -132,7 +132,7 @@ impl Chain {
                     }
                 }
                 ExtentPhase::Sync => {
-                    let memory = (&mut state.own, &mut state.front);
+                    let memory = (&mut state.local, &mut state.front);
                     self.drive_write(sender, shard, memory, write)
                 }
             };
@@ -150,7 +150,7 @@ impl Chain {
         write: &mut WriteState,
         completion: Completion,
     ) -> Step {
-        let memory = (&mut state.own, &mut state.front);
+        let memory = (&mut state.local, &mut state.front);
         let step = self.resume_write(sender, shard, memory, write, completion);
         let step = match state.phase {
             ExtentPhase::Write => end_zeroes(buffers, state, step),
@@ -251,7 +251,7 @@ impl Chain {
         };
         let Some(mut buffer) = permit.buffer.take() else { return Err(Step::Done(Err(IoError::Stuck))) };
         buffer[..len as usize].fill(0);
-        state.own = OwnBuffers::of_range(buffer, 0..len as usize);
+        state.local = LocalBuffers::of_range(buffer, 0..len as usize);
         state.len = len;
         write.begin(extent.offset, false);
         state.phase = ExtentPhase::Write;

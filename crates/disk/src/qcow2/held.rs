@@ -1,6 +1,6 @@
 //! Operations that the engine of a test holds until it completes them.
 
-use super::own::OwnSender;
+use super::table_ops::TableOpSender;
 use crate::Step;
 use crate::op_sender::OpSender;
 use kickless_io::{Buffers, Completion, Errno, OpKind, Token, Waker};
@@ -63,7 +63,7 @@ impl<E: HoldOps> OpSender for HeldSender<'_, E> {
     fn pause_layer(&mut self, _layer: usize) {}
 }
 
-impl<E: HoldOps> OwnSender for HeldSender<'_, E> {
+impl<E: HoldOps> TableOpSender for HeldSender<'_, E> {
     fn set_slot(&mut self, slot: u32) {
         self.slot = slot;
     }

@@ -101,7 +101,7 @@ impl Image {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         let result = f(&mut tables);
         if tables.has_due() {
-            // Release. Partner: the swap of `submit_own`. The lock orders the rest.
+            // Release. Partner: the swap of `submit_table_ops`. The lock orders the rest.
             self.due.store(true, Ordering::Release);
         }
         result

@@ -8,14 +8,14 @@ use std::ops::Range;
 
 /// A buffer of this process, and the part of it to transfer.
 #[derive(Debug, Default)]
-pub(super) struct OwnBuffers {
+pub(super) struct LocalBuffers {
     /// `None` while an engine, or the front that was split off, has the buffer.
     buffer: Option<AlignedBuf>,
     left: Range<usize>,
     extents: Vec<Extent>,
 }
 
-impl OwnBuffers {
+impl LocalBuffers {
     /// Makes a transfer of the buffer's window.
     pub(super) fn new(buffer: AlignedBuf) -> Self {
         let left = buffer.window();
@@ -39,7 +39,7 @@ impl OwnBuffers {
     }
 }
 
-impl TransferBuffers for OwnBuffers {
+impl TransferBuffers for LocalBuffers {
     fn left(&self) -> u64 {
         self.left.len() as u64
     }
@@ -120,22 +120,22 @@ mod tests {
 
     #[test]
     fn split_and_joined() {
-        let (mut front, marks) = (OwnBuffers::default(), &mut Marks::off());
-        let mut own = OwnBuffers::of_range(AlignedBuf::new(4096, 4096).unwrap(), 512..2048);
-        assert!(own.is_aligned(512, 512) && !own.is_aligned(1024, 512) && !own.is_aligned(512, 1024));
-        own.write(&[1; 4096], marks);
-        own.split_to(512, &mut front, marks);
-        assert_eq!((front.left(), own.left()), (512, 1024));
+        let (mut front, marks) = (LocalBuffers::default(), &mut Marks::off());
+        let mut local = LocalBuffers::of_range(AlignedBuf::new(4096, 4096).unwrap(), 512..2048);
+        assert!(local.is_aligned(512, 512) && !local.is_aligned(1024, 512) && !local.is_aligned(512, 1024));
+        local.write(&[1; 4096], marks);
+        local.split_to(512, &mut front, marks);
+        assert_eq!((front.left(), local.left()), (512, 1024));
         front.zero(u64::MAX, marks);
         let Buffers::Owned(buffer) = front.give() else { panic!("there is a buffer") };
         assert_eq!(buffer.window(), 512..1024);
         front.take_back(Buffers::Owned(buffer));
         front.advance(512, marks);
-        own.join(&mut front, marks);
+        local.join(&mut front, marks);
         let mut bytes = [9; 1025];
-        own.read(&mut bytes);
+        local.read(&mut bytes);
         assert_eq!((bytes[0], bytes[1023], bytes[1024]), (1, 1, 9));
-        let buffer = own.take().unwrap();
+        let buffer = local.take().unwrap();
         assert_eq!((buffer[511], buffer[512], buffer[1024], buffer[2048]), (0, 0, 1, 0));
     }
 }

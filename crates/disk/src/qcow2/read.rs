@@ -194,7 +194,7 @@ impl Chain {
             let sender = &mut LayerSender { sender: &mut *sender, layer: state.layer };
             match (state.phase, &mut state.decode) {
                 (ReadPhase::Load, Some(decode)) => {
-                    file.resume(sender, &mut decode.own, &mut decode.file, completion)
+                    file.resume(sender, &mut decode.local, &mut decode.file, completion)
                 }
                 _ => {
                     let buffers = if state.is_split { &mut *front } else { &mut *main };
@@ -250,9 +250,9 @@ impl Chain {
             let sender = &mut LayerSender { sender: &mut *sender, layer: state.layer };
             let step = match decode.prepare(image, sender.waker()) {
                 Err(step) => step,
-                Ok(None) => image.file.retry(sender, &mut decode.own, &mut decode.file),
+                Ok(None) => image.file.retry(sender, &mut decode.local, &mut decode.file),
                 Ok(Some(wanted)) => {
-                    image.file.start_unchecked(sender, &mut decode.own, &mut decode.file, wanted)
+                    image.file.start_unchecked(sender, &mut decode.local, &mut decode.file, wanted)
                 }
             };
             if step != Step::Done(Ok(())) {

@@ -1,7 +1,7 @@
 //! One operation that a queue carries out for the tables of an image.
 
 use super::layer::{Image, errno_of};
-use super::own_buffers::OwnBuffers;
+use super::local_buffers::LocalBuffers;
 use super::sender::{CancelledSender, LayerSender};
 use super::tables::op::{OpId, TableOp, TableOpKind};
 use crate::buffers::TransferBuffers;
@@ -14,14 +14,14 @@ use std::sync::Arc;
 
 /// One operation for the tables of an image.
 #[derive(Debug)]
-pub(super) struct OwnOp {
+pub(super) struct RunningOp {
     image: Arc<Image>,
     /// The layer of the image.
     layer: usize,
     id: OpId,
     /// The request to the file.
     wanted: Unchecked,
-    buffers: OwnBuffers,
+    buffers: LocalBuffers,
     /// The range to zero, if the operation does that: offset and length.
     zeroes: Option<(u64, u64)>,
     /// The part to write after the rest, so that the file reaches the end of a range: offset and length.
@@ -35,23 +35,23 @@ pub(super) struct OwnOp {
 
 /// An operation and its faults.
 #[derive(Debug)]
-pub(super) struct OwnSlot {
-    op: OwnOp,
+pub(super) struct TableOpSlot {
+    op: RunningOp,
     faults: FaultState,
     /// The engine had no room for it.
     pub(super) is_busy: bool,
 }
 
-impl OwnOp {
+impl RunningOp {
     /// Prepares an operation. `Err`: it ends at once.
     fn new(image: &Arc<Image>, layer: usize, TableOp { id, kind }: TableOp) -> Result<Self, (OpId, Errno)> {
         let (mut zeroes, mut extend) = (None, None);
         let (wanted, buffers) = match kind {
-            TableOpKind::Read { at, buffer } => (Unchecked::Read { at }, OwnBuffers::new(buffer)),
+            TableOpKind::Read { at, buffer } => (Unchecked::Read { at }, LocalBuffers::new(buffer)),
             TableOpKind::Write { at, buffer } => {
-                (Unchecked::Write { at, durable: false }, OwnBuffers::new(buffer))
+                (Unchecked::Write { at, durable: false }, LocalBuffers::new(buffer))
             }
-            TableOpKind::Sync => (Unchecked::Flush, OwnBuffers::default()),
+            TableOpKind::Sync => (Unchecked::Flush, LocalBuffers::default()),
             TableOpKind::Zero { at, len } => {
                 let file_bytes = image.file.bytes().map_err(|errno| (id, errno))?;
                 let inside = file_bytes.saturating_sub(at).min(len);
@@ -64,7 +64,7 @@ impl OwnOp {
                 }
                 zeroes = Some((at, len));
                 let extent = Extent { offset: at, len: inside, unmap: true };
-                (Unchecked::Zero, OwnBuffers::of_extent(extent))
+                (Unchecked::Zero, LocalBuffers::of_extent(extent))
             }
         };
         let bytes = buffers.left() as u32;
@@ -115,7 +115,7 @@ impl OwnOp {
                 let Ok(buffer) = AlignedBuf::new(len as usize, len as usize) else {
                     return Step::Done(Err(IoError::Os(Errno::NOMEM)));
                 };
-                self.buffers = OwnBuffers::new(buffer);
+                self.buffers = LocalBuffers::new(buffer);
                 self.wanted = Unchecked::Write { at, durable: false };
                 file.start_unchecked(sender, &mut self.buffers, &mut self.file, self.wanted)
             }
@@ -150,10 +150,10 @@ impl OwnOp {
     }
 }
 
-impl OwnSlot {
+impl TableOpSlot {
     /// Prepares an operation. `Err`: it ends at once.
     pub(super) fn new(image: &Arc<Image>, layer: usize, op: TableOp) -> Result<Self, (OpId, Errno)> {
-        let op = OwnOp::new(image, layer, op)?;
+        let op = RunningOp::new(image, layer, op)?;
         Ok(Self { op, faults: FaultState::default(), is_busy: false })
     }
 

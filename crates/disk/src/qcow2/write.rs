@@ -3,7 +3,7 @@
 use super::copy::CopyState;
 use super::format::geometry::GuestOffset;
 use super::layer::{Chain, Image, Place, errno_of};
-use super::own_buffers::OwnBuffers;
+use super::local_buffers::LocalBuffers;
 use super::pins::Pin;
 use super::sender::top;
 use super::slices::Look;
@@ -190,7 +190,7 @@ impl Chain {
                 None => Step::Done(Err(IoError::Stuck)),
             },
             WritePhase::Sync => {
-                let none = &mut OwnBuffers::default();
+                let none = &mut LocalBuffers::default();
                 image.file.resume(&mut top(sender), none, &mut state.file, completion)
             }
             _ => {
@@ -303,7 +303,7 @@ impl Chain {
 
     /// Starts the sync, or continues it.
     fn start_sync(&self, sender: &mut impl OpSender, image: &Arc<Image>, state: &mut WriteState) -> Step {
-        let none = &mut OwnBuffers::default();
+        let none = &mut LocalBuffers::default();
         if state.mark.is_some() {
             return image.file.retry(&mut top(sender), none, &mut state.file);
         }

@@ -8,8 +8,8 @@ pub mod qcow2;
 pub mod server;
 
 use kickless_disk::{
-    Attached, Cache, Disk, DiskSpec, Extent, Io, IoContext, IoError, LostWritesSeen, OWN_SLOTS, Options,
-    Request, Step,
+    Attached, Cache, Disk, DiskSpec, Extent, Io, IoContext, IoError, LostWritesSeen, Options, Request, Step,
+    TABLE_OP_SLOTS,
 };
 use kickless_io::{Completion, Engine, EngineKind, Errno, Waker};
 use kickless_memory::{Gpa, Marks, View};
@@ -150,9 +150,9 @@ impl<'a> Worker<'a> {
     }
 
     /// Starts the operations that are due for the disk itself.
-    pub fn submit_own(&mut self) {
+    pub fn submit_table_ops(&mut self) {
         if self.attached.is_due() {
-            self.with_context(OWN_SLOTS, Disk::submit_own);
+            self.with_context(TABLE_OP_SLOTS, Disk::submit_table_ops);
         }
     }
 
@@ -163,7 +163,7 @@ impl<'a> Worker<'a> {
     /// Resumes each request that can continue, or sleeps until one can. Returns the slots of the requests
     /// that ended, with their results.
     pub fn turn(&mut self) -> Vec<(usize, Result<(), IoError>)> {
-        self.submit_own();
+        self.submit_table_ops();
         let woken = self.waker.clear();
         self.engine.submit().unwrap();
         let mut done = std::mem::take(&mut self.done);
@@ -178,8 +178,8 @@ impl<'a> Worker<'a> {
             assert_eq!(completion.token.source, 3);
             completion.result = self.failure.take().map_or(completion.result, Err);
             let slot = completion.token.slot as usize;
-            if completion.token.slot >= OWN_SLOTS {
-                self.with_context(OWN_SLOTS, |disk, context| disk.resume_own(context, completion));
+            if completion.token.slot >= TABLE_OP_SLOTS {
+                self.with_context(TABLE_OP_SLOTS, |disk, context| disk.resume_table_op(context, completion));
                 continue;
             }
             if let Step::Done(result) =

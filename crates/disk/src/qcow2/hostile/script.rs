@@ -11,7 +11,7 @@ use crate::qcow2::check::image::ReadImage;
 use crate::qcow2::disk::Qcow2Disk;
 use crate::qcow2::held::HeldSender;
 use crate::qcow2::request::Qcow2State;
-use crate::{Cache, Extent, IoError, OWN_SLOTS, Options, Request, Step};
+use crate::{Cache, Extent, IoError, Options, Request, Step, TABLE_OP_SLOTS};
 use kickless_io::{Completion, Errno, Waker};
 use kickless_memory::{Gpa, Iov, Marks, View};
 use std::collections::BTreeMap;
@@ -278,7 +278,7 @@ impl HostileDisk<'_> {
         for request in self.requests.values_mut().filter(|request| request.queue == queue) {
             request.is_ready = true;
         }
-        self.submit_own(queue);
+        self.submit_table_ops(queue);
     }
 
     fn ready(&self) -> Vec<usize> {
@@ -309,30 +309,31 @@ impl HostileDisk<'_> {
                 self.requests.insert(id, running);
             }
         }
-        self.submit_own(queue);
+        self.submit_table_ops(queue);
         self.restart(queue);
     }
 
     /// Starts the operations for the tables that are due.
-    fn submit_own(&mut self, number: usize) {
+    fn submit_table_ops(&mut self, number: usize) {
         let queue = &mut self.queues[number];
         if queue.images.is_due() {
             let (mut marks, engine, waker) = (Marks::off(), &mut self.engine, &queue.waker);
-            let mut sender = HeldSender { engine, queue: number, slot: OWN_SLOTS, waker, marks: &mut marks };
-            queue.images.submit_own(&mut sender, None);
+            let mut sender =
+                HeldSender { engine, queue: number, slot: TABLE_OP_SLOTS, waker, marks: &mut marks };
+            queue.images.submit_table_ops(&mut sender, None);
         }
     }
 
     fn complete(&mut self, index: u64, fails: Option<Errno>) {
         let Some((number, completion)) = self.engine.complete(index, fails) else { return };
         let slot = completion.token.slot;
-        if slot < OWN_SLOTS {
+        if slot < TABLE_OP_SLOTS {
             self.step(slot as usize, Some(completion));
         } else {
             let queue = &mut self.queues[number];
             let (mut marks, engine, waker) = (Marks::off(), &mut self.engine, &queue.waker);
             let mut sender = HeldSender { engine, queue: number, slot, waker, marks: &mut marks };
-            queue.images.resume_own(&mut sender, None, completion);
+            queue.images.resume_table_op(&mut sender, None, completion);
         }
         self.polled(number);
         self.restart(number);
@@ -356,7 +357,7 @@ impl HostileDisk<'_> {
             let Some((chain, generation)) = self.disk.chain() else { return };
             queue.images = AttachedImages::new(chain, generation, number as u32);
             queue.is_stopping = false;
-            self.submit_own(number);
+            self.submit_table_ops(number);
         }
     }
 

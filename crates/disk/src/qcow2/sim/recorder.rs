@@ -95,7 +95,7 @@ impl Recorder {
         let mut held = op.held;
         let class = match held.kind {
             OpKind::Read => Class::Read,
-            OpKind::Write { .. } if held.slot >= crate::OWN_SLOTS => Class::TableWrite,
+            OpKind::Write { .. } if held.slot >= crate::TABLE_OP_SLOTS => Class::TableWrite,
             OpKind::Write { .. } => Class::Write,
             OpKind::Range { .. } => Class::Zero,
             OpKind::Flush => Class::Sync,

@@ -12,7 +12,7 @@ use crate::qcow2::disk::Qcow2Disk;
 use crate::qcow2::held::HeldSender;
 use crate::qcow2::qemu::QemuImage;
 use crate::qcow2::request::Qcow2State;
-use crate::{Cache, Extent, IoError, OWN_SLOTS, Options, Request, Step};
+use crate::{Cache, Extent, IoError, Options, Request, Step, TABLE_OP_SLOTS};
 use fastrand::Rng;
 use kickless_io::{Completion, Waker};
 use kickless_memory::{Gpa, Iov, Marks, View};
@@ -176,7 +176,7 @@ impl Whole {
         for request in self.requests.values_mut().filter(|request| request.queue == queue) {
             request.is_ready = true;
         }
-        self.submit_own(queue);
+        self.submit_table_ops(queue);
     }
 
     fn ready(&self) -> Vec<usize> {
@@ -204,7 +204,7 @@ impl Whole {
         {
             self.queues[queue].images = self.attach();
             self.queues[queue].is_stopping = false;
-            self.submit_own(queue);
+            self.submit_table_ops(queue);
         }
     }
 
@@ -337,19 +337,20 @@ impl Whole {
                 Ok(())
             }
         };
-        self.submit_own(queue);
+        self.submit_table_ops(queue);
         self.restart(queue);
         result
     }
 
     /// Starts the operations for the tables that are due.
-    fn submit_own(&mut self, number: usize) {
+    fn submit_table_ops(&mut self, number: usize) {
         let queue = &mut self.queues[number];
         if queue.images.is_due() {
             let (mut marks, waker) = (Marks::off(), &queue.waker);
             let engine = &mut self.recorder;
-            let mut sender = HeldSender { engine, queue: number, slot: OWN_SLOTS, waker, marks: &mut marks };
-            queue.images.submit_own(&mut sender, None);
+            let mut sender =
+                HeldSender { engine, queue: number, slot: TABLE_OP_SLOTS, waker, marks: &mut marks };
+            queue.images.submit_table_ops(&mut sender, None);
         }
     }
 
@@ -359,14 +360,14 @@ impl Whole {
             return Ok(());
         };
         let slot = completion.token.slot;
-        if slot < OWN_SLOTS {
+        if slot < TABLE_OP_SLOTS {
             self.step(slot as usize, Some(completion))?;
         } else {
             let queue = &mut self.queues[number];
             let (mut marks, waker) = (Marks::off(), &queue.waker);
             let engine = &mut self.recorder;
             let mut sender = HeldSender { engine, queue: number, slot, waker, marks: &mut marks };
-            queue.images.resume_own(&mut sender, None, completion);
+            queue.images.resume_table_op(&mut sender, None, completion);
         }
         self.polled(number);
         self.restart(number);
