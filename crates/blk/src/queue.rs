@@ -1,12 +1,14 @@
 //! One virtqueue of a disk: the path of a request from the ring to the disk and back.
 
+mod extents;
 mod kept;
+mod other_work;
 
 use crate::device_state::DeviceState;
 use crate::failures::is_caused_by_guest;
 use crate::metrics::Meter;
 use crate::operation::Operation;
-use crate::request::{self, Bounds, Kind, RangeOp, Reject, Request, parse};
+use crate::request::{self, Bounds, Kind, Reject, Request, parse};
 use crate::slots::Slots;
 use kickless_device::{Context, Direction, LEAVING_COST, Next, Polled, QueueTask, Vring};
 use kickless_disk::{self as disk, Attached, IoContext, LostWritesSeen, Step, TABLE_OP_SLOTS};
@@ -214,41 +216,6 @@ impl Queue {
         }
     }
 
-    /// Starts a discard, write-zeroes or secure-erase request.
-    #[cold]
-    fn start_on_extents(&mut self, context: &mut Context<'_>, slot: u32, request: &Request, op: RangeOp) {
-        let id = self.chain.id;
-        let wanted = match self.read_extents(slot, request, op) {
-            Ok(wanted) => wanted,
-            Err(reject) => {
-                self.slots.clear_refused(slot, self.vring.memory().1);
-                return self.reject(id, reject);
-            }
-        };
-        let entry = self.slots.get(slot);
-        entry.fill(self.vring.view(), id, request.status, request.kind, request.data_len);
-        self.meter.count(entry.operation, request.data_len);
-        // Each extent costs as much as a request.
-        let cost = entry.io.extents_len() as u32;
-        self.slots.take_next();
-        if self.shared.on_error.is_on {
-            self.keep_copy(slot, wanted);
-        }
-        self.add_cost(cost);
-        if self.slots.reserve(slot) {
-            self.start_on_disk(context, Some((slot, wanted)));
-        } else {
-            self.wait_for_budget(slot, wanted);
-        }
-    }
-
-    #[cold]
-    fn wait_for_budget(&mut self, slot: u32, wanted: disk::Request) {
-        self.meter.waits(slot);
-        self.over_budget = Some((slot, wanted));
-        self.has_other_work = true;
-    }
-
     /// Starts the request in a slot on the disk, if there is one.
     #[inline(never)]
     fn start_on_disk(&mut self, context: &mut Context<'_>, request: Option<(u32, disk::Request)>) {
@@ -273,27 +240,6 @@ impl Queue {
         !self.features.contains(BlkFeatures::FLUSH)
             // A driver without CONFIG_WCE cannot have turned the cache off.
             || (self.features.contains(BlkFeatures::CONFIG_WCE) && !self.shared.writeback())
-    }
-
-    /// Reads the segments of a request into its slot. Returns the operation on them.
-    fn read_extents(&mut self, slot: u32, request: &Request, op: RangeOp) -> Result<disk::Request, Reject> {
-        let (disk, durable) = (&self.shared.disk, self.durable());
-        let (limits, wanted) = match op {
-            RangeOp::Discard => (disk.limits().discard, disk::Request::Discard { durable }),
-            RangeOp::WriteZeroes => (disk.limits().write_zeroes, disk::Request::WriteZeroes { durable }),
-            RangeOp::SecureErase => (disk.limits().secure_erase, disk::Request::SecureErase),
-        };
-        let Some(limits) = limits else {
-            let why = "request type that the disk does not have";
-            return Err(Reject { status: Some(request.status), code: blk::S_UNSUPP, why });
-        };
-        let io = &mut self.slots.get(slot).io;
-        let (view, marks) = self.vring.memory();
-        io.buffers_mut().clear(marks);
-        let into = io.extents_mut();
-        into.clear();
-        request::extents(&self.chain, view, request, op, (disk.size(), &limits), into)?;
-        Ok(wanted)
     }
 
     /// Runs a step of the disk for the request in a slot.
@@ -506,70 +452,7 @@ struct Answered {
     operation: Operation,
 }
 
-/// The result of a turn for work other than the ring.
-enum Turn {
-    /// There was no such work, so the ring is next.
-    Ring,
-    /// The work had its turn.
-    Other,
-    /// The poll must end now.
-    Over(Next),
-}
-
 impl Queue {
-    /// Adds to the cost that the next poll reports.
-    #[cold]
-    fn add_cost(&mut self, cost: u32) {
-        self.owed_cost = self.owed_cost.saturating_add(cost);
-        self.has_other_work = true;
-    }
-
-    /// Continues popped requests that do not wait for the disk.
-    #[cold]
-    fn other_work(&mut self, context: &mut Context<'_>, budget: u32, cost: &mut u32) -> Turn {
-        *cost = cost.saturating_add(std::mem::take(&mut self.owed_cost));
-        if *cost >= budget && budget > 0 {
-            return Turn::Over(Next::More);
-        }
-        if self.run_next_step(context) {
-            return if budget == 0 { Turn::Over(Next::More) } else { Turn::Other };
-        }
-        if !self.start_over_budget(context) {
-            let goes_on = !self.steps.is_empty() && budget > 0;
-            return if goes_on { Turn::Other } else { Turn::Over(Next::Blocked) };
-        }
-        self.has_other_work = self.owed_cost > 0 || !self.steps.is_empty();
-        Turn::Ring
-    }
-
-    /// Runs the next step, unless the last turn ran one. Steps and new requests from the ring alternate.
-    /// Returns whether a step ran.
-    fn run_next_step(&mut self, context: &mut Context<'_>) -> bool {
-        if std::mem::replace(&mut self.stepped, false) {
-            return false;
-        }
-        let Some(slot) = self.steps.pop_front() else { return false };
-        self.stepped = true;
-        let step = self.on_disk(context, slot, |disk, io_context, io| disk.retry(io_context, io));
-        self.handle_next_step(slot, step);
-        true
-    }
-
-    /// Starts the request that waits for room in the budget. Returns `false` if there is still no room.
-    fn start_over_budget(&mut self, context: &mut Context<'_>) -> bool {
-        if self.over_budget.is_none() {
-            return true;
-        }
-        // This starts the prepared request first, because `over_budget` may wait for its completion.
-        let prepared = self.prepared.take();
-        self.start_on_disk(context, prepared);
-        if let Some((slot, wanted)) = self.over_budget.take_if(|(slot, _)| self.slots.reserve(*slot)) {
-            let step = self.on_disk(context, slot, |disk, io_context, io| disk.start(io_context, io, wanted));
-            self.handle_next_step(slot, step);
-        }
-        self.over_budget.is_none()
-    }
-
     /// Makes the engine hold the current guest memory instead of the previous one.
     fn hold_memory(&mut self, engine: &mut Engine) {
         // A disk without a file has no operations in the engine.
@@ -624,6 +507,16 @@ fn translate_pieces(
     len: u64,
 ) -> Result<(), Unmapped> {
     request::data(buffers, start, len).try_for_each(|(addr, len)| iov.push(view, addr, len))
+}
+
+/// The result of a turn for work other than the ring.
+enum Turn {
+    /// There was no such work, so the ring is next.
+    Ring,
+    /// The work had its turn.
+    Other,
+    /// The poll must end now.
+    Over(Next),
 }
 
 impl QueueTask for Queue {

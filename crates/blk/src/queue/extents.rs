@@ -1,0 +1,64 @@
+//! Discards, zeroes and secure erases: requests on extents of the disk, which the driver writes as data.
+
+use super::Queue;
+use crate::request::{self, RangeOp, Reject, Request};
+use kickless_device::Context;
+use kickless_disk as disk;
+use kickless_spec::blk;
+
+impl Queue {
+    /// Starts a discard, write-zeroes or secure-erase request.
+    #[cold]
+    pub(super) fn start_on_extents(
+        &mut self,
+        context: &mut Context<'_>,
+        slot: u32,
+        request: &Request,
+        op: RangeOp,
+    ) {
+        let id = self.chain.id;
+        let wanted = match self.read_extents(slot, request, op) {
+            Ok(wanted) => wanted,
+            Err(reject) => {
+                self.slots.clear_refused(slot, self.vring.memory().1);
+                return self.reject(id, reject);
+            }
+        };
+        let entry = self.slots.get(slot);
+        entry.fill(self.vring.view(), id, request.status, request.kind, request.data_len);
+        self.meter.count(entry.operation, request.data_len);
+        // Each extent costs as much as a request.
+        let cost = entry.io.extents_len() as u32;
+        self.slots.take_next();
+        if self.shared.on_error.is_on {
+            self.keep_copy(slot, wanted);
+        }
+        self.add_cost(cost);
+        if self.slots.reserve(slot) {
+            self.start_on_disk(context, Some((slot, wanted)));
+        } else {
+            self.wait_for_budget(slot, wanted);
+        }
+    }
+
+    /// Reads the segments of a request into its slot. Returns the operation on them.
+    fn read_extents(&mut self, slot: u32, request: &Request, op: RangeOp) -> Result<disk::Request, Reject> {
+        let (disk, durable) = (&self.shared.disk, self.durable());
+        let (limits, wanted) = match op {
+            RangeOp::Discard => (disk.limits().discard, disk::Request::Discard { durable }),
+            RangeOp::WriteZeroes => (disk.limits().write_zeroes, disk::Request::WriteZeroes { durable }),
+            RangeOp::SecureErase => (disk.limits().secure_erase, disk::Request::SecureErase),
+        };
+        let Some(limits) = limits else {
+            let why = "request type that the disk does not have";
+            return Err(Reject { status: Some(request.status), code: blk::S_UNSUPP, why });
+        };
+        let io = &mut self.slots.get(slot).io;
+        let (view, marks) = self.vring.memory();
+        io.buffers_mut().clear(marks);
+        let into = io.extents_mut();
+        into.clear();
+        request::extents(&self.chain, view, request, op, (disk.size(), &limits), into)?;
+        Ok(wanted)
+    }
+}
