@@ -13,7 +13,8 @@ use kickless_io::{Buffers, Completion, Errno, OpKind};
 /// The number of times in a row that the kernel may ask for a retry.
 const RETRIES_MAX: u16 = 1000;
 
-/// A request without the checks of a guest's: it may go beyond the end of the file, where reads find zeroes.
+/// A request without the checks of a guest's: it may go beyond the end of the file, where reads find zeroes
+/// unless the file has become shorter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Unchecked {
     Read {
@@ -81,6 +82,12 @@ impl FileDisk {
             }
         };
         state.fill = true;
+        if matches!(wanted, Unchecked::Read { .. } | Unchecked::Write { .. }) {
+            let (end, accessible) = (state.at.saturating_add(buffers.left()), self.accessible_size());
+            if end > accessible && accessible < self.size() && self.recheck_size().is_err() {
+                return state.finish(buffers, Err(IoError::Shrunk));
+            }
+        }
         self.drive(sender, buffers, state)
     }
 
@@ -280,6 +287,10 @@ impl FileDisk {
             Phase::Flush => return state.finish(buffers, Ok(())),
             Phase::Extent => state.range_syscall_done(buffers),
             Phase::Direct | Phase::Load if state.fill && self.is_end(state, bytes) => {
+                let from = state.bounce.as_ref().map_or(state.at, |bounce| bounce.at + bounce.done as u64);
+                if self.has_lost(from + u64::from(bytes)) {
+                    return state.finish(buffers, Err(IoError::Shrunk));
+                }
                 self.fill_rest(sender, buffers, state, bytes);
             }
             // A read found an early end of the file. A write of nothing has no explanation.

@@ -6,6 +6,9 @@
 //!
 //! The loss becomes known when a read finds the end, or when the size is read. A write before that makes the
 //! file longer. To prevent this, each write would have to read the size first.
+//!
+//! The file of an image in a format may be shorter than its last cluster, and grows with the image. Its size
+//! here is the largest length that it has had since the image was opened, rounded down.
 
 use super::disk::FileDisk;
 use crate::{IoError, Resized, SECTOR};
@@ -53,6 +56,46 @@ impl FileDisk {
                 "the file of the disk has become shorter; requests beyond its end fail until the file is as long again"
             );
         }
+    }
+
+    /// Returns whether a read that found the end of an image's file at `end` has lost bytes: the file was
+    /// longer before.
+    #[cold]
+    pub(super) fn has_lost(&self, end: u64) -> bool {
+        end < self.size() && self.is_cut()
+    }
+
+    /// Reads the length of an image's file. Returns whether the file was longer before.
+    pub(crate) fn is_cut(&self) -> bool {
+        // The size is read first. The file had this length before `reached` noted it.
+        let size = self.size();
+        let is_cut = self.bytes().is_ok_and(|bytes| bytes < size);
+        if is_cut {
+            self.found_end();
+        }
+        is_cut
+    }
+
+    /// Notes that an image's file reaches `end`. Called after a write there has completed.
+    pub(crate) fn reached(&self, end: u64) {
+        let end = end - end % self.unit();
+        // In this order, so that the file never looks shorter than it was.
+        if self.accessible_size() >= self.size() {
+            self.accessible_size.fetch_max(end, Ordering::Relaxed);
+        }
+        self.size.fetch_max(end, Ordering::Relaxed);
+    }
+
+    /// Takes the length of an image's file as it is, because another program may have changed it.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(crate) fn accept_size(&self) -> io::Result<()> {
+        let bytes = self.bytes()?;
+        let size = bytes - bytes % self.unit();
+        self.size.store(size, Ordering::Relaxed);
+        self.accessible_size.store(size, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Checks the size before a request that is within the disk, but beyond the known end of the file.

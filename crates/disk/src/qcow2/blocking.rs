@@ -4,7 +4,7 @@ use super::check::image::{ReadImage, WriteImage};
 use super::layer::Image;
 use super::tables::Tables;
 use super::tables::op::{TableOp, TableOpKind};
-use crate::FileDisk;
+use crate::{FileDisk, IoError};
 use kickless_io::{AlignedBuf, Errno};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::{pread, pwrite, retry_on_intr};
@@ -74,9 +74,13 @@ impl BlockingFile<'_> {
             }
         }
         if inside < len {
+            if self.0.is_cut() {
+                return Err(io::Error::other(IoError::Shrunk));
+            }
             let last = self.0.unit().min(len);
             self.write_zeroes(at + len - last, last)?;
         }
+        self.0.reached(at + len);
         Ok(())
     }
 

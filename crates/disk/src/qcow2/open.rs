@@ -186,6 +186,7 @@ impl Opening<'_> {
             return Err(io::Error::other("the L1 tables of the chain are too large together"));
         }
         let blocking = BlockingFile(&file);
+        file.accept_size()?;
         let file_bytes = file.bytes()?;
         let others = snapshot_tables(&blocking, &header, file_bytes)?;
         let refcount_table = if writable { table(&blocking, header.refcounts)? } else { Vec::new() };

@@ -59,6 +59,10 @@ impl RunningOp {
                     if image.file.is_device() {
                         return Err((id, Errno::NOSPC));
                     }
+                    // A file that has become shorter must not look as if it had all its bytes.
+                    if image.file.is_cut() {
+                        return Err((id, Errno::IO));
+                    }
                     let last = image.file.unit().min(len);
                     extend = Some((at + len - last, last));
                 }
@@ -144,6 +148,9 @@ impl RunningOp {
                 return self.image.with_tables(|tables| tables.take_back(TableOp { id: self.id, kind }));
             }
             return self.image.with_tables(|tables| tables.complete(self.id, None, Err(Errno::CANCELED)));
+        }
+        if let (Ok(()), Some((at, len))) = (result, self.zeroes) {
+            self.image.file.reached(at + len);
         }
         let result = result.map(|()| self.bytes).map_err(errno_of);
         self.image.with_tables(|tables| tables.complete(self.id, buffer, result));
