@@ -70,6 +70,8 @@ install: build install-driver
 	ln -sf ../bin/kickless $(DESTDIR)$(PREFIX)/libexec/kickless-$$kind && \
 	sed 's|"/usr/|"$(PREFIX)/|' dist/50-kickless-$$kind.json >$(DESTDIR)$(PREFIX)/share/qemu/vhost-user/50-kickless-$$kind.json \
 	|| exit 1; done
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	$${CARGO_TARGET_DIR:-target}/release/kickless man $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|=/usr/|=$(PREFIX)/|' dist/systemd/kickless.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/kickless.service
 

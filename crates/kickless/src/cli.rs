@@ -9,8 +9,8 @@ mod device;
 mod tests;
 
 use std::ffi::OsString;
-use std::fmt;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
@@ -71,6 +71,12 @@ enum Command {
     /// Measure back-ends under load
     #[command(subcommand)]
     Bench(Bench),
+    /// Write a manual page of each command into a directory, for packagers
+    #[command(hide = true)]
+    Man {
+        /// The directory, which exists
+        directory: PathBuf,
+    },
 }
 
 /// A parsed command line.
@@ -134,6 +140,8 @@ pub(crate) enum Work {
     Top(Top),
     /// Measure back-ends.
     Bench(Box<Bench>),
+    /// Write the manual pages into this directory.
+    Man(PathBuf),
 }
 
 /// Parses a command line, which begins with the name of the program.
@@ -172,6 +180,14 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
     }
 }
 
+/// Writes the manual pages into a directory.
+///
+/// # Errors
+/// A file cannot be written.
+pub(crate) fn write_man(directory: &Path) -> io::Result<()> {
+    clap_mangen::generate_to(Cli::command(), directory)
+}
+
 impl Command {
     /// Returns the work of the command.
     fn work(self) -> Result<Work, String> {
@@ -185,6 +201,7 @@ impl Command {
             Command::Metrics(metrics) => Ok(Work::Metrics(metrics)),
             Command::Top(top) => Ok(Work::Top(top)),
             Command::Bench(bench) => bench.check().map(|()| Work::Bench(Box::new(bench))),
+            Command::Man { directory } => Ok(Work::Man(directory)),
         }
     }
 }

@@ -73,5 +73,7 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
         Work::Metrics(options) => metrics::metrics(&options, print),
         Work::Top(options) => top::top(&options, print),
         Work::Bench(bench) => kickless_bench::carry_out(&bench, print),
+        Work::Man(directory) => cli::write_man(&directory)
+            .with_context(|| format!("{} cannot be written to", directory.display())),
     }
 }

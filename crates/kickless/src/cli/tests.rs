@@ -266,6 +266,27 @@ fn help_and_version_are_no_mistakes() {
 }
 
 #[test]
+fn each_command_has_a_manual_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let Ok(Invocation::Run { work: Work::Man(given), .. }) = parsed("kickless man /usr/share/man/man1")
+    else {
+        panic!("the command is hidden, but it is there");
+    };
+    assert_eq!(given, Path::new("/usr/share/man/man1"));
+    write_man(directory.path()).unwrap();
+    for (page, words) in [
+        ("kickless", "kickless\\-serve(1)"),
+        ("kickless-blk", "\\-\\-blk\\-file"),
+        ("kickless-net", "\\-\\-port"),
+        ("kickless-bench-net", "frame"),
+    ] {
+        let text = std::fs::read_to_string(directory.path().join(format!("{page}.1"))).unwrap();
+        assert!(text.contains(words), "{page}: {text}");
+    }
+    assert!(!directory.path().join("kickless-man.1").exists());
+}
+
+#[test]
 fn the_unit_of_systemd_starts_a_daemon() {
     let unit = include_str!("../../../../dist/systemd/kickless.service");
     let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
