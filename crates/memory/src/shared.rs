@@ -61,7 +61,8 @@ const LINE: usize = 64;
 /// accesses nothing, so any address is allowed.
 #[inline]
 pub(crate) fn prefetch_lines(at: NonNull<u8>, len: u64, to_write: bool) {
-    let fetch = if to_write { prefetch_for_write } else { prefetch };
+    // A closure, because a pointer to a function would be called.
+    let fetch = |at| if to_write { prefetch_for_write(at) } else { prefetch(at) };
     fetch(at);
     if at.addr().get() % LINE + len.min(LINE as u64) as usize > LINE || len > LINE as u64 {
         fetch(at.map_addr(|addr| addr.saturating_add(LINE)));

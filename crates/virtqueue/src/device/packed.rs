@@ -353,19 +353,38 @@ impl<A: Access> Queue<A> {
         }
         let Some(metadata) = &self.metadata else { return 0 };
         let size = self.options.size();
-        let room = usize::from(size - self.taken);
-        let mut position = self.next;
-        for (nth, chain) in into.iter_mut().take(room).enumerate() {
+        let room = into.len().min((size - self.taken).into());
+        // Chains up to the end of the ring have one wrap counter, and the others another one.
+        let (before, behind) = into[..room].split_at_mut(room.min((size - self.next.index).into()));
+        let count = Self::peek_part(metadata, view, direction, self.next, before);
+        if count < before.len() || behind.is_empty() {
+            return count;
+        }
+        let start = RingPosition { index: 0, wrap: !self.next.wrap };
+        count + Self::peek_part(metadata, view, direction, start, behind)
+    }
+
+    /// Peeks chains from `first` on, which all have its wrap counter. Returns their number.
+    #[inline]
+    fn peek_part(
+        metadata: &Areas<A>,
+        view: &View,
+        direction: Direction,
+        first: RingPosition,
+        into: &mut [SingleChain],
+    ) -> usize {
+        for (nth, (index, chain)) in (first.index..).zip(&mut *into).enumerate() {
+            let position = RingPosition { index, ..first };
             // A receive ring is full of buffers. In a transmit ring, the driver may still write these lines.
-            if direction == Direction::Writable && position.index.is_multiple_of(DESCRIPTORS_PER_LINE) {
+            if direction == Direction::Writable && index.is_multiple_of(DESCRIPTORS_PER_LINE) {
                 metadata.prefetch_packed_for_write(position, PREFETCH_DESCRIPTORS);
             }
             let Some(desc) = metadata.available_descriptor(position) else { return nth };
-            let Some(single) = SingleChain::of(desc.next, desc, direction, view) else { return nth };
-            *chain = single;
-            position = position.after(1, size);
+            if !chain.set(desc.next, desc, direction, view) {
+                return nth;
+            }
         }
-        into.len().min(room)
+        into.len()
     }
 
     /// Completes peeked chains: see [`super::Queue::complete_peeked`].

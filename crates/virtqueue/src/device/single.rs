@@ -51,17 +51,20 @@ pub enum Direction {
 }
 
 impl SingleChain {
-    /// Takes the descriptor of a chain, and prefetches its buffer. Returns `None` if it is not a chain of
-    /// one descriptor in this direction.
+    /// Takes the descriptor of a chain, and prefetches its buffer. Returns `false`, and changes nothing, if
+    /// it is not a chain of one descriptor in this direction.
     #[inline(always)]
-    pub(super) fn of(id: u16, desc: Descriptor, direction: Direction, view: &View) -> Option<Self> {
+    pub(super) fn set(&mut self, id: u16, desc: Descriptor, direction: Direction, view: &View) -> bool {
         let is_writable = direction == Direction::Writable;
         let flags = if is_writable { DESC_F_WRITE } else { 0 };
         if desc.flags & (DESC_F_NEXT | DESC_F_WRITE | DESC_F_INDIRECT) != flags || desc.len == 0 {
-            return None;
+            return false;
         }
-        let buffer = Buffer { addr: View::direct(desc.addr), len: desc.len };
-        view.prefetch_lines(buffer.addr, buffer.len.into(), is_writable);
-        Some(Self { id, buffer, written: 0 })
+        // Field by field, so that no copy of the chain is made first.
+        self.id = id;
+        self.buffer = Buffer { addr: View::direct(desc.addr), len: desc.len };
+        self.written = 0;
+        view.prefetch_lines(self.buffer.addr, self.buffer.len.into(), is_writable);
+        true
     }
 }

@@ -295,10 +295,9 @@ impl<A: Access> Queue<A> {
         }
         for (nth, chain) in into.iter_mut().take(count).enumerate() {
             let head = chain.id;
-            let is_valid = head < self.options.size();
-            let single = SingleChain::of(head, metadata.descriptor(head), direction, view);
-            let Some(single) = single.filter(|_| is_valid) else { return nth };
-            *chain = single;
+            if head >= self.options.size() || !chain.set(head, metadata.descriptor(head), direction, view) {
+                return nth;
+            }
         }
         count
     }
