@@ -312,6 +312,11 @@ impl Guest {
         Some(self.added(id, buffers))
     }
 
+    /// Returns the id of the next chain, if the ring has room.
+    pub fn next_id(&mut self) -> Option<u16> {
+        self.submitter.next_id()
+    }
+
     /// Makes a chain of these buffers available.
     pub fn add(&mut self, id: u16, buffers: Vec<Buffer>) -> Option<u16> {
         self.submitter.add(&buffers, None).ok()?;
