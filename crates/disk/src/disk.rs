@@ -302,7 +302,7 @@ impl Disk {
     /// Each request still ends exactly once, with an error unless its last operation was done. An operation
     /// that the engine cannot cancel ([`Engine::cancel`]) goes on, and the request ends after it. A request
     /// that waits ([`Step::Busy`]) ends at its next retry. No request starts another operation, which this
-    /// would not cancel. Operations for the disk itself ([`Attached::in_flight`]) end as well, and those that
+    /// would not cancel. Operations for the tables ([`Attached::in_flight`]) end as well, and those that
     /// were not done go to other queues.
     pub fn cancel<'a>(
         &self,

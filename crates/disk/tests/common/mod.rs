@@ -149,7 +149,7 @@ impl<'a> Worker<'a> {
         call(self.disk, &mut context)
     }
 
-    /// Starts the operations that are due for the disk itself.
+    /// Starts the operations that are due for the tables.
     pub fn submit_table_ops(&mut self) {
         if self.attached.is_due() {
             self.with_context(TABLE_OP_SLOTS, Disk::submit_table_ops);
