@@ -16,7 +16,6 @@ use kickless_io::{Completion, Engine};
 use kickless_memory::{Iov, Marks, Unmapped, View};
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_virtqueue::{Buffer, Chain, ChainId};
-use other_work::Turn;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -508,6 +507,16 @@ fn translate_pieces(
     len: u64,
 ) -> Result<(), Unmapped> {
     request::data(buffers, start, len).try_for_each(|(addr, len)| iov.push(view, addr, len))
+}
+
+/// The result of a turn for work other than the ring.
+enum Turn {
+    /// There was no such work, so the ring is next.
+    Ring,
+    /// The work had its turn.
+    Other,
+    /// The poll must end now.
+    Over(Next),
 }
 
 impl QueueTask for Queue {

@@ -2,19 +2,9 @@
 //!
 //! A poll does this work and pops requests from the ring by turns.
 
-use super::Queue;
+use super::{Queue, Turn};
 use kickless_device::{Context, Next};
 use kickless_disk as disk;
-
-/// The result of a turn for work other than the ring.
-pub(super) enum Turn {
-    /// There was no such work, so the ring is next.
-    Ring,
-    /// The work had its turn.
-    Other,
-    /// The poll must end now.
-    Over(Next),
-}
 
 impl Queue {
     /// Keeps a request until the device's budget has room for it.
