@@ -15,4 +15,5 @@ mod topology;
 
 pub use disk::FileDisk;
 pub(crate) use request::Unchecked;
+pub(crate) use size::ZeroParts;
 pub(crate) use state::FileState;

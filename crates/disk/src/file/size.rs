@@ -12,8 +12,18 @@
 
 use super::disk::FileDisk;
 use crate::{IoError, Resized, SECTOR};
+use kickless_io::Errno;
 use std::io::{self, Seek, SeekFrom};
 use std::sync::atomic::Ordering;
+
+/// The parts of a range of an image's file that is to be zeroed.
+pub(crate) struct ZeroParts {
+    /// The bytes from its start on that are in the file.
+    pub(crate) inside: u64,
+    /// The part to write with zeroes after the rest, so that the file reaches the end of the range: offset,
+    /// length. `None` if the file reaches it.
+    pub(crate) last: Option<(u64, u64)>,
+}
 
 impl FileDisk {
     /// Reads the length of the file. If it has grown, the disk grows too.
@@ -74,6 +84,27 @@ impl FileDisk {
             self.found_end();
         }
         is_cut
+    }
+
+    /// Splits a range of an image's file that is to be zeroed. Call [`FileDisk::reached`] with the end of the
+    /// range after that.
+    ///
+    /// # Errors
+    /// The range goes beyond the end of a device, or of a file that was longer before. Such a file must not
+    /// look as if it had all its bytes.
+    pub(crate) fn split_zeroes(&self, at: u64, len: u64) -> Result<ZeroParts, Errno> {
+        let inside = self.bytes()?.saturating_sub(at).min(len);
+        if inside == len {
+            return Ok(ZeroParts { inside, last: None });
+        }
+        if self.is_device() {
+            return Err(Errno::NOSPC);
+        }
+        if self.is_cut() {
+            return Err(Errno::IO);
+        }
+        let last = self.unit().min(len);
+        Ok(ZeroParts { inside, last: Some((at + len - last, last)) })
     }
 
     /// Notes that an image's file reaches `end`. Called after a write there has completed.

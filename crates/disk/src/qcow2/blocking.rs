@@ -4,7 +4,8 @@ use super::check::image::{ReadImage, WriteImage};
 use super::layer::Image;
 use super::tables::Tables;
 use super::tables::op::{TableOp, TableOpKind};
-use crate::{FileDisk, IoError};
+use crate::FileDisk;
+use crate::file::ZeroParts;
 use kickless_io::{AlignedBuf, Errno};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::{pread, pwrite, retry_on_intr};
@@ -66,19 +67,13 @@ impl BlockingFile<'_> {
 
     /// Makes a range read as zeroes, and the file reach its end.
     fn zero(&self, at: u64, len: u64) -> io::Result<()> {
-        let inside = self.bytes().saturating_sub(at).min(len);
-        if inside > 0 {
-            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            if fallocate(self.0.os_file(), flags, at, inside).is_err() {
-                self.write_zeroes(at, inside)?;
-            }
+        let ZeroParts { inside, last } = self.0.split_zeroes(at, len)?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if inside > 0 && fallocate(self.0.os_file(), flags, at, inside).is_err() {
+            self.write_zeroes(at, inside)?;
         }
-        if inside < len {
-            if self.0.is_cut() {
-                return Err(io::Error::other(IoError::Shrunk));
-            }
-            let last = self.0.unit().min(len);
-            self.write_zeroes(at + len - last, last)?;
+        if let Some((at, len)) = last {
+            self.write_zeroes(at, len)?;
         }
         self.0.reached(at + len);
         Ok(())

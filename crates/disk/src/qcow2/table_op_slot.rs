@@ -6,7 +6,7 @@ use super::sender::{CancelledSender, LayerSender};
 use super::tables::op::{OpId, TableOp, TableOpKind};
 use crate::buffers::TransferBuffers;
 use crate::fault::{FaultInjector, FaultState};
-use crate::file::{FileState, Unchecked};
+use crate::file::{FileState, Unchecked, ZeroParts};
 use crate::op_sender::OpSender;
 use crate::{Extent, IoError, Step};
 use kickless_io::{AlignedBuf, Completion, Errno};
@@ -53,19 +53,9 @@ impl RunningOp {
             }
             TableOpKind::Sync => (Unchecked::Flush, LocalBuffers::default()),
             TableOpKind::Zero { at, len } => {
-                let file_bytes = image.file.bytes().map_err(|errno| (id, errno))?;
-                let inside = file_bytes.saturating_sub(at).min(len);
-                if inside < len {
-                    if image.file.is_device() {
-                        return Err((id, Errno::NOSPC));
-                    }
-                    // A file that has become shorter must not look as if it had all its bytes.
-                    if image.file.is_cut() {
-                        return Err((id, Errno::IO));
-                    }
-                    let last = image.file.unit().min(len);
-                    extend = Some((at + len - last, last));
-                }
+                let ZeroParts { inside, last } =
+                    image.file.split_zeroes(at, len).map_err(|errno| (id, errno))?;
+                extend = last;
                 zeroes = Some((at, len));
                 let extent = Extent { offset: at, len: inside, unmap: true };
                 (Unchecked::Zero, LocalBuffers::of_extent(extent))
