@@ -73,3 +73,18 @@ fn requests_to_a_truncated_new_part_fail() {
     File::options().write(true).open(image.path()).unwrap().set_len(before).unwrap();
     assert_eq!(worker.read(0, 4096).0, Err(IoError::Shrunk));
 }
+
+/// A guest that ends writes the tables. No such write makes a truncated file longer.
+#[test]
+fn a_truncated_image_stays_short_when_it_is_closed() {
+    let image = Image::of(&[0; LEN as usize], &[]);
+    let disk = open(&image, Cache::None);
+    let mut worker = worker(&disk);
+    assert_eq!(worker.write(0, &[6; 4096], 0), Ok(()));
+    let file = File::options().write(true).open(image.path()).unwrap();
+    file.set_len(64 << 10).unwrap();
+    drop(worker);
+    disk.write_back().unwrap_err();
+    drop(disk);
+    assert_eq!(file.metadata().unwrap().len(), 64 << 10);
+}

@@ -89,7 +89,16 @@ impl BlockingFile<'_> {
         Ok(())
     }
 
-    /// Carries out an operation.
+    /// Refuses to access a part that the file has lost.
+    fn check_length(&self, at: u64, buffer: &AlignedBuf) -> io::Result<()> {
+        let end = at + buffer.window().len() as u64;
+        if self.0.bytes()? < end && self.0.is_cut() {
+            return Err(Errno::IO.into());
+        }
+        Ok(())
+    }
+
+    /// Carries out an operation of the tables.
     fn perform(&self, kind: TableOpKind) -> (Option<AlignedBuf>, Result<u32, Errno>) {
         let done = |result: io::Result<()>, bytes: usize| {
             let errno = |error: io::Error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
@@ -97,11 +106,13 @@ impl BlockingFile<'_> {
         };
         match kind {
             TableOpKind::Read { at, mut buffer } => {
-                let result = done(self.read_window(at, &mut buffer), buffer.window().len());
+                let read = self.check_length(at, &buffer).and_then(|()| self.read_window(at, &mut buffer));
+                let result = done(read, buffer.window().len());
                 (Some(buffer), result)
             }
             TableOpKind::Write { at, buffer } => {
-                let result = done(self.write_window(at, &buffer), buffer.window().len());
+                let written = self.check_length(at, &buffer).and_then(|()| self.write_window(at, &buffer));
+                let result = done(written, buffer.window().len());
                 (Some(buffer), result)
             }
             TableOpKind::Sync => (None, done(self.sync(), 0)),
