@@ -93,9 +93,9 @@ fn log(result: &Result<Reloaded, String>) {
     info!(?added, ?removed, ?replaced, "the configuration file was read again");
     for restart in needs_restart {
         let (device, keys) = (restart.device.as_deref().unwrap_or("[pool]"), restart.keys.join(", "));
-        info!(of = device, keys, "these changes to the configuration file need a restart");
+        info!(name = device, keys, "these changes to the configuration file need a restart");
     }
     for failure in failed {
-        warn!(of = failure.device, error = failure.error, "a change to the configuration file failed");
+        warn!(name = failure.device, error = failure.error, "a change to the configuration file failed");
     }
 }
