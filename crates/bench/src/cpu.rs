@@ -1,7 +1,7 @@
 //! Processor time, and where threads run.
 
 use std::num::NonZeroU64;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use kickless_values::CpuList;
@@ -39,7 +39,7 @@ pub(crate) fn shorten_timer_slack() {
 }
 
 /// Returns the processor time of this process.
-pub(crate) fn driver_cpu() -> Duration {
+fn driver_cpu() -> Duration {
     clock(ClockId::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default()
 }
 
@@ -47,10 +47,56 @@ pub(crate) fn driver_cpu() -> Duration {
 ///
 /// # Errors
 /// There is no such process.
-pub(crate) fn back_end_cpu(pid: u32) -> Result<Duration> {
+fn back_end_cpu(pid: u32) -> Result<Duration> {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap_or(i32::MAX));
     let clock_of = clock_getcpuclockid(pid).with_context(|| format!("there is no process {pid}"))?;
     clock(clock_of)
+}
+
+/// Measures the processor time of this process and of a back-end.
+pub(crate) struct CpuMeter {
+    pid: Option<u32>,
+    began: Instant,
+    driver: Duration,
+    back_end: Option<Duration>,
+}
+
+/// The processor time since a [`CpuMeter`] was started, in seconds.
+pub(crate) struct CpuUsed {
+    pub(crate) driver: f64,
+    /// `None` if the process of the back-end is not known.
+    pub(crate) back_end: Option<f64>,
+    /// The seconds that have passed.
+    pub(crate) seconds: f64,
+}
+
+impl CpuMeter {
+    /// Starts a measurement. `pid` is the process of the back-end, if it is known.
+    ///
+    /// # Errors
+    /// There is no such process.
+    pub(crate) fn start(pid: Option<u32>) -> Result<Self> {
+        let back_end = pid.map(back_end_cpu).transpose()?;
+        Ok(Self { pid, began: Instant::now(), driver: driver_cpu(), back_end })
+    }
+
+    /// Returns the processor time of the back-end, if its process is known and runs.
+    pub(crate) fn back_end(&self) -> Option<Duration> {
+        self.pid.and_then(|pid| back_end_cpu(pid).ok())
+    }
+
+    /// Returns the processor time since the start.
+    ///
+    /// # Errors
+    /// The back-end has exited.
+    pub(crate) fn used(&self) -> Result<CpuUsed> {
+        let back_end = self.pid.map(back_end_cpu).transpose()?.zip(self.back_end);
+        Ok(CpuUsed {
+            driver: (driver_cpu() - self.driver).as_secs_f64(),
+            back_end: back_end.map(|(now, before)| now.saturating_sub(before).as_secs_f64()),
+            seconds: self.began.elapsed().as_secs_f64(),
+        })
+    }
 }
 
 fn clock(id: ClockId) -> Result<Duration> {

@@ -3,8 +3,8 @@
 //!
 //! - `options` is the command line, `scenario` one of the loads that it asks for, `target` a back-end under
 //!   load.
-//! - `run` runs one scenario on one target. It starts a thread (`load`) for each submitter and returns a
-//!   `Turn` (`turn`).
+//! - `run` runs one scenario on one target. It starts a thread (`threads`, `load`) for each submitter and
+//!   returns a `Turn` (`turn`).
 //! - `rounds` runs each scenario on each target and collects a `Results`. `table`, JSON and `report` show it.
 //! - `net` has the loads of network cards. They share `rounds` and the results with disks; `description` says
 //!   what the results call them.
@@ -36,6 +36,7 @@ mod scenario;
 mod slots;
 mod table;
 mod target;
+mod threads;
 mod turn;
 mod wait;
 mod watch;

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_driver::{Data, Disk, Request};
 
-use super::cpu::{back_end_cpu, driver_cpu, pin, shorten_timer_slack};
+use super::cpu::CpuMeter;
 use super::ledger::Ledger;
 use super::load::{NAP, Submitter, ThreadResult, TurnContext, check};
 use super::options::LoadOptions;
@@ -16,11 +16,9 @@ use super::progress::Progress;
 use super::scenario::Scenario;
 use super::slots::Slot;
 use super::target::Target;
-use super::turn::{Moment, Turn, latencies};
+use super::threads::Threads;
+use super::turn::{Moment, Turn};
 use super::watch::{Sample, part_of, watch};
-
-/// The time between two checks whether the last requests are done.
-const LAST_LOOK: Duration = Duration::from_millis(1);
 
 /// Runs `scenario` on `target`.
 ///
@@ -90,31 +88,15 @@ impl ConnectedTurn<'_> {
             submitters.push(Submitter::new(&shared, disk, thread, (slots, first), done)?);
         }
         // The memory is allocated; the measurement begins.
-        let cpu = (driver_cpu(), self.back_end_cpu()?);
-        let began = Instant::now();
+        let meter = CpuMeter::start(self.target.pid())?;
         let before = disk.counters();
-        let (seen, moments) = self.run_submitters(&shared, submitters, &done, &halted)?;
+        let (seen, moments) = self.run_submitters(&shared, submitters, &done, (&halted, &meter))?;
         let after = disk.counters();
-        let back_end_after = self.back_end_cpu()?;
-        let seconds_counted = began.elapsed().as_secs_f64();
         let turn = Turn {
-            seconds: scenario.time.as_secs_f64(),
-            done: 0,
-            unsent: 0,
-            failed: 0,
-            failure: None,
-            lost: 0,
-            latencies: latencies()?,
             submitted: after.submitted - before.submitted,
             kicks: after.kicks - before.kicks,
             calls: after.calls - before.calls,
-            driver_cpu: (driver_cpu() - cpu.0).as_secs_f64(),
-            back_end_cpu: back_end_after
-                .zip(cpu.1)
-                .map(|(after, before)| after.saturating_sub(before).as_secs_f64()),
-            seconds_counted,
-            timeline: moments.iter().map(|moment| moment.requests).collect(),
-            moments: if self.load.common.output.plot_time.is_some() { moments } else { Vec::new() },
+            ..Turn::new(scenario.time, meter.used()?, moments, self.is_plotted())?
         };
         let turn = seen.into_iter().try_fold(turn, add)?;
         if let Some(ledger) = &ledger {
@@ -147,54 +129,39 @@ impl ConnectedTurn<'_> {
         shared: &TurnContext<'_>,
         submitters: Vec<Submitter<'_>>,
         done: &[AtomicU64],
-        halted: &AtomicBool,
+        (halted, meter): (&AtomicBool, &CpuMeter),
     ) -> Result<(Vec<ThreadResult>, Vec<Moment>)> {
         thread::scope(|scope| {
-            let running: Vec<_> = submitters
-                .into_iter()
-                .enumerate()
-                .map(|(at, submitter)| {
-                    scope.spawn(move || {
-                        pin(self.load.common.rings.cpu.as_ref(), at)?;
-                        shorten_timer_slack();
-                        submitter.run()
-                    })
-                })
-                .collect();
-            let finished = || running.iter().any(thread::ScopedJoinHandle::is_finished);
-            let part = part_of(self.scenario.time, self.load.common.output.plot_time.is_some());
+            let loads = submitters.into_iter().map(|submitter| || submitter.run());
+            let running = Threads::start(scope, self.load.common.rings.cpu.as_ref(), loads);
             let look = || Sample {
                 done: done.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
                 kicks: self.disk.counters().kicks,
                 // A back-end that has exited gives no figure here. The check after the turn reports it.
-                back_end_cpu: self.back_end_cpu().ok().flatten(),
+                back_end_cpu: meter.back_end(),
             };
+            let part = part_of(self.scenario.time, self.is_plotted());
+            let finished = || running.is_one_finished();
             let moments = watch(&shared.period(), part, look, self.stop, self.progress, finished);
             let is_stopped = || self.stop.load(Ordering::Relaxed);
             // If the back-end does not answer any more, a signal still ends the turn.
-            while !running.iter().all(thread::ScopedJoinHandle::is_finished) && !is_stopped() {
-                thread::sleep(LAST_LOOK);
-            }
+            running.wait(is_stopped);
             if is_stopped() {
                 halted.store(true, Ordering::Relaxed);
                 self.disk.unplug();
             }
-            let ended: Vec<_> = running.into_iter().map(join).collect();
+            let seen = running.join();
             if is_stopped() {
                 bail!("interrupted");
             }
-            Ok((ended.into_iter().collect::<Result<Vec<ThreadResult>>>()?, moments))
+            Ok((seen?, moments))
         })
     }
 
-    /// Returns the processor time of the back-end, if its process is known.
-    fn back_end_cpu(&self) -> Result<Option<Duration>> {
-        self.target.pid().map(back_end_cpu).transpose()
+    /// Returns whether there is a plot over time.
+    fn is_plotted(&self) -> bool {
+        self.load.common.output.plot_time.is_some()
     }
-}
-
-fn join(running: thread::ScopedJoinHandle<'_, Result<ThreadResult>>) -> Result<ThreadResult> {
-    running.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
 }
 
 fn add(mut turn: Turn, seen: ThreadResult) -> Result<Turn> {

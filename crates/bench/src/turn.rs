@@ -1,6 +1,10 @@
 //! The results of one turn.
 
+use std::time::Duration;
+
 use hdrhistogram::Histogram;
+
+use super::cpu::CpuUsed;
 
 /// The longest latency that the histogram resolves: an hour.
 const LATENCY_MAX: u64 = 3_600_000_000_000;
@@ -68,26 +72,41 @@ pub(crate) struct Moment {
 }
 
 impl Turn {
-    /// Makes the turn of a second with these requests.
-    #[cfg(test)]
-    pub(crate) fn fake(done: u64) -> Turn {
-        Turn {
-            seconds: 1.0,
-            done,
+    /// Makes a turn of `time` without the results of its threads. A plot over time needs the moments.
+    ///
+    /// # Errors
+    /// Never: see [`latencies`].
+    pub(crate) fn new(
+        time: Duration,
+        used: CpuUsed,
+        moments: Vec<Moment>,
+        is_plotted: bool,
+    ) -> anyhow::Result<Turn> {
+        Ok(Turn {
+            seconds: time.as_secs_f64(),
+            done: 0,
             failed: 0,
             failure: None,
             unsent: 0,
             lost: 0,
-            latencies: latencies().unwrap(),
-            submitted: done,
+            latencies: latencies()?,
+            submitted: 0,
             kicks: 0,
             calls: 0,
-            driver_cpu: 1.0,
-            back_end_cpu: None,
-            seconds_counted: 1.0,
-            timeline: Vec::new(),
-            moments: Vec::new(),
-        }
+            driver_cpu: used.driver,
+            back_end_cpu: used.back_end,
+            seconds_counted: used.seconds,
+            timeline: moments.iter().map(|moment| moment.requests).collect(),
+            moments: if is_plotted { moments } else { Vec::new() },
+        })
+    }
+
+    /// Makes the turn of a second with these requests.
+    #[cfg(test)]
+    pub(crate) fn fake(done: u64) -> Turn {
+        let used = CpuUsed { driver: 1.0, back_end: None, seconds: 1.0 };
+        let turn = Turn::new(Duration::from_secs(1), used, Vec::new(), false).unwrap();
+        Turn { done, submitted: done, ..turn }
     }
 
     /// Returns the requests a second.

@@ -2,23 +2,21 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use kickless_driver::{Card, CardOptions};
 use kickless_spec::net::NetFeatures;
 
 use super::load::{Loader, Shown, ThreadResult, TurnContext};
 use super::options::{Direction, NetLoadOptions};
 use super::scenario::Scenario;
-use crate::cpu::{back_end_cpu, driver_cpu, pin, shorten_timer_slack};
+use crate::cpu::CpuMeter;
 use crate::progress::Progress;
 use crate::target::Target;
-use crate::turn::{Turn, latencies};
+use crate::threads::Threads;
+use crate::turn::Turn;
 use crate::watch::{Period, Sample, part_of, watch};
-
-/// The time between two checks whether the last frames are back.
-const LAST_LOOK: Duration = Duration::from_millis(1);
 
 /// Runs `scenario` on `target`.
 ///
@@ -76,62 +74,32 @@ fn run(
         };
         loaders.push(Loader::new(&shared, pair, peer, thread, shown)?);
     }
-    let back_end = || target.pid().map(back_end_cpu).transpose();
-    let cpu = (driver_cpu(), back_end()?);
-    let began = Instant::now();
+    let meter = CpuMeter::start(target.pid())?;
+    let is_plotted = load.common.output.plot_time.is_some();
     let (seen, moments) = thread::scope(|scope| {
-        let running: Vec<_> = loaders
-            .into_iter()
-            .enumerate()
-            .map(|(at, loader)| {
-                scope.spawn(move || {
-                    pin(load.common.rings.cpu.as_ref(), at)?;
-                    shorten_timer_slack();
-                    loader.run()
-                })
-            })
-            .collect();
-        let finished = || running.iter().any(thread::ScopedJoinHandle::is_finished);
+        let loads = loaders.into_iter().map(|loader| || loader.run());
+        let running = Threads::start(scope, load.common.rings.cpu.as_ref(), loads);
         let sum = |figure: fn(&Shown) -> u64| shown.iter().map(figure).sum();
         let look = || Sample {
             done: sum(|shown| shown.done.load(Ordering::Relaxed)),
             kicks: sum(|shown| shown.kicks.load(Ordering::Relaxed)),
             // A back-end that has exited gives no figure here. The check after the turn reports it.
-            back_end_cpu: back_end().ok().flatten(),
+            back_end_cpu: meter.back_end(),
         };
-        let part = part_of(scenario.time, load.common.output.plot_time.is_some());
-        let moments = watch(&period, part, look, stop, progress, finished);
-        while !running.iter().all(thread::ScopedJoinHandle::is_finished) {
+        let part = part_of(scenario.time, is_plotted);
+        let moments = watch(&period, part, look, stop, progress, || running.is_one_finished());
+        running.wait(|| {
             // A signal ends the turn.
             halted.fetch_or(stop.load(Ordering::Relaxed), Ordering::Relaxed);
-            thread::sleep(LAST_LOOK);
-        }
-        let ended: Vec<_> = running.into_iter().map(join).collect();
+            false
+        });
+        let seen = running.join();
         if stop.load(Ordering::Relaxed) {
             bail!("interrupted");
         }
-        Ok((ended.into_iter().collect::<Result<Vec<ThreadResult>>>()?, moments))
+        Ok((seen?, moments))
     })?;
-    let seconds_counted = began.elapsed().as_secs_f64();
-    let turn = Turn {
-        seconds: scenario.time.as_secs_f64(),
-        done: 0,
-        unsent: 0,
-        failed: 0,
-        failure: None,
-        lost: 0,
-        latencies: latencies()?,
-        submitted: 0,
-        kicks: 0,
-        calls: 0,
-        driver_cpu: (driver_cpu() - cpu.0).as_secs_f64(),
-        back_end_cpu: back_end()?
-            .zip(cpu.1)
-            .map(|(after, before)| after.saturating_sub(before).as_secs_f64()),
-        seconds_counted,
-        timeline: moments.iter().map(|moment| moment.requests).collect(),
-        moments: if load.common.output.plot_time.is_some() { moments } else { Vec::new() },
-    };
+    let turn = Turn::new(scenario.time, meter.used()?, moments, is_plotted)?;
     seen.into_iter().try_fold(turn, add)
 }
 
@@ -144,10 +112,6 @@ fn requires(card: &Card, feature: NetFeatures, name: &str) -> Result<()> {
         true => Ok(()),
         false => bail!("it does not offer {name}, which --gso-size needs"),
     }
-}
-
-fn join(running: thread::ScopedJoinHandle<'_, Result<ThreadResult>>) -> Result<ThreadResult> {
-    running.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
 }
 
 fn add(mut turn: Turn, seen: ThreadResult) -> Result<Turn> {
