@@ -213,8 +213,8 @@ impl TransmitRing {
         self.add(memory, first)
     }
 
-    /// Counts an added frame of this length. Shows the device the frames that it has not seen, if they are
-    /// [`SHOWN`].
+    /// Counts an added frame of this length. Shows the device each group of [`SHOWN`] frames when it is
+    /// complete.
     #[inline]
     pub(crate) fn count(&mut self, sent: &mut Sent, len: usize) {
         sent.frames += 1;
