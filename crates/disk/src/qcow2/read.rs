@@ -167,15 +167,8 @@ impl Chain {
                 }
                 ReadPhase::Load | ReadPhase::Decode => self.drive_decode(sender, main, state),
             };
-            match step {
-                Step::Done(Ok(())) => self.end_run(sender, (main, front), state),
-                Step::Done(Err(error)) => {
-                    if state.is_split {
-                        main.join(front, sender.marks());
-                    }
-                    return state.finish(Err(error));
-                }
-                step => return step,
+            if let Some(step) = self.end_run(sender, (main, front), state, step) {
+                return step;
             }
         }
     }
@@ -202,37 +195,35 @@ impl Chain {
                 }
             }
         };
-        match step {
-            Step::Done(Ok(())) if state.phase == ReadPhase::Load => {
-                self.submit_decode(sender.waker(), state);
-            }
-            Step::Done(Ok(())) => self.end_run(sender, (main, front), state),
-            Step::Done(Err(error)) => {
-                if state.is_split {
-                    main.join(front, sender.marks());
-                }
-                return state.finish(Err(error));
-            }
-            step => return step,
+        if state.phase == ReadPhase::Load && step == Step::Done(Ok(())) {
+            self.submit_decode(sender.waker(), state);
+        } else if let Some(step) = self.end_run(sender, (main, front), state, step) {
+            return step;
         }
         self.drive_read(sender, (first, shard), (main, front), state)
     }
 
-    /// Goes on after a run.
+    /// Goes on after a step of a run. `None`: there is a next run.
     #[inline]
     fn end_run<B: TransferBuffers>(
         &self,
         sender: &mut impl OpSender,
         (main, front): (&mut B, &mut B),
         state: &mut ReadState,
-    ) {
+        step: Step,
+    ) -> Option<Step> {
+        let Step::Done(result) = step else { return Some(step) };
         if state.is_split {
             main.join(front, sender.marks());
             state.is_split = false;
         }
+        if let Err(error) = result {
+            return Some(state.finish(Err(error)));
+        }
         state.at += state.len;
         state.pin = None;
         state.phase = ReadPhase::Look;
+        None
     }
 
     /// Continues with a compressed cluster.
