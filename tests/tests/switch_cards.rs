@@ -1,16 +1,21 @@
-//! Kills, resets and removes cards of a switch that exchange frames with others in both directions.
+//! Kills, resets and removes cards of a switch that exchange frames with others in both directions, and
+//! truncates their memory.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use kickless_driver::{Card, CardOptions, Interest, Outgoing, QueuePair};
+use kickless_memory::{Gpa, fault};
 use kickless_testing::{LIMIT, eventually};
 use kickless_tests::daemon::{Daemon, child_command, kickless_binary};
 use kickless_tests::frontend::card::{Card as FrontendCard, CardShape};
+use kickless_tests::frontend::machine::RAM_BASE;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+const RECEIVE: usize = 0;
+const TRANSMIT: usize = 1;
 const EVERYBODY: [u8; 6] = [0xff; 6];
 /// Rounds in which a card leaves.
 const ROUNDS: u64 = 8;
@@ -90,6 +95,7 @@ fn exchange(
             let bytes = frame.to_vec();
             // The load of the card that leaves has another source in some tests.
             if bytes[6..11] != mac(0)[..5] {
+                assert_ne!(bytes[6..12], [0; 6], "a frame of lost memory");
                 from[0].fetch_add(1, Ordering::Relaxed);
                 return;
             }
@@ -178,11 +184,38 @@ fn a_guest_is_killed_with_frames_on_their_way_in_both_directions() {
     });
 }
 
+/// The file of the memory of card c is truncated while the card carries frames in both directions. Its rings
+/// break. The lost part reads as zeroes, and no such frame reaches the others.
+#[test]
+fn the_memory_of_a_card_is_lost_with_frames_on_their_way_in_both_directions() {
+    // All memory, half of the receive buffers and what follows, and half of the transmit buffers.
+    const LEFT: [u64; 3] = [0, 0x8000, 0x19000];
+    fault::guard().unwrap();
+    let frame = [&EVERYBODY[..], &[2, 0, 0, 0, 9, 3], &[0x88, 0xb5]].concat();
+    others_go_on(|daemon, others| {
+        for (shape, left) in CardShape::BOTH.into_iter().flat_map(|shape| LEFT.map(|left| (shape, left))) {
+            let mut card = FrontendCard::start(&daemon.socket_of("c"), shape).unwrap();
+            card.set_frames(TRANSMIT, &frame).unwrap();
+            card.fill(RECEIVE).unwrap();
+            eventually("the card carries frames in both directions", || {
+                let sent = card.send_more(TRANSMIT).unwrap();
+                sent > 0 && card.rings[RECEIVE].queue.used_ready() > 0
+            });
+            card.ram.truncate(Gpa(RAM_BASE + left)).unwrap();
+            eventually("the rings of the card break", || {
+                // Without its memory, the driver cannot use the ring either.
+                let _ = card.send_more(TRANSMIT);
+                card.rings[TRANSMIT].queue.kick();
+                card.rings.iter().any(|ring| ring.queue.err().take() > 0)
+            });
+            others.go_on();
+        }
+    });
+}
+
 /// The driver of card c resets it: both rings stop while they have frames, and empty ones start.
 #[test]
 fn a_guest_is_reset_with_frames_on_their_way_in_both_directions() {
-    const RECEIVE: usize = 0;
-    const TRANSMIT: usize = 1;
     let frame = [&EVERYBODY[..], &[2, 0, 0, 0, 9, 3], &[0x88, 0xb5]].concat();
     others_go_on(|daemon, others| {
         for shape in CardShape::BOTH {
