@@ -208,7 +208,7 @@ impl SwitchPort {
         for frame in frames.frames(0, 0) {
             let frame = &frame[HEADER..];
             // Most frames go where the one before goes.
-            if known.is_some_and(|known| frame.starts_with(&known))
+            if known.as_ref().is_some_and(|known| frame.starts_with(known))
                 && let Some(run) = runs.last_mut()
             {
                 run.frames += 1;
