@@ -61,12 +61,17 @@ pub(super) struct Queue<A: Access> {
     tracker: Option<Box<Packed<A::Region>>>,
 }
 
-/// Used descriptors that are written except for the flags of the first one. The driver reads them in the
-/// order of the ring, so it sees none of them.
+/// Used descriptors that are written except for the first one. The driver reads them in the order of the
+/// ring, so it sees none of them.
+///
+/// A driver that polls reads the line of the first one all the time, and has it when the device writes there.
+/// So the first one is written when it is shown. Otherwise the line would go to the device and back twice.
 #[derive(Debug)]
 struct Unshown {
-    /// The position and the flags of the first one.
+    /// The position of the first one, and what is written there.
     first: RingPosition,
+    len: u32,
+    id: u16,
     flags: u16,
     /// For each, the number of descriptors of its chain.
     lengths: Vec<u16>,
@@ -76,18 +81,19 @@ struct Unshown {
 
 impl Unshown {
     fn new() -> Self {
-        Self { first: RingPosition::FIRST, flags: 0, lengths: Vec::new(), descriptors: 0 }
+        Self { first: RingPosition::FIRST, len: 0, id: 0, flags: 0, lengths: Vec::new(), descriptors: 0 }
     }
 
-    /// Adds the chain that is used at a position, with these flags. Returns whether it is the first one.
+    /// Adds a chain that is used at a position, with these flags. Returns whether it is the first one, which
+    /// is not written yet.
     #[inline]
-    fn add(&mut self, position: RingPosition, flags: u16, descriptors: u16) -> bool {
+    fn add(&mut self, position: RingPosition, chain: UnpublishedUsed, flags: u16) -> bool {
         let is_first = self.lengths.is_empty();
         if is_first {
-            (self.first, self.flags) = (position, flags);
+            (self.first, self.len, self.id, self.flags) = (position, chain.len, chain.id, flags);
         }
-        self.lengths.push(descriptors);
-        self.descriptors += descriptors;
+        self.lengths.push(chain.descriptors);
+        self.descriptors += chain.descriptors;
         is_first
     }
 
@@ -277,13 +283,16 @@ impl<A: Access> Queue<A> {
     pub(super) fn unmap(&mut self, marks: &mut Marks) {
         let Some(metadata) = self.metadata.take() else { return };
         for (position, descriptors) in self.unshown.iter(self.options.size()) {
+            if position == self.unshown.first {
+                let Unshown { len, id, .. } = self.unshown;
+                self.pushed.push(UnpublishedUsed { id, len, descriptors });
+                continue;
+            }
             // Read back from the ring. A driver that has changed them harms only itself.
             let Descriptor { len, next: id, .. } = metadata.packed_descriptor(position);
             self.pushed.push(UnpublishedUsed { id, len, descriptors });
-            if position != self.unshown.first {
-                // A later device shows other chains here, and the driver must not find this one behind them.
-                metadata.ring().store(position.flags_at(), position.available(), Ordering::Relaxed);
-            }
+            // A later device shows other chains here, and the driver must not find this one behind them.
+            metadata.ring().store(position.flags_at(), position.available(), Ordering::Relaxed);
             metadata.mark_descriptor(position, marks);
         }
         if self.unshown.descriptors > 0 {
@@ -544,16 +553,14 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// Writes a used descriptor, which the driver does not see yet.
+    /// Writes a used descriptor, which the driver does not see yet, unless it is the first one.
     #[inline]
     fn put(&mut self, unpublished: UnpublishedUsed) {
         let Some(metadata) = &self.metadata else { return self.pushed.push(unpublished) };
         let UnpublishedUsed { id, len, descriptors } = unpublished;
         let position = self.used;
         let flags = used_flags(position, len);
-        if self.unshown.add(position, flags, descriptors) {
-            metadata.set_packed_used(position, len, id);
-        } else {
+        if !self.unshown.add(position, unpublished, flags) {
             metadata.set_packed_used_and_flags(position, len, id, flags);
         }
         self.used = position.after(descriptors, self.options.size());
@@ -569,16 +576,17 @@ impl<A: Access> Queue<A> {
         let size = self.options.size();
         // Chains up to the end of the ring have one wrap counter, and the others another one.
         let (before, behind) = rest.split_at(rest.len().min((size - self.used.index).into()));
-        for part in [before, behind] {
-            let first = self.used;
-            for (index, chain) in (first.index..).zip(part) {
-                let position = RingPosition { index, ..first };
+        let start = self.used.after(before.len() as u16, size);
+        // Backwards, so that the stores to the line of the first one follow one another, and that of its flags.
+        for (first, part) in [(start, behind), (self.used, before)] {
+            for (nth, chain) in part.iter().enumerate().rev() {
+                // Lossless, as in `complete_peeked`.
+                let position = RingPosition { index: first.index + nth as u16, ..first };
                 let flags = used_flags(position, chain.written);
                 metadata.set_packed_used_and_flags(position, chain.written, chain.id, flags);
             }
-            // Lossless, as in `complete_peeked`.
-            self.used = first.after(part.len() as u16, size);
         }
+        self.used = start.after(behind.len() as u16, size);
         self.unshown.add_singles(rest.len());
     }
 
@@ -616,13 +624,13 @@ impl<A: Access> Queue<A> {
         wanted
     }
 
-    /// Takes the chains that the driver does not see. Returns the position and the flags of the first
-    /// descriptor: storing these flags shows all of them. Marks the other descriptors, and commits the marks.
+    /// Takes the chains that the driver does not see. Writes the first descriptor without its flags, and
+    /// returns its position and these flags: storing them shows all chains. Marks the other descriptors, and commits the marks.
     #[inline]
     fn take_unshown(&mut self, marks: &mut Marks) -> Option<(RingPosition, u16)> {
         let Some(metadata) = &self.metadata else { return None };
         let size = self.options.size();
-        let Unshown { first, flags, descriptors: count, .. } = self.unshown;
+        let Unshown { first, len, id, flags, descriptors: count, .. } = self.unshown;
         if count == 0 {
             return None;
         }
@@ -640,6 +648,7 @@ impl<A: Access> Queue<A> {
         self.owes_decision = true;
         self.undecided =
             self.undecided.and_then(|before| before.checked_add(count)).filter(|all| *all <= size);
+        metadata.set_packed_used(first, len, id);
         Some((first, flags))
     }
 
