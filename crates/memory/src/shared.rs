@@ -57,15 +57,12 @@ pub(crate) fn prefetch_for_write(at: NonNull<u8>) {
 /// Length of a cache line.
 const LINE: usize = 64;
 
-/// Prefetches the first `len` bytes at `at`, at most two cache lines, to read or to write them soon. It
-/// accesses nothing, so any address is allowed.
+/// Prefetches the first `len` bytes at `at`, at most two cache lines, as [`prefetch_for_write`] does.
 #[inline]
-pub(crate) fn prefetch_lines(at: NonNull<u8>, len: u64, to_write: bool) {
-    // A closure, because a pointer to a function would be called.
-    let fetch = |at| if to_write { prefetch_for_write(at) } else { prefetch(at) };
-    fetch(at);
+pub(crate) fn prefetch_lines(at: NonNull<u8>, len: u64) {
+    prefetch_for_write(at);
     if at.addr().get() % LINE + len.min(LINE as u64) as usize > LINE || len > LINE as u64 {
-        fetch(at.map_addr(|addr| addr.saturating_add(LINE)));
+        prefetch_for_write(at.map_addr(|addr| addr.saturating_add(LINE)));
     }
 }
 

@@ -104,12 +104,12 @@ impl View {
         }
     }
 
-    /// Asks the processor for the first `len` bytes at `gpa`, at most two cache lines, to read or to write
-    /// them soon. Has no effect if they are not in one slot.
+    /// Asks the processor for the first `len` bytes at `gpa`, at most two cache lines, so that no other
+    /// processor keeps them. Has no effect if they are not in one slot.
     #[inline]
-    pub fn prefetch_lines(&self, gpa: Gpa, len: u64, to_write: bool) {
+    pub fn prefetch_lines(&self, gpa: Gpa, len: u64) {
         let Some(host) = self.map.contiguous(gpa, len) else { return };
-        shared::prefetch_lines(host, len, to_write);
+        shared::prefetch_lines(host, len);
     }
 
     /// Asks the processor for the first `len` bytes at `gpa` without those of [`View::prefetch_lines`], to

@@ -64,7 +64,11 @@ impl SingleChain {
         self.id = id;
         self.buffer = Buffer { addr: View::direct(desc.addr), len: desc.len };
         self.written = 0;
-        view.prefetch_lines(self.buffer.addr, self.buffer.len.into(), is_writable);
+        // For a write in both directions. A driver that passes on what it got has only read these lines, and
+        // the device writes them again when the buffer is in a receive ring. Read here, they would be on both
+        // processors until then, and the write would have to take them. Lines that the driver has written
+        // move with the first read too, at least on processors of AMD.
+        view.prefetch_lines(self.buffer.addr, self.buffer.len.into());
         true
     }
 }
