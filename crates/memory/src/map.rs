@@ -9,6 +9,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+/// The most bytes that go through our own memory together when a copy crosses from slot to slot.
+const PIECE: usize = 256;
+
 /// All guest memory at one moment. A map never changes: a change of memory makes a new map. Clones share the
 /// slots.
 #[derive(Clone, Debug, Default)]
@@ -260,6 +263,43 @@ impl Map {
             unsafe { shared::write(host, &from[done..done + len]) };
             done += len;
         })
+    }
+
+    /// Copies `len` bytes at `at` in `from` to `to`, and marks them in no log.
+    ///
+    /// # Errors
+    /// As [`View::copy_from`](crate::View::copy_from).
+    #[inline]
+    pub(crate) fn copy_from(&self, to: Gpa, from: &Self, at: Gpa, len: u64) -> Result<(), Unmapped> {
+        if let (Some(target), Some(source)) = (self.contiguous(to, len), from.contiguous(at, len))
+            // Two ranges of guest memory can be the same memory, and only others may be copied at once.
+            && target.addr().get().abs_diff(source.addr().get()) as u64 >= len
+        {
+            // SAFETY: `contiguous` found that many bytes in a slot of each map, so `len` fits into usize. The
+            // ranges do not overlap.
+            unsafe { shared::copy(source, target, len as usize) };
+            return Ok(());
+        }
+        self.copy_pieces(to, from, at, len)
+    }
+
+    #[cold]
+    fn copy_pieces(&self, to: Gpa, from: &Self, at: Gpa, len: u64) -> Result<(), Unmapped> {
+        for (map, gpa) in [(self, to), (from, at)] {
+            if !map.contains(gpa, len) {
+                return Err(Unmapped { addr: gpa.0, len });
+            }
+        }
+        let mut piece = [0; PIECE];
+        let mut done = 0;
+        while done < len {
+            let piece = &mut piece[..(len - done).min(PIECE as u64) as usize];
+            // No address wraps, because both maps contain their range.
+            from.read(Gpa(at.0 + done), piece)?;
+            self.write(Gpa(to.0 + done), piece)?;
+            done += piece.len() as u64;
+        }
+        Ok(())
     }
 
     /// Reads one value, once.

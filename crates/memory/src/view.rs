@@ -143,6 +143,28 @@ impl View {
         Ok(())
     }
 
+    /// Copies `len` bytes at `at` in `from` to `to`, and marks the range at `to`.
+    ///
+    /// The bytes pass through no memory of this process if one slot holds each range. A guest that writes
+    /// them meanwhile can tear the copy. Ranges that share memory leave unspecified bytes of that memory at
+    /// `to`.
+    ///
+    /// # Errors
+    /// A part of one of the ranges is not guest memory; nothing is written then.
+    #[inline]
+    pub fn copy_from(
+        &self,
+        to: Gpa,
+        from: &Self,
+        at: Gpa,
+        len: u64,
+        marks: &mut Marks,
+    ) -> Result<(), Unmapped> {
+        self.map.copy_from(to, &from.map, at, len)?;
+        marks.wrote_in(&self.map, to, len);
+        Ok(())
+    }
+
     /// Does the same as [`Map::read_obj`].
     ///
     /// # Errors
