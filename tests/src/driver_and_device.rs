@@ -128,8 +128,16 @@ impl DeviceEnd {
         let budget = reads.saturating_mul(2);
         let Self { task, engine, waker, clock, now_ns } = self;
         let (clock, now) = (*clock, *now_ns);
-        let mut context =
-            Context { engine, task: 0, waker, far_side_due: true, clock, now_ns: now, served_others: 0 };
+        let mut context = Context {
+            engine,
+            task: 0,
+            waker,
+            far_side_due: true,
+            clock,
+            now_ns: now,
+            served_others: 0,
+            neighbours: None,
+        };
         let served = task.poll(&mut context, budget).served;
         *now_ns = context.now_ns;
         served

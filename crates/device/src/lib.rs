@@ -13,6 +13,8 @@
 //!   [`TaskHandle`]: each [`Update`] and the stop are work items that the worker runs itself, between two
 //!   rounds, in the order of the calls.
 //! * The worker owns the I/O engine and lends it for the length of a call ([`Context`]).
+//! * A task can offer frames to another task of its worker during its poll ([`Parcel`]). The worker passes them
+//!   on, so that no task keeps a reference to another.
 //! * Behind a vIOMMU, a queue that lacks a translation asks for it in the session's [`IotlbMisses`] and
 //!   pauses. The transport sends an update when the queue should check again. No thread blocks on this.
 //!
@@ -86,6 +88,7 @@ mod limits;
 mod log_scale;
 mod metrics;
 mod notify;
+mod parcel;
 mod queue_task;
 mod stopped;
 mod task_handle;
@@ -109,6 +112,7 @@ pub use metrics::{
     bucket_end_ns,
 };
 pub use notify::{Call, Kick};
+pub use parcel::{Neighbours, PARCEL_HEAD_LEN, Parcel, TaskLocation};
 pub use queue_task::{Context, LEAVING_COST, Next, Polled, QueueTask};
 pub use stopped::Stopped;
 pub use task_handle::TaskHandle;

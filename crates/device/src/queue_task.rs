@@ -1,6 +1,6 @@
 //! The contract of a task that a worker runs.
 
-use crate::{Clock, Event, Vring};
+use crate::{Clock, Event, Neighbours, Parcel, TaskLocation, Vring};
 use kickless_io::{Completion, Engine, Waker};
 use std::io;
 use std::time::Duration;
@@ -22,12 +22,23 @@ pub struct Context<'a> {
     /// In a poll, the number of requests of other tasks that this worker has served since the task's last
     /// poll that served any, modulo 2^32.
     pub served_others: u32,
+    /// In a poll of a task that offers parcels ([`QueueTask::offers_parcels`]), the other tasks of the worker.
+    pub neighbours: Option<&'a mut dyn Neighbours>,
 }
 
 impl<'a> Context<'a> {
     /// Makes a context whose far side is due, with the present time.
     pub fn new(engine: &'a mut Engine, task: u32, waker: &'a Waker, clock: Clock) -> Self {
-        Self { engine, task, waker, far_side_due: true, clock, now_ns: clock.now(), served_others: 0 }
+        Self {
+            engine,
+            task,
+            waker,
+            far_side_due: true,
+            clock,
+            now_ns: clock.now(),
+            served_others: 0,
+            neighbours: None,
+        }
     }
 
     /// Reads the clock. A task reads it at most once for each call.
@@ -93,7 +104,7 @@ pub struct Polled {
 /// An implementer must do this:
 /// * It pushes or returns each popped head exactly once, even after an error.
 /// * A call never waits.
-/// * A call that pushes completions publishes them before it returns.
+/// * A call that pushes completions publishes them before it returns, except [`QueueTask::take_parcel`].
 ///
 /// # Credit
 /// A receive task pops chains before it has data for them. These chains are its *credit*
@@ -176,6 +187,29 @@ pub trait QueueTask: Send {
     /// one group, such as the two rings of a pair, run on one worker and move together.
     fn affinity(&self) -> Option<u32> {
         None
+    }
+
+    /// Takes the location of the task: after `attach` the present one, and `None` before `detach`. A task that
+    /// takes parcels shows it to their senders.
+    fn set_location(&mut self, _location: Option<TaskLocation>) {}
+
+    /// Returns whether polls of the task may offer parcels to other tasks of its worker. The context of its
+    /// polls has [`Context::neighbours`] then. The worker asks once, after `attach`.
+    fn offers_parcels(&self) -> bool {
+        false
+    }
+
+    /// Takes frames of a parcel that another task of the worker offers during its poll, and completes a chain
+    /// of its own ring with each. Returns their number, from the first frame on. The default takes none.
+    ///
+    /// The worker calls this only between two polls of a task that is on its poll list and not leaving, so
+    /// kicks are off. After the other task's poll it publishes the completions and counts the frames as if the
+    /// task had been polled. The sender is charged for them.
+    ///
+    /// A task takes nothing while earlier frames wait for it, so that frames stay in order. It completes a
+    /// chain only if its frame was written whole.
+    fn take_parcel(&mut self, _parcel: &Parcel<'_>) -> u32 {
+        0
     }
 
     /// Returns all credit to the ring ([`Vring::unpop`]) and forgets its chains. The ring itself returns any

@@ -50,7 +50,9 @@ impl EventLoop {
         let served_others = self.served.wrapping_sub(entry.served_before);
         let (waker, clock, now_ns) = (self.mailbox.waker(), self.clock, self.latest);
         let engine = &mut self.engine;
-        let mut context = Context { engine, task: number, waker, far_side_due, clock, now_ns, served_others };
+        let neighbours = None;
+        let mut context =
+            Context { engine, task: number, waker, far_side_due, clock, now_ns, served_others, neighbours };
         let polled = entry.task.poll(&mut context, if leaving { 0 } else { budget });
         self.latest = context.now_ns;
         let cost = polled.cost;
@@ -183,9 +185,16 @@ impl EventLoop {
             self.work = self.work.saturating_add(self.batch.len() as u32);
             if let Some(entry) = self.entries[number as usize].as_mut() {
                 let (waker, clock, now_ns) = (self.mailbox.waker(), self.clock, self.latest);
-                let (engine, far_side_due, served_others) = (&mut self.engine, true, 0);
-                let mut context =
-                    Context { engine, task: number, waker, far_side_due, clock, now_ns, served_others };
+                let mut context = Context {
+                    engine: &mut self.engine,
+                    task: number,
+                    waker,
+                    far_side_due: true,
+                    clock,
+                    now_ns,
+                    served_others: 0,
+                    neighbours: None,
+                };
                 let waits = entry.task.complete(&mut context, &mut self.batch);
                 self.latest = context.now_ns;
                 self.completed(number, waits);

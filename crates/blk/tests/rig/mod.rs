@@ -192,7 +192,7 @@ pub fn blk(disk: Disk) -> Arc<Blk> {
 
 /// Returns the context of a call of the task, at the time of the last change of the ring.
 fn context<'a>(engine: &'a mut Engine, waker: &'a Waker, (clock, now_ns): (Clock, u64)) -> Context<'a> {
-    Context { engine, task: 5, waker, far_side_due: true, clock, now_ns, served_others: 0 }
+    Context { engine, task: 5, waker, far_side_due: true, clock, now_ns, served_others: 0, neighbours: None }
 }
 
 impl Rig {

@@ -1,0 +1,49 @@
+//! Frames that pass from one task of a worker to another with a single copy.
+//!
+//! A transmit task that finds frames for a receive task of the same worker can offer them while they are still
+//! in its ring. The other task copies them from the memory of one guest to that of the other. All of it happens
+//! within a poll of the transmit task, on the thread that owns both tasks. So no change and no stop of either
+//! task comes in between, and a refusal needs no undo: a chain that was not taken is still in its ring.
+
+use kickless_memory::View;
+use kickless_virtqueue::device::SingleChain;
+
+/// The length of the part of a frame, header included, that its sender copies before it judges the frame.
+pub const PARCEL_HEAD_LEN: usize = 128;
+
+/// The worker that has a task, and the task's number there.
+///
+/// Another task can have the same location later, or at the same time in another pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskLocation {
+    /// The number of the worker in its pool.
+    pub worker_id: u32,
+    /// The number of the task on this worker: [`Context::task`](crate::Context::task).
+    pub task: u32,
+}
+
+/// Frames that are still in the ring of their sender, for one receiver.
+#[derive(Clone, Copy, Debug)]
+pub struct Parcel<'a> {
+    /// The address of the receiver's inbox, as the name of the receiver. A task takes only parcels with the
+    /// address of its own inbox, because a [`TaskLocation`] can belong to another task by now.
+    pub to: usize,
+    /// The memory of the sender's guest.
+    pub view: &'a View,
+    /// The first bytes of each frame, which the sender has judged. The receiver uses these, because the guest
+    /// can change the frame at any time. Bytes behind the end of a shorter frame have no meaning.
+    pub heads: &'a [[u8; PARCEL_HEAD_LEN]],
+    /// The chain of each frame. Its buffer holds the frame and nothing else, header included, and
+    /// [`Parcel::view`] may lack a part of it.
+    pub chains: &'a [SingleChain],
+}
+
+/// The other tasks of a worker, during the poll of one.
+pub trait Neighbours {
+    /// Offers a parcel to the task with this number. Returns the number of frames that it took, from the first
+    /// one on. The caller completes the chains of these in the same poll. The other chains stay as they were.
+    ///
+    /// Returns 0 without asking the task unless it is on the worker's poll list: a task that sleeps or leaves
+    /// gets frames in the usual way. A task never gets a parcel of its own.
+    fn offer(&mut self, task: u32, parcel: &Parcel<'_>) -> u32;
+}
