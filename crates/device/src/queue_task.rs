@@ -22,7 +22,8 @@ pub struct Context<'a> {
     /// In a poll, the number of requests of other tasks that this worker has served since the task's last
     /// poll that served any, modulo 2^32.
     pub served_others: u32,
-    /// In a poll of a task that offers parcels ([`QueueTask::offers_parcels`]), the other tasks of the worker.
+    /// The other tasks of the worker, in a poll of a task that offers parcels ([`QueueTask::offers_parcels`]).
+    /// `None` if no other task is on the worker's poll list.
     pub neighbours: Option<&'a mut dyn Neighbours>,
 }
 
@@ -193,8 +194,8 @@ pub trait QueueTask: Send {
     /// takes parcels shows it to their senders.
     fn set_location(&mut self, _location: Option<TaskLocation>) {}
 
-    /// Returns whether polls of the task may offer parcels to other tasks of its worker. The context of its
-    /// polls has [`Context::neighbours`] then. The worker asks once, after `attach`.
+    /// Returns whether polls of the task may offer parcels to other tasks of its worker, which are in
+    /// [`Context::neighbours`] then. The worker asks once, after `attach`.
     fn offers_parcels(&self) -> bool {
         false
     }

@@ -6,7 +6,7 @@ use crate::entry::{Entry, TaskState};
 use crate::event_loop::EventLoop;
 use crate::mailbox::{MovedTask, Placement, TaskKey, WorkItem};
 use crate::policy::Policy;
-use kickless_device::{QueueTask, Stopped, Update, Vring};
+use kickless_device::{QueueTask, Stopped, TaskLocation, Update, Vring};
 use kickless_sync::mpsc::{Sender, channel};
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -92,6 +92,9 @@ impl EventLoop {
         let now = self.clock.now();
         let number = self.free.pop().unwrap_or(self.entries.len() as u32);
         let attached = task.attach(&mut self.engine);
+        // The cast is lossless, because a pool has far fewer workers.
+        task.set_location(Some(TaskLocation { worker_id: self.worker_id as u32, task: number }));
+        let offers_parcels = task.offers_parcels();
         let vring = task.vring();
         let watched = vring.kick().map_or(Ok(()), |kick| self.waiter.add(kick.as_fd(), number));
         if let Err(error) = attached.and(watched) {
@@ -107,6 +110,7 @@ impl EventLoop {
             placement,
             task,
             flow,
+            offers_parcels,
             policy,
             state: TaskState::Polled,
             spin_until: None,
@@ -264,6 +268,7 @@ impl EventLoop {
             self.pending_calls.retain(|pending| *pending != number);
         }
         self.scheduler.leave(entry.flow);
+        entry.task.set_location(None);
         entry.task.detach(&mut self.engine);
         let vring: &mut Vring = entry.task.vring();
         if let Some(kick) = vring.kick() {

@@ -56,6 +56,8 @@ pub(crate) struct Entry {
     pub(crate) placement: Placement,
     pub(crate) task: Box<dyn QueueTask>,
     pub(crate) flow: Flow,
+    /// Polls of the task may offer parcels to other tasks.
+    pub(crate) offers_parcels: bool,
     pub(crate) policy: Policy,
     pub(crate) state: TaskState,
     /// Set while the task is polled and was found empty: the time at which its policy is asked again.

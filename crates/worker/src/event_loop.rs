@@ -80,6 +80,8 @@ pub(crate) struct EventLoop {
     /// Completions that were reaped, and those of one task among them.
     pub(crate) completions: Vec<Completion>,
     pub(crate) batch: Vec<Completion>,
+    /// Tasks that took frames in the present poll of another task, and how many ([`crate::neighbours`]).
+    pub(crate) takers: Vec<(u32, u32)>,
     /// Events of the last wait. They are taken out while they are handled, so that tasks can change.
     ready: Vec<Ready>,
     pub(crate) work: u32,
@@ -133,6 +135,7 @@ impl EventLoop {
             next_call: Nanos::MAX,
             completions: Vec::new(),
             batch: Vec::new(),
+            takers: Vec::new(),
             ready: Vec::new(),
             work: 0,
             served: 0,

@@ -78,6 +78,7 @@ mod host_probe;
 mod mailbox;
 #[cfg(all(test, loom))]
 mod model;
+mod neighbours;
 mod peers;
 pub mod policy;
 mod poll;

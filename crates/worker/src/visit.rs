@@ -20,15 +20,20 @@ impl EventLoop {
             return;
         }
         if let Some((number, budget)) = self.scheduler.begin_lone_round() {
-            let visit = self.visit(number, budget, now);
+            // No other task is on the list, so a parcel would be refused.
+            let visit = self.visit::<false>(number, budget, now);
             self.count(visit);
             self.scheduler.end_lone_round(number, visit, now);
             return;
         }
         self.scheduler.begin_round();
         while let Some((number, budget)) = self.scheduler.next(now) {
-            let Some(flow) = self.entries[number as usize].as_ref().map(|entry| entry.flow) else { continue };
-            let visit = self.visit(number, budget, now);
+            let Some(entry) = self.entries[number as usize].as_ref() else { continue };
+            let flow = entry.flow;
+            let visit = match entry.offers_parcels {
+                false => self.visit::<false>(number, budget, now),
+                true => self.visit::<true>(number, budget, now),
+            };
             self.count(visit);
             self.scheduler.visited(flow, number, visit);
         }
@@ -41,20 +46,40 @@ impl EventLoop {
         self.work = self.work.saturating_add(visit.cost).saturating_add(1);
     }
 
-    /// Polls a task, which is off the list meanwhile.
-    fn visit(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
+    /// Polls a task, which is off the list meanwhile. `BESIDE`: it may offer parcels to others. This is known
+    /// before the visit, so that a visit of other tasks does not cost more.
+    fn visit<const BESIDE: bool>(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
         let gone = Visit { cost: 0, more: false, stays: false };
         let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
         let leaving = entry.is_leaving();
         let far_side_due = now >= entry.far_side_due;
         let served_others = self.served.wrapping_sub(entry.served_before);
-        let (waker, clock, now_ns) = (self.mailbox.waker(), self.clock, self.latest);
-        let engine = &mut self.engine;
-        let neighbours = None;
-        let mut context =
-            Context { engine, task: number, waker, far_side_due, clock, now_ns, served_others, neighbours };
-        let polled = entry.task.poll(&mut context, if leaving { 0 } else { budget });
-        self.latest = context.now_ns;
+        let budget = if leaving { 0 } else { budget };
+        let polled;
+        let entry = if BESIDE {
+            let beside = self.poll_beside(number, budget, now, far_side_due, served_others);
+            let (Some(beside), Some(entry)) = (beside, self.entries[number as usize].as_mut()) else {
+                return gone;
+            };
+            polled = beside;
+            entry
+        } else {
+            let (waker, clock, now_ns) = (self.mailbox.waker(), self.clock, self.latest);
+            let (engine, neighbours) = (&mut self.engine, None);
+            let mut context = Context {
+                engine,
+                task: number,
+                waker,
+                far_side_due,
+                clock,
+                now_ns,
+                served_others,
+                neighbours,
+            };
+            polled = entry.task.poll(&mut context, budget);
+            self.latest = context.now_ns;
+            entry
+        };
         let cost = polled.cost;
         let was_quiet = std::mem::replace(&mut entry.quiet, polled.next == Next::Quiet);
         // This includes chains that are not popped yet.
@@ -324,7 +349,7 @@ impl EventLoop {
 
     /// Notes the time at which a task's pending call is due: after the delay if it was deferred, or soon if
     /// the kernel refused it.
-    fn note_pending_call(&mut self, number: u32) {
+    pub(crate) fn note_pending_call(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         if entry.call_due.is_none() && entry.task.vring().has_pending_call() {
             let due = self.clock.now().saturating_add(self.call_coalesce.unwrap_or(RETRY));
