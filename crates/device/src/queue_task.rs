@@ -23,7 +23,7 @@ pub struct Context<'a> {
     /// poll that served any, modulo 2^32.
     pub served_others: u32,
     /// The other tasks of the worker, in a poll of a task that offers parcels ([`QueueTask::offers_parcels`]).
-    /// `None` if no other task is on the worker's poll list.
+    /// An executor need not pass parcels on, so it can be `None` there too.
     pub neighbours: Option<&'a mut dyn Neighbours>,
 }
 

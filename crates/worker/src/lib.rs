@@ -35,6 +35,10 @@
 //! The argument is in `far_side`. `model` checks it too, for a receive task that sleeps on its event, sleeps
 //! on kicks, and is stopped meanwhile.
 //!
+//! # How a task passes frames to another
+//! A task can offer frames to another task of its worker during its own poll. `neighbours` says why no other
+//! thread, stop or move can interfere.
+//!
 //! # How tasks share workers
 //! Tasks of one affinity group are on one worker (`affinity`). `scheduler` divides a worker's time between
 //! devices by deficit round robin.

@@ -20,20 +20,15 @@ impl EventLoop {
             return;
         }
         if let Some((number, budget)) = self.scheduler.begin_lone_round() {
-            // No other task is on the list, so a parcel would be refused.
-            let visit = self.visit::<false>(number, budget, now);
+            let visit = self.visit(number, budget, now);
             self.count(visit);
             self.scheduler.end_lone_round(number, visit, now);
             return;
         }
         self.scheduler.begin_round();
         while let Some((number, budget)) = self.scheduler.next(now) {
-            let Some(entry) = self.entries[number as usize].as_ref() else { continue };
-            let flow = entry.flow;
-            let visit = match entry.offers_parcels {
-                false => self.visit::<false>(number, budget, now),
-                true => self.visit::<true>(number, budget, now),
-            };
+            let Some(flow) = self.entries[number as usize].as_ref().map(|entry| entry.flow) else { continue };
+            let visit = self.visit(number, budget, now);
             self.count(visit);
             self.scheduler.visited(flow, number, visit);
         }
@@ -46,23 +41,37 @@ impl EventLoop {
         self.work = self.work.saturating_add(visit.cost).saturating_add(1);
     }
 
-    /// Polls a task, which is off the list meanwhile. `BESIDE`: it may offer parcels to others. This is known
-    /// before the visit, so that a visit of other tasks does not cost more.
-    fn visit<const BESIDE: bool>(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
+    /// Polls a task, which is off the list meanwhile.
+    #[inline(never)]
+    fn visit(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
+        match self.entries[number as usize].as_ref() {
+            Some(entry) if entry.offers_parcels => self.visit_beside(number, budget, now),
+            _ => self.visit_task::<false>(number, budget, now),
+        }
+    }
+
+    /// Does the same as [`EventLoop::visit`], for a task that may offer parcels. A function of its own, so that
+    /// a visit of another task costs no more instructions.
+    #[inline(never)]
+    fn visit_beside(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
+        self.visit_task::<true>(number, budget, now)
+    }
+
+    /// Does the same as [`EventLoop::visit`]. With `BESIDE`, the task may offer parcels.
+    #[inline(always)]
+    fn visit_task<const BESIDE: bool>(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
         let gone = Visit { cost: 0, more: false, stays: false };
         let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
         let leaving = entry.is_leaving();
         let far_side_due = now >= entry.far_side_due;
         let served_others = self.served.wrapping_sub(entry.served_before);
         let budget = if leaving { 0 } else { budget };
-        let polled;
-        let entry = if BESIDE {
+        let (entry, polled) = if BESIDE {
             let beside = self.poll_beside(number, budget, now, far_side_due, served_others);
             let (Some(beside), Some(entry)) = (beside, self.entries[number as usize].as_mut()) else {
                 return gone;
             };
-            polled = beside;
-            entry
+            (entry, beside)
         } else {
             let (waker, clock, now_ns) = (self.mailbox.waker(), self.clock, self.latest);
             let (engine, neighbours) = (&mut self.engine, None);
@@ -76,9 +85,9 @@ impl EventLoop {
                 served_others,
                 neighbours,
             };
-            polled = entry.task.poll(&mut context, budget);
+            let polled = entry.task.poll(&mut context, budget);
             self.latest = context.now_ns;
-            entry
+            (entry, polled)
         };
         let cost = polled.cost;
         let was_quiet = std::mem::replace(&mut entry.quiet, polled.next == Next::Quiet);
@@ -102,10 +111,13 @@ impl EventLoop {
         } else {
             counters.polls_without_work.add(1);
         }
-        if has_pending_call {
+        let entry = if has_pending_call {
             self.note_pending_call(number);
-        }
-        let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
+            let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
+            entry
+        } else {
+            entry
+        };
         match polled.next {
             Next::More => return Visit { cost, more: true, stays: true },
             Next::Blocked => {

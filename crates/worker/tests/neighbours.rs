@@ -83,16 +83,15 @@ impl QueueTask for Card {
     }
 
     fn poll(&mut self, context: &mut Context<'_>, _: u32) -> Polled {
-        assert!(context.neighbours.is_none() || self.sends.is_some(), "the task offers nothing");
+        assert_eq!(context.neighbours.is_some(), self.sends.is_some());
         assert_eq!(self.seen.location().map(|location| location.task), Some(context.task));
         self.seen.served_others.store(context.served_others, Ordering::SeqCst);
         self.seen.polls.fetch_add(1, Ordering::SeqCst);
         if let Some((to, offers, answers)) = &self.sends
             && let Ok((task, parcels)) = offers.try_recv()
         {
+            let neighbours = context.neighbours.as_mut().unwrap();
             let offer = |count| {
-                // There are none if no other task is on the poll list.
-                let Some(neighbours) = &mut context.neighbours else { return 0 };
                 let (heads, chains) =
                     (vec![[0; PARCEL_HEAD_LEN]; count], vec![SingleChain::default(); count]);
                 let parcel = Parcel { to: *to, view: &View::default(), heads: &heads, chains: &chains };
