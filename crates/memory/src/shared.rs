@@ -69,11 +69,13 @@ pub(crate) fn prefetch_lines(at: NonNull<u8>, len: u64) {
 /// The bytes of the lines that [`prefetch_lines`] prefetches.
 pub(crate) const PREFETCHED_FIRST: usize = 2 * LINE;
 
-/// Prefetches all lines of `len` bytes at `at` but the first two ([`prefetch_lines`]), to read them soon.
+/// Prefetches all lines of `len` bytes at `at` but the first two ([`prefetch_lines`]), to read or to write
+/// them soon.
 #[inline]
-pub(crate) fn prefetch_rest(at: NonNull<u8>, len: usize) {
+pub(crate) fn prefetch_rest(at: NonNull<u8>, len: usize, to_write: bool) {
     for offset in (PREFETCHED_FIRST..len).step_by(LINE) {
-        prefetch(at.map_addr(|addr| addr.saturating_add(offset)));
+        let line = at.map_addr(|addr| addr.saturating_add(offset));
+        if to_write { prefetch_for_write(line) } else { prefetch(line) }
     }
 }
 

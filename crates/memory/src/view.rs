@@ -120,7 +120,14 @@ impl View {
             return;
         }
         let Some(host) = self.map.contiguous(gpa, len as u64) else { return };
-        shared::prefetch_rest(host, len);
+        shared::prefetch_rest(host, len, false);
+    }
+
+    /// Does the same as [`View::prefetch_rest`], for bytes to write soon.
+    #[inline]
+    pub fn prefetch_rest_for_write(&self, gpa: Gpa, len: usize) {
+        let Some(host) = self.map.contiguous(gpa, len as u64) else { return };
+        shared::prefetch_rest(host, len, true);
     }
 
     /// Does the same as [`Map::read`].

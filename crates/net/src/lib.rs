@@ -80,6 +80,7 @@ mod timer;
 mod transmit;
 mod transmit_ring;
 mod uplink;
+mod whole_frame;
 mod xdp;
 
 pub use control::{Command, CommandError};

@@ -7,7 +7,7 @@
 
 use crate::card_state::CardState;
 use crate::counters::RingCounters;
-use kickless_device::{Context, Direction, Event, Next, Polled, QueueTask, Vring};
+use kickless_device::{Context, Direction, Event, Next, Parcel, Polled, QueueTask, TaskLocation, Vring};
 use kickless_io::{Completion, Engine};
 use std::io;
 use std::sync::Arc;
@@ -104,6 +104,19 @@ impl<T: QueueTask> QueueTask for LimitedTask<T> {
 
     fn affinity(&self) -> Option<u32> {
         self.task.affinity()
+    }
+
+    fn set_location(&mut self, location: Option<TaskLocation>) {
+        self.task.set_location(location);
+    }
+
+    fn offers_parcels(&self) -> bool {
+        self.task.offers_parcels()
+    }
+
+    /// Takes none while frames have limits, because only a poll charges the limiter.
+    fn take_parcel(&mut self, parcel: &Parcel<'_>) -> u32 {
+        if self.card.limiter.is_on() { 0 } else { self.task.take_parcel(parcel) }
     }
 
     fn return_credit(&mut self) {

@@ -7,9 +7,10 @@
 //! A batch passes whole or not at all. So beside a sender that floods in large batches, there is often room
 //! left for one with few frames.
 
+use kickless_device::TaskLocation;
 use kickless_io::Waker;
 use kickless_spec::net::{FRAME_MAX, Header};
-use kickless_sync::atomic::{AtomicBool, Ordering};
+use kickless_sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kickless_sync::{Mutex, MutexGuard, lock};
 use std::collections::VecDeque;
 
@@ -32,6 +33,8 @@ pub(crate) struct LoopQueue {
     has_frames: AtomicBool,
     /// Whether a receive ring runs. A sender that chooses among queues reads this without the lock.
     is_open: AtomicBool,
+    /// The location of the task that receives ([`pack`]), or 0.
+    location: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -152,6 +155,22 @@ impl LoopQueue {
         lock(&self.shared)
     }
 
+    /// Returns the address, which is the name of the queue in a [`Parcel`](kickless_device::Parcel).
+    pub(crate) fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Shows senders where the receive task is: called by the worker that gets it, and by the one that gives
+    /// it away.
+    pub(crate) fn set_location(&self, location: Option<TaskLocation>) {
+        self.location.store(location.map_or(0, pack), Ordering::Relaxed);
+    }
+
+    /// Returns whether frames wait. A sender on the receiver's worker sees all that it has sent.
+    pub(crate) fn has_frames(&self) -> bool {
+        self.has_frames.load(Ordering::Relaxed)
+    }
+
     /// Starts or ends a receive ring. Returns the number of frames for an earlier one, which are dropped.
     pub(crate) fn set_receiver(&self, receiver: Option<Waker>) -> usize {
         let mut shared = self.lock();
@@ -224,6 +243,11 @@ impl LoopQueue {
         drop(shared);
         drop(unused);
     }
+}
+
+/// Returns a location as a number other than 0.
+fn pack(TaskLocation { worker_id, task }: TaskLocation) -> u64 {
+    (u64::from(worker_id) + 1) << 32 | u64::from(task)
 }
 
 impl Shared {

@@ -6,7 +6,7 @@ use crate::loop_queue::{Batch, HEADER, LoopQueue, is_plain};
 use crate::offload::{Undo, received_header, undo};
 use crate::port_poll::Taken;
 use crate::receive_ring::ReceiveRing;
-use kickless_device::Next;
+use kickless_device::{Next, TaskLocation};
 use kickless_io::Waker;
 use kickless_spec::net::Header;
 use std::cell::Cell;
@@ -55,6 +55,19 @@ impl LoopSource {
             queue.set_receiver(Some(waker));
         }
         Ok(source)
+    }
+
+    /// Shows senders the location of the task.
+    pub(crate) fn set_location(&self, location: Option<TaskLocation>) {
+        if let Some(queue) = self.queue() {
+            queue.set_location(location);
+        }
+    }
+
+    /// Returns whether no frame waits here or in the queue, and this is the address of the queue.
+    pub(crate) fn takes(&self, to: usize) -> bool {
+        self.next == self.batch.len()
+            && self.queue().is_some_and(|queue| queue.address() == to && !queue.has_frames())
     }
 
     fn queue(&self) -> Option<&LoopQueue> {

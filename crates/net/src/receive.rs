@@ -17,7 +17,7 @@ use crate::stream::StreamSource;
 use crate::tap_source::TapSource;
 use crate::test_source::TestSource;
 use crate::xdp::XdpSource;
-use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Vring};
+use kickless_device::{Context, Event, Interest, Next, Parcel, Polled, QueueTask, TaskLocation, Vring};
 use kickless_io::Engine;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -152,6 +152,21 @@ impl QueueTask for ReceiveTask {
 
     fn affinity(&self) -> Option<u32> {
         Some(self.ring.pair.into())
+    }
+
+    fn set_location(&mut self, location: Option<TaskLocation>) {
+        if let Source::Loop(source) = &self.source {
+            source.set_location(location);
+        }
+    }
+
+    fn take_parcel(&mut self, parcel: &Parcel<'_>) -> u32 {
+        // Frames that came earlier go first.
+        let takes = match &self.source {
+            Source::Loop(source) => source.takes(parcel.to) && !self.held.is_held(),
+            _ => false,
+        };
+        if takes { self.ring.deliver_parcel(parcel) } else { 0 }
     }
 
     fn return_credit(&mut self) {

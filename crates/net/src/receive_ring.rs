@@ -14,7 +14,8 @@ use crate::counters::RingCounters;
 use crate::credit::Credit;
 use crate::filter::{Filter, Modes};
 use crate::immediate_ring::ImmediateRing;
-use kickless_device::{Next, ShowAfter, Vring};
+use crate::whole_frame::{DirectFrame, WholeFrame};
+use kickless_device::{Next, Parcel, ShowAfter, Vring};
 use kickless_net_port::Direction;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, HEADER_NUM_BUFFERS, Header, NetFeatures};
 use kickless_virtqueue::device::{self, SingleChain};
@@ -347,16 +348,28 @@ impl ReceiveRing {
             && !self.card.capture.is_on()
     }
 
+    /// Delivers frames of another ring whose bytes are still in the memory of their sender, as
+    /// [`ReceiveRing::deliver_whole`] does. The sender is charged, and has a limit, so this is outside of a
+    /// poll and has no budget. Returns the number of delivered frames.
+    pub(crate) fn deliver_parcel(&mut self, parcel: &Parcel<'_>) -> u32 {
+        self.forget_returned();
+        self.begin(u32::MAX);
+        if !self.takes_batches() {
+            return 0;
+        }
+        self.deliver_whole(parcel.chains.len(), DirectFrame::all(parcel))
+    }
+
     /// Delivers frames that each fit into a chain of a single descriptor, one to a chain, until the budget is
     /// used up. They have complete headers. Returns the number of delivered frames. Stops early at a frame
     /// that must be delivered by [`ReceiveRing::deliver`].
     ///
     /// The ring takes batches ([`ReceiveRing::takes_batches`]), and there are `count` frames.
     #[inline]
-    pub(crate) fn deliver_whole<'f>(
+    pub(crate) fn deliver_whole<F: WholeFrame>(
         &mut self,
         count: usize,
-        mut frames_left: impl Iterator<Item = &'f [u8]>,
+        mut frames_left: impl Iterator<Item = F>,
     ) -> u32 {
         let Self { vring, budget, format, chains, card, .. } = self;
         let wanted = count.min(BATCH);
@@ -366,13 +379,17 @@ impl ReceiveRing {
         for group in chains[..count].chunks_mut(SHOWN) {
             let (view, marks) = vring.memory();
             let mut written = 0;
-            for chain in &mut *group {
+            for number in 0..group.len() {
                 if cost.is_used_up() {
                     break;
                 }
                 let Some(frame) = frames_left.next() else { break };
+                if let Some(next) = group.get(number + 1) {
+                    frame.prefetch_next(view, next.buffer);
+                }
+                let chain = &mut group[number];
                 let is_short = frame.len() <= len_max && frame.len() <= chain.buffer.len as usize;
-                if !is_short || view.write(chain.buffer.addr, frame, marks).is_err() {
+                if !is_short || frame.write(view, chain.buffer.addr, marks).is_err() {
                     break;
                 }
                 // Lossless, because the buffer is as long.
