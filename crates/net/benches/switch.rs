@@ -14,7 +14,7 @@ use kickless_net_port::Port;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, Header};
 use kickless_testing::counted_instructions;
 use kickless_virtqueue::driver::Buffer;
-use rig::{Kind, Rig, SIZE_LONG, card_with};
+use rig::{Beside, Kind, Rig, SIZE_LONG, card_with};
 use std::time::{Duration, Instant};
 
 /// Frames of a poll.
@@ -23,10 +23,22 @@ const BATCH: u16 = 32;
 const BATCHES: u32 = 200;
 const TIMED: u32 = 20_000;
 const HEADER: usize = size_of::<Header>();
+/// The number of the receive ring's task.
+const TASK: u32 = 1;
 /// The bytes from one buffer to the next, as drivers have them: neighbours are in other lines of a cache.
 const STRIDE: u64 = 2304;
 /// Each ring has buffers for this many frames, which are used in turn.
 const BUFFERS: u64 = 1100;
+
+/// What is measured together.
+#[derive(Clone, Copy)]
+struct Cell {
+    packed: bool,
+    /// The bytes of a frame.
+    len: usize,
+    /// The frames pass from one guest's memory to the other's.
+    direct: bool,
+}
 
 /// A ring whose buffers are near to one another.
 struct Ring {
@@ -55,9 +67,13 @@ impl Ring {
     }
 }
 
+/// Polls a transmit ring. It may send directly to the receive ring.
 #[inline(never)]
-fn counted_submit(ring: &mut Ring) {
-    ring.rig.poll_with(1000, true);
+fn counted_submit(ring: &mut Ring, beside: Option<&mut Ring>) {
+    match beside {
+        None => ring.rig.poll_with(1000, true),
+        Some(receive) => ring.rig.poll_beside(1000, Beside(vec![(TASK, &mut receive.rig)])),
+    };
 }
 
 #[inline(never)]
@@ -65,8 +81,9 @@ fn counted_complete(ring: &mut Ring) {
     ring.rig.poll_with(1000, true);
 }
 
-/// Passes batches from one card to another. Returns the times of the polls of both rings.
-fn run(packed: bool, len: usize, batches: u32) -> [Duration; 2] {
+/// Passes batches from one card to another, directly or through the inbox. Returns the times of the polls of both
+/// rings.
+fn run(Cell { packed, len, direct }: Cell, batches: u32) -> [Duration; 2] {
     let kind = Kind { packed, event_idx: false, in_order: false };
     let cards = [1, 2].map(|number| {
         let port: Port = "switch:bench".parse().unwrap();
@@ -78,6 +95,8 @@ fn run(packed: bool, len: usize, batches: u32) -> [Duration; 2] {
     };
     let (mut transmit, mut answers) = (ring(0, 1, HEADER + len), ring(1, 1, HEADER + ETHERNET_HEADER_LEN));
     let (mut receive, mut first) = (ring(1, 0, 2048), ring(0, 0, 2048));
+    receive.rig.set_location(Some((0, TASK)));
+    transmit.rig.set_location(Some((0, TASK + 1)));
     // The frames of each card are for the other one.
     for (rings, to, from) in [(&mut answers, 1, 2), (&mut transmit, 2, 1)] {
         let header = [&[0; HEADER][..], &[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5]].concat();
@@ -96,7 +115,7 @@ fn run(packed: bool, len: usize, batches: u32) -> [Duration; 2] {
         transmit.offer();
         receive.offer();
         let start = Instant::now();
-        counted_submit(&mut transmit);
+        counted_submit(&mut transmit, direct.then_some(&mut receive));
         let middle = Instant::now();
         counted_complete(&mut receive);
         times[0] += middle - start;
@@ -106,26 +125,32 @@ fn run(packed: bool, len: usize, batches: u32) -> [Duration; 2] {
     }
     let sent = u64::from(batches) * u64::from(BATCH);
     assert_eq!(rig::counter(&cards[1], "received_frames"), sent);
+    // The first batch shows where the receiver is.
+    let sent_directly = if direct { sent - u64::from(BATCH) } else { 0 };
+    assert_eq!(rig::counter(&cards[0], "sent_directly"), sent_directly);
     times
 }
 
 fn main() {
-    let cells = [(false, 64), (false, 1514), (true, 64), (true, 1514)];
+    let cells = [(64, false), (1514, false), (1514, true)]
+        .map(|(len, direct)| [false, true].map(|packed| Cell { packed, len, direct }))
+        .concat();
     if let Some(cell) = std::env::args().nth(1).and_then(|argument| argument.parse::<usize>().ok()) {
-        let (packed, len) = cells[cell];
-        run(packed, len, BATCHES);
+        run(cells[cell], BATCHES);
         return;
     }
-    for (cell, (packed, len)) in cells.into_iter().enumerate() {
-        let ring = if packed { "packed" } else { "split" };
-        let count = counted_instructions(&cell.to_string()).map_or_else(
+    for (number, cell) in cells.into_iter().enumerate() {
+        let ring = if cell.packed { "packed" } else { "split" };
+        let way = if cell.direct { "directly" } else { "in batches" };
+        let count = counted_instructions(&number.to_string()).map_or_else(
             || "valgrind cannot count instructions here".to_owned(),
             |count| format!("{:.0} instructions", count / f64::from(BATCHES * u32::from(BATCH))),
         );
         let [transmit, receive] =
-            run(packed, len, TIMED).map(|time| time.as_nanos() as f64 / f64::from(TIMED) / f64::from(BATCH));
+            run(cell, TIMED).map(|time| time.as_nanos() as f64 / f64::from(TIMED) / f64::from(BATCH));
         println!(
-            "{ring}, {len} bytes: {count}, {transmit:.1} ns to send and {receive:.1} ns to receive a frame"
+            "{ring}, {} bytes {way}: {count}, {transmit:.1} ns to send and {receive:.1} ns to receive a frame",
+            cell.len
         );
     }
 }

@@ -28,6 +28,8 @@ counters! {
     sent_frames,
     /// Their bytes, without headers.
     sent_bytes,
+    /// Frames of these that a receiver on the same worker took directly from the driver's memory.
+    sent_directly,
     /// Frames that the driver sent while the ring was disabled.
     sent_disabled,
     /// Frames that the driver sent with an invalid header or length.

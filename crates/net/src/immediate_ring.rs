@@ -12,12 +12,6 @@ pub(crate) trait ImmediateRing {
     /// Serves the popped chain and pushes it. Returns the cost without that of the descriptors.
     fn serve(&mut self) -> u32;
 
-    /// Serves chains of a single descriptor together ([`Vring::peek`]), until they cost `budget`. Returns
-    /// their number and their cost: 0 and 0 if the next chain has to be popped.
-    fn serve_batch(&mut self, _budget: u32) -> (u32, u32) {
-        (0, 0)
-    }
-
     /// Returns why no further chain is popped in this turn, which has served this number of chains. Rings
     /// that stop are not asked.
     fn pauses(&mut self, _served: u32) -> Option<Next> {
@@ -25,13 +19,35 @@ pub(crate) trait ImmediateRing {
     }
 }
 
+/// The chains of a single descriptor that a task has served together ([`Vring::peek`]). None if the next chain
+/// has to be popped.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Served {
+    pub(crate) chains: u32,
+    pub(crate) cost: u32,
+    /// The frames that count towards [`FRAMES_MAX`]: more than there are, if each takes longer than usual.
+    pub(crate) frames: u32,
+}
+
 /// Number of chains that are popped one by one before the next batch is tried. If few chains can be served in
 /// a batch, their descriptors are read twice for this part of the chains only.
 pub(crate) const POPS: u32 = 8;
 
-/// Serves chains until they cost `budget` ([`kickless_device::QueueTask::poll`]).
+/// Serves chains one by one until they cost `budget` ([`kickless_device::QueueTask::poll`]).
 pub(crate) fn poll(task: &mut impl ImmediateRing, budget: u32) -> Polled {
+    poll_batches(task, budget, |_, _| Served::default())
+}
+
+/// Does the same as [`poll`], with chains that `serve_batch` serves together until they cost the budget that
+/// it gets.
+pub(crate) fn poll_batches<T: ImmediateRing>(
+    task: &mut T,
+    budget: u32,
+    mut serve_batch: impl FnMut(&mut T, u32) -> Served,
+) -> Polled {
     let (mut served, mut cost) = (0, 0u32);
+    // The frames that count towards the limit.
+    let mut frames = 0;
     let limit = if budget == 0 { LEAVING_COST } else { budget };
     let mut pops = 0;
     let next = loop {
@@ -39,11 +55,12 @@ pub(crate) fn poll(task: &mut impl ImmediateRing, budget: u32) -> Polled {
             break Next::More;
         }
         if budget > 0 && pops == 0 {
-            let (frames, batch_cost) = task.serve_batch(limit - cost);
-            if frames > 0 {
-                served += frames;
-                cost = cost.saturating_add(batch_cost);
-                if served >= FRAMES_MAX {
+            let batch = serve_batch(task, limit - cost);
+            if batch.chains > 0 {
+                served += batch.chains;
+                frames += batch.frames;
+                cost = cost.saturating_add(batch.cost);
+                if frames >= FRAMES_MAX {
                     break Next::More;
                 }
                 continue;
@@ -67,7 +84,7 @@ pub(crate) fn poll(task: &mut impl ImmediateRing, budget: u32) -> Polled {
         if !popped {
             break if vring.take_unfinished() { Next::More } else { Next::Idle };
         }
-        served += 1;
+        (served, frames) = (served + 1, frames + 1);
         let descriptors = u32::from(chain.descriptors() / DESCRIPTORS_PER_COST);
         cost = cost.saturating_add(descriptors).saturating_add(task.serve());
     };

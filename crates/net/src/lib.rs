@@ -55,6 +55,7 @@ mod counters;
 mod credit;
 mod datagrams;
 mod device;
+mod direct;
 pub mod features;
 mod filter;
 mod frame;

@@ -166,6 +166,17 @@ impl LoopQueue {
         self.location.store(location.map_or(0, pack), Ordering::Relaxed);
     }
 
+    /// Returns the number of the receive task on the worker that asks, if it is there.
+    ///
+    /// Relaxed: only the worker itself stores a location that names it, when the task comes, and removes it
+    /// when the task goes. So the worker never sees one of its own that is out of date.
+    #[inline]
+    pub(crate) fn task_on(&self, worker_id: u32) -> Option<u32> {
+        let packed = self.location.load(Ordering::Relaxed);
+        // The low half of a packed location is the number of the task.
+        (packed >> 32 == u64::from(worker_id) + 1).then_some(packed as u32)
+    }
+
     /// Returns whether frames wait. A sender on the receiver's worker sees all that it has sent.
     pub(crate) fn has_frames(&self) -> bool {
         self.has_frames.load(Ordering::Relaxed)

@@ -3,12 +3,13 @@
 
 use crate::card_port::CardPort;
 use crate::cost::{self, BatchCost};
+use crate::direct::{self, Direct};
 use crate::frame::{Frame, InvalidFrame};
-use crate::immediate_ring::{self, ImmediateRing};
+use crate::immediate_ring::{self, ImmediateRing, Served};
 use crate::loop_queue::{Batch, HEADER, PLAIN};
 use crate::switch::Forwarder;
 use crate::transmit_ring::TransmitRing;
-use kickless_device::{Context, Polled, QueueTask, Vring};
+use kickless_device::{Context, Neighbours, Polled, QueueTask, TaskLocation, Vring};
 use kickless_net_port::Direction;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_NONE, HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_virtqueue::device::{self, SingleChain};
@@ -27,14 +28,15 @@ pub(crate) struct TransmitTask {
     /// Frames for a loop port or a switch, until the end of the poll.
     batch: Batch,
     forwarder: Forwarder,
+    direct: Direct,
     /// The cost of copies that the switch made in this poll.
     copied: u32,
 }
 
 impl TransmitTask {
     pub(crate) fn new(ring: TransmitRing) -> Self {
-        let (batch, forwarder) = (Batch::default(), Forwarder::default());
-        Self { ring, chains: Box::default(), batch, forwarder, copied: 0 }
+        let (batch, forwarder, direct) = (Batch::default(), Forwarder::default(), Direct::default());
+        Self { ring, chains: Box::default(), batch, forwarder, direct, copied: 0 }
     }
 
     /// Checks and counts the frame in the popped chain, passes it on, and completes the chain. Returns the
@@ -94,6 +96,67 @@ impl TransmitTask {
         is_passed
     }
 
+    /// Serves chains of a single descriptor together, until they cost `budget`.
+    #[inline]
+    fn serve_batch(&mut self, neighbours: Option<&mut (dyn Neighbours + '_)>, budget: u32) -> Served {
+        if !self.ring.is_enabled || self.ring.format.header_len != HEADER {
+            return Served::default();
+        }
+        let count = self.ring.vring.peek(device::Direction::Readable, &mut *self.chains);
+        if count == 0 {
+            return Served::default();
+        }
+        if self.chains[0].buffer.len >= direct::LEN_MIN
+            && let Some(neighbours) = neighbours
+        {
+            let served = self.send_directly(neighbours, count, budget);
+            if served.chains > 0 {
+                return served;
+            }
+        }
+        let collects = self.ring.card.collects_frames();
+        let has_limits = self.ring.card.limiter.is_on();
+        let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget, has_limits));
+        while frames < count && !cost.is_used_up() {
+            let buffer = self.chains[frames].buffer;
+            if !self.take_single(buffer, collects) {
+                break;
+            }
+            let len = u64::from(buffer.len);
+            cost.add(len);
+            (frames, bytes) = (frames + 1, bytes + len - HEADER as u64);
+        }
+        self.ring.vring.complete_peeked(&self.chains[..frames]);
+        self.ring.count_sent(frames as u64, bytes);
+        let frames = frames as u32;
+        Served { chains: frames, cost: cost.cost(), frames }
+    }
+
+    /// Offers the peeked chains to a receiver on the same worker, if this is a port of a switch. Completes those
+    /// that it has taken.
+    #[inline(never)]
+    fn send_directly(&mut self, neighbours: &mut dyn Neighbours, count: usize, budget: u32) -> Served {
+        let Self { ring, chains, batch, forwarder, direct, .. } = self;
+        let CardPort::Switch(port) = &ring.card.port else { return Served::default() };
+        // Earlier frames go first, and a capture or a limiter needs them in a batch.
+        if batch.len() > 0 || ring.card.capture.is_on() || ring.card.limiter.is_on() {
+            return Served::default();
+        }
+        let taken = direct.offer(port, ring, &chains[..count], forwarder, neighbours, budget);
+        let (mut bytes, mut cost) = (0, BatchCost::new(u32::MAX, false));
+        for chain in &chains[..taken] {
+            let len = u64::from(chain.buffer.len);
+            cost.add(len);
+            bytes += len - HEADER as u64;
+        }
+        ring.vring.complete_peeked(&chains[..taken]);
+        ring.count_sent(taken as u64, bytes);
+        ring.counters().sent_directly.add(taken as u64);
+        // Lossless, because a batch has few frames.
+        let frames = taken as u32;
+        Served { chains: frames, cost: direct::SHARES * cost.cost(), frames: direct::SHARES * frames }
+    }
+
     fn send_batch(&mut self) {
         let Self { ring, batch, forwarder, copied, .. } = self;
         if ring.card.capture.is_on() {
@@ -140,31 +203,6 @@ impl ImmediateRing for TransmitTask {
     fn serve(&mut self) -> u32 {
         self.take_frame()
     }
-
-    fn serve_batch(&mut self, budget: u32) -> (u32, u32) {
-        if !self.ring.is_enabled || self.ring.format.header_len != HEADER {
-            return (0, 0);
-        }
-        let count = self.ring.vring.peek(device::Direction::Readable, &mut *self.chains);
-        if count == 0 {
-            return (0, 0);
-        }
-        let collects = self.ring.card.collects_frames();
-        let has_limits = self.ring.card.limiter.is_on();
-        let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget, has_limits));
-        while frames < count && !cost.is_used_up() {
-            let buffer = self.chains[frames].buffer;
-            if !self.take_single(buffer, collects) {
-                break;
-            }
-            let len = u64::from(buffer.len);
-            cost.add(len);
-            (frames, bytes) = (frames + 1, bytes + len - HEADER as u64);
-        }
-        self.ring.vring.complete_peeked(&self.chains[..frames]);
-        self.ring.count_sent(frames as u64, bytes);
-        (frames as u32, cost.cost())
-    }
 }
 
 /// Sets the header of a frame of a batch.
@@ -174,7 +212,7 @@ fn set_header(frame: &mut [u8], header: &Header) {
 }
 
 /// Returns whether a header has no offload.
-fn is_plain(header: &Header) -> bool {
+pub(crate) fn is_plain(header: &Header) -> bool {
     header.flags & HDR_F_NEEDS_CSUM == 0 && header.gso_type == GSO_NONE
 }
 
@@ -201,8 +239,10 @@ impl QueueTask for TransmitTask {
         &mut self.ring.vring
     }
 
-    fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
-        let mut polled = immediate_ring::poll(self, budget);
+    fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
+        let mut polled = immediate_ring::poll_batches(self, budget, |task, budget| {
+            task.serve_batch(context.neighbours.as_deref_mut(), budget)
+        });
         if self.batch.len() > 0 {
             self.send_batch();
         }
@@ -216,6 +256,15 @@ impl QueueTask for TransmitTask {
 
     fn affinity(&self) -> Option<u32> {
         Some(self.ring.pair.into())
+    }
+
+    fn set_location(&mut self, location: Option<TaskLocation>) {
+        self.forwarder.worker_id = location.map(|location| location.worker_id);
+        self.forwarder.is_near = false;
+    }
+
+    fn offers_parcels(&self) -> bool {
+        matches!(self.ring.card.port, CardPort::Switch(_))
     }
 
     fn set_enabled(&mut self, is_enabled: bool) {

@@ -425,9 +425,12 @@ impl Running {
 #[test]
 fn frames_pass_between_workers() {
     let engine = EngineOptions::new(EngineKind::Threads, 8);
-    for poll in [Poll::Never, Poll::Always] {
+    // With the length of the frames. One worker passes long ones directly.
+    for (poll, workers, len) in
+        [(Poll::Never, 2, 100), (Poll::Always, 2, 100), (Poll::Always, 2, 1000), (Poll::Always, 1, 1000)]
+    {
         let options =
-            kickless_worker::Options { workers: 2, engine, cpus: Vec::new(), poll, call_coalesce: None };
+            kickless_worker::Options { workers, engine, cpus: Vec::new(), poll, call_coalesce: None };
         let pool = Arc::new(WorkerPool::start(&options).unwrap());
         for kind in kinds() {
             let name = name();
@@ -451,7 +454,7 @@ fn frames_pass_between_workers() {
                     while transmit.guest.take().is_some() {}
                     for _ in 0..16 {
                         let to = mac(2 - card as u8);
-                        let mut frame = frame(to, 1 + card as u8, 100, 0);
+                        let mut frame = frame(to, 1 + card as u8, len, 0);
                         frame[26..30].copy_from_slice(&sent[card].to_le_bytes());
                         if transmit.guest.send(&frame, 4096).is_none() {
                             break;
@@ -477,6 +480,8 @@ fn frames_pass_between_workers() {
                 assert_eq!(counts[card], counter(&cards[card], "received_frames"));
                 let taken = u64::from(sent[card]) - transmit.guest.with_device() as u64;
                 assert_eq!(taken, counter(&cards[card], "sent_frames"));
+                let direct = counter(&cards[card], "sent_directly");
+                assert!(if workers == 1 { direct > 0 } else { len > 500 || direct == 0 }, "{direct}");
             }
         }
     }

@@ -8,9 +8,10 @@ use kickless_net::Net;
 use kickless_net_port::Port;
 use kickless_spec::net::{Header, NetFeatures};
 use proptest::prelude::*;
-use rig::{Guest, Kind, Rig, counter, without};
+use proptest::test_runner::TestRunner;
+use rig::{Beside, Guest, Kind, Rig, counter, without};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
 const HEADER: usize = 12;
@@ -57,6 +58,13 @@ enum Step {
         frame: Sent,
         cut: usize,
     },
+    /// So many times, frames in one buffer each from one trunk to the other, which has buffers for most.
+    Burst {
+        card: usize,
+        times: usize,
+        count: usize,
+        len: usize,
+    },
     Refill {
         card: usize,
         len: u32,
@@ -65,6 +73,14 @@ enum Step {
         card: usize,
         ring: u16,
         budget: u32,
+        /// The task may offer its frames to others of its worker.
+        beside: bool,
+    },
+    /// The task moves to another worker, or comes back.
+    Move {
+        card: usize,
+        ring: u16,
+        worker_id: u32,
     },
     Memory {
         card: usize,
@@ -96,9 +112,13 @@ fn step() -> impl Strategy<Value = Step> {
     });
     prop_oneof![
         12 => send,
+        4 => (0..2usize, 1..6usize, 1..8usize, 480..1500usize)
+            .prop_map(|(card, times, count, len)| Step::Burst { card, times, count, len }),
         4 => (card.clone(), 100..2000u32).prop_map(|(card, len)| Step::Refill { card, len }),
-        12 => (card.clone(), ring.clone(), 1..40u32)
-            .prop_map(|(card, ring, budget)| Step::Poll { card, ring, budget }),
+        12 => (card.clone(), ring.clone(), 1..40u32, proptest::bool::weighted(0.9))
+            .prop_map(|(card, ring, budget, beside)| Step::Poll { card, ring, budget, beside }),
+        1 => (card.clone(), ring.clone(), 0..2u32)
+            .prop_map(|(card, ring, worker_id)| Step::Move { card, ring, worker_id }),
         1 => (card.clone(), ring.clone()).prop_map(|(card, ring)| Step::Memory { card, ring }),
         2 => (card.clone(), ring).prop_map(|(card, ring)| Step::Restart { card, ring }),
         1 => card.clone().prop_map(|card| Step::Kill { card }),
@@ -106,10 +126,20 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Returns the number of a task on its worker.
+fn number_of(card: usize, ring: u32) -> u32 {
+    2 * card as u32 + ring
+}
+
+/// The frames of all cases that receivers have taken directly.
+static DIRECT: AtomicU64 = AtomicU64::new(0);
+
 /// A card with its rings.
 struct Member {
     card: Arc<Net>,
     rings: [Option<Rig>; 2],
+    /// The workers of the tasks.
+    workers: [u32; 2],
     sent: Vec<Sent>,
     /// The number of the next frame that may arrive from each card.
     next: [usize; CARDS],
@@ -130,7 +160,8 @@ impl Lan {
         for number in 0..CARDS {
             let card = lan.join(number);
             let rings = lan.start(&card);
-            lan.members.push(Member { card, rings, sent: Vec::new(), next: [0; CARDS] });
+            lan.members.push(Member { card, rings, workers: [0; 2], sent: Vec::new(), next: [0; CARDS] });
+            lan.locate(number);
         }
         lan
     }
@@ -151,25 +182,67 @@ impl Lan {
         [RECEIVE, TRANSMIT].map(|index| Some(Rig::start(card, index, self.kind, 16, features)))
     }
 
+    /// Tells the tasks of a card where they are.
+    fn locate(&mut self, card: usize) {
+        let Member { rings, workers, .. } = &mut self.members[card];
+        for ((ring, worker_id), index) in rings.iter_mut().zip(workers).zip(0..) {
+            let ring = ring.as_mut().unwrap();
+            ring.set_location(Some((*worker_id, number_of(card, index))));
+        }
+    }
+
+    /// Polls a ring beside the others of its worker.
+    fn poll_beside(&mut self, card: usize, ring: u16, budget: u32) {
+        let index = usize::from(ring);
+        let worker_id = self.members[card].workers[index];
+        let mut polled = self.members[card].rings[index].take().unwrap();
+        let others = (0..).zip(&mut self.members).flat_map(|(card, member)| {
+            let rings = member.rings.iter_mut().zip(member.workers).zip(0..);
+            rings.filter_map(move |((ring, worker), index)| {
+                Some((number_of(card, index), ring.as_mut().filter(|_| worker == worker_id)?))
+            })
+        });
+        polled.poll_beside(budget, Beside(others.collect()));
+        self.members[card].rings[index] = Some(polled);
+        (0..CARDS).for_each(|card| self.take(card));
+    }
+
     fn ring(&mut self, card: usize, ring: u16) -> &mut Rig {
         self.members[card].rings[usize::from(ring)].as_mut().unwrap()
     }
 
+    fn send(&mut self, card: usize, frame: &Sent, cut: usize) {
+        let member = &mut self.members[card];
+        let bytes = frame.bytes(card, member.sent.len(), frame.vlan);
+        let bytes = [Header::default().as_bytes(), &bytes].concat();
+        let ring = member.rings[usize::from(TRANSMIT)].as_mut().unwrap();
+        if ring.send(&bytes, cut.max(bytes.len().div_ceil(8))).is_some() {
+            member.sent.push(frame.clone());
+        }
+    }
+
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Send { card, ref frame, cut } => {
-                let member = &mut self.members[card];
-                let bytes = frame.bytes(card, member.sent.len(), frame.vlan);
-                let bytes = [Header::default().as_bytes(), &bytes].concat();
-                let ring = member.rings[usize::from(TRANSMIT)].as_mut().unwrap();
-                if ring.send(&bytes, cut.max(bytes.len().div_ceil(8))).is_some() {
-                    member.sent.push(frame.clone());
+            Step::Send { card, ref frame, cut } => self.send(card, frame, cut),
+            Step::Burst { card, times, count, len } => {
+                let frame = Sent { to: 1 - card, source: card, vlan: None, len };
+                for _ in 0..times {
+                    self.step(&Step::Refill { card: 1 - card, len: 1500 });
+                    self.poll_beside(1 - card, RECEIVE, 1000);
+                    (0..count).for_each(|_| self.send(card, &frame, usize::MAX));
+                    self.poll_beside(card, TRANSMIT, 1000);
                 }
             }
             Step::Refill { card, len } => while self.ring(card, RECEIVE).offer(&[len], true).is_some() {},
-            Step::Poll { card, ring, budget } => {
+            Step::Poll { card, ring, budget, beside: true } => self.poll_beside(card, ring, budget),
+            Step::Poll { card, ring, budget, beside: false } => {
                 self.ring(card, ring).poll_once(budget);
                 self.take(card);
+            }
+            Step::Move { card, ring, worker_id } => {
+                self.ring(card, ring).set_location(None);
+                self.members[card].workers[usize::from(ring)] = worker_id;
+                self.locate(card);
             }
             Step::Memory { card, ring } => drop(self.ring(card, ring).change_memory()),
             Step::Restart { card, ring } => {
@@ -179,6 +252,7 @@ impl Lan {
                 let vring = guest.vring(ring, next_avail, None);
                 let rig = Rig::start_on(&member.card, guest, vring, features);
                 member.rings[usize::from(ring)] = Some(rig);
+                self.locate(card);
                 self.take(card);
             }
             Step::Kill { card } => {
@@ -189,6 +263,7 @@ impl Lan {
                     let vring = guest.vring(index, guest.first_avail(), None);
                     *ring = Some(Rig::start_on(&member.card, guest, vring, features));
                 }
+                self.locate(card);
             }
             Step::Replace { card } => {
                 self.stop(card);
@@ -197,6 +272,7 @@ impl Lan {
                 let new = self.join(card);
                 self.members[card].rings = self.start(&new);
                 self.members[card].card = new;
+                self.locate(card);
             }
         }
     }
@@ -248,14 +324,11 @@ impl Lan {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
-
-    #[test]
-    fn each_head_comes_back_once_and_no_frame_goes_astray(
-        bits in 0..16u8,
-        steps in proptest::collection::vec(step(), 1..150),
-    ) {
+#[test]
+fn each_head_comes_back_once_and_no_frame_goes_astray() {
+    let steps = (0..16u8, proptest::collection::vec(step(), 1..150));
+    let mut runner = TestRunner::new(ProptestConfig::with_cases(150));
+    let result = runner.run(&steps, |(bits, steps)| {
         let is = |bit: u8| bits & 1 << bit != 0;
         let mut lan = Lan::new(Kind { packed: is(0), event_idx: is(1), in_order: is(2) }, is(3));
         for step in &steps {
@@ -266,14 +339,21 @@ proptest! {
             for card in 0..CARDS {
                 lan.step(&Step::Refill { card, len: 1600 });
                 for ring in [TRANSMIT, RECEIVE] {
-                    lan.step(&Step::Poll { card, ring, budget: 1000 });
+                    lan.step(&Step::Poll { card, ring, budget: 1000, beside: true });
                 }
             }
         }
         for card in 0..CARDS {
+            DIRECT.fetch_add(counter(&lan.members[card].card, "sent_directly"), Ordering::Relaxed);
             prop_assert_eq!(lan.ring(card, TRANSMIT).with_device(), 0);
             prop_assert_eq!(counter(&lan.members[card].card, "sent_invalid"), 0);
             lan.stop(card);
         }
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
     }
+    let direct = DIRECT.load(Ordering::Relaxed);
+    assert!(direct > 100, "only {direct} frames went directly");
 }

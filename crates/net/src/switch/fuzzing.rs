@@ -1,6 +1,6 @@
 //! The rules of a port for fuzz targets.
 
-use super::rule::{Refusal, Rule};
+use super::rule::{HEAD_LEN, Refusal, Rule};
 use kickless_spec::net::MAC_LEN;
 
 /// The judgement about a frame.
@@ -16,7 +16,13 @@ pub enum Judged {
 
 /// Judges a frame of a card with this address, on an access port of a VLAN or on a trunk.
 pub fn judge(address: [u8; MAC_LEN], vlan: Option<u16>, frame: &[u8]) -> Judged {
-    match (Rule { vlan, address: Some(address) }).judge(frame) {
+    let rule = Rule { vlan, address: Some(address) };
+    let judged = rule.judge(frame);
+    if !rule.reads_far(frame) {
+        let head = &frame[..frame.len().min(HEAD_LEN)];
+        assert_eq!(rule.judge(head), judged, "the head of a frame is judged as all of it");
+    }
+    match judged {
         Ok(_) => Judged::Passes,
         Err(Refusal::Spoofed) => Judged::Spoofed,
         Err(Refusal::Tagged | Refusal::LinkLocal) => Judged::Refused,

@@ -1,4 +1,4 @@
-//! A learning Ethernet switch between the cards of this process (`docs/adr/0014`).
+//! A learning Ethernet switch between the cards of this process (`docs/adr/0014`, `docs/adr/0015`).
 //!
 //! A transmit ring copies frames into a batch of its own, and passes the batch on at the end of its poll
 //! ([`SwitchPort::forward`]). Each receive ring has an inbox, a bounded queue

@@ -7,8 +7,9 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use crate::loop_queue::{Batch, HEADER, LoopQueue};
+use kickless_device::TaskLocation;
 use kickless_io::Waker;
-use kickless_sync::{Arc, loom};
+use kickless_sync::{Arc, Mutex, lock, loom};
 use loom::thread;
 
 const LEN: usize = HEADER + 14;
@@ -116,5 +117,52 @@ fn two_cards_stop_at_the_same_time() {
         let [(dropped_0, taken_0), (dropped_1, taken_1)] = cards.map(|card| card.join().unwrap());
         assert!(dropped_0 + taken_1 <= 1 && dropped_1 + taken_0 <= 1);
         assert!(queues.iter().all(|queue| take(queue).is_empty() && !queue.is_open()));
+    });
+}
+
+/// A receive task moves to the worker of a sender. The sender finds it there only when it is, and what goes
+/// directly is behind the frames that went to the inbox before.
+#[test]
+fn a_frame_that_goes_directly_is_behind_those_in_the_inbox() {
+    loom::model(|| {
+        const OWN: u32 = 0;
+        let queue = Arc::new(LoopQueue::default());
+        queue.set_receiver(Some(Waker::new().unwrap()));
+        queue.set_location(Some(TaskLocation { worker_id: 1, task: 3 }));
+        // The receive task on its way: the frames that it has taken.
+        let mailbox = Arc::new(Mutex::new(None));
+        let other = {
+            let (queue, mailbox) = (queue.clone(), mailbox.clone());
+            thread::spawn(move || {
+                let taken = take(&queue);
+                queue.set_location(None);
+                *lock(&mailbox) = Some(taken);
+            })
+        };
+        let mut here: Option<Vec<u8>> = None;
+        for number in 1..=3 {
+            match queue.task_on(OWN) {
+                Some(task) if !queue.has_frames() => {
+                    assert_eq!(task, 7);
+                    here.as_mut().unwrap().push(number);
+                }
+                _ => assert_eq!(send(&queue, number), 0),
+            }
+            if here.is_none()
+                && let Some(taken) = lock(&mailbox).take()
+            {
+                queue.set_location(Some(TaskLocation { worker_id: OWN, task: 7 }));
+                here = Some(taken);
+            } else if number == 2
+                && let Some(taken) = &mut here
+            {
+                taken.extend(take(&queue));
+            }
+        }
+        other.join().unwrap();
+        let mut taken = here.unwrap_or_else(|| lock(&mailbox).take().unwrap());
+        taken.extend(take(&queue));
+        taken.extend(take(&queue));
+        assert_eq!(taken, [1, 2, 3]);
     });
 }

@@ -1,12 +1,13 @@
 //! The switch and its ports.
 
-use super::rule::{EthernetHeader, Head, Refusal, Rule};
+use super::rule::{EthernetHeader, HEAD_LEN, Head, Refusal, Rule};
 use super::table::Table;
 use super::tag::Change;
 use crate::cost::BatchCost;
 use crate::counters::RingCounters;
 use crate::filter::Address;
 use crate::loop_queue::{Batch, HEADER, LoopQueue};
+use kickless_device::PARCEL_HEAD_LEN;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -77,6 +78,8 @@ impl Forwarded {
     }
 }
 
+const _: () = assert!(HEADER + HEAD_LEN <= PARCEL_HEAD_LEN, "the head of a parcel's frame is too short");
+
 /// The destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
@@ -115,6 +118,10 @@ pub(crate) struct Forwarder {
     runs: Vec<Run>,
     /// Frames for one port.
     copies: Batch,
+    /// The worker that runs the ring, while that is known.
+    pub(crate) worker_id: Option<u32>,
+    /// The last batch went as it was to a receive ring of the same worker.
+    pub(crate) is_near: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -185,17 +192,44 @@ impl SwitchPort {
         if frames.len() == 0 {
             return forwarded;
         }
-        let members = self.decide(frames, &mut forwarder.runs, self.switch.now(), &mut forwarded);
+        let whole = frames.frames(0, 0).map(|frame| &frame[HEADER..]);
+        let members = self.decide(whole, &mut forwarder.runs, self.switch.now(), &mut forwarded);
         self.deliver(pair, frames, forwarder, &members, &mut forwarded);
         frames.clear();
         forwarded
     }
 
+    /// Passes frames to `offer` that are still in the transmit ring of `pair`, if they all go as they are to one
+    /// receive ring of the worker that runs it. `offer` gets the address of the inbox and the number of the
+    /// task, and returns the number of frames that this has taken. Returns that number.
+    ///
+    /// Each frame is at least the first [`HEAD_LEN`] bytes of it. The frames that are not taken have to be decided
+    /// about again.
+    pub(crate) fn offer<'f>(
+        &self,
+        pair: u16,
+        mut frames: impl Iterator<Item = &'f [u8]> + Clone,
+        forwarder: &mut Forwarder,
+        offer: impl FnOnce(usize, u32) -> u32,
+    ) -> u32 {
+        if self.member.rule.address.is_some() && frames.clone().any(|frame| self.member.rule.reads_far(frame))
+        {
+            return 0;
+        }
+        // A frame that the switch refuses is counted when it is decided about again.
+        let mut forwarded = Forwarded::default();
+        let members = self.decide(&mut frames, &mut forwarder.runs, self.switch.now(), &mut forwarded);
+        let inbox = only_member(&forwarder.runs, &members).and_then(|member| member.open_inbox(pair));
+        let task = inbox.zip(forwarder.worker_id).and_then(|(inbox, worker_id)| inbox.task_on(worker_id));
+        let (Some(inbox), Some(task)) = (inbox, task) else { return 0 };
+        offer(inbox.address(), task)
+    }
+
     /// Decides about each frame of a batch, and learns their sources. Returns the ports that the decisions
     /// name.
-    fn decide(
+    fn decide<'f>(
         &self,
-        frames: &Batch,
+        frames: impl Iterator<Item = &'f [u8]>,
         runs: &mut Vec<Run>,
         now: u32,
         forwarded: &mut Forwarded,
@@ -205,8 +239,7 @@ impl SwitchPort {
         // The header of the last frame, if that alone has decided.
         let mut known: Option<EthernetHeader> = None;
         let mut state = lock(&self.switch.state);
-        for frame in frames.frames(0, 0) {
-            let frame = &frame[HEADER..];
+        for frame in frames {
             // Most frames go where the one before goes.
             if known.as_ref().is_some_and(|known| frame.starts_with(known))
                 && let Some(run) = runs.last_mut()
@@ -250,21 +283,18 @@ impl SwitchPort {
         members: &[Option<Arc<Member>>],
         forwarded: &mut Forwarded,
     ) {
-        let Forwarder { runs, copies } = forwarder;
+        let Forwarder { runs, copies, worker_id, is_near } = forwarder;
         let mut copied = BatchCost::new(u32::MAX, false);
-        if let [Run { route: Route::Port(to), head: Some(head), .. }, rest @ ..] = &runs[..]
-            && rest.iter().all(|run| {
-                run.route == Route::Port(*to)
-                    && run.head.is_some_and(|other| other.is_tagged == head.is_tagged)
-            })
-            && let Some(member) = member(members, *to)
-            && Change::between(head, &member.rule) == Change::Nothing
-        {
-            // The whole batch becomes the inbox's, without a copy if that is empty.
-            return match member.open_inbox(pair) {
-                Some(inbox) => forwarded.late += inbox.send(frames) as u64,
-                None => forwarded.late += frames.len() as u64,
+        *is_near = false;
+        if let Some(member) = only_member(runs, members) {
+            let Some(inbox) = member.open_inbox(pair) else {
+                forwarded.late += frames.len() as u64;
+                return;
             };
+            *is_near = worker_id.is_some_and(|worker_id| inbox.task_on(worker_id).is_some());
+            // The whole batch becomes the inbox's, without a copy if that is empty.
+            forwarded.late += inbox.send(frames) as u64;
+            return;
         }
         for (number, member) in members.iter().enumerate() {
             let Some(member) = member else { continue };
@@ -352,6 +382,16 @@ impl State {
 
 fn member(members: &[Option<Arc<Member>>], number: u16) -> Option<&Arc<Member>> {
     members.get(usize::from(number))?.as_ref()
+}
+
+/// Returns the port that gets all frames of a batch, if it gets them as they are.
+fn only_member<'m>(runs: &[Run], members: &'m [Option<Arc<Member>>]) -> Option<&'m Member> {
+    let [Run { route: Route::Port(to), head: Some(head), .. }, rest @ ..] = runs else { return None };
+    let is_same = |run: &Run| {
+        run.route == Route::Port(*to) && run.head.is_some_and(|other| other.is_tagged == head.is_tagged)
+    };
+    let member = member(members, *to).filter(|_| rest.iter().all(is_same))?;
+    (Change::between(head, &member.rule) == Change::Nothing).then_some(&**member)
 }
 
 impl Member {

@@ -19,6 +19,9 @@ const ARP_SENDER: usize = 8;
 /// bridge passes them to no other port (IEEE 802.1Q, table 8-1).
 const LINK_LOCAL: Address = [0x01, 0x80, 0xc2, 0, 0, 0];
 
+/// The bytes of a frame that are enough to judge most frames: both addresses, a tag, and a packet of ARP.
+pub(crate) const HEAD_LEN: usize = 64;
+
 /// The rules for the frames of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rule {
@@ -75,6 +78,17 @@ impl Rule {
             ARP | IPV6 if self.address.is_some() => None,
             _ => Some(*header),
         }
+    }
+
+    /// Returns whether [`Rule::judge`] may read a frame beyond its first [`HEAD_LEN`] bytes. Only in a packet of
+    /// IPv6, extension headers can come before the part that names an address.
+    pub(crate) fn reads_far(&self, frame: &[u8]) -> bool {
+        let behind_tag = ETHERTYPE_AT + VLAN_TAG_LEN;
+        self.address.is_some()
+            && match word(frame, ETHERTYPE_AT) {
+                Some(VLAN_TAG) => word(frame, behind_tag) == Some(IPV6),
+                kind => kind == Some(IPV6),
+            }
     }
 
     /// Judges a frame of at least the length of an Ethernet header.
@@ -222,6 +236,24 @@ mod tests {
             if let Some(known) = rule.decides_by_header(&frames[0]) {
                 prop_assert!(frames[1].starts_with(&known));
                 prop_assert_eq!(rule.judge(&frames[0]), rule.judge(&frames[1]));
+            }
+        }
+
+        #[test]
+        fn the_head_of_a_frame_is_judged_as_all_of_it(
+            kinds in proptest::array::uniform2(
+                prop_oneof![Just(VLAN_TAG), Just(SERVICE_TAG), Just(ARP), Just(IPV6), any::<u16>()]
+            ),
+            source in prop_oneof![Just(A), Just(B)],
+            rest in proptest::collection::vec(any::<u8>(), 0..200),
+            vlan in proptest::option::of(Just(5)),
+            own in proptest::option::of(Just(A)),
+        ) {
+            let rule = Rule { vlan, address: own };
+            let [kind, behind_tag] = kinds.map(u16::to_be_bytes);
+            let frame = [&B[..], &source, &kind, &[0, 5], &behind_tag, &rest].concat();
+            if !rule.reads_far(&frame) {
+                prop_assert_eq!(rule.judge(&frame[..frame.len().min(HEAD_LEN)]), rule.judge(&frame));
             }
         }
     }

@@ -5,11 +5,13 @@
 pub mod packets;
 
 use kickless_device::{
-    Areas, Clock, Context, Counters, Device, Interest, Iommu, IotlbMisses, IovaAddresses, Kick, Next, Polled,
-    QueueTask, Update, Vring, VringParts,
+    Areas, Clock, Context, Counters, Device, Interest, Iommu, IotlbMisses, IovaAddresses, Kick, Neighbours,
+    Next, Parcel, Polled, QueueTask, TaskLocation, Update, Vring, VringParts,
 };
 use kickless_io::{Engine, EngineKind, Waker};
-use kickless_memory::{Access, Area, Gpa, Inflight, Iotlb, Iova, IovaRange, Map, Marks, UserAddr, View};
+use kickless_memory::{
+    Access, Area, Gpa, Inflight, Iotlb, Iova, IovaRange, Map, Marks, Slot, UserAddr, View,
+};
 use kickless_net::{Net, Options};
 use kickless_net_port::{NullPort, OpenPort};
 use kickless_spec::features::Features;
@@ -22,6 +24,7 @@ use rustix::event::{PollFd, PollFlags};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use zerocopy::FromBytes;
@@ -111,6 +114,17 @@ pub struct Rig {
     pub last: Next,
 }
 
+/// Other rings of the same worker, with the numbers of their tasks.
+#[derive(Default)]
+pub struct Beside<'a>(pub Vec<(u32, &'a mut Rig)>);
+
+impl Neighbours for Beside<'_> {
+    fn offer(&mut self, task: u32, parcel: &Parcel<'_>) -> u32 {
+        let rig = self.0.iter_mut().find(|(number, _)| *number == task);
+        rig.map_or(0, |(_, rig)| rig.task.take_parcel(parcel))
+    }
+}
+
 impl Deref for Rig {
     type Target = Guest;
 
@@ -145,6 +159,14 @@ impl Guest {
         let zeroes = vec![0; CHAINS_AT as usize];
         self.view.write(Gpa(0), &zeroes, &mut Marks::off()).unwrap();
         Self::with_memory(self.view, self.options)
+    }
+
+    /// Returns a ring with its driver in memory of this file.
+    pub fn in_file(kind: Kind, size: u16, file: OwnedFd) -> Self {
+        let make = if kind.packed { device::Options::packed } else { device::Options::new };
+        let options = make(size, kind.event_idx, true).unwrap().with_in_order(kind.in_order);
+        let slot = Slot::map(file, 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
+        Self::with_memory(Arc::new(View::new(Map::new(vec![slot]).unwrap())), options)
     }
 
     fn with_memory(view: Arc<View>, options: device::Options) -> Self {
@@ -462,6 +484,25 @@ impl Rig {
         context.far_side_due = far_side_due;
         let polled = self.task.poll(&mut context, budget);
         self.last = polled.next;
+        polled
+    }
+
+    /// Tells the task its worker and its number, or that it leaves the worker.
+    pub fn set_location(&mut self, location: Option<(u32, u32)>) {
+        self.task.set_location(location.map(|(worker_id, task)| TaskLocation { worker_id, task }));
+    }
+
+    /// Polls once beside other rings, and does for these what the worker does.
+    pub fn poll_beside(&mut self, budget: u32, mut beside: Beside<'_>) -> Polled {
+        let mut context = Context::new(&mut self.engine, 5, &self.waker, Clock::start());
+        if self.task.offers_parcels() {
+            context.neighbours = Some(&mut beside);
+        }
+        let polled = self.task.poll(&mut context, budget);
+        self.last = polled.next;
+        for (_, rig) in beside.0 {
+            rig.task.vring().publish();
+        }
         polled
     }
 

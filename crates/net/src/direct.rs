@@ -1,0 +1,98 @@
+//! Passes frames of a transmit ring to a receiver on the same worker without a copy in between.
+//!
+//! The frames stay in their ring until the receiver has copied them. So a refusal costs nothing but the look at
+//! their heads, and the frames go in a batch then. `docs/adr/0015-a-frame-may-go-directly.md` says why this is
+//! safe.
+
+use crate::cost::BatchCost;
+use crate::loop_queue::{HEADER, PLAIN};
+use crate::switch::{Forwarder, SwitchPort};
+use crate::transmit::{BATCH, is_plain};
+use crate::transmit_ring::TransmitRing;
+use kickless_device::{Neighbours, PARCEL_HEAD_LEN, Parcel};
+use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header};
+use kickless_virtqueue::device::SingleChain;
+use std::iter::zip;
+use zerocopy::FromBytes;
+
+/// The length, header included, from which on a frame is worth it. The copy in between costs a shorter one
+/// less than two looks at its head.
+pub(crate) const LEN_MIN: u32 = 512;
+/// The sender does its own part of a frame's work and the receiver's, and is charged for both.
+pub(crate) const SHARES: u32 = 2;
+/// The number of batches that go in the usual way after frames that were not taken.
+const PAUSE: u32 = 7;
+
+/// Space for the heads of a batch. It belongs to a transmit ring.
+pub(crate) struct Direct {
+    heads: Box<[[u8; PARCEL_HEAD_LEN]; BATCH]>,
+    /// The number of batches to go in the usual way.
+    pause: u32,
+}
+
+impl Default for Direct {
+    fn default() -> Self {
+        Self { heads: Box::new([[0; PARCEL_HEAD_LEN]; BATCH]), pause: 0 }
+    }
+}
+
+impl Direct {
+    /// Offers the frames of these chains, the oldest that were peeked, to the receiver to which they all go.
+    /// Returns the number of those that it has taken. Nothing has changed for the others.
+    pub(crate) fn offer(
+        &mut self,
+        port: &SwitchPort,
+        ring: &TransmitRing,
+        chains: &[SingleChain],
+        forwarder: &mut Forwarder,
+        neighbours: &mut dyn Neighbours,
+        budget: u32,
+    ) -> usize {
+        if !forwarder.is_near || self.pause > 0 {
+            self.pause = self.pause.saturating_sub(1);
+            return 0;
+        }
+        let view = ring.vring.view();
+        let mut cost = BatchCost::new(budget.div_ceil(SHARES), false);
+        let mut offered = 0;
+        for (chain, head) in zip(chains, &mut *self.heads) {
+            let len = chain.buffer.len as usize;
+            let head = &mut head[..len.min(PARCEL_HEAD_LEN)];
+            if cost.is_used_up()
+                || !(HEADER + ETHERNET_HEADER_LEN..=FRAME_MAX).contains(&len)
+                || view.read(chain.buffer.addr, head).is_err()
+                || !make_plain(head)
+            {
+                break;
+            }
+            cost.add(len as u64);
+            offered += 1;
+        }
+        if offered == 0 {
+            self.pause = PAUSE;
+            return 0;
+        }
+        let (chains, heads) = (&chains[..offered], &self.heads[..offered]);
+        let bytes = zip(chains, heads)
+            .map(|(chain, head)| &head[HEADER..PARCEL_HEAD_LEN.min(chain.buffer.len as usize)]);
+        let taken = port.offer(ring.pair, bytes, forwarder, |to, task| {
+            neighbours.offer(task, &Parcel { to, view, heads, chains })
+        });
+        // A receiver takes no more frames than it was offered.
+        let taken = (taken as usize).min(offered);
+        if taken < offered {
+            self.pause = PAUSE;
+        }
+        taken
+    }
+}
+
+/// Replaces the driver's header of a frame without offloads by the one to pass on. Returns `false` if the
+/// frame has offloads, or if its header is invalid.
+fn make_plain(head: &mut [u8]) -> bool {
+    let is_plain = Header::read_from_prefix(head).is_ok_and(|(header, _)| is_plain(&header));
+    if is_plain {
+        head[..HEADER].copy_from_slice(&PLAIN);
+    }
+    is_plain
+}
