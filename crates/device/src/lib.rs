@@ -13,8 +13,8 @@
 //!   [`TaskHandle`]: each [`Update`] and the stop are work items that the worker runs itself, between two
 //!   rounds, in the order of the calls.
 //! * The worker owns the I/O engine and lends it for the length of a call ([`Context`]).
-//! * A task can offer frames to another task of its worker during its poll ([`Parcel`]). The worker passes them
-//!   on, so that no task keeps a reference to another.
+//! * A task can offer frames to another task of its worker during its poll ([`Parcel`]). The worker passes
+//!   them on, so that no task keeps a reference to another.
 //! * Behind a vIOMMU, a queue that lacks a translation asks for it in the session's [`IotlbMisses`] and
 //!   pauses. The transport sends an update when the queue should check again. No thread blocks on this.
 //!

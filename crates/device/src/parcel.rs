@@ -1,9 +1,10 @@
 //! Frames that pass from one task of a worker to another with a single copy.
 //!
-//! A transmit task that finds frames for a receive task of the same worker can offer them while they are still
-//! in its ring. The other task copies them from the memory of one guest to that of the other. All of it happens
-//! within a poll of the transmit task, on the thread that owns both tasks. So no change and no stop of either
-//! task comes in between, and a refusal needs no undo: a chain that was not taken is still in its ring.
+//! A transmit task that finds frames for a receive task of the same worker can offer them while they are
+//! still in its ring. The other task copies them from the memory of one guest to that of the other. All of it
+//! happens within a poll of the transmit task, on the thread that owns both tasks. So no change and no stop
+//! of either task comes in between, and a refusal needs no undo: a chain that was not taken is still in its
+//! ring.
 
 use kickless_memory::View;
 use kickless_virtqueue::device::SingleChain;
@@ -40,8 +41,9 @@ pub struct Parcel<'a> {
 
 /// The other tasks of a worker, during the poll of one.
 pub trait Neighbours {
-    /// Offers a parcel to the task with this number. Returns the number of frames that it took, from the first
-    /// one on. The caller completes the chains of these in the same poll. The other chains stay as they were.
+    /// Offers a parcel to the task with this number. Returns the number of frames that it took, from the
+    /// first one on. The caller completes the chains of these in the same poll. The other chains stay as they
+    /// were.
     ///
     /// Returns 0 without asking the task unless it is on the worker's poll list: a task that sleeps or leaves
     /// gets frames in the usual way. A task never gets a parcel of its own.

@@ -22,8 +22,8 @@ pub struct Context<'a> {
     /// In a poll, the number of requests of other tasks that this worker has served since the task's last
     /// poll that served any, modulo 2^32.
     pub served_others: u32,
-    /// The other tasks of the worker, in a poll of a task that offers parcels ([`QueueTask::offers_parcels`]).
-    /// An executor need not pass parcels on, so it can be `None` there too.
+    /// The other tasks of the worker, in a poll of a task that offers parcels
+    /// ([`QueueTask::offers_parcels`]). An executor need not pass parcels on, so it can be `None` there too.
     pub neighbours: Option<&'a mut dyn Neighbours>,
 }
 
@@ -190,8 +190,8 @@ pub trait QueueTask: Send {
         None
     }
 
-    /// Takes the location of the task: after `attach` the present one, and `None` before `detach`. A task that
-    /// takes parcels shows it to their senders.
+    /// Takes the location of the task: after `attach` the present one, and `None` before `detach`. A task
+    /// that takes parcels shows it to their senders.
     fn set_location(&mut self, _location: Option<TaskLocation>) {}
 
     /// Returns whether polls of the task may offer parcels to other tasks of its worker, which are in
@@ -204,8 +204,8 @@ pub trait QueueTask: Send {
     /// of its own ring with each. Returns their number, from the first frame on. The default takes none.
     ///
     /// The worker calls this only between two polls of a task that is on its poll list and not leaving, so
-    /// kicks are off. After the other task's poll it publishes the completions and counts the frames as if the
-    /// task had been polled. The sender is charged for them.
+    /// kicks are off. After the other task's poll it publishes the completions and counts the frames as if
+    /// the task had been polled. The sender is charged for them.
     ///
     /// A task takes nothing while earlier frames wait for it, so that frames stay in order. It completes a
     /// chain only if its frame was written whole.

@@ -30,7 +30,7 @@ const STRIDE: u64 = 2304;
 /// Each ring has buffers for this many frames, which are used in turn.
 const BUFFERS: u64 = 1100;
 
-/// What is measured together.
+/// A load that is measured.
 #[derive(Clone, Copy)]
 struct Cell {
     packed: bool,
@@ -81,8 +81,8 @@ fn counted_complete(ring: &mut Ring) {
     ring.rig.poll_with(1000, true);
 }
 
-/// Passes batches from one card to another, directly or through the inbox. Returns the times of the polls of both
-/// rings.
+/// Passes batches from one card to another, directly or through the inbox. Returns the times of the polls of
+/// both rings.
 fn run(Cell { packed, len, direct }: Cell, batches: u32) -> [Duration; 2] {
     let kind = Kind { packed, event_idx: false, in_order: false };
     let cards = [1, 2].map(|number| {

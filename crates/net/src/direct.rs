@@ -1,14 +1,14 @@
 //! Passes frames of a transmit ring to a receiver on the same worker without a copy in between.
 //!
-//! The frames stay in their ring until the receiver has copied them. So a refusal costs nothing but the look at
-//! their heads, and the frames go in a batch then. `docs/adr/0015-a-frame-may-go-directly.md` says why this is
-//! safe.
+//! The frames stay in their ring until the receiver has copied them. So a refusal costs nothing but the look
+//! at their heads, and the frames go in a batch then. `docs/adr/0015-a-frame-may-go-directly.md` says why
+//! this is safe.
 
 use crate::cost::BatchCost;
+use crate::frame::has_no_offload;
 use crate::loop_queue::{HEADER, PLAIN};
 use crate::switch::{Forwarder, SwitchPort};
-use crate::transmit::{BATCH, is_plain};
-use crate::transmit_ring::TransmitRing;
+use crate::transmit_ring::{BATCH, TransmitRing};
 use kickless_device::{Neighbours, PARCEL_HEAD_LEN, Parcel};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header};
 use kickless_virtqueue::device::SingleChain;
@@ -90,7 +90,7 @@ impl Direct {
 /// Replaces the driver's header of a frame without offloads by the one to pass on. Returns `false` if the
 /// frame has offloads, or if its header is invalid.
 fn make_plain(head: &mut [u8]) -> bool {
-    let is_plain = Header::read_from_prefix(head).is_ok_and(|(header, _)| is_plain(&header));
+    let is_plain = Header::read_from_prefix(head).is_ok_and(|(header, _)| has_no_offload(&header));
     if is_plain {
         head[..HEADER].copy_from_slice(&PLAIN);
     }

@@ -69,6 +69,11 @@ pub enum InvalidFrame {
     Segmentation,
 }
 
+/// Returns whether a header has no offload.
+pub(crate) fn has_no_offload(header: &Header) -> bool {
+    header.flags & HDR_F_NEEDS_CSUM == 0 && header.gso_type == GSO_NONE
+}
+
 impl Frame {
     /// Parses the header of a transmitted frame of `len` bytes, header included. Ignores two fields (virtio
     /// 1.3, section 5.1.6.2): `hdr_len` is a hint that may be wrong, and `num_buffers` has no meaning in

@@ -19,8 +19,8 @@ pub(crate) trait ImmediateRing {
     }
 }
 
-/// The chains of a single descriptor that a task has served together ([`Vring::peek`]). None if the next chain
-/// has to be popped.
+/// The chains of a single descriptor that a task has served together ([`Vring::peek`]). None if the next
+/// chain has to be popped.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Served {
     pub(crate) chains: u32,

@@ -4,21 +4,17 @@
 use crate::card_port::CardPort;
 use crate::cost::{self, BatchCost};
 use crate::direct::{self, Direct};
-use crate::frame::{Frame, InvalidFrame};
+use crate::frame::{Frame, InvalidFrame, has_no_offload};
 use crate::immediate_ring::{self, ImmediateRing, Served};
 use crate::loop_queue::{Batch, HEADER, PLAIN};
 use crate::switch::Forwarder;
-use crate::transmit_ring::TransmitRing;
+use crate::transmit_ring::{BATCH, TransmitRing};
 use kickless_device::{Context, Neighbours, Polled, QueueTask, TaskLocation, Vring};
 use kickless_net_port::Direction;
-use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_NONE, HDR_F_NEEDS_CSUM, Header, NetFeatures};
+use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header, NetFeatures};
 use kickless_virtqueue::device::{self, SingleChain};
 use kickless_virtqueue::{Buffer, Chain};
 use zerocopy::{FromBytes, IntoBytes};
-
-/// The most frames that are taken together. So many lines can be on their way from the driver's core at the
-/// same time.
-pub(crate) const BATCH: usize = 32;
 
 /// The task of a transmit ring.
 pub(crate) struct TransmitTask {
@@ -132,8 +128,8 @@ impl TransmitTask {
         Served { chains: frames, cost: cost.cost(), frames }
     }
 
-    /// Offers the peeked chains to a receiver on the same worker, if this is a port of a switch. Completes those
-    /// that it has taken.
+    /// Offers the peeked chains to a receiver on the same worker, if this is a port of a switch. Completes
+    /// those that it has taken.
     #[inline(never)]
     fn send_directly(&mut self, neighbours: &mut dyn Neighbours, count: usize, budget: u32) -> Served {
         let Self { ring, chains, batch, forwarder, direct, .. } = self;
@@ -211,22 +207,17 @@ fn set_header(frame: &mut [u8], header: &Header) {
     frame[..HEADER].copy_from_slice(header.as_bytes());
 }
 
-/// Returns whether a header has no offload.
-pub(crate) fn is_plain(header: &Header) -> bool {
-    header.flags & HDR_F_NEEDS_CSUM == 0 && header.gso_type == GSO_NONE
-}
-
 /// Returns whether the header of a frame of `len` bytes, header included, is valid.
 #[inline]
 fn is_valid(header: &Header, len: u32, features: NetFeatures) -> bool {
-    is_plain(header) || Frame::parse(header, HEADER, len.into(), features).is_ok()
+    has_no_offload(header) || Frame::parse(header, HEADER, len.into(), features).is_ok()
 }
 
 /// Replaces the driver's header of a frame by the one to pass on. Returns `false` if the header is invalid.
 #[inline]
 pub(crate) fn pass_header(frame: &mut [u8], features: NetFeatures) -> bool {
     let Ok((header, _)) = Header::read_from_prefix(frame) else { return false };
-    if is_plain(&header) {
+    if has_no_offload(&header) {
         frame[..HEADER].copy_from_slice(&PLAIN);
         return true;
     }

@@ -12,6 +12,10 @@ use std::sync::Arc;
 use tracing::debug;
 use zerocopy::IntoBytes;
 
+/// The most frames that are taken together. So many lines can be on their way from the driver's core at the
+/// same time.
+pub(crate) const BATCH: usize = 32;
+
 /// The properties of a transmit ring that do not change while it runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransmitFormat {

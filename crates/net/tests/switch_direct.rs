@@ -178,7 +178,7 @@ fn a_frame_goes_in_a_batch_where_it_cannot_go_directly() {
     }
     two.0[1].receive.set_location(Some((0, FIRST_TASK + 1)));
     assert_eq!(pass(&mut two, 1514, &|_| {}), 1);
-    // What waits in the inbox comes first.
+    // A frame that waits in the inbox comes first.
     two.0[0].transmit.send(&frame(1, 0, 60, 1), 4096).unwrap();
     two.poll_beside(0);
     two.0[0].transmit.send(&frame(1, 0, 1514, 2), 4096).unwrap();
@@ -424,8 +424,8 @@ struct Seen {
     dirty: [Vec<u64>; 2],
 }
 
-/// Carries bursts, directly where that is possible, or in batches only. Returns also the number of frames that
-/// went directly.
+/// Carries bursts, directly where that is possible, or in batches only. Returns also the number of frames
+/// that went directly.
 fn carry(kind: Kind, address: bool, bursts: &[(usize, Vec<Sent>)], is_direct: bool) -> (Seen, u64) {
     let name = name();
     let mut two = Two([0, 1].map(|number| {

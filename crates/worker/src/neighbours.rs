@@ -1,13 +1,13 @@
 //! Passes parcels from the polled task to other tasks of its worker.
 //!
 //! # Why a parcel changes no task but these two
-//! The worker changes, stops and moves tasks only between two polls, on its own thread. So the task that takes
-//! a parcel cannot leave during the poll of the task that offers it, and neither task keeps anything of the
-//! other when the poll is over.
+//! The worker changes, stops and moves tasks only between two polls, on its own thread. So the task that
+//! takes a parcel cannot leave during the poll of the task that offers it, and neither task keeps anything of
+//! the other when the poll is over.
 //!
-//! Only a task on the poll list is asked. A task that sleeps on kicks must not use its ring, because the event
-//! index of an armed ring stays where it is. A leaving task must pop nothing. Both find their frames in the
-//! usual place when they are polled again.
+//! Only a task on the poll list is asked. A task that sleeps on kicks must not use its ring, because the
+//! event index of an armed ring stays where it is. A leaving task must pop nothing. Both find their frames in
+//! the usual place when they are polled again.
 
 use crate::clock::Nanos;
 use crate::entry::{Entry, TaskState};

@@ -50,8 +50,8 @@ impl EventLoop {
         }
     }
 
-    /// Does the same as [`EventLoop::visit`], for a task that may offer parcels. A function of its own, so that
-    /// a visit of another task costs no more instructions.
+    /// Does the same as [`EventLoop::visit`], for a task that may offer parcels. A function of its own, so
+    /// that a visit of another task costs no more instructions.
     #[inline(never)]
     fn visit_beside(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
         self.visit_task::<true>(number, budget, now)

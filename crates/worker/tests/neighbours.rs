@@ -256,7 +256,7 @@ fn numbers_without_another_task_are_refused() {
         assert_eq!(sender.offer(absent, &[1]), [0], "{absent}");
     }
     assert_eq!((sender.seen.offers(), gone.seen.offers(), above.seen.offers()), (0, 0, 0));
-    // Those that exist are asked, and refuse what is for another name.
+    // The tasks that exist are asked, and refuse a parcel for another name.
     assert_eq!(sender.offer(number, &[1]), [0]);
     assert_eq!(sender.offer(above.number(), &[1]), [0]);
     assert_eq!((gone.seen.offers(), above.seen.offers()), (1, 1));

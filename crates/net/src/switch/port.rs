@@ -199,12 +199,12 @@ impl SwitchPort {
         forwarded
     }
 
-    /// Passes frames to `offer` that are still in the transmit ring of `pair`, if they all go as they are to one
-    /// receive ring of the worker that runs it. `offer` gets the address of the inbox and the number of the
-    /// task, and returns the number of frames that this has taken. Returns that number.
+    /// Passes frames to `offer` that are still in the transmit ring of `pair`, if they all go as they are to
+    /// one receive ring of the worker that runs it. `offer` gets the address of the inbox and the number of
+    /// the task, and returns the number of frames that this has taken. Returns that number.
     ///
-    /// Each frame is at least the first [`HEAD_LEN`] bytes of it. The frames that are not taken have to be decided
-    /// about again.
+    /// Each frame is at least the first [`HEAD_LEN`] bytes of it. The frames that are not taken have to be
+    /// decided about again.
     pub(crate) fn offer<'f>(
         &self,
         pair: u16,

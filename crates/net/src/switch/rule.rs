@@ -80,8 +80,8 @@ impl Rule {
         }
     }
 
-    /// Returns whether [`Rule::judge`] may read a frame beyond its first [`HEAD_LEN`] bytes. Only in a packet of
-    /// IPv6, extension headers can come before the part that names an address.
+    /// Returns whether [`Rule::judge`] may read a frame beyond its first [`HEAD_LEN`] bytes. Only in a packet
+    /// of IPv6, extension headers can come before the part that names an address.
     pub(crate) fn reads_far(&self, frame: &[u8]) -> bool {
         let behind_tag = ETHERTYPE_AT + VLAN_TAG_LEN;
         self.address.is_some()

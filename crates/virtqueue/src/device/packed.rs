@@ -577,7 +577,7 @@ impl<A: Access> Queue<A> {
         // Chains up to the end of the ring have one wrap counter, and the others another one.
         let (before, behind) = rest.split_at(rest.len().min((size - self.used.index).into()));
         let start = self.used.after(before.len() as u16, size);
-        // Backwards, so that the stores to the line of the first one follow one another, and that of its flags.
+        // Backwards, so that the stores to the line of the first one come last, right before its flags.
         for (first, part) in [(start, behind), (self.used, before)] {
             for (nth, chain) in part.iter().enumerate().rev() {
                 // Lossless, as in `complete_peeked`.
@@ -624,8 +624,8 @@ impl<A: Access> Queue<A> {
         wanted
     }
 
-    /// Takes the chains that the driver does not see. Writes the first descriptor without its flags, and
-    /// returns its position and these flags: storing them shows all chains. Marks the other descriptors, and commits the marks.
+    /// Takes the chains that the driver does not see. Writes the first descriptor without flags, marks the
+    /// others, and commits the marks. Returns the first one's position and flags: storing them shows all.
     #[inline]
     fn take_unshown(&mut self, marks: &mut Marks) -> Option<(RingPosition, u16)> {
         let Some(metadata) = &self.metadata else { return None };
