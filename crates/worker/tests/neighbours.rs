@@ -166,6 +166,13 @@ impl Taker {
     }
 }
 
+/// A task that always wants more never leaves, and its pool would not end.
+impl Drop for Taker {
+    fn drop(&mut self) {
+        self.seen.wants_more.store(false, Ordering::SeqCst);
+    }
+}
+
 /// A task that offers parcels.
 struct Offerer {
     seen: Arc<Seen>,
@@ -275,6 +282,10 @@ fn a_sleeping_task_is_not_asked() {
     // The one sleeps on its far side, the other on kicks.
     let takers = [Taker::start(&*executor, 10), Taker::start(&*executor, 0)];
     let sender = Offerer::start(&*executor, TAKER);
+    // This one is always polled, so there are neighbours whenever the sender is.
+    let busy = Taker::start(&*executor, 0);
+    busy.seen.wants_more.store(true, Ordering::SeqCst);
+    look(&*busy.handle);
     for taker in &takers {
         for _ in 0..20 {
             look(&*taker.handle);
