@@ -4,9 +4,11 @@
 mod rig;
 
 use kickless_device::{CaptureTo, Device, Limit, Limits, Next, Rate};
+use kickless_memory::{Gpa, Marks};
 use kickless_net::Net;
 use kickless_net_port::Port;
 use kickless_spec::net::{Header, NetFeatures};
+use kickless_virtqueue::driver::Buffer;
 use rig::{Beside, Kind, Rig, counter, without};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -285,5 +287,50 @@ fn a_forged_message_behind_the_head_is_refused() {
         assert_eq!((lan.poll(1000), lan.receive().len()), (0, 0));
         assert_eq!(counter(&lan.0[0].card, "sent_spoofed"), refused + 1);
         while !lan.passes_directly() {}
+    }
+}
+
+/// The second frame, or the second buffer, begins in memory and ends outside of it.
+#[test]
+fn a_frame_that_leaves_memory_is_lost_alone() {
+    let outside = |writable| vec![Buffer { addr: rig::MEMORY - 256, len: 1600, writable }];
+    for card in [0, 1] {
+        let mut lan = Lan::<2>::new(NetFeatures::empty());
+        while lan.0[1].receive.with_device() > 0 {
+            lan.send(&frame(1, 0, 60, 0));
+            lan.poll(1000);
+            lan.receive();
+        }
+        if card == 1 {
+            let receive = &mut lan.0[1].receive;
+            receive.offer(&[2048], true).unwrap();
+            let id = receive.next_id().unwrap();
+            receive.add(id, outside(true)).unwrap();
+        }
+        lan.refill(1);
+        lan.send(&frame(1, 0, 1514, 1));
+        if card == 0 {
+            let transmit = &mut lan.0[0].transmit;
+            transmit.view.write(Gpa(rig::MEMORY - 256), &frame(1, 0, 200, 2), &mut Marks::off()).unwrap();
+            let id = transmit.next_id().unwrap();
+            transmit.add(id, outside(false)).unwrap();
+        } else {
+            lan.send(&frame(1, 0, 1514, 2));
+        }
+        lan.send(&frame(1, 0, 1514, 3));
+        assert_eq!(lan.poll(1000), 1);
+        // The completion of the buffer that is not in memory has no frame.
+        let mut lens = Vec::new();
+        for _ in 0..2 {
+            let receive = &mut lan.0[1].receive;
+            lens.extend(std::iter::from_fn(|| receive.take().map(|(_, _, len)| len)));
+            receive.poll_once(1000);
+        }
+        lens.extend(std::iter::from_fn(|| lan.0[1].receive.take().map(|(_, _, len)| len)));
+        assert_eq!(lens, if card == 0 { vec![1526, 1526] } else { vec![1526, 0, 1526] });
+        assert_eq!(counter(&lan.0[0].card, "sent_invalid"), u64::from(card == 0));
+        assert!(lan.0.iter_mut().all(|member| !member.receive.task.vring().is_broken()));
+        assert!(!lan.0[0].transmit.task.vring().is_broken());
+        assert_eq!(lan.0[0].transmit.with_device(), 0);
     }
 }
