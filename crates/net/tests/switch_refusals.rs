@@ -277,7 +277,8 @@ fn a_forged_message_behind_the_head_is_refused() {
         let packet = sent.len();
         sent.resize(HEADER + 1514, 0);
         sent[packet] = 0x60;
-        // The extension header has 256 bytes. ICMPv6 is behind it: an advertisement with its target's address.
+        // The extension header has 256 bytes. ICMPv6 is behind it: an advertisement with its target's
+        // address.
         sent[packet + 40..packet + 42].copy_from_slice(&[58, 31]);
         sent[packet + 296] = 136;
         sent[packet + 320..packet + 328].copy_from_slice(&[2, 1, 2, 0, 0, 0, 0, 9]);
