@@ -227,7 +227,7 @@ fn names_and_descriptors_have_to_fit() {
     let mut client = rig.client();
     let config = |disk: &str| json!({ "name": "a", "socket-path": rig.path("a"), "blk-file": disk });
     client.call("daemon.info", serde_json::Map::new()).unwrap();
-    let before = open_descriptors();
+    let before = settled(&rig, &mut client);
     let refused = add(&mut client, config("fd:image"), &[]).unwrap_err();
     assert!(refused.starts_with("blk-file: no descriptor image came with the call"), "{refused}");
     let refused = add(&mut client, config("mem:1M"), &[("image", file.as_fd())]).unwrap_err();
