@@ -6,36 +6,22 @@ mod rig;
 use kickless_device::{Device, Update};
 use kickless_memory::{Gpa, Log, Map, Marks, View};
 use kickless_net::Net;
-use kickless_net_port::Port;
 use kickless_spec::net::Header;
 use kickless_virtqueue::driver::Buffer;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
+use rig::switch::{FIRST_TASK, RECEIVE, TRANSMIT, ethernet, mac, name};
 use rig::{Beside, Guest, Kind, Rig, counter, kinds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use zerocopy::IntoBytes;
 
 const HEADER: usize = size_of::<Header>();
-const RECEIVE: u16 = 0;
-const TRANSMIT: u16 = 1;
 const SIZE: u16 = 64;
-/// The task of each receive ring on its worker: 10 and the number of its card.
-const FIRST_TASK: u32 = 10;
-
-fn mac(number: usize) -> [u8; 6] {
-    [2, 0, 0, 0, 0, number as u8]
-}
-
-/// Returns the name of a switch that no other test has.
-fn name() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("direct-{}", NEXT.fetch_add(1, Ordering::Relaxed))
-}
 
 /// Returns a frame behind its header.
 fn frame(to: usize, from: usize, len: usize, number: usize) -> Vec<u8> {
-    let mut frame = [Header::default().as_bytes(), &mac(to), &mac(from), &[0x88, 0xb5]].concat();
+    let mut frame = ethernet(to, from);
     frame.extend((14..len).map(|n| (n * 7 + number) as u8));
     frame
 }
@@ -49,8 +35,7 @@ struct Member {
 
 impl Member {
     fn new(switch: &str, number: usize, address: Option<[u8; 6]>, guests: [Guest; 2]) -> Self {
-        let port: Port = format!("switch:{switch}").parse().unwrap();
-        let card = rig::card_with(address, 1, port.open(1, |_| unreachable!("no descriptor")).unwrap());
+        let card = rig::card_with(address, 1, rig::switch::open(switch));
         let [receive, transmit] = guests;
         let features = card.features();
         let start = |index: u16, guest: Guest, task: u32| {

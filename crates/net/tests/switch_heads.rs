@@ -5,19 +5,17 @@
 mod rig;
 
 use kickless_net::Net;
-use kickless_net_port::Port;
 use kickless_spec::net::{Header, NetFeatures};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use rig::{Beside, Guest, Kind, Rig, counter, without};
+use rig::switch::{RECEIVE, TRANSMIT};
+use rig::{Beside, Guest, Kind, Rig, counter, switch, without};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
 const HEADER: usize = 12;
 const CARDS: usize = 4;
-const RECEIVE: u16 = 0;
-const TRANSMIT: u16 = 1;
 /// The VLAN of each card's access port. The first two cards are trunks, and the second has an address.
 const VLANS: [Option<u8>; CARDS] = [None, None, Some(5), Some(6)];
 const WITH_ADDRESS: usize = 1;
@@ -26,7 +24,7 @@ const ETHERTYPE: usize = 12;
 const TAG: usize = 4;
 
 fn mac(number: usize) -> [u8; 6] {
-    if number == CARDS { [0xff; 6] } else { [2, 0, 0, 0, 0, number as u8] }
+    if number == CARDS { [0xff; 6] } else { switch::mac(number) }
 }
 
 /// A frame that a driver has sent.
@@ -154,8 +152,7 @@ struct Lan {
 
 impl Lan {
     fn new(kind: Kind, merges: bool) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("heads-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = switch::name();
         let mut lan = Self { name, kind, merges, members: Vec::new() };
         for number in 0..CARDS {
             let card = lan.join(number);
@@ -168,8 +165,7 @@ impl Lan {
 
     fn join(&self, number: usize) -> Arc<Net> {
         let vlan = VLANS[number].map(|vlan| format!(",vlan={vlan}")).unwrap_or_default();
-        let port: Port = format!("switch:{}{vlan}", self.name).parse().unwrap();
-        let port = port.open(1, |_| unreachable!("there is no descriptor")).unwrap();
+        let port = switch::open(&format!("{}{vlan}", self.name));
         rig::card_with((number == WITH_ADDRESS).then(|| mac(number)), 1, port)
     }
 

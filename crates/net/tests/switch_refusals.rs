@@ -6,31 +6,22 @@ mod rig;
 use kickless_device::{CaptureTo, Device, Limit, Limits, Next, Rate};
 use kickless_memory::{Gpa, Marks};
 use kickless_net::Net;
-use kickless_net_port::Port;
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_virtqueue::driver::Buffer;
-use rig::{Beside, Kind, Rig, counter, without};
+use rig::switch::{FIRST_TASK, RECEIVE, TRANSMIT, ethernet, mac};
+use rig::{Beside, Kind, Rig, counter, switch, without};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use zerocopy::IntoBytes;
 
 const KIND: Kind = Kind { packed: true, event_idx: true, in_order: false };
 const HEADER: usize = size_of::<Header>();
-const RECEIVE: u16 = 0;
-const TRANSMIT: u16 = 1;
 const CONTROL: u16 = 2;
 const SIZE: u16 = 256;
-/// The task of each receive ring on its worker: 10 and the number of its card.
-const FIRST_TASK: u32 = 10;
 /// The number of batches after a refusal that are not offered.
 const PAUSE: usize = 7;
 
-fn mac(number: usize) -> [u8; 6] {
-    [2, 0, 0, 0, 0, number as u8]
-}
-
 fn frame(to: usize, from: usize, len: usize, number: u8) -> Vec<u8> {
-    let mut frame = [Header::default().as_bytes(), &mac(to), &mac(from), &[0x88, 0xb5]].concat();
+    let mut frame = ethernet(to, from);
     frame.resize(HEADER + len, number);
     frame
 }
@@ -54,12 +45,9 @@ struct Lan<const CARDS: usize>([Member; CARDS]);
 
 impl<const CARDS: usize> Lan<CARDS> {
     fn new(missing: NetFeatures) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("refusals-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = switch::name();
         let mut lan = Self(std::array::from_fn(|number| {
-            let port: Port = format!("switch:{name}").parse().unwrap();
-            let port = port.open(1, |_| unreachable!("no descriptor")).unwrap();
-            let card = rig::card_with(Some(mac(number)), 1, port);
+            let card = rig::card_with(Some(mac(number)), 1, switch::open(&name));
             let features = without(&card, missing);
             let mut rings = [RECEIVE, TRANSMIT].map(|index| Rig::start(&card, index, KIND, SIZE, features));
             rings[0].set_location(Some((0, FIRST_TASK + number as u32)));

@@ -3,6 +3,7 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 pub mod packets;
+pub mod switch;
 
 use kickless_device::{
     Areas, Clock, Context, Counters, Device, Interest, Iommu, IotlbMisses, IovaAddresses, Kick, Neighbours,

@@ -1,0 +1,34 @@
+//! Cards of a switch, and their frames.
+
+use kickless_net_port::{OpenPort, Port};
+use kickless_spec::net::Header;
+use std::sync::atomic::{AtomicU32, Ordering};
+use zerocopy::IntoBytes;
+
+/// The rings of a card with one queue pair.
+pub const RECEIVE: u16 = 0;
+pub const TRANSMIT: u16 = 1;
+/// The task of each receive ring on its worker: 10 and the number of its card.
+pub const FIRST_TASK: u32 = 10;
+
+/// Returns the address of a card.
+pub fn mac(number: usize) -> [u8; 6] {
+    [2, 0, 0, 0, 0, number as u8]
+}
+
+/// Returns the name of a switch that no other test of this program has.
+pub fn name() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("switch-{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Opens a port of a switch, whose name may have options behind it.
+pub fn open(switch: &str) -> OpenPort {
+    let port: Port = format!("switch:{switch}").parse().unwrap();
+    port.open(1, |_| unreachable!("no descriptor")).unwrap()
+}
+
+/// Returns a frame without payload, behind its header.
+pub fn ethernet(to: usize, from: usize) -> Vec<u8> {
+    [Header::default().as_bytes(), &mac(to), &mac(from), &[0x88, 0xb5]].concat()
+}
