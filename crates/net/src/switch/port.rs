@@ -212,8 +212,7 @@ impl SwitchPort {
         forwarder: &mut Forwarder,
         offer: impl FnOnce(usize, u32) -> u32,
     ) -> u32 {
-        if self.member.rule.address.is_some() && frames.clone().any(|frame| self.member.rule.reads_far(frame))
-        {
+        if frames.clone().any(|frame| self.member.rule.reads_far(frame)) {
             return 0;
         }
         // A frame that the switch refuses is counted when it is decided about again.
