@@ -283,6 +283,10 @@ fn each_command_has_a_manual_page() {
         let text = std::fs::read_to_string(directory.path().join(format!("{page}.1"))).unwrap();
         assert!(text.contains(words), "{page}: {text}");
     }
+    for command in Cli::command().get_subcommands() {
+        let page = directory.path().join(format!("kickless-{}.1", command.get_name()));
+        assert_eq!(page.exists(), !command.is_hide_set(), "{}", page.display());
+    }
     assert!(!directory.path().join("kickless-man.1").exists());
 }
 
