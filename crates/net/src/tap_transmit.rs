@@ -22,6 +22,7 @@ use kickless_net_port::{Direction, SendError, TapQueue};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_UDP_L4, HEADER_NUM_BUFFERS, Header};
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{self, SingleChain};
+use rustix::io::Errno;
 use std::os::fd::AsFd;
 use std::time::Duration;
 use zerocopy::FromBytes;
@@ -110,19 +111,22 @@ impl TapTransmitTask {
         if self.port().is_none_or(TapPort::is_gone) {
             return Err(SendError::Gone);
         }
-        if header.gso_type == GSO_UDP_L4
-            && let Some(datagrams) = &mut self.datagrams
-        {
-            if !datagrams.is_sending() {
-                self.copied = self.frame.read(0, &mut self.copy);
-            }
-            return datagrams.send(&mut self.queue, header, &self.copy[..self.copied]);
+        let datagrams = self.datagrams.as_mut().filter(|_| header.gso_type == GSO_UDP_L4);
+        let is_sending = datagrams.as_ref().is_some_and(|datagrams| datagrams.is_sending());
+        let is_copied = datagrams.is_some() || TapQueue::is_too_scattered(&self.frame);
+        if is_copied && !is_sending {
+            self.copied = self.frame.read(0, &mut self.copy);
         }
-        if TapQueue::is_too_scattered(&self.frame) {
-            let len = self.frame.read(0, &mut self.copy);
-            return self.queue.send_copy(header, &self.copy[..len]);
+        if !self.ring.vring.is_intact() {
+            // As the kernel answers if it finds a lost page first. We have read zeroes in its place.
+            return Err(SendError::Refused(Errno::FAULT));
         }
-        self.queue.send(header, &self.frame)
+        let copy = &self.copy[..self.copied];
+        match datagrams {
+            Some(datagrams) => datagrams.send(&mut self.queue, header, copy),
+            None if is_copied => self.queue.send_copy(header, copy),
+            None => self.queue.send(header, &self.frame),
+        }
     }
 
     /// Forgets the frame that the TAP had no room for. Its chain is in the ring again.
@@ -156,7 +160,11 @@ impl TapTransmitTask {
             let copy = &mut self.copy[..len];
             let is_valid =
                 self.ring.vring.view().read(buffer.addr, copy).is_ok() && pass_header(copy, features);
-            if !is_valid || (self.datagrams.is_some() && is_udp_segmentation(copy)) {
+            // Zeroes are in the place of bytes that memory has lost.
+            if !is_valid
+                || !self.ring.vring.is_intact()
+                || (self.datagrams.is_some() && is_udp_segmentation(copy))
+            {
                 break;
             }
             // It has no meaning in a sent frame.

@@ -155,6 +155,10 @@ impl TransmitTask {
 
     fn send_batch(&mut self) {
         let Self { ring, batch, forwarder, copied, .. } = self;
+        if !ring.vring.is_intact() {
+            // Zeroes may be in the place of their bytes.
+            return batch.clear();
+        }
         if ring.card.capture.is_on() {
             capture_batch(ring, batch);
         }

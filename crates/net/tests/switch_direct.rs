@@ -337,7 +337,7 @@ fn a_sender_whose_memory_is_cut_short_stops_alone() {
     assert!(sender.transmit.task.vring().is_broken());
     assert!(!receiver.receive.task.vring().is_broken());
     assert_eq!(sender.counter("sent_directly"), 1);
-    // The rest of its frame is lost, as that of one in a batch is.
+    // The rest of its frame is lost.
     assert_eq!(
         receiver.take().iter().map(|frame| frame[..200] == bytes[HEADER..][..200]).collect::<Vec<_>>(),
         [true]

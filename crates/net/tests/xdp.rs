@@ -9,6 +9,7 @@ use kickless_net::offload::complete_checksum;
 use kickless_net_port::{OpenPort, XdpPort, XdpQueue};
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_testing::{LIMIT, eventually, in_network_namespace, ip, logged, parse_pcapng};
+use rig::lost_memory::LosingGuest;
 use rig::packets::{segments, tcp};
 use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use std::sync::Arc;
@@ -140,6 +141,22 @@ fn frames_pass_in_both_directions() {
         assert_eq!(of(1), [14, 60, 1514, 3414].repeat(kinds().count()));
         assert_eq!(of(2), [14, 60, 1514, 3414, 4000].repeat(kinds().count()));
     });
+}
+
+#[test]
+fn an_interface_gets_no_lost_bytes() {
+    for (len, kept) in [(60, 26), (1514, 26), (1514, 0)] {
+        Network::run(|network| {
+            let mut guest = LosingGuest::start(&network.card);
+            let bytes = [Header::default().as_bytes(), &frame(len, 1)].concat();
+            guest.send_and_lose(&bytes, kept, &[bytes.len()]);
+            guest.check_broken();
+            let mut other = network.start(TRANSMIT, SPLIT);
+            other.send(&[Header::default().as_bytes(), &frame(61, 2)].concat(), 4096).unwrap();
+            let received = network.host_receives(&mut other, 1);
+            assert!(received == [frame(61, 2)], "{len} {kept}");
+        });
+    }
 }
 
 #[test]

@@ -505,10 +505,11 @@ impl Vring {
         Stopped { next_avail: self.queue.next_avail(), has_work, unpublished }
     }
 
-    /// Returns whether the guest memory that was accessed is all there. Callers check this after an access
-    /// and before they show its results to the driver. A ring that has lost memory is broken.
+    /// Returns whether the guest memory that was accessed is all there. Callers check this after an access,
+    /// and before they show its results to the driver or pass on what they have read. A ring that has lost
+    /// memory is broken.
     #[inline]
-    fn is_intact(&mut self) -> bool {
+    pub fn is_intact(&mut self) -> bool {
         let damages = fault::damages();
         if damages != self.damages {
             self.damages = damages;

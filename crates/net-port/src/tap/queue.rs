@@ -1,7 +1,7 @@
 //! Transfers of frames through one queue of a TAP.
 
 use super::sys::{CREDIT_PIECES_MAX, Frame, Pieces};
-use kickless_memory::Iov;
+use kickless_memory::{Iov, fault};
 use kickless_spec::net::Header;
 use rustix::io::{Errno, read, write};
 use std::io;
@@ -80,7 +80,12 @@ impl TapQueue {
         head.copy_from_slice(header.as_bytes());
         // Lossless, because it is short.
         let len = frame.len() as usize;
+        let damages = fault::damages();
         let read = frame.read(0, &mut space[..len]);
+        if fault::damages() != damages {
+            // As the kernel answers for a page that is lost. Another guest's page costs this frame, too.
+            return Err(SendError::Refused(Errno::FAULT));
+        }
         let end = size_of::<Header>() + read;
         write(&self.fd, &self.copy[..end]).map(|_| ()).map_err(send_error)
     }

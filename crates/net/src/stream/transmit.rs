@@ -61,6 +61,10 @@ impl StreamTransmitTask {
         if self.ring.read(&mut self.copy[HEADER - header_len..HEADER + len]).is_err() {
             return self.ring.count_invalid(InvalidFrame::Short);
         }
+        if !self.ring.vring.is_intact() {
+            // Zeroes may be in the place of its bytes.
+            return;
+        }
         let bytes = &mut self.copy[HEADER..HEADER + len];
         self.ring.capture(bytes);
         match push(&mut self.sender.turn(), &header, bytes, &mut self.segment) {

@@ -60,6 +60,8 @@ enum Outcome {
     Late,
     /// The frame is not in guest memory.
     Unmapped,
+    /// Guest memory has lost pages, so that zeroes may be in the place of bytes of the frame.
+    Lost,
 }
 
 impl XdpTransmitTask {
@@ -90,7 +92,7 @@ impl XdpTransmitTask {
         match outcome {
             Outcome::Passed => self.ring.count_sent(1, frame.len.into()),
             // It is counted when its last segment has passed.
-            Outcome::Waits => {}
+            Outcome::Waits | Outcome::Lost => {}
             Outcome::Refused => counters.sent_refused.add(1),
             Outcome::Down => counters.sent_down.add(1),
             Outcome::Late => counters.dropped_late.add(1),
@@ -104,6 +106,9 @@ impl XdpTransmitTask {
         let (header_len, len) = (self.ring.format.header_len, frame.len as usize);
         let pushed = self.queue.turn().push(len, |space| {
             self.ring.read(&mut space[HEADER - header_len..]).map_err(|_| Outcome::Unmapped)?;
+            if !self.ring.vring.is_intact() {
+                return Err(Outcome::Lost);
+            }
             // From here on, only the copy counts.
             let bytes = &mut space[HEADER..];
             self.ring.capture(bytes);
@@ -125,6 +130,9 @@ impl XdpTransmitTask {
         let (header_len, len) = (self.ring.format.header_len, frame.len as usize);
         if self.ring.read(&mut self.copy[HEADER - header_len..HEADER + len]).is_err() {
             return Outcome::Unmapped;
+        }
+        if !self.ring.vring.is_intact() {
+            return Outcome::Lost;
         }
         let bytes = &self.copy[HEADER..HEADER + len];
         self.ring.capture(bytes);
