@@ -158,6 +158,18 @@ fn the_advice_about_private_memory_names_the_device() {
     end(daemon, ADVICE);
 }
 
+/// The advice is not for a guest whose writes arrive. QEMU kicks every ring that it starts.
+#[test]
+fn a_guest_that_shares_its_memory_is_not_advised() {
+    let daemon = Daemon::start(&DaemonConfig::new("null:1M")).unwrap();
+    let mut machine = Machine::start(daemon.socket(), &Shape::default()).unwrap();
+    kick_in_vain(&daemon, &mut machine.queues[0]);
+    let at = machine.ram.take(8, 8).unwrap();
+    machine.ram.map().write(at, b"firmware").unwrap();
+    drop(machine);
+    end(daemon, "");
+}
+
 /// The advice is not for a guest that has receive buffers in its ring and has not sent anything yet.
 #[test]
 fn a_guest_that_has_nothing_to_send_is_not_advised() {

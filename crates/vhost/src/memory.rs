@@ -6,9 +6,14 @@ use crate::wait::{self, Cancellation};
 use kickless_device::Update;
 use kickless_memory::{Gpa, Log, LogError, Map, Mapper, Released, Slot, UserAddr, View};
 use kickless_vhost_user::MemoryRegion;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tracing::{debug, info};
+
+/// The bytes at the beginning of guest memory in which firmware or a kernel has surely written something.
+const BEGINNING: u64 = 1 << 20;
+const PAGE: usize = 4096;
 
 /// The memory in force. A change replaces it as a whole.
 #[derive(Debug)]
@@ -67,6 +72,24 @@ impl Memory {
     /// Returns the view that is in force.
     pub(crate) fn view(&self) -> &Arc<View> {
         &self.view
+    }
+
+    /// Returns whether the beginning of guest memory reads as zeroes, apart from the pages of these areas. A
+    /// file that the front-end has mapped privately stays so: the guest's writes go to other pages.
+    pub(crate) fn begins_blank(&self, areas: &[Range<u64>]) -> bool {
+        let map = self.view.map();
+        let pages = map.slots().iter().flat_map(|slot| {
+            (0..slot.len() / PAGE as u64).map(|page| (slot.gpa().0, slot.user().0, page * PAGE as u64))
+        });
+        let is_blank = |(gpa, user, offset): (u64, u64, u64)| {
+            let start = user.saturating_add(offset);
+            let page = start..start.saturating_add(PAGE as u64);
+            let mut bytes = [0; PAGE];
+            areas.iter().any(|area| area.start < page.end && page.start < area.end)
+                || map.read(Gpa(gpa + offset), &mut bytes).is_err()
+                || bytes == [0; PAGE]
+        };
+        pages.take((BEGINNING / PAGE as u64) as usize).all(is_blank)
     }
 
     /// Carries out SET_MEM_TABLE, which replaces all regions. Bytes that were shared before keep their
@@ -176,5 +199,30 @@ impl Memory {
             )?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may")]
+mod tests {
+    use super::*;
+    use kickless_testing::guest_memory;
+
+    #[test]
+    fn memory_is_blank_until_a_guest_writes_beside_its_rings() {
+        const USER: u64 = 0x7000_0000;
+        const RINGS: Range<u64> = USER + 0x2800..USER + 0x3010;
+        let view = guest_memory(BEGINNING + 0x1000, USER);
+        let memory = Memory { view: view.clone(), ..Memory::new(Mapper::default()) };
+        let write = |at: u64| view.map().write(Gpa(at), &[1]).unwrap();
+        assert!(memory.begins_blank(&[]));
+        write(BEGINNING);
+        assert!(memory.begins_blank(&[]));
+        write(0x2fff);
+        write(0x3fff);
+        assert!(!memory.begins_blank(&[]));
+        assert!(memory.begins_blank(&[RINGS]));
+        write(0x1fff);
+        assert!(!memory.begins_blank(&[RINGS]));
     }
 }

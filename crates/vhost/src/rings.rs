@@ -12,8 +12,11 @@ use kickless_device::{
 };
 use kickless_memory::{Iova, View};
 use kickless_spec::features::Features;
+use kickless_spec::ring::{avail_len, desc_len, used_len};
 use kickless_virtqueue::device::{Addresses, Metadata, Options};
 use std::io;
+use std::iter::zip;
+use std::ops::Range;
 use std::sync::Arc;
 use tracing::{debug, error};
 
@@ -109,6 +112,17 @@ impl Rings {
     /// Returns whether any ring runs.
     pub(crate) fn any_running(&self) -> bool {
         self.running().next().is_some()
+    }
+
+    /// Returns the ranges of addresses that are in the areas of rings.
+    pub(crate) fn areas(&self) -> Vec<Range<u64>> {
+        let set_up = self.rings.iter().filter_map(|ring| ring.setup.size.zip(ring.setup.addresses));
+        let areas = set_up.flat_map(|(size, addresses)| {
+            // Those of a packed ring are no longer.
+            let lens = [desc_len(size), avail_len(size, true), used_len(size, true)];
+            zip([addresses.desc, addresses.avail, addresses.used], lens)
+        });
+        areas.map(|(start, len)| start.0..start.0.saturating_add(len as u64)).collect()
     }
 
     /// Carries out SET_LOG_FD: each ring signals this descriptor when it marks pages that were not marked.

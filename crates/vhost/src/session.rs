@@ -101,11 +101,14 @@ impl<'a> Session<'a> {
 
     /// Warns if the front-end has probably shared memory that it has mapped privately (QEMU: `share=off`).
     /// The guest's writes are not in the file then. The rings stay empty here, and only the driver's kicks
-    /// arrive.
+    /// arrive. QEMU itself kicks each ring that it starts, so the kicks alone say nothing.
     fn warn_of_private_memory(&self) {
         let ((kicks, requests), before) = (self.statistics.totals(), self.totals_before);
         let only_kicked = kicks > before.0 && requests == before.1;
-        if only_kicked && self.rings.all_untouched(self.negotiated.packed()) {
+        if only_kicked
+            && self.rings.all_untouched(self.negotiated.packed())
+            && self.memory.begins_blank(&self.rings.areas())
+        {
             let name = self.device.words().name;
             warn!(
                 "the guest kicked and no request was in its rings; if it waits for its {name}, {HOW_TO_SHARE}"
