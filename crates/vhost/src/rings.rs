@@ -118,7 +118,7 @@ impl Rings {
     pub(crate) fn areas(&self) -> Vec<Range<u64>> {
         let set_up = self.rings.iter().filter_map(|ring| ring.setup.size.zip(ring.setup.addresses));
         let areas = set_up.flat_map(|(size, addresses)| {
-            // Those of a packed ring are no longer.
+            // The areas of a packed ring are no longer.
             let lens = [desc_len(size), avail_len(size, true), used_len(size, true)];
             zip([addresses.desc, addresses.avail, addresses.used], lens)
         });
