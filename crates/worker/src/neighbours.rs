@@ -103,3 +103,89 @@ impl EventLoop {
         self.note_pending_call(number);
     }
 }
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may")]
+mod tests {
+    use super::*;
+    use crate::Poll;
+    use crate::mailbox::{Mailbox, Placement, WorkItem};
+    use crate::peers::Peers;
+    use kickless_device::{Clock, Next, QueueTask, Vring};
+    use kickless_io::{Engine, EngineKind, Waker};
+    use kickless_sync::Mutex;
+    use kickless_testing::{GuestRing, guest_memory};
+    use kickless_virtqueue::device::Options;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+    use std::time::Duration;
+
+    const NOW: Nanos = 1_000_000;
+
+    struct Idle(Vring);
+
+    impl QueueTask for Idle {
+        fn vring(&mut self) -> &mut Vring {
+            &mut self.0
+        }
+
+        fn poll(&mut self, _: &mut Context<'_>, _: u32) -> Polled {
+            Polled { served: 0, cost: 0, next: Next::Idle }
+        }
+
+        fn in_flight(&self) -> usize {
+            0
+        }
+    }
+
+    /// Returns a worker that does not run, with one task.
+    fn worker() -> EventLoop {
+        let mailbox = Arc::new(Mailbox::new(Waker::new().unwrap()));
+        let peers = Arc::new(Peers::new(Clock::start(), vec![mailbox]));
+        let engine = Engine::open(EngineKind::Threads, 1).unwrap();
+        // One visit with work in a second is enough for polling.
+        let poll = Poll::Rate { start_per_sec: 1, stop_idle: Duration::from_secs(1) };
+        let mut worker = EventLoop::new(peers, 0, engine, poll, None).unwrap();
+        let view = guest_memory(2 * GuestRing::BUFFERS, GuestRing::USER);
+        let ring = GuestRing::new(view, Options::new(8, true, false).unwrap());
+        let task = Idle(Vring::new(ring.parts()).unwrap());
+        let placement = Placement {
+            device: 0,
+            weight: Arc::new(AtomicU32::new(1)),
+            home: None,
+            worker_id: Arc::new(Mutex::new(0)),
+        };
+        worker.handle(WorkItem::Spawn(1, placement, Box::new(task)));
+        worker
+    }
+
+    fn entry(worker: &mut EventLoop) -> &mut Entry {
+        worker.entries[0].as_mut().unwrap()
+    }
+
+    #[test]
+    fn frames_that_were_taken_are_work_of_the_worker_and_the_task() {
+        let mut worker = worker();
+        entry(&mut worker).far_side_due = NOW + 1;
+        assert!(!worker.worked && !entry(&mut worker).policy.is_polled());
+        worker.took(0, 3, NOW);
+        assert!(worker.worked);
+        assert!(entry(&mut worker).policy.is_polled(), "the policy does not learn of the frames");
+        assert_eq!(entry(&mut worker).far_side_due, 0, "the far side is not looked at");
+    }
+
+    #[test]
+    fn a_kick_is_avoided_if_the_task_was_spinning_for_it() {
+        for (spins, quiet, avoided) in [(true, false, 1), (true, true, 0), (false, false, 0)] {
+            let mut worker = worker();
+            let entry_before = entry(&mut worker);
+            (entry_before.spin_until, entry_before.quiet) = (spins.then_some(NOW + 1), quiet);
+            for _ in 0..2 {
+                worker.took(0, 3, NOW);
+                let entry = entry(&mut worker);
+                assert_eq!(entry.spin_until, None);
+                assert_eq!(entry.task.vring().counters().kicks_avoided.get(), avoided, "{spins} {quiet}");
+            }
+        }
+    }
+}
