@@ -7,41 +7,26 @@ use kickless_device::{Device, DeviceMessage, Executor, Interest, Kick, Next};
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_memory::{Gpa, Marks};
 use kickless_net::Net;
-use kickless_net_port::Port;
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_testing::{Random, eventually, tcp_segmentation};
 use kickless_worker::{Poll, WorkerPool};
 use rig::packets::segments;
+use rig::switch::{EVERYBODY, RECEIVE, TRANSMIT, addressed, mac, name, open};
 use rig::{Guest, Kind, Rig, SIZE_MAX, counter, kinds, without};
 use rustix::event::{EventfdFlags, eventfd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use zerocopy::IntoBytes;
 
 const SPLIT: Kind = Kind { packed: false, event_idx: true, in_order: false };
-const RECEIVE: u16 = 0;
-const TRANSMIT: u16 = 1;
-const EVERYBODY: [u8; 6] = [0xff; 6];
-
-fn mac(number: u8) -> [u8; 6] {
-    [2, 0, 0, 0, 0, number]
-}
-
-/// Returns a name that no other test has.
-fn name() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("lan-{}", NEXT.fetch_add(1, Ordering::Relaxed))
-}
 
 /// Adds a card to a switch. Only one with an address checks its guest's source addresses.
 fn join(port: &str, mac: Option<[u8; 6]>) -> Arc<Net> {
-    let port: Port = format!("switch:{port}").parse().unwrap();
-    let port = port.open(1, |_| unreachable!("there is no descriptor")).unwrap();
-    rig::card_with(mac, 1, port)
+    rig::card_with(mac, 1, open(port))
 }
 
-fn frame(to: [u8; 6], from: u8, len: usize, number: u8) -> Vec<u8> {
-    let mut frame = [Header::default().as_bytes(), &to, &mac(from), &[0x88, 0xb5]].concat();
+fn frame(to: [u8; 6], from: usize, len: usize, number: u8) -> Vec<u8> {
+    let mut frame = [Header::default().as_bytes(), &addressed(to, from)].concat();
     frame.extend((14..len).map(|n| (n as u8).wrapping_mul(5).wrapping_add(number)));
     frame
 }
@@ -309,7 +294,7 @@ fn a_full_inbox_drops_and_a_ring_that_stops_takes_no_frame_along() {
 /// Each frame arrives, or is counted.
 #[test]
 fn a_visit_of_each_sender_takes_and_costs_as_much() {
-    const CARDS: u8 = 6;
+    const CARDS: usize = 6;
     const BUDGET: u32 = 2;
     const FRAMES: u32 = 16 * BUDGET;
     /// The frames, and their copies: some four in six are for others, or five.
@@ -330,7 +315,7 @@ fn a_visit_of_each_sender_takes_and_costs_as_much() {
             transmit.take().unwrap();
         }
         // The frames that each card has received of each other one.
-        let mut received = [[0u64; CARDS as usize]; CARDS as usize];
+        let mut received = [[0u64; CARDS]; CARDS];
         let mut take = |number: usize, receive: &mut Rig| {
             while let Some((_, frame)) = receive.receive(12) {
                 received[number][usize::from(frame[11])] += 1;
@@ -347,9 +332,7 @@ fn a_visit_of_each_sender_takes_and_costs_as_much() {
                 continue;
             }
             let mut to = 0..;
-            while transmit.send(&frame(mac(to.next().unwrap() % CARDS), number as u8, 60, 0), 4096).is_some()
-            {
-            }
+            while transmit.send(&frame(mac(to.next().unwrap() % CARDS), number, 60, 0), 4096).is_some() {}
             let polled = transmit.poll_once(BUDGET);
             assert_eq!((polled.served, polled.cost), (FRAMES, COST), "{kind:?} {visit}");
             *visits += 1;
@@ -369,11 +352,11 @@ fn a_visit_of_each_sender_takes_and_costs_as_much() {
             assert_eq!(counter(card, "sent_frames"), 1 + u64::from(FRAMES * visits));
             assert!(counter(card, "dropped_late") > 0);
             // The first one was for all others.
-            sent += counter(card, "sent_frames") - 1 + u64::from(CARDS - 1);
+            sent += counter(card, "sent_frames") - 1 + CARDS as u64 - 1;
             gone += counter(card, "dropped_late") + counter(card, "sent_unforwarded");
         }
         assert_eq!(received.iter().flatten().sum::<u64>(), sent - gone, "{kind:?}");
-        let others = |number: usize| (0..usize::from(CARDS)).filter(move |other| *other != number);
+        let others = |number: usize| (0..CARDS).filter(move |other| *other != number);
         for number in others(2) {
             assert!(
                 others(number).all(|other| received[number][other] > 0),
@@ -453,8 +436,8 @@ fn frames_pass_between_workers() {
                     }
                     while transmit.guest.take().is_some() {}
                     for _ in 0..16 {
-                        let to = mac(2 - card as u8);
-                        let mut frame = frame(to, 1 + card as u8, len, 0);
+                        let to = mac(2 - card);
+                        let mut frame = frame(to, 1 + card, len, 0);
                         frame[26..30].copy_from_slice(&sent[card].to_le_bytes());
                         if transmit.guest.send(&frame, 4096).is_none() {
                             break;

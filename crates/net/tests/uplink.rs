@@ -11,27 +11,22 @@ use kickless_spec::features::Features;
 use kickless_spec::net::{GSO_TCPV4, Header, NetFeatures};
 use kickless_testing::{eventually, in_network_namespace, ip, tcp_segmentation};
 use rig::packets::segments;
+use rig::switch::{EVERYBODY, addressed, mac};
 use rig::{Kind, Rig, SIZE_MAX, counter, without};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 const SPLIT: Kind = Kind { packed: false, event_idx: true, in_order: false };
-const EVERYBODY: [u8; 6] = [0xff; 6];
-
-fn mac(number: u8) -> [u8; 6] {
-    [2, 0, 0, 0, 0, number]
-}
-
 /// The address of the peer.
-const PEER: u8 = 9;
+const PEER: usize = 9;
 
-fn frame(to: [u8; 6], from: u8, len: usize) -> Vec<u8> {
-    let mut frame = [&to[..], &mac(from), &[0x88, 0xb5]].concat();
+fn frame(to: [u8; 6], from: usize, len: usize) -> Vec<u8> {
+    let mut frame = addressed(to, from);
     frame.extend((14..len).map(|n| n as u8));
     frame
 }
 
-fn open(port: &str, number: u8) -> Result<Arc<Net>, PortError> {
+fn open(port: &str, number: usize) -> Result<Arc<Net>, PortError> {
     let port = port.parse::<Port>().unwrap().open(1, |_| unreachable!("there is no descriptor"))?;
     let mac = Some(mac(number));
     let options = Options {
@@ -72,7 +67,7 @@ impl Peer {
     }
 
     /// Returns the frames of a card that have come.
-    fn take(&mut self, from: u8) -> Vec<Vec<u8>> {
+    fn take(&mut self, from: usize) -> Vec<Vec<u8>> {
         let (mut frames, mut bytes) = (Vec::new(), vec![0; 70_000]);
         loop {
             match self.0.receive(&mut Header::default(), &mut Iov::default(), &mut bytes) {
@@ -85,7 +80,7 @@ impl Peer {
     }
 
     /// Returns the next frames of a card, at least this number.
-    fn receive(&mut self, from: u8, count: usize) -> Vec<Vec<u8>> {
+    fn receive(&mut self, from: usize, count: usize) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         eventually("the frames of a card arrive", || {
             frames.extend(self.take(from));
@@ -95,7 +90,7 @@ impl Peer {
     }
 
     /// Waits until the bridge forwards frames, which it does some time after the TAPs are up.
-    fn wait_for_bridge(&mut self, pair: &mut Pair, number: u8) {
+    fn wait_for_bridge(&mut self, pair: &mut Pair, number: usize) {
         eventually("a frame passes the bridge", || {
             pair.send(&Header::default(), &frame(EVERYBODY, number, 30));
             self.send(&Header::default(), &frame(EVERYBODY, PEER, 30));
@@ -147,7 +142,7 @@ impl Pair {
 }
 
 /// Returns a TCP packet that is not segmented, and its header.
-fn tcp(to: u8, from: u8, len: u16) -> (Header, Vec<u8>) {
+fn tcp(to: usize, from: usize, len: u16) -> (Header, Vec<u8>) {
     let mut frame = [&mac(to)[..], &mac(from), &[8, 0]].concat();
     frame.extend([0x45, 0]);
     frame.extend((len - 14).to_be_bytes());

@@ -11,6 +11,9 @@ pub const TRANSMIT: u16 = 1;
 /// The task of each receive ring on its worker: 10 and the number of its card.
 pub const FIRST_TASK: u32 = 10;
 
+/// The address of broadcasts.
+pub const EVERYBODY: [u8; 6] = [0xff; 6];
+
 /// Returns the address of a card.
 pub fn mac(number: usize) -> [u8; 6] {
     [2, 0, 0, 0, 0, number as u8]
@@ -28,7 +31,12 @@ pub fn open(switch: &str) -> OpenPort {
     port.open(1, |_| unreachable!("no descriptor")).unwrap()
 }
 
+/// Returns the Ethernet header of a frame.
+pub fn addressed(to: [u8; 6], from: usize) -> Vec<u8> {
+    [&to[..], &mac(from), &[0x88, 0xb5]].concat()
+}
+
 /// Returns a frame without payload, behind its header.
 pub fn ethernet(to: usize, from: usize) -> Vec<u8> {
-    [Header::default().as_bytes(), &mac(to), &mac(from), &[0x88, 0xb5]].concat()
+    [Header::default().as_bytes(), &addressed(mac(to), from)].concat()
 }
