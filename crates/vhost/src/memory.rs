@@ -203,7 +203,6 @@ impl Memory {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test may")]
 mod tests {
     use super::*;
     use kickless_testing::guest_memory;

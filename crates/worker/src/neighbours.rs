@@ -105,7 +105,6 @@ impl EventLoop {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test may")]
 mod tests {
     use super::*;
     use crate::Poll;
