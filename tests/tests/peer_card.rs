@@ -72,7 +72,13 @@ fn frames_pass_through_a_chain_of_cards() {
     echo(&mut pair, 62, 101);
     let (status, log) = first.stop().unwrap();
     assert_eq!(status.code(), Some(0));
-    assert!(card_counter(&log, "sent_frames").unwrap() > 0);
+    // Each frame counts once.
+    for (counter, queue) in [("received_frames", 0), ("sent_frames", 1)] {
+        let of_queue = format!(" summary queue={queue} requests=");
+        let summary = log.iter().find_map(|line| line.split_once(&of_queue)).unwrap().1;
+        let requests = summary.split_whitespace().next().unwrap();
+        assert_eq!(card_counter(&log, counter).unwrap().to_string(), requests, "{counter}");
+    }
     assert_eq!(log.iter().filter(|line| line.contains("panicked")).count(), 0);
 }
 

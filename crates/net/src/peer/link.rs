@@ -204,7 +204,6 @@ impl Session<'_> {
         }
         let sent = self.pair.send(&frames)?;
         (0..sent).for_each(|_| self.advance());
-        self.link.queues.counters.sent_frames.add(sent as u64);
         Ok(sent)
     }
 
@@ -246,7 +245,6 @@ impl Session<'_> {
             if self.pair.send(&[Outgoing::from(&self.segment[..len])])? == 0 {
                 return Ok(false);
             }
-            self.link.queues.counters.sent_frames.add(1);
             let frame = self.outgoing.frame(self.next, self.start).unwrap_or_default();
             let next = segments.write_next(&frame[HEADER.min(frame.len())..], &mut self.segment);
             self.segments = next.map(|len| (len, segments));
@@ -277,7 +275,6 @@ impl Session<'_> {
             let space = incoming.push(len);
             space[..HEADER].copy_from_slice(header_of(&frame.offload()).as_bytes());
             frame.read(0, &mut space[HEADER..]);
-            counters.received_frames.add(1);
         })?;
         counters.dropped_late.add(self.link.queues.inbox.send(incoming) as u64);
         Ok(received > 0)
