@@ -116,7 +116,7 @@ impl NetConfig {
         }
         match (self.num_queue_pairs, self.port.pairs()) {
             (Some(wanted), Some(pairs)) if wanted != pairs => {
-                let why = format!("the port has {pairs} queues, one for each pair: leave it out");
+                let why = format!("this port has exactly {pairs}: leave it out");
                 Err(Mistake { option: "num-queue-pairs", why })
             }
             _ => Ok(()),

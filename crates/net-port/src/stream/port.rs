@@ -7,11 +7,14 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
-use tracing::info;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
 
 /// The time between two attempts to connect.
 const RETRY: Duration = Duration::from_secs(1);
+/// The longest time between two starts of a program that ends at once, as with an option that it does not
+/// have.
+const RESTART_MAX: Duration = Duration::from_secs(64);
 
 /// A port over a stream socket.
 #[derive(Debug)]
@@ -101,15 +104,41 @@ impl Peer {
     /// Keeps the port connected until the thread is to end.
     fn run(&self, connection: &Connection) {
         let mut is_running = true;
+        let mut pauses = Pauses::default();
         while is_running {
-            is_running = match self {
-                Self::Listener(path) => keep_connected(path, connection),
-                Self::Passt(passt) => keep_passt(passt, connection),
+            let start = Instant::now();
+            let pause;
+            (is_running, pause) = match self {
+                Self::Listener(path) => (keep_connected(path, connection), RETRY),
+                Self::Passt(passt) => (keep_passt(passt, connection), pauses.after(start.elapsed())),
             };
             // Removing a socket cannot fail.
             let _ = connection.set(None);
-            is_running = is_running && connection.pause(RETRY);
+            is_running = is_running && connection.pause(pause);
         }
+    }
+}
+
+/// The pauses before a program is started again. They grow while it ends at once.
+struct Pauses {
+    next: Duration,
+}
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self { next: RETRY }
+    }
+}
+
+impl Pauses {
+    /// Returns the pause after a program that ran for this time.
+    fn after(&mut self, ran: Duration) -> Duration {
+        if ran >= RETRY {
+            self.next = RETRY;
+        }
+        let pause = self.next;
+        self.next = (2 * pause).min(RESTART_MAX);
+        pause
     }
 }
 
@@ -148,7 +177,8 @@ fn keep_passt(passt: &Passt, connection: &Connection) -> bool {
     let _ = connection.set(None);
     let status = child.end();
     if is_running {
-        connection.warn("passt has ended and is started again", &status);
+        // Each start is a line, so each end may be one too.
+        warn!(parent: connection.span(), %status, "passt has ended: its errors are in this log; it is started again");
     }
     is_running
 }
@@ -159,4 +189,18 @@ fn connect_to(path: &Path) -> io::Result<OwnedFd> {
         io::ErrorKind::WouldBlock => io::Error::other("the listener accepts no connections"),
         _ => error,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_ends_at_once_is_started_ever_more_rarely() {
+        let mut pauses = Pauses::default();
+        let [short, long] = [10, 1000].map(Duration::from_millis);
+        assert_eq!([long, long, short].map(|ran| pauses.after(ran).as_secs()), [1, 1, 2]);
+        assert_eq!([short; 7].map(|ran| pauses.after(ran).as_secs()), [4, 8, 16, 32, 64, 64, 64]);
+        assert_eq!([long, short].map(|ran| pauses.after(ran).as_secs()), [1, 2]);
+    }
 }
