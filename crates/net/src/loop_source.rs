@@ -2,8 +2,8 @@
 
 use crate::card_state::CardState;
 use crate::held_frame::HeldFrame;
-use crate::loop_queue::{Batch, HEADER, LoopQueue, is_plain};
-use crate::offload::{Undo, received_header, undo};
+use crate::loop_queue::{Batch, HEADER, LoopQueue};
+use crate::offload::{Undo, passes_as_is, received_header, undo};
 use crate::port_poll::Taken;
 use crate::receive_ring::ReceiveRing;
 use kickless_device::{Next, TaskLocation};
@@ -112,7 +112,9 @@ impl LoopSource {
         if left == 0 || !ring.takes_batches() {
             return 0;
         }
-        let frames = self.batch.frames(self.next, self.start).take_while(|frame| is_plain(frame));
+        let accepted = ring.accepted_offloads();
+        let frames =
+            self.batch.frames(self.next, self.start).take_while(|frame| passes_as_is(frame, accepted));
         let delivered = ring.deliver_whole(left, frames);
         for _ in 0..delivered {
             self.advance(self.batch.frame_len(self.next));

@@ -339,7 +339,8 @@ impl ReceiveRing {
         Ok(true)
     }
 
-    /// Returns whether frames without offloads may be delivered by [`ReceiveRing::deliver_whole`].
+    /// Returns whether frames that the driver takes as they are may be delivered by
+    /// [`ReceiveRing::deliver_whole`].
     pub(crate) fn takes_batches(&self) -> bool {
         self.filter.is_none()
             && self.credit.is_empty()
