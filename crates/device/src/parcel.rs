@@ -33,6 +33,9 @@ pub struct Parcel<'a> {
     pub view: &'a View,
     /// The first bytes of each frame, which the sender has judged. The receiver uses these, because the guest
     /// can change the frame at any time. Bytes behind the end of a shorter frame have no meaning.
+    ///
+    /// The header is valid for the frame and for the sender's features, and its number of buffers is 1. The
+    /// receiver checks its own features.
     pub heads: &'a [[u8; PARCEL_HEAD_LEN]],
     /// The chain of each frame. Its buffer holds the frame and nothing else, header included, and
     /// [`Parcel::view`] may lack a part of it.

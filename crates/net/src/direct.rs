@@ -5,15 +5,14 @@
 //! this is safe.
 
 use crate::cost::BatchCost;
-use crate::frame::has_no_offload;
-use crate::loop_queue::{HEADER, PLAIN};
+use crate::frame::pass_header;
+use crate::loop_queue::HEADER;
 use crate::switch::{Forwarder, SwitchPort};
 use crate::transmit_ring::{BATCH, TransmitRing};
 use kickless_device::{Neighbours, PARCEL_HEAD_LEN, Parcel};
-use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header};
+use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX};
 use kickless_virtqueue::device::SingleChain;
 use std::iter::zip;
-use zerocopy::FromBytes;
 
 /// The length, header included, from which on a frame is worth it. The copy in between costs a shorter one
 /// less than two looks at its head.
@@ -52,7 +51,7 @@ impl Direct {
             self.pause = self.pause.saturating_sub(1);
             return 0;
         }
-        let view = ring.vring.view();
+        let (view, features) = (ring.vring.view(), ring.format.features);
         let mut cost = BatchCost::new(budget.div_ceil(SHARES), false);
         let mut offered = 0;
         for (chain, head) in zip(chains, &mut *self.heads) {
@@ -61,7 +60,7 @@ impl Direct {
             if cost.is_used_up()
                 || !(HEADER + ETHERNET_HEADER_LEN..=FRAME_MAX).contains(&len)
                 || view.read(chain.buffer.addr, head).is_err()
-                || !make_plain(head)
+                || !pass_header(head, len, features)
             {
                 break;
             }
@@ -85,14 +84,4 @@ impl Direct {
         }
         taken
     }
-}
-
-/// Replaces the driver's header of a frame without offloads by the one to pass on. Returns `false` if the
-/// frame has offloads, or if its header is invalid.
-fn make_plain(head: &mut [u8]) -> bool {
-    let is_plain = Header::read_from_prefix(head).is_ok_and(|(header, _)| has_no_offload(&header));
-    if is_plain {
-        head[..HEADER].copy_from_slice(&PLAIN);
-    }
-    is_plain
 }

@@ -1,9 +1,11 @@
-//! Parses the header of a transmitted frame. Has no state and no side effects.
+//! Parses the header of a transmitted frame, and makes the one to pass on. Has no state.
 
+use crate::loop_queue::{HEADER, PLAIN};
 use kickless_spec::net::{
     ETHERNET_HEADER_LEN, FRAME_MAX, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4,
     HDR_F_NEEDS_CSUM, Header, NetFeatures,
 };
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Length of a checksum of TCP or UDP.
 const CHECKSUM_LEN: u32 = 2;
@@ -72,6 +74,26 @@ pub enum InvalidFrame {
 /// Returns whether a header has no offload.
 pub(crate) fn has_no_offload(header: &Header) -> bool {
     header.flags & HDR_F_NEEDS_CSUM == 0 && header.gso_type == GSO_NONE
+}
+
+/// Sets the header at the beginning of a frame to one that is passed on, as a driver receives it in one
+/// buffer.
+pub(crate) fn set_header(head: &mut [u8], header: &Header) {
+    let header = Header { num_buffers: 1.into(), ..*header };
+    head[..HEADER].copy_from_slice(header.as_bytes());
+}
+
+/// Replaces the driver's header of a frame of `len` bytes, header included, by the one to pass on. Returns
+/// `false` if the header is invalid. `head` is the beginning of the frame at least.
+#[inline]
+pub(crate) fn pass_header(head: &mut [u8], len: usize, features: NetFeatures) -> bool {
+    let Ok((header, _)) = Header::read_from_prefix(head) else { return false };
+    if has_no_offload(&header) {
+        head[..HEADER].copy_from_slice(&PLAIN);
+        return true;
+    }
+    let parsed = Frame::parse(&header, HEADER, len as u64, features);
+    parsed.map(|parsed| set_header(head, &parsed.header(&header))).is_ok()
 }
 
 impl Frame {

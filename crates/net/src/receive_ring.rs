@@ -14,6 +14,7 @@ use crate::counters::RingCounters;
 use crate::credit::Credit;
 use crate::filter::{Filter, Modes};
 use crate::immediate_ring::ImmediateRing;
+use crate::offload::passes_as_is;
 use crate::whole_frame::{DirectFrame, WholeFrame};
 use kickless_device::{Next, Parcel, ShowAfter, Vring};
 use kickless_net_port::Direction;
@@ -358,7 +359,9 @@ impl ReceiveRing {
         if !self.takes_batches() {
             return 0;
         }
-        self.deliver_whole(parcel.chains.len(), DirectFrame::all(parcel))
+        let accepted = self.accepted_offloads();
+        let frames = DirectFrame::all(parcel).take_while(|frame| passes_as_is(frame.head(), accepted));
+        self.deliver_whole(parcel.chains.len(), frames)
     }
 
     /// Delivers frames that each fit into a chain of a single descriptor, one to a chain, until the budget is

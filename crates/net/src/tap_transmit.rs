@@ -9,11 +9,10 @@
 use crate::card_port::{CardPort, TapPort};
 use crate::cost;
 use crate::datagrams::Datagrams;
-use crate::frame::{Frame, InvalidFrame};
+use crate::frame::{Frame, InvalidFrame, pass_header};
 use crate::immediate_ring::{self, ImmediateRing, POPS};
 use crate::loop_queue::HEADER;
 use crate::port_poll::PORT_INTERVAL;
-use crate::transmit::pass_header;
 use crate::transmit_ring::{BATCH, TransmitRing};
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Vring};
 use kickless_io::Engine;
@@ -159,7 +158,7 @@ impl TapTransmitTask {
             }
             let copy = &mut self.copy[..len];
             let is_valid =
-                self.ring.vring.view().read(buffer.addr, copy).is_ok() && pass_header(copy, features);
+                self.ring.vring.view().read(buffer.addr, copy).is_ok() && pass_header(copy, len, features);
             // Zeroes are in the place of bytes that memory has lost.
             if !is_valid
                 || !self.ring.vring.is_intact()

@@ -4,9 +4,9 @@
 use crate::card_port::CardPort;
 use crate::cost::{self, BatchCost};
 use crate::direct::{self, Direct};
-use crate::frame::{Frame, InvalidFrame, has_no_offload};
+use crate::frame::{Frame, InvalidFrame, has_no_offload, pass_header, set_header};
 use crate::immediate_ring::{self, ImmediateRing, Served};
-use crate::loop_queue::{Batch, HEADER, PLAIN};
+use crate::loop_queue::{Batch, HEADER};
 use crate::switch::Forwarder;
 use crate::transmit_ring::{BATCH, TransmitRing};
 use kickless_device::{Context, Neighbours, Polled, QueueTask, TaskLocation, Vring};
@@ -14,7 +14,6 @@ use kickless_net_port::Direction;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header, NetFeatures};
 use kickless_virtqueue::device::{self, SingleChain};
 use kickless_virtqueue::{Buffer, Chain};
-use zerocopy::{FromBytes, IntoBytes};
 
 /// The task of a transmit ring.
 pub(crate) struct TransmitTask {
@@ -85,7 +84,7 @@ impl TransmitTask {
         let space = self.batch.push(len);
         let read = self.ring.vring.view().read(buffer.addr, space);
         // From here on, only the copy counts.
-        let is_passed = read.is_ok() && pass_header(space, self.ring.format.features);
+        let is_passed = read.is_ok() && pass_header(space, len, self.ring.format.features);
         if !is_passed {
             self.batch.pop();
         }
@@ -205,28 +204,10 @@ impl ImmediateRing for TransmitTask {
     }
 }
 
-/// Sets the header of a frame of a batch.
-fn set_header(frame: &mut [u8], header: &Header) {
-    let header = Header { num_buffers: 1.into(), ..*header };
-    frame[..HEADER].copy_from_slice(header.as_bytes());
-}
-
 /// Returns whether the header of a frame of `len` bytes, header included, is valid.
 #[inline]
 fn is_valid(header: &Header, len: u32, features: NetFeatures) -> bool {
     has_no_offload(header) || Frame::parse(header, HEADER, len.into(), features).is_ok()
-}
-
-/// Replaces the driver's header of a frame by the one to pass on. Returns `false` if the header is invalid.
-#[inline]
-pub(crate) fn pass_header(frame: &mut [u8], features: NetFeatures) -> bool {
-    let Ok((header, _)) = Header::read_from_prefix(frame) else { return false };
-    if has_no_offload(&header) {
-        frame[..HEADER].copy_from_slice(&PLAIN);
-        return true;
-    }
-    let parsed = Frame::parse(&header, HEADER, frame.len() as u64, features);
-    parsed.map(|parsed| set_header(frame, &parsed.header(&header))).is_ok()
 }
 
 impl QueueTask for TransmitTask {

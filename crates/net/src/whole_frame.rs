@@ -50,6 +50,11 @@ impl<'a> DirectFrame<'a> {
             Self { head: &head[..len.min(PARCEL_HEAD_LEN)], len, from, at: chain.buffer.addr }
         })
     }
+
+    /// Returns the first bytes, header included.
+    pub(crate) fn head(&self) -> &'a [u8] {
+        self.head
+    }
 }
 
 impl WholeFrame for DirectFrame<'_> {

@@ -59,7 +59,11 @@ impl Member {
 
     /// Returns the frames that the driver has received.
     fn take(&mut self) -> Vec<Vec<u8>> {
-        std::iter::from_fn(|| self.receive.receive(HEADER).map(|(_, frame)| frame)).collect()
+        self.take_with_headers().into_iter().map(|(_, frame)| frame).collect()
+    }
+
+    fn take_with_headers(&mut self) -> Vec<(Header, Vec<u8>)> {
+        std::iter::from_fn(|| self.receive.receive(HEADER)).collect()
     }
 }
 
@@ -122,8 +126,8 @@ fn a_frame_goes_directly_while_nothing_is_in_its_way() {
     }
 }
 
-/// Frames go in a batch if they are short, if they have an offload, if others wait before them, or if the
-/// receiver is elsewhere or has no buffers.
+/// Frames go in a batch if they are short, if others wait before them, or if the receiver is elsewhere or has
+/// no buffers.
 #[test]
 fn a_frame_goes_in_a_batch_where_it_cannot_go_directly() {
     let kind = Kind::default();
@@ -155,7 +159,7 @@ fn a_frame_goes_in_a_batch_where_it_cannot_go_directly() {
         let header = Header { flags: 1, csum_start: 14.into(), csum_offset: 2.into(), ..Header::default() };
         frame[..HEADER].copy_from_slice(header.as_bytes());
     };
-    assert_eq!(pass(&mut two, 1514, &with_checksum), 0, "a frame without its checksum");
+    assert_eq!(pass(&mut two, 1514, &with_checksum), 1, "the receiver accepts it");
     assert_eq!(pass(&mut two, 1514, &|_| {}), 1);
     for location in [None, Some((1, FIRST_TASK + 1)), Some((0, FIRST_TASK))] {
         two.0[1].receive.set_location(location);
@@ -206,8 +210,8 @@ fn the_frames_that_are_not_taken_stay_in_their_ring() {
     }
 }
 
-/// The guest changes the source, the type and the payload of a frame all the time. The other one gets only
-/// frames with the source that was judged.
+/// The guest changes the source, the type, the payload and the header of a frame all the time. The other one
+/// gets only frames with the source that was judged, and with headers that are valid.
 #[test]
 fn a_frame_that_changes_while_it_is_judged_keeps_its_source() {
     const SOURCE_AT: u64 = (HEADER + 11) as u64;
@@ -222,7 +226,9 @@ fn a_frame_that_changes_while_it_is_judged_keeps_its_source() {
     let (view, is_over, chain) = (two.0[0].transmit.view.clone(), AtomicBool::new(false), AtomicU16::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for number in [9, 0, 0].into_iter().cycle() {
+            // A checksum in the frame, one outside of it, and none.
+            let headers = [[1, 34], [1, 0xff], [0, 0]].into_iter().cycle();
+            for (number, [flags, start]) in [9, 0, 0, 0].into_iter().cycle().zip(headers) {
                 if is_over.load(Ordering::Relaxed) {
                     return;
                 }
@@ -231,9 +237,10 @@ fn a_frame_that_changes_while_it_is_judged_keeps_its_source() {
                 write(at + SOURCE_AT, &[number]);
                 write(at + TYPE_AT, if number == 9 { &[0x86, 0xdd] } else { &[0x88, 0xb5] });
                 write(at + 1000, &[number; 200]);
+                write(at, &[flags, 0, 0, 0, 0, 0, start, start & 0xf, 16, 0]);
             }
         });
-        let mut passed = 0;
+        let (mut passed, mut with_checksum) = (0, 0);
         kickless_testing::eventually("frames pass directly, and frames are refused", || {
             for number in 0..100 {
                 let id = two.0[0].transmit.send(&frame(1, 0, LEN, number), 4096).unwrap();
@@ -241,13 +248,20 @@ fn a_frame_that_changes_while_it_is_judged_keeps_its_source() {
                 two.0[1].refill();
                 two.poll_beside(0);
                 two.0[0].transmit.take().unwrap();
-                for frame in two.receive(1) {
+                two.0[1].receive.poll_once(1000);
+                for (header, frame) in two.0[1].take_with_headers() {
                     assert_eq!((&frame[6..12], frame.len()), (&mac(0)[..], LEN));
-                    passed += 1;
+                    let valid = Header { num_buffers: 1.into(), ..Header::default() };
+                    let partial =
+                        Header { flags: 1, csum_start: header.csum_start, csum_offset: 16.into(), ..valid };
+                    let is_inside = usize::from(header.csum_start.get()) <= LEN - 18;
+                    assert!(header == valid || header == partial && is_inside, "{header:?}");
+                    (passed, with_checksum) = (passed + 1, with_checksum + u64::from(header.flags));
                 }
             }
-            let counters = ["sent_directly", "sent_spoofed"].map(|name| two.0[0].counter(name));
-            passed >= ENOUGH && counters.iter().all(|count| *count >= ENOUGH)
+            let names = ["sent_directly", "sent_spoofed", "sent_invalid"];
+            let counters = names.map(|name| two.0[0].counter(name));
+            passed.min(with_checksum) >= ENOUGH && counters.iter().all(|count| *count >= ENOUGH)
         });
         is_over.store(true, Ordering::Relaxed);
     });
@@ -403,7 +417,7 @@ fn burst() -> impl Strategy<Value = (usize, Vec<Sent>)> {
 /// Everything that the two ways must have in common.
 #[derive(Debug, PartialEq)]
 struct Seen {
-    frames: [Vec<Vec<u8>>; 2],
+    frames: [Vec<(Header, Vec<u8>)>; 2],
     counters: [Vec<(&'static str, u64)>; 2],
     /// The pages of the receivers that are marked in the log.
     dirty: [Vec<u64>; 2],
@@ -439,10 +453,12 @@ fn carry(kind: Kind, address: bool, bursts: &[(usize, Vec<Sent>)], is_direct: bo
         } else {
             two.0[*card].transmit.poll_once(1000);
         }
-        frames[1 - card].extend(two.0[1 - card].take());
+        frames[1 - card].extend(two.0[1 - card].take_with_headers());
         for _ in 0..2 {
-            for (card, frames) in frames.iter_mut().enumerate() {
-                frames.extend(two.receive(card));
+            for (member, frames) in two.0.iter_mut().zip(&mut frames) {
+                member.refill();
+                member.receive.poll_once(1000);
+                frames.extend(member.take_with_headers());
             }
         }
         while two.0[*card].transmit.take().is_some() {}

@@ -35,6 +35,13 @@ struct Sent {
     source: usize,
     vlan: Option<u8>,
     len: usize,
+    /// The sender leaves the checksum to others.
+    has_checksum: bool,
+}
+
+/// Returns the header of a frame whose sender leaves the checksum to others.
+fn without_checksum() -> Header {
+    Header { flags: 1, csum_start: 14.into(), csum_offset: 2.into(), ..Header::default() }
 }
 
 impl Sent {
@@ -103,10 +110,11 @@ fn step() -> impl Strategy<Value = Step> {
     let len = prop_oneof![4 => 40..100usize, 2 => 1000..1500usize, 1 => 3000..9000usize];
     let vlan = proptest::option::weighted(0.2, 5..8u8);
     // Some sources are forged.
-    let frame = (0..=CARDS, 0..12usize, vlan, len);
-    let send = (card.clone(), frame, 64..3000usize).prop_map(|(card, (to, source, vlan, len), cut)| {
+    let frame = (0..=CARDS, 0..12usize, vlan, len, any::<bool>());
+    let send = (card.clone(), frame, 64..3000usize).prop_map(|(card, frame, cut)| {
+        let (to, source, vlan, len, has_checksum) = frame;
         let source = if source < CARDS { source } else { card };
-        Step::Send { card, frame: Sent { to, source, vlan, len }, cut }
+        Step::Send { card, frame: Sent { to, source, vlan, len, has_checksum }, cut }
     });
     prop_oneof![
         12 => send,
@@ -210,7 +218,8 @@ impl Lan {
     fn send(&mut self, card: usize, frame: &Sent, cut: usize) {
         let member = &mut self.members[card];
         let bytes = frame.bytes(card, member.sent.len(), frame.vlan);
-        let bytes = [Header::default().as_bytes(), &bytes].concat();
+        let header = if frame.has_checksum { without_checksum() } else { Header::default() };
+        let bytes = [header.as_bytes(), &bytes].concat();
         let ring = member.rings[usize::from(TRANSMIT)].as_mut().unwrap();
         if ring.send(&bytes, cut.max(bytes.len().div_ceil(8))).is_some() {
             member.sent.push(frame.clone());
@@ -221,8 +230,9 @@ impl Lan {
         match *step {
             Step::Send { card, ref frame, cut } => self.send(card, frame, cut),
             Step::Burst { card, times, count, len } => {
-                let frame = Sent { to: 1 - card, source: card, vlan: None, len };
-                for _ in 0..times {
+                for time in 0..times {
+                    let has_checksum = time % 2 == 1;
+                    let frame = Sent { to: 1 - card, source: card, vlan: None, len, has_checksum };
                     self.step(&Step::Refill { card: 1 - card, len: 1500 });
                     self.poll_beside(1 - card, RECEIVE, 1000);
                     (0..count).for_each(|_| self.send(card, &frame, usize::MAX));
@@ -276,13 +286,14 @@ impl Lan {
     /// Takes what the device has completed. [`Guest::take`] checks that each head comes back once.
     fn take(&mut self, card: usize) {
         while self.ring(card, TRANSMIT).take().is_some() {}
-        while let Some((_, bytes)) = self.ring(card, RECEIVE).receive(HEADER) {
+        while let Some((header, bytes)) = self.ring(card, RECEIVE).receive(HEADER) {
             let tag = (bytes[ETHERTYPE..ETHERTYPE + 2] == [0x81, 0]).then(|| bytes[ETHERTYPE + 3]);
             let at = ETHERTYPE + 2 + if tag.is_some() { TAG } else { 0 };
             let sender = usize::from(bytes[at]);
             let number = u32::from_le_bytes(bytes[at + 1..at + 5].try_into().unwrap()) as usize;
             let sent = self.members[sender].sent[number].clone();
             assert!(bytes == sent.bytes(sender, number, tag), "a frame was changed");
+            assert_eq!(header.flags, u8::from(sent.has_checksum), "another header");
             let vlan = VLANS[sender].or(sent.vlan);
             let is_access = VLANS[card].is_some();
             assert_eq!(tag, if is_access { None } else { vlan }, "a wrong tag");

@@ -27,8 +27,8 @@ fn frame(to: usize, from: usize, len: usize, number: u8) -> Vec<u8> {
 }
 
 /// Returns a frame whose sender has left the checksum to others.
-fn frame_without_checksum() -> Vec<u8> {
-    let mut frame = frame(1, 0, 100, 1);
+fn frame_without_checksum(len: usize) -> Vec<u8> {
+    let mut frame = frame(1, 0, len, 1);
     let header = Header { flags: 1, csum_start: 14.into(), csum_offset: 2.into(), ..Header::default() };
     frame[..HEADER].copy_from_slice(header.as_bytes());
     frame
@@ -139,14 +139,51 @@ fn a_refusal_is_followed_by_a_pause() {
     assert!(!lan.passes_directly());
     lan.0[1].receive.set_location(Some((0, FIRST_TASK + 1)));
     lan.end_pause();
-    // The first frame has an offload.
-    let mut sent = frame_without_checksum();
-    sent.resize(1000, 1);
+    // The header of the first frame is invalid.
+    let mut sent = frame_without_checksum(1000);
+    sent[7] = 9;
     lan.send(&sent);
     assert_eq!(lan.poll(1000), 0);
-    lan.refill(1);
-    assert_eq!(lan.receive().len(), 1);
+    assert_eq!((lan.receive().len(), counter(&lan.0[0].card, "sent_invalid")), (0, 1));
     lan.end_pause();
+}
+
+/// The driver of the receiver does not accept checksums, or it has switched them off. A frame before the first
+/// one with a checksum goes directly.
+#[test]
+fn a_receiver_takes_only_offloads_that_it_accepts() {
+    let mut lan = Lan::<2>::new(NetFeatures::empty());
+    let mut control = Rig::start(&lan.0[1].card, CONTROL, KIND, SIZE, lan.0[1].card.features());
+    let mut set = |offloads: NetFeatures| {
+        control.command(&[&[5, 0][..], &offloads.bits().to_le_bytes()].concat());
+        control.poll();
+        control.take().unwrap();
+    };
+    let pass = |lan: &mut Lan<2>| {
+        lan.refill(1);
+        lan.send(&frame(1, 0, 1000, 5));
+        lan.send(&frame_without_checksum(1000));
+        lan.send(&frame(1, 0, 1000, 6));
+        let direct = lan.poll(1000);
+        let receive = &mut lan.0[1].receive;
+        let mut received: Vec<_> = std::iter::from_fn(|| receive.receive(HEADER)).collect();
+        receive.poll_once(1000);
+        received.extend(std::iter::from_fn(|| receive.receive(HEADER)));
+        assert_eq!(received.iter().map(|(_, frame)| frame[500]).collect::<Vec<_>>(), [5, 1, 6]);
+        let header = received[1].0;
+        assert_eq!(header.num_buffers.get(), 1);
+        // The checksum is in the frame, or still to be made.
+        assert_eq!(received[1].1[16..18] == [1, 1], header.flags == 1);
+        assert_eq!([received[0].0.flags, received[2].0.flags], [0; 2]);
+        while !lan.passes_directly() {}
+        (direct, header.flags)
+    };
+    assert_eq!(pass(&mut lan), (3, 1));
+    set(NetFeatures::empty());
+    assert_eq!(pass(&mut lan), (1, 0));
+    set(NetFeatures::GUEST_CSUM);
+    assert_eq!(pass(&mut lan), (3, 1));
+    assert_eq!(pass(&mut Lan::new(NetFeatures::GUEST_OFFLOADS)), (1, 0));
 }
 
 #[test]
@@ -233,7 +270,7 @@ fn a_frame_does_not_overtake_one_that_is_held() {
         lan.poll(1000);
         lan.receive();
     }
-    lan.send(&frame_without_checksum());
+    lan.send(&frame_without_checksum(100));
     lan.poll(1000);
     assert_eq!(lan.receive().len(), 0);
     lan.refill(1);
