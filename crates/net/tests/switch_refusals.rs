@@ -316,6 +316,26 @@ fn a_forged_message_behind_the_head_is_refused() {
     }
 }
 
+/// The fixed header of IPv6 decides about packets of TCP and UDP, of cards with an address too. A message of
+/// ICMPv6 may be long, so it goes in a batch.
+#[test]
+fn ipv6_of_a_card_with_an_address_goes_directly() {
+    let mut lan = Lan::<2>::new(NetFeatures::empty());
+    for (protocol, expected) in [(6, 1), (17, 1), (58, 0), (60, 0)] {
+        assert!(lan.passes_directly());
+        let mut sent = frame(1, 0, 1514, 7);
+        sent[HEADER + 12..HEADER + 14].copy_from_slice(&[0x86, 0xdd]);
+        sent[HEADER + 20] = protocol;
+        lan.refill(1);
+        lan.send(&sent);
+        assert_eq!(lan.poll(1000), expected, "{protocol}");
+        let mut received = lan.take();
+        received.extend(lan.receive());
+        assert_eq!(received, [&sent[HEADER..]]);
+        while !lan.passes_directly() {}
+    }
+}
+
 /// The second frame, or the second buffer, begins in memory and ends outside of it.
 #[test]
 fn a_frame_that_leaves_memory_is_lost_alone() {

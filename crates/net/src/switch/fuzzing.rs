@@ -18,8 +18,10 @@ pub enum Judged {
 pub fn judge(address: [u8; MAC_LEN], vlan: Option<u16>, frame: &[u8]) -> Judged {
     let rule = Rule { vlan, address: Some(address) };
     let judged = rule.judge(frame);
-    if !rule.reads_far(frame) {
-        let head = &frame[..frame.len().min(HEAD_LEN)];
+    // A sender that has only the head of a frame asks about that.
+    let head = &frame[..frame.len().min(HEAD_LEN)];
+    assert_eq!(rule.reads_far(head), rule.reads_far(frame), "the head says whether it is enough");
+    if !rule.reads_far(head) {
         assert_eq!(rule.judge(head), judged, "the head of a frame is judged as all of it");
     }
     match judged {

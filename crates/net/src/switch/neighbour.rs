@@ -20,6 +20,14 @@ const MESSAGES: [(u8, usize); 5] = [(133, 8), (134, 16), (135, 24), (136, 24), (
 const ADDRESS_OPTIONS: [u8; 2] = [1, 2];
 const OPTION_UNIT: usize = 8;
 
+/// Returns whether [`names_another`] reads more of an IPv6 packet than its fixed header. TCP and UDP without
+/// extension headers are decided by the fixed header.
+pub(super) fn reads_on(packet: &[u8]) -> bool {
+    packet
+        .get(NEXT_HEADER)
+        .is_some_and(|next| *next == ICMPV6 || *next == AUTHENTICATION || EXTENSIONS.contains(next))
+}
+
 /// Returns whether an IPv6 packet is a message of neighbour discovery that names a hardware address other
 /// than `own`, or could be one.
 ///
@@ -124,7 +132,38 @@ mod tests {
         assert!(!names_another(&packet(&many[1..], &message(136, &[(2, OWN)])), OWN));
     }
 
+    #[test]
+    fn the_fixed_header_decides_about_tcp_and_udp() {
+        for (next, reads) in [(6, false), (17, false), (44, false), (ICMPV6, true), (0, true), (51, true)] {
+            let mut packet = packet(&[], &message(136, &[(2, OTHER)]));
+            packet[NEXT_HEADER] = next;
+            assert_eq!(reads_on(&packet), reads, "{next}");
+        }
+        assert!(!reads_on(&[0; NEXT_HEADER]));
+    }
+
     proptest! {
+        /// Messages behind any extension headers, and what could be taken for one.
+        #[test]
+        fn a_packet_that_is_not_read_on_names_nothing(
+            extensions in prop::collection::vec((prop::sample::select(vec![0u8, 43, 60, 51]), 0u8..20), 0..10),
+            kind in prop::sample::select(vec![133u8, 134, 135, 136, 137]),
+            next in prop_oneof![Just(None), any::<u8>().prop_map(Some)],
+            len in 0..400usize,
+        ) {
+            let mut packet = packet(&extensions, &message(kind, &[(1, OTHER)]));
+            prop_assert!(reads_on(&packet) && names_another(&packet, OWN));
+            if let Some(next) = next {
+                packet[NEXT_HEADER] = next;
+            }
+            packet.truncate(len);
+            if !reads_on(&packet) {
+                prop_assert!(!names_another(&packet, OWN));
+            }
+            // The fixed header is enough to know.
+            prop_assert_eq!(reads_on(&packet), reads_on(&packet[..packet.len().min(HEADER)]));
+        }
+
         #[test]
         fn any_bytes_can_be_searched(mut bytes in prop::collection::vec(any::<u8>(), 0..120), is_icmp: bool) {
             if let Some(next) = bytes.get_mut(NEXT_HEADER).filter(|_| is_icmp) {

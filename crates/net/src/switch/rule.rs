@@ -80,15 +80,14 @@ impl Rule {
         }
     }
 
-    /// Returns whether [`Rule::judge`] may read a frame beyond its first [`HEAD_LEN`] bytes. Only in a packet
-    /// of IPv6, extension headers can come before the part that names an address.
+    /// Returns whether [`Rule::judge`] may read a frame beyond its first [`HEAD_LEN`] bytes. Only in messages
+    /// of ICMPv6, the part that names an address can be behind them. Extension headers can be before these
+    /// messages.
     pub(crate) fn reads_far(&self, frame: &[u8]) -> bool {
-        let behind_tag = ETHERTYPE_AT + VLAN_TAG_LEN;
+        let tag = if word(frame, ETHERTYPE_AT) == Some(VLAN_TAG) { VLAN_TAG_LEN } else { 0 };
         self.address.is_some()
-            && match word(frame, ETHERTYPE_AT) {
-                Some(VLAN_TAG) => word(frame, behind_tag) == Some(IPV6),
-                kind => kind == Some(IPV6),
-            }
+            && word(frame, ETHERTYPE_AT + tag) == Some(IPV6)
+            && neighbour::reads_on(frame.get(ETHERNET_HEADER_LEN + tag..).unwrap_or_default())
     }
 
     /// Judges a frame of at least the length of an Ethernet header.
@@ -237,6 +236,41 @@ mod tests {
                 prop_assert!(frames[1].starts_with(&known));
                 prop_assert_eq!(rule.judge(&frames[0]), rule.judge(&frames[1]));
             }
+        }
+
+        /// Advertisements that name an address, behind extension headers of any lengths, or behind what would be
+        /// one if the packet did not begin with another protocol.
+        #[test]
+        fn the_head_of_a_packet_is_judged_as_all_of_it(
+            is_tagged: bool,
+            first in prop_oneof![
+                2 => prop::sample::select(vec![0u8, 6, 17, 43, 44, 51, 58, 60]),
+                1 => any::<u8>(),
+            ],
+            units in prop::collection::vec(0u8..16, 0..4),
+            named in prop_oneof![Just(A), Just(B)],
+        ) {
+            let tag: &[u8] = if is_tagged { &[0x81, 0, 0, 5] } else { &[] };
+            let mut frame = [&B[..], &A, tag, &[0x86, 0xdd]].concat();
+            let (packet, all) = (frame.len(), units.len());
+            frame.resize(packet + 40, 0);
+            frame[packet + 6] = first;
+            for (number, units) in (1..).zip(&units) {
+                let next = if number == all { 58 } else { 60 };
+                frame.extend([next, *units]);
+                frame.resize(frame.len() + usize::from(*units) * 8 + 6, 0);
+            }
+            frame.push(136);
+            frame.resize(frame.len() + 23, 0);
+            frame.extend([2, 1]);
+            frame.extend(named);
+            let rule = Rule { vlan: None, address: Some(A) };
+            if !rule.reads_far(&frame) {
+                prop_assert_eq!(rule.judge(&frame[..HEAD_LEN]), rule.judge(&frame));
+            }
+            prop_assert!(!matches!(first, 6 | 17) || !rule.reads_far(&frame));
+            let free = Rule { vlan: None, address: None };
+            prop_assert!(!free.reads_far(&frame));
         }
 
         #[test]
