@@ -112,7 +112,7 @@ pub use metrics::{
     bucket_end_ns,
 };
 pub use notify::{Call, Kick};
-pub use parcel::{Neighbours, PARCEL_HEAD_LEN, Parcel, TaskLocation};
+pub use parcel::{Neighbours, Offered, PARCEL_HEAD_LEN, Parcel, TaskLocation};
 pub use queue_task::{Context, LEAVING_COST, Next, Polled, QueueTask};
 pub use stopped::Stopped;
 pub use task_handle::TaskHandle;

@@ -7,6 +7,7 @@
 //! ring.
 
 use kickless_memory::View;
+use kickless_virtqueue::Buffer;
 use kickless_virtqueue::device::SingleChain;
 
 /// The length of the part of a frame, header included, that its sender copies before it judges the frame.
@@ -23,6 +24,20 @@ pub struct TaskLocation {
     pub task: u32,
 }
 
+/// The memory that holds the frames of a parcel, headers included. [`Parcel::view`] may lack a part of it.
+#[derive(Clone, Copy, Debug)]
+pub enum Offered<'a> {
+    /// Each frame is in the one buffer of its chain, which holds nothing else.
+    Singles(&'a [SingleChain]),
+    /// One frame is in several buffers.
+    Pieces {
+        /// The buffers of its chain, in their order. They may hold more bytes than the frame has.
+        buffers: &'a [Buffer],
+        /// The length of the frame, header included.
+        len: u32,
+    },
+}
+
 /// Frames that are still in the ring of their sender, for one receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Parcel<'a> {
@@ -37,9 +52,8 @@ pub struct Parcel<'a> {
     /// The header is valid for the frame and for the sender's features, and its number of buffers is 1. The
     /// receiver checks its own features.
     pub heads: &'a [[u8; PARCEL_HEAD_LEN]],
-    /// The chain of each frame. Its buffer holds the frame and nothing else, header included, and
-    /// [`Parcel::view`] may lack a part of it.
-    pub chains: &'a [SingleChain],
+    /// The memory of the frames, one for each head.
+    pub frames: Offered<'a>,
 }
 
 /// The other tasks of a worker, during the poll of one.

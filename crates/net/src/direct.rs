@@ -9,7 +9,7 @@ use crate::frame::pass_header;
 use crate::loop_queue::HEADER;
 use crate::switch::{Forwarder, SwitchPort};
 use crate::transmit_ring::{BATCH, TransmitRing};
-use kickless_device::{Neighbours, PARCEL_HEAD_LEN, Parcel};
+use kickless_device::{Neighbours, Offered, PARCEL_HEAD_LEN, Parcel};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX};
 use kickless_virtqueue::device::SingleChain;
 use std::iter::zip;
@@ -74,8 +74,9 @@ impl Direct {
         let (chains, heads) = (&chains[..offered], &self.heads[..offered]);
         let bytes = zip(chains, heads)
             .map(|(chain, head)| &head[HEADER..PARCEL_HEAD_LEN.min(chain.buffer.len as usize)]);
+        let frames = Offered::Singles(chains);
         let taken = port.offer(ring.pair, bytes, forwarder, |to, task| {
-            neighbours.offer(task, &Parcel { to, view, heads, chains })
+            neighbours.offer(task, &Parcel { to, view, heads, frames })
         });
         // A receiver takes no more frames than it was offered.
         let taken = (taken as usize).min(offered);

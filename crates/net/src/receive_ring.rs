@@ -16,7 +16,7 @@ use crate::filter::{Filter, Modes};
 use crate::immediate_ring::ImmediateRing;
 use crate::offload::passes_as_is;
 use crate::whole_frame::{DirectFrame, WholeFrame};
-use kickless_device::{Next, Parcel, ShowAfter, Vring};
+use kickless_device::{Next, Offered, Parcel, ShowAfter, Vring};
 use kickless_net_port::Direction;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, HEADER_NUM_BUFFERS, Header, NetFeatures};
 use kickless_virtqueue::device::{self, SingleChain};
@@ -360,8 +360,14 @@ impl ReceiveRing {
             return 0;
         }
         let accepted = self.accepted_offloads();
-        let frames = DirectFrame::all(parcel).take_while(|frame| passes_as_is(frame.head(), accepted));
-        self.deliver_whole(parcel.chains.len(), frames)
+        match parcel.frames {
+            Offered::Singles(chains) => {
+                let frames = DirectFrame::all(parcel, chains);
+                let accepted_ones = frames.take_while(|frame| passes_as_is(frame.head(), accepted));
+                self.deliver_whole(chains.len(), accepted_ones)
+            }
+            Offered::Pieces { .. } => 0,
+        }
     }
 
     /// Delivers frames that each fit into a chain of a single descriptor, one to a chain, until the budget is

@@ -3,6 +3,7 @@
 use kickless_device::{PARCEL_HEAD_LEN, Parcel};
 use kickless_memory::{Gpa, Marks, Unmapped, View};
 use kickless_virtqueue::Buffer;
+use kickless_virtqueue::device::SingleChain;
 use std::iter::zip;
 
 /// A frame with its complete header.
@@ -42,10 +43,10 @@ pub(crate) struct DirectFrame<'a> {
 }
 
 impl<'a> DirectFrame<'a> {
-    /// Returns the frames of a parcel.
-    pub(crate) fn all(parcel: &Parcel<'a>) -> impl Iterator<Item = Self> {
+    /// Returns the frames of a parcel, each of which is in one of these chains.
+    pub(crate) fn all(parcel: &Parcel<'a>, chains: &'a [SingleChain]) -> impl Iterator<Item = Self> {
         let from = parcel.view;
-        zip(parcel.heads, parcel.chains).map(move |(head, chain)| {
+        zip(parcel.heads, chains).map(move |(head, chain)| {
             let len = chain.buffer.len as usize;
             Self { head: &head[..len.min(PARCEL_HEAD_LEN)], len, from, at: chain.buffer.addr }
         })

@@ -5,8 +5,8 @@ mod echo;
 
 use echo::{DEADLINE, Driver, options, start};
 use kickless_device::{
-    Context, Executor, Next, PARCEL_HEAD_LEN, Parcel, Polled, QueueTask, TaskHandle, TaskLocation, Update,
-    Vring,
+    Context, Executor, Next, Offered, PARCEL_HEAD_LEN, Parcel, Polled, QueueTask, TaskHandle, TaskLocation,
+    Update, Vring,
 };
 use kickless_io::Engine;
 use kickless_memory::View;
@@ -94,7 +94,8 @@ impl QueueTask for Card {
             let offer = |count| {
                 let (heads, chains) =
                     (vec![[0; PARCEL_HEAD_LEN]; count], vec![SingleChain::default(); count]);
-                let parcel = Parcel { to: *to, view: &View::default(), heads: &heads, chains: &chains };
+                let frames = Offered::Singles(&chains);
+                let parcel = Parcel { to: *to, view: &View::default(), heads: &heads, frames };
                 neighbours.offer(task, &parcel)
             };
             answers.send(parcels.into_iter().map(offer).collect()).unwrap();
@@ -122,8 +123,7 @@ impl QueueTask for Card {
     fn take_parcel(&mut self, parcel: &Parcel<'_>) -> u32 {
         self.seen.offers.fetch_add(1, Ordering::SeqCst);
         let mut taken = 0;
-        while parcel.to == self.name && taken < parcel.chains.len() as u32 && self.vring.pop(&mut self.chain)
-        {
+        while parcel.to == self.name && taken < parcel.heads.len() as u32 && self.vring.pop(&mut self.chain) {
             self.vring.push(self.chain.id, 0);
             taken += 1;
         }
