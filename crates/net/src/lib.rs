@@ -59,6 +59,7 @@ mod direct;
 pub mod features;
 mod filter;
 mod frame;
+mod gathered_frame;
 mod held_frame;
 mod immediate_ring;
 mod limited;

@@ -1,6 +1,7 @@
 //! The frames that come back from a loop port.
 
 use crate::card_state::CardState;
+use crate::gathered_frame::Bytes;
 use crate::held_frame::HeldFrame;
 use crate::loop_queue::{Batch, HEADER, LoopQueue};
 use crate::offload::{Undo, passes_as_is, received_header, undo};
@@ -136,7 +137,7 @@ impl LoopSource {
             let header_len = ring.format.header_len;
             let received = received_header(&header, accepted);
             frame[HEADER - header_len..HEADER].copy_from_slice(&received.as_bytes()[..header_len]);
-            if ring.takes_batches() && ring.deliver_in_singles(frame) {
+            if ring.takes_batches() && ring.deliver_in_singles(&mut Bytes::new(frame)) {
                 self.advance(total);
                 return Ok(Taken::Delivered(1));
             }

@@ -7,16 +7,19 @@
 //! Stops and updates do not wait for credit. The vring unpops all credit before it stops, and before its
 //! memory, addresses or translations change. The next poll removes these chains from [`Credit`].
 
+mod gather;
+
 use crate::buffers;
 use crate::card_state::CardState;
 use crate::cost::{self, BatchCost, Budget};
 use crate::counters::RingCounters;
 use crate::credit::Credit;
 use crate::filter::{Filter, Modes};
+use crate::gathered_frame::Pieces;
 use crate::immediate_ring::ImmediateRing;
 use crate::offload::passes_as_is;
 use crate::whole_frame::{DirectFrame, WholeFrame};
-use kickless_device::{Next, Offered, Parcel, ShowAfter, Vring};
+use kickless_device::{Next, Offered, PARCEL_HEAD_LEN, Parcel, ShowAfter, Vring};
 use kickless_net_port::Direction;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, HEADER_NUM_BUFFERS, Header, NetFeatures};
 use kickless_virtqueue::device::{self, SingleChain};
@@ -366,7 +369,13 @@ impl ReceiveRing {
                 let accepted_ones = frames.take_while(|frame| passes_as_is(frame.head(), accepted));
                 self.deliver_whole(chains.len(), accepted_ones)
             }
-            Offered::Pieces { .. } => 0,
+            Offered::Pieces { buffers, len } => match parcel.heads {
+                [head] if passes_as_is(&head[..PARCEL_HEAD_LEN.min(len as usize)], accepted) => {
+                    let mut frame = Pieces::new(head, parcel.view, buffers, len);
+                    self.deliver_in_singles(&mut frame).into()
+                }
+                _ => 0,
+            },
         }
     }
 
@@ -418,63 +427,6 @@ impl ReceiveRing {
         self.counters().received_frames.add(frames as u64);
         self.counters().received_bytes.add(bytes);
         frames as u32
-    }
-
-    /// Delivers a frame into as many chains of a single descriptor as it needs, without credit, and returns
-    /// `true`. Completes the number of buffers in its header. Returns `false`, and shows the driver nothing,
-    /// if the frame must be delivered by [`ReceiveRing::deliver`]. The ring takes batches
-    /// ([`ReceiveRing::takes_batches`]).
-    pub(crate) fn deliver_in_singles(&mut self, frame: &mut [u8]) -> bool {
-        let len = frame.len();
-        if !self.format.merges_chains() || len > self.format.len_max || self.budget.is_used_up() {
-            return false;
-        }
-        let Some(count) = self.peek_for(len) else { return false };
-        set_num_buffers(frame, HEADER_LEN, count);
-        let Self { vring, chains, .. } = self;
-        let (view, marks) = vring.memory();
-        let mut rest = &frame[..];
-        for chain in &mut chains[..count] {
-            let (here, more) = rest.split_at(rest.len().min(chain.buffer.len as usize));
-            if view.write(chain.buffer.addr, here, marks).is_err() {
-                return false;
-            }
-            // Lossless, because the buffer is as long.
-            chain.written = here.len() as u32;
-            rest = more;
-        }
-        vring.complete_peeked(&chains[..count]);
-        // Shorter frames in between lower the guess slowly, because one that is too low costs a second peek.
-        self.chains_of_frame = count.max(self.chains_of_frame - 1);
-        self.budget.charge_descriptors(count as u32);
-        self.budget.charge(cost::of_frame((len - HEADER_LEN) as u64));
-        self.count_received(len);
-        true
-    }
-
-    /// Peeks the chains for a frame of `len` bytes, each of a single descriptor. Returns their number, or
-    /// `None` if there are too few, or if the first has no room for a header.
-    fn peek_for(&mut self, len: usize) -> Option<usize> {
-        for wanted in [self.chains_of_frame, CHAINS_MAX] {
-            let peeked = self.vring.peek(device::Direction::Writable, &mut self.chains[..wanted]);
-            // Lossless, because there are at most `CHAINS_MAX`.
-            self.budget.charge_descriptors(peeked as u32);
-            let chains = &self.chains[..peeked];
-            if (chains.first()?.buffer.len as usize) < HEADER_LEN {
-                return None;
-            }
-            let mut room = 0;
-            for (before, chain) in chains.iter().enumerate() {
-                room += u64::from(chain.buffer.len);
-                if room >= len as u64 {
-                    return Some(before + 1);
-                }
-            }
-            if peeked < wanted {
-                return None;
-            }
-        }
-        None
     }
 
     /// Counts a frame that is dropped, and charges it.
