@@ -5,33 +5,42 @@
 //! this is safe.
 
 use crate::cost::BatchCost;
-use crate::frame::pass_header;
+use crate::frame::{pass_header, set_header};
 use crate::loop_queue::HEADER;
 use crate::switch::{Forwarder, SwitchPort};
 use crate::transmit_ring::{BATCH, TransmitRing};
 use kickless_device::{Neighbours, Offered, PARCEL_HEAD_LEN, Parcel};
-use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX};
+use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header};
 use kickless_virtqueue::device::SingleChain;
-use std::iter::zip;
+use std::iter::{once, zip};
 
 /// The length, header included, from which on a frame is worth it. The copy in between costs a shorter one
 /// less than two looks at its head.
 pub(crate) const LEN_MIN: u32 = 512;
+/// The length, header excluded, from which on a frame in a popped chain is worth an offer of its own.
+pub(crate) const LEN_MIN_POPPED: u32 = 4096;
+/// The most buffers of a popped chain that is offered. The longest frame has fewer in Linux, and 32 if each has
+/// 2048 bytes.
+const PIECES_MAX: usize = 64;
 /// The sender does its own part of a frame's work and the receiver's, and is charged for both.
 pub(crate) const SHARES: u32 = 2;
 /// The number of batches that go in the usual way after frames that were not taken.
 const PAUSE: u32 = 7;
+/// The number of popped frames that go in the usual way after one that was not taken. A look at one is cheap
+/// beside its copy.
+const PAUSE_POPPED: u32 = 1;
 
 /// Space for the heads of a batch. It belongs to a transmit ring.
 pub(crate) struct Direct {
     heads: Box<[[u8; PARCEL_HEAD_LEN]; BATCH]>,
-    /// The number of batches to go in the usual way.
+    /// The number of batches, and of popped frames, to go in the usual way.
     pause: u32,
+    pause_popped: u32,
 }
 
 impl Default for Direct {
     fn default() -> Self {
-        Self { heads: Box::new([[0; PARCEL_HEAD_LEN]; BATCH]), pause: 0 }
+        Self { heads: Box::new([[0; PARCEL_HEAD_LEN]; BATCH]), pause: 0, pause_popped: 0 }
     }
 }
 
@@ -84,5 +93,57 @@ impl Direct {
             self.pause = PAUSE;
         }
         taken
+    }
+
+    /// Offers the frame in the popped chain, of `len` bytes without its header, to the receiver to which it
+    /// goes. `header` is the one to pass on. Returns whether the receiver has taken the frame. Nothing has
+    /// changed if not.
+    pub(crate) fn offer_popped(
+        &mut self,
+        port: &SwitchPort,
+        ring: &TransmitRing,
+        header: &Header,
+        len: u32,
+        forwarder: &mut Forwarder,
+        neighbours: &mut dyn Neighbours,
+    ) -> bool {
+        if !forwarder.is_near || self.pause_popped > 0 {
+            self.pause_popped = self.pause_popped.saturating_sub(1);
+            return false;
+        }
+        let is_taken = self.has_taken_popped(port, ring, header, HEADER as u32 + len, forwarder, neighbours);
+        if !is_taken {
+            self.pause_popped = PAUSE_POPPED;
+        }
+        is_taken
+    }
+
+    /// Offers a popped frame of `len` bytes, header included, if it may pass.
+    fn has_taken_popped(
+        &mut self,
+        port: &SwitchPort,
+        ring: &TransmitRing,
+        header: &Header,
+        len: u32,
+        forwarder: &mut Forwarder,
+        neighbours: &mut dyn Neighbours,
+    ) -> bool {
+        let (view, buffers) = (ring.vring.view(), ring.chain.readable());
+        if ring.format.header_len != HEADER || buffers.len() > PIECES_MAX {
+            return false;
+        }
+        let head = &mut self.heads[0][..PARCEL_HEAD_LEN.min(len as usize)];
+        if ring.read(head).is_err() {
+            return false;
+        }
+        // From here on, only the copy counts, with the header that was judged.
+        set_header(head, header);
+        let heads = &self.heads[..1];
+        let bytes = once(&heads[0][HEADER..PARCEL_HEAD_LEN.min(len as usize)]);
+        let frames = Offered::Pieces { buffers, len };
+        let taken = port.offer(ring.pair, bytes, forwarder, |to, task| {
+            neighbours.offer(task, &Parcel { to, view, heads, frames })
+        });
+        taken > 0
     }
 }

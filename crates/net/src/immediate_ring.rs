@@ -1,8 +1,11 @@
 //! Serves rings that complete each chain immediately after popping it.
 
 use crate::cost::{DESCRIPTORS_PER_COST, FRAMES_MAX};
-use kickless_device::{LEAVING_COST, Next, Polled, Vring};
+use kickless_device::{LEAVING_COST, Neighbours, Next, Polled, Vring};
 use kickless_virtqueue::Chain;
+
+/// The other tasks of the worker, if the ring may offer them parcels.
+pub(crate) type Beside<'n, 'p> = Option<&'n mut (dyn Neighbours + 'p)>;
 
 /// A ring that completes each chain immediately after popping it.
 pub(crate) trait ImmediateRing {
@@ -12,6 +15,17 @@ pub(crate) trait ImmediateRing {
     /// Serves the popped chain and pushes it. Returns the cost without that of the descriptors.
     fn serve(&mut self) -> u32;
 
+    /// Does the same as [`ImmediateRing::serve`], beside tasks that may take the frame.
+    fn serve_beside(&mut self, _neighbours: Beside<'_, '_>) -> Served {
+        Served { chains: 1, cost: self.serve(), frames: 1 }
+    }
+
+    /// Serves chains of a single descriptor together ([`Vring::peek`]), until they cost `budget`. None if the
+    /// next chain has to be popped. Rings that stop are not asked.
+    fn serve_batch(&mut self, _neighbours: Beside<'_, '_>, _budget: u32) -> Served {
+        Served::default()
+    }
+
     /// Returns why no further chain is popped in this turn, which has served this number of chains. Rings
     /// that stop are not asked.
     fn pauses(&mut self, _served: u32) -> Option<Next> {
@@ -19,8 +33,7 @@ pub(crate) trait ImmediateRing {
     }
 }
 
-/// The chains of a single descriptor that a task has served together ([`Vring::peek`]). None if the next
-/// chain has to be popped.
+/// The chains that a task has served together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Served {
     pub(crate) chains: u32,
@@ -35,15 +48,14 @@ pub(crate) const POPS: u32 = 8;
 
 /// Serves chains one by one until they cost `budget` ([`kickless_device::QueueTask::poll`]).
 pub(crate) fn poll(task: &mut impl ImmediateRing, budget: u32) -> Polled {
-    poll_batches(task, budget, |_, _| Served::default())
+    poll_beside(task, budget, None)
 }
 
-/// Does the same as [`poll`], with chains that `serve_batch` serves together until they cost the budget that
-/// it gets.
-pub(crate) fn poll_batches<T: ImmediateRing>(
-    task: &mut T,
+/// Does the same as [`poll`], beside tasks that may take frames. A ring that stops offers them none.
+pub(crate) fn poll_beside(
+    task: &mut impl ImmediateRing,
     budget: u32,
-    mut serve_batch: impl FnMut(&mut T, u32) -> Served,
+    mut neighbours: Beside<'_, '_>,
 ) -> Polled {
     let (mut served, mut cost) = (0, 0u32);
     // The frames that count towards the limit.
@@ -55,7 +67,7 @@ pub(crate) fn poll_batches<T: ImmediateRing>(
             break Next::More;
         }
         if budget > 0 && pops == 0 {
-            let batch = serve_batch(task, limit - cost);
+            let batch = task.serve_batch(neighbours.as_deref_mut(), limit - cost);
             if batch.chains > 0 {
                 served += batch.chains;
                 frames += batch.frames;
@@ -84,9 +96,10 @@ pub(crate) fn poll_batches<T: ImmediateRing>(
         if !popped {
             break if vring.take_unfinished() { Next::More } else { Next::Idle };
         }
-        (served, frames) = (served + 1, frames + 1);
         let descriptors = u32::from(chain.descriptors() / DESCRIPTORS_PER_COST);
-        cost = cost.saturating_add(descriptors).saturating_add(task.serve());
+        let one = task.serve_beside(if budget > 0 { neighbours.as_deref_mut() } else { None });
+        (served, frames) = (served + one.chains, frames + one.frames);
+        cost = cost.saturating_add(descriptors).saturating_add(one.cost);
     };
     task.ring().0.publish();
     Polled { served, cost, next }

@@ -5,7 +5,7 @@ use crate::card_port::CardPort;
 use crate::cost::{self, BatchCost};
 use crate::direct::{self, Direct};
 use crate::frame::{Frame, InvalidFrame, has_no_offload, pass_header, set_header};
-use crate::immediate_ring::{self, ImmediateRing, Served};
+use crate::immediate_ring::{self, Beside, ImmediateRing, Served};
 use crate::loop_queue::{Batch, HEADER};
 use crate::switch::Forwarder;
 use crate::transmit_ring::{BATCH, TransmitRing};
@@ -34,17 +34,25 @@ impl TransmitTask {
         Self { ring, chains: Box::default(), batch, forwarder, direct, copied: 0 }
     }
 
-    /// Checks and counts the frame in the popped chain, passes it on, and completes the chain. Returns the
-    /// cost of the frame.
-    fn take_frame(&mut self) -> u32 {
+    /// Checks and counts the frame in the popped chain, passes it on, and completes the chain.
+    fn take_frame(&mut self, neighbours: Beside<'_, '_>) -> Served {
+        let mut shares = 1;
         if let Some((header, frame)) = self.ring.parse() {
-            match self.pass_on(&header, frame) {
-                Ok(()) => self.ring.count_sent(1, frame.len.into()),
-                Err(error) => self.ring.count_invalid(error),
+            if let Some(neighbours) = neighbours
+                && frame.len >= direct::LEN_MIN_POPPED
+                && self.send_popped_directly(neighbours, &header, frame.len)
+            {
+                shares = direct::SHARES;
+            } else {
+                match self.pass_on(&header, frame) {
+                    Ok(()) => self.ring.count_sent(1, frame.len.into()),
+                    Err(error) => self.ring.count_invalid(error),
+                }
             }
         }
         self.ring.vring.push(self.ring.chain.id, 0);
-        cost::of_frame(self.ring.chain.readable_len())
+        let cost = shares * cost::of_frame(self.ring.chain.readable_len());
+        Served { chains: 1, cost, frames: shares }
     }
 
     /// Copies the frame for a loop port or a switch.
@@ -93,7 +101,7 @@ impl TransmitTask {
 
     /// Serves chains of a single descriptor together, until they cost `budget`.
     #[inline]
-    fn serve_batch(&mut self, neighbours: Option<&mut (dyn Neighbours + '_)>, budget: u32) -> Served {
+    fn take_batch(&mut self, neighbours: Beside<'_, '_>, budget: u32) -> Served {
         if !self.ring.is_enabled || self.ring.format.header_len != HEADER {
             return Served::default();
         }
@@ -131,12 +139,11 @@ impl TransmitTask {
     /// those that it has taken.
     #[inline(never)]
     fn send_directly(&mut self, neighbours: &mut dyn Neighbours, count: usize, budget: u32) -> Served {
-        let Self { ring, chains, batch, forwarder, direct, .. } = self;
-        let CardPort::Switch(port) = &ring.card.port else { return Served::default() };
-        // Earlier frames go first, and a capture or a limiter needs them in a batch.
-        if batch.len() > 0 || ring.card.capture.is_on() || ring.card.limiter.is_on() {
+        if !self.may_send_directly() {
             return Served::default();
         }
+        let Self { ring, chains, forwarder, direct, .. } = self;
+        let CardPort::Switch(port) = &ring.card.port else { return Served::default() };
         let taken = direct.offer(port, ring, &chains[..count], forwarder, neighbours, budget);
         let (mut bytes, mut cost) = (0, BatchCost::new(u32::MAX, false));
         for chain in &chains[..taken] {
@@ -150,6 +157,30 @@ impl TransmitTask {
         // Lossless, because a batch has few frames.
         let frames = taken as u32;
         Served { chains: frames, cost: direct::SHARES * cost.cost(), frames: direct::SHARES * frames }
+    }
+
+    /// Offers the frame in the popped chain, of `len` bytes and with this header to pass on, to a receiver on
+    /// the same worker. Returns whether this has taken it, and counts it then.
+    #[inline(never)]
+    fn send_popped_directly(&mut self, neighbours: &mut dyn Neighbours, header: &Header, len: u32) -> bool {
+        if !self.may_send_directly() {
+            return false;
+        }
+        let Self { ring, forwarder, direct, .. } = self;
+        let CardPort::Switch(port) = &ring.card.port else { return false };
+        let is_taken = direct.offer_popped(port, ring, header, len, forwarder, neighbours);
+        if is_taken {
+            ring.count_sent(1, len.into());
+            ring.counters().sent_directly.add(1);
+        }
+        is_taken
+    }
+
+    /// Returns whether the next frame may be offered. Earlier frames go first, and a capture or a limiter needs
+    /// all of them in a batch.
+    fn may_send_directly(&self) -> bool {
+        let card = &self.ring.card;
+        self.batch.len() == 0 && !card.capture.is_on() && !card.limiter.is_on()
     }
 
     fn send_batch(&mut self) {
@@ -200,7 +231,16 @@ impl ImmediateRing for TransmitTask {
     }
 
     fn serve(&mut self) -> u32 {
-        self.take_frame()
+        self.take_frame(None).cost
+    }
+
+    fn serve_beside(&mut self, neighbours: Beside<'_, '_>) -> Served {
+        self.take_frame(neighbours)
+    }
+
+    #[inline]
+    fn serve_batch(&mut self, neighbours: Beside<'_, '_>, budget: u32) -> Served {
+        self.take_batch(neighbours, budget)
     }
 }
 
@@ -216,9 +256,7 @@ impl QueueTask for TransmitTask {
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
-        let mut polled = immediate_ring::poll_batches(self, budget, |task, budget| {
-            task.serve_batch(context.neighbours.as_deref_mut(), budget)
-        });
+        let mut polled = immediate_ring::poll_beside(self, budget, context.neighbours.as_deref_mut());
         if self.batch.len() > 0 {
             self.send_batch();
         }

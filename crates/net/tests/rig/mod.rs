@@ -4,6 +4,7 @@
 
 pub mod lost_memory;
 pub mod packets;
+pub mod pair;
 pub mod switch;
 
 use kickless_device::{
@@ -308,6 +309,25 @@ impl Guest {
         self.add_indirect(id, table, buffers)
     }
 
+    /// Makes a frame available in buffers of these lengths, the last of which ends with it. An indirect table
+    /// may name them.
+    pub fn send_pieces(&mut self, frame: &[u8], lens: &[usize], is_indirect: bool) -> Option<u16> {
+        let id = self.submitter.next_id()?;
+        let table = CHAINS_AT + u64::from(id) * CHAIN_BYTES;
+        let (mut addr, mut rest, mut buffers) = (table + TABLE_BYTES, frame, Vec::new());
+        for &len in lens.iter().chain(&[usize::MAX]) {
+            let (here, more) = rest.split_at(len.min(rest.len()));
+            if !here.is_empty() {
+                self.view.write(Gpa(addr), here, &mut Marks::off()).unwrap();
+                buffers.push(Buffer { addr, len: here.len() as u32, writable: false });
+            }
+            // A gap keeps two buffers from being merged.
+            addr += here.len() as u64 + 1;
+            rest = more;
+        }
+        if is_indirect { self.add_indirect(id, table, buffers) } else { self.add(id, buffers) }
+    }
+
     /// Makes a frame available whose bytes behind its header are in 1200 pieces of memory: buffers of two
     /// bytes that are in two pages each ([`Guest::translate_pages`]). Returns the frame.
     pub fn send_scattered(&mut self, header: &[u8]) -> Vec<u8> {
@@ -494,14 +514,20 @@ impl Rig {
         self.task.set_location(location.map(|(worker_id, task)| TaskLocation { worker_id, task }));
     }
 
-    /// Polls once beside other rings, and does for these what the worker does.
-    pub fn poll_beside(&mut self, budget: u32, mut beside: Beside<'_>) -> Polled {
+    /// Polls once beside other tasks.
+    pub fn poll_among(&mut self, budget: u32, neighbours: &mut dyn Neighbours) -> Polled {
         let mut context = Context::new(&mut self.engine, 5, &self.waker, Clock::start());
         if self.task.offers_parcels() {
-            context.neighbours = Some(&mut beside);
+            context.neighbours = Some(neighbours);
         }
         let polled = self.task.poll(&mut context, budget);
         self.last = polled.next;
+        polled
+    }
+
+    /// Polls once beside other rings, and does for these what the worker does.
+    pub fn poll_beside(&mut self, budget: u32, mut beside: Beside<'_>) -> Polled {
+        let polled = self.poll_among(budget, &mut beside);
         for (_, rig) in beside.0 {
             rig.task.vring().publish();
         }
