@@ -11,14 +11,18 @@ mod rig;
 use kickless_device::Device;
 use kickless_memory::{Gpa, Marks};
 use kickless_net_port::Port;
-use kickless_spec::net::{ETHERNET_HEADER_LEN, Header};
+use kickless_spec::net::{ETHERNET_HEADER_LEN, GSO_TCPV4, HDR_F_NEEDS_CSUM, Header};
 use kickless_testing::counted_instructions;
 use kickless_virtqueue::driver::Buffer;
 use rig::{Beside, Kind, Rig, SIZE_LONG, card_with};
 use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
 
-/// Frames of a poll.
+/// The frames of a poll, and those of several buffers.
 const BATCH: u16 = 32;
+const LONG_BATCH: u16 = 8;
+/// The bytes of a buffer.
+const BUFFER_LEN: usize = 2048;
 /// The batches of a counted run, and of a timed one. The first ones allocate.
 const BATCHES: u32 = 200;
 const TIMED: u32 = 20_000;
@@ -27,8 +31,10 @@ const HEADER: usize = size_of::<Header>();
 const TASK: u32 = 1;
 /// The bytes from one buffer to the next, as drivers have them: neighbours are in other lines of a cache.
 const STRIDE: u64 = 2304;
-/// Each ring has buffers for this many frames, which are used in turn.
-const BUFFERS: u64 = 1100;
+/// Each ring has so many buffers, which are used in turn. They are a multiple of those of a long frame.
+const BUFFERS: u64 = 34 * 32;
+/// The bytes of memory for an indirect table.
+const TABLE_BYTES: u64 = 1024;
 
 /// A load that is measured.
 #[derive(Clone, Copy)]
@@ -40,24 +46,48 @@ struct Cell {
     direct: bool,
 }
 
+impl Cell {
+    /// Returns the number of buffers that hold a frame.
+    fn buffers(self) -> usize {
+        (HEADER + self.len).div_ceil(BUFFER_LEN)
+    }
+
+    /// Returns the number of frames of a poll.
+    fn frames(self) -> u16 {
+        if self.buffers() == 1 { BATCH } else { LONG_BATCH }
+    }
+}
+
 /// A ring whose buffers are near to one another.
 struct Ring {
     rig: Rig,
     next: u64,
-    len: u32,
+    /// The bytes of a chain, in buffers of [`BUFFER_LEN`].
+    len: usize,
     writable: bool,
 }
 
 impl Ring {
-    /// Makes a batch of buffers available.
-    fn offer(&mut self) {
+    /// Makes chains available.
+    fn offer(&mut self, chains: usize) {
         let Self { rig, next, len, writable } = self;
-        while rig.with_device() < usize::from(BATCH) {
-            let addr = rig::Guest::chain_at(0).0 + *next % BUFFERS * STRIDE;
-            let buffer = Buffer { addr, len: *len, writable: *writable };
+        while rig.with_device() < chains {
+            let mut buffers = Vec::new();
+            for start in (0..*len).step_by(BUFFER_LEN) {
+                let len = BUFFER_LEN.min(*len - start) as u32;
+                buffers.push(Buffer { addr: buffer_at(*next).0, len, writable: *writable });
+                *next += 1;
+            }
             let id = rig.next_id().expect("a free chain");
-            rig.add(id, vec![buffer]).expect("room for a chain");
-            *next += 1;
+            let is_added = match buffers.len() {
+                1 => rig.add(id, buffers),
+                _ => rig.add_indirect(
+                    id,
+                    buffer_at(BUFFERS - 1).0 + STRIDE + u64::from(id) * TABLE_BYTES,
+                    buffers,
+                ),
+            };
+            is_added.expect("room for a chain");
         }
     }
 
@@ -65,6 +95,11 @@ impl Ring {
     fn take(&mut self) {
         while self.rig.take().is_some() {}
     }
+}
+
+/// Returns the address of a buffer.
+fn buffer_at(number: u64) -> Gpa {
+    Gpa(rig::Guest::chain_at(0).0 + number % BUFFERS * STRIDE)
 }
 
 /// Polls a transmit ring. It may send directly to the receive ring.
@@ -83,7 +118,8 @@ fn counted_complete(ring: &mut Ring) {
 
 /// Passes batches from one card to another, directly or through the inbox. Returns the times of the polls of
 /// both rings.
-fn run(Cell { packed, len, direct }: Cell, batches: u32) -> [Duration; 2] {
+fn run(cell: Cell, batches: u32) -> [Duration; 2] {
+    let Cell { packed, len, direct } = cell;
     let kind = Kind { packed, event_idx: false, in_order: false };
     let cards = [1, 2].map(|number| {
         let port: Port = "switch:bench".parse().unwrap();
@@ -91,29 +127,30 @@ fn run(Cell { packed, len, direct }: Cell, batches: u32) -> [Duration; 2] {
     });
     let ring = |card: usize, index: u16, len: usize| {
         let rig = Rig::start(&cards[card], index, kind, SIZE_LONG, cards[card].features());
-        Ring { rig, next: 0, len: len as u32, writable: index == 0 }
+        Ring { rig, next: 0, len, writable: index == 0 }
     };
     let (mut transmit, mut answers) = (ring(0, 1, HEADER + len), ring(1, 1, HEADER + ETHERNET_HEADER_LEN));
-    let (mut receive, mut first) = (ring(1, 0, 2048), ring(0, 0, 2048));
+    let (mut receive, mut first) = (ring(1, 0, BUFFER_LEN), ring(0, 0, BUFFER_LEN));
     receive.rig.set_location(Some((0, TASK)));
     transmit.rig.set_location(Some((0, TASK + 1)));
     // The frames of each card are for the other one.
     for (rings, to, from) in [(&mut answers, 1, 2), (&mut transmit, 2, 1)] {
-        let header = [&[0; HEADER][..], &[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5]].concat();
-        for buffer in 0..BUFFERS {
-            let at = Gpa(rig::Guest::chain_at(0).0 + buffer * STRIDE);
-            rings.rig.view.write(at, &header, &mut Marks::off()).unwrap();
+        let is_long = rings.len > BUFFER_LEN;
+        let header = if is_long { segmented() } else { Header::default() };
+        let header = [header.as_bytes(), &[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5]].concat();
+        for buffer in (0..BUFFERS).step_by(rings.len.div_ceil(BUFFER_LEN)) {
+            rings.rig.view.write(buffer_at(buffer), &header, &mut Marks::off()).unwrap();
         }
     }
     // The switch learns where the second card is.
-    first.offer();
+    first.offer(1);
     first.rig.poll();
-    answers.offer();
+    answers.offer(1);
     answers.rig.poll();
     let mut times = [Duration::ZERO; 2];
     for _ in 0..batches {
-        transmit.offer();
-        receive.offer();
+        transmit.offer(cell.frames().into());
+        receive.offer(usize::from(cell.frames()) * cell.buffers());
         let start = Instant::now();
         counted_submit(&mut transmit, direct.then_some(&mut receive));
         let middle = Instant::now();
@@ -123,16 +160,28 @@ fn run(Cell { packed, len, direct }: Cell, batches: u32) -> [Duration; 2] {
         transmit.take();
         receive.take();
     }
-    let sent = u64::from(batches) * u64::from(BATCH);
+    let sent = u64::from(batches) * u64::from(cell.frames());
     assert_eq!(rig::counter(&cards[1], "received_frames"), sent);
     // The first batch shows where the receiver is.
-    let sent_directly = if direct { sent - u64::from(BATCH) } else { 0 };
+    let sent_directly = if direct { sent - u64::from(cell.frames()) } else { 0 };
     assert_eq!(rig::counter(&cards[0], "sent_directly"), sent_directly);
     times
 }
 
+/// Returns the header of a packet of TCP to segment.
+fn segmented() -> Header {
+    Header {
+        flags: HDR_F_NEEDS_CSUM,
+        gso_type: GSO_TCPV4,
+        gso_size: 1448.into(),
+        csum_start: 34.into(),
+        csum_offset: 16.into(),
+        ..Header::default()
+    }
+}
+
 fn main() {
-    let cells = [(64, false), (1514, false), (1514, true)]
+    let cells = [(64, false), (1514, false), (1514, true), (65_000, false), (65_000, true)]
         .map(|(len, direct)| [false, true].map(|packed| Cell { packed, len, direct }))
         .concat();
     if let Some(cell) = std::env::args().nth(1).and_then(|argument| argument.parse::<usize>().ok()) {
@@ -144,10 +193,10 @@ fn main() {
         let way = if cell.direct { "directly" } else { "in batches" };
         let count = counted_instructions(&number.to_string()).map_or_else(
             || "valgrind cannot count instructions here".to_owned(),
-            |count| format!("{:.0} instructions", count / f64::from(BATCHES * u32::from(BATCH))),
+            |count| format!("{:.0} instructions", count / f64::from(BATCHES * u32::from(cell.frames()))),
         );
         let [transmit, receive] =
-            run(cell, TIMED).map(|time| time.as_nanos() as f64 / f64::from(TIMED) / f64::from(BATCH));
+            run(cell, TIMED).map(|time| time.as_nanos() as f64 / f64::from(TIMED * u32::from(cell.frames())));
         println!(
             "{ring}, {} bytes {way}: {count}, {transmit:.1} ns to send and {receive:.1} ns to receive a frame",
             cell.len

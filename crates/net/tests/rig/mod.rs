@@ -350,7 +350,8 @@ impl Guest {
         frame
     }
 
-    fn add_indirect(&mut self, id: u16, addr: u64, buffers: Vec<Buffer>) -> Option<u16> {
+    /// Makes a chain of these buffers available, in an indirect table at this address.
+    pub fn add_indirect(&mut self, id: u16, addr: u64, buffers: Vec<Buffer>) -> Option<u16> {
         let table = Table { area: &self.tables, offset: (addr - CHAINS_AT) as usize, addr };
         self.submitter.add(&buffers, Some(table)).ok()?;
         Some(self.added(id, buffers))
