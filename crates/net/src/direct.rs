@@ -19,8 +19,8 @@ use std::iter::{once, zip};
 pub(crate) const LEN_MIN: u32 = 512;
 /// The length, header excluded, from which on a frame in a popped chain is worth an offer of its own.
 pub(crate) const LEN_MIN_POPPED: u32 = 4096;
-/// The most buffers of a popped chain that is offered. The longest frame has fewer in Linux, and 32 if each has
-/// 2048 bytes.
+/// The most buffers of a popped chain that is offered. The longest frame has fewer in Linux, and 32 if each
+/// has 2048 bytes.
 const PIECES_MAX: usize = 64;
 /// The sender does its own part of a frame's work and the receiver's, and is charged for both.
 pub(crate) const SHARES: u32 = 2;

@@ -176,8 +176,8 @@ impl TransmitTask {
         is_taken
     }
 
-    /// Returns whether the next frame may be offered. Earlier frames go first, and a capture or a limiter needs
-    /// all of them in a batch.
+    /// Returns whether the next frame may be offered. Earlier frames go first, and a capture or a limiter
+    /// needs all of them in a batch.
     fn may_send_directly(&self) -> bool {
         let card = &self.ring.card;
         self.batch.len() == 0 && !card.capture.is_on() && !card.limiter.is_on()

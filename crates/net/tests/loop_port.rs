@@ -107,7 +107,8 @@ fn a_long_frame_is_lost_if_a_buffer_is_outside_of_memory() {
 /// A worker with many frames looks after kicks and completions in between, whatever the weight of the card.
 #[test]
 fn a_poll_takes_few_frames_of_its_budget() {
-    // Linux leaves the checksums of nearly all TCP packets to the card, so both kinds of frames go in batches.
+    // Linux leaves the checksums of nearly all TCP packets to the card, so both kinds of frames go in
+    // batches.
     for (flags, offset) in [(0, 0), (HDR_F_NEEDS_CSUM, 16)] {
         let card = card_on(1, OpenPort::Loop);
         let mut receive = Rig::start(&card, 0, SPLIT, SIZE_LONG, card.features());

@@ -1,5 +1,5 @@
-//! Frames with offloads between cards of a switch. The driver gets the same headers and bytes, whether a frame
-//! comes directly, in a batch or alone.
+//! Frames with offloads between cards of a switch. The driver gets the same headers and bytes, whether a
+//! frame comes directly, in a batch or alone.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod rig;

@@ -148,8 +148,8 @@ fn a_refusal_is_followed_by_a_pause() {
     lan.end_pause();
 }
 
-/// The driver of the receiver does not accept checksums, or it has switched them off. A frame before the first
-/// one with a checksum goes directly.
+/// The driver of the receiver does not accept checksums, or it has switched them off. A frame before the
+/// first one with a checksum goes directly.
 #[test]
 fn a_receiver_takes_only_offloads_that_it_accepts() {
     let mut lan = Lan::<2>::new(NetFeatures::empty());

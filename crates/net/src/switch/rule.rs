@@ -238,8 +238,8 @@ mod tests {
             }
         }
 
-        /// Advertisements that name an address, behind extension headers of any lengths, or behind what would be
-        /// one if the packet did not begin with another protocol.
+        /// Advertisements that name an address, behind extension headers of any lengths, or behind what would
+        /// be one if the packet did not begin with another protocol.
         #[test]
         fn the_head_of_a_packet_is_judged_as_all_of_it(
             is_tagged: bool,
