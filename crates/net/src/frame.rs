@@ -63,8 +63,8 @@ pub enum InvalidFrame {
     /// The frame is longer than [`FRAME_MAX`] allows.
     #[error("the frame is too long")]
     Long,
-    /// The checksum is outside of the frame, or the driver did not negotiate checksums.
-    #[error("the checksum is outside of the frame, or not negotiated")]
+    /// The checksum is outside of the packet in the frame, or the driver did not negotiate checksums.
+    #[error("the checksum is outside of the packet, or not negotiated")]
     Checksum,
     /// The segmentation is invalid, or the driver did not negotiate it.
     #[error("the segmentation of the frame is invalid, or not negotiated")]
@@ -149,7 +149,9 @@ fn checksum(header: &Header, len: u32, features: NetFeatures) -> Result<Option<C
     }
     let (start, offset) = (header.csum_start.get(), header.csum_offset.get());
     let end = u32::from(start) + u32::from(offset) + CHECKSUM_LEN;
-    if !features.contains(NetFeatures::CSUM) || end > len {
+    // In the Ethernet header it would change the addresses.
+    let is_in_packet = usize::from(start) >= ETHERNET_HEADER_LEN && end <= len;
+    if !features.contains(NetFeatures::CSUM) || !is_in_packet {
         return Err(InvalidFrame::Checksum);
     }
     Ok(Some(Checksum { start, offset }))

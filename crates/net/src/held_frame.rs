@@ -1,7 +1,7 @@
 //! A frame in memory of the card that waits for chains.
 
 use crate::counters::RingCounters;
-use crate::offload::{Segments, Undo, complete_checksum, received_header, undo};
+use crate::offload::{Segments, Undo, complete_checksum, may_have_checksum, received_header, undo};
 use crate::receive_ring::ReceiveRing;
 use kickless_device::Next;
 use kickless_spec::net::{FRAME_MAX, Header, NetFeatures};
@@ -73,7 +73,7 @@ impl HeldFrame {
                 self.held = Held::Frame(len);
             }
             Undo::Checksum(at) => {
-                if !complete_checksum(frame, at) {
+                if !may_have_checksum(frame, at) || !complete_checksum(frame, at) {
                     return false;
                 }
                 self.set_header(&Header::default());

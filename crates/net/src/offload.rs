@@ -9,6 +9,7 @@ mod packet;
 mod segments;
 
 pub use checksum::complete_checksum;
+pub(crate) use packet::may_have_checksum;
 pub use segments::Segments;
 
 use crate::frame::Checksum;

@@ -9,13 +9,16 @@
 
 use crate::counters::RingCounters;
 use crate::datagrams::Datagrams;
+use crate::frame::Checksum;
 use crate::loop_queue::{Batch, HEADER};
+use crate::offload::may_have_checksum;
 use crate::switch::{Forwarder, Rule, SwitchPort};
 use kickless_io::Waker;
 use kickless_memory::Iov;
 use kickless_net_port::{Offloads, ReceiveError, SendError, Tap, TapQueue};
-use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_UDP_L4, Header};
+use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -257,7 +260,11 @@ impl Task {
             let Some(frame) = self.outgoing.frame(self.next, self.start) else { return Turn::Idle };
             let Ok((header, _)) = Header::read_from_prefix(frame) else { return Turn::Idle };
             let (len, bytes) = (frame.len(), &frame[HEADER..]);
+            let at = Checksum { start: header.csum_start.get(), offset: header.csum_offset.get() };
+            let is_safe = header.flags & HDR_F_NEEDS_CSUM == 0 || may_have_checksum(bytes, at);
             let sent = match &mut self.datagrams {
+                // The kernel would complete it wherever it is.
+                _ if !is_safe => Err(SendError::Refused(Errno::INVAL)),
                 Some(datagrams) if header.gso_type == GSO_UDP_L4 => {
                     datagrams.send(&mut self.queue, &header, bytes)
                 }

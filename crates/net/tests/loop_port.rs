@@ -208,8 +208,8 @@ fn batches_and_single_frames_keep_their_order() {
                 let is_invalid = random.one_in(12);
                 if is_invalid {
                     sent[1] = 0x7f;
-                } else if random.one_in(12) {
-                    (sent[0], sent[6]) = (HDR_F_NEEDS_CSUM, 4);
+                } else if len >= 16 && random.one_in(12) {
+                    (sent[0], sent[6]) = (HDR_F_NEEDS_CSUM, 14);
                 }
                 let cut = if random.one_in(6) { 200 } else { 4096 };
                 if transmit.send(&sent, cut).is_none() {

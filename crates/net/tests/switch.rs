@@ -7,7 +7,7 @@ use kickless_device::{Device, DeviceMessage, Executor, Interest, Kick, Next};
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_memory::{Gpa, Marks};
 use kickless_net::Net;
-use kickless_spec::net::{Header, NetFeatures};
+use kickless_spec::net::{HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_testing::{Random, eventually, tcp_segmentation};
 use kickless_worker::{Poll, WorkerPool};
 use rig::packets::segments;
@@ -211,6 +211,55 @@ fn a_hostile_guest_is_counted_and_reaches_nobody() {
     for pair in [victim, open, access, fixed] {
         pair.stop();
     }
+}
+
+/// The card writes a checksum for a driver that takes none. Guests choose where, and which value.
+#[test]
+fn a_checksum_changes_nothing_that_was_judged() {
+    let name = name();
+    let mut sender = Pair::new(join(&format!("{name},vlan=5"), Some(mac(1))), SPLIT);
+    let trunk = join(&name, Some(mac(2)));
+    let features = without(&trunk, NetFeatures::GUEST_OFFLOADS);
+    let mut trunk = Pair::with(trunk, SPLIT, features);
+    let send = |pair: &mut Pair, kind: [u8; 2], payload: &[u8], start: u16, offset: u16| {
+        let header = Header {
+            flags: HDR_F_NEEDS_CSUM,
+            csum_start: start.into(),
+            csum_offset: offset.into(),
+            ..Header::default()
+        };
+        let ethernet = [&EVERYBODY[..], &mac(1), &kind].concat();
+        pair.send(&[header.as_bytes(), &ethernet, payload].concat());
+    };
+    // The source address and the tag to come are in the header of Ethernet.
+    for (start, offset) in [(0, 6), (8, 2), (13, 1)] {
+        send(&mut sender, [8, 0], &[0; 46], start, offset);
+    }
+    assert_eq!(sender.counter("sent_invalid"), 3);
+    // The hardware address of ARP, and that of an advertisement. A checksum may make the latter, too.
+    let arp = [&[0, 1, 8, 0, 6, 4, 0, 2][..], &mac(1), &[0; 32]].concat();
+    send(&mut sender, [8, 6], &arp, 14, 12);
+    let mut packet = vec![0x60, 0, 0, 0, 0, 32, 58, 255];
+    packet.resize(40, 0);
+    packet.push(136);
+    packet.resize(64, 0);
+    packet.extend([2, 1]);
+    packet.extend(mac(1));
+    for (start, offset) in [(14, 70 - 14), (54, 70 - 54), (56, 2), (14, 6)] {
+        send(&mut sender, [0x86, 0xdd], &packet, start, offset);
+    }
+    packet[6] = 60;
+    send(&mut sender, [0x86, 0xdd], &packet, 14, 40);
+    assert!(trunk.take().is_empty());
+    assert_eq!((trunk.counter("dropped_offload"), sender.counter("sent_spoofed")), (6, 0));
+    // The checksum of an advertisement itself.
+    packet[6] = 58;
+    send(&mut sender, [0x86, 0xdd], &packet, 54, 2);
+    let received = trunk.take();
+    assert_eq!((received.len(), &received[0][12..16]), (1, &[0x81, 0, 0, 5][..]));
+    assert_ne!(received[0][60..62], [0, 0]);
+    sender.stop();
+    trunk.stop();
 }
 
 /// The guest writes another source address into a frame that the card reads. The copy decides.

@@ -8,7 +8,7 @@ use kickless_memory::Iov;
 use kickless_net::{Net, Options};
 use kickless_net_port::{Offloads, Port, PortError, ReceiveError, Tap, TapError, TapQueue};
 use kickless_spec::features::Features;
-use kickless_spec::net::{GSO_TCPV4, Header, NetFeatures};
+use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_testing::{eventually, in_network_namespace, ip, tcp_segmentation};
 use rig::packets::segments;
 use rig::switch::{EVERYBODY, addressed, mac};
@@ -200,6 +200,18 @@ fn frames_pass_between_guests_and_the_host() {
         // The host cannot send from the address of a card, and a card not from one of the host.
         peer.send(&Header::default(), &frame(mac(1), 2, 62));
         eventually("the forged frame is dropped", || counter(&first.card, "uplink_dropped") == 1);
+        // The kernel completes no checksum where a card has judged.
+        let checksum = |start: u16, offset: u16| Header {
+            flags: HDR_F_NEEDS_CSUM,
+            csum_start: start.into(),
+            csum_offset: offset.into(),
+            ..Header::default()
+        };
+        let arp = [&EVERYBODY[..], &mac(1), &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2], &mac(1), &[0; 20]].concat();
+        first.send(&checksum(14, 12), &arp);
+        eventually("the packet is dropped", || counter(&first.card, "uplink_dropped") == 2);
+        first.send(&Header::default(), &arp);
+        assert!(peer.receive(1, 1) == [arp]);
         // The last card that names the uplink ends it.
         first.card.close();
         second.send(&Header::default(), &frame(mac(PEER), 2, 63));

@@ -1,8 +1,10 @@
 //! Finds the headers of a packet in a frame.
 
+use crate::frame::Checksum;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, VLAN_TAG_LEN};
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_ARP: u16 = 0x0806;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPES_VLAN: [u16; 2] = [0x8100, 0x88a8];
 /// VLAN tags that are looked for. Networks use two at most.
@@ -23,6 +25,10 @@ const UDP_HEADER: usize = 8;
 /// names the next header in its first byte, and its length in units of 8 bytes without the first in its
 /// second.
 const IPV6_EXTENSIONS: [u8; 3] = [0, 43, 60];
+
+const AUTHENTICATION: u8 = 51;
+const ICMPV6: u8 = 58;
+const ICMPV6_CHECKSUM: u16 = 2;
 
 /// The places of the headers in a frame with a TCP or UDP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,17 +52,40 @@ pub(super) fn ip_version(frame: &[u8]) -> Option<u8> {
 
 /// Returns the version of IP, and the offset of its header.
 fn ip_header(frame: &[u8]) -> Option<(u8, usize)> {
+    match behind_tags(frame)? {
+        (ETHERTYPE_IPV4, at) => Some((4, at)),
+        (ETHERTYPE_IPV6, at) => Some((6, at)),
+        _ => None,
+    }
+}
+
+/// Returns the type of the packet in a frame, and its offset. `None` if the frame has too many tags.
+fn behind_tags(frame: &[u8]) -> Option<(u16, usize)> {
     let mut at = ETHERNET_HEADER_LEN;
     for _ in 0..=TAGS_MAX {
         let kind = u16::from_be_bytes([*frame.get(at - 2)?, *frame.get(at - 1)?]);
-        match kind {
-            ETHERTYPE_IPV4 => return Some((4, at)),
-            ETHERTYPE_IPV6 => return Some((6, at)),
-            kind if ETHERTYPES_VLAN.contains(&kind) => at += VLAN_TAG_LEN,
-            _ => return None,
+        if !ETHERTYPES_VLAN.contains(&kind) {
+            return Some((kind, at));
         }
+        at += VLAN_TAG_LEN;
     }
     None
+}
+
+/// Returns whether a checksum in this place changes nothing that the rules of a switch have judged: the
+/// addresses and tags of a frame, and the hardware addresses in packets of ARP and of neighbour discovery.
+/// Guests choose the place and the value of a checksum.
+pub(crate) fn may_have_checksum(frame: &[u8], at: Checksum) -> bool {
+    let start = usize::from(at.start);
+    match behind_tags(frame) {
+        None | Some((ETHERTYPE_ARP, _)) => false,
+        Some((ETHERTYPE_IPV6, packet)) => match ipv6(frame, packet) {
+            Some((ICMPV6, message)) => (start, at.offset) == (message, ICMPV6_CHECKSUM),
+            Some((next, upper)) => next != AUTHENTICATION && start >= upper,
+            None => false,
+        },
+        Some((_, packet)) => start >= packet,
+    }
 }
 
 impl Packet {
