@@ -37,7 +37,8 @@ pub(crate) enum Refusal {
     /// Its source is not the address of the port, is that of another port, or is no address of one card. Or
     /// it is a packet of ARP or of neighbour discovery that names another address.
     Spoofed,
-    /// It has a VLAN tag and came from an access port, or its tag names no VLAN.
+    /// It has a VLAN tag and came from an access port, or its tag names no VLAN. Or it has a second tag, or
+    /// one of a service provider, and came from a port with an address.
     Tagged,
     /// It is for the other end of the cable only.
     LinkLocal,
@@ -123,6 +124,8 @@ impl Rule {
         let payload = ETHERNET_HEADER_LEN + if is_tag { VLAN_TAG_LEN } else { 0 };
         if let Some(own) = self.address {
             let is_forged = match word(frame, payload - 2) {
+                // Linux removes any number of tags of VLAN 0, so they could hide a packet.
+                Some(VLAN_TAG | SERVICE_TAG) => return Err(Refusal::Tagged),
                 Some(ARP) => address(frame, payload + ARP_SENDER) != Some(own),
                 Some(IPV6) => neighbour::names_another(frame.get(payload..).unwrap_or_default(), own),
                 _ => false,
@@ -289,6 +292,22 @@ mod tests {
             if !rule.reads_far(&frame) {
                 prop_assert_eq!(rule.judge(&frame[..frame.len().min(HEAD_LEN)]), rule.judge(&frame));
             }
+        }
+    }
+
+    #[test]
+    fn tags_hide_nothing_from_a_port_with_an_address() {
+        let (fixed, free) = (Rule { vlan: None, address: Some(A) }, Rule::default());
+        for tags in [
+            &[0x81, 0, 0, 0, 0x81, 0, 0, 0][..],
+            &[0x81, 0, 0, 5, 0x81, 0, 0, 0],
+            &[0x81, 0, 0, 5, 0x88, 0xa8, 0, 0],
+            &[0x88, 0xa8, 0, 0],
+            &[0x88, 0xa8, 0, 5],
+        ] {
+            let frame = frame(B, A, &[tags, &arp(B)].concat());
+            assert_eq!(fixed.judge(&frame), Err(Refusal::Tagged), "{tags:?}");
+            assert!(free.judge(&frame).is_ok());
         }
     }
 
