@@ -204,7 +204,7 @@ impl Task {
             let turns = [self.send(), self.receive()];
             if turns.contains(&Turn::Gone) {
                 error!(parent: &self.span, tap = self.tap.name(), "the TAP was deleted: the switch has no uplink \
-                    until its cards start again");
+                    until all cards that name it are removed and added, or kickless is restarted");
                 break;
             }
             if !turns.contains(&Turn::More) {
