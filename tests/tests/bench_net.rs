@@ -125,6 +125,17 @@ fn packets_of_64_kib_with_segmentation_pass_whole() {
     assert!(sentence(&on(&without, gso)).contains("VIRTIO_NET_F_CSUM"));
 }
 
+#[test]
+fn packets_come_back_without_their_checksums() {
+    let load = "--partial-checksum --frame-size=64,1514 --depth=4";
+    let looped = card("loop");
+    for options in ["", "--touch", "--touch --mergeable=off"] {
+        assert!(passes(&looped, &format!("{load} {options}")), "{options}");
+    }
+    let without = Daemon::start_card(&CardConfig::new("loop").with(&["--offload=off"])).unwrap();
+    assert!(sentence(&on(&without, load)).contains("VIRTIO_NET_F_CSUM"));
+}
+
 /// A card that discards frames loses all that should come back.
 #[test]
 fn lost_frames_are_counted() {

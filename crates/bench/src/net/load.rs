@@ -21,7 +21,7 @@ use anyhow::{Result, bail};
 use kickless_driver::{CardCounters, Frame, Interest, QueuePair};
 
 use super::options::Direction;
-use super::packet::{ADDRESS_LEN, Head, STAMP_LEN};
+use super::packet::{ADDRESS_LEN, Head, STAMP_LEN, Work};
 use super::scenario::Scenario;
 use crate::pace::Schedule;
 use crate::turn::{Latencies, latencies};
@@ -76,6 +76,12 @@ pub(crate) struct ThreadResult {
     pub(crate) calls: u64,
 }
 
+/// Memory of the thread with a frame to send, and for a frame that was received.
+struct Payload {
+    sent: Vec<u8>,
+    received: Vec<u8>,
+}
+
 /// One thread and its queue pair.
 pub(crate) struct Loader<'a> {
     shared: &'a TurnContext<'a>,
@@ -84,6 +90,7 @@ pub(crate) struct Loader<'a> {
     peer: Option<QueuePair>,
     /// The beginning of sent frames.
     head: Head,
+    payload: Option<Payload>,
     schedule: Option<Schedule>,
     shown: &'a Shown,
     before: CardCounters,
@@ -108,7 +115,7 @@ impl<'a> Loader<'a> {
         if len > pair.frame_len_max() {
             bail!("frames of {len} bytes do not fit into its queues: raise --queue-size");
         }
-        let mut head = Head::new(scenario.frame_size, scenario.gso_size);
+        let mut head = Head::new(scenario.frame_size, scenario.work);
         if peer.is_some() {
             head.set_addresses(address(thread, SECOND), address(thread, FIRST));
         }
@@ -124,8 +131,20 @@ impl<'a> Loader<'a> {
             calls: 0,
         };
         let before = pair.counters();
-        let mut loader =
-            Self { shared, pair, peer, head, schedule, shown, before, in_flight: 0, stamps: 0, seen };
+        let payload = scenario.touch.then(|| Payload { sent: vec![1; len], received: vec![0; len] });
+        let mut loader = Self {
+            shared,
+            pair,
+            peer,
+            head,
+            payload,
+            schedule,
+            shown,
+            before,
+            in_flight: 0,
+            stamps: 0,
+            seen,
+        };
         // Lossless: there are at most 127 pairs.
         loader.introduce(thread as u16)?;
         Ok(loader)
@@ -223,8 +242,14 @@ impl<'a> Loader<'a> {
     /// Sends up to `count` frames that carry the time `stamp_of` of each, and returns their number.
     fn send(&mut self, count: usize, mut stamp_of: impl FnMut(usize) -> u64) -> Result<usize> {
         let len = self.shared.scenario.frame_size as usize;
-        let Self { pair, head, .. } = self;
-        let sent = pair.send_with(count, |_| len, |at, frame| head.write(frame, stamp_of(at)))?;
+        let Self { pair, head, payload, .. } = self;
+        let write = |at: usize, frame: &mut Frame<'_>| {
+            if let Some(payload) = payload {
+                frame.write(0, &payload.sent);
+            }
+            head.write(frame, stamp_of(at));
+        };
+        let sent = pair.send_with(count, |_| len, write)?;
         self.in_flight += sent as u64;
         Ok(sent)
     }
@@ -280,17 +305,25 @@ impl<'a> Loader<'a> {
     /// Receives frames, records their latencies, and sends them again if `again`.
     ///
     /// # Errors
-    /// The card is dead, or the back-end has segmented a packet, or has taken its segmentation away.
+    /// The card is dead, or the back-end has done the work of a packet that was left to the receiver.
     fn take_back(&mut self, now: u64, again: bool) -> Result<u64> {
         let Period { from, to, epoch } = self.shared.period;
-        let Self { pair, peer, head, stamps, seen, shared, .. } = self;
+        let Self { pair, peer, head, payload, stamps, seen, shared, .. } = self;
         let pair = peer.as_mut().unwrap_or(pair);
+        let (mut received, sent) = match payload {
+            Some(Payload { sent, received }) => (Some(received), Some(&*sent)),
+            None => (None, None),
+        };
         let latencies = &mut seen.latencies;
         let stamp_at = head.stamp();
         let mut bytes = [0; STAMP_LEN];
         let mut changed = None;
         let mut take = |frame: &Frame<'_>| {
-            changed = changed.or(head.other_segmentation(frame));
+            changed = changed.or(head.other_work(frame));
+            if let Some(received) = &mut received {
+                frame.read(0, received);
+                std::hint::black_box(&received);
+            }
             frame.read(stamp_at, &mut bytes);
             let due = u64::from_le_bytes(bytes);
             if due != 0 {
@@ -310,17 +343,23 @@ impl<'a> Loader<'a> {
                 let due = take(frame);
                 let stamp = stamp(*stamps, now);
                 *stamps += 1;
+                if let Some(sent) = sent {
+                    // The headers stay.
+                    frame.write(stamp_at + STAMP_LEN, sent);
+                }
                 if stamp != due {
                     frame.write(stamp_at, &stamp.to_le_bytes());
                 }
                 true
             })?,
         };
-        if let Some(size) = changed {
-            bail!(
-                "packets come back with segments of {size} bytes instead of {} (0: without segmentation)",
-                shared.scenario.gso_size.unwrap_or(0)
-            );
+        match (changed, shared.scenario.work) {
+            (Some(found), Some(Work::Segments(size))) => bail!(
+                "packets come back with segments of {} bytes instead of {size} (0: without segmentation)",
+                found.segmentation.map_or(0, |segmentation| segmentation.size),
+            ),
+            (Some(found), _) => bail!("packets come back with another checksum: {:?}", found.checksum),
+            (None, _) => {}
         }
         if !again {
             self.in_flight = self.in_flight.saturating_sub(done as u64);

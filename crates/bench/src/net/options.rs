@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use kickless_driver::Choice;
 use serde::Serialize;
 
-use super::packet::{GSO_FRAME_MAX, GSO_FRAME_MIN};
+use super::packet::{TCP_FRAME_MAX, TCP_FRAME_MIN, Work};
 use crate::common_options::{CommonLoad, LoadKind, parse_choice};
 use crate::wait::Wait;
 
@@ -38,6 +38,14 @@ pub struct NetLoadOptions {
     /// of the card need the offloads for that
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) gso_size: Option<u16>,
+    /// Send frames as TCP packets without segmentation, whose checksums are left to the card and to the
+    /// receiver. Both ways of the card need the offloads for that
+    #[arg(long, conflicts_with = "gso_size")]
+    pub(crate) partial_checksum: bool,
+    /// Write all bytes of each frame that is sent, and read all bytes of each one that comes back, as
+    /// programs in a guest do
+    #[arg(long)]
+    pub(crate) touch: bool,
     /// How a thread waits for frames and for room
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "poll")]
     pub(crate) wait: Vec<Wait>,
@@ -52,6 +60,14 @@ pub struct NetLoadOptions {
     pub(crate) mergeable: Choice,
     #[command(flatten)]
     pub(crate) common: CommonLoad,
+}
+
+impl NetLoadOptions {
+    /// Returns the work that packets leave to the card.
+    pub(crate) fn work(&self) -> Option<Work> {
+        let checksum = self.partial_checksum.then_some(Work::Checksum);
+        self.gso_size.map(Work::Segments).or(checksum)
+    }
 }
 
 impl LoadKind for NetLoadOptions {
@@ -69,15 +85,19 @@ impl LoadKind for NetLoadOptions {
                 "--rate is for --direction=echo, transmit and pass: the card delivers other frames".into()
             );
         }
-        if self.gso_size.is_some() {
+        let of_tcp = if self.gso_size.is_some() { "--gso-size" } else { "--partial-checksum" };
+        if self.work().is_some() {
             if !sends {
-                return Err("--gso-size is for --direction=echo, transmit and pass".into());
+                return Err(format!("{of_tcp} is for --direction=echo, transmit and pass"));
             }
-            if !self.frame_size.iter().all(|size| (GSO_FRAME_MIN..=GSO_FRAME_MAX).contains(size)) {
+            if !self.frame_size.iter().all(|size| (TCP_FRAME_MIN..=TCP_FRAME_MAX).contains(size)) {
                 return Err(format!(
-                    "--gso-size needs packets from {GSO_FRAME_MIN} to {GSO_FRAME_MAX} bytes: choose --frame-size"
+                    "{of_tcp} needs packets from {TCP_FRAME_MIN} to {TCP_FRAME_MAX} bytes: choose --frame-size"
                 ));
             }
+        }
+        if self.touch && !sends {
+            return Err("--touch is for --direction=echo, transmit and pass".into());
         }
         if let (Some(size), Some(depth)) = (self.common.queue_size, self.common.depths().iter().max())
             && size < *depth

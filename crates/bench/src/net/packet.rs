@@ -2,6 +2,7 @@
 
 use kickless_driver::{Checksum, Frame, Offload, Protocol, Segmentation};
 use kickless_spec::checksum::Sum;
+use serde::Serialize;
 
 /// The destination is a broadcast address, the source one for local use, and the EtherType one for
 /// experiments.
@@ -26,15 +27,25 @@ const TCP_HEAD: usize = TCP_START + TCP.len();
 /// The length of the time in a frame.
 pub(super) const STAMP_LEN: usize = 8;
 
-/// The shortest packet with segmentation, and the longest one, whose length fits into the header of IPv4.
-pub(crate) const GSO_FRAME_MIN: u32 = (TCP_HEAD + STAMP_LEN) as u32;
-pub(crate) const GSO_FRAME_MAX: u32 = ETHERNET.len() as u32 + u16::MAX as u32;
+/// The shortest packet of TCP, and the longest one, whose length fits into the header of IPv4.
+pub(crate) const TCP_FRAME_MIN: u32 = (TCP_HEAD + STAMP_LEN) as u32;
+pub(crate) const TCP_FRAME_MAX: u32 = ETHERNET.len() as u32 + u16::MAX as u32;
+
+/// The work that packets of TCP leave to the card and to the receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Work {
+    /// To complete the checksum.
+    Checksum,
+    /// To cut the packet into segments with so many bytes of data, and to complete their checksums.
+    Segments(u16),
+}
 
 /// The beginning of the frames that a thread sends.
 #[derive(Clone, Debug)]
 pub(super) struct Head {
     ethernet: [u8; ETHERNET.len()],
-    /// The headers behind that of Ethernet, in packets with segmentation.
+    /// The headers behind that of Ethernet, in packets of TCP.
     tcp: Option<TcpHead>,
 }
 
@@ -45,14 +56,14 @@ struct TcpHead {
 }
 
 impl Head {
-    /// Returns the head of frames of `frame_len` bytes, which have an EtherType for experiments. With a
-    /// `gso_size`, they are packets of TCP that the card may cut into segments with so many bytes of data.
-    pub(super) fn new(frame_len: u32, gso_size: Option<u16>) -> Self {
+    /// Returns the head of frames of `frame_len` bytes, which have an EtherType for experiments. If they
+    /// leave work to the card, they are packets of TCP.
+    pub(super) fn new(frame_len: u32, work: Option<Work>) -> Self {
         let mut ethernet = ETHERNET;
-        let tcp = gso_size.map(|size| {
+        let tcp = work.map(|work| {
             ethernet[ETHERTYPE..].copy_from_slice(&ETHERTYPE_IPV4);
             // Lossless: the options allow no longer frame.
-            TcpHead::new((frame_len - ETHERNET.len() as u32) as u16, size)
+            TcpHead::new((frame_len - ETHERNET.len() as u32) as u16, work)
         });
         Self { ethernet, tcp }
     }
@@ -79,25 +90,28 @@ impl Head {
         frame.write(self.stamp(), &stamp.to_le_bytes());
     }
 
-    /// Returns the size of the segments of a packet that came back, if it is not that with which packets with
-    /// this header are sent; 0 if there is no segmentation. `None` also for frames of others.
+    /// Returns the work that is left for a packet that came back, if it is not that with which packets with
+    /// this header are sent. `None` also for frames of others. A packet with segments may come with the mark
+    /// of a valid checksum.
     #[inline]
-    pub(super) fn other_segmentation(&self, frame: &Frame<'_>) -> Option<u16> {
+    pub(super) fn other_work(&self, frame: &Frame<'_>) -> Option<Offload> {
         let TcpHead { offload, .. } = self.tcp.as_ref()?;
         let mut ethernet = [0; ETHERNET.len()];
         frame.read(0, &mut ethernet);
         if ethernet != self.ethernet {
             return None;
         }
-        let size = |offload: &Offload| offload.segmentation.map_or(0, |segmentation| segmentation.size);
-        let found = size(&frame.offload());
-        (found != size(offload)).then_some(found)
+        let size = |offload: &Offload| offload.segmentation.map(|segmentation| segmentation.size);
+        let found = frame.offload();
+        let is_same = size(&found) == size(offload)
+            && (offload.segmentation.is_some() || found.checksum == offload.checksum);
+        (!is_same).then_some(found)
     }
 }
 
 impl TcpHead {
     /// Returns the headers of a packet of `ip_len` bytes.
-    fn new(ip_len: u16, size: u16) -> Self {
+    fn new(ip_len: u16, work: Work) -> Self {
         let (mut ip, mut tcp) = (IPV4, TCP);
         ip[IPV4_LEN..IPV4_LEN + 2].copy_from_slice(&ip_len.to_be_bytes());
         let checksum = Sum::default().with(&ip).checksum();
@@ -110,10 +124,15 @@ impl TcpHead {
         let mut bytes = [0; TCP_HEAD - ETHERNET.len()];
         bytes[..ip.len()].copy_from_slice(&ip);
         bytes[ip.len()..].copy_from_slice(&tcp);
-        let segmentation =
-            Segmentation { protocol: Protocol::TcpV4, size, header_len: TCP_HEAD as u16, ecn: false };
+        let segmentation = match work {
+            Work::Checksum => None,
+            Work::Segments(size) => {
+                let (protocol, header_len) = (Protocol::TcpV4, TCP_HEAD as u16);
+                Some(Segmentation { protocol, size, header_len, ecn: false })
+            }
+        };
         let checksum = Checksum::Partial { start: TCP_START as u16, offset: TCP_CHECKSUM as u16 };
-        Self { bytes, offload: Offload { checksum, segmentation: Some(segmentation) } }
+        Self { bytes, offload: Offload { checksum, segmentation } }
     }
 }
 
@@ -123,8 +142,10 @@ mod tests {
 
     #[test]
     fn the_headers_of_a_packet_are_right() {
-        for len in [GSO_FRAME_MIN, 1514, 65_000, GSO_FRAME_MAX] {
-            let head = Head::new(len, Some(1448));
+        let lens = [TCP_FRAME_MIN, 1514, 65_000, TCP_FRAME_MAX];
+        let works = [Work::Checksum, Work::Segments(1448)];
+        for (len, work) in lens.into_iter().flat_map(|len| works.map(|work| (len, work))) {
+            let head = Head::new(len, Some(work));
             let bytes = head.tcp.as_ref().unwrap().bytes;
             let (ip, tcp) = bytes.split_at(IPV4.len());
             assert_eq!(Sum::default().with(ip).to_bytes(), [0xff; 2], "the checksum of the IP header");

@@ -10,6 +10,7 @@ use kickless_spec::net::NetFeatures;
 
 use super::load::{Loader, Shown, ThreadResult, TurnContext};
 use super::options::{Direction, NetLoadOptions};
+use super::packet::Work;
 use super::scenario::Scenario;
 use crate::cpu::CpuMeter;
 use crate::progress::Progress;
@@ -44,7 +45,8 @@ fn run(
     if card.pairs() < usize::from(scenario.pairs) {
         bail!("it has {} queue pairs: lower --pairs={}", card.pairs(), scenario.pairs);
     }
-    if scenario.gso_size.is_some() {
+    let has_segments = matches!(scenario.work, Some(Work::Segments(_)));
+    if has_segments {
         requires(&card, NetFeatures::HOST_TSO4, "VIRTIO_NET_F_HOST_TSO4")?;
     }
     let shown: Vec<Shown> = (0..scenario.pairs).map(|_| Shown::default()).collect();
@@ -63,7 +65,7 @@ fn run(
         }
         _ => None,
     };
-    if scenario.gso_size.is_some() && scenario.direction != Direction::Transmit {
+    if has_segments && scenario.direction != Direction::Transmit {
         requires(peer.as_ref().unwrap_or(&card), NetFeatures::GUEST_TSO4, "VIRTIO_NET_F_GUEST_TSO4")?;
     }
     for (thread, shown) in (0..scenario.pairs).zip(&shown) {

@@ -8,6 +8,7 @@ use kickless_driver::{CardOptions, Choice};
 use serde::Serialize;
 
 use super::options::{Direction, NetLoadOptions};
+use super::packet::Work;
 use crate::common_options::BackEnds;
 use crate::description::{Description, FRAMES};
 use crate::pace;
@@ -21,8 +22,10 @@ pub(crate) struct Scenario {
     pub(crate) depth: u16,
     /// The bytes of a frame.
     pub(crate) frame_size: u32,
-    /// Bytes of data in each segment of a frame, if frames are packets with segmentation.
-    pub(crate) gso_size: Option<u16>,
+    /// The work that frames leave to the card, if they are packets of TCP.
+    pub(crate) work: Option<Work>,
+    /// All bytes of each frame are written and read.
+    pub(crate) touch: bool,
     pub(crate) wait: Wait,
     /// The largest number of frames of one call.
     pub(crate) batch: u16,
@@ -50,7 +53,8 @@ pub(crate) fn scenarios(bench: &BackEnds<'_, NetLoadOptions>) -> Vec<Scenario> {
                         direction,
                         depth,
                         frame_size,
-                        gso_size: load.gso_size,
+                        work: load.work(),
+                        touch: load.touch,
                         wait,
                         batch: load.batch,
                         pairs: load.pairs,
@@ -77,8 +81,8 @@ impl Scenario {
             indirect: load.common.rings.indirect,
             in_order: load.common.rings.in_order,
             mergeable: load.mergeable,
-            transmit_offloads: if self.gso_size.is_some() { Choice::On } else { Choice::Auto },
-            receive_offloads: match self.gso_size {
+            transmit_offloads: if self.work.is_some() { Choice::On } else { Choice::Auto },
+            receive_offloads: match self.work {
                 Some(_) => Choice::On,
                 // Frames that are longer than the MTU come back only with these.
                 None if self.frame_size > 1514 => Choice::Auto,
@@ -107,7 +111,11 @@ impl Scenario {
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { depth, frame_size, pairs, .. } = self;
-        let frames = if self.gso_size.is_some() { "packets with TSO" } else { "frames" };
+        let frames = match self.work {
+            Some(Work::Segments(_)) => "packets with TSO",
+            Some(Work::Checksum) => "packets without checksums",
+            None => "frames",
+        };
         match self.direction {
             Direction::Echo => write!(f, "echo of {frames} of {frame_size} B, ")?,
             Direction::Transmit => write!(f, "{frames} of {frame_size} B sent, ")?,
@@ -121,7 +129,8 @@ impl fmt::Display for Scenario {
             (_, None) => write!(f, "{depth} in flight")?,
         }
         let wait = self.wait.word();
-        write!(f, ", {pairs} queue pair{}, {wait}", if *pairs == 1 { "" } else { "s" })
+        write!(f, ", {pairs} queue pair{}, {wait}", if *pairs == 1 { "" } else { "s" })?;
+        if self.touch { f.write_str(", all bytes touched") } else { Ok(()) }
     }
 }
 
@@ -164,12 +173,16 @@ mod tests {
             ("net --socket-path=s --gso-size=1448 --direction=forward --frame-size=65000", "--gso-size"),
             ("net --socket-path=s --gso-size=1448 --frame-size=60", "--frame-size"),
             ("net --socket-path=s --gso-size=1448 --frame-size=65550", "--frame-size"),
+            ("net --socket-path=s --partial-checksum --frame-size=60", "--partial-checksum"),
+            ("net --socket-path=s --partial-checksum --direction=receive", "--partial-checksum"),
+            ("net --socket-path=s --touch --direction=forward", "--touch"),
         ] {
             assert!(bench(line).check().unwrap_err().contains(named), "{line}");
         }
         for line in [
             "compare-net a b --rate=100,200 --plot-rate=f.svg",
             "compare-net a b --gso-size=1448 --frame-size=62,65549 --direction=pass",
+            "compare-net a b --partial-checksum --touch --frame-size=64,1514 --direction=pass",
         ] {
             bench(line).check().unwrap();
         }
