@@ -11,7 +11,7 @@ mod rig;
 use kickless_device::Device;
 use kickless_memory::{Gpa, Marks};
 use kickless_net_port::Port;
-use kickless_spec::net::{ETHERNET_HEADER_LEN, GSO_TCPV4, HDR_F_NEEDS_CSUM, Header};
+use kickless_spec::net::{ETHERNET_HEADER_LEN, GSO_NONE, GSO_TCPV4, HDR_F_NEEDS_CSUM, Header};
 use kickless_testing::counted_instructions;
 use kickless_virtqueue::driver::Buffer;
 use rig::{Beside, Kind, Rig, SIZE_LONG, card_with};
@@ -44,6 +44,8 @@ struct Cell {
     len: usize,
     /// The frames pass from one guest's memory to the other's.
     direct: bool,
+    /// The checksums are left to the receiver, as Linux leaves those of TCP.
+    partial: bool,
 }
 
 impl Cell {
@@ -119,7 +121,7 @@ fn counted_complete(ring: &mut Ring) {
 /// Passes batches from one card to another, directly or through the inbox. Returns the times of the polls of
 /// both rings.
 fn run(cell: Cell, batches: u32) -> [Duration; 2] {
-    let Cell { packed, len, direct } = cell;
+    let Cell { packed, len, direct, partial } = cell;
     let kind = Kind { packed, event_idx: false, in_order: false };
     let cards = [1, 2].map(|number| {
         let port: Port = "switch:bench".parse().unwrap();
@@ -136,7 +138,11 @@ fn run(cell: Cell, batches: u32) -> [Duration; 2] {
     // The frames of each card are for the other one.
     for (rings, to, from) in [(&mut answers, 1, 2), (&mut transmit, 2, 1)] {
         let is_long = rings.len > BUFFER_LEN;
-        let header = if is_long { segmented() } else { Header::default() };
+        let header = match (is_long, partial && to == 2) {
+            (true, _) => segmented(),
+            (_, true) => Header { gso_type: GSO_NONE, gso_size: 0.into(), ..segmented() },
+            _ => Header::default(),
+        };
         let header = [header.as_bytes(), &[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5]].concat();
         for buffer in (0..BUFFERS).step_by(rings.len.div_ceil(BUFFER_LEN)) {
             rings.rig.view.write(buffer_at(buffer), &header, &mut Marks::off()).unwrap();
@@ -181,8 +187,18 @@ fn segmented() -> Header {
 }
 
 fn main() {
-    let cells = [(64, false), (1514, false), (1514, true), (65_000, false), (65_000, true)]
-        .map(|(len, direct)| [false, true].map(|packed| Cell { packed, len, direct }))
+    let loads = [
+        (64, false, false),
+        (1514, false, false),
+        (1514, true, false),
+        (64, false, true),
+        (1514, false, true),
+        (1514, true, true),
+        (65_000, false, false),
+        (65_000, true, false),
+    ];
+    let cells = loads
+        .map(|(len, direct, partial)| [false, true].map(|packed| Cell { packed, len, direct, partial }))
         .concat();
     if let Some(cell) = std::env::args().nth(1).and_then(|argument| argument.parse::<usize>().ok()) {
         run(cells[cell], BATCHES);
@@ -197,8 +213,9 @@ fn main() {
         );
         let [transmit, receive] =
             run(cell, TIMED).map(|time| time.as_nanos() as f64 / f64::from(TIMED * u32::from(cell.frames())));
+        let checksum = if cell.partial { " without checksums" } else { "" };
         println!(
-            "{ring}, {} bytes {way}: {count}, {transmit:.1} ns to send and {receive:.1} ns to receive a frame",
+            "{ring}, {} bytes{checksum} {way}: {count}, {transmit:.1} ns to send and {receive:.1} ns to receive a frame",
             cell.len
         );
     }

@@ -92,8 +92,14 @@ pub(crate) fn pass_header(head: &mut [u8], len: usize, features: NetFeatures) ->
         head[..HEADER].copy_from_slice(&PLAIN);
         return true;
     }
-    let parsed = Frame::parse(&header, HEADER, len as u64, features);
-    parsed.map(|parsed| set_header(head, &parsed.header(&header))).is_ok()
+    pass_offloads(head, &header, len, features)
+}
+
+/// Does it for a frame with offloads.
+#[inline(never)]
+fn pass_offloads(head: &mut [u8], header: &Header, len: usize, features: NetFeatures) -> bool {
+    let parsed = Frame::parse(header, HEADER, len as u64, features);
+    parsed.map(|parsed| set_header(head, &parsed.header(header))).is_ok()
 }
 
 impl Frame {
@@ -103,6 +109,7 @@ impl Frame {
     ///
     /// # Errors
     /// The frame is invalid, and the device drops it.
+    #[inline]
     pub fn parse(
         header: &Header,
         header_len: usize,

@@ -34,6 +34,7 @@ pub enum Undo {
 
 /// Returns the work that a frame with this header needs before a driver can receive it that `accepted` these
 /// `GUEST_*` features.
+#[inline]
 pub fn undo(header: &Header, frame: &[u8], accepted: NetFeatures) -> Undo {
     if header.gso_type != GSO_NONE && !accepts_segmentation(header, frame, accepted) {
         return Undo::Segments;
@@ -79,6 +80,7 @@ pub(crate) fn passes_as_is(frame: &[u8], accepted: NetFeatures) -> bool {
 }
 
 /// Decides for a frame with offloads.
+#[inline(never)]
 fn is_accepted(frame: &[u8], accepted: NetFeatures) -> bool {
     let Ok((header, frame)) = Header::read_from_prefix(frame) else { return false };
     let received = Header { num_buffers: 1.into(), ..received_header(&header, accepted) };

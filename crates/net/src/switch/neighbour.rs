@@ -22,6 +22,7 @@ const OPTION_UNIT: usize = 8;
 
 /// Returns whether [`names_another`] reads more of an IPv6 packet than its fixed header. TCP and UDP without
 /// extension headers are decided by the fixed header.
+#[inline(never)]
 pub(super) fn reads_on(packet: &[u8]) -> bool {
     packet
         .get(NEXT_HEADER)

@@ -193,7 +193,7 @@ impl SwitchPort {
             return forwarded;
         }
         let whole = frames.frames(0, 0).map(|frame| &frame[HEADER..]);
-        let members = self.decide(whole, &mut forwarder.runs, self.switch.now(), &mut forwarded);
+        let members = self.decide(whole, false, &mut forwarder.runs, &mut forwarded);
         self.deliver(pair, frames, forwarder, &members, &mut forwarded);
         frames.clear();
         forwarded
@@ -208,16 +208,13 @@ impl SwitchPort {
     pub(crate) fn offer<'f>(
         &self,
         pair: u16,
-        mut frames: impl Iterator<Item = &'f [u8]> + Clone,
+        frames: impl Iterator<Item = &'f [u8]>,
         forwarder: &mut Forwarder,
         offer: impl FnOnce(usize, u32) -> u32,
     ) -> u32 {
-        if frames.clone().any(|frame| self.member.rule.reads_far(frame)) {
-            return 0;
-        }
         // A frame that the switch refuses is counted when it is decided about again.
         let mut forwarded = Forwarded::default();
-        let members = self.decide(&mut frames, &mut forwarder.runs, self.switch.now(), &mut forwarded);
+        let members = self.decide(frames, true, &mut forwarder.runs, &mut forwarded);
         let inbox = only_member(&forwarder.runs, &members).and_then(|member| member.open_inbox(pair));
         let task = inbox.zip(forwarder.worker_id).and_then(|(inbox, worker_id)| inbox.task_on(worker_id));
         let (Some(inbox), Some(task)) = (inbox, task) else { return 0 };
@@ -225,16 +222,17 @@ impl SwitchPort {
     }
 
     /// Decides about each frame of a batch, and learns their sources. Returns the ports that the decisions
-    /// name.
+    /// name. If `are_heads`, a frame may be only its first [`HEAD_LEN`] bytes. Where these are not enough,
+    /// the decisions end with a frame that goes nowhere.
     fn decide<'f>(
         &self,
         frames: impl Iterator<Item = &'f [u8]>,
+        are_heads: bool,
         runs: &mut Vec<Run>,
-        now: u32,
         forwarded: &mut Forwarded,
     ) -> Arc<[Option<Arc<Member>>]> {
         runs.clear();
-        let rule = self.member.rule;
+        let (rule, now) = (self.member.rule, self.switch.now());
         // The header of the last frame, if that alone has decided.
         let mut known: Option<EthernetHeader> = None;
         let mut state = lock(&self.switch.state);
@@ -247,6 +245,10 @@ impl SwitchPort {
                 continue;
             }
             known = rule.decides_by_header(frame);
+            if are_heads && known.is_none() && rule.reads_far(frame) {
+                runs.push(Run { route: Route::Nowhere, head: None, frames: 1 });
+                break;
+            }
             let judged = rule.judge(frame);
             if let (Ok(head), Some(run)) = (&judged, runs.last_mut())
                 && run.head == Some(*head)

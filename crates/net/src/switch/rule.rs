@@ -85,10 +85,13 @@ impl Rule {
     /// of ICMPv6, the part that names an address can be behind them. Extension headers can be before these
     /// messages.
     pub(crate) fn reads_far(&self, frame: &[u8]) -> bool {
-        let tag = if word(frame, ETHERTYPE_AT) == Some(VLAN_TAG) { VLAN_TAG_LEN } else { 0 };
+        let behind_tag = ETHERTYPE_AT + VLAN_TAG_LEN;
         self.address.is_some()
-            && word(frame, ETHERTYPE_AT + tag) == Some(IPV6)
-            && neighbour::reads_on(frame.get(ETHERNET_HEADER_LEN + tag..).unwrap_or_default())
+            && match word(frame, ETHERTYPE_AT) {
+                Some(VLAN_TAG) => word(frame, behind_tag) == Some(IPV6),
+                kind => kind == Some(IPV6),
+            }
+            && neighbour::reads_on(packet(frame))
     }
 
     /// Judges a frame of at least the length of an Ethernet header.
@@ -136,6 +139,12 @@ impl Rule {
         }
         Ok(Head { destination, source, vlan, is_tagged })
     }
+}
+
+/// Returns the packet of IPv6 in a frame, with or without a tag.
+fn packet(frame: &[u8]) -> &[u8] {
+    let tag = if word(frame, ETHERTYPE_AT) == Some(VLAN_TAG) { VLAN_TAG_LEN } else { 0 };
+    frame.get(ETHERNET_HEADER_LEN + tag..).unwrap_or_default()
 }
 
 fn address(frame: &[u8], at: usize) -> Option<Address> {
@@ -238,6 +247,7 @@ mod tests {
             if let Some(known) = rule.decides_by_header(&frames[0]) {
                 prop_assert!(frames[1].starts_with(&known));
                 prop_assert_eq!(rule.judge(&frames[0]), rule.judge(&frames[1]));
+                prop_assert!(!rule.reads_far(&frames[0]));
             }
         }
 
