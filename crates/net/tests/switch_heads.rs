@@ -22,6 +22,8 @@ const WITH_ADDRESS: usize = 1;
 /// The offset of the addresses' end, and the length of a tag.
 const ETHERTYPE: usize = 12;
 const TAG: usize = 4;
+/// The length from which on the frames of a burst are in several buffers.
+const LONG: usize = 4096;
 
 fn mac(number: usize) -> [u8; 6] {
     if number == CARDS { [0xff; 6] } else { switch::mac(number) }
@@ -63,7 +65,8 @@ enum Step {
         frame: Sent,
         cut: usize,
     },
-    /// So many times, frames in one buffer each from one trunk to the other, which has buffers for most.
+    /// So many times, frames of one length from one trunk to the other, which has buffers for most. Short
+    /// ones are in one buffer each, and long ones in several.
     Burst {
         card: usize,
         times: usize,
@@ -118,7 +121,7 @@ fn step() -> impl Strategy<Value = Step> {
     });
     prop_oneof![
         12 => send,
-        4 => (0..2usize, 1..6usize, 1..8usize, 480..1500usize)
+        4 => (0..2usize, 1..6usize, 1..8usize, prop_oneof![480..1500usize, 4096..12_000usize])
             .prop_map(|(card, times, count, len)| Step::Burst { card, times, count, len }),
         4 => (card.clone(), 100..2000u32).prop_map(|(card, len)| Step::Refill { card, len }),
         12 => (card.clone(), ring.clone(), 1..40u32, proptest::bool::weighted(0.9))
@@ -137,8 +140,9 @@ fn number_of(card: usize, ring: u32) -> u32 {
     2 * card as u32 + ring
 }
 
-/// The frames of all cases that receivers have taken directly.
+/// The frames of all cases that receivers have taken directly, and those of long bursts.
 static DIRECT: AtomicU64 = AtomicU64::new(0);
+static DIRECT_CHAINS: AtomicU64 = AtomicU64::new(0);
 
 /// A card with its rings.
 struct Member {
@@ -235,8 +239,14 @@ impl Lan {
                     let frame = Sent { to: 1 - card, source: card, vlan: None, len, has_checksum };
                     self.step(&Step::Refill { card: 1 - card, len: 1500 });
                     self.poll_beside(1 - card, RECEIVE, 1000);
-                    (0..count).for_each(|_| self.send(card, &frame, usize::MAX));
+                    let cut = if len < LONG { usize::MAX } else { 1 };
+                    (0..count).for_each(|_| self.send(card, &frame, cut));
+                    let before = counter(&self.members[card].card, "sent_directly");
                     self.poll_beside(card, TRANSMIT, 1000);
+                    let direct = counter(&self.members[card].card, "sent_directly") - before;
+                    if len >= LONG {
+                        DIRECT_CHAINS.fetch_add(direct, Ordering::Relaxed);
+                    }
                 }
             }
             Step::Refill { card, len } => while self.ring(card, RECEIVE).offer(&[len], true).is_some() {},
@@ -361,6 +371,6 @@ fn each_head_comes_back_once_and_no_frame_goes_astray() {
     if let Err(error) = result {
         panic!("{error}");
     }
-    let direct = DIRECT.load(Ordering::Relaxed);
-    assert!(direct > 100, "only {direct} frames went directly");
+    let [direct, chains] = [&DIRECT, &DIRECT_CHAINS].map(|count| count.load(Ordering::Relaxed));
+    assert!(direct > 100 && chains > 50, "only {direct} frames went directly, {chains} in several buffers");
 }
