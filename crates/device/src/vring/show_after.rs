@@ -11,6 +11,8 @@
 //!   form. The price of each group is the way of the index's cache line between two processors, 80 to 400 ns
 //!   there and back. With two groups, 8, 16 and 32 requests in flight to a disk that answers at once were
 //!   1.15, 1.24 and 1.1 times as fast, and 4 in flight 0.94 times.
+//!   With a single request in flight, the driver sees its completion before the worker has found that there is
+//!   nothing else: 1.03 times as many requests in packed rings, and 1.05 times in split ones.
 //! * If the worker serves other rings meanwhile, these are at its end while the driver has this batch. Then a
 //!   group is half of all that the worker serves in a round. Four rings with 8 requests each go round as four
 //!   groups of 8, and not of 4, which made them 1.1 times as fast: each group costs two visits.
@@ -19,7 +21,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShowAfter {
     /// Shows the first completion at once and the others sixteen at a time to a driver that asks for calls.
-    /// Shows half of a batch, but at most eight at a time, to a driver that polls.
+    /// Shows half of a batch, but at most eight at a time, to a driver that polls. Shows the only one at once.
     Early,
     /// Shows nothing before [`Vring::publish`](super::Vring::publish).
     Publish,
@@ -74,8 +76,8 @@ impl Unseen {
         match self.rule {
             ShowAfter::Publish => u32::MAX,
             ShowAfter::Early if self.until_polling > 0 => 1,
-            // A publish follows the only completion of a batch at once.
-            ShowAfter::Early if self.last <= 1 => LINE,
+            // Probably the only completion of a batch. It need not wait until the batch has ended.
+            ShowAfter::Early if self.last <= 1 => 1,
             // All of the batch, if it is as large as the last one. They are shown before the publish, so that
             // the stores have left the processor at its fence.
             ShowAfter::Early if others >= self.last => self.last,
@@ -152,8 +154,8 @@ mod tests {
         assert_eq!(batch(&mut unseen, 7, false), [3]);
         assert_eq!(batch(&mut unseen, 2, false), []);
         assert_eq!(batch(&mut unseen, 1, false), [1]);
-        assert_eq!(batch(&mut unseen, 1, false), []);
-        assert_eq!(batch(&mut unseen, 9, false), [8]);
+        assert_eq!(batch(&mut unseen, 1, false), [1]);
+        assert_eq!(batch(&mut unseen, 9, false), [1, 8]);
         // One call after so many completions may be that of an old index.
         batch(&mut unseen, 40, true);
         assert_eq!(batch(&mut unseen, 20, false), [8, 8]);
@@ -182,7 +184,7 @@ mod tests {
         assert_eq!(beside(0, 8), [8]);
         assert_eq!(beside(2, 8), [5]);
         assert_eq!(beside(0, 1), []);
-        assert_eq!(beside(24, 1), []);
+        assert_eq!(beside(24, 1), [1]);
     }
 
     /// The driver writes its event index once, so it is called again whenever the index comes round.
