@@ -34,9 +34,13 @@ const LOOKED_UP_MAX: usize = 4;
 /// The most frames whose chains are read together. So many lines can be on their way from the driver's core
 /// at the same time.
 const BATCH: usize = 32;
-/// The most frames that are shown to the driver together. It takes them while the card delivers the next
-/// ones. In a packed ring, these are two cache lines of descriptors.
-const SHOWN: usize = 8;
+/// The fewest frames that are shown to the driver together, unless a batch has fewer: the used elements in a
+/// cache line of a split ring.
+const SHOWN_MIN: usize = 8;
+/// The most frames of a packed ring that are shown to the driver together.
+const SHOWN_MAX: usize = BATCH / 2;
+/// The descriptors in a cache line of a packed ring.
+const DESCRIPTORS_PER_LINE: usize = 4;
 /// The most chains of a frame that is delivered without credit: as many as the longest frame takes in buffers
 /// of 1536 bytes, the shortest that Linux gives, and some more.
 const CHAINS_MAX: usize = 48;
@@ -395,7 +399,8 @@ impl ReceiveRing {
         let count = vring.peek(device::Direction::Writable, &mut chains[..wanted]);
         let len_max = format.len_max;
         let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget.left(), card.limiter.is_on()));
-        for group in chains[..count].chunks_mut(SHOWN) {
+        let shown = if vring.is_packed() { shown_together(count) } else { SHOWN_MIN };
+        for group in chains[..count].chunks_mut(shown) {
             let (view, marks) = vring.memory();
             let mut written = 0;
             for number in 0..group.len() {
@@ -507,6 +512,17 @@ impl ReceiveRing {
     }
 }
 
+/// Returns the number of frames of a batch of `count` that are shown to the driver of a packed ring together:
+/// half of them, in whole lines of descriptors. The driver takes the first half while the card delivers the
+/// second one.
+///
+/// A driver that polls has the line of the next used descriptor. The card waits for this line in each group,
+/// so there are no more groups than two.
+#[inline]
+fn shown_together(count: usize) -> usize {
+    count.div_ceil(2).next_multiple_of(DESCRIPTORS_PER_LINE).clamp(SHOWN_MIN, SHOWN_MAX)
+}
+
 /// Sets the number of buffers in the header at the beginning of a frame, unless the header has no such field.
 fn set_num_buffers(frame: &mut [u8], header_len: usize, chains: usize) {
     if header_len > HEADER_NUM_BUFFERS {
@@ -525,5 +541,19 @@ impl ImmediateRing for ReceiveRing {
     fn serve(&mut self) -> u32 {
         self.vring.push(self.chain.id, 0);
         0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_of_a_packed_ring_gets_a_batch_in_two_groups() {
+        let expected = [(1, 8), (8, 8), (9, 8), (16, 8), (17, 12), (24, 12), (25, 16), (31, 16), (32, 16)];
+        for (count, shown) in expected {
+            assert_eq!(shown_together(count), shown, "{count}");
+        }
+        assert!((SHOWN_MIN + 1..=BATCH).all(|count| count.div_ceil(shown_together(count)) == 2));
     }
 }

@@ -165,6 +165,11 @@ impl Vring {
         self.options.size()
     }
 
+    /// Returns whether this is a packed ring.
+    pub fn is_packed(&self) -> bool {
+        self.options.is_packed()
+    }
+
     /// Returns whether the ring started at an index that a driver has reached, not where rings begin.
     pub fn is_resumed(&self) -> bool {
         self.is_resumed
