@@ -10,9 +10,9 @@
 //!   at each end. Shown the first completion alone, it answers with a single request, so that small groups
 //!   form. The price of each group is the way of the index's cache line between two processors, 80 to 400 ns
 //!   there and back. With two groups, 8, 16 and 32 requests in flight to a disk that answers at once were
-//!   1.15, 1.24 and 1.1 times as fast, and 4 in flight 0.94 times.
-//!   With a single request in flight, the driver sees its completion before the worker has found that there is
-//!   nothing else: 1.03 times as many requests in packed rings, and 1.05 times in split ones.
+//!   1.15, 1.24 and 1.1 times as fast, and 4 in flight 0.94 times. With a single request in flight, the
+//!   driver sees its completion before the worker has found that there is nothing else: 1.03 times as many
+//!   requests in packed rings, and 1.05 times in split ones.
 //! * If the worker serves other rings meanwhile, these are at its end while the driver has this batch. Then a
 //!   group is half of all that the worker serves in a round. Four rings with 8 requests each go round as four
 //!   groups of 8, and not of 4, which made them 1.1 times as fast: each group costs two visits.
@@ -21,7 +21,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShowAfter {
     /// Shows the first completion at once and the others sixteen at a time to a driver that asks for calls.
-    /// Shows half of a batch, but at most eight at a time, to a driver that polls. Shows the only one at once.
+    /// Shows half of a batch, but at most eight at a time, to a driver that polls. Shows the only one at
+    /// once.
     Early,
     /// Shows nothing before [`Vring::publish`](super::Vring::publish).
     Publish,
