@@ -103,13 +103,18 @@ fn stations(count: usize, workers: usize) -> (Daemon, Vec<Station>) {
 impl Station {
     /// Sends as many frames as there is room for in two batches, each to the next of these cards.
     fn send(&mut self, from: usize, next: &mut usize, to: &[usize], now: Instant) {
+        self.send_long(FRAME_LEN, from, next, to, now);
+    }
+
+    /// Sends frames of this length.
+    fn send_long(&mut self, len: usize, from: usize, next: &mut usize, to: &[usize], now: Instant) {
         let start = *next;
         for _ in 0..2 {
             let sent = self
                 .pair
                 .send_with(
                     BATCH,
-                    |_| FRAME_LEN,
+                    |_| len,
                     |at, frame| {
                         frame.write(0, &ethernet(mac(to[(*next + at) % to.len()]), from));
                     },
@@ -170,6 +175,30 @@ fn a_receiver_that_does_not_refill() {
                 without / with
             );
         }
+    }
+}
+
+/// Prints the rates of a card that sends long frames and of one that sends short frames back. Both have as
+/// many in flight as their rings hold. The long frames can go directly, so the work for them is the sender's.
+#[test]
+#[ignore = "a measurement"]
+fn a_card_that_answers_beside_one_that_sends() {
+    const LONG: usize = 1514;
+    let (_daemon, mut stations) = stations(2, 1);
+    let mut next = [0; 2];
+    for round in 0..3 {
+        measure(&mut stations, |stations| {
+            stations[0].send_long(LONG, 0, &mut next[0], &[1], Instant::now());
+            stations[1].receive();
+            stations[1].send(1, &mut next[1], &[0], Instant::now());
+            stations[0].receive();
+        });
+        let [long, short] = [0, 1].map(|card| stations[card].sent as f64 / TIME.as_secs_f64());
+        let pauses = [0, 1].map(|card| stations[card].longest);
+        println!(
+            "round {round}: {long:.0} long frames/s, {short:.0} short ones, ratio {:.2}, pauses {pauses:?}",
+            short / long
+        );
     }
 }
 
