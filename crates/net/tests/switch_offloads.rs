@@ -5,21 +5,17 @@
 mod rig;
 
 use kickless_device::Device;
-use kickless_net::Net;
 use kickless_spec::net::{
     GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header, NetFeatures,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use rig::switch::{FIRST_TASK, RECEIVE, TRANSMIT, ethernet, mac};
-use rig::{Beside, Kind, Rig, counter, switch, without};
-use std::sync::Arc;
+use rig::Kind;
+use rig::pair::{HEADER, Pair};
+use rig::switch::ethernet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
-const HEADER: usize = size_of::<Header>();
-const CONTROL: u16 = 2;
-const SIZE: u16 = 64;
 /// The number of batches after a refusal that are not offered, and one more.
 const PAUSE: usize = 8;
 /// The features of a driver that sends frames with offloads.
@@ -156,64 +152,37 @@ fn burst() -> impl Strategy<Value = Burst> {
 
 /// Two cards of a switch, of which the first one sends to the second one.
 struct Two {
-    cards: [Arc<Net>; 2],
-    receive: Rig,
-    transmit: Rig,
-    control: Rig,
+    pair: Pair,
     /// The frames of bursts that went directly.
     direct: u64,
 }
 
 impl Two {
     fn new(kind: Kind, missing: [NetFeatures; 2], way: Way) -> Self {
-        let name = switch::name();
-        let cards = [None, Some(mac(1))].map(|address| rig::card_with(address, 1, switch::open(&name)));
-        let start = |card: usize, index: u16| {
-            // A filter takes all VLANs then.
-            let missing = missing[card] | NetFeatures::CTRL_VLAN;
-            Rig::start(&cards[card], index, kind, SIZE, without(&cards[card], missing))
-        };
-        let [mut transmit, mut receive] = [start(0, TRANSMIT), start(1, RECEIVE)];
-        let (mut answers, control) = (start(1, TRANSMIT), start(1, CONTROL));
-        let first = [(&mut answers, 1), (&mut transmit, 0)];
-        receive.set_location(Some((0, FIRST_TASK)));
-        for (ring, from) in first {
-            // The switch learns where the cards are, and the sender finds the receiver near.
-            ring.set_location(Some((0, 0)));
-            ring.send(&[&ethernet(1 - from, from)[..], &[0; 46]].concat(), 4096).unwrap();
-            ring.poll_once(1000);
-            ring.take().unwrap();
-        }
-        receive.poll_once(1000);
-        let mut two = Self { cards, receive, transmit, control, direct: 0 };
+        // A filter takes all VLANs then.
+        let mut pair = Pair::new(kind, missing.map(|missing| missing | NetFeatures::CTRL_VLAN));
         // The command switches the promiscuous mode.
-        two.command(&[0, 0, u8::from(way != Way::Alone)]);
-        two
-    }
-
-    fn command(&mut self, command: &[u8]) {
-        self.control.command(command);
-        self.control.poll();
-        self.control.take().unwrap();
+        pair.command(&[0, 0, u8::from(way != Way::Alone)]);
+        Self { pair, direct: 0 }
     }
 
     /// Has a burst carried. Returns the received frames.
     fn carry(&mut self, burst: &Burst, number: usize, way: Way) -> Vec<(Header, Vec<u8>)> {
         if let Some(offloads) = burst.offloads {
-            self.command(&[&[5, 0][..], &offloads.bits().to_le_bytes()].concat());
+            self.pair.set_offloads(offloads);
         }
         let mut frames = Vec::new();
         // After a refusal, the sender offers nothing for some batches.
         for _ in 0..PAUSE {
-            self.transmit.send(&[&ethernet(1, 0)[..], &[0; 600]].concat(), 4096).unwrap();
+            self.pair.transmit.send(&[&ethernet(1, 0)[..], &[0; 600]].concat(), 4096).unwrap();
             frames.extend(self.carry_all(&[2048], way));
         }
         for (at, sent) in burst.frames.iter().enumerate() {
-            self.transmit.send(&sent.bytes(number + at), sent.cut).unwrap();
+            self.pair.transmit.send(&sent.bytes(number + at), sent.cut).unwrap();
         }
-        let before = counter(&self.cards[0], "sent_directly");
+        let before = self.pair.sent_directly();
         frames.extend(self.carry_all(&burst.buffers, way));
-        self.direct += counter(&self.cards[0], "sent_directly") - before;
+        self.direct += self.pair.sent_directly() - before;
         frames
     }
 
@@ -223,19 +192,19 @@ impl Two {
         let mut polls = 0;
         while polls < 3 {
             let mut lens = buffers.iter().cycle();
-            while self.receive.offer(&[*lens.next().unwrap()], true).is_some() {}
+            while self.pair.receive.offer(&[*lens.next().unwrap()], true).is_some() {}
             let before = frames.len();
             if way == Way::Direct {
-                self.transmit.poll_beside(1000, Beside(vec![(FIRST_TASK, &mut self.receive)]));
+                self.pair.poll_beside(1000);
             } else {
-                self.transmit.poll_once(1000);
+                self.pair.transmit.poll_once(1000);
             }
-            while self.transmit.take().is_some() {}
-            self.receive.poll_once(1000);
-            frames.extend(std::iter::from_fn(|| self.receive.receive(HEADER)));
+            while self.pair.transmit.take().is_some() {}
+            self.pair.receive.poll_once(1000);
+            frames.extend(std::iter::from_fn(|| self.pair.receive.receive(HEADER)));
             polls = if frames.len() > before { 0 } else { polls + 1 };
         }
-        assert_eq!(self.transmit.with_device(), 0);
+        assert_eq!(self.pair.transmit.with_device(), 0);
         frames
     }
 }
@@ -250,6 +219,7 @@ fn carry(kind: Kind, missing: [NetFeatures; 2], bursts: &[Burst], way: Way) -> (
     let frames =
         bursts.iter().enumerate().flat_map(|(number, burst)| two.carry(burst, number, way)).collect();
     let counters = two
+        .pair
         .cards
         .each_ref()
         .map(|card| card.counters().into_iter().filter(|(name, _)| *name != "sent_directly").collect());
