@@ -6,7 +6,8 @@ mod rig;
 
 use kickless_device::{CaptureTo, Device, Limit, Limits, Neighbours, Next, Parcel, Rate};
 use kickless_memory::{Gpa, Marks};
-use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
+use kickless_spec::features::Features;
+use kickless_spec::net::{FRAME_MAX, GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_virtqueue::driver::Buffer;
 use rig::pair::{HEADER, Pair, SIZE, packet, plain};
 use rig::switch::{FIRST_TASK, TRANSMIT, mac};
@@ -15,6 +16,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
 const KIND: Kind = Kind { packed: true, event_idx: true, in_order: false };
+/// The bit of the feature with which a header has its full length.
+const MERGES: u64 = NetFeatures::MRG_RXBUF.bits();
 const NONE: [NetFeatures; 2] = [NetFeatures::empty(); 2];
 
 /// Sends a packet of `len` bytes in buffers of `cut` bytes. Returns the number of packets that went directly,
@@ -105,6 +108,25 @@ fn short_packets_and_many_buffers_go_in_a_batch() {
         // The chains have 5, 5, 64 and 65 buffers.
         assert_eq!(pass(&mut pair, len, cut), (direct, vec![len]));
         pair.refill(&[2048]);
+    }
+}
+
+/// Frames that are too short or too long end the offer before them, and are lost alone.
+#[test]
+fn frames_of_impossible_lengths_do_not_go_directly() {
+    const LONG: usize = FRAME_MAX + 1;
+    for len in [1, HEADER - 1, HEADER, HEADER + 13, LONG] {
+        let mut pair = Pair::new(KIND, NONE);
+        pair.refill(&[LONG as u32 + 1000]);
+        let (good, mut bad) = (plain(1514, 1), plain(LONG, 2));
+        bad.truncate(len);
+        pair.transmit.send(&good, LONG).unwrap();
+        pair.transmit.send(&bad, LONG).unwrap();
+        pair.transmit.send(&good, LONG).unwrap();
+        assert_eq!(pair.poll_beside(1000), 1, "{len}");
+        let lens: Vec<_> = pair.receive().iter().map(|(_, frame)| frame.len()).collect();
+        assert_eq!(lens, [1514, 1514], "{len}");
+        assert_eq!(counter(&pair.cards[0], "sent_invalid"), 1, "{len}");
     }
 }
 
@@ -205,6 +227,49 @@ fn a_packet_that_leaves_memory_is_lost_alone() {
         pair.refill(&[2048]);
         while !pair.passes_directly() {}
         assert!(!pair.receive.task.vring().is_broken() && !pair.transmit.task.vring().is_broken());
+    }
+}
+
+/// The header is in memory, and the next buffer is not. It is short, so that the copied head has bytes behind
+/// it.
+#[test]
+fn a_packet_without_the_rest_of_its_head_is_lost_alone() {
+    let mut pair = Pair::new(KIND, NONE);
+    pair.refill(&[2048]);
+    for len in [54, 116, 200] {
+        while !pair.passes_directly() {}
+        let (sent, id) = (packet(10_000, 1), pair.transmit.next_id().unwrap());
+        let at = Guest::chain_at(id).0;
+        pair.transmit.view.write(Gpa(at), &sent, &mut Marks::off()).unwrap();
+        let (header, rest) = (HEADER as u32, 10_000 - len);
+        let buffers = [(at, header), (MEMORY, len), (at + u64::from(header + len), rest)];
+        let buffers = buffers.map(|(addr, len)| Buffer { addr, len, writable: false });
+        pair.transmit.add(id, buffers.into()).unwrap();
+        let invalid = counter(&pair.cards[0], "sent_invalid");
+        assert_eq!((pair.poll_beside(1000), pair.receive().len()), (0, 0), "{len}");
+        assert_eq!(counter(&pair.cards[0], "sent_invalid"), invalid + 1);
+    }
+}
+
+/// The header of a driver without the features of virtio 1 is two bytes shorter.
+#[test]
+fn a_packet_with_a_short_header_goes_in_a_batch() {
+    let kind = Kind { packed: false, ..KIND };
+    let mut pair = Pair::new(kind, NONE);
+    pair.refill(&[2048]);
+    let guest = Guest::prepare(kind, SIZE);
+    let vring = guest.vring(TRANSMIT, guest.first_avail(), None);
+    let features = pair.cards[0].features() - Features::VERSION_1 - Features::from_bits_retain(MERGES);
+    pair.transmit = Rig::start_on(&pair.cards[0], guest, vring, features);
+    pair.transmit.set_location(Some((0, 0)));
+    for number in 0..4 {
+        let sent = packet(20_000, number);
+        let short = [&sent[..HEADER - 2], &sent[HEADER..]].concat();
+        pair.transmit.send_indirect(&short, 2048).unwrap();
+        assert_eq!(pair.poll_beside(1000), 0);
+        let received = pair.receive();
+        assert!(received.len() == 1 && received[0].1 == sent[HEADER..], "{number}");
+        pair.refill(&[2048]);
     }
 }
 
