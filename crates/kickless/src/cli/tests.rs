@@ -145,7 +145,7 @@ fn wrong_options_of_a_card() {
         ("--fd=3 --port=tap:a/b", "the name of a TAP has 1 to 15 letters"),
         ("--fd=3 --port=loop,rate=1", "a loop port has no option \"rate=1\""),
         ("--fd=3 --port=tap-fd:4,4", "the descriptor 4 is named twice"),
-        ("--fd=3 --port=tap-fd:4 --num-queue-pairs=2", "--num-queue-pairs: the port has 1 queues"),
+        ("--fd=3 --port=tap-fd:4 --num-queue-pairs=2", "--num-queue-pairs: this port has exactly 1"),
         ("--fd=3 --port=null,speed=1", "a null port has no option \"speed=1\""),
         ("--fd=3 --port=null --mac=01:00:00:00:00:01", "it is the address of a group"),
         ("--fd=3 --port=null --mtu=67", "it must be a number from 68 to 65535"),
