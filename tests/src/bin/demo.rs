@@ -102,7 +102,7 @@ fn notifications(say: impl Fn(&str)) -> Result<String> {
 
 /// Connects two guests by a switch, one of which fetches a page of the host, and returns a table.
 fn cards(say: impl Fn(&str)) -> Result<String> {
-    let Outcome { results, log } = cards::run(IPERF_SECONDS, say)?;
+    let Outcome { results, log } = cards::run("", IPERF_SECONDS, say)?;
     let text = |key: &str| results.get(key).map(String::as_str).with_context(|| format!("no {key}"));
     let rows = [
         (

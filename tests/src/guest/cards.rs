@@ -33,16 +33,17 @@ pub struct Outcome {
 }
 
 /// Runs two guests. One sends to the other with iperf3 for this number of seconds, and fetches a page from
-/// a web server at the host's loopback. `say` is called with each step.
+/// a web server at the host's loopback. The daemon has a pool of workers with these lines of its file. `say`
+/// is called with each step.
 ///
 /// # Errors
 /// A guest does not start or fails, the page is another one, or the daemon does not end well.
-pub fn run(seconds: u32, say: impl Fn(&str)) -> Result<Outcome> {
+pub fn run(pool: &str, seconds: u32, say: impl Fn(&str)) -> Result<Outcome> {
     let page: Vec<u8> = (0..PAGE).map(|n| (n / 7) as u8).collect();
     let copy = NamedTempFile::new()?;
     std::fs::write(copy.path(), &page)?;
     let server = PageServer::start(page)?;
-    let daemon = Daemon::serve("", &DEVICES)?;
+    let daemon = Daemon::serve(pool, &DEVICES)?;
     say(&format!("kickless serves two cards on a switch, and one through passt (process {})", daemon.pid()));
     let run = || -> Result<Results> {
         let nic = |device: &str, mac: &str| {
