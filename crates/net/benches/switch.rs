@@ -11,8 +11,8 @@ mod rig;
 use kickless_device::Device;
 use kickless_memory::{Gpa, Marks};
 use kickless_net_port::Port;
-use kickless_spec::net::{ETHERNET_HEADER_LEN, GSO_NONE, GSO_TCPV4, HDR_F_NEEDS_CSUM, Header};
-use kickless_testing::counted_instructions;
+use kickless_spec::net::{ETHERNET_HEADER_LEN, GSO_NONE, Header};
+use kickless_testing::{counted_instructions, tcp_segmentation};
 use kickless_virtqueue::driver::Buffer;
 use rig::{Beside, Kind, Rig, SIZE_LONG, card_with};
 use std::time::{Duration, Instant};
@@ -139,8 +139,8 @@ fn run(cell: Cell, batches: u32) -> [Duration; 2] {
     for (rings, to, from) in [(&mut answers, 1, 2), (&mut transmit, 2, 1)] {
         let is_long = rings.len > BUFFER_LEN;
         let header = match (is_long, partial && to == 2) {
-            (true, _) => segmented(),
-            (_, true) => Header { gso_type: GSO_NONE, gso_size: 0.into(), ..segmented() },
+            (true, _) => tcp_segmentation(),
+            (_, true) => Header { gso_type: GSO_NONE, gso_size: 0.into(), ..tcp_segmentation() },
             _ => Header::default(),
         };
         let header = [header.as_bytes(), &[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5]].concat();
@@ -172,18 +172,6 @@ fn run(cell: Cell, batches: u32) -> [Duration; 2] {
     let sent_directly = if direct { sent - u64::from(cell.frames()) } else { 0 };
     assert_eq!(rig::counter(&cards[0], "sent_directly"), sent_directly);
     times
-}
-
-/// Returns the header of a packet of TCP to segment.
-fn segmented() -> Header {
-    Header {
-        flags: HDR_F_NEEDS_CSUM,
-        gso_type: GSO_TCPV4,
-        gso_size: 1448.into(),
-        csum_start: 34.into(),
-        csum_offset: 16.into(),
-        ..Header::default()
-    }
 }
 
 fn main() {

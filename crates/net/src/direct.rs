@@ -18,6 +18,7 @@ use std::iter::{once, zip};
 /// less than two looks at its head.
 pub(crate) const LEN_MIN: u32 = 512;
 /// The length, header excluded, from which on a frame in a popped chain is worth an offer of its own.
+/// An estimate: an offer costs some 60 to 100 ns, and a second copy 18 to 30 ns for each KiB.
 pub(crate) const LEN_MIN_POPPED: u32 = 4096;
 /// The most buffers of a popped chain that is offered. The longest frame has fewer in Linux, and 32 if each
 /// has 2048 bytes.
@@ -111,23 +112,9 @@ impl Direct {
             self.pause_popped = self.pause_popped.saturating_sub(1);
             return false;
         }
-        let is_taken = self.has_taken_popped(port, ring, header, HEADER as u32 + len, forwarder, neighbours);
-        if !is_taken {
-            self.pause_popped = PAUSE_POPPED;
-        }
-        is_taken
-    }
-
-    /// Offers a popped frame of `len` bytes, header included, if it may pass.
-    fn has_taken_popped(
-        &mut self,
-        port: &SwitchPort,
-        ring: &TransmitRing,
-        header: &Header,
-        len: u32,
-        forwarder: &mut Forwarder,
-        neighbours: &mut dyn Neighbours,
-    ) -> bool {
+        // Unless the receiver takes this one.
+        self.pause_popped = PAUSE_POPPED;
+        let len = HEADER as u32 + len;
         let (view, buffers) = (ring.vring.view(), ring.chain.readable());
         if ring.format.header_len != HEADER || buffers.len() > PIECES_MAX {
             return false;
@@ -144,6 +131,9 @@ impl Direct {
         let taken = port.offer(ring.pair, bytes, forwarder, |to, task| {
             neighbours.offer(task, &Parcel { to, view, heads, frames })
         });
+        if taken > 0 {
+            self.pause_popped = 0;
+        }
         taken > 0
     }
 }

@@ -3,7 +3,7 @@
 use crate::loop_queue::{HEADER, PLAIN};
 use kickless_spec::net::{
     ETHERNET_HEADER_LEN, FRAME_MAX, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4,
-    HDR_F_NEEDS_CSUM, Header, NetFeatures,
+    HDR_F_NEEDS_CSUM, HEADER_NUM_BUFFERS, Header, NetFeatures,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -81,6 +81,11 @@ pub(crate) fn has_no_offload(header: &Header) -> bool {
 pub(crate) fn set_header(head: &mut [u8], header: &Header) {
     let header = Header { num_buffers: 1.into(), ..*header };
     head[..HEADER].copy_from_slice(header.as_bytes());
+}
+
+/// Sets the number of buffers in the header at the beginning of a frame.
+pub(crate) fn set_num_buffers(head: &mut [u8], buffers: u16) {
+    head[HEADER_NUM_BUFFERS..HEADER].copy_from_slice(&buffers.to_le_bytes());
 }
 
 /// Replaces the driver's header of a frame of `len` bytes, header included, by the one to pass on. Returns

@@ -1,9 +1,8 @@
 //! Frames that are delivered into several buffers: from memory of this process, or from that of their sender.
 
-use crate::loop_queue::HEADER;
+use crate::frame::set_num_buffers;
 use kickless_device::PARCEL_HEAD_LEN;
 use kickless_memory::{Gpa, Marks, Unmapped, View};
-use kickless_spec::net::HEADER_NUM_BUFFERS;
 use kickless_virtqueue::Buffer;
 
 /// A frame with its complete header, whose bytes are taken in their order.
@@ -121,13 +120,10 @@ impl GatheredFrame for Pieces<'_> {
     }
 }
 
-fn set_num_buffers(frame: &mut [u8], buffers: u16) {
-    frame[HEADER_NUM_BUFFERS..HEADER].copy_from_slice(&buffers.to_le_bytes());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kickless_spec::net::HEADER_NUM_BUFFERS;
     use kickless_testing::guest_memory;
     use proptest::prelude::*;
 

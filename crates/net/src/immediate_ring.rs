@@ -52,11 +52,8 @@ pub(crate) fn poll(task: &mut impl ImmediateRing, budget: u32) -> Polled {
 }
 
 /// Does the same as [`poll`], beside tasks that may take frames. A ring that stops offers them none.
-pub(crate) fn poll_beside(
-    task: &mut impl ImmediateRing,
-    budget: u32,
-    mut neighbours: Beside<'_, '_>,
-) -> Polled {
+pub(crate) fn poll_beside(task: &mut impl ImmediateRing, budget: u32, neighbours: Beside<'_, '_>) -> Polled {
+    let mut neighbours = if budget > 0 { neighbours } else { None };
     let (mut served, mut cost) = (0, 0u32);
     // The frames that count towards the limit.
     let mut frames = 0;
@@ -97,7 +94,7 @@ pub(crate) fn poll_beside(
             break if vring.take_unfinished() { Next::More } else { Next::Idle };
         }
         let descriptors = u32::from(chain.descriptors() / DESCRIPTORS_PER_COST);
-        let one = task.serve_beside(if budget > 0 { neighbours.as_deref_mut() } else { None });
+        let one = task.serve_beside(neighbours.as_deref_mut());
         (served, frames) = (served + one.chains, frames + one.frames);
         cost = cost.saturating_add(descriptors).saturating_add(one.cost);
     };

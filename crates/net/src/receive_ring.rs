@@ -15,6 +15,7 @@ use crate::cost::{self, BatchCost, Budget};
 use crate::counters::RingCounters;
 use crate::credit::Credit;
 use crate::filter::{Filter, Modes};
+use crate::frame;
 use crate::gathered_frame::Pieces;
 use crate::immediate_ring::ImmediateRing;
 use crate::offload::passes_as_is;
@@ -526,7 +527,8 @@ fn shown_together(count: usize) -> usize {
 /// Sets the number of buffers in the header at the beginning of a frame, unless the header has no such field.
 fn set_num_buffers(frame: &mut [u8], header_len: usize, chains: usize) {
     if header_len > HEADER_NUM_BUFFERS {
-        frame[HEADER_NUM_BUFFERS..header_len].copy_from_slice(&(chains as u16).to_le_bytes());
+        // Lossless, because a ring has fewer chains.
+        frame::set_num_buffers(frame, chains as u16);
     }
 }
 

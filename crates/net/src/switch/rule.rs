@@ -85,13 +85,10 @@ impl Rule {
     /// of ICMPv6, the part that names an address can be behind them. Extension headers can be before these
     /// messages.
     pub(crate) fn reads_far(&self, frame: &[u8]) -> bool {
-        let behind_tag = ETHERTYPE_AT + VLAN_TAG_LEN;
+        let payload = payload_at(frame);
         self.address.is_some()
-            && match word(frame, ETHERTYPE_AT) {
-                Some(VLAN_TAG) => word(frame, behind_tag) == Some(IPV6),
-                kind => kind == Some(IPV6),
-            }
-            && neighbour::reads_on(packet(frame))
+            && word(frame, payload - 2) == Some(IPV6)
+            && neighbour::reads_on(frame.get(payload..).unwrap_or_default())
     }
 
     /// Judges a frame of at least the length of an Ethernet header.
@@ -124,7 +121,7 @@ impl Rule {
         if vlan == VLAN_RESERVED {
             return Err(Refusal::Tagged);
         }
-        let payload = ETHERNET_HEADER_LEN + if is_tag { VLAN_TAG_LEN } else { 0 };
+        let payload = payload_at(frame);
         if let Some(own) = self.address {
             let is_forged = match word(frame, payload - 2) {
                 // Linux removes any number of tags of VLAN 0, so they could hide a packet.
@@ -141,10 +138,9 @@ impl Rule {
     }
 }
 
-/// Returns the packet of IPv6 in a frame, with or without a tag.
-fn packet(frame: &[u8]) -> &[u8] {
-    let tag = if word(frame, ETHERTYPE_AT) == Some(VLAN_TAG) { VLAN_TAG_LEN } else { 0 };
-    frame.get(ETHERNET_HEADER_LEN + tag..).unwrap_or_default()
+/// Returns the offset of what is behind the Ethernet header and a tag. The two bytes before say what it is.
+fn payload_at(frame: &[u8]) -> usize {
+    ETHERNET_HEADER_LEN + if word(frame, ETHERTYPE_AT) == Some(VLAN_TAG) { VLAN_TAG_LEN } else { 0 }
 }
 
 fn address(frame: &[u8], at: usize) -> Option<Address> {

@@ -3,7 +3,8 @@
 use super::switch::{FIRST_TASK, RECEIVE, TRANSMIT, ethernet, mac, name, open};
 use super::{Beside, Guest, Kind, Rig, card_with, counter, without};
 use kickless_net::Net;
-use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
+use kickless_spec::net::{Header, NetFeatures};
+use kickless_testing::tcp_segmentation;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -32,16 +33,7 @@ pub fn plain(len: usize, number: usize) -> Vec<u8> {
 /// Returns a packet of TCP to segment, behind its header.
 pub fn packet(len: usize, number: usize) -> Vec<u8> {
     let mut frame = plain(len, number);
-    let header = Header {
-        flags: HDR_F_NEEDS_CSUM,
-        gso_type: GSO_TCPV4,
-        hdr_len: 54.into(),
-        gso_size: 1448.into(),
-        csum_start: 34.into(),
-        csum_offset: 16.into(),
-        ..Header::default()
-    };
-    frame[..HEADER].copy_from_slice(header.as_bytes());
+    frame[..HEADER].copy_from_slice(tcp_segmentation().as_bytes());
     let ip = HEADER + 14;
     frame[ip - 2..ip + 12].copy_from_slice(&[8, 0, 0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 6, 0, 0]);
     frame[ip + 20 + 12] = 0x50;
