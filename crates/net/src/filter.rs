@@ -1,6 +1,7 @@
 //! Chooses the received frames that the driver wants, by their addresses and VLAN tags (virtio 1.3, section
 //! 5.1.6.5). Has no side effects.
 
+use crate::protocols::ETHERTYPE_VLAN;
 use bitflags::bitflags;
 use kickless_spec::net::{CTRL_RX_ALLMULTI, CTRL_RX_ALLUNI, CTRL_RX_NOBCAST, CTRL_RX_NOMULTI, CTRL_RX_NOUNI};
 use kickless_spec::net::{CTRL_RX_PROMISC, MAC_LEN};
@@ -12,7 +13,6 @@ const TABLE_MAX: usize = 64;
 const EVERYTHING: u16 = u16::MAX;
 /// The number of VLANs, in words of 64 bits.
 const VLAN_WORDS: usize = 4096 / 64;
-const ETHERTYPE_VLAN: [u8; 2] = [0x81, 0];
 const BROADCAST: Address = [0xff; MAC_LEN];
 
 /// An Ethernet address.
@@ -184,7 +184,7 @@ impl Filter {
 
     fn accepts_tag(&self, head: &[u8]) -> bool {
         let [.., kind_0, kind_1, tag_0, tag_1] = head.first_chunk::<16>().copied().unwrap_or_default();
-        if [kind_0, kind_1] != ETHERTYPE_VLAN {
+        if u16::from_be_bytes([kind_0, kind_1]) != ETHERTYPE_VLAN {
             return true;
         }
         let vlan = u16::from_be_bytes([tag_0, tag_1]) & 0xfff;

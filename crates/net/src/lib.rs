@@ -68,6 +68,7 @@ mod loop_source;
 pub mod offload;
 mod peer;
 mod port_poll;
+mod protocols;
 mod receive;
 mod receive_ring;
 mod rings;

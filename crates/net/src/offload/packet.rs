@@ -1,19 +1,17 @@
 //! Finds the headers of a packet in a frame.
 
 use crate::frame::Checksum;
+use crate::protocols::{
+    AUTHENTICATION, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_SERVICE, ETHERTYPE_VLAN, ICMPV6,
+    IPV6_EXTENSIONS, IPV6_HEADER, IPV6_NEXT_HEADER,
+};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, VLAN_TAG_LEN};
 
-const ETHERTYPE_IPV4: u16 = 0x0800;
-const ETHERTYPE_ARP: u16 = 0x0806;
-const ETHERTYPE_IPV6: u16 = 0x86dd;
-const ETHERTYPES_VLAN: [u16; 2] = [0x8100, 0x88a8];
 /// VLAN tags that are looked for. Networks use two at most.
 const TAGS_MAX: usize = 2;
 
 const IPV4_HEADER_MIN: usize = 20;
-const IPV6_HEADER: usize = 40;
 const IPV4_PROTOCOL: usize = 9;
-const IPV6_NEXT_HEADER: usize = 6;
 
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
@@ -21,13 +19,6 @@ const TCP_HEADER_MIN: usize = 20;
 const TCP_DATA_OFFSET: usize = 12;
 const UDP_HEADER: usize = 8;
 
-/// Extension headers of IPv6 that segments repeat: hop-by-hop options, routing and destination options. Each
-/// names the next header in its first byte, and its length in units of 8 bytes without the first in its
-/// second.
-const IPV6_EXTENSIONS: [u8; 3] = [0, 43, 60];
-
-const AUTHENTICATION: u8 = 51;
-const ICMPV6: u8 = 58;
 const ICMPV6_CHECKSUM: u16 = 2;
 
 /// The places of the headers in a frame with a TCP or UDP packet.
@@ -64,7 +55,7 @@ fn behind_tags(frame: &[u8]) -> Option<(u16, usize)> {
     let mut at = ETHERNET_HEADER_LEN;
     for _ in 0..=TAGS_MAX {
         let kind = u16::from_be_bytes([*frame.get(at - 2)?, *frame.get(at - 1)?]);
-        if !ETHERTYPES_VLAN.contains(&kind) {
+        if ![ETHERTYPE_VLAN, ETHERTYPE_SERVICE].contains(&kind) {
             return Some((kind, at));
         }
         at += VLAN_TAG_LEN;
@@ -128,7 +119,8 @@ fn ipv6(frame: &[u8], ip: usize) -> Option<(u8, usize)> {
         return None;
     }
     let (mut next, mut at) = (*frame.get(ip + IPV6_NEXT_HEADER)?, ip + IPV6_HEADER);
-    // Each turn moves forward by 8 bytes at least, so the end of the frame ends the loop.
+    // Segments repeat these headers. Each turn moves forward by 8 bytes at least, so the end of the frame
+    // ends the loop.
     while IPV6_EXTENSIONS.contains(&next) {
         next = *frame.get(at)?;
         at += (usize::from(*frame.get(at + 1)?) + 1) * 8;

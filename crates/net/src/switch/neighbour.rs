@@ -1,16 +1,8 @@
 //! Finds the hardware addresses that neighbour discovery of IPv6 names (RFC 4861). Has no side effects.
 
 use crate::filter::Address;
+use crate::protocols::{AUTHENTICATION, ICMPV6, IPV6_EXTENSIONS, IPV6_HEADER, IPV6_NEXT_HEADER};
 
-/// The length of the header of IPv6, and the offset of the type of the next header in it.
-const HEADER: usize = 40;
-const NEXT_HEADER: usize = 6;
-const ICMPV6: u8 = 58;
-/// Extension headers with their length in units of eight bytes behind the first eight (RFC 8200): hop-by-hop
-/// options, routing, destination options.
-const EXTENSIONS: [u8; 3] = [0, 43, 60];
-/// The authentication header, with its length in units of four bytes behind the first eight (RFC 4302).
-const AUTHENTICATION: u8 = 51;
 /// The most extension headers of a packet. No packet in use has more. A longer list could hide a message.
 const EXTENSIONS_MAX: usize = 8;
 
@@ -25,8 +17,8 @@ const OPTION_UNIT: usize = 8;
 #[inline(never)]
 pub(super) fn reads_on(packet: &[u8]) -> bool {
     packet
-        .get(NEXT_HEADER)
-        .is_some_and(|next| *next == ICMPV6 || *next == AUTHENTICATION || EXTENSIONS.contains(next))
+        .get(IPV6_NEXT_HEADER)
+        .is_some_and(|next| *next == ICMPV6 || *next == AUTHENTICATION || IPV6_EXTENSIONS.contains(next))
 }
 
 /// Returns whether an IPv6 packet is a message of neighbour discovery that names a hardware address other
@@ -34,12 +26,12 @@ pub(super) fn reads_on(packet: &[u8]) -> bool {
 ///
 /// A message in fragments is none: receivers discard it (RFC 6980).
 pub(super) fn names_another(packet: &[u8], own: Address) -> bool {
-    let Some(mut next) = packet.get(NEXT_HEADER).copied() else { return false };
-    let mut at = HEADER;
+    let Some(mut next) = packet.get(IPV6_NEXT_HEADER).copied() else { return false };
+    let mut at = IPV6_HEADER;
     for _ in 0..EXTENSIONS_MAX {
         let len = match next {
             ICMPV6 => return message_names_another(packet.get(at..).unwrap_or_default(), own),
-            next if EXTENSIONS.contains(&next) => |len: usize| (len + 1) * 8,
+            next if IPV6_EXTENSIONS.contains(&next) => |len: usize| (len + 1) * 8,
             AUTHENTICATION => |len: usize| (len + 2) * 4,
             _ => return false,
         };
@@ -79,9 +71,9 @@ mod tests {
 
     /// Returns a packet with these extension headers, each of this number of units, and this message.
     fn packet(extensions: &[(u8, u8)], message: &[u8]) -> Vec<u8> {
-        let mut packet = vec![0; HEADER];
+        let mut packet = vec![0; IPV6_HEADER];
         let kinds: Vec<u8> = extensions.iter().map(|(kind, _)| *kind).chain([ICMPV6]).collect();
-        packet[NEXT_HEADER] = kinds[0];
+        packet[IPV6_NEXT_HEADER] = kinds[0];
         for ((kind, units), next) in extensions.iter().zip(&kinds[1..]) {
             let len = if *kind == AUTHENTICATION { (units + 2) * 4 } else { (units + 1) * 8 };
             packet.extend([*next, *units]);
@@ -137,10 +129,10 @@ mod tests {
     fn the_fixed_header_decides_about_tcp_and_udp() {
         for (next, reads) in [(6, false), (17, false), (44, false), (ICMPV6, true), (0, true), (51, true)] {
             let mut packet = packet(&[], &message(136, &[(2, OTHER)]));
-            packet[NEXT_HEADER] = next;
+            packet[IPV6_NEXT_HEADER] = next;
             assert_eq!(reads_on(&packet), reads, "{next}");
         }
-        assert!(!reads_on(&[0; NEXT_HEADER]));
+        assert!(!reads_on(&[0; IPV6_NEXT_HEADER]));
     }
 
     proptest! {
@@ -155,19 +147,19 @@ mod tests {
             let mut packet = packet(&extensions, &message(kind, &[(1, OTHER)]));
             prop_assert!(reads_on(&packet) && names_another(&packet, OWN));
             if let Some(next) = next {
-                packet[NEXT_HEADER] = next;
+                packet[IPV6_NEXT_HEADER] = next;
             }
             packet.truncate(len);
             if !reads_on(&packet) {
                 prop_assert!(!names_another(&packet, OWN));
             }
             // The fixed header is enough to know.
-            prop_assert_eq!(reads_on(&packet), reads_on(&packet[..packet.len().min(HEADER)]));
+            prop_assert_eq!(reads_on(&packet), reads_on(&packet[..packet.len().min(IPV6_HEADER)]));
         }
 
         #[test]
         fn any_bytes_can_be_searched(mut bytes in prop::collection::vec(any::<u8>(), 0..120), is_icmp: bool) {
-            if let Some(next) = bytes.get_mut(NEXT_HEADER).filter(|_| is_icmp) {
+            if let Some(next) = bytes.get_mut(IPV6_NEXT_HEADER).filter(|_| is_icmp) {
                 *next = ICMPV6;
             }
             names_another(&bytes, OWN);

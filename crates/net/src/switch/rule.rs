@@ -2,13 +2,10 @@
 
 use super::neighbour;
 use crate::filter::Address;
+use crate::protocols::{ETHERTYPE_ARP, ETHERTYPE_IPV6, ETHERTYPE_SERVICE, ETHERTYPE_VLAN};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, MAC_LEN, VLAN_TAG_LEN};
 
 const ETHERTYPE_AT: usize = 2 * MAC_LEN;
-const VLAN_TAG: u16 = 0x8100;
-const SERVICE_TAG: u16 = 0x88a8;
-const ARP: u16 = 0x0806;
-const IPV6: u16 = 0x86dd;
 /// The bits of a tag with the number of the VLAN.
 const VLAN_BITS: u16 = 0xfff;
 /// A number that no VLAN has (IEEE 802.1Q, table 9-2).
@@ -75,8 +72,8 @@ impl Rule {
     pub(crate) fn decides_by_header(&self, frame: &[u8]) -> Option<EthernetHeader> {
         let header = frame.first_chunk::<ETHERNET_HEADER_LEN>()?;
         match word(header, ETHERTYPE_AT)? {
-            VLAN_TAG | SERVICE_TAG => None,
-            ARP | IPV6 if self.address.is_some() => None,
+            ETHERTYPE_VLAN | ETHERTYPE_SERVICE => None,
+            ETHERTYPE_ARP | ETHERTYPE_IPV6 if self.address.is_some() => None,
             _ => Some(*header),
         }
     }
@@ -87,7 +84,7 @@ impl Rule {
     pub(crate) fn reads_far(&self, frame: &[u8]) -> bool {
         let payload = payload_at(frame);
         self.address.is_some()
-            && word(frame, payload - 2) == Some(IPV6)
+            && word(frame, payload - 2) == Some(ETHERTYPE_IPV6)
             && neighbour::reads_on(frame.get(payload..).unwrap_or_default())
     }
 
@@ -104,9 +101,9 @@ impl Rule {
             return Err(Refusal::LinkLocal);
         }
         let kind = word(frame, ETHERTYPE_AT);
-        let is_tag = kind == Some(VLAN_TAG);
+        let is_tag = kind == Some(ETHERTYPE_VLAN);
         let (vlan, is_tagged) = match self.vlan {
-            Some(_) if is_tag || kind == Some(SERVICE_TAG) => return Err(Refusal::Tagged),
+            Some(_) if is_tag || kind == Some(ETHERTYPE_SERVICE) => return Err(Refusal::Tagged),
             Some(own) => (own, false),
             // Without its tag, the frame must still have the length of a header.
             None if is_tag && frame.len() < ETHERNET_HEADER_LEN + VLAN_TAG_LEN => {
@@ -125,9 +122,11 @@ impl Rule {
         if let Some(own) = self.address {
             let is_forged = match word(frame, payload - 2) {
                 // Linux removes any number of tags of VLAN 0, so they could hide a packet.
-                Some(VLAN_TAG | SERVICE_TAG) => return Err(Refusal::Tagged),
-                Some(ARP) => address(frame, payload + ARP_SENDER) != Some(own),
-                Some(IPV6) => neighbour::names_another(frame.get(payload..).unwrap_or_default(), own),
+                Some(ETHERTYPE_VLAN | ETHERTYPE_SERVICE) => return Err(Refusal::Tagged),
+                Some(ETHERTYPE_ARP) => address(frame, payload + ARP_SENDER) != Some(own),
+                Some(ETHERTYPE_IPV6) => {
+                    neighbour::names_another(frame.get(payload..).unwrap_or_default(), own)
+                }
                 _ => false,
             };
             if is_forged {
@@ -140,7 +139,7 @@ impl Rule {
 
 /// Returns the offset of what is behind the Ethernet header and a tag. The two bytes before say what it is.
 fn payload_at(frame: &[u8]) -> usize {
-    ETHERNET_HEADER_LEN + if word(frame, ETHERTYPE_AT) == Some(VLAN_TAG) { VLAN_TAG_LEN } else { 0 }
+    ETHERNET_HEADER_LEN + if word(frame, ETHERTYPE_AT) == Some(ETHERTYPE_VLAN) { VLAN_TAG_LEN } else { 0 }
 }
 
 fn address(frame: &[u8], at: usize) -> Option<Address> {
@@ -227,11 +226,17 @@ mod tests {
         assert!(access.carries(5) && !access.carries(0) && trunk.carries(0) && trunk.carries(5));
     }
 
+    /// Returns an EtherType. Most are those that the rules know.
+    fn kind() -> impl Strategy<Value = u16> {
+        let known = [ETHERTYPE_VLAN, ETHERTYPE_SERVICE, ETHERTYPE_ARP, ETHERTYPE_IPV6];
+        prop_oneof![4 => prop::sample::select(known.to_vec()), 1 => any::<u16>()]
+    }
+
     proptest! {
         /// Frames with the same header, of which only one is judged.
         #[test]
         fn a_header_decides_about_all_frames_that_have_it(
-            kind in prop_oneof![Just(VLAN_TAG), Just(SERVICE_TAG), Just(ARP), Just(IPV6), any::<u16>()],
+            kind in kind(),
             first in 0u8..3,
             rests in proptest::array::uniform2(proptest::collection::vec(any::<u8>(), 0..60)),
             vlan in proptest::option::of(Just(5)),
@@ -284,9 +289,7 @@ mod tests {
 
         #[test]
         fn the_head_of_a_frame_is_judged_as_all_of_it(
-            kinds in proptest::array::uniform2(
-                prop_oneof![Just(VLAN_TAG), Just(SERVICE_TAG), Just(ARP), Just(IPV6), any::<u16>()]
-            ),
+            kinds in proptest::array::uniform2(kind()),
             source in prop_oneof![Just(A), Just(B)],
             rest in proptest::collection::vec(any::<u8>(), 0..200),
             vlan in proptest::option::of(Just(5)),

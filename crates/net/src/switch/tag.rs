@@ -1,13 +1,13 @@
 //! Adds and removes the VLAN tag of a frame that is copied. Has no side effects beyond the copy.
 
 use super::rule::{Head, Rule};
+use crate::protocols::ETHERTYPE_VLAN;
 use kickless_spec::net::{HDR_F_NEEDS_CSUM, Header, MAC_LEN, VLAN_TAG_LEN};
 use zerocopy::FromBytes;
 
 const HEADER: usize = size_of::<Header>();
 /// Offset of the tag in a frame behind its header.
 const TAG_AT: usize = HEADER + 2 * MAC_LEN;
-const VLAN_TAG: [u8; 2] = 0x8100u16.to_be_bytes();
 
 /// The change of a frame on its way to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Change {
             Self::Nothing => return to.copy_from_slice(from),
             Self::Add(vlan) => {
                 to[..TAG_AT].copy_from_slice(&from[..TAG_AT]);
-                to[TAG_AT..TAG_AT + 2].copy_from_slice(&VLAN_TAG);
+                to[TAG_AT..TAG_AT + 2].copy_from_slice(&ETHERTYPE_VLAN.to_be_bytes());
                 to[TAG_AT + 2..TAG_AT + VLAN_TAG_LEN].copy_from_slice(&vlan.to_be_bytes());
                 to[TAG_AT + VLAN_TAG_LEN..].copy_from_slice(&from[TAG_AT..]);
             }
