@@ -21,7 +21,7 @@ use kickless_io::{Completion, Engine, Errno};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::Span;
 
@@ -48,6 +48,8 @@ pub struct Qcow2Disk {
     under: Mutex<Vec<File>>,
     /// The number of queues that were attached. Each gets a number.
     queues: AtomicU32,
+    /// Space of the image's file stays allocated. Changes under the lock of `chain`.
+    keeps_space: AtomicBool,
     /// Identifies the disk in the log.
     span: Span,
 }
@@ -86,6 +88,7 @@ impl Qcow2Disk {
             generation: AtomicU64::new(0),
             under: Mutex::new(under),
             queues: AtomicU32::new(0),
+            keeps_space: AtomicBool::new(false),
             span: Span::current(),
         })
     }
@@ -122,8 +125,16 @@ impl Qcow2Disk {
     fn set_chain(&self, opened: Option<Arc<Chain>>) {
         let mut chain = self.lock_chain();
         *chain = opened;
+        self.pass_keeps_space(chain.as_deref());
         // Release. Partner: the load in `with_images`.
         self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Tells the tables of the image whether its space stays allocated.
+    fn pass_keeps_space(&self, chain: Option<&Chain>) {
+        if let Some(image) = chain.and_then(Chain::top) {
+            image.with_tables(|tables| tables.set_keeps_space(self.keeps_space.load(Ordering::Relaxed)));
+        }
     }
 
     /// Registers the images with a worker's engine.
@@ -307,6 +318,12 @@ impl DiskControl for Qcow2Disk {
         *self.under.lock().unwrap_or_else(PoisonError::into_inner) = under;
         self.set_chain(Some(Arc::new(opened)));
         Ok(())
+    }
+
+    fn set_keeps_space(&self, keeps: bool) {
+        let chain = self.lock_chain();
+        self.keeps_space.store(keeps, Ordering::Relaxed);
+        self.pass_keeps_space(chain.as_deref());
     }
 
     fn grow(&self, size: u64) -> io::Result<Resized> {
