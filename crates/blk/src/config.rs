@@ -26,6 +26,15 @@ pub(crate) fn features(limits: &Limits) -> BlkFeatures {
     features
 }
 
+/// The choices that change while the device runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Choices {
+    /// The driver's: a write may complete before it is durable.
+    pub(crate) writeback: bool,
+    /// The operator's: requests may give space back to the host.
+    pub(crate) discard: bool,
+}
+
 /// Returns the configuration space of a disk of this size in bytes.
 ///
 /// `seg_max` leaves room for the header and the status in a chain as long as the largest queue. The driver
@@ -34,7 +43,7 @@ pub(crate) fn space(
     (limits, size): (&Limits, u64),
     queues_max: u16,
     queue_size_max: u16,
-    writeback: bool,
+    choices: Choices,
 ) -> Config {
     let sectors = |of: Option<RangeLimits>| of.map_or(0, |of| of.sectors_max).into();
     let segments = |of: Option<RangeLimits>| of.map_or(0, |of| of.ranges_max).into();
@@ -48,14 +57,14 @@ pub(crate) fn space(
         alignment_offset: limits.alignment_offset,
         min_io_size: limits.min_io_size.into(),
         opt_io_size: limits.opt_io_size.into(),
-        writeback: writeback.into(),
+        writeback: choices.writeback.into(),
         num_queues: queues_max.into(),
         max_discard_sectors: sectors(limits.discard),
         max_discard_seg: segments(limits.discard),
         discard_sector_alignment: alignment(limits.discard),
         max_write_zeroes_sectors: sectors(limits.write_zeroes),
         max_write_zeroes_seg: segments(limits.write_zeroes),
-        write_zeroes_may_unmap: limits.zeroes_may_unmap.into(),
+        write_zeroes_may_unmap: (limits.zeroes_may_unmap && choices.discard).into(),
         max_secure_erase_sectors: sectors(limits.secure_erase),
         max_secure_erase_seg: segments(limits.secure_erase),
         secure_erase_sector_alignment: alignment(limits.secure_erase),
@@ -129,7 +138,7 @@ mod tests {
 
     #[test]
     fn each_limit_is_in_its_field() {
-        let said = space((&LIMITS, 512 * 99), 14, 64, true);
+        let said = space((&LIMITS, 512 * 99), 14, 64, Choices { writeback: true, discard: true });
         assert_eq!((said.capacity.get(), said.num_queues.get(), said.writeback), (99, 14, 1));
         assert_eq!((said.size_max.get(), said.seg_max.get(), said.blk_size.get()), (SIZE_MAX, 62, 4096));
         assert_eq!((said.physical_block_exp, said.alignment_offset), (1, 2));
@@ -142,10 +151,20 @@ mod tests {
             (said.max_secure_erase_sectors, said.max_secure_erase_seg, said.secure_erase_sector_alignment);
         assert_eq!(erase, (11.into(), 12.into(), 13.into()));
         // Without a limit, the field is 0.
-        let said = space((&NONE, 512), 1, 64, false);
+        let said = space((&NONE, 512), 1, 64, Choices { writeback: false, discard: true });
         assert_eq!((said.writeback, said.write_zeroes_may_unmap), (0, 0));
         let sectors =
             [said.max_discard_sectors, said.max_write_zeroes_sectors, said.max_secure_erase_sectors];
         assert_eq!(sectors.map(|sectors| sectors.get()), [0; 3]);
+    }
+
+    /// A driver keeps using the discards that it negotiated, so these stay. Only zeroes tell the driver that
+    /// they keep their space.
+    #[test]
+    fn without_discards_only_zeroes_say_so() {
+        let [on, off] =
+            [true, false].map(|discard| space((&LIMITS, 512), 1, 64, Choices { writeback: true, discard }));
+        assert_eq!((on.write_zeroes_may_unmap, off.write_zeroes_may_unmap), (1, 0));
+        assert_eq!(Config { write_zeroes_may_unmap: 1, ..off }, on);
     }
 }

@@ -1,7 +1,7 @@
 //! The virtio-blk device behind a transport.
 
 use crate::budget::Budget;
-use crate::config;
+use crate::config::{self, Choices};
 use crate::device_state::DeviceState;
 use crate::failures::Failures;
 use crate::halt::Halt;
@@ -18,7 +18,7 @@ use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
 use std::fs::File;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{debug, error, info, warn};
 use zerocopy::IntoBytes;
@@ -76,6 +76,7 @@ impl Blk {
             metrics: Metrics::new(options.queues_max, options.queue_size_max),
             halt: Halt::default(),
             on_error: ErrorStop::default(),
+            discard: AtomicBool::new(true),
             limiter: Arc::default(),
         });
         Self {
@@ -223,8 +224,9 @@ impl Device for Blk {
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
         let Options { queues_max, queue_size_max, .. } = self.options;
-        let (disk, writeback) = (&self.shared.disk, self.shared.writeback());
-        let space = config::space((disk.limits(), disk.size()), queues_max, queue_size_max, writeback);
+        let (disk, writeback, discard) = (&self.shared.disk, self.shared.writeback(), self.shared.discard());
+        let choices = Choices { writeback, discard };
+        let space = config::space((disk.limits(), disk.size()), queues_max, queue_size_max, choices);
         let from = space.as_bytes().get(offset..).unwrap_or_default();
         let len = from.len().min(into.len());
         into[..len].copy_from_slice(&from[..len]);
@@ -277,6 +279,16 @@ impl Device for Blk {
 
     fn set_size_min(&self, bytes: u64) {
         self.size_min.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Sets whether space of the disk goes back to the host. Notifies the driver of a change, because the
+    /// field `write_zeroes_may_unmap` goes with it.
+    fn set_discard(&self, is_on: bool) {
+        self.shared.disk.set_keeps_space(!is_on);
+        let was_on = self.shared.discard.swap(is_on, Ordering::Relaxed);
+        if let Some(config_changed) = self.config_changed.as_ref().filter(|_| was_on != is_on) {
+            config_changed.wake();
+        }
     }
 
     fn size(&self) -> Option<u64> {

@@ -50,6 +50,10 @@ pub struct BlkConfig {
     #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
     #[serde(serialize_with = "text::serialize")]
     pub merge: Switch,
+    /// Give space back to the host when a guest discards data; off keeps what is allocated
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
+    #[serde(serialize_with = "text::serialize")]
+    pub discard: Switch,
     /// Lock the disk against use by other processes, as QEMU does
     #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
     #[serde(serialize_with = "text::serialize")]
@@ -80,6 +84,7 @@ impl BlkConfig {
             cache: Cache::None,
             cache_size: None,
             merge: Switch::On,
+            discard: Switch::On,
             lock: Switch::On,
             incoming: false,
             on_error: OnError::Report,

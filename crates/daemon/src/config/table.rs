@@ -59,6 +59,8 @@ pub struct DeviceTable {
     #[serde(with = "text::optional")]
     merge: Option<Switch>,
     #[serde(with = "text::optional")]
+    discard: Option<Switch>,
+    #[serde(with = "text::optional")]
     lock: Option<Switch>,
     #[serde(deserialize_with = "flag")]
     incoming: Option<bool>,
@@ -190,7 +192,7 @@ impl FromStr for KindName {
 
 impl DeviceTable {
     /// Keys that only disks have, without `blk-file` and [`LimitsConfig::KEYS`].
-    pub const BLK_KEYS: [&str; 10] = [
+    pub const BLK_KEYS: [&str; 11] = [
         "blk-size",
         "read-only",
         "serial",
@@ -198,6 +200,7 @@ impl DeviceTable {
         "cache",
         "cache-size",
         "merge",
+        "discard",
         "lock",
         "incoming",
         "on-error",
@@ -216,6 +219,7 @@ impl DeviceTable {
             self.cache.is_some(),
             self.cache_size.is_some(),
             self.merge.is_some(),
+            self.discard.is_some(),
             self.lock.is_some(),
             self.incoming.is_some(),
             self.on_error.is_some(),
@@ -301,6 +305,7 @@ impl DeviceTable {
             cache: self.cache.unwrap_or(default.cache),
             cache_size: self.cache_size,
             merge: self.merge.unwrap_or(default.merge),
+            discard: self.discard.unwrap_or(default.discard),
             lock: self.lock.unwrap_or(default.lock),
             incoming: self.incoming.unwrap_or(default.incoming),
             on_error: self.on_error.unwrap_or(default.on_error),
