@@ -140,6 +140,22 @@ fn space_of_free_clusters_stays_with_a_qcow2_image() {
     assert!(off.is_sorted(), "{off:?}");
 }
 
+/// The clusters that were prepared and not used stay holes.
+#[test]
+fn a_sparse_qcow2_image_takes_what_it_needs() {
+    for discard in ["on", "off"] {
+        let image = Qcow2Image::create(&[], SIZE).unwrap();
+        let mut config = image.config();
+        config.arguments = vec![format!("--discard={discard}")];
+        let (daemon, disk) = serve(&config).unwrap();
+        disk.write_at(&[7; 65536], 0).unwrap();
+        disk.flush().unwrap();
+        disk.close();
+        assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+        assert!(space(&image.path()) < MIB, "{discard}: {}", space(&image.path()));
+    }
+}
+
 #[test]
 fn an_nbd_server_keeps_the_space() {
     let dir = image_dir().unwrap();
