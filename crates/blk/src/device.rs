@@ -52,6 +52,8 @@ pub struct Blk {
     locks: Mutex<Vec<ImageLock>>,
     /// The size to which the disk grows when it is smaller. 0: it does not grow by itself.
     size_min: AtomicU64,
+    /// The bytes of a logical block that drivers see.
+    block_size: u32,
     /// Wakes the transport when the configuration space changes. `None` if the process had no descriptor
     /// left. Then the driver sees a new size only when it reads the space again.
     config_changed: Option<Waker>,
@@ -84,6 +86,7 @@ impl Blk {
             options,
             locks: Mutex::default(),
             size_min: AtomicU64::new(0),
+            block_size: blk::SECTOR_SIZE as u32,
             config_changed: Waker::new().ok(),
         }
     }
@@ -117,6 +120,14 @@ impl Blk {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             shared.on_error.is_on = is_on;
         }
+        self
+    }
+
+    /// Sets the bytes of a logical block that drivers see, a power of two. The default is 512 for each disk,
+    /// because partition tables count in these. Requests of single sectors are always served.
+    #[must_use]
+    pub fn with_block_size(mut self, bytes: u32) -> Self {
+        self.block_size = bytes;
         self
     }
 
@@ -225,7 +236,7 @@ impl Device for Blk {
     fn read_config(&self, offset: usize, into: &mut [u8]) {
         let Options { queues_max, queue_size_max, .. } = self.options;
         let (disk, writeback, discard) = (&self.shared.disk, self.shared.writeback(), self.shared.discard());
-        let choices = Choices { writeback, discard };
+        let choices = Choices { block_size: self.block_size, writeback, discard };
         let space = config::space((disk.limits(), disk.size()), queues_max, queue_size_max, choices);
         let from = space.as_bytes().get(offset..).unwrap_or_default();
         let len = from.len().min(into.len());

@@ -222,7 +222,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ),
         (
             "[defaults]\nworkers = 1\n",
-            "disks.toml:2: \"workers\" is unknown: [defaults] can have kind, read-only",
+            "disks.toml:2: \"workers\" is unknown: [defaults] can have kind, logical-block-size",
         ),
         (
             "[defaults]\nweight = 1001\n[[device]]\n",
