@@ -21,7 +21,10 @@ use super::rpc::RpcError;
 pub const POLL_KEYS: [&str; 5] =
     ["poll", "poll-latency", "poll-kick-price", "poll-start-rate", "poll-stop-idle"];
 
-/// The keys of a device that `device.set` changes beside `weight`: those of its limits without the group.
+/// The keys that `device.set` changes beside those of the limits.
+const SET_KEYS: [&str; 2] = ["weight", "discard"];
+
+/// The keys of limits that `device.set` changes: all but the group.
 pub const LIMIT_KEYS: [&str; 34] = {
     let (of_disks, of_cards, shared) =
         (LimitsConfig::KEYS, CardLimitsConfig::KEYS, LimitsConfig::SHARED_KEYS);
@@ -99,7 +102,7 @@ pub enum Call {
         /// The size in bytes that the disk has at least afterwards.
         size: Option<u64>,
     },
-    /// `device.set`: changes the weight and the limits of a device.
+    /// `device.set`: changes the weight and the limits of a device, and whether it gives space back.
     DeviceSet {
         /// The device.
         name: String,
@@ -426,9 +429,10 @@ fn device(params: Params) -> Result<DeviceConfig, RpcError> {
 /// Reads the changed keys of a device.
 fn set(mut params: Params) -> Result<Call, RpcError> {
     let name = params.remove("name");
-    if let Some(key) = params.keys().find(|key| *key != "weight" && !LIMIT_KEYS.contains(&key.as_str())) {
-        let known = LIMIT_KEYS.map(|key| format!("`{key}`")).join(", ");
-        return Err(RpcError::params(format!("unknown field `{key}`, expected `name`, `weight`, {known}")));
+    let known = SET_KEYS.iter().chain(&LIMIT_KEYS);
+    if let Some(key) = params.keys().find(|key| !known.clone().any(|known| known == key)) {
+        let known = known.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+        return Err(RpcError::params(format!("unknown field `{key}`, expected `name`, {known}")));
     }
     let name = name.ok_or_else(|| RpcError::params("name: give the device"))?;
     let OfDevice { name } = read(Params::from_iter([("name".to_owned(), name)]))?;

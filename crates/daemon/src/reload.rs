@@ -7,7 +7,7 @@ use kickless_device::Limits;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::config::{DeviceConfig, DeviceKind, PoolConfig};
+use super::config::{DeviceConfig, DeviceKind, PoolConfig, Switch};
 use super::device_status::DeviceState;
 use super::error::AddError;
 use super::registry::{Registry, RemoveMode};
@@ -158,7 +158,7 @@ fn reload_device(
         Some(present) => match registry.remove(&name, RemoveMode::Refuse, super::REMOVE_TIMEOUT) {
             Ok(_) => Some(present.config),
             Err(_) => {
-                // Limits and the weight need no restart, unless the group changes too.
+                // Limits, discards and the weight need no restart, unless the group changes too.
                 let limited = registry.set(&name, |_| Ok(config.clone()));
                 let keys = changed_keys(&limited.unwrap_or(present.config), config);
                 reloaded.needs_restart.push(RestartNeeded { device: Some(name), keys });
@@ -196,8 +196,8 @@ fn set_capture(registry: &Registry, present: &DeviceConfig, config: &DeviceConfi
 }
 
 /// Returns the values that change while the device is in use, except the size and the capture.
-fn changeable(config: &DeviceConfig) -> (u32, Limits) {
-    (config.serve.weight, config.kind.limits())
+fn changeable(config: &DeviceConfig) -> (u32, Limits, Option<Switch>) {
+    (config.serve.weight, config.kind.limits(), config.kind.discard())
 }
 
 /// Returns the configuration without the keys that change while the device is in use.
@@ -205,7 +205,7 @@ fn without_changeable(config: &DeviceConfig) -> DeviceConfig {
     let mut config = config.clone();
     config.serve.weight = 1;
     match &mut config.kind {
-        DeviceKind::Blk(blk) => blk.blk_size = None,
+        DeviceKind::Blk(blk) => (blk.blk_size, blk.discard) = (None, Switch::On),
         DeviceKind::Net(net) => (net.capture, net.capture_length) = (None, None),
     }
     // The group stays for as long as the device is open.

@@ -108,6 +108,10 @@ pub trait Device: Send + Sync {
     /// device. The default is for a device without a medium that can grow by itself.
     fn set_size_min(&self, _bytes: u64) {}
 
+    /// Sets whether the device gives space of its medium back to the host. Does not wait. Any thread can call
+    /// this. The default is for a device without space to give back.
+    fn set_discard(&self, _is_on: bool) {}
+
     /// Returns the size of the medium in bytes. `None` for a device without one.
     fn size(&self) -> Option<u64> {
         None

@@ -34,6 +34,7 @@ fn make(config: &DeviceConfig, given: &Descriptors) -> Result<Arc<dyn Device>, M
     let (serial, queues_max) = (disk.identity().to_owned(), blk.num_queues);
     let queue_size_max = config.serve.queue_size;
     let device = Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: true });
+    device.set_discard(blk.discard == Switch::On);
     let limiter = Arc::new(Limiter::default());
     limiter.set(&blk.limits.limits());
     let stops = blk.on_error == OnError::Stop;
