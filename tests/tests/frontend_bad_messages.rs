@@ -347,7 +347,7 @@ fn wrong_bytes() -> Vec<Raw> {
         // Requests that do not exist.
         unknown(0, &["unknown request 0"]),
         unknown(999, &["unknown request 999"]),
-        unanswered(unknown(45, &["unknown request 45"])),
+        unanswered(unknown(46, &["unknown request 46"])),
         // Headers.
         with_flags(0, &["version 0"]),
         with_flags(2, &["version 2"]),
