@@ -16,6 +16,7 @@ use kickless_disk::{Disk, Medium, Resized};
 use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
+use kickless_spec::vhost_user::ProtocolFeatures;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tracing::{debug, error, info, warn};
@@ -149,6 +150,11 @@ impl Device for Blk {
             | Features::INDIRECT_DESC
             | Features::RING_PACKED
             | Features::IN_ORDER
+    }
+
+    /// Its queues can leave requests in the in-flight buffer.
+    fn protocol_features(&self) -> ProtocolFeatures {
+        ProtocolFeatures::GET_VRING_BASE_INFLIGHT | ProtocolFeatures::GET_VRING_BASE_SKIP_DRAIN
     }
 
     fn queues_max(&self) -> u16 {

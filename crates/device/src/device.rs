@@ -19,7 +19,9 @@ pub trait Device: Send + Sync {
     fn features(&self) -> Features;
 
     /// Returns the protocol features of vhost-user that only this kind of device has, such as MTU and RARP.
-    /// The transport offers them beside its own, and passes their messages to [`Device::message`].
+    /// The transport offers them beside its own, and passes their messages to [`Device::message`]. A device
+    /// whose tasks can leave requests ([`Leave::Unfinished`](crate::Leave::Unfinished)) returns
+    /// GET_VRING_BASE_INFLIGHT and GET_VRING_BASE_SKIP_DRAIN, whose messages the transport carries out.
     fn protocol_features(&self) -> ProtocolFeatures {
         ProtocolFeatures::empty()
     }
