@@ -141,6 +141,11 @@ pub enum Call {
 }
 
 impl Call {
+    /// Returns whether the client gets notifications afterwards.
+    pub(crate) fn subscribes(&self) -> bool {
+        matches!(self, Self::StatsSubscribe { .. } | Self::EventsSubscribe)
+    }
+
     /// Returns the name of the device that the call is about, or an empty text.
     pub(crate) fn subject(&self) -> &str {
         match self {
