@@ -34,7 +34,7 @@ impl Rig {
         let (filters, is_ending) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let hooks = Hooks {
             stop: Box::new(|| {}),
-            reload: Box::new(|| Err("no file".into())),
+            reload: Box::new(|_| Err("no file".into())),
             set_log: {
                 let (filters, is_ending) = (filters.clone(), is_ending.clone());
                 Box::new(move |_| {
