@@ -46,7 +46,7 @@ fn what_is_in_flight_is_left() {
             for packed in rig::FORMATS {
                 let image = image(format);
                 let slow = rig::blk(faulty("delay=60s@write", spec(format, image.path())));
-                slow.disk().reload().unwrap();
+                slow.disk().reload(false).unwrap();
                 let mut rig = Rig::start(&slow, kind, 4, packed, ALL);
                 let buffer = rig.track(packed);
                 // More than the engine has room for.
@@ -61,7 +61,7 @@ fn what_is_in_flight_is_left() {
                 slow.disk().write_back().unwrap();
 
                 rig.device = rig::blk(rig::open(&spec(format, image.path())));
-                rig.device.disk().reload().unwrap();
+                rig.device.disk().reload(false).unwrap();
                 rig.restart_with(&buffer, packed);
                 assert_eq!(rig.queue_in_flight(), left.into());
                 let answers = rig.finish();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use kickless_daemon::{
     CardLimitsConfig, DeviceConfig, DeviceTable, LimitsConfig, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT,
-    RemoveMode, parse_device_name,
+    RemoveMode, UsedDevices, parse_device_name,
 };
 use kickless_values::{parse_duration, parse_size};
 use serde::de::{DeserializeOwned, Error};
@@ -64,7 +64,10 @@ pub enum Call {
     /// `daemon.stop`: ends the daemon as SIGTERM does.
     DaemonStop,
     /// `daemon.reload`: reads the configuration file again, and applies it.
-    DaemonReload,
+    DaemonReload {
+        /// The treatment of devices that are no longer in the file and in use.
+        used: UsedDevices,
+    },
     /// `device.list`: the devices and their states.
     DeviceList,
     /// `device.get`: one device.
@@ -144,6 +147,11 @@ pub enum Call {
 }
 
 impl Call {
+    /// Returns whether the client gets notifications afterwards.
+    pub(crate) fn subscribes(&self) -> bool {
+        matches!(self, Self::StatsSubscribe { .. } | Self::EventsSubscribe)
+    }
+
     /// Returns the name of the device that the call is about, or an empty text.
     pub(crate) fn subject(&self) -> &str {
         match self {
@@ -199,7 +207,10 @@ pub const METHODS: &[Method] = &[
     reads("daemon.info", |params| read::<Nothing>(params).map(|_| Call::DaemonInfo)),
     reads("daemon.snapshot", |params| read::<Nothing>(params).map(|_| Call::DaemonSnapshot)),
     changes("daemon.stop", |params| read::<Nothing>(params).map(|_| Call::DaemonStop)),
-    waits(changes("daemon.reload", |params| read::<Nothing>(params).map(|_| Call::DaemonReload))),
+    waits(changes("daemon.reload", |params| {
+        let used = |remove| if remove { UsedDevices::Remove } else { UsedDevices::Keep };
+        read::<Reload>(params).map(|Reload { remove_used }| Call::DaemonReload { used: used(remove_used) })
+    })),
     reads("device.list", |params| read::<Nothing>(params).map(|_| Call::DeviceList)),
     reads("device.get", |params| read::<OfDevice>(params).map(|OfDevice { name }| Call::DeviceGet { name })),
     waits(changes("device.add", |params| device(params).map(|config| Call::DeviceAdd(Box::new(config))))),
@@ -278,6 +289,13 @@ impl Method {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Nothing {}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Reload {
+    #[serde(default)]
+    remove_used: bool,
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -61,7 +61,7 @@ impl Rig {
         let stop = is_stopping.clone();
         let hooks = Hooks {
             stop: Box::new(move || stop.store(true, Ordering::Relaxed)),
-            reload: Box::new(|| Err("no file".into())),
+            reload: Box::new(|_| Err("no file".into())),
             set_log: Box::new(|filter| match filter {
                 "info" => Ok(()),
                 _ => Err("no filter".into()),
