@@ -3,6 +3,7 @@
 //! There is one connection, and a thread that uses it. Up to 256 requests are in flight at a time. The server
 //! may answer them in any order. It is not trusted: it can return wrong data or none, but nothing worse.
 
+mod block_sizes;
 mod client;
 mod connection;
 #[cfg(fuzzing)]
@@ -17,10 +18,9 @@ mod wire;
 use crate::control::DiskControl;
 use crate::library::Library;
 use crate::offload::{Offload, OffloadOp};
-use crate::{Error, Limits, NbdUri, Options, RangeLimits, SECTOR};
+use crate::{Error, NbdUri, Options};
 use client::Client;
 use connection::Connection;
-use handshake::Export;
 use inbox::Inbox;
 use socket::Address;
 use std::io;
@@ -31,9 +31,6 @@ use tracing::Span;
 
 /// The longest time to open a disk.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
-
-/// The largest discard or write-zeroes request in bytes. A command has 32 bits for the length.
-const RANGE_MAX: u64 = 1 << 30;
 
 /// The connection to a server. Dropping it closes the connection.
 #[derive(Debug)]
@@ -58,12 +55,12 @@ impl Nbd {
         if export.has(wire::FLAG_READ_ONLY) && !options.read_only {
             return Err(failed(io::Error::other("the export is read-only: use --read-only")));
         }
-        let size = export.size - export.size % SECTOR;
+        let (size, block) = (export.accessible_size(), export.sizes.of_ops().block());
         if size == 0 || export.size > i64::MAX as u64 {
             return Err(Error::Size(export.size));
         }
         if size < export.size {
-            tracing::warn!(server = %uri, bytes = export.size, size, "the size of the export is not a multiple of 512; the guest cannot reach the part of a sector at its end");
+            tracing::warn!(server = %uri, bytes = export.size, size, block, "the size of the export is not a multiple of its block; the guest cannot reach the part of a block at its end");
         }
         if !export.has(wire::FLAG_FLUSH) && !options.read_only {
             tracing::warn!(server = %uri, "the server does not support flushes; the guest cannot know which writes are durable");
@@ -74,7 +71,9 @@ impl Nbd {
         let thread = Builder::new().name("nbd".into()).spawn(run).map_err(failed)?;
         // A server without flushes has no durable operations to offer either.
         let durable = export.has(wire::FLAG_FUA);
-        let offload = Offload::new(limits(export, options.read_only), size, durable);
+        let [trim, zeroes] = [wire::FLAG_TRIM, wire::FLAG_WRITE_ZEROES].map(|flag| export.has(flag));
+        let limits = export.sizes.limits(options.read_only, trim, zeroes);
+        let offload = Offload::with_sizes(limits, size, durable, export.sizes.of_ops());
         Ok((Self { inbox, thread: Some(thread), identity: identity(uri) }, offload))
     }
 }
@@ -113,17 +112,6 @@ impl Drop for Nbd {
     fn drop(&mut self) {
         self.inbox.stop();
         let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-fn limits(export: Export, read_only: bool) -> Limits {
-    let ranges = |flag| (export.has(flag) && !read_only).then(|| RangeLimits::bytes(RANGE_MAX, SECTOR));
-    let write_zeroes = ranges(wire::FLAG_WRITE_ZEROES);
-    Limits {
-        discard: ranges(wire::FLAG_TRIM),
-        write_zeroes,
-        zeroes_may_unmap: write_zeroes.is_some(),
-        ..Limits::plain(read_only)
     }
 }
 

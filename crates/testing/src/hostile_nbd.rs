@@ -103,9 +103,9 @@ pub fn hello_of(structured: bool, size: u64, flags: u16) -> Vec<u8> {
 
 /// Reads the client's part of the handshake, up to its choice of an export.
 pub fn read_handshake(stream: &mut UnixStream) {
-    // The client sends flags, one option without data, and one option with an empty name and without
-    // information requests.
-    stream.read_exact(&mut [0; 4 + 16 + 16 + 6]).unwrap();
+    // The client sends flags, one option without data, and one option with an empty name and a request for
+    // block sizes.
+    stream.read_exact(&mut [0; 4 + 16 + 16 + 8]).unwrap();
 }
 
 /// Sends a handshake and reads the client's part.

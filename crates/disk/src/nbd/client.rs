@@ -245,6 +245,10 @@ impl Client {
         if found.size < self.export.size {
             return Err(Problem::Changed("the export is smaller"));
         }
+        let (sizes, new_sizes) = (self.export.sizes.of_ops(), found.sizes.of_ops());
+        if new_sizes.block() > sizes.block() || new_sizes.payload_max() < sizes.payload_max() {
+            return Err(Problem::Changed("the export takes fewer sizes of requests"));
+        }
         if self.export.flags & needed & !found.flags != 0 {
             return Err(Problem::Changed("the export supports less"));
         }
@@ -258,6 +262,7 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nbd::block_sizes::BlockSizes;
     use std::os::unix::net::UnixStream;
 
     /// A stop has a limit even if the server may stay away for a long time.
@@ -267,7 +272,7 @@ mod tests {
         for (delay, within) in [(0, least), (10, Duration::from_secs(10)), (3600, most)] {
             let uri: NbdUri = format!("nbd+unix:///?socket=/none&reconnect-delay={delay}").parse().unwrap();
             let address = Address::of(&uri.server).unwrap();
-            let export = Export { size: 512, flags: 0, structured: false };
+            let export = Export { size: 512, flags: 0, sizes: BlockSizes::default(), structured: false };
             let connection = Connection::new(UnixStream::pair().unwrap().0.into(), export, 0);
             let mut client = Client::new(Arc::new(Inbox::new().unwrap()), address, uri, connection);
             let before = Instant::now();

@@ -33,7 +33,6 @@ pub(super) const REP_ERROR: u32 = 1 << 31;
 pub(super) const REP_ERR_UNSUP: u32 = REP_ERROR | 1;
 pub(super) const REP_ERR_TLS_REQD: u32 = REP_ERROR | 5;
 pub(super) const REP_ERR_UNKNOWN: u32 = REP_ERROR | 6;
-pub(super) const REP_ERR_BLOCK_SIZE_REQD: u32 = REP_ERROR | 8;
 
 pub(super) const INFO_EXPORT: u16 = 0;
 pub(super) const INFO_BLOCK_SIZE: u16 = 3;
@@ -77,8 +76,8 @@ pub(crate) enum Problem {
     NoExport(ServerText),
     #[error("it refuses (error {0}){1}")]
     Refused(u32, ServerText),
-    #[error("it requires requests of at least {0} bytes")]
-    BlockSize(u32),
+    #[error("its block sizes are invalid: {minimum} minimum, {preferred} preferred, {maximum} maximum")]
+    BlockSizes { minimum: u32, preferred: u32, maximum: u32 },
     #[error("its export has changed: {0}")]
     Changed(&'static str),
     #[error("it breaks the protocol: {0}")]
