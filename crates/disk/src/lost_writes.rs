@@ -28,6 +28,8 @@
 //! - A hidden flush affects only its own request. It changes no queue's count.
 //! - A flush that the server itself fails counts as a loss, and its own queue reports it.
 //!   [`crate::offload::Flushes`] holds the answers of concurrent flushes until they have the new count.
+//! - A server without flushes makes nothing durable. So each of its connections that acknowledged a write and
+//!   was lost counts, whatever flushes came in between.
 //! - A flush that fails because the server stays away gets no answer of the server, so it has no count. It
 //!   reports no loss, and a later flush of the queue fails as well.
 //!

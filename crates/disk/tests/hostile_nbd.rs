@@ -226,7 +226,8 @@ fn a_server_with_durable_writes() {
     assert_eq!(commands, [&each[..], &durable, &[(DISCONNECT, 0)]].concat());
 }
 
-/// A flush succeeds on a server without flushes, even after the server was lost. It sends no command.
+/// A flush sends no command to a server without flushes, and succeeds. After the server was lost, it fails
+/// once on each queue, because nothing was ever flushed.
 #[test]
 fn a_server_that_cannot_flush() {
     let (sender, commands) = channel();
@@ -234,15 +235,22 @@ fn a_server_that_cannot_flush() {
         greet(stream, &hello_of(false, SIZE, 1));
         if connection == 0 {
             let request = read_request(stream).unwrap();
-            return stream.write_all(&simple(0, request.cookie, &[])).unwrap();
+            stream.write_all(&simple(0, request.cookie, &[])).unwrap();
+            // The next write is not answered.
+            assert_eq!(read_request(stream).unwrap().command, WRITE);
+            return;
         }
         sender.send(serve_requests(stream, 0)).unwrap();
     });
     let disk = open(&spec(&server.export("", 60)));
-    assert_eq!(worker(&disk).write(0, &[1; 512], 0), Ok(()));
-    assert_eq!(worker(&disk).flush(), Ok(()));
+    let mut queues = [(); 2].map(|()| worker(&disk));
+    assert_eq!(queues[0].write(0, &[1; 512], 0), Ok(()));
+    assert_eq!(queues[0].flush(), Ok(()));
     assert_eq!(InFlight::start(&disk, 0, 1).finish(), [Ok(())]);
-    assert_eq!(worker(&disk).flush(), Ok(()));
+    for queue in &mut queues {
+        assert_eq!([queue.flush(), queue.flush()], [Err(IoError::Os(Errno::IO)), Ok(())]);
+    }
+    drop(queues);
     drop(disk);
     let commands: Vec<_> = commands.recv().unwrap().iter().map(|c| c.command).collect();
     assert_eq!(commands, [WRITE, DISCONNECT]);

@@ -123,11 +123,12 @@ impl Client {
 
     fn exchange(&mut self, connection: &mut Connection) -> Result<bool, Problem> {
         while connection.in_flight.has_room()
-            && let Some(next) = self.queue.pop_front()
+            && let Some(mut next) = self.queue.pop_front()
         {
             match next.op.kind {
-                // There is nothing to flush, or the server does not support it.
+                // The server does not support it. It has lost nothing while it was there.
                 OffloadKind::Flush if !self.export.has(wire::FLAG_FLUSH) => {
+                    next.op.lost_writes = connection.in_flight.lost_writes();
                     next.op.answer(Ok(()), &mut self.wakes)
                 }
                 _ => connection.take(next),
