@@ -6,6 +6,7 @@
 mod block_sizes;
 mod client;
 mod connection;
+mod ending;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handshake;

@@ -762,3 +762,28 @@ fn exports_have_identities_of_their_own() {
     assert!(all.iter().all(|id| (1..=20).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic())));
     assert!(all[0] == all[2] && all[0] != all[1] && all[0] != all[3], "{all:?}");
 }
+
+/// The client shuts a connection down that it gives up, and goes on after a limited time.
+#[test]
+fn a_server_that_keeps_a_lost_connection_does_not_stop_the_disk() {
+    let mut lost = None;
+    let server = HostileNbd::start(2, move |connection, stream| {
+        greet(stream, &hello(false));
+        if connection == 0 {
+            assert_eq!(read_request(stream).unwrap().command, WRITE);
+            // Nothing that a server says has this form.
+            stream.write_all(&[0; 64]).unwrap();
+            lost = Some(stream.try_clone().unwrap());
+        } else {
+            let mut rest = Vec::new();
+            lost.take().unwrap().read_to_end(&mut rest).unwrap();
+            assert_eq!(rest, []);
+            let write = read_request(stream).unwrap();
+            assert_eq!(write.command, WRITE);
+            stream.write_all(&simple(0, write.cookie, &[])).unwrap();
+            serve_requests(stream, 0);
+        }
+    });
+    let disk = open(&spec(&server.export("", 60)));
+    assert_eq!(worker(&disk).write(0, &[1; 512], 0), Ok(()));
+}

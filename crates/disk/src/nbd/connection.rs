@@ -7,7 +7,7 @@ use super::replies::Replies;
 use super::wire::{self, Problem};
 use crate::offload::WakeBatch;
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg, sockopt};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -121,12 +121,19 @@ impl Connection {
         Ok(true)
     }
 
-    /// Tells the server that the connection ends, if the socket accepts that.
+    /// Ends the connection. Tells the server so if nothing is in flight and the socket accepts that.
     pub(super) fn leave(self) {
-        if self.sent == 0 {
+        if self.in_flight.is_empty() {
             let bytes = wire::request(wire::CMD_DISC, 0, 0, 0, 0);
             let _ = rustix::net::send(&self.socket, &bytes, SendFlags::NOSIGNAL);
+            // Otherwise the end of a TCP connection could overtake these bytes.
+            let _ = sockopt::set_socket_linger(&self.socket, None);
         }
+    }
+
+    /// Returns the socket of a connection that is given up.
+    pub(super) fn into_socket(self) -> OwnedFd {
+        self.socket
     }
 }
 

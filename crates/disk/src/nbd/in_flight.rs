@@ -180,6 +180,16 @@ impl InFlight {
         self.written > self.flushed
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.free.len() == DEPTH && self.flushes.held().next().is_none()
+    }
+
+    /// Returns whether a request in flight changes data.
+    pub(super) fn has_changes(&self) -> bool {
+        let mut kinds = self.slots.iter().flatten().map(|request| request.op.kind);
+        kinds.any(|kind| !matches!(kind, OffloadKind::Read | OffloadKind::Flush))
+    }
+
     /// Removes all requests, in the order of their submission.
     pub(super) fn drain(&mut self) -> Vec<QueuedOp> {
         let mut was = std::mem::replace(self, Self::new(self.lost_writes()));
