@@ -47,6 +47,12 @@
 //! has got. It gets the report of a loss after which no queue has flushed yet, because it may read the lost
 //! data.
 //!
+//! # A disk that changes hands
+//! The next owner of the disk is another process. It starts with a count of its own, so it cannot report a
+//! loss of this one. So [`crate::Disk::write_back`] of an NBD disk fails while a queue of the current driver
+//! has a loss to report.
+//!
+//! # A reboot
 //! The disk does not always learn that a guest has rebooted. Then the first flush of a queue may fail for a
 //! loss that only other queues have reported. This error is the safer one.
 
@@ -75,16 +81,23 @@ pub(crate) struct LostWritesReported(Mutex<ReportedCounts>);
 struct ReportedCounts {
     /// The count with which the driver began. Its queues need not report these losses.
     at_driver_start: u64,
-    /// The counts of the queues that have reported more.
+    /// The counts that the queues of the driver have reported, from the start of each.
     by_queue: BTreeMap<u16, u64>,
 }
 
 impl LostWritesReported {
     /// Returns the count that a starting queue need not report.
     pub(crate) fn seen(&self, queue: u16) -> LostWritesSeen {
-        let count =
-            self.with(|counts| counts.by_queue.get(&queue).copied().unwrap_or(counts.at_driver_start));
+        let count = self.with(|counts| {
+            let start = counts.at_driver_start;
+            *counts.by_queue.entry(queue).or_insert(start)
+        });
         LostWritesSeen { queue, count }
+    }
+
+    /// Returns the count that each queue of the current driver has reported.
+    pub(crate) fn by_each_queue(&self) -> u64 {
+        self.with(|counts| counts.by_queue.values().copied().min().unwrap_or(counts.at_driver_start))
     }
 
     /// Records that a queue has reported all losses up to this count, by a flush that fails.

@@ -119,6 +119,11 @@ impl Offload {
         })
     }
 
+    /// Returns whether each queue of the current driver has reported this many losses.
+    pub(crate) fn has_reported(&self, lost_writes: u64) -> bool {
+        self.lost_writes_reported.by_each_queue() >= lost_writes
+    }
+
     /// Returns the lost writes that a starting queue need not report.
     pub(crate) fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {
         self.lost_writes_reported.seen(queue)

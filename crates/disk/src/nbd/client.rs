@@ -10,11 +10,12 @@ use super::connection::Connection;
 use super::ending::Ending;
 use super::handshake::Export;
 use super::inbox::{Inbox, QueuedOp};
+use super::job::ActiveJob;
 use super::socket::{Address, until};
 use super::wire::{self, Problem};
 use crate::IoError;
 use crate::NbdUri;
-use crate::offload::{OffloadKind, WakeBatch};
+use crate::offload::{Offload, OffloadKind, WakeBatch};
 use kickless_io::Errno;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
@@ -36,6 +37,7 @@ pub(super) struct Client {
     pub(super) inbox: Arc<Inbox>,
     address: Address,
     pub(super) uri: NbdUri,
+    pub(super) offload: Arc<Offload>,
     /// The properties that the disk was opened with.
     pub(super) export: Export,
     /// The operations that the server does not have.
@@ -43,6 +45,9 @@ pub(super) struct Client {
     pub(super) connection: Option<Connection>,
     /// The last connection, until the server has ended it. There is no other one meanwhile.
     pub(super) ending: Option<Ending>,
+    /// The disk was given up and not taken over. Nothing connects.
+    pub(super) is_closed: bool,
+    pub(super) job: Option<ActiveJob>,
     /// The time from which requests fail, if there is no connection.
     pub(super) fails_at: Instant,
     /// The time of the next attempt to reconnect.
@@ -52,26 +57,38 @@ pub(super) struct Client {
     /// The number of times when acknowledged writes may have been lost up to the end of the last connection,
     /// with it or by a failed flush.
     pub(super) lost_writes: u64,
+    /// The server, which has no flushes, may lose writes of the last connection.
+    pub(super) is_dirty: bool,
     /// Operations with smaller numbers must end by this time.
     stop_deadline: Option<(u64, Instant)>,
     wakes: WakeBatch,
 }
 
 impl Client {
-    pub(super) fn new(inbox: Arc<Inbox>, address: Address, uri: NbdUri, connection: Connection) -> Self {
+    pub(super) fn new(
+        inbox: Arc<Inbox>,
+        address: Address,
+        uri: NbdUri,
+        offload: Arc<Offload>,
+        connection: Connection,
+    ) -> Self {
         let now = Instant::now();
         Self {
             inbox,
             address,
             uri,
+            offload,
             export: connection.export,
             queue: VecDeque::new(),
             connection: Some(connection),
             ending: None,
+            is_closed: false,
+            job: None,
             fails_at: now,
             attempt_at: now,
             has_failed: false,
             lost_writes: 0,
+            is_dirty: false,
             stop_deadline: None,
             wakes: WakeBatch::default(),
         }
@@ -96,6 +113,9 @@ impl Client {
         if self.is_ending() {
             self.fail_overdue();
             return false;
+        }
+        if self.continue_job() {
+            return true;
         }
         match self.connection.take() {
             Some(connection) => self.exchange_or_drop(connection),
@@ -130,6 +150,10 @@ impl Client {
             self.attempt_at = Instant::now();
             self.fails_at = self.attempt_at + self.uri.reconnect_delay;
             self.has_failed = false;
+        }
+        if let Some((job, number)) = inbox.job.take() {
+            let deadline = Instant::now() + stop_within(&self.uri);
+            self.job = Some(ActiveJob::new(job, number, deadline));
         }
         inbox.stop
     }
@@ -171,6 +195,7 @@ impl Client {
         let wait = self.uri.reconnect_delay;
         tracing::warn!(server = %self.uri, %problem, ?wait, "the connection to the NBD server is lost; requests wait for it");
         self.lost_writes = connection.in_flight.lost_writes() + u64::from(connection.in_flight.is_dirty());
+        self.is_dirty = false;
         let has_changes = connection.in_flight.has_changes();
         for mut queued in connection.in_flight.drain().into_iter().rev() {
             queued.losses += 1;
@@ -205,6 +230,12 @@ impl Client {
     /// Tries to reconnect if an attempt is due, and fails requests that have waited too long. Returns whether
     /// there is a connection. Called while there is none.
     fn reconnect_if_due(&mut self) -> bool {
+        if self.is_closed {
+            for queued in self.queue.drain(..) {
+                queued.op.answer(Err(IoError::Os(Errno::BADF)), &mut self.wakes);
+            }
+            return false;
+        }
         self.fail_overdue();
         let now = Instant::now();
         if now < self.attempt_at {
@@ -253,7 +284,10 @@ impl Client {
     /// Waits for the server, for new operations, or for the next deadline.
     fn sleep(&self) {
         let waker = PollFd::from_borrowed_fd(self.inbox.waker().as_fd(), PollFlags::IN);
-        let mut deadline = self.stop_deadline.map(|(_, deadline)| deadline);
+        let stop_deadline = self.stop_deadline.map(|(_, deadline)| deadline);
+        // A job goes on when the last connection has ended.
+        let job_deadline = self.job.as_ref().filter(|_| self.ending.is_none()).map(|job| job.deadline);
+        let mut deadline = stop_deadline.into_iter().chain(job_deadline).min();
         let ready = match (&self.connection, &self.ending) {
             (Some(connection), _) => {
                 let out = if connection.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
@@ -270,7 +304,10 @@ impl Client {
                 poll(&mut [waker, socket], Some(&until(first)))
             }
             (None, None) => {
-                deadline = Some(deadline.map_or(self.attempt_at, |deadline| deadline.min(self.attempt_at)));
+                if !self.is_closed {
+                    deadline =
+                        Some(deadline.map_or(self.attempt_at, |deadline| deadline.min(self.attempt_at)));
+                }
                 if !self.queue.is_empty() {
                     deadline = deadline.map(|deadline| deadline.min(self.fails_at));
                 }
@@ -286,8 +323,11 @@ impl Client {
     pub(super) fn reconnect(&self, deadline: Instant) -> Result<Connection, Problem> {
         let (socket, found) = self.address.connect(&self.uri.export, deadline, &self.inbox)?;
         let needed = wire::FLAG_FLUSH | wire::FLAG_FUA | wire::FLAG_TRIM | wire::FLAG_WRITE_ZEROES;
-        if found.size < self.export.size {
+        if found.accessible_size() < self.offload.size() {
             return Err(Problem::Changed("the export is smaller"));
+        }
+        if found.size > i64::MAX as u64 {
+            return Err(Problem::Changed("its size is invalid"));
         }
         let (sizes, new_sizes) = (self.export.sizes.of_ops(), found.sizes.of_ops());
         if new_sizes.block() > sizes.block() || new_sizes.payload_max() < sizes.payload_max() {
@@ -299,7 +339,7 @@ impl Client {
         if found.has(wire::FLAG_READ_ONLY) && !self.export.has(wire::FLAG_READ_ONLY) {
             return Err(Problem::Changed("the export is read-only"));
         }
-        Ok(Connection::new(socket, found, self.lost_writes))
+        Ok(Connection::new(socket, found, self.lost_writes, self.is_dirty))
     }
 }
 
@@ -312,16 +352,18 @@ pub(super) fn stop_within(uri: &NbdUri) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Limits;
     use crate::nbd::block_sizes::BlockSizes;
+    use crate::nbd::job::Job;
     use crate::offload::AnswerSlot;
     use std::os::unix::net::UnixStream;
 
     fn client(uri: &NbdUri) -> Client {
         let address = Address::of(&uri.server).unwrap();
         let export = Export { size: 512, flags: 0, sizes: BlockSizes::default(), structured: false };
-        let connection = Connection::new(UnixStream::pair().unwrap().0.into(), export, 0);
-        let inbox = Inbox::new().unwrap();
-        Client::new(Arc::new(inbox), address, uri.clone(), connection)
+        let connection = Connection::new(UnixStream::pair().unwrap().0.into(), export, 0, false);
+        let (inbox, offload) = (Inbox::new().unwrap(), Offload::new(Limits::plain(false), 512, false));
+        Client::new(Arc::new(inbox), address, uri.clone(), offload, connection)
     }
 
     /// A stop has a limit even if the server may stay away for a long time.
@@ -347,9 +389,9 @@ mod tests {
     fn lose_connection_with(client: &mut Client, kind: OffloadKind) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        let mut connection = Connection::new(ours.into(), client.export, 0);
+        let mut connection = Connection::new(ours.into(), client.export, 0, false);
         let op = Arc::new(AnswerSlot::default()).op(kind, (0, 0), None, client.inbox.waker());
-        connection.take(QueuedOp { number: 0, op, losses: 0 });
+        connection.take(client.inbox.number(op));
         client.drop_connection(connection, &Problem::Protocol("in a test"));
         client.connection = None;
         theirs
@@ -366,9 +408,13 @@ mod tests {
             let attempt_at = client.attempt_at;
             client.turn();
             assert_eq!(client.attempt_at, attempt_at, "the client connected");
+            // A new owner waits as well.
+            client.job = Some(ActiveJob::new(Job::TakeOver, 1, attempt_at + CONNECT_WITHIN));
+            client.turn();
+            assert!(client.job.is_some() && client.attempt_at == attempt_at);
             drop(theirs);
             client.turn();
-            assert!(client.attempt_at > attempt_at);
+            assert!(client.job.is_none() && client.attempt_at > attempt_at);
         }
         // The order of reads does not matter.
         let mut client = client(&uri);

@@ -31,12 +31,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Makes a connection with nothing in flight. `lost_writes` is the count before it.
-    pub(super) fn new(socket: OwnedFd, export: Export, lost_writes: u64) -> Self {
+    /// Makes a connection with nothing in flight. `lost_writes` is the count before it. `is_dirty`: the
+    /// server may still lose writes of an earlier connection.
+    pub(super) fn new(socket: OwnedFd, export: Export, lost_writes: u64, is_dirty: bool) -> Self {
         Self {
             socket,
             export,
-            in_flight: InFlight::new(lost_writes),
+            in_flight: InFlight::new(lost_writes, is_dirty),
             replies: Replies::new(export.structured),
             unsent: VecDeque::new(),
             sent: 0,

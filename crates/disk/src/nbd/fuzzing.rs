@@ -114,7 +114,7 @@ fn stream(mut script: &[u8]) -> Vec<u8> {
 /// # Panics
 /// A request was answered twice, or an incomplete read succeeded.
 pub fn replies(structured: bool, step: usize, script: &[u8]) -> usize {
-    let (mut in_flight, mut wakes) = (InFlight::new(0), WakeBatch::default());
+    let (mut in_flight, mut wakes) = (InFlight::new(0, false), WakeBatch::default());
     let Ok(waker) = Waker::new() else { return 0 };
     let slots: Vec<_> = (0..REQUESTS).map(|_| Arc::new(AnswerSlot::default())).collect();
     for (number, slot) in (0..).zip(&slots) {

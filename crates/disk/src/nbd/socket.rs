@@ -39,7 +39,7 @@ impl Address {
     /// Connects and selects an export.
     ///
     /// # Errors
-    /// This fails, takes longer than `deadline`, or the thread is stopped.
+    /// This fails, takes longer than `deadline`, or the thread must do something else.
     pub(super) fn connect(
         &self,
         export: &str,
@@ -111,7 +111,7 @@ fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant, inbox: &Inbox) ->
         if woken {
             waker.clear();
         }
-        if inbox.is_stopping() {
+        if inbox.is_urgent() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         if ready {

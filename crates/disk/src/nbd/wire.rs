@@ -84,10 +84,19 @@ pub(crate) enum Problem {
     Protocol(&'static str),
     #[error("it takes too long")]
     Slow,
+    #[error("it has not done all requests")]
+    NotFlushed,
     #[error("it has closed the connection")]
     Closed,
     #[error("{0}")]
     Io(#[from] io::Error),
+}
+
+impl Problem {
+    /// Returns whether the server was not reached. All other problems are what it said itself.
+    pub(super) fn is_away(&self) -> bool {
+        matches!(self, Self::Slow | Self::Closed | Self::Io(_))
+    }
 }
 
 /// A text of the server about the problem. It can be anything; only the beginning is shown.
