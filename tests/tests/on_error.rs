@@ -200,6 +200,8 @@ fn an_nbd_server_that_goes_away() {
     stopping.resume();
     assert_eq!(machine.status(0, &write()).unwrap(), blk::S_OK);
     assert_eq!(machine.status(1, &flush).unwrap(), blk::S_IOERR, "the guest must learn of the lost write");
+    machine.submit(0, &flush).unwrap();
+    assert_eq!(machine.status(0, &flush).unwrap(), blk::S_IOERR, "each queue reports it");
     assert_eq!(machine.read(0, FULL, LEN).unwrap(), pattern(1, LEN));
     machine.stop().unwrap();
 }
