@@ -88,11 +88,9 @@ fn a_disk_whose_server_lost_writes_stays_until_the_guest_knows() {
         greet(stream, &hello(false));
         assert_eq!(answer_one(stream, 0), WRITE);
     });
-    let disk = open(&spec(&server.export("", 1)));
+    let disk = open(&spec(&server.export("", 60)));
     let [mut one, mut two] = [(); 2].map(|()| worker(&disk));
     assert_eq!(one.write(0, &[1; 512], 0), Ok(()));
-    // The server is away now.
-    assert!(disk.write_back().is_err());
     server.start_again(MANY, |_, stream| drop(serve(stream, 0)));
     disk.reload(false).unwrap();
     assert!(said(&disk).contains("may have lost writes"));
@@ -114,7 +112,7 @@ fn a_loss_that_no_guest_knows_stays_for_the_next_guest() {
     });
     let disk = open(&spec(&server.uri()));
     assert_eq!(worker(&disk).write(0, &[1; 512], 0), Ok(()));
-    assert!(said(&disk).contains("no flush of the guest has reported"));
+    assert!(said(&disk).contains("has not flushed"));
     disk.new_driver();
     assert!(said(&disk).contains("may have lost writes"));
     let mut next = worker(&disk);
