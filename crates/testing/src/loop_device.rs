@@ -3,13 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use tempfile::NamedTempFile;
 
 /// A loop device. Dropping it detaches the device.
 pub struct LoopDevice {
     path: PathBuf,
-    image: NamedTempFile,
+    image: Arc<NamedTempFile>,
 }
 
 impl LoopDevice {
@@ -18,6 +19,18 @@ impl LoopDevice {
     /// # Errors
     /// Returns the reason why there is none: no right to create one, no such device, no such program.
     pub fn new(image: NamedTempFile, arguments: &[&str]) -> Result<Self, String> {
+        Self::over(Arc::new(image), arguments)
+    }
+
+    /// Creates another device for the same image, with a page cache of its own.
+    ///
+    /// # Errors
+    /// As for [`LoopDevice::new`].
+    pub fn another(&self, arguments: &[&str]) -> Result<Self, String> {
+        Self::over(Arc::clone(&self.image), arguments)
+    }
+
+    fn over(image: Arc<NamedTempFile>, arguments: &[&str]) -> Result<Self, String> {
         let output = Command::new("losetup")
             .args(["--find", "--show"])
             .args(arguments)
@@ -35,6 +48,25 @@ impl LoopDevice {
         &self.path
     }
 
+    /// Makes the device write single pages. A request that the image takes only in part would count as done:
+    /// the kernel ignores short writes to the image of a loop device.
+    ///
+    /// # Errors
+    /// Returns the reason why it cannot.
+    pub fn write_single_pages(&self) -> Result<(), String> {
+        let limit = self.sysfs().join("queue/max_sectors_kb");
+        fs::write(&limit, "4").map_err(|error| format!("{}: {error}", limit.display()))
+    }
+
+    fn sysfs(&self) -> PathBuf {
+        Path::new("/sys/block").join(self.path.file_name().unwrap())
+    }
+
+    /// Returns the path of the image.
+    pub fn image(&self) -> &Path {
+        self.image.path()
+    }
+
     /// Sets the size of the device and its image.
     pub fn resize(&self, bytes: u64) {
         self.image.as_file().set_len(bytes).unwrap();
@@ -45,8 +77,13 @@ impl LoopDevice {
     /// Returns the number of flushes of the device. The kernel's Documentation/block/stat.rst describes
     /// `stat`.
     pub fn flushes(&self) -> u64 {
-        let stat = Path::new("/sys/block").join(self.path.file_name().unwrap()).join("stat");
-        fs::read_to_string(stat).unwrap().split_whitespace().nth(15).unwrap().parse().unwrap()
+        fs::read_to_string(self.sysfs().join("stat"))
+            .unwrap()
+            .split_whitespace()
+            .nth(15)
+            .unwrap()
+            .parse()
+            .unwrap()
     }
 }
 
