@@ -9,26 +9,20 @@ use crate::metrics::Metrics;
 use crate::on_error::ErrorStop;
 use crate::queue::Queue;
 use kickless_device::{
-    ConfigError, Device, DeviceMetrics, InvalidState, Limiter, QueueTask, StartError, StoppedOnError, Vring,
-    Words,
+    CloseError, ConfigError, Device, DeviceMetrics, InvalidState, Limiter, QueueTask, StartError,
+    StoppedOnError, Vring, Words,
 };
-use kickless_disk::lock::{ImageLock, LOCK_WAIT_MAX, is_held_here};
-use kickless_disk::{Disk, Resized};
+use kickless_disk::{Disk, Medium, Resized};
 use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
-use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{debug, error, info, warn};
 use zerocopy::IntoBytes;
 
 /// The first bytes of the saved state. One byte follows: `writeback`, 0 or 1.
 const STATE_TAG: [u8; 4] = *b"blk1";
-
-/// The error if two devices of this process have the same image.
-const LOCKED_BY_THIS_PROCESS: &str = "the image cannot be locked: another device of this process is using it; give each device its own, or \
-    make both read-only";
 
 /// The properties of a device that do not come from its disk.
 #[derive(Clone, Debug)]
@@ -48,8 +42,6 @@ pub struct Options {
 pub struct Blk {
     shared: Arc<DeviceState>,
     options: Options,
-    /// The locks on the image and its backing files.
-    locks: Mutex<Vec<ImageLock>>,
     /// The size to which the disk grows when it is smaller. 0: it does not grow by itself.
     size_min: AtomicU64,
     /// Wakes the transport when the configuration space changes. `None` if the process had no descriptor
@@ -66,7 +58,8 @@ impl Blk {
         id[..len].copy_from_slice(&serial[..len]);
         let (writeback, driver_known, fresh_driver) = Default::default();
         let shared = Arc::new(DeviceState {
-            disk,
+            medium: Medium::new(disk, options.lock),
+            has_lost_writes: false.into(),
             budget: Arc::default(),
             id,
             writeback,
@@ -78,13 +71,7 @@ impl Blk {
             on_error: ErrorStop::default(),
             limiter: Arc::default(),
         });
-        Self {
-            shared,
-            options,
-            locks: Mutex::default(),
-            size_min: AtomicU64::new(0),
-            config_changed: Waker::new().ok(),
-        }
+        Self { shared, options, size_min: AtomicU64::new(0), config_changed: Waker::new().ok() }
     }
 
     /// Sets the memory for buffer pieces of requests in flight.
@@ -119,62 +106,18 @@ impl Blk {
         self
     }
 
-    /// Returns the disk behind the device.
-    pub fn disk(&self) -> &Disk {
-        &self.shared.disk
+    /// Returns the disk behind the device. Another one can replace it when the next guest starts.
+    pub fn disk(&self) -> Arc<Disk> {
+        self.shared.medium.disk()
     }
 
-    fn set_locks(&self, locks: Vec<ImageLock>) {
-        *self.locks.lock().unwrap_or_else(PoisonError::into_inner) = locks;
-    }
-
-    /// Writes everything to the image, and closes it.
-    fn write_back(&self) {
-        if let Err(error) = self.shared.disk.write_back() {
-            error!(%error, "some writes did not reach the image; a host that opens it next may read old data");
+    /// Notifies the driver that the size of the disk has changed.
+    fn resized(&self, (from, to): (u64, u64)) {
+        info!(from, to, "the disk has {}", if to > from { "grown" } else { "become smaller" });
+        if let Some(config_changed) = &self.config_changed {
+            config_changed.wake();
         }
     }
-
-    /// Locks the disk, if the options ask for it, and loads its current state.
-    fn acquire(&self) -> Result<Vec<ImageLock>, StartError> {
-        let (disk, mut locks) = (&self.shared.disk, Vec::new());
-        if self.options.lock {
-            if let Some(file) = disk.file() {
-                locks.push(lock(file, disk.limits().read_only)?);
-            }
-            disk.acquire_own_lock()
-                .map_err(|error| failed(format!("the image cannot be locked: {error}")))?;
-        }
-        // From here on no other writer exists. This loads what earlier writers, here or on another host, left
-        // behind.
-        disk.reload().map_err(|error| failed(format!("the image cannot be used: {error}")))?;
-        // An image that stayed open could be written after another host has got the lock.
-        locks.extend(self.lock_backing().inspect_err(|_| self.write_back())?);
-        Ok(locks)
-    }
-
-    /// Locks the backing images, if the options ask for it.
-    fn lock_backing(&self) -> Result<Vec<ImageLock>, StartError> {
-        if !self.options.lock {
-            return Ok(Vec::new());
-        }
-        let under = self.shared.disk.backing_files().map_err(|error| failed(error.to_string()))?;
-        under.iter().map(|file| lock(file, true)).collect()
-    }
-}
-
-fn failed(why: String) -> StartError {
-    StartError(why.into())
-}
-
-/// Locks an image. Waits for a while if another process has the lock.
-fn lock(file: &File, read_only: bool) -> Result<ImageLock, StartError> {
-    ImageLock::acquire_within(file, read_only, LOCK_WAIT_MAX).map_err(|error| {
-        if error.is_held() && is_held_here(file, read_only) {
-            return failed(LOCKED_BY_THIS_PROCESS.into());
-        }
-        failed(format!("the image cannot be locked: {error}"))
-    })
 }
 
 impl Device for Blk {
@@ -183,7 +126,7 @@ impl Device for Blk {
     }
 
     fn features(&self) -> Features {
-        Features::from_bits_retain(config::features(self.shared.disk.limits()).bits())
+        Features::from_bits_retain(config::features(self.disk().limits()).bits())
             | Features::VERSION_1
             | Features::EVENT_IDX
             | Features::INDIRECT_DESC
@@ -223,7 +166,7 @@ impl Device for Blk {
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
         let Options { queues_max, queue_size_max, .. } = self.options;
-        let (disk, writeback) = (&self.shared.disk, self.shared.writeback());
+        let (disk, writeback) = (self.disk(), self.shared.writeback());
         let space = config::space((disk.limits(), disk.size()), queues_max, queue_size_max, writeback);
         let from = space.as_bytes().get(offset..).unwrap_or_default();
         let len = from.len().min(into.len());
@@ -243,21 +186,17 @@ impl Device for Blk {
         self.config_changed.as_ref()
     }
 
-    /// Reads the size of the medium, or makes the medium grow to the size that it has at least. Notifies the
+    /// Reads the size of the medium, and makes the medium grow to the size that it has at least. Notifies the
     /// driver if it has grown.
     ///
-    /// A disk never shrinks, because the guest would lose data.
+    /// A disk never shrinks under a guest, because the guest would lose data.
     fn refresh(&self) {
-        let (disk, size_min) = (&self.shared.disk, self.size_min.load(Ordering::Relaxed));
-        let resized = if size_min > disk.size() { disk.grow(size_min) } else { disk.refresh_size() };
-        match resized {
+        let size_min = self.size_min.load(Ordering::Relaxed);
+        let refreshed = self.shared.medium.refresh(size_min);
+        let size = self.disk().size();
+        match refreshed {
             Ok(Resized::Same) => {}
-            Ok(Resized::Grown { from, to }) => {
-                info!(from, to, "the disk has grown");
-                if let Some(config_changed) = &self.config_changed {
-                    config_changed.wake();
-                }
-            }
+            Ok(Resized::Grown { from, to }) => self.resized((from, to)),
             Ok(Resized::Shrunk { from, to }) => {
                 warn!(
                     from,
@@ -266,7 +205,7 @@ impl Device for Blk {
                      requests beyond the medium fail until it is as long again"
                 );
             }
-            Err(error) if size_min > disk.size() => {
+            Err(error) if size_min > size => {
                 warn!(%error, size_min, "the disk cannot grow, and keeps its current size")
             }
             Err(error) => {
@@ -280,7 +219,7 @@ impl Device for Blk {
     }
 
     fn size(&self) -> Option<u64> {
-        Some(self.shared.disk.size())
+        Some(self.disk().size())
     }
 
     fn set_paused(&self, is_paused: bool) -> bool {
@@ -294,7 +233,7 @@ impl Device for Blk {
 
     fn resume(&self) -> bool {
         // Otherwise the requests would fail at once, until the server is tried again by itself.
-        self.shared.disk.restart_remote_waits();
+        self.disk().restart_remote_waits();
         self.shared.on_error.resume(&self.shared.halt)
     }
 
@@ -307,25 +246,41 @@ impl Device for Blk {
         Some(&self.shared.limiter)
     }
 
-    fn refresh_due(&self) -> Option<&Waker> {
-        self.shared.disk.resized()
+    fn refresh_due(&self) -> Option<Waker> {
+        self.shared.medium.resized()
+    }
+
+    /// Looks at the disk, because a front-end reads the configuration space before its guest starts.
+    fn connected(&self) {
+        if let Err(error) = self.shared.medium.look() {
+            // Another host may be writing to it. The start of the first ring says what is wrong.
+            debug!(%error, "the disk cannot be looked at before its guest starts");
+        }
     }
 
     fn open(&self) -> Result<(), StartError> {
-        self.set_locks(self.acquire().inspect_err(|_| self.shared.disk.release_own_lock())?);
+        let before = self.disk().size();
+        self.shared.medium.take().map_err(|error| StartError(error.into()))?;
+        let now = self.disk().size();
+        if now != before {
+            self.resized((before, now));
+        }
         self.refresh();
         Ok(())
     }
 
-    fn close(&self) {
-        self.write_back();
-        self.shared.disk.release_own_lock();
-        self.set_locks(Vec::new());
+    fn close(&self) -> Result<(), CloseError> {
+        let given_up = self.shared.medium.give_up();
+        self.shared.has_lost_writes.store(given_up.is_err(), Ordering::Relaxed);
+        given_up.map_err(|error| {
+            error!(%error, "writes that were acknowledged did not reach the disk: it stays locked, and the next flush fails");
+            CloseError(error.into())
+        })
     }
 
     fn limit_remote_waits(&self) {
         self.shared.on_error.limit();
-        self.shared.disk.limit_remote_waits();
+        self.disk().limit_remote_waits();
     }
 
     fn save(&self) -> Vec<u8> {
@@ -350,7 +305,7 @@ impl Device for Blk {
         let could_turn_off = features.contains(BlkFeatures::FLUSH | BlkFeatures::CONFIG_WCE);
         if !self.shared.driver_known.swap(true, Ordering::Relaxed)
             && could_turn_off
-            && !self.shared.disk.limits().read_only
+            && !self.disk().limits().read_only
         {
             warn!(
                 "the driver was initialised by another process and may have turned the write cache off: every write is \
@@ -358,7 +313,7 @@ impl Device for Blk {
             );
         }
         if self.shared.fresh_driver.swap(false, Ordering::Relaxed) {
-            self.shared.disk.new_driver();
+            self.disk().new_driver();
         }
         Ok(Box::new(Queue::new(vring, self.shared.clone(), features)))
     }

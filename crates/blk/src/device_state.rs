@@ -6,7 +6,7 @@ use crate::halt::Halt;
 use crate::metrics::Metrics;
 use crate::on_error::ErrorStop;
 use kickless_device::Limiter;
-use kickless_disk::Disk;
+use kickless_disk::Medium;
 use kickless_spec::blk;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The state of a device that all its queues share.
 #[derive(Debug)]
 pub(crate) struct DeviceState {
-    pub(crate) disk: Disk,
+    pub(crate) medium: Medium,
+    /// The write-back of the disk has failed, and no flush of the guest has said so. Relaxed: the session
+    /// sets it while no queue runs, and the start of a queue orders that.
+    pub(crate) has_lost_writes: AtomicBool,
     pub(crate) budget: Arc<Budget>,
     pub(crate) id: [u8; blk::ID_LEN],
     /// The field `writeback` of the configuration space. If it is off, a write completes when it is durable.
@@ -43,5 +46,11 @@ impl DeviceState {
     /// before its next request.
     pub(crate) fn writeback(&self) -> bool {
         self.writeback.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a flush has to report that the write-back of the disk has failed. Only one does.
+    #[inline]
+    pub(crate) fn take_lost_writes(&self) -> bool {
+        self.has_lost_writes.load(Ordering::Relaxed) && self.has_lost_writes.swap(false, Ordering::Relaxed)
     }
 }

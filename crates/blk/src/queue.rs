@@ -34,6 +34,8 @@ const PAUSE_NS: u64 = 100_000_000;
 pub(crate) struct Queue {
     vring: Vring,
     shared: Arc<DeviceState>,
+    /// The disk of the present guest.
+    disk: Arc<disk::Disk>,
     /// The disk in the worker's engine.
     attached: Attached,
     /// The guest memory that the engine holds for this queue.
@@ -81,14 +83,16 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn new(vring: Vring, shared: Arc<DeviceState>, features: BlkFeatures) -> Self {
-        let read_only = shared.disk.limits().read_only;
+        let disk = shared.medium.disk();
+        let read_only = disk.limits().read_only;
         let slots = Slots::new(vring.size(), shared.budget.clone());
-        let step_cost = shared.disk.step_bytes().map_or(u32::MAX, |bytes| (bytes / COST_BYTES) as u32);
-        let lost_writes = shared.disk.lost_writes_seen(vring.index());
+        let step_cost = disk.step_bytes().map_or(u32::MAX, |bytes| (bytes / COST_BYTES) as u32);
+        let lost_writes = disk.lost_writes_seen(vring.index());
         let meter = Meter::new(shared.metrics.queue(vring.index()), vring.size());
         Self {
             vring,
             shared,
+            disk,
             attached: Attached::default(),
             held_memory: None,
             features,
@@ -169,7 +173,7 @@ impl Queue {
     /// driver may know.
     #[cold]
     fn has_grown(&mut self) -> bool {
-        let before = std::mem::replace(&mut self.disk_size, self.shared.disk.size());
+        let before = std::mem::replace(&mut self.disk_size, self.disk.size());
         self.disk_size > before
     }
 
@@ -179,6 +183,10 @@ impl Queue {
         let wanted = match request.kind {
             Kind::Read { offset } => disk::Request::Read { offset },
             Kind::Write { offset } => disk::Request::Write { offset, durable: self.durable() },
+            Kind::Flush if self.shared.take_lost_writes() => {
+                let why = "the disk lost writes before, when it was stopped";
+                return self.reject(id, Reject { status: Some(request.status), code: blk::S_IOERR, why });
+            }
             Kind::Flush => disk::Request::Flush,
             Kind::Extents(op) => return self.start_on_extents(context, slot, &request, op),
             Kind::GetId => {
@@ -186,7 +194,7 @@ impl Queue {
                 return self.answer(id, request, &serial);
             }
             Kind::GetLifetime => {
-                let lifetime = lifetime(self.shared.disk.limits());
+                let lifetime = lifetime(self.disk.limits());
                 return self.answer(id, request, lifetime.as_bytes());
             }
         };
@@ -207,7 +215,7 @@ impl Queue {
             return self.wait_for_budget(slot, wanted);
         }
         // The processor loads the data of this request into its cache, while the request before it runs.
-        let now = match self.shared.disk.prepare(wanted) {
+        let now = match self.disk.prepare(wanted) {
             true => self.prepared.replace((slot, wanted)),
             false => Some((slot, wanted)),
         };
@@ -259,7 +267,7 @@ impl Queue {
             lost_writes: &mut self.lost_writes,
             marks: self.vring.memory().1,
         };
-        step(&self.shared.disk, &mut io_context, &mut self.slots.get(slot).io)
+        step(&self.disk, &mut io_context, &mut self.slots.get(slot).io)
     }
 
     /// Starts operations for the tables of images, if any are due.
@@ -282,7 +290,7 @@ impl Queue {
             lost_writes: &mut self.lost_writes,
             marks: self.vring.memory().1,
         };
-        call(&self.shared.disk, &mut io_context);
+        call(&self.disk, &mut io_context);
     }
 
     /// Handles the result of a request's first step, if it is not a success.
@@ -525,7 +533,7 @@ impl QueueTask for Queue {
     }
 
     fn attach(&mut self, engine: &mut Engine) -> io::Result<()> {
-        self.attached = self.shared.disk.attach(engine).map_err(io::Error::other)?;
+        self.attached = self.disk.attach(engine).map_err(io::Error::other)?;
         self.hold_memory(engine);
         Ok(())
     }
@@ -534,12 +542,12 @@ impl QueueTask for Queue {
         if let Some(held_memory) = self.held_memory.take() {
             engine.release_memory(&held_memory);
         }
-        self.shared.disk.detach(engine, std::mem::take(&mut self.attached));
+        self.disk.detach(engine, std::mem::take(&mut self.attached));
         self.shared.failures.log_suppressed(self.vring.span());
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
-        self.disk_size = self.shared.disk.size();
+        self.disk_size = self.disk.size();
         self.meter.begin(context.now_ns);
         self.vring.begin_beside(context.served_others);
         // A stop does not wait for tokens.
@@ -655,7 +663,7 @@ impl QueueTask for Queue {
     fn limit_remote_waits(&mut self) {
         self.waits_limited = true;
         if self.in_flight() > 0 {
-            self.shared.disk.limit_remote_waits();
+            self.disk.limit_remote_waits();
         }
     }
 

@@ -36,7 +36,7 @@ fn image_is_locked_while_open() {
             assert_eq!(open_to_others(image.as_file()), (true, true));
             device.open().unwrap();
             assert_eq!(open_to_others(image.as_file()), expected, "{read_only} {lock}");
-            device.close();
+            device.close().unwrap();
         }
         assert_eq!(open_to_others(image.as_file()), (true, true));
     }
@@ -62,7 +62,7 @@ fn backing_files_are_locked_for_reading() {
         device.open().unwrap();
         assert_eq!(open_to_others(&file), (!lock, true));
         assert_eq!(open_to_others(&File::open(&over).unwrap()), (!lock, !lock));
-        device.close();
+        device.close().unwrap();
         assert_eq!(open_to_others(&file), (true, true));
     }
 }
@@ -82,7 +82,7 @@ fn an_image_is_closed_if_its_device_cannot_start() {
     drop(writer);
     device.open().unwrap();
     assert_ne!(device.disk().grow(2 << 20).unwrap(), Resized::Same);
-    device.close();
+    device.close().unwrap();
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn two_devices_of_one_process_cannot_share_an_image() {
     first.open().unwrap();
     let refused = second.open().unwrap_err().to_string();
     assert!(refused.contains("another device of this process"), "{refused}");
-    first.close();
+    first.close().unwrap();
     second.open().unwrap();
-    second.close();
+    second.close().unwrap();
 }

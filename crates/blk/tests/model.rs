@@ -274,7 +274,7 @@ proptest! {
         };
         let disk = Disk::open(&spec, &kickless_disk::Options { merge, ..Default::default() }).unwrap();
         // A qcow2 image is open from here on.
-        disk.reload().unwrap();
+        disk.reload(false).unwrap();
         let way = EngineOptions { depth, ..way };
         let mut rig = Rig::start_with(&device(disk), way, packed, BlkFeatures::empty());
         rig.set_writeback(writeback);

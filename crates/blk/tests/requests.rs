@@ -602,6 +602,7 @@ fn a_disk_grows_and_never_shrinks() {
     for kind in ENGINES {
         let (image, spec) = image();
         let device = rig::blk(open(&spec));
+        device.open().unwrap();
         let mut rig = Rig::start(&device, kind, 8, false, ALL);
         let capacity = || {
             let mut sectors = [0; 8];
@@ -634,7 +635,7 @@ fn opening_the_image_reads_its_size() {
     let (image, spec) = image();
     let device = rig::blk(open(&spec));
     device.open().unwrap();
-    device.close();
+    device.close().unwrap();
     image.as_file().set_len(2 * SECTORS * 512).unwrap();
     device.open().unwrap();
     let mut sectors = [0; 8];

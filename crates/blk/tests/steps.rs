@@ -122,7 +122,7 @@ fn a_request_has_steps_left_after_an_operation() {
     assert!(made.status().unwrap().success());
     let disk = open(&DiskSpec::Qcow2(image.path().into()));
     // The image is open from here on.
-    disk.reload().unwrap();
+    disk.reload(false).unwrap();
     let mut rig = Rig::start(&rig::blk(disk), EngineKind::Threads, 4, false, ALL);
     assert_eq!(rig.status(TestRequest::write(0, &[7; 4096])), S_OK);
     let ranges = [(1000, 1, 0), (1, 255, 0), (1100, 1, 0)];

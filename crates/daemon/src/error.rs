@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kickless_device::StartError;
+use kickless_device::{CloseError, StartError};
 use kickless_opener::{NoDescriptor, SocketError};
 use kickless_vhost::Ended;
 
@@ -305,6 +305,9 @@ pub enum ServeError {
     /// The inherited connection ended with an error.
     #[error("the connection of --fd was dropped")]
     Dropped(#[source] Ended),
+    /// Writes that the guest was told are done did not reach the disk.
+    #[error("the disk cannot be given up")]
+    NotClosed(#[source] CloseError),
     /// The session thread panicked.
     #[error("a session panicked")]
     Panicked,

@@ -151,10 +151,10 @@ impl ServedDevice {
     }
 
     /// Serves front-ends from `endpoint` until [`ServedDevice::stop`]. Then closes `endpoint`, so that new
-    /// front-ends are refused.
+    /// front-ends are refused. If the last session could not close the device, tries it again.
     ///
     /// # Errors
-    /// The listener or the connection failed.
+    /// The listener or the connection failed, or the device cannot be closed.
     pub(crate) fn run(&self, endpoint: Endpoint) -> Result<(), ServeError> {
         let served = match &endpoint {
             Endpoint::Listening(listener) => {
@@ -169,6 +169,10 @@ impl ServedDevice {
                 }),
         };
         drop(endpoint);
+        let served = match self.device.close() {
+            Ok(()) => served,
+            Err(error) => served.and(Err(ServeError::NotClosed(error))),
+        };
         if let (Err(error), Some(_)) = (&served, self.config.name()) {
             error!(error = sentence(error), "the device has ended; other devices continue");
         }

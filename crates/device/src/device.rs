@@ -9,8 +9,8 @@ use std::path::Path;
 /// A virtio device.
 ///
 /// An implementer may rely on this: `open` comes before the first `start_queue`, and `close` after the last
-/// queue has stopped. Negotiated features are a subset of those offered. The driver and the front-end may be
-/// hostile.
+/// queue has stopped. Either can come more than once. Negotiated features are a subset of those offered. The
+/// driver and the front-end may be hostile.
 pub trait Device: Send + Sync {
     /// Returns the words for this kind of device in lines of the log.
     fn words(&self) -> Words;
@@ -152,7 +152,7 @@ pub trait Device: Send + Sync {
 
     /// Returns the waker that is signalled when [`Device::refresh`] would find a change. `None` if changes
     /// are not reported. The caller of `refresh` clears it first.
-    fn refresh_due(&self) -> Option<&Waker> {
+    fn refresh_due(&self) -> Option<Waker> {
         None
     }
 
@@ -162,8 +162,14 @@ pub trait Device: Send + Sync {
     /// The host or another process refuses it.
     fn open(&self) -> Result<(), StartError>;
 
-    /// Releases the resources that [`Device::open`] took.
-    fn close(&self);
+    /// Releases the resources that [`Device::open`] took. Does nothing if it took none. Another process may
+    /// use them afterwards, so it first makes all writes of the driver visible there.
+    ///
+    /// # Errors
+    /// Some writes could not be made visible. The device keeps its resources, and a later flush of its driver
+    /// fails. The transport must not tell its front-end that the rings have stopped. It can open the device
+    /// again, or try again to close it.
+    fn close(&self) -> Result<(), CloseError>;
 
     /// Ends the requests in flight that wait for a remote server within a bounded time, if necessary with an
     /// error. Any thread may call this, repeatedly, while it waits for these requests. Rings go on. Later
@@ -259,6 +265,11 @@ pub enum MessageError {
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct StartError(#[from] pub Box<dyn std::error::Error + Send + Sync>);
+
+/// The reason for which a device keeps its resources: acknowledged writes did not reach its medium.
+#[derive(Debug, thiserror::Error)]
+#[error("some writes did not reach the disk, which stays locked: {0}")]
+pub struct CloseError(pub Box<dyn std::error::Error + Send + Sync>);
 
 /// The error of loading a state that no device of this kind has saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

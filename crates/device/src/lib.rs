@@ -99,8 +99,8 @@ pub use areas::{Areas, IovaAddresses};
 pub use clock::Clock;
 pub use counters::{Count, Counters};
 pub use device::{
-    CaptureTo, ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, StartError,
-    StoppedOnError, Words,
+    CaptureTo, CloseError, ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError,
+    StartError, StoppedOnError, Words,
 };
 pub use event::{Event, Interest};
 pub use executor::Executor;

@@ -12,8 +12,8 @@ use std::io;
 /// Any thread may make any call, also while requests are in flight. A call may block, except
 /// [`DiskControl::limit_remote_waits`], [`DiskControl::restart_remote_waits`] and [`DiskControl::identity`].
 ///
-/// The implementer may rely on one session at a time: one thread at a time uses the locks, `write_back` and
-/// `reload`. No request starts between `write_back` and the next `reload`.
+/// The implementer may rely on one session at a time: one thread at a time uses the locks, `write_back`,
+/// `reload` and `look`. No request starts between `write_back` and the next `reload`.
 ///
 /// The defaults suit a disk that is neither in a file nor on another host, and keeps its size.
 /// [`Disk`](crate::Disk) has a method for each, which says what callers may expect.
@@ -21,7 +21,8 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
     /// Returns a name that identifies this disk on the host: at most 20 printable ASCII characters.
     fn identity(&self) -> &str;
 
-    /// Reads the size, and takes a larger one as the size of the disk. Never makes the disk smaller.
+    /// Reads the size while a guest uses the disk, and takes a larger one as the size of the disk. Never
+    /// makes the disk smaller. Reads how much room the medium of an image has.
     ///
     /// # Errors
     /// The size cannot be read.
@@ -49,12 +50,9 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
         None
     }
 
-    /// Returns the backing files, which the disk only reads and nothing else may write.
-    ///
-    /// # Errors
-    /// The process has no descriptors left.
-    fn backing_files(&self) -> io::Result<Vec<File>> {
-        Ok(Vec::new())
+    /// Returns whether the disk's path names another file now.
+    fn is_replaced(&self) -> bool {
+        false
     }
 
     /// Checks that no other client has the cluster's lock of the disk. Waits a moment for others to release
@@ -77,19 +75,30 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
     /// Releases that lock. Waits for a limited time, and logs a failure.
     fn release_own_lock(&self) {}
 
-    /// Makes all writes visible to another host, and waits for that.
+    /// Makes all writes visible to another host, and waits for that. Unlocks the backing images.
     ///
     /// # Errors
-    /// Some data could not be written. Later flushes must fail as well.
+    /// Some data could not be written. Nothing else has changed: requests may start, and a caller may try it
+    /// again.
     fn write_back(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Discards all cached data, because another host may have written since.
+    /// Discards all cached data, because another program or host may have written since. Reads the size,
+    /// which can be smaller than before. `locks`: locks each backing image before it is read.
     ///
     /// # Errors
-    /// The disk cannot be used any more.
-    fn reload(&self) -> io::Result<()> {
+    /// The disk cannot be used any more, or a backing image cannot be locked. Nothing is locked then.
+    fn reload(&self, _locks: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Reads the size between [`DiskControl::write_back`] and [`DiskControl::reload`], for a front-end that
+    /// reads it before its guest starts. Another program may be changing the disk.
+    ///
+    /// # Errors
+    /// The size cannot be read. It is as before then.
+    fn look(&self) -> io::Result<()> {
         Ok(())
     }
 

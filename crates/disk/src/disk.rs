@@ -39,6 +39,7 @@ pub enum Disk {
 /// A disk with injected faults.
 #[derive(Debug)]
 pub struct FaultDisk {
+    rules: FaultRules,
     faults: FaultInjector,
     under: Disk,
 }
@@ -125,7 +126,7 @@ impl Disk {
         }
     }
 
-    /// Returns the size in bytes: a multiple of 512, never zero. It can only grow.
+    /// Returns the size in bytes: a multiple of 512, never zero. It only grows while a guest uses the disk.
     #[inline]
     pub fn size(&self) -> u64 {
         match self {
@@ -167,14 +168,26 @@ impl Disk {
         self.control().file()
     }
 
-    /// Returns the backing files, for locking them against writers.
-    ///
-    /// They may differ after each [`Disk::reload`].
+    /// Opens the disk again if its path names another file now, or the image was made anew in another shape.
+    /// `None`: it is still the same. Called while no guest uses the disk.
     ///
     /// # Errors
-    /// The process has no descriptors left.
-    pub fn backing_files(&self) -> io::Result<Vec<File>> {
-        self.control().backing_files()
+    /// The other file cannot be used.
+    pub(crate) fn replacement(&self) -> Result<Option<Self>, Error> {
+        Ok(match self {
+            Self::File(file) => file.replacement()?.map(Self::File),
+            Self::Qcow2(qcow2) => qcow2.replacement()?.map(|qcow2| Self::Qcow2(Box::new(qcow2))),
+            Self::Fault(fault) => match fault.under.replacement()? {
+                Some(under) => Some(Self::Fault(Box::new(FaultDisk::new(&fault.rules, under)?))),
+                None => None,
+            },
+            Self::Null(_) | Self::Memory(_) | Self::Library(_) => None,
+        })
+    }
+
+    /// Returns whether the path of the disk names another file now.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.control().is_replaced()
     }
 
     /// Checks that no other client has the disk's own lock, which a cluster keeps. Waits a moment for others
@@ -207,18 +220,27 @@ impl Disk {
     /// Without this, data may be only in this host's cache (`Cache::Writeback`).
     ///
     /// # Errors
-    /// Some data could not be written. From then on, the guest's flushes fail as well.
+    /// Some data could not be written. The disk can be used as before.
     pub fn write_back(&self) -> io::Result<()> {
         self.control().write_back()
     }
 
-    /// Discards all cached data of the file, because another host may have written since. The counterpart of
-    /// [`Disk::write_back`].
+    /// Discards all cached data of the file, because another host may have written since. Reads the size,
+    /// which can be smaller than before. `locks`: locks each backing image before it is read, until
+    /// [`Disk::write_back`], the counterpart of this.
     ///
     /// # Errors
-    /// The image cannot be used any more.
-    pub fn reload(&self) -> io::Result<()> {
-        self.control().reload()
+    /// The image cannot be used any more, or one of its backing images cannot be locked.
+    pub fn reload(&self, locks: bool) -> io::Result<()> {
+        self.control().reload(locks)
+    }
+
+    /// Reads the size of a disk that no guest uses yet, for a front-end that asks for it early.
+    ///
+    /// # Errors
+    /// The size cannot be read. It is as before then.
+    pub(crate) fn look(&self) -> io::Result<()> {
+        self.control().look()
     }
 
     /// Ends requests in flight within a limited time, as failed if necessary, because a caller waits for
@@ -428,7 +450,7 @@ impl FaultDisk {
             // A request has room for the faults of one disk only.
             Disk::Fault(_) => return Err(Error::FaultsTwice),
         };
-        Ok(Self { faults: FaultInjector::new(rules, under.limits(), target)?, under })
+        Ok(Self { rules: rules.clone(), faults: FaultInjector::new(rules, under.limits(), target)?, under })
     }
 
     fn start(

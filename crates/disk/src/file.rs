@@ -3,6 +3,7 @@
 mod control;
 mod disk;
 mod extents;
+mod handover;
 mod magic;
 mod missing_syscalls;
 mod open;

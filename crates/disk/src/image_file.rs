@@ -32,6 +32,14 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// Returns the path, unless it only stands for a descriptor.
+    pub(crate) fn named(self) -> Option<&'a Path> {
+        match self {
+            Self::Path(path) => Some(path),
+            Self::Descriptor(..) => None,
+        }
+    }
+
     /// Opens the file in the mode of the options. Returns whether it is open for direct I/O.
     pub(crate) fn open(self, options: &Options) -> Result<(Arc<File>, bool), Error> {
         match self {

@@ -68,6 +68,7 @@ mod library_disk;
 mod limits;
 pub mod lock;
 mod lost_writes;
+pub mod medium;
 mod memory;
 mod nbd;
 mod null;
@@ -94,6 +95,7 @@ pub use io_context::IoContext;
 pub use library_disk::LibraryDisk;
 pub use limits::{Lifetime, Limits, RangeLimits, SECTOR};
 pub use lost_writes::LostWritesSeen;
+pub use medium::Medium;
 pub use memory::MemoryDisk;
 #[cfg(fuzzing)]
 pub use nbd::fuzzing as nbd_fuzzing;

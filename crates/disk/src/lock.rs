@@ -37,6 +37,10 @@ const DENIES_WRITING: i64 = 201;
 /// its I/O. A process whose virtual machine has moved here may release its locks a moment late.
 pub const LOCK_WAIT_MAX: Duration = Duration::from_secs(3);
 
+/// The number of times that the file at a path can be replaced by another one before it is locked. Each time
+/// is a rename within microseconds, so more are an endless loop.
+pub(crate) const REPLACED_MAX: u32 = 8;
+
 /// The shortest pause between two attempts to take a lock. The longest is twice as long.
 const RETRY_EVERY: Duration = Duration::from_millis(5);
 
@@ -60,7 +64,7 @@ const fn lock_bytes(read_only: bool) -> &'static LockBytes {
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// This process has locked it for another disk.
-    #[error("another disk of this process is using it")]
+    #[error("another device of this process is using it; give each device its own, or make both read-only")]
     Here,
     /// Another process has the image open for writing.
     #[error("another process has it open for writing")]
@@ -168,6 +172,19 @@ impl ImageLock {
         lock.entry = image(&lock.file).map(|image| (image, lock.holds));
         held.extend(lock.entry);
         Ok(lock)
+    }
+
+    /// Locks the image as [`ImageLock::acquire`], but waits up to [`LOCK_WAIT_MAX`] for others to unlock it.
+    ///
+    /// # Errors
+    /// The others keep their lock, or the file cannot be locked. Then nothing is locked.
+    pub fn wait_for(file: &File, read_only: bool) -> Result<Self, LockError> {
+        Self::acquire_within(file, read_only, LOCK_WAIT_MAX).map_err(|error| {
+            match error.is_held() && is_held_here(file, read_only) {
+                true => LockError::Here,
+                false => error,
+            }
+        })
     }
 
     /// Locks the image as [`ImageLock::acquire`], but waits up to `wait_max` for others to unlock it.

@@ -85,7 +85,7 @@ impl DiskControl for Nbd {
     }
 
     /// Restarts the time to wait for a lost server, for the next user of the disk.
-    fn reload(&self) -> io::Result<()> {
+    fn reload(&self, _locks: bool) -> io::Result<()> {
         self.inbox.restart_wait();
         Ok(())
     }

@@ -183,7 +183,7 @@ impl DiskControl for Rbd {
         }
     }
 
-    fn reload(&self) -> io::Result<()> {
+    fn reload(&self, _locks: bool) -> io::Result<()> {
         self.request(Job::Invalidate, lock::ACQUIRE_WITHIN).map_err(io::Error::other)
     }
 

@@ -742,7 +742,7 @@ fn reload_waits_for_a_lost_server_again() {
         greet(stream, &hello(false));
         serve_requests(stream, 6);
     });
-    disk.reload().unwrap();
+    disk.reload(false).unwrap();
     assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![6; 512]));
 }
 

@@ -99,7 +99,7 @@ fn each_queue_reports_the_loss_until_the_disk_is_opened_again() {
         assert!(reports_loss(write_durably(&mut two)) && disk.write_back().is_err(), "{kind:?}");
         // The next writes find room. The lost ones do not come back.
         losing.grow_file_system();
-        disk.reload().unwrap();
+        disk.reload(false).unwrap();
         assert_eq!(one.write(0, &[1; 4096], 0), Ok(()));
         assert!(reports_loss(two.flush()), "{kind:?}");
         drop((one, two));
@@ -184,7 +184,7 @@ fn each_queue_of_a_qcow2_image_reports_the_loss() {
     let words = ["create", "-q", "-f", "qcow2", "-o", map_all, device.to_str().unwrap(), "6M"];
     assert!(Command::new("qemu-img").args(words).status().unwrap().success());
     let disk = Disk::open(&DiskSpec::Qcow2(device.into()), &options(Cache::Writeback, false)).unwrap();
-    disk.reload().unwrap();
+    disk.reload(false).unwrap();
     let mut queues = [(); 3].map(|()| common::worker(&disk).with_slots(4));
     assert_eq!(queues[1].flush(), Ok(()));
     fill(&mut queues[0]);

@@ -75,7 +75,7 @@ struct Target {
 /// returns the model's contents.
 fn exercise(disk: &Disk, load: Load, mut random: Random, contents: Vec<u8>) -> Vec<u8> {
     // A qcow2 image is open from here on.
-    disk.reload().unwrap();
+    disk.reload(false).unwrap();
     let sectors = disk.size() / SECTOR;
     assert_eq!(sectors * SECTOR, contents.len() as u64);
     let mut runs = vec![Vec::new(); load.workers];

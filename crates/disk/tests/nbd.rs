@@ -126,7 +126,7 @@ fn a_stop_does_not_wait_for_a_server_that_is_paused() {
     // The next session waits for the server again, a second for each request.
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        disk.reload().unwrap();
+        disk.reload(false).unwrap();
         match worker(&disk).read(0, 512) {
             (Ok(()), bytes) => break assert_eq!(bytes, [1; 512]),
             (error, _) => assert!(error == TIMED_OUT && Instant::now() < deadline, "{error:?}"),

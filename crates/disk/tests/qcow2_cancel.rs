@@ -154,7 +154,7 @@ fn requests_of_all_kinds() {
         let contents = Random(3).bytes(COUNT * CLUSTER);
         let (_image, path) = chain(&contents);
         let disk = open(path.clone());
-        disk.reload().unwrap();
+        disk.reload(false).unwrap();
         let [first, second] = thread::scope(|scope| {
             [true, false]
                 .map(|cancels| {

@@ -95,7 +95,7 @@ fn requests_on_tables_that_point_anywhere_end() {
             refused += 1;
             continue;
         };
-        if disk.reload().is_err() {
+        if disk.reload(false).is_err() {
             refused += 1;
             continue;
         }
@@ -124,7 +124,7 @@ fn requests_on_tables_that_point_anywhere_end() {
     // The sound image is served.
     fs::write(image.path(), &sound).unwrap();
     let disk = common::open(&image.spec());
-    disk.reload().unwrap();
+    disk.reload(false).unwrap();
     run_on_extent(&mut common::worker(&disk), Request::WriteZeroes { durable: true }, 0, CLUSTER, true);
 }
 

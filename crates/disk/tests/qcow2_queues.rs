@@ -123,7 +123,7 @@ fn a_closed_image_is_not_used() {
     disk.attach(&mut engine).unwrap_err();
     assert!(fs::read(image.path()).unwrap() == before, "the image was written");
 
-    disk.reload().unwrap();
+    disk.reload(false).unwrap();
     let mut worker = worker(&disk);
     assert_eq!(worker.write(0, &[2; 512], 0), Ok(()));
     disk.write_back().unwrap();
@@ -132,7 +132,7 @@ fn a_closed_image_is_not_used() {
     assert_eq!(worker.write(0, &[3; 512], 0), EIO);
     assert_eq!(worker.read(0, 512).0, EIO);
     assert!(fs::read(image.path()).unwrap() == before, "the image was written");
-    disk.reload().unwrap();
+    disk.reload(false).unwrap();
     assert_eq!(worker.read(0, 512), (Ok(()), vec![2; 512]));
 }
 

@@ -82,7 +82,7 @@ fn caches_of_two_clients_in_turns() {
     assert_eq!(second.write(0, &[2; 512], 0), Ok(()));
     other.write_back().unwrap();
     assert!(image.contents()[..512] == [2; 512]);
-    one.reload().unwrap();
+    one.reload(false).unwrap();
     assert_eq!(first.read(0, 512), (Ok(()), vec![2; 512]));
 }
 
@@ -206,7 +206,7 @@ fn an_image_has_one_owner_at_a_time() {
     one.release_own_lock();
     one.release_own_lock();
     other.acquire_own_lock().unwrap();
-    other.reload().unwrap();
+    other.reload(false).unwrap();
     assert_eq!(worker(&other).read(0, 512), (Ok(()), vec![3; 512]));
     expect_owned(one.check_own_lock());
     // The drop of the owner releases the lock.
@@ -324,7 +324,7 @@ fn a_stop_does_not_wait_for_a_cluster_that_is_paused() {
     drop(paused);
     // The next session waits for the cluster again, and the old lock is released before its own.
     disk.acquire_own_lock().unwrap();
-    disk.reload().unwrap();
+    disk.reload(false).unwrap();
     assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![1; 512]));
 }
 

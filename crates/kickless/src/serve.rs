@@ -180,7 +180,7 @@ impl Events {
         while !registry.is_idle() || *outlives_devices && !is_stopping {
             // Hold no reference to a device during the wait. Otherwise a removed device would not be closed.
             let due: Vec<Waker> =
-                registry.devices().filter_map(|device| device.device().refresh_due().cloned()).collect();
+                registry.devices().filter_map(|device| device.device().refresh_due()).collect();
             // These two descriptors stay readable, so watch them only until they were readable once.
             let once = |is_over: bool| if is_over { PollFlags::empty() } else { PollFlags::IN };
             let mut fds = vec![

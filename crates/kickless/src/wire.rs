@@ -134,7 +134,8 @@ impl Images {
     /// Warns if another device has the same image. This is not an error, because the devices can be used one
     /// after the other.
     fn warn_of_shared(&self, name: Option<&str>, config: &BlkConfig, device: &Arc<Blk>) {
-        let file = device.disk().file().filter(|_| config.lock == Switch::On && !config.incoming);
+        let disk = device.disk();
+        let file = disk.file().filter(|_| config.lock == Switch::On && !config.incoming);
         let Some(found) = file.and_then(|file| file.metadata().ok()) else { return };
         let (file, is_read_only) = ((found.dev(), found.ino()), config.read_only);
         let mut images = self.0.lock().unwrap_or_else(PoisonError::into_inner);

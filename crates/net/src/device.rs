@@ -21,8 +21,8 @@ use crate::uplink::{Share, Uplink};
 use crate::xdp::{XdpSource, XdpTransmitTask};
 use crate::{announcement, config, features, tap_follower, xdp};
 use kickless_device::{
-    CaptureTo, ConfigError, Device, DeviceMessage, DeviceMetrics, Direction, Disabled, InvalidState, Limiter,
-    MessageError, QueueTask, StartError, Vring, Words,
+    CaptureTo, CloseError, ConfigError, Device, DeviceMessage, DeviceMetrics, Direction, Disabled,
+    InvalidState, Limiter, MessageError, QueueTask, StartError, Vring, Words,
 };
 use kickless_net_port::{Capture, OpenPort};
 use kickless_spec::features::Features;
@@ -272,7 +272,7 @@ impl Device for Net {
         started.map_err(|error| no_resource("thread", &error))
     }
 
-    fn close(&self) {
+    fn close(&self) -> Result<(), CloseError> {
         match &self.card.port {
             CardPort::Tap(port) => port.end(),
             CardPort::Stream(port) => port.end(),
@@ -283,6 +283,7 @@ impl Device for Net {
             CardPort::Xdp(port) => port.end(),
             CardPort::Null(_) | CardPort::Loop(_) => {}
         }
+        Ok(())
     }
 
     fn save(&self) -> Vec<u8> {
@@ -351,7 +352,8 @@ impl Device for Net {
 /// Ends the thread of the port.
 impl Drop for Net {
     fn drop(&mut self) {
-        self.close();
+        // A card writes nothing back, so this cannot fail.
+        let _ = self.close();
     }
 }
 

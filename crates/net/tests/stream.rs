@@ -236,7 +236,7 @@ fn a_lost_connection_is_made_again() {
     peer.write_all(&framed(&frame(99, 2))).unwrap();
     assert!(receive(&mut receiving) == frame(99, 2));
     // The card ends its thread, and disconnects.
-    network.card.close();
+    network.card.close().unwrap();
     assert_eq!(peer.read_to_end(&mut Vec::new()).unwrap_or_default(), 0);
 }
 
@@ -385,7 +385,7 @@ fn passt_answers_and_is_started_again() {
                 });
             }
         }
-        card.close();
+        card.close().unwrap();
         assert!(children("passt").is_empty(), "passt outlives its card");
     });
 }

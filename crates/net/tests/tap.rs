@@ -310,7 +310,7 @@ fn refused_frames_are_dropped_and_counted() {
             let mut receive = network.start(RECEIVE, SPLIT, features);
             receive.offer(&[1530], true).unwrap();
             receive.poll();
-            network.card.close();
+            network.card.close().unwrap();
         });
         let mut lines = String::new();
         log.read_to_string(&mut lines).unwrap();
@@ -501,7 +501,7 @@ fn queues_follow_the_pairs_in_use() {
             control.take().unwrap();
             arrives_at(&mut network, &mut rigs, used);
         }
-        network.card.close();
+        network.card.close().unwrap();
     });
 }
 

@@ -213,11 +213,11 @@ fn frames_pass_between_guests_and_the_host() {
         first.send(&Header::default(), &arp);
         assert!(peer.receive(1, 1) == [arp]);
         // The last card that names the uplink ends it.
-        first.card.close();
+        first.card.close().unwrap();
         second.send(&Header::default(), &frame(mac(PEER), 2, 63));
         assert!(peer.receive(2, 1) == [frame(mac(PEER), 2, 63)]);
         let sent = counter(&second.card, "uplink_sent_frames");
-        second.card.close();
+        second.card.close().unwrap();
         second.send(&Header::default(), &frame(mac(PEER), 2, 64));
         // It starts again, without the frames from before.
         peer.send(&Header::default(), &frame(mac(2), PEER, 65));

@@ -40,7 +40,7 @@ impl Network {
             card.open().unwrap();
             let network = Self { card, host: host.queue(0).unwrap(), host_port: host };
             test(&network);
-            network.card.close();
+            network.card.close().unwrap();
         });
     }
 

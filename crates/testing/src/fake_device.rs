@@ -1,8 +1,8 @@
 //! Provides devices that implement only the methods that a test needs.
 
 use kickless_device::{
-    ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask, StartError, Vring,
-    Words,
+    CloseError, ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask,
+    StartError, Vring, Words,
 };
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -134,7 +134,9 @@ impl<T: Fake> Device for FakeDevice<T> {
         Ok(())
     }
 
-    fn close(&self) {}
+    fn close(&self) -> Result<(), CloseError> {
+        Ok(())
+    }
 
     fn limit_remote_waits(&self) {
         self.0.limit_remote_waits();

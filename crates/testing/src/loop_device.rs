@@ -77,13 +77,8 @@ impl LoopDevice {
     /// Returns the number of flushes of the device. The kernel's Documentation/block/stat.rst describes
     /// `stat`.
     pub fn flushes(&self) -> u64 {
-        fs::read_to_string(self.sysfs().join("stat"))
-            .unwrap()
-            .split_whitespace()
-            .nth(15)
-            .unwrap()
-            .parse()
-            .unwrap()
+        let stat = fs::read_to_string(self.sysfs().join("stat")).unwrap();
+        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Errors that refuse a request of the front-end, and reasons for the end of a session.
 
 use crate::setup::Shape;
-use kickless_device::{ConfigError, MessageError, StartError};
+use kickless_device::{CloseError, ConfigError, MessageError, StartError};
 use kickless_memory::{Unmapped, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -127,6 +127,9 @@ pub enum Ended {
     /// A system call failed.
     #[error("cannot wait: {0}")]
     Host(#[source] io::Error),
+    /// Writes of the driver did not reach the medium of the device, which keeps it.
+    #[error(transparent)]
+    NotClosed(CloseError),
     /// A worker has ended, so nothing can be served any more.
     #[error("a worker has ended")]
     Worker,

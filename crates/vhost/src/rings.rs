@@ -324,21 +324,29 @@ impl Rings {
     }
 
     /// Closes the device if no ring is started.
-    pub(crate) fn close_if_unused(&mut self) {
+    ///
+    /// # Errors
+    /// The device keeps its resources. It is not tried again, until the next session opens it or the process
+    /// ends.
+    pub(crate) fn close_if_unused(&mut self) -> Result<(), Ended> {
         if self.open && !self.rings.iter().any(|ring| ring.setup.started || ring.running.is_some()) {
-            self.device.close();
             self.open = false;
+            self.device.close().map_err(Ended::NotClosed)?;
         }
+        Ok(())
     }
 
     /// Resets the set-up of stopped rings. Keeps the descriptors of calls and errors, because a front-end
     /// sends them once for each ring, and possibly before it resets the device.
-    pub(crate) fn reset(&mut self, enabled: bool) {
+    ///
+    /// # Errors
+    /// The device cannot be closed.
+    pub(crate) fn reset(&mut self, enabled: bool) -> Result<(), Ended> {
         for ring in &mut self.rings {
             ring.setup = Setup { enabled, ..Setup::default() };
             ring.kick = None;
         }
-        self.close_if_unused();
+        self.close_if_unused()
     }
 
     /// Applies an update to a ring, if it runs, and waits until it is in force.
@@ -385,7 +393,9 @@ impl Drop for Rings {
         if let Err(error) = self.stop_all() {
             error!(%error, "rings of this session could not be stopped");
         }
-        self.reset(false);
+        if let Err(error) = self.reset(false) {
+            error!(%error, "the device could not be closed");
+        }
     }
 }
 

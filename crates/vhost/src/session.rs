@@ -92,11 +92,11 @@ impl<'a> Session<'a> {
         let stopped = self.rings.stop_all();
         self.warn_of_private_memory();
         let stops = self.rings.stops();
-        self.rings.reset(false);
+        let closed = self.rings.reset(false);
         if let Some(translations) = &self.translations {
             translations.log();
         }
-        (ended.and(stopped), stops)
+        (ended.and(stopped).and(closed), stops)
     }
 
     /// Warns if the front-end has probably shared memory that it has mapped privately (QEMU: `share=off`).
@@ -155,7 +155,7 @@ impl<'a> Session<'a> {
             Err(RequestError::Ended(ended)) => return Err(ended),
             Err(refusal) => self.refuse(&header, name, &refusal)?,
         }
-        self.rings.close_if_unused();
+        self.rings.close_if_unused()?;
         let (queues_max, queue_size_max) = (self.device.queues_max(), self.device.queue_size_max());
         self.transfers.run(&mut self.rings, &Bounds { queues_max, queue_size_max }, &Wait::until(self.stop));
         Ok(())
@@ -335,7 +335,7 @@ impl<'a> Session<'a> {
         self.flush_if_stopped();
         // No request is in flight in rings that start anew, so the buffer does not describe them.
         self.rings.inflight = None;
-        self.rings.reset(self.negotiated.always_enabled());
+        self.rings.reset(self.negotiated.always_enabled())?;
         self.device.reset_driver();
         Ok(())
     }
@@ -413,8 +413,9 @@ impl<'a> Session<'a> {
         self.stop_ring(checked)?;
         let packed = self.negotiated.packed();
         let num = self.rings.get(checked).setup.base(packed);
-        // Before the answer: once a virtual machine has stopped, another process may get the disk.
-        self.rings.close_if_unused();
+        // Before the answer: once a virtual machine has stopped, another process may get the disk. If writes
+        // did not reach it, the front-end gets no answer, so that a migration fails and loses nothing.
+        self.rings.close_if_unused()?;
         Ok(Reply::VringBase(VringState { index, num }))
     }
 

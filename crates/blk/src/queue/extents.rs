@@ -43,7 +43,7 @@ impl Queue {
 
     /// Reads the segments of a request into its slot. Returns the operation on them.
     fn read_extents(&mut self, slot: u32, request: &Request, op: RangeOp) -> Result<disk::Request, Reject> {
-        let (disk, durable) = (&self.shared.disk, self.durable());
+        let (disk, durable) = (&self.disk, self.durable());
         let (limits, wanted) = match op {
             RangeOp::Discard => (disk.limits().discard, disk::Request::Discard { durable }),
             RangeOp::WriteZeroes => (disk.limits().write_zeroes, disk::Request::WriteZeroes { durable }),

@@ -3,18 +3,22 @@
 use super::disk::FileDisk;
 use crate::Resized;
 use crate::control::DiskControl;
-use rustix::fs::{Advice, fadvise, fdatasync};
+use rustix::fs::fdatasync;
 use rustix::io::retry_on_intr;
 use std::fs::File;
 use std::io;
 
 impl DiskControl for FileDisk {
     fn identity(&self) -> &str {
-        &self.identity
+        &self.origin.identity
     }
 
     fn refresh_size(&self) -> io::Result<Resized> {
         self.read_size()
+    }
+
+    fn is_replaced(&self) -> bool {
+        FileDisk::is_replaced(self)
     }
 
     fn file(&self) -> Option<&File> {
@@ -27,13 +31,12 @@ impl DiskControl for FileDisk {
         Ok(writeback.flushed(retry_on_intr(|| fdatasync(&self.file)))?)
     }
 
-    /// Drops the host's cache of the file, because another host may have written since.
-    fn reload(&self) -> io::Result<()> {
-        if self.writeback.is_some()
-            && let Err(error) = fadvise(&self.file, 0, None, Advice::DontNeed)
-        {
-            tracing::warn!(%error, "the host's cache may have old data of the image");
-        }
-        Ok(())
+    fn reload(&self, _locks: bool) -> io::Result<()> {
+        self.drop_cache();
+        self.accept_disk_size()
+    }
+
+    fn look(&self) -> io::Result<()> {
+        self.accept_disk_size()
     }
 }

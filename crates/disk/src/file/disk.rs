@@ -4,11 +4,12 @@ use super::missing_syscalls::MissingSyscalls;
 use crate::buffer_pool::BufferPool;
 use crate::range::Ranges;
 use crate::writeback::Writeback;
-use crate::{Error, Limits, SECTOR};
+use crate::{Error, Limits, Options, SECTOR};
 use kickless_io::Errno;
 use kickless_io::{BackingFile, Engine, FileId};
 use rustix::fs::{SeekFrom, seek};
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::Span;
@@ -17,11 +18,12 @@ use tracing::Span;
 #[derive(Debug)]
 pub struct FileDisk {
     pub(super) file: Arc<File>,
+    pub(super) origin: Box<Origin>,
     /// The same file, in the form that engines use.
     pub(super) backing: BackingFile,
-    pub(super) identity: String,
     pub(super) limits: Limits,
-    /// The size in bytes: a multiple of 512 and of the block of direct I/O. It only grows.
+    /// The size in bytes: a multiple of 512 and of the block of direct I/O. It only grows while a guest uses
+    /// the disk.
     pub(super) size: AtomicU64,
     /// The bytes that requests may access: `size`, or less while the file is known to be shorter.
     pub(super) accessible_size: AtomicU64,
@@ -36,6 +38,15 @@ pub struct FileDisk {
     pub(super) missing_syscalls: MissingSyscalls,
     /// Identifies the disk in the log, because workers serve many disks.
     pub(super) span: Span,
+}
+
+/// The source of a file. Requests do not need it.
+#[derive(Debug)]
+pub(super) struct Origin {
+    /// The path that named the file. `None` if it came as a descriptor.
+    pub(super) path: Option<PathBuf>,
+    pub(super) options: Options,
+    pub(super) identity: String,
 }
 
 /// The requirements of O_DIRECT, and the means to meet them.

@@ -1,6 +1,6 @@
 //! Opens a file, and finds the requirements of direct I/O.
 
-use super::disk::{Direct, FileDisk};
+use super::disk::{Direct, FileDisk, Origin};
 use super::missing_syscalls::MissingSyscalls;
 use super::topology;
 use crate::buffer_pool::{BUFFER_BYTES, BufferPool};
@@ -120,7 +120,11 @@ impl FileDisk {
             );
         }
         Ok(Self {
-            identity: identity(&meta),
+            origin: Box::new(Origin {
+                path: source.named().map(Path::to_owned),
+                options: *options,
+                identity: identity(&meta),
+            }),
             writeback,
             backing: BackingFile::new(file.clone(), Owner::unique()),
             file,

@@ -117,18 +117,6 @@ impl FileDisk {
         self.size.fetch_max(end, Ordering::Relaxed);
     }
 
-    /// Takes the length of an image's file as it is, because another program may have changed it.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub(crate) fn accept_size(&self) -> io::Result<()> {
-        let bytes = self.bytes()?;
-        let size = bytes - bytes % self.unit();
-        self.size.store(size, Ordering::Relaxed);
-        self.accessible_size.store(size, Ordering::Relaxed);
-        Ok(())
-    }
-
     /// Checks the size before a request that is within the disk, but beyond the known end of the file.
     #[cold]
     pub(super) fn recheck_size(&self) -> Result<(), IoError> {

@@ -2,6 +2,7 @@
 
 use super::attached::AttachedImages;
 use super::blocking;
+use super::check::image::WriteImage;
 use super::decoder::Decoder;
 use super::format::geometry::Version;
 use super::format::header::Header;
@@ -13,6 +14,7 @@ use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
 use crate::fault::FaultInjector;
 use crate::image_file::Source;
+use crate::lock::ImageLock;
 use crate::op_sender::OpSender;
 use crate::{
     Error, FileDisk, IoContext, IoError, Limits, Options, RangeLimits, Request, Resized, SECTOR, Step,
@@ -20,6 +22,7 @@ use crate::{
 use kickless_io::{Completion, Engine, Errno};
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,8 +47,8 @@ pub struct Qcow2Disk {
     control: Mutex<()>,
     /// Changes with each change of `chain`.
     generation: AtomicU64,
-    /// The backing files of the last open.
-    under: Mutex<Vec<File>>,
+    /// The locks of the backing images, while the image is open.
+    locks: Mutex<Vec<ImageLock>>,
     /// The number of queues that were attached. Each gets a number.
     queues: AtomicU32,
     /// Identifies the disk in the log.
@@ -64,12 +67,10 @@ impl Qcow2Disk {
         drop(source.open(options)?);
         let (file, header) = open::open_file(source, options).map_err(failed)?;
         let (file, decoder) = (Arc::new(file), Arc::default());
+        // The images may belong to another host, so this only looks at them.
         let read_only = Options { read_only: true, ..*options };
-        let (_, under) = open::chain(path, &file, &read_only, &decoder).map_err(failed)?;
-        let size = header.size - header.size % SECTOR;
-        if size == 0 || size > i64::MAX as u64 {
-            return Err(failed(io::Error::other(Error::Size(header.size))));
-        }
+        open::chain(path, &file, &read_only, false, &decoder).map_err(failed)?;
+        let size = disk_size(header.size).map_err(failed)?;
         if header.is_corrupt() && !options.read_only {
             let corrupt = super::format::bad_image::BadImage::Corrupt;
             return Err(failed(io::Error::other(corrupt)));
@@ -84,10 +85,33 @@ impl Qcow2Disk {
             chain: Mutex::default(),
             control: Mutex::default(),
             generation: AtomicU64::new(0),
-            under: Mutex::new(under),
+            locks: Mutex::default(),
             queues: AtomicU32::new(0),
             span: Span::current(),
         })
+    }
+
+    /// Opens the image again if its path names another file now, or if it was made anew in a shape that this
+    /// disk does not have.
+    ///
+    /// # Errors
+    /// One sentence for the operator: the new image cannot be used.
+    pub(crate) fn replacement(&self) -> Result<Option<Self>, Error> {
+        let has_other_shape = || {
+            self.file.drop_cache();
+            // The next step says what is wrong with a header.
+            open::header(&self.file).is_ok_and(|(header, _)| {
+                limits(&header, self.options.read_only) != self.limits || !open::is_fit(&self.file, &header)
+            })
+        };
+        if !self.file.is_replaced() && !has_other_shape() {
+            return Ok(None);
+        }
+        let open = |source: Source<'_>| self.span.in_scope(|| Self::open(source, &self.options)).map(Some);
+        match self.file.named() {
+            Some(path) => open(Source::Path(path)),
+            None => open(Source::Descriptor(&self.path, self.file.os_file().as_fd())),
+        }
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -116,6 +140,11 @@ impl Qcow2Disk {
 
     fn lock_control(&self) -> MutexGuard<'_, ()> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps these locks of backing images, and unlocks those of before.
+    fn lock_backing(&self, locks: Vec<ImageLock>) {
+        *self.locks.lock().unwrap_or_else(PoisonError::into_inner) = locks;
     }
 
     /// Replaces the open images.
@@ -253,6 +282,13 @@ fn attach_under(chain: &Chain, engine: &mut Engine) -> Result<Vec<kickless_io::F
     chain.layers.iter().skip(1).map(|layer| layer.file().attach(engine)).collect()
 }
 
+/// Returns the size of a disk whose image has this one.
+fn disk_size(bytes: u64) -> io::Result<u64> {
+    let size = bytes - bytes % SECTOR;
+    let is_possible = size > 0 && size <= i64::MAX as u64;
+    if is_possible { Ok(size) } else { Err(io::Error::other(Error::Size(bytes))) }
+}
+
 fn limits(header: &Header, read_only: bool) -> Limits {
     // Version 2 has no zero clusters, so an unallocated cluster shows the backing image.
     let can_clear = header.geometry.version == Version::V3 || header.backing.is_none();
@@ -271,42 +307,81 @@ impl DiskControl for Qcow2Disk {
         DiskControl::identity(&*self.file)
     }
 
+    fn is_replaced(&self) -> bool {
+        self.file.is_replaced()
+    }
+
     fn file(&self) -> Option<&File> {
         Some(self.file.os_file())
     }
 
-    /// Returns the files of the backing images, which nothing may write to.
-    fn backing_files(&self) -> io::Result<Vec<File>> {
-        let under = self.under.lock().unwrap_or_else(PoisonError::into_inner);
-        under.iter().map(File::try_clone).collect()
-    }
-
-    /// Closes the image: returns its reserve, and writes everything to the file.
+    /// Writes everything to the file, and closes the image: returns its reserve.
+    ///
+    /// All that the guest was told is written is in the file already, in tables too (R4). So the first sync
+    /// is enough for it. What a later failure loses leaks clusters.
     fn write_back(&self) -> io::Result<()> {
         let _control = self.lock_control();
         let Some((open, _)) = self.chain() else { return Ok(()) };
+        let image = open.top().filter(|_| !self.options.read_only);
+        let file = blocking::BlockingFile(&self.file);
+        if image.is_some() {
+            if self.file.is_cut() {
+                return Err(io::Error::other(IoError::Shrunk));
+            }
+            file.sync()?;
+        }
         self.set_chain(None);
-        let Some(image) = open.top().filter(|_| !self.options.read_only) else { return Ok(()) };
-        image.with_tables(super::tables::Tables::close);
-        let closed = blocking::run(image, super::tables::Tables::closed);
-        use super::check::image::WriteImage;
-        let synced = blocking::BlockingFile(&self.file).sync();
-        Ok(closed?).and(synced)
+        if let Some(image) = image {
+            image.with_tables(super::tables::Tables::close);
+            let closed = blocking::run(image, super::tables::Tables::closed).map_err(io::Error::from);
+            if let Err(error) = closed.and_then(|()| file.sync()) {
+                tracing::warn!(
+                    parent: &self.span, %error,
+                    "the image has clusters that nothing uses: `qemu-img check -r leaks` returns them"
+                );
+            }
+        }
+        self.lock_backing(Vec::new());
+        Ok(())
     }
 
     /// Reads the image's tables again, because another host may have written since.
-    fn reload(&self) -> io::Result<()> {
+    fn reload(&self, locks: bool) -> io::Result<()> {
         let _control = self.lock_control();
         self.set_chain(None);
-        let (opened, under) =
-            self.span.in_scope(|| open::chain(&self.path, &self.file, &self.options, &self.decoder))?;
+        self.lock_backing(Vec::new());
+        let (opened, locks) = self
+            .span
+            .in_scope(|| open::chain(&self.path, &self.file, &self.options, locks, &self.decoder))?;
         if let Some(image) = opened.top() {
-            // It may have grown meanwhile.
-            self.size.fetch_max(image.size.load(Ordering::Relaxed), Ordering::Relaxed);
+            // It may have grown, or shrunk: `qemu-img snapshot -a` and `resize --shrink`.
+            self.size.store(disk_size(image.size.load(Ordering::Relaxed))?, Ordering::Relaxed);
         }
-        *self.under.lock().unwrap_or_else(PoisonError::into_inner) = under;
+        self.lock_backing(locks);
         self.set_chain(Some(Arc::new(opened)));
         Ok(())
+    }
+
+    fn look(&self) -> io::Result<()> {
+        let _control = self.lock_control();
+        if self.lock_chain().is_none() {
+            self.file.drop_cache();
+            let (header, _) = open::header(&self.file)?;
+            self.size.store(disk_size(header.size)?, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Reads how much room the device under the image has. The disk itself grows by
+    /// [`DiskControl::grow`] only.
+    fn refresh_size(&self) -> io::Result<Resized> {
+        if self.file.is_device()
+            && let Some(image) = self.lock_chain().clone().as_ref().and_then(|chain| chain.top())
+        {
+            let bytes = self.file.bytes()?;
+            image.with_tables(|tables| tables.device_has(bytes));
+        }
+        Ok(Resized::Same)
     }
 
     fn grow(&self, size: u64) -> io::Result<Resized> {

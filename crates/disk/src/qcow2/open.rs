@@ -14,10 +14,10 @@ use super::format::snapshots::{snapshots, snapshots_bytes};
 use super::layer::{Chain, Layer, RawLayer};
 use super::opened::{OpenedImage, OpenedLayer};
 use crate::image_file::Source;
+use crate::lock::{ImageLock, LockError, REPLACED_MAX};
 use crate::{Cache, FileDisk, Options, SECTOR};
 use kickless_opener::descriptor_name;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -42,6 +42,11 @@ struct BackingError {
     name: String,
     error: io::Error,
 }
+
+/// The error of a backing image that another program uses.
+#[derive(Debug, thiserror::Error)]
+#[error("it cannot be locked: {0}")]
+struct CannotBeLocked(LockError);
 
 impl BackingError {
     /// Makes the error. Only the innermost image is named.
@@ -80,7 +85,7 @@ pub(super) fn header(file: &FileDisk) -> io::Result<(Header, Vec<u8>)> {
 pub(super) fn open_file(source: Source<'_>, options: &Options) -> io::Result<(FileDisk, Header)> {
     let file = FileDisk::open_image(source, options).map_err(io::Error::other)?;
     let (header, _) = header(&file)?;
-    if header.geometry.subcluster() >= file.unit() {
+    if is_fit(&file, &header) {
         return Ok((file, header));
     }
     tracing::info!(
@@ -91,34 +96,43 @@ pub(super) fn open_file(source: Source<'_>, options: &Options) -> io::Result<(Fi
     Ok((FileDisk::open_image(source, &options).map_err(io::Error::other)?, header))
 }
 
-/// Opens the image in `file`, and its backing images. Returns their files too. A writable image is prepared:
-/// repaired if that is necessary, and without the features that its writer must keep up.
+/// Returns whether the file transfers units that are small enough for the image in it.
+pub(super) fn is_fit(file: &FileDisk, header: &Header) -> bool {
+    header.geometry.subcluster() >= file.unit()
+}
+
+/// Opens the image in `file`, and its backing images. Nothing of them is read from the host's cache as it was
+/// before. With `locks`, each backing image is locked before it is read, and the locks are returned. A
+/// writable image is prepared: repaired if that is necessary, and without the features that its writer must
+/// keep up.
 pub(super) fn chain(
     path: &Path,
     file: &Arc<FileDisk>,
     options: &Options,
+    locks: bool,
     decoder: &Arc<Decoder>,
-) -> io::Result<(Chain, Vec<File>)> {
+) -> io::Result<(Chain, Vec<ImageLock>)> {
     let due = Arc::new(AtomicBool::new(false));
+    file.drop_cache();
     if !options.read_only {
         prepare(path, file)?;
     }
-    let (layers, files, seen) = (Vec::new(), Vec::new(), Vec::new());
-    let mut opening = Opening { options, layers, files, seen, l1_bytes: 0 };
+    let (layers, seen) = (Vec::new(), Vec::new());
+    let mut opening = Opening { options, layers, locks: locks.then(Vec::new), seen, l1_bytes: 0 };
     let mut backing = opening.image(file.clone(), !options.read_only)?;
     let mut path = path.to_owned();
     while let Some(under) = backing {
         let name = String::from_utf8_lossy(&under.name).into_owned();
         (path, backing) = opening.backing(&path, &under).map_err(|error| BackingError::said(&name, error))?;
     }
-    let Opening { layers, files, .. } = opening;
+    let Opening { layers, locks, .. } = opening;
     let tables: Vec<_> = layers.iter().filter_map(OpenedLayer::tables).collect();
     let mut cache_sizes = cache_sizes(options.cache_size, &tables).into_iter();
     let layers = layers.into_iter().map(|layer| match layer {
         OpenedLayer::Raw(raw) => Layer::Raw(raw),
         OpenedLayer::Qcow2(image) => Layer::Qcow2(image.layer(cache_sizes.next().unwrap_or(0), &due)),
     });
-    Ok((Chain { layers: layers.collect(), due, decoder: decoder.clone() }, files))
+    Ok((Chain { layers: layers.collect(), due, decoder: decoder.clone() }, locks.unwrap_or_default()))
 }
 
 /// Repairs an image that was not closed, and gives up features that this program does not keep up.
@@ -167,8 +181,8 @@ fn prepare(path: &Path, file: &FileDisk) -> io::Result<()> {
 struct Opening<'a> {
     options: &'a Options,
     layers: Vec<OpenedLayer>,
-    /// The backing files.
-    files: Vec<File>,
+    /// The locks of the backing images. `None`: they are not locked.
+    locks: Option<Vec<ImageLock>>,
     /// The device and the inode of each file.
     seen: Vec<(u64, u64)>,
     /// The bytes of the L1 tables so far.
@@ -180,6 +194,9 @@ impl Opening<'_> {
     fn image(&mut self, file: Arc<FileDisk>, writable: bool) -> io::Result<Option<Backing>> {
         self.check_loop(&file)?;
         let (header, first) = header(&file)?;
+        if !is_fit(&file, &header) {
+            return Err(io::Error::other("its clusters have just become smaller: try again"));
+        }
         let first = if writable { first } else { Vec::new() };
         self.l1_bytes += header.l1.entries * 8;
         if self.l1_bytes > L1_BYTES_MAX {
@@ -221,20 +238,37 @@ impl Opening<'_> {
         let options = Options { read_only: true, merge: false, ..*self.options };
         match format {
             BackingFormat::Raw => {
-                let file = FileDisk::open_image(Source::Path(&path), &options).map_err(io::Error::other)?;
+                let open = || FileDisk::open_image(Source::Path(&path), &options).map_err(io::Error::other);
+                let file = self.take(open)?;
                 self.check_loop(&file)?;
-                self.files.push(file.os_file().try_clone()?);
                 let size = file.bytes()?.next_multiple_of(SECTOR);
                 self.layers.push(OpenedLayer::Raw(Box::new(RawLayer { file, size })));
                 Ok((path, None))
             }
             BackingFormat::Qcow2 => {
-                let (file, _) = open_file(Source::Path(&path), &options)?;
-                self.files.push(file.os_file().try_clone()?);
+                let file = self.take(|| open_file(Source::Path(&path), &options).map(|(file, _)| file))?;
                 let backing = self.image(Arc::new(file), false)?;
                 Ok((path, backing))
             }
         }
+    }
+
+    /// Opens a backing image and locks it. Drops what was read of it before.
+    fn take(&mut self, open: impl Fn() -> io::Result<FileDisk>) -> io::Result<FileDisk> {
+        for _ in 0..REPLACED_MAX {
+            let file = open()?;
+            if let Some(locks) = &mut self.locks {
+                let lock = ImageLock::wait_for(file.os_file(), true);
+                locks.push(lock.map_err(|error| io::Error::other(CannotBeLocked(error)))?);
+            }
+            // Another file may have got its name before it was locked.
+            if !file.is_replaced() {
+                file.drop_cache();
+                return Ok(file);
+            }
+            self.locks.as_mut().and_then(Vec::pop);
+        }
+        Err(io::Error::other("it is replaced by other files all the time"))
     }
 
     /// Checks that no other image of the chain is in this file.

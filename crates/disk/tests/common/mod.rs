@@ -101,7 +101,7 @@ impl<'a> Worker<'a> {
         let mut engine = Engine::open(kind, depth).unwrap();
         let attached = disk.attach(&mut engine).unwrap_or_else(|_| {
             // A qcow2 image is open from a reload on, which follows the lock.
-            disk.reload().unwrap();
+            disk.reload(false).unwrap();
             disk.attach(&mut engine).unwrap()
         });
         static QUEUES: AtomicU16 = AtomicU16::new(0);

@@ -98,7 +98,7 @@ pub(crate) fn requests(memory: &Arc<View>, [path, below]: [&Path; 2], input: &[u
     let options = Options { cache: Cache::Writeback, cache_size, ..Options::default() };
     let mut seen = Seen::default();
     let Ok(disk) = Qcow2Disk::open(crate::image_file::Source::Path(path), &options) else { return seen };
-    if disk.reload().is_err() {
+    if disk.reload(false).is_err() {
         return seen;
     }
     seen.is_opened = true;
@@ -197,7 +197,7 @@ impl HostileDisk<'_> {
                 _ => {
                     self.drain();
                     drop(self.disk.write_back());
-                    if self.disk.reload().is_err() {
+                    if self.disk.reload(false).is_err() {
                         self.queues.clear();
                         return;
                     }

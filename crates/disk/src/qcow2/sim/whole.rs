@@ -107,7 +107,7 @@ impl Whole {
         });
         let options = Options { cache: Cache::Writeback, ..Options::default() };
         let disk = Qcow2Disk::open(crate::image_file::Source::Path(&path), &options).unwrap();
-        disk.reload().unwrap();
+        disk.reload(false).unwrap();
         // Opening may have changed the header.
         let image = Image::new(fs::read(&path).unwrap(), false);
         let file = File::options().read(true).write(true).open(&path).unwrap();

@@ -74,6 +74,11 @@ impl FreeSpace {
         true
     }
 
+    /// Notes that there is room behind the end again.
+    pub(super) fn loosen(&mut self) {
+        self.is_tight = false;
+    }
+
     pub(super) fn is_tight(&self) -> bool {
         self.is_tight
     }

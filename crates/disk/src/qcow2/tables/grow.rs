@@ -70,6 +70,19 @@ impl Tables {
         Ok(Growing { size, entries, stage: Stage::Moving })
     }
 
+    /// Notes that the block device under the image has so many bytes. Requests that found no room try again.
+    pub(crate) fn device_has(&mut self, bytes: u64) {
+        if self.options.device_bytes.is_none_or(|before| before >= bytes) {
+            return;
+        }
+        self.options.device_bytes = Some(bytes);
+        self.bound = self.bound.max(bytes.div_ceil(self.geometry.cluster()));
+        self.free_space.loosen();
+        self.reserve.retry();
+        self.retry_chunk();
+        self.progress();
+    }
+
     /// Returns the result of growing, after [`grow`](Self::grow).
     pub(crate) fn grown(&self) -> Option<Result<u64, Errno>> {
         self.grown

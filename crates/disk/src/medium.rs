@@ -1,0 +1,193 @@
+//! The medium of a device: a disk that the device takes and gives up.
+//!
+//! Between two guests a disk belongs to no device. Another program, or another host, may write to it, replace
+//! it or make it anew. So nothing that was known of it before holds when the next guest starts.
+//!
+//! # Taking
+//! [`Medium::take`] does this, in this order, when the first ring starts:
+//! 1. It opens the file that the path names now, if that is another one.
+//! 2. It locks the image.
+//! 3. It compares the file with the path again, because another file may have got the name before the lock.
+//! 4. It drops the host's cache of the image and reads its size and tables. It does the same with each image
+//!    under it, and locks that one first.
+//!
+//! # Giving up
+//! [`Medium::give_up`] writes everything back and unlocks the images, when the last ring has stopped. If the
+//! write-back fails, the disk is not given up. The locks stay, so no other program reads data that lack
+//! writes of the guest. The guest's next flush has to fail, which is the device's duty. A later call tries
+//! again.
+
+use crate::lock::{ImageLock, LockError, REPLACED_MAX};
+use crate::{Disk, Error, Resized};
+use kickless_io::Waker;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+/// The disk of one device, which takes it for each guest and gives it up afterwards.
+///
+/// Any thread may make any call. Calls that take, give up or look at the disk wait for one another, and can
+/// wait for the file system or a server.
+#[derive(Debug)]
+pub struct Medium {
+    /// Replaced only while the disk is not taken.
+    disk: RwLock<Arc<Disk>>,
+    /// Lock the image while it is taken.
+    locks: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Others may use the disk.
+    Free,
+    /// The device uses the disk. `None`: there is no image to lock.
+    Taken(#[expect(dead_code, reason = "it unlocks the image when it is dropped")] Option<ImageLock>),
+}
+
+/// The reason why a device cannot take its disk. Nothing is locked then.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeError {
+    /// Another process, host or device has the lock.
+    #[error("the image cannot be locked: {0}")]
+    Lock(#[from] LockError),
+    /// The file that the path names now cannot be used.
+    #[error(transparent)]
+    Replacement(#[from] Error),
+    /// The disk, or an image under it, cannot be used.
+    #[error("the image cannot be used: {0}")]
+    Reload(#[source] io::Error),
+    /// The path names another file each time.
+    #[error("the image is replaced by other files all the time")]
+    Replaced,
+}
+
+impl Medium {
+    /// Makes a medium of a disk that is not taken. `locks`: lock the image while it is.
+    pub fn new(disk: Disk, locks: bool) -> Self {
+        Self { disk: RwLock::new(Arc::new(disk)), locks, state: Mutex::new(State::Free) }
+    }
+
+    /// Returns the disk. A caller that keeps it beyond the present guest has the disk of that guest.
+    pub fn disk(&self) -> Arc<Disk> {
+        self.disk.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the disk, if it is not taken.
+    ///
+    /// # Errors
+    /// Another device has the disk, or it cannot be used.
+    pub fn take(&self) -> Result<(), TakeError> {
+        let mut state = self.state();
+        if matches!(*state, State::Taken(_)) {
+            return Ok(());
+        }
+        for _ in 0..REPLACED_MAX {
+            self.replace()?;
+            let disk = self.disk();
+            let lock = match disk.file().filter(|_| self.locks) {
+                Some(file) => Some(ImageLock::wait_for(file, disk.limits().read_only)?),
+                None => None,
+            };
+            if self.replace()? {
+                continue;
+            }
+            if self.locks {
+                disk.acquire_own_lock()?;
+            }
+            if let Err(error) = disk.reload(self.locks) {
+                disk.release_own_lock();
+                return Err(TakeError::Reload(error));
+            }
+            *state = State::Taken(lock);
+            return Ok(());
+        }
+        Err(TakeError::Replaced)
+    }
+
+    /// Gives the disk up, if it is taken.
+    ///
+    /// # Errors
+    /// Some data could not be written. The disk stays taken, and can be used as before.
+    pub fn give_up(&self) -> io::Result<()> {
+        let mut state = self.state();
+        if let State::Taken(_) = *state {
+            let disk = self.disk();
+            disk.write_back()?;
+            disk.release_own_lock();
+            *state = State::Free;
+        }
+        Ok(())
+    }
+
+    /// Looks at the disk for a front-end that reads its size and features before its guest starts. Does
+    /// nothing if the disk is taken.
+    ///
+    /// # Errors
+    /// The disk cannot be used now. Another program may be making it.
+    pub fn look(&self) -> io::Result<()> {
+        match *self.state() {
+            State::Taken(_) => Ok(()),
+            State::Free => {
+                self.replace().map_err(io::Error::other)?;
+                self.disk().look()
+            }
+        }
+    }
+
+    /// Reads the size of the medium. Makes the disk grow to `size_min` bytes if it is smaller, unless others
+    /// may use it.
+    ///
+    /// # Errors
+    /// The size cannot be read, or the disk cannot grow.
+    pub fn refresh(&self, size_min: u64) -> io::Result<Resized> {
+        if matches!(*self.state(), State::Free) {
+            let from = self.disk().size();
+            self.look()?;
+            let to = self.disk().size();
+            return Ok(if to > from { Resized::Grown { from, to } } else { Resized::Same });
+        }
+        // The state is not locked, because a guest that ends does not wait for this. A disk that is given up
+        // meanwhile does not grow.
+        let disk = self.disk();
+        if disk.is_replaced() {
+            tracing::warn!(
+                "the path of the image names another file now: the guest goes on with the one that it has, and the next \
+                 guest gets the other"
+            );
+        }
+        let resized = disk.refresh_size()?;
+        if size_min > disk.size() {
+            return disk.grow(size_min).map(|grown| match (resized, grown) {
+                (Resized::Grown { from, .. }, Resized::Grown { to, .. }) => Resized::Grown { from, to },
+                (Resized::Same, grown) => grown,
+                (resized, _) => resized,
+            });
+        }
+        Ok(resized)
+    }
+
+    /// Opens the file that the path names now, if that is another one. Returns whether it is.
+    fn replace(&self) -> Result<bool, Error> {
+        let replacement = self.disk().replacement()?;
+        let is_other = replacement.is_some();
+        if let Some(disk) = replacement {
+            tracing::info!(
+                from = self.disk().size(),
+                to = disk.size(),
+                "the image was replaced by another one, which is used from now on"
+            );
+            *self.disk.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(disk);
+        }
+        Ok(is_other)
+    }
+
+    /// Returns a waker that is signalled when the size may have changed. `None`: this kind does not report
+    /// changes.
+    pub fn resized(&self) -> Option<Waker> {
+        self.disk().resized().cloned()
+    }
+}
