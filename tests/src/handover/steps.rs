@@ -7,9 +7,10 @@ use kickless_testing::Random;
 
 use crate::handover::Case;
 use crate::handover::guest::Ask;
-use crate::handover::life::{SECTORS, World};
+use crate::handover::life::Stopped;
 use crate::handover::oracle::SECTOR;
 use crate::handover::store::Store;
+use crate::handover::world::{SECTORS, World};
 
 /// Bytes for all images. They, their snapshots and what kills leak fit.
 const SPACE: u64 = 32 << 20;
@@ -148,7 +149,7 @@ impl World {
     /// Stops the rings for a while.
     fn pause(&mut self) -> Result<()> {
         self.maybe_submit()?;
-        if self.stop()? == super::life::Stopped::Kept {
+        if self.stop()? == Stopped::Kept {
             return Ok(());
         }
         if self.random.one_in(4) {

@@ -11,9 +11,9 @@ use kickless_disk::lock::ImageLock;
 
 use crate::frontend::LIMIT;
 use crate::handover::guest::Guest;
-use crate::handover::life::{SECTORS, World};
 use crate::handover::oracle::SECTOR;
 use crate::handover::store::{LAYERS, Store};
+use crate::handover::world::{SECTORS, World};
 use crate::handover::{Case, Format, Medium};
 
 /// Snapshots that an image has at most.
