@@ -102,7 +102,7 @@ impl World {
     }
 
     fn size(&mut self) -> usize {
-        let sectors = self.random.from(SECTORS as u64..SECTORS as u64 + 1);
+        let sectors = self.random.from(SECTORS as u64 / 4..SECTORS as u64 + 1);
         sectors.next_multiple_of(STEP) as usize
     }
 
