@@ -20,8 +20,8 @@ use crate::handover::{Case, Format, Medium};
 const SNAPSHOTS_MAX: u64 = 3;
 /// Images that a chain has at most.
 const LAYERS_MAX: usize = 5;
-/// Sizes are multiples of so many sectors.
-const STEP: u64 = 8;
+/// The size of a raw disk is a multiple of so many sectors.
+const STEP: usize = 8;
 
 /// Makes the images of a disk of zeroes, and returns their names, the topmost first.
 ///
@@ -101,9 +101,15 @@ impl World {
         self.sync(host)
     }
 
+    /// Returns a new size in sectors.
     fn size(&mut self) -> usize {
+        let step = match self.case.format {
+            Format::Raw => STEP,
+            // QEMU keeps what is behind the end in the last cluster, and shows it when the image grows again.
+            Format::Qcow2 { cluster, .. } => STEP.max(cluster as usize / SECTOR),
+        };
         let sectors = self.random.from(SECTORS as u64 / 4..SECTORS as u64 + 1);
-        sectors.next_multiple_of(STEP) as usize
+        (sectors as usize).next_multiple_of(step)
     }
 
     /// Writes to a raw disk, or changes its size.
