@@ -37,7 +37,7 @@ enum Effect {
     Change(Change),
     /// A change that the disk may leave undone.
     Hint(Change),
-    Read(usize, Vec<Vec<Stamp>>),
+    Read(Range<usize>, Vec<Vec<Stamp>>),
     Flush(u64),
 }
 
@@ -147,7 +147,7 @@ impl Guest {
             }
             Ask::Read(sectors) => {
                 let request = Request::read(sectors.start as u64, sectors.len() * SECTOR);
-                (request, Effect::Read(sectors.start, oracle.readable(sectors)))
+                (request, Effect::Read(sectors.clone(), oracle.readable(sectors)))
             }
             Ask::Flush => (Request::flush(), Effect::Flush(oracle.now())),
         };
@@ -179,7 +179,12 @@ impl Guest {
         match &pending.effect {
             Effect::Change(change) => oracle.end(change, is_ok, self.is_durable),
             Effect::Hint(change) => oracle.end(change, false, false),
-            Effect::Read(first, readable) if is_ok => oracle.compare(*first, readable, &outcome.data)?,
+            Effect::Read(sectors, readable) if is_ok => {
+                // Something may have been lost meanwhile. Older values are possible again then.
+                let now = oracle.readable(sectors.clone());
+                let either = readable.iter().zip(now).map(|(before, now)| [&before[..], &now].concat());
+                oracle.compare(sectors.start, &either.collect::<Vec<_>>(), &outcome.data)?;
+            }
             Effect::Read(..) => {}
             Effect::Flush(began) if is_ok => oracle.flushed(*began),
             Effect::Flush(_) => oracle.lost(),

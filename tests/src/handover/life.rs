@@ -83,6 +83,11 @@ impl World {
         let must_lock = self.store.nbd().is_none();
         ensure!(!(must_lock && self.store.is_free(at)?), "a daemon gives up a disk that is not written back");
         self.hosts[at].keeps = true;
+        if self.random.one_in(4) {
+            self.terminate(at)?;
+            self.restart(at)?;
+            return self.reconnect_or_abandon();
+        }
         self.untold = self.untold.map(|_| [false; QUEUES as usize]);
         let daemon = self.hosts[at].daemon()?;
         let guest = self.guest.as_mut().context("no guest")?;
@@ -99,6 +104,8 @@ impl World {
         let guest = self.guest.as_mut().context("no guest")?;
         let answered = guest.wait(0, &mut self.oracle)?.context("no flush")?;
         ensure!(!answered.is_ok, "a flush succeeds after a failed write-back");
+        // The kernel does not try again, but the server takes later writes.
+        self.hosts[at].keeps = must_lock;
         self.check(answered)
     }
 
