@@ -1,7 +1,7 @@
 //! Talks to an NBD server that sends any bytes, in the handshake and in replies.
 #![no_main]
 
-use kickless_disk::nbd_fuzzing::{handshake, replies};
+use kickless_disk::nbd_fuzzing::{handshake, handshake_with_infos, replies};
 use libfuzzer_sys::fuzz_target;
 
 /// The greeting of a server that supports options.
@@ -12,6 +12,7 @@ fuzz_target!(|input: &[u8]| {
         [0, said @ ..] => {
             handshake(said);
             handshake(&[BEGINNING, said].concat());
+            handshake_with_infos(said);
         }
         [how, script @ ..] => {
             // The result must not depend on the division of the stream into pieces.

@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, Result};
 use kickless_blk::Blk;
-use kickless_device::{Clock, Context, Executor, QueueTask, Stopped, TaskHandle, Update};
+use kickless_device::{Clock, Context, Executor, Leave, QueueTask, Stopped, TaskHandle, Update};
 use kickless_disk::{Disk as Backing, DiskSpec};
 use kickless_driver::{Disk, Options};
 use kickless_io::{Engine, EngineKind, Waker};
@@ -39,9 +39,9 @@ impl TaskHandle for DetachedHandle {
         receiver
     }
 
-    fn stop(&self) -> Receiver<Stopped> {
+    fn stop_leaving(&self, _: Leave) -> Receiver<Stopped> {
         let (done, receiver) = channel();
-        let _ = done.send(Stopped { next_avail: 0, has_work: false, unpublished: Vec::new() });
+        let _ = done.send(Stopped { next_avail: 0, has_work: false, left: 0, unpublished: Vec::new() });
         receiver
     }
 }

@@ -277,7 +277,7 @@ fn requests_not_negotiated_are_refused() {
     let log = || LogBase::Shared { mmap_size: 4096, mmap_offset: 0, fd: Some(file()) };
     let state = DeviceState { direction: TransferDirection::Save, phase: TransferPhase::Stopped };
     let region = Ram::new(1 << 40, 4096).unwrap().region();
-    let cases: [(Message, Answer, &str); 9] = [
+    let cases: [(Message, Answer, &str); 10] = [
         (Message::GetInflightFd(inflight), Answer::Refused, "INFLIGHT_SHMFD"),
         (Message::SetInflightFd(inflight, file()), Answer::Refused, "INFLIGHT_SHMFD"),
         (Message::AddMemReg(region, file()), Answer::Refused, "CONFIGURE_MEM_SLOTS"),
@@ -287,6 +287,7 @@ fn requests_not_negotiated_are_refused() {
         (Message::CheckDeviceState, Answer::Refused, "DEVICE_STATE"),
         (Message::SetLogBase(log()), Answer::Refused, "LOG_SHMFD"),
         (Message::ResetDevice, Answer::Refused, "RESET_DEVICE"),
+        (Message::GetVringBaseSkipDrain { index: 0 }, Answer::Dropped, "GET_VRING_BASE_SKIP_DRAIN"),
     ];
     let served = Served::start("io_uring", &[]).unwrap();
     for (message, expected, feature) in cases {
@@ -347,7 +348,7 @@ fn wrong_bytes() -> Vec<Raw> {
         // Requests that do not exist.
         unknown(0, &["unknown request 0"]),
         unknown(999, &["unknown request 999"]),
-        unanswered(unknown(45, &["unknown request 45"])),
+        unanswered(unknown(46, &["unknown request 46"])),
         // Headers.
         with_flags(0, &["version 0"]),
         with_flags(2, &["version 2"]),

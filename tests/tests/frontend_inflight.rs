@@ -30,6 +30,7 @@ with_each_engine! {
     a_stop_completes_requests_in_flight
     requests_run_again_behind_a_viommu
     a_buffer_serves_many_runs_of_a_ring
+    a_slow_disk_delays_no_hand_over
 }
 
 /// The slow disk holds requests from this sector on for longer than any test takes.
@@ -306,6 +307,43 @@ fn requests_run_again_behind_a_viommu(engine: &str) {
         // killed in between, only the second is in this log.
         assert_eq!(left.last(), Some(&true), "{log:#?}");
         assert_eq!(left.len(), if killed { 1 } else { 2 }, "{log:#?}");
+    }
+}
+
+/// A front-end that takes the buffer along does not wait for a disk that is slow: what it has in flight is
+/// cancelled, and the destination does it.
+fn a_slow_disk_delays_no_hand_over(engine: &str) {
+    let protocol = ProtocolFeatures::GET_VRING_BASE_INFLIGHT;
+    for shape in shapes().map(|shape| Shape { protocol, ..shape }) {
+        let image = Image::new(engine);
+        let source = Daemon::start(&image.config(true)).unwrap();
+        let (mut machine, kept, _places) = start_half_done(&source, &shape);
+        for queue in &mut machine.queues {
+            machine.frontend.enable(queue, false).unwrap();
+            machine.frontend.stop(queue).unwrap();
+            assert_eq!(queue.take_used().unwrap(), None, "{shape:?}");
+        }
+        for nth in (0..COUNT).step_by(2) {
+            assert!(image.read(sector(0, nth)) != data(0, nth), "{shape:?}: nothing was cancelled");
+        }
+        let destination = Daemon::start(&image.config(false)).unwrap();
+        drop(machine.move_to(destination.socket()).unwrap());
+        machine.frontend.set_inflight(&kept.copy().unwrap()).unwrap();
+        machine.resume().unwrap();
+        for queue in 0..shape.queues {
+            wait(&mut machine, queue, COUNT / 2);
+            assert_eq!(machine.queues[usize::from(queue)].in_flight(), 0);
+            for nth in 0..COUNT {
+                assert!(image.read(sector(queue, nth)) == data(queue, nth), "{shape:?}: {queue} {nth}");
+            }
+        }
+        machine.write(0, 8, &pattern(1, LEN)).unwrap();
+        machine.stop().unwrap();
+        let (status, log) = source.stop().unwrap();
+        assert_eq!(status.code(), Some(0));
+        let left = log.iter().filter(|line| line.contains("unfinished requests are left")).count();
+        assert_eq!(left, usize::from(shape.queues), "{log:#?}");
+        assert!(!log.iter().any(|line| line.contains(" ERROR ") || line.contains("failed")), "{log:#?}");
     }
 }
 

@@ -6,6 +6,7 @@
 use std::time::Instant;
 
 use kickless_spec::features::Features;
+use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_tests::daemon::{CardConfig, Daemon, DaemonConfig, card_counter};
 use kickless_tests::driver::Queue;
 use kickless_tests::driver::memory::Ram;
@@ -461,6 +462,18 @@ fn no_head_is_used_twice_over_kills() {
     assert!(card.rings[RECEIVE].queue.in_flight() <= usize::from(card.rings[RECEIVE].queue.size()));
     assert_eq!(card.rings[TRANSMIT].queue.in_flight(), 0);
     drop(card);
+    end(daemon, "");
+}
+
+/// A card's queues leave no requests, so it does not offer what lets disks do so.
+#[test]
+fn a_card_leaves_no_requests() {
+    let daemon = idle();
+    let mut frontend = Frontend::connect(daemon.socket()).unwrap();
+    let offered = frontend.number(&Message::GetProtocolFeatures).unwrap();
+    let leaves = ProtocolFeatures::GET_VRING_BASE_INFLIGHT | ProtocolFeatures::GET_VRING_BASE_SKIP_DRAIN;
+    assert!(!ProtocolFeatures::from_bits_retain(offered).intersects(leaves));
+    drop(frontend);
     end(daemon, "");
 }
 

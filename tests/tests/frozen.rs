@@ -6,10 +6,11 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
+use kickless_spec::vhost_user::{FrontendRequest, ProtocolFeatures, inflight_head_len};
 use kickless_testing::FileSystem;
 use kickless_testing::pattern;
 use kickless_tests::daemon::Daemon;
@@ -18,12 +19,14 @@ use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::frontend::{Answer, LIMIT};
 use kickless_tests::guest::image_dir;
 use kickless_tests::with_each_engine;
+use kickless_vhost_user::FrontendMessage as Message;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
 with_each_engine! {
     other_disks_work_while_one_hangs
     sigterm_stops_other_disks_while_one_hangs
+    a_stop_waits_for_what_the_kernel_has
 }
 
 const BYTES: u64 = 16 << 20;
@@ -130,6 +133,49 @@ fn other_disks_work_while_one_hangs(engine: &str) {
         machine.stop().unwrap();
     }
     drop(hung);
+    let (status, log) = daemon.stop().unwrap();
+    assert_eq!(status.code(), Some(0), "{log:#?}");
+}
+
+/// A front-end that takes the in-flight buffer along still waits for what the kernel has, because that could
+/// land after newer writes. What the kernel does not have is left.
+fn a_stop_waits_for_what_the_kernel_has(engine: &str) {
+    let Rig { daemon, _images, file_system } = match start(engine) {
+        Ok(rig) => rig,
+        Err(why) => return println!("SKIPPED: no file system can be frozen here: {why}"),
+    };
+    let protocol = ProtocolFeatures::GET_VRING_BASE_INFLIGHT;
+    let shape = Shape { size: 1024, indirect: true, returns: true, protocol, ..Shape::default() };
+    let mut machine = Machine::prepare(&daemon.socket_of("hung1"), &shape).unwrap();
+    let kept = machine.get_and_set_inflight().unwrap();
+    machine.resume().unwrap();
+    let frozen = file_system.freeze().unwrap();
+    let request = Request::write(0, &pattern(7, 4096));
+    (0..HUNG).for_each(|_| machine.submit(0, &request).unwrap());
+    let deadline = Instant::now() + LIMIT;
+    let mut entry = [0; 1];
+    while entry[0] == 0 {
+        assert!(Instant::now() < deadline, "nothing is in flight");
+        kept.file().unwrap().read_exact_at(&mut entry, inflight_head_len(false) as u64).unwrap();
+    }
+    machine.frontend.send(&Message::GetVringBase { index: 0 }).unwrap();
+    let code = FrontendRequest::GetVringBase;
+    assert!(!machine.frontend.replies_within(code, Duration::from_millis(500)).unwrap());
+    drop(frozen);
+    assert!(machine.frontend.replies_within(code, LIMIT).unwrap());
+    let mut answered = 0;
+    while machine.queues[0].take_used().unwrap().is_some() {
+        answered += 1;
+    }
+    assert!(answered > 0 && answered < HUNG, "{answered}");
+    machine.frontend.set_inflight(&kept.copy().unwrap()).unwrap();
+    machine.resume().unwrap();
+    for _ in answered..HUNG {
+        machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
+    }
+    machine.stop().unwrap();
+    assert_eq!(machine.queues[0].in_flight(), 0);
+    drop(machine);
     let (status, log) = daemon.stop().unwrap();
     assert_eq!(status.code(), Some(0), "{log:#?}");
 }

@@ -8,10 +8,12 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::process::Command;
 
+use kickless_testing::LoopDevice;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::guest::qemu::{Boot, DiskConfig, Guest, GuestConfig, LIMIT};
 use kickless_tests::guest::scratch::{Scratch, numbers};
 use kickless_tests::guest::{Assets, image_dir, make_image, sha256};
+use kickless_tests::qcow2::serve;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 /// Returns the arguments of a daemon that always polls. All such daemons share one CPU, because the
@@ -156,6 +158,41 @@ fn seabios_boots_from_the_disk() {
         }
     }
     println!("SeaBIOS read the boot sector and the boot sector read the next one");
+}
+
+/// The image counts in sectors of 512 bytes, and the device has 4096. A guest that sees these does not find
+/// the second sector.
+#[test]
+fn seabios_boots_from_a_device_with_larger_sectors() {
+    if Program::from_environment() != Program::Kickless {
+        println!("SKIPPED: the storage daemon has other options");
+        return;
+    }
+    const MESSAGE: &str = "second sector, read through the BIOS";
+    let mut image = tempfile::NamedTempFile::new().unwrap();
+    image.write_all(&fs::read(Assets::get().unwrap().boot_sector()).unwrap()).unwrap();
+    image.write_all(MESSAGE.as_bytes()).unwrap();
+    image.as_file().set_len(4 << 20).unwrap();
+    let device = match LoopDevice::new(image, &["--sector-size=4096"]) {
+        Ok(device) => device,
+        Err(why) => return println!("SKIPPED: no loop device: {why}"),
+    };
+    for block_size in [None, Some(4096)] {
+        let arguments = block_size.map(|bytes: u32| format!("--logical-block-size={bytes}"));
+        let arguments = arguments.into_iter().collect();
+        let (daemon, disk) = serve(&DaemonConfig { arguments, ..DaemonConfig::new(device.path()) }).unwrap();
+        assert_eq!(disk.block_size().unwrap(), block_size.unwrap_or(512));
+        disk.close();
+        drop(disk);
+        if block_size.is_none() {
+            let disk = DiskConfig::new(daemon.socket(), "num-queues=1");
+            let guest =
+                Guest::start(&GuestConfig { boot: Boot::Bios, ..GuestConfig::new("", vec![disk]) }).unwrap();
+            for text in ["boot sector running", MESSAGE] {
+                guest.console().wait_for(text, LIMIT, |line| line.contains(text).then_some(())).unwrap();
+            }
+        }
+    }
 }
 
 /// Creates a FAT filesystem without a partition table, in which OVMF looks for its boot program.

@@ -11,6 +11,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use kickless_spec::blk;
+use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_testing::pattern;
 use kickless_tests::daemon::{Daemon, DaemonConfig, kickless_binary};
 use kickless_tests::driver::request::Request;
@@ -199,30 +200,170 @@ fn an_nbd_server_that_goes_away() {
     stopping.resume();
     assert_eq!(machine.status(0, &write()).unwrap(), blk::S_OK);
     assert_eq!(machine.status(1, &flush).unwrap(), blk::S_IOERR, "the guest must learn of the lost write");
+    machine.submit(0, &flush).unwrap();
+    assert_eq!(machine.status(0, &flush).unwrap(), blk::S_IOERR, "each queue reports it");
     assert_eq!(machine.read(0, FULL, LEN).unwrap(), pattern(1, LEN));
     machine.stop().unwrap();
 }
 
-/// The rings stop at once. The requests wait in the buffer, and are done when the rings start again.
+/// Stops all rings of a machine, as QEMU does: it disables each before it asks for its base.
+fn disable_and_stop(machine: &mut Machine, suspends: bool) {
+    for queue in &mut machine.queues {
+        machine.frontend.enable(queue, false).unwrap();
+        if suspends {
+            machine.frontend.suspend(queue).unwrap();
+        } else {
+            machine.frontend.stop(queue).unwrap();
+        }
+    }
+}
+
+/// Protocol features with which a front-end leaves requests by GET_VRING_BASE, and by a message of its own.
+const LEAVES: ProtocolFeatures = ProtocolFeatures::GET_VRING_BASE_INFLIGHT;
+const CHOOSES: ProtocolFeatures = LEAVES.union(ProtocolFeatures::GET_VRING_BASE_SKIP_DRAIN);
+
+/// A machine that is stopped and saved does not take the buffer along. Whoever loads it begins a new one. So
+/// each request has its answer before the ring has stopped, even if nothing is logged.
 #[test]
-fn a_stop_with_an_inflight_buffer() {
-    for shape in shapes() {
+fn a_machine_that_is_stopped_and_saved() {
+    for (shape, protocol, disables) in [
+        (SHAPE, ProtocolFeatures::empty(), false),
+        (SHAPE, ProtocolFeatures::empty(), true),
+        (Shape { packed: true, ..SHAPE }, ProtocolFeatures::empty(), true),
+        // The front-end can leave requests, and chooses not to.
+        (SHAPE, CHOOSES, true),
+        (Shape { packed: true, ..SHAPE }, CHOOSES, false),
+        (Shape { packed: true, ..SHAPE }, CHOOSES, true),
+    ] {
+        let dir = image_dir().unwrap();
+        let path = image(dir.path());
+        let (source, destination) =
+            (Stopping::start(full(&path, "")), Stopping::start_with(DaemonConfig::new(&path)));
+        let mut machine = Machine::prepare(source.daemon.socket(), &Shape { protocol, ..shape }).unwrap();
+        let _lost = machine.get_and_set_inflight().unwrap();
+        machine.resume().unwrap();
+        machine.write(0, 64, &pattern(2, LEN)).unwrap();
+        machine.submit(0, &write()).unwrap();
+        source.wait_for("stopped");
+        match disables {
+            true => disable_and_stop(&mut machine, false),
+            false => machine.stop().unwrap(),
+        }
+        assert_eq!(machine.status(0, &write()).unwrap(), blk::S_IOERR, "{shape:?} {protocol:?}");
+        drop(machine.move_to(destination.daemon.socket()).unwrap());
+        let _new = machine.get_and_set_inflight().unwrap();
+        machine.resume().unwrap();
+        assert_eq!(machine.queues[0].take_used().unwrap(), None, "a second answer");
+        assert_eq!(machine.read(0, 64, LEN).unwrap(), pattern(2, LEN));
+        machine.submit(0, &write()).unwrap();
+        assert_eq!(machine.status(0, &write()).unwrap(), blk::S_OK);
+        machine.stop().unwrap();
+    }
+}
+
+/// A front-end that takes the buffer along gets the ring at once. The destination does the requests, once.
+#[test]
+fn a_machine_that_takes_its_requests_along() {
+    for (shape, protocol, is_logged) in [
+        (SHAPE, LEAVES, false),
+        (SHAPE, CHOOSES, true),
+        (Shape { packed: true, ..SHAPE }, LEAVES, true),
+        (Shape { packed: true, ..SHAPE }, CHOOSES, false),
+    ] {
+        let dir = image_dir().unwrap();
+        let path = image(dir.path());
+        let (source, destination) =
+            (Stopping::start(full(&path, "")), Stopping::start_with(DaemonConfig::new(&path)));
+        let shape = Shape { queues: 2, protocol, ..shape };
+        let mut machine = Machine::prepare(source.daemon.socket(), &shape).unwrap();
+        let kept = machine.get_and_set_inflight().unwrap();
+        machine.resume().unwrap();
+        machine.submit(0, &write()).unwrap();
+        source.wait_for("stopped");
+        if is_logged {
+            let bitmap = Bitmap::covering(&machine.ram).unwrap();
+            machine.frontend.set_log(&bitmap).unwrap();
+            machine.frontend.set_logging(true).unwrap();
+        }
+        // A request that is in the ring stays there.
+        let read = Request::read(FULL, LEN);
+        machine.submit(1, &read).unwrap();
+        disable_and_stop(&mut machine, protocol == CHOOSES);
+        assert_eq!(machine.queues[0].take_used().unwrap(), None, "{shape:?}");
+        source.wait_for("connected");
+        drop(machine.move_to(destination.daemon.socket()).unwrap());
+        machine.frontend.set_inflight(&kept.copy().unwrap()).unwrap();
+        machine.resume().unwrap();
+        assert_eq!(machine.status(0, &write()).unwrap(), blk::S_OK, "{shape:?}");
+        assert_eq!(machine.status(1, &read).unwrap(), blk::S_OK, "{shape:?}");
+        assert_eq!(machine.queues[0].take_used().unwrap(), None, "a second answer");
+        assert_eq!(machine.read(0, FULL, LEN).unwrap(), pattern(1, LEN));
+        machine.stop().unwrap();
+        let (status, log) = source.daemon.stop().unwrap();
+        assert_eq!(status.code(), Some(0));
+        assert!(!log.iter().any(|line| line.contains("a request failed")), "{log:#?}");
+    }
+}
+
+/// A machine that is paused and goes on in the same session, and one whose front-end connects again without
+/// having asked for a base: the buffer stays with the front-end.
+#[test]
+fn the_same_process_goes_on_from_the_buffer() {
+    for (shape, reconnects) in shapes().into_iter().flat_map(|shape| [(shape, false), (shape, true)]) {
         let dir = image_dir().unwrap();
         let stopping = Stopping::start(full(&image(dir.path()), "+nth=1"));
-        let mut machine = Machine::prepare(stopping.daemon.socket(), &shape).unwrap();
-        let _kept = machine.get_and_set_inflight().unwrap();
+        let protocol = if reconnects { ProtocolFeatures::empty() } else { LEAVES };
+        let mut machine = Machine::prepare(stopping.daemon.socket(), &Shape { protocol, ..shape }).unwrap();
+        let kept = machine.get_and_set_inflight().unwrap();
         machine.resume().unwrap();
         machine.submit(0, &write()).unwrap();
         stopping.wait_for("stopped");
-        machine.stop().unwrap();
+        match reconnects {
+            true => machine.reconnect(stopping.daemon.socket(), Some(&kept)).unwrap(),
+            false => machine.stop().unwrap(),
+        }
         assert_eq!(machine.queues[0].take_used().unwrap(), None, "{shape:?}");
-        stopping.wait_for("connected");
         machine.resume().unwrap();
         assert_eq!(machine.status(0, &write()).unwrap(), blk::S_OK, "{shape:?}");
         assert_eq!(machine.read(0, FULL, LEN).unwrap(), pattern(1, LEN));
         machine.stop().unwrap();
         let (status, _) = stopping.daemon.stop().unwrap();
         assert_eq!(status.code(), Some(0));
+    }
+}
+
+/// A ring does not need its server to stop, if its requests can be left. A flush is answered, because another
+/// process would not know that the server has lost writes.
+#[test]
+fn requests_to_a_server_that_is_away_are_left() {
+    // A disk that reports errors must not give up the requests before the ring stops.
+    for (on_error, seconds) in [("stop", 1), ("report", 5)] {
+        let dir = image_dir().unwrap();
+        let mut server = NbdServer::start(Kind::Qemu, &image(dir.path())).unwrap();
+        let arguments = vec![format!("--on-error={on_error}")];
+        let config = DaemonConfig { arguments, ..DaemonConfig::new(server.uri(seconds)) };
+        let daemon = Daemon::start(&config).unwrap();
+        // One ring goes on, so the device stays open.
+        let shape = Shape { queues: 3, returns: false, protocol: LEAVES, ..SHAPE };
+        let mut machine = Machine::prepare(daemon.socket(), &shape).unwrap();
+        let _kept = machine.get_and_set_inflight().unwrap();
+        machine.resume().unwrap();
+        machine.write(2, 0, &pattern(3, LEN)).unwrap();
+        server.kill().unwrap();
+        let flush = Request::flush();
+        machine.submit(0, &write()).unwrap();
+        machine.submit(1, &flush).unwrap();
+        for queue in [0, 1] {
+            machine.frontend.stop(&mut machine.queues[queue]).unwrap();
+        }
+        assert_eq!(machine.queues[0].take_used().unwrap(), None, "{on_error}");
+        assert_eq!(machine.status(1, &flush).unwrap(), blk::S_IOERR, "{on_error}");
+        server.restart().unwrap();
+        let is_back = |line: &str| line.contains("the NBD server is back").then_some(());
+        daemon.log().wait_for("the server", LIMIT, is_back).unwrap();
+        machine.frontend.start(&machine.queues[0]).unwrap();
+        assert_eq!(machine.status(0, &write()).unwrap(), blk::S_OK, "{on_error}");
+        assert_eq!(machine.read(0, FULL, LEN).unwrap(), pattern(1, LEN));
     }
 }
 

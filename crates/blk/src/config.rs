@@ -26,6 +26,17 @@ pub(crate) fn features(limits: &Limits) -> BlkFeatures {
     features
 }
 
+/// The choices that the disk does not make.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Choices {
+    /// The operator's: the bytes of a logical block that the driver sees, a power of two.
+    pub(crate) block_size: u32,
+    /// The driver's: a write may complete before it is durable.
+    pub(crate) writeback: bool,
+    /// The operator's: requests may give space back to the host.
+    pub(crate) discard: bool,
+}
+
 /// Returns the configuration space of a disk of this size in bytes.
 ///
 /// `seg_max` leaves room for the header and the status in a chain as long as the largest queue. The driver
@@ -34,28 +45,31 @@ pub(crate) fn space(
     (limits, size): (&Limits, u64),
     queues_max: u16,
     queue_size_max: u16,
-    writeback: bool,
+    choices: Choices,
 ) -> Config {
     let sectors = |of: Option<RangeLimits>| of.map_or(0, |of| of.sectors_max).into();
     let segments = |of: Option<RangeLimits>| of.map_or(0, |of| of.ranges_max).into();
     let alignment = |of: Option<RangeLimits>| of.map_or(0, |of| of.alignment).into();
+    // The disk counts in its own blocks, and the driver in those that it sees.
+    let physical = u64::from(limits.block_size) << limits.physical_block_exp;
+    let blocks = |own: u32| u64::from(own) * u64::from(limits.block_size) / u64::from(choices.block_size);
     Config {
         capacity: (size / blk::SECTOR_SIZE).into(),
         size_max: SIZE_MAX.into(),
         seg_max: u32::from(queue_size_max.min(CHAIN_MAX).saturating_sub(2).max(1)).into(),
-        blk_size: limits.block_size.into(),
-        physical_block_exp: limits.physical_block_exp,
-        alignment_offset: limits.alignment_offset,
-        min_io_size: limits.min_io_size.into(),
-        opt_io_size: limits.opt_io_size.into(),
-        writeback: writeback.into(),
+        blk_size: choices.block_size.into(),
+        physical_block_exp: (physical / u64::from(choices.block_size)).max(1).ilog2() as u8,
+        alignment_offset: blocks(limits.alignment_offset.into()).try_into().unwrap_or(0),
+        min_io_size: u16::try_from(blocks(limits.min_io_size.into())).unwrap_or(0).into(),
+        opt_io_size: u32::try_from(blocks(limits.opt_io_size)).unwrap_or(0).into(),
+        writeback: choices.writeback.into(),
         num_queues: queues_max.into(),
         max_discard_sectors: sectors(limits.discard),
         max_discard_seg: segments(limits.discard),
         discard_sector_alignment: alignment(limits.discard),
         max_write_zeroes_sectors: sectors(limits.write_zeroes),
         max_write_zeroes_seg: segments(limits.write_zeroes),
-        write_zeroes_may_unmap: limits.zeroes_may_unmap.into(),
+        write_zeroes_may_unmap: (limits.zeroes_may_unmap && choices.discard).into(),
         max_secure_erase_sectors: sectors(limits.secure_erase),
         max_secure_erase_seg: segments(limits.secure_erase),
         secure_erase_sector_alignment: alignment(limits.secure_erase),
@@ -95,6 +109,8 @@ mod tests {
         secure_erase: Some(RangeLimits { sectors_max: 11, ranges_max: 12, alignment: 13 }),
         lifetime: Some(Lifetime { pre_eol_info: 1, type_a: 2, type_b: 3 }),
     };
+    /// The driver sees the blocks of the disk.
+    const OWN: Choices = Choices { block_size: 4096, writeback: false, discard: true };
     const NONE: Limits = Limits {
         read_only: false,
         discard: None,
@@ -129,7 +145,7 @@ mod tests {
 
     #[test]
     fn each_limit_is_in_its_field() {
-        let said = space((&LIMITS, 512 * 99), 14, 64, true);
+        let said = space((&LIMITS, 512 * 99), 14, 64, Choices { writeback: true, ..OWN });
         assert_eq!((said.capacity.get(), said.num_queues.get(), said.writeback), (99, 14, 1));
         assert_eq!((said.size_max.get(), said.seg_max.get(), said.blk_size.get()), (SIZE_MAX, 62, 4096));
         assert_eq!((said.physical_block_exp, said.alignment_offset), (1, 2));
@@ -142,10 +158,39 @@ mod tests {
             (said.max_secure_erase_sectors, said.max_secure_erase_seg, said.secure_erase_sector_alignment);
         assert_eq!(erase, (11.into(), 12.into(), 13.into()));
         // Without a limit, the field is 0.
-        let said = space((&NONE, 512), 1, 64, false);
+        let said = space((&NONE, 512), 1, 64, OWN);
         assert_eq!((said.writeback, said.write_zeroes_may_unmap), (0, 0));
         let sectors =
             [said.max_discard_sectors, said.max_write_zeroes_sectors, said.max_secure_erase_sectors];
         assert_eq!(sectors.map(|sectors| sectors.get()), [0; 3]);
+    }
+
+    /// A driver keeps using the discards that it negotiated, so these stay. Only zeroes tell the driver that
+    /// they keep their space.
+    #[test]
+    fn without_discards_only_zeroes_say_so() {
+        let [on, off] = [true, false].map(|discard| space((&LIMITS, 512), 1, 64, Choices { discard, ..OWN }));
+        assert_eq!((on.write_zeroes_may_unmap, off.write_zeroes_may_unmap), (1, 0));
+        assert_eq!(Config { write_zeroes_may_unmap: 1, ..off }, on);
+    }
+
+    /// The figures are the same bytes for each block size.
+    #[test]
+    fn a_driver_counts_in_the_blocks_that_it_sees() {
+        let limits = Limits { physical_block_exp: 2, alignment_offset: 1, ..LIMITS };
+        let seen = |limits: &Limits, block_size| {
+            let said = space((limits, 1 << 20), 1, 64, Choices { block_size, ..OWN });
+            assert_eq!((said.blk_size.get(), said.capacity.get()), (block_size, 2048));
+            let sizes = (said.min_io_size.get(), said.opt_io_size.get());
+            (said.physical_block_exp, said.alignment_offset, sizes.0, sizes.1)
+        };
+        assert_eq!(seen(&limits, 4096), (2, 1, 3, 4));
+        assert_eq!(seen(&limits, 512), (5, 8, 24, 32));
+        let file = Limits { block_size: 512, physical_block_exp: 3, alignment_offset: 0, ..limits };
+        assert_eq!(seen(&Limits { min_io_size: 8, opt_io_size: 7, ..file.clone() }, 4096), (0, 0, 1, 0));
+        assert_eq!(seen(&Limits { physical_block_exp: 0, ..file }, 4096).0, 0);
+        // Numbers that the fields cannot hold are unknown.
+        let large = Limits { alignment_offset: 255, min_io_size: 65535, opt_io_size: u32::MAX, ..limits };
+        assert_eq!(seen(&large, 512), (5, 0, 0, 0));
     }
 }

@@ -1,7 +1,7 @@
 //! The virtio-blk device behind a transport.
 
 use crate::budget::Budget;
-use crate::config;
+use crate::config::{self, Choices};
 use crate::device_state::DeviceState;
 use crate::failures::Failures;
 use crate::halt::Halt;
@@ -16,8 +16,9 @@ use kickless_disk::{Disk, Medium, Resized};
 use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
+use kickless_spec::vhost_user::ProtocolFeatures;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tracing::{debug, error, info, warn};
 use zerocopy::IntoBytes;
 
@@ -44,6 +45,8 @@ pub struct Blk {
     options: Options,
     /// The size to which the disk grows when it is smaller. 0: it does not grow by itself.
     size_min: AtomicU64,
+    /// The bytes of a logical block that drivers see.
+    block_size: u32,
     /// Wakes the transport when the configuration space changes. `None` if the process had no descriptor
     /// left. Then the driver sees a new size only when it reads the space again.
     config_changed: Option<Waker>,
@@ -69,9 +72,16 @@ impl Blk {
             metrics: Metrics::new(options.queues_max, options.queue_size_max),
             halt: Halt::default(),
             on_error: ErrorStop::default(),
+            discard: AtomicBool::new(true),
             limiter: Arc::default(),
         });
-        Self { shared, options, size_min: AtomicU64::new(0), config_changed: Waker::new().ok() }
+        Self {
+            shared,
+            options,
+            size_min: AtomicU64::new(0),
+            block_size: blk::SECTOR_SIZE as u32,
+            config_changed: Waker::new().ok(),
+        }
     }
 
     /// Sets the memory for buffer pieces of requests in flight.
@@ -106,6 +116,14 @@ impl Blk {
         self
     }
 
+    /// Sets the bytes of a logical block that drivers see, a power of two. The default is 512 for each disk,
+    /// because partition tables count in these. Requests of single sectors are always served.
+    #[must_use]
+    pub fn with_block_size(mut self, bytes: u32) -> Self {
+        self.block_size = bytes;
+        self
+    }
+
     /// Returns the disk behind the device. Another one can replace it when the next guest starts.
     pub fn disk(&self) -> Arc<Disk> {
         self.shared.medium.disk()
@@ -132,6 +150,11 @@ impl Device for Blk {
             | Features::INDIRECT_DESC
             | Features::RING_PACKED
             | Features::IN_ORDER
+    }
+
+    /// Its queues can leave requests in the in-flight buffer.
+    fn protocol_features(&self) -> ProtocolFeatures {
+        ProtocolFeatures::GET_VRING_BASE_INFLIGHT | ProtocolFeatures::GET_VRING_BASE_SKIP_DRAIN
     }
 
     fn queues_max(&self) -> u16 {
@@ -166,8 +189,9 @@ impl Device for Blk {
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
         let Options { queues_max, queue_size_max, .. } = self.options;
-        let (disk, writeback) = (self.disk(), self.shared.writeback());
-        let space = config::space((disk.limits(), disk.size()), queues_max, queue_size_max, writeback);
+        let (disk, writeback, discard) = (self.disk(), self.shared.writeback(), self.shared.discard());
+        let choices = Choices { block_size: self.block_size, writeback, discard };
+        let space = config::space((disk.limits(), disk.size()), queues_max, queue_size_max, choices);
         let from = space.as_bytes().get(offset..).unwrap_or_default();
         let len = from.len().min(into.len());
         into[..len].copy_from_slice(&from[..len]);
@@ -216,6 +240,16 @@ impl Device for Blk {
 
     fn set_size_min(&self, bytes: u64) {
         self.size_min.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Sets whether space of the disk goes back to the host. Notifies the driver of a change, because the
+    /// field `write_zeroes_may_unmap` goes with it.
+    fn set_discard(&self, is_on: bool) {
+        self.shared.medium.set_keeps_space(!is_on);
+        let was_on = self.shared.discard.swap(is_on, Ordering::Relaxed);
+        if let Some(config_changed) = self.config_changed.as_ref().filter(|_| was_on != is_on) {
+            config_changed.wake();
+        }
     }
 
     fn size(&self) -> Option<u64> {

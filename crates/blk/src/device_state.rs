@@ -35,6 +35,8 @@ pub(crate) struct DeviceState {
     pub(crate) metrics: Metrics,
     pub(crate) halt: Halt,
     pub(crate) on_error: ErrorStop,
+    /// Requests may give space of the disk back to the host. It can change at any time.
+    pub(crate) discard: AtomicBool,
     /// Several devices can share a limiter.
     pub(crate) limiter: Arc<Limiter>,
 }
@@ -52,5 +54,12 @@ impl DeviceState {
     #[inline]
     pub(crate) fn take_lost_writes(&self) -> bool {
         self.has_lost_writes.load(Ordering::Relaxed) && self.has_lost_writes.swap(false, Ordering::Relaxed)
+    }
+
+    /// Returns whether requests give space back.
+    ///
+    /// The order is relaxed: requests at the time of a change have no order with it.
+    pub(crate) fn discard(&self) -> bool {
+        self.discard.load(Ordering::Relaxed)
     }
 }

@@ -35,6 +35,8 @@ struct Kept {
     cause: Option<(Operation, IoError)>,
     /// The number of times that the device has stopped.
     stops: u64,
+    /// The time at which the kept requests of stopping queues start one last time.
+    stop_deadline: Option<u64>,
 }
 
 /// Returns whether an error goes away when an operator makes room, or a remote disk comes back. `is_remote`:
@@ -72,6 +74,12 @@ impl ErrorStop {
         self.limits.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns the time at which the kept requests of a stopping queue start one last time: `until`, or the
+    /// time of a queue that has asked before. It holds until the device keeps no requests any more.
+    pub(crate) fn stop_deadline(&self, until: u64) -> u64 {
+        *self.kept().stop_deadline.get_or_insert(until)
+    }
+
     /// Counts a request that a queue keeps, and stops the device. A request that began before the last resume
     /// stops nothing: it may have failed before the resume, so it is tried again.
     pub(crate) fn keep(&self, halt: &Halt, span: &Span, resumes: u64, cause: (Operation, IoError)) {
@@ -93,13 +101,15 @@ impl ErrorStop {
         let mut kept = self.kept();
         kept.requests = kept.requests.saturating_sub(1);
         if kept.requests == 0 {
+            kept.stop_deadline = None;
             halt.set_stopped(false);
         }
     }
 
     /// Lets the device go on. Returns whether it had stopped.
     pub(crate) fn resume(&self, halt: &Halt) -> bool {
-        let _kept = self.kept();
+        let mut kept = self.kept();
+        kept.stop_deadline = None;
         self.resumes.fetch_add(1, Ordering::Relaxed);
         halt.set_stopped(false)
     }

@@ -2,6 +2,7 @@
 
 mod extents;
 mod kept;
+mod leave;
 mod other_work;
 
 use crate::device_state::DeviceState;
@@ -10,7 +11,7 @@ use crate::metrics::Meter;
 use crate::operation::Operation;
 use crate::request::{self, Bounds, Kind, Reject, Request, parse};
 use crate::slots::Slots;
-use kickless_device::{Context, Direction, LEAVING_COST, Next, Polled, QueueTask, Vring};
+use kickless_device::{Context, Direction, LEAVING_COST, Leave, Next, Polled, QueueTask, Vring};
 use kickless_disk::{self as disk, Attached, IoContext, LostWritesSeen, Step, TABLE_OP_SLOTS};
 use kickless_io::{Completion, Engine};
 use kickless_memory::{Iov, Marks, Unmapped, View};
@@ -76,8 +77,14 @@ pub(crate) struct Queue {
     /// The device takes no new requests.
     is_paused: bool,
     meter: Meter,
-    /// The task stops for good, so no request may wait for a remote server without end.
-    waits_limited: bool,
+    /// The task stops for good, and may leave these requests. No request may wait for a remote server without
+    /// end.
+    stopping: Option<Leave>,
+    /// The time at which unfinished requests are cancelled, to be left.
+    cancel_at: Option<u64>,
+    is_cancelled: bool,
+    /// The number of unfinished requests that were left.
+    left: usize,
     chain: Chain,
 }
 
@@ -114,7 +121,10 @@ impl Queue {
             limited_ns: None,
             is_paused: false,
             meter,
-            waits_limited: false,
+            stopping: None,
+            cancel_at: None,
+            is_cancelled: false,
+            left: 0,
             chain: Chain::default(),
         }
     }
@@ -325,7 +335,10 @@ impl Queue {
     /// Keeps or answers a failed request.
     #[cold]
     fn fail(&mut self, slot: u32, error: disk::IoError) {
-        if !self.keep_failed(slot, error) {
+        if self.can_leave_failed(slot, error) {
+            self.left += 1;
+            self.leave(slot);
+        } else if !self.keep_failed(slot, error) {
             self.meter.answered(slot);
             self.finish(slot, Err(error));
         }
@@ -440,7 +453,8 @@ impl Queue {
     /// Continues waiting requests, as far as the engine has room.
     fn retry(&mut self, context: &mut Context<'_>) {
         for _ in 0..self.waiting.len() {
-            if !self.has_room(context) {
+            // A cancelled request needs no room.
+            if !self.is_cancelled && !self.has_room(context) {
                 return;
             }
             let Some(slot) = self.waiting.pop_front() else { return };
@@ -461,6 +475,13 @@ struct Answered {
 }
 
 impl Queue {
+    /// Ends requests that wait for a remote server within a bounded time.
+    fn limit_remote_waits(&self) {
+        if self.in_flight() > 0 {
+            self.disk.limit_remote_waits();
+        }
+    }
+
     /// Makes the engine hold the current guest memory instead of the previous one.
     fn hold_memory(&mut self, engine: &mut Engine) {
         // A disk without a file has no operations in the engine.
@@ -544,6 +565,7 @@ impl QueueTask for Queue {
         }
         self.disk.detach(engine, std::mem::take(&mut self.attached));
         self.shared.failures.log_suppressed(self.vring.span());
+        self.log_left();
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
@@ -555,6 +577,9 @@ impl QueueTask for Queue {
         self.is_paused = budget > 0 && self.shared.halt.is_set();
         if !self.kept.is_empty() {
             self.continue_kept(context);
+        }
+        if self.leaves_unfinished() {
+            self.cancel_unfinished(context);
         }
         self.retry(context);
         let (mut served, mut cost) = (0, 0u32);
@@ -586,7 +611,7 @@ impl QueueTask for Queue {
                 _ => break Next::Blocked,
             };
             // Requests that an earlier process began are finished even when no new ones may start.
-            if budget == 0 && self.vring.resubmissions() == 0 {
+            if budget == 0 && self.resubmissions() == 0 {
                 break if waits { Next::Waiting } else { Next::Idle };
             }
             if (self.limited_ns.is_some() || self.is_paused)
@@ -625,12 +650,13 @@ impl QueueTask for Queue {
             next if self.kept.is_empty() => next,
             _ => Next::Throttled { wait_ns: PAUSE_NS },
         };
+        let next = self.next_before_cancel(context, next);
         // Steps remain, so the queue must be polled again even if it also waits.
         let next = if self.steps.is_empty() { next } else { Next::More };
         self.vring.publish();
         self.meter.published(context);
         // A request in several pieces may have started another piece, which this has to limit too.
-        if self.waits_limited {
+        if self.stopping.is_some() {
             self.limit_remote_waits();
         }
         Polled { served, cost, next }
@@ -653,18 +679,18 @@ impl QueueTask for Queue {
         self.meter.published(context);
         // A request may run in further steps after its operation. Only a poll runs them.
         let has_requests = !self.waiting.is_empty() || !self.steps.is_empty() || self.over_budget.is_some();
-        has_requests || !self.kept.is_empty() || self.attached.is_due()
+        let has_waiting = has_requests || !self.kept.is_empty() || self.attached.is_due();
+        // Between two polls, a queue that waits to cancel its requests may have got its last completion.
+        has_waiting || self.cancel_at.is_some()
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.in_flight() + usize::from(self.vring.resubmissions()) + self.attached.in_flight()
+        self.slots.in_flight() + self.resubmissions() + self.attached.in_flight()
     }
 
-    fn limit_remote_waits(&mut self) {
-        self.waits_limited = true;
-        if self.in_flight() > 0 {
-            self.disk.limit_remote_waits();
-        }
+    fn stopping(&mut self, leave: Leave) {
+        self.stopping = Some(leave);
+        self.limit_remote_waits();
     }
 
     fn memory_changed(&mut self, engine: &mut Engine) {

@@ -81,6 +81,9 @@ pub(crate) const HEADER_LEN: u64 = size_of::<blk::Header>() as u64;
 /// Any layout is valid (virtio 1.3, section 2.7.4): the header is the first 16 readable bytes, the status is
 /// the last writable byte, and the data are between them.
 ///
+/// The legacy flag [`T_BARRIER`](blk::T_BARRIER) of the type is ignored, as QEMU does: the feature for it is
+/// never offered, but SLOF, the firmware of QEMU's POWER machines, sets it in each request.
+///
 /// # Errors
 /// - Status IOERR: no header, data that are not a multiple of 512 bytes, a range beyond the disk, or a write
 ///   to a read-only disk.
@@ -99,7 +102,7 @@ pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reje
     };
     let readable = chain.readable_len() - HEADER_LEN;
     let writable = chain.writable_len() - 1;
-    let (kind, data_len) = match header_kind {
+    let (kind, data_len) = match header_kind & !blk::T_BARRIER {
         blk::T_IN => (Kind::Read { offset: 0 }, writable),
         blk::T_OUT if !bounds.read_only => (Kind::Write { offset: 0 }, readable),
         other => {
@@ -132,7 +135,7 @@ pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reje
 fn other_kind(kind: u32, bounds: Bounds) -> Result<Kind, (u8, &'static str)> {
     let (op, feature) = match kind {
         blk::T_OUT => return Err((blk::S_IOERR, "write to a read-only disk")),
-        blk::T_FLUSH => return Ok(Kind::Flush),
+        blk::T_FLUSH | blk::T_FLUSH_OUT => return Ok(Kind::Flush),
         blk::T_GET_ID => return Ok(Kind::GetId),
         blk::T_GET_LIFETIME if bounds.features.contains(BlkFeatures::LIFETIME) => {
             return Ok(Kind::GetLifetime);

@@ -210,6 +210,11 @@ impl Slots {
         self.slots.len() - self.free.len()
     }
 
+    /// Returns the states of all requests at the disk. Those of free slots are at rest.
+    pub(crate) fn each_io(&mut self) -> impl Iterator<Item = &mut Io> {
+        self.slots.iter_mut().map(|slot| &mut slot.io)
+    }
+
     /// Calls `each` with every free slot.
     pub(crate) fn each_free(&mut self, mut each: impl FnMut(&mut Slot)) {
         for &slot in &self.free {

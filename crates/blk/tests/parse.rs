@@ -99,6 +99,29 @@ fn well_formed() {
     assert_eq!((id.kind, id.data_len), (Kind::GetId, 20));
 }
 
+/// Legacy drivers set a bit for barriers in any type, and have a second name for a flush.
+#[test]
+fn legacy_types_are_understood() {
+    let guest = Guest::new();
+    let kind = |kind: u32, readable: &[(u64, u32)], writable: &[(u64, u32)]| {
+        guest.header(kind, 3);
+        guest.parse(readable, writable).map(|request| (request.kind, request.data_len))
+    };
+    for flag in [0, blk::T_BARRIER] {
+        let read = kind(blk::T_IN | flag, &[HEADER], &[(DATA, 512), STATUS]);
+        assert_eq!(read, Ok((Kind::Read { offset: 1536 }, 512)));
+        let write = kind(blk::T_OUT | flag, &[HEADER, (DATA, 1024)], &[STATUS]);
+        assert_eq!(write, Ok((Kind::Write { offset: 1536 }, 1024)));
+        for flush in [blk::T_FLUSH, blk::T_FLUSH_OUT] {
+            assert_eq!(kind(flush | flag, &[HEADER], &[STATUS]), Ok((Kind::Flush, 0)));
+        }
+        assert_eq!(kind(blk::T_GET_ID | flag, &[HEADER], &[(DATA, 20), STATUS]), Ok((Kind::GetId, 20)));
+        // The flag makes no other request valid.
+        assert_eq!(kind(blk::T_IN | flag, &[HEADER], &[(DATA, 511), STATUS]).unwrap_err().code, blk::S_IOERR);
+        assert_eq!(kind(blk::T_DISCARD | flag, &[HEADER], &[STATUS]).unwrap_err().code, blk::S_UNSUPP);
+    }
+}
+
 #[test]
 fn requests_stay_within_the_disk() {
     let guest = Guest::new();
@@ -134,7 +157,7 @@ fn malformed_requests_are_rejected() {
     guest.header(blk::T_OUT, 0);
     assert_eq!(code(guest.parse(&[HEADER, (DATA, 513)], &[STATUS])), IOERR);
     // Unknown types, and types that were not offered.
-    for kind in [2, 3, 5, 7, 9, blk::T_GET_LIFETIME, blk::T_DISCARD, blk::T_WRITE_ZEROES, u32::MAX] {
+    for kind in [2, 3, 6, 7, 9, blk::T_GET_LIFETIME, blk::T_DISCARD, blk::T_WRITE_ZEROES, 1 << 30, u32::MAX] {
         guest.header(kind, 0);
         assert_eq!(code(guest.parse(&[HEADER], &[STATUS])), (Some(Gpa(0x7000)), blk::S_UNSUPP), "{kind}");
     }

@@ -123,6 +123,44 @@ fn discards_give_space_back() {
     }
 }
 
+/// The operator changes the choice while the queue runs. The negotiated features stay as they are.
+#[test]
+fn without_discards_space_and_data_are_kept() {
+    for kind in ENGINES {
+        let (image, spec) = image();
+        let device = rig::blk(open(&spec));
+        let features = device.features();
+        let may_unmap = || {
+            let mut config = Config::default();
+            device.read_config(0, config.as_mut_bytes());
+            config.write_zeroes_may_unmap
+        };
+        let mut rig = Rig::start(&device, kind, 64, false, ALL);
+        let blocks = || fs::metadata(image.path()).unwrap().blocks();
+        let (before, full) = (blocks(), rig.contents(0..SECTORS));
+        assert_eq!(may_unmap(), 1);
+        device.set_discard(false);
+        assert!(device.config_changes().unwrap().clear(), "the driver is not notified");
+        device.set_discard(false);
+        assert!(!device.config_changes().unwrap().clear());
+        assert_eq!((may_unmap(), device.features()), (0, features));
+        let discard = TestRequest::on_ranges(blk::T_DISCARD, &[(0, 512, 0), (1024, 512, 0)]);
+        assert_eq!(rig.run(discard.clone()), rig::Answer { status: S_OK, data: Vec::new(), used: 1 });
+        assert!(rig.contents(0..SECTORS) == full, "a discard changed the data");
+        let zeroes = TestRequest::on_ranges(blk::T_WRITE_ZEROES, &[(512, 256, SEGMENT_UNMAP), (769, 255, 0)]);
+        assert_eq!(rig.status(zeroes), S_OK);
+        assert!(rig.contents(512..768) == [0; 256 * 512]);
+        assert!(blocks() >= before, "{before} became {}", blocks());
+        // A wrong request is refused as ever.
+        let beyond = TestRequest::on_ranges(blk::T_DISCARD, &[(SECTORS, 1, 0)]);
+        assert_eq!(rig.status(beyond), S_IOERR);
+        device.set_discard(true);
+        assert!(device.config_changes().unwrap().clear());
+        assert_eq!((may_unmap(), rig.status(discard)), (1, S_OK));
+        assert!(blocks() + 1000 < before, "{before} became {}", blocks());
+    }
+}
+
 #[test]
 fn erasure_where_there_is_one() {
     let mut memory = rig(open(&DiskSpec::Memory(SECTORS * 512)), EngineKind::Threads, false);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use kickless_daemon::{
     CardLimitsConfig, DeviceConfig, DeviceTable, LimitsConfig, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT,
-    RemoveMode, parse_device_name,
+    RemoveMode, UsedDevices, parse_device_name,
 };
 use kickless_values::{parse_duration, parse_size};
 use serde::de::{DeserializeOwned, Error};
@@ -21,7 +21,10 @@ use super::rpc::RpcError;
 pub const POLL_KEYS: [&str; 5] =
     ["poll", "poll-latency", "poll-kick-price", "poll-start-rate", "poll-stop-idle"];
 
-/// The keys of a device that `device.set` changes beside `weight`: those of its limits without the group.
+/// The keys that `device.set` changes beside those of the limits.
+const SET_KEYS: [&str; 2] = ["weight", "discard"];
+
+/// The keys of limits that `device.set` changes: all but the group.
 pub const LIMIT_KEYS: [&str; 34] = {
     let (of_disks, of_cards, shared) =
         (LimitsConfig::KEYS, CardLimitsConfig::KEYS, LimitsConfig::SHARED_KEYS);
@@ -61,7 +64,10 @@ pub enum Call {
     /// `daemon.stop`: ends the daemon as SIGTERM does.
     DaemonStop,
     /// `daemon.reload`: reads the configuration file again, and applies it.
-    DaemonReload,
+    DaemonReload {
+        /// The treatment of devices that are no longer in the file and in use.
+        used: UsedDevices,
+    },
     /// `device.list`: the devices and their states.
     DeviceList,
     /// `device.get`: one device.
@@ -99,7 +105,7 @@ pub enum Call {
         /// The size in bytes that the disk has at least afterwards.
         size: Option<u64>,
     },
-    /// `device.set`: changes the weight and the limits of a device.
+    /// `device.set`: changes the weight and the limits of a device, and whether it gives space back.
     DeviceSet {
         /// The device.
         name: String,
@@ -141,6 +147,11 @@ pub enum Call {
 }
 
 impl Call {
+    /// Returns whether the client gets notifications afterwards.
+    pub(crate) fn subscribes(&self) -> bool {
+        matches!(self, Self::StatsSubscribe { .. } | Self::EventsSubscribe)
+    }
+
     /// Returns the name of the device that the call is about, or an empty text.
     pub(crate) fn subject(&self) -> &str {
         match self {
@@ -196,7 +207,10 @@ pub const METHODS: &[Method] = &[
     reads("daemon.info", |params| read::<Nothing>(params).map(|_| Call::DaemonInfo)),
     reads("daemon.snapshot", |params| read::<Nothing>(params).map(|_| Call::DaemonSnapshot)),
     changes("daemon.stop", |params| read::<Nothing>(params).map(|_| Call::DaemonStop)),
-    waits(changes("daemon.reload", |params| read::<Nothing>(params).map(|_| Call::DaemonReload))),
+    waits(changes("daemon.reload", |params| {
+        let used = |remove| if remove { UsedDevices::Remove } else { UsedDevices::Keep };
+        read::<Reload>(params).map(|Reload { remove_used }| Call::DaemonReload { used: used(remove_used) })
+    })),
     reads("device.list", |params| read::<Nothing>(params).map(|_| Call::DeviceList)),
     reads("device.get", |params| read::<OfDevice>(params).map(|OfDevice { name }| Call::DeviceGet { name })),
     waits(changes("device.add", |params| device(params).map(|config| Call::DeviceAdd(Box::new(config))))),
@@ -275,6 +289,13 @@ impl Method {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Nothing {}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Reload {
+    #[serde(default)]
+    remove_used: bool,
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -426,9 +447,10 @@ fn device(params: Params) -> Result<DeviceConfig, RpcError> {
 /// Reads the changed keys of a device.
 fn set(mut params: Params) -> Result<Call, RpcError> {
     let name = params.remove("name");
-    if let Some(key) = params.keys().find(|key| *key != "weight" && !LIMIT_KEYS.contains(&key.as_str())) {
-        let known = LIMIT_KEYS.map(|key| format!("`{key}`")).join(", ");
-        return Err(RpcError::params(format!("unknown field `{key}`, expected `name`, `weight`, {known}")));
+    let known = SET_KEYS.iter().chain(&LIMIT_KEYS);
+    if let Some(key) = params.keys().find(|key| !known.clone().any(|known| known == key)) {
+        let known = known.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+        return Err(RpcError::params(format!("unknown field `{key}`, expected `name`, {known}")));
     }
     let name = name.ok_or_else(|| RpcError::params("name: give the device"))?;
     let OfDevice { name } = read(Params::from_iter([("name".to_owned(), name)]))?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kickless_daemon::{
     AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, Mistake, Notation, PoolConfig, Registry,
-    Reloaded, sentence,
+    Reloaded, UsedDevices, sentence,
 };
 use kickless_opener::{Descriptors, NoDescriptor};
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub struct Hooks {
     /// Requests the end of the daemon, as SIGTERM does. Does not wait.
     pub stop: Box<dyn Fn() + Send + Sync>,
     /// Reads the configuration file again, and applies it. The error is one sentence.
-    pub reload: Box<dyn Fn() -> Result<Reloaded, String> + Send + Sync>,
+    pub reload: Box<dyn Fn(UsedDevices) -> Result<Reloaded, String> + Send + Sync>,
     /// Changes the lines that are logged.
     pub set_log: Box<SetLog>,
 }
@@ -62,7 +62,7 @@ impl Daemon {
                 (self.hooks.stop)();
                 Ok(json!({ "stopping": true }))
             }
-            Call::DaemonReload => shown(&(self.hooks.reload)().map_err(RpcError::failed)?),
+            Call::DaemonReload { used } => shown(&(self.hooks.reload)(used).map_err(RpcError::failed)?),
             Call::DeviceList => Ok(self.registry.list().iter().map(summary).collect()),
             Call::DeviceGet { name } => details(&self.status(&name)?),
             Call::DeviceAdd(config) => self.add(*config, given),
@@ -235,6 +235,9 @@ fn summary(status: &DeviceStatus) -> Value {
     });
     if let Some(error) = &status.error {
         summary["error"] = error.as_str().into();
+    }
+    if status.is_leaving {
+        summary["leaving"] = true.into();
     }
     summary
 }

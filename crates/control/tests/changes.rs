@@ -4,6 +4,7 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -167,6 +168,48 @@ fn the_weight_changes_while_a_guest_works() {
     assert_eq!(shown["iops"], 100_000);
     assert_eq!(call(&mut client, "device.get", json!({ "name": "a" })).unwrap()["config"]["iops"], 100_000);
     assert!(call(&mut client, "device.set", json!({ "name": "a", "weight": 0 })).is_err());
+}
+
+#[test]
+fn discards_change_while_a_guest_works() {
+    let rig = Rig::new();
+    let mut client = rig.client();
+    let file = rig.path("image");
+    let mut config = rig.disk("a");
+    config["blk-file"] = file.to_str().unwrap().into();
+    config["discard"] = "off".into();
+    std::fs::write(&file, vec![7; 1 << 20]).unwrap();
+    std::fs::File::open(&file).unwrap().sync_all().unwrap();
+    call(&mut client, "device.add", config.clone()).unwrap();
+    let disk = Disk::connect(Options::new(rig.path("a"))).unwrap();
+    let space_after_discard = || {
+        disk.write_at(&vec![7; 1 << 20], 0).unwrap();
+        disk.discard(0, 1 << 20).unwrap();
+        disk.flush().unwrap();
+        std::fs::metadata(&file).unwrap().blocks() * 512
+    };
+    let mut set = |value: Value| {
+        let shown = call(&mut client, "device.set", json!({ "name": "a", "discard": value }))?;
+        let saved = call(&mut client, "config.save", json!({})).unwrap();
+        let is_saved = saved["toml"].as_str().unwrap().contains(&format!("discard = {}", shown["discard"]));
+        assert!(is_saved, "{shown} {saved}");
+        Ok(shown["discard"].clone())
+    };
+    assert!(space_after_discard() >= 1 << 20);
+    for (value, shown) in [("on", "on"), ("off", "off")] {
+        assert_eq!(set(json!(value)), Ok(json!(shown)));
+        assert_eq!(space_after_discard() >= 1 << 20, value == "off");
+    }
+    // Other keys leave it as it is, and null is the default.
+    assert_eq!(
+        call(&mut rig.client(), "device.set", json!({ "name": "a", "weight": 2 })).unwrap()["discard"],
+        "off"
+    );
+    assert!(space_after_discard() >= 1 << 20);
+    assert_eq!(set(Value::Null), Ok(json!("on")));
+    assert!(space_after_discard() < 1 << 16);
+    let refused: Result<Value, String> = set(json!("ignore"));
+    assert!(refused.unwrap_err().starts_with("discard: "));
 }
 
 /// Subscribes, and returns the lines that come.

@@ -56,6 +56,9 @@ pub struct DeviceStatus {
     pub error: Option<String>,
     /// The front-ends, or what is behind the device, come from descriptors, which a file cannot name.
     pub is_inherited: bool,
+    /// A front-end is connected, and the device is removed when it has left
+    /// ([`Registry::remove_when_free`](crate::Registry::remove_when_free)).
+    pub is_leaving: bool,
 }
 
 /// Returns the state of a device, and the error for which it has stopped.

@@ -79,8 +79,8 @@ pub use device_status::{DeviceState, DeviceStatus};
 pub use error::{
     AddError, CaptureError, DrainError, FindError, MakeError, RemoveError, ResizeError, ServeError, SetError,
 };
-pub use registry::{AddOutcome, MakeDevice, OpenDevice, Registry, RemoveMode};
-pub use reload::{Failed, Reloaded, RestartNeeded, reload};
+pub use registry::{AddOutcome, MakeDevice, OpenDevice, Registry, Removal, RemoveMode};
+pub use reload::{Failed, Reloaded, RestartNeeded, UsedDevices, reload};
 pub use sentence::sentence;
 pub use served_device::{DeviceRef, ServedDevice};
 pub use socket::Endpoint;

@@ -160,11 +160,12 @@ impl<D> Lifecycle<D> {
         is_accepted
     }
 
-    /// Records that a device is no longer served. Waits until another thread requests that it is closed, and
-    /// until no reference is left. Then closes it. Its session thread calls this.
-    pub(crate) fn end(&self, id: u64, device: Arc<D>, outcome: Outcome) {
+    /// Records that a device is no longer served. Waits until another thread requests that it is closed,
+    /// unless `is_leaving`, and until no reference is left. Then closes it. Its session thread calls this.
+    /// Returns whether the device is removed because it was leaving.
+    pub(crate) fn end(&self, id: u64, device: Arc<D>, outcome: Outcome, is_leaving: bool) -> bool {
         let mut table = self.lock();
-        table.set_ended(id, outcome);
+        let has_left = table.set_ended(id, outcome, is_leaving);
         self.notify_changed();
         while table.find(id).is_some_and(|entry| !entry.is_being_closed()) {
             table = self.may_close.wait(table).unwrap_or_else(PoisonError::into_inner);
@@ -175,6 +176,7 @@ impl<D> Lifecycle<D> {
         debug_assert_eq!(Arc::strong_count(&device), 1, "a reference that is not counted");
         drop(device);
         drop(report);
+        has_left
     }
 
     /// Returns a reference to a device, if it is open.

@@ -1,6 +1,9 @@
 //! The registry of a daemon. Adds and removes devices while the daemon runs.
 
 mod changes;
+mod leaving;
+
+pub use leaving::Removal;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -358,6 +361,27 @@ impl Registry {
     /// A front-end is connected and `how` is [`RemoveMode::Refuse`], another caller is adding the device, or
     /// the device is not closed in time. In the last case, the device is still removed later.
     pub fn remove(&self, name: &str, how: RemoveMode, timeout: Duration) -> Result<bool, RemoveError> {
+        let stop = |served: &ServedDevice| match how {
+            RemoveMode::Refuse => served.stop_if_free(),
+            RemoveMode::Drain | RemoveMode::Force => {
+                served.stop();
+                true
+            }
+        };
+        // Repeated, because a request may start further remote operations after a call.
+        let force: Option<fn(&ServedDevice)> =
+            (how == RemoveMode::Force).then_some(|served| served.device().limit_remote_waits());
+        self.remove_by(name, stop, timeout, force)
+    }
+
+    /// Removes a device that `stop` stops. `stop` returns whether it did.
+    fn remove_by(
+        &self,
+        name: &str,
+        stop: impl FnOnce(&ServedDevice) -> bool,
+        timeout: Duration,
+        force: Option<fn(&ServedDevice)>,
+    ) -> Result<bool, RemoveError> {
         let devices = &self.state.devices;
         match self.state.unavailable.remove(name, timeout) {
             Some(true) => return Ok(true),
@@ -371,16 +395,6 @@ impl Registry {
             .find(|entry| entry.name == name)
             .map(|entry| (entry.id, entry.config.span()));
         let Some((id, span)) = found else { return Ok(false) };
-        let stop = |served: &ServedDevice| match how {
-            RemoveMode::Refuse => served.stop_if_free(),
-            RemoveMode::Drain | RemoveMode::Force => {
-                served.stop();
-                true
-            }
-        };
-        // Repeated, because a request may start further remote operations after a call.
-        let force = (how == RemoveMode::Force)
-            .then_some(|served: &ServedDevice| served.device().limit_remote_waits());
         let removed = devices.remove(id, timeout, stop, force)?;
         if removed {
             span.in_scope(|| info!("removed"));
@@ -396,6 +410,7 @@ impl Registry {
             state: DeviceState::Unavailable,
             error: Some(error),
             is_inherited: false,
+            is_leaving: false,
         });
         let table = self.state.devices.lock();
         let served = table.entries.iter().map(|entry| {
@@ -406,6 +421,7 @@ impl Registry {
                 state,
                 error: ended.map(|error| sentence(error)).or(stopped),
                 is_inherited: entry.is_inherited,
+                is_leaving: entry.device().is_some_and(|device| device.is_leaving()),
             }
         });
         let served: Vec<_> = served.collect();
@@ -523,7 +539,10 @@ impl RegistryState {
             let served = thread_served;
             let run = || served.config().span().in_scope(|| served.run(endpoint));
             let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(ServeError::Panicked));
-            devices.end(id, served, outcome);
+            let (span, is_leaving) = (served.config().span(), served.is_closed());
+            if devices.end(id, served, outcome, is_leaving) {
+                span.in_scope(|| info!("removed, because its front-end has left"));
+            }
         };
         // If the thread cannot be started, this drops the socket.
         let thread = thread::Builder::new().name(name).spawn(session).map_err(AddError::Thread)?;

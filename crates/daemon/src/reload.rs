@@ -1,5 +1,6 @@
 //! Applies a new configuration to the devices and the pool of a daemon.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::Arc;
 
@@ -7,10 +8,10 @@ use kickless_device::Limits;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::config::{DeviceConfig, DeviceKind, PoolConfig};
-use super::device_status::DeviceState;
-use super::error::AddError;
-use super::registry::{Registry, RemoveMode};
+use super::config::{DeviceConfig, DeviceKind, PoolConfig, Switch};
+use super::device_status::{DeviceState, DeviceStatus};
+use super::error::{AddError, RemoveError};
+use super::registry::{Registry, Removal, RemoveMode};
 use super::sentence::sentence;
 
 /// The changes of a reload, by the names of the devices.
@@ -21,6 +22,8 @@ pub struct Reloaded {
     pub added: Vec<String>,
     /// Devices that are no longer served.
     pub removed: Vec<String>,
+    /// Devices that are no longer in the file, and are removed when their front-end has left.
+    pub leaving: Vec<String>,
     /// Devices without a front-end that are served with their new configuration.
     pub replaced: Vec<String>,
     /// Changes that are not used before a restart of the daemon or of the device.
@@ -61,29 +64,41 @@ pub struct Failed {
     pub error: String,
 }
 
+/// The treatment of devices that are no longer in the file while a front-end is connected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UsedDevices {
+    /// They are removed when their front-end has left.
+    #[default]
+    Keep,
+    /// They are drained and removed.
+    Remove,
+}
+
 /// Applies a configuration file that was read again, and is valid as a whole. `earlier` has the devices of
 /// the file before. Devices that were added otherwise stay.
 ///
-/// A device that is no longer in the file is drained and removed. A changed device is replaced if no
-/// front-end is connected. Otherwise it stays as it is, and is listed. Each device is changed for itself: an
-/// error of one does not keep the others from their changes. Devices can exchange their sockets.
+/// A device that is no longer in the file is removed. If a front-end is connected, `used` decides. A changed
+/// device is replaced if no front-end is connected. Otherwise it stays as it is, and is listed. Each device
+/// is changed for itself: an error of one does not keep the others from their changes. Devices can exchange
+/// their sockets.
 pub fn reload(
     registry: &Arc<Registry>,
     earlier: &[DeviceConfig],
     pool: &PoolConfig,
     devices: &[DeviceConfig],
+    used: UsedDevices,
 ) -> Reloaded {
     let mut reloaded = Reloaded::default();
     reload_pool(registry, pool, &mut reloaded);
-    let gone = |config: &&DeviceConfig| !devices.iter().any(|device| device.name() == config.name());
+    // Devices that an earlier reload has found gone may still be in use.
+    let leaving = registry.list().into_iter().filter(|status| status.is_leaving).map(|status| status.config);
+    let mut gone: Vec<DeviceConfig> = earlier.iter().cloned().chain(leaving).collect();
+    gone.retain(|config| !devices.iter().any(|device| device.name() == config.name()));
+    let mut seen = BTreeSet::new();
+    gone.retain(|config| seen.insert(config.name().map(str::to_owned)));
     // Sockets and reserves become free before other devices need them.
-    for config in earlier.iter().filter(gone) {
-        let name = config.name().unwrap_or_default();
-        match registry.remove(name, RemoveMode::Drain, super::REMOVE_TIMEOUT) {
-            Ok(true) => reloaded.removed.push(name.into()),
-            Ok(false) => {}
-            Err(error) => reloaded.fail(name, &error),
-        }
+    for config in &gone {
+        remove(registry, config.name().unwrap_or_default(), used, &mut reloaded);
     }
     let postponed: Vec<_> =
         devices.iter().filter_map(|config| reload_device(registry, config, &mut reloaded)).collect();
@@ -92,6 +107,23 @@ pub fn reload(
     }
     registry.devices().for_each(super::DeviceRef::refresh);
     reloaded
+}
+
+/// Removes a device that is no longer in the file.
+fn remove(registry: &Registry, name: &str, used: UsedDevices, reloaded: &mut Reloaded) {
+    let removal = match used {
+        UsedDevices::Keep => registry.remove_when_free(name, super::REMOVE_TIMEOUT),
+        UsedDevices::Remove => {
+            let removed = registry.remove(name, RemoveMode::Drain, super::REMOVE_TIMEOUT);
+            removed.map(|removed| if removed { Removal::Removed } else { Removal::Absent })
+        }
+    };
+    match removal {
+        Ok(Removal::Removed) => reloaded.removed.push(name.into()),
+        Ok(Removal::Leaving) => reloaded.leaving.push(name.into()),
+        Ok(Removal::Absent) => {}
+        Err(error) => reloaded.fail(name, &error),
+    }
 }
 
 fn reload_pool(registry: &Registry, pool: &PoolConfig, reloaded: &mut Reloaded) {
@@ -141,7 +173,13 @@ fn reload_device(
     reloaded: &mut Reloaded,
 ) -> Option<Postponed> {
     let name = config.name().unwrap_or_default().to_owned();
-    let present = registry.list().into_iter().find(|status| status.config.name() == config.name());
+    let present = match present(registry, &name) {
+        Ok(present) => present,
+        Err(error) => {
+            reloaded.fail(&name, &error);
+            return None;
+        }
+    };
     let earlier = match present {
         None => None,
         Some(present) if present.state == DeviceState::Ended => None,
@@ -158,7 +196,7 @@ fn reload_device(
         Some(present) => match registry.remove(&name, RemoveMode::Refuse, super::REMOVE_TIMEOUT) {
             Ok(_) => Some(present.config),
             Err(_) => {
-                // Limits and the weight need no restart, unless the group changes too.
+                // Limits, discards and the weight need no restart, unless the group changes too.
                 let limited = registry.set(&name, |_| Ok(config.clone()));
                 let keys = changed_keys(&limited.unwrap_or(present.config), config);
                 reloaded.needs_restart.push(RestartNeeded { device: Some(name), keys });
@@ -172,6 +210,16 @@ fn reload_device(
         Err(_) => return Some(Postponed { config: config.clone(), earlier }),
     }
     None
+}
+
+/// Returns the device with this name, which stays from now on. Waits for the end of a removal that has begun.
+fn present(registry: &Registry, name: &str) -> Result<Option<DeviceStatus>, RemoveError> {
+    let present = registry.list().into_iter().find(|status| status.config.name() == Some(name));
+    let is_going = |status: &DeviceStatus| status.is_leaving || status.state == DeviceState::Removing;
+    if present.as_ref().is_some_and(is_going) && !registry.keep(name, super::REMOVE_TIMEOUT)? {
+        return Ok(None);
+    }
+    Ok(present)
 }
 
 /// Sets the size to which the disk grows.
@@ -196,8 +244,8 @@ fn set_capture(registry: &Registry, present: &DeviceConfig, config: &DeviceConfi
 }
 
 /// Returns the values that change while the device is in use, except the size and the capture.
-fn changeable(config: &DeviceConfig) -> (u32, Limits) {
-    (config.serve.weight, config.kind.limits())
+fn changeable(config: &DeviceConfig) -> (u32, Limits, Option<Switch>) {
+    (config.serve.weight, config.kind.limits(), config.kind.discard())
 }
 
 /// Returns the configuration without the keys that change while the device is in use.
@@ -205,7 +253,7 @@ fn without_changeable(config: &DeviceConfig) -> DeviceConfig {
     let mut config = config.clone();
     config.serve.weight = 1;
     match &mut config.kind {
-        DeviceKind::Blk(blk) => blk.blk_size = None,
+        DeviceKind::Blk(blk) => (blk.blk_size, blk.discard) = (None, Switch::On),
         DeviceKind::Net(net) => (net.capture, net.capture_length) = (None, None),
     }
     // The group stays for as long as the device is open.

@@ -144,6 +144,32 @@ impl ServedDevice {
         closed
     }
 
+    /// Stops the server if no front-end is connected, or else when the front-end leaves. Returns whether it
+    /// stopped the server now.
+    pub(crate) fn stop_when_free(&self) -> bool {
+        let closed = self.server.close_when_free();
+        if closed {
+            self.stop.wake();
+        }
+        closed
+    }
+
+    /// Serves later front-ends again after [`ServedDevice::stop_when_free`]. Returns `false` if it is too
+    /// late for that.
+    pub(crate) fn keep(&self) -> bool {
+        self.server.keep_open()
+    }
+
+    /// Returns whether the device refuses all front-ends.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.server.is_closed()
+    }
+
+    /// Returns whether the device is removed when its front-end has left.
+    pub fn is_leaving(&self) -> bool {
+        self.server.closes_when_free()
+    }
+
     /// Tells the session thread to end. It stops the rings, and waits until all requests in flight have
     /// completed.
     pub(crate) fn stop(&self) {

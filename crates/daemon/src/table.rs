@@ -257,9 +257,12 @@ impl<D> Table<D> {
         true
     }
 
-    /// Records that a device is no longer served.
-    pub(crate) fn set_ended(&mut self, id: u64, outcome: Outcome) {
-        let Some(entry) = self.find(id) else { return };
+    /// Records that a device is no longer served, and requests its removal if `is_leaving`. Returns whether
+    /// nothing else had requested it.
+    pub(crate) fn set_ended(&mut self, id: u64, outcome: Outcome, is_leaving: bool) -> bool {
+        let Some(entry) = self.find(id) else { return false };
+        let has_left = is_leaving && !entry.is_removing;
+        entry.is_removing |= is_leaving;
         match std::mem::replace(&mut entry.phase, Phase::Opening(None)) {
             Phase::Running(device) => entry.phase = Phase::Ended(device, outcome),
             other => entry.phase = other,
@@ -267,6 +270,7 @@ impl<D> Table<D> {
         if entry.is_removing {
             entry.close();
         }
+        has_left
     }
 
     /// Records that a device is closed. Removes its entry if that was requested.

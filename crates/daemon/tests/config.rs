@@ -16,7 +16,7 @@ fn a_device_is_read_and_shown() {
         json!({
             "kind": "blk", "name": "b", "socket-path": "/run/b.sock", "blk-file": "fault:eio@1%:/srv/b.img",
             "read-only": true, "serial": "b-1", "num-queues": 4, "queue-size": 256, "cache": "writeback",
-            "merge": "off", "lock": "off", "incoming": true, "memory-max": "64G", "allow-slow-memory": true,
+            "merge": "off", "discard": "off", "lock": "off", "logical-block-size": 4096, "incoming": true, "memory-max": "64G", "allow-slow-memory": true,
             "socket-mode": "0660", "socket-group": "kvm", "weight": 7,
         }),
         json!({ "blk-file": "qcow2:/srv/b.qcow2", "blk-size": "68719476736", "cache-size": "1073741824" }),
@@ -39,6 +39,7 @@ fn a_device_is_read_and_shown() {
     assert_eq!((device.serve.queue_size, device.serve.weight, device.serve.memory_max), (1024, 1, 16 << 40));
     let DeviceKind::Blk(disk) = device.kind else { panic!("{device:?}") };
     assert_eq!((disk.num_queues, disk.merge, disk.lock), (64, Switch::On, Switch::On));
+    assert_eq!(disk.discard, Switch::On);
 }
 
 #[test]
@@ -68,6 +69,9 @@ fn a_wrong_value_is_refused_as_on_the_command_line() {
         ("blk-file", json!("null:1000"), "not a multiple of 512"),
         ("blk-file", json!(1), "text"),
         ("lock", json!("maybe"), "it must be on or off"),
+        ("logical-block-size", json!(1000), "it must be a power of two"),
+        ("logical-block-size", json!(8192), "it must be a number from 512 to 4096"),
+        ("discard", json!("unmap"), "it must be on or off"),
         ("kind", json!("tpm"), "a kind of device is blk or net"),
         ("kind", json!("net"), "blk-file: it is for disks, and kind is net"),
         ("port", json!("null"), "port: a device is a disk or a network card"),
@@ -161,11 +165,12 @@ fn each_kind_has_its_own_keys() {
     let numbers = ["num-queues", "mtu", "num-queue-pairs", "capture-length"];
     let value = |key: &str| match key {
         "read-only" | "incoming" => json!(true),
-        "merge" | "lock" | "offload" | "ring-reset" => json!("on"),
+        "merge" | "discard" | "lock" | "offload" | "ring-reset" => json!("on"),
         "cache" => json!("none"),
         "on-error" => json!("stop"),
         "mac" => json!("52:54:00:12:34:56"),
         "blk-size" | "cache-size" => json!("1G"),
+        "logical-block-size" => json!(4096),
         key if numbers.contains(&key) => json!(100),
         key if key.ends_with("-max-length") => json!("2s"),
         key if key.starts_with("bps") || key == "iops-size" => json!("1M"),

@@ -19,7 +19,9 @@ pub trait Device: Send + Sync {
     fn features(&self) -> Features;
 
     /// Returns the protocol features of vhost-user that only this kind of device has, such as MTU and RARP.
-    /// The transport offers them beside its own, and passes their messages to [`Device::message`].
+    /// The transport offers them beside its own, and passes their messages to [`Device::message`]. A device
+    /// whose tasks can leave requests ([`Leave::Unfinished`](crate::Leave::Unfinished)) returns
+    /// GET_VRING_BASE_INFLIGHT and GET_VRING_BASE_SKIP_DRAIN, whose messages the transport carries out.
     fn protocol_features(&self) -> ProtocolFeatures {
         ProtocolFeatures::empty()
     }
@@ -107,6 +109,10 @@ pub trait Device: Send + Sync {
     /// Sets the size in bytes that the medium has at least after the next [`Device::refresh`] of an open
     /// device. The default is for a device without a medium that can grow by itself.
     fn set_size_min(&self, _bytes: u64) {}
+
+    /// Sets whether the device gives space of its medium back to the host. Does not wait. Any thread can call
+    /// this. The default is for a device without space to give back.
+    fn set_discard(&self, _is_on: bool) {}
 
     /// Returns the size of the medium in bytes. `None` for a device without one.
     fn size(&self) -> Option<u64> {

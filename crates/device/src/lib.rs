@@ -84,6 +84,7 @@ mod counters;
 mod device;
 mod event;
 mod executor;
+mod leave;
 mod limits;
 mod log_scale;
 mod metrics;
@@ -105,6 +106,7 @@ pub use device::{
 pub use event::{Event, Interest};
 pub use executor::Executor;
 pub use kickless_io::Waker;
+pub use leave::Leave;
 pub use limits::{Direction, Limit, Limiter, Limits, Rate};
 pub use log_scale::LogScale;
 pub use metrics::{

@@ -1,6 +1,6 @@
 //! The contract of a task that a worker runs.
 
-use crate::{Clock, Event, Neighbours, Parcel, TaskLocation, Vring};
+use crate::{Clock, Event, Leave, Neighbours, Parcel, TaskLocation, Vring};
 use kickless_io::{Completion, Engine, Waker};
 use std::io;
 use std::time::Duration;
@@ -149,7 +149,8 @@ pub trait QueueTask: Send {
     }
 
     /// Returns the number of heads that are popped and not pushed yet, without credit, plus
-    /// [`Vring::resubmissions`], plus operations of the task's own. A task stops when this is 0.
+    /// [`Vring::resubmissions`], plus operations of the task's own. Heads that the task leaves
+    /// ([`QueueTask::stopping`]) do not count. A task stops when this is 0.
     fn in_flight(&self) -> usize;
 
     /// Enables kicks, then checks the ring once more. Returns whether there is work already, because the
@@ -222,9 +223,12 @@ pub trait QueueTask: Send {
     /// ring that is left alone while disabled.
     fn set_enabled(&mut self, _enabled: bool) {}
 
-    /// Ends requests that wait for a remote server within a bounded time. The task stops for good, and the
-    /// caller is blocked on this.
-    fn limit_remote_waits(&mut self) {}
+    /// Prepares the task to stop for good. Ends requests that wait for a remote server within a bounded time,
+    /// because the caller is blocked on this. Called once. The polls that follow have a budget of 0.
+    ///
+    /// The task may leave requests in the in-flight buffer, as `leave` says: it neither pushes nor returns
+    /// their heads, and no longer counts them in [`QueueTask::in_flight`]. The default leaves none.
+    fn stopping(&mut self, _leave: Leave) {}
 
     /// Called after the view of memory was replaced. Drops references to the old view that no request in
     /// flight needs, those in the worker's engine too. The default is for a task that keeps none between two

@@ -382,7 +382,10 @@ fn a_ring_that_stops_while_it_waits_goes_on_at_that_head() {
     assert!(setup.pop() && !setup.pop());
     setup.push(0, 1);
     setup.vring.publish();
-    assert_eq!(setup.vring.stop(), Stopped { next_avail: 1, has_work: false, unpublished: Vec::new() });
+    assert_eq!(
+        setup.vring.stop(),
+        Stopped { next_avail: 1, has_work: false, left: 0, unpublished: Vec::new() }
+    );
     setup.misses.forget(3);
     assert!(setup.sent().is_empty(), "no queue waits for it");
     assert!(setup.tell(BUFFERS + PAGE, 1, Access::BOTH).is_empty(), "late");
@@ -723,5 +726,8 @@ fn nothing_waits_for_credit() {
     assert!(is_over(&waits));
     setup.vring.publish();
     assert_eq!(setup.used_idx(), 1);
-    assert_eq!(setup.vring.stop(), Stopped { next_avail: 1, has_work: true, unpublished: Vec::new() });
+    assert_eq!(
+        setup.vring.stop(),
+        Stopped { next_avail: 1, has_work: true, left: 0, unpublished: Vec::new() }
+    );
 }

@@ -40,6 +40,10 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Sets whether the disk keeps space that it frees by itself, without a request of the driver. Does not
+    /// wait. The default is for a disk that frees none.
+    fn set_keeps_space(&self, _keeps: bool) {}
+
     /// Returns a waker that is signalled when the size may have changed.
     fn resized(&self) -> Option<&Waker> {
         None

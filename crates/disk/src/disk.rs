@@ -157,6 +157,16 @@ impl Disk {
         self.control().grow(size)
     }
 
+    /// Sets whether the disk keeps space that it frees by itself, such as clusters of an image without a
+    /// reference. Otherwise it gives this space back to the host, which is the default. Any thread can call
+    /// this, and it does not wait.
+    ///
+    /// Requests are carried out as they say, so a caller that wants to keep all space sends no discards, and
+    /// no zeroes with `unmap`.
+    pub fn set_keeps_space(&self, keeps: bool) {
+        self.control().set_keeps_space(keeps);
+    }
+
     /// Returns a waker that is signalled when the size may have changed. `None`: this kind does not report
     /// changes.
     pub fn resized(&self) -> Option<&Waker> {

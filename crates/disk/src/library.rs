@@ -20,9 +20,9 @@ pub(crate) trait Library: DiskControl {
     /// [`DiskControl::limit_remote_waits`] is called.
     ///
     /// The implementer may rely on this: a request has one operation at a time. Offset and length are
-    /// multiples of 512 and within the size that the disk had when the request began. The operation of a read
-    /// or a write has a buffer of at least its length, and nothing else accesses it until the answer. An
-    /// operation is durable only if the library has said that it supports that
-    /// ([`Offload::new`](crate::offload::Offload::new)).
+    /// multiples of its block and within the size that the disk had when the request began. The operation of
+    /// a read or a write has a buffer of at least its length, and nothing else accesses it until the answer.
+    /// An operation is durable only if the library has said that it supports that
+    /// ([`Offload::with_sizes`](crate::offload::Offload::with_sizes)).
     fn submit(&self, op: OffloadOp);
 }

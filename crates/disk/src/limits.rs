@@ -6,10 +6,9 @@ pub const SECTOR: u64 = 512;
 /// The capabilities of a disk, in the terms of virtio-blk's configuration space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The bytes of a logical block, a power of two.
+    /// The bytes of a logical block, a power of two. A block device has its own, and others have 512.
     ///
-    /// It is a hint: requests of single sectors are always served. An image file always has 512, because its
-    /// partition table counts in these. A block device has its own.
+    /// The other fields count in these. Requests of single sectors are always served.
     pub block_size: u32,
     /// The binary logarithm of the number of logical blocks in a physical block.
     pub physical_block_exp: u8,

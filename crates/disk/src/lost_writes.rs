@@ -28,6 +28,8 @@
 //! - A hidden flush affects only its own request. It changes no queue's count.
 //! - A flush that the server itself fails counts as a loss, and its own queue reports it.
 //!   [`crate::offload::Flushes`] holds the answers of concurrent flushes until they have the new count.
+//! - A server without flushes makes nothing durable. So each of its connections that acknowledged a write and
+//!   was lost counts, whatever flushes came in between.
 //! - A flush that fails because the server stays away gets no answer of the server, so it has no count. It
 //!   reports no loss, and a later flush of the queue fails as well.
 //!
@@ -45,6 +47,13 @@
 //! has got. It gets the report of a loss after which no queue has flushed yet, because it may read the lost
 //! data.
 //!
+//! # A disk that changes hands
+//! The next owner of the disk is another process. It starts with a count of its own, so it cannot report a
+//! loss of this one. So [`crate::Disk::write_back`] of an NBD disk fails while no queue of the current driver
+//! has reported a loss. One report is enough: a guest rarely flushes on all its queues, and it must be able to
+//! move after it has reacted. What the other queues have not reported stays in this process.
+//!
+//! # A reboot
 //! The disk does not always learn that a guest has rebooted. Then the first flush of a queue may fail for a
 //! loss that only other queues have reported. This error is the safer one.
 
@@ -73,16 +82,23 @@ pub(crate) struct LostWritesReported(Mutex<ReportedCounts>);
 struct ReportedCounts {
     /// The count with which the driver began. Its queues need not report these losses.
     at_driver_start: u64,
-    /// The counts of the queues that have reported more.
+    /// The counts that the queues of the driver have reported, from the start of each.
     by_queue: BTreeMap<u16, u64>,
 }
 
 impl LostWritesReported {
     /// Returns the count that a starting queue need not report.
     pub(crate) fn seen(&self, queue: u16) -> LostWritesSeen {
-        let count =
-            self.with(|counts| counts.by_queue.get(&queue).copied().unwrap_or(counts.at_driver_start));
+        let count = self.with(|counts| {
+            let start = counts.at_driver_start;
+            *counts.by_queue.entry(queue).or_insert(start)
+        });
         LostWritesSeen { queue, count }
+    }
+
+    /// Returns the highest count that a queue of the current driver has reported.
+    pub(crate) fn by_any_queue(&self) -> u64 {
+        self.with(|counts| counts.by_queue.values().copied().max().unwrap_or(counts.at_driver_start))
     }
 
     /// Records that a queue has reported all losses up to this count, by a flush that fails.

@@ -21,6 +21,7 @@ use crate::lock::{ImageLock, LockError, REPLACED_MAX};
 use crate::{Disk, Error, Resized};
 use kickless_io::Waker;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// The disk of one device, which takes it for each guest and gives it up afterwards.
@@ -33,6 +34,8 @@ pub struct Medium {
     disk: RwLock<Arc<Disk>>,
     /// Lock the image while it is taken.
     locks: bool,
+    /// Space of the disk's file stays allocated.
+    keeps_space: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -64,7 +67,8 @@ pub enum TakeError {
 impl Medium {
     /// Makes a medium of a disk that is not taken. `locks`: lock the image while it is.
     pub fn new(disk: Disk, locks: bool) -> Self {
-        Self { disk: RwLock::new(Arc::new(disk)), locks, state: Mutex::new(State::Free) }
+        let (keeps_space, state) = (AtomicBool::new(false), Mutex::new(State::Free));
+        Self { disk: RwLock::new(Arc::new(disk)), locks, keeps_space, state }
     }
 
     /// Returns the disk. A caller that keeps it beyond the present guest has the disk of that guest.
@@ -181,8 +185,17 @@ impl Medium {
                 "the image was replaced by another one, which is used from now on"
             );
             *self.disk.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(disk);
+            // Relaxed: a change that has reached the old disk only is before this, by the lock.
+            self.disk().set_keeps_space(self.keeps_space.load(Ordering::Relaxed));
         }
         Ok(is_other)
+    }
+
+    /// Sets whether space that the disk's file has stays allocated ([`Disk::set_keeps_space`]), for this and
+    /// all later files.
+    pub fn set_keeps_space(&self, keeps: bool) {
+        self.keeps_space.store(keeps, Ordering::Relaxed);
+        self.disk().set_keeps_space(keeps);
     }
 
     /// Returns a waker that is signalled when the size may have changed. `None`: this kind does not report

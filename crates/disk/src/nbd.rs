@@ -1,15 +1,23 @@
 //! The export of an NBD server.
 //!
-//! There is one connection, and a thread that uses it. Up to 256 requests are in flight at a time. The server
-//! may answer them in any order. It is not trusted: it can return wrong data or none, but nothing worse.
+//! There is at most one connection, and a thread that uses it. Up to 256 requests are in flight at a time.
+//! The server may answer them in any order. It is not trusted: it can return wrong data or none, but nothing
+//! worse.
+//!
+//! Opening the disk makes a connection, to learn what the export is like. Each owner of the disk gets a new
+//! one (`hand_over.rs`). A disk that was given up has none.
 
+mod block_sizes;
 mod client;
 mod connection;
+mod ending;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod hand_over;
 mod handshake;
 mod in_flight;
 mod inbox;
+mod job;
 mod replies;
 mod socket;
 mod wire;
@@ -17,11 +25,11 @@ mod wire;
 use crate::control::DiskControl;
 use crate::library::Library;
 use crate::offload::{Offload, OffloadOp};
-use crate::{Error, Limits, NbdUri, Options, RangeLimits, SECTOR};
-use client::Client;
+use crate::{Error, NbdUri, Options, Resized};
+use client::{CONNECT_WITHIN, Client, stop_within};
 use connection::Connection;
-use handshake::Export;
 use inbox::Inbox;
+use job::Job;
 use socket::Address;
 use std::io;
 use std::sync::Arc;
@@ -32,15 +40,15 @@ use tracing::Span;
 /// The longest time to open a disk.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 
-/// The largest discard or write-zeroes request in bytes. A command has 32 bits for the length.
-const RANGE_MAX: u64 = 1 << 30;
-
 /// The connection to a server. Dropping it closes the connection.
 #[derive(Debug)]
 pub(crate) struct Nbd {
     inbox: Arc<Inbox>,
     thread: Option<JoinHandle<()>>,
     identity: String,
+    offload: Arc<Offload>,
+    /// A job takes no longer than this: a flush, the end of a connection, and the next connection.
+    job_within: Duration,
 }
 
 impl Nbd {
@@ -58,24 +66,30 @@ impl Nbd {
         if export.has(wire::FLAG_READ_ONLY) && !options.read_only {
             return Err(failed(io::Error::other("the export is read-only: use --read-only")));
         }
-        let size = export.size - export.size % SECTOR;
+        let (size, block) = (export.accessible_size(), export.sizes.of_ops().block());
         if size == 0 || export.size > i64::MAX as u64 {
             return Err(Error::Size(export.size));
         }
         if size < export.size {
-            tracing::warn!(server = %uri, bytes = export.size, size, "the size of the export is not a multiple of 512; the guest cannot reach the part of a sector at its end");
+            tracing::warn!(server = %uri, bytes = export.size, size, block, "the size of the export is not a multiple of its block; the guest cannot reach the part of a block at its end");
         }
         if !export.has(wire::FLAG_FLUSH) && !options.read_only {
             tracing::warn!(server = %uri, "the server does not support flushes; the guest cannot know which writes are durable");
         }
-        let client = Client::new(inbox.clone(), address, uri.clone(), Connection::new(socket, export, 0));
+        let [trim, zeroes] = [wire::FLAG_TRIM, wire::FLAG_WRITE_ZEROES].map(|flag| export.has(flag));
+        let limits = export.sizes.limits(options.read_only, trim, zeroes);
+        // A server without flushes has no durable operations to offer either.
+        let durable = export.has(wire::FLAG_FUA);
+        let offload = Offload::with_sizes(limits, size, durable, export.sizes.of_ops());
+        inbox.set_export_size(size);
+        let connection = Connection::new(socket, export, 0, false);
+        let client = Client::new(inbox.clone(), address, uri.clone(), offload.clone(), connection);
         let span = Span::current();
         let run = move || span.in_scope(|| client.run());
         let thread = Builder::new().name("nbd".into()).spawn(run).map_err(failed)?;
-        // A server without flushes has no durable operations to offer either.
-        let durable = export.has(wire::FLAG_FUA);
-        let offload = Offload::new(limits(export, options.read_only), size, durable);
-        Ok((Self { inbox, thread: Some(thread), identity: identity(uri) }, offload))
+        let (thread, identity, job_within) =
+            (Some(thread), identity(uri), stop_within(uri) + 3 * CONNECT_WITHIN);
+        Ok((Self { inbox, thread, identity, offload: offload.clone(), job_within }, offload))
     }
 }
 
@@ -84,10 +98,19 @@ impl DiskControl for Nbd {
         &self.identity
     }
 
-    /// Restarts the time to wait for a lost server, for the next user of the disk.
+    /// Takes the size that the export had when the disk was last taken over.
+    fn refresh_size(&self) -> io::Result<Resized> {
+        let to = self.inbox.export_size();
+        let from = self.offload.grow(to);
+        Ok(if to > from { Resized::Grown { from, to } } else { Resized::Same })
+    }
+
+    fn write_back(&self) -> io::Result<()> {
+        self.inbox.request(Job::GiveUp, self.job_within)
+    }
+
     fn reload(&self, _locks: bool) -> io::Result<()> {
-        self.inbox.restart_wait();
-        Ok(())
+        self.inbox.request(Job::TakeOver, self.job_within)
     }
 
     fn limit_remote_waits(&self) {
@@ -113,17 +136,6 @@ impl Drop for Nbd {
     fn drop(&mut self) {
         self.inbox.stop();
         let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-fn limits(export: Export, read_only: bool) -> Limits {
-    let ranges = |flag| (export.has(flag) && !read_only).then(|| RangeLimits::bytes(RANGE_MAX, SECTOR));
-    let write_zeroes = ranges(wire::FLAG_WRITE_ZEROES);
-    Limits {
-        discard: ranges(wire::FLAG_TRIM),
-        write_zeroes,
-        zeroes_may_unmap: write_zeroes.is_some(),
-        ..Limits::plain(read_only)
     }
 }
 

@@ -4,17 +4,25 @@
 //! memory, because that can change and vanish meanwhile. It uses buffers of this crate instead, so it may
 //! keep an operation for any time. A request goes piece by piece, each as long as a buffer. When a piece is
 //! done, the library wakes the worker, which checks all its waiting requests.
+//!
+//! A library can require blocks larger than a sector. A write of a part of a block then reads the block,
+//! changes it and writes it back. It excludes other writes of the block meanwhile, as [`crate::range`] says.
 
 mod flushes;
 mod op;
+mod piece;
+mod submit;
 
 use crate::buffer_pool::{BUFFER_BYTES, BufferPermit, BufferPool, BufferWait, PoolLimits};
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::lost_writes::{LostWritesReported, LostWritesSeen};
+use crate::range::{RangeClaim, Ranges};
 use crate::{IoContext, IoError, Limits, Request, Step};
 pub(crate) use flushes::Flushes;
 use kickless_io::Errno;
 pub(crate) use op::{AnswerSlot, OffloadKind, OffloadOp, WakeBatch};
+pub(crate) use piece::OpSizes;
+use piece::Piece;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -34,8 +42,12 @@ pub(crate) struct OffloadState {
     at: u64,
     /// The kind of the operation that is submitted and not answered.
     submitted: Option<OffloadKind>,
-    /// The length of that operation in bytes.
-    len: u64,
+    /// The bytes of that operation.
+    piece: Piece,
+    /// The buffer has the block of which the request writes a part.
+    loaded: bool,
+    /// The blocks that the request writes, if blocks are larger than a sector.
+    claim: Option<RangeClaim>,
     /// The request. `None` if there is none.
     request: Option<Request>,
     /// Flush when everything else is done.
@@ -53,6 +65,8 @@ pub(crate) struct Offload {
     size: AtomicU64,
     /// The library supports durable operations.
     durable: bool,
+    sizes: OpSizes,
+    ranges: Arc<Ranges>,
     short: Arc<BufferPool>,
     long: Arc<BufferPool>,
     lost_writes_reported: LostWritesReported,
@@ -63,9 +77,15 @@ impl OffloadState {
         self.request.is_some()
     }
 
+    /// Frees what a piece needed. The next one may need a buffer of the other kind, or none.
+    fn release(&mut self) {
+        (self.permit, self.loaded, self.claim) = (None, false, None);
+    }
+
     /// Ends the request.
     fn finish(&mut self, buffers: &mut IoBuffers, result: Result<(), IoError>) -> Step {
-        (self.permit, self.waiting, self.request) = (None, None, None);
+        self.release();
+        (self.waiting, self.request) = (None, None);
         buffers.drop_extents();
         Step::Done(result)
     }
@@ -77,12 +97,31 @@ type Flow = Result<(), Step>;
 impl Offload {
     /// Makes the common part for a disk of `size` bytes. `durable`: the library supports durable operations.
     pub(crate) fn new(limits: Limits, size: u64, durable: bool) -> Arc<Self> {
+        Self::with_sizes(limits, size, durable, OpSizes::default())
+    }
+
+    /// Makes the common part for a disk whose library limits the sizes of operations. `size` is a multiple of
+    /// its block.
+    pub(crate) fn with_sizes(limits: Limits, size: u64, durable: bool, sizes: OpSizes) -> Arc<Self> {
         let align = rustix::param::page_size();
         let short = PoolLimits { bytes: SHORT_BYTES, align, in_use_max: SHORT_MAX, kept_max: SHORT_MAX };
         let long = PoolLimits { bytes: BUFFER_BYTES, align, in_use_max: LONG_MAX, kept_max: LONG_MAX / 4 };
         let (short, long) = (Arc::new(BufferPool::of(short)), Arc::new(BufferPool::of(long)));
-        let lost_writes_reported = LostWritesReported::default();
-        Arc::new(Self { limits, size: AtomicU64::new(size), durable, short, long, lost_writes_reported })
+        Arc::new(Self {
+            limits,
+            size: AtomicU64::new(size),
+            durable,
+            sizes,
+            ranges: Arc::default(),
+            short,
+            long,
+            lost_writes_reported: LostWritesReported::default(),
+        })
+    }
+
+    /// Returns whether a queue of the current driver has reported this many losses.
+    pub(crate) fn has_reported(&self, lost_writes: u64) -> bool {
+        self.lost_writes_reported.by_any_queue() >= lost_writes
     }
 
     /// Returns the lost writes that a starting queue need not report.
@@ -183,105 +222,37 @@ impl Offload {
             self.lost_writes_reported.report(context.lost_writes, lost_writes);
         }
         result.map_err(|error| Step::Done(Err(error)))?;
-        state.lost_writes = state.lost_writes.min(lost_writes);
-        let len = state.len;
-        match kind {
-            OffloadKind::Read | OffloadKind::Write { .. } => {
-                if let (OffloadKind::Read, Some(permit)) = (kind, &state.permit)
-                    && let Some(bytes) = permit.buffer.as_ref().and_then(|b| b.get(..len as usize))
-                {
+        if kind != OffloadKind::Read {
+            state.lost_writes = state.lost_writes.min(lost_writes);
+        }
+        let Piece { skip, len, .. } = state.piece;
+        match (kind, state.request) {
+            (OffloadKind::Read, Some(Request::Read { .. })) => {
+                let bytes = skip as usize..(skip + len) as usize;
+                if let Some(bytes) = state.permit.as_ref().and_then(|p| p.buffer.as_ref()?.get(bytes)) {
                     buffers.guest.write(0, bytes, context.marks);
                 }
-                state.at += len;
-                buffers.guest.advance(len, context.marks);
-                // The next piece may need a buffer of the other kind, or none.
-                state.permit = None;
+                self.transferred(context, buffers, state);
             }
-            OffloadKind::Discard { .. } | OffloadKind::Zeroes { .. } => {
+            (OffloadKind::Read, _) => state.loaded = true,
+            (OffloadKind::Write { .. }, Some(Request::Write { .. })) => {
+                self.transferred(context, buffers, state);
+            }
+            (OffloadKind::Flush, _) => state.flush = false,
+            // The write has stored zeroes in a part of a block.
+            (OffloadKind::Write { .. } | OffloadKind::Discard { .. } | OffloadKind::Zeroes { .. }, _) => {
+                state.release();
                 buffers.advance_extent(len);
             }
-            OffloadKind::Flush => state.flush = false,
         }
         Ok(())
     }
 
-    /// Submits the next operation. Continues at once only after an empty extent.
-    fn submit_next(
-        &self,
-        context: &mut IoContext<'_>,
-        buffers: &mut IoBuffers,
-        state: &mut OffloadState,
-        submit: impl Fn(OffloadOp),
-    ) -> Flow {
-        let (kind, at, len) = match state.request {
-            Some(Request::Read { .. }) if !buffers.guest.is_empty() => {
-                (OffloadKind::Read, state.at, buffers.guest.len())
-            }
-            Some(Request::Write { durable, .. }) if !buffers.guest.is_empty() => {
-                (OffloadKind::Write { durable: durable && self.durable }, state.at, buffers.guest.len())
-            }
-            Some(request @ (Request::Discard { durable } | Request::WriteZeroes { durable })) => {
-                let durable = durable && self.durable;
-                let Some(&extent) = buffers.extents.last() else {
-                    return self.flush_or_end(context, state, submit);
-                };
-                if extent.len == 0 {
-                    buffers.advance_extent(0);
-                    return Ok(());
-                }
-                let kind = match request {
-                    Request::Discard { .. } => OffloadKind::Discard { durable },
-                    _ => OffloadKind::Zeroes { unmap: extent.unmap, durable },
-                };
-                (kind, extent.offset, extent.len)
-            }
-            _ => return self.flush_or_end(context, state, submit),
-        };
-        let op = match kind {
-            OffloadKind::Read | OffloadKind::Write { .. } => {
-                let pool = if len <= SHORT_BYTES as u64 { &self.short } else { &self.long };
-                let len = len.min(pool.bytes() as u64);
-                let permit = match pool.take(&mut state.waiting, context.waker) {
-                    Ok(Some(permit)) => state.permit.insert(permit),
-                    Ok(None) => return Err(Step::Busy),
-                    Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
-                };
-                let mut buffer = permit.buffer.take();
-                if let (OffloadKind::Write { .. }, Some(bytes)) =
-                    (kind, buffer.as_mut().and_then(|b| b.get_mut(..len as usize)))
-                {
-                    buffers.guest.read(0, bytes);
-                    // A damaged page reads as zeroes, which must not be stored.
-                    if buffers.guest.is_damaged() {
-                        return Err(Step::Done(Err(IoError::Damaged)));
-                    }
-                }
-                state.len = len;
-                state.slot.op(kind, (at, len), buffer, context.waker)
-            }
-            _ => {
-                state.len = len;
-                state.slot.op(kind, (at, len), None, context.waker)
-            }
-        };
-        state.submitted = Some(kind);
-        submit(op);
-        // The library may have answered already. Then it has also signalled the waker.
-        Err(Step::Busy)
-    }
-
-    /// Flushes if necessary, and ends the request.
-    fn flush_or_end(
-        &self,
-        context: &IoContext<'_>,
-        state: &mut OffloadState,
-        submit: impl Fn(OffloadOp),
-    ) -> Flow {
-        if !state.flush {
-            return Err(Step::Done(Ok(())));
-        }
-        state.submitted = Some(OffloadKind::Flush);
-        submit(state.slot.op(OffloadKind::Flush, (0, 0), None, context.waker));
-        Err(Step::Busy)
+    /// Removes the bytes of a transferred piece from the request.
+    fn transferred(&self, context: &mut IoContext<'_>, buffers: &mut IoBuffers, state: &mut OffloadState) {
+        let len = state.piece.len;
+        state.at += len;
+        buffers.guest.advance(len, context.marks);
+        state.release();
     }
 }

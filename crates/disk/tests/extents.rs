@@ -7,6 +7,7 @@ use common::{Worker, image, loop_device, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Extent, IoError, Limits, Request};
 use kickless_io::{EngineKind, Errno};
 use kickless_testing::Random;
+use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -103,6 +104,20 @@ fn discards_free_space() {
         assert_eq!(result, Ok(()));
         assert!(read[..64 << 10] == contents[..64 << 10] && read[768 << 10..] == contents[768 << 10..]);
     });
+}
+
+/// Space behind the end is for data to come, of this host or of another one that uses the image. ext4 keeps
+/// it whatever is punched there, and tmpfs does not.
+#[test]
+fn opening_a_file_leaves_what_is_behind_its_end() {
+    let contents = [7; 1 << 20];
+    for image in [Some(image(&contents)), image_on_tmpfs(&contents)].into_iter().flatten() {
+        fallocate(image.as_file(), FallocateFlags::KEEP_SIZE, 0, 8 << 20).unwrap();
+        let before = space(image.path());
+        assert!(before >= 8 << 20, "the file system allocates no space behind the end");
+        assert!(open(image.path(), Cache::Writeback).limits().discard.is_some());
+        assert_eq!(space(image.path()), before);
+    }
 }
 
 #[test]

@@ -372,6 +372,20 @@ fn nbd_exports_on_two_threads() {
     }
 }
 
+/// The server refuses requests that are not whole blocks, or too long.
+#[test]
+fn nbd_exports_with_large_blocks_on_two_threads() {
+    for sizes in [["blocksize-minimum=4096", "blocksize-maximum=8192"], ["blocksize-minimum=2048", ""]] {
+        check(4, 2, |contents| {
+            let policy = ["--filter=blocksize-policy", "blocksize-error-policy=error"];
+            let extra: Vec<_> = policy.into_iter().chain(sizes).filter(|word| !word.is_empty()).collect();
+            let server = common::server::Server::start(common::server::Kind::Nbdkit, contents, &extra);
+            let disk = Disk::open(&server.spec(""), &options(Cache::None, false)).unwrap();
+            Target { disk, read_behind: Some(Box::new(move || fs::read(server.image()).unwrap())) }
+        });
+    }
+}
+
 #[test]
 #[cfg(feature = "rbd")]
 fn ceph_images_on_two_threads() {

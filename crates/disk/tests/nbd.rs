@@ -259,6 +259,56 @@ fn each_queue_reports_writes_that_a_server_lost() {
     }
 }
 
+/// A server with large blocks gets whole ones only. A guest sees what it sees of an image on such a file
+/// system. The part of a block at the end cannot be reached.
+#[test]
+fn a_server_with_large_blocks_gets_whole_blocks() {
+    let contents = Random(5).bytes(LEN + 512);
+    let policy = ["--filter=blocksize-policy", "blocksize-error-policy=error", "blocksize-minimum=4096"];
+    let server = Server::start(Kind::Nbdkit, &contents, &policy);
+    let disk = open(&server.spec(""));
+    assert_eq!(disk.size(), LEN);
+    let (limits, granularity) = (disk.limits(), disk.limits().discard.unwrap().alignment);
+    assert_eq!(
+        (limits.block_size, limits.physical_block_exp, limits.min_io_size, granularity),
+        (512, 3, 8, 8)
+    );
+    let (mut worker, mut expected) = (worker(&disk), contents);
+    for (offset, len) in [(512, 512), (3584, 1024), (0, 4096), (512, 300 << 10), (LEN - 512, 512)] {
+        let bytes = Random(offset).bytes(len);
+        assert_eq!(worker.write(offset, &bytes, 0), Ok(()), "{offset}");
+        expected[offset as usize..][..len as usize].copy_from_slice(&bytes);
+        assert_eq!(worker.read(offset, len as usize), (Ok(()), bytes), "{offset}");
+    }
+    // Zeroes are exact. A discard leaves the parts of blocks as they are.
+    run_on_extent(&mut worker, Request::WriteZeroes { durable: true }, 512, 16 << 10, true);
+    expected[512..][..16 << 10].fill(0);
+    run_on_extent(&mut worker, Request::WriteZeroes { durable: false }, (64 << 10) + 512, 512, false);
+    expected[(64 << 10) + 512..][..512].fill(0);
+    run_on_extent(&mut worker, Request::Discard { durable: true }, (128 << 10) + 512, 16 << 10, false);
+    expected[132 << 10..144 << 10].fill(0);
+    assert!(worker.read(0, LEN as usize) == (Ok(()), expected[..LEN as usize].to_vec()));
+    assert!(fs::read(server.image()).unwrap() == expected);
+}
+
+/// Longer requests go in pieces.
+#[test]
+fn a_server_with_short_requests_gets_short_ones() {
+    let contents = Random(6).bytes(LEN);
+    let policy = ["--filter=blocksize-policy", "blocksize-error-policy=error", "blocksize-maximum=64K"];
+    let server = Server::start(Kind::Nbdkit, &contents, &policy);
+    let disk = open(&server.spec(""));
+    let mut worker = worker(&disk);
+    assert!(worker.read(0, LEN as usize) == (Ok(()), contents));
+    let bytes = Random(7).bytes(LEN);
+    assert_eq!(worker.write(0, &bytes, 0), Ok(()));
+    assert!(fs::read(server.image()).unwrap() == bytes);
+    for request in [Request::WriteZeroes { durable: false }, Request::Discard { durable: false }] {
+        run_on_extent(&mut worker, request, 0, LEN, true);
+    }
+    assert!(fs::read(server.image()).unwrap() == vec![0; LEN as usize]);
+}
+
 #[test]
 fn faults_apply_to_an_export() {
     let server = Server::start(Kind::Nbdkit, &[3; LEN as usize], &[]);

@@ -50,8 +50,8 @@ pub(crate) fn start(
     if sockets.0.is_empty() {
         return Ok(None);
     }
-    let reload = move || match &reload {
-        Some(reload) => reload.call(),
+    let reload = move |used| match &reload {
+        Some(reload) => reload.call(used),
         None => Err("the daemon was started without a configuration file".into()),
     };
     let hooks = Hooks {

@@ -1,6 +1,9 @@
 //! `kickless ctl`: makes one call on a control socket.
+#![cfg_attr(not(test), expect(clippy::disallowed_methods, reason = "this command is no daemon"))]
 
+use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 use kickless_control::{Client, ClientError};
@@ -8,6 +11,10 @@ use serde_json::{Map, Value};
 
 use crate::cli::Ctl;
 use crate::inherited;
+use crate::replace::replace;
+
+/// The call whose result is a file.
+const SAVE: &str = "config.save";
 
 /// Makes the call, and prints its result with `print`. After a subscription, prints what comes, one line for
 /// each, until the daemon ends.
@@ -25,6 +32,9 @@ pub(crate) fn call(ctl: &Ctl, print: fn(&str) -> Result<()>) -> Result<()> {
             Err(error) => return Err(anyhow!("the parameters are no JSON: {error}")),
         },
     };
+    if ctl.output.is_some() && ctl.method != SAVE {
+        return Err(anyhow!("--output: only {SAVE} returns a file"));
+    }
     let given = inherited::given(&ctl.fds)?;
     let given: Vec<_> = given.iter().map(|(name, fd)| (name.clone(), fd.as_fd())).collect();
     let path = ctl.control.path();
@@ -38,9 +48,29 @@ pub(crate) fn call(ctl: &Ctl, print: fn(&str) -> Result<()>) -> Result<()> {
                 Err(error) => return Err(anyhow::Error::from(error).context(about())),
             }
         },
-        Ok(result) => print(&format!("{result:#}\n")),
+        Ok(result) => match &ctl.output {
+            Some(output) => save(&result, output).with_context(|| format!("--output={}", output.display())),
+            None => print(&format!("{result:#}\n")),
+        },
         // The sentence of the daemon tells enough.
         Err(error @ ClientError::Call(_)) => Err(error.into()),
         Err(error) => Err(anyhow::Error::from(error).context(about())),
     }
+}
+
+/// Replaces the file, or the target of a symbolic link, with the configuration.
+fn save(result: &Value, output: &Path) -> Result<()> {
+    let text = result["toml"].as_str().context("the daemon returned no configuration")?;
+    let (path, old) = match output.canonicalize() {
+        Ok(path) => {
+            let old = path.metadata()?;
+            (path, Some(old))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => (output.to_owned(), None),
+        Err(error) => return Err(error.into()),
+    };
+    if old.as_ref().is_some_and(|old| !old.is_file()) {
+        return Err(anyhow!("it is no regular file"));
+    }
+    Ok(replace(&path, text, old.as_ref())?)
 }

@@ -16,6 +16,7 @@ mod inherited;
 mod log;
 mod metrics;
 mod reload;
+mod replace;
 mod serve;
 mod service;
 mod signals;

@@ -6,8 +6,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use kickless_daemon::{DeviceConfig, Registry, Reloaded, reload, sentence};
+use anyhow::{Context, Result, bail};
+use kickless_daemon::{DeviceConfig, DeviceRef, Registry, Reloaded, UsedDevices, reload, sentence};
 use tracing::{info, warn};
 
 use crate::config;
@@ -23,8 +23,11 @@ pub(crate) struct Reload {
     requests: Sender<Request>,
 }
 
-/// The receiver of the result, if a call waits for it.
-type Request = Option<SyncSender<Result<Reloaded, String>>>;
+struct Request {
+    used: UsedDevices,
+    /// The receiver of the result, if a call waits for it.
+    reply: Option<SyncSender<Result<Reloaded, String>>>,
+}
 
 impl Reload {
     /// Starts the thread, if the service has a configuration file.
@@ -45,16 +48,16 @@ impl Reload {
     /// Requests that the file is read and applied. Does not wait for it.
     pub(crate) fn request(&self) {
         // The thread ends with the program.
-        let _ = self.requests.send(None);
+        let _ = self.requests.send(Request { used: UsedDevices::Keep, reply: None });
     }
 
     /// Reads the file and applies it. Waits for the result.
     ///
     /// # Errors
     /// The file is wrong, and nothing of it is used. The error is one sentence.
-    pub(crate) fn call(&self) -> Result<Reloaded, String> {
+    pub(crate) fn call(&self, used: UsedDevices) -> Result<Reloaded, String> {
         let (reply, result) = sync_channel(1);
-        let _ = self.requests.send(Some(reply));
+        let _ = self.requests.send(Request { used, reply: Some(reply) });
         let result = result.recv_timeout(ANSWER_WAIT);
         result.unwrap_or_else(|_| Err("the configuration file is still being read or applied".into()))
     }
@@ -67,16 +70,27 @@ fn serve(
     registry: &Weak<Registry>,
     devices: &mut Vec<DeviceConfig>,
 ) {
-    while let Ok(reply) = requested.recv() {
-        let read = config::read(path).map_err(|error| sentence(&*error));
+    while let Ok(Request { used, reply }) = requested.recv() {
+        let read = read(path, devices).map_err(|error| sentence(&*error));
         let Some(registry) = registry.upgrade() else { return };
-        let result = read.map(|service| {
-            let reloaded = reload(&registry, devices, &service.pool, &service.devices);
-            *devices = service.devices;
-            reloaded
-        });
+        let result = match read {
+            Ok(service) => {
+                let reloaded = reload(&registry, devices, &service.pool, &service.devices, used);
+                *devices = service.devices;
+                Ok(reloaded)
+            }
+            Err(error) => {
+                // The sizes of disks do not depend on the file.
+                registry.devices().for_each(DeviceRef::refresh);
+                Err(error)
+            }
+        };
+        let is_empty = registry.list().is_empty();
         drop(registry);
         log(&result);
+        if is_empty && result.is_ok() {
+            warn!("no device is left: correct the configuration file, and have it read again");
+        }
         if let Some(reply) = reply {
             // The call may have given up.
             let _ = reply.send(result);
@@ -84,13 +98,35 @@ fn serve(
     }
 }
 
+/// Reads the file. `earlier` has the devices of the file before.
+///
+/// # Errors
+/// The file is wrong, or has lost all of its devices, as a file that is being written or was cut short. The
+/// error is one sentence.
+fn read(path: &Path, earlier: &[DeviceConfig]) -> Result<Service> {
+    let service = config::read(path)?;
+    if service.devices.is_empty() && !earlier.is_empty() {
+        bail!(
+            "{}: there is no device in it any more, so it may be cut short: remove the last devices by calls",
+            path.display()
+        );
+    }
+    Ok(service)
+}
+
 fn log(result: &Result<Reloaded, String>) {
     let reloaded = match result {
         Ok(reloaded) => reloaded,
         Err(error) => return warn!(error, "the configuration file is wrong, and nothing of it is used"),
     };
-    let Reloaded { added, removed, replaced, needs_restart, failed } = reloaded;
+    let Reloaded { added, removed, leaving, replaced, needs_restart, failed } = reloaded;
     info!(?added, ?removed, ?replaced, "the configuration file was read again");
+    for name in leaving {
+        warn!(
+            name,
+            "the device is no longer in the configuration file: it is removed when its front-end has left"
+        );
+    }
     for restart in needs_restart {
         let (device, keys) = (restart.device.as_deref().unwrap_or("[pool]"), restart.keys.join(", "));
         info!(name = device, keys, "these changes to the configuration file need a restart");

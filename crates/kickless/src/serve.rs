@@ -8,7 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use kickless_daemon::{AddError, DeviceConfig, DeviceRef, Endpoint, Notation, OpenDevice, Registry};
+use kickless_daemon::{
+    AddError, DeviceConfig, DeviceRef, DeviceState, DeviceStatus, Endpoint, Notation, OpenDevice, Registry,
+};
 use kickless_io::Waker;
 use kickless_memory::fault;
 use kickless_opener::TURN_WAIT;
@@ -72,6 +74,9 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     let control = control::start(control, &registry, reload.clone(), asked_to_stop.clone())?;
     let outlives_devices = service.outlives_devices();
     let events = Events { signals, asked_to_stop, resizes, reload, outlives_devices };
+    if service.devices.is_empty() {
+        warn!("the configuration file has no device: devices come by calls only");
+    }
     let waited = events.serve_until_idle(&registry);
     drop(control);
     log_counters(&registry, "summary");
@@ -165,9 +170,10 @@ struct Events {
 
 impl Events {
     /// Waits until no device is served: each has failed, its only front-end has disconnected, or a signal or
-    /// a call has stopped it. Logs counters when a signal requests it. Refreshes the sizes of disks when a
-    /// signal requests it, or when an event or a device reports another size. The signal also requests that
-    /// the configuration file is read again.
+    /// a call has stopped it. Goes on without a device after a reload of the configuration file. Logs
+    /// counters when a signal requests it. Refreshes the sizes of disks when a signal requests it, or when
+    /// an event or a device reports another size. The signal also requests that the configuration file is
+    /// read again.
     ///
     /// # Errors
     /// A worker has ended, so that all devices were stopped.
@@ -177,7 +183,11 @@ impl Events {
         let pool = registry.pool().context("no workers")?;
         let mut outcome = Ok(());
         let mut is_stopping = false;
-        while !registry.is_idle() || *outlives_devices && !is_stopping {
+        // If none has ended, a reload has taken the last one, and another reload can bring the next.
+        let is_removed = |status: DeviceStatus| status.state == DeviceState::Removing;
+        let was_taken = || reload.is_some() && registry.list().into_iter().all(is_removed);
+        let goes_on = || *outlives_devices || was_taken();
+        while !registry.is_idle() || !is_stopping && goes_on() {
             // Hold no reference to a device during the wait. Otherwise a removed device would not be closed.
             let due: Vec<Waker> =
                 registry.devices().filter_map(|device| device.device().refresh_due()).collect();

@@ -187,8 +187,10 @@ fn disk(config: &BlkConfig, queue_size_max: u16, given: &Descriptors) -> Result<
     }
     let serial = config.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
     let queues_max = config.num_queues;
-    let device = Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock });
+    let device = Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock })
+        .with_block_size(config.logical_block_size);
     config.blk_size.into_iter().for_each(|bytes| device.set_size_min(bytes));
+    device.set_discard(config.discard == Switch::On);
     Ok(device)
 }
 

@@ -1,101 +1,21 @@
 //! Runs daemons with control sockets, and `kickless ctl`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use common::{Daemon, LIMIT, PROGRAM, disk};
 use kickless_driver::{Card, CardOptions, Disk, Interest, Options, Outgoing};
 use kickless_testing::{CaptureContents, parse_pcapng};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
-/// After this time, a test has failed. No machine is so slow.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// A daemon and its directory. Killed if the test fails.
-struct Daemon {
-    child: Child,
-    log: Receiver<String>,
-    dir: TempDir,
-}
-
-impl Daemon {
-    /// Starts `kickless serve` with this configuration, in a directory with a control socket. `DIR` stands
-    /// for the directory.
-    fn serve(config: &str, arguments: &[&str]) -> Self {
-        let dir = TempDir::new().unwrap();
-        let path = dir.path().join("kickless.toml");
-        fs::write(&path, config.replace("DIR", dir.path().to_str().unwrap())).unwrap();
-        let mut command = Command::new(PROGRAM);
-        command.arg("serve").arg("--config").arg(path).env("RUNTIME_DIRECTORY", dir.path());
-        command.args(arguments.iter().map(|word| word.replace("DIR", dir.path().to_str().unwrap())));
-        Self::start(command, dir)
-    }
-
-    fn start(mut command: Command, dir: TempDir) -> Self {
-        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let (sender, log) = channel();
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Self { child, log, dir }
-    }
-
-    /// Waits for a line of the log.
-    fn wait_for(&self, part: &str) -> String {
-        loop {
-            let line = self.log.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("no line with {part}"));
-            if line.contains(part) {
-                return line;
-            }
-        }
-    }
-
-    fn ctl(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(PROGRAM);
-        command.arg("ctl").args(arguments).env("RUNTIME_DIRECTORY", self.dir.path());
-        command.stdin(Stdio::null()).output().unwrap()
-    }
-
-    fn call(&self, method: &str, params: Value) -> Value {
-        let output = self.ctl(&[method, &params.to_string()]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() && said.is_empty(), "{method}: {said}");
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    /// Makes a call that fails, and returns its sentence.
-    fn refused(&self, arguments: &[&str]) -> String {
-        let output = self.ctl(arguments);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.starts_with("kickless: ") && said.lines().count() == 1, "not one sentence: {said}");
-        said
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// Waits until the daemon ends. Returns its status.
-    fn end(mut self) -> Option<i32> {
-        while self.log.recv_timeout(LIMIT).is_ok() {}
-        self.child.wait().unwrap().code()
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 #[test]
 fn a_daemon_without_devices_gets_some_and_is_saved() {
@@ -218,107 +138,6 @@ fn a_control_socket_that_cannot_be_made_is_an_error() {
     command.arg("--control=/nonexistent/control.sock");
     let said = said(&mut command);
     assert!(said.contains("--control=/nonexistent/control.sock: ") && said.contains("directory"), "{said}");
-}
-
-/// Returns the table of a disk in the directory of the daemon.
-fn disk(name: &str, more: &str) -> String {
-    format!("[[device]]\nsocket-path = 'DIR/{name}.sock'\nblk-file = 'null:1M'\n{more}\n")
-}
-
-impl Daemon {
-    /// Writes the configuration file anew.
-    fn rewrite(&self, config: &str) {
-        fs::write(self.path("kickless.toml"), config.replace("DIR", self.dir.path().to_str().unwrap()))
-            .unwrap();
-    }
-
-    /// Returns the names and the states of the devices.
-    fn states(&self) -> Vec<(String, String)> {
-        let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let listed = self.call("device.list", json!({}));
-        listed.as_array().unwrap().iter().map(|of| (text(&of["name"]), text(&of["state"]))).collect()
-    }
-}
-
-#[test]
-fn a_reload_changes_device_by_device() {
-    let all = |names: &[&str]| names.iter().map(|name| disk(name, "")).collect::<String>();
-    let daemon = Daemon::serve(&all(&["a", "b", "c"]), &[]);
-    daemon.wait_for("serving");
-    let by_call = json!({ "socket-path": daemon.path("x.sock"), "blk-file": "null:1M" });
-    assert_eq!(daemon.call("device.add", by_call), json!({ "added": true }));
-    // A front-end uses `b`.
-    let front_end = kickless_driver::Disk::connect(kickless_driver::Options::new(daemon.path("b.sock")));
-    let front_end = front_end.unwrap();
-
-    // A wrong file changes nothing.
-    daemon.rewrite(&(all(&["a"]) + "[[device]]\nblk-file = 'null:1'\n"));
-    assert!(daemon.refused(&["daemon.reload"]).contains("kickless.toml:6: "));
-    assert_eq!(daemon.states().len(), 4);
-
-    // `a` goes, `b` is in use and changes, `c` is free and changes, `d` comes, `x` stays.
-    let pool = "[pool]\nworkers = 2\npoll = 'never'\n";
-    let config = [pool, &disk("b", "queue-size = 128"), &disk("c", "serial = 'c'"), &disk("d", "")].concat();
-    daemon.rewrite(&config);
-    let reloaded = daemon.call("daemon.reload", json!({}));
-    let expected = json!({
-        "added": ["d"],
-        "removed": ["a"],
-        "replaced": ["c"],
-        "needs-restart": [{ "keys": ["workers"] }, { "device": "b", "keys": ["queue-size"] }],
-        "failed": [],
-    });
-    assert_eq!(reloaded, expected);
-    assert_eq!(daemon.call("pool.get", json!({}))["poll"], "never");
-    assert_eq!(daemon.call("device.get", json!({ "name": "c" }))["config"]["serial"], "c");
-    front_end.write_at(&[1; 512], 0).unwrap();
-    let mut names: Vec<String> = daemon.states().into_iter().map(|(name, _)| name).collect();
-    names.sort();
-    assert_eq!(names, ["b", "c", "d", "x"]);
-    // Limits of a device in use change at once.
-    let limited = config.replace("queue-size = 128", "iops = 100000\ngroup = 'g'");
-    daemon.rewrite(&limited.replace("\ngroup = 'g'", ""));
-    let reloaded = daemon.call("daemon.reload", json!({}));
-    assert_eq!(reloaded["needs-restart"], json!([{ "keys": ["workers"] }]));
-    assert_eq!(daemon.call("device.get", json!({ "name": "b" }))["config"]["iops"], 100_000);
-    front_end.write_at(&[1; 512], 0).unwrap();
-    daemon.rewrite(&limited);
-    let reloaded = daemon.call("daemon.reload", json!({}));
-    assert_eq!(reloaded["needs-restart"][1], json!({ "device": "b", "keys": ["group"] }));
-    daemon.rewrite(&config);
-    daemon.call("daemon.reload", json!({}));
-    // The second time, nothing is left to do but the restart.
-    let again = daemon.call("daemon.reload", json!({}));
-    assert_eq!((&again["added"], &again["needs-restart"]), (&json!([]), &expected["needs-restart"]));
-}
-
-/// While a front-end uses one of two devices, neither gets the socket of the other one, and both are served.
-#[test]
-fn devices_exchange_their_sockets() {
-    let pair = |a: &str, b: &str| disk(a, "name = 'a'") + &disk(b, "name = 'b'");
-    let daemon = Daemon::serve(&pair("one", "two"), &[]);
-    daemon.wait_for("serving");
-    let reload = |config: &str| {
-        daemon.rewrite(config);
-        daemon.call("daemon.reload", json!({}))
-    };
-    let has_sockets = |sockets: [&str; 2]| {
-        for (name, socket) in ["a", "b"].into_iter().zip(sockets) {
-            let device = daemon.call("device.get", json!({ "name": name }));
-            assert_eq!(device["config"]["socket-path"], json!(daemon.path(socket)));
-        }
-    };
-    let reloaded = reload(&pair("two", "one"));
-    assert_eq!((&reloaded["replaced"], &reloaded["failed"]), (&json!(["b", "a"]), &json!([])));
-    has_sockets(["two.sock", "one.sock"]);
-    let front_end = kickless_driver::Disk::connect(kickless_driver::Options::new(daemon.path("two.sock")));
-    let front_end = front_end.unwrap();
-    let reloaded = reload(&pair("one", "two"));
-    assert_eq!(reloaded["needs-restart"], json!([{ "device": "a", "keys": ["socket-path"] }]));
-    assert_eq!((&reloaded["failed"][0]["device"], &reloaded["replaced"]), (&json!("b"), &json!([])));
-    has_sockets(["two.sock", "one.sock"]);
-    front_end.write_at(&[1; 512], 0).unwrap();
-    drop(kickless_driver::Disk::connect(kickless_driver::Options::new(daemon.path("one.sock"))).unwrap());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use kickless_net_port::{Capture, CaptureError, Direction};
 use kickless_testing::{CaptureContents, FileSystem, eventually, parse_pcapng};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
@@ -102,6 +102,13 @@ fn only_captures_are_overwritten() {
     assert_eq!(fs::read(path("image")).unwrap(), b"something else");
     assert!(matches!(begin(&one, "fifo"), Err(CaptureError::NoFile { .. })));
     assert!(matches!(begin(&one, "no/file"), Err(CaptureError::File { .. })));
+    // The owner of the directory may have put the link there.
+    for target in ["empty", "new"] {
+        symlink(path(target), path("link")).unwrap();
+        assert!(matches!(begin(&one, "link"), Err(CaptureError::Link { .. })));
+        fs::remove_file(path("link")).unwrap();
+    }
+    assert!(fs::read(path("empty")).unwrap().is_empty() && !path("new").exists());
     assert!(begin(&one, "empty").is_ok());
     assert!(matches!(begin(&other, "empty"), Err(CaptureError::InUse { .. })));
     add(&one, Direction::Inbound, 0, &frames(1, 60));

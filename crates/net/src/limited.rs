@@ -7,7 +7,9 @@
 
 use crate::card_state::CardState;
 use crate::counters::RingCounters;
-use kickless_device::{Context, Direction, Event, Next, Parcel, Polled, QueueTask, TaskLocation, Vring};
+use kickless_device::{
+    Context, Direction, Event, Leave, Next, Parcel, Polled, QueueTask, TaskLocation, Vring,
+};
 use kickless_io::{Completion, Engine};
 use std::io;
 use std::sync::Arc;
@@ -128,8 +130,8 @@ impl<T: QueueTask> QueueTask for LimitedTask<T> {
         self.task.set_enabled(is_enabled);
     }
 
-    fn limit_remote_waits(&mut self) {
-        self.task.limit_remote_waits();
+    fn stopping(&mut self, leave: Leave) {
+        self.task.stopping(leave);
     }
 
     fn memory_changed(&mut self, engine: &mut Engine) {

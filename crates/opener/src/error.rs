@@ -63,6 +63,11 @@ pub enum SocketProblem {
     /// Another process made a socket of this path at the same time.
     #[error("another process has just made a socket there: use another path")]
     JustTaken,
+    /// Another program replaced the socket, or its directory, while it was made.
+    #[error(
+        "another program exchanged it while it was made: use a directory that only trusted programs may change"
+    )]
+    Exchanged,
     /// The group does not exist.
     #[error("there is no group {0}")]
     NoGroup(String),

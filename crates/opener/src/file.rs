@@ -23,8 +23,9 @@ pub enum FileUse {
         /// It is read and written without the host's page cache.
         is_direct: bool,
     },
-    /// It is read and written, and made for its owner alone if it does not exist. The open of a pipe does not
-    /// wait for its other end.
+    /// It is read and written, and made for its owner alone if it does not exist. A symbolic link is refused
+    /// (`ELOOP`): the owner of the directory may have put it there. The open of a pipe does not wait for its
+    /// other end.
     Capture,
 }
 
@@ -40,7 +41,7 @@ impl FileUse {
             }
             Self::Capture => {
                 options.write(true).create(true).mode(0o600);
-                OFlags::NOCTTY | OFlags::NONBLOCK
+                OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::NOFOLLOW
             }
         };
         options.custom_flags(flags.bits() as i32);

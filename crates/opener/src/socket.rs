@@ -1,30 +1,31 @@
 //! Sockets that listen.
 
-use std::fs;
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use kickless_values::SOCKET_PATH_BYTES_MAX;
 use nix::unistd::Group;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FileType, Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use tracing::warn;
 
+use super::directory::{Directory, Found, Identity, directory_of};
 use super::error::{SocketError, SocketProblem};
 
 /// The options for the path, the permissions and the group of a socket.
 const PATH_OPTION: &str = "socket-path";
 const MODE_OPTION: &str = "socket-mode";
 const GROUP_OPTION: &str = "socket-group";
+/// The mark of a socket that is being made: no other socket is sticky, as the bit has no meaning for one. So
+/// a file that gets the name between the calls that make a socket is not taken for it.
+const NEW: Mode = Mode::SVTX;
 /// Front-ends that can wait to be accepted. The kernel refuses further ones.
 const BACKLOG: i32 = 16;
 /// The time that all sockets together wait for locks on their directories. Each process holds such a lock
@@ -70,16 +71,15 @@ impl Listener {
 #[derive(Debug)]
 struct SocketName {
     path: PathBuf,
-    /// Device and inode of the socket. Another process may have replaced it when the name is dropped.
-    identity: (u64, u64),
+    /// Another process may have replaced the socket when the name is dropped.
+    identity: Identity,
 }
 
 impl Drop for SocketName {
     fn drop(&mut self) {
-        if fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
-            // If this fails, the next process that uses the path replaces the name.
-            let _ = fs::remove_file(&self.path);
-        }
+        let Some(name) = self.path.file_name() else { return };
+        // If this fails, the next process that uses the path replaces the name.
+        let _ = Directory::of(&self.path).and_then(|directory| directory.remove(name, self.identity));
     }
 }
 
@@ -106,12 +106,23 @@ impl Address {
             return Err(SocketError { option: PATH_OPTION, path: None, problem });
         }
         let address = Self { path: path.to_owned(), mode, group };
-        check_path(path).map_err(|problem| address.error(PATH_OPTION, problem))?;
+        let checked = address.directory().and_then(|(directory, name)| check(&directory, name));
+        checked.map_err(|problem| address.error(PATH_OPTION, problem))?;
         Ok(address)
     }
 
     fn error(&self, option: &'static str, problem: SocketProblem) -> SocketError {
         SocketError { option, path: Some(self.path.clone()), problem }
+    }
+
+    /// Opens the directory, and returns the name of the socket in it.
+    fn directory(&self) -> Result<(Directory, &OsStr), SocketProblem> {
+        let directory = match Directory::of(&self.path) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Err(SocketProblem::NoDirectory),
+            opened => opened.map_err(SocketProblem::host("its directory cannot be opened"))?,
+        };
+        let name = self.path.file_name().ok_or(SocketProblem::IsDirectory)?;
+        Ok((directory, name))
     }
 
     /// Makes the socket and listens. Replaces a stale socket, whose process has ended. Waits until `deadline`
@@ -121,109 +132,94 @@ impl Address {
     /// # Errors
     /// The socket cannot be made.
     pub fn listen(&self, deadline: Instant) -> Result<Listener, SocketError> {
-        let _lock = lock_directory(&self.path, deadline);
-        let (socket, name) = self.make().map_err(|problem| self.error(PATH_OPTION, problem))?;
+        let at_path = |problem| self.error(PATH_OPTION, problem);
+        let (directory, name) = self.directory().map_err(at_path)?;
+        directory.lock(&self.path, deadline);
+        self.make_way(&directory, name).map_err(at_path)?;
+        let socket = self.bind().map_err(at_path)?;
+        let found = made(&directory, name).map_err(at_path)?;
+        let name = SocketName { path: self.path.clone(), identity: found.identity() };
         // Front-ends can connect only after `listen`, when the permissions and the group are set.
-        if let Some(group) = self.group {
-            chown(&self.path, None, Some(group)).map_err(|error| {
-                self.error(GROUP_OPTION, SocketProblem::host("its group cannot be set")(error))
-            })?;
-        }
-        if let Some(mode) = self.mode {
-            fs::set_permissions(&self.path, fs::Permissions::from_mode(mode)).map_err(|error| {
-                self.error(MODE_OPTION, SocketProblem::host("its permissions cannot be set")(error))
-            })?;
-        }
-        listen(&socket, BACKLOG)
-            .map_err(|error| self.error(PATH_OPTION, SocketProblem::host("it cannot listen")(error)))?;
+        self.give_rights(&found)?;
+        listen(&socket, BACKLOG).map_err(|error| at_path(SocketProblem::host("it cannot listen")(error)))?;
         Ok(Listener { _name: Some(name), socket: socket.into() })
     }
 
-    /// Makes a socket of this path that does not listen yet.
-    fn make(&self) -> Result<(OwnedFd, SocketName), SocketProblem> {
-        let path = &self.path;
-        if check_path(path)? == Obstacle::StaleSocket {
-            fs::remove_file(path)
-                .map_err(SocketProblem::host("an old socket is there and cannot be removed"))?;
+    /// Removes a stale socket.
+    fn make_way(&self, directory: &Directory, name: &OsStr) -> Result<(), SocketProblem> {
+        let Some(stale) = check(directory, name)? else { return Ok(()) };
+        let removed = directory.remove(name, stale.identity());
+        match removed.map_err(SocketProblem::host("an old socket is there and cannot be removed"))? {
+            true => Ok(()),
+            false => Err(SocketProblem::JustTaken),
         }
-        let address =
-            SocketAddrUnix::new(path).map_err(SocketProblem::host("it cannot be the path of a socket"))?;
+    }
+
+    /// Makes a socket of this path with the mark of a new one. It does not listen yet. If it will get other
+    /// permissions, it has those of its owner alone until then.
+    fn bind(&self) -> Result<OwnedFd, SocketProblem> {
+        let address = address(&self.path)?;
         let socket = new_socket(SocketFlags::CLOEXEC)?;
+        let others = if self.mode.is_some() { Mode::empty() } else { Mode::RWXG | Mode::RWXO };
+        // The file gets these permissions when it is made, less those of the umask.
+        let marked = fchmod(&socket, Mode::RWXU | others | NEW);
+        marked.map_err(SocketProblem::host("the permissions of a socket cannot be set"))?;
         match bind(&socket, &address) {
-            Ok(()) => {}
-            Err(Errno::ADDRINUSE) => return Err(SocketProblem::JustTaken),
-            Err(error) => return Err(SocketProblem::host("the socket cannot be made there")(error)),
+            Ok(()) => Ok(socket),
+            Err(Errno::ADDRINUSE) => Err(SocketProblem::JustTaken),
+            Err(error) => Err(SocketProblem::host("the socket cannot be made there")(error)),
         }
-        let made = fs::symlink_metadata(path).map_err(SocketProblem::host("the socket has gone"))?;
-        Ok((socket, SocketName { path: path.to_owned(), identity: (made.dev(), made.ino()) }))
+    }
+
+    /// Sets the group and the permissions of the new socket, and takes the mark from it.
+    fn give_rights(&self, socket: &Found) -> Result<(), SocketError> {
+        if let Some(group) = self.group {
+            let set = socket.set_group(group).map_err(SocketProblem::host("its group cannot be set"));
+            set.map_err(|problem| self.error(GROUP_OPTION, problem))?;
+        }
+        let mode = self.mode.map_or(socket.mode() - NEW, Mode::from_raw_mode);
+        let set = socket.set_mode(mode).map_err(SocketProblem::host("its permissions cannot be set"));
+        set.map_err(|problem| self.error(MODE_OPTION, problem))
     }
 }
 
-/// Locks the directory of `path` until the returned file is closed. Returns `None` if the directory cannot be
-/// locked.
+/// Returns the socket that [`Address::bind`] has just made with this name.
 ///
-/// The lock makes processes that start on the same path at the same time take turns. The process with the
-/// lock checks the path, removes a stale socket, binds and listens. Another process then finds no socket, a
-/// socket that answers, or a stale one. Without the lock, it could take a socket that is bound and does not
-/// listen yet for a stale one, and remove it.
+/// # Errors
+/// The name stands for something else. This process must not change it.
+fn made(directory: &Directory, name: &OsStr) -> Result<Found, SocketProblem> {
+    let found = directory.find(name).map_err(SocketProblem::host("the socket has gone"))?;
+    let is_new = |found: &Found| found.file_type() == FileType::Socket && found.mode().contains(NEW);
+    found.filter(is_new).ok_or(SocketProblem::Exchanged)
+}
+
+/// Checks what has this name. Returns a socket that refuses connections, because its process has ended.
 ///
-/// The process continues without the lock if it has no permission to read the directory, if the file system
-/// has no such locks, or if the directory is still locked at the deadline. Each user who can read the
-/// directory can lock it, such as a hypervisor. That must not keep the daemon from serving the disks of
-/// others.
-fn lock_directory(path: &Path, deadline: Instant) -> Option<fs::File> {
-    let directory = fs::File::open(directory_of(path)).ok()?;
-    loop {
-        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Some(directory),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
-            Err(Errno::WOULDBLOCK) => {
-                warn!(socket = %path.display(), "another process keeps the socket's directory locked; the socket is made without the lock");
-                return None;
-            }
-            Err(Errno::INTR) => {}
-            Err(_) => return None,
-        }
-    }
-}
-
-fn directory_of(path: &Path) -> &Path {
-    path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// An obstacle at the path of a new socket.
-#[derive(Debug, PartialEq, Eq)]
-enum Obstacle {
-    None,
-    /// A socket that refuses connections, because its process has ended.
-    StaleSocket,
-}
-
-/// Checks the file at `path`. Returns an error for a file that this process must not remove.
-fn check_path(path: &Path) -> Result<Obstacle, SocketProblem> {
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return if directory_of(path).is_dir() {
-                Ok(Obstacle::None)
-            } else {
-                Err(SocketProblem::NoDirectory)
-            };
-        }
-        Err(error) => return Err(SocketProblem::host("its file status cannot be read")(error)),
-        Ok(found) if found.is_dir() => return Err(SocketProblem::IsDirectory),
-        Ok(found) if !found.file_type().is_socket() => return Err(SocketProblem::IsFile),
-        Ok(_) => {}
+/// # Errors
+/// There is something that this process must not remove.
+fn check(directory: &Directory, name: &OsStr) -> Result<Option<Found>, SocketProblem> {
+    let found = directory.find(name).map_err(SocketProblem::host("its file status cannot be read"))?;
+    let Some(found) = found else { return Ok(None) };
+    match found.file_type() {
+        FileType::Socket => {}
+        FileType::Directory => return Err(SocketProblem::IsDirectory),
+        _ => return Err(SocketProblem::IsFile),
     }
     let probe = new_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-    let address =
-        SocketAddrUnix::new(path).map_err(SocketProblem::host("it cannot be the path of a socket"))?;
-    match connect(&probe, &address) {
-        Err(Errno::CONNREFUSED) => Ok(Obstacle::StaleSocket),
-        Err(Errno::NOENT) => Ok(Obstacle::None),
+    // This very socket is probed, and not one that gets its name meanwhile.
+    match connect(&probe, &address(&found.path())?) {
+        Err(Errno::CONNREFUSED) => Ok(Some(found)),
+        Err(error @ Errno::NOENT) => {
+            Err(SocketProblem::host("there is no /proc to probe a socket by")(error))
+        }
         Err(Errno::ACCESS | Errno::PERM) => Err(SocketProblem::NotAllowed),
         // A socket with a full backlog, or of another type, is in use as well.
         Ok(()) | Err(_) => Err(SocketProblem::Listening),
     }
+}
+
+fn address(path: &Path) -> Result<SocketAddrUnix, SocketProblem> {
+    SocketAddrUnix::new(path).map_err(SocketProblem::host("it cannot be the path of a socket"))
 }
 
 fn new_socket(flags: SocketFlags) -> Result<OwnedFd, SocketProblem> {
@@ -254,7 +250,10 @@ pub fn real_path(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use std::error::Error;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
     use std::os::unix::net::{UnixDatagram, UnixStream};
+    use std::thread;
 
     use tempfile::TempDir;
 
@@ -372,9 +371,87 @@ mod tests {
     fn a_directory_that_stays_locked_is_used_without_the_lock() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("socket");
-        let _lock = lock_directory(&path, Instant::now()).unwrap();
+        let directory = Directory::of(&path).unwrap();
+        directory.lock(&path, Instant::now());
         let _endpoint = bound(&path, None).unwrap();
         assert!(connected(&path));
+    }
+
+    /// Exchanges the new socket for something else before its rights are set, and after it was found.
+    #[test]
+    fn only_the_new_socket_gets_rights() {
+        let (dir, elsewhere) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let (path, secret) = (dir.path().join("socket"), elsewhere.path().join("secret"));
+        let moved = dir.path().join("moved");
+        let mode = |path: &Path| fs::symlink_metadata(path).unwrap().mode() & 0o7777;
+        let address = Address::new(&path, Some(0o666), None).unwrap();
+        let (directory, name) = address.directory().unwrap();
+        let link = || symlink(&secret, &path).unwrap();
+        let hard_link = || fs::hard_link(&secret, &path).unwrap();
+        let socket = || drop(UnixListener::bind(&path).unwrap());
+        let nothing = || {};
+        fs::write(&secret, "").unwrap();
+        let secret_mode = mode(&secret);
+        let exchanges: [&dyn Fn(); 4] = [&link, &hard_link, &socket, &nothing];
+        for exchange in exchanges {
+            for is_found in [false, true] {
+                let _socket = address.bind().unwrap();
+                let found = is_found.then(|| made(&directory, name).unwrap());
+                fs::rename(&path, &moved).unwrap();
+                exchange();
+                let before = path.symlink_metadata().map(|found| found.mode());
+                match found {
+                    Some(found) => address.give_rights(&found).unwrap(),
+                    None => assert!(matches!(made(&directory, name), Err(SocketProblem::Exchanged))),
+                }
+                assert_eq!(mode(&moved), if is_found { 0o666 } else { 0o1700 });
+                assert_eq!(path.symlink_metadata().map(|found| found.mode()).ok(), before.ok());
+                assert_eq!(mode(&secret), secret_mode);
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+
+    #[test]
+    fn a_stale_socket_that_is_exchanged_is_not_removed() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        let address = Address::new(&path, None, None).unwrap();
+        let (directory, name) = address.directory().unwrap();
+        drop(UnixListener::bind(&path).unwrap());
+        let stale = check(&directory, name).unwrap().unwrap();
+        fs::rename(&path, dir.path().join("moved")).unwrap();
+        fs::write(&path, "precious").unwrap();
+        assert_eq!(directory.remove(name, stale.identity()), Ok(false));
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+
+    /// The directory gets another meaning after it was looked up.
+    #[test]
+    fn nothing_of_another_directory_is_removed() {
+        let dir = TempDir::new().unwrap();
+        let (ours, theirs) = (dir.path().join("ours"), dir.path().join("theirs"));
+        fs::create_dir(&ours).unwrap();
+        fs::create_dir(&theirs).unwrap();
+        let path = ours.join("socket");
+        drop(UnixListener::bind(&path).unwrap());
+        let address = Address::new(&path, None, None).unwrap();
+        let (directory, name) = address.directory().unwrap();
+        let stale = check(&directory, name).unwrap().unwrap();
+        drop(UnixListener::bind(theirs.join("socket")).unwrap());
+        fs::rename(&ours, dir.path().join("moved")).unwrap();
+        symlink(&theirs, &ours).unwrap();
+        assert_eq!(directory.remove(name, stale.identity()), Ok(true));
+        assert!(theirs.join("socket").exists() && !dir.path().join("moved/socket").exists());
+    }
+
+    #[test]
+    fn a_socket_without_a_mode_has_that_of_the_umask() {
+        let dir = TempDir::new().unwrap();
+        let (ours, plain) = (dir.path().join("ours"), dir.path().join("plain"));
+        let _endpoint = bound(&ours, None).unwrap();
+        let _plain = UnixListener::bind(&plain).unwrap();
+        assert_eq!(fs::metadata(&ours).unwrap().mode(), fs::metadata(&plain).unwrap().mode());
     }
 
     #[test]

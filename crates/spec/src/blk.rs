@@ -52,6 +52,8 @@ pub const T_IN: u32 = 0;
 pub const T_OUT: u32 = 1;
 /// Request type: make completed writes durable.
 pub const T_FLUSH: u32 = 4;
+/// Request type: [`T_FLUSH`] of a legacy driver (virtio 0.9.5, appendix D).
+pub const T_FLUSH_OUT: u32 = 5;
 /// Request type: the identity string.
 pub const T_GET_ID: u32 = 8;
 /// Request type: lifetime figures.
@@ -62,6 +64,10 @@ pub const T_DISCARD: u32 = 11;
 pub const T_WRITE_ZEROES: u32 = 13;
 /// Request type: secure erase.
 pub const T_SECURE_ERASE: u32 = 14;
+
+/// Flag of a request type of a legacy driver: a barrier. It has a meaning only with a feature that devices
+/// of virtio 1 do not have, but some firmware sets it in each request.
+pub const T_BARRIER: u32 = 1 << 31;
 
 /// Status: done.
 pub const S_OK: u8 = 0;

@@ -110,12 +110,15 @@ bitflags! {
         const SHARED_OBJECT = 1 << 18;
         /// SET_DEVICE_STATE_FD and CHECK_DEVICE_STATE.
         const DEVICE_STATE = 1 << 19;
-        /// GET_VRING_BASE leaves requests in flight and records them in the buffer of SET_INFLIGHT_FD.
+        /// GET_VRING_BASE may leave requests in flight, recorded in the buffer of SET_INFLIGHT_FD. Without
+        /// it, GET_VRING_BASE completes all requests.
         const GET_VRING_BASE_INFLIGHT = 1 << 20;
         /// Front-end addresses are guest-physical ones, in memory regions as in rings.
         const GPA_ADDRESSES = 1 << 21;
         /// GET_SHMEM_CONFIG, SHMEM_MAP and SHMEM_UNMAP. Version 0.16 of the `vhost` crate has bit 21 for it.
         const SHMEM = 1 << 22;
+        /// GET_VRING_BASE_SKIP_DRAIN, which leaves requests in flight. GET_VRING_BASE completes them then.
+        const GET_VRING_BASE_SKIP_DRAIN = 1 << 23;
         const _ = !0;
     }
 }
@@ -126,16 +129,16 @@ mod tests {
 
     #[test]
     fn protocol_features_are_numbered_as_in_the_specification() {
-        // The specification's list (QEMU 11.1), from bit 0 on. It calls bit 22 SHMEM_MAP in places.
+        // The specification's list (QEMU after 11.1), from bit 0 on. It calls bit 22 SHMEM_MAP in places.
         let names = "MQ LOG_SHMFD RARP REPLY_ACK MTU BACKEND_REQ CROSS_ENDIAN CRYPTO_SESSION PAGEFAULT CONFIG \
                      BACKEND_SEND_FD HOST_NOTIFIER INFLIGHT_SHMFD RESET_DEVICE INBAND_NOTIFICATIONS \
                      CONFIGURE_MEM_SLOTS STATUS XEN_MMAP SHARED_OBJECT DEVICE_STATE GET_VRING_BASE_INFLIGHT \
-                     GPA_ADDRESSES SHMEM";
+                     GPA_ADDRESSES SHMEM GET_VRING_BASE_SKIP_DRAIN";
         for (bit, name) in names.split_whitespace().enumerate() {
             let feature = ProtocolFeatures::from_name(name).map(|feature| feature.bits());
             assert_eq!(feature, Some(1 << bit), "{name}");
         }
         let all: u64 = ProtocolFeatures::all().iter_names().map(|(_, feature)| feature.bits()).sum();
-        assert_eq!(all, (1 << 23) - 1);
+        assert_eq!(all, (1 << 24) - 1);
     }
 }

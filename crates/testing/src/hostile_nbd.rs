@@ -4,6 +4,8 @@
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use tempfile::TempDir;
 
@@ -18,13 +20,14 @@ pub const SIZE: u64 = 65536;
 pub struct HostileNbd {
     dir: TempDir,
     thread: Option<JoinHandle<()>>,
+    is_over: Arc<AtomicBool>,
 }
 
 impl HostileNbd {
-    /// Starts a server that accepts `connections` connections, one after the other, and closes. `talk` gets
-    /// the number of the connection, from 0.
+    /// Starts a server that accepts up to `connections` connections, one after the other, and closes. `talk`
+    /// gets the number of the connection, from 0.
     pub fn start(connections: usize, talk: impl FnMut(usize, &mut UnixStream) + Send + 'static) -> Self {
-        let mut server = Self { dir: tempfile::tempdir().unwrap(), thread: None };
+        let mut server = Self { dir: tempfile::tempdir().unwrap(), thread: None, is_over: Arc::default() };
         server.start_again(connections, talk);
         server
     }
@@ -37,9 +40,14 @@ impl HostileNbd {
     ) {
         self.end();
         let listener = UnixListener::bind(self.socket()).unwrap();
+        self.is_over = Arc::default();
+        let is_over = self.is_over.clone();
         self.thread = Some(thread::spawn(move || {
             for connection in 0..connections {
                 let Ok((mut stream, _)) = listener.accept() else { return };
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
                 talk(connection, &mut stream);
             }
         }));
@@ -49,9 +57,11 @@ impl HostileNbd {
         self.dir.path().join("sock")
     }
 
-    /// Waits until the server has closed.
+    /// Ends the wait for further connections, and waits until the server has closed.
     fn end(&mut self) {
         if let Some(thread) = self.thread.take() {
+            self.is_over.store(true, Ordering::Relaxed);
+            drop(UnixStream::connect(self.socket()));
             thread.join().unwrap();
             let _ = std::fs::remove_file(self.socket());
         }
@@ -103,9 +113,9 @@ pub fn hello_of(structured: bool, size: u64, flags: u16) -> Vec<u8> {
 
 /// Reads the client's part of the handshake, up to its choice of an export.
 pub fn read_handshake(stream: &mut UnixStream) {
-    // The client sends flags, one option without data, and one option with an empty name and without
-    // information requests.
-    stream.read_exact(&mut [0; 4 + 16 + 16 + 6]).unwrap();
+    // The client sends flags, one option without data, and one option with an empty name and a request for
+    // block sizes.
+    stream.read_exact(&mut [0; 4 + 16 + 16 + 8]).unwrap();
 }
 
 /// Sends a handshake and reads the client's part.

@@ -44,6 +44,11 @@ pub enum FrontendMessage {
         /// The ring to stop.
         index: u32,
     },
+    /// Replies [`Reply::VringBase`]. Requests in flight stay in the in-flight buffer.
+    GetVringBaseSkipDrain {
+        /// The ring to stop.
+        index: u32,
+    },
     /// The eventfd of kicks. Without one, the ring must be polled.
     SetVringKick(VringFd),
     /// The eventfd of calls. Without one, the driver polls.
@@ -152,6 +157,7 @@ impl Request for FrontendMessage {
             Self::SetVringAddr(_) => Code::SetVringAddr,
             Self::SetVringBase(_) => Code::SetVringBase,
             Self::GetVringBase { .. } => Code::GetVringBase,
+            Self::GetVringBaseSkipDrain { .. } => Code::GetVringBaseSkipDrain,
             Self::SetVringKick(_) => Code::SetVringKick,
             Self::SetVringCall(_) => Code::SetVringCall,
             Self::SetVringErr(_) => Code::SetVringErr,
@@ -203,6 +209,7 @@ impl Request for FrontendMessage {
             Code::SetVringAddr => Self::SetVringAddr(body.vring_addr()?),
             Code::SetVringBase => Self::SetVringBase(body.vring_state()?),
             Code::GetVringBase => Self::GetVringBase { index: body.vring_state()?.index },
+            Code::GetVringBaseSkipDrain => Self::GetVringBaseSkipDrain { index: body.vring_state()?.index },
             Code::SetVringKick => Self::SetVringKick(body.vring_fd()?),
             Code::SetVringCall => Self::SetVringCall(body.vring_fd()?),
             Code::SetVringErr => Self::SetVringErr(body.vring_fd()?),
@@ -300,7 +307,9 @@ impl Request for FrontendMessage {
                 Encoded::vring_state(state.index, state.num)
             }
             Self::SetVringAddr(addr) => Encoded::vring_addr(addr),
-            Self::GetVringBase { index } | Self::VringKick { index } => Encoded::vring_state(*index, 0),
+            Self::GetVringBase { index }
+            | Self::GetVringBaseSkipDrain { index }
+            | Self::VringKick { index } => Encoded::vring_state(*index, 0),
             Self::SetVringKick(vring) | Self::SetVringCall(vring) | Self::SetVringErr(vring) => {
                 Encoded::vring_fd(vring)
             }
@@ -374,6 +383,7 @@ fn has_reply(code: Code) -> bool {
         code,
         Code::GetFeatures
             | Code::GetVringBase
+            | Code::GetVringBaseSkipDrain
             | Code::GetProtocolFeatures
             | Code::GetQueueNum
             | Code::IotlbMsg

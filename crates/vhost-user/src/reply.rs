@@ -70,7 +70,7 @@ impl ReplyTo<Code> for Reply {
                 body.no_fds()?;
                 Self::MemRegion(body.region()?)
             }
-            Code::GetVringBase => Self::VringBase(body.vring_state()?),
+            Code::GetVringBase | Code::GetVringBaseSkipDrain => Self::VringBase(body.vring_state()?),
             Code::GetConfig if payload.is_empty() => body.nothing().map(|()| Self::Config(None))?,
             Code::GetConfig => Self::Config(Some(body.config()?)),
             Code::CreateCryptoSession => {
@@ -124,7 +124,7 @@ impl ReplyTo<Code> for Reply {
 
     fn answers(&self, code: Code) -> bool {
         match self {
-            Self::VringBase(_) => code == Code::GetVringBase,
+            Self::VringBase(_) => matches!(code, Code::GetVringBase | Code::GetVringBaseSkipDrain),
             Self::Config(_) => code == Code::GetConfig,
             Self::CryptoSession(_) => code == Code::CreateCryptoSession,
             Self::Userfault(_) => code == Code::PostcopyAdvise,
@@ -137,6 +137,7 @@ impl ReplyTo<Code> for Reply {
             Self::U64(_) => !matches!(
                 code,
                 Code::GetVringBase
+                    | Code::GetVringBaseSkipDrain
                     | Code::GetConfig
                     | Code::CreateCryptoSession
                     | Code::PostcopyAdvise

@@ -97,6 +97,7 @@ fn front_end_messages(n: u64, regions: u64, len: usize) -> Vec<Message> {
         }),
         Message::SetVringBase(state),
         Message::GetVringBase { index },
+        Message::GetVringBaseSkipDrain { index },
         Message::SetVringKick(vring_fd(true)),
         Message::SetVringKick(vring_fd(false)),
         Message::SetVringCall(vring_fd(true)),
@@ -169,6 +170,7 @@ proptest! {
     fn replies(n: u64, len in 1usize..=256) {
         let state = VringState { index: (n % 256) as u32, num: n as u16 as u32 };
         answer(&Message::GetVringBase { index: state.index }, &Reply::VringBase(state));
+        answer(&Message::GetVringBaseSkipDrain { index: state.index }, &Reply::VringBase(state));
         let config = Config { data: vec![n as u8; len], ..Config::default() };
         answer(&Message::GetConfig(config.clone()), &Reply::Config(Some(config.answer(&[1, 2, 3]))));
         answer(&Message::GetConfig(config), &Reply::Config(None));

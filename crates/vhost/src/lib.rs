@@ -30,6 +30,13 @@
 //! A front-end that has negotiated INFLIGHT_SHMFD gives us a buffer in which each ring records its requests
 //! in flight (`inflight.rs`). It gives the same buffer to the next process, which repeats these requests.
 //!
+//! # What a ring leaves when it stops
+//! GET_VRING_BASE and SET_VRING_ENABLE 0 complete all requests, because the buffer need not follow the rings:
+//! a saved or migrated machine begins a new one. A front-end that has negotiated GET_VRING_BASE_INFLIGHT
+//! gives the buffer to whoever continues, so the rings may leave requests there
+//! ([`Leave`](kickless_device::Leave)). At the end of a connection a ring leaves only requests that wait for
+//! an operator.
+//!
 //! # When a front-end misbehaves
 //! A message that cannot be carried out gets a negative reply. If it has no reply, it ends the connection. In
 //! both cases the log names the message and the reason. The next front-end is served.

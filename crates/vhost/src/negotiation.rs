@@ -1,7 +1,7 @@
 //! Offered and negotiated features.
 
 use crate::error::RequestError;
-use kickless_device::Device;
+use kickless_device::{Device, Leave};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 
@@ -95,6 +95,18 @@ impl Negotiated {
         }
         self.protocol = protocol;
         Ok(())
+    }
+
+    /// Returns the requests that a ring may leave when it stops, as far as the negotiation says it.
+    /// `is_suspended`: the front-end has asked for this with GET_VRING_BASE_SKIP_DRAIN.
+    ///
+    /// With GET_VRING_BASE_INFLIGHT alone, each GET_VRING_BASE may leave requests. A front-end that also
+    /// knows GET_VRING_BASE_SKIP_DRAIN chooses each time, and GET_VRING_BASE leaves nothing.
+    pub(crate) fn leave(&self, is_suspended: bool) -> Leave {
+        let needed = ProtocolFeatures::GET_VRING_BASE_INFLIGHT | ProtocolFeatures::INFLIGHT_SHMFD;
+        let chooses = self.protocol.contains(ProtocolFeatures::GET_VRING_BASE_SKIP_DRAIN);
+        let leaves = self.protocol.contains(needed) && (is_suspended || !chooses);
+        if leaves { Leave::Unfinished } else { Leave::Nothing }
     }
 
     /// Refuses a message if its protocol feature was not negotiated.

@@ -7,8 +7,8 @@ use crate::state::{RingState, SavedState};
 use crate::statistics::Statistics;
 use crate::wait;
 use kickless_device::{
-    Areas, Call, Device, Disabled, Executor, InvalidState, Iommu, Kick, Stopped, TaskHandle, Update, Vring,
-    VringParts,
+    Areas, Call, Device, Disabled, Executor, InvalidState, Iommu, Kick, Leave, Stopped, TaskHandle, Update,
+    Vring, VringParts,
 };
 use kickless_memory::{Iova, View};
 use kickless_spec::features::Features;
@@ -33,6 +33,8 @@ pub(crate) struct Ring {
     serves: bool,
     /// Requests were in the ring when it stopped.
     had_work: bool,
+    /// The ring stopped and left requests in the in-flight buffer.
+    has_left: bool,
 }
 
 /// All rings of a session, and the resources that they need to run.
@@ -143,18 +145,19 @@ impl Rings {
         set_up.peek().is_some() && !set_up.any(|ring| ring.had_work || ring.setup.is_resumed(packed))
     }
 
-    /// Starts, stops, enables or drains a ring, as its set-up says.
+    /// Starts, stops, enables or drains a ring, as its set-up says. One that stops may leave requests.
     pub(crate) fn start_or_stop(
         &mut self,
         index: u16,
         view: &Arc<View>,
         features: Features,
+        leave: Leave,
     ) -> Result<(), RequestError> {
         let wanted = self.rings[usize::from(index)].setup.runs(self.device.disabled(index));
         match (wanted, self.is_running(index)) {
             (Some((size, addresses)), false) => self.start(index, size, addresses, view, features),
             (Some(_), true) => Ok(self.enable(index)?),
-            (None, true) => Ok(self.stop(index)?),
+            (None, true) => Ok(self.stop(index, leave)?),
             (None, false) => Ok(()),
         }
     }
@@ -234,19 +237,21 @@ impl Rings {
         ring.running = Some(handle);
         ring.setup.unpublished = Vec::new();
         ring.setup.loaded = None;
+        ring.has_left = false;
         debug!(ring = index, size, next_avail, "ring runs");
         Ok(())
     }
 
-    /// Stops a ring, if it runs. Afterwards nothing of it is in flight, and its set-up has the index at which
-    /// it stopped.
-    pub(crate) fn stop(&mut self, index: u16) -> Result<(), Ended> {
+    /// Stops a ring, if it runs. Afterwards nothing of it is in flight, except what it has left in the
+    /// in-flight buffer, and its set-up has the index at which it stopped.
+    pub(crate) fn stop(&mut self, index: u16, leave: Leave) -> Result<(), Ended> {
         let ring = self.get(index);
         if let Some(running) = ring.running.take() {
-            let stopped = wait::answer(&running.stop(), "a ring to drain", Some(index))?;
+            let stopped = wait::answer(&running.stop_leaving(leave), "a ring to drain", Some(index))?;
             debug!(
                 ring = index,
                 next_avail = stopped.next_avail,
+                left = stopped.left,
                 unpublished = stopped.unpublished.len(),
                 "ring stopped"
             );
@@ -255,11 +260,32 @@ impl Rings {
         Ok(())
     }
 
-    /// Stops all running rings at once, so that the session only waits for the slowest.
+    /// Completes the requests that a ring has left when it stopped: runs it for a moment.
+    ///
+    /// QEMU disables a ring before it asks for its base, and says only then whether requests may stay.
+    pub(crate) fn complete_left(
+        &mut self,
+        index: u16,
+        view: &Arc<View>,
+        features: Features,
+    ) -> Result<(), RequestError> {
+        let ring = self.get(index);
+        let (has_left, setup) = (ring.has_left, &ring.setup);
+        if let (true, Some((size, addresses))) = (has_left, setup.size.zip(setup.addresses)) {
+            self.start(index, size, addresses, view, features)?;
+            self.stop(index, Leave::Nothing)?;
+        }
+        Ok(())
+    }
+
+    /// Stops all running rings at once, so that the session only waits for the slowest. They leave failed
+    /// requests that wait for an operator, because the front-end keeps the in-flight buffer and may come
+    /// back.
     pub(crate) fn stop_all(&mut self) -> Result<(), Ended> {
         let stopping: Vec<_> = (0u16..)
             .zip(&mut self.rings)
-            .filter_map(|(index, ring)| ring.running.take().map(|running| (index, running.stop(), running)))
+            .filter_map(|(index, ring)| ring.running.take().map(|running| (index, running)))
+            .map(|(index, running)| (index, running.stop_leaving(Leave::Failed), running))
             .collect();
         // Even if one worker has ended, wait for the others: their requests may still write to memory.
         let mut ended = Ok(());
@@ -345,6 +371,7 @@ impl Rings {
         for ring in &mut self.rings {
             ring.setup = Setup { enabled, ..Setup::default() };
             ring.kick = None;
+            ring.has_left = false;
         }
         self.close_if_unused()
     }
@@ -361,6 +388,7 @@ impl Rings {
     fn record_stop(&mut self, index: u16, stopped: Stopped) {
         let ring = self.get(index);
         ring.had_work |= stopped.has_work;
+        ring.has_left = stopped.left > 0;
         ring.setup.resume(stopped);
         if let Some(iommu) = &self.iommu {
             iommu.misses.forget(index);

@@ -32,6 +32,8 @@ pub struct Server {
 enum Presence {
     Free,
     Connected,
+    /// As `Connected`, and no front-end is served after this one.
+    Last,
     Closed,
 }
 
@@ -57,7 +59,7 @@ impl Server {
 
     /// Returns whether a front-end is connected.
     pub fn is_connected(&self) -> bool {
-        *self.presence() == Presence::Connected
+        matches!(*self.presence(), Presence::Connected | Presence::Last)
     }
 
     /// Refuses all later front-ends, unless one is connected now. Returns whether none is. The caller then
@@ -70,11 +72,44 @@ impl Server {
         *presence == Presence::Closed
     }
 
+    /// Refuses all later front-ends. Returns whether none is connected now. The caller then stops
+    /// [`Server::serve`]. Otherwise it ends when the front-end leaves, unless [`Server::keep_open`] is called
+    /// before.
+    pub fn close_when_free(&self) -> bool {
+        let mut presence = self.presence();
+        *presence = match *presence {
+            Presence::Free | Presence::Closed => Presence::Closed,
+            Presence::Connected | Presence::Last => Presence::Last,
+        };
+        *presence == Presence::Closed
+    }
+
+    /// Serves later front-ends again after [`Server::close_when_free`]. Returns `false` if it is too late for
+    /// that.
+    pub fn keep_open(&self) -> bool {
+        let mut presence = self.presence();
+        if *presence == Presence::Last {
+            *presence = Presence::Connected;
+        }
+        *presence != Presence::Closed
+    }
+
+    /// Returns whether the front-end that is connected is the last one.
+    pub fn closes_when_free(&self) -> bool {
+        *self.presence() == Presence::Last
+    }
+
+    /// Returns whether no front-end is served any more.
+    pub fn is_closed(&self) -> bool {
+        *self.presence() == Presence::Closed
+    }
+
     fn presence(&self) -> MutexGuard<'_, Presence> {
         self.presence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves one connection after another until `stop` becomes readable.
+    /// Serves one connection after another until `stop` becomes readable, or until the last front-end leaves
+    /// ([`Server::close_when_free`]).
     ///
     /// # Errors
     /// The listener fails, or a worker has ended. A front-end's mistakes end its connection only.
@@ -89,6 +124,9 @@ impl Server {
                     Err(error @ Ended::Worker) => return Err(io::Error::other(error)),
                     Err(error) => warn!(%error, "connection dropped"),
                 },
+            }
+            if self.is_closed() {
+                return Ok(());
             }
         }
     }
@@ -129,7 +167,8 @@ impl Server {
         )
         .run(&before);
         *stops() = after;
-        *self.presence() = Presence::Free;
+        let mut presence = self.presence();
+        *presence = if *presence == Presence::Last { Presence::Closed } else { Presence::Free };
         ended
     }
 }

@@ -13,7 +13,7 @@ use crate::statistics::Statistics;
 use crate::transfer::Transfers;
 use crate::wait::Cancellation;
 use crate::waiting_frontends::WaitingFrontends;
-use kickless_device::{Call, Device, DeviceMessage, Executor, Kick, Update};
+use kickless_device::{Call, Device, DeviceMessage, Executor, Kick, Leave, Update};
 use kickless_memory::{Gpa, Mapper, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -249,7 +249,11 @@ impl<'a> Session<'a> {
             Message::SetVringNum(state) => self.set_vring_num(state).and_then(done),
             Message::SetVringBase(state) => self.set_vring_base(state).and_then(done),
             Message::SetVringAddr(addr) => self.set_vring_addr(&addr).and_then(done),
-            Message::GetVringBase { index } => self.get_vring_base(index).map(Some),
+            Message::GetVringBase { index } => self.get_vring_base(index, false).map(Some),
+            Message::GetVringBaseSkipDrain { index } => {
+                self.negotiated.need(ProtocolFeatures::GET_VRING_BASE_SKIP_DRAIN)?;
+                self.get_vring_base(index, true).map(Some)
+            }
             Message::SetVringKick(kick) => self.set_vring_kick(kick).and_then(done),
             Message::SetVringCall(call) => self.set_vring_call(call).and_then(done),
             Message::SetVringErr(err) => self.set_vring_err(err).and_then(done),
@@ -291,7 +295,9 @@ impl<'a> Session<'a> {
     }
 
     fn start_or_stop(&mut self, index: u16) -> Result<(), RequestError> {
-        self.rings.start_or_stop(index, self.memory.view(), self.negotiated.features)
+        // A front-end that chooses whether requests may stay says it after it has disabled the ring.
+        let (features, leave) = (self.negotiated.features, self.negotiated.leave(true));
+        self.rings.start_or_stop(index, self.memory.view(), features, leave)
     }
 
     /// Sets the features. Rings that run keep those that they were started with, except logging.
@@ -354,8 +360,8 @@ impl<'a> Session<'a> {
 
     fn set_vring_base(&mut self, state: VringState) -> Result<(), RequestError> {
         let index = self.rings.index(state.index)?;
-        let base =
-            Setup::index_of_base(state.num, self.negotiated.packed()).ok_or(RequestError::Base(state.num))?;
+        let (packed, has_left) = (self.negotiated.packed(), self.negotiated.leave(true) == Leave::Unfinished);
+        let base = Setup::index_of_base(state.num, packed, has_left).ok_or(RequestError::Base(state.num))?;
         self.while_stopped(index)?.setup.set_base(base);
         Ok(())
     }
@@ -370,14 +376,18 @@ impl<'a> Session<'a> {
             if self.rings.get(index).setup.enabled {
                 return Err(RequestError::Running(index));
             }
-            self.stop_ring(index)?;
+            self.stop_ring(index, Leave::Nothing)?;
         }
         Ok(self.rings.get(index))
     }
 
     /// Stops a ring. It starts again with the next kick descriptor.
-    fn stop_ring(&mut self, index: u16) -> Result<(), Ended> {
-        self.rings.stop(index)?;
+    fn stop_ring(&mut self, index: u16, leave: Leave) -> Result<(), RequestError> {
+        let was_running = self.rings.is_running(index);
+        self.rings.stop(index, leave)?;
+        if leave == Leave::Nothing && !was_running {
+            self.rings.complete_left(index, self.memory.view(), self.negotiated.features)?;
+        }
         self.flush_if_stopped();
         let ring = self.rings.get(index);
         ring.setup.started = false;
@@ -408,9 +418,10 @@ impl<'a> Session<'a> {
         self.start_or_stop(index)
     }
 
-    fn get_vring_base(&mut self, index: u32) -> Result<Reply, RequestError> {
+    /// `is_suspended`: requests may stay in the in-flight buffer, whatever else was negotiated.
+    fn get_vring_base(&mut self, index: u32, is_suspended: bool) -> Result<Reply, RequestError> {
         let checked = self.rings.index(index)?;
-        self.stop_ring(checked)?;
+        self.stop_ring(checked, self.negotiated.leave(is_suspended))?;
         let packed = self.negotiated.packed();
         let num = self.rings.get(checked).setup.base(packed);
         // Before the answer: once a virtual machine has stopped, another process may get the disk. If writes

@@ -67,7 +67,12 @@ impl Setup {
     /// Continues where the ring stopped in another process.
     pub(crate) fn load(&mut self, ring: RingState, packed: bool) {
         self.loaded = Some(Shape { size: ring.size, packed });
-        self.resume(Stopped { next_avail: ring.next_avail, has_work: false, unpublished: ring.unpublished });
+        self.resume(Stopped {
+            next_avail: ring.next_avail,
+            has_work: false,
+            left: 0,
+            unpublished: ring.unpublished,
+        });
     }
 
     /// Returns the state of the ring. `None` if it was not set up.
@@ -93,7 +98,8 @@ impl Setup {
     }
 
     /// Returns the answer to GET_VRING_BASE. For a packed ring, QEMU expects the used index in the upper
-    /// half. In a stopped ring it equals the available one.
+    /// half. In a stopped ring it equals the available one. Requests that are left in the in-flight buffer
+    /// do not count as taken.
     pub(crate) fn base(&self, packed: bool) -> u32 {
         let next = u32::from(self.next_avail(packed));
         if packed { next << 16 | next } else { next }
@@ -101,10 +107,15 @@ impl Setup {
 
     /// Returns the index in the number of SET_VRING_BASE. `None` if the ring cannot continue there. For a
     /// packed ring, the upper half is as in [`Setup::base`], or zero if the front-end does not know the used
-    /// index. A different used index would mean chains that were taken and not used. They are unknown here.
-    pub(crate) fn index_of_base(base: u32, packed: bool) -> Option<u16> {
+    /// index. A different used index means chains that were taken and not used. Only `has_left` says that the
+    /// in-flight buffer has them; the ring then continues from the used index.
+    pub(crate) fn index_of_base(base: u32, packed: bool, has_left: bool) -> Option<u16> {
         let (low, high) = (base as u16, (base >> 16) as u16);
-        (high == 0 || (packed && high == low)).then_some(low)
+        match high {
+            0 => Some(low),
+            _ if packed && (high == low || has_left) => Some(high),
+            _ => None,
+        }
     }
 
     /// Carries out SET_VRING_BASE. An index other than that of the last stop starts the ring anew, without
@@ -138,7 +149,7 @@ mod tests {
     fn completions_are_kept_until_another_base() {
         let unpublished = vec![UnpublishedUsed { id: 3, len: 1, descriptors: 0 }];
         let mut setup = Setup::default();
-        setup.resume(Stopped { next_avail: 9, has_work: false, unpublished: unpublished.clone() });
+        setup.resume(Stopped { next_avail: 9, has_work: false, left: 0, unpublished: unpublished.clone() });
         setup.set_base(9);
         assert_eq!((setup.next_avail, &setup.unpublished), (Some(9), &unpublished));
         setup.set_base(0);
@@ -170,7 +181,7 @@ mod tests {
         setup.set_base(9);
         assert!(setup.is_unconfirmed(false));
         // It has run, and runs again without being told where, or with the same base.
-        setup.resume(Stopped { next_avail: 12, has_work: false, unpublished: Vec::new() });
+        setup.resume(Stopped { next_avail: 12, has_work: false, left: 0, unpublished: Vec::new() });
         assert!(!setup.is_unconfirmed(false));
         setup.set_base(12);
         assert!(!setup.is_unconfirmed(false));
@@ -188,11 +199,12 @@ mod tests {
         assert_eq!((setup.base(false), setup.base(true)), (0x8003, 0x8003_8003));
         assert_eq!((Setup::default().base(false), Setup::default().base(true)), (0, 0x8000_8000));
         for base in [0x8003, 0x8003_8003] {
-            assert_eq!(Setup::index_of_base(base, true), Some(0x8003));
+            assert_eq!(Setup::index_of_base(base, true, false), Some(0x8003));
         }
-        assert_eq!(Setup::index_of_base(0x8003, false), Some(0x8003));
-        assert_eq!(Setup::index_of_base(0x8003_8003, false), None);
-        assert_eq!(Setup::index_of_base(0x8002_8003, true), None);
+        assert_eq!(Setup::index_of_base(0x8003, false, false), Some(0x8003));
+        assert_eq!(Setup::index_of_base(0x8003_8003, false, true), None);
+        assert_eq!(Setup::index_of_base(0x8002_8003, true, false), None);
+        assert_eq!(Setup::index_of_base(0x8002_8003, true, true), Some(0x8002), "the used index");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 use kickless_device::{
-    Context, DeviceMessage, Disabled, Executor, MessageError, Polled, QueueTask, StartError, Stopped,
+    Context, DeviceMessage, Disabled, Executor, Leave, MessageError, Polled, QueueTask, StartError, Stopped,
     TaskHandle, Update, Vring,
 };
 use kickless_spec::features::Features;
@@ -145,10 +145,10 @@ impl TaskHandle for Handle {
         answer
     }
 
-    fn stop(&self) -> Receiver<Stopped> {
+    fn stop_leaving(&self, _: Leave) -> Receiver<Stopped> {
         self.asked.note(format!("stop {}", self.index));
         let (done, answer) = channel();
-        done.send(Stopped { next_avail: 0, has_work: false, unpublished: Vec::new() }).unwrap();
+        done.send(Stopped { next_avail: 0, has_work: false, left: 0, unpublished: Vec::new() }).unwrap();
         answer
     }
 }

@@ -6,7 +6,7 @@ use crate::entry::{Entry, TaskState};
 use crate::event_loop::EventLoop;
 use crate::mailbox::{MovedTask, Placement, TaskKey, WorkItem};
 use crate::policy::Policy;
-use kickless_device::{QueueTask, Stopped, TaskLocation, Update, Vring};
+use kickless_device::{Leave, QueueTask, Stopped, TaskLocation, Update, Vring};
 use kickless_sync::mpsc::{Sender, channel};
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -43,13 +43,9 @@ impl EventLoop {
                 // The receiver may be gone.
                 let _ = done.send(());
             }
-            WorkItem::Stop(key, done) => {
-                if let Some(&number) = self.numbers.get(&key)
-                    && let Some(entry) = self.entries[number as usize].as_mut()
-                {
-                    entry.stopping.push(done);
-                    entry.task.limit_remote_waits();
-                    self.make_polled(number);
+            WorkItem::Stop(key, leave, done) => {
+                if let Some(&number) = self.numbers.get(&key) {
+                    self.begin_stop(number, leave, done);
                 }
             }
             WorkItem::MoveAll(to) => self.begin_move_of_all(to),
@@ -71,14 +67,20 @@ impl EventLoop {
                 self.ending = true;
                 let all: Vec<u32> = self.numbers.values().copied().collect();
                 for number in all {
-                    if let Some(entry) = self.entries[number as usize].as_mut() {
-                        entry.stopping.push(no_receiver());
-                        entry.task.limit_remote_waits();
-                        self.make_polled(number);
-                    }
+                    self.begin_stop(number, Leave::Failed, no_receiver());
                 }
             }
         }
+    }
+
+    /// Starts to stop a task, or adds a receiver of its answer.
+    fn begin_stop(&mut self, number: u32, leave: Leave, done: Sender<Stopped>) {
+        let Some(entry) = self.entries[number as usize].as_mut() else { return };
+        if entry.stopping.is_empty() {
+            entry.task.stopping(leave);
+        }
+        entry.stopping.push(done);
+        self.make_polled(number);
     }
 
     /// Adds a task, which is polled once, with or without a kick. Returns its number.

@@ -2,7 +2,7 @@
 
 use crate::policy::Policy;
 use crate::poll::Poll;
-use kickless_device::{QueueTask, Stopped, Update};
+use kickless_device::{Leave, QueueTask, Stopped, Update};
 use kickless_io::Waker;
 use kickless_sync::Mutex;
 use kickless_sync::mpsc::Sender;
@@ -41,7 +41,7 @@ pub(crate) enum WorkItem {
     /// Changes a task. The sender is used when the change is in force.
     Update(TaskKey, Update, Sender<()>),
     /// Stops a task. The sender is used when it has stopped.
-    Stop(TaskKey, Sender<Stopped>),
+    Stop(TaskKey, Leave, Sender<Stopped>),
     /// Moves all present tasks to another worker.
     MoveAll(usize),
     /// Changes the polling rule. The sender is used when it is in force.
@@ -58,7 +58,7 @@ impl WorkItem {
     /// Returns whether this item is for a task with this key that the worker has.
     fn is_for(&self, key: TaskKey) -> bool {
         match self {
-            Self::Update(whose, ..) | Self::Stop(whose, _) => *whose == key,
+            Self::Update(whose, ..) | Self::Stop(whose, ..) => *whose == key,
             Self::Spawn(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(..) => false,
             Self::Weight(..) | Self::Pass(_) | Self::End => false,
         }

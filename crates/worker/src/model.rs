@@ -15,7 +15,7 @@ mod worker;
 use crate::mailbox::{Mailbox, Placement, WorkItem};
 use crate::peers::Peers;
 use events::Events;
-use kickless_device::{Stopped, Update};
+use kickless_device::{Leave, Stopped, Update};
 use kickless_sync::mpsc::{Receiver, Sender, channel};
 use loom::thread;
 use receiver::{FRAMES, FarSide, Receiver as Receive};
@@ -157,7 +157,7 @@ impl Pair {
         between();
         let second =
             put(&self.peers, &self.placement, |done| WorkItem::Update(KEY, Update::Kick(None), done));
-        (first, second, put(&self.peers, &self.placement, |done| WorkItem::Stop(KEY, done)))
+        (first, second, put(&self.peers, &self.placement, |done| WorkItem::Stop(KEY, Leave::Nothing, done)))
     }
 
     fn end(&self, worker_id: usize) {
@@ -208,7 +208,9 @@ fn a_queue_that_cannot_move_is_not_lost() {
             put(&peers, &placement, |done| WorkItem::Update(KEY, Update::Poll, done)).recv().ok(),
             Some(())
         );
-        assert!(put(&peers, &placement, |done| WorkItem::Stop(KEY, done)).recv().ok().is_some());
+        assert!(
+            put(&peers, &placement, |done| WorkItem::Stop(KEY, Leave::Nothing, done)).recv().ok().is_some()
+        );
         assert!(peers.workers[0].mailbox.put(WorkItem::End).is_ok());
         worker.join().unwrap();
     });
@@ -263,7 +265,8 @@ fn leave(event_idx: bool, leaves: Leaves) {
         let old = &peers.workers[0].mailbox;
         match leaves {
             Leaves::Stopped => {
-                let stopped = put(&peers, &placement, |done| WorkItem::Stop(KEY, done)).recv().unwrap();
+                let stopped =
+                    put(&peers, &placement, |done| WorkItem::Stop(KEY, Leave::Nothing, done)).recv().unwrap();
                 assert_eq!(stopped.next_avail, ring.next());
                 next.with_queue(placement).serve_until(END);
                 assert!(old.put(WorkItem::End).is_ok());
@@ -323,7 +326,7 @@ fn receive(event_idx: bool, stopped: bool) {
             // The stop waits neither for the other frame nor for a buffer, and the next worker has all of the
             // credit.
             let (done, answer) = channel();
-            assert!(mailbox.put(WorkItem::Stop(KEY, done)).is_ok());
+            assert!(mailbox.put(WorkItem::Stop(KEY, Leave::Nothing, done)).is_ok());
             assert_eq!(answer.recv().unwrap().next_avail, ring.next());
             worker.join().unwrap();
             far_side.send();

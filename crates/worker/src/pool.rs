@@ -7,7 +7,7 @@ use crate::mailbox::{Mailbox, Placement, TaskKey, WorkItem};
 use crate::peers::{Peer, Peers};
 use crate::poll::Poll;
 use crate::times::WorkerTimes;
-use kickless_device::{Executor, QueueTask, Stopped, TaskHandle, Update};
+use kickless_device::{Executor, Leave, QueueTask, Stopped, TaskHandle, Update};
 use kickless_io::{Engine, EngineOptions, Waker};
 use kickless_sync::Mutex;
 use kickless_sync::mpsc::{Receiver, Sender, channel};
@@ -280,14 +280,14 @@ impl TaskHandle for RunningTask {
         self.send(|done| WorkItem::Update(self.key, update, done))
     }
 
-    fn stop(&self) -> Receiver<Stopped> {
-        self.send(|done| WorkItem::Stop(self.key, done))
+    fn stop_leaving(&self, leave: Leave) -> Receiver<Stopped> {
+        self.send(|done| WorkItem::Stop(self.key, leave, done))
     }
 }
 
 impl Drop for RunningTask {
     fn drop(&mut self) {
         // The worker ignores this if the task has stopped already.
-        drop(self.stop());
+        drop(self.stop_leaving(Leave::Failed));
     }
 }

@@ -19,7 +19,7 @@ fn a_new_ring_is_polled_once_without_a_kick() {
     let handle = pool.spawn(echo).unwrap();
     fixture.wait_popped(200);
     let stopped = handle.stop().recv_timeout(DEADLINE).unwrap();
-    assert_eq!(stopped, Stopped { next_avail: 200, has_work: false, unpublished: Vec::new() });
+    assert_eq!(stopped, Stopped { next_avail: 200, has_work: false, left: 0, unpublished: Vec::new() });
     assert_eq!(fixture.driver.used(), 200);
     for count in [&fixture.seen.attached, &fixture.seen.detached, &fixture.seen.dropped] {
         assert_eq!(count.load(Ordering::SeqCst), 1);
@@ -131,7 +131,7 @@ fn unpublished_completions_are_returned_by_the_stop() {
     let handle = pool.spawn(echo).unwrap();
     assert_eq!(
         handle.stop().recv_timeout(DEADLINE).unwrap(),
-        Stopped { next_avail: 3, has_work: false, unpublished: Vec::new() }
+        Stopped { next_avail: 3, has_work: false, left: 0, unpublished: Vec::new() }
     );
     assert_eq!(fixture.driver.used(), 3);
 }

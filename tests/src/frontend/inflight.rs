@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
@@ -28,6 +29,18 @@ impl InflightBuffer {
         let file = rustix::fs::memfd_create("inflight", rustix::fs::MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, described.mmap_offset + described.mmap_size)?;
         Ok(InflightBuffer { described, file })
+    }
+
+    /// Returns a copy of the buffer, as the destination of a migration gets it.
+    ///
+    /// # Errors
+    /// The kernel has no memory.
+    pub fn copy(&self) -> Result<InflightBuffer> {
+        let copy = Self::new(Inflight { mmap_offset: 0, ..self.described })?;
+        let mut bytes = vec![0; usize::try_from(self.described.mmap_size)?];
+        self.file()?.read_exact_at(&mut bytes, self.described.mmap_offset)?;
+        copy.file()?.write_all_at(&bytes, 0)?;
+        Ok(copy)
     }
 
     /// Returns the buffer as a file to read and write.
@@ -101,7 +114,7 @@ impl Machine {
         // Drops the old connection first, because a back-end that still runs serves one front-end at a
         // time.
         self.frontend = Frontend::connect(socket)?;
-        self.frontend.negotiate(self.shape().features())?;
+        self.frontend.negotiate_with(self.shape().features(), self.shape().protocol)?;
         if let Some(kept) = kept {
             self.frontend.set_inflight(kept)?;
         }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
+use kickless_spec::vhost_user::ProtocolFeatures;
 
 use crate::driver::Queue;
 use crate::driver::memory::Ram;
@@ -38,6 +39,8 @@ pub struct Shape {
     /// The driver has initialised the device already, and its front-end reconnects. Like QEMU, the front-end
     /// does not read the configuration space again.
     pub returns: bool,
+    /// Protocol features that the front-end negotiates beside the usual ones.
+    pub protocol: ProtocolFeatures,
 }
 
 impl Default for Shape {
@@ -57,6 +60,7 @@ impl Shape {
         discard: false,
         memory: 64 << 20,
         returns: false,
+        protocol: ProtocolFeatures::empty(),
     };
 
     /// Returns the features that such a machine wants.
@@ -106,7 +110,7 @@ impl Machine {
     /// The back-end refuses a message that it must accept.
     pub fn prepare(socket: &Path, shape: &Shape) -> Result<Machine> {
         let mut frontend = Frontend::connect(socket)?;
-        frontend.negotiate(shape.features())?;
+        frontend.negotiate_with(shape.features(), shape.protocol)?;
         if !shape.returns {
             frontend.config()?;
         }
@@ -127,7 +131,7 @@ impl Machine {
     /// The back-end refuses a message that it must accept.
     pub fn move_to(&mut self, socket: &Path) -> Result<Frontend> {
         let mut frontend = Frontend::connect(socket)?;
-        frontend.negotiate(self.shape.features())?;
+        frontend.negotiate_with(self.shape.features(), self.shape.protocol)?;
         frontend.config()?;
         frontend.share(&[&self.ram])?;
         Ok(std::mem::replace(&mut self.frontend, frontend))

@@ -103,14 +103,23 @@ impl Frontend {
     /// # Errors
     /// The back-end does not answer, or refuses a feature that it offered.
     pub fn negotiate(&mut self, wanted: Features) -> Result<()> {
+        self.negotiate_with(wanted, ProtocolFeatures::empty())
+    }
+
+    /// Does the same as [`Frontend::negotiate`], with these protocol features beside the usual ones.
+    ///
+    /// # Errors
+    /// The back-end does not answer, refuses a feature that it offered, or does not offer one of `further`.
+    pub fn negotiate_with(&mut self, wanted: Features, further: ProtocolFeatures) -> Result<()> {
         self.offered = Features::from_bits_retain(self.number(&Message::GetFeatures)?);
         ensure!(
             self.offered.contains(Features::PROTOCOL_FEATURES),
             "the back-end offers no protocol features"
         );
         let offered = ProtocolFeatures::from_bits_retain(self.number(&Message::GetProtocolFeatures)?);
-        self.send(&Message::SetProtocolFeatures(offered & PROTOCOL))?;
-        self.protocol = offered & PROTOCOL;
+        ensure!(offered.contains(further), "the back-end does not offer {:?}", further - offered);
+        self.protocol = offered & (PROTOCOL | further);
+        self.send(&Message::SetProtocolFeatures(self.protocol))?;
         self.order(&Message::SetOwner)?;
         self.set_features((wanted | Features::PROTOCOL_FEATURES) & self.offered)
     }
@@ -354,7 +363,19 @@ impl Frontend {
     /// # Errors
     /// The back-end refuses it.
     pub fn stop(&mut self, queue: &mut Queue) -> Result<u16> {
-        match self.ask(&Message::GetVringBase { index: queue.index().into() })? {
+        self.stop_by(queue, &Message::GetVringBase { index: queue.index().into() })
+    }
+
+    /// Sends GET_VRING_BASE_SKIP_DRAIN, which stops a queue and leaves requests in the in-flight buffer.
+    ///
+    /// # Errors
+    /// The back-end refuses it.
+    pub fn suspend(&mut self, queue: &mut Queue) -> Result<u16> {
+        self.stop_by(queue, &Message::GetVringBaseSkipDrain { index: queue.index().into() })
+    }
+
+    fn stop_by(&mut self, queue: &mut Queue, message: &Message) -> Result<u16> {
+        match self.ask(message)? {
             Reply::VringBase(VringState { index, num }) if index == u32::from(queue.index()) => {
                 queue.set_base(num);
                 if queue.positions().is_none() {
@@ -364,7 +385,7 @@ impl Frontend {
                 ensure!(taken == used, "the ring stopped with {taken:#x} taken and {used:#x} used");
                 Ok(taken)
             }
-            other => bail!("the answer to GET_VRING_BASE is {other:?}"),
+            other => bail!("the answer to {message:?} is {other:?}"),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::Queue;
 use crate::request::{self, RangeOp, Reject, Request};
 use kickless_device::Context;
-use kickless_disk as disk;
+use kickless_disk::{self as disk, Extent};
 use kickless_spec::blk;
 
 impl Queue {
@@ -59,6 +59,46 @@ impl Queue {
         let into = io.extents_mut();
         into.clear();
         request::extents(&self.chain, view, request, op, (disk.size(), &limits), into)?;
-        Ok(wanted)
+        Ok(if self.shared.discard() { wanted } else { keep_space(wanted, into) })
+    }
+}
+
+/// Changes a request so that all space stays allocated, and the data are as with the request itself.
+///
+/// A discard does nothing, because it is advice and the data that it leaves are of no use. Zeroes are written
+/// as if the driver had asked for their space to be kept.
+fn keep_space(wanted: disk::Request, extents: &mut Vec<Extent>) -> disk::Request {
+    match wanted {
+        disk::Request::Discard { .. } => {
+            extents.clear();
+            // Without a change there is nothing to make durable.
+            disk::Request::Discard { durable: false }
+        }
+        wanted => {
+            extents.iter_mut().for_each(|extent| extent.unmap = false);
+            wanted
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn space_is_kept_and_zeroes_are_written() {
+        let two = [(0, true), (4096, false)].map(|(offset, unmap)| Extent { offset, len: 512, unmap });
+        let kept = |wanted| {
+            let mut extents = two.to_vec();
+            (keep_space(wanted, &mut extents), extents)
+        };
+        for durable in [true, false] {
+            let nothing = (disk::Request::Discard { durable: false }, Vec::new());
+            assert_eq!(kept(disk::Request::Discard { durable }), nothing);
+            let zeroes = disk::Request::WriteZeroes { durable };
+            assert_eq!(kept(zeroes), (zeroes, two.map(|extent| Extent { unmap: false, ..extent }).to_vec()));
+        }
+        assert_eq!(kept(disk::Request::SecureErase).0, disk::Request::SecureErase);
+        assert_eq!(kept(disk::Request::SecureErase).1.len(), 2, "a secure erase is carried out");
     }
 }

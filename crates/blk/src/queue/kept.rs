@@ -6,14 +6,15 @@
 //!
 //! # The end of a wait
 //! Kept requests wait without end, unless a caller waits for them:
-//! - **A queue that stops and has an in-flight buffer** leaves them there. The next queue of this ring, here
-//!   or in another process, takes them from the buffer. While memory is logged, a migration may be under way,
-//!   and the buffer does not follow to the other host. Then they are not left.
+//! - **A queue that stops may leave them** in its ring's in-flight buffer ([`super::leave`]). The next queue
+//!   of this ring takes them from there. After the end of a connection its front-end keeps the buffer, unless
+//!   memory is logged: then a migration may be under way, whose destination gets a new buffer.
 //! - **Any other queue that stops, and one whose memory is taken away**, gives them [`KEPT_NS`]. Then each
-//!   starts one last time, and its error is reported.
+//!   starts one last time, and its error is reported. Queues of a device stop one after another, and the time
+//!   is for all of them together.
 
 use super::Queue;
-use kickless_device::Context;
+use kickless_device::{Context, Leave};
 use kickless_disk as disk;
 use tracing::info;
 
@@ -50,15 +51,20 @@ impl Queue {
     #[cold]
     pub(super) fn continue_kept(&mut self, context: &mut Context<'_>) {
         let is_broken = self.vring.is_broken();
-        let is_logged = self.vring.memory().1.is_on();
-        if self.waits_limited && self.vring.has_inflight_buffer() && !is_logged && !is_broken {
-            return self.leave_kept();
+        if self.leaves_kept() {
+            self.leave_kept();
         }
-        let (resumes, limits) = (self.shared.on_error.resumes(), self.shared.on_error.limits());
-        let is_limited = self.waits_limited || limits != self.limits_seen;
-        let now_ns = context.now_ns;
-        let is_last = is_limited
-            && (is_broken || now_ns >= *self.kept_until.get_or_insert(now_ns.saturating_add(KEPT_NS)));
+        if self.kept.is_empty() {
+            return;
+        }
+        let on_error = &self.shared.on_error;
+        let (resumes, limits, now_ns) = (on_error.resumes(), on_error.limits(), context.now_ns);
+        let until = now_ns.saturating_add(KEPT_NS);
+        let is_last = match (self.stopping, limits != self.limits_seen) {
+            (Some(_), _) => is_broken || now_ns >= on_error.stop_deadline(until),
+            (None, true) => is_broken || now_ns >= *self.kept_until.get_or_insert(until),
+            (None, false) => false,
+        };
         if is_last {
             (self.kept_until, self.limits_seen) = (None, limits);
         }
@@ -79,18 +85,30 @@ impl Queue {
         self.handle_next_step(slot, step);
     }
 
+    /// Returns whether the queue stops, and its kept requests can wait in the in-flight buffer.
+    fn leaves_kept(&mut self) -> bool {
+        match self.stopping {
+            None | Some(Leave::Nothing) => false,
+            Some(Leave::Unfinished) => self.leaves_unfinished(),
+            Some(Leave::Failed) => {
+                let is_logged = self.vring.memory().1.is_on();
+                self.vring.has_inflight_buffer() && !self.vring.is_broken() && !is_logged
+            }
+        }
+    }
+
     /// Leaves kept requests in the in-flight buffer, for the next queue of this ring.
     fn leave_kept(&mut self) {
-        let requests = self.kept.len();
-        for slot in std::mem::take(&mut self.kept) {
+        let (answered, left): (Vec<u32>, Vec<u32>) =
+            std::mem::take(&mut self.kept).into_iter().partition(|slot| self.must_answer(*slot));
+        self.kept = answered;
+        let requests = left.len();
+        for slot in left {
             self.shared.on_error.release(&self.shared.halt);
-            self.meter.left(slot);
-            let (view, marks) = self.vring.memory();
-            let entry = self.slots.get(slot);
-            entry.unpin_unless((view, marks));
-            let reserved = entry.has_reservation();
-            self.slots.release(slot, reserved);
+            self.leave(slot);
         }
-        info!(parent: self.vring.span(), queue = self.vring.index(), requests, "failed requests are left in the in-flight buffer; the next start of this queue tries them again");
+        if requests > 0 {
+            info!(parent: self.vring.span(), queue = self.vring.index(), requests, "failed requests are left in the in-flight buffer; the next start of this queue tries them again");
+        }
     }
 }

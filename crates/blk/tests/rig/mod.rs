@@ -3,7 +3,7 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{Call, Clock, Context, Device, Next, QueueTask, Update, Vring, VringParts};
+use kickless_device::{Call, Clock, Context, Device, Leave, Next, QueueTask, Update, Vring, VringParts};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{CompletionMode, Engine, EngineKind, EngineOptions, Waker};
 use kickless_memory::{Area, Gpa, Inflight, Map, Marks, View};
@@ -321,6 +321,47 @@ impl Rig {
         self.sent.len()
     }
 
+    /// Starts the queue again with an in-flight buffer, which this returns. Nothing may have been sent.
+    pub fn track(&mut self, packed: bool) -> Inflight {
+        let region = inflight_region_len(packed, self.size);
+        let buffer = Inflight::map(memfd(region as u64), 0, region as u64).unwrap();
+        self.restart_with(&buffer, packed);
+        buffer
+    }
+
+    /// Starts the queue again, as another process does that gets this buffer. The queue must have stopped.
+    pub fn restart_with(&mut self, buffer: &Inflight, packed: bool) {
+        let region = inflight_region_len(packed, self.size);
+        let make = if packed { device::Options::packed } else { device::Options::new };
+        let options = make(self.size, false, true).unwrap();
+        let parts = vring_parts(&self.view, options, GuestRing::addresses());
+        self.task.detach(&mut self.engine);
+        // The index that the front-end passes on.
+        let next_avail = self.task.vring().stop().next_avail;
+        let vring =
+            Vring::new(VringParts { inflight: buffer.records(0, region), next_avail, ..parts }).unwrap();
+        self.task = self.device.start_queue(vring, self.device.features()).unwrap();
+        self.task.attach(&mut self.engine).unwrap();
+        self.task.vring().disarm();
+    }
+
+    /// Stops the queue, which leaves what it does not finish in this time. Returns the number of requests
+    /// that it has left.
+    pub fn stop_and_leave(&mut self, after: std::time::Duration) -> u16 {
+        self.task.stopping(Leave::Unfinished);
+        self.poll_with(0);
+        self.pass(after);
+        while self.task.in_flight() > 0 {
+            self.poll_with(0);
+            self.engine.submit().unwrap();
+            if self.operations() > 0 {
+                self.complete();
+            }
+        }
+        self.take_answers();
+        self.task.vring().stop().left
+    }
+
     /// Starts the queue of a split ring again, after an earlier process popped all requests and was killed.
     pub fn restart_after_kill(&mut self) {
         let region = inflight_region_len(false, self.size);
@@ -380,7 +421,7 @@ impl Rig {
 
     /// Lets the queue limit the waits of its requests, as a worker does that stops it.
     pub fn limit_waits(&mut self) {
-        self.task.limit_remote_waits();
+        self.task.stopping(Leave::Nothing);
     }
 
     /// Returns the number of requests that the queue has.

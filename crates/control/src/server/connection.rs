@@ -12,6 +12,7 @@ use rustix::net::sockopt::socket_peercred;
 use serde_json::Value;
 
 use super::reader::{Access, GivenFd, READ_BYTES, Reader, Received, is_later};
+use super::turns::Share;
 use crate::inbox::{Inbox, LostDescriptors};
 use crate::lines::LineTooLong;
 use crate::rpc::{RpcError, answer};
@@ -21,6 +22,11 @@ use crate::rpc::{RpcError, answer};
 const EVENTS_BYTES_MAX: usize = 1 << 20;
 /// The time after which a client that takes nothing, although there is something for it, is disconnected.
 const SLOW_AFTER: Duration = Duration::from_secs(10);
+
+/// The work of a line beside its own bytes, and that of a call beside the bytes of its answer. Most calls
+/// look at each device.
+const LINE_WORK: usize = 64;
+const CALL_WORK: usize = 1 << 10;
 
 /// The notifications that a client wants.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,6 +58,8 @@ pub(super) struct Connection {
     inbox: Inbox<GivenFd>,
     /// Bytes that are not written yet.
     unwritten: Vec<u8>,
+    /// The inbox may have whole lines. Nothing is read before they are taken.
+    has_lines: bool,
     /// The thread of this client reads.
     is_reading: bool,
     /// A call of this client is executed on a thread.
@@ -64,6 +72,9 @@ pub(super) struct Connection {
     pub(super) subscriptions: Subscriptions,
     /// The last time at which bytes moved. The client that was idle for longest makes room for a new one.
     pub(super) active: Instant,
+    pub(super) share: Share,
+    /// The work that was done for the client and is not charged yet: bytes that were taken or made.
+    work: usize,
 }
 
 impl Connection {
@@ -81,12 +92,15 @@ impl Connection {
             peer: Peer::default(),
             inbox: Inbox::default(),
             unwritten: Vec::new(),
+            has_lines: false,
             is_reading: false,
             is_calling: false,
             at_end: false,
             is_closing: false,
             subscriptions: Subscriptions::default(),
             active: Instant::now(),
+            share: Share::default(),
+            work: 0,
         };
         connection.stream.set_nonblocking(true)?;
         let peer = socket_peercred(&connection.stream)?;
@@ -95,7 +109,7 @@ impl Connection {
     }
 
     /// Returns the events that the connection waits for. Returns `None` while its thread reads, which will
-    /// find out if the client has left.
+    /// find out if the client has left, and while lines wait for their turn.
     pub(super) fn interest(&self) -> Option<PollFlags> {
         Some(if !self.unwritten.is_empty() {
             PollFlags::OUT
@@ -103,9 +117,16 @@ impl Connection {
             return None;
         } else if self.is_calling || self.at_end {
             PollFlags::empty()
+        } else if self.has_lines {
+            return None;
         } else {
             PollFlags::IN
         })
+    }
+
+    /// Returns whether a line can be taken: no call is executed and everything is written.
+    pub(super) fn may_have_line(&self) -> bool {
+        self.has_lines && !self.is_calling && !self.is_closing && self.unwritten.is_empty()
     }
 
     /// Returns the next line, if no call is executed and everything is written.
@@ -113,10 +134,25 @@ impl Connection {
     /// # Errors
     /// The line is too long.
     pub(super) fn take_line(&mut self) -> Result<Option<&[u8]>, LineTooLong> {
-        if self.is_calling || self.is_closing || !self.unwritten.is_empty() {
+        if !self.may_have_line() {
             return Ok(None);
         }
-        self.inbox.take()
+        let line = self.inbox.take()?;
+        match line {
+            Some(line) => self.work += LINE_WORK + line.len(),
+            None => self.has_lines = false,
+        }
+        Ok(line)
+    }
+
+    /// Notes that a call is executed for the client.
+    pub(super) fn add_call(&mut self) {
+        self.work += CALL_WORK;
+    }
+
+    /// Returns the work that was done for the client since the last call.
+    pub(super) fn take_work(&mut self) -> usize {
+        std::mem::take(&mut self.work)
     }
 
     /// Takes `count` descriptors for the line that was taken last, and closes the others that came with it.
@@ -145,7 +181,10 @@ impl Connection {
                 self.at_end = true;
                 return Ok(());
             }
-            Received::Bytes(bytes, descriptors) => self.inbox.push(&bytes, descriptors),
+            Received::Bytes(bytes, descriptors) => {
+                self.has_lines = true;
+                self.inbox.push(&bytes, descriptors)
+            }
             Received::Lost(why) => Err(why),
         };
         self.active = Instant::now();
@@ -161,6 +200,7 @@ impl Connection {
     /// # Errors
     /// The client is gone.
     pub(super) fn write(&mut self, line: &str) -> io::Result<()> {
+        self.work += line.len();
         self.unwritten.extend_from_slice(line.as_bytes());
         self.write_rest()
     }

@@ -8,6 +8,10 @@
 //! wait for disks at a time, including those whose clients have left. A client that has subscribed and takes
 //! nothing is disconnected. A budget bounds the descriptors of all clients together.
 //!
+//! Clients take turns, line by line, by the work that their lines cause ([`turns`]). A request that only
+//! shows and wants no answer is not executed. The end of the server waits for one line at most, however many
+//! others wait.
+//!
 //! # Threads
 //! The thread of the server never waits for a disk, a request or a worker. A call that can wait is executed
 //! on a thread of its own, which ends with the call. Each client has a thread that reads what it sends and
@@ -17,6 +21,9 @@
 mod budget;
 mod connection;
 mod reader;
+#[cfg(test)]
+mod tests;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -42,6 +49,7 @@ use budget::{Budget, Permit};
 use connection::{Connection, Peer};
 pub use reader::Access;
 use reader::{GivenFd, Reader, Received};
+use turns::Turns;
 
 /// The most clients of each socket. Operators, exporters and a few scripts need fewer.
 pub const CLIENTS_MAX: usize = 64;
@@ -55,6 +63,11 @@ pub const LEFT_MAX: usize = CLIENTS_MAX;
 pub const CALLS_TARGET: &str = "kickless_control::calls";
 /// The time until connections are accepted again, after the host had no resources for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The work between two looks at all clients, in bytes that are taken or made. A line that causes more ends
+/// the turn too. So the look, of some ten microseconds, is a small part of the time also while clients send
+/// many short lines.
+const TURN_WORK: usize = 16 << 10;
 
 /// The interval at which the server looks for events, while a client wants them.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -84,28 +97,10 @@ impl Server {
                 let _ = refuse_descriptors(listener.socket());
             }
         }
-        let listeners =
-            listeners.into_iter().map(|(listener, access)| Socket { listener, access, threads: 0 });
         let (waker, is_ending) = (Waker::new()?, Arc::new(AtomicBool::new(false)));
-        let (sender, messages) = channel();
-        let mut sockets = Sockets {
-            daemon,
-            listeners: listeners.collect(),
-            connections: BTreeMap::new(),
-            next_id: 0,
-            calls: 0,
-            budget: Arc::new(Budget::of_process(CLIENTS_MAX)),
-            sender,
-            messages,
-            waker: waker.clone(),
-            accept_at: None,
-            seen: None,
-        };
-        let ending = is_ending.clone();
+        let mut sockets = Sockets::new(daemon, listeners, waker.clone(), is_ending.clone());
         let run = move || {
-            while !ending.load(Ordering::Acquire) {
-                sockets.turn();
-            }
+            sockets.run();
             sockets.end(Instant::now() + END_WAIT);
         };
         let thread = thread::Builder::new().name("control".into()).spawn(run)?;
@@ -169,6 +164,8 @@ struct Sockets {
     messages: Receiver<Message>,
     /// Signalled for each message, and at the end.
     waker: Waker,
+    is_ending: Arc<AtomicBool>,
+    turns: Turns,
     /// The time at which connections are accepted again.
     accept_at: Option<Instant>,
     /// The last look at the devices, while a client wants events, and the time of the next one.
@@ -176,11 +173,69 @@ struct Sockets {
 }
 
 impl Sockets {
-    /// Waits for events, and handles them.
-    fn turn(&mut self) {
+    fn new(
+        daemon: Arc<Daemon>,
+        listeners: Vec<(Listener, Access)>,
+        waker: Waker,
+        is_ending: Arc<AtomicBool>,
+    ) -> Self {
+        let listeners =
+            listeners.into_iter().map(|(listener, access)| Socket { listener, access, threads: 0 });
+        let (sender, messages) = channel();
+        Self {
+            daemon,
+            listeners: listeners.collect(),
+            connections: BTreeMap::new(),
+            next_id: 0,
+            calls: 0,
+            budget: Arc::new(Budget::of_process(CLIENTS_MAX)),
+            sender,
+            messages,
+            waker,
+            is_ending,
+            turns: Turns::default(),
+            accept_at: None,
+            seen: None,
+        }
+    }
+
+    /// Serves clients until the end is requested.
+    fn run(&mut self) {
+        while !self.is_ending.load(Ordering::Acquire) {
+            self.collect();
+            self.work();
+        }
+    }
+
+    /// Handles lines of the clients whose turn it is, until [`TURN_WORK`] is done.
+    fn work(&mut self) {
+        let mut work = 0;
+        while work < TURN_WORK && !self.is_ending.load(Ordering::Acquire) {
+            let ready = self.connections.iter().filter(|(_, client)| client.share.is_ready());
+            let order = |client: &Connection| self.turns.order(client.access, client.share);
+            let Some((&id, client)) = ready.min_by_key(|(_, client)| order(client)) else { return };
+            self.turns.begin(client.access, client.share);
+            self.serve_line(id);
+            work += self.charge(id);
+        }
+    }
+
+    /// Charges a client with what was done for it. Returns that.
+    fn charge(&mut self, id: u64) -> usize {
+        // The work for a client that has left is unknown.
+        let Some(client) = self.connections.get_mut(&id) else { return TURN_WORK };
+        let work = client.take_work();
+        self.turns.charge(client.access, &mut client.share, work);
+        work
+    }
+
+    /// Waits for events, and handles them. Lines of clients get their turn later.
+    fn collect(&mut self) {
         let stats = self.connections.values().filter_map(|client| client.subscriptions.stats);
         let due = stats.map(|(_, due)| due).chain(self.seen.as_ref().map(|(_, due)| *due));
         let pause = due.chain(self.accept_at).min().map(|at| at.saturating_duration_since(Instant::now()));
+        let is_any_ready = self.connections.values().any(|client| client.share.is_ready());
+        let pause = if is_any_ready { Some(Duration::ZERO) } else { pause };
         let timeout = pause.and_then(|pause| Timespec::try_from(pause).ok());
         let waker = self.waker.clone();
         let mut fds = vec![PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)];
@@ -275,13 +330,13 @@ impl Sockets {
         match message {
             Message::Finished(finished) => {
                 if let Some(connection) = self.finish(finished) {
-                    self.serve(connection);
+                    self.ready(connection);
                 }
             }
             Message::Received(id, received) => {
                 let Some(client) = self.connections.get_mut(&id) else { return };
                 match client.take_read(received) {
-                    Ok(()) => self.serve(id),
+                    Ok(()) => self.ready(id),
                     Err(_) => drop(self.connections.remove(&id)),
                 }
             }
@@ -373,29 +428,38 @@ impl Sockets {
             Err(io::ErrorKind::ConnectionAborted.into())
         };
         match moved {
-            Ok(()) => self.serve(id),
+            Ok(()) => self.ready(id),
             Err(_) => drop(self.connections.remove(&id)),
         }
     }
 
-    /// Handles the lines of a connection, up to a call that waits or an answer that the client does not take.
-    fn serve(&mut self, id: u64) {
-        while let Some(client) = self.connections.get_mut(&id) {
-            let written = match client.take_line() {
-                Ok(None) => break,
-                Ok(Some([])) => Ok(()),
-                Ok(Some(line)) => {
-                    let request = Request::parse(line);
-                    self.request(id, request)
-                }
-                Err(error) => client.refuse(RpcError::line(error.to_string())),
-            };
-            if written.is_err() {
+    /// Lets a client wait for its turn, if it may have sent a line. Closes a connection that is over.
+    fn ready(&mut self, id: u64) {
+        let Some(client) = self.connections.get_mut(&id) else { return };
+        if client.may_have_line() {
+            self.turns.ready(client.access, &mut client.share);
+        } else {
+            client.share.rest();
+            if client.is_over() {
                 self.connections.remove(&id);
             }
         }
-        if self.connections.get(&id).is_some_and(Connection::is_over) {
-            self.connections.remove(&id);
+    }
+
+    /// Handles the next line of a client.
+    fn serve_line(&mut self, id: u64) {
+        let Some(client) = self.connections.get_mut(&id) else { return };
+        let written = match client.take_line() {
+            Ok(None | Some([])) => Ok(()),
+            Ok(Some(line)) => {
+                let request = Request::parse(line);
+                self.request(id, request)
+            }
+            Err(error) => client.refuse(RpcError::line(error.to_string())),
+        };
+        match written {
+            Ok(()) => self.ready(id),
+            Err(_) => drop(self.connections.remove(&id)),
         }
     }
 
@@ -419,6 +483,10 @@ impl Sockets {
             }
         });
         let result = match call {
+            // It would change nothing, and nobody would learn the result.
+            Ok((method, call, _)) if id.is_none() && method.effect == Effect::Reads && !call.subscribes() => {
+                return Ok(());
+            }
             Ok((method, call, descriptors)) if method.waits => {
                 match self.spawn(connection, id.clone(), peer, method, call, descriptors) {
                     Ok(()) => return Ok(()),
@@ -426,6 +494,7 @@ impl Sockets {
                 }
             }
             Ok((method, call, descriptors)) => {
+                client.add_call();
                 self.subscribe(connection, &call);
                 // Only calls that wait take descriptors, and others have refused them.
                 drop(descriptors);
@@ -468,6 +537,7 @@ impl Sockets {
         self.calls += 1;
         if let Some(client) = self.connections.get_mut(&connection) {
             client.is_calling = true;
+            client.add_call();
         }
         Ok(())
     }

@@ -34,6 +34,7 @@ fn make(config: &DeviceConfig, given: &Descriptors) -> Result<Arc<dyn Device>, M
     let (serial, queues_max) = (disk.identity().to_owned(), blk.num_queues);
     let queue_size_max = config.serve.queue_size;
     let device = Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: true });
+    device.set_discard(blk.discard == Switch::On);
     let limiter = Arc::new(Limiter::default());
     limiter.set(&blk.limits.limits());
     let stops = blk.on_error == OnError::Stop;
@@ -60,7 +61,7 @@ impl Rig {
         let stop = is_stopping.clone();
         let hooks = Hooks {
             stop: Box::new(move || stop.store(true, Ordering::Relaxed)),
-            reload: Box::new(|| Err("no file".into())),
+            reload: Box::new(|_| Err("no file".into())),
             set_log: Box::new(|filter| match filter {
                 "info" => Ok(()),
                 _ => Err("no filter".into()),

@@ -9,7 +9,8 @@ use super::limits::LimitsConfig;
 use super::notation::{Mistake, Notation};
 use super::text;
 use super::values::{
-    NUM_QUEUES, OnError, Switch, parse_blk_size, parse_cache_size, parse_num_queues, parse_serial,
+    BLOCK_SIZE, NUM_QUEUES, OnError, Switch, parse_blk_size, parse_block_size, parse_cache_size,
+    parse_num_queues, parse_serial,
 };
 
 /// The options of a disk.
@@ -28,6 +29,9 @@ pub struct BlkConfig {
     #[arg(long, value_name = "SIZE", value_parser = parse_blk_size)]
     #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
     pub blk_size: Option<u64>,
+    /// Logical block size that guests see, a power of two from 512 to 4096
+    #[arg(long, value_name = "BYTES", default_value_t = BLOCK_SIZE, value_parser = parse_block_size)]
+    pub logical_block_size: u32,
     /// Refuse writes of guests
     #[arg(long)]
     pub read_only: bool,
@@ -50,6 +54,10 @@ pub struct BlkConfig {
     #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
     #[serde(serialize_with = "text::serialize")]
     pub merge: Switch,
+    /// Give space back to the host when a guest discards data; off keeps what is allocated
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
+    #[serde(serialize_with = "text::serialize")]
+    pub discard: Switch,
     /// Lock the disk against use by other processes, as QEMU does
     #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
     #[serde(serialize_with = "text::serialize")]
@@ -74,12 +82,14 @@ impl BlkConfig {
         Self {
             blk_file,
             blk_size: None,
+            logical_block_size: BLOCK_SIZE,
             read_only: false,
             serial: None,
             num_queues: NUM_QUEUES,
             cache: Cache::None,
             cache_size: None,
             merge: Switch::On,
+            discard: Switch::On,
             lock: Switch::On,
             incoming: false,
             on_error: OnError::Report,

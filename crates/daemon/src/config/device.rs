@@ -13,6 +13,7 @@ use super::name::parse_device_name;
 use super::net::NetConfig;
 use super::notation::{Mistake, Notation};
 use super::serve::ServeConfig;
+use super::values::Switch;
 
 /// The name of the span of log lines about a device.
 pub const DEVICE_SPAN: &str = "device";
@@ -47,6 +48,14 @@ impl DeviceKind {
         }
     }
 
+    /// Returns whether the device gives space back to the host. `None` if it has none to give back.
+    pub fn discard(&self) -> Option<Switch> {
+        match self {
+            Self::Blk(disk) => Some(disk.discard),
+            Self::Net(_) => None,
+        }
+    }
+
     /// Returns the group that shares the limits.
     pub fn group(&self) -> Option<&str> {
         match self {
@@ -55,10 +64,12 @@ impl DeviceKind {
         }
     }
 
-    /// Takes the limits of another device of the same kind.
-    pub(crate) fn take_limits(&mut self, other: Self) {
+    /// Takes the limits of another device of the same kind, and whether it gives space back.
+    pub(crate) fn take_changeable(&mut self, other: Self) {
         match (self, other) {
-            (Self::Blk(disk), Self::Blk(other)) => disk.limits = other.limits,
+            (Self::Blk(disk), Self::Blk(other)) => {
+                (disk.limits, disk.discard) = (other.limits, other.discard)
+            }
             (Self::Net(card), Self::Net(other)) => card.limits = other.limits,
             _ => {}
         }

@@ -22,9 +22,9 @@ use super::notation::Mistake;
 use super::serve::ServeConfig;
 use super::text;
 use super::values::{
-    OnError, Switch, parse_blk_size, parse_bps, parse_burst, parse_cache_size, parse_capture_length,
-    parse_group, parse_iops, parse_memory_max, parse_mode, parse_mtu, parse_not_empty, parse_num_queue_pairs,
-    parse_num_queues, parse_serial, parse_weight,
+    OnError, Switch, parse_blk_size, parse_block_size, parse_bps, parse_burst, parse_cache_size,
+    parse_capture_length, parse_group, parse_iops, parse_memory_max, parse_mode, parse_mtu, parse_not_empty,
+    parse_num_queue_pairs, parse_num_queues, parse_serial, parse_weight,
 };
 
 /// A device as a table. It has the keys of all kinds of devices, and each key may be absent.
@@ -42,6 +42,8 @@ pub struct DeviceTable {
     blk_file: Option<DiskSpec>,
     #[serde(deserialize_with = "blk_size")]
     blk_size: Option<u64>,
+    #[serde(deserialize_with = "block_size")]
+    logical_block_size: Option<u32>,
     #[serde(with = "text::optional")]
     port: Option<Port>,
     #[serde(deserialize_with = "flag")]
@@ -58,6 +60,8 @@ pub struct DeviceTable {
     cache_size: Option<u64>,
     #[serde(with = "text::optional")]
     merge: Option<Switch>,
+    #[serde(with = "text::optional")]
+    discard: Option<Switch>,
     #[serde(with = "text::optional")]
     lock: Option<Switch>,
     #[serde(deserialize_with = "flag")]
@@ -190,14 +194,16 @@ impl FromStr for KindName {
 
 impl DeviceTable {
     /// Keys that only disks have, without `blk-file` and [`LimitsConfig::KEYS`].
-    pub const BLK_KEYS: [&str; 10] = [
+    pub const BLK_KEYS: [&str; 12] = [
         "blk-size",
+        "logical-block-size",
         "read-only",
         "serial",
         "num-queues",
         "cache",
         "cache-size",
         "merge",
+        "discard",
         "lock",
         "incoming",
         "on-error",
@@ -210,12 +216,14 @@ impl DeviceTable {
     fn blk_key(&self) -> Option<&'static str> {
         let is_there = [
             self.blk_size.is_some(),
+            self.logical_block_size.is_some(),
             self.read_only.is_some(),
             self.serial.is_some(),
             self.num_queues.is_some(),
             self.cache.is_some(),
             self.cache_size.is_some(),
             self.merge.is_some(),
+            self.discard.is_some(),
             self.lock.is_some(),
             self.incoming.is_some(),
             self.on_error.is_some(),
@@ -295,12 +303,14 @@ impl DeviceTable {
         let default = BlkConfig::new(blk_file);
         Ok(DeviceKind::Blk(BlkConfig {
             blk_size: self.blk_size,
+            logical_block_size: self.logical_block_size.unwrap_or(default.logical_block_size),
             read_only: self.read_only.unwrap_or(default.read_only),
             serial: self.serial.take(),
             num_queues: self.num_queues.unwrap_or(default.num_queues),
             cache: self.cache.unwrap_or(default.cache),
             cache_size: self.cache_size,
             merge: self.merge.unwrap_or(default.merge),
+            discard: self.discard.unwrap_or(default.discard),
             lock: self.lock.unwrap_or(default.lock),
             incoming: self.incoming.unwrap_or(default.incoming),
             on_error: self.on_error.unwrap_or(default.on_error),
@@ -398,6 +408,10 @@ fn path<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error>
 
 fn blk_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
     text::text(from, parse_blk_size).map(Some)
+}
+
+fn block_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    text::number(from, parse_block_size).map(Some)
 }
 
 fn cache_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {

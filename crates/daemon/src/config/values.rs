@@ -17,6 +17,10 @@ use super::name::parse_device_name;
 pub(crate) const NUM_QUEUES: u16 = 64;
 /// Default of `queue-size`.
 pub(crate) const QUEUE_SIZE: u16 = 1024;
+/// Default of `logical-block-size`, and its smallest value: a sector.
+pub(crate) const BLOCK_SIZE: u32 = SECTOR as u32;
+/// The smallest page of a guest. Linux before 6.15 refuses a disk whose blocks are larger than a page.
+const BLOCK_SIZE_MAX: u32 = 4096;
 /// VIRTIO_BLK_T_GET_ID answers with this many bytes (virtio 1.3, section 5.2.6).
 const SERIAL_BYTES_MAX: usize = 20;
 /// A vhost-user kick names its queue in eight bits.
@@ -154,6 +158,12 @@ pub(crate) fn parse_blk_size(text: &str) -> Result<u64, String> {
         bytes if !bytes.is_multiple_of(SECTOR) => Err(format!("{text:?} is not a multiple of 512 bytes")),
         bytes => Ok(bytes),
     }
+}
+
+/// Parses the size of a logical block.
+pub(crate) fn parse_block_size(text: &str) -> Result<u32, String> {
+    let bytes: u32 = parse_number(text, BLOCK_SIZE, BLOCK_SIZE_MAX)?;
+    bytes.is_power_of_two().then_some(bytes).ok_or_else(|| "it must be a power of two".into())
 }
 
 /// Parses the size of the cache of L2 tables.

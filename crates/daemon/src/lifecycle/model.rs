@@ -110,7 +110,7 @@ impl Model {
                 device.stop.wait();
                 Ok(())
             };
-            registry.end(id, device, outcome);
+            registry.end(id, device, outcome, false);
         }))
     }
 

@@ -1,4 +1,4 @@
-//! Changes of served devices and of the pool: limits, drains, sizes, captures, and the polling rule.
+//! Changes of served devices and of the pool: limits, discards, drains, sizes, captures, the polling rule.
 
 use std::path::PathBuf;
 use std::sync::PoisonError;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kickless_device::StoppedOnError;
 
 use super::Registry;
-use crate::config::{DeviceConfig, DeviceKind, Mistake, NetConfig, Notation, PoolConfig};
+use crate::config::{DeviceConfig, DeviceKind, Mistake, NetConfig, Notation, PoolConfig, Switch};
 use crate::error::{CaptureError, DrainError, FindError, ResizeError, SetError};
 use crate::table::Phase;
 
@@ -34,8 +34,9 @@ impl Registry {
         Ok(changed)
     }
 
-    /// Changes the weight and the limits of a served device. `change` gets the configuration and returns a
-    /// new one, of which only these are used. Returns the configuration with these.
+    /// Changes the weight and the limits of a served device, and whether it gives space back. `change` gets
+    /// the configuration and returns a new one, of which only these are used. Returns the configuration with
+    /// these.
     ///
     /// # Errors
     /// There is no such device, it is not served, or `change` refused.
@@ -65,7 +66,10 @@ impl Registry {
         {
             limiter.set(&limits);
         }
-        present.take_limits(wanted.kind);
+        if let Some(discard) = wanted.kind.discard().filter(|wanted| present.discard() != Some(*wanted)) {
+            served.device().set_discard(discard == Switch::On);
+        }
+        present.take_changeable(wanted.kind);
         if entry.config.serve.weight != weight {
             served.set_weight(weight);
             entry.config.serve.weight = weight;

@@ -497,17 +497,18 @@ impl Vring {
         self.send_pending_call();
         // Requests that are available already are left to the next device.
         let has_work = self.arm();
-        let left = self.queue.resubmissions();
-        if left > 0 {
+        let requests = self.queue.resubmissions();
+        if requests > 0 {
             // The transport must not wait here: these requests may need an answer that only the transport can
             // bring.
-            warn!(parent: &self.span, queue = self.index, requests = left, "requests in flight in an earlier process are not done yet; they are left to the next one");
+            warn!(parent: &self.span, queue = self.index, requests, "requests in flight in an earlier process are not done yet; they are left to the next one");
         }
         let unpublished = self.queue.take_unpublished();
         // The contents of damaged memory are no valid answer to a request.
         let unpublished = if self.is_intact() { unpublished } else { Vec::new() };
         self.commit_marks();
-        Stopped { next_avail: self.queue.next_avail(), has_work, unpublished }
+        let left = if self.has_inflight_buffer() { self.queue.in_flight() } else { 0 };
+        Stopped { next_avail: self.queue.resume_at(), has_work, left, unpublished }
     }
 
     /// Returns whether the guest memory that was accessed is all there. Callers check this after an access,

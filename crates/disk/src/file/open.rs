@@ -168,11 +168,19 @@ fn direct_requirements(path: &Path, file: &File, meta: &Metadata) -> Result<Dire
     Ok(Direct { block, address: memory as usize, ranges: (block > SECTOR).then(Arc::default) })
 }
 
-/// Returns whether the file system can punch holes. The test is beyond the end, where there are no data to
-/// lose.
+/// Returns whether the file system can punch holes. The test is far beyond the end, where there are no data
+/// to lose.
+///
+/// The file may have space behind its end, for data to come. And another host may use the image: it writes
+/// behind the end that this host knows.
 fn can_punch_holes(file: &File, size: u64) -> bool {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    fallocate(file, flags, size.next_multiple_of(1 << 20), 1 << 20).is_ok()
+    let punch = |distance| fallocate(file, flags, size.next_multiple_of(1 << 20) + distance, 1 << 20);
+    // Some file systems have no files of the first length.
+    match punch(1 << 40) {
+        Err(Errno::FBIG) => punch(1 << 32).is_ok(),
+        punched => punched.is_ok(),
+    }
 }
 
 /// Returns the alignments that the kernel reports (from 6.1 on, on some file systems). `Err` means that

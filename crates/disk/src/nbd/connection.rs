@@ -7,7 +7,7 @@ use super::replies::Replies;
 use super::wire::{self, Problem};
 use crate::offload::WakeBatch;
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg, sockopt};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,12 +31,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Makes a connection with nothing in flight. `lost_writes` is the count before it.
-    pub(super) fn new(socket: OwnedFd, export: Export, lost_writes: u64) -> Self {
+    /// Makes a connection with nothing in flight. `lost_writes` is the count before it. `is_dirty`: the
+    /// server may still lose writes of an earlier connection.
+    pub(super) fn new(socket: OwnedFd, export: Export, lost_writes: u64, is_dirty: bool) -> Self {
         Self {
             socket,
             export,
-            in_flight: InFlight::new(lost_writes),
+            in_flight: InFlight::new(lost_writes, is_dirty),
             replies: Replies::new(export.structured),
             unsent: VecDeque::new(),
             sent: 0,
@@ -121,12 +122,19 @@ impl Connection {
         Ok(true)
     }
 
-    /// Tells the server that the connection ends, if the socket accepts that.
+    /// Ends the connection. Tells the server so if nothing is in flight and the socket accepts that.
     pub(super) fn leave(self) {
-        if self.sent == 0 {
+        if self.in_flight.is_empty() {
             let bytes = wire::request(wire::CMD_DISC, 0, 0, 0, 0);
             let _ = rustix::net::send(&self.socket, &bytes, SendFlags::NOSIGNAL);
+            // Otherwise the end of a TCP connection could overtake these bytes.
+            let _ = sockopt::set_socket_linger(&self.socket, None);
         }
+    }
+
+    /// Returns the socket of a connection that is given up.
+    pub(super) fn into_socket(self) -> OwnedFd {
+        self.socket
     }
 }
 

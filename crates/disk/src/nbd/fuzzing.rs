@@ -4,7 +4,11 @@ use super::handshake::negotiate;
 use super::in_flight::InFlight;
 use super::inbox::QueuedOp;
 use super::replies::Replies;
-use super::wire::{CHUNK_DATA, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC};
+use super::wire::{
+    CHUNK_DATA, GREETING, OPT_GO, OPT_STRUCTURED_REPLY, OPTION_MAGIC, OPTION_REPLY_MAGIC, REP_ACK, REP_INFO,
+    SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
+};
+use crate::SECTOR;
 use crate::offload::{AnswerSlot, OffloadKind, WakeBatch};
 use kickless_io::{AlignedBuf, Waker};
 use std::io::{self, Read, Write};
@@ -34,8 +38,38 @@ impl Write for Canned<'_> {
 }
 
 /// Returns whether the handshake succeeds with a server that sends these bytes.
+///
+/// # Panics
+/// The sizes of requests to this export would be invalid.
 pub fn handshake(said: &[u8]) -> bool {
-    negotiate(&mut Canned(said), "export").is_ok()
+    let Ok(export) = negotiate(&mut Canned(said), "export") else { return false };
+    let sizes = export.sizes.of_ops();
+    assert!(sizes.block().is_power_of_two() && (512..=65536).contains(&sizes.block()));
+    assert!(sizes.payload_max() >= sizes.block() && sizes.payload_max().is_multiple_of(sizes.block()));
+    assert!(export.accessible_size() <= export.size);
+    let limits = export.sizes.limits(false, true, true);
+    assert!(limits.discard.is_some_and(|ranges| u64::from(ranges.alignment) * SECTOR == sizes.block()));
+    true
+}
+
+/// Returns whether the handshake succeeds with a server that describes its export by these bodies of
+/// information, each after a byte with its length.
+pub fn handshake_with_infos(mut bodies: &[u8]) -> bool {
+    let answer = |option: u32, kind: u32, body: &[u8]| {
+        let len = body.len() as u32;
+        [&OPTION_REPLY_MAGIC.to_be_bytes()[..], &[option, kind, len].map(u32::to_be_bytes).concat(), body]
+            .concat()
+    };
+    let mut said = [&GREETING.to_be_bytes()[..], &OPTION_MAGIC.to_be_bytes(), &[0, 3]].concat();
+    said.extend(answer(OPT_STRUCTURED_REPLY, REP_ACK, &[]));
+    said.extend(answer(OPT_GO, REP_INFO, &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0x6d]));
+    while let Some((&len, rest)) = bodies.split_first() {
+        let (body, rest) = rest.split_at(rest.len().min(len.into()));
+        said.extend(answer(OPT_GO, REP_INFO, body));
+        bodies = rest;
+    }
+    said.extend(answer(OPT_GO, REP_ACK, &[]));
+    handshake(&said)
 }
 
 /// Makes a server's output from a script: replies to existing requests, and arbitrary bytes.
@@ -80,7 +114,7 @@ fn stream(mut script: &[u8]) -> Vec<u8> {
 /// # Panics
 /// A request was answered twice, or an incomplete read succeeded.
 pub fn replies(structured: bool, step: usize, script: &[u8]) -> usize {
-    let (mut in_flight, mut wakes) = (InFlight::new(0), WakeBatch::default());
+    let (mut in_flight, mut wakes) = (InFlight::new(0, false), WakeBatch::default());
     let Ok(waker) = Waker::new() else { return 0 };
     let slots: Vec<_> = (0..REQUESTS).map(|_| Arc::new(AnswerSlot::default())).collect();
     for (number, slot) in (0..).zip(&slots) {

@@ -1,5 +1,6 @@
 //! The handshake: from a connection to an export.
 
+use super::block_sizes::BlockSizes;
 use super::wire::*;
 use std::io::{self, Read, Write};
 
@@ -17,6 +18,8 @@ pub(crate) struct Export {
     pub(super) size: u64,
     /// The capabilities: `FLAG_*`.
     pub(super) flags: u16,
+    /// The sizes of requests.
+    pub(super) sizes: BlockSizes,
     /// Replies come in chunks.
     pub(super) structured: bool,
 }
@@ -24,6 +27,11 @@ pub(crate) struct Export {
 impl Export {
     pub(super) fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Returns the bytes that requests can reach: whole blocks.
+    pub(super) fn accessible_size(&self) -> u64 {
+        self.size - self.size % self.sizes.of_ops().block()
     }
 }
 
@@ -47,35 +55,26 @@ pub(super) fn negotiate(stream: &mut (impl Read + Write), export: &str) -> Resul
     let no_zeroes = server & NO_ZEROES;
     stream.write_all(&u32::from(FIXED_NEWSTYLE | no_zeroes).to_be_bytes())?;
     let structured = matches!(ask(stream, OPT_STRUCTURED_REPLY, &[])?.0, Answer::Ack);
-    match go(stream, export, &[])? {
-        Go::Export(size, flags) => Ok(Export { size, flags, structured }),
-        Go::OnlyByName => named(stream, export, no_zeroes, structured),
-        Go::OnlyWithBlockSizes => match go(stream, export, &[INFO_BLOCK_SIZE])? {
-            Go::Export(size, flags) => Ok(Export { size, flags, structured }),
-            _ => Err(Problem::Protocol("it requires block sizes but does not report them")),
-        },
+    match go(stream, export)? {
+        Some(found) => Ok(Export { structured, ..found }),
+        None => named(stream, export, no_zeroes, structured),
     }
 }
 
-/// The result of `NBD_OPT_GO`.
-enum Go {
-    Export(u64, u16),
-    /// The server does not support the option.
-    OnlyByName,
-    /// The server wants a request for block sizes.
-    OnlyWithBlockSizes,
-}
-
-fn go(stream: &mut (impl Read + Write), export: &str, infos: &[u16]) -> Result<Go, Problem> {
+/// Selects an export with `NBD_OPT_GO`, and obeys the block sizes that the server reports. Returns `None` if
+/// the server does not support the option.
+fn go(stream: &mut (impl Read + Write), export: &str) -> Result<Option<Export>, Problem> {
     let mut data = (export.len() as u32).to_be_bytes().to_vec();
     data.extend(export.bytes());
-    data.extend((infos.len() as u16).to_be_bytes());
-    data.extend(infos.iter().flat_map(|info| info.to_be_bytes()));
-    match ask(stream, OPT_GO, &data)? {
-        (Answer::Ack, Some((size, flags))) => Ok(Go::Export(size, flags)),
+    data.extend([1, INFO_BLOCK_SIZE].iter().flat_map(|number| number.to_be_bytes()));
+    let (answer, ExportInfo { export, sizes }) = ask(stream, OPT_GO, &data)?;
+    match (answer, export) {
+        (Answer::Ack, Some((size, flags))) => {
+            let sizes = sizes.unwrap_or_default();
+            Ok(Some(Export { size, flags, sizes, structured: false }))
+        }
         (Answer::Ack, None) => Err(Problem::Protocol("an export without a size")),
-        (Answer::Refused(REP_ERR_UNSUP, _), _) => Ok(Go::OnlyByName),
-        (Answer::Refused(REP_ERR_BLOCK_SIZE_REQD, _), _) if infos.is_empty() => Ok(Go::OnlyWithBlockSizes),
+        (Answer::Refused(REP_ERR_UNSUP, _), _) => Ok(None),
         (Answer::Refused(REP_ERR_UNKNOWN, said), _) => refused(stream, Problem::NoExport(said)),
         (Answer::Refused(REP_ERR_TLS_REQD, _), _) => refused(stream, Problem::Tls),
         (Answer::Refused(code, said), _) => refused(stream, Problem::Refused(code & !REP_ERROR, said)),
@@ -111,7 +110,7 @@ fn named(
     if no_zeroes == 0 {
         bytes_of::<124>(stream)?;
     }
-    Ok(Export { size, flags, structured })
+    Ok(Export { size, flags, sizes: BlockSizes::default(), structured })
 }
 
 /// The final answer to an option.
@@ -128,15 +127,18 @@ fn option(option: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Sends an option and receives all answers. Returns the final one, and the size and flags of the export if
-/// they were among them.
-fn ask(
-    stream: &mut (impl Read + Write),
-    asked: u32,
-    data: &[u8],
-) -> Result<(Answer, Option<(u64, u16)>), Problem> {
+/// The information about an export that was among the answers to an option.
+#[derive(Debug, Default)]
+struct ExportInfo {
+    /// The size and the flags.
+    export: Option<(u64, u16)>,
+    sizes: Option<BlockSizes>,
+}
+
+/// Sends an option and receives all answers. Returns the final one, and the information from the others.
+fn ask(stream: &mut (impl Read + Write), asked: u32, data: &[u8]) -> Result<(Answer, ExportInfo), Problem> {
     stream.write_all(&option(asked, data))?;
-    let mut export = None;
+    let mut info = ExportInfo::default();
     for _ in 0..ANSWERS_MAX {
         let header = bytes_of::<20>(stream)?;
         let (mut magic, mut of, mut kind, mut len) = ([0; 8], [0; 4], [0; 4], [0; 4]);
@@ -154,33 +156,32 @@ fn ask(
         let mut body = vec![0; len as usize];
         fill(stream, &mut body)?;
         match kind {
-            REP_ACK => return Ok((Answer::Ack, export)),
-            REP_INFO => export = info(&body)?.or(export),
-            _ if kind & REP_ERROR != 0 => return Ok((Answer::Refused(kind, ServerText::new(&body)), None)),
+            REP_ACK => return Ok((Answer::Ack, info)),
+            REP_INFO => info.take(&body)?,
+            _ if kind & REP_ERROR != 0 => return Ok((Answer::Refused(kind, ServerText::new(&body)), info)),
             _ => {}
         }
     }
     Err(Problem::Protocol("too many answers to an option"))
 }
 
-/// Parses information about an export. Returns the size and the flags if they are in it.
-fn info(body: &[u8]) -> Result<Option<(u64, u16)>, Problem> {
-    let Some((kind, rest)) = body.split_first_chunk() else {
-        return Err(Problem::Protocol("information without a type"));
-    };
-    match u16::from_be_bytes(*kind) {
-        INFO_EXPORT => match (rest.first_chunk(), rest.last_chunk(), rest.len()) {
-            (Some(size), Some(flags), 10) => {
-                Ok(Some((u64::from_be_bytes(*size), u16::from_be_bytes(*flags))))
-            }
-            _ => Err(Problem::Protocol("the size of an export has a wrong length")),
-        },
-        INFO_BLOCK_SIZE => match rest.first_chunk() {
-            Some(min) if u32::from_be_bytes(*min) <= 512 => Ok(None),
-            Some(min) => Err(Problem::BlockSize(u32::from_be_bytes(*min))),
-            None => Err(Problem::Protocol("block sizes have a wrong length")),
-        },
-        _ => Ok(None),
+impl ExportInfo {
+    /// Parses one piece of information. Later ones replace earlier ones.
+    fn take(&mut self, body: &[u8]) -> Result<(), Problem> {
+        let Some((kind, rest)) = body.split_first_chunk() else {
+            return Err(Problem::Protocol("information without a type"));
+        };
+        match u16::from_be_bytes(*kind) {
+            INFO_EXPORT => match (rest.first_chunk(), rest.last_chunk(), rest.len()) {
+                (Some(size), Some(flags), 10) => {
+                    self.export = Some((u64::from_be_bytes(*size), u16::from_be_bytes(*flags)));
+                }
+                _ => return Err(Problem::Protocol("the size of an export has a wrong length")),
+            },
+            INFO_BLOCK_SIZE => self.sizes = Some(BlockSizes::parse(rest)?),
+            _ => {}
+        }
+        Ok(())
     }
 }
 

@@ -77,13 +77,14 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// Makes an empty list. `lost_writes` is the count before this connection.
-    pub(super) fn new(lost_writes: u64) -> Self {
+    /// Makes an empty list. `lost_writes` is the count before this connection. `is_dirty`: the server may
+    /// still lose writes of an earlier connection.
+    pub(super) fn new(lost_writes: u64, is_dirty: bool) -> Self {
         Self {
             slots: (0..DEPTH).map(|_| None).collect(),
             free: (0..DEPTH as u32).rev().collect(),
             next: 0,
-            written: 0,
+            written: u64::from(is_dirty),
             flushed: 0,
             flushes: Flushes::new(lost_writes),
         }
@@ -180,9 +181,19 @@ impl InFlight {
         self.written > self.flushed
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.free.len() == DEPTH && self.flushes.held().next().is_none()
+    }
+
+    /// Returns whether a request in flight changes data.
+    pub(super) fn has_changes(&self) -> bool {
+        let mut kinds = self.slots.iter().flatten().map(|request| request.op.kind);
+        kinds.any(|kind| !matches!(kind, OffloadKind::Read | OffloadKind::Flush))
+    }
+
     /// Removes all requests, in the order of their submission.
     pub(super) fn drain(&mut self) -> Vec<QueuedOp> {
-        let mut was = std::mem::replace(self, Self::new(self.lost_writes()));
+        let mut was = std::mem::replace(self, Self::new(self.lost_writes(), self.is_dirty()));
         let held = std::iter::from_fn(|| was.flushes.take_if(|_, _| true));
         let all = was.slots.into_iter().flatten().chain(held);
         let mut left: Vec<_> =

@@ -1,9 +1,13 @@
 //! Passes operations from the workers to the thread of the connection.
 
+use super::job::Job;
 use crate::offload::OffloadOp;
 use kickless_io::Waker;
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// An operation in the queue.
 #[derive(Debug)]
@@ -21,6 +25,10 @@ pub(super) struct Inbox {
     state: Mutex<InboxState>,
     /// Wakes the thread.
     waker: Waker,
+    /// Notified when a job is done.
+    job_done: Condvar,
+    /// The size of the export when the disk was last opened or taken over.
+    export_size: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -31,12 +39,22 @@ pub(super) struct InboxState {
     pub(super) asleep: bool,
     pub(super) limit_waits: bool,
     pub(super) restart_wait: bool,
+    /// The job to begin, and its number.
+    pub(super) job: Option<(Job, u64)>,
+    /// The number of the last job, and the result of the last that was done.
+    jobs: u64,
+    done: Option<(u64, io::Result<()>)>,
     pub(super) stop: bool,
 }
 
 impl Inbox {
     pub(super) fn new() -> std::io::Result<Self> {
-        Ok(Self { state: Mutex::default(), waker: Waker::new()? })
+        Ok(Self {
+            state: Mutex::default(),
+            waker: Waker::new()?,
+            job_done: Condvar::new(),
+            export_size: AtomicU64::new(0),
+        })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, InboxState> {
@@ -47,20 +65,64 @@ impl Inbox {
         &self.waker
     }
 
-    pub(super) fn is_stopping(&self) -> bool {
-        self.lock().stop
+    /// Returns whether the thread must not wait for a server that it connects to.
+    pub(super) fn is_urgent(&self) -> bool {
+        let state = self.lock();
+        state.stop || state.job.is_some()
+    }
+
+    pub(super) fn export_size(&self) -> u64 {
+        self.export_size.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_export_size(&self, size: u64) {
+        self.export_size.store(size, Ordering::Relaxed);
     }
 
     /// Passes an operation to the thread.
     pub(super) fn submit(&self, op: OffloadOp) {
         let mut state = self.lock();
-        let number = state.next;
-        state.next += 1;
-        state.ops.push_back(QueuedOp { number, op, losses: 0 });
+        let queued = state.number(op);
+        state.ops.push_back(queued);
         if std::mem::take(&mut state.asleep) {
             drop(state);
             self.waker.wake();
         }
+    }
+
+    /// Numbers an operation of the thread itself.
+    pub(super) fn number(&self, op: OffloadOp) -> QueuedOp {
+        self.lock().number(op)
+    }
+
+    /// Has the thread do a job, and waits for it. One thread at a time calls this.
+    ///
+    /// # Errors
+    /// The job fails, or the thread does not answer in time.
+    pub(super) fn request(&self, job: Job, within: Duration) -> io::Result<()> {
+        let deadline = Instant::now() + within;
+        let mut state = self.lock();
+        state.jobs += 1;
+        let number = state.jobs;
+        state.job = Some((job, number));
+        self.waker.wake();
+        loop {
+            match state.done.take() {
+                Some((done, result)) if done == number => return result,
+                _ => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            state = self.job_done.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Records the result of a job.
+    pub(super) fn finish_job(&self, number: u64, result: io::Result<()>) {
+        self.lock().done = Some((number, result));
+        self.job_done.notify_all();
     }
 
     /// Ends all submitted operations within a limited time.
@@ -86,5 +148,13 @@ impl Inbox {
         let mut state = self.lock();
         state.asleep = state.ops.is_empty();
         state.asleep
+    }
+}
+
+impl InboxState {
+    fn number(&mut self, op: OffloadOp) -> QueuedOp {
+        let number = self.next;
+        self.next += 1;
+        QueuedOp { number, op, losses: 0 }
     }
 }

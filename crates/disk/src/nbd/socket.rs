@@ -39,7 +39,7 @@ impl Address {
     /// Connects and selects an export.
     ///
     /// # Errors
-    /// This fails, takes longer than `deadline`, or the thread is stopped.
+    /// This fails, takes longer than `deadline`, or the thread must do something else.
     pub(super) fn connect(
         &self,
         export: &str,
@@ -80,6 +80,8 @@ fn tcp(address: SocketAddr, deadline: Instant, inbox: &Inbox) -> Result<OwnedFd,
     let _ = sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE);
     let _ = sockopt::set_tcp_keepintvl(&socket, KEEPALIVE_EVERY);
     let _ = sockopt::set_tcp_keepcnt(&socket, KEEPALIVE_COUNT);
+    // When the socket is closed, also by a kill of this process, the kernel must not go on to send requests.
+    let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     Ok(socket)
 }
 
@@ -109,7 +111,7 @@ fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant, inbox: &Inbox) ->
         if woken {
             waker.clear();
         }
-        if inbox.is_stopping() {
+        if inbox.is_urgent() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         if ready {
@@ -224,6 +226,7 @@ mod tests {
         assert_eq!(sockopt::tcp_keepidle(&socket).unwrap(), KEEPALIVE_IDLE);
         assert_eq!(sockopt::tcp_keepintvl(&socket).unwrap(), KEEPALIVE_EVERY);
         assert_eq!(sockopt::tcp_keepcnt(&socket).unwrap(), KEEPALIVE_COUNT);
+        assert_eq!(sockopt::socket_linger(&socket).unwrap(), Some(Duration::ZERO));
         let flags = fcntl_getfd(&socket).unwrap();
         assert!(flags.contains(FdFlags::CLOEXEC));
     }

@@ -33,7 +33,6 @@ pub(super) const REP_ERROR: u32 = 1 << 31;
 pub(super) const REP_ERR_UNSUP: u32 = REP_ERROR | 1;
 pub(super) const REP_ERR_TLS_REQD: u32 = REP_ERROR | 5;
 pub(super) const REP_ERR_UNKNOWN: u32 = REP_ERROR | 6;
-pub(super) const REP_ERR_BLOCK_SIZE_REQD: u32 = REP_ERROR | 8;
 
 pub(super) const INFO_EXPORT: u16 = 0;
 pub(super) const INFO_BLOCK_SIZE: u16 = 3;
@@ -77,18 +76,27 @@ pub(crate) enum Problem {
     NoExport(ServerText),
     #[error("it refuses (error {0}){1}")]
     Refused(u32, ServerText),
-    #[error("it requires requests of at least {0} bytes")]
-    BlockSize(u32),
+    #[error("its block sizes are invalid: {minimum} minimum, {preferred} preferred, {maximum} maximum")]
+    BlockSizes { minimum: u32, preferred: u32, maximum: u32 },
     #[error("its export has changed: {0}")]
     Changed(&'static str),
     #[error("it breaks the protocol: {0}")]
     Protocol(&'static str),
     #[error("it takes too long")]
     Slow,
+    #[error("it has not done all requests")]
+    NotFlushed,
     #[error("it has closed the connection")]
     Closed,
     #[error("{0}")]
     Io(#[from] io::Error),
+}
+
+impl Problem {
+    /// Returns whether the server was not reached. All other problems are what it said itself.
+    pub(super) fn is_away(&self) -> bool {
+        matches!(self, Self::Slow | Self::Closed | Self::Io(_))
+    }
 }
 
 /// A text of the server about the problem. It can be anything; only the beginning is shown.

@@ -65,10 +65,11 @@ impl BlockingFile<'_> {
         Ok(())
     }
 
-    /// Makes a range read as zeroes, and the file reach its end.
-    fn zero(&self, at: u64, len: u64) -> io::Result<()> {
+    /// Makes a range read as zeroes, and the file reach its end. Gives the space back if `gives_back`.
+    fn zero(&self, at: u64, len: u64, gives_back: bool) -> io::Result<()> {
         let ZeroParts { inside, last } = self.0.split_zeroes(at, len)?;
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let how = if gives_back { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
+        let flags = how | FallocateFlags::KEEP_SIZE;
         if inside > 0 && fallocate(self.0.os_file(), flags, at, inside).is_err() {
             self.write_zeroes(at, inside)?;
         }
@@ -116,7 +117,7 @@ impl BlockingFile<'_> {
                 (Some(buffer), result)
             }
             TableOpKind::Sync => (None, done(self.sync(), 0)),
-            TableOpKind::Zero { at, len } => (None, done(self.zero(at, len), 0)),
+            TableOpKind::Zero { at, len, gives_back } => (None, done(self.zero(at, len, gives_back), 0)),
         }
     }
 }

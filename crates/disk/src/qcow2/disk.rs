@@ -24,7 +24,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::Span;
 
@@ -51,6 +51,8 @@ pub struct Qcow2Disk {
     locks: Mutex<Vec<ImageLock>>,
     /// The number of queues that were attached. Each gets a number.
     queues: AtomicU32,
+    /// Space of the image's file stays allocated. Changes under the lock of `chain`.
+    keeps_space: AtomicBool,
     /// Identifies the disk in the log.
     span: Span,
 }
@@ -87,6 +89,7 @@ impl Qcow2Disk {
             generation: AtomicU64::new(0),
             locks: Mutex::default(),
             queues: AtomicU32::new(0),
+            keeps_space: AtomicBool::new(false),
             span: Span::current(),
         })
     }
@@ -151,8 +154,16 @@ impl Qcow2Disk {
     fn set_chain(&self, opened: Option<Arc<Chain>>) {
         let mut chain = self.lock_chain();
         *chain = opened;
+        self.pass_keeps_space(chain.as_deref());
         // Release. Partner: the load in `with_images`.
         self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Tells the tables of the image whether its space stays allocated.
+    fn pass_keeps_space(&self, chain: Option<&Chain>) {
+        if let Some(image) = chain.and_then(Chain::top) {
+            image.with_tables(|tables| tables.set_keeps_space(self.keeps_space.load(Ordering::Relaxed)));
+        }
     }
 
     /// Registers the images with a worker's engine.
@@ -382,6 +393,12 @@ impl DiskControl for Qcow2Disk {
             image.with_tables(|tables| tables.device_has(bytes));
         }
         Ok(Resized::Same)
+    }
+
+    fn set_keeps_space(&self, keeps: bool) {
+        let chain = self.lock_chain();
+        self.keeps_space.store(keeps, Ordering::Relaxed);
+        self.pass_keeps_space(chain.as_deref());
     }
 
     fn grow(&self, size: u64) -> io::Result<Resized> {

@@ -22,8 +22,8 @@ pub(super) struct RunningOp {
     /// The request to the file.
     wanted: Unchecked,
     buffers: LocalBuffers,
-    /// The range to zero, if the operation does that: offset and length.
-    zeroes: Option<(u64, u64)>,
+    /// The range to zero, if the operation does that: offset, length, and whether its space is given back.
+    zeroes: Option<(u64, u64, bool)>,
     /// The part to write after the rest, so that the file reaches the end of a range: offset and length.
     extend: Option<(u64, u64)>,
     /// The bytes of the operation, its result if it succeeds.
@@ -52,12 +52,12 @@ impl RunningOp {
                 (Unchecked::Write { at, durable: false }, LocalBuffers::new(buffer))
             }
             TableOpKind::Sync => (Unchecked::Flush, LocalBuffers::default()),
-            TableOpKind::Zero { at, len } => {
+            TableOpKind::Zero { at, len, gives_back } => {
                 let ZeroParts { inside, last } =
                     image.file.split_zeroes(at, len).map_err(|errno| (id, errno))?;
                 extend = last;
-                zeroes = Some((at, len));
-                let extent = Extent { offset: at, len: inside, unmap: true };
+                zeroes = Some((at, len, gives_back));
+                let extent = Extent { offset: at, len: inside, unmap: gives_back };
                 (Unchecked::Zero, LocalBuffers::of_extent(extent))
             }
         };
@@ -125,7 +125,7 @@ impl RunningOp {
         let buffer = self.buffers.take();
         if self.is_cancelled && result.is_err() {
             let kind = match (self.zeroes, self.wanted, buffer) {
-                (Some((at, len)), ..) => Some(TableOpKind::Zero { at, len }),
+                (Some((at, len, gives_back)), ..) => Some(TableOpKind::Zero { at, len, gives_back }),
                 (_, Unchecked::Read { at }, Some(buffer)) => Some(TableOpKind::Read { at, buffer }),
                 (_, Unchecked::Write { at, .. }, Some(buffer)) => Some(TableOpKind::Write { at, buffer }),
                 (_, Unchecked::Flush, _) => Some(TableOpKind::Sync),
@@ -139,7 +139,7 @@ impl RunningOp {
             }
             return self.image.with_tables(|tables| tables.complete(self.id, None, Err(Errno::CANCELED)));
         }
-        if let (Ok(()), Some((at, len))) = (result, self.zeroes) {
+        if let (Ok(()), Some((at, len, _))) = (result, self.zeroes) {
             self.image.file.reached(at + len);
         }
         let result = result.map(|()| self.bytes).map_err(errno_of);

@@ -77,8 +77,8 @@ impl Tables {
         }
         // The last of all: no request waits for these.
         let run = self.retired.next_punch()?;
-        let cluster = self.geometry.cluster();
-        let kind = TableOpKind::Zero { at: run.start * cluster, len: run.len * cluster };
+        let (cluster, gives_back) = (self.geometry.cluster(), !self.keeps_space);
+        let kind = TableOpKind::Zero { at: run.start * cluster, len: run.len * cluster, gives_back };
         Some(self.ops.start(Purpose::Punch(run), kind))
     }
 

@@ -67,6 +67,10 @@ pub(crate) struct Ctl {
     /// times
     #[arg(long = "fd", value_name = "NAME=N", value_parser = parse_given)]
     pub(crate) fds: Vec<(String, i32)>,
+    /// Replace this file with the configuration that config.save returns, as a whole. The file keeps its
+    /// permissions and its owner. If the call or the write fails, the file stays as it is
+    #[arg(long, value_name = "PATH")]
+    pub(crate) output: Option<PathBuf>,
     /// The call, such as device.list. rpc.discover describes all calls
     pub(crate) method: String,
     /// The parameters as a JSON object, such as '{"name": "web"}'

@@ -39,14 +39,14 @@ fn defaults() {
         (64, 1024, Cache::None, Switch::On)
     );
     assert!(!disk.read_only && !disk.incoming && disk.serial.is_none());
-    assert_eq!((disk.blk_size, disk.cache_size), (None, None));
+    assert_eq!((disk.blk_size, disk.cache_size, disk.logical_block_size), (None, None, 512));
     let engine = pool.engine;
     assert_eq!((pool.workers, engine.kind, pool.cpus.len()), (1, EngineKind::Auto, 0));
     assert_eq!(
         (engine.completion, engine.sqpoll, engine.fixed_buffers),
         (CompletionMode::Worker, false, false)
     );
-    assert_eq!(disk.merge, Switch::On);
+    assert_eq!((disk.merge, disk.discard), (Switch::On, Switch::On));
     assert_eq!((pool.poll, pool.call_coalesce), (Poll::default(), None));
     assert_eq!((device.name(), device.serve.weight), (None, 1));
     assert_eq!(
@@ -60,7 +60,8 @@ fn everything_said() {
     let service = service(
         "/usr/bin/kickless-blk --fd 3 --blk-file mem:1.5G --read-only --serial=disk-1 --num-queues=4 --queue-size=256 \
          --engine=io_uring --cache=writeback --lock=off --workers=4 --cpu=8,0-1 --poll=rate --poll-start-rate=0 \
-         --poll-stop-idle=1.5ms --call-coalesce=20us --completion=thread --sqpoll --fixed-buffers --merge=off",
+         --poll-stop-idle=1.5ms --call-coalesce=20us --completion=thread --sqpoll --fixed-buffers --merge=off --discard=off \
+         --logical-block-size=4096",
     );
     let (pool, disk, serve) = (workers(&service), disk_of(&service.devices[0]), &service.devices[0].serve);
     assert_eq!((service.fd, &serve.socket_path), (Some(3), &None));
@@ -77,7 +78,7 @@ fn everything_said() {
         (engine.completion, engine.sqpoll, engine.fixed_buffers),
         (CompletionMode::Thread, true, true)
     );
-    assert_eq!(disk.merge, Switch::Off);
+    assert_eq!((disk.merge, disk.discard, disk.logical_block_size), (Switch::Off, Switch::Off, 4096));
     assert_eq!(pool.cpus, [8, 0, 1]);
     assert_eq!(pool.poll, Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_micros(1500) });
     assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
@@ -356,6 +357,8 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
             "--blk-size: a read-only image cannot grow",
         ),
         ("kickless blk --fd=3 --blk-file=a --lock=maybe", "--lock"),
+        ("kickless blk --fd=3 --blk-file=a --logical-block-size=768", "--logical-block-size"),
+        ("kickless blk --fd=3 --blk-file=a --discard=unmap", "--discard"),
         ("kickless blk --fd=3 --blk-file=a --serial=123456789012345678901", "--serial"),
         ("kickless blk --fd=3 --blk-file=a --serial=disk\u{e9}", "--serial"),
         ("kickless blk --fd=3 --blk-file=a --memory-max=1023K", "--memory-max"),

@@ -222,7 +222,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ),
         (
             "[defaults]\nworkers = 1\n",
-            "disks.toml:2: \"workers\" is unknown: [defaults] can have kind, read-only",
+            "disks.toml:2: \"workers\" is unknown: [defaults] can have kind, logical-block-size",
         ),
         (
             "[defaults]\nweight = 1001\n[[device]]\n",
@@ -278,6 +278,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ("[[device]]\nread-only = 'yes'\n", "disks.toml:2: read-only = 'yes': it must be true or false"),
         ("[[device]]\nlock = true\n", "disks.toml:2: lock = true: it must be text, in quotes"),
         ("[[device]]\nlock = 'maybe'\n", "disks.toml:2: lock = 'maybe': it must be on or off"),
+        ("[[device]]\ndiscard = false\n", "disks.toml:2: discard = false: it must be text, in quotes"),
         ("[[device]]\ncache = 'unsafe'\n", "disks.toml:2: cache = 'unsafe': a cache mode is"),
         (
             "[[device]]\nnum-queues = 257\n",

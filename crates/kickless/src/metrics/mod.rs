@@ -6,8 +6,6 @@
 
 mod http;
 
-use std::fs;
-use std::io::{self, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,6 +18,7 @@ use serde_json::Map;
 use tracing::info;
 
 use crate::cli::Metrics;
+use crate::replace::replace;
 
 /// The time that the daemon has for an answer. Its calls wait for nothing, so a daemon that takes longer is
 /// stopped or overloaded.
@@ -39,7 +38,9 @@ pub(crate) fn metrics(options: &Metrics, print: fn(&str) -> Result<()>) -> Resul
     }
     let text = scrape(&control)?;
     match &options.textfile {
-        Some(path) => replace(path, &text).with_context(|| format!("--textfile={}", path.display())),
+        // A collector of text files reads only names that end with `.prom`, and not the one before the
+        // rename.
+        Some(path) => replace(path, &text, None).with_context(|| format!("--textfile={}", path.display())),
         None => print(&text),
     }
 }
@@ -57,15 +58,4 @@ fn scrape(control: &Path) -> Result<String> {
         Ok(openmetrics(info["version"].as_str().unwrap_or_default(), &stats))
     };
     read(&mut client).with_context(about)
-}
-
-/// Replaces a file as a whole, so that no reader finds a part of it.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    // A collector of text files reads only names that end with `.prom`.
-    name.push(format!(".{}", std::process::id()));
-    let mut file = fs::File::create(&name)?;
-    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
-    drop(file);
-    written.and_then(|()| fs::rename(&name, path)).inspect_err(|_| drop(fs::remove_file(&name)))
 }

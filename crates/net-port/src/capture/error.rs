@@ -20,6 +20,12 @@ pub enum CaptureError {
         /// The path.
         path: PathBuf,
     },
+    /// The path is that of a symbolic link. A capture does not follow it.
+    #[error("{} is a symbolic link: name the file itself", path.display())]
+    Link {
+        /// The path.
+        path: PathBuf,
+    },
     /// The file has other contents.
     #[error("{} exists and is no earlier capture: choose another name", path.display())]
     Other {

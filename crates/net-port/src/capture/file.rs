@@ -33,7 +33,11 @@ impl CaptureFile {
     ) -> Result<Self, CaptureError> {
         let failed = |source: Errno| CaptureError::File { path: path.into(), source: source.into() };
         let opened = kickless_opener::file(path, FileUse::Capture);
-        let file: OwnedFd = opened.map_err(|source| CaptureError::File { path: path.into(), source })?.into();
+        let opened = opened.map_err(|source| match Errno::from_io_error(&source) {
+            Some(Errno::LOOP) => CaptureError::Link { path: path.into() },
+            _ => CaptureError::File { path: path.into(), source },
+        });
+        let file: OwnedFd = opened?.into();
         if FileType::from_raw_mode(fstat(&file).map_err(failed)?.st_mode) != FileType::RegularFile {
             return Err(CaptureError::NoFile { path: path.into() });
         }

@@ -136,6 +136,9 @@ requests! {
         CheckDeviceState = 43, "CHECK_DEVICE_STATE";
         /// The shared memory regions. Replies [`ShmemConfigHeader`](super::ShmemConfigHeader) and sizes.
         GetShmemConfig = 44, "GET_SHMEM_CONFIG";
+        /// As GET_VRING_BASE, and requests in flight may stay in the in-flight buffer.
+        /// [`VringState`](super::VringState), both ways.
+        GetVringBaseSkipDrain = 45, "GET_VRING_BASE_SKIP_DRAIN";
     }
 }
 
@@ -173,7 +176,7 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_the_specification() {
-        assert_eq!(FrontendRequest::ALL.len(), 44);
+        assert_eq!(FrontendRequest::ALL.len(), 45);
         for (i, request) in FrontendRequest::ALL.iter().enumerate() {
             assert_eq!(request.raw() as usize, i + 1);
             assert_eq!(FrontendRequest::from_raw(request.raw()), Some(*request));
@@ -183,7 +186,7 @@ mod tests {
             assert_eq!(request.raw() as usize, i + 1);
             assert_eq!(BackendRequest::from_raw(request.raw()), Some(*request));
         }
-        assert_eq!((FrontendRequest::from_raw(0), FrontendRequest::from_raw(45)), (None, None));
+        assert_eq!((FrontendRequest::from_raw(0), FrontendRequest::from_raw(46)), (None, None));
         assert_eq!((BackendRequest::from_raw(0), BackendRequest::from_raw(11)), (None, None));
         assert_eq!(FrontendRequest::SetVringAddr.to_string(), "SET_VRING_ADDR");
     }

@@ -708,17 +708,17 @@ impl<A: Access> Queue<A> {
 
     #[inline]
     pub(super) fn has_work(&self) -> bool {
-        self.broken.is_none()
-            && self
-                .metadata
-                .as_ref()
-                .is_some_and(|metadata| is_available(metadata, self.next, Ordering::Relaxed))
-            || self.resubmissions() > 0
+        let is_next = |metadata| is_available(metadata, self.next, Ordering::Relaxed);
+        self.broken.is_none() && self.metadata.as_ref().is_some_and(is_next) || self.resubmissions() > 0
     }
 
     #[inline]
     pub(super) fn next_avail(&self) -> u16 {
         self.next.bits()
+    }
+
+    pub(super) fn resume_at(&self) -> u16 {
+        if self.tracker.is_some() && self.in_flight > 0 { self.used.bits() } else { self.next.bits() }
     }
 
     #[inline]

@@ -523,6 +523,16 @@ impl Queue {
         forward!(self, next_avail)
     }
 
+    /// Returns the index for the next queue of this ring, once this one is unmapped for the last time: that
+    /// of [`Queue::next_avail`], or the used index if chains in flight are left in the in-flight buffer.
+    ///
+    /// A queue that begins with such a buffer finds both indices itself, from the used index and the buffer.
+    /// Other devices (DPDK, Yandex's library) count the chains in the buffer from the given index, which is
+    /// the used one where a device was killed. So this is the index that all of them understand.
+    pub fn resume_at(&self) -> u16 {
+        forward!(self, resume_at)
+    }
+
     /// Returns the number of descriptors in the table.
     #[inline]
     pub fn size(&self) -> u16 {

@@ -603,6 +603,10 @@ impl<A: Access> Queue<A> {
         self.next_avail
     }
 
+    pub(super) fn resume_at(&self) -> u16 {
+        if self.tracker.is_some() && self.in_flight > 0 { self.published } else { self.next_avail }
+    }
+
     #[inline]
     pub(super) fn options(&self) -> &Options {
         &self.options

@@ -124,7 +124,7 @@ impl Receiver {
         if happened.mailbox {
             for item in self.mailbox.take() {
                 match item {
-                    WorkItem::Stop(_, done) => self.stopping = Some(done),
+                    WorkItem::Stop(_, _, done) => self.stopping = Some(done),
                     _ => panic!("an item that the model never sends"),
                 }
                 self.make_polled();
@@ -171,7 +171,7 @@ impl Receiver {
         self.ring.unwatch();
         let next_avail = self.ring.next();
         if let Some(done) = self.stopping {
-            let _ = done.send(Stopped { next_avail, has_work: false, unpublished: Vec::new() });
+            let _ = done.send(Stopped { next_avail, has_work: false, left: 0, unpublished: Vec::new() });
         }
         self.mailbox.close();
     }

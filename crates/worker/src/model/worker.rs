@@ -152,7 +152,7 @@ impl Worker {
                 }
                 assert!(done.send(()).is_ok());
             }
-            WorkItem::Stop(_, done) => {
+            WorkItem::Stop(_, _, done) => {
                 assert!(queue.is_some() || self.ending, "the item came to a worker without the queue");
                 if let Some(queue) = queue {
                     self.ring.record_item(3);
@@ -198,7 +198,7 @@ impl Worker {
         let next_avail = self.ring.next();
         drop(queue.task);
         for done in queue.stopping {
-            let _ = done.send(Stopped { next_avail, has_work: false, unpublished: Vec::new() });
+            let _ = done.send(Stopped { next_avail, has_work: false, left: 0, unpublished: Vec::new() });
         }
     }
 }

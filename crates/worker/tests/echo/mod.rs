@@ -41,7 +41,7 @@ impl Driver {
         let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let driver = Self { view, avail: 0, kick, call, counters: Arc::default() };
-        let vring = driver.ring(Stopped { next_avail: 0, has_work: false, unpublished: Vec::new() });
+        let vring = driver.ring(Stopped { next_avail: 0, has_work: false, left: 0, unpublished: Vec::new() });
         (driver, vring)
     }
 

@@ -137,7 +137,7 @@ impl Life {
                 let mark = self.image.sync_begins();
                 self.submit_sync(Target::Table(op.id, None), mark);
             }
-            TableOpKind::Zero { at, len } => {
+            TableOpKind::Zero { at, len, .. } => {
                 let range = at as usize..(at + len) as usize;
                 let parts = self.parts_to_zero(range);
                 self.zero_next(op.id, parts);

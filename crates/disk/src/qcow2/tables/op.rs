@@ -34,11 +34,13 @@ pub(crate) enum TableOpKind {
     },
     /// Moves all writes that have completed before to stable storage.
     Sync,
-    /// Makes the range read as zeroes, extends the file to its end if needed, and frees space if possible.
+    /// Makes the range read as zeroes, and extends the file to its end if needed.
     Zero {
         /// The offset in the file.
         at: u64,
         /// The number of bytes.
         len: u64,
+        /// Give the space back to the host if possible. Otherwise it stays allocated.
+        gives_back: bool,
     },
 }

@@ -68,9 +68,10 @@ impl Tables {
         match &mut chunk.stage {
             Stage::Choosing => self.choose_runs(),
             Stage::Raising { unit, number, to_zero, zeroing } => {
-                let cluster = self.geometry.cluster();
+                let (cluster, gives_back) = (self.geometry.cluster(), !self.keeps_space);
                 for run in to_zero.drain(..) {
-                    let kind = TableOpKind::Zero { at: run.start * cluster, len: run.len * cluster };
+                    let (at, len) = (run.start * cluster, run.len * cluster);
+                    let kind = TableOpKind::Zero { at, len, gives_back };
                     self.ops.queue(Purpose::ChunkZero(run), kind);
                     *zeroing += 1;
                 }

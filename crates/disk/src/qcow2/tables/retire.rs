@@ -166,7 +166,7 @@ impl Tables {
                     if count > 1 {
                         continue;
                     }
-                    if self.options.discard {
+                    if self.options.discard && !self.keeps_space {
                         let may_join = last.replace(cluster).is_some_and(|last| last + 1 == cluster);
                         self.retired.punch(cluster, may_join);
                     } else {

@@ -30,7 +30,7 @@ pub(crate) struct TablesOptions {
     pub(crate) unit: u64,
     /// The image may change.
     pub(crate) writable: bool,
-    /// Free clusters are punched.
+    /// Free clusters are punched, unless the space is kept.
     pub(crate) discard: bool,
     /// The size of a block device, beyond which nothing can be allocated.
     pub(crate) device_bytes: Option<u64>,
@@ -105,6 +105,8 @@ pub(crate) struct Tables {
     pub(super) wakers: Wakers,
     pub(super) is_bad: bool,
     pub(super) is_closing: bool,
+    /// No space of the file is given back to the host.
+    pub(super) keeps_space: bool,
     /// There is work that waits for no operation.
     pub(super) has_work: bool,
     pub(super) last_error: Option<Errno>,
@@ -158,9 +160,15 @@ impl Tables {
             wakers,
             is_bad: false,
             is_closing: false,
+            keeps_space: false,
             has_work: false,
             last_error: None,
         }
+    }
+
+    /// Sets whether all space of the file stays allocated, also of clusters that become free.
+    pub(crate) fn set_keeps_space(&mut self, keeps: bool) {
+        self.keeps_space = keeps;
     }
 }
 

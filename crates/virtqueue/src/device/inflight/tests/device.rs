@@ -152,6 +152,13 @@ impl<'w> Device<'w> {
         (self.next_avail(), unpublished)
     }
 
+    pub(super) fn resume_at(&self) -> u16 {
+        match &self.ring {
+            Ring::Split(queue) => queue.resume_at(),
+            Ring::Packed(queue) => queue.resume_at(),
+        }
+    }
+
     pub(super) fn next_avail(&self) -> u16 {
         match &self.ring {
             Ring::Split(queue) => queue.next_avail(),

@@ -36,6 +36,39 @@ fn what_is_held_is_in_the_region_that_was_begun() {
     }
 }
 
+/// Chains that a queue leaves in the region when it stops do not count as taken in its index. Devices that
+/// count them from the index, and those that find it in the ring, agree with that.
+#[test]
+fn what_is_left_is_not_counted_as_taken() {
+    for (packed, size) in [(false, 8), (true, 7)] {
+        let start = if packed { 0x8000 } else { 0xfffe };
+        let world = World::new(packed, size, start);
+        let mut driver = Driver::new(&world, start);
+        let mut device = Device::start(&world, start);
+        assert_eq!(device.resume_at(), start);
+        let tags: Vec<_> = (0..4).map(|_| driver.offer(1)).collect();
+        for tag in &tags {
+            assert_eq!(device.pop(), Ok(*tag));
+        }
+        // One completes out of order.
+        device.push(tags[2].unwrap());
+        device.publish();
+        device.unmap();
+        let used = start.wrapping_add(1);
+        assert_eq!((device.next_avail(), device.resume_at()), (start.wrapping_add(4), used));
+        drop(device);
+        let mut device = Device::start(&world, used);
+        assert_eq!((device.resubmissions(), device.next_avail()), (3, start.wrapping_add(4)));
+        for tag in [tags[0], tags[1], tags[3]] {
+            assert_eq!(device.pop(), Ok(tag));
+            device.push(tag.unwrap());
+        }
+        device.publish();
+        device.unmap();
+        assert_eq!(device.resume_at(), start.wrapping_add(4));
+    }
+}
+
 /// A device does not sleep while there are chains to resubmit. They wait for the ring and its memory.
 #[test]
 fn what_is_to_be_done_again_is_work() {

@@ -1,0 +1,131 @@
+//! Requests that a stopping queue leaves in the in-flight buffer. The next queue of the ring does them, here
+//! or on another host.
+//!
+//! # What it means
+//! The next queue does a request that was left from its beginning. So once the stop is answered, nothing of
+//! this queue may use guest memory, the ring or the disk for it. A read that comes late overwrites memory
+//! that the guest uses for something else, because the memory stays mapped and a migration can be cancelled.
+//! A write that comes late overwrites newer data: the next queue has done it, and then others to the same
+//! sectors.
+//!
+//! # Which requests can be left
+//! Those that the disk has given back, or has never got:
+//! - **Failed requests that are kept** ([`super::kept`]).
+//! - **Requests that were cancelled.** A queue waits [`CANCEL_NS`] for its requests, because a disk that
+//!   works does most of them in this time. Then it cancels the others. The engine gives each back, as failed
+//!   with `ECANCELED`, unless it has done it or has an operation of it in the kernel.
+//! - **Requests to a remote server that did not answer in time**, if only the stop has limited this time.
+//! - **Requests that wait for memory**, and those of an earlier process that this queue has not popped.
+//!
+//! # Which requests cannot
+//! - **What the kernel has** is waited for. Nothing can take it back, not even the end of the process. The
+//!   lock on the image is no replacement for the wait: it keeps out other processes of this host and of a
+//!   cluster's file system, but not another host with the same block device. So a disk of this host that
+//!   hangs delays the stop, until the kernel has given back what it has. Its other requests are left at once.
+//!   The lock is held meanwhile, and the log says each second that the ring is waited for.
+//! - **What a remote server has got** has no fence. The disk's modules say what they do before they give up a
+//!   request. The same late write is possible after a kill, and after an error that the guest sees.
+//! - **A flush of a remote disk** is answered. Only this process knows which writes a server has lost, and
+//!   the flush of another process would succeed without them.
+//!
+//! Requests of an earlier process that wait for a translation of a vIOMMU are left by each stop. Without it
+//! their status bytes cannot be written, and the front-end may send it only after the stop.
+//!
+//! # Which stops leave requests
+//! [`Leave`] says it, and the transport decides. A front-end that has negotiated `GET_VRING_BASE_INFLIGHT`
+//! gives the buffer to the destination of a migration, or keeps it in a saved machine. One that has not may
+//! begin a new buffer there. The requests in the old one would never be answered.
+
+use super::Queue;
+use crate::operation::Operation;
+use kickless_device::{Context, Leave, Next, QueueTask};
+use kickless_disk::IoError;
+use kickless_io::Errno;
+use tracing::info;
+
+/// The time that unfinished requests get before they are cancelled. It is a part of a migration's downtime
+/// (QEMU aims at 300 ms in all), and enough for a disk that works.
+const CANCEL_NS: u64 = 100_000_000;
+
+impl Queue {
+    /// Returns whether the queue leaves what it does not finish soon.
+    #[inline]
+    pub(super) fn leaves_unfinished(&self) -> bool {
+        self.stopping == Some(Leave::Unfinished)
+            && self.vring.has_inflight_buffer()
+            && !self.vring.is_broken()
+    }
+
+    /// Returns the number of chains of an earlier process that this queue has to pop.
+    #[inline]
+    pub(super) fn resubmissions(&self) -> usize {
+        if self.leaves_unfinished() { 0 } else { self.vring.resubmissions().into() }
+    }
+
+    /// Cancels the requests that are unfinished, once they had their time.
+    #[cold]
+    pub(super) fn cancel_unfinished(&mut self, context: &mut Context<'_>) {
+        let now_ns = context.now_ns;
+        if self.is_cancelled || now_ns < *self.cancel_at.get_or_insert(now_ns.saturating_add(CANCEL_NS)) {
+            return;
+        }
+        self.is_cancelled = true;
+        if let Some((slot, _)) = self.over_budget.take() {
+            self.left += 1;
+            self.leave(slot);
+        }
+        let Self { disk, attached, slots, .. } = self;
+        disk.cancel(context.engine, attached, slots.each_io());
+    }
+
+    /// Returns the event that a poll waits for: before requests are cancelled, that time at the latest.
+    #[inline]
+    pub(super) fn next_before_cancel(&self, context: &Context<'_>, next: Next) -> Next {
+        let Some(at) = self.cancel_at else { return next };
+        // Only the engine's operations are cancelled.
+        if self.is_cancelled || next == Next::More || self.is_remote() || self.in_flight() == 0 {
+            return next;
+        }
+        Next::Throttled { wait_ns: at.saturating_sub(context.now_ns) }
+    }
+
+    /// Returns whether a request with this error is left instead of answered: it was cancelled, or a server
+    /// had too little time because the queue stops.
+    pub(super) fn can_leave_failed(&mut self, slot: u32, error: IoError) -> bool {
+        if !self.leaves_unfinished() {
+            return false;
+        }
+        match error {
+            IoError::Os(Errno::CANCELED) => self.is_cancelled && !self.is_remote(),
+            IoError::Os(Errno::TIMEDOUT | Errno::NOLINK) => self.is_remote() && !self.must_answer(slot),
+            _ => false,
+        }
+    }
+
+    /// Returns whether a request that the disk has given back must be answered by this process.
+    pub(super) fn must_answer(&mut self, slot: u32) -> bool {
+        self.is_remote() && self.slots.get(slot).operation == Operation::Flush
+    }
+
+    /// Returns whether the disk is served over a network, not through a file.
+    fn is_remote(&self) -> bool {
+        self.disk.file().is_none()
+    }
+
+    /// Leaves a request that the disk has given back, and frees its slot.
+    pub(super) fn leave(&mut self, slot: u32) {
+        self.meter.left(slot);
+        let (view, marks) = self.vring.memory();
+        let entry = self.slots.get(slot);
+        entry.unpin_unless((view, marks));
+        let reserved = entry.has_reservation();
+        self.slots.release(slot, reserved);
+    }
+
+    /// Logs the number of unfinished requests that were left.
+    pub(super) fn log_left(&self) {
+        if self.left > 0 {
+            info!(parent: self.vring.span(), queue = self.vring.index(), requests = self.left, "unfinished requests are left in the in-flight buffer; the next start of this queue does them");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! A daemon with a control socket, and `kickless ctl`.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
+/// After this time, a test has failed. No machine is so slow.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// A daemon and its directory. Killed if the test fails.
+pub(crate) struct Daemon {
+    pub(crate) child: Child,
+    pub(crate) log: Receiver<String>,
+    pub(crate) dir: TempDir,
+}
+
+impl Daemon {
+    /// Starts `kickless serve` with this configuration, in a directory with a control socket. `DIR` stands
+    /// for the directory.
+    pub(crate) fn serve(config: &str, arguments: &[&str]) -> Self {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("kickless.toml");
+        fs::write(&path, config.replace("DIR", dir.path().to_str().unwrap())).unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.arg("serve").arg("--config").arg(path).env("RUNTIME_DIRECTORY", dir.path());
+        command.args(arguments.iter().map(|word| word.replace("DIR", dir.path().to_str().unwrap())));
+        Self::start(command, dir)
+    }
+
+    /// Starts `kickless serve` as [`Daemon::serve`] does, without a control socket.
+    pub(crate) fn serve_alone(config: &str, arguments: &[&str]) -> Self {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("kickless.toml");
+        fs::write(&path, config.replace("DIR", dir.path().to_str().unwrap())).unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.arg("serve").arg("--config").arg(path).env_remove("RUNTIME_DIRECTORY");
+        command.args(arguments.iter().map(|word| word.replace("DIR", dir.path().to_str().unwrap())));
+        Self::start(command, dir)
+    }
+
+    /// Has the file read again by a signal.
+    pub(crate) fn hang_up(&self) {
+        let pid = Pid::from_raw(self.child.id() as i32).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+    }
+
+    pub(crate) fn start(mut command: Command, dir: TempDir) -> Self {
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let (sender, log) = channel();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Self { child, log, dir }
+    }
+
+    /// Waits for a line of the log.
+    pub(crate) fn wait_for(&self, part: &str) -> String {
+        loop {
+            let line = self.log.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("no line with {part}"));
+            if line.contains(part) {
+                return line;
+            }
+        }
+    }
+
+    pub(crate) fn ctl(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(PROGRAM);
+        command.arg("ctl").args(arguments).env("RUNTIME_DIRECTORY", self.dir.path());
+        command.stdin(Stdio::null()).output().unwrap()
+    }
+
+    pub(crate) fn call(&self, method: &str, params: Value) -> Value {
+        let output = self.ctl(&[method, &params.to_string()]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && said.is_empty(), "{method}: {said}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Makes a call that fails, and returns its sentence.
+    pub(crate) fn refused(&self, arguments: &[&str]) -> String {
+        let output = self.ctl(arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.starts_with("kickless: ") && said.lines().count() == 1, "not one sentence: {said}");
+        said
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Waits until the daemon ends. Returns its status.
+    pub(crate) fn end(mut self) -> Option<i32> {
+        while self.log.recv_timeout(LIMIT).is_ok() {}
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns the table of a disk in the directory of the daemon.
+pub(crate) fn disk(name: &str, more: &str) -> String {
+    format!("[[device]]\nsocket-path = 'DIR/{name}.sock'\nblk-file = 'null:1M'\n{more}\n")
+}
+
+impl Daemon {
+    /// Writes the configuration file anew.
+    pub(crate) fn rewrite(&self, config: &str) {
+        fs::write(self.path("kickless.toml"), config.replace("DIR", self.dir.path().to_str().unwrap()))
+            .unwrap();
+    }
+
+    /// Returns the names and the states of the devices.
+    pub(crate) fn states(&self) -> Vec<(String, String)> {
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let listed = self.call("device.list", json!({}));
+        listed.as_array().unwrap().iter().map(|of| (text(&of["name"]), text(&of["state"]))).collect()
+    }
+}
