@@ -7,6 +7,7 @@ pub mod driver;
 pub mod driver_and_device;
 pub mod frontend;
 pub mod guest;
+pub mod handover;
 pub mod hostile_backend;
 pub mod page_server;
 pub mod qcow2;

@@ -10,11 +10,15 @@ use kickless_tests::daemon::{Daemon, DaemonConfig};
 use kickless_tests::guest::migration::{self, Destination};
 use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig, Results};
 use kickless_tests::guest::scratch::{Scratch, numbers};
+use kickless_tests::handover::store::Store;
 use rustix::process::Signal;
 use serde_json::json;
 
 /// Bytes per second. So slow that a guest does not arrive during the test.
 const SLOW: u64 = 10 << 20;
+
+/// Bytes of an image that a host reads before a guest moves to it.
+const READ_AHEAD: u64 = 128 << 20;
 
 /// Options of a machine and its daemons.
 #[derive(Clone, Copy)]
@@ -31,13 +35,18 @@ const PLAIN: Shape = Shape { engines: ["io_uring", "io_uring"], properties: "", 
 struct Migration {
     shape: Shape,
     scratch: Scratch,
+    /// The qcow2 image of two hosts that holds the disk, if it is not in the scratch file.
+    store: Option<Store>,
     daemons: [Option<Daemon>; 2],
 }
 
 impl Migration {
     fn new(shape: &Shape) -> Migration {
-        let scratch = Scratch::new().unwrap();
-        let mut world = Migration { shape: *shape, scratch, daemons: [None, None] };
+        Migration::on(shape, Scratch::new().unwrap(), None)
+    }
+
+    fn on(shape: &Shape, scratch: Scratch, store: Option<Store>) -> Migration {
+        let mut world = Migration { shape: *shape, scratch, store, daemons: [None, None] };
         (0..2).for_each(|number| world.serve(number));
         world
     }
@@ -45,9 +54,16 @@ impl Migration {
     /// Starts this daemon, or restarts it.
     fn serve(&mut self, number: usize) {
         self.daemons[number] = None;
-        let arguments = vec!["--incoming".to_owned(), format!("--poll={}", self.shape.poll)];
+        let mut arguments = vec!["--incoming".to_owned(), format!("--poll={}", self.shape.poll)];
         let engine = Some(self.shape.engines[number].to_owned());
-        let config = DaemonConfig { engine, arguments, ..DaemonConfig::new(self.scratch.path()) };
+        let disk = match &self.store {
+            Some(store) => {
+                arguments.push("--cache=writeback".to_owned());
+                store.disk(number)
+            }
+            None => self.scratch.path().into(),
+        };
+        let config = DaemonConfig { engine, arguments, ..DaemonConfig::new(disk) };
         self.daemons[number] = Some(Daemon::start(&config).unwrap());
     }
 
@@ -71,6 +87,10 @@ impl Migration {
 
     /// Moves the guest to this daemon and waits until it has worked there.
     fn move_to(&self, mut guest: Guest, daemon: usize) -> Guest {
+        if let Some(store) = &self.store {
+            // The guest must not see later what the destination's page cache has now.
+            store.read_ahead(daemon, READ_AHEAD).unwrap();
+        }
         let destination = Destination::start(&self.machine(daemon)).unwrap();
         let (moved, finished) = destination.receive(&mut guest, |_| {}).unwrap();
         // Kills the source's QEMU, which has no guest any more.
@@ -97,6 +117,9 @@ impl Migration {
     fn end(self, mut guest: Guest, expected: &[&str]) -> Results {
         guest.tell("stop").unwrap();
         let results = guest.finish().unwrap();
+        if let Some(store) = &self.store {
+            self.scratch.copy_back(store).unwrap();
+        }
         self.scratch.compare(&results, "vda").unwrap();
         for kind in ["verified", "cached", "dirtied"] {
             assert!(numbers(&results, &format!("migrate.{kind}")).unwrap()[0] > 0, "{kind}: {results:?}");
@@ -126,6 +149,25 @@ impl Migration {
 fn a_guest_moves_there_and_back() {
     let times = std::env::var("KICKLESS_MIGRATIONS").map_or(4, |times| times.parse().unwrap());
     let world = Migration::new(&PLAIN);
+    let mut guest = world.boot();
+    for round in 1..=times {
+        guest = world.move_to(guest, round % 2);
+    }
+    world.end(guest, &[]);
+}
+
+/// Moves a guest between two hosts with a page cache each, on a qcow2 image. `KICKLESS_MIGRATIONS` is the
+/// number of moves.
+#[test]
+fn a_guest_moves_between_two_page_caches() {
+    let times = std::env::var("KICKLESS_MIGRATIONS").map_or(3, |times| times.parse().unwrap());
+    let scratch = Scratch::new().unwrap();
+    let store = match scratch.to_two_hosts() {
+        Ok(store) => store,
+        Err(why) => return println!("SKIPPED: {why:#}"),
+    };
+    let engines = ["io_uring", "threads"];
+    let world = Migration::on(&Shape { engines, ..PLAIN }, scratch, Some(store));
     let mut guest = world.boot();
     for round in 1..=times {
         guest = world.move_to(guest, round % 2);

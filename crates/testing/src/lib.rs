@@ -25,6 +25,7 @@ mod pcapng;
 mod random;
 mod resources;
 mod scoped_log;
+mod sector_model;
 
 pub use callgrind::counted_instructions;
 pub use eventually::{LIMIT, eventually};
@@ -40,3 +41,4 @@ pub use pcapng::{CaptureContents, CapturedFrame, parse_pcapng};
 pub use random::{Random, pattern};
 pub use resources::Resources;
 pub use scoped_log::{logged, with_subscriber};
+pub use sector_model::{SectorModel, Stamp};

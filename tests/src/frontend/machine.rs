@@ -32,7 +32,7 @@ pub struct Shape {
     pub indirect: bool,
     /// Negotiates RING_PACKED.
     pub packed: bool,
-    /// Negotiates DISCARD.
+    /// Negotiates DISCARD and WRITE_ZEROES.
     pub discard: bool,
     /// Bytes of memory.
     pub memory: u64,
@@ -69,7 +69,8 @@ impl Shape {
             | Features::from_bits_retain(
                 (BlkFeatures::FLUSH | BlkFeatures::MQ | BlkFeatures::CONFIG_WCE).bits(),
             );
-        features.set(Features::from_bits_retain(BlkFeatures::DISCARD.bits()), self.discard);
+        let discard = BlkFeatures::DISCARD | BlkFeatures::WRITE_ZEROES;
+        features.set(Features::from_bits_retain(discard.bits()), self.discard);
         features.set(Features::EVENT_IDX, self.event_idx);
         features.set(Features::INDIRECT_DESC, self.indirect);
         features.set(Features::RING_PACKED, self.packed);
@@ -178,9 +179,18 @@ impl Machine {
     /// # Errors
     /// The request does not complete.
     pub fn status(&mut self, queue: u16, request: &Request) -> Result<u8> {
+        Ok(self.outcome(queue, request)?.status)
+    }
+
+    /// Waits for the one request in flight on a queue and returns the answer. Sleeps until the device calls.
+    ///
+    /// # Errors
+    /// The request does not complete.
+    pub fn outcome(&mut self, queue: u16, request: &Request) -> Result<Outcome> {
         let index = usize::from(queue);
-        let used = self.queues[index].wait_used(Instant::now() + LIMIT)?;
-        Ok(self.request_memory[index].outcome(&self.ram, request, used.len)?.status)
+        let used =
+            self.queues[index].wait_used(Instant::now() + LIMIT).with_context(|| request.to_string())?;
+        Ok(self.request_memory[index].outcome(&self.ram, request, used.len)?)
     }
 
     /// Writes `data` to the disk.

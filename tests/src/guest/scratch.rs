@@ -7,6 +7,9 @@ use tempfile::TempDir;
 
 use crate::guest::qemu::Results;
 use crate::guest::{image_dir, make_image, sha256};
+use crate::handover::store::{LAYERS, Store};
+use crate::handover::tools::qemu_img;
+use crate::handover::{Case, Format, Medium};
 
 /// Size of the image in MiB. It is larger than the range of the guest's verified writes.
 const SIZE_MIB: u64 = 96;
@@ -35,6 +38,36 @@ impl Scratch {
     /// Returns the path of the image.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Copies the image into a qcow2 image that two hosts have, each with a page cache of its own.
+    ///
+    /// # Errors
+    /// The machine lacks something, such as loop devices.
+    pub fn to_two_hosts(&self) -> Result<Store> {
+        let format = Format::Qcow2 { cluster: 65536, subclusters: false, layers: 1 };
+        let case = Case { medium: Medium::Loops { block: 512 }, format, writeback: true };
+        let store = Store::make(&case, SIZE_MIB << 20, (3 * SIZE_MIB) << 20)?;
+        let device = store.dir(0).context("no directory")?.join(LAYERS[0]);
+        Self::convert(&["-f", "raw", "-O", "qcow2"], &self.path, &device)?;
+        store.sync(0)?;
+        Ok(store)
+    }
+
+    /// Copies the qcow2 image back, as a host sees it that has nothing in its page cache.
+    ///
+    /// # Errors
+    /// `qemu-img` fails.
+    pub fn copy_back(&self, store: &Store) -> Result<()> {
+        store.sync(0)?;
+        let device = store.dir(0).context("no directory")?.join(LAYERS[0]);
+        Self::convert(&["-f", "qcow2", "-O", "raw"], &device, &self.path)
+    }
+
+    fn convert(formats: &[&str], from: &Path, to: &Path) -> Result<()> {
+        let paths = [from, to].map(|path| path.to_str().unwrap_or_default());
+        qemu_img(Path::new("/"), &[&["convert"], formats, &paths].concat())?;
+        Ok(())
     }
 
     /// Compares the image with the results of the guest's check. `disk` is the guest's name of this disk.

@@ -2,9 +2,8 @@
 //!
 //! Requests of several queues run against `Tables` with a recorder ([`image`]) under them. Their operations
 //! ([`engine`]) complete in random order, some late, some with errors, which may stay. Each queue has a waker
-//! of its own, and each request must end. A model of the disk ([`model`]) knows which contents each sector
-//! may have. At each cut, a judge ([`judge`]) that shares no code with the tables compares refcounts, flags
-//! and contents.
+//! of its own, and each request must end. `SectorModel` knows which contents each sector may have. At each
+//! cut, a judge ([`judge`]) that shares no code with the tables compares refcounts, flags and contents.
 //!
 //! A second simulator ([`whole`]) runs a whole disk with its real requests on a recording engine
 //! ([`recorder`]): queues that stop by force, short transfers, and engines without room.
@@ -17,7 +16,6 @@ mod engine;
 mod image;
 mod judge;
 mod life;
-mod model;
 mod recorder;
 mod sender;
 mod whole;

@@ -2,11 +2,11 @@
 
 use super::image::SECTOR;
 use super::judge::{BELOW, stamp_of};
-use super::model::Stamp;
 use crate::qcow2::format::entry::{Mapping, encode, store_entry};
 use crate::qcow2::format::geometry::{Geometry, HostOffset, Version};
 use crate::qcow2::format::refcount;
 use fastrand::Rng;
+use kickless_testing::Stamp;
 use std::collections::BTreeMap;
 
 /// The choices of an image.

@@ -1,11 +1,11 @@
 //! Compares the refcounts, flags and contents of a cut image. It shares no code with the tables.
 
 use super::builder::{Shape, below};
-use super::model::Stamp;
 use crate::qcow2::check::check;
 use crate::qcow2::check::image::ReadImage;
 use crate::qcow2::format::entry::{Mapping, decode, decode_l1, load_entries};
 use crate::qcow2::format::refcount;
+use kickless_testing::Stamp;
 use std::io;
 
 /// The number of the write that stands for the backing image.

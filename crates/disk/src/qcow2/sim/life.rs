@@ -4,7 +4,6 @@ use super::builder::Shape;
 use super::engine::{Failures, Op};
 use super::image::{Image, SECTOR};
 use super::judge::{Judge, Verdict};
-use super::model::Model;
 use super::sender::{Kind, Request};
 use crate::qcow2::format::header::Header;
 use crate::qcow2::open::used_bytes;
@@ -16,6 +15,7 @@ use crate::qcow2::tables::rule::{Rule, Rules};
 use crate::qcow2::tables::{Parts, Tables, TablesOptions};
 use fastrand::Rng;
 use kickless_io::Waker;
+use kickless_testing::SectorModel;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ const QUEUES_MAX: usize = 3;
 pub(super) struct Life {
     pub(super) shape: Shape,
     pub(super) image: Image,
-    pub(super) model: Model,
+    pub(super) model: SectorModel,
     pub(super) tables: Tables,
     pub(super) slices: Arc<Slices>,
     pub(super) pins: Arc<Pins>,
@@ -88,7 +88,7 @@ impl Life {
         let geometry = shape.geometry;
         let header = Header::parse(&file[..geometry.cluster() as usize], file.len() as u64).unwrap();
         let table = |at: u64, bytes: u64| file[at as usize..][..bytes as usize].to_vec();
-        let model = Model::new(Judge { file: &file, shape }.sectors());
+        let model = SectorModel::new(Judge { file: &file, shape }.sectors());
         let (slices, pins) = (Arc::new(Slices::new(geometry, 512, 0)), Arc::new(Pins::new()));
         let refcount_table = table(header.refcounts.at.0, header.refcounts.entries * 8);
         let file_bytes = match shape.is_device {
@@ -367,7 +367,11 @@ impl Life {
         Ok(())
     }
 
-    fn judge(&mut self, file: &[u8], may_be: impl Fn(&Model, usize, u64) -> bool) -> Result<Verdict, String> {
+    fn judge(
+        &mut self,
+        file: &[u8],
+        may_be: impl Fn(&SectorModel, usize, u64) -> bool,
+    ) -> Result<Verdict, String> {
         let judge = Judge { file, shape: self.shape };
         let verdict = judge.check()?;
         self.check(file)?;

@@ -5,7 +5,6 @@ use super::engine::Target;
 use super::image::SECTOR;
 use super::judge::{is_of, stamp_of};
 use super::life::Life;
-use super::model::Stamp;
 use crate::qcow2::format::geometry::{GuestOffset, HostOffset};
 use crate::qcow2::pins::Pin;
 use crate::qcow2::slices::Look;
@@ -14,6 +13,7 @@ use crate::qcow2::tables::plan::{
 };
 use crate::qcow2::tables::rule::Rule;
 use kickless_io::Errno;
+use kickless_testing::Stamp;
 
 /// The kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,6 @@
 use super::builder::{Shape, below};
 use super::image::{Image, SECTOR};
 use super::judge::{Judge, is_of, stamp_of};
-use super::model::{Model, Stamp};
 use super::recorder::Recorder;
 use crate::buffers::IoBuffers;
 use crate::control::DiskControl;
@@ -16,6 +15,7 @@ use crate::{Cache, Extent, IoError, Options, Request, Step, TABLE_OP_SLOTS};
 use fastrand::Rng;
 use kickless_io::{Completion, Waker};
 use kickless_memory::{Gpa, Iov, Marks, View};
+use kickless_testing::{SectorModel, Stamp};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -67,7 +67,7 @@ pub(super) struct Whole {
     queues: Vec<Queue>,
     memory: Arc<View>,
     requests: BTreeMap<usize, Running>,
-    model: Model,
+    model: SectorModel,
     rng: Rng,
     /// Clusters that nothing refers to, from the beginning.
     leaks: u64,
@@ -92,7 +92,7 @@ impl Whole {
     /// Opens an image. Its contents are the model's.
     pub(super) fn open(shape: Shape, file: &[u8], mut rng: Rng) -> Self {
         let judge = Judge { file, shape };
-        let (leaks, model) = (judge.check().unwrap().leaks, Model::new(judge.sectors()));
+        let (leaks, model) = (judge.check().unwrap().leaks, SectorModel::new(judge.sectors()));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk");
         fs::write(&path, file).unwrap();
@@ -465,7 +465,7 @@ impl Whole {
         let closed = self.disk.write_back();
         let file = fs::read(path).unwrap();
         let verdict =
-            self.judge(&file, Model::may_be_after_kill).map_err(|fault| format!("close: {fault}"))?;
+            self.judge(&file, SectorModel::may_be_after_kill).map_err(|fault| format!("close: {fault}"))?;
         match closed {
             Err(error) if !self.recorder.failures.has_failed => Err(format!("closing fails: {error}")),
             Ok(()) if verdict > self.leaks && !self.recorder.failures.has_failed => {
@@ -478,19 +478,24 @@ impl Whole {
     /// Cuts the disk by a kill.
     pub(super) fn kill(&mut self) -> Result<Vec<u8>, String> {
         let file = self.recorder.image.kill(&mut self.rng);
-        self.judge(&file, Model::may_be_after_kill).map_err(|fault| format!("kill: {fault}"))?;
+        self.judge(&file, SectorModel::may_be_after_kill).map_err(|fault| format!("kill: {fault}"))?;
         Ok(file)
     }
 
     /// Cuts the disk by a power cut.
     pub(super) fn power_cut(&mut self) -> Result<Vec<u8>, String> {
         let file = self.recorder.image.power_cut(&mut self.rng);
-        self.judge(&file, Model::may_be_after_power_cut).map_err(|fault| format!("power cut: {fault}"))?;
+        self.judge(&file, SectorModel::may_be_after_power_cut)
+            .map_err(|fault| format!("power cut: {fault}"))?;
         Ok(file)
     }
 
     /// Checks a file, and returns its leaks.
-    fn judge(&mut self, file: &[u8], may_be: impl Fn(&Model, usize, u64) -> bool) -> Result<u64, String> {
+    fn judge(
+        &mut self,
+        file: &[u8],
+        may_be: impl Fn(&SectorModel, usize, u64) -> bool,
+    ) -> Result<u64, String> {
         let judge = Judge { file, shape: self.shape };
         let verdict = judge.check()?;
         if self.rng.u16(..500) == 0 {

@@ -1,7 +1,7 @@
-//! The contents that each sector of the virtual disk may have after a cut.
+//! Knows the contents that each sector of a disk may have, now and after a cut.
 
 /// The contents of a sector: 0 for zeroes, else a number that names the sector and the write.
-pub(super) type Stamp = u64;
+pub type Stamp = u64;
 
 /// A value that a sector may have.
 #[derive(Clone, Copy, Debug)]
@@ -13,30 +13,42 @@ struct Value {
     is_sure: bool,
 }
 
-/// The disk.
-#[derive(Debug)]
-pub(super) struct Model {
+/// The values that each sector of a disk may have.
+#[derive(Clone, Debug)]
+pub struct SectorModel {
     sectors: Vec<Vec<Value>>,
 }
 
-impl Model {
-    pub(super) fn new(stamps: impl Iterator<Item = Stamp>) -> Self {
+impl SectorModel {
+    /// Makes a model of a disk with these contents on stable storage.
+    pub fn new(stamps: impl Iterator<Item = Stamp>) -> Self {
         let first = |stamp| vec![Value { stamp, started: 0, ended: Some(0), is_sure: true }];
         Self { sectors: stamps.map(first).collect() }
     }
 
+    /// Returns the number of sectors.
+    pub fn sectors(&self) -> usize {
+        self.sectors.len()
+    }
+
+    /// Changes the number of sectors. New ones have zeroes.
+    pub fn resize(&mut self, sectors: usize) {
+        let zeroes = vec![Value { stamp: 0, started: 0, ended: Some(0), is_sure: true }];
+        self.sectors.resize(sectors, zeroes);
+    }
+
     /// Returns the values of a sector for a report.
-    pub(super) fn values(&self, sector: usize) -> &impl std::fmt::Debug {
+    pub fn values(&self, sector: usize) -> &impl std::fmt::Debug {
         &self.sectors[sector]
     }
 
     /// Notes that a request may change a sector from now on.
-    pub(super) fn start(&mut self, sector: usize, stamp: Stamp, now: u64) {
+    pub fn start(&mut self, sector: usize, stamp: Stamp, now: u64) {
         self.sectors[sector].push(Value { stamp, started: now, ended: None, is_sure: false });
     }
 
     /// Notes the end of the request that started with this stamp and time. A failed one may still show later.
-    pub(super) fn end(&mut self, sector: usize, (stamp, started): (Stamp, u64), is_sure: bool, now: u64) {
+    pub fn end(&mut self, sector: usize, (stamp, started): (Stamp, u64), is_sure: bool, now: u64) {
         let same =
             |value: &&mut Value| value.stamp == stamp && value.started == started && value.ended.is_none();
         let value = self.sectors[sector].iter_mut().find(same).unwrap();
@@ -44,7 +56,7 @@ impl Model {
     }
 
     /// Notes that the requests that had ended at `began` are on stable storage.
-    pub(super) fn flushed(&mut self, began: u64) {
+    pub fn flushed(&mut self, began: u64) {
         for values in &mut self.sectors {
             if values.len() > 1 {
                 let known = values.clone();
@@ -54,28 +66,41 @@ impl Model {
     }
 
     /// Notes that the durable write with this number and time is on stable storage.
-    pub(super) fn written_through(&mut self, sector: usize, (stamp, started): (Stamp, u64)) {
+    pub fn written_through(&mut self, sector: usize, (stamp, started): (Stamp, u64)) {
         let values = &mut self.sectors[sector];
         let same = |value: &&Value| value.stamp == stamp && value.started == started;
         let write = *values.iter().find(same).unwrap();
         values.retain(|value| !is_replaced(value, &[write], u64::MAX));
     }
 
+    /// Notes that all that is not on stable storage may be lost. Each sector then has any of its values.
+    pub fn lost(&mut self) {
+        for values in self.sectors.iter_mut().filter(|values| values.len() > 1) {
+            values.iter_mut().for_each(|value| value.is_sure = false);
+        }
+    }
+
+    /// Returns whether a request has succeeded that may not be on stable storage.
+    pub fn has_unflushed(&self) -> bool {
+        let replaces = |values: &Vec<Value>| values.iter().any(|value| is_replaced(value, values, u64::MAX));
+        self.sectors.iter().any(replaces)
+    }
+
     /// Returns the values that a read may see which begins now.
-    pub(super) fn readable(&self, sector: usize) -> Vec<Stamp> {
+    pub fn readable(&self, sector: usize) -> Vec<Stamp> {
         let values = &self.sectors[sector];
         let known = values.iter().filter(|value| !is_replaced(value, values, u64::MAX));
         known.map(|value| value.stamp).collect()
     }
 
     /// Returns whether a sector may have this value after a kill.
-    pub(super) fn may_be_after_kill(&self, sector: usize, stamp: Stamp) -> bool {
+    pub fn may_be_after_kill(&self, sector: usize, stamp: Stamp) -> bool {
         let values = &self.sectors[sector];
         values.iter().any(|value| value.stamp == stamp && !is_replaced(value, values, u64::MAX))
     }
 
     /// Returns whether a sector may have this value after a power cut.
-    pub(super) fn may_be_after_power_cut(&self, sector: usize, stamp: Stamp) -> bool {
+    pub fn may_be_after_power_cut(&self, sector: usize, stamp: Stamp) -> bool {
         self.sectors[sector].iter().any(|value| value.stamp == stamp)
     }
 }
