@@ -63,6 +63,14 @@ pub enum AddError {
         /// `added`, `removed` or `closed`.
         doing: &'static str,
     },
+    /// The device of this name has ended, and writes of its guest did not reach its disk.
+    #[error(
+        "the device {name} could not write everything to its disk, and keeps it: mend the disk, and remove the device first"
+    )]
+    KeepsDisk {
+        /// The name of both.
+        name: String,
+    },
     /// Another device uses this socket.
     #[error("the device {name} has {} already: use another one", path.display())]
     SocketTaken {
@@ -107,7 +115,10 @@ impl AddError {
     /// Returns the option that the error is about, if it is a single one.
     pub fn option(&self) -> Option<&'static str> {
         match self {
-            Self::Different { .. } | Self::NotComparable { .. } | Self::Busy { .. } => Some("name"),
+            Self::Different { .. }
+            | Self::NotComparable { .. }
+            | Self::Busy { .. }
+            | Self::KeepsDisk { .. } => Some("name"),
             Self::SocketTaken { .. } | Self::NoSocket | Self::NoDescriptor(_) => Some("socket-path"),
             Self::Mistake(mistake) => Some(mistake.option),
             Self::Socket(error) => Some(error.option),
@@ -284,6 +295,17 @@ pub enum RemoveError {
         /// The time that was waited.
         waited: Duration,
     },
+    /// The device has stopped, and writes of its guest did not reach its disk. It keeps the disk. A caller can
+    /// remove the device again to give the disk up without these writes.
+    #[error(
+        "the device {name} has stopped, but {error}: mend the disk, and remove the device again to give it up"
+    )]
+    KeepsDisk {
+        /// The device.
+        name: String,
+        /// The reason, as a part of a sentence.
+        error: String,
+    },
     /// Another caller is adding the device.
     #[error("the device {name} is being added: try again when that is done")]
     BeingAdded {
@@ -311,4 +333,11 @@ pub enum ServeError {
     /// The session thread panicked.
     #[error("a session panicked")]
     Panicked,
+}
+
+impl ServeError {
+    /// Returns whether the device keeps its disk, because writes of its guest did not reach it.
+    pub(crate) fn keeps_disk(&self) -> bool {
+        matches!(self, Self::NotClosed(_))
+    }
 }

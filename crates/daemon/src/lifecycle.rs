@@ -10,6 +10,7 @@
 #[cfg(all(test, loom))]
 mod model;
 
+use std::error::Error;
 use std::io;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
@@ -20,6 +21,7 @@ use kickless_sync::{Condvar, Mutex, MutexGuard, lock};
 
 use super::config::DeviceConfig;
 use super::error::{AddError, RemoveError, ServeError};
+use super::sentence::sentence;
 use super::table::{Entry, Outcome, Phase, Reserved, Table, Wanted};
 
 /// The interval at which a forced removal acts on the device again.
@@ -211,6 +213,10 @@ impl<D> Lifecycle<D> {
         self.may_close.notify_all();
         let mut force_at = since;
         while let Some(entry) = table.find(id) {
+            if let Some(error) = entry.keeps_disk() {
+                let error = error.source().map_or_else(|| error.to_string(), sentence);
+                return Err(RemoveError::KeepsDisk { name, error });
+            }
             let is_running = matches!(entry.phase, Phase::Running(_));
             let left = timeout.saturating_sub(since.elapsed());
             if left.is_zero() {

@@ -106,6 +106,14 @@ impl<D> Entry<D> {
         }
     }
 
+    /// Returns the error for which the device keeps its disk, although it is no longer served.
+    pub(crate) fn keeps_disk(&self) -> Option<&ServeError> {
+        match &self.phase {
+            Phase::Ended(_, Err(error)) if !self.is_removing && error.keeps_disk() => Some(error),
+            _ => None,
+        }
+    }
+
     /// Returns whether the session thread closes the device now.
     pub(crate) fn is_being_closed(&self) -> bool {
         matches!(self.phase, Phase::Closing(_)) && self.references == 0
@@ -170,6 +178,9 @@ impl<D> Table<D> {
                 (Phase::Running(_), _) if entry.config == *config => return Ok(Reserved::Identical),
                 (Phase::Running(_), _) => return Err(AddError::Different { name }),
                 (Phase::Ended(..) | Phase::Closed(_), _) => {}
+            }
+            if entry.keeps_disk().is_some() {
+                return Err(AddError::KeepsDisk { name });
             }
         }
         if socket.is_none() && !is_inherited {
@@ -261,8 +272,11 @@ impl<D> Table<D> {
     /// nothing else had requested it.
     pub(crate) fn set_ended(&mut self, id: u64, outcome: Outcome, is_leaving: bool) -> bool {
         let Some(entry) = self.find(id) else { return false };
-        let has_left = is_leaving && !entry.is_removing;
-        entry.is_removing |= is_leaving;
+        // A device that keeps its disk stays. Removing it again gives the disk up.
+        let keeps_disk = outcome.as_ref().err().is_some_and(ServeError::keeps_disk);
+        let was_removing = entry.is_removing;
+        entry.is_removing = !keeps_disk && (was_removing || is_leaving);
+        let has_left = entry.is_removing && !was_removing;
         match std::mem::replace(&mut entry.phase, Phase::Opening(None)) {
             Phase::Running(device) => entry.phase = Phase::Ended(device, outcome),
             other => entry.phase = other,

@@ -144,7 +144,7 @@ fn registry_of_observers(
         });
         see.send(list.recv_timeout(HELD).ok()).unwrap();
     };
-    let hooks = Hooks { limit_remote_waits, drop: Arc::new(drop) };
+    let hooks = Hooks { limit_remote_waits, drop: Arc::new(drop), ..Hooks::default() };
     let make = move |config: &DeviceConfig, _: &Descriptors| -> Made {
         match config.name() {
             Some("a") => Ok(hooks.clone().into_device()),

@@ -56,6 +56,14 @@ pub trait Fake: Send + Sync {
     /// Acts as [`Device::refresh`].
     fn refresh(&self) {}
 
+    /// Acts as [`Device::close`].
+    ///
+    /// # Errors
+    /// The device keeps its resources.
+    fn close(&self) -> Result<(), CloseError> {
+        Ok(())
+    }
+
     /// Acts as [`Device::limit_remote_waits`].
     fn limit_remote_waits(&self) {}
 
@@ -135,7 +143,7 @@ impl<T: Fake> Device for FakeDevice<T> {
     }
 
     fn close(&self) -> Result<(), CloseError> {
-        Ok(())
+        self.0.close()
     }
 
     fn limit_remote_waits(&self) {

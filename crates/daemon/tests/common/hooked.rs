@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kickless_device::Device;
+use kickless_device::{CloseError, Device};
 use kickless_testing::{Fake, FakeDevice};
 
 type Hook = Arc<dyn Fn() + Send + Sync>;
@@ -12,13 +12,15 @@ type Hook = Arc<dyn Fn() + Send + Sync>;
 pub(crate) struct Hooks {
     /// Called by `Device::limit_remote_waits`, in a forced removal.
     pub(crate) limit_remote_waits: Hook,
-    /// Called when the device is closed.
+    /// Called by `Device::close`. Returns whether everything was written back.
+    pub(crate) close: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Called when the device is dropped.
     pub(crate) drop: Hook,
 }
 
 impl Default for Hooks {
     fn default() -> Self {
-        Self { limit_remote_waits: Arc::new(|| {}), drop: Arc::new(|| {}) }
+        Self { limit_remote_waits: Arc::new(|| {}), close: Arc::new(|| true), drop: Arc::new(|| {}) }
     }
 }
 
@@ -34,6 +36,10 @@ struct Hooked(Hooks);
 impl Fake for Hooked {
     fn limit_remote_waits(&self) {
         (self.0.limit_remote_waits)();
+    }
+
+    fn close(&self) -> Result<(), CloseError> {
+        if (self.0.close)() { Ok(()) } else { Err(CloseError("the disk is full".into())) }
     }
 }
 
