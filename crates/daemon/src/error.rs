@@ -295,8 +295,8 @@ pub enum RemoveError {
         /// The time that was waited.
         waited: Duration,
     },
-    /// The device has stopped, and writes of its guest did not reach its disk. It keeps the disk. A caller can
-    /// remove the device again to give the disk up without these writes.
+    /// The device has stopped, and writes of its guest did not reach its disk. It keeps the disk. A caller
+    /// can remove the device again to give the disk up without these writes.
     #[error(
         "the device {name} has stopped, but {error}: mend the disk, and remove the device again to give it up"
     )]

@@ -71,8 +71,8 @@ fn the_device_is_gone_when_its_front_end_has_left() {
     drop(rig.connect("b"));
 }
 
-/// A device that cannot write everything back keeps its disk when it is removed, and no other device takes its
-/// name. Removing it again gives the disk up.
+/// A device that cannot write everything back keeps its disk when it is removed, and no other device takes
+/// its name. Removing it again gives the disk up.
 #[test]
 fn a_device_that_keeps_its_disk_is_removed_by_a_second_call() {
     let dropped = Arc::new(AtomicBool::new(false));
