@@ -12,7 +12,7 @@ use kickless_tests::handover::{Case, Format, Medium};
 /// Steps of a walk. A later walk of the same disk has another seed.
 const WALK: u64 = 500;
 /// Steps of each test without `HANDOVER_STEPS`.
-const STEPS: u64 = 300;
+const STEPS: u64 = 240;
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())

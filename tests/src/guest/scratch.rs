@@ -7,8 +7,8 @@ use tempfile::TempDir;
 
 use crate::guest::qemu::Results;
 use crate::guest::{image_dir, make_image, sha256};
+use crate::handover::images::qemu_img;
 use crate::handover::store::{LAYERS, Store};
-use crate::handover::tools::qemu_img;
 use crate::handover::{Case, Format, Medium};
 
 /// Size of the image in MiB. It is larger than the range of the guest's verified writes.

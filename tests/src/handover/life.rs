@@ -255,6 +255,8 @@ impl World {
     pub fn start_guest(&mut self, host: usize) -> Result<()> {
         self.clear_for(Some(host))?;
         self.note(format!("a guest starts at host {host}"));
+        // It is told only if the guest before it was not.
+        self.untold = self.untold.filter(|rings| *rings == [true; QUEUES as usize]);
         self.at = host;
         let keeps_inflight = self.random.one_in(2);
         match Guest::start(self.hosts[host].daemon()?.socket(), keeps_inflight) {
@@ -312,7 +314,7 @@ impl World {
             return self.resume_here();
         }
         self.note(format!("move from host {from} to host {to}"));
-        self.at = to;
+        (self.at, self.untold) = (to, None);
         let left = Some(left).filter(|_| self.random.one_in(2));
         let resumed = self.guest()?.resume_moved();
         drop(left);

@@ -5,7 +5,7 @@
 //! cache of its own over the same bytes. An NBD server has a cache for each connection. One guest at a time
 //! ([`guest`]) uses the disk. An oracle ([`oracle`]) knows which values each sector may have. Steps
 //! ([`steps`]) are requests of the guest, events in the lives of guest, daemons and store ([`life`]), and
-//! programs that change the disk while no guest uses it ([`tools`]). [`world`] has all of them.
+//! programs that change the disk while no guest uses it ([`tools`], [`images`]). [`world`] has all of them.
 //!
 //! A flushed write is never missing, and an old value is never read. A write that was acknowledged survives
 //! an orderly hand-over without a flush of the guest. A write-back that fails is reported: the connection
@@ -13,6 +13,7 @@
 
 pub mod guest;
 pub mod host;
+pub mod images;
 pub mod life;
 pub mod oracle;
 pub mod steps;

@@ -1,20 +1,20 @@
 //! Changes a disk that no guest uses, as an operator does: with `qemu-img` and its like.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, anyhow, ensure};
 use kickless_disk::lock::ImageLock;
 
 use crate::frontend::LIMIT;
 use crate::handover::guest::Guest;
+use crate::handover::images::{commit_without_locks, create_chain, create_image, qemu_img};
 use crate::handover::oracle::SECTOR;
-use crate::handover::store::{LAYERS, Store};
+use crate::handover::store::LAYERS;
 use crate::handover::world::{SECTORS, World};
-use crate::handover::{Case, Format, Medium};
+use crate::handover::{Format, Medium};
 
 /// Snapshots that an image has at most.
 const SNAPSHOTS_MAX: u64 = 3;
@@ -22,57 +22,6 @@ const SNAPSHOTS_MAX: u64 = 3;
 const LAYERS_MAX: usize = 5;
 /// The size of a raw disk is a multiple of so many sectors.
 const STEP: usize = 8;
-
-/// Makes the images of a disk of zeroes, and returns their names, the topmost first.
-///
-/// # Errors
-/// `qemu-img` fails.
-pub fn create(case: &Case, store: &Store) -> Result<Vec<String>> {
-    let names = &LAYERS[..case.layers()];
-    if let (Format::Qcow2 { .. }, Some(dir)) = (case.format, store.dir(0)) {
-        create_chain(case, &dir, names, SECTORS)?;
-        store.sync(0)?;
-    }
-    Ok(names.iter().map(ToString::to_string).collect())
-}
-
-/// Makes images over one another. The names begin with the topmost.
-fn create_chain(case: &Case, dir: &Path, names: &[&str], sectors: usize) -> Result<()> {
-    let mut under = None;
-    for name in names.iter().rev() {
-        create_image(case, dir, name, under, sectors)?;
-        under = Some(*name);
-    }
-    Ok(())
-}
-
-fn create_image(case: &Case, dir: &Path, name: &str, under: Option<&str>, sectors: usize) -> Result<()> {
-    let Format::Qcow2 { cluster, subclusters, .. } = case.format else {
-        File::create(dir.join(name))?.set_len((sectors * SECTOR) as u64)?;
-        return Ok(());
-    };
-    let extended = if subclusters { "on" } else { "off" };
-    let options = format!("cluster_size={cluster},extended_l2={extended}");
-    let size = (sectors * SECTOR).to_string();
-    let mut words = vec!["create", "-q", "-f", "qcow2", "-o", &options];
-    if let Some(under) = under {
-        words.extend(["-b", under, "-F", "qcow2"]);
-    }
-    words.extend([name, &size]);
-    qemu_img(dir, &words)?;
-    Ok(())
-}
-
-/// Runs `qemu-img` in a directory, and returns its standard output.
-///
-/// # Errors
-/// It fails. The message has its words.
-pub fn qemu_img(dir: &Path, words: &[&str]) -> Result<String> {
-    let output = Command::new("qemu-img").args(words).current_dir(dir).output().context("qemu-img")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "qemu-img {words:?}: {said}");
-    Ok(String::from_utf8(output.stdout)?)
-}
 
 impl World {
     /// Does something with the disk at a host. No guest uses it.
@@ -260,17 +209,4 @@ impl World {
         self.check_size()?;
         self.read_all()
     }
-}
-
-/// Commits an image without a look at locks.
-fn commit_without_locks(case: &Case, dir: &Path, name: &str, under: &str) -> Result<()> {
-    let driver = if case.medium == Medium::File { "file" } else { "host_device" };
-    let image = |prefix: &str, name: &str| {
-        let path = dir.join(name);
-        let file = format!("{prefix}file.driver={driver},{prefix}file.locking=off");
-        format!("{prefix}driver=qcow2,{file},{prefix}file.filename={}", path.display())
-    };
-    let options = format!("{},{}", image("", name), image("backing.", under));
-    qemu_img(dir, &["commit", "-q", "--image-opts", &options])?;
-    Ok(())
 }

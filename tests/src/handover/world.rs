@@ -9,7 +9,7 @@ use crate::handover::guest::{Answered, Ask, Guest};
 use crate::handover::host::{Host, QUEUES};
 use crate::handover::oracle::{Oracle, SECTOR};
 use crate::handover::store::Store;
-use crate::handover::{Case, Medium, tools};
+use crate::handover::{Case, Medium, images};
 
 /// Sectors of the disk at first.
 pub const SECTORS: usize = 1024;
@@ -47,7 +47,7 @@ impl World {
     /// # Errors
     /// A daemon does not start.
     pub fn start(case: &Case, store: Store, mut random: Random) -> Result<World> {
-        let chain = tools::create(case, &store)?;
+        let chain = images::create(case, &store, SECTORS)?;
         let first = Host::start(case, &store, 0, &mut random)?;
         let hosts = [first, Host::start(case, &store, 1, &mut random)?];
         Ok(World {

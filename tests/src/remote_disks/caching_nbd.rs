@@ -107,8 +107,8 @@ impl CachingNbd {
         format!("nbd+unix:///?socket={}&reconnect-delay=10", self.socket().display())
     }
 
-    /// Loses all caches, and ends all connections. Returns whether a client loses a write that was answered and
-    /// not flushed. A lost discard does not count.
+    /// Loses all caches, and ends all connections. Returns whether a client loses a write that was answered
+    /// and not flushed. A lost discard does not count.
     pub fn crash(&self) -> bool {
         let mut state = self.export.lock();
         let loses = state.connections.values().any(|connection| connection.has_unflushed);
