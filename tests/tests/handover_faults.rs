@@ -42,6 +42,7 @@ impl LosingDevice {
             image
         });
         losing.device = image.and_then(|image| LoopDevice::new(image, &[]).ok());
+        losing.device = losing.device.take_if(|device| device.write_single_pages().is_ok());
         if losing.device.is_none() {
             println!("SKIPPED: no device that loses writes, which needs root, mount and a loop device");
         }
