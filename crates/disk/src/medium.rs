@@ -184,7 +184,11 @@ impl Medium {
                 to = disk.size(),
                 "the image was replaced by another one, which is used from now on"
             );
-            *self.disk.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(disk);
+            let mut current = self.disk.write().unwrap_or_else(PoisonError::into_inner);
+            let old = std::mem::replace(&mut *current, Arc::new(disk));
+            drop(current);
+            // Closing a file can wait, and callers that only want the disk do not wait for that.
+            drop(old);
             // Relaxed: a change that has reached the old disk only is before this, by the lock.
             self.disk().set_keeps_space(self.keeps_space.load(Ordering::Relaxed));
         }
