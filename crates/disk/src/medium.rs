@@ -164,14 +164,8 @@ impl Medium {
             );
         }
         let resized = disk.refresh_size()?;
-        if size_min > disk.size() {
-            return disk.grow(size_min).map(|grown| match (resized, grown) {
-                (Resized::Grown { from, .. }, Resized::Grown { to, .. }) => Resized::Grown { from, to },
-                (Resized::Same, grown) => grown,
-                (resized, _) => resized,
-            });
-        }
-        Ok(resized)
+        // Only an image in a format can grow to a size, and its disk never grows by itself.
+        if size_min > disk.size() { disk.grow(size_min) } else { Ok(resized) }
     }
 
     /// Opens the file that the path names now, if that is another one. Returns whether it is.
