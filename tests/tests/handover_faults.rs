@@ -141,7 +141,7 @@ fn a_backing_image_is_read_after_it_was_locked() {
 }
 
 /// The image is replaced by rename between two guests, and under one. Each new guest gets the file that has
-/// the name when it connects, and nobody writes to the old one.
+/// the name when it connects, and the old one is not written.
 #[test]
 fn the_next_guest_gets_the_file_that_has_the_name() {
     let dir = TempDir::new().unwrap();

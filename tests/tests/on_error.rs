@@ -222,7 +222,7 @@ fn disable_and_stop(machine: &mut Machine, suspends: bool) {
 const LEAVES: ProtocolFeatures = ProtocolFeatures::GET_VRING_BASE_INFLIGHT;
 const CHOOSES: ProtocolFeatures = LEAVES.union(ProtocolFeatures::GET_VRING_BASE_SKIP_DRAIN);
 
-/// A machine that is stopped and saved does not take the buffer along. Whoever loads it begins a new one. So
+/// A machine that is stopped and saved does not take the buffer along. The next QEMU begins a new one. So
 /// each request has its answer before the ring has stopped, even if nothing is logged.
 #[test]
 fn a_machine_that_is_stopped_and_saved() {

@@ -81,7 +81,7 @@ fn a_disk_without_unflushed_writes_is_given_up_without_its_server() {
     }
 }
 
-/// The next owner could not report the loss. So the disk stays until each queue has reported it.
+/// The next owner could not report the loss. So the disk stays until a queue has reported it.
 #[test]
 fn a_disk_whose_server_lost_writes_stays_until_the_guest_knows() {
     let mut server = HostileNbd::start(1, |_, stream| {

@@ -40,9 +40,9 @@
 //!
 //! # What holds on both sides of a process boundary
 //! - The file behind a path can change between two calls. Each caller that asks for a [`status`] first, so
-//!   as not to open a pipe, checks the descriptor again that it gets afterwards. - The directory of a socket
-//!   may belong to a user who puts symbolic links there. It is opened once, its names are looked up without
-//!   following links, and what was found is changed by its descriptor.
+//!   as not to open a pipe, checks the descriptor again that it gets afterwards.
+//! - The directory of a socket may belong to a user who puts symbolic links there. It is opened once, its
+//!   names are looked up without following links, and what was found is changed by its descriptor.
 //! - Locks of images (`F_OFD_SETLK`) and of captures (`flock`) belong to the open file description, and
 //!   pass with it. No lock of the process (`F_SETLK`) is used.
 //! - A relative path is relative to the working directory, which the daemon never changes.

@@ -33,7 +33,7 @@
 //! # What a ring leaves when it stops
 //! GET_VRING_BASE and SET_VRING_ENABLE 0 complete all requests, because the buffer need not follow the rings:
 //! a saved or migrated machine begins a new one. A front-end that has negotiated GET_VRING_BASE_INFLIGHT
-//! gives the buffer to whoever continues, so the rings may leave requests there
+//! gives the buffer to the next process, so the rings may leave requests there
 //! ([`Leave`](kickless_device::Leave)). At the end of a connection a ring leaves only requests that wait for
 //! an operator.
 //!

@@ -418,7 +418,8 @@ impl<'a> Session<'a> {
         self.start_or_stop(index)
     }
 
-    /// `is_suspended`: requests may stay in the in-flight buffer, whatever else was negotiated.
+    /// Stops a ring, and closes the device with the last one. `is_suspended`: the message is
+    /// GET_VRING_BASE_SKIP_DRAIN.
     fn get_vring_base(&mut self, index: u32, is_suspended: bool) -> Result<Reply, RequestError> {
         let checked = self.rings.index(index)?;
         self.stop_ring(checked, self.negotiated.leave(is_suspended))?;

@@ -483,7 +483,7 @@ impl Sockets {
             }
         });
         let result = match call {
-            // It would change nothing, and nobody would learn the result.
+            // It would change nothing, and its client wants no result.
             Ok((method, call, _)) if id.is_none() && method.effect == Effect::Reads && !call.subscribes() => {
                 return Ok(());
             }

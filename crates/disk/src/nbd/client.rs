@@ -2,9 +2,8 @@
 //!
 //! Requests without an answer on a lost connection are sent again on the next one. All of them have the same
 //! effect when repeated, and the thread waits until the server has ended the lost connection (`ending.rs`).
-//! But writes that the server had acknowledged and not
-//! flushed may be lost with it. The thread counts these losses and puts the count into each answer, so that
-//! flushes fail (`lost_writes.rs`).
+//! But writes that the server had acknowledged and not flushed may be lost with it. The thread counts these
+//! losses and puts the count into each answer, so that flushes fail (`lost_writes.rs`).
 
 use super::connection::Connection;
 use super::ending::Ending;
@@ -384,6 +383,7 @@ mod tests {
             assert_eq!(client.stop_deadline, Some((0, deadline)));
         }
     }
+
     /// Puts a write or a read on the connection of a client, and has the client give the connection up.
     /// Returns the server's end.
     fn lose_connection_with(client: &mut Client, kind: OffloadKind) -> UnixStream {

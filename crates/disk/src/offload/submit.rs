@@ -183,7 +183,7 @@ mod tests {
     }
 
     impl TestRequest {
-        /// Starts a write of one sector with this byte.
+        /// Starts a write of `len` times this byte.
         fn write(offload: &Offload, offset: u64, len: u64, byte: u8) -> Self {
             let view = guest_memory(4096, 0);
             view.map().write(Gpa(0), &vec![byte; len as usize]).unwrap();
