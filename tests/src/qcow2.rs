@@ -27,6 +27,17 @@ pub struct CheckReport {
     pub corruptions: u64,
 }
 
+/// Runs `qemu-img` in a directory, and returns its standard output.
+///
+/// # Errors
+/// It fails. The message has its words.
+pub fn qemu_img(dir: &Path, words: &[&str]) -> Result<String> {
+    let output = Command::new("qemu-img").args(words).current_dir(dir).output().context("qemu-img")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "qemu-img {words:?}: {said}");
+    Ok(String::from_utf8(output.stdout)?)
+}
+
 impl Qcow2Image {
     /// Makes an image with the words of `qemu-img create -f qcow2`, without its name.
     ///
@@ -75,10 +86,7 @@ impl Qcow2Image {
     /// # Errors
     /// It fails. The message has its words.
     pub fn img(&self, words: &[&str]) -> Result<String> {
-        let output = self.run("qemu-img", words)?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "qemu-img {words:?}: {said}");
-        Ok(String::from_utf8(output.stdout)?)
+        qemu_img(self.dir(), words)
     }
 
     /// Runs commands of `qemu-io` on the image, with the effect of discards.

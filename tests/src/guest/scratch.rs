@@ -7,9 +7,9 @@ use tempfile::TempDir;
 
 use crate::guest::qemu::Results;
 use crate::guest::{image_dir, make_image, sha256};
-use crate::handover::images::qemu_img;
 use crate::handover::store::{LAYERS, Store};
 use crate::handover::{Case, Format, Medium};
+use crate::qcow2::qemu_img;
 
 /// Size of the image in MiB. It is larger than the range of the guest's verified writes.
 const SIZE_MIB: u64 = 96;

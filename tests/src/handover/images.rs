@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 
 use crate::handover::oracle::SECTOR;
 use crate::handover::store::{LAYERS, Store};
 use crate::handover::{Case, Format, Medium};
+use crate::qcow2::qemu_img;
 
 /// Makes the images of a disk of zeroes, and returns their names, the topmost first.
 ///
@@ -54,17 +54,6 @@ pub(super) fn create_image(
     words.extend([name, &size]);
     qemu_img(dir, &words)?;
     Ok(())
-}
-
-/// Runs `qemu-img` in a directory, and returns its standard output.
-///
-/// # Errors
-/// It fails. The message has its words.
-pub fn qemu_img(dir: &Path, words: &[&str]) -> Result<String> {
-    let output = Command::new("qemu-img").args(words).current_dir(dir).output().context("qemu-img")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "qemu-img {words:?}: {said}");
-    Ok(String::from_utf8(output.stdout)?)
 }
 
 /// Commits an image without a look at locks.

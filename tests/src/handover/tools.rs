@@ -10,11 +10,12 @@ use kickless_disk::lock::ImageLock;
 
 use crate::frontend::LIMIT;
 use crate::handover::guest::Guest;
-use crate::handover::images::{commit_without_locks, create_chain, create_image, qemu_img};
+use crate::handover::images::{commit_without_locks, create_chain, create_image};
 use crate::handover::oracle::SECTOR;
 use crate::handover::store::LAYERS;
 use crate::handover::world::{SECTORS, World};
 use crate::handover::{Format, Medium};
+use crate::qcow2::qemu_img;
 
 /// Snapshots that an image has at most.
 const SNAPSHOTS_MAX: u64 = 3;
