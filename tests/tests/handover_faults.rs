@@ -10,55 +10,17 @@ use std::thread;
 
 use kickless_disk::lock::{ImageLock, check};
 use kickless_spec::blk;
-use kickless_testing::{LoopDevice, pattern};
+use kickless_testing::{LosingDevice, pattern};
 use kickless_tests::daemon::{Daemon, DaemonConfig};
 use kickless_tests::driver::request::{Layout, Request};
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::frontend::{Answer, LIMIT};
 use kickless_tests::qcow2::Qcow2Image;
 use kickless_vhost_user::FrontendMessage as Message;
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::TempDir;
 
 fn open(path: &Path) -> File {
     File::options().read(true).write(true).open(path).unwrap()
-}
-
-/// A loop device on a file system that is too small for it. The kernel takes writes into the page cache, and
-/// loses them when it writes them back.
-struct LosingDevice {
-    device: Option<LoopDevice>,
-    dir: TempDir,
-}
-
-impl LosingDevice {
-    fn new() -> Option<Self> {
-        let dir = TempDir::new().unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=1m", "losing"]).arg(dir.path());
-        let mut losing = Self { device: None, dir };
-        let image = mount.status().is_ok_and(|status| status.success()).then(|| {
-            let image = NamedTempFile::new_in(losing.dir.path()).unwrap();
-            image.as_file().set_len(8 << 20).unwrap();
-            image
-        });
-        losing.device = image.and_then(|image| LoopDevice::new(image, &[]).ok());
-        losing.device = losing.device.take_if(|device| device.write_single_pages().is_ok());
-        if losing.device.is_none() {
-            println!("SKIPPED: no device that loses writes, which needs root, mount and a loop device");
-        }
-        losing.device.is_some().then_some(losing)
-    }
-
-    fn path(&self) -> &Path {
-        self.device.as_ref().unwrap().path()
-    }
-}
-
-impl Drop for LosingDevice {
-    fn drop(&mut self) {
-        self.device = None;
-        let _ = Command::new("umount").arg("--lazy").arg(self.dir.path()).status();
-    }
 }
 
 fn flush(machine: &mut Machine) -> u8 {
@@ -70,7 +32,10 @@ fn flush(machine: &mut Machine) -> u8 {
 #[test]
 fn a_disk_that_cannot_be_written_back_is_not_given_up() {
     for is_qcow2 in [false, true] {
-        let Some(losing) = LosingDevice::new() else { return };
+        let losing = match LosingDevice::new() {
+            Ok(losing) => losing,
+            Err(why) => return println!("SKIPPED: no device that loses writes: {why}"),
+        };
         let path = losing.path().to_str().unwrap().to_owned();
         if is_qcow2 {
             let words = ["create", "-q", "-f", "qcow2", "-o", "preallocation=metadata", &path, "6M"];

@@ -7,61 +7,19 @@ use common::{Worker, guest, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec, IoError, Request, Step};
 use kickless_io::{EngineKind, Errno};
 use kickless_memory::{Gpa, Marks};
-use kickless_testing::LoopDevice;
+use kickless_testing::LosingDevice;
 use std::fs::File;
 use std::process::Command;
-use tempfile::{NamedTempFile, TempDir};
 
 const ENGINES: [EngineKind; 3] = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads];
 const CHUNK: usize = 256 << 10;
 
-/// A loop device on a file system that is too small for it. The kernel takes writes into the page cache, and
-/// loses them when it writes them back.
-struct LosingDevice {
-    device: Option<LoopDevice>,
-    dir: TempDir,
-}
-
-impl LosingDevice {
-    /// # Errors
-    /// The reason in words: the right to mount or a loop device is missing.
-    fn new() -> Result<Self, String> {
-        let dir = tempfile::tempdir().unwrap();
-        mount(&["-t", "tmpfs", "-o", "size=1m", "losing"], &dir)?;
-        let mut losing = Self { device: None, dir };
-        let image = NamedTempFile::new_in(losing.dir.path()).unwrap();
-        image.as_file().set_len(8 << 20).unwrap();
-        losing.device = Some(LoopDevice::new(image, &[])?);
-        Ok(losing)
-    }
-
-    /// Makes the file system large enough for the device.
-    fn grow_file_system(&self) {
-        mount(&["-o", "remount,size=32m"], &self.dir).unwrap();
-    }
-
-    fn spec(&self) -> DiskSpec {
-        DiskSpec::File(self.device.as_ref().unwrap().path().into())
-    }
-}
-
-fn mount(arguments: &[&str], at: &TempDir) -> Result<(), String> {
-    let output = Command::new("mount").args(arguments).arg(at.path()).output();
-    let output = output.map_err(|error| format!("mount: {error}"))?;
-    let stderr = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    if output.status.success() { Ok(()) } else { Err(stderr()) }
-}
-
-impl Drop for LosingDevice {
-    fn drop(&mut self) {
-        self.device = None;
-        // The device may still be in use for a moment.
-        let _ = Command::new("umount").arg("--lazy").arg(self.dir.path()).status();
-    }
-}
-
 fn losing_device() -> Option<LosingDevice> {
     LosingDevice::new().inspect_err(|why| println!("SKIPPED: no device that loses writes: {why}")).ok()
+}
+
+fn spec(losing: &LosingDevice) -> DiskSpec {
+    DiskSpec::File(losing.path().into())
 }
 
 /// Writes the first 4 MiB. The page cache takes all of it.
@@ -87,7 +45,7 @@ fn reports_loss(result: Result<(), IoError>) -> bool {
 fn each_queue_reports_the_loss_until_the_disk_is_opened_again() {
     for kind in ENGINES {
         let Some(losing) = losing_device() else { return };
-        let open = || Disk::open(&losing.spec(), &options(Cache::Writeback, false)).unwrap();
+        let open = || Disk::open(&spec(&losing), &options(Cache::Writeback, false)).unwrap();
         let disk = open();
         let [mut one, mut two] = [(); 2].map(|()| Worker::new(&disk, kind, 8));
         assert_eq!([one.flush(), two.flush(), write_durably(&mut two)], [Ok(()); 3], "{kind:?}");
@@ -134,13 +92,13 @@ fn flushes_that_the_kernel_did_not_begin_are_retried() {
 fn a_loss_that_another_request_finds_is_reported() {
     let Some(losing) = losing_device() else { return };
     for by_durable_write in [true, false] {
-        let disk = Disk::open(&losing.spec(), &options(Cache::Writeback, false)).unwrap();
+        let disk = Disk::open(&spec(&losing), &options(Cache::Writeback, false)).unwrap();
         let [mut one, mut two] = [(); 2].map(|()| Worker::new(&disk, EngineKind::Auto, 8));
         fill(&mut one);
         if by_durable_write {
             // Another process has the cache written. The durable write is this disk's first request after
             // that.
-            assert!(File::open(losing.device.as_ref().unwrap().path()).unwrap().sync_data().is_err());
+            assert!(File::open(losing.path()).unwrap().sync_data().is_err());
             assert!(reports_loss(write_durably(&mut one)));
         } else {
             assert!(disk.write_back().is_err());
@@ -156,7 +114,7 @@ fn flushes_in_flight_all_report_the_loss() {
     const SLOTS: usize = 4;
     let Some(losing) = losing_device() else { return };
     for kind in ENGINES {
-        let disk = Disk::open(&losing.spec(), &options(Cache::Writeback, false)).unwrap();
+        let disk = Disk::open(&spec(&losing), &options(Cache::Writeback, false)).unwrap();
         let mut queues = [(); QUEUES].map(|()| Worker::new(&disk, kind, 8).with_slots(SLOTS));
         fill(&mut queues[0]);
         for slot in 0..SLOTS {
@@ -178,7 +136,7 @@ fn flushes_in_flight_all_report_the_loss() {
 #[test]
 fn each_queue_of_a_qcow2_image_reports_the_loss() {
     let Some(losing) = losing_device() else { return };
-    let device = losing.device.as_ref().unwrap().path();
+    let device = losing.path();
     // All clusters are mapped, because a write into a new cluster needs a sync.
     let map_all = "preallocation=metadata";
     let words = ["create", "-q", "-f", "qcow2", "-o", map_all, device.to_str().unwrap(), "6M"];

@@ -5,12 +5,11 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context, Result, anyhow};
 use kickless_disk::lock::ImageLock;
-use kickless_testing::{LoopDevice, eventually};
-use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate, statvfs};
+use kickless_testing::{LoopDevice, Tmpfs, eventually};
+use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 use tempfile::{NamedTempFile, TempDir};
 
 use crate::guest::image_dir;
@@ -43,38 +42,10 @@ struct Loops {
     tmpfs: Tmpfs,
 }
 
-/// A small file system. Dropping it unmounts it.
-struct Tmpfs(TempDir);
-
-impl Tmpfs {
-    fn mount(space: u64) -> Result<Tmpfs> {
-        let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
-        let mut mount = Command::new("mount");
-        let output =
-            mount.args(["-t", "tmpfs", "-o", &format!("size={space}"), "tmpfs"]).arg(dir.path()).output()?;
-        if output.status.success() {
-            return Ok(Tmpfs(dir));
-        }
-        Err(anyhow!("no tmpfs: {}", String::from_utf8_lossy(&output.stderr).trim()))
-    }
-
-    /// Returns the number of free bytes.
-    fn space(&self) -> Result<u64> {
-        let space = statvfs(self.0.path())?;
-        Ok(space.f_bavail * space.f_frsize)
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
-}
-
 impl Loops {
     fn make(case: &Case, block: u32, size: u64, space: u64) -> Result<Loops> {
-        let tmpfs = Tmpfs::mount(space)?;
-        let dir = tmpfs.0.path();
+        let tmpfs = Tmpfs::mount(space).map_err(|why| anyhow!("no tmpfs: {why}"))?;
+        let dir = tmpfs.path();
         let options = [format!("--sector-size={block}")];
         let options = options.each_ref().map(String::as_str);
         let (mut devices, mut files) = (Vec::new(), [Vec::new(), Vec::new()]);
@@ -98,7 +69,7 @@ impl Loops {
     }
 
     fn balloon(&self) -> PathBuf {
-        self.tmpfs.0.path().join("balloon")
+        self.tmpfs.path().join("balloon")
     }
 }
 
@@ -127,7 +98,7 @@ impl Store {
     pub fn dir(&self, host: usize) -> Option<PathBuf> {
         match &self.kind {
             Kind::File(dir) => Some(dir.path().to_owned()),
-            Kind::Loops(loops) => Some(loops.tmpfs.0.path().join(host.to_string())),
+            Kind::Loops(loops) => Some(loops.tmpfs.path().join(host.to_string())),
             Kind::Nbd(_) => None,
         }
     }
@@ -192,7 +163,7 @@ impl Store {
             let mut len = 0;
             // The kernel may write its page cache meanwhile, so this takes several attempts.
             eventually("the file system is not full", || {
-                let Ok(more) = loops.tmpfs.space() else { return false };
+                let more = loops.tmpfs.free_bytes();
                 if more > 0 && fallocate(&balloon, FallocateFlags::empty(), len, more).is_ok() {
                     len += more;
                 }
@@ -201,7 +172,7 @@ impl Store {
         } else {
             fs::remove_file(loops.balloon())?;
             // A program that another test starts may have the descriptor until it executes.
-            eventually("the file system is still full", || loops.tmpfs.space().is_ok_and(|space| space > 0));
+            eventually("the file system is still full", || loops.tmpfs.free_bytes() > 0);
         }
         self.is_full = is_full;
         Ok(())
