@@ -10,7 +10,7 @@ use common::{Daemon, disk};
 use kickless_testing::eventually;
 use serde_json::{Value, json};
 
-/// Connects a front-end to a device.
+/// Connects a front-end to the socket of this name.
 fn connect(daemon: &Daemon, name: &str) -> kickless_driver::Disk {
     let socket = daemon.path(&format!("{name}.sock"));
     kickless_driver::Disk::connect(kickless_driver::Options::new(socket)).unwrap()
@@ -188,14 +188,12 @@ fn a_configuration_is_saved_as_a_whole_or_not_at_all() {
 
 #[test]
 fn a_reload_changes_device_by_device() {
-    let all = |names: &[&str]| names.iter().map(|name| disk(name, "")).collect::<String>();
     let daemon = Daemon::serve(&all(&["a", "b", "c"]), &[]);
     daemon.wait_for("serving");
     let by_call = json!({ "socket-path": daemon.path("x.sock"), "blk-file": "null:1M" });
     assert_eq!(daemon.call("device.add", by_call), json!({ "added": true }));
     // A front-end uses `b`.
-    let front_end = kickless_driver::Disk::connect(kickless_driver::Options::new(daemon.path("b.sock")));
-    let front_end = front_end.unwrap();
+    let front_end = connect(&daemon, "b");
 
     // A wrong file changes nothing.
     daemon.rewrite(&(all(&["a"]) + "[[device]]\nblk-file = 'null:1'\n"));
@@ -258,12 +256,11 @@ fn devices_exchange_their_sockets() {
     let reloaded = reload(&pair("two", "one"));
     assert_eq!((&reloaded["replaced"], &reloaded["failed"]), (&json!(["b", "a"]), &json!([])));
     has_sockets(["two.sock", "one.sock"]);
-    let front_end = kickless_driver::Disk::connect(kickless_driver::Options::new(daemon.path("two.sock")));
-    let front_end = front_end.unwrap();
+    let front_end = connect(&daemon, "two");
     let reloaded = reload(&pair("one", "two"));
     assert_eq!(reloaded["needs-restart"], json!([{ "device": "a", "keys": ["socket-path"] }]));
     assert_eq!((&reloaded["failed"][0]["device"], &reloaded["replaced"]), (&json!("b"), &json!([])));
     has_sockets(["two.sock", "one.sock"]);
     front_end.write_at(&[1; 512], 0).unwrap();
-    drop(kickless_driver::Disk::connect(kickless_driver::Options::new(daemon.path("one.sock"))).unwrap());
+    drop(connect(&daemon, "one"));
 }

@@ -28,24 +28,26 @@ impl Daemon {
     /// Starts `kickless serve` with this configuration, in a directory with a control socket. `DIR` stands
     /// for the directory.
     pub(crate) fn serve(config: &str, arguments: &[&str]) -> Self {
-        let dir = TempDir::new().unwrap();
-        let path = dir.path().join("kickless.toml");
-        fs::write(&path, config.replace("DIR", dir.path().to_str().unwrap())).unwrap();
-        let mut command = Command::new(PROGRAM);
-        command.arg("serve").arg("--config").arg(path).env("RUNTIME_DIRECTORY", dir.path());
-        command.args(arguments.iter().map(|word| word.replace("DIR", dir.path().to_str().unwrap())));
+        let (mut command, dir) = Self::command(config, arguments);
+        command.env("RUNTIME_DIRECTORY", dir.path());
         Self::start(command, dir)
     }
 
     /// Starts `kickless serve` as [`Daemon::serve`] does, without a control socket.
     pub(crate) fn serve_alone(config: &str, arguments: &[&str]) -> Self {
+        let (mut command, dir) = Self::command(config, arguments);
+        command.env_remove("RUNTIME_DIRECTORY");
+        Self::start(command, dir)
+    }
+
+    fn command(config: &str, arguments: &[&str]) -> (Command, TempDir) {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("kickless.toml");
         fs::write(&path, config.replace("DIR", dir.path().to_str().unwrap())).unwrap();
         let mut command = Command::new(PROGRAM);
-        command.arg("serve").arg("--config").arg(path).env_remove("RUNTIME_DIRECTORY");
+        command.arg("serve").arg("--config").arg(path);
         command.args(arguments.iter().map(|word| word.replace("DIR", dir.path().to_str().unwrap())));
-        Self::start(command, dir)
+        (command, dir)
     }
 
     /// Has the file read again by a signal.
@@ -98,6 +100,19 @@ impl Daemon {
         self.dir.path().join(name)
     }
 
+    /// Writes the configuration file anew.
+    pub(crate) fn rewrite(&self, config: &str) {
+        fs::write(self.path("kickless.toml"), config.replace("DIR", self.dir.path().to_str().unwrap()))
+            .unwrap();
+    }
+
+    /// Returns the names and the states of the devices.
+    pub(crate) fn states(&self) -> Vec<(String, String)> {
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let listed = self.call("device.list", json!({}));
+        listed.as_array().unwrap().iter().map(|of| (text(&of["name"]), text(&of["state"]))).collect()
+    }
+
     /// Waits until the daemon ends. Returns its status.
     pub(crate) fn end(mut self) -> Option<i32> {
         while self.log.recv_timeout(LIMIT).is_ok() {}
@@ -115,19 +130,4 @@ impl Drop for Daemon {
 /// Returns the table of a disk in the directory of the daemon.
 pub(crate) fn disk(name: &str, more: &str) -> String {
     format!("[[device]]\nsocket-path = 'DIR/{name}.sock'\nblk-file = 'null:1M'\n{more}\n")
-}
-
-impl Daemon {
-    /// Writes the configuration file anew.
-    pub(crate) fn rewrite(&self, config: &str) {
-        fs::write(self.path("kickless.toml"), config.replace("DIR", self.dir.path().to_str().unwrap()))
-            .unwrap();
-    }
-
-    /// Returns the names and the states of the devices.
-    pub(crate) fn states(&self) -> Vec<(String, String)> {
-        let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let listed = self.call("device.list", json!({}));
-        listed.as_array().unwrap().iter().map(|of| (text(&of["name"]), text(&of["state"]))).collect()
-    }
 }
