@@ -32,22 +32,22 @@ impl Share {
 /// The shares of the sockets.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    full: Lane,
-    read_only: Lane,
+    full: SocketShare,
+    read_only: SocketShare,
     /// The charge of the socket whose turn was last.
     last: u64,
 }
 
 /// The share of all clients of a kind of socket.
 #[derive(Debug, Default)]
-struct Lane {
+struct SocketShare {
     charged: u64,
     /// The charge of the client whose turn was last, before it.
     last: u64,
 }
 
 impl Turns {
-    fn lane(&mut self, access: Access) -> &mut Lane {
+    fn socket(&mut self, access: Access) -> &mut SocketShare {
         match access {
             Access::Full => &mut self.full,
             Access::ReadOnly => &mut self.read_only,
@@ -60,31 +60,31 @@ impl Turns {
             return;
         }
         let last = self.last;
-        let lane = self.lane(access);
-        lane.charged = lane.charged.max(last);
-        *share = Share { charged: share.charged.max(lane.last), is_ready: true };
+        let socket = self.socket(access);
+        socket.charged = socket.charged.max(last);
+        *share = Share { charged: share.charged.max(socket.last), is_ready: true };
     }
 
     /// Returns the order of a client that waits. The one with the least is next.
     pub(super) fn order(&self, access: Access, share: Share) -> (u64, u64) {
-        let lane = match access {
+        let socket = match access {
             Access::Full => &self.full,
             Access::ReadOnly => &self.read_only,
         };
-        (lane.charged, share.charged)
+        (socket.charged, share.charged)
     }
 
     /// Records that it is the turn of this client.
     pub(super) fn begin(&mut self, access: Access, share: Share) {
-        let lane = self.lane(access);
-        lane.last = share.charged;
-        self.last = self.lane(access).charged;
+        let socket = self.socket(access);
+        socket.last = share.charged;
+        self.last = self.socket(access).charged;
     }
 
     /// Charges a client and its socket with work.
     pub(super) fn charge(&mut self, access: Access, share: &mut Share, work: usize) {
         share.charged += work as u64;
-        self.lane(access).charged += work as u64;
+        self.socket(access).charged += work as u64;
     }
 }
 
