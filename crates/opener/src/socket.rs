@@ -135,7 +135,7 @@ impl Address {
         let at_path = |problem| self.error(PATH_OPTION, problem);
         let (directory, name) = self.directory().map_err(at_path)?;
         directory.lock(&self.path, deadline);
-        self.make_way(&directory, name).map_err(at_path)?;
+        self.remove_stale(&directory, name).map_err(at_path)?;
         let socket = self.bind().map_err(at_path)?;
         let found = made(&directory, name).map_err(at_path)?;
         let name = SocketName { path: self.path.clone(), identity: found.identity() };
@@ -145,8 +145,11 @@ impl Address {
         Ok(Listener { _name: Some(name), socket: socket.into() })
     }
 
-    /// Removes a stale socket.
-    fn make_way(&self, directory: &Directory, name: &OsStr) -> Result<(), SocketProblem> {
+    /// Removes a stale socket, if there is one.
+    ///
+    /// # Errors
+    /// Something else has the name.
+    fn remove_stale(&self, directory: &Directory, name: &OsStr) -> Result<(), SocketProblem> {
         let Some(stale) = check(directory, name)? else { return Ok(()) };
         let removed = directory.remove(name, stale.identity());
         match removed.map_err(SocketProblem::host("an old socket is there and cannot be removed"))? {
