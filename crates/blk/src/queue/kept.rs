@@ -33,9 +33,9 @@ impl Queue {
     /// Keeps a failed request, if the device stops on its error. Returns whether it does.
     #[cold]
     pub(super) fn keep_failed(&mut self, slot: u32, error: disk::IoError) -> bool {
+        let is_remote = self.is_remote();
         let (shared, entry) = (&self.shared, self.slots.get(slot));
         let Some(kept) = entry.kept.as_deref().filter(|kept| !kept.is_last) else { return false };
-        let is_remote = self.disk.file().is_none();
         if !crate::on_error::can_be_mended(error, entry.operation, is_remote) {
             return false;
         }

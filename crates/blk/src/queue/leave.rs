@@ -108,7 +108,7 @@ impl Queue {
     }
 
     /// Returns whether the disk is served over a network, not through a file.
-    fn is_remote(&self) -> bool {
+    pub(super) fn is_remote(&self) -> bool {
         self.disk.file().is_none()
     }
 

@@ -27,7 +27,7 @@ pub(super) const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 /// The longest time of an attempt.
 pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// The shortest and the longest time that requests in flight get when the disk stops.
-pub(super) const STOP_WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const STOP_WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// A request fails when this many connections were lost with it.
 const LOSSES_MAX: u8 = 5;
 
