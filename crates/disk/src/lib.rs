@@ -45,6 +45,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Owners
+//! A [`Medium`] takes the disk for each guest, and gives it up afterwards. In between, other programs and
+//! hosts may change or replace it.
+//!
 //! # Order
 //! Requests in flight have no order, as on any disk. But no write undoes another: if the target's blocks are
 //! larger than the guest's sectors, a write of a part of a block excludes other writes to that block until it
