@@ -8,7 +8,7 @@
 //! wait for disks at a time, including those whose clients have left. A client that has subscribed and takes
 //! nothing is disconnected. A budget bounds the descriptors of all clients together.
 //!
-//! Clients take turns, line by line, by the work that their lines cause ([`turns`]). A request that only
+//! Clients take turns, line by line, by the work that their lines cause (`turns.rs`). A request that only
 //! shows and wants no answer is not executed. The end of the server waits for one line at most, however many
 //! others wait.
 //!
