@@ -141,13 +141,7 @@ fn wrong_data_are_found() {
 
 #[test]
 fn failed_requests_are_reported() {
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("disk.img");
-    let file = fs::File::create_new(&image).unwrap();
-    file.set_len(1 << 20).unwrap();
-    let daemon = serve(Program::Kickless, image.to_str().unwrap());
-    // These reads are past the end of a file that is truncated under the daemon.
-    file.set_len(0).unwrap();
+    let daemon = serve(Program::Kickless, "fault:eio@read:null:1M");
     let output = on(&daemon, "--depth=4");
     let said = sentence(&output);
     assert!(said.contains("requests failed, the first with: I/O error"), "{said}");

@@ -10,7 +10,6 @@
 #[cfg(all(test, loom))]
 mod model;
 
-use std::error::Error;
 use std::io;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
@@ -21,7 +20,6 @@ use kickless_sync::{Condvar, Mutex, MutexGuard, lock};
 
 use super::config::DeviceConfig;
 use super::error::{AddError, RemoveError, ServeError};
-use super::sentence::sentence;
 use super::table::{Entry, Outcome, Phase, Reserved, Table, Wanted};
 
 /// The interval at which a forced removal acts on the device again.
@@ -214,8 +212,7 @@ impl<D> Lifecycle<D> {
         let mut force_at = since;
         while let Some(entry) = table.find(id) {
             if let Some(error) = entry.keeps_disk() {
-                let error = error.source().map_or_else(|| error.to_string(), sentence);
-                return Err(RemoveError::KeepsDisk { name, error });
+                return Err(error);
             }
             let is_running = matches!(entry.phase, Phase::Running(_));
             let left = timeout.saturating_sub(since.elapsed());

@@ -16,7 +16,7 @@ use kickless_device::Device;
 use kickless_memory::quota::AddressSpace;
 use kickless_opener::{Address, Descriptors, SocketError, TURN_WAIT, descriptor_name, real_path};
 use kickless_worker::{WorkerPool, WorkerTimes};
-use tracing::{info, warn};
+use tracing::{Span, error, info, warn};
 
 use super::config::{DeviceConfig, DeviceKind, Notation, PoolConfig};
 use super::device_status::{DeviceState, DeviceStatus, state};
@@ -395,11 +395,23 @@ impl Registry {
             .find(|entry| entry.name == name)
             .map(|entry| (entry.id, entry.config.span()));
         let Some((id, span)) = found else { return Ok(false) };
+        self.close_again(id, &span);
         let removed = devices.remove(id, timeout, stop, force)?;
         if removed {
             span.in_scope(|| info!("removed"));
         }
         Ok(removed)
+    }
+
+    /// Tries once more to close a device that has ended and keeps its disk.
+    fn close_again(&self, id: u64, span: &Span) {
+        let devices = &self.state.devices;
+        let keeps_disk = devices.lock().find(id).is_some_and(|entry| entry.keeps_disk().is_some());
+        let Some(served) = keeps_disk.then(|| devices.reference(id)).flatten() else { return };
+        span.in_scope(|| match served.device().close() {
+            Ok(()) => info!("all writes have reached the disk now"),
+            Err(error) => error!(%error, "the device is removed, and its disk given up all the same"),
+        });
     }
 
     /// Returns the configuration and the state of each device, in the order in which they were added. Devices

@@ -197,7 +197,12 @@ impl ServedDevice {
         drop(endpoint);
         let served = match self.device.close() {
             Ok(()) => served,
-            Err(error) => served.and(Err(ServeError::NotClosed(error))),
+            Err(error) => {
+                if let Err(other) = served {
+                    error!(error = sentence(&other), "the device is no longer served");
+                }
+                Err(ServeError::NotClosed(error))
+            }
         };
         if let (Err(error), Some(_)) = (&served, self.config.name()) {
             error!(error = sentence(error), "the device has ended; other devices continue");

@@ -3,11 +3,13 @@
 //! The functions of the table do not block and do not close devices. The entry of a device stays until its
 //! session thread has closed it, so that the name and the socket stay in use until then.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::config::DeviceConfig;
 use super::error::{AddError, RemoveError, ServeError};
+use super::sentence::sentence;
 
 /// The entries of devices of the type `D`.
 pub(crate) struct Table<D> {
@@ -106,10 +108,13 @@ impl<D> Entry<D> {
         }
     }
 
-    /// Returns the error for which the device keeps its disk, although it is no longer served.
-    pub(crate) fn keeps_disk(&self) -> Option<&ServeError> {
+    /// Returns the error of a removal if the device keeps its disk, although it is no longer served.
+    pub(crate) fn keeps_disk(&self) -> Option<RemoveError> {
         match &self.phase {
-            Phase::Ended(_, Err(error)) if !self.is_removing && error.keeps_disk() => Some(error),
+            Phase::Ended(_, Err(error)) if !self.is_removing && error.keeps_disk() => {
+                let error = error.source().map_or_else(|| error.to_string(), sentence);
+                Some(RemoveError::KeepsDisk { name: self.name.clone(), error })
+            }
             _ => None,
         }
     }

@@ -4,7 +4,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 use common::hooked::Hooks;
@@ -75,10 +75,13 @@ fn the_device_is_gone_when_its_front_end_has_left() {
 /// its name. Removing it again gives the disk up.
 #[test]
 fn a_device_that_keeps_its_disk_is_removed_by_a_second_call() {
-    let dropped = Arc::new(AtomicBool::new(false));
-    let drop_hook = dropped.clone();
+    let (dropped, closes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let (drop_hook, close_hook) = (dropped.clone(), closes.clone());
     let hooks = Hooks {
-        close: Arc::new(|| false),
+        close: Arc::new(move || {
+            close_hook.fetch_add(1, Ordering::Relaxed);
+            false
+        }),
         drop: Arc::new(move || drop_hook.store(true, Ordering::Relaxed)),
         ..Hooks::default()
     };
@@ -93,7 +96,12 @@ fn a_device_that_keeps_its_disk_is_removed_by_a_second_call() {
     assert!(listed.error.unwrap().contains("cannot be given up") && !dropped.load(Ordering::Relaxed));
     let refused = registry.add(config.clone()).unwrap_err().to_string();
     assert!(refused.contains("keeps it"), "{refused}");
+    // Neither does a reload.
+    let refused = registry.remove_when_free("a", LIMIT).unwrap_err().to_string();
+    assert!(refused.contains("did not reach the disk"), "{refused}");
+    let tried = closes.load(Ordering::Relaxed);
     assert!(registry.remove("a", RemoveMode::Refuse, LIMIT).unwrap());
+    assert_eq!(closes.load(Ordering::Relaxed), tried + 1, "it was not tried again");
     assert!(registry.list().is_empty() && dropped.load(Ordering::Relaxed));
     registry.add(config).unwrap();
     // The end of the daemon says it too.

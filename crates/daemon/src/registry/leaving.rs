@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{Registry, RemoveMode};
 use crate::error::RemoveError;
 use crate::served_device::ServedDevice;
+use crate::table::Entry;
 
 /// The result of [`Registry::remove_when_free`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,12 @@ impl Registry {
     /// # Errors
     /// The same as those of [`Registry::remove`], but not for a front-end that is connected.
     pub fn remove_when_free(&self, name: &str, timeout: Duration) -> Result<Removal, RemoveError> {
+        // Only a caller that means this device gives up a disk that lacks writes.
+        let kept =
+            self.state.devices.lock().entries.iter().find(|entry| entry.name == name).map(Entry::keeps_disk);
+        if let Some(Some(error)) = kept {
+            return Err(error);
+        }
         match self.remove_by(name, ServedDevice::stop_when_free, timeout, None) {
             Ok(true) => Ok(Removal::Removed),
             Ok(false) => Ok(Removal::Absent),

@@ -24,7 +24,7 @@ impl Client {
             return false;
         };
         let result = match job.job {
-            Job::GiveUp => self.give_up(flushed),
+            Job::GiveUp => self.give_up(job.number, flushed),
             Job::TakeOver => {
                 self.end_connection(flushed.is_ok());
                 if self.ending.is_some() {
@@ -61,7 +61,7 @@ impl Client {
 
     /// Gives up the disk, if no write can be lost without a report to the guest. Otherwise the disk stays
     /// with its owner, and nothing changes.
-    fn give_up(&mut self, flushed: Result<(), IoError>) -> io::Result<()> {
+    fn give_up(&mut self, number: u64, flushed: Result<(), IoError>) -> io::Result<()> {
         if let Err(error) = flushed {
             return Err(io::Error::other(format!("the NBD server has not flushed the writes: {error}")));
         }
@@ -70,6 +70,10 @@ impl Client {
             return Err(io::Error::other(
                 "the NBD server may have lost writes, and no flush of the guest has reported that",
             ));
+        }
+        // A caller that has given up believes that it keeps the disk, and may send requests again.
+        if !self.inbox.commit_job(number) {
+            return Err(io::ErrorKind::TimedOut.into());
         }
         self.end_connection(true);
         self.is_closed = true;

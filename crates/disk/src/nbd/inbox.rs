@@ -43,6 +43,8 @@ pub(super) struct InboxState {
     pub(super) job: Option<(Job, u64)>,
     /// The number of the last job, and the result of the last that was done.
     jobs: u64,
+    /// The number of the job that a caller waits for, until the caller gives up or the job can only succeed.
+    awaited: Option<u64>,
     done: Option<(u64, io::Result<()>)>,
     pub(super) stop: bool,
 }
@@ -104,7 +106,7 @@ impl Inbox {
         let mut state = self.lock();
         state.jobs += 1;
         let number = state.jobs;
-        state.job = Some((job, number));
+        (state.job, state.awaited) = (Some((job, number)), Some(number));
         self.waker.wake();
         loop {
             match state.done.take() {
@@ -112,11 +114,22 @@ impl Inbox {
                 _ => {}
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            state = self.job_done.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = match state.awaited {
+                Some(_) if left.is_zero() => {
+                    state.awaited = None;
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                Some(_) => self.job_done.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+                // The result comes at once.
+                None => self.job_done.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
         }
+    }
+
+    /// Returns whether a caller still waits for this job. If so, it does until [`Inbox::finish_job`], which
+    /// must follow at once.
+    pub(super) fn commit_job(&self, number: u64) -> bool {
+        self.lock().awaited.take_if(|awaited| *awaited == number).is_some()
     }
 
     /// Records the result of a job.
