@@ -66,6 +66,35 @@ fn a_disk_that_cannot_be_written_back_is_not_given_up() {
     }
 }
 
+/// A configuration that is read again does not end a device that keeps its disk, and its guest can come back.
+#[test]
+fn a_reload_leaves_a_device_that_keeps_its_disk() {
+    let losing = match LosingDevice::new() {
+        Ok(losing) => losing,
+        Err(why) => return println!("SKIPPED: no device that loses writes: {why}"),
+    };
+    let with_serial = |serial: &str| {
+        format!("blk-file = \"{}\"\ncache = \"writeback\"\nserial = \"{serial}\"", losing.path().display())
+    };
+    let daemon = Daemon::serve("", &[("a", &with_serial("one"))]).unwrap();
+    let mut machine = Machine::start(daemon.socket(), &Shape::default()).unwrap();
+    for chunk in 0..64 {
+        machine.write(0, chunk * 128, &pattern(chunk, 64 << 10)).unwrap();
+    }
+    machine.stop().unwrap_err();
+    drop(machine);
+    let said = |line: &str| line.contains("keeps its disk").then_some(());
+    for config in [&[("a", &*with_serial("two"))][..], &[("b", "blk-file = \"null:1M\"")]] {
+        let seen = daemon.log().len();
+        daemon.reload("", config).unwrap();
+        daemon.log().wait_from(seen, "saying why nothing changes", LIMIT, said).unwrap();
+    }
+    let mut machine = Machine::start(daemon.socket(), &Shape::default()).unwrap();
+    assert_eq!(flush(&mut machine), blk::S_IOERR);
+    drop(machine);
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(1));
+}
+
 /// Another program writes to an image under the image, until it unlocks it. A guest that starts meanwhile
 /// reads what was written last, and copies that.
 #[test]
@@ -132,11 +161,16 @@ fn the_next_guest_gets_the_file_that_has_the_name() {
     assert_eq!(machine.frontend.config().unwrap().capacity.get(), 4096);
     assert_eq!(machine.read(0, 8, 512).unwrap(), [2; 512]);
     machine.write(0, 4095, &[4; 512]).unwrap();
-    // A paused guest goes on with the file that has the name.
+    // A paused guest keeps its file, because it knows what is there.
     machine.stop().unwrap();
     make(&new, 5, 2048);
     fs::rename(&new, &disk).unwrap();
+    daemon.signal(rustix::process::Signal::HUP).unwrap();
     machine.resume().unwrap();
+    assert_eq!(machine.read(0, 4095, 512).unwrap(), [4; 512]);
+    machine.stop().unwrap();
+    drop(machine);
+    let mut machine = Machine::start(daemon.socket(), &Shape::default()).unwrap();
     assert_eq!(machine.read(0, 8, 512).unwrap(), [5; 512]);
     assert_eq!(machine.frontend.config().unwrap().capacity.get(), 2048);
     machine.stop().unwrap();

@@ -304,10 +304,14 @@ impl Device for Blk {
     }
 
     fn close(&self) -> Result<(), CloseError> {
-        let given_up = self.shared.medium.give_up();
-        self.shared.has_lost_writes.store(given_up.is_err(), Ordering::Relaxed);
-        given_up.map_err(|error| {
+        let (medium, has_lost_writes) = (&self.shared.medium, &self.shared.has_lost_writes);
+        // The kernel reports an error once, so a second attempt would succeed without the lost writes.
+        if has_lost_writes.load(Ordering::Relaxed) {
+            return Err(CloseError("a flush of the guest has to say so first".into()));
+        }
+        medium.give_up().map_err(|error| {
             error!(%error, "writes that were acknowledged did not reach the disk: it stays locked, and the next flush fails");
+            has_lost_writes.store(!self.disk().reports_losses(), Ordering::Relaxed);
             CloseError(error.into())
         })
     }

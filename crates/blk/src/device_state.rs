@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug)]
 pub(crate) struct DeviceState {
     pub(crate) medium: Medium,
-    /// The write-back of the disk has failed, and no flush of the guest has said so. Relaxed: the session
-    /// sets it while no queue runs, and the start of a queue orders that.
+    /// The write-back of the disk has failed, and no flush of the guest has said so. Always off for a disk
+    /// that reports its losses itself. Relaxed: the session sets it while no queue runs, and the start of a
+    /// queue orders that.
     pub(crate) has_lost_writes: AtomicBool,
     pub(crate) budget: Arc<Budget>,
     pub(crate) id: [u8; blk::ID_LEN],

@@ -298,7 +298,7 @@ pub enum RemoveError {
     /// The device has stopped, and writes of its guest did not reach its disk. It keeps the disk. A caller
     /// can remove the device again to give the disk up without these writes.
     #[error(
-        "the device {name} has stopped, but {error}: mend the disk and remove the device again, which tries it once more and gives the disk up"
+        "the device {name} keeps its disk, because {error}: mend the disk; removing the device again gives it up"
     )]
     KeepsDisk {
         /// The device.

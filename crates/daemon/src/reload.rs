@@ -193,6 +193,10 @@ fn reload_device(
             }
             return None;
         }
+        Some(_) if let Some(error) = registry.keeps_disk(&name) => {
+            reloaded.fail(&name, &error);
+            return None;
+        }
         Some(present) => match registry.remove(&name, RemoveMode::Refuse, super::REMOVE_TIMEOUT) {
             Ok(_) => Some(present.config),
             Err(_) => {

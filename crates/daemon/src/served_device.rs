@@ -118,6 +118,11 @@ impl ServedDevice {
         self.server.is_connected()
     }
 
+    /// Returns whether the device keeps its disk although no front-end uses it: writes did not reach it.
+    pub(crate) fn keeps_disk(&self) -> bool {
+        self.server.keeps_device()
+    }
+
     /// Returns whether the device takes no new requests.
     pub fn is_drained(&self) -> bool {
         self.is_drained.load(Ordering::Relaxed)
@@ -182,32 +187,41 @@ impl ServedDevice {
     /// # Errors
     /// The listener or the connection failed, or the device cannot be closed.
     pub(crate) fn run(&self, endpoint: Endpoint) -> Result<(), ServeError> {
-        let served = match &endpoint {
+        let ended = match &endpoint {
             Endpoint::Listening(listener) => {
-                self.server.serve(listener.socket(), self.stop.as_fd()).map_err(ServeError::Listener)
+                self.server.serve(listener.socket(), self.stop.as_fd()).map_err(|ended| match ended {
+                    Ended::NotClosed(error) => ServeError::NotClosed(error),
+                    Ended::Host(error) => ServeError::Listener(error),
+                    ended => ServeError::Listener(io::Error::other(ended)),
+                })
             }
             Endpoint::Connected(connection) => connection
                 .try_clone()
                 .map_err(ServeError::Connection)
                 .and_then(|connection| match self.server.serve_connection(connection, self.stop.as_fd()) {
                     Ok(()) | Err(Ended::Stopped) => Ok(()),
+                    Err(Ended::NotClosed(error)) => Err(ServeError::NotClosed(error)),
                     Err(ended) => Err(ServeError::Dropped(ended)),
                 }),
         };
         drop(endpoint);
-        let served = match self.device.close() {
-            Ok(()) => served,
-            Err(error) => {
-                if let Err(other) = served {
-                    error!(error = sentence(&other), "the device is no longer served");
-                }
-                Err(ServeError::NotClosed(error))
-            }
-        };
+        let served = self.close(ended);
         if let (Err(error), Some(_)) = (&served, self.config.name()) {
             error!(error = sentence(error), "the device has ended; other devices continue");
         }
         served
+    }
+
+    /// Closes the device at the end of its service, unless the last session has just tried it.
+    fn close(&self, ended: Result<(), ServeError>) -> Result<(), ServeError> {
+        if ended.as_ref().is_err_and(ServeError::keeps_disk) {
+            return ended;
+        }
+        let Err(error) = self.device.close() else { return ended };
+        if let Err(other) = ended {
+            error!(error = sentence(&other), "the device is no longer served");
+        }
+        Err(ServeError::NotClosed(error))
     }
 }
 

@@ -97,6 +97,12 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
         Ok(())
     }
 
+    /// Returns whether a flush of each queue fails after a write-back that failed, and [`DiskControl::write_back`]
+    /// as well until then. The device needs no report of its own.
+    fn reports_losses(&self) -> bool {
+        false
+    }
+
     /// Reads the size between [`DiskControl::write_back`] and [`DiskControl::reload`], for a front-end that
     /// reads it before its guest starts. Another program may be changing the disk.
     ///

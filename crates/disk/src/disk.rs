@@ -178,20 +178,20 @@ impl Disk {
         self.control().file()
     }
 
-    /// Opens the disk again if its path names another file now, or the image was made anew in another shape.
-    /// `None`: it is still the same. Called while no guest uses the disk.
+    /// Opens the disk again if the image was made anew in another shape, or if `by_name` and its path names
+    /// another file now. `None`: it is still the same. Called while no guest uses the disk.
     ///
     /// # Errors
     /// The other file cannot be used.
-    pub(crate) fn replacement(&self) -> Result<Option<Self>, Error> {
+    pub(crate) fn replacement(&self, by_name: bool) -> Result<Option<Self>, Error> {
         Ok(match self {
-            Self::File(file) => file.replacement()?.map(Self::File),
-            Self::Qcow2(qcow2) => qcow2.replacement()?.map(|qcow2| Self::Qcow2(Box::new(qcow2))),
-            Self::Fault(fault) => match fault.under.replacement()? {
+            Self::File(file) if by_name => file.replacement()?.map(Self::File),
+            Self::Qcow2(qcow2) => qcow2.replacement(by_name)?.map(|qcow2| Self::Qcow2(Box::new(qcow2))),
+            Self::Fault(fault) => match fault.under.replacement(by_name)? {
                 Some(under) => Some(Self::Fault(Box::new(FaultDisk::new(&fault.rules, under)?))),
                 None => None,
             },
-            Self::Null(_) | Self::Memory(_) | Self::Library(_) => None,
+            Self::File(_) | Self::Null(_) | Self::Memory(_) | Self::Library(_) => None,
         })
     }
 
@@ -243,6 +243,11 @@ impl Disk {
     /// The image cannot be used any more, or one of its backing images cannot be locked.
     pub fn reload(&self, locks: bool) -> io::Result<()> {
         self.control().reload(locks)
+    }
+
+    /// Returns whether the disk itself fails the flushes that follow a failed [`Disk::write_back`].
+    pub fn reports_losses(&self) -> bool {
+        self.control().reports_losses()
     }
 
     /// Reads the size of a disk that no guest uses yet, for a front-end that asks for it early.

@@ -5,7 +5,8 @@
 //!
 //! # Taking
 //! [`Medium::take`] does this, in this order, when the first ring starts:
-//! 1. It opens the file that the path names now, if that is another one.
+//! 1. It opens the file that the path names now, if that is another one and a front-end has connected since
+//!    the disk was given up. A guest that was only paused keeps its file, because it knows its contents.
 //! 2. It locks the image.
 //! 3. It compares the file with the path again, because another file may have got the name before the lock.
 //! 4. It drops the host's cache of the image and reads its size and tables. It does the same with each image
@@ -41,8 +42,8 @@ pub struct Medium {
 
 #[derive(Debug)]
 enum State {
-    /// Others may use the disk.
-    Free,
+    /// Others may use the disk. `is_new_guest`: a front-end has connected since it was given up.
+    Free { is_new_guest: bool },
     /// The device uses the disk. `None`: there is no image to lock.
     Taken(#[expect(dead_code, reason = "it unlocks the image when it is dropped")] Option<ImageLock>),
 }
@@ -67,7 +68,7 @@ pub enum TakeError {
 impl Medium {
     /// Makes a medium of a disk that is not taken. `locks`: lock the image while it is.
     pub fn new(disk: Disk, locks: bool) -> Self {
-        let (keeps_space, state) = (AtomicBool::new(false), Mutex::new(State::Free));
+        let (keeps_space, state) = (AtomicBool::new(false), Mutex::new(State::Free { is_new_guest: true }));
         Self { disk: RwLock::new(Arc::new(disk)), locks, keeps_space, state }
     }
 
@@ -86,17 +87,19 @@ impl Medium {
     /// Another device has the disk, or it cannot be used.
     pub fn take(&self) -> Result<(), TakeError> {
         let mut state = self.state();
-        if matches!(*state, State::Taken(_)) {
+        let State::Free { is_new_guest } = *state else {
+            // The wait for a server that was away before is over.
+            self.disk().restart_remote_waits();
             return Ok(());
-        }
+        };
         for _ in 0..REPLACED_MAX {
-            self.replace()?;
+            self.replace(is_new_guest)?;
             let disk = self.disk();
             let lock = match disk.file().filter(|_| self.locks) {
                 Some(file) => Some(ImageLock::wait_for(file, disk.limits().read_only)?),
                 None => None,
             };
-            if self.replace()? {
+            if self.replace(is_new_guest)? {
                 continue;
             }
             if self.locks {
@@ -122,24 +125,24 @@ impl Medium {
             let disk = self.disk();
             disk.write_back()?;
             disk.release_own_lock();
-            *state = State::Free;
+            *state = State::Free { is_new_guest: false };
         }
         Ok(())
     }
 
-    /// Looks at the disk for a front-end that reads its size and features before its guest starts. Does
-    /// nothing if the disk is taken.
+    /// Looks at the disk for a front-end that has connected, and reads its size and features before its guest
+    /// starts. Does nothing if the disk is taken.
     ///
     /// # Errors
     /// The disk cannot be used now. Another program may be making it.
     pub fn look(&self) -> io::Result<()> {
-        match *self.state() {
-            State::Taken(_) => Ok(()),
-            State::Free => {
-                self.replace().map_err(io::Error::other)?;
-                self.disk().look()
-            }
+        let mut state = self.state();
+        if let State::Taken(_) = *state {
+            return Ok(());
         }
+        *state = State::Free { is_new_guest: true };
+        self.replace(true).map_err(io::Error::other)?;
+        self.disk().look()
     }
 
     /// Reads the size of the medium. Makes the disk grow to `size_min` bytes if it is smaller, unless others
@@ -148,14 +151,16 @@ impl Medium {
     /// # Errors
     /// The size cannot be read, or the disk cannot grow.
     pub fn refresh(&self, size_min: u64) -> io::Result<Resized> {
-        if matches!(*self.state(), State::Free) {
+        let state = self.state();
+        if let State::Free { is_new_guest } = *state {
             let from = self.disk().size();
-            self.look()?;
+            self.replace(is_new_guest).map_err(io::Error::other)?;
+            self.disk().look()?;
             let to = self.disk().size();
             return Ok(if to > from { Resized::Grown { from, to } } else { Resized::Same });
         }
-        // The state is not locked, because a guest that ends does not wait for this. A disk that is given up
-        // meanwhile does not grow.
+        // A guest that ends does not wait for this. A disk that is given up meanwhile does not grow.
+        drop(state);
         let disk = self.disk();
         if disk.is_replaced() {
             tracing::warn!(
@@ -168,9 +173,9 @@ impl Medium {
         if size_min > disk.size() { disk.grow(size_min) } else { Ok(resized) }
     }
 
-    /// Opens the file that the path names now, if that is another one. Returns whether it is.
-    fn replace(&self) -> Result<bool, Error> {
-        let replacement = self.disk().replacement()?;
+    /// Opens the disk again if it is another one ([`Disk::replacement`]). Returns whether it is.
+    fn replace(&self, by_name: bool) -> Result<bool, Error> {
+        let replacement = self.disk().replacement(by_name)?;
         let is_other = replacement.is_some();
         if let Some(disk) = replacement {
             tracing::info!(

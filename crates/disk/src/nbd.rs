@@ -105,6 +105,10 @@ impl DiskControl for Nbd {
         Ok(if to > from { Resized::Grown { from, to } } else { Resized::Same })
     }
 
+    fn reports_losses(&self) -> bool {
+        true
+    }
+
     fn write_back(&self) -> io::Result<()> {
         self.inbox.request(Job::GiveUp, self.job_within)
     }

@@ -278,6 +278,15 @@ mod tests {
         UnixStream::connect(path).is_ok()
     }
 
+    /// Makes a socket that nothing listens on. A process that another test starts has the listener too, until
+    /// it becomes another program.
+    fn make_stale(path: &Path) {
+        drop(UnixListener::bind(path).unwrap());
+        while connected(path) {
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn dropping_a_listener_removes_its_name() {
         let dir = TempDir::new().unwrap();
@@ -293,7 +302,7 @@ mod tests {
     fn a_stale_socket_is_replaced() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("socket");
-        drop(UnixListener::bind(&path).unwrap());
+        make_stale(&path);
         assert!(path.exists());
         let _endpoint = bound(&path, None).unwrap();
         assert!(connected(&path));
@@ -348,7 +357,7 @@ mod tests {
         let path = &dir.path().join("socket");
         for _ in 0..200 {
             // Each thread tries to replace this stale socket.
-            drop(UnixListener::bind(path).unwrap());
+            make_stale(path);
             let all_at_once = &std::sync::Barrier::new(3);
             let start = || {
                 all_at_once.wait();
@@ -391,7 +400,7 @@ mod tests {
         let (directory, name) = address.directory().unwrap();
         let link = || symlink(&secret, &path).unwrap();
         let hard_link = || fs::hard_link(&secret, &path).unwrap();
-        let socket = || drop(UnixListener::bind(&path).unwrap());
+        let socket = || make_stale(&path);
         let nothing = || {};
         fs::write(&secret, "").unwrap();
         let secret_mode = mode(&secret);
@@ -421,7 +430,7 @@ mod tests {
         let path = dir.path().join("socket");
         let address = Address::new(&path, None, None).unwrap();
         let (directory, name) = address.directory().unwrap();
-        drop(UnixListener::bind(&path).unwrap());
+        make_stale(&path);
         let stale = check(&directory, name).unwrap().unwrap();
         fs::rename(&path, dir.path().join("moved")).unwrap();
         fs::write(&path, "precious").unwrap();
@@ -437,11 +446,11 @@ mod tests {
         fs::create_dir(&ours).unwrap();
         fs::create_dir(&theirs).unwrap();
         let path = ours.join("socket");
-        drop(UnixListener::bind(&path).unwrap());
+        make_stale(&path);
         let address = Address::new(&path, None, None).unwrap();
         let (directory, name) = address.directory().unwrap();
         let stale = check(&directory, name).unwrap().unwrap();
-        drop(UnixListener::bind(theirs.join("socket")).unwrap());
+        make_stale(&theirs.join("socket"));
         fs::rename(&ours, dir.path().join("moved")).unwrap();
         symlink(&theirs, &ours).unwrap();
         assert_eq!(directory.remove(name, stale.identity()), Ok(true));

@@ -51,6 +51,8 @@ pub(crate) struct Rings {
     pub(crate) inflight: Option<Inflight>,
     /// The device is open: from the first ring that runs until no ring is started.
     open: bool,
+    /// The device was closed, and not opened since.
+    pub(crate) has_closed: bool,
     /// The front-end seems to have a new driver. The first ring to start shows whether this is so.
     pub(crate) expects_new_driver: bool,
 }
@@ -71,6 +73,7 @@ impl Rings {
             iommu: None,
             inflight: None,
             open: false,
+            has_closed: false,
             expects_new_driver: false,
         }
     }
@@ -357,7 +360,9 @@ impl Rings {
     pub(crate) fn close_if_unused(&mut self) -> Result<(), Ended> {
         if self.open && !self.rings.iter().any(|ring| ring.setup.started || ring.running.is_some()) {
             self.open = false;
+            self.has_closed = false;
             self.device.close().map_err(Ended::NotClosed)?;
+            self.has_closed = true;
         }
         Ok(())
     }

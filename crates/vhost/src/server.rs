@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::{info, warn};
 
@@ -25,6 +26,8 @@ pub struct Server {
     /// The index at which each ring stopped last. It confirms the index that a front-end sends when it
     /// reconnects.
     stops: Mutex<Vec<Option<u16>>>,
+    /// The last session that opened the device could not close it.
+    keeps_device: AtomicBool,
 }
 
 /// The presence of a front-end. It decides between a front-end that connects and [`Server::close_if_free`].
@@ -43,7 +46,8 @@ impl Server {
         let statistics = Arc::new(Statistics::new(device.clone()));
         let presence = Mutex::new(Presence::Free);
         let stops = Mutex::default();
-        Self { device, executor, statistics, mapper: Mapper::default(), presence, stops }
+        let (mapper, keeps_device) = (Mapper::default(), AtomicBool::new(false));
+        Self { device, executor, statistics, mapper, presence, stops, keeps_device }
     }
 
     /// Maps the memory that front-ends share with `mapper`, which may refuse it. The default maps everything.
@@ -99,6 +103,12 @@ impl Server {
         *self.presence() == Presence::Last
     }
 
+    /// Returns whether the device keeps its resources although no session uses it, because it could not be
+    /// closed.
+    pub fn keeps_device(&self) -> bool {
+        self.keeps_device.load(Ordering::Relaxed)
+    }
+
     /// Returns whether no front-end is served any more.
     pub fn is_closed(&self) -> bool {
         *self.presence() == Presence::Closed
@@ -112,16 +122,18 @@ impl Server {
     /// ([`Server::close_when_free`]).
     ///
     /// # Errors
-    /// The listener fails, or a worker has ended. A front-end's mistakes end its connection only.
-    pub fn serve(&self, listener: &UnixListener, stop: BorrowedFd<'_>) -> io::Result<()> {
-        listener.set_nonblocking(true)?;
+    /// The listener fails, a worker has ended, or the device could not be closed at the end. A front-end's
+    /// mistakes end its connection only.
+    pub fn serve(&self, listener: &UnixListener, stop: BorrowedFd<'_>) -> Result<(), Ended> {
+        listener.set_nonblocking(true).map_err(Ended::Host)?;
         loop {
-            match accept(listener, stop)? {
+            match accept(listener, stop).map_err(Ended::Host)? {
                 None => return Ok(()),
                 Some(connection) => match self.session(connection, stop, Some(listener.as_fd())) {
                     Ok(()) => info!("front-end left"),
                     Err(Ended::Stopped) => return Ok(()),
-                    Err(error @ Ended::Worker) => return Err(io::Error::other(error)),
+                    Err(error @ Ended::Worker) => return Err(error),
+                    Err(error @ Ended::NotClosed(_)) if is_readable(stop) => return Err(error),
                     Err(error) => warn!(%error, "connection dropped"),
                 },
             }
@@ -157,7 +169,7 @@ impl Server {
         let waiting_frontends = WaitingFrontends::new(listener);
         let stops = || self.stops.lock().unwrap_or_else(PoisonError::into_inner);
         let before = stops().clone();
-        let (ended, after) = Session::new(
+        let (ended, after, has_closed) = Session::new(
             connection,
             (stop, waiting_frontends),
             device,
@@ -167,10 +179,19 @@ impl Server {
         )
         .run(&before);
         *stops() = after;
+        // A session that did not open the device says nothing.
+        if has_closed || matches!(ended, Err(Ended::NotClosed(_))) {
+            self.keeps_device.store(!has_closed, Ordering::Relaxed);
+        }
         let mut presence = self.presence();
         *presence = if *presence == Presence::Last { Presence::Closed } else { Presence::Free };
         ended
     }
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
 }
 
 /// Returns the next connection. `None` if `stop` is readable.

@@ -81,8 +81,8 @@ impl<'a> Session<'a> {
 
     /// Serves until the front-end leaves or the session ends for another reason. No ring runs afterwards.
     /// `stops` has the index at which each ring stopped before the session. Returns these indices after the
-    /// session.
-    pub(crate) fn run(mut self, stops: &[Option<u16>]) -> (Result<(), Ended>, Vec<Option<u16>>) {
+    /// session, and whether the session has closed the device.
+    pub(crate) fn run(mut self, stops: &[Option<u16>]) -> (Result<(), Ended>, Vec<Option<u16>>, bool) {
         self.rings.set_stops(stops);
         self.device.connected();
         let ended = match self.serve() {
@@ -96,7 +96,8 @@ impl<'a> Session<'a> {
         if let Some(translations) = &self.translations {
             translations.log();
         }
-        (ended.and(stopped).and(closed), stops)
+        // A device that keeps its resources is more than the reason of the end.
+        (stopped.and(closed).and(ended), stops, self.rings.has_closed)
     }
 
     /// Warns if the front-end has probably shared memory that it has mapped privately (QEMU: `share=off`).

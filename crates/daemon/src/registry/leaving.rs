@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::{Registry, RemoveMode};
 use crate::error::RemoveError;
 use crate::served_device::ServedDevice;
-use crate::table::Entry;
 
 /// The result of [`Registry::remove_when_free`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +25,7 @@ impl Registry {
     /// The same as those of [`Registry::remove`], but not for a front-end that is connected.
     pub fn remove_when_free(&self, name: &str, timeout: Duration) -> Result<Removal, RemoveError> {
         // Only a caller that means this device gives up a disk that lacks writes.
-        let kept =
-            self.state.devices.lock().entries.iter().find(|entry| entry.name == name).map(Entry::keeps_disk);
-        if let Some(Some(error)) = kept {
+        if let Some(error) = self.keeps_disk(name) {
             return Err(error);
         }
         match self.remove_by(name, ServedDevice::stop_when_free, timeout, None) {
@@ -37,6 +34,18 @@ impl Registry {
             Err(RemoveError::InUse { .. }) => Ok(Removal::Leaving),
             Err(error) => Err(error),
         }
+    }
+
+    /// Returns the error for a caller that does not mean this device in particular, if it keeps its disk because
+    /// writes did not reach it.
+    pub(crate) fn keeps_disk(&self, name: &str) -> Option<RemoveError> {
+        let table = self.state.devices.lock();
+        let entry = table.entries.iter().find(|entry| entry.name == name)?;
+        entry.keeps_disk().or_else(|| {
+            let error = "some writes did not reach the disk".to_owned();
+            let is_kept = entry.device()?.keeps_disk();
+            is_kept.then(|| RemoveError::KeepsDisk { name: name.to_owned(), error })
+        })
     }
 
     /// Cancels a removal that waits for the front-end to leave. A removal that cannot be cancelled any more

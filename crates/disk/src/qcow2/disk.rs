@@ -94,27 +94,28 @@ impl Qcow2Disk {
         })
     }
 
-    /// Opens the image again if its path names another file now, or if it was made anew in a shape that this
-    /// disk does not have.
+    /// Opens the image again if it was made anew in a shape that this disk does not have, or if `by_name` and
+    /// its path names another file now.
     ///
     /// # Errors
     /// One sentence for the operator: the new image cannot be used.
-    pub(crate) fn replacement(&self) -> Result<Option<Self>, Error> {
-        let has_other_shape = || {
-            self.file.drop_cache();
-            // The next step says what is wrong with a header.
-            open::header(&self.file).is_ok_and(|(header, _)| {
-                limits(&header, self.options.read_only) != self.limits || !open::is_fit(&self.file, &header)
-            })
-        };
-        if !self.file.is_replaced() && !has_other_shape() {
-            return Ok(None);
-        }
+    pub(crate) fn replacement(&self, by_name: bool) -> Result<Option<Self>, Error> {
         let open = |source: Source<'_>| self.span.in_scope(|| Self::open(source, &self.options)).map(Some);
+        let is_other = if self.file.is_replaced() { by_name } else { self.has_other_shape() };
         match self.file.named() {
+            _ if !is_other => Ok(None),
             Some(path) => open(Source::Path(path)),
             None => open(Source::Descriptor(&self.path, self.file.os_file().as_fd())),
         }
+    }
+
+    /// Returns whether the image in the file has other limits than this disk, or needs smaller transfers.
+    fn has_other_shape(&self) -> bool {
+        self.file.drop_cache();
+        // The next step says what is wrong with a header.
+        open::header(&self.file).is_ok_and(|(header, _)| {
+            limits(&header, self.options.read_only) != self.limits || !open::is_fit(&self.file, &header)
+        })
     }
 
     pub(crate) fn limits(&self) -> &Limits {
