@@ -14,8 +14,8 @@ use std::fs::File;
 use std::process::Command;
 use std::sync::Arc;
 
-/// The kernel reports an error once, so a later write-back succeeds although writes are lost. The disk is kept
-/// until a flush has said so, whoever sends it. Here the image is too short at the first attempt.
+/// The kernel reports an error once, so a later write-back succeeds although writes are lost. The disk is
+/// kept until a flush has said so. Here the image is too short at the first attempt.
 #[test]
 fn a_disk_is_kept_until_a_flush_has_failed() {
     let dir = tempfile::tempdir().unwrap();

@@ -97,8 +97,8 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Returns whether a flush of each queue fails after a write-back that failed, and [`DiskControl::write_back`]
-    /// as well until then. The device needs no report of its own.
+    /// Returns whether a flush of each queue fails after a write-back that failed, and
+    /// [`DiskControl::write_back`] as well until then. The device needs no report of its own.
     fn reports_losses(&self) -> bool {
         false
     }

@@ -36,8 +36,8 @@ impl Registry {
         }
     }
 
-    /// Returns the error for a caller that does not mean this device in particular, if it keeps its disk because
-    /// writes did not reach it.
+    /// Returns the error for a caller that does not mean this device in particular, if it keeps its disk
+    /// because writes did not reach it.
     pub(crate) fn keeps_disk(&self, name: &str) -> Option<RemoveError> {
         let table = self.state.devices.lock();
         let entry = table.entries.iter().find(|entry| entry.name == name)?;
