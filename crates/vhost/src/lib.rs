@@ -49,9 +49,13 @@
 //! use std::sync::Arc;
 //!
 //! /// Serves a device until `stop` becomes readable.
-//! fn serve(device: Arc<dyn Device>, workers: Arc<dyn Executor>, stop: BorrowedFd) -> std::io::Result<()> {
+//! fn serve(
+//!     device: Arc<dyn Device>,
+//!     workers: Arc<dyn Executor>,
+//!     stop: BorrowedFd,
+//! ) -> Result<(), Box<dyn std::error::Error>> {
 //!     let listener = UnixListener::bind("/run/disk.sock")?;
-//!     Server::new(device, workers).serve(&listener, stop)
+//!     Ok(Server::new(device, workers).serve(&listener, stop)?)
 //! }
 //! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
