@@ -241,3 +241,22 @@ fn a_killed_process_loses_no_acknowledged_write() {
         assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
     }
 }
+
+/// A disk whose server has lost writes is given up after one flush has said so.
+#[test]
+fn a_guest_that_was_told_of_a_loss_can_move() {
+    let (_dir, mut server, daemon) = served(Kind::Nbdkit);
+    let mut machine = Machine::start(daemon.socket(), &Shape::default()).unwrap();
+    machine.write(0, 8, &[1; 4096]).unwrap();
+    server.kill().unwrap();
+    machine.stop().unwrap_err();
+    drop(machine);
+    server.restart().unwrap();
+    let is_back = |line: &str| line.contains("the NBD server is back").then_some(());
+    daemon.log().wait_for("the server", LIMIT, is_back).unwrap();
+    let mut machine = Machine::start(daemon.socket(), &Shape { returns: true, ..Shape::default() }).unwrap();
+    assert_eq!(flush(&mut machine, 0), blk::S_IOERR);
+    machine.stop().unwrap();
+    drop(machine);
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
