@@ -5,7 +5,6 @@
 
 use kickless_testing::{in_network_namespace, ip};
 use kickless_tests::guest::cards;
-use kickless_tests::guest::scratch::numbers;
 
 /// One worker polls all rings, so packets can go directly from one guest's memory to the other's.
 const POOL: &str = "workers = 1\npoll = \"always\"";
@@ -23,7 +22,8 @@ fn guests_reach_one_another_and_the_host() {
         ip("route add default via 10.78.0.1");
         let outcome = cards::run(POOL, 2, |_| {}).unwrap();
         assert_eq!(outcome.results["eth1.address"], "10.78.0.2");
-        assert!(numbers(&outcome.results, "iperf.mbits").unwrap()[0] > 0);
+        // Below 100, iperf3 prints a fraction.
+        assert!(outcome.results["iperf.mbits"].parse::<f64>().unwrap() > 0.0);
         let cards = outcome.log.iter().filter(|line| line.contains(" summary device "));
         let (mut count, mut direct) = (0, 0);
         for line in cards {
