@@ -22,6 +22,10 @@ const SIZE: u64 = 16 * MIB;
 const LIMIT: Duration = Duration::from_secs(30);
 const ENGINES: [&str; 3] = ["io_uring", "aio", "threads"];
 
+/// Bytes of a file system's own blocks for a file, such as the tree of its extents. They count as the file's,
+/// and become fewer when extents grow together. What a discard returns is far more.
+const METADATA: u64 = 64 << 10;
+
 /// Returns the bytes that a file takes.
 fn space(path: &Path) -> u64 {
     fs::metadata(path).unwrap().blocks() * 512
@@ -76,7 +80,7 @@ fn a_preallocated_raw_image_keeps_its_space() {
             ask_for_space(&disk);
             disk.close();
             assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
-            assert!(space(&path) >= before, "{engine} {cache}: {before} became {}", space(&path));
+            assert!(space(&path) + METADATA >= before, "{engine} {cache}: {before} became {}", space(&path));
         }
     }
 }
@@ -95,7 +99,11 @@ fn a_preallocated_qcow2_image_keeps_its_space() {
         disk.read_at(&mut contents, 0).unwrap();
         disk.close();
         assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
-        assert!(space(&image.path()) >= before, "{options}: {before} became {}", space(&image.path()));
+        assert!(
+            space(&image.path()) + METADATA >= before,
+            "{options}: {before} became {}",
+            space(&image.path())
+        );
         assert!(image.contents().unwrap() == contents, "{options}");
         let report = image.check().unwrap();
         assert_eq!((report.corruptions, report.leaks), (0, 0), "{options}");
@@ -169,7 +177,7 @@ fn an_nbd_server_keeps_the_space() {
         disk.close();
         assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
         drop(server);
-        assert!(space(&path) >= before, "{kind:?}: {before} became {}", space(&path));
+        assert!(space(&path) + METADATA >= before, "{kind:?}: {before} became {}", space(&path));
     }
 }
 
@@ -201,7 +209,7 @@ fn a_reload_changes_disks_in_use() {
         Disk::connect(Options { connect_timeout: LIMIT, ..Options::new(daemon.socket_of(name)) }).unwrap()
     });
     disks.iter().for_each(ask_for_space);
-    assert!(space(&paths[0]) >= before[0] && space(&paths[1]) >= before[1]);
+    assert!(space(&paths[0]) + METADATA >= before[0] && space(&paths[1]) + METADATA >= before[1]);
     let [one, two] = lines("on");
     daemon.reload("", &[("raw", &one), ("qcow2", &two)]).unwrap();
     daemon.log().wait_for("the reload", LIMIT, |line| line.contains("was read again").then_some(())).unwrap();

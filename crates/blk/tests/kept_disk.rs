@@ -1,5 +1,5 @@
 //! Tests a disk whose write-back fails, and does not fail later.
-#![allow(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod rig;
 
