@@ -9,7 +9,7 @@
 //! sectors.
 //!
 //! # Which requests can be left
-//! Those that the disk has given back, or has never got:
+//! A queue can leave a request that the disk has given back, or has never got:
 //! - **Failed requests that are kept** ([`super::kept`]).
 //! - **Requests that were cancelled.** A queue waits [`CANCEL_NS`] for its requests, because a disk that
 //!   works does most of them in this time. Then it cancels the others. The engine gives each back, as failed
