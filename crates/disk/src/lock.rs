@@ -136,7 +136,7 @@ fn image(file: &File) -> Option<Image> {
 
 /// Returns whether this process already has a conflicting lock on the image, by this or another open file
 /// description.
-pub fn is_held_here(file: &File, read_only: bool) -> bool {
+fn is_held_here(file: &File, read_only: bool) -> bool {
     is_among(&held(), file, read_only)
 }
 
