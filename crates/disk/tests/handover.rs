@@ -9,10 +9,13 @@ use common::{image, options, worker};
 use kickless_disk::medium::TakeError;
 use kickless_disk::{Cache, Disk, DiskSpec, Medium, Resized};
 use kickless_testing::LoopDevice;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 const LEN: usize = 1 << 20;
 const CACHES: [Cache; 2] = [Cache::None, Cache::Writeback];
@@ -314,4 +317,69 @@ fn a_file_without_a_name_is_used_on() {
     medium.take().unwrap();
     let disk = medium.disk();
     assert_eq!(worker(&disk).read(0, LEN), (Ok(()), vec![3; LEN]));
+}
+
+/// Another file gets the name while the disk waits for the lock of the one that had it.
+#[test]
+fn a_file_that_is_replaced_before_it_is_locked_is_not_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let [disk, new] = ["disk", "new"].map(|name| dir.path().join(name));
+    fs::write(&disk, vec![1; LEN]).unwrap();
+    fs::write(&new, vec![2; LEN]).unwrap();
+    let open = || {
+        let disk = Disk::open(&DiskSpec::File(disk.clone()), &options(Cache::None, false)).unwrap();
+        Medium::new(disk, true)
+    };
+    let (owner, next) = (open(), open());
+    owner.take().unwrap();
+    thread::scope(|scope| {
+        let taken = scope.spawn(|| next.take());
+        // The result is the same if the other thread comes later.
+        thread::sleep(Duration::from_millis(200));
+        fs::rename(&new, &disk).unwrap();
+        owner.give_up().unwrap();
+        taken.join().unwrap().unwrap();
+    });
+    assert_eq!(worker(&next.disk()).read(0, LEN), (Ok(()), vec![2; LEN]));
+}
+
+/// A front-end that connects sees the size that another host has given to the image.
+#[test]
+fn a_front_end_sees_the_size_from_another_host() {
+    for cache in CACHES {
+        let Some(hosts) = Hosts::new(8 << 20, 512) else { return };
+        hosts.create(&[], "1M");
+        let [_, medium] = hosts.open(DiskSpec::Qcow2, cache);
+        let path = hosts.path(0).to_str().unwrap();
+        qemu_img("/".as_ref(), &["resize", "-q", "-f", "qcow2", path, "2M"]);
+        File::open(path).unwrap().sync_all().unwrap();
+        medium.look().unwrap();
+        assert_eq!(medium.disk().size(), 2 << 20, "{cache}");
+    }
+}
+
+/// Two nodes can stand for one block device, which is then not another disk.
+#[test]
+fn another_node_of_a_block_device_is_the_same_disk() {
+    let Some(hosts) = Hosts::new(LEN, 512) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let make_node = |of: &Path| {
+        let device = fs::metadata(of).unwrap().rdev();
+        let _ = fs::remove_file(&path);
+        mknodat(CWD, &path, FileType::BlockDevice, Mode::RUSR | Mode::WUSR, device).unwrap();
+    };
+    make_node(hosts.path(0));
+    let disk = match Disk::open(&DiskSpec::File(path.clone()), &options(Cache::None, false)) {
+        Ok(disk) => disk,
+        Err(why) => return println!("SKIPPED: no device nodes in {}: {why}", dir.path().display()),
+    };
+    let medium = Medium::new(disk, true);
+    let first = medium.disk();
+    make_node(hosts.path(0));
+    medium.look().unwrap();
+    assert!(Arc::ptr_eq(&first, &medium.disk()));
+    make_node(hosts.path(1));
+    medium.look().unwrap();
+    assert!(!Arc::ptr_eq(&first, &medium.disk()));
 }
