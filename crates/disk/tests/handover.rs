@@ -350,6 +350,8 @@ fn a_front_end_sees_the_size_from_another_host() {
         let Some(hosts) = Hosts::new(8 << 20, 512) else { return };
         hosts.create(&[], "1M");
         let [_, medium] = hosts.open(DiskSpec::Qcow2, cache);
+        // The header comes into the other host's page cache.
+        File::open(hosts.path(1)).unwrap().read_exact_at(&mut [0; 512], 0).unwrap();
         let path = hosts.path(0).to_str().unwrap();
         qemu_img("/".as_ref(), &["resize", "-q", "-f", "qcow2", path, "2M"]);
         File::open(path).unwrap().sync_all().unwrap();
