@@ -54,7 +54,9 @@ const DEVICE_MAPPINGS_MAX: u64 = 2 * SLOTS_MAX as u64 + 6;
 
 /// Default limit of the bytes that a device maps: a third of the lent half of [`BYTES_MAX`], so that one
 /// device cannot take all of that half. It is enough for a guest of 8 TiB whose memory is replaced at once,
-/// or for one of 16 TiB whose memory is not.
+/// or for one of 16 TiB whose memory is not. Not less: the front-end's regions can be larger than the host's
+/// memory, and the limit is one of address space. It does not bound the pages that count in this process's
+/// memory cgroup, because a front-end can keep the pages of memory that it has replaced.
 pub const DEVICE_BYTES_DEFAULT: u64 = 16 << 40;
 
 /// An amount of bytes and of mappings.
