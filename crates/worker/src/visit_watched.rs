@@ -4,7 +4,7 @@ use crate::clock::Nanos;
 use crate::event_loop::EventLoop;
 use crate::scheduler::Visit;
 use crate::stall::{STALL, blocked};
-use tracing::warn;
+use tracing::info;
 
 impl EventLoop {
     /// Does the same as [`EventLoop::visit_now`], and finds out whether the kernel blocked the worker.
@@ -23,12 +23,12 @@ impl EventLoop {
             self.stalls.start(ended, blocked);
             let vring = entry.task.vring();
             vring.counters().stalls.add(1);
-            warn!(
+            info!(
                 parent: vring.span(),
                 queue = vring.index(),
                 ms = blocked / 1_000_000,
                 "the kernel blocked the worker in a visit of this queue, and its other devices waited too: the guest's memory is \
-                 swapped, the front-end punches holes into it, or the file system of the disk is slow"
+                 swapped, the front-end punches holes into it, the file system of the disk is slow, or the host is overloaded"
             );
         }
         visit
