@@ -8,6 +8,7 @@ use crate::mailbox::{Mailbox, TaskKey};
 use crate::peers::Peers;
 use crate::poll::Poll;
 use crate::scheduler::Scheduler;
+use crate::stall::StallWatch;
 use crate::times::Times;
 use crate::waiter::{Ready, Waiter};
 use kickless_io::{Completion, Engine};
@@ -98,6 +99,7 @@ pub(crate) struct EventLoop {
     pub(crate) last_balance: Nanos,
     /// The load was above the limit at the last comparison too.
     pub(crate) overloaded: bool,
+    pub(crate) stalls: StallWatch,
 }
 
 impl EventLoop {
@@ -147,6 +149,7 @@ impl EventLoop {
             busy: 0,
             last_balance: 0,
             overloaded: false,
+            stalls: StallWatch::default(),
         })
     }
 
@@ -221,6 +224,7 @@ impl EventLoop {
         match spent {
             Spent::Asleep => self.times.account(0, 0, now),
             Spent::Work | Spent::Polling => {
+                self.stalls.note_turn(now, passed);
                 let looking = self.empty_turns.time_polled(passed, spent == Spent::Work);
                 self.host_probe.spun(looking);
                 self.busy += passed - looking;

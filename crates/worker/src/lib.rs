@@ -88,8 +88,10 @@ pub mod policy;
 mod poll;
 mod pool;
 mod scheduler;
+mod stall;
 mod times;
 mod visit;
+mod visit_watched;
 mod waiter;
 
 pub use poll::Poll;

@@ -44,6 +44,15 @@ impl EventLoop {
     /// Polls a task, which is off the list meanwhile.
     #[inline(never)]
     fn visit(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
+        if self.stalls.is_on(now) {
+            return self.visit_watched(number, budget, now);
+        }
+        self.visit_now(number, budget, now)
+    }
+
+    /// Does the same as [`EventLoop::visit`], without a watch for stalls.
+    #[inline(always)]
+    pub(crate) fn visit_now(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
         match self.entries[number as usize].as_ref() {
             Some(entry) if entry.offers_parcels => self.visit_beside(number, budget, now),
             _ => self.visit_task::<false>(number, budget, now),
