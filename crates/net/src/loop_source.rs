@@ -151,12 +151,9 @@ impl LoopSource {
                 }
             }
         } else {
-            held.space()[..total - HEADER].copy_from_slice(&frame[HEADER..]);
-            if held.hold(&header, total - HEADER, accepted) {
-                Taken::Held
-            } else {
-                ring.drop_frame(|counters| counters.dropped_offload.add(1));
-                Taken::Dropped
+            match held.copy(&header, &frame[HEADER..], accepted) {
+                Ok(()) => Taken::Held,
+                Err(refusal) => refusal.drop(ring),
             }
         };
         self.advance(total);

@@ -54,7 +54,7 @@ impl ReceiveTask {
             Source::None | Source::Test(_) | Source::Stream(_) | Source::Xdp(_) => {
                 HeldFrame::for_whole_frames(len_max, header_len)
             }
-            Source::Loop(_) | Source::Tap(_) => HeldFrame::new(header_len),
+            Source::Loop(_) | Source::Tap(_) => HeldFrame::new(len_max, header_len),
         };
         Self { ring, source, held, waits_for_chains: false }
     }

@@ -4,7 +4,7 @@
 use crate::card_port::CardPort;
 use crate::cost::{self, BatchCost};
 use crate::direct::{self, Direct};
-use crate::frame::{Frame, InvalidFrame, has_no_offload, pass_header, set_header};
+use crate::frame::{Frame, InvalidFrame, has_no_offload, pass_header, segments_max, set_header};
 use crate::immediate_ring::{self, Beside, ImmediateRing, Served};
 use crate::loop_queue::{Batch, HEADER};
 use crate::switch::Forwarder;
@@ -36,7 +36,7 @@ impl TransmitTask {
 
     /// Checks and counts the frame in the popped chain, passes it on, and completes the chain.
     fn take_frame(&mut self, neighbours: Beside<'_, '_>) -> Served {
-        let mut shares = 1;
+        let (mut shares, mut segments) = (1, 0);
         if let Some((header, frame)) = self.ring.parse() {
             if let Some(neighbours) = neighbours
                 && frame.len >= direct::LEN_MIN_POPPED
@@ -44,6 +44,8 @@ impl TransmitTask {
             {
                 shares = direct::SHARES;
             } else {
+                // The receiver may not accept the packet as it is.
+                segments = frame.segments_max();
                 match self.pass_on(&header, frame) {
                     Ok(()) => self.ring.count_sent(1, frame.len.into()),
                     Err(error) => self.ring.count_invalid(error),
@@ -51,7 +53,7 @@ impl TransmitTask {
             }
         }
         self.ring.vring.push(self.ring.chain.id, 0);
-        let cost = shares * cost::of_frame(self.ring.chain.readable_len());
+        let cost = shares * cost::of_packet(self.ring.chain.readable_len(), segments);
         Served { chains: 1, cost, frames: shares }
     }
 
@@ -74,17 +76,22 @@ impl TransmitTask {
         read.map(|_| ())
     }
 
-    /// Checks the frame in a buffer and passes it on. Returns `false`, and changes nothing, if the chain has
-    /// to be popped to find out what is wrong.
+    /// Checks the frame in a buffer, passes it on, and adds its cost. Returns `false`, and changes nothing,
+    /// if the chain has to be popped to find out what is wrong.
     #[inline]
-    fn take_single(&mut self, buffer: Buffer, collects: bool) -> bool {
+    fn take_single(&mut self, buffer: Buffer, collects: bool, cost: &mut BatchCost) -> bool {
         let len = buffer.len as usize;
         if !(HEADER + ETHERNET_HEADER_LEN..=FRAME_MAX).contains(&len) {
             return false;
         }
         if !collects {
             let header = self.ring.vring.view().read_obj::<Header>(buffer.addr);
-            return header.is_ok_and(|header| is_valid(&header, buffer.len, self.ring.format.features));
+            let features = self.ring.format.features;
+            let is_passed = header.is_ok_and(|header| is_valid(&header, buffer.len, features));
+            if is_passed {
+                cost.add(len as u64);
+            }
+            return is_passed;
         }
         if !self.batch.has_room(len, 1) {
             self.send_batch();
@@ -93,7 +100,9 @@ impl TransmitTask {
         let read = self.ring.vring.view().read(buffer.addr, space);
         // From here on, only the copy counts.
         let is_passed = read.is_ok() && pass_header(space, len, self.ring.format.features);
-        if !is_passed {
+        if is_passed {
+            cost.add_packet(len as u64, segments_max(space));
+        } else {
             self.batch.pop();
         }
         is_passed
@@ -122,11 +131,10 @@ impl TransmitTask {
         let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget, has_limits));
         while frames < count && !cost.is_used_up() {
             let buffer = self.chains[frames].buffer;
-            if !self.take_single(buffer, collects) {
+            if !self.take_single(buffer, collects, &mut cost) {
                 break;
             }
             let len = u64::from(buffer.len);
-            cost.add(len);
             (frames, bytes) = (frames + 1, bytes + len - HEADER as u64);
         }
         self.ring.vring.complete_peeked(&self.chains[..frames]);

@@ -6,6 +6,7 @@ use super::tag::Change;
 use crate::cost::BatchCost;
 use crate::counters::RingCounters;
 use crate::filter::Address;
+use crate::frame::segments_max;
 use crate::loop_queue::{Batch, HEADER, LoopQueue};
 use kickless_device::PARCEL_HEAD_LEN;
 use rustix::time::{ClockId, clock_gettime};
@@ -324,7 +325,7 @@ impl SwitchPort {
                         forwarded.late += inbox.send(copies) as u64;
                     }
                     change.copy(frame, copies.push(len));
-                    copied.add(len as u64);
+                    copied.add_packet(len as u64, segments_max(frame));
                 }
             }
             forwarded.late += inbox.send(copies) as u64;
