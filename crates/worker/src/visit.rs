@@ -14,6 +14,11 @@ use kickless_device::{Context, Next};
 /// the list of naps is searched for throttled tasks at most this often.
 const THROTTLED_MIN: Nanos = 20_000;
 
+/// Returns the time until which a throttled task is left alone.
+fn throttled_until(now: Nanos, wait_ns: u64) -> Nanos {
+    now.saturating_add(wait_ns.max(THROTTLED_MIN))
+}
+
 /// Returns the end of a nap that would last until `until`: the end of another task's nap, if that is in the
 /// second half of this one. One wake then serves both, and their next naps begin together.
 fn shared_end(now: Nanos, until: Nanos, other: Nanos) -> Nanos {
@@ -139,7 +144,7 @@ impl EventLoop {
             Next::Idle | Next::Quiet if leaving => self.try_leave(number),
             Next::Throttled { .. } if leaving && entry.task.in_flight() == 0 => self.try_leave(number),
             Next::Throttled { wait_ns } => {
-                let until = self.clock.now().saturating_add(wait_ns.max(THROTTLED_MIN));
+                let until = throttled_until(self.clock.now(), wait_ns);
                 entry.enter(TaskState::Throttled { until }, now);
                 self.visit_at(number, until);
             }
