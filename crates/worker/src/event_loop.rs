@@ -327,9 +327,13 @@ impl EventLoop {
     /// to kicks that were ignored.
     #[inline]
     pub(crate) fn wake_naps(&mut self, now: Nanos) {
-        if now < self.next_nap {
-            return;
+        if now >= self.next_nap {
+            self.end_naps(now);
         }
+    }
+
+    #[inline(never)]
+    fn end_naps(&mut self, now: Nanos) {
         self.next_nap = Nanos::MAX;
         let mut naps = std::mem::take(&mut self.naps);
         naps.retain(|&number| {

@@ -22,7 +22,7 @@ impl EventLoop {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::Poll;

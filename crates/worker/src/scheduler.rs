@@ -34,9 +34,9 @@ const LIGHT_NS: Nanos = 1_000_000;
 /// The parts of a cost of 1. A request takes about 600 ns, and a visit that finds an empty ring 50 to 100 ns.
 const PARTS: u32 = 8;
 /// The parts that a visit costs if it found nothing in the ring, and nothing else.
-pub(crate) const VAIN_RING: u8 = 1;
+pub(crate) const VAIN_RING: u32 = 1;
 /// The same for one that also checked a far side by a system call, which takes as long as a request.
-pub(crate) const VAIN_FAR_SIDE: u8 = PARTS as u8;
+pub(crate) const VAIN_FAR_SIDE: u32 = PARTS;
 
 /// The number of a device on one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,8 +91,6 @@ impl FlowState {
 pub(crate) struct Visit {
     /// The cost of what the task took.
     pub(crate) cost: u32,
-    /// The parts of a cost of 1 that the visit costs if it took nothing.
-    pub(crate) vain: u8,
     /// There is more to take.
     pub(crate) more: bool,
     /// The task stays on the list.
@@ -274,16 +272,17 @@ impl Scheduler {
         }
     }
 
-    /// Records the visit of the task that [`Scheduler::next`] returned.
+    /// Records the visit of the task that [`Scheduler::next`] returned. `vain`: the parts of a cost of 1 that
+    /// it costs if it took nothing.
     #[inline]
-    pub(crate) fn visited(&mut self, flow: Flow, task: u32, visit: Visit) {
+    pub(crate) fn visited(&mut self, flow: Flow, task: u32, visit: Visit, vain: u32) {
         let alone = self.active.len() <= 1;
         let share = &mut self.flows[flow.0];
         let mut cost = visit.cost;
         if cost > 0 {
             (self.taken, share.served) = (true, true);
         } else if !alone {
-            share.parts += u32::from(visit.vain);
+            share.parts += vain;
             (cost, share.parts) = (share.parts / PARTS, share.parts % PARTS);
         }
         share.deficit -= i64::from(cost);
@@ -386,8 +385,8 @@ mod tests {
                     self.waiting[at] = left;
                 }
                 self.taken[at] += u64::from(cost);
-                let visit = Visit { cost, vain: VAIN_RING, more: left > 0 && cost >= budget, stays: true };
-                self.scheduler.visited(self.flows[at], task, visit);
+                let visit = Visit { cost, more: left > 0 && cost >= budget, stays: true };
+                self.scheduler.visited(self.flows[at], task, visit, VAIN_RING);
                 visited.push(task);
             }
             visited
@@ -437,7 +436,7 @@ mod tests {
             let ((mut short, _), (mut long, flow)) = (lists(), lists());
             for now in 1..100_000 {
                 let (cost, more) = visits[now as usize % visits.len()];
-                let visit = Visit { cost, vain: 1, more, stays: true };
+                let visit = Visit { cost, more, stays: true };
                 let begun = short.begin_lone_round();
                 match begun {
                     Some(_) => short.end_lone_round(0, visit, now),
@@ -451,7 +450,7 @@ mod tests {
                 let next = long.next(now);
                 assert_eq!(begun, next);
                 if next.is_some() {
-                    long.visited(flow, 0, visit);
+                    long.visited(flow, 0, visit, VAIN_RING);
                     assert_eq!(long.next(now), None);
                 }
                 let state = |list: &Scheduler| (list.flows[0].deficit, list.flows[0].light_until, list.taken);
@@ -461,7 +460,7 @@ mod tests {
             let (budget, next) = (short.begin_lone_round(), short.join(2, 1));
             short.push(next, 1);
             assert!(budget.is_some());
-            short.end_lone_round(0, Visit { cost: 0, vain: 1, more: false, stays: false }, 100_000);
+            short.end_lone_round(0, Visit { cost: 0, more: false, stays: false }, 100_000);
             short.begin_round();
             assert_eq!(short.next(100_000).map(|next| next.0), Some(1));
         }
@@ -478,10 +477,10 @@ mod tests {
             scheduler.leave(flow);
             assert_eq!(scheduler.join(1, 1), flow);
             scheduler.push(flow, 0);
-            scheduler.end_lone_round(0, Visit { cost: 0, vain: 1, more: false, stays: false }, now);
+            scheduler.end_lone_round(0, Visit { cost: 0, more: false, stays: false }, now);
         }
         assert_eq!(scheduler.begin_lone_round().map(|next| next.0), Some(0));
-        scheduler.end_lone_round(0, Visit { cost: 0, vain: 1, more: false, stays: false }, 3);
+        scheduler.end_lone_round(0, Visit { cost: 0, more: false, stays: false }, 3);
         assert!(scheduler.is_empty() && scheduler.begin_lone_round().is_none());
     }
 
@@ -555,7 +554,8 @@ mod tests {
                 scheduler.visited(
                     flows[task as usize],
                     task,
-                    Visit { cost, vain: 1, more: true, stays: true },
+                    Visit { cost, more: true, stays: true },
+                    VAIN_RING,
                 );
             }
         }
@@ -566,7 +566,7 @@ mod tests {
         scheduler.push(flow, 0);
         for now in 0..1000 {
             assert_eq!(scheduler.begin_lone_round(), Some((0, TURN_ALONE)));
-            scheduler.end_lone_round(0, Visit { cost: 16, vain: 1, more: true, stays: true }, now);
+            scheduler.end_lone_round(0, Visit { cost: 16, more: true, stays: true }, now);
         }
     }
 
@@ -609,8 +609,8 @@ mod tests {
                             budget
                         };
                         served += cost;
-                        let visit = Visit { cost, vain, more: !idle && !is_light, stays: true };
-                        scheduler.visited(flows[usize::from(!idle)], task, visit);
+                        let visit = Visit { cost, more: !idle && !is_light, stays: true };
+                        scheduler.visited(flows[usize::from(!idle)], task, visit, vain);
                         if idle {
                             visits[task as usize] += 1;
                             in_round += 1;
@@ -646,8 +646,8 @@ mod tests {
                 let idle = task < 100;
                 let cost = if idle { std::mem::take(&mut one) } else { budget };
                 assert!(idle || budget == TURNS_SHARED / 2, "a turn of {budget} in round {now}");
-                let visit = Visit { cost, vain: VAIN_RING, more: !idle, stays: true };
-                scheduler.visited(flows[usize::from(!idle)], task, visit);
+                let visit = Visit { cost, more: !idle, stays: true };
+                scheduler.visited(flows[usize::from(!idle)], task, visit, VAIN_RING);
             }
         }
     }
@@ -673,9 +673,8 @@ mod tests {
             while let Some((task, budget)) = scheduler.next(now) {
                 budgets[task as usize] = budget;
                 // Tasks from 1 on take all of their work.
-                let visit =
-                    Visit { cost: if task == 0 { budget } else { 1 }, vain: 1, more: task == 0, stays: true };
-                scheduler.visited(Flow(task as usize), task, visit);
+                let visit = Visit { cost: if task == 0 { budget } else { 1 }, more: task == 0, stays: true };
+                scheduler.visited(Flow(task as usize), task, visit, VAIN_RING);
             }
             budgets
         };
@@ -706,9 +705,9 @@ mod tests {
         scheduler.push(a, 5);
         scheduler.begin_round();
         assert_eq!(scheduler.next(0).map(|next| next.0), Some(4));
-        scheduler.visited(b, 4, Visit { cost: 0, vain: 1, more: false, stays: false });
+        scheduler.visited(b, 4, Visit { cost: 0, more: false, stays: false }, VAIN_RING);
         assert_eq!(scheduler.next(0).map(|next| next.0), Some(5));
-        scheduler.visited(a, 5, Visit { cost: 0, vain: 1, more: false, stays: true });
+        scheduler.visited(a, 5, Visit { cost: 0, more: false, stays: true }, VAIN_RING);
         assert_eq!(scheduler.next(0), None);
         assert!(!scheduler.is_empty());
     }
@@ -722,7 +721,7 @@ mod tests {
         assert!(scheduler.next(0).is_some());
         // Another task of the flow is woken while its only task is off the list.
         scheduler.push(flow, 1);
-        scheduler.visited(flow, 0, Visit { cost: 0, vain: 1, more: false, stays: false });
+        scheduler.visited(flow, 0, Visit { cost: 0, more: false, stays: false }, VAIN_RING);
         assert_eq!(scheduler.next(0), None);
         scheduler.begin_round();
         assert_eq!(scheduler.next(0).map(|next| next.0), Some(1));

@@ -39,10 +39,12 @@ impl EventLoop {
         }
         self.scheduler.begin_round();
         while let Some((number, budget)) = self.scheduler.next(now) {
-            let Some(flow) = self.entries[number as usize].as_ref().map(|entry| entry.flow) else { continue };
+            let Some(entry) = self.entries[number as usize].as_ref() else { continue };
+            let looks_far = entry.far_side_interval > 0 && now >= entry.far_side_due;
+            let (flow, vain) = (entry.flow, if looks_far { VAIN_FAR_SIDE } else { VAIN_RING });
             let visit = self.visit(number, budget, now);
             self.count(visit);
-            self.scheduler.visited(flow, number, visit);
+            self.scheduler.visited(flow, number, visit, vain);
         }
     }
 
@@ -72,7 +74,7 @@ impl EventLoop {
     /// Does the same as [`EventLoop::visit`]. With `BESIDE`, the task may offer parcels.
     #[inline(always)]
     fn visit_task<const BESIDE: bool>(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
-        let gone = Visit { cost: 0, vain: 0, more: false, stays: false };
+        let gone = Visit { cost: 0, more: false, stays: false };
         let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
         let leaving = entry.is_leaving();
         let far_side_due = now >= entry.far_side_due;
@@ -102,7 +104,6 @@ impl EventLoop {
             (entry, polled)
         };
         let cost = polled.cost;
-        let vain = if far_side_due && entry.far_side_interval > 0 { VAIN_FAR_SIDE } else { VAIN_RING };
         let was_quiet = std::mem::replace(&mut entry.quiet, polled.next == Next::Quiet);
         // This includes chains that are not popped yet.
         entry.cost += u64::from(cost);
@@ -132,7 +133,7 @@ impl EventLoop {
             entry
         };
         match polled.next {
-            Next::More => return Visit { cost, vain, more: true, stays: true },
+            Next::More => return Visit { cost, more: true, stays: true },
             Next::Blocked => {
                 entry.enter(TaskState::Blocked, now);
                 entry.waits = true;
@@ -149,7 +150,7 @@ impl EventLoop {
                 self.visit_at(number, until);
             }
             // Its completions may cause the next request before this turn is over.
-            _ if polled.served > 0 => return Visit { cost, vain, more: false, stays: true },
+            _ if polled.served > 0 => return Visit { cost, more: false, stays: true },
             next => {
                 let quiet = next == Next::Quiet && !entry.task.vring().is_broken();
                 if far_side_due {
@@ -167,10 +168,10 @@ impl EventLoop {
                 {
                     entry.waits = true;
                 }
-                return Visit { cost, vain, more: false, stays };
+                return Visit { cost, more: false, stays };
             }
         }
-        Visit { cost, vain, more: false, stays: false }
+        Visit { cost, more: false, stays: false }
     }
 
     /// Asks the policy what to do with a task that was found empty. Returns whether it stays on the list. A

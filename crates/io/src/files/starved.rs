@@ -30,6 +30,8 @@ pub(crate) struct Starved {
     has_common: bool,
     /// The same for reserves of owners with sources.
     has_reserve: bool,
+    /// Either of them, and sources wait.
+    is_due: bool,
 }
 
 impl Starved {
@@ -52,28 +54,31 @@ impl Starved {
     /// Notes that a place that this owner used has become free.
     #[inline]
     pub(crate) fn made_room(&mut self, owner: u32, is_common: bool) {
-        if is_common {
-            self.has_common = true;
-        } else if !self.owners.is_empty() {
-            self.made_reserve(owner);
+        if !self.owners.is_empty() {
+            self.note_room(owner, is_common);
         }
     }
 
     #[cold]
-    fn made_reserve(&mut self, owner: u32) {
-        self.has_reserve |= self.of_owner.get(owner as usize).is_some_and(|sources| !sources.is_empty());
+    fn note_room(&mut self, owner: u32, is_common: bool) {
+        self.has_common |= is_common;
+        self.has_reserve |=
+            !is_common && self.of_owner.get(owner as usize).is_some_and(|sources| !sources.is_empty());
+        self.is_due |= self.has_common || self.has_reserve;
     }
 
     /// Notes that owners take operations again, because a pause has ended.
     #[cold]
     pub(crate) fn ended_pause(&mut self) {
-        (self.has_common, self.has_reserve) = (true, true);
+        if !self.owners.is_empty() {
+            (self.has_common, self.has_reserve, self.is_due) = (true, true, true);
+        }
     }
 
     /// Returns whether sources wait, and there may be room for one.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
-        (self.has_common || self.has_reserve) && !self.owners.is_empty()
+        self.is_due
     }
 
     /// Appends the sources for which there is room now. `is_paused`: an owner takes nothing at present.
@@ -107,9 +112,8 @@ impl Starved {
                 break;
             }
         }
-        if into.len() > before {
-            (self.has_common, self.has_reserve) = (true, true);
-        }
+        let goes_on = into.len() > before && !self.owners.is_empty();
+        (self.has_common, self.has_reserve, self.is_due) = (goes_on, goes_on, goes_on);
     }
 }
 
@@ -155,7 +159,9 @@ mod tests {
             assert_eq!(take(&mut starved, &shares), []);
             assert!(!starved.is_due(), "it was taken");
         }
-        (0..3).for_each(|_| drop(shares.put_back(0)));
+        for _ in 0..3 {
+            shares.put_back(0);
+        }
         starved.made_room(0, true);
         starved.add(2, 8);
         assert_eq!(take(&mut starved, &shares), [13, 8, 14]);
