@@ -1,18 +1,16 @@
 //! The wakers of requests that wait.
 
 use kickless_io::Waker;
-use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// One waker for each worker. All are signalled at each progress. Clones are the same list.
+/// One waker for each task. All are signalled at each progress. Clones are the same list.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wakers(Arc<Mutex<Vec<Waker>>>);
 
 impl Wakers {
     pub(crate) fn add(&self, waker: &Waker) {
-        let fd = |waker: &Waker| waker.as_fd().as_raw_fd();
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !list.iter().any(|known| fd(known) == fd(waker)) {
+        if !list.iter().any(|known| known.is_same(waker)) {
             list.push(waker.clone());
         }
     }
