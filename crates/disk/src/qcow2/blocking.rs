@@ -3,7 +3,7 @@
 use super::check::image::{ReadImage, WriteImage};
 use super::layer::Image;
 use super::tables::Tables;
-use super::tables::op::{TableOp, TableOpKind};
+use super::tables::ops::{TableOp, TableOpKind};
 use crate::FileDisk;
 use crate::file::ZeroParts;
 use kickless_io::{AlignedBuf, Errno};

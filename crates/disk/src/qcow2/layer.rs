@@ -7,7 +7,7 @@ use super::pins::Pins;
 use super::pools::Pools;
 use super::slices::{Look, Slices};
 use super::tables::Tables;
-use super::tables::op::TableOp;
+use super::tables::ops::TableOp;
 use super::tables::plan::Under;
 use crate::{FileDisk, IoError, Step};
 use kickless_io::{Errno, Waker};

@@ -9,7 +9,7 @@ use super::pins::Pins;
 use super::pools::Pools;
 use super::slices::Slices;
 use super::tables::rule::Rules;
-use super::tables::{Parts, Tables, TablesOptions};
+use super::tables::{TableParts, Tables, TablesOptions};
 use crate::FileDisk;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -75,7 +75,7 @@ impl OpenedImage {
             retired_max: None,
             rules: Rules::default(),
         };
-        let parts = Parts { header: &header, first, l1, refcount_table, file_bytes: used_bytes, others };
+        let parts = TableParts { header: &header, first, l1, refcount_table, file_bytes: used_bytes, others };
         let tables = Tables::new(parts, slices.clone(), pins.clone(), options);
         Arc::new(Image {
             geometry,

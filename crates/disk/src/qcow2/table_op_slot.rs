@@ -3,7 +3,7 @@
 use super::layer::{Image, errno_of};
 use super::local_buffers::LocalBuffers;
 use super::sender::{CancelledSender, LayerSender};
-use super::tables::op::{OpId, TableOp, TableOpKind};
+use super::tables::ops::{OpId, TableOp, TableOpKind};
 use crate::buffers::TransferBuffers;
 use crate::fault::{FaultInjector, FaultState};
 use crate::file::{FileState, Unchecked, ZeroParts};

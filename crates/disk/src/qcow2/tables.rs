@@ -5,45 +5,44 @@
 //! `docs/adr/0011-a-table-holds-only-what-may-be-on-disk.md`.
 
 mod blocks;
-mod copies;
-mod copying;
+mod clear;
+mod cluster_copies;
+mod cluster_run;
+mod entries;
 mod free_space;
 mod grow;
-mod growing;
 mod kept_errors;
 mod known;
 mod l1;
-mod l1_table;
-mod l2;
 mod load;
+mod lower;
 mod moves;
-mod moving;
-pub(crate) mod op;
-mod ops;
+pub(crate) mod ops;
 pub(crate) mod plan;
 mod prepare;
 mod refcounts;
 mod reserve;
-mod retire;
 mod retired;
 pub(crate) mod rule;
 mod state;
+mod syncs;
+mod write;
 
 use super::format::entry::{UNWRITTEN, WRITING, store_entry};
 use super::format::geometry::{HostOffset, SliceIndex, Version};
 use super::format::header::{HeaderChange, apply};
 use super::slices::{WayIndex, memory_bits, on_disk, with_bits};
 use blocks::Block;
+pub(crate) use cluster_copies::Copying;
 use kickless_io::{AlignedBuf, Errno, Waker};
-use l1_table::TableState;
-use op::{OpId, TableOp, TableOpKind};
-use ops::Purpose;
+use ops::{OpId, OpPurpose, TableOp, TableOpKind};
 use plan::{SyncMark, Ticket, Written};
 use refcounts::store_words;
 use rule::Rule;
+use state::TableState;
 #[cfg(test)]
 use state::TableStats;
-pub(crate) use state::{Parts, Tables, TablesOptions};
+pub(crate) use state::{TableParts, Tables, TablesOptions};
 
 /// The steps of work in one call. Each is bounded.
 const STEPS_MAX: u32 = 8;
@@ -66,20 +65,20 @@ impl Tables {
                 Ok((at, mut buffer)) => {
                     self.store_block(block, &mut buffer);
                     let kind = TableOpKind::Write { at, buffer };
-                    return Some(self.ops.start(Purpose::Block(block, number), kind));
+                    return Some(self.ops.start(OpPurpose::Block(block, number), kind));
                 }
                 Err(errno) => self.write_failed(block, number, errno),
             }
         }
         if self.syncs.is_due() {
             let mark = self.syncs.begin();
-            return Some(self.ops.start(Purpose::Sync(mark), TableOpKind::Sync));
+            return Some(self.ops.start(OpPurpose::Sync(mark), TableOpKind::Sync));
         }
         // The last of all: no request waits for these.
         let run = self.retired.next_punch()?;
         let (cluster, gives_back) = (self.geometry.cluster(), !self.keeps_space);
         let kind = TableOpKind::Zero { at: run.start * cluster, len: run.len * cluster, gives_back };
-        Some(self.ops.start(Purpose::Punch(run), kind))
+        Some(self.ops.start(OpPurpose::Punch(run), kind))
     }
 
     /// Takes back an operation that was not carried out, for another executor.
@@ -162,15 +161,15 @@ impl Tables {
         }
         let is_change = !matches!(
             purpose,
-            Purpose::Load(_) | Purpose::Refcounts(_) | Purpose::Sync(_) | Purpose::TableRead(_)
+            OpPurpose::Load(_) | OpPurpose::Refcounts(_) | OpPurpose::Sync(_) | OpPurpose::TableRead(_)
         );
         if is_change {
             self.syncs.count();
         }
         match purpose {
-            Purpose::Block(block, number) => self.block_written(block, number, result),
-            Purpose::Load(load) => self.loaded(load, buffer, result),
-            Purpose::Refcounts(unit) => {
+            OpPurpose::Block(block, number) => self.block_written(block, number, result),
+            OpPurpose::Load(load) => self.loaded(load, buffer, result),
+            OpPurpose::Refcounts(unit) => {
                 self.refcounts.loaded(unit, buffer.as_deref().filter(|_| result.is_ok()));
                 if let Err(errno) = result {
                     self.retired.stall(errno);
@@ -182,7 +181,7 @@ impl Tables {
                     }
                 }
             }
-            Purpose::Sync(mark) => {
+            OpPurpose::Sync(mark) => {
                 self.syncs.end(mark, result.is_ok());
                 if let Err(errno) = result {
                     self.reserve_failed(errno);
@@ -190,11 +189,11 @@ impl Tables {
                     self.table_syncs_failed(errno);
                 }
             }
-            Purpose::ChunkZero(run) => self.chunk_zeroed(run, result),
-            Purpose::Punch(run) => self.punched(run),
-            Purpose::TableRead(table) => self.table_read(table, buffer, result),
-            Purpose::TableWrite(table) => self.table_written(table, result),
-            Purpose::Move(number) => self.moved(number, result),
+            OpPurpose::ChunkZero(run) => self.chunk_zeroed(run, result),
+            OpPurpose::Punch(run) => self.punched(run),
+            OpPurpose::TableRead(table) => self.table_read(table, buffer, result),
+            OpPurpose::TableWrite(table) => self.table_written(table, result),
+            OpPurpose::Move(number) => self.moved(number, result),
         }
         self.end_given_up();
         self.progress();

@@ -2,7 +2,7 @@
 
 use super::image::{SECTOR, WriteId};
 use super::life::Life;
-use crate::qcow2::tables::op::{OpId, TableOpKind};
+use crate::qcow2::tables::ops::{OpId, TableOpKind};
 use fastrand::Rng;
 use kickless_io::{AlignedBuf, Errno};
 use std::collections::VecDeque;

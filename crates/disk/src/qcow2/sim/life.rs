@@ -12,7 +12,7 @@ use crate::qcow2::qemu::QemuImage;
 use crate::qcow2::slices::Slices;
 use crate::qcow2::tables::plan::Clear;
 use crate::qcow2::tables::rule::{Rule, Rules};
-use crate::qcow2::tables::{Parts, Tables, TablesOptions};
+use crate::qcow2::tables::{TableParts, Tables, TablesOptions};
 use fastrand::Rng;
 use kickless_io::Waker;
 use kickless_testing::SectorModel;
@@ -95,7 +95,7 @@ impl Life {
             true => used_bytes(&Judge { file: &file, shape }, &header, &refcount_table).unwrap(),
             false => file.len() as u64,
         };
-        let parts = Parts {
+        let parts = TableParts {
             header: &header,
             first: table(0, geometry.cluster()),
             l1: table(header.l1.at.0, header.l1.entries * 8),

@@ -2,9 +2,9 @@
 
 use super::Tables;
 use super::blocks::Block;
-use super::growing::{Growing, Stage};
-use super::ops::Run;
+use super::cluster_run::ClusterRun;
 use super::plan::Written;
+use super::state::{Growth, GrowthStage};
 use crate::qcow2::format::geometry::Version;
 use crate::qcow2::format::header::{HeaderChange, apply};
 use kickless_io::Errno;
@@ -39,7 +39,7 @@ impl Tables {
             }
             self.growing = Some(self.begin_growing(size)?);
         }
-        if let Some(Growing { stage: Stage::Header { number }, .. }) = &mut self.growing
+        if let Some(Growth { stage: GrowthStage::Header { number }, .. }) = &mut self.growing
             && let Some(needed) = self.blocks.need(Block::Header)
         {
             *number = needed;
@@ -51,7 +51,7 @@ impl Tables {
         Ok(())
     }
 
-    fn begin_growing(&mut self, size: u64) -> Result<Growing, GrowError> {
+    fn begin_growing(&mut self, size: u64) -> Result<Growth, GrowError> {
         if self.geometry.version == Version::V2 && self.has_snapshots {
             return Err(GrowError::Snapshots);
         }
@@ -60,14 +60,14 @@ impl Tables {
             let entries = self.l1.words.len() as u32;
             apply(&mut self.first, HeaderChange::L1AndSize { l1: self.l1.at, entries, size });
             let number = self.blocks.change(Block::Header);
-            return Ok(Growing { size, entries: 0, stage: Stage::Header { number } });
+            return Ok(Growth { size, entries: 0, stage: GrowthStage::Header { number } });
         }
         // A new block may be in the same unit.
         let is_too_large = self.l1_clusters(entries) >= self.refcounts.per_unit();
         if is_too_large || entries * 8 > L1_MAX {
             return Err(GrowError::TooLarge(size));
         }
-        Ok(Growing { size, entries, stage: Stage::Moving })
+        Ok(Growth { size, entries, stage: GrowthStage::Moving })
     }
 
     /// Notes that the block device under the image has so many bytes. Requests that found no room try again.
@@ -110,10 +110,10 @@ impl Tables {
     pub(super) fn advance_growing(&mut self) -> bool {
         let Some(growing) = &mut self.growing else { return false };
         match growing.stage {
-            Stage::Moving => false,
-            Stage::Header { number } => match self.blocks.state(Block::Header, number) {
+            GrowthStage::Moving => false,
+            GrowthStage::Header { number } => match self.blocks.state(Block::Header, number) {
                 Written::Yes => {
-                    growing.stage = Stage::Syncing { stamp: self.syncs.completed() };
+                    growing.stage = GrowthStage::Syncing { stamp: self.syncs.completed() };
                     true
                 }
                 Written::NotYet => false,
@@ -123,7 +123,7 @@ impl Tables {
                     is_new
                 }
             },
-            Stage::Syncing { stamp } => {
+            GrowthStage::Syncing { stamp } => {
                 if self.grown.is_none() {
                     self.syncs.want(stamp);
                 }
@@ -137,15 +137,15 @@ impl Tables {
     }
 
     pub(super) fn growth_ends(&mut self) {
-        if let Some(Growing { size, .. }) = self.growing.take() {
+        if let Some(Growth { size, .. }) = self.growing.take() {
             self.size = size;
             self.grown = Some(Ok(size));
         }
     }
 
     /// Returns the run of the old L1 table.
-    pub(super) fn l1_run(&self) -> Run {
+    pub(super) fn l1_run(&self) -> ClusterRun {
         let len = self.l1_clusters(self.l1.words.len() as u64);
-        Run { start: self.geometry.host_cluster(self.l1.at).0, len }
+        ClusterRun { start: self.geometry.host_cluster(self.l1.at).0, len }
     }
 }

@@ -1,15 +1,15 @@
 //! The clusters that are known to have tables. A reference to one of them as data cannot be true.
 
-use super::ops::Run;
+use super::cluster_run::ClusterRun;
 use std::collections::BTreeSet;
 
 /// The clusters of tables.
 #[derive(Debug)]
 pub(super) struct Known {
     /// The header, the L1 table, the refcount table, the snapshots.
-    fixed: Vec<Run>,
+    fixed: Vec<ClusterRun>,
     /// The tables of snapshots, apart and in order. Snapshots can name the same table.
-    snapshots: Vec<Run>,
+    snapshots: Vec<ClusterRun>,
     /// L2 tables and refcount blocks when the image was opened, in order.
     first: Vec<u64>,
     /// Newer L2 tables and refcount blocks.
@@ -23,7 +23,12 @@ pub(super) struct Known {
 impl Known {
     /// Takes the places of the tables. `most` is the number of L2 tables and refcount blocks that the image
     /// has room for.
-    pub(super) fn new(fixed: Vec<Run>, mut snapshots: Vec<Run>, mut first: Vec<u64>, most: usize) -> Self {
+    pub(super) fn new(
+        fixed: Vec<ClusterRun>,
+        mut snapshots: Vec<ClusterRun>,
+        mut first: Vec<u64>,
+        most: usize,
+    ) -> Self {
         first.sort_unstable();
         first.dedup();
         snapshots.retain(|run| run.len > 0);
@@ -89,7 +94,7 @@ impl Known {
     }
 
     /// Notes that a table has moved.
-    pub(super) fn moved(&mut self, old: Run, new: Run) {
+    pub(super) fn moved(&mut self, old: ClusterRun, new: ClusterRun) {
         self.fixed.retain(|run| *run != old);
         self.fixed.push(new);
         (new.start..new.end()).for_each(|cluster| self.filter.add(cluster));
@@ -142,7 +147,7 @@ mod tests {
 
     #[test]
     fn tables_come_and_go() {
-        let run = |start, len| Run { start, len };
+        let run = |start, len| ClusterRun { start, len };
         let mut known = Known::new(vec![run(0, 1), run(10, 2)], Vec::new(), vec![7, 5, 7], 2);
         let list = |known: &Known| (0..30).filter(|cluster| known.contains(*cluster)).collect::<Vec<_>>();
         assert_eq!(list(&known), [0, 5, 7, 10, 11]);
@@ -161,7 +166,7 @@ mod tests {
 
     #[test]
     fn snapshots_with_the_same_tables_take_no_more_memory() {
-        let run = |start, len| Run { start, len };
+        let run = |start, len| ClusterRun { start, len };
         let tables =
             [vec![run(9, 1); 5], vec![run(20, 3), run(4, 3), run(5, 1), run(21, 4), run(7, 1)]].concat();
         let known = Known::new(Vec::new(), tables, Vec::new(), 0);

@@ -2,12 +2,13 @@
 
 use super::Tables;
 use super::blocks::Block;
-use super::l1_table::{Stage, TableCopy, TableState};
-use super::op::TableOpKind;
-use super::ops::{Purpose, Run};
+use super::cluster_run::ClusterRun;
+use super::ops::{OpPurpose, TableOpKind};
 use super::plan::Ticket;
-use super::refcounts::Load;
-use crate::qcow2::format::entry::{self, RawEntry, decode, decode_l1, encode, encode_l1};
+use super::refcounts::UnitState;
+use super::rule::Rule;
+use super::state::{TableCopy, TableCopyStage, TableState};
+use crate::qcow2::format::entry::{self, Mapping, RawEntry, decode, decode_l1, encode, encode_l1};
 use crate::qcow2::format::geometry::{Geometry, GuestOffset, HostCluster, HostOffset, SliceIndex};
 use kickless_io::{AlignedBuf, Errno};
 
@@ -116,10 +117,10 @@ impl Tables {
     pub(super) fn count_of(&mut self, at: HostOffset) -> Result<Option<u64>, Errno> {
         let cluster = self.geometry.host_cluster(at).0;
         match self.refcounts.load(self.refcounts.unit_of(cluster), &mut self.ops, &self.blocks) {
-            Load::Ready => Ok(self.refcounts.get(cluster)),
-            Load::NoBlock => Ok(Some(0)),
-            Load::Wait => Ok(None),
-            Load::Failed(errno) => Err(errno),
+            UnitState::Ready => Ok(self.refcounts.get(cluster)),
+            UnitState::NoBlock => Ok(Some(0)),
+            UnitState::Wait => Ok(None),
+            UnitState::Failed(errno) => Err(errno),
         }
     }
 
@@ -132,7 +133,7 @@ impl Tables {
     /// Begins to copy a shared table.
     pub(super) fn copy_table(&mut self, table: u64, old: HostOffset) -> bool {
         let Some(run) = self.reserve.take(1) else { return false };
-        let copy = TableCopy { old, new: HostCluster(run.start), stage: Stage::Unit { offset: 0 } };
+        let copy = TableCopy { old, new: HostCluster(run.start), stage: TableCopyStage::Unit { offset: 0 } };
         self.l1.copies.insert(table, copy);
         self.read_table_unit(table);
         true
@@ -141,19 +142,21 @@ impl Tables {
     /// Reads the next unit of a table that is copied.
     fn read_table_unit(&mut self, table: u64) {
         let unit = self.options.unit;
-        let Some(TableCopy { old, stage: Stage::Unit { offset }, .. }) = self.l1.copies.get(&table) else {
+        let Some(TableCopy { old, stage: TableCopyStage::Unit { offset }, .. }) = self.l1.copies.get(&table)
+        else {
             return;
         };
         let at = old.0 + offset;
         match self.ops.buffer(unit, unit) {
-            Ok(buffer) => self.ops.queue(Purpose::TableRead(table), TableOpKind::Read { at, buffer }),
+            Ok(buffer) => self.ops.queue(OpPurpose::TableRead(table), TableOpKind::Read { at, buffer }),
             Err(errno) => self.table_failed(table, errno),
         }
     }
 
     /// Takes a unit that was read, and writes it.
     pub(super) fn table_read(&mut self, table: u64, buffer: Option<AlignedBuf>, result: Result<(), Errno>) {
-        let Some(TableCopy { new, stage: Stage::Unit { offset }, .. }) = self.l1.copies.get(&table) else {
+        let Some(TableCopy { new, stage: TableCopyStage::Unit { offset }, .. }) = self.l1.copies.get(&table)
+        else {
             return;
         };
         let at = self.geometry.host_offset(*new).0 + offset;
@@ -163,7 +166,7 @@ impl Tables {
                 for (index, raw) in entries.into_iter().enumerate() {
                     entry::store_entry(self.geometry, &mut buffer, index, without_copied(self.geometry, raw));
                 }
-                self.ops.queue(Purpose::TableWrite(table), TableOpKind::Write { at, buffer });
+                self.ops.queue(OpPurpose::TableWrite(table), TableOpKind::Write { at, buffer });
             }
             (result, _) => self.table_failed(table, result.err().unwrap_or(Errno::IO)),
         }
@@ -176,12 +179,12 @@ impl Tables {
         }
         let cluster = self.geometry.cluster();
         let Some(TableCopy { stage, .. }) = self.l1.copies.get_mut(&table) else { return };
-        let Stage::Unit { offset } = stage else { return };
+        let TableCopyStage::Unit { offset } = stage else { return };
         *offset += self.options.unit;
         if *offset < cluster {
             self.read_table_unit(table);
         } else {
-            *stage = Stage::Syncing { stamp: self.syncs.completed() };
+            *stage = TableCopyStage::Syncing { stamp: self.syncs.completed() };
         }
     }
 
@@ -189,13 +192,14 @@ impl Tables {
     fn table_failed(&mut self, table: u64, errno: Errno) {
         let Some(copy) = self.l1.copies.remove(&table) else { return };
         self.l1.failed.put(table, errno);
-        self.retire(Run { start: copy.new.0, len: 1 }, Ticket::default(), false);
+        self.retire(ClusterRun { start: copy.new.0, len: 1 }, Ticket::default(), false);
     }
 
     /// Fails the copies that wait for a sync.
     pub(super) fn table_syncs_failed(&mut self, errno: Errno) {
-        let waiting =
-            |(table, copy): (&u64, &TableCopy)| matches!(copy.stage, Stage::Syncing { .. }).then_some(*table);
+        let waiting = |(table, copy): (&u64, &TableCopy)| {
+            matches!(copy.stage, TableCopyStage::Syncing { .. }).then_some(*table)
+        };
         let tables: Vec<u64> = self.l1.copies.iter().filter_map(waiting).collect();
         for table in tables {
             self.table_failed(table, errno);
@@ -209,9 +213,9 @@ impl Tables {
         }
         let mut done = Vec::new();
         for (table, copy) in &self.l1.copies {
-            if let Stage::Syncing { stamp } = copy.stage {
+            if let TableCopyStage::Syncing { stamp } = copy.stage {
                 self.syncs.want(stamp);
-                if self.syncs.is_durable(stamp) || !self.rules.hold(super::rule::Rule::R3) {
+                if self.syncs.is_durable(stamp) || !self.rules.hold(Rule::R3) {
                     done.push(*table);
                 }
             }
@@ -229,7 +233,7 @@ impl Tables {
             let old = self.geometry.host_cluster(copy.old).0;
             self.known.add(copy.new.0);
             self.known.remove(old);
-            self.retire(Run { start: old, len: 1 }, changes, false);
+            self.retire(ClusterRun { start: old, len: 1 }, changes, false);
         }
         !done.is_empty()
     }
@@ -237,7 +241,6 @@ impl Tables {
 
 /// Returns an entry that says that its cluster may be shared.
 fn without_copied(geometry: Geometry, raw: RawEntry) -> RawEntry {
-    use crate::qcow2::format::entry::Mapping;
     match decode(geometry, raw) {
         Ok(Mapping::Data { host, .. }) => encode(geometry, Mapping::Data { host, copied: false }),
         Ok(Mapping::Zero { kept, .. }) => encode(geometry, Mapping::Zero { kept, copied: false }),

@@ -2,9 +2,8 @@
 
 use super::Tables;
 use super::blocks::Block;
-use super::l1_table::TableState;
-use super::op::TableOpKind;
-use super::ops::{Load, Purpose};
+use super::ops::{OpPurpose, SliceLoad, TableOpKind};
+use super::state::TableState;
 use crate::qcow2::format::entry::{BAD, Mapping, PlainHosts, RawEntry, decode, load_entries, plain_hosts};
 use crate::qcow2::format::geometry::{Geometry, HostOffset, SliceIndex};
 use crate::qcow2::slices::WayIndex;
@@ -53,8 +52,8 @@ impl Tables {
     /// Returns the slices to read for one of them. The first read of a table reads this slice alone. The next
     /// one reads others too, but only if no slice ever has to leave the cache for them. So their buffers take
     /// no more memory than the cache.
-    fn load_for(&self, wanted: SliceIndex) -> Load {
-        let alone = Load { first: wanted, count: 1, wanted };
+    fn load_for(&self, wanted: SliceIndex) -> SliceLoad {
+        let alone = SliceLoad { first: wanted, count: 1, wanted };
         let per_table = self.slices_per_table();
         let all = self.geometry.l1_entries_for(self.size).saturating_mul(per_table);
         if !self.slices.has_room(all) {
@@ -62,16 +61,16 @@ impl Tables {
         }
         // Both numbers are powers of two, so the slices are in one table.
         let count = per_table.min(READ_BYTES / self.options.unit).max(1);
-        let load = Load { first: SliceIndex(wanted.0 - wanted.0 % count), count, wanted };
+        let load = SliceLoad { first: SliceIndex(wanted.0 - wanted.0 % count), count, wanted };
         let is_known = |slice| self.slices.find(slice).is_some() || self.loading.contains_key(&slice);
         if load.slices().any(is_known) { load } else { alone }
     }
 
-    fn start_load(&mut self, load: Load, table: HostOffset) -> Result<(), Errno> {
+    fn start_load(&mut self, load: SliceLoad, table: HostOffset) -> Result<(), Errno> {
         let unit = self.options.unit;
         let buffer = self.ops.buffer(load.count * unit, unit)?;
         let at = self.place_in(table, load.first);
-        self.ops.queue(Purpose::Load(load), TableOpKind::Read { at, buffer });
+        self.ops.queue(OpPurpose::Load(load), TableOpKind::Read { at, buffer });
         for slice in load.slices() {
             if self.slices.find(slice).is_none() {
                 let at = self.place_in(table, slice);
@@ -100,7 +99,7 @@ impl Tables {
     }
 
     /// Takes slices that were read.
-    pub(super) fn loaded(&mut self, load: Load, buffer: Option<AlignedBuf>, result: Result<(), Errno>) {
+    pub(super) fn loaded(&mut self, load: SliceLoad, buffer: Option<AlignedBuf>, result: Result<(), Errno>) {
         let buffer = match (buffer, result) {
             (Some(buffer), Ok(())) => buffer,
             (_, result) => return self.load_failed(load, result.err().unwrap_or(Errno::IO)),
@@ -110,7 +109,7 @@ impl Tables {
         }
     }
 
-    fn load_failed(&mut self, load: Load, errno: Errno) {
+    fn load_failed(&mut self, load: SliceLoad, errno: Errno) {
         for slice in load.slices() {
             self.loading.remove(&slice);
         }
@@ -120,7 +119,7 @@ impl Tables {
             TableState::Absent | TableState::Bad => None,
         };
         // Only a part of the slices may be unreadable.
-        let alone = Load { first: wanted, count: 1, wanted };
+        let alone = SliceLoad { first: wanted, count: 1, wanted };
         let is_again = load.count > 1 && table.is_some_and(|table| self.start_load(alone, table).is_ok());
         if !is_again {
             self.failed_loads.put(wanted, errno);

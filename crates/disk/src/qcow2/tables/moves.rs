@@ -2,12 +2,12 @@
 
 use super::Tables;
 use super::blocks::Block;
-use super::moving::{Move, Stage, What};
-use super::op::TableOpKind;
-use super::ops::{Purpose, Run};
+use super::cluster_run::ClusterRun;
+use super::ops::{OpPurpose, TableOpKind};
 use super::plan::Written;
 use super::refcounts::store_words;
 use super::rule::Rule;
+use super::state::{MoveStage, MovedTable, TableMove};
 use crate::qcow2::format::geometry::{HostCluster, HostOffset};
 use crate::qcow2::format::header::{HeaderChange, apply};
 use crate::qcow2::format::refcount;
@@ -33,12 +33,12 @@ impl Tables {
         debug_assert!(is_set.is_ok(), "1 fits each width");
         let at = self.geometry.host_offset(HostCluster(first));
         self.reserve.end = self.reserve.end.max(first + 1);
-        let mut stage = Stage::Writing;
+        let mut stage = MoveStage::Writing;
         if !self.rules.hold(Rule::R7) {
             let block = self.refer_to_block(index, at);
-            stage = Stage::Pointing { block, number: self.blocks.change(block) };
+            stage = MoveStage::Pointing { block, number: self.blocks.change(block) };
         }
-        self.begin_move(What::Block { index, at }, vec![(first, bytes)], stage)
+        self.begin_move(MovedTable::Block { index, at }, vec![(first, bytes)], stage)
     }
 
     /// Begins a larger refcount table at the cluster `first`, with the blocks that count it behind it.
@@ -84,11 +84,15 @@ impl Tables {
         }
         self.reserve.end = end;
         let at = self.geometry.host_offset(HostCluster(first));
-        self.begin_move(What::Table { words, at, clusters: clusters as u32 }, to_write, Stage::Writing)
+        self.begin_move(
+            MovedTable::Table { words, at, clusters: clusters as u32 },
+            to_write,
+            MoveStage::Writing,
+        )
     }
 
-    fn begin_move(&mut self, what: What, to_write: Vec<(u64, Vec<u8>)>, stage: Stage) -> bool {
-        self.moving = Some(Move { what, to_write, writing: 0, running: Vec::new(), stage });
+    fn begin_move(&mut self, what: MovedTable, to_write: Vec<(u64, Vec<u8>)>, stage: MoveStage) -> bool {
+        self.moving = Some(TableMove { what, to_write, writing: 0, running: Vec::new(), stage });
         true
     }
 
@@ -113,7 +117,7 @@ impl Tables {
                 continue;
             };
             buffer.copy_from_slice(&bytes);
-            self.ops.queue(Purpose::Move(number), TableOpKind::Write { at: number * cluster, buffer });
+            self.ops.queue(OpPurpose::Move(number), TableOpKind::Write { at: number * cluster, buffer });
             moving.running.push((number, bytes));
         }
         moving.writing = moving.running.len();
@@ -122,22 +126,24 @@ impl Tables {
             return true;
         }
         match moving.stage {
-            Stage::Writing if moving.writing == 0 => {
-                moving.stage = Stage::Syncing { stamp: self.syncs.completed() };
+            MoveStage::Writing if moving.writing == 0 => {
+                moving.stage = MoveStage::Syncing { stamp: self.syncs.completed() };
                 true
             }
-            Stage::Writing => false,
-            Stage::Syncing { stamp } | Stage::SyncingPointer { stamp } if !self.syncs.is_durable(stamp) => {
+            MoveStage::Writing => false,
+            MoveStage::Syncing { stamp } | MoveStage::SyncingPointer { stamp }
+                if !self.syncs.is_durable(stamp) =>
+            {
                 self.syncs.want(stamp);
                 false
             }
-            Stage::Syncing { .. } => {
+            MoveStage::Syncing { .. } => {
                 self.point();
                 true
             }
-            Stage::Pointing { block, number } => match self.blocks.state(block, number) {
+            MoveStage::Pointing { block, number } => match self.blocks.state(block, number) {
                 Written::Yes if moving.writing == 0 => {
-                    moving.stage = Stage::SyncingPointer { stamp: self.syncs.completed() };
+                    moving.stage = MoveStage::SyncingPointer { stamp: self.syncs.completed() };
                     true
                 }
                 Written::Failed(errno) => {
@@ -147,12 +153,12 @@ impl Tables {
                 _ => false,
             },
             // A write to the old place must not land later.
-            Stage::SyncingPointer { .. }
-                if matches!(moving.what, What::L1 { .. }) && self.blocks.writes_l1() =>
+            MoveStage::SyncingPointer { .. }
+                if matches!(moving.what, MovedTable::L1 { .. }) && self.blocks.writes_l1() =>
             {
                 false
             }
-            Stage::SyncingPointer { .. } => {
+            MoveStage::SyncingPointer { .. } => {
                 self.end_move();
                 true
             }
@@ -163,12 +169,12 @@ impl Tables {
     fn point(&mut self) {
         let Some(moving) = &self.moving else { return };
         let block = match moving.what {
-            What::Block { index, at } => self.refer_to_block(index, at),
-            What::Table { at, clusters, .. } => {
+            MovedTable::Block { index, at } => self.refer_to_block(index, at),
+            MovedTable::Table { at, clusters, .. } => {
                 apply(&mut self.first, HeaderChange::Refcounts { at, clusters });
                 Block::Header
             }
-            What::L1 { ref words, at, size } => {
+            MovedTable::L1 { ref words, at, size } => {
                 let entries = words.len() as u32;
                 apply(&mut self.first, HeaderChange::L1AndSize { l1: at, entries, size });
                 Block::Header
@@ -176,19 +182,19 @@ impl Tables {
         };
         let number = self.blocks.change(block);
         if let Some(moving) = &mut self.moving {
-            moving.stage = Stage::Pointing { block, number };
+            moving.stage = MoveStage::Pointing { block, number };
         }
     }
 
     /// Uses the table at its new place. Its old place is not used on the disk any more.
     fn end_move(&mut self) {
-        let Some(Move { what, .. }) = self.moving.take() else { return };
+        let Some(TableMove { what, .. }) = self.moving.take() else { return };
         let old = match what {
-            What::Block { at, .. } => {
+            MovedTable::Block { at, .. } => {
                 self.known.add(self.geometry.host_cluster(at).0);
                 return;
             }
-            What::Table { words, at, .. } => {
+            MovedTable::Table { words, at, .. } => {
                 let cluster = self.geometry.cluster();
                 let len = (self.refcounts.table.len() as u64 * 8).div_ceil(cluster);
                 let start = self.geometry.host_cluster(self.refcounts.table_at).0;
@@ -196,11 +202,11 @@ impl Tables {
                 let first = self.geometry.host_cluster(at).0;
                 let blocks = words.iter().skip(self.refcounts.table.len()).filter(|at| **at != 0);
                 blocks.for_each(|at| self.known.add(at / cluster));
-                self.known.moved(Run { start, len }, Run { start: first, len: new });
+                self.known.moved(ClusterRun { start, len }, ClusterRun { start: first, len: new });
                 self.refcounts.move_to(words, at);
-                Run { start, len }
+                ClusterRun { start, len }
             }
-            What::L1 { words, at, .. } => {
+            MovedTable::L1 { words, at, .. } => {
                 let old = self.l1_run();
                 (self.l1.words, self.l1.at) = (words, at);
                 self.known.moved(old, self.l1_run());
@@ -214,7 +220,7 @@ impl Tables {
     }
 
     /// Begins to move the L1 table to the clusters of a chunk.
-    pub(super) fn begin_l1(&mut self, runs: &[Run]) {
+    pub(super) fn begin_l1(&mut self, runs: &[ClusterRun]) {
         let (Some(run), Some(growing)) = (runs.first(), self.growing) else { return };
         let mut words = self.l1.words.clone();
         words.resize(growing.entries as usize, 0);
@@ -225,17 +231,17 @@ impl Tables {
         });
         let to_write = parts.collect();
         let at = self.geometry.host_offset(HostCluster(run.start));
-        self.begin_move(What::L1 { words, at, size: growing.size }, to_write, Stage::Writing);
+        self.begin_move(MovedTable::L1 { words, at, size: growing.size }, to_write, MoveStage::Writing);
     }
 
     /// Returns whether the L1 table moves, so that it must not change.
     pub(super) fn l1_moves(&self) -> bool {
-        matches!(self.moving, Some(Move { what: What::L1 { .. }, .. }))
+        matches!(self.moving, Some(TableMove { what: MovedTable::L1 { .. }, .. }))
     }
 
     /// Starts the stage again after a failure.
     pub(super) fn retry_move(&mut self) {
-        if let Some(Move { stage: Stage::Pointing { block, number }, .. }) = &mut self.moving
+        if let Some(TableMove { stage: MoveStage::Pointing { block, number }, .. }) = &mut self.moving
             && let Some(needed) = self.blocks.need(*block)
         {
             *number = needed;

@@ -1,10 +1,9 @@
 //! The answers to requests.
 
+use super::cluster_copies::Copying;
 use crate::qcow2::format::geometry::{HostOffset, SliceIndex};
-use crate::qcow2::wakers::Wakers;
 use kickless_io::Errno;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// The promise that a request's changes are written: the blocks with them, and their numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,49 +91,6 @@ pub(crate) enum CopyFrom {
         /// The subclusters that are zeroes.
         zero: u32,
     },
-}
-
-/// The right to fill a part of a cluster. Other writes to the guest's cluster wait meanwhile. Dropping it
-/// gives up, when no transfer is in flight: the new cluster is retired.
-#[derive(Debug)]
-pub(crate) struct Copying {
-    pub(super) id: u32,
-    pub(super) given_up: Arc<Mutex<Vec<GivenUp>>>,
-    /// The requests that wait for the copy.
-    pub(super) wakers: Wakers,
-    /// It has ended, so dropping it does nothing.
-    pub(super) is_over: bool,
-}
-
-/// The end of a copy that did not succeed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct GivenUp {
-    pub(super) id: u32,
-    /// A transfer may still land in the cluster.
-    pub(super) leaks: bool,
-}
-
-impl Copying {
-    /// Gives up while a transfer is in flight. The cluster is never used again.
-    pub(crate) fn leak(mut self) {
-        self.give_up(true);
-        self.is_over = true;
-    }
-
-    fn give_up(&self, leaks: bool) {
-        let mut list = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
-        list.push(GivenUp { id: self.id, leaks });
-        drop(list);
-        self.wakers.wake();
-    }
-}
-
-impl Drop for Copying {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.give_up(false);
-        }
-    }
 }
 
 /// The reason why a request cannot go on.

@@ -2,11 +2,11 @@
 
 use super::Tables;
 use super::blocks::Block;
-use super::op::TableOpKind;
-use super::ops::{Purpose, Run};
+use super::cluster_run::ClusterRun;
+use super::ops::{OpPurpose, TableOpKind};
 use super::plan::Written;
-use super::refcounts::Load;
-use super::reserve::{Chunk, Stage};
+use super::refcounts::UnitState;
+use super::reserve::{Chunk, ChunkStage};
 use super::rule::Rule;
 use crate::qcow2::format::entry::OFFSET_LIMIT;
 use kickless_io::Errno;
@@ -31,7 +31,8 @@ impl Tables {
     /// Starts the chunk and the table that moves again after a failure.
     pub(super) fn retry_chunk(&mut self) {
         if std::mem::take(&mut self.reserve.is_stalled)
-            && let Some(Chunk { stage: Stage::Raising { unit, number, .. }, .. }) = &mut self.reserve.chunk
+            && let Some(Chunk { stage: ChunkStage::Raising { unit, number, .. }, .. }) =
+                &mut self.reserve.chunk
             && let Some(needed) = self.blocks.need(Block::Refcounts(*unit))
         {
             *number = needed;
@@ -42,7 +43,7 @@ impl Tables {
     /// Fails the requests that wait for clusters or for a table that moves. The stage is kept.
     pub(super) fn reserve_failed(&mut self, errno: Errno) {
         self.growing_failed(errno);
-        if matches!(self.reserve.chunk, Some(Chunk { for_l1: true, stage: Stage::Choosing, .. })) {
+        if matches!(self.reserve.chunk, Some(Chunk { for_l1: true, stage: ChunkStage::Choosing, .. })) {
             // Other requests need chunks too, and may find clusters.
             self.reserve.chunk = None;
         } else {
@@ -66,18 +67,18 @@ impl Tables {
         }
         let Some(chunk) = &mut self.reserve.chunk else { return self.begin_chunk() };
         match &mut chunk.stage {
-            Stage::Choosing => self.choose_runs(),
-            Stage::Raising { unit, number, to_zero, zeroing } => {
+            ChunkStage::Choosing => self.choose_runs(),
+            ChunkStage::Raising { unit, number, to_zero, zeroing } => {
                 let (cluster, gives_back) = (self.geometry.cluster(), !self.keeps_space);
                 for run in to_zero.drain(..) {
                     let (at, len) = (run.start * cluster, run.len * cluster);
                     let kind = TableOpKind::Zero { at, len, gives_back };
-                    self.ops.queue(Purpose::ChunkZero(run), kind);
+                    self.ops.queue(OpPurpose::ChunkZero(run), kind);
                     *zeroing += 1;
                 }
                 match self.blocks.state(Block::Refcounts(*unit), *number) {
                     Written::Yes if *zeroing == 0 => {
-                        chunk.stage = Stage::Syncing { stamp: self.syncs.completed() };
+                        chunk.stage = ChunkStage::Syncing { stamp: self.syncs.completed() };
                         true
                     }
                     Written::Failed(errno) => {
@@ -87,7 +88,7 @@ impl Tables {
                     _ => false,
                 }
             }
-            Stage::Syncing { stamp } => {
+            ChunkStage::Syncing { stamp } => {
                 self.syncs.want(*stamp);
                 if !self.syncs.is_durable(*stamp) && self.rules.hold(Rule::R1) {
                     return false;
@@ -113,7 +114,7 @@ impl Tables {
             return false;
         }
         self.free_space.begin();
-        self.reserve.chunk = Some(Chunk { runs: Vec::new(), for_l1, next: 0, stage: Stage::Choosing });
+        self.reserve.chunk = Some(Chunk { runs: Vec::new(), for_l1, next: 0, stage: ChunkStage::Choosing });
         true
     }
 
@@ -124,13 +125,13 @@ impl Tables {
         }
         let Some(unit) = self.free_space.unit() else { return self.choose_at_end(None) };
         match self.refcounts.load(unit, &mut self.ops, &self.blocks) {
-            Load::Wait => return false,
-            Load::Failed(errno) => self.reserve_failed(errno),
-            Load::NoBlock => match self.place_of_block(unit) {
+            UnitState::Wait => return false,
+            UnitState::Failed(errno) => self.reserve_failed(errno),
+            UnitState::NoBlock => match self.place_of_block(unit) {
                 Some(first) => return self.begin_block(first),
                 None => self.free_space.skip(unit),
             },
-            Load::Ready => match self.runs_worth_it(unit) {
+            UnitState::Ready => match self.runs_worth_it(unit) {
                 Some(runs) => self.raise_chunk(unit, runs, false),
                 None => self.free_space.skip(unit),
             },
@@ -158,16 +159,16 @@ impl Tables {
             return true;
         }
         match self.refcounts.load(unit, &mut self.ops, &self.blocks) {
-            Load::Wait => return false,
-            Load::Failed(errno) => {
+            UnitState::Wait => return false,
+            UnitState::Failed(errno) => {
                 self.reserve_failed(errno);
                 return true;
             }
-            Load::NoBlock => {}
-            Load::Ready => {
+            UnitState::NoBlock => {}
+            UnitState::Ready => {
                 let runs = self.free_runs(unit, self.refcounts.per_unit());
                 if let Some(run) = runs.into_iter().find(|run| run.len >= exactly) {
-                    self.raise_chunk(unit, vec![Run { len: exactly, ..run }], false);
+                    self.raise_chunk(unit, vec![ClusterRun { len: exactly, ..run }], false);
                     return true;
                 }
             }
@@ -179,7 +180,7 @@ impl Tables {
     }
 
     /// Returns free clusters of a loaded unit, if they are worth a chunk.
-    fn runs_worth_it(&self, unit: u64) -> Option<Vec<Run>> {
+    fn runs_worth_it(&self, unit: u64) -> Option<Vec<ClusterRun>> {
         let max = self.reserve.size;
         let runs = self.free_runs(unit, max);
         let clusters: u64 = runs.iter().map(|run| run.len).sum();
@@ -187,16 +188,16 @@ impl Tables {
     }
 
     /// Returns at most `max` free clusters of a loaded unit.
-    fn free_runs(&self, unit: u64, max: u64) -> Vec<Run> {
+    fn free_runs(&self, unit: u64, max: u64) -> Vec<ClusterRun> {
         let per_unit = self.refcounts.per_unit();
         let (first, is_free) = (unit * per_unit, self.is_free_in(unit));
-        let (mut runs, mut clusters) = (Vec::<Run>::new(), 0);
+        let (mut runs, mut clusters) = (Vec::<ClusterRun>::new(), 0);
         for cluster in (first..(first + per_unit).min(self.reserve.end)).filter(is_free) {
             let count = runs.len();
             match runs.last_mut() {
                 Some(run) if run.end() == cluster => run.len += 1,
                 _ if count == RUNS_MAX => break,
-                _ => runs.push(Run { start: cluster, len: 1 }),
+                _ => runs.push(ClusterRun { start: cluster, len: 1 }),
             }
             clusters += 1;
             if clusters == max {
@@ -224,10 +225,10 @@ impl Tables {
         }
         let unit = self.refcounts.unit_of(first);
         match self.refcounts.load(unit, &mut self.ops, &self.blocks) {
-            Load::Wait => return false,
-            Load::Failed(errno) => self.reserve_failed(errno),
-            Load::NoBlock => return self.begin_block(first),
-            Load::Ready => {
+            UnitState::Wait => return false,
+            UnitState::Failed(errno) => self.reserve_failed(errno),
+            UnitState::NoBlock => return self.begin_block(first),
+            UnitState::Ready => {
                 if let Some(run) = self.run_at_end(unit, exactly) {
                     (self.reserve.end, self.reserve.full_units) = (run.end(), 0);
                     self.raise_chunk(unit, vec![run], true);
@@ -257,14 +258,14 @@ impl Tables {
             if self.retired.stalled.is_none() && !self.blocks.has_failed() {
                 return self.retired.hurry();
             }
-            self.retry_retired();
+            self.retired.retry_all(&mut self.blocks);
         }
         self.reserve_failed(Errno::NOSPC);
         true
     }
 
     /// Returns free clusters at the end of the file, counted in `unit`, or moves the end behind the unit.
-    fn run_at_end(&mut self, unit: u64, exactly: Option<u64>) -> Option<Run> {
+    fn run_at_end(&mut self, unit: u64, exactly: Option<u64>) -> Option<ClusterRun> {
         let end = self.reserve.end.saturating_add(self.room());
         let unit_end = ((unit + 1) * self.refcounts.per_unit()).min(end);
         let max = exactly.unwrap_or(self.reserve.size);
@@ -274,7 +275,7 @@ impl Tables {
             let Some(free) = (start..unit_end).find(&is_free) else { break None };
             let len = (free..unit_end).take(max as usize).take_while(&is_free).count() as u64;
             if exactly.is_none_or(|exactly| len == exactly) {
-                break Some(Run { start: free, len });
+                break Some(ClusterRun { start: free, len });
             }
             (start, skips) = (free + len, true);
         };
@@ -290,7 +291,7 @@ impl Tables {
     }
 
     /// Raises the counts of free clusters, which are in a loaded unit.
-    fn raise_chunk(&mut self, unit: u64, runs: Vec<Run>, is_at_end: bool) {
+    fn raise_chunk(&mut self, unit: u64, runs: Vec<ClusterRun>, is_at_end: bool) {
         let Some(chunk) = &mut self.reserve.chunk else { return };
         for cluster in runs.iter().flat_map(|run| run.start..run.end()) {
             self.refcounts.set(cluster, 1);
@@ -299,12 +300,12 @@ impl Tables {
         let is_zeroed = !chunk.for_l1 && (is_at_end || self.rules.hold(Rule::R6));
         let to_zero = if is_zeroed { runs.clone() } else { Vec::new() };
         chunk.runs = runs;
-        chunk.stage = Stage::Raising { unit, number, to_zero, zeroing: 0 };
+        chunk.stage = ChunkStage::Raising { unit, number, to_zero, zeroing: 0 };
     }
 
     /// Takes the result of zeroing a run of the chunk.
-    pub(super) fn chunk_zeroed(&mut self, run: Run, result: Result<(), Errno>) {
-        let Some(Chunk { stage: Stage::Raising { to_zero, zeroing, .. }, .. }) = &mut self.reserve.chunk
+    pub(super) fn chunk_zeroed(&mut self, run: ClusterRun, result: Result<(), Errno>) {
+        let Some(Chunk { stage: ChunkStage::Raising { to_zero, zeroing, .. }, .. }) = &mut self.reserve.chunk
         else {
             return;
         };

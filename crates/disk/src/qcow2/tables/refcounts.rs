@@ -1,8 +1,7 @@
 //! The reference counts in memory, in units of table I/O.
 
 use super::blocks::{Block, Blocks};
-use super::op::TableOpKind;
-use super::ops::{Ops, Purpose};
+use super::ops::{OpPurpose, TableOpKind, TableOps};
 use crate::qcow2::format::geometry::{Geometry, HostOffset};
 use crate::qcow2::format::refcount;
 use kickless_io::Errno;
@@ -31,7 +30,7 @@ pub(super) struct Refcounts {
 
 /// The state of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Load {
+pub(super) enum UnitState {
     Ready,
     /// It is being read.
     Wait,
@@ -117,22 +116,22 @@ impl Refcounts {
     }
 
     /// Starts to load a unit if needed.
-    pub(super) fn load(&mut self, unit: u64, ops: &mut Ops, blocks: &Blocks) -> Load {
+    pub(super) fn load(&mut self, unit: u64, ops: &mut TableOps, blocks: &Blocks) -> UnitState {
         if self.units.contains_key(&unit) {
-            return Load::Ready;
+            return UnitState::Ready;
         }
-        let Some(at) = self.place(unit) else { return Load::NoBlock };
+        let Some(at) = self.place(unit) else { return UnitState::NoBlock };
         if self.loading.contains(&unit) {
-            return Load::Wait;
+            return UnitState::Wait;
         }
         self.shrink(blocks);
         match ops.buffer(self.unit, self.unit) {
             Ok(buffer) => {
                 self.loading.insert(unit);
-                ops.queue(Purpose::Refcounts(unit), TableOpKind::Read { at, buffer });
-                Load::Wait
+                ops.queue(OpPurpose::Refcounts(unit), TableOpKind::Read { at, buffer });
+                UnitState::Wait
             }
-            Err(errno) => Load::Failed(errno),
+            Err(errno) => UnitState::Failed(errno),
         }
     }
 

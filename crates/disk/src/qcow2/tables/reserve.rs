@@ -1,7 +1,7 @@
 //! The reserve of new clusters (R1). Each has a refcount of 1, is within the file, and is zero, all durably.
 
+use super::cluster_run::ClusterRun;
 use super::kept_errors::KeptErrors;
-use super::ops::Run;
 use kickless_io::Errno;
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ pub(super) const CHUNK_MAX: u64 = 1024;
 /// The clusters that are ready, and the chunk that is prepared.
 #[derive(Debug)]
 pub(super) struct Reserve {
-    pub(super) ready: VecDeque<Run>,
+    pub(super) ready: VecDeque<ClusterRun>,
     pub(super) ready_clusters: u64,
     pub(super) chunk: Option<Chunk>,
     /// The number of clusters of the next chunk.
@@ -36,20 +36,21 @@ pub(super) struct Reserve {
 /// Clusters that are prepared, all counted in one unit.
 #[derive(Debug)]
 pub(super) struct Chunk {
-    pub(super) runs: Vec<Run>,
+    pub(super) runs: Vec<ClusterRun>,
     /// It is for an L1 table that grows, and becomes its place.
     pub(super) for_l1: bool,
     /// The next unit to search for an L1 table.
     pub(super) next: u64,
-    pub(super) stage: Stage,
+    pub(super) stage: ChunkStage,
 }
 
+/// The stages of a chunk.
 #[derive(Debug)]
-pub(super) enum Stage {
+pub(super) enum ChunkStage {
     /// The runs are not known: counts are loaded, or a block for them is made.
     Choosing,
     /// The counts are written, and the clusters zeroed.
-    Raising { unit: u64, number: u64, to_zero: Vec<Run>, zeroing: usize },
+    Raising { unit: u64, number: u64, to_zero: Vec<ClusterRun>, zeroing: usize },
     /// The sync is running.
     Syncing { stamp: u64 },
 }
@@ -73,7 +74,7 @@ impl Reserve {
     }
 
     /// Takes at most `len` contiguous clusters.
-    pub(super) fn take(&mut self, len: u64) -> Option<Run> {
+    pub(super) fn take(&mut self, len: u64) -> Option<ClusterRun> {
         self.is_used = true;
         let front = self.ready.front_mut()?;
         let run = front.split(len);
@@ -85,7 +86,7 @@ impl Reserve {
     }
 
     /// Puts the clusters of a chunk into the reserve.
-    pub(super) fn add(&mut self, runs: Vec<Run>) {
+    pub(super) fn add(&mut self, runs: Vec<ClusterRun>) {
         self.ready_clusters += runs.iter().map(|run| run.len).sum::<u64>();
         self.ready.extend(runs);
         self.has_waiters = false;
@@ -114,13 +115,13 @@ impl Reserve {
 
     /// Takes all clusters whose counts are raised, those of the chunk too unless they are being zeroed. A
     /// chunk for an L1 table stays, because growing goes on.
-    pub(super) fn close(&mut self) -> Vec<Run> {
+    pub(super) fn close(&mut self) -> Vec<ClusterRun> {
         self.ready_clusters = 0;
-        let mut runs: Vec<Run> = self.ready.drain(..).collect();
+        let mut runs: Vec<ClusterRun> = self.ready.drain(..).collect();
         let is_over = |chunk: &mut Chunk| match chunk.stage {
-            Stage::Choosing => true,
-            Stage::Raising { zeroing, .. } => zeroing == 0 && !chunk.for_l1,
-            Stage::Syncing { .. } => !chunk.for_l1,
+            ChunkStage::Choosing => true,
+            ChunkStage::Raising { zeroing, .. } => zeroing == 0 && !chunk.for_l1,
+            ChunkStage::Syncing { .. } => !chunk.for_l1,
         };
         if let Some(mut chunk) = self.chunk.take_if(is_over) {
             runs.append(&mut chunk.runs);

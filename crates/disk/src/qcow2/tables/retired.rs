@@ -1,8 +1,11 @@
-//! The clusters that lost a mapping, in the order of their way to being free (R5).
+//! The clusters that lost a mapping, in the order in which they become free (R5).
 
-use super::ops::Run;
+use super::blocks::{Block, Blocks};
+use super::cluster_run::ClusterRun;
 use super::plan::Ticket;
-use crate::qcow2::pins::Epoch;
+use super::rule::{Rule, Rules};
+use super::syncs::Syncs;
+use crate::qcow2::pins::{Epoch, Pins};
 use kickless_io::Errno;
 use std::collections::VecDeque;
 
@@ -16,11 +19,13 @@ const SYNC_BYTES: u64 = 64 << 20;
 const PUNCHES_MAX: usize = 64;
 /// The operations at a time that return space. They leave room for others.
 const PUNCHING_MAX: usize = 4;
+/// Extents to move on in one step.
+const STEP: usize = 64;
 
 /// A run of clusters whose counts are to be lowered by one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Extent {
-    pub(super) run: Run,
+pub(super) struct RetiredExtent {
+    pub(super) run: ClusterRun,
     /// The changes that removed the mapping.
     pub(super) changes: Ticket,
     pub(super) epoch: Epoch,
@@ -32,21 +37,21 @@ pub(super) struct Extent {
 #[derive(Debug)]
 pub(super) struct Retired {
     /// Wait for the writes of their changes.
-    pub(super) writes: VecDeque<Extent>,
+    writes: VecDeque<RetiredExtent>,
     /// Wait for a sync that begins after the operation with the number.
-    pub(super) syncs: VecDeque<(u64, Extent)>,
+    syncs: VecDeque<(u64, RetiredExtent)>,
     /// Wait for requests that may still use them.
-    pub(super) pins: VecDeque<Extent>,
+    pins: VecDeque<RetiredExtent>,
     /// Their counts are to be lowered.
-    pub(super) lowering: VecDeque<Run>,
+    pub(super) lowering: VecDeque<ClusterRun>,
     /// Free. Their space is to be returned to the host.
-    to_punch: VecDeque<Run>,
-    punching: Vec<Run>,
+    to_punch: VecDeque<ClusterRun>,
+    punching: Vec<ClusterRun>,
     /// The bytes of the extents in the first three lists.
-    pub(super) bytes: u64,
+    bytes: u64,
     extents_max: usize,
     /// The operations up to this one must become durable soon.
-    pub(super) urgent: u64,
+    urgent: u64,
     /// All that is retired is asked for.
     is_hurried: bool,
     /// A sync or a read failed. The next request starts it again.
@@ -70,6 +75,92 @@ impl Retired {
         }
     }
 
+    /// Retires an extent of this many bytes.
+    pub(super) fn retire(&mut self, extent: RetiredExtent, bytes: u64) {
+        self.bytes += bytes;
+        self.retry();
+        match self.writes.back_mut() {
+            Some(last)
+                if last.run.end() == extent.run.start
+                    && last.changes == extent.changes
+                    && last.epoch == extent.epoch =>
+            {
+                last.run.len += extent.run.len;
+                last.is_urgent |= extent.is_urgent;
+            }
+            _ => self.writes.push_back(extent),
+        }
+    }
+
+    /// Tries again to free clusters. Returns the error if an attempt has failed. Otherwise, waiting makes
+    /// sense: something is running, or a request ends and wakes.
+    pub(super) fn retry_all(&mut self, blocks: &mut Blocks) -> Option<Errno> {
+        let stalled = self.stalled.take();
+        let failed = blocks.retry_all();
+        self.hurry();
+        stalled.or(failed)
+    }
+
+    /// Moves extents on whose changes are written, or durable. Returns whether it changed something. While
+    /// the image is closed, the hurry stays.
+    pub(super) fn advance_changes(
+        &mut self,
+        blocks: &Blocks,
+        syncs: &mut Syncs,
+        rules: Rules,
+        is_closing: bool,
+    ) -> bool {
+        let mut is_changed = false;
+        for _ in 0..self.writes.len().min(STEP) {
+            let Some(extent) = self.writes.pop_front() else { break };
+            if is_unmapped(extent.changes, blocks, rules) {
+                let stamp = syncs.completed();
+                if extent.is_urgent {
+                    self.urgent = stamp;
+                }
+                self.syncs.push_back((stamp, extent));
+                is_changed = true;
+            } else {
+                self.writes.push_back(extent);
+            }
+        }
+        let without_sync = !rules.hold(Rule::R5Sync);
+        for _ in 0..STEP {
+            let is_over = |(stamp, _): &mut (u64, RetiredExtent)| syncs.is_durable(*stamp) || without_sync;
+            let Some((_, extent)) = self.syncs.pop_front_if(is_over) else { break };
+            self.pins.push_back(extent);
+            is_changed = true;
+        }
+        if !is_closing {
+            self.calm_down();
+        }
+        if let Some(stamp) = self.wanted_sync() {
+            syncs.want(stamp);
+        }
+        is_changed
+    }
+
+    /// Moves clusters on that no request uses any more. If somebody waits for clusters, the last request that
+    /// uses them wakes. Returns whether it changed something.
+    pub(super) fn advance_pins(&mut self, pins: &Pins, rules: Rules, cluster: u64) -> bool {
+        if self.pins.is_empty() {
+            return false;
+        }
+        let mut is_changed = false;
+        pins.advance();
+        pins.advance();
+        let without_pins = !rules.hold(Rule::R5Pins);
+        for _ in 0..STEP {
+            let is_over = |extent: &mut RetiredExtent| pins.is_over(extent.epoch) || without_pins;
+            let Some(RetiredExtent { run, .. }) = self.pins.pop_front_if(is_over) else { break };
+            self.bytes = self.bytes.saturating_sub(run.len * cluster);
+            self.lowering.push_back(run);
+            is_changed = true;
+        }
+        let is_waited_for = self.is_hurried && !self.pins.is_empty();
+        is_changed || is_waited_for && pins.await_leaving()
+    }
+
     pub(super) fn extents(&self) -> usize {
         self.writes.len() + self.syncs.len() + self.pins.len() + self.lowering.len()
     }
@@ -84,7 +175,7 @@ impl Retired {
     }
 
     /// Returns the operations that must become durable soon.
-    pub(super) fn wanted_sync(&mut self) -> Option<u64> {
+    fn wanted_sync(&mut self) -> Option<u64> {
         let extents = self.extents();
         let (last, _) = self.syncs.back()?;
         let is_much = extents >= SYNC_EXTENTS.min(self.extents_max) || self.bytes >= SYNC_BYTES;
@@ -97,12 +188,8 @@ impl Retired {
         self.extents() > 0 && !std::mem::replace(&mut self.is_hurried, true)
     }
 
-    pub(super) fn is_hurried(&self) -> bool {
-        self.is_hurried
-    }
-
     /// Ends the hurry when nothing is left.
-    pub(super) fn calm_down(&mut self) {
+    fn calm_down(&mut self) {
         self.is_hurried &= self.extents() > 0;
     }
 
@@ -116,7 +203,7 @@ impl Retired {
     }
 
     /// Lowers counts without waiting: no entry on the disk refers to the clusters.
-    pub(super) fn lower(&mut self, run: Run) {
+    pub(super) fn lower(&mut self, run: ClusterRun) {
         self.lowering.push_back(run);
     }
 
@@ -124,7 +211,7 @@ impl Retired {
     pub(super) fn punch(&mut self, cluster: u64, may_join: bool) {
         match self.to_punch.back_mut() {
             Some(run) if may_join && run.end() == cluster => run.len += 1,
-            _ => self.to_punch.push_back(Run { start: cluster, len: 1 }),
+            _ => self.to_punch.push_back(ClusterRun { start: cluster, len: 1 }),
         }
     }
 
@@ -139,13 +226,13 @@ impl Retired {
     }
 
     /// Takes a run to punch.
-    pub(super) fn next_punch(&mut self) -> Option<Run> {
+    pub(super) fn next_punch(&mut self) -> Option<ClusterRun> {
         let run = self.to_punch.pop_front_if(|_| self.punching.len() < PUNCHING_MAX)?;
         self.punching.push(run);
         Some(run)
     }
 
-    pub(super) fn punched(&mut self, run: Run) {
+    pub(super) fn punched(&mut self, run: ClusterRun) {
         self.punching.retain(|known| *known != run);
     }
 
@@ -159,4 +246,15 @@ impl Retired {
         }
         marks
     }
+}
+
+/// Returns whether the removal of a mapping is written, of the L2 entry and of the L1 entry above.
+fn is_unmapped(changes: Ticket, blocks: &Blocks, rules: Rules) -> bool {
+    let slice = changes.slice.is_none_or(|(slice, number)| {
+        blocks.is_written(Block::Slice(slice), number) || !rules.hold(Rule::R5L2)
+    });
+    let l1 = changes
+        .l1
+        .is_none_or(|(unit, number)| blocks.is_written(Block::L1(unit), number) || !rules.hold(Rule::R5L1));
+    slice && l1
 }

@@ -1,20 +1,19 @@
 //! The tables of an image, and the parts of their state.
 
-use super::blocks::Blocks;
-use super::copying::Copies;
+use super::blocks::{Block, Blocks};
+use super::cluster_copies::ClusterCopies;
+use super::cluster_run::ClusterRun;
 use super::free_space::FreeSpace;
-use super::growing::Growing;
 use super::kept_errors::KeptErrors;
 use super::known::Known;
-use super::l1_table::L1;
-use super::moving::Move;
-use super::ops::{Ops, Run, Syncs};
+use super::ops::TableOps;
 use super::refcounts::Refcounts;
 use super::reserve::{CHUNK_MAX, Reserve};
 use super::retired::{EXTENTS_MAX, Retired};
 use super::rule::Rules;
+use super::syncs::Syncs;
 use crate::qcow2::format::entry::decode_l1;
-use crate::qcow2::format::geometry::{Geometry, HostOffset, SliceIndex};
+use crate::qcow2::format::geometry::{Geometry, HostCluster, HostOffset, SliceIndex};
 use crate::qcow2::format::header::Header;
 use crate::qcow2::pins::Pins;
 use crate::qcow2::slices::Slices;
@@ -56,7 +55,7 @@ pub(crate) struct TableStats {
 
 /// The parts of an image that `Tables::new` needs.
 #[derive(Debug)]
-pub(crate) struct Parts<'a> {
+pub(crate) struct TableParts<'a> {
     /// The header.
     pub(crate) header: &'a Header,
     /// The first cluster.
@@ -84,21 +83,21 @@ pub(crate) struct Tables {
     pub(super) slices: Arc<Slices>,
     pub(super) pins: Arc<Pins>,
     pub(super) first: Vec<u8>,
-    pub(super) l1: L1,
+    pub(super) l1: L1Table,
     pub(super) refcounts: Refcounts,
     pub(super) blocks: Blocks,
-    pub(super) ops: Ops,
+    pub(super) ops: TableOps,
     pub(super) syncs: Syncs,
     pub(super) reserve: Reserve,
     pub(super) free_space: FreeSpace,
     pub(super) known: Known,
     /// The number of clusters of the file. What an entry refers to is before it.
     pub(super) bound: u64,
-    pub(super) moving: Option<Move>,
-    pub(super) growing: Option<Growing>,
+    pub(super) moving: Option<TableMove>,
+    pub(super) growing: Option<Growth>,
     pub(super) grown: Option<Result<u64, Errno>>,
     pub(super) retired: Retired,
-    pub(super) copies: Copies,
+    pub(super) copies: ClusterCopies,
     /// The slices that are read, and their places.
     pub(super) loading: HashMap<SliceIndex, u64>,
     pub(super) failed_loads: KeptErrors<SliceIndex>,
@@ -115,16 +114,16 @@ pub(crate) struct Tables {
 impl Tables {
     /// Makes the tables. It reads nothing. `slices` is empty.
     pub(crate) fn new(
-        parts: Parts<'_>,
+        parts: TableParts<'_>,
         slices: Arc<Slices>,
         pins: Arc<Pins>,
         options: TablesOptions,
     ) -> Self {
-        let Parts { header, first, l1, refcount_table, file_bytes, others } = parts;
+        let TableParts { header, first, l1, refcount_table, file_bytes, others } = parts;
         let (geometry, rules) = (header.geometry, options.rules);
         let end = file_bytes.div_ceil(geometry.cluster());
         let bound = options.device_bytes.unwrap_or(file_bytes).div_ceil(geometry.cluster());
-        let l1 = L1::new(&l1, header.l1.at);
+        let l1 = L1Table::new(&l1, header.l1.at);
         let mut refcounts =
             Refcounts::new(geometry, options.unit, &refcount_table, header.refcounts.at, file_bytes);
         let known = known(header, &l1, &mut refcounts, &others);
@@ -144,7 +143,7 @@ impl Tables {
             l1,
             refcounts,
             blocks: Blocks::new(rules),
-            ops: Ops::default(),
+            ops: TableOps::default(),
             syncs: Syncs::default(),
             reserve: Reserve::new(end, geometry.cluster(), options.reserve_max),
             free_space,
@@ -154,7 +153,7 @@ impl Tables {
             growing: None,
             grown: None,
             retired: Retired::new(options.retired_max.unwrap_or(EXTENTS_MAX)),
-            copies: Copies::default(),
+            copies: ClusterCopies::default(),
             loading: HashMap::new(),
             failed_loads: KeptErrors::default(),
             wakers,
@@ -172,15 +171,116 @@ impl Tables {
     }
 }
 
+/// The active L1 table.
+#[derive(Debug)]
+pub(super) struct L1Table {
+    pub(super) words: Vec<u64>,
+    pub(super) at: HostOffset,
+    /// Entries that are not written, with the numbers of their changes.
+    pub(super) unwritten: HashMap<u64, u64>,
+    /// Shared L2 tables that are copied, by the number of their L1 entry.
+    pub(super) copies: HashMap<u64, TableCopy>,
+    /// Errors of such copies for the requests that wait.
+    pub(super) failed: KeptErrors<u64>,
+}
+
+/// A shared L2 table that is copied.
+#[derive(Debug)]
+pub(super) struct TableCopy {
+    pub(super) old: HostOffset,
+    pub(super) new: HostCluster,
+    pub(super) stage: TableCopyStage,
+}
+
+/// The stages of a copy.
+#[derive(Debug)]
+pub(super) enum TableCopyStage {
+    /// A unit is read or written.
+    Unit { offset: u64 },
+    /// The sync is running.
+    Syncing { stamp: u64 },
+}
+
+/// The state of the L2 table for a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TableState {
+    /// Only the active L1 table refers to it.
+    Own(HostOffset),
+    /// There is none.
+    Absent,
+    /// It is shared.
+    Shared(HostOffset),
+    Bad,
+}
+
+impl L1Table {
+    pub(super) fn new(bytes: &[u8], at: HostOffset) -> Self {
+        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word)).collect();
+        Self { words, at, unwritten: HashMap::new(), copies: HashMap::new(), failed: KeptErrors::default() }
+    }
+}
+
+/// A table that is written at a new place.
+#[derive(Debug)]
+pub(super) struct TableMove {
+    pub(super) what: MovedTable,
+    /// The clusters to write, each with its number.
+    pub(super) to_write: Vec<(u64, Vec<u8>)>,
+    pub(super) writing: usize,
+    /// The clusters whose write is running.
+    pub(super) running: Vec<(u64, Vec<u8>)>,
+    pub(super) stage: MoveStage,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(super) enum MovedTable {
+    /// A refcount block, by its number and place.
+    Block { index: u64, at: HostOffset },
+    /// The refcount table.
+    Table { words: Vec<u64>, at: HostOffset, clusters: u32 },
+    /// The active L1 table. It does not change meanwhile.
+    L1 { words: Vec<u64>, at: HostOffset, size: u64 },
+}
+
+/// The stages of a move.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum MoveStage {
+    Writing,
+    Syncing { stamp: u64 },
+    Pointing { block: Block, number: u64 },
+    SyncingPointer { stamp: u64 },
+}
+
+/// The disk is about to have this size.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Growth {
+    pub(super) size: u64,
+    /// The entries of the larger L1 table. 0: it is large enough.
+    pub(super) entries: u64,
+    pub(super) stage: GrowthStage,
+}
+
+/// The stages of growing.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum GrowthStage {
+    /// The L1 table needs clusters, or moves.
+    Moving,
+    /// The header is written.
+    Header { number: u64 },
+    /// The sync is running.
+    Syncing { stamp: u64 },
+}
+
 /// Returns the clusters that have tables, and finds the refcount blocks at places of others.
-fn known(header: &Header, l1: &L1, refcounts: &mut Refcounts, others: &[(HostOffset, u64)]) -> Known {
+fn known(header: &Header, l1: &L1Table, refcounts: &mut Refcounts, others: &[(HostOffset, u64)]) -> Known {
     let geometry = header.geometry;
-    let run = |at: HostOffset, bytes: u64| Run {
+    let run = |at: HostOffset, bytes: u64| ClusterRun {
         start: geometry.host_cluster(at).0,
         len: bytes.div_ceil(geometry.cluster()),
     };
     let tables = [header.l1, header.refcounts].map(|table| run(table.at, table.entries * 8));
-    let fixed: Vec<Run> = std::iter::once(Run { start: 0, len: 1 }).chain(tables).collect();
+    let fixed: Vec<ClusterRun> = std::iter::once(ClusterRun { start: 0, len: 1 }).chain(tables).collect();
     let others = others.iter().map(|(at, bytes)| run(*at, *bytes)).collect();
     refcounts.check_places(|cluster| fixed.iter().any(|run| run.contains(cluster)));
     if refcounts.table.is_empty() {
