@@ -1,6 +1,6 @@
 //! A simulator that cuts an image at any operation: by a kill, and by a power cut.
 //!
-//! Requests of several queues run against `Tables` with a recorder ([`image`]) under them. Their operations
+//! Requests of several queues run against `Tables` with a recorder ([`cut_file`]) under them. Their operations
 //! ([`engine`]) complete in random order, some late, some with errors, which may stay. Each queue has a waker
 //! of its own, and each request must end. `SectorModel` knows which contents each sector may have. At each
 //! cut, a judge ([`judge`]) that shares no code with the tables compares refcounts, flags and contents.
@@ -11,11 +11,16 @@
 //! `KICKLESS_CUTS=100000 cargo test -p kickless-disk --lib sim` takes that many cuts.
 
 mod builder;
+mod cut_file;
 mod cuts;
 mod engine;
-mod image;
+mod failures;
 mod judge;
 mod life;
+mod ops;
 mod recorder;
-mod sender;
+mod request;
+mod stamps;
+mod steps;
 mod whole;
+mod whole_cuts;

@@ -53,13 +53,13 @@ pub(crate) struct Seen {
     pub(crate) failed: u64,
 }
 
-struct Queue {
+struct HostileQueue {
     images: AttachedImages,
     waker: Waker,
     is_stopping: bool,
 }
 
-struct Running {
+struct HostileRequest {
     queue: usize,
     buffers: IoBuffers,
     state: Qcow2State,
@@ -70,8 +70,8 @@ struct Running {
 struct HostileDisk<'a> {
     disk: Qcow2Disk,
     engine: HostileEngine,
-    queues: Vec<Queue>,
-    requests: BTreeMap<usize, Running>,
+    queues: Vec<HostileQueue>,
+    requests: BTreeMap<usize, HostileRequest>,
     memory: &'a Arc<View>,
     image: &'a HostileImage,
     failed: u64,
@@ -157,7 +157,7 @@ impl HostileDisk<'_> {
             let Some((chain, generation)) = self.disk.chain() else { return };
             let images = AttachedImages::new(chain, generation, shard as u32);
             let waker = Waker::new().expect("descriptors");
-            self.queues.push(Queue { images, waker, is_stopping: false });
+            self.queues.push(HostileQueue { images, waker, is_stopping: false });
         }
     }
 
@@ -252,12 +252,12 @@ impl HostileDisk<'_> {
             Request::Flush => {}
             _ => buffers.extents.push(Extent { offset, len: len * SECTOR, unmap: kind & 32 != 0 }),
         }
-        let mut running = Running { queue, buffers, state: Qcow2State::default(), is_ready: false };
+        let mut running = HostileRequest { queue, buffers, state: Qcow2State::default(), is_ready: false };
         let (mut marks, queue) = (Marks::off(), &mut self.queues[queue]);
         let (engine, waker) = (&mut self.engine, &queue.waker);
         let mut sender =
             HeldSender { engine, queue: running.queue, slot: id as u32, waker, marks: &mut marks };
-        let Running { buffers, state, .. } = &mut running;
+        let HostileRequest { buffers, state, .. } = &mut running;
         let step = self.disk.start(&mut queue.images, &mut sender, buffers, state, request);
         self.after(id, running, step);
     }
@@ -292,7 +292,7 @@ impl HostileDisk<'_> {
         let (engine, waker) = (&mut self.engine, &queue.waker);
         let mut sender =
             HeldSender { engine, queue: running.queue, slot: id as u32, waker, marks: &mut marks };
-        let (images, Running { buffers, state, .. }) = (&mut queue.images, &mut running);
+        let (images, HostileRequest { buffers, state, .. }) = (&mut queue.images, &mut running);
         let step = match completion {
             None => self.disk.retry(images, &mut sender, buffers, state),
             Some(completion) => self.disk.resume(images, &mut sender, buffers, state, completion),
@@ -300,7 +300,7 @@ impl HostileDisk<'_> {
         self.after(id, running, step);
     }
 
-    fn after(&mut self, id: usize, mut running: Running, step: Step) {
+    fn after(&mut self, id: usize, mut running: HostileRequest, step: Step) {
         let queue = running.queue;
         match step {
             Step::Done(result) => self.failed += u64::from(result.is_err_and(|e| e != IoError::CANCELLED)),

@@ -1,7 +1,7 @@
 //! Makes images to begin with.
 
-use super::image::SECTOR;
-use super::judge::{BELOW, stamp_of};
+use super::cut_file::SECTOR;
+use super::stamps::{BELOW, stamp_of};
 use crate::qcow2::format::entry::{Mapping, encode, store_entry};
 use crate::qcow2::format::geometry::{Geometry, HostOffset, Version};
 use crate::qcow2::format::refcount;

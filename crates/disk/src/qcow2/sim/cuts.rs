@@ -1,10 +1,9 @@
-//! Random runs with cuts.
+//! Random runs of the tables, with cuts.
 
 use super::builder::{Shape, build};
-use super::image::SECTOR;
+use super::cut_file::SECTOR;
 use super::judge::Judge;
 use super::life::Life;
-use super::whole::Whole;
 use crate::qcow2::format::geometry::{Geometry, Version};
 use crate::qcow2::format::refcount;
 use crate::qcow2::tables::rule::Rule;
@@ -12,11 +11,11 @@ use fastrand::Rng;
 use kickless_io::Errno;
 
 /// The steps of a life.
-const STEPS: u64 = 800;
+pub(super) const STEPS: u64 = 800;
 /// The share of steps after which all requests must end.
-const SETTLE: f64 = 0.004;
+pub(super) const SETTLE: f64 = 0.004;
 /// The lives of an image.
-const LIVES: usize = 3;
+pub(super) const LIVES: usize = 3;
 
 /// The number of cuts, and the first fault with its seed.
 type Found = (u64, Option<(u64, String)>);
@@ -50,36 +49,6 @@ fn run(seed: u64, rule: Option<Rule>, cuts: &mut u64) -> Result<(), String> {
     Ok(())
 }
 
-/// As [`run`], with a whole disk.
-fn run_whole(seed: u64, cuts: &mut u64) -> Result<(), String> {
-    let mut rng = Rng::with_seed(seed);
-    // Threads decompress, so their order is not the simulator's.
-    let shape = Shape { has_compressed: false, is_device: false, ..Shape::random(&mut rng) };
-    let mut file = build(shape, &mut rng);
-    for _ in 0..LIVES {
-        let mut whole = Whole::open(shape, &file, rng.fork());
-        for _ in 0..rng.u64(1..STEPS) {
-            whole.turn()?;
-            if rng.f64() < SETTLE {
-                whole.settle()?;
-            }
-            if rng.f64() < 0.03 {
-                whole.kill()?;
-                whole.power_cut()?;
-                *cuts += 2;
-            }
-        }
-        file = match rng.u8(..3) {
-            0 => whole.kill()?,
-            1 => whole.power_cut()?,
-            _ => whole.close()?,
-        };
-        // Dropping a disk waits for operations in flight.
-        whole.drain()?;
-    }
-    Ok(())
-}
-
 /// Runs images until a fault or so many cuts.
 fn cut(first: u64, cuts_max: u64, rule: Option<Rule>) -> Found {
     let mut cuts = 0;
@@ -93,7 +62,7 @@ fn cut(first: u64, cuts_max: u64, rule: Option<Rule>) -> Found {
     (cuts, None)
 }
 
-fn number(name: &str, default: u64) -> u64 {
+pub(super) fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
@@ -109,16 +78,6 @@ fn cuts_leave_leaks_at_most() {
 fn seeds_that_found_faults() {
     for seed in [302_549, 40_011_308] {
         assert_eq!(run(seed, None, &mut 0), Ok(()), "seed {seed}");
-    }
-}
-
-#[test]
-fn cuts_of_whole_disks_leave_leaks_at_most() {
-    let (mut cuts, mut seed) = (0, number("KICKLESS_SEED", 0));
-    while cuts < number("KICKLESS_CUTS", 3_000) {
-        let fault = run_whole(seed, &mut cuts);
-        assert_eq!(fault, Ok(()), "seed {seed}, after {cuts} cuts");
-        seed += 1;
     }
 }
 

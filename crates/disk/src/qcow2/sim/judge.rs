@@ -1,6 +1,7 @@
 //! Compares the refcounts, flags and contents of a cut image. It shares no code with the tables.
 
 use super::builder::{Shape, below};
+use super::stamps::inflated;
 use crate::qcow2::check::check;
 use crate::qcow2::check::image::ReadImage;
 use crate::qcow2::format::entry::{Mapping, decode, decode_l1, load_entries};
@@ -8,23 +9,10 @@ use crate::qcow2::format::refcount;
 use kickless_testing::Stamp;
 use std::io;
 
-/// The number of the write that stands for the backing image.
-pub(super) const BELOW: u64 = 0xff_ffff;
-const WRITE_BITS: u32 = 24;
 /// The clusters to check at a time: some windows for an image of the largest size here.
 const WINDOW: u64 = 1000;
 /// The clusters beyond the end of the file to look at.
 const BEYOND: u64 = 200;
-
-/// Returns the contents that a write leaves in a sector.
-pub(super) fn stamp_of(offset: u64, write: u64) -> Stamp {
-    (offset + 1) << WRITE_BITS | write
-}
-
-/// Returns whether the contents are those of a sector: zeroes, or any write there.
-pub(super) fn is_of(stamp: Stamp, offset: u64) -> bool {
-    stamp == 0 || stamp >> WRITE_BITS == offset + 1
-}
 
 /// A file after a cut.
 pub(super) struct Judge<'a> {
@@ -132,9 +120,4 @@ impl Judge<'_> {
     pub(super) fn sectors(&self) -> impl Iterator<Item = Stamp> {
         (0..self.shape.sectors()).map(|sector| self.read(sector))
     }
-}
-
-/// Returns the contents of a sector of a compressed cluster.
-pub(super) fn inflated(first: Stamp, within: u64) -> Stamp {
-    first + (within << WRITE_BITS)
 }

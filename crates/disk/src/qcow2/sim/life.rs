@@ -1,10 +1,11 @@
 //! One life of a disk, from opening an image to its cut.
 
 use super::builder::Shape;
-use super::engine::{Failures, Op};
-use super::image::{Image, SECTOR};
+use super::cut_file::{CutFile, SECTOR};
+use super::failures::Failures;
 use super::judge::{Judge, Verdict};
-use super::sender::{Kind, Request};
+use super::ops::SimOp;
+use super::request::{RequestKind, SimRequest};
 use crate::qcow2::format::header::Header;
 use crate::qcow2::open::used_bytes;
 use crate::qcow2::pins::Pins;
@@ -32,18 +33,18 @@ const QUEUES_MAX: usize = 3;
 /// A disk in use.
 pub(super) struct Life {
     pub(super) shape: Shape,
-    pub(super) image: Image,
+    pub(super) image: CutFile,
     pub(super) model: SectorModel,
     pub(super) tables: Tables,
     pub(super) slices: Arc<Slices>,
     pub(super) pins: Arc<Pins>,
     /// The waker of each queue.
     pub(super) wakers: Vec<Waker>,
-    pub(super) requests: BTreeMap<usize, Request>,
+    pub(super) requests: BTreeMap<usize, SimRequest>,
     pub(super) rng: Rng,
     pub(super) now: u64,
     pub(super) rule: Option<Rule>,
-    pub(super) ops: Vec<Op>,
+    pub(super) ops: Vec<SimOp>,
     pub(super) failures: Failures,
     next: usize,
     /// The size that the disk is about to have.
@@ -121,7 +122,7 @@ impl Life {
         let queues = rng.usize(1..=QUEUES_MAX);
         Self {
             shape,
-            image: Image::new(file, shape.is_device),
+            image: CutFile::new(file, shape.is_device),
             model,
             tables,
             slices,
@@ -183,7 +184,10 @@ impl Life {
         for (queue, waker) in self.wakers.iter().enumerate() {
             if waker.clear() {
                 is_woken = true;
-                self.requests.values_mut().filter(|request| request.queue == queue).for_each(Request::woken);
+                self.requests
+                    .values_mut()
+                    .filter(|request| request.queue == queue)
+                    .for_each(SimRequest::woken);
             }
         }
         is_woken
@@ -211,7 +215,7 @@ impl Life {
         self.next += 1;
         let (kind, first, len) = self.random_request();
         let queue = self.rng.usize(..self.wakers.len());
-        let request = Request::new((kind, queue), first, len, self.now);
+        let request = SimRequest::new((kind, queue), first, len, self.now);
         if request.changes() {
             for sector in first..first + len {
                 self.model.start(sector, request.stamp(self.shape.offset(sector)), self.now);
@@ -220,23 +224,23 @@ impl Life {
         self.requests.insert(self.next, request);
     }
 
-    fn random_request(&mut self) -> (Kind, usize, usize) {
+    fn random_request(&mut self) -> (RequestKind, usize, usize) {
         let per_cluster = self.shape.geometry.cluster() as usize / SECTOR;
         let per_table = self.shape.used as usize * per_cluster;
         let table = self.rng.usize(..self.shape.tables as usize);
         let kind = match self.rng.u8(..16) {
-            0..8 => Kind::Write { number: self.now, durable: self.rng.u8(..3) == 0 },
-            8..10 => Kind::Clear(Clear::Unmap),
-            10 => Kind::Clear(Clear::Zero),
-            11 => Kind::Clear(Clear::Discard),
-            12..14 => Kind::Flush,
-            _ => Kind::Read,
+            0..8 => RequestKind::Write { number: self.now, durable: self.rng.u8(..3) == 0 },
+            8..10 => RequestKind::Clear(Clear::Unmap),
+            10 => RequestKind::Clear(Clear::Zero),
+            11 => RequestKind::Clear(Clear::Discard),
+            12..14 => RequestKind::Flush,
+            _ => RequestKind::Read,
         };
         if self.rng.u8(..3) == 0 {
             // The same place again.
             return (kind, self.last.0, self.last.1);
         }
-        let is_clear = matches!(kind, Kind::Clear(_));
+        let is_clear = matches!(kind, RequestKind::Clear(_));
         let (from, to) = if self.rng.u8(..3) < if is_clear { 2 } else { 1 } {
             let first = self.rng.usize(..self.shape.used as usize);
             let len = self.rng.usize(1..=(self.shape.used as usize - first).min(3));
@@ -250,7 +254,7 @@ impl Life {
     }
 
     /// Ends a request with its answer.
-    pub(super) fn end(&mut self, request: &Request) {
+    pub(super) fn end(&mut self, request: &SimRequest) {
         if let Some(errno) = request.failed
             && !self.failures.has_failed
             && !self.is_full

@@ -1,7 +1,7 @@
 //! An engine for the whole disk. It records each write to the image, and completes operations in any order.
 
-use super::engine::{Class, Failures};
-use super::image::{Image, SECTOR, WriteId};
+use super::cut_file::{CutFile, SECTOR, WriteId};
+use super::failures::{Failures, OpClass};
 use crate::qcow2::held::{HeldOp, HoldOps};
 use fastrand::Rng;
 use kickless_io::{Completion, Errno, OpKind};
@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 
 /// An operation in flight.
 #[derive(Debug)]
-struct Op {
+struct RecordedOp {
     held: HeldOp,
     /// The write that the image has.
     write: Option<(WriteId, usize)>,
@@ -23,13 +23,13 @@ struct Op {
 
 /// The files of a disk, and the operations in flight.
 pub(super) struct Recorder {
-    pub(super) image: Image,
+    pub(super) image: CutFile,
     /// The image's file, which has the same length, and other contents.
     pub(super) file: File,
     pub(super) below: Option<File>,
     pub(super) failures: Failures,
     pub(super) now: u64,
-    ops: Vec<Op>,
+    ops: Vec<RecordedOp>,
     late_max: u64,
     rng: Rng,
 }
@@ -55,12 +55,12 @@ impl HoldOps for Recorder {
             _ => self.rng.u64(..self.late_max),
         };
         let (mark, not_before) = (self.image.sync_begins(), self.now + late);
-        self.ops.push(Op { held, write, mark, is_cancelled: false, not_before });
+        self.ops.push(RecordedOp { held, write, mark, is_cancelled: false, not_before });
     }
 }
 
 impl Recorder {
-    pub(super) fn new(image: Image, file: File, below: Option<File>, mut rng: Rng) -> Self {
+    pub(super) fn new(image: CutFile, file: File, below: Option<File>, mut rng: Rng) -> Self {
         let late_max = rng.choice([30, 150, 600]).unwrap();
         let failures = Failures::random(&mut rng);
         Self { image, file, below, failures, now: 1, ops: Vec::new(), late_max, rng }
@@ -90,20 +90,20 @@ impl Recorder {
         Some(self.complete(op))
     }
 
-    fn complete(&mut self, op: Op) -> (usize, Completion) {
+    fn complete(&mut self, op: RecordedOp) -> (usize, Completion) {
         let rng = &mut self.rng;
         let mut held = op.held;
         let class = match held.kind {
-            OpKind::Read => Class::Read,
-            OpKind::Write { .. } if held.slot >= crate::TABLE_OP_SLOTS => Class::TableWrite,
-            OpKind::Write { .. } => Class::Write,
-            OpKind::Range { .. } => Class::Zero,
-            OpKind::Flush => Class::Sync,
+            OpKind::Read => OpClass::Read,
+            OpKind::Write { .. } if held.slot >= crate::TABLE_OP_SLOTS => OpClass::TableWrite,
+            OpKind::Write { .. } => OpClass::Write,
+            OpKind::Range { .. } => OpClass::Zero,
+            OpKind::Flush => OpClass::Sync,
         };
         let mut result = self.failures.result(class, rng);
         if op.is_cancelled {
             result = Err(Errno::CANCELED);
-        } else if class == Class::Zero && result.is_err() && rng.u8(..4) == 0 {
+        } else if class == OpClass::Zero && result.is_err() && rng.u8(..4) == 0 {
             result = Err(Errno::OPNOTSUPP);
         }
         let bytes = match (held.kind, op.write) {

@@ -1,9 +1,10 @@
 //! One life of a whole disk, with its real requests, from opening the image to its cut.
 
 use super::builder::{Shape, below};
-use super::image::{Image, SECTOR};
-use super::judge::{Judge, is_of, stamp_of};
+use super::cut_file::{CutFile, SECTOR};
+use super::judge::Judge;
 use super::recorder::Recorder;
+use super::stamps::{is_of, stamp_of};
 use crate::buffers::IoBuffers;
 use crate::control::DiskControl;
 use crate::qcow2::attached::AttachedImages;
@@ -31,7 +32,7 @@ const QUEUES_MAX: usize = 3;
 const ROUNDS_MAX: u32 = 2000;
 
 /// A queue of the disk.
-struct Queue {
+struct DiskQueue {
     images: AttachedImages,
     waker: Waker,
     /// It stops by force, and gets no further requests until it has stopped.
@@ -39,7 +40,7 @@ struct Queue {
 }
 
 /// A request in flight.
-struct Running {
+struct DiskRequest {
     queue: usize,
     request: Request,
     buffers: IoBuffers,
@@ -64,16 +65,16 @@ pub(super) struct Whole {
     /// Dropped if it has nothing in flight. Otherwise, closing it waits for that.
     disk: Arc<Qcow2Disk>,
     recorder: Recorder,
-    queues: Vec<Queue>,
+    queues: Vec<DiskQueue>,
     memory: Arc<View>,
-    requests: BTreeMap<usize, Running>,
+    requests: BTreeMap<usize, DiskRequest>,
     model: SectorModel,
     rng: Rng,
     /// Clusters that nothing refers to, from the beginning.
     leaks: u64,
 }
 
-impl Running {
+impl DiskRequest {
     /// Returns the contents that the request leaves in a sector, as an offset on the disk.
     fn stamp(&self, offset: u64) -> Stamp {
         if self.number > 0 { stamp_of(offset, self.number) } else { 0 }
@@ -109,7 +110,7 @@ impl Whole {
         let disk = Qcow2Disk::open(crate::image_file::Source::Path(&path), &options).unwrap();
         disk.reload(false).unwrap();
         // Opening may have changed the header.
-        let image = Image::new(fs::read(&path).unwrap(), false);
+        let image = CutFile::new(fs::read(&path).unwrap(), false);
         let file = File::options().read(true).write(true).open(&path).unwrap();
         let recorder = Recorder::new(image, file, under, rng.fork());
         let mut whole = Self {
@@ -126,7 +127,7 @@ impl Whole {
         };
         for _ in 0..whole.rng.usize(1..=QUEUES_MAX) {
             let images = whole.attach();
-            whole.queues.push(Queue { images, waker: Waker::new().unwrap(), is_stopping: false });
+            whole.queues.push(DiskQueue { images, waker: Waker::new().unwrap(), is_stopping: false });
         }
         whole
     }
@@ -235,7 +236,7 @@ impl Whole {
             14..16 => Request::Read { offset },
             _ => Request::Write { offset, durable },
         };
-        let mut running = Running {
+        let mut running = DiskRequest {
             queue,
             request,
             buffers: IoBuffers::default(),
@@ -327,7 +328,7 @@ impl Whole {
     }
 
     /// Goes on after a step of a request.
-    fn after(&mut self, id: usize, mut running: Running, step: Step) -> Result<(), String> {
+    fn after(&mut self, id: usize, mut running: DiskRequest, step: Step) -> Result<(), String> {
         let queue = running.queue;
         let result = match step {
             Step::Done(result) => self.end(id, &running, result),
@@ -375,7 +376,7 @@ impl Whole {
     }
 
     /// Ends a request with its answer.
-    fn end(&mut self, id: usize, running: &Running, result: Result<(), IoError>) -> Result<(), String> {
+    fn end(&mut self, id: usize, running: &DiskRequest, result: Result<(), IoError>) -> Result<(), String> {
         let now = self.recorder.now;
         if result.is_err() && !self.recorder.failures.has_failed && !running.is_cancelled {
             return Err(format!("{:?} ends with {result:?}, and nothing has failed", running.request));
@@ -400,7 +401,7 @@ impl Whole {
     }
 
     /// Checks the contents that were read (G3, G4).
-    fn check_read(&mut self, id: usize, running: &Running) -> Result<(), String> {
+    fn check_read(&mut self, id: usize, running: &DiskRequest) -> Result<(), String> {
         let mut bytes = vec![0; running.len * SECTOR];
         self.area(id, running.len).read(0, &mut bytes);
         for (index, bytes) in bytes.as_chunks::<SECTOR>().0.iter().enumerate() {

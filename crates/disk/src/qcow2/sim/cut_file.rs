@@ -12,7 +12,7 @@ pub(super) struct WriteId(u64);
 
 /// The file. Its length is a multiple of a sector.
 #[derive(Debug, Default)]
-pub(super) struct Image {
+pub(super) struct CutFile {
     /// All completed writes.
     now: Vec<u8>,
     /// The writes before the last sync.
@@ -28,7 +28,7 @@ pub(super) struct Image {
     next: u64,
 }
 
-impl Image {
+impl CutFile {
     pub(super) fn new(bytes: Vec<u8>, is_device: bool) -> Self {
         Self { now: bytes.clone(), durable: bytes, is_device, ..Self::default() }
     }
