@@ -26,6 +26,7 @@ mod copy;
 mod decode;
 mod decoder;
 pub(crate) mod disk;
+mod engine_runtime;
 mod extents;
 mod format;
 #[cfg(fuzzing)]
@@ -44,6 +45,7 @@ mod pools;
 mod qemu;
 mod read;
 pub(crate) mod request;
+mod runtime;
 mod sender;
 #[cfg(test)]
 mod sim;

@@ -1,9 +1,8 @@
 //! Blocking access to an image file, for the control path.
 
 use super::check::image::{ReadImage, WriteImage};
+use super::engine_runtime::{TableOp, TableOpKind, Tables};
 use super::layer::Image;
-use super::tables::Tables;
-use super::tables::ops::{TableOp, TableOpKind};
 use crate::FileDisk;
 use crate::file::ZeroParts;
 use kickless_io::{AlignedBuf, Errno};

@@ -1,11 +1,11 @@
 //! Fills a part of a cluster, with old bytes and the guest's, before it is mapped (R3).
 
+use super::engine_runtime::{CopyPlan, Copying};
 use super::layer::{Chain, Image};
 use super::local_buffers::LocalBuffers;
 use super::read::ReadState;
 use super::sender::top;
-use super::tables::Copying;
-use super::tables::plan::{CopyFrom, CopyPlan, Ticket};
+use super::tables::plan::{CopyFrom, Ticket};
 use crate::buffer_pool::{BufferPermit, BufferWait};
 use crate::buffers::TransferBuffers;
 use crate::file::{FileState, Unchecked};

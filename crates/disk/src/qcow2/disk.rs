@@ -4,6 +4,7 @@ use super::attached::AttachedImages;
 use super::blocking;
 use super::check::image::WriteImage;
 use super::decoder::Decoder;
+use super::engine_runtime::Tables;
 use super::format::geometry::Version;
 use super::format::header::Header;
 use super::layer::Chain;
@@ -344,8 +345,8 @@ impl DiskControl for Qcow2Disk {
         }
         self.set_chain(None);
         if let Some(image) = image {
-            image.with_tables(super::tables::Tables::close);
-            let closed = blocking::run(image, super::tables::Tables::closed).map_err(io::Error::from);
+            image.with_tables(Tables::close);
+            let closed = blocking::run(image, Tables::closed).map_err(io::Error::from);
             if let Err(error) = closed.and_then(|()| file.sync()) {
                 tracing::warn!(
                     parent: &self.span, %error,
@@ -424,7 +425,7 @@ impl DiskControl for Qcow2Disk {
         let mut to = from;
         while to < size {
             image.with_tables(|tables| tables.grow(size)).map_err(io::Error::other)?;
-            to = blocking::run(image, super::tables::Tables::grown)?;
+            to = blocking::run(image, Tables::grown)?;
             image.size.fetch_max(to, Ordering::Relaxed);
             self.size.fetch_max(to, Ordering::Relaxed);
         }

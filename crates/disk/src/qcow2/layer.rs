@@ -1,13 +1,11 @@
 //! The images of a chain, and the place of a guest's bytes in them.
 
 use super::decoder::Decoder;
+use super::engine_runtime::{Pins, TableOp, Tables};
 use super::format::geometry::{Geometry, GuestCluster, GuestOffset, HostOffset, SliceIndex};
 use super::format::header::Compression;
-use super::pins::Pins;
 use super::pools::Pools;
 use super::slices::{Look, Slices};
-use super::tables::Tables;
-use super::tables::ops::TableOp;
 use super::tables::plan::Under;
 use crate::{FileDisk, IoError, Step};
 use kickless_io::{Errno, Waker};

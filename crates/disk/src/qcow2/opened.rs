@@ -1,15 +1,15 @@
 //! The files of a chain whose headers and tables were read, before the caches are made.
 
 use super::budget::TableBytes;
+use super::engine_runtime::{Pins, Tables};
 use super::format::entry::decode_l1;
 use super::format::geometry::HostOffset;
 use super::format::header::Header;
 use super::layer::{Image, RawLayer};
-use super::pins::Pins;
 use super::pools::Pools;
 use super::slices::Slices;
 use super::tables::rule::Rules;
-use super::tables::{TableParts, Tables, TablesOptions};
+use super::tables::{TableParts, TablesOptions};
 use crate::FileDisk;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};

@@ -6,6 +6,7 @@
 //! A pin counts in its shard under the parity of the epoch that it has seen, and the epoch moves from `e` to
 //! `e + 1` only if no pin of `e - 1` is left. So an epoch is over when the current one is at least 2 later.
 
+use super::runtime::Runtime;
 use super::wakers::Wakers;
 use kickless_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::ops::Range;
@@ -20,28 +21,28 @@ pub(crate) struct Epoch(u64);
 
 /// The pins of one image.
 #[derive(Debug)]
-pub(crate) struct Pins {
+pub(crate) struct Pins<R: Runtime> {
     epoch: AtomicU64,
-    shards: Box<[Arc<Shard>]>,
-    common: Arc<Common>,
+    shards: Box<[Arc<Shard<R>>]>,
+    common: Arc<Common<R>>,
 }
 
 /// The numbers of pins, on a cache line of their own.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Shard {
+struct Shard<R: Runtime> {
     /// The pins of even and odd epochs.
     counts: [AtomicU32; 2],
     /// Not 0: requests wait for the pins of the parity that this is, less 1. The last of them wakes.
     awaited: AtomicU32,
-    common: Arc<Common>,
+    common: Arc<Common<R>>,
 }
 
 /// The rarely used part of all shards.
-#[derive(Debug, Default)]
-struct Common {
+#[derive(Debug)]
+struct Common<R: Runtime> {
     /// The requests that wait for clusters, among others.
-    wakers: Wakers,
+    wakers: Wakers<R>,
     /// Bytes of the file that a transfer without a request may still change.
     lost: Mutex<Vec<Range<u64>>>,
     has_lost: AtomicU32,
@@ -49,14 +50,15 @@ struct Common {
 
 /// The promise that the request's clusters are not reused. Dropping it ends the promise.
 #[derive(Debug)]
-pub(crate) struct Pin {
-    shard: Arc<Shard>,
+pub(crate) struct Pin<R: Runtime> {
+    shard: Arc<Shard<R>>,
     parity: usize,
 }
 
-impl Pins {
+impl<R: Runtime> Pins<R> {
     pub(crate) fn new() -> Self {
-        let common = Arc::new(Common::default());
+        let (lost, has_lost) = (Mutex::default(), AtomicU32::new(0));
+        let common = Arc::new(Common { wakers: Wakers::new(), lost, has_lost });
         let shard = |_| {
             let counts = [AtomicU32::new(0), AtomicU32::new(0)];
             Arc::new(Shard { counts, awaited: AtomicU32::new(0), common: Arc::clone(&common) })
@@ -65,7 +67,7 @@ impl Pins {
     }
 
     /// Returns the list of the requests that wait.
-    pub(crate) fn wakers(&self) -> &Wakers {
+    pub(crate) fn wakers(&self) -> &Wakers<R> {
         &self.common.wakers
     }
 
@@ -97,7 +99,7 @@ impl Pins {
     }
 
     /// Enters the current epoch. Any shard is right; a queue's own one is fast.
-    pub(crate) fn enter(&self, shard: u32) -> Pin {
+    pub(crate) fn enter(&self, shard: u32) -> Pin<R> {
         let shard = &self.shards[shard as usize % SHARDS];
         loop {
             let epoch = self.epoch.load(Ordering::SeqCst);
@@ -135,7 +137,7 @@ impl Pins {
     }
 }
 
-impl Pin {
+impl<R: Runtime> Pin<R> {
     /// Ends the promise although a transfer to these bytes of the file is in flight. Their clusters are never
     /// freed.
     #[cold]
@@ -146,13 +148,13 @@ impl Pin {
     }
 }
 
-impl Drop for Pin {
+impl<R: Runtime> Drop for Pin<R> {
     fn drop(&mut self) {
         self.shard.leave(self.parity);
     }
 }
 
-impl Shard {
+impl<R: Runtime> Shard<R> {
     /// Ends a pin. The last one of an awaited epoch wakes those who wait.
     #[inline]
     fn leave(&self, parity: usize) {
@@ -183,10 +185,11 @@ fn fence() {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::qcow2::engine_runtime::EngineRuntime;
 
     #[test]
     fn an_epoch_is_over_when_its_pins_have_left() {
-        let pins = Pins::new();
+        let pins = Pins::<EngineRuntime>::new();
         let seen = pins.current();
         let pin = pins.enter(3);
         pins.advance();
@@ -202,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_last_pin_that_is_awaited_wakes_once() {
-        let (pins, waker) = (Pins::new(), kickless_io::Waker::new().unwrap());
+        let (pins, waker) = (Pins::<EngineRuntime>::new(), kickless_io::Waker::new().unwrap());
         drop(pins.enter(0));
         let (first, second) = (pins.enter(1), pins.enter(1));
         pins.advance();
@@ -220,7 +223,7 @@ mod tests {
     /// A request that waits looks again and again. That wakes nobody, or it would never sleep.
     #[test]
     fn pins_of_the_current_epoch_do_not_wake() {
-        let (pins, waker) = (Pins::new(), kickless_io::Waker::new().unwrap());
+        let (pins, waker) = (Pins::<EngineRuntime>::new(), kickless_io::Waker::new().unwrap());
         let awaited = pins.enter(0);
         pins.advance();
         pins.advance();
@@ -236,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_lost_transfer_keeps_its_bytes_only() {
-        let pins = Pins::new();
+        let pins = Pins::<EngineRuntime>::new();
         let seen = pins.current();
         assert!(!pins.is_lost(&(0..1 << 40)));
         pins.enter(2).lose(4096..8192);
@@ -253,6 +256,7 @@ mod model {
     //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-disk --release --lib pins::model`
 
     use super::*;
+    use crate::qcow2::engine_runtime::EngineRuntime;
     use kickless_sync::loom::{self, cell::UnsafeCell, thread};
 
     /// A request reads a mapping under a pin and uses its cluster. The owner unmaps the cluster, and reuses
@@ -260,7 +264,7 @@ mod model {
     #[test]
     fn a_cluster_is_reused_after_its_requests() {
         loom::model(|| {
-            let pins = Arc::new(Pins::new());
+            let pins = Arc::new(Pins::<EngineRuntime>::new());
             let mapped = Arc::new(AtomicU32::new(1));
             let cluster = Arc::new(UnsafeCell::new(0));
             let request = {
@@ -288,7 +292,7 @@ mod model {
     /// The owner finds that pins have to leave, and asks for a wake as `Tables` does. Then the last of them
     /// sees that it is asked for. `comes` is a request that comes meanwhile.
     fn awaited(comes: bool) {
-        let pins = Arc::new(Pins::new());
+        let pins = Arc::new(Pins::<EngineRuntime>::new());
         let pin = pins.enter(0);
         let seen = pins.current();
         let mut threads = vec![thread::spawn(move || drop(pin))];

@@ -1,9 +1,10 @@
 //! One operation that a queue carries out for the tables of an image.
 
+use super::engine_runtime::{TableOp, TableOpKind};
 use super::layer::{Image, errno_of};
 use super::local_buffers::LocalBuffers;
 use super::sender::{CancelledSender, LayerSender};
-use super::tables::ops::{OpId, TableOp, TableOpKind};
+use super::tables::ops::OpId;
 use crate::buffers::TransferBuffers;
 use crate::fault::{FaultInjector, FaultState};
 use crate::file::{FileState, Unchecked, ZeroParts};

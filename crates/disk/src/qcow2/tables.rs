@@ -31,10 +31,11 @@ mod write;
 use super::format::entry::{UNWRITTEN, WRITING, store_entry};
 use super::format::geometry::{HostOffset, SliceIndex, Version};
 use super::format::header::{HeaderChange, apply};
+use super::runtime::Runtime;
 use super::slices::{WayIndex, memory_bits, on_disk, with_bits};
 use blocks::Block;
 pub(crate) use cluster_copies::Copying;
-use kickless_io::{AlignedBuf, Errno, Waker};
+use kickless_io::Errno;
 use ops::{OpId, OpPurpose, TableOp, TableOpKind};
 use plan::{SyncMark, Ticket, Written};
 use refcounts::store_words;
@@ -47,9 +48,9 @@ pub(crate) use state::{TableParts, Tables, TablesOptions};
 /// The steps of work in one call. Each is bounded.
 const STEPS_MAX: u32 = 8;
 
-impl Tables {
+impl<R: Runtime> Tables<R> {
     /// Returns the next operation that is due. `None` does not say that there is none: work may be left.
-    pub(crate) fn next_op(&mut self) -> Option<TableOp> {
+    pub(crate) fn next_op(&mut self) -> Option<TableOp<R>> {
         if std::mem::take(&mut self.has_work) {
             self.progress();
         }
@@ -82,7 +83,7 @@ impl Tables {
     }
 
     /// Takes back an operation that was not carried out, for another executor.
-    pub(crate) fn take_back(&mut self, op: TableOp) {
+    pub(crate) fn take_back(&mut self, op: TableOp<R>) {
         self.ops.put_back(op);
         self.wakers.wake();
     }
@@ -153,7 +154,7 @@ impl Tables {
     }
 
     /// Takes the completion of an operation. A transfer is whole, or has failed.
-    pub(crate) fn complete(&mut self, id: OpId, buffer: Option<AlignedBuf>, result: Result<u32, Errno>) {
+    pub(crate) fn complete(&mut self, id: OpId, buffer: Option<R::Buffer>, result: Result<u32, Errno>) {
         let Some(purpose) = self.ops.end(id) else { return };
         let result = result.map(|_| ());
         if let Err(errno) = result {
@@ -232,7 +233,7 @@ impl Tables {
     }
 
     /// Returns whether the changes of a ticket are written.
-    pub(crate) fn written(&mut self, ticket: Ticket, waker: &Waker) -> Written {
+    pub(crate) fn written(&mut self, ticket: Ticket, waker: &R::Waker) -> Written {
         if !self.rules.hold(Rule::R4) {
             return Written::Yes;
         }

@@ -1,25 +1,33 @@
 //! The wakers of requests that wait.
 
-use kickless_io::Waker;
-use std::os::fd::{AsFd, AsRawFd};
+use super::runtime::Runtime;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// One waker for each worker. All are signalled at each progress. Clones are the same list.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Wakers(Arc<Mutex<Vec<Waker>>>);
+/// One waker for each queue. All are signalled at each progress. Clones are the same list.
+#[derive(Debug)]
+pub(crate) struct Wakers<R: Runtime>(Arc<Mutex<Vec<R::Waker>>>);
 
-impl Wakers {
-    pub(crate) fn add(&self, waker: &Waker) {
-        let fd = |waker: &Waker| waker.as_fd().as_raw_fd();
+impl<R: Runtime> Wakers<R> {
+    pub(crate) fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    pub(crate) fn add(&self, waker: &R::Waker) {
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !list.iter().any(|known| fd(known) == fd(waker)) {
+        if !list.iter().any(|known| R::is_same(known, waker)) {
             list.push(waker.clone());
         }
     }
 
     pub(crate) fn wake(&self) {
         for waker in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            waker.wake();
+            R::wake(&waker);
         }
+    }
+}
+
+impl<R: Runtime> Clone for Wakers<R> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
     }
 }

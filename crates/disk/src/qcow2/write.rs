@@ -1,10 +1,10 @@
 //! Writes to the image at the top of a chain: run by run, each to one place.
 
 use super::copy::CopyState;
+use super::engine_runtime::Pin;
 use super::format::geometry::GuestOffset;
 use super::layer::{Chain, Image, Place, errno_of};
 use super::local_buffers::LocalBuffers;
-use super::pins::Pin;
 use super::sender::top;
 use super::slices::Look;
 use super::tables::plan::{SyncMark, Ticket, WritePlan, Written};

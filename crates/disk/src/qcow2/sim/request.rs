@@ -2,9 +2,9 @@
 
 use super::cut_file::SECTOR;
 use super::stamps::stamp_of;
+use crate::qcow2::engine_runtime::{CopyPlan, Pin};
 use crate::qcow2::format::geometry::HostOffset;
-use crate::qcow2::pins::Pin;
-use crate::qcow2::tables::plan::{Clear, CopyPlan, SyncMark, Ticket};
+use crate::qcow2::tables::plan::{Clear, SyncMark, Ticket};
 use kickless_io::Errno;
 use kickless_testing::Stamp;
 

@@ -6,9 +6,10 @@ use super::life::Life;
 use super::ops::OpTarget;
 use super::request::{RequestKind, RequestPhase, SimRequest};
 use super::stamps::{inflated, is_of};
+use crate::qcow2::engine_runtime::CopyPlan;
 use crate::qcow2::format::geometry::{GuestOffset, HostOffset, SliceIndex};
 use crate::qcow2::slices::Look;
-use crate::qcow2::tables::plan::{Clear, ClearPlan, CopyFrom, CopyPlan, Under, WritePlan, Written};
+use crate::qcow2::tables::plan::{Clear, ClearPlan, CopyFrom, Under, WritePlan, Written};
 use crate::qcow2::tables::rule::Rule;
 use kickless_testing::Stamp;
 

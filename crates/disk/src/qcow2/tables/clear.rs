@@ -6,11 +6,11 @@ use super::entries::EntryPlace;
 use super::plan::{Clear, ClearPlan, Stop};
 use crate::qcow2::format::entry::Mapping;
 use crate::qcow2::format::geometry::{GuestOffset, Version};
-use kickless_io::Waker;
+use crate::qcow2::runtime::Runtime;
 
-impl Tables {
+impl<R: Runtime> Tables<R> {
     /// Unmaps or zeroes whole clusters of a range, at most one slice.
-    pub(crate) fn clear(&mut self, at: GuestOffset, len: u64, how: Clear, waker: &Waker) -> ClearPlan {
+    pub(crate) fn clear(&mut self, at: GuestOffset, len: u64, how: Clear, waker: &R::Waker) -> ClearPlan {
         self.end_given_up();
         let plan = match self.try_clear(at, len, how, waker) {
             Ok(plan) => plan,
@@ -24,7 +24,13 @@ impl Tables {
         plan
     }
 
-    fn try_clear(&mut self, at: GuestOffset, len: u64, how: Clear, waker: &Waker) -> Result<ClearPlan, Stop> {
+    fn try_clear(
+        &mut self,
+        at: GuestOffset,
+        len: u64,
+        how: Clear,
+        waker: &R::Waker,
+    ) -> Result<ClearPlan, Stop> {
         let place = self.place(at, false, waker)?;
         let cluster = self.geometry.cluster();
         let left = (self.entries() - place.index) as u64 * cluster - place.within;

@@ -2,17 +2,20 @@
 
 use crate::qcow2::format::entry::Mapping;
 use crate::qcow2::format::geometry::{GuestCluster, HostCluster, SliceIndex};
+use crate::qcow2::runtime::Runtime;
 use crate::qcow2::wakers::Wakers;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The clusters with a copy in progress.
-#[derive(Debug, Default)]
-pub(super) struct ClusterCopies {
+#[derive(Debug)]
+pub(super) struct ClusterCopies<R: Runtime> {
     next: u32,
     running: HashMap<u32, ClusterCopy>,
     by_cluster: HashMap<GuestCluster, u32>,
     given_up: Arc<Mutex<Vec<GivenUp>>>,
+    /// The requests that wait for copies.
+    wakers: Wakers<R>,
 }
 
 /// One copy.
@@ -32,11 +35,11 @@ pub(super) struct ClusterCopy {
 /// The right to fill a part of a cluster. Other writes to the guest's cluster wait meanwhile. Dropping it
 /// gives up, when no transfer is in flight: the new cluster is retired.
 #[derive(Debug)]
-pub(crate) struct Copying {
+pub(crate) struct Copying<R: Runtime> {
     id: u32,
     given_up: Arc<Mutex<Vec<GivenUp>>>,
     /// The requests that wait for the copy.
-    wakers: Wakers,
+    wakers: Wakers<R>,
     /// It has ended, so dropping it does nothing.
     is_over: bool,
 }
@@ -49,7 +52,7 @@ struct GivenUp {
     leaks: bool,
 }
 
-impl Copying {
+impl<R: Runtime> Copying<R> {
     /// Gives up while a transfer is in flight. The cluster is never used again.
     pub(crate) fn leak(mut self) {
         self.give_up(true);
@@ -64,7 +67,7 @@ impl Copying {
     }
 }
 
-impl Drop for Copying {
+impl<R: Runtime> Drop for Copying<R> {
     fn drop(&mut self) {
         if !self.is_over {
             self.give_up(false);
@@ -72,7 +75,17 @@ impl Drop for Copying {
     }
 }
 
-impl ClusterCopies {
+impl<R: Runtime> ClusterCopies<R> {
+    pub(super) fn new(wakers: Wakers<R>) -> Self {
+        Self {
+            next: 0,
+            running: HashMap::new(),
+            by_cluster: HashMap::new(),
+            given_up: Arc::default(),
+            wakers,
+        }
+    }
+
     pub(super) fn has(&self, cluster: GuestCluster) -> bool {
         self.by_cluster.contains_key(&cluster)
     }
@@ -86,17 +99,17 @@ impl ClusterCopies {
         self.running.is_empty()
     }
 
-    /// Begins a copy. Its end wakes `wakers`.
-    pub(super) fn begin(&mut self, copy: ClusterCopy, wakers: &Wakers) -> Copying {
+    /// Begins a copy.
+    pub(super) fn begin(&mut self, copy: ClusterCopy) -> Copying<R> {
         let id = self.next;
         self.next = id.wrapping_add(1);
         self.by_cluster.insert(copy.cluster, id);
         self.running.insert(id, copy);
-        Copying { id, given_up: Arc::clone(&self.given_up), wakers: wakers.clone(), is_over: false }
+        Copying { id, given_up: Arc::clone(&self.given_up), wakers: self.wakers.clone(), is_over: false }
     }
 
     /// Ends a copy that was made durably.
-    pub(super) fn end(&mut self, mut copy: Copying) -> Option<ClusterCopy> {
+    pub(super) fn end(&mut self, mut copy: Copying<R>) -> Option<ClusterCopy> {
         copy.is_over = true;
         self.remove(copy.id)
     }

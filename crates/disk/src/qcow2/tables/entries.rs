@@ -6,8 +6,9 @@ use super::plan::{Stop, Ticket};
 use super::state::TableState;
 use crate::qcow2::format::entry::{BAD, Mapping, RawEntry, UNWRITTEN, decode, encode};
 use crate::qcow2::format::geometry::{GuestOffset, SliceIndex};
+use crate::qcow2::runtime::Runtime;
 use crate::qcow2::slices::{WayIndex, memory_bits, on_disk, with_bits};
-use kickless_io::{Errno, Waker};
+use kickless_io::Errno;
 
 /// An entry of a cached slice, and a byte of its cluster.
 #[derive(Clone, Copy, Debug)]
@@ -19,13 +20,13 @@ pub(super) struct EntryPlace {
     pub(super) within: u64,
 }
 
-impl Tables {
+impl<R: Runtime> Tables<R> {
     /// Finds the cached slice of `at`. For a change of its entries, its table must be our own.
     pub(super) fn place(
         &mut self,
         at: GuestOffset,
         to_change: bool,
-        waker: &Waker,
+        waker: &R::Waker,
     ) -> Result<EntryPlace, Stop> {
         if self.is_bad {
             return Err(Stop::Fail(Errno::IO));

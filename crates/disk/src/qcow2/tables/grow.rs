@@ -7,6 +7,7 @@ use super::plan::Written;
 use super::state::{Growth, GrowthStage};
 use crate::qcow2::format::geometry::Version;
 use crate::qcow2::format::header::{HeaderChange, apply};
+use crate::qcow2::runtime::Runtime;
 use kickless_io::Errno;
 
 /// The largest L1 table in bytes, as in QEMU.
@@ -23,7 +24,7 @@ pub(crate) enum GrowError {
     TooLarge(u64),
 }
 
-impl Tables {
+impl<R: Runtime> Tables<R> {
     /// Begins to grow the virtual disk to `size` bytes. It is done when [`grown`](Self::grown) says so. One
     /// that has failed before goes on first.
     pub(crate) fn grow(&mut self, size: u64) -> Result<(), GrowError> {

@@ -10,9 +10,10 @@ use super::rule::Rule;
 use super::state::{TableCopy, TableCopyStage, TableState};
 use crate::qcow2::format::entry::{self, Mapping, RawEntry, decode, decode_l1, encode, encode_l1};
 use crate::qcow2::format::geometry::{Geometry, GuestOffset, HostCluster, HostOffset, SliceIndex};
-use kickless_io::{AlignedBuf, Errno};
+use crate::qcow2::runtime::Runtime;
+use kickless_io::Errno;
 
-impl Tables {
+impl<R: Runtime> Tables<R> {
     /// Returns the number of the L1 entry above a slice.
     pub(super) fn table_of(&self, slice: SliceIndex) -> u64 {
         slice.0 / self.slices_per_table()
@@ -154,7 +155,7 @@ impl Tables {
     }
 
     /// Takes a unit that was read, and writes it.
-    pub(super) fn table_read(&mut self, table: u64, buffer: Option<AlignedBuf>, result: Result<(), Errno>) {
+    pub(super) fn table_read(&mut self, table: u64, buffer: Option<R::Buffer>, result: Result<(), Errno>) {
         let Some(TableCopy { new, stage: TableCopyStage::Unit { offset }, .. }) = self.l1.copies.get(&table)
         else {
             return;

@@ -6,23 +6,24 @@ use super::ops::{OpPurpose, SliceLoad, TableOpKind};
 use super::state::TableState;
 use crate::qcow2::format::entry::{BAD, Mapping, PlainHosts, RawEntry, decode, load_entries, plain_hosts};
 use crate::qcow2::format::geometry::{Geometry, HostOffset, SliceIndex};
+use crate::qcow2::runtime::Runtime;
 use crate::qcow2::slices::WayIndex;
-use kickless_io::{AlignedBuf, Errno, Waker};
+use kickless_io::Errno;
 
 /// The bytes that are read at once where the cache has room for all tables: a whole table of the default
 /// size, as in QEMU. Its 8192 entries take some 30 microseconds under the lock. So random requests to a table
 /// wait for two reads at most, and a table that one request needs costs 4 KiB.
 const READ_BYTES: u64 = 64 << 10;
 
-impl Tables {
+impl<R: Runtime> Tables<R> {
     /// Loads a slice. The waker is signalled when it is there, or at once if it is there already.
-    pub(crate) fn want(&mut self, slice: SliceIndex, waker: &Waker) -> Result<(), Errno> {
+    pub(crate) fn want(&mut self, slice: SliceIndex, waker: &R::Waker) -> Result<(), Errno> {
         self.end_given_up();
         if let Some(errno) = self.failed_loads.take(&slice) {
             return Err(errno);
         }
         if self.slices.find(slice).is_some() {
-            waker.wake();
+            R::wake(waker);
             return Ok(());
         }
         self.wakers.add(waker);
@@ -38,7 +39,7 @@ impl Tables {
                 let way = self.choose_way(slice)?;
                 if let Some(way) = way {
                     self.slices.fill_blank(way, slice, false);
-                    waker.wake();
+                    R::wake(waker);
                 }
                 Ok(())
             }
@@ -99,7 +100,7 @@ impl Tables {
     }
 
     /// Takes slices that were read.
-    pub(super) fn loaded(&mut self, load: SliceLoad, buffer: Option<AlignedBuf>, result: Result<(), Errno>) {
+    pub(super) fn loaded(&mut self, load: SliceLoad, buffer: Option<R::Buffer>, result: Result<(), Errno>) {
         let buffer = match (buffer, result) {
             (Some(buffer), Ok(())) => buffer,
             (_, result) => return self.load_failed(load, result.err().unwrap_or(Errno::IO)),

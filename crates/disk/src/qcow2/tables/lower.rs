@@ -7,11 +7,12 @@ use super::plan::{Stop, Ticket};
 use super::refcounts::UnitState;
 use super::retired::RetiredExtent;
 use crate::qcow2::format::entry::{Mapping, counted};
+use crate::qcow2::runtime::Runtime;
 
 /// Counts to lower in one step.
 const STEP_COUNTS: u64 = 4096;
 
-impl Tables {
+impl<R: Runtime> Tables<R> {
     /// Retires clusters that the changes of `changes` have unmapped. If the space is wanted back, the sync
     /// for that is soon.
     pub(super) fn retire(&mut self, run: ClusterRun, changes: Ticket, is_urgent: bool) {

@@ -11,12 +11,13 @@ use super::state::{MoveStage, MovedTable, TableMove};
 use crate::qcow2::format::geometry::{HostCluster, HostOffset};
 use crate::qcow2::format::header::{HeaderChange, apply};
 use crate::qcow2::format::refcount;
+use crate::qcow2::runtime::Runtime;
 use kickless_io::Errno;
 
 /// The largest refcount table in bytes.
 const TABLE_MAX: u64 = 8 << 20;
 
-impl Tables {
+impl<R: Runtime> Tables<R> {
     /// Begins a refcount block for the cluster `first`, and at its place. The cluster is free.
     pub(super) fn begin_block(&mut self, first: u64) -> bool {
         let index = self.refcounts.block_of(first);

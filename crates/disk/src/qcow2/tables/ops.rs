@@ -3,7 +3,8 @@
 use super::blocks::Block;
 use super::cluster_run::ClusterRun;
 use crate::qcow2::format::geometry::SliceIndex;
-use kickless_io::{AlignedBuf, Errno};
+use crate::qcow2::runtime::Runtime;
+use kickless_io::Errno;
 use std::collections::{HashMap, VecDeque};
 
 /// The number of an operation.
@@ -12,29 +13,29 @@ pub(crate) struct OpId(pub(super) u32);
 
 /// An operation on the image file. Its completion goes to `Tables::complete`, once.
 #[derive(Debug)]
-pub(crate) struct TableOp {
+pub(crate) struct TableOp<R: Runtime> {
     /// The number for the completion.
     pub(crate) id: OpId,
     /// The work to do.
-    pub(crate) kind: TableOpKind,
+    pub(crate) kind: TableOpKind<R>,
 }
 
 /// The kinds of operations.
 #[derive(Debug)]
-pub(crate) enum TableOpKind {
-    /// Reads into the buffer's window. Bytes beyond the end of the file are zeroes.
+pub(crate) enum TableOpKind<R: Runtime> {
+    /// Fills the buffer. Bytes beyond the end of the file are zeroes.
     Read {
         /// The offset in the file.
         at: u64,
         /// The buffer, which comes back.
-        buffer: AlignedBuf,
+        buffer: R::Buffer,
     },
-    /// Writes the buffer's window.
+    /// Writes the buffer.
     Write {
         /// The offset in the file.
         at: u64,
         /// The buffer, which comes back.
-        buffer: AlignedBuf,
+        buffer: R::Buffer,
     },
     /// Moves all writes that have completed before to stable storage.
     Sync,
@@ -88,19 +89,29 @@ impl SliceLoad {
 }
 
 /// The operations that are due or running.
-#[derive(Debug, Default)]
-pub(super) struct TableOps {
+#[derive(Debug)]
+pub(super) struct TableOps<R: Runtime> {
     next: u32,
-    due: VecDeque<TableOp>,
+    due: VecDeque<TableOp<R>>,
     running: HashMap<OpId, OpPurpose>,
     /// The buffers that are not allocated, for tests.
     #[cfg(test)]
     pub(super) failing_buffers: u32,
 }
 
-impl TableOps {
+impl<R: Runtime> TableOps<R> {
+    pub(super) fn new() -> Self {
+        Self {
+            next: 0,
+            due: VecDeque::new(),
+            running: HashMap::new(),
+            #[cfg(test)]
+            failing_buffers: 0,
+        }
+    }
+
     /// Makes an operation that is running from now on.
-    pub(super) fn start(&mut self, purpose: OpPurpose, kind: TableOpKind) -> TableOp {
+    pub(super) fn start(&mut self, purpose: OpPurpose, kind: TableOpKind<R>) -> TableOp<R> {
         let id = OpId(self.next);
         self.next = self.next.wrapping_add(1);
         self.running.insert(id, purpose);
@@ -108,27 +119,27 @@ impl TableOps {
     }
 
     /// Allocates a buffer for an operation, with the alignment of a unit of table I/O.
-    pub(super) fn buffer(&mut self, bytes: u64, unit: u64) -> Result<AlignedBuf, Errno> {
+    pub(super) fn buffer(&mut self, bytes: u64, unit: u64) -> Result<R::Buffer, Errno> {
         #[cfg(test)]
         if self.failing_buffers > 0 {
             self.failing_buffers -= 1;
             return Err(Errno::NOMEM);
         }
-        AlignedBuf::new(bytes as usize, unit as usize).map_err(|_| Errno::NOMEM)
+        R::allocate(bytes as usize, unit as usize).ok_or(Errno::NOMEM)
     }
 
     /// Queues an operation.
-    pub(super) fn queue(&mut self, purpose: OpPurpose, kind: TableOpKind) {
+    pub(super) fn queue(&mut self, purpose: OpPurpose, kind: TableOpKind<R>) {
         let op = self.start(purpose, kind);
         self.due.push_back(op);
     }
 
     /// Queues an operation again that is running.
-    pub(super) fn put_back(&mut self, op: TableOp) {
+    pub(super) fn put_back(&mut self, op: TableOp<R>) {
         self.due.push_back(op);
     }
 
-    pub(super) fn next(&mut self) -> Option<TableOp> {
+    pub(super) fn next(&mut self) -> Option<TableOp<R>> {
         self.due.pop_front()
     }
 

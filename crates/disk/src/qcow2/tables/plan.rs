@@ -2,6 +2,7 @@
 
 use super::cluster_copies::Copying;
 use crate::qcow2::format::geometry::{HostOffset, SliceIndex};
+use crate::qcow2::runtime::Runtime;
 use kickless_io::Errno;
 use std::ops::Range;
 
@@ -26,7 +27,7 @@ pub(crate) enum Written {
 /// The next thing to do for a write. `len` is the number of bytes from the beginning of the request that the
 /// answer is for.
 #[derive(Debug)]
-pub(crate) enum WritePlan {
+pub(crate) enum WritePlan<R: Runtime> {
     /// Write there.
     InPlace {
         /// The place of the request's first byte.
@@ -44,7 +45,7 @@ pub(crate) enum WritePlan {
         ticket: Ticket,
     },
     /// Fill a part of a cluster durably (R3), then call `Tables::copied`.
-    Copy(CopyPlan),
+    Copy(CopyPlan<R>),
     /// Something is missing. The waker is signalled when another attempt makes sense.
     Wait,
     /// The request fails.
@@ -53,9 +54,9 @@ pub(crate) enum WritePlan {
 
 /// A part of a cluster to fill before it is mapped.
 #[derive(Debug)]
-pub(crate) struct CopyPlan {
+pub(crate) struct CopyPlan<R: Runtime> {
     /// The right to do so.
-    pub(crate) copy: Copying,
+    pub(crate) copy: Copying<R>,
     /// The beginning of the cluster: a new one, or the same one if subclusters are filled.
     pub(crate) host: HostOffset,
     /// The bytes to fill, relative to the cluster.

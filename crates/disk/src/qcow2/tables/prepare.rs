@@ -9,6 +9,7 @@ use super::refcounts::UnitState;
 use super::reserve::{Chunk, ChunkStage};
 use super::rule::Rule;
 use crate::qcow2::format::entry::OFFSET_LIMIT;
+use crate::qcow2::runtime::Runtime;
 use kickless_io::Errno;
 
 /// The runs of a chunk. Each is zeroed by an operation of its own.
@@ -17,7 +18,7 @@ const RUNS_MAX: usize = 64;
 /// leaves two chunks there.
 const FULL_UNITS_MAX: u32 = 64;
 
-impl Tables {
+impl<R: Runtime> Tables<R> {
     /// Notes that a request waits for clusters. Returns the error of the last attempt.
     pub(super) fn demand(&mut self) -> Result<(), Errno> {
         if let Some(errno) = self.reserve.failed.take(&()) {

@@ -4,6 +4,7 @@ use super::blocks::{Block, Blocks};
 use super::ops::{OpPurpose, TableOpKind, TableOps};
 use crate::qcow2::format::geometry::{Geometry, HostOffset};
 use crate::qcow2::format::refcount;
+use crate::qcow2::runtime::Runtime;
 use kickless_io::Errno;
 use std::collections::{HashMap, HashSet};
 
@@ -116,7 +117,12 @@ impl Refcounts {
     }
 
     /// Starts to load a unit if needed.
-    pub(super) fn load(&mut self, unit: u64, ops: &mut TableOps, blocks: &Blocks) -> UnitState {
+    pub(super) fn load<R: Runtime>(
+        &mut self,
+        unit: u64,
+        ops: &mut TableOps<R>,
+        blocks: &Blocks,
+    ) -> UnitState {
         if self.units.contains_key(&unit) {
             return UnitState::Ready;
         }

@@ -6,6 +6,7 @@ use super::plan::Ticket;
 use super::rule::{Rule, Rules};
 use super::syncs::Syncs;
 use crate::qcow2::pins::{Epoch, Pins};
+use crate::qcow2::runtime::Runtime;
 use kickless_io::Errno;
 use std::collections::VecDeque;
 
@@ -142,7 +143,7 @@ impl Retired {
 
     /// Moves clusters on that no request uses any more. If somebody waits for clusters, the last request that
     /// uses them wakes. Returns whether it changed something.
-    pub(super) fn advance_pins(&mut self, pins: &Pins, rules: Rules, cluster: u64) -> bool {
+    pub(super) fn advance_pins<R: Runtime>(&mut self, pins: &Pins<R>, rules: Rules, cluster: u64) -> bool {
         if self.pins.is_empty() {
             return false;
         }

@@ -16,6 +16,7 @@ use crate::qcow2::format::entry::decode_l1;
 use crate::qcow2::format::geometry::{Geometry, HostCluster, HostOffset, SliceIndex};
 use crate::qcow2::format::header::Header;
 use crate::qcow2::pins::Pins;
+use crate::qcow2::runtime::Runtime;
 use crate::qcow2::slices::Slices;
 use crate::qcow2::wakers::Wakers;
 use kickless_io::Errno;
@@ -72,7 +73,7 @@ pub(crate) struct TableParts<'a> {
 
 /// The tables of one image.
 #[derive(Debug)]
-pub(crate) struct Tables {
+pub(crate) struct Tables<R: Runtime> {
     pub(super) geometry: Geometry,
     pub(super) options: TablesOptions,
     pub(super) rules: Rules,
@@ -81,12 +82,12 @@ pub(crate) struct Tables {
     /// The size of the virtual disk in bytes.
     pub(super) size: u64,
     pub(super) slices: Arc<Slices>,
-    pub(super) pins: Arc<Pins>,
+    pub(super) pins: Arc<Pins<R>>,
     pub(super) first: Vec<u8>,
     pub(super) l1: L1Table,
     pub(super) refcounts: Refcounts,
     pub(super) blocks: Blocks,
-    pub(super) ops: TableOps,
+    pub(super) ops: TableOps<R>,
     pub(super) syncs: Syncs,
     pub(super) reserve: Reserve,
     pub(super) free_space: FreeSpace,
@@ -97,11 +98,11 @@ pub(crate) struct Tables {
     pub(super) growing: Option<Growth>,
     pub(super) grown: Option<Result<u64, Errno>>,
     pub(super) retired: Retired,
-    pub(super) copies: ClusterCopies,
+    pub(super) copies: ClusterCopies<R>,
     /// The slices that are read, and their places.
     pub(super) loading: HashMap<SliceIndex, u64>,
     pub(super) failed_loads: KeptErrors<SliceIndex>,
-    pub(super) wakers: Wakers,
+    pub(super) wakers: Wakers<R>,
     pub(super) is_bad: bool,
     pub(super) is_closing: bool,
     /// No space of the file is given back to the host.
@@ -111,12 +112,12 @@ pub(crate) struct Tables {
     pub(super) last_error: Option<Errno>,
 }
 
-impl Tables {
+impl<R: Runtime> Tables<R> {
     /// Makes the tables. It reads nothing. `slices` is empty.
     pub(crate) fn new(
         parts: TableParts<'_>,
         slices: Arc<Slices>,
-        pins: Arc<Pins>,
+        pins: Arc<Pins<R>>,
         options: TablesOptions,
     ) -> Self {
         let TableParts { header, first, l1, refcount_table, file_bytes, others } = parts;
@@ -143,7 +144,7 @@ impl Tables {
             l1,
             refcounts,
             blocks: Blocks::new(rules),
-            ops: TableOps::default(),
+            ops: TableOps::new(),
             syncs: Syncs::default(),
             reserve: Reserve::new(end, geometry.cluster(), options.reserve_max),
             free_space,
@@ -153,7 +154,7 @@ impl Tables {
             growing: None,
             grown: None,
             retired: Retired::new(options.retired_max.unwrap_or(EXTENTS_MAX)),
-            copies: ClusterCopies::default(),
+            copies: ClusterCopies::new(wakers.clone()),
             loading: HashMap::new(),
             failed_loads: KeptErrors::default(),
             wakers,

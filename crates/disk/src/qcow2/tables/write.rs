@@ -8,13 +8,19 @@ use super::plan::{CopyFrom, CopyPlan, Stop, Ticket, Under, WritePlan};
 use super::rule::Rule;
 use crate::qcow2::format::entry::{Mapping, decode};
 use crate::qcow2::format::geometry::{GuestOffset, HostCluster, HostOffset};
+use crate::qcow2::runtime::Runtime;
 use crate::qcow2::slices::{memory_bits, on_disk};
-use kickless_io::Waker;
 
-impl Tables {
+impl<R: Runtime> Tables<R> {
     /// Plans a write of `len` bytes at `at`. `under` is about all clusters that the range touches, whole. The
     /// caller holds a pin, and drops it before it waits.
-    pub(crate) fn plan_write(&mut self, at: GuestOffset, len: u64, under: Under, waker: &Waker) -> WritePlan {
+    pub(crate) fn plan_write(
+        &mut self,
+        at: GuestOffset,
+        len: u64,
+        under: Under,
+        waker: &R::Waker,
+    ) -> WritePlan<R> {
         self.end_given_up();
         let plan = match self.try_write(at, len, under, waker) {
             Ok(plan) => plan,
@@ -33,8 +39,8 @@ impl Tables {
         at: GuestOffset,
         len: u64,
         under: Under,
-        waker: &Waker,
-    ) -> Result<WritePlan, Stop> {
+        waker: &R::Waker,
+    ) -> Result<WritePlan<R>, Stop> {
         let place = self.place(at, true, waker)?;
         let (mapping, flags) = self.mapping(place.way, place.index)?;
         let cluster = self.geometry.cluster();
@@ -70,7 +76,7 @@ impl Tables {
     }
 
     /// Writes to a cluster that is our own, and to those that follow it in the file.
-    fn plan_in_place(&mut self, place: EntryPlace, host: HostOffset, len: u64, flags: u64) -> WritePlan {
+    fn plan_in_place(&mut self, place: EntryPlace, host: HostOffset, len: u64, flags: u64) -> WritePlan<R> {
         let cluster = self.geometry.cluster();
         let (mut done, mut index) = (cluster - place.within, place.index + 1);
         while done < len && index < self.entries() {
@@ -87,7 +93,7 @@ impl Tables {
     }
 
     /// Writes in place. Until the mapping is written, the answer waits for that.
-    fn in_place(&mut self, place: EntryPlace, host: HostOffset, len: u64, flags: u64) -> WritePlan {
+    fn in_place(&mut self, place: EntryPlace, host: HostOffset, len: u64, flags: u64) -> WritePlan<R> {
         if flags == 0 && self.slices.is_settled(place.way) {
             return WritePlan::InPlace { host, len };
         }
@@ -101,7 +107,7 @@ impl Tables {
         at: GuestOffset,
         len: u64,
         below: bool,
-    ) -> Result<WritePlan, Stop> {
+    ) -> Result<WritePlan<R>, Stop> {
         let cluster = self.geometry.cluster();
         let wanted = (place.within + len).div_ceil(cluster);
         let mut count = 1;
@@ -140,7 +146,7 @@ impl Tables {
         len: u64,
         old: Mapping,
         from: CopyFrom,
-    ) -> Result<WritePlan, Stop> {
+    ) -> Result<WritePlan<R>, Stop> {
         self.check_space()?;
         let Some(run) = self.reserve.take(1) else { return self.wait_for_reserve() };
         let new = HostCluster(run.start);
@@ -158,7 +164,7 @@ impl Tables {
         len: u64,
         (old, flags): (Mapping, u64),
         (host, allocated, zero): (HostOffset, u32, u32),
-    ) -> Result<WritePlan, Stop> {
+    ) -> Result<WritePlan<R>, Stop> {
         let size = self.geometry.subcluster();
         let first = (place.within / size) as u32;
         let is_allocated = allocated & 1 << first != 0;
@@ -189,14 +195,14 @@ impl Tables {
         at: GuestOffset,
         new: Option<HostCluster>,
         (old, mapping): (Mapping, Mapping),
-    ) -> Copying {
+    ) -> Copying<R> {
         let cluster = self.geometry.guest_cluster(at);
         let copy = ClusterCopy { cluster, slice: place.slice, index: place.index, new, old, mapping };
-        self.copies.begin(copy, &self.wakers)
+        self.copies.begin(copy)
     }
 
     /// Maps a cluster that was filled durably.
-    pub(crate) fn copied(&mut self, copy: Copying) -> Ticket {
+    pub(crate) fn copied(&mut self, copy: Copying<R>) -> Ticket {
         let Some(ClusterCopy { slice, index, new, old, mapping, .. }) = self.copies.end(copy) else {
             return Ticket::default();
         };
