@@ -1,17 +1,17 @@
 //! Fills a part of a cluster, with old bytes and the guest's, before it is mapped (R3).
 
-use super::engine_runtime::{CopyPlan, Copying};
 use super::layer::{Chain, Image};
 use super::local_buffers::LocalBuffers;
 use super::read::ReadState;
+use super::runtime::{CopyPlan, Copying};
 use super::sender::top;
-use super::tables::plan::{CopyFrom, Ticket};
 use crate::buffer_pool::{BufferPermit, BufferWait};
 use crate::buffers::TransferBuffers;
 use crate::file::{FileState, Unchecked};
 use crate::op_sender::OpSender;
 use crate::{IoError, Step};
 use kickless_io::{Completion, Errno};
+use kickless_qcow2::{CopyFrom, Ticket};
 use std::ops::Range;
 use std::sync::Arc;
 

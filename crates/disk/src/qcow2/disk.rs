@@ -2,14 +2,11 @@
 
 use super::attached::AttachedImages;
 use super::blocking;
-use super::check::image::WriteImage;
 use super::decoder::Decoder;
-use super::engine_runtime::Tables;
-use super::format::geometry::Version;
-use super::format::header::Header;
 use super::layer::Chain;
 use super::open;
 use super::request::Qcow2State;
+use super::runtime::Tables;
 use crate::attached::Attached;
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
@@ -21,6 +18,7 @@ use crate::{
     Error, FileDisk, IoContext, IoError, Limits, Options, RangeLimits, Request, Resized, SECTOR, Step,
 };
 use kickless_io::{Completion, Engine, Errno};
+use kickless_qcow2::{Header, Version, WriteImage};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -75,7 +73,7 @@ impl Qcow2Disk {
         open::chain(path, &file, &read_only, false, &decoder).map_err(failed)?;
         let size = disk_size(header.size).map_err(failed)?;
         if header.is_corrupt() && !options.read_only {
-            let corrupt = super::format::bad_image::BadImage::Corrupt;
+            let corrupt = kickless_qcow2::BadImage::Corrupt;
             return Err(failed(io::Error::other(corrupt)));
         }
         Ok(Self {

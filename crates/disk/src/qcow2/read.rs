@@ -1,8 +1,8 @@
 //! Reads of a chain: run by run, each from one place.
 
 use super::decode::DecodeState;
-use super::engine_runtime::Pin;
 use super::layer::{Chain, Place};
+use super::runtime::Pin;
 use super::sender::LayerSender;
 use crate::buffers::TransferBuffers;
 use crate::file::{FileState, Unchecked};

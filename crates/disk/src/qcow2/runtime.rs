@@ -1,24 +1,34 @@
-//! The program around the tables of an image.
+//! The engine and the workers as the program around the tables of images.
 
-use std::fmt::Debug;
-use std::ops::DerefMut;
+use kickless_io::{AlignedBuf, Waker};
+use kickless_qcow2::Runtime;
+use std::os::fd::{AsFd, AsRawFd};
 
-/// The program around the tables of an image: it carries out their operations, and runs the requests that
-/// wait for them.
-///
-/// The tables allocate buffers and wake requests through it. They never look into either.
-pub(crate) trait Runtime: Debug {
-    /// The bytes of an operation.
-    type Buffer: DerefMut<Target = [u8]> + Debug;
-    /// The means to wake the requests of one queue. Clones wake the same queue.
-    type Waker: Clone + Debug;
+/// Operations go to the engines of workers, whose requests wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum EngineRuntime {}
 
-    /// Allocates `len` bytes at a multiple of `align`, a power of two. `None`: there is no memory.
-    fn allocate(len: usize, align: usize) -> Option<Self::Buffer>;
+impl Runtime for EngineRuntime {
+    type Buffer = AlignedBuf;
+    type Waker = Waker;
 
-    /// Wakes the requests of a queue. The tables may be locked, so this returns at once.
-    fn wake(waker: &Self::Waker);
+    fn allocate(len: usize, align: usize) -> Option<AlignedBuf> {
+        AlignedBuf::new(len, align).ok()
+    }
 
-    /// Returns whether two wakers wake the same queue.
-    fn is_same(one: &Self::Waker, other: &Self::Waker) -> bool;
+    fn wake(waker: &Waker) {
+        waker.wake();
+    }
+
+    fn is_same(one: &Waker, other: &Waker) -> bool {
+        one.as_fd().as_raw_fd() == other.as_fd().as_raw_fd()
+    }
 }
+
+pub(super) type CopyPlan = kickless_qcow2::CopyPlan<EngineRuntime>;
+pub(super) type Copying = kickless_qcow2::Copying<EngineRuntime>;
+pub(super) type Pin = kickless_qcow2::Pin<EngineRuntime>;
+pub(super) type Pins = kickless_qcow2::Pins<EngineRuntime>;
+pub(super) type TableOp = kickless_qcow2::TableOp<EngineRuntime>;
+pub(super) type TableOpKind = kickless_qcow2::TableOpKind<EngineRuntime>;
+pub(super) type Tables = kickless_qcow2::Tables<EngineRuntime>;
