@@ -25,7 +25,11 @@ use report::{CheckError, Report};
 /// bits take 64 MiB.
 pub const WINDOW: u64 = 32 << 20;
 
-/// Compares refcounts and flags with all references, in windows of `window` host clusters.
+/// Compares refcounts and flags with all references, in windows of `window` host clusters. The result does
+/// not depend on the window, [`WINDOW`] for instance.
+///
+/// # Errors
+/// The image cannot be read, its header or its tables are not those of an image, or it is too large.
 pub fn check(image: &impl ReadImage, window: u64) -> Result<Report, CheckError> {
     Ok(survey(image, &Layout::load(image)?, window)?.report)
 }

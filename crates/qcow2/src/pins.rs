@@ -48,7 +48,8 @@ struct Common<R: Runtime> {
     has_lost: AtomicU32,
 }
 
-/// The promise that the request's clusters are not reused. Dropping it ends the promise.
+/// The promise that the clusters that a request has found are not used for anything else. Dropping it ends
+/// the promise.
 #[derive(Debug)]
 pub struct Pin<R: Runtime> {
     shard: Arc<Shard<R>>,
@@ -57,7 +58,6 @@ pub struct Pin<R: Runtime> {
 
 impl<R: Runtime> Pins<R> {
     /// Makes the pins of an image. There are none.
-    #[expect(clippy::new_without_default, reason = "nothing makes pins by default")]
     pub fn new() -> Self {
         let (lost, has_lost) = (Mutex::default(), AtomicU32::new(0));
         let common = Arc::new(Common { wakers: Wakers::new(), lost, has_lost });
@@ -136,6 +136,12 @@ impl<R: Runtime> Pins<R> {
     /// Returns whether all pins of `epoch` and before have left.
     pub(crate) fn is_over(&self, epoch: Epoch) -> bool {
         self.current().0 >= epoch.0 + 2
+    }
+}
+
+impl<R: Runtime> Default for Pins<R> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

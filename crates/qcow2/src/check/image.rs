@@ -5,7 +5,10 @@ use std::io;
 
 /// Reads an image by absolute offsets.
 pub trait ReadImage {
-    /// Reads at any offset. Bytes beyond the end of the image are zeroes.
+    /// Reads at any offset, in bytes. Bytes beyond the end of the image are zeroes.
+    ///
+    /// # Errors
+    /// The image cannot be read.
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
 
     /// Returns the length of the image in bytes.
@@ -14,10 +17,16 @@ pub trait ReadImage {
 
 /// Writes an image too.
 pub trait WriteImage: ReadImage {
-    /// Writes at any offset, also beyond the end.
+    /// Writes at any offset, in bytes, also beyond the end.
+    ///
+    /// # Errors
+    /// The image cannot be written.
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()>;
 
     /// Moves all writes to stable storage.
+    ///
+    /// # Errors
+    /// A write may be lost.
     fn sync(&self) -> io::Result<()>;
 }
 

@@ -103,6 +103,9 @@ fn compressed_bits(geometry: Geometry) -> u32 {
 }
 
 /// Decodes an L2 entry as it is on disk. Each entry of a table that is read is decoded.
+///
+/// # Errors
+/// The reason why the entry cannot be true.
 #[inline(always)]
 pub fn decode(geometry: Geometry, raw: RawEntry) -> Result<Mapping, BadEntry> {
     let RawEntry { word, bitmap } = raw;
@@ -190,6 +193,9 @@ pub fn encode(geometry: Geometry, mapping: Mapping) -> RawEntry {
 }
 
 /// Decodes an L1 entry: the L2 table, and whether its reference is the only one.
+///
+/// # Errors
+/// The reason why the entry cannot be true.
 pub fn decode_l1(geometry: Geometry, word: u64) -> Result<Option<(HostOffset, bool)>, BadEntry> {
     if word & !(COPIED | OFFSET) != 0 {
         return Err(BadEntry::Reserved);
@@ -316,7 +322,7 @@ pub(crate) fn plain_hosts(geometry: Geometry, bytes: &[u8]) -> PlainHosts {
     }
 }
 
-/// Stores an entry in a part of an L2 table.
+/// Stores an entry in a part of an L2 table, which has room for it.
 pub fn store_entry(geometry: Geometry, bytes: &mut [u8], index: usize, raw: RawEntry) {
     let size = geometry.entry_bytes() as usize;
     let entry = &mut bytes[index * size..][..size];

@@ -58,6 +58,9 @@ pub struct Geometry {
 
 impl Geometry {
     /// Makes a geometry within the bounds of the format.
+    ///
+    /// # Errors
+    /// A size is outside of the bounds of the version.
     pub fn new(
         version: Version,
         cluster_bits: u32,

@@ -132,6 +132,9 @@ const SNAPSHOTS_MAX: u32 = 65536;
 impl Header {
     /// Returns the length of the first cluster, for [`parse`](Self::parse). `start` is the beginning of the
     /// file, 24 bytes at least.
+    ///
+    /// # Errors
+    /// The bytes are not the beginning of an image.
     pub fn first_cluster(start: &[u8]) -> Result<u64, BadImage> {
         version(start)?;
         let bits = be32(start, 20);
@@ -140,7 +143,10 @@ impl Header {
     }
 
     /// Parses the first cluster. If the file is shorter than that, `first` is the whole file. `file_bytes` is
-    /// the length of the file.
+    /// the length of the file in bytes.
+    ///
+    /// # Errors
+    /// The reason why the image is refused.
     pub fn parse(first: &[u8], file_bytes: u64) -> Result<Self, BadImage> {
         let version = version(first)?;
         let (cluster, header_bytes) = (Self::first_cluster(first)?, header_bytes(first, version)?);

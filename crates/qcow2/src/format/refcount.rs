@@ -24,6 +24,9 @@ pub fn get(geometry: Geometry, block: &[u8], index: u64) -> u64 {
 }
 
 /// Changes a count of a block. `index` is below the number of counts in `block`.
+///
+/// # Errors
+/// The count is too large for the width of the image.
 pub fn set(geometry: Geometry, block: &mut [u8], index: u64, count: u64) -> Result<(), CountTooLarge> {
     let (max, index, bits) = (geometry.refcount_max(), index as usize, geometry.refcount_bits() as usize);
     if count > max {

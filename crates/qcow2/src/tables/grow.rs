@@ -27,6 +27,9 @@ pub enum GrowError {
 impl<R: Runtime> Tables<R> {
     /// Begins to grow the virtual disk to `size` bytes. It is done when [`grown`](Self::grown) says so. One
     /// that has failed before goes on first.
+    ///
+    /// # Errors
+    /// The reason why the disk cannot have this size. Nothing has changed.
     pub fn grow(&mut self, size: u64) -> Result<(), GrowError> {
         self.grown = None;
         if self.is_bad {

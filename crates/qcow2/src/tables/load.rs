@@ -17,6 +17,9 @@ const READ_BYTES: u64 = 64 << 10;
 
 impl<R: Runtime> Tables<R> {
     /// Loads a slice. The waker is signalled when it is there, or at once if it is there already.
+    ///
+    /// # Errors
+    /// An earlier attempt failed, the table cannot be there, or there is no memory.
     pub fn want(&mut self, slice: SliceIndex, waker: &R::Waker) -> Result<(), Errno> {
         self.end_given_up();
         if let Some(errno) = self.failed_loads.take(&slice) {

@@ -26,13 +26,13 @@ use std::sync::Arc;
 /// The choices of an image's owner.
 #[derive(Clone, Copy, Debug)]
 pub struct TablesOptions {
-    /// The unit of table I/O, and the size of a slice: at most a cluster.
+    /// The unit of table I/O, and the size of a slice, in bytes: a power of two, a cluster at most.
     pub unit: u64,
     /// The image may change.
     pub writable: bool,
     /// Free clusters are punched, unless the space is kept.
     pub discard: bool,
-    /// The size of a block device, beyond which nothing can be allocated.
+    /// The size of a block device in bytes, beyond which nothing can be allocated. `None`: a file.
     pub device_bytes: Option<u64>,
     /// The largest number of bytes that the reserve prepares at a time.
     pub reserve_max: u64,
@@ -52,24 +52,27 @@ pub(crate) struct TableStats {
     pub(crate) dirty: u64,
 }
 
-/// The parts of an image that `Tables::new` needs.
+/// The parts of an image that [`Tables::new`] needs. Of an image that is only read, `first`, `refcount_table`
+/// and `others` may be empty.
 #[derive(Debug)]
 pub struct TableParts<'a> {
     /// The header.
     pub header: &'a Header,
-    /// The first cluster.
+    /// The bytes of the first cluster.
     pub first: Vec<u8>,
-    /// The bytes of the L1 table.
+    /// The bytes of the L1 table, as they are in the file.
     pub l1: Vec<u8>,
-    /// The bytes of the refcount table.
+    /// The bytes of the refcount table, as they are in the file.
     pub refcount_table: Vec<u8>,
-    /// The length of the file.
+    /// The length of the file in bytes. Of a block device: the end of what is used ([`used_bytes`]).
+    ///
+    /// [`used_bytes`]: crate::used_bytes
     pub file_bytes: u64,
-    /// Other tables that are known: offsets and lengths.
+    /// Other tables that are known, such as those of snapshots: offsets, and lengths in bytes.
     pub others: Vec<(HostOffset, u64)>,
 }
 
-/// The tables of one image.
+/// The tables of one image. The documentation of the crate says who carries out their operations.
 #[derive(Debug)]
 pub struct Tables<R: Runtime> {
     pub(super) geometry: Geometry,
@@ -111,7 +114,7 @@ pub struct Tables<R: Runtime> {
 }
 
 impl<R: Runtime> Tables<R> {
-    /// Makes the tables. It reads nothing. `slices` is empty.
+    /// Makes the tables. It reads nothing. `slices` is empty, and of the same geometry and unit.
     pub fn new(
         parts: TableParts<'_>,
         slices: Arc<Slices>,
