@@ -3,7 +3,8 @@
 //! A file imports another file if it names an item of that file. Names are resolved as the compiler does it,
 //! as far as this check needs it: through `use`, re-exports, globs and nested modules. A re-export is not an
 //! import. A file that names a re-exported item imports the file that defines the item. Items for tests
-//! (`#[cfg(test)]`) are left out. Names inside macro calls are found by their tokens.
+//! (`#[cfg(test)]`, with or without fuzz targets) are left out. Names inside macro calls are found by their
+//! tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -280,8 +281,8 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
             && attribute.meta.require_list().is_ok_and(|list| {
-                let condition = list.tokens.to_string();
-                condition == "test" || condition.starts_with("all (test") || condition.starts_with("all(test")
+                let condition = list.tokens.to_string().replace(' ', "");
+                matches!(&*condition, "test" | "any(test,fuzzing)") || condition.starts_with("all(test")
             })
     })
 }
