@@ -61,7 +61,7 @@ pub(crate) fn send(port: &CardPort, mac: [u8; MAC_LEN]) {
 
 fn send_to_switch(port: &SwitchPort, mac: [u8; MAC_LEN]) {
     // A switch without other ports has nobody to tell.
-    port.forward(0, &mut batch(mac), &mut Forwarder::default());
+    port.forward(0, &mut batch(mac), &mut Forwarder::default(), u32::MAX);
 }
 
 fn batch(mac: [u8; MAC_LEN]) -> Batch {
