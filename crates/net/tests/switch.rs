@@ -443,7 +443,9 @@ fn a_flood_is_carried_in_parts() {
             })
             .collect();
         let sent: Vec<_> = (0..FRAMES).map(|number| frame(EVERYBODY, 0, 60, number)).collect();
-        sent.iter().for_each(|frame| drop(transmit.send(frame, 4096).unwrap()));
+        for frame in &sent {
+            transmit.send(frame, 4096).unwrap();
+        }
         let mut polls = 0;
         while {
             let polled = transmit.poll_once(BUDGET);

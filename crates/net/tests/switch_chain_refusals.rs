@@ -62,7 +62,9 @@ fn a_refused_packet_is_charged() {
         pair.receive.set_location(Some((0, 99)));
         assert_eq!([(); 3].map(|()| cost(&mut pair)), [6, 5, 6], "a refusal and a pause in turn");
         let mut pair = Pair::new(kind, NONE);
-        (0..9).for_each(|_| drop(pair.receive.offer(&[2048], true).unwrap()));
+        for _ in 0..9 {
+            pair.receive.offer(&[2048], true).unwrap();
+        }
         pair.receive.offer_outside(2048);
         // The frame was copied but for its last part.
         assert_eq!(cost(&mut pair), 5 + 1 + 5, "{kind:?}");
