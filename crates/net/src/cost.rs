@@ -84,6 +84,13 @@ impl BatchCost {
         }
     }
 
+    /// Adds frames of this length.
+    #[inline]
+    pub(crate) fn add_all(&mut self, len: u64, frames: u32) {
+        let bytes = len.saturating_sub(BYTES_OF_PART) * u64::from(FRAMES_PER_COST) / BYTES_PER_COST;
+        self.parts = self.parts.saturating_add((self.frame + bytes as u32).saturating_mul(frames));
+    }
+
     /// Returns the cost of all frames. A batch costs 1 at least.
     #[inline]
     pub(crate) fn cost(&self) -> u32 {

@@ -71,6 +71,13 @@ impl LoopSource {
             && self.queue().is_some_and(|queue| queue.address() == to && !queue.has_frames())
     }
 
+    /// Tells the sender the cost of the look at a parcel of which not all was taken.
+    pub(crate) fn set_refusal_cost(&self, cost: u32) {
+        if let Some(queue) = self.queue() {
+            queue.set_refusal_cost(cost);
+        }
+    }
+
     fn queue(&self) -> Option<&LoopQueue> {
         self.card.inbox(self.pair)
     }

@@ -166,7 +166,16 @@ impl QueueTask for ReceiveTask {
             Source::Loop(source) => source.takes(parcel.to) && !self.held.is_held(),
             _ => false,
         };
-        if takes { self.ring.deliver_parcel(parcel) } else { 0 }
+        if !takes {
+            return 0;
+        }
+        let taken = self.ring.deliver_parcel(parcel);
+        if let Source::Loop(source) = &self.source
+            && (taken as usize) < parcel.heads.len()
+        {
+            source.set_refusal_cost(self.ring.budget.cost());
+        }
+        taken
     }
 
     fn return_credit(&mut self) {

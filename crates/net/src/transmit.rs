@@ -9,7 +9,7 @@ use crate::immediate_ring::{self, Beside, ImmediateRing, Served};
 use crate::loop_queue::{Batch, HEADER};
 use crate::switch::Forwarder;
 use crate::transmit_ring::{BATCH, TransmitRing};
-use kickless_device::{Context, Neighbours, Polled, QueueTask, TaskLocation, Vring};
+use kickless_device::{Context, LEAVING_COST, Neighbours, Next, Polled, QueueTask, TaskLocation, Vring};
 use kickless_net_port::Direction;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header, NetFeatures};
 use kickless_virtqueue::device::{self, SingleChain};
@@ -24,14 +24,17 @@ pub(crate) struct TransmitTask {
     batch: Batch,
     forwarder: Forwarder,
     direct: Direct,
-    /// The cost of copies that the switch made in this poll.
+    /// The cost of the work of this poll beyond that of its frames: copies that the switch made, and offers
+    /// that were refused.
     copied: u32,
+    /// The most that this poll may cost.
+    limit: u32,
 }
 
 impl TransmitTask {
     pub(crate) fn new(ring: TransmitRing) -> Self {
         let (batch, forwarder, direct) = (Batch::default(), Forwarder::default(), Direct::default());
-        Self { ring, chains: Box::default(), batch, forwarder, direct, copied: 0 }
+        Self { ring, chains: Box::default(), batch, forwarder, direct, copied: 0, limit: 0 }
     }
 
     /// Checks and counts the frame in the popped chain, passes it on, and completes the chain.
@@ -65,7 +68,9 @@ impl TransmitTask {
         // Lossless, because a frame is no longer than that.
         let (header_len, len) = (self.ring.format.header_len, frame.len as usize);
         if !self.batch.has_room(HEADER + len, 1) {
-            self.send_batch();
+            // No other frames wait, because `pauses` was asked before the chain was popped. A ring that stops
+            // has few frames.
+            self.send_batch(0);
         }
         let space = self.batch.push(HEADER + len);
         let read = self.ring.read(&mut space[HEADER - header_len..]);
@@ -94,7 +99,10 @@ impl TransmitTask {
             return is_passed;
         }
         if !self.batch.has_room(len, 1) {
-            self.send_batch();
+            if self.forwarder.has_waiting() {
+                return false;
+            }
+            self.send_batch(0);
         }
         let space = self.batch.push(len);
         let read = self.ring.vring.view().read(buffer.addr, space);
@@ -150,9 +158,11 @@ impl TransmitTask {
         if !self.may_send_directly() {
             return Served::default();
         }
-        let Self { ring, chains, forwarder, direct, .. } = self;
+        let Self { ring, chains, forwarder, direct, copied, .. } = self;
         let CardPort::Switch(port) = &ring.card.port else { return Served::default() };
-        let taken = direct.offer(port, ring, &chains[..count], forwarder, neighbours, budget);
+        let answer = direct.offer(port, ring, &chains[..count], forwarder, neighbours, budget);
+        *copied = copied.saturating_add(answer.cost);
+        let taken = answer.taken as usize;
         let (mut bytes, mut cost) = (0, BatchCost::new(u32::MAX, false));
         for chain in &chains[..taken] {
             let len = u64::from(chain.buffer.len);
@@ -174,9 +184,11 @@ impl TransmitTask {
         if !self.may_send_directly() {
             return false;
         }
-        let Self { ring, forwarder, direct, .. } = self;
+        let Self { ring, forwarder, direct, copied, .. } = self;
         let CardPort::Switch(port) = &ring.card.port else { return false };
-        let is_taken = direct.offer_popped(port, ring, header, len, forwarder, neighbours);
+        let answer = direct.offer_popped(port, ring, header, len, forwarder, neighbours);
+        *copied = copied.saturating_add(answer.cost);
+        let is_taken = answer.taken > 0;
         if is_taken {
             ring.count_sent(1, len.into());
             ring.counters().sent_directly.add(1);
@@ -188,11 +200,15 @@ impl TransmitTask {
     /// needs all of them in a batch.
     fn may_send_directly(&self) -> bool {
         let card = &self.ring.card;
-        self.batch.len() == 0 && !card.capture.is_on() && !card.limiter.is_on()
+        self.batch.len() == 0
+            && !self.forwarder.has_waiting()
+            && !card.capture.is_on()
+            && !card.limiter.is_on()
     }
 
-    fn send_batch(&mut self) {
-        let Self { ring, batch, forwarder, copied, .. } = self;
+    /// Passes on the frames of the batch, after others of this poll that cost so much.
+    fn send_batch(&mut self, cost: u32) {
+        let Self { ring, batch, forwarder, copied, limit, .. } = self;
         if !ring.vring.is_intact() {
             // Zeroes may be in the place of their bytes.
             return batch.clear();
@@ -202,7 +218,8 @@ impl TransmitTask {
         }
         match &ring.card.port {
             CardPort::Switch(port) => {
-                let forwarded = port.forward(ring.pair, batch, forwarder);
+                let left = limit.saturating_sub(copied.saturating_add(cost));
+                let forwarded = port.forward(ring.pair, batch, forwarder, left);
                 forwarded.count(ring.counters());
                 *copied = copied.saturating_add(forwarded.copied);
             }
@@ -220,6 +237,17 @@ impl TransmitTask {
                 // The frames of a null port were collected for a capture.
                 batch.clear();
             }
+        }
+    }
+
+    /// Passes on frames that the switch had no time for in an earlier poll.
+    #[cold]
+    fn send_waiting(&mut self) {
+        let Self { ring, forwarder, copied, limit, .. } = self;
+        if let CardPort::Switch(port) = &ring.card.port {
+            let forwarded = port.resume(ring.pair, forwarder, *limit);
+            forwarded.count(ring.counters());
+            *copied = copied.saturating_add(forwarded.copied);
         }
     }
 }
@@ -246,6 +274,11 @@ impl ImmediateRing for TransmitTask {
         self.take_frame(neighbours)
     }
 
+    /// The frames of an earlier batch go first.
+    fn pauses(&mut self, _served: u32) -> Option<Next> {
+        self.forwarder.has_waiting().then_some(Next::More)
+    }
+
     #[inline]
     fn serve_batch(&mut self, neighbours: Beside<'_, '_>, budget: u32) -> Served {
         self.take_batch(neighbours, budget)
@@ -264,11 +297,23 @@ impl QueueTask for TransmitTask {
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
-        let mut polled = immediate_ring::poll_beside(self, budget, context.neighbours.as_deref_mut());
-        if self.batch.len() > 0 {
-            self.send_batch();
+        self.limit = if budget == 0 { LEAVING_COST } else { budget };
+        let mut left = budget;
+        if self.forwarder.has_waiting() {
+            self.send_waiting();
+            if self.forwarder.has_waiting() || self.copied >= self.limit {
+                return Polled { served: 0, cost: std::mem::take(&mut self.copied), next: Next::More };
+            }
+            left = budget.saturating_sub(self.copied);
+        }
+        let mut polled = immediate_ring::poll_beside(self, left, context.neighbours.as_deref_mut());
+        if self.batch.len() > 0 && !self.forwarder.has_waiting() {
+            self.send_batch(polled.cost);
         }
         polled.cost = polled.cost.saturating_add(std::mem::take(&mut self.copied));
+        if self.forwarder.has_waiting() {
+            polled.next = Next::More;
+        }
         polled
     }
 
