@@ -9,6 +9,7 @@ pub mod frontend;
 pub mod guest;
 pub mod handover;
 pub mod hostile_backend;
+pub mod meter;
 pub mod page_server;
 pub mod qcow2;
 pub mod remote_disks;
