@@ -15,3 +15,4 @@ pub mod qcow2;
 pub mod remote_disks;
 pub mod size_watcher;
 pub mod transcript;
+pub mod walk;
