@@ -518,3 +518,23 @@ fn kicks_for_incomplete_rings_are_ignored() {
     assert!(log.iter().any(|line| line.contains("kicks_ignored=4")), "{log:#?}");
     assert!(!log.iter().any(|line| line.contains(" WARN ")), "{log:#?}");
 }
+
+/// A front-end passes its own end of the connection as the channel for requests of the back-end, and leaves.
+/// The back-end must not keep the session because it holds the other end itself.
+#[test]
+#[ignore = "the back-end cannot tell its own connection yet"]
+fn a_session_does_not_keep_itself() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    for protocol in [ProtocolFeatures::BACKEND_REQ, ProtocolFeatures::BACKEND_REQ | ProtocolFeatures::CONFIG]
+    {
+        let path = served.socket();
+        let socket = std::os::unix::net::UnixStream::connect(path).unwrap();
+        let mut frontend = kickless_vhost_user::Frontend::new(socket.try_clone().unwrap());
+        let wait = kickless_vhost_user::Wait::FOREVER.at_most(LIMIT);
+        frontend.send(&Message::SetProtocolFeatures(protocol), false, &wait).unwrap();
+        frontend.send(&Message::SetBackendReqFd(OwnedFd::from(socket)), false, &wait).unwrap();
+        drop(frontend);
+        served.check_next_frontend().unwrap();
+    }
+    served.end().unwrap();
+}

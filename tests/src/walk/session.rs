@@ -2,9 +2,9 @@
 
 use std::io::Read;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,7 +13,7 @@ use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_testing::Random;
 use kickless_vhost_user::{
-    FrontendMessage as Message, Header, LogBase, VringAddr, VringFd, VringState, Wait,
+    FrontendMessage as Message, Header, Inflight, LogBase, VringAddr, VringFd, VringState,
 };
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 
@@ -41,6 +41,8 @@ pub struct Attacked {
     /// Its socket.
     pub socket: PathBuf,
     session: Option<Session>,
+    /// The in-flight buffer of an earlier session.
+    inflight: Option<(Inflight, OwnedFd)>,
 }
 
 /// A connection, with its memory and rings.
@@ -52,13 +54,13 @@ struct Session {
     protocol: ProtocolFeatures,
     has_indirect: bool,
     /// Descriptors that the daemon may still use.
-    kept: Vec<std::os::fd::OwnedFd>,
+    kept: Vec<OwnedFd>,
 }
 
 impl Attacked {
     /// Describes a device, without a session.
     pub fn new(name: &'static str, kind: Kind, socket: PathBuf) -> Attacked {
-        Attacked { name, kind, socket, session: None }
+        Attacked { name, kind, socket, session: None, inflight: None }
     }
 
     /// Does one step. Returns whether a session has ended.
@@ -67,12 +69,12 @@ impl Attacked {
     /// The daemon does not answer, or answers what the protocol does not have.
     pub fn step(&mut self, random: &mut Random, totals: &mut Totals) -> Result<bool> {
         let Some(session) = &mut self.session else {
-            self.session = Session::connect(self.kind, &self.socket, random, totals)?;
+            self.session = Session::connect(self.kind, &self.socket, &mut self.inflight, random, totals)?;
             return Ok(false);
         };
         let goes_on = match random.below(10_000) {
-            0..9600 => session.burst(random, totals)?,
-            9600..9900 => session.message(random, totals)?,
+            0..9500 => session.burst(random, totals)?,
+            9500..9900 => session.message(random, totals)?,
             9900..9930 => {
                 session.lie(random);
                 true
@@ -100,7 +102,8 @@ impl Attacked {
 impl Session {
     fn connect(
         kind: Kind,
-        path: &PathBuf,
+        path: &Path,
+        inflight: &mut Option<(Inflight, OwnedFd)>,
         random: &mut Random,
         totals: &mut Totals,
     ) -> Result<Option<Session>> {
@@ -141,6 +144,9 @@ impl Session {
         if session.wire.say(&Message::SetMemTable(table), totals)?.is_none() {
             return Ok(None);
         }
+        if random.one_in(4) && !session.share_inflight(inflight, random, totals)? {
+            return Ok(None);
+        }
         for at in 0..session.rings.len() {
             if !session.start(at, random, totals)? {
                 return Ok(None);
@@ -148,6 +154,36 @@ impl Session {
         }
         totals.sessions += 1;
         Ok(Some(session))
+    }
+
+    /// Gives the back-end an in-flight buffer: a new one, or that of an earlier session, in which some bytes
+    /// may have changed. Returns whether the connection is still there.
+    fn share_inflight(
+        &mut self,
+        kept: &mut Option<(Inflight, OwnedFd)>,
+        random: &mut Random,
+        totals: &mut Totals,
+    ) -> Result<bool> {
+        if kept.is_none() || random.one_in(4) {
+            let num_queues = self.rings.len() as u16;
+            let queue_size = self.rings.iter().map(|ring| ring.ring.size).max().unwrap_or(1);
+            let wanted = Inflight { num_queues, queue_size, ..Inflight::default() };
+            match self.wire.say(&Message::GetInflightFd(wanted), totals)? {
+                Some(Answer::Inflight(described, file)) => *kept = Some((described, file)),
+                Some(_) => return Ok(true),
+                None => return Ok(false),
+            }
+        }
+        let Some((described, file)) = kept else { return Ok(true) };
+        if random.one_in(2) {
+            for _ in 0..random.below(64) {
+                let at = described.mmap_offset + random.below(described.mmap_size.max(1));
+                // Only a file that cannot be written refuses.
+                let _ = rustix::io::pwrite(&*file, &random.next().to_le_bytes(), at);
+            }
+        }
+        let message = Message::SetInflightFd(*described, file.try_clone()?);
+        Ok(self.wire.say(&message, totals)?.is_some())
     }
 
     /// Sets a ring up and starts it, now and then in another order. Returns whether the connection is still
@@ -335,13 +371,6 @@ impl Session {
             // With requests in flight.
             0..4 => return Ok(()),
             4 => {
-                // The back-end may now talk to itself.
-                let own = Message::SetBackendReqFd(self.wire.socket.try_clone()?.into());
-                totals.messages += 1;
-                let _ = self.wire.requester.send(&own, true, &Wait::FOREVER.at_most(LIMIT));
-                return Ok(());
-            }
-            5 => {
                 for at in 0..self.rings.len() {
                     let index = self.rings[at].ring.index.into();
                     if self.wire.say(&Message::GetVringBase { index }, totals)?.is_none() {

@@ -2,11 +2,11 @@
 
 use std::io::{ErrorKind, IoSlice, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Result, anyhow};
-use kickless_vhost_user::{Error, FrontendMessage as Message, Reply, Wait};
+use kickless_vhost_user::{Error, FrontendMessage as Message, Inflight, Reply, Wait};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::frontend::LIMIT;
@@ -20,6 +20,8 @@ pub enum Answer {
     Refused,
     /// It has a number as its reply, or is refused.
     Number(u64),
+    /// It has an in-flight buffer as its reply.
+    Inflight(Inflight, OwnedFd),
 }
 
 /// The socket, and the state that decides about acknowledgements.
@@ -43,6 +45,7 @@ impl Wire {
             Ok(Some(Reply::U64(0)) | None) => Ok(Some(Answer::Done)),
             Ok(Some(Reply::U64(number))) => Ok(Some(Answer::Number(number))),
             Ok(Some(Reply::Config(None) | Reply::Inflight(_, None))) => Ok(Some(Answer::Refused)),
+            Ok(Some(Reply::Inflight(described, Some(file)))) => Ok(Some(Answer::Inflight(described, file))),
             Ok(Some(_)) => Ok(Some(Answer::Done)),
             Err(Error::Closed | Error::ClosedMidMessage { .. }) => Ok(None),
             Err(Error::Io { source, .. }) if is_closed(source.kind()) => Ok(None),
