@@ -522,7 +522,6 @@ fn kicks_for_incomplete_rings_are_ignored() {
 /// A front-end passes its own end of the connection as the channel for requests of the back-end, and leaves.
 /// The back-end must not keep the session because it holds the other end itself.
 #[test]
-#[ignore = "the back-end cannot tell its own connection yet"]
 fn a_session_does_not_keep_itself() {
     let served = Served::start("io_uring", &[]).unwrap();
     for protocol in [ProtocolFeatures::BACKEND_REQ, ProtocolFeatures::BACKEND_REQ | ProtocolFeatures::CONFIG]

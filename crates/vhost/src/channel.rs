@@ -10,11 +10,19 @@ use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, getpeername};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 use tracing::{debug, warn};
+
+/// Returns whether a socket is connected to one that has a name. Both ends of a `socketpair` have none.
+fn has_named_peer(socket: &OwnedFd) -> bool {
+    getpeername(socket).is_ok_and(|peer| {
+        peer.and_then(|peer| SocketAddrUnix::try_from(peer).ok())
+            .is_some_and(|peer| peer.path().is_some() || peer.abstract_name().is_some())
+    })
+}
 
 /// A session's channel.
 #[derive(Default)]
@@ -41,6 +49,11 @@ impl Channel {
         if socket_domain(&socket) != Ok(AddressFamily::UNIX) || socket_type(&socket) != Ok(SocketType::STREAM)
         {
             return Err(RequestError::NoUnixStream);
+        }
+        // The other end of a connection to a server has the server's name. If the front-end could pass its
+        // end of this session, or of another one, that session would never see that it has left.
+        if has_named_peer(&socket) {
+            return Err(RequestError::OwnConnection);
         }
         self.requester = Some(BackendRequester::new(socket));
         self.warn_at = None;

@@ -76,6 +76,8 @@ pub(crate) enum RequestError {
     Update(#[from] kickless_memory::UpdateError),
     #[error("its file descriptor is no unix stream socket")]
     NoUnixStream,
+    #[error("the channel for requests is connected to a server, and not one end of a pair of sockets")]
+    OwnConnection,
     #[error("no vIOMMU was negotiated")]
     NoIommu,
     #[error("ring {index}: its areas are misaligned")]
