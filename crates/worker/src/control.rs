@@ -157,7 +157,9 @@ impl EventLoop {
             if let Err(error) = watched {
                 vring.fail(&format_args!("cannot wait for its kicks: {error}"));
             }
-            entry.deaf_until = None;
+            if entry.deaf_until.take().is_some() {
+                self.deaf.retain(|deaf| *deaf != number);
+            }
         }
         vring.apply(update);
         if memory {
@@ -268,6 +270,9 @@ impl EventLoop {
         // A number must not be in these lists twice when another task gets it.
         if entry.in_naps {
             self.naps.retain(|napping| *napping != number);
+        }
+        if entry.deaf_until.is_some() {
+            self.deaf.retain(|deaf| *deaf != number);
         }
         if entry.call_due.is_some() {
             self.pending_calls.retain(|pending| *pending != number);

@@ -212,7 +212,8 @@ impl EventLoop {
                     spent
                 };
                 if self.has_items {
-                    self.carry_out_items(idle);
+                    // A kick that came in the wait goes before items.
+                    self.carry_out_items(self.scheduler.is_empty());
                 }
                 // Use the time after the wait: changes during the wait have counted time up to it.
                 now = self.account(now, waited);
@@ -270,7 +271,8 @@ impl EventLoop {
         self.waiter.watch_engine(self.engine.event(), watch_engine)?;
         let retry = if self.engine.needs_turn() { now + RETRY } else { Nanos::MAX };
         let due = self.next_call.min(retry).min(self.next_nap);
-        if due <= now || self.has_items {
+        // A source that was told of room may not have taken it. Then the next turn tells another one.
+        if due <= now || self.has_items || self.engine.has_sources_with_room() {
             return self.wait(Some(Duration::ZERO)).map(drop);
         }
         let due = Some(due).filter(|&due| due < Nanos::MAX);

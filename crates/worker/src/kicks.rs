@@ -139,6 +139,24 @@ mod tests {
         assert_eq!(rig.polls(), [before[0] + 1]);
     }
 
+    /// A front-end sends descriptors without end, each of which is kicked in vain.
+    #[test]
+    fn a_task_is_in_the_list_once() {
+        let mut rig = Rig::new();
+        let (number, kicks) = add(&mut rig, 0);
+        while rig.worker.deaf.is_empty() {
+            kick(&mut rig, &[&kicks]);
+        }
+        for _ in 0..3 {
+            let new = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+            rig.update(number, Update::Kick(Some(Kick::new(new.try_clone().unwrap()).unwrap())));
+            rig.run();
+            assert!(rig.worker.deaf.is_empty());
+            kick(&mut rig, &[&new]);
+            assert_eq!(rig.worker.deaf, [number]);
+        }
+    }
+
     /// A new descriptor is listened to at once, and the end of the old one's time changes nothing.
     #[test]
     fn another_descriptor_is_listened_to() {

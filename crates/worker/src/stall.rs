@@ -13,7 +13,8 @@
 //!    because the kernel uses guest memory in this call too. If the thread was blocked for [`STALL`], the
 //!    visit counts as a stall of its queue, the log names its device, and the watch goes on.
 //!
-//! So the first of several stalls has no name. A thread that had no core was not blocked.
+//! So the first of several stalls has no name. A thread that had no core was not blocked. The kernel is asked
+//! for the time that it had one only every [`SAMPLE`], because that costs more than a visit.
 
 use crate::clock::Nanos;
 use tracing::debug;
@@ -24,11 +25,17 @@ pub(crate) const STALL: Nanos = 50_000_000;
 /// The time for which visits are timed after a stall.
 const WATCH: Nanos = 10_000_000_000;
 
+/// The time between two samples of the thread's time: a fifth of the shortest stall, which can seem shorter
+/// by this.
+const SAMPLE: Nanos = STALL / 5;
+
 /// The state of the watch.
 #[derive(Debug, Default)]
 pub(crate) struct StallWatch {
     /// Visits are timed until then.
     until: Nanos,
+    /// The last sample: the time, and that in which the thread was not blocked.
+    sample: (Nanos, Nanos),
 }
 
 impl StallWatch {
@@ -46,6 +53,19 @@ impl StallWatch {
         }
     }
 
+    /// Takes a sample before a visit, if one is due. `not_blocked` returns the time in which the thread was
+    /// not blocked.
+    pub(crate) fn sample(&mut self, now: Nanos, not_blocked: impl FnOnce() -> Nanos) {
+        if now.saturating_sub(self.sample.0) >= SAMPLE {
+            self.sample = (now, not_blocked());
+        }
+    }
+
+    /// Returns the time for which a visit of this duration was blocked at least.
+    pub(crate) fn blocked(&self, took: Nanos, not_blocked: impl FnOnce() -> Nanos) -> Nanos {
+        if took < STALL { 0 } else { blocked(took, self.sample.1, not_blocked()) }
+    }
+
     /// Starts the watch, or goes on with it, after a stall that took so long.
     #[cold]
     pub(crate) fn start(&mut self, now: Nanos, took: Nanos) {
@@ -58,7 +78,7 @@ impl StallWatch {
 
 /// Returns the time in which the thread was blocked, of `took` altogether. The other times are those in which
 /// it ran or waited for a core, before and after.
-pub(crate) fn blocked(took: Nanos, before: Nanos, after: Nanos) -> Nanos {
+fn blocked(took: Nanos, before: Nanos, after: Nanos) -> Nanos {
     took.saturating_sub(after.saturating_sub(before))
 }
 
@@ -74,8 +94,19 @@ mod tests {
     }
 
     #[test]
+    fn samples_are_few_and_before_a_visit() {
+        let mut watch = StallWatch::default();
+        watch.sample(SAMPLE, || 7);
+        watch.sample(2 * SAMPLE - 1, || unreachable!("too early"));
+        assert_eq!(watch.blocked(STALL - 1, || unreachable!("no stall")), 0);
+        assert_eq!(watch.blocked(STALL + 9, || 16), STALL, "it ran for 9");
+        watch.sample(2 * SAMPLE, || 16);
+        assert_eq!(watch.blocked(STALL + 9, || 16), STALL + 9);
+    }
+
+    #[test]
     fn a_watch_ends() {
-        let watch = StallWatch { until: 10 };
+        let watch = StallWatch { until: 10, ..StallWatch::default() };
         assert!(watch.is_on(9) && !watch.is_on(10) && !StallWatch::default().is_on(0));
     }
 }

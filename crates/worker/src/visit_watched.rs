@@ -3,7 +3,7 @@
 use crate::clock::Nanos;
 use crate::event_loop::EventLoop;
 use crate::scheduler::Visit;
-use crate::stall::{STALL, blocked};
+use crate::stall::STALL;
 use tracing::info;
 
 impl EventLoop {
@@ -11,12 +11,17 @@ impl EventLoop {
     #[cold]
     pub(crate) fn visit_watched(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
         // Operations of other queues do not count here. A failure occurs again in the next submission.
-        let _ = self.engine.submit();
-        let (began, before) = (self.clock.now(), self.host_probe.not_blocked());
+        if self.engine.needs_turn() {
+            let _ = self.engine.submit();
+        }
+        let began = self.clock.now();
+        self.stalls.sample(began, || self.host_probe.not_blocked());
         let visit = self.visit_now(number, budget, now);
-        let _ = self.engine.submit();
+        if self.engine.needs_turn() {
+            let _ = self.engine.submit();
+        }
         let ended = self.clock.now();
-        let blocked = blocked(ended.saturating_sub(began), before, self.host_probe.not_blocked());
+        let blocked = self.stalls.blocked(ended.saturating_sub(began), || self.host_probe.not_blocked());
         if blocked >= STALL
             && let Some(entry) = self.entries[number as usize].as_mut()
         {

@@ -2,7 +2,6 @@
 
 use crate::IoError;
 use kickless_io::{AlignedBuf, Errno, Waker};
-use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The kinds of operations.
@@ -81,19 +80,18 @@ impl Drop for OffloadOp {
     }
 }
 
-/// The workers to wake, each once, after several answers.
+/// The tasks to wake, each once, after several answers.
 #[derive(Debug, Default)]
 pub(crate) struct WakeBatch(Vec<Waker>);
 
 impl WakeBatch {
     fn add(&mut self, waker: Waker) {
-        let fd = waker.as_fd().as_raw_fd();
-        if !self.0.iter().any(|other| other.as_fd().as_raw_fd() == fd) {
+        if !self.0.iter().any(|known| known.is_same(&waker)) {
             self.0.push(waker);
         }
     }
 
-    /// Wakes the workers.
+    /// Wakes the tasks.
     pub(crate) fn wake(&mut self) {
         for waker in self.0.drain(..) {
             waker.wake();
@@ -148,6 +146,19 @@ impl AnswerSlot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Tasks of one worker share a descriptor.
+    #[test]
+    fn each_task_of_a_worker_is_woken() {
+        let worker = Waker::of_worker().unwrap();
+        let mut wakes = WakeBatch::default();
+        [1, 2, 1].map(|task| wakes.add(worker.of_task(task)));
+        assert_eq!(wakes.0.len(), 2);
+        wakes.wake();
+        let mut woken = Vec::new();
+        worker.take_woken(3, |task| woken.push(task));
+        assert_eq!(woken, [1, 2]);
+    }
 
     #[test]
     fn each_operation_has_one_answer() {
