@@ -11,6 +11,7 @@ use std::time::Duration;
 use kickless_blk::Blk;
 use kickless_daemon::{
     AddOutcome, DeviceConfig, DeviceKind, MakeError, Notation, PoolConfig, Registry, RemoveMode, Switch,
+    values,
 };
 use kickless_device::Device;
 use kickless_disk::Disk;
@@ -86,7 +87,7 @@ impl Rig {
     fn add(&self, name: &str, key: &str, value: &str) {
         let mut config = json!({ "name": name, "socket-path": self.socket(name) });
         config[key] = Value::from(value);
-        let config = serde_json::from_value(config).unwrap();
+        let config = DeviceConfig::read(&values(config.as_object().unwrap())).unwrap();
         assert_eq!(self.registry.add(config).unwrap(), AddOutcome::New);
     }
 
@@ -205,6 +206,6 @@ fn cards_and_disks_come_and_go_under_load() {
     assert!(frames.iter().all(|frames| *frames > 0), "{frames:?}");
     // `before` may have counted threads of an earlier round that had just ended, so less is fine too.
     before.wait_until_back();
-    let names = rig.registry.list().into_iter().filter_map(|listed| listed.config.serve.name);
+    let names = rig.registry.list().into_iter().filter_map(|listed| listed.config.identity.name);
     assert_eq!(names.collect::<Vec<_>>(), ["split", "packed", "disk"]);
 }

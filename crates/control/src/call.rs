@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kickless_daemon::{
-    CardLimitsConfig, DeviceConfig, DeviceTable, LimitsConfig, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT,
-    RemoveMode, UsedDevices, parse_device_name,
+    DeviceConfig, Key, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT, RemoveMode, UsedDevices, Values, check,
+    keys, parse_device_name, read as read_keys, values,
 };
 use kickless_values::{parse_duration, parse_size};
 use serde::de::{DeserializeOwned, Error};
@@ -20,28 +20,6 @@ use super::rpc::RpcError;
 /// The keys of the pool that change while the workers run. `pool.set` replaces all of them.
 pub const POLL_KEYS: [&str; 5] =
     ["poll", "poll-latency", "poll-kick-price", "poll-start-rate", "poll-stop-idle"];
-
-/// The keys that `device.set` changes beside those of the limits.
-const SET_KEYS: [&str; 2] = ["weight", "discard"];
-
-/// The keys of limits that `device.set` changes: all but the group.
-pub const LIMIT_KEYS: [&str; 34] = {
-    let (of_disks, of_cards, shared) =
-        (LimitsConfig::KEYS, CardLimitsConfig::KEYS, LimitsConfig::SHARED_KEYS);
-    let (mut keys, mut at) = ([""; 34], 0);
-    while at < keys.len() {
-        keys[at] = if at < of_disks.len() {
-            of_disks[at]
-        } else if at < of_disks.len() + of_cards.len() {
-            of_cards[at - of_disks.len()]
-        } else {
-            // The group is the last.
-            shared[at - of_disks.len() - of_cards.len()]
-        };
-        at += 1;
-    }
-    keys
-};
 
 /// The parameters of a request by name.
 type Params = Map<String, Value>;
@@ -421,24 +399,17 @@ fn read<T: DeserializeOwned>(params: Params) -> Result<T, RpcError> {
     T::deserialize(Value::Object(params)).map_err(|error| RpcError::params(format!("params: {error}")))
 }
 
-/// Checks that `params` are keys of `T` with valid values, each by itself. The error names the key.
-fn keys<T: DeserializeOwned>(params: &Params) -> Result<(), RpcError> {
-    for (key, value) in params {
-        let alone = Value::Object(Params::from_iter([(key.clone(), value.clone())]));
-        if let Err(error) = T::deserialize(alone) {
-            let error = error.to_string();
-            let is_about_key = error.contains("unknown field");
-            return Err(RpcError::params(if is_about_key { error } else { format!("{key}: {error}") }));
-        }
-    }
-    Ok(())
+/// Returns the values of keys, each of which is valid by itself.
+fn checked(keys: &[Key], params: &Params) -> Result<Values, RpcError> {
+    let values = values(params);
+    check(keys, &values).map_err(|error| RpcError::params(error.to_string()))?;
+    Ok(values)
 }
 
 /// Reads the description of a device, whose keys are those of a configuration file.
 fn device(params: Params) -> Result<DeviceConfig, RpcError> {
-    keys::<DeviceTable>(&params)?;
     let mistake = |mistake: Mistake| RpcError::params(mistake.to_string());
-    let mut config = DeviceConfig::try_from(read::<DeviceTable>(params)?).map_err(mistake)?;
+    let mut config = DeviceConfig::read(&checked(&DeviceConfig::keys(), &params)?).map_err(mistake)?;
     config.name_by_socket().map_err(mistake)?;
     config.check(Notation::Keys).map_err(mistake)?;
     Ok(config)
@@ -447,38 +418,43 @@ fn device(params: Params) -> Result<DeviceConfig, RpcError> {
 /// Reads the changed keys of a device.
 fn set(mut params: Params) -> Result<Call, RpcError> {
     let name = params.remove("name");
-    let known = SET_KEYS.iter().chain(&LIMIT_KEYS);
-    if let Some(key) = params.keys().find(|key| !known.clone().any(|known| known == key)) {
-        let known = known.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    let known = DeviceConfig::set_keys();
+    if let Some(key) = params.keys().find(|key| !known.iter().any(|known| known.name() == *key)) {
+        let known = known.iter().map(|key| format!("`{}`", key.name())).collect::<Vec<_>>().join(", ");
         return Err(RpcError::params(format!("unknown field `{key}`, expected `name`, {known}")));
     }
     let name = name.ok_or_else(|| RpcError::params("name: give the device"))?;
     let OfDevice { name } = read(Params::from_iter([("name".to_owned(), name)]))?;
-    let given = params.iter().filter(|(_, value)| !value.is_null());
-    keys::<DeviceTable>(&given.map(|(key, value)| (key.clone(), value.clone())).collect())?;
+    checked(&known, &present(&params))?;
     Ok(Call::DeviceSet { name, keys: params })
 }
 
 /// Reads the file of a capture, whose keys are those of a configuration file.
 fn capture(params: Params) -> Result<Call, RpcError> {
     let Capture { name, capture, capture_length: length } = read(params.clone())?;
-    let given = params.into_iter().filter(|(_, value)| !value.is_null());
-    keys::<DeviceTable>(&given.collect())?;
+    checked(&DeviceConfig::keys(), &present(&params))?;
     Ok(Call::DeviceCapture { name, capture, length })
+}
+
+/// Returns the parameters that are not `null`, which removes a key.
+fn present(params: &Params) -> Params {
+    let mut present = params.clone();
+    present.retain(|_, value| !value.is_null());
+    present
 }
 
 /// Reads the polling rule of the pool.
 fn polling(params: Params) -> Result<PoolConfig, RpcError> {
-    keys::<PoolConfig>(&params)?;
+    let mistake = |mistake: Mistake| RpcError::params(mistake.to_string());
+    let values = checked(&keys::<PoolConfig>(), &params)?;
     if let Some(key) = params.keys().find(|key| !POLL_KEYS.contains(&key.as_str())) {
         return Err(RpcError::params(format!("{key}: it cannot change while the workers run")));
     }
     if params.is_empty() {
         return Err(RpcError::params(format!("give one of {}", POLL_KEYS.join(", "))));
     }
-    let config: PoolConfig = read(params)?;
-    let checked = config.worker_options(1, Notation::Keys);
-    checked.map_err(|mistake| RpcError::params(mistake.to_string()))?;
+    let config: PoolConfig = read_keys(&values).map_err(mistake)?;
+    config.worker_options(1, Notation::Keys).map_err(mistake)?;
     Ok(config)
 }
 
@@ -507,7 +483,7 @@ mod tests {
         let added =
             parse("device.add", json!({ "socket-path": "/run/a.sock", "blk-file": "null:1G", "weight": 3 }));
         let Ok(Call::DeviceAdd(config)) = added else { panic!("{added:?}") };
-        assert_eq!((config.name(), config.serve.weight), (Some("a"), 3));
+        assert_eq!((config.name(), config.share.weight), (Some("a"), 3));
         for (params, said) in [
             (json!({ "socket-path": "/a.sock" }), "blk-file: a disk needs one"),
             (json!({ "blk-file": "null:1G" }), "socket-path"),

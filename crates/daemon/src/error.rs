@@ -113,14 +113,14 @@ pub enum AddError {
 
 impl AddError {
     /// Returns the option that the error is about, if it is a single one.
-    pub fn option(&self) -> Option<&'static str> {
+    pub fn option(&self) -> Option<&str> {
         match self {
             Self::Different { .. }
             | Self::NotComparable { .. }
             | Self::Busy { .. }
             | Self::KeepsDisk { .. } => Some("name"),
             Self::SocketTaken { .. } | Self::NoSocket | Self::NoDescriptor(_) => Some("socket-path"),
-            Self::Mistake(mistake) => Some(mistake.option),
+            Self::Mistake(mistake) => Some(&mistake.option),
             Self::Socket(error) => Some(error.option),
             Self::Make(error) => Some(error.option),
             Self::Full { .. } | Self::NoPool | Self::Stopping | Self::Thread(_) => None,

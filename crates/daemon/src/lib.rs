@@ -72,8 +72,9 @@ mod table;
 mod unavailable;
 
 pub use config::{
-    BlkConfig, CardLimitsConfig, DEVICE_SPAN, DeviceConfig, DeviceKind, DeviceTable, LimitsConfig, Mistake,
-    NetConfig, Notation, OnError, PollMode, PoolConfig, ServeConfig, Switch, parse_device_name,
+    BlkConfig, DEVICE_SPAN, DeviceConfig, DeviceKind, Frames, Identity, Key, KeyError, LimitWords, Limited,
+    LimitsConfig, Mistake, NetConfig, Notation, OnError, PollMode, PoolConfig, Requests, ServeConfig, Share,
+    SocketMode, Switch, Value, Values, check, keys, parse_device_name, read, values,
 };
 pub use device_status::{DeviceState, DeviceStatus};
 pub use error::{

@@ -517,9 +517,11 @@ impl OpenDevice {
         let (config, serve) = (&self.config, &self.config.serve);
         self.socket = Some(match (endpoint, &serve.socket_path) {
             (Some(endpoint), _) => Socket::Endpoint(endpoint),
-            (None, Some(path)) => {
-                Socket::Address(Address::new(path, serve.socket_mode, serve.socket_group.as_deref())?)
-            }
+            (None, Some(path)) => Socket::Address(Address::new(
+                path,
+                serve.socket_mode.map(|mode| mode.0),
+                serve.socket_group.as_deref(),
+            )?),
             (None, None) => return Err(AddError::NoSocket),
         });
         self.device = Some(config.span().in_scope(|| (self.registry.make)(config, given))?);

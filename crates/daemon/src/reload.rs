@@ -249,13 +249,13 @@ fn set_capture(registry: &Registry, present: &DeviceConfig, config: &DeviceConfi
 
 /// Returns the values that change while the device is in use, except the size and the capture.
 fn changeable(config: &DeviceConfig) -> (u32, Limits, Option<Switch>) {
-    (config.serve.weight, config.kind.limits(), config.kind.discard())
+    (config.share.weight, config.kind.limits(), config.kind.discard())
 }
 
 /// Returns the configuration without the keys that change while the device is in use.
 fn without_changeable(config: &DeviceConfig) -> DeviceConfig {
     let mut config = config.clone();
-    config.serve.weight = 1;
+    config.share.weight = 1;
     match &mut config.kind {
         DeviceKind::Blk(blk) => (blk.blk_size, blk.discard) = (None, Switch::On),
         DeviceKind::Net(net) => (net.capture, net.capture_length) = (None, None),

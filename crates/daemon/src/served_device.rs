@@ -91,7 +91,7 @@ impl ServedDevice {
     ) -> io::Result<Self> {
         let mapper = Mapper::within(space.join(config.serve.memory_max));
         let mapper = if config.serve.allow_slow_memory { mapper } else { mapper.refuse_slow() };
-        let executor = pool.executor(config.serve.weight);
+        let executor = pool.executor(config.share.weight);
         let server = Server::new(device.clone(), executor.clone()).with_mapper(mapper);
         let (stop, is_drained) = (Waker::new()?, AtomicBool::new(false));
         let (capture_turn, refreshes) = (Mutex::default(), Arc::default());
@@ -233,11 +233,10 @@ mod tests {
     use kickless_disk::{Cache, Disk, DiskSpec};
     use kickless_opener::Listener;
     use rustix::net::{Shutdown, shutdown};
-    use serde_json::json;
     use tempfile::TempDir;
 
     use super::*;
-    use crate::config::{Notation, PoolConfig};
+    use crate::config::{Notation, PoolConfig, Value};
 
     #[test]
     fn a_device_that_ended_has_no_socket() {
@@ -249,7 +248,8 @@ mod tests {
         shutdown(listener.socket(), Shutdown::Both).unwrap();
         let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
         let pool = Arc::new(WorkerPool::start(&pool).unwrap());
-        let config: DeviceConfig = serde_json::from_value(json!({ "blk-file": "null:1M" })).unwrap();
+        let values = [("blk-file".to_owned(), Value::Text("null:1M".into()))];
+        let config = DeviceConfig::read(&values.into()).unwrap();
         let options = kickless_disk::Options {
             read_only: false,
             cache: Cache::None,

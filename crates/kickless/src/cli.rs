@@ -213,7 +213,7 @@ fn serve(service: Result<Service, Mistake>) -> Result<Work, String> {
 
 /// Returns the sentence about options that cannot be combined.
 fn wrong_option(mistake: Mistake) -> String {
-    format!("{}: {}", Notation::CommandLine.option(mistake.option), mistake.why)
+    format!("{}: {}", Notation::CommandLine.option(&mistake.option), mistake.why)
 }
 
 /// Returns the message of `error` as one sentence, without the usage that follows it.

@@ -4,7 +4,6 @@
 //! defaults for all devices, and a `[[device]]` for each device. Keys are the options of the command line
 //! without the dashes. The same parsers read their values.
 
-mod reader;
 mod section;
 
 use std::collections::BTreeMap;
@@ -12,7 +11,7 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use kickless_daemon::{CardLimitsConfig, DeviceConfig, DeviceTable, LimitsConfig, Notation, PoolConfig};
+use kickless_daemon::{DeviceConfig, Notation, PoolConfig, keys, read as read_keys};
 use kickless_opener::{FileUse, file, real_path};
 
 use crate::cli::ControlOptions;
@@ -52,12 +51,8 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
     let (mut names, mut sockets) = (BTreeMap::new(), BTreeMap::new());
     for mut section in sections {
         if let Some(defaults) = &defaults {
-            // Defaults for the other kind of devices do not apply to this device.
-            let (own, limits) = match section.has("port") {
-                true => (&DeviceTable::BLK_KEYS[..], &LimitsConfig::KEYS[..]),
-                false => (&DeviceTable::NET_KEYS[..], &CardLimitsConfig::KEYS[..]),
-            };
-            section.add_absent(defaults, &[own, limits].concat());
+            // Defaults for other kinds of devices do not apply to this device.
+            section.add_absent(defaults, &DeviceConfig::foreign_keys(|key| section.has(key)));
         }
         let device = device_of(&mut section)?;
         let taken = |what: &str, line: usize, shown: &str, first: usize| {
@@ -85,14 +80,15 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
 }
 
 fn pool_of(section: &mut Section<'_>) -> Result<PoolConfig> {
-    let pool: PoolConfig = section.read()?;
+    let values = section.read(&keys::<PoolConfig>())?;
+    let pool: PoolConfig = read_keys(&values).map_err(|mistake| section.mistake(&mistake))?;
     pool.worker_options(1, Notation::Keys).map_err(|mistake| section.mistake(&mistake))?;
     Ok(pool)
 }
 
 /// Checks the table `[defaults]`.
 fn check_defaults(section: &Section<'_>) -> Result<()> {
-    section.check::<DeviceTable>(&IDENTITY_KEYS)?;
+    section.clone().read_without(&DeviceConfig::keys(), &IDENTITY_KEYS)?;
     match IDENTITY_KEYS.into_iter().find(|key| section.has(key)) {
         Some(key) => Err(section.wrong(key, "it is each device's own: say it in a [[device]]")),
         None => Ok(()),
@@ -100,8 +96,8 @@ fn check_defaults(section: &Section<'_>) -> Result<()> {
 }
 
 fn device_of(section: &mut Section<'_>) -> Result<DeviceConfig> {
-    let table: DeviceTable = section.read()?;
-    let mut device = DeviceConfig::try_from(table).map_err(|mistake| section.mistake(&mistake))?;
+    let values = section.read(&DeviceConfig::keys())?;
+    let mut device = DeviceConfig::read(&values).map_err(|mistake| section.mistake(&mistake))?;
     if device.serve.socket_path.is_none() {
         return Err(section.needs("socket-path"));
     }

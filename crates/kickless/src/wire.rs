@@ -66,7 +66,7 @@ pub(crate) fn registry(service: &Service, taps: TapFds) -> Result<Registry> {
 pub(crate) fn pool(config: &PoolConfig, devices_max: usize, notation: Notation) -> Result<WorkerPool> {
     let options = config.worker_options(u32::try_from(devices_max).unwrap_or(u32::MAX), notation);
     let options =
-        options.map_err(|mistake| anyhow!("{}: {}", notation.option(mistake.option), mistake.why))?;
+        options.map_err(|mistake| anyhow!("{}: {}", notation.option(&mistake.option), mistake.why))?;
     let pool = WorkerPool::start(&options).context("the workers cannot be started")?;
     info!(workers = options.workers, poll = ?options.poll, call_coalesce = ?options.call_coalesce, "pool");
     Ok(pool)

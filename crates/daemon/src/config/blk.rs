@@ -5,7 +5,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use kickless_disk::{Cache, DiskSpec};
 use serde::Serialize;
 
-use super::limits::LimitsConfig;
+use super::limits::{LimitWords, Limited, LimitsConfig};
 use super::notation::{Mistake, Notation};
 use super::text;
 use super::values::{
@@ -27,7 +27,7 @@ pub struct BlkConfig {
     pub blk_file: DiskSpec,
     /// Grow a qcow2 image to this size if it is smaller [default: the image keeps its size]
     #[arg(long, value_name = "SIZE", value_parser = parse_blk_size)]
-    #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "text::optional", skip_serializing_if = "Option::is_none")]
     pub blk_size: Option<u64>,
     /// Logical block size that guests see, a power of two from 512 to 4096
     #[arg(long, value_name = "BYTES", default_value_t = BLOCK_SIZE, value_parser = parse_block_size)]
@@ -48,7 +48,7 @@ pub struct BlkConfig {
     pub cache: Cache,
     /// Maximum memory for the L2 tables of a qcow2 image and its chain, from 64K to 64G [default: 32M each]
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_size)]
-    #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "text::optional", skip_serializing_if = "Option::is_none")]
     pub cache_size: Option<u64>,
     /// Merge requests for neighbouring sectors that arrive together
     #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
@@ -73,30 +73,29 @@ pub struct BlkConfig {
     /// The limits of requests.
     #[command(flatten)]
     #[serde(flatten)]
-    pub limits: LimitsConfig,
+    pub limits: LimitsConfig<Requests>,
+}
+
+/// The requests of a disk, whose limits have QEMU's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests;
+
+impl Limited for Requests {
+    const WORDS: LimitWords = LimitWords {
+        unit: "iops",
+        units: "requests",
+        directions: ["", "-read", "-write"],
+        rates: ["{} a second", "{} a second, reads only", "{} a second, writes only"],
+        bursts: ["{} a second"; 3],
+        unit_size: Some((
+            "iops-size",
+            "Count a request as one for each of this number of bytes [default: each request is one]",
+        )),
+        sharing: "devices",
+    };
 }
 
 impl BlkConfig {
-    /// Returns the default options of a disk.
-    pub(crate) fn new(blk_file: DiskSpec) -> Self {
-        Self {
-            blk_file,
-            blk_size: None,
-            logical_block_size: BLOCK_SIZE,
-            read_only: false,
-            serial: None,
-            num_queues: NUM_QUEUES,
-            cache: Cache::None,
-            cache_size: None,
-            merge: Switch::On,
-            discard: Switch::On,
-            lock: Switch::On,
-            incoming: false,
-            on_error: OnError::Report,
-            limits: LimitsConfig::default(),
-        }
-    }
-
     pub(crate) fn check(&self, notation: Notation) -> Result<(), Mistake> {
         self.limits.check(notation)?;
         if self.incoming && self.blk_file.is_of_process() {
@@ -104,7 +103,7 @@ impl BlkConfig {
                 "it needs a {} that another host can use, not null: or mem:",
                 notation.option("blk-file")
             );
-            return Err(Mistake { option: "incoming", why });
+            return Err(Mistake::new("incoming", why));
         }
         if self.blk_size.is_some() {
             let why = if !self.blk_file.is_qcow2() {
@@ -114,7 +113,7 @@ impl BlkConfig {
             } else {
                 return Ok(());
             };
-            return Err(Mistake { option: "blk-size", why: why.into() });
+            return Err(Mistake::new("blk-size", why));
         }
         Ok(())
     }

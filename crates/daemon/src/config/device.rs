@@ -7,12 +7,10 @@ use serde::Serialize;
 use tracing::{Span, error_span};
 
 use super::blk::BlkConfig;
-use super::card_limits::CardLimitsConfig;
-use super::limits::LimitsConfig;
 use super::name::parse_device_name;
 use super::net::NetConfig;
 use super::notation::{Mistake, Notation};
-use super::serve::ServeConfig;
+use super::serve::{Identity, ServeConfig, Share};
 use super::values::Switch;
 
 /// The name of the span of log lines about a device.
@@ -24,9 +22,15 @@ pub struct DeviceConfig {
     /// The kind of device, with its own options.
     #[serde(flatten)]
     pub kind: DeviceKind,
-    /// The options that all devices have.
+    /// The name.
+    #[serde(flatten)]
+    pub identity: Identity,
+    /// The socket and the memory.
     #[serde(flatten)]
     pub serve: ServeConfig,
+    /// The share of the pool.
+    #[serde(flatten)]
+    pub share: Share,
 }
 
 /// The kind of a device, with its own options.
@@ -78,13 +82,8 @@ impl DeviceKind {
     /// Removes the limits, but not the group.
     pub(crate) fn remove_limits(&mut self) {
         match self {
-            Self::Blk(disk) => {
-                disk.limits = LimitsConfig { group: disk.limits.group.take(), ..LimitsConfig::default() };
-            }
-            Self::Net(card) => {
-                card.limits =
-                    CardLimitsConfig { group: card.limits.group.take(), ..CardLimitsConfig::default() };
-            }
+            Self::Blk(disk) => disk.limits = disk.limits.without_limits(),
+            Self::Net(card) => card.limits = card.limits.without_limits(),
         }
     }
 }
@@ -101,7 +100,7 @@ impl DeviceConfig {
         if let Some(option) = option
             && serve.socket_path.as_deref().and_then(descriptor_name).is_some()
         {
-            return Err(Mistake { option, why: "a socket that comes as a descriptor has its own".into() });
+            return Err(Mistake::new(option, "a socket that comes as a descriptor has its own"));
         }
         match &self.kind {
             DeviceKind::Blk(disk) => disk.check(notation),
@@ -132,12 +131,12 @@ impl DeviceConfig {
     pub fn check_has_no_descriptors(&self) -> Result<(), Mistake> {
         let Some((option, name)) = self.descriptors().first().copied() else { return Ok(()) };
         let why = format!("only a call of device.add comes with descriptors such as {name}");
-        Err(Mistake { option, why })
+        Err(Mistake::new(option, why))
     }
 
     /// Returns the name of the device.
     pub fn name(&self) -> Option<&str> {
-        self.serve.name.as_deref()
+        self.identity.name.as_deref()
     }
 
     /// Names a device without a name after its socket, without the ending.
@@ -145,14 +144,14 @@ impl DeviceConfig {
     /// # Errors
     /// The device has no socket path, or no name can be made of it.
     pub fn name_by_socket(&mut self) -> Result<(), Mistake> {
-        let mistake = |why: &str| Mistake { option: "socket-path", why: why.into() };
-        if self.serve.name.is_some() {
+        let mistake = |why: &str| Mistake::new("socket-path", why);
+        if self.identity.name.is_some() {
             return Ok(());
         }
         let path = self.serve.socket_path.as_ref().ok_or_else(|| mistake("this device needs one"))?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let name = parse_device_name(&stem);
-        self.serve.name =
+        self.identity.name =
             Some(name.map_err(|_| mistake("no name can be made of it: give the device a name"))?);
         Ok(())
     }

@@ -8,7 +8,7 @@ use kickless_net_port::Port;
 use kickless_values::MacAddress;
 use serde::Serialize;
 
-use super::card_limits::CardLimitsConfig;
+use super::limits::{LimitWords, Limited, LimitsConfig};
 use super::notation::{Mistake, Notation};
 use super::text;
 use super::values::{
@@ -35,7 +35,7 @@ pub struct NetConfig {
     pub port: Port,
     /// Ethernet address of the card, such as 52:54:00:12:34:56 [default: the front-end or the guest chooses]
     #[arg(long, value_name = "MAC", value_parser = str::parse::<MacAddress>)]
-    #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "text::optional", skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddress>,
     /// Maximum size of a packet in bytes (MTU) [default: 1500; a front-end can set another]
     #[arg(long, value_name = "N", value_parser = parse_mtu)]
@@ -69,25 +69,26 @@ pub struct NetConfig {
     /// The limits of frames.
     #[command(flatten)]
     #[serde(flatten)]
-    pub limits: CardLimitsConfig,
+    pub limits: LimitsConfig<Frames>,
+}
+
+/// The frames of a card. Receive is the direction to the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Frames;
+
+impl Limited for Frames {
+    const WORDS: LimitWords = LimitWords {
+        unit: "frames",
+        units: "frames",
+        directions: ["", "-receive", "-transmit"],
+        rates: ["{} a second", "{} to the guest a second", "{} of the guest a second"],
+        bursts: ["{} a second", "{} to the guest a second", "{} of the guest a second"],
+        unit_size: None,
+        sharing: "cards",
+    };
 }
 
 impl NetConfig {
-    /// Returns the default options of a card.
-    pub(crate) fn new(port: Port) -> Self {
-        Self {
-            port,
-            mac: None,
-            mtu: None,
-            num_queue_pairs: None,
-            offload: Switch::On,
-            ring_reset: Switch::Off,
-            capture: None,
-            capture_length: None,
-            limits: CardLimitsConfig::default(),
-        }
-    }
-
     /// Returns the maximum number of pairs of queues.
     pub fn pairs_max(&self) -> u16 {
         let default = match &self.port {
@@ -112,12 +113,12 @@ impl NetConfig {
             && mtu > max
         {
             let why = format!("the port {} carries packets of at most {max} bytes", self.port);
-            return Err(Mistake { option: "mtu", why });
+            return Err(Mistake::new("mtu", why));
         }
         match (self.num_queue_pairs, self.port.pairs()) {
             (Some(wanted), Some(pairs)) if wanted != pairs => {
                 let why = format!("this port has exactly {pairs}: leave it out");
-                Err(Mistake { option: "num-queue-pairs", why })
+                Err(Mistake::new("num-queue-pairs", why))
             }
             _ => Ok(()),
         }

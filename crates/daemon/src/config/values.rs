@@ -2,7 +2,6 @@
 //! is the end of a sentence.
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -62,14 +61,6 @@ impl fmt::Display for Switch {
     }
 }
 
-impl FromStr for Switch {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        parse_name(text)
-    }
-}
-
 /// The treatment of an error that an operator can mend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnError {
@@ -85,26 +76,19 @@ impl fmt::Display for OnError {
     }
 }
 
-impl FromStr for OnError {
-    type Err = String;
+/// The permissions of a socket. They are written in octal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketMode(pub u32);
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        parse_name(text)
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
     }
 }
 
 /// Writes the name that a value has on the command line.
 pub(crate) fn show_name(value: impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     value.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
-}
-
-/// Parses the name of one of the values of `T`.
-pub(crate) fn parse_name<T: ValueEnum>(text: &str) -> Result<T, String> {
-    T::from_str(text, false).map_err(|_| {
-        let values = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-        let names: Vec<String> = values.map(|value| value.get_name().to_owned()).collect();
-        format!("it must be {}", names.join(" or "))
-    })
 }
 
 pub(crate) fn parse_serial(text: &str) -> Result<String, String> {
@@ -200,9 +184,9 @@ pub(crate) fn parse_group(text: &str) -> Result<String, String> {
     parse_device_name(text)
 }
 
-pub(crate) fn parse_mode(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_mode(text: &str) -> Result<SocketMode, String> {
     match u32::from_str_radix(text, 8) {
-        Ok(mode) if mode <= 0o777 && !text.starts_with('+') => Ok(mode),
+        Ok(mode) if mode <= 0o777 && !text.starts_with('+') => Ok(SocketMode(mode)),
         _ => Err("it must be an octal number from 0 to 0777".into()),
     }
 }

@@ -9,7 +9,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use super::Lifecycle;
-use crate::config::DeviceConfig;
+use crate::config::{DeviceConfig, Value};
 use crate::error::{AddError, RemoveError, ServeError};
 use crate::table::{Outcome, Wanted};
 use kickless_sync::Latch;
@@ -82,7 +82,9 @@ struct Model {
 
 impl Model {
     fn new() -> Arc<Self> {
-        let config = serde_json::from_str(r#"{ "name": "a", "blk-file": "null:1M" }"#).unwrap();
+        let values = [("name", "a"), ("blk-file", "null:1M")];
+        let values = values.map(|(key, value)| (key.to_owned(), Value::Text(value.to_owned())));
+        let config = DeviceConfig::read(&values.into()).unwrap();
         let registry = Arc::new(Lifecycle::new().unwrap());
         Arc::new(Self { registry, config, open: Arc::new(AtomicUsize::new(0)) })
     }

@@ -55,7 +55,7 @@ impl Registry {
             return Err(FindError::NotServed { name: name.into() }.into());
         };
         let wanted = change(&entry.config)?;
-        let (weight, present) = (wanted.serve.weight, &mut entry.config.kind);
+        let (weight, present) = (wanted.share.weight, &mut entry.config.kind);
         if present.group() != wanted.kind.group() {
             return Err(SetError::Group);
         }
@@ -70,9 +70,9 @@ impl Registry {
             served.device().set_discard(discard == Switch::On);
         }
         present.take_changeable(wanted.kind);
-        if entry.config.serve.weight != weight {
+        if entry.config.share.weight != weight {
             served.set_weight(weight);
-            entry.config.serve.weight = weight;
+            entry.config.share.weight = weight;
         }
         Ok(entry.config.clone())
     }

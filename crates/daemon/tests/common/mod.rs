@@ -12,6 +12,7 @@ use std::time::Duration;
 use kickless_blk::Blk;
 use kickless_daemon::{
     DeviceConfig, DeviceKind, DeviceState, Endpoint, MakeError, Notation, PoolConfig, Registry, Switch,
+    values,
 };
 use kickless_device::Device;
 use kickless_driver::Options;
@@ -54,7 +55,7 @@ impl Rig {
     pub(crate) fn config(&self, name: &str, disk: &str) -> DeviceConfig {
         let config =
             json!({ "name": name, "socket-path": self.socket(name), "blk-file": disk, "cache": "writeback" });
-        serde_json::from_value(config).unwrap()
+        DeviceConfig::read(&values(config.as_object().unwrap())).unwrap()
     }
 
     pub(crate) fn socket(&self, name: &str) -> PathBuf {

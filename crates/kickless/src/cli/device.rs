@@ -1,7 +1,9 @@
 //! The command lines of `kickless blk` and `kickless net`.
 
 use clap::Args;
-use kickless_daemon::{DeviceConfig, DeviceKind, Mistake, Notation, PoolConfig, ServeConfig};
+use kickless_daemon::{
+    DeviceConfig, DeviceKind, Identity, Mistake, Notation, PoolConfig, ServeConfig, Share,
+};
 
 use crate::service::Service;
 
@@ -39,17 +41,22 @@ impl<K: Args> DeviceOptions<K> {
     pub(crate) fn service(self, kind: fn(K) -> DeviceKind) -> Result<Service, Mistake> {
         let notation = Notation::CommandLine;
         let (pool, control) = (self.pool, self.control);
-        let mut device = DeviceConfig { kind: kind(self.kind), serve: self.serve };
+        let mut device = DeviceConfig {
+            kind: kind(self.kind),
+            identity: Identity::default(),
+            serve: self.serve,
+            share: Share::default(),
+        };
         pool.worker_options(1, notation)?;
         if self.fd.is_none() && device.serve.socket_path.is_none() {
-            return Err(Mistake { option: "socket-path", why: "give it, or --fd".into() });
+            return Err(Mistake::new("socket-path", "give it, or --fd"));
         }
         device.check(notation)?;
         device.check_has_no_descriptors()?;
         if control.is_on() {
             // Calls name devices. An inherited socket has no name.
             match self.fd {
-                Some(_) => device.serve.name = Some(INHERITED.into()),
+                Some(_) => device.identity.name = Some(INHERITED.into()),
                 None => device.name_by_socket()?,
             }
         }
