@@ -161,7 +161,7 @@ impl Daemon {
             let mut keys = present.as_object().cloned().unwrap_or_default();
             keys.extend(changed);
             keys.retain(|_, value| !value.is_null());
-            let changed = DeviceConfig::read(&values(&keys))?;
+            let changed = self.registry.kinds().read(&values(&keys))?;
             changed.check(Notation::Keys)?;
             Ok(changed)
         };

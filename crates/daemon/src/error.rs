@@ -1,7 +1,5 @@
 //! Errors of the daemon. A caller shows an error with [`sentence`](fn@crate::sentence).
 
-use std::error::Error;
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,29 +8,7 @@ use kickless_device::{CloseError, StartError};
 use kickless_opener::{NoDescriptor, SocketError};
 use kickless_vhost::Ended;
 
-use super::config::Mistake;
-
-/// The error of a configuration that no device can be made from. The program's
-/// [`MakeDevice`](crate::MakeDevice) returns it.
-#[derive(Debug)]
-pub struct MakeError {
-    /// The option to change.
-    pub option: &'static str,
-    /// The reason.
-    pub source: Box<dyn Error + Send + Sync>,
-}
-
-impl fmt::Display for MakeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.source.fmt(f)
-    }
-}
-
-impl Error for MakeError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.source()
-    }
-}
+use super::config::{MakeError, Mistake};
 
 /// The error of a device that cannot be added. The registry has not changed then.
 #[derive(Debug, thiserror::Error)]
@@ -175,10 +151,12 @@ pub enum DrainError {
     #[error(transparent)]
     Device(#[from] FindError),
     /// This kind of device cannot be drained.
-    #[error("the device {name} is a network card, which has nothing to drain: disconnect or remove it")]
+    #[error("the device {name} is {one}, which has nothing to drain: disconnect or remove it")]
     Unsupported {
         /// The device.
         name: String,
+        /// A device of its kind, with its article.
+        one: &'static str,
     },
     /// The device has stopped because of an error, and only requests that wait for its end are in flight.
     #[error(
@@ -214,10 +192,12 @@ pub enum ResizeError {
     #[error(transparent)]
     Device(#[from] FindError),
     /// The device has no medium with a size.
-    #[error("the device {name} is a network card, which has no size")]
+    #[error("the device {name} is {one}, which has no size")]
     NoSize {
         /// The device.
         name: String,
+        /// A device of its kind, with its article.
+        one: &'static str,
     },
     /// The size is less than the present one.
     #[error("size: the disk has {present} bytes, and cannot shrink")]
@@ -253,10 +233,12 @@ pub enum CaptureError {
     #[error(transparent)]
     Device(#[from] FindError),
     /// The device has no frames.
-    #[error("the device {name} is a disk, which has no frames")]
+    #[error("the device {name} is {one}, which has no frames")]
     NoFrames {
         /// The device.
         name: String,
+        /// A device of its kind, with its article.
+        one: &'static str,
     },
     /// The file cannot be written, or the earlier one is not complete yet.
     #[error("capture: {}", super::sentence::sentence(.0))]

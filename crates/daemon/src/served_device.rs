@@ -229,14 +229,13 @@ impl ServedDevice {
 mod tests {
     use std::os::unix::net::UnixStream;
 
-    use kickless_blk::Blk;
-    use kickless_disk::{Cache, Disk, DiskSpec};
     use kickless_opener::Listener;
     use rustix::net::{Shutdown, shutdown};
     use tempfile::TempDir;
 
     use super::*;
-    use crate::config::{Notation, PoolConfig, Value};
+    use crate::config::{Notation, PoolConfig};
+    use crate::testing::{fake_config, fake_device};
 
     #[test]
     fn a_device_that_ended_has_no_socket() {
@@ -248,23 +247,8 @@ mod tests {
         shutdown(listener.socket(), Shutdown::Both).unwrap();
         let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
         let pool = Arc::new(WorkerPool::start(&pool).unwrap());
-        let values = [("blk-file".to_owned(), Value::Text("null:1M".into()))];
-        let config = DeviceConfig::read(&values.into()).unwrap();
-        let options = kickless_disk::Options {
-            read_only: false,
-            cache: Cache::None,
-            merge: true,
-            ..Default::default()
-        };
-        let disk = Disk::open(&DiskSpec::Null(1 << 20), &options).unwrap();
-        let blk = kickless_blk::Options { serial: "a".into(), queues_max: 1, queue_size_max: 8, lock: false };
-        let served = ServedDevice::new(
-            config,
-            Arc::new(Blk::new(disk, blk)),
-            &pool,
-            &Arc::new(AddressSpace::default()),
-        )
-        .unwrap();
+        let (config, space) = (fake_config("a"), Arc::new(AddressSpace::default()));
+        let served = ServedDevice::new(config, fake_device(), &pool, &space).unwrap();
         let ended = served.run(endpoint).unwrap_err();
         assert!(ended.to_string().contains("no more front-ends can be served"), "{ended:#}");
         assert!(!path.exists() && UnixStream::connect(&path).is_err());

@@ -1,27 +1,23 @@
 //! The configuration of one device.
 
-use kickless_device::Limits;
-use kickless_net_port::Port;
-use kickless_opener::{descriptor_name, is_descriptor_name};
+use kickless_opener::descriptor_name;
 use serde::Serialize;
 use tracing::{Span, error_span};
 
-use super::blk::BlkConfig;
+use super::kind_config::KindConfig;
 use super::name::parse_device_name;
-use super::net::NetConfig;
 use super::notation::{Mistake, Notation};
 use super::serve::{Identity, ServeConfig, Share};
-use super::values::Switch;
 
 /// The name of the span of log lines about a device.
 pub const DEVICE_SPAN: &str = "device";
 
 /// A device and its socket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceConfig {
     /// The kind of device, with its own options.
     #[serde(flatten)]
-    pub kind: DeviceKind,
+    pub kind: KindConfig,
     /// The name.
     #[serde(flatten)]
     pub identity: Identity,
@@ -31,61 +27,6 @@ pub struct DeviceConfig {
     /// The share of the pool.
     #[serde(flatten)]
     pub share: Share,
-}
-
-/// The kind of a device, with its own options.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum DeviceKind {
-    /// A disk.
-    Blk(BlkConfig),
-    /// A network card.
-    Net(NetConfig),
-}
-
-impl DeviceKind {
-    /// Returns the limits.
-    pub fn limits(&self) -> Limits {
-        match self {
-            Self::Blk(disk) => disk.limits.limits(),
-            Self::Net(card) => card.limits.limits(),
-        }
-    }
-
-    /// Returns whether the device gives space back to the host. `None` if it has none to give back.
-    pub fn discard(&self) -> Option<Switch> {
-        match self {
-            Self::Blk(disk) => Some(disk.discard),
-            Self::Net(_) => None,
-        }
-    }
-
-    /// Returns the group that shares the limits.
-    pub fn group(&self) -> Option<&str> {
-        match self {
-            Self::Blk(disk) => disk.limits.group.as_deref(),
-            Self::Net(card) => card.limits.group.as_deref(),
-        }
-    }
-
-    /// Takes the limits of another device of the same kind, and whether it gives space back.
-    pub(crate) fn take_changeable(&mut self, other: Self) {
-        match (self, other) {
-            (Self::Blk(disk), Self::Blk(other)) => {
-                (disk.limits, disk.discard) = (other.limits, other.discard)
-            }
-            (Self::Net(card), Self::Net(other)) => card.limits = other.limits,
-            _ => {}
-        }
-    }
-
-    /// Removes the limits, but not the group.
-    pub(crate) fn remove_limits(&mut self) {
-        match self {
-            Self::Blk(disk) => disk.limits = disk.limits.without_limits(),
-            Self::Net(card) => card.limits = card.limits.without_limits(),
-        }
-    }
 }
 
 impl DeviceConfig {
@@ -102,25 +43,14 @@ impl DeviceConfig {
         {
             return Err(Mistake::new(option, "a socket that comes as a descriptor has its own"));
         }
-        match &self.kind {
-            DeviceKind::Blk(disk) => disk.check(notation),
-            DeviceKind::Net(card) => card.check(notation),
-        }
+        self.kind.check(notation)
     }
 
     /// Returns the names of the descriptors that the device needs, and the options that name them.
     pub fn descriptors(&self) -> Vec<(&'static str, &str)> {
         let socket = self.serve.socket_path.as_deref().and_then(descriptor_name);
         let mut names: Vec<_> = socket.map(|name| ("socket-path", name)).into_iter().collect();
-        match &self.kind {
-            DeviceKind::Blk(disk) => names.extend(disk.blk_file.descriptor().map(|name| ("blk-file", name))),
-            DeviceKind::Net(card) => {
-                if let Port::TapFd(fds) = &card.port {
-                    let fds = fds.iter().map(String::as_str).filter(|fd| is_descriptor_name(fd));
-                    names.extend(fds.map(|fd| ("port", fd)));
-                }
-            }
-        }
+        names.extend(self.kind.descriptors());
         names
     }
 

@@ -141,10 +141,9 @@ impl<K: Limited> LimitsConfig<K> {
         Limits { requests, bytes, request_size: self.unit_size.unwrap_or(0) }
     }
 
-    /// Returns the group alone.
-    #[must_use]
-    pub fn without_limits(&self) -> Self {
-        Self { group: self.group.clone(), ..Self::default() }
+    /// Takes the limits of `wanted`, but not the group.
+    pub(crate) fn take_limits(&mut self, wanted: &Self) {
+        *self = Self { group: self.group.take(), ..wanted.clone() };
     }
 }
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 use serde::ser::Serializer;
 
 /// Writes a value as text.
-pub(crate) fn serialize<S: Serializer, T: Display>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+pub fn serialize<S: Serializer, T: Display>(value: &T, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(value)
 }
 
 /// Writes a value, if it is present, as text.
-pub(crate) fn optional<S: Serializer, T: Display>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
+pub fn optional<S: Serializer, T: Display>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
     match value {
         Some(value) => to.collect_str(value),
         None => to.serialize_none(),
@@ -19,7 +19,7 @@ pub(crate) fn optional<S: Serializer, T: Display>(value: &Option<T>, to: S) -> R
 }
 
 /// Writes a duration, if it is present, with its unit.
-pub(crate) fn duration<S: Serializer>(value: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+pub fn duration<S: Serializer>(value: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
     match value {
         Some(value) => to.collect_str(&format_args!("{value:?}")),
         None => to.serialize_none(),

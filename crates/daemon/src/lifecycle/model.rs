@@ -9,9 +9,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use super::Lifecycle;
-use crate::config::{DeviceConfig, Value};
+use crate::config::DeviceConfig;
 use crate::error::{AddError, RemoveError, ServeError};
 use crate::table::{Outcome, Wanted};
+use crate::testing::fake_config;
 use kickless_sync::Latch;
 use kickless_sync::atomic::{AtomicUsize, Ordering};
 use loom::thread::{self, JoinHandle, ThreadId};
@@ -82,9 +83,7 @@ struct Model {
 
 impl Model {
     fn new() -> Arc<Self> {
-        let values = [("name", "a"), ("blk-file", "null:1M")];
-        let values = values.map(|(key, value)| (key.to_owned(), Value::Text(value.to_owned())));
-        let config = DeviceConfig::read(&values.into()).unwrap();
+        let config = fake_config("a");
         let registry = Arc::new(Lifecycle::new().unwrap());
         Arc::new(Self { registry, config, open: Arc::new(AtomicUsize::new(0)) })
     }

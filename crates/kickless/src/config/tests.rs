@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use kickless_daemon::{BlkConfig, Switch};
+use kickless_daemon::Switch;
 use kickless_disk::{Cache, DiskSpec};
 use kickless_io::{CompletionMode, EngineKind};
+use kickless_kinds::BlkConfig;
 use kickless_worker::Poll;
 use proptest::prelude::*;
 

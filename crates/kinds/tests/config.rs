@@ -1,12 +1,10 @@
-//! Fills the configuration through serde, as callers other than the command line do.
+//! Reads devices and the pool from keys, as files and calls describe them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 use std::time::Duration;
 
-use kickless_daemon::{
-    BlkConfig, DeviceConfig, DeviceKind, Frames, LimitsConfig, NetConfig, Notation, PoolConfig, Switch,
-    Values, check, keys,
-};
+use kickless_daemon::{DeviceConfig, Key, LimitsConfig, Notation, PoolConfig, Switch, Values, check, keys};
+use kickless_kinds::{BlkConfig, BlkKind, Frames, NetConfig, kinds};
 use kickless_worker::Poll;
 use serde_json::{Value, json, to_value};
 
@@ -16,8 +14,8 @@ fn values(json: &Value) -> Values {
 
 /// Reads a device as a call describes it.
 fn device(json: &Value) -> Result<DeviceConfig, String> {
-    check(&DeviceConfig::keys(), &values(json)).map_err(|error| error.to_string())?;
-    DeviceConfig::read(&values(json)).map_err(|mistake| mistake.to_string())
+    check(&kinds().keys(), &values(json)).map_err(|error| error.to_string())?;
+    kinds().read(&values(json)).map_err(|mistake| mistake.to_string())
 }
 
 /// Reads the configuration of a pool.
@@ -54,7 +52,7 @@ fn a_device_is_read_and_shown() {
     }
     let device = device(&json!({ "blk-file": "null:1G" })).unwrap();
     assert_eq!((device.serve.queue_size, device.share.weight, device.serve.memory_max), (1024, 1, 16 << 40));
-    let DeviceKind::Blk(disk) = device.kind else { panic!("{device:?}") };
+    let disk = device.kind.options::<BlkKind>().unwrap();
     assert_eq!((disk.num_queues, disk.merge, disk.lock), (64, Switch::On, Switch::On));
     assert_eq!(disk.discard, Switch::On);
 }
@@ -116,7 +114,7 @@ fn cards_have_limits_of_frames_and_bytes() {
         config.check(Notation::Keys).map_err(|mistake| mistake.to_string())?;
         let again = serde_json::to_value(&config).unwrap();
         assert_eq!(device(&again).unwrap(), config);
-        Ok::<_, String>((config.kind.limits(), config.kind.group().map(ToOwned::to_owned)))
+        Ok::<_, String>((config.kind.limits(), config.kind.group()))
     };
     let keys = keys::<LimitsConfig<Frames>>();
     let all = keys.iter().map(|key| {
@@ -148,7 +146,7 @@ fn limits_have_the_names_of_qemu() {
         config.check(Notation::Keys).map_err(|mistake| mistake.to_string())?;
         let again = serde_json::to_value(&config).unwrap();
         assert_eq!(device(&again).unwrap(), config);
-        let DeviceKind::Blk(blk) = config.kind else { panic!("{config:?}") };
+        let blk = config.kind.options::<BlkKind>().unwrap();
         Ok::<_, String>(blk.limits.limits())
     };
     let limits = disk(json!({ "iops": 1000, "iops-size": "4K", "bps-read": "1M", "group": "a" })).unwrap();
@@ -198,7 +196,7 @@ fn each_kind_has_its_own_keys() {
     let disk = json!({ "blk-file": "qcow2:/srv/a.qcow2" });
     let card = json!({ "port": "null" });
     // The keys of limits of bytes and the group are those of both kinds.
-    let is_own = |keys: &[kickless_daemon::Key], name: &str| keys.iter().any(|key| key.name() == name);
+    let is_own = |keys: &[Key], name: &str| keys.iter().any(|key| key.name() == name);
     let (of_disks, of_cards) = (keys::<BlkConfig>(), keys::<NetConfig>());
     for (own, other, keys, others, said) in [
         (&disk, &card, &of_disks, &of_cards, "only disks have it"),
