@@ -151,7 +151,7 @@ impl DeviceStats {
         self.queues = used
             .map(|(queue, counters)| QueueStats { queue, counters: counters.each().map(named).collect() })
             .collect();
-        self.device = statistics.of_device().into_iter().map(named).collect();
+        self.device = device.device().counters().into_iter().map(named).collect();
         self.kicks_ignored = statistics.kicks_ignored();
         self.stopped_requests = device.device().stopped().map_or(0, |stopped| stopped.requests);
         let metrics = device.device().metrics(time_ns);

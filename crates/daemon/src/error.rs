@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kickless_device::{CloseError, StartError};
+use kickless_device::{CloseError, StartError, Unsupported};
 use kickless_opener::{NoDescriptor, SocketError};
 use kickless_vhost::Ended;
 
@@ -151,12 +151,14 @@ pub enum DrainError {
     #[error(transparent)]
     Device(#[from] FindError),
     /// This kind of device cannot be drained.
-    #[error("the device {name} is {one}, which has nothing to drain: disconnect or remove it")]
+    #[error("the device {name} is {one}, which {why}")]
     Unsupported {
         /// The device.
         name: String,
         /// A device of its kind, with its article.
         one: &'static str,
+        /// The reason, as the end of a sentence.
+        why: Unsupported,
     },
     /// The device has stopped because of an error, and only requests that wait for its end are in flight.
     #[error(
@@ -192,12 +194,14 @@ pub enum ResizeError {
     #[error(transparent)]
     Device(#[from] FindError),
     /// The device has no medium with a size.
-    #[error("the device {name} is {one}, which has no size")]
+    #[error("the device {name} is {one}, which {why}")]
     NoSize {
         /// The device.
         name: String,
         /// A device of its kind, with its article.
         one: &'static str,
+        /// The reason, as the end of a sentence.
+        why: Unsupported,
     },
     /// The size is less than the present one.
     #[error("size: the disk has {present} bytes, and cannot shrink")]

@@ -2,7 +2,7 @@
 //!
 //! A [`Registry`] owns the devices. Callers add and remove devices while the daemon runs. The kinds of
 //! devices are the program's: it hands a table of them ([`Kinds`]) to the registry, and each [`Kind`] makes
-//! devices from their [`DeviceConfig`]. Here each of them is a [`kickless_device::Device`].
+//! devices from their [`DeviceConfig`]. Here each of them is a [`kickless_device::Operate`].
 //!
 //! # Threads
 //! Each device has a session thread, which accepts front-ends and serves them, one after the other. It also

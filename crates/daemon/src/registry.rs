@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use kickless_device::Device;
+use kickless_device::Operate;
 use kickless_memory::quota::AddressSpace;
 use kickless_opener::{Address, Descriptors, SocketError, TURN_WAIT, descriptor_name, real_path};
 use kickless_worker::{WorkerPool, WorkerTimes};
@@ -82,7 +82,7 @@ pub struct OpenDevice {
     registry: Arc<RegistryState>,
     id: u64,
     config: DeviceConfig,
-    device: Option<Arc<dyn Device>>,
+    device: Option<Arc<dyn Operate>>,
     socket: Option<Socket>,
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use kickless_device::{Device, Executor};
+use kickless_device::{Executor, Operate, Unsupported};
 use kickless_io::Waker;
 use kickless_memory::Mapper;
 use kickless_memory::quota::AddressSpace;
@@ -24,7 +24,7 @@ use super::socket::Endpoint;
 /// A device, its server, and the descriptor that stops it.
 pub struct ServedDevice {
     config: DeviceConfig,
-    device: Arc<dyn Device>,
+    device: Arc<dyn Operate>,
     server: Server,
     executor: Arc<dyn Executor>,
     stop: Waker,
@@ -52,7 +52,7 @@ impl Deref for DeviceRef {
 }
 
 impl DeviceRef {
-    /// Refreshes the device ([`Device::refresh`]) on a new thread, and returns immediately. The caller must
+    /// Refreshes the device ([`Operate::refresh`]) on a new thread, and returns immediately. The caller must
     /// not wait for the file system or the server behind one device, which may never answer. Calls during a
     /// refresh together cause one more refresh.
     pub fn refresh(self) {
@@ -85,7 +85,7 @@ impl ServedDevice {
     /// The process is out of descriptors.
     pub(crate) fn new(
         config: DeviceConfig,
-        device: Arc<dyn Device>,
+        device: Arc<dyn Operate>,
         pool: &Arc<WorkerPool>,
         space: &Arc<AddressSpace>,
     ) -> io::Result<Self> {
@@ -104,7 +104,7 @@ impl ServedDevice {
     }
 
     /// Returns the device.
-    pub fn device(&self) -> &dyn Device {
+    pub fn device(&self) -> &dyn Operate {
         &*self.device
     }
 
@@ -128,11 +128,14 @@ impl ServedDevice {
         self.is_drained.load(Ordering::Relaxed)
     }
 
-    /// Makes the device take no new requests, or take them again. Returns whether this kind of device can.
-    pub(crate) fn set_drained(&self, is_drained: bool) -> bool {
-        let can = self.device.set_paused(is_drained);
-        self.is_drained.store(can && is_drained, Ordering::Relaxed);
-        can
+    /// Makes the device take no new requests, or take them again.
+    ///
+    /// # Errors
+    /// This kind of device cannot do it.
+    pub(crate) fn set_drained(&self, is_drained: bool) -> Result<(), Unsupported> {
+        let set = self.device.set_paused(is_drained);
+        self.is_drained.store(set.is_ok() && is_drained, Ordering::Relaxed);
+        set
     }
 
     /// Changes the weight of the device beside others.

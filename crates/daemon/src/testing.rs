@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clap::Args;
-use kickless_device::Device;
+use kickless_device::Operate;
 use kickless_testing::{Fake, FakeDevice};
 use serde::Serialize;
 use serde_json::json;
@@ -75,7 +75,7 @@ impl Kind for FakeKind {
 
     fn set(_: &mut FakeConfig, _: &FakeConfig) {}
 
-    fn apply(_: &FakeConfig, _: &dyn Device) {}
+    fn apply(_: &FakeConfig, _: &dyn Operate) {}
 
     fn size_min(_: &mut FakeConfig) -> Option<&mut Option<u64>> {
         None
@@ -85,13 +85,13 @@ impl Kind for FakeKind {
         None
     }
 
-    fn make(&self, _: &FakeConfig, _: &Making<'_>) -> Result<Arc<dyn Device>, MakeError> {
+    fn make(&self, _: &FakeConfig, _: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
         Ok(fake_device())
     }
 }
 
 /// Returns a device without rings.
-pub(crate) fn fake_device() -> Arc<dyn Device> {
+pub(crate) fn fake_device() -> Arc<dyn Operate> {
     struct Idle;
     impl Fake for Idle {}
     Arc::new(FakeDevice(Idle))

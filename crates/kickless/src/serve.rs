@@ -240,7 +240,8 @@ impl Events {
 fn log_counters(registry: &Registry, occasion: &str) {
     let deadline = Instant::now() + REPORT_WAIT;
     for device in registry.devices() {
-        device.config().span().in_scope(|| log::without_limits(|| device.statistics().log(occasion)));
+        let own = device.device().counters();
+        device.config().span().in_scope(|| log::without_limits(|| device.statistics().log(occasion, &own)));
         // The device can be closed during the wait.
         drop(device);
         log::wait_until_written(deadline);

@@ -12,7 +12,7 @@ use kickless_daemon::{
     CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Switch,
     Words, sentence, show_name,
 };
-use kickless_device::Device;
+use kickless_device::Operate;
 use kickless_disk::{Cache, Disk, DiskSpec, SECTOR, lock};
 use kickless_values::{parse_number, parse_size};
 use serde::Serialize;
@@ -231,7 +231,7 @@ impl Kind for BlkKind {
         options.discard = wanted.discard;
     }
 
-    fn apply(options: &BlkConfig, device: &dyn Device) {
+    fn apply(options: &BlkConfig, device: &dyn Operate) {
         device.set_discard(options.discard == Switch::On);
     }
 
@@ -243,7 +243,7 @@ impl Kind for BlkKind {
         None
     }
 
-    fn make(&self, options: &BlkConfig, making: &Making<'_>) -> Result<Arc<dyn Device>, MakeError> {
+    fn make(&self, options: &BlkConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
         let disk =
             disk(options, making).map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
         let disk = disk.with_limiter(making.limiter()).with_stop_on_error(options.on_error == OnError::Stop);

@@ -8,7 +8,7 @@ use kickless_daemon::{
     CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Switch,
     Words,
 };
-use kickless_device::Device;
+use kickless_device::Operate;
 use kickless_net::Net;
 use kickless_net_port::{Port, PortError, TapError};
 use kickless_opener::{NoDescriptor, is_descriptor_name};
@@ -172,7 +172,7 @@ impl Kind for NetKind {
 
     fn set(_: &mut NetConfig, _: &NetConfig) {}
 
-    fn apply(_: &NetConfig, _: &dyn Device) {}
+    fn apply(_: &NetConfig, _: &dyn Operate) {}
 
     fn size_min(_: &mut NetConfig) -> Option<&mut Option<u64>> {
         None
@@ -182,7 +182,7 @@ impl Kind for NetKind {
         Some(&mut options.capture)
     }
 
-    fn make(&self, options: &NetConfig, making: &Making<'_>) -> Result<Arc<dyn Device>, MakeError> {
+    fn make(&self, options: &NetConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
         let card = card(options, making)
             .map_err(|error| MakeError { option: "port", source: error.into() })?
             .with_limiter(making.limiter());

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use clap::Args;
-use kickless_device::Device;
+use kickless_device::Operate;
 use serde::Serialize;
 
 use super::capture::CaptureConfig;
@@ -64,7 +64,7 @@ pub trait Kind: Send + Sync + 'static {
     fn set(options: &mut Self::Options, wanted: &Self::Options);
 
     /// Makes a device use the values of [`Kind::SET_KEYS`]. Does not wait.
-    fn apply(options: &Self::Options, device: &dyn Device);
+    fn apply(options: &Self::Options, device: &dyn Operate);
 
     /// Returns the option with the size in bytes that the medium has at least. `None` for a kind without a
     /// medium that can grow.
@@ -77,7 +77,7 @@ pub trait Kind: Send + Sync + 'static {
     ///
     /// # Errors
     /// The host or a server refuses it. The error names the option.
-    fn make(&self, options: &Self::Options, making: &Making<'_>) -> Result<Arc<dyn Device>, MakeError>;
+    fn make(&self, options: &Self::Options, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError>;
 }
 
 /// The words for a kind of device.

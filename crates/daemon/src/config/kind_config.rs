@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 
-use kickless_device::{Device, Limits};
+use kickless_device::{Limits, Operate};
 use serde::ser::{Error, SerializeMap};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -30,7 +30,7 @@ trait Options: Any + Send + Sync {
     fn limits(&self) -> (Limits, Option<String>);
     fn limit_entries(&self) -> serde_json::Result<Value>;
     fn take_settable(&mut self, wanted: &dyn Options);
-    fn apply(&self, device: &dyn Device);
+    fn apply(&self, device: &dyn Operate);
     fn size_min(&mut self) -> Option<&mut Option<u64>>;
     fn capture(&mut self) -> Option<&mut CaptureConfig>;
 }
@@ -100,7 +100,7 @@ impl<K: Kind> Options for Of<K> {
         K::set(&mut self.0, wanted);
     }
 
-    fn apply(&self, device: &dyn Device) {
+    fn apply(&self, device: &dyn Operate) {
         K::apply(&self.0, device);
     }
 
@@ -190,7 +190,7 @@ impl KindConfig {
     }
 
     /// Makes a device use the values that `device.set` changes, except for the limits.
-    pub(crate) fn apply(&self, device: &dyn Device) {
+    pub(crate) fn apply(&self, device: &dyn Operate) {
         self.0.apply(device);
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
-use kickless_device::Device;
+use kickless_device::Operate;
 
 use super::device::DeviceConfig;
 use super::keys::{Key, Value, Values, keys, read};
@@ -29,7 +29,7 @@ trait Entry: Send + Sync {
     fn augment(&self, command: Command) -> Command;
     fn of_matches(&self, matches: &ArgMatches) -> Result<KindConfig, clap::Error>;
     fn read(&self, values: &Values) -> Result<KindConfig, Mistake>;
-    fn make(&self, of: &KindConfig, making: &Making<'_>) -> Option<Result<Arc<dyn Device>, MakeError>>;
+    fn make(&self, of: &KindConfig, making: &Making<'_>) -> Option<Result<Arc<dyn Operate>, MakeError>>;
 }
 
 impl<K: Kind> Entry for K {
@@ -69,7 +69,7 @@ impl<K: Kind> Entry for K {
         read::<K::Options>(values).map(KindConfig::new::<K>)
     }
 
-    fn make(&self, of: &KindConfig, making: &Making<'_>) -> Option<Result<Arc<dyn Device>, MakeError>> {
+    fn make(&self, of: &KindConfig, making: &Making<'_>) -> Option<Result<Arc<dyn Operate>, MakeError>> {
         of.options::<K>().map(|options| Kind::make(self, options, making))
     }
 }
@@ -197,7 +197,7 @@ impl Kinds {
     ///
     /// # Errors
     /// The host or a server refuses it, or the table does not have its kind.
-    pub(crate) fn make(&self, of: &KindConfig, making: &Making<'_>) -> Result<Arc<dyn Device>, MakeError> {
+    pub(crate) fn make(&self, of: &KindConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
         let made = self.0.iter().find_map(|kind| kind.make(of, making));
         let unknown = || MakeError { option: KIND, source: "this program has no such kind of device".into() };
         made.unwrap_or_else(|| Err(unknown()))

@@ -85,9 +85,8 @@ impl Registry {
         let deadline = Instant::now() + timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
         let served = self.served(name)?;
-        if !served.set_drained(true) {
-            return Err(DrainError::Unsupported { name: name.into(), one: served.config().kind.words().one });
-        }
+        let one = served.config().kind.words().one;
+        served.set_drained(true).map_err(|why| DrainError::Unsupported { name: name.into(), one, why })?;
         drop(served);
         let pool = self.pool().ok_or_else(|| FindError::NotServed { name: name.into() })?;
         // After this, no worker is within a poll that began before.
@@ -125,7 +124,8 @@ impl Registry {
     pub fn resume(&self, name: &str) -> Result<bool, DrainError> {
         let served = self.served(name)?;
         let was_drained = served.is_drained();
-        served.set_drained(false);
+        // A device that cannot be drained was not.
+        let _ = served.set_drained(false);
         Ok(served.device().resume() || was_drained)
     }
 
@@ -138,7 +138,7 @@ impl Registry {
         let served = self.served(name)?;
         let device = served.device();
         let one = served.config().kind.words().one;
-        let present = device.size().ok_or_else(|| ResizeError::NoSize { name: name.into(), one })?;
+        let present = device.size().map_err(|why| ResizeError::NoSize { name: name.into(), one, why })?;
         if let Some(size) = size {
             if size < present {
                 return Err(ResizeError::Shrink { present });

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use kickless_daemon::{CaptureConfig, Kind, LimitsConfig, MakeError, Making, Mistake, Notation, Words};
-use kickless_device::Device;
+use kickless_device::Operate;
 use kickless_kinds::{BlkConfig, BlkKind, Requests};
 use serde_json::Value;
 
-pub(crate) type MadeDevice = Result<Arc<dyn Device>, MakeError>;
+pub(crate) type MadeDevice = Result<Arc<dyn Operate>, MakeError>;
 
 /// A kind with the options of a disk. Its devices come from this function.
 pub(crate) struct Made<F>(pub(crate) F);
@@ -48,7 +48,7 @@ impl<F: Fn(&BlkConfig, &Making<'_>) -> MadeDevice + Send + Sync + 'static> Kind 
         BlkKind::set(options, wanted);
     }
 
-    fn apply(options: &BlkConfig, device: &dyn Device) {
+    fn apply(options: &BlkConfig, device: &dyn Operate) {
         BlkKind::apply(options, device);
     }
 
