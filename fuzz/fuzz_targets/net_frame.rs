@@ -1,7 +1,7 @@
 //! Parses headers and lengths of a guest's frames, and segments frames with these headers, with any features.
 #![no_main]
 
-use kickless_net::offload::{Segments, Undo, complete_checksum, undo};
+use kickless_net::offload::{SEGMENTED_BYTES_MAX, SEGMENTS_MAX, Segments, Undo, complete_checksum, undo};
 use kickless_net::{Frame, features};
 use kickless_spec::features::Features;
 use kickless_spec::net::{FRAME_MAX, Header, NetFeatures};
@@ -33,11 +33,12 @@ fuzz_target!(|input: (u64, u64, [u8; 12], &[u8])| {
         Undo::Segments => {
             let Some(mut segments) = Segments::of(&header, &bytes) else { return };
             let mut space = vec![0; segments.len_max(&bytes)];
-            let mut count = 0;
-            while segments.write_next(&bytes, &mut space).is_some() {
-                count += 1;
+            let (mut count, mut len) = (0, 0);
+            while let Some(written) = segments.write_next(&bytes, &mut space) {
+                (count, len) = (count + 1, len + written);
             }
-            assert!((1..=bytes.len()).contains(&count));
+            assert!((1..=bytes.len().min(SEGMENTS_MAX)).contains(&count));
+            assert!(count <= frame.segments_max() as usize && len <= SEGMENTED_BYTES_MAX);
         }
     }
 });

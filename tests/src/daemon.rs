@@ -258,13 +258,30 @@ impl Daemon {
     /// # Errors
     /// As for [`Daemon::start`].
     pub fn serve(pool: &str, devices: &[(&str, &str)]) -> Result<Daemon> {
+        Daemon::serve_with(&[], pool, devices)
+    }
+
+    /// Does the same as [`Daemon::serve`], with further arguments. Those that begin with `--control` are the
+    /// options of control sockets, without their paths: the sockets are in the directory of the daemon
+    /// ([`Daemon::socket_of`]).
+    ///
+    /// # Errors
+    /// As for [`Daemon::start`].
+    pub fn serve_with(arguments: &[&str], pool: &str, devices: &[(&str, &str)]) -> Result<Daemon> {
         let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
         let path = write_config(dir.path(), pool, devices)?;
         let mut option = OsString::from("--config=");
         option.push(&path);
         let first = devices.first().context("no device")?.0;
         let socket = socket_of(dir.path(), first);
-        Daemon::launch(&[kickless_binary()?.into(), "serve".into(), option], dir, socket, true)
+        let mut words = vec![kickless_binary()?.into(), "serve".into(), option];
+        for argument in arguments {
+            words.push(match argument.strip_prefix("--control") {
+                Some(_) => format!("{argument}={}", socket_of(dir.path(), &argument[2..]).display()).into(),
+                None => argument.into(),
+            });
+        }
+        Daemon::launch(&words, dir, socket, true)
     }
 
     /// Writes the configuration file of [`Daemon::serve`] anew, and sends SIGHUP.

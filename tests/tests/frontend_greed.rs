@@ -14,7 +14,7 @@ use kickless_tests::daemon::{Daemon, child_command};
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::frontend::{Answer, Frontend, LIMIT};
 use kickless_vhost_user::{FrontendMessage as Message, Inflight, LogBase, MemoryRegion};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::process::{getuid, kill_process};
 use tempfile::TempDir;
 
@@ -103,6 +103,47 @@ fn every_kind_of_memory_is_bounded() {
     frontend.order(&region(0, 1 << 29, &file)).unwrap();
     frontend.order(&inflight(1 << 28, &file)).unwrap();
     drop(frontend);
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
+
+/// Returns the number of the daemon's threads that unmap memory.
+fn unmapping_threads(daemon: &Daemon) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name == "unmap\n").count()
+}
+
+/// Memory is unmapped by a thread of its device, and counts until then. A front-end at the limit can replace
+/// its memory and its log all the same, and so can the next front-end. A new log is mapped beside the old
+/// one.
+#[test]
+fn memory_at_the_limit_can_be_replaced_at_once() {
+    let disk = "blk-file = 'null:16M'\nmemory-max = '128M'";
+    let daemon = Daemon::serve("workers = 1", &[("first", disk), ("second", disk)]).unwrap();
+    assert_eq!(unmapping_threads(&daemon), 0);
+    let populated = |len: u64| {
+        let file = sparse(len);
+        fallocate(&file, FallocateFlags::empty(), 0, len).unwrap();
+        file
+    };
+    for round in 0..3 {
+        let mut machine = Machine::start(&daemon.socket_of("first"), &Shape::default()).unwrap();
+        for _ in 0..4 {
+            let (len, file) = (64 << 20, populated(64 << 20));
+            let Message::AddMemReg(more, file) = region(100, len, file) else { unreachable!() };
+            machine.frontend.order(&Message::AddMemReg(more, file)).unwrap();
+            assert_eq!(machine.read(0, 8, 4096).unwrap().len(), 4096);
+            machine.frontend.remove(more).unwrap();
+        }
+        for _ in 0..4 {
+            machine.frontend.order(&log(32 << 20, populated(32 << 20))).unwrap();
+        }
+        assert_eq!(unmapping_threads(&daemon), 1, "round {round}");
+    }
+    let mut second = Machine::start(&daemon.socket_of("second"), &Shape::default()).unwrap();
+    second.read(0, 8, 4096).unwrap();
+    assert_eq!(unmapping_threads(&daemon), 2, "each device has its own");
+    drop(second);
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
 

@@ -126,4 +126,26 @@ mod tests {
         ];
         assert_eq!(found(&of_a_parent_and_its_child), [["a/b.rs", "a.rs"]]);
     }
+
+    /// A function and a module of one name, of which the function is known above the module.
+    #[test]
+    fn imports_through_a_module_that_has_the_name_of_its_function() {
+        let root = ("lib.rs", "mod a; mod c; pub use a::watch;");
+        let child = ("a/watch.rs", "use crate::c::C; pub struct Watch(C); pub fn watch() {}");
+        for parent in [
+            "mod watch; pub use watch::watch; use watch::Watch; pub struct A(Watch);",
+            "pub mod watch; pub use watch::watch; pub struct A;",
+        ] {
+            for c in [
+                "use crate::a::watch::Watch; pub struct C(Watch);",
+                "pub struct C; fn f() { crate::watch() }",
+            ] {
+                let files = [root, ("a/mod.rs", parent), child, ("c.rs", c)];
+                assert_eq!(found(&files), [["a/watch.rs", "c.rs"]], "{parent} {c}");
+            }
+        }
+        let parent = ("a/mod.rs", "mod watch; pub use watch::watch; use watch::Watch; pub struct A(Watch);");
+        let c = ("c.rs", "use crate::a::A; pub struct C(A);");
+        assert_eq!(found(&[root, parent, child, c]), [["a/mod.rs", "a/watch.rs", "c.rs"]]);
+    }
 }

@@ -3,7 +3,8 @@
 //! A file imports another file if it names an item of that file. Names are resolved as the compiler does it,
 //! as far as this check needs it: through `use`, re-exports, globs and nested modules. A re-export is not an
 //! import. A file that names a re-exported item imports the file that defines the item. Items for tests
-//! (`#[cfg(test)]`) are left out. Names inside macro calls are found by their tokens.
+//! (`#[cfg(test)]`, with or without fuzz targets) are left out. Names inside macro calls are found by their
+//! tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -30,21 +31,24 @@ pub(crate) fn read(root: &Path) -> Result<Imports> {
 /// Names from the crate's root down: `["file", "size"]` for `crate::file::size`.
 type ModulePath = Vec<String>;
 
-/// The meaning of a name in a module.
-#[derive(Clone)]
-enum Meaning {
-    /// An item that is defined there.
-    Item,
-    /// A module below it.
-    Module,
-    /// Another name for the item or module at this path.
-    Alias(Vec<String>),
+/// The meanings of a name in a module. A name can be a module and a function at once, because each of these
+/// has names of its own (its namespace).
+#[derive(Clone, Default)]
+struct Meanings {
+    /// A module below this one.
+    is_module: bool,
+    /// A type or a trait that is defined there.
+    is_type: bool,
+    /// A function, a constant or a macro that is defined there.
+    is_value: bool,
+    /// The paths of `use`. Each is another name for what is there.
+    aliases: Vec<Vec<String>>,
 }
 
 #[derive(Default)]
 struct Module {
     file: PathBuf,
-    names: BTreeMap<String, Meaning>,
+    names: BTreeMap<String, Meanings>,
     /// Paths of `use path::*`.
     globs: Vec<Vec<String>>,
     /// Paths that its code names, as written.
@@ -74,7 +78,7 @@ impl Crate {
         for item in items {
             match item {
                 Item::Mod(below) if !is_for_tests(&below.attrs) => {
-                    module.names.insert(below.ident.to_string(), Meaning::Module);
+                    module.meanings(&below.ident.to_string()).is_module = true;
                     self.read_child(below, file, children, &at)?;
                 }
                 Item::Use(import) if !is_for_tests(&import.attrs) => module.read_use(import),
@@ -125,19 +129,27 @@ impl Crate {
             [] => self.modules.get(at).map(|module| &module.file),
             rest => self.file_of(at, rest, depth + 1),
         };
+        let below = || go_on(&[at, std::slice::from_ref(first)].concat());
+        let through = |path: &[String]| self.file_of(at, &[path, rest].concat(), depth + 1);
         match (first.as_str(), module.names.get(first)) {
             ("crate" | "$crate", _) => go_on(&[]),
             ("self", _) => go_on(at),
             ("super", _) => go_on(at.split_last()?.1),
-            (_, Some(Meaning::Item)) => Some(&module.file),
-            (_, Some(Meaning::Module)) => go_on(&[at, std::slice::from_ref(first)].concat()),
-            (_, Some(Meaning::Alias(target))) => {
-                self.file_of(at, &[target.as_slice(), rest].concat(), depth + 1)
+            (_, None) => {
+                module.globs.iter().find_map(|glob| through(&[glob.as_slice(), &path[..1]].concat()))
             }
-            (_, None) => module.globs.iter().find_map(|glob| {
-                let through = [glob.as_slice(), path].concat();
-                self.file_of(at, &through, depth + 1)
-            }),
+            (_, Some(Meanings { is_module, is_type, is_value, aliases })) => {
+                let alias = || aliases.iter().find_map(|alias| through(alias));
+                // Only a module or a type has names behind it. A path that ends here more probably names the
+                // item than a module of the same name, which is often private.
+                if *is_type || (*is_value && rest.is_empty()) {
+                    Some(&module.file)
+                } else if *is_module && !rest.is_empty() {
+                    below().or_else(alias)
+                } else {
+                    alias().or_else(|| is_module.then(below).flatten())
+                }
+            }
         }
     }
 }
@@ -160,7 +172,7 @@ impl Module {
                 self.named.insert(path.clone());
             }
             if let Some(name) = name.filter(|name| *name != path[0] || path.len() > 1) {
-                self.names.insert(name, Meaning::Alias(path));
+                self.meanings(&name).aliases.push(path);
             }
         };
         match tree {
@@ -178,20 +190,25 @@ impl Module {
         }
     }
 
+    fn meanings(&mut self, name: &str) -> &mut Meanings {
+        self.names.entry(name.to_owned()).or_default()
+    }
+
     fn define(&mut self, item: &Item) {
-        let ident = match item {
-            Item::Const(item) => &item.ident,
-            Item::Enum(item) => &item.ident,
-            Item::Fn(item) => &item.sig.ident,
-            Item::Static(item) => &item.ident,
-            Item::Struct(item) => &item.ident,
-            Item::Trait(item) => &item.ident,
-            Item::Type(item) => &item.ident,
-            Item::Union(item) => &item.ident,
-            Item::Macro(syn::ItemMacro { ident: Some(ident), .. }) => ident,
+        let (ident, is_type) = match item {
+            Item::Enum(item) => (&item.ident, true),
+            Item::Struct(item) => (&item.ident, true),
+            Item::Trait(item) => (&item.ident, true),
+            Item::Type(item) => (&item.ident, true),
+            Item::Union(item) => (&item.ident, true),
+            Item::Const(item) => (&item.ident, false),
+            Item::Fn(item) => (&item.sig.ident, false),
+            Item::Static(item) => (&item.ident, false),
+            Item::Macro(syn::ItemMacro { ident: Some(ident), .. }) => (ident, false),
             _ => return,
         };
-        self.names.insert(ident.to_string(), Meaning::Item);
+        let meanings = self.meanings(&ident.to_string());
+        *if is_type { &mut meanings.is_type } else { &mut meanings.is_value } = true;
     }
 }
 
@@ -280,8 +297,8 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
             && attribute.meta.require_list().is_ok_and(|list| {
-                let condition = list.tokens.to_string();
-                condition == "test" || condition.starts_with("all (test") || condition.starts_with("all(test")
+                let condition = list.tokens.to_string().replace(' ', "");
+                matches!(&*condition, "test" | "any(test,fuzzing)") || condition.starts_with("all(test")
             })
     })
 }

@@ -27,6 +27,8 @@ use zerocopy::IntoBytes;
 const COST_BYTES: u64 = 4096;
 /// The number of descriptors that cost as much as a request. One descriptor takes about 3 nanoseconds.
 const COST_DESCRIPTORS: u16 = 64;
+/// The number of requests that still wait when they are tried again that cost as much as a request.
+const COST_TRIES: u32 = 8;
 
 /// The time after which a queue of a paused device looks whether it goes on.
 const PAUSE_NS: u64 = 100_000_000;
@@ -446,21 +448,35 @@ impl Queue {
     }
 
     /// Returns whether the engine has room for an operation of this disk. A disk without a file needs none.
-    fn has_room(&self, context: &Context<'_>) -> bool {
-        self.attached.file().is_none_or(|file| context.engine.room(file) > 0)
+    /// If there is no room, the task is woken when there is.
+    fn has_room(&self, context: &mut Context<'_>) -> bool {
+        let Some(file) = self.attached.file() else { return true };
+        let has_room = context.engine.room(file) > 0;
+        if !has_room {
+            context.engine.wait_for_room(file, context.task);
+        }
+        has_room
     }
 
-    /// Continues waiting requests, as far as the engine has room.
-    fn retry(&mut self, context: &mut Context<'_>) {
+    /// Continues waiting requests, as far as the engine has room. Returns the cost of those that wait again.
+    #[inline]
+    fn retry(&mut self, context: &mut Context<'_>) -> u32 {
+        if self.waiting.is_empty() { 0 } else { self.retry_waiting(context) }
+    }
+
+    fn retry_waiting(&mut self, context: &mut Context<'_>) -> u32 {
+        let mut tries = 0;
         for _ in 0..self.waiting.len() {
             // A cancelled request needs no room.
             if !self.is_cancelled && !self.has_room(context) {
-                return;
+                break;
             }
-            let Some(slot) = self.waiting.pop_front() else { return };
+            let Some(slot) = self.waiting.pop_front() else { break };
             let step = self.on_disk(context, slot, |disk, io_context, io| disk.retry(io_context, io));
+            tries += u32::from(step == Step::Busy);
             self.handle_next_step(slot, step);
         }
+        tries / COST_TRIES
     }
 }
 
@@ -581,8 +597,7 @@ impl QueueTask for Queue {
         if self.leaves_unfinished() {
             self.cancel_unfinished(context);
         }
-        self.retry(context);
-        let (mut served, mut cost) = (0, 0u32);
+        let (mut served, mut cost) = (0, self.retry(context));
         let limit = if budget == 0 { LEAVING_COST } else { budget };
         let next = loop {
             if cost >= limit {

@@ -220,6 +220,7 @@ pub fn openmetrics(version: &str, stats: &Stats, kinds: &Kinds) -> String {
         ("calls", "calls", "Calls sent to the driver."),
         ("calls_suppressed", "calls_suppressed", "Batches for which the driver wanted no call."),
         ("moves", "moves", "Moves of queues between workers."),
+        ("stalls", "stalls", "Visits of queues that blocked a worker for long."),
     ] {
         text.queues(stats, &format!("kickless_device_{name}"), counter, help);
     }

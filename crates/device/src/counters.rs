@@ -68,6 +68,8 @@ counters! {
     throttled_ns,
     /// Moves of the queue from one worker to another.
     moves,
+    /// Visits of this queue in which the kernel blocked the worker for long, as far as the worker watched.
+    stalls,
     /// Calls sent to the driver.
     calls,
     /// Batches of completions for which the driver wanted no call.

@@ -11,7 +11,8 @@ pub struct Context<'a> {
     pub engine: &'a mut Engine,
     /// The number of this task, for the tokens of its operations.
     pub task: u32,
-    /// Wakes this worker, which then polls all its blocked tasks again.
+    /// Wakes this task: its worker polls it again, if it waits ([`Next::Blocked`], [`Next::Waiting`]). A
+    /// resource that a request waits for keeps a clone.
     pub waker: &'a Waker,
     /// The poll must check the far side: see [`QueueTask::far_side_interval`].
     pub far_side_due: bool,
@@ -65,7 +66,7 @@ pub enum Next {
     /// a broken ring this is the same as [`Next::Idle`].
     Quiet,
     /// As [`Next::Idle`], and a request that was popped waits for something. The worker also polls again
-    /// after a completion, or when it is woken.
+    /// after the events of [`Next::Blocked`].
     Waiting,
     /// Its next turn: the budget is used up, and there may be more.
     More,
@@ -76,8 +77,11 @@ pub enum Next {
         /// The nanoseconds until the task may pop a request.
         wait_ns: u64,
     },
-    /// Room for further requests, which the ring may have. The worker polls again after a completion, or when
-    /// it is woken. Kicks stay off.
+    /// Room for further requests, which the ring may have. Kicks stay off. The worker polls again after one
+    /// of these, and nothing else ends the wait:
+    /// * a completion of the task's own operations;
+    /// * a wake of its waker ([`Context::waker`]);
+    /// * room in the engine, if the task found none there ([`Engine::queue`], [`Engine::wait_for_room`]).
     Blocked,
 }
 
@@ -133,7 +137,7 @@ pub trait QueueTask: Send {
     /// large requests cost something. Packets that a card carries in one batch cost less, as far as they
     /// are short. Reading long chains and translating addresses costs too ([`Vring::take_cost`]), even if
     /// nothing is popped or the request is refused. The last request may cost more than is left of the
-    /// budget.
+    /// budget. A poll that costs nothing is charged for itself.
     ///
     /// A budget of 0 means that the task is leaving. It then pops only chains that an earlier process had
     /// popped ([`Vring::resubmissions`]), and takes no credit. Such chains can be part of its credit, which

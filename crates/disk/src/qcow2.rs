@@ -5,12 +5,13 @@
 //! reason, an image must state the format of its backing image. Only files with images are opened because an
 //! image names them.
 //!
-//! `docs/adr/0011-a-table-holds-only-what-may-be-on-disk.md` argues why an image survives a kill and a power
-//! cut. The modules name its rules (R1 to R9) where they follow them. Each imports only those before it:
+//! The crate `kickless_qcow2` has the format, its check and its tables in memory. It does no I/O, and its
+//! documentation says which duties the code here has. The modules here open the images, run the requests,
+//! and carry out the operations of the tables. They name the rules (R1 to R9) of
+//! `docs/adr/0011-a-table-holds-only-what-may-be-on-disk.md` where they follow them. Each imports only those
+//! before it:
 //!
-//! - [`mod@format`] and [`check`]: the structures on disk, and their repair. Without I/O of their own.
-//! - [`wakers`], [`pins`], [`slices`], [`tables`]: the tables in memory. They emit operations and take
-//!   completions.
+//! - [`runtime`]: the buffers and wakers for the tables.
 //! - [`pools`], [`layer`], [`budget`], [`opened`] and [`open`]: the buffers and the files of a chain.
 //! - [`read`], [`mod@write`], [`copy`], [`extents`], [`decode`]: the requests, run by run. The path of a read
 //!   and of a write in place takes no lock.
@@ -21,37 +22,27 @@
 pub(crate) mod attached;
 mod blocking;
 mod budget;
-mod check;
 mod copy;
 mod decode;
 mod decoder;
 pub(crate) mod disk;
 mod extents;
-mod format;
 #[cfg(fuzzing)]
 pub mod fuzzing;
-#[cfg(any(test, fuzzing))]
-mod held;
-#[cfg(any(test, fuzzing))]
-mod hostile;
 mod layer;
 mod local_buffers;
 mod open;
 mod opened;
-mod pins;
 mod pools;
-#[cfg(test)]
-mod qemu;
 mod read;
 pub(crate) mod request;
+mod runtime;
 mod sender;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
+#[path = "../tests/qcow2_sim/mod.rs"]
 mod sim;
-mod slices;
 mod table_op_slot;
 mod table_ops;
-mod tables;
-mod wakers;
 mod write;
 
 pub(crate) use read::STEP_BYTES;

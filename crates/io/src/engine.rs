@@ -230,11 +230,13 @@ impl Engine {
     /// cases.
     ///
     /// # Errors
-    /// There is no room. The operation is returned.
+    /// There is no room. The operation is returned. [`Engine::take_sources_with_room`] names the token's
+    /// source when there is room again.
     #[inline]
     pub fn queue(&mut self, op: Op, token: Token) -> Result<(), Op> {
         let Self { ops, backends, .. } = self;
         if ops.files.room(op.file) == 0 {
+            ops.files.wait_for_room(op.file, token.source);
             return Err(op);
         }
         let Some(held) = ops.files.hold(op.file) else {
@@ -315,9 +317,24 @@ impl Engine {
         self.ops.files.pause_owner(file);
     }
 
-    /// Returns whether the engine takes operations again since the last call, although none has completed.
-    pub fn take_resumed(&mut self) -> bool {
-        self.ops.files.take_resumed()
+    /// Notes that a source of tokens waits until the engine has room for operations on this file. It did not
+    /// try to queue one, because [`Engine::room`] said that there is none.
+    pub fn wait_for_room(&mut self, file: FileId, source: u32) {
+        self.ops.files.wait_for_room(file, source);
+    }
+
+    /// Returns whether [`Engine::take_sources_with_room`] may have something.
+    #[inline]
+    pub fn has_sources_with_room(&self) -> bool {
+        self.ops.files.has_sources_with_room()
+    }
+
+    /// Appends sources whose operations found no room, and for which there is some now. Each of them tries
+    /// again before the next call. There are no more of them than the engine takes operations, and the
+    /// owners of their files take turns. So one source can have to wait until others have tried. Call this
+    /// after each submit and reap, as long as [`Engine::has_sources_with_room`].
+    pub fn take_sources_with_room(&mut self, into: &mut Vec<u32>) {
+        self.ops.files.take_sources_with_room(into);
     }
 
     /// Appends the operations that have completed. Never waits. Makes no system call if completions are in

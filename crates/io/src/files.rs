@@ -4,14 +4,17 @@
 //! file, and each file to an owner. An operation takes a place of its owner's share
 //! ([`crate::files::shares`]) from [`Files::hold`] to [`Files::release`]. An owner whose operation ended in
 //! `EAGAIN` pauses, and so does the engine when the kernel takes nothing ([`crate::files::eagain_pause`]).
+//! Sources that found no room are told of new room ([`crate::files::starved`]).
 
 pub(crate) mod eagain_pause;
 pub(crate) mod route;
 pub(crate) mod shares;
+mod starved;
 
 use crate::files::eagain_pause::EagainPause;
 use crate::files::route::{Backoff, Facts, Route, Routes, SIZE_CLASSES};
 use crate::files::shares::Shares;
+use crate::files::starved::Starved;
 use crate::op::{FileId, OpKind};
 use rustix::io::Errno;
 use std::fs::File;
@@ -126,8 +129,7 @@ pub(crate) struct Files {
     pause: EagainPause,
     /// The number of pauses, including the engine's.
     paused: u32,
-    /// A pause has ended although nothing has completed.
-    resumed: bool,
+    starved: Starved,
 }
 
 impl Files {
@@ -140,7 +142,7 @@ impl Files {
             unregistered: 0,
             pause: EagainPause::default(),
             paused: 0,
-            resumed: false,
+            starved: Starved::default(),
         }
     }
 
@@ -304,7 +306,8 @@ impl Files {
     /// Counts one operation fewer. Returns the file if it was closed.
     #[inline]
     pub(crate) fn release(&mut self, held: HeldFile) -> Option<ClosedFile> {
-        self.shares.put_back(held.owner);
+        let is_common = self.shares.put_back(held.owner);
+        self.starved.made_room(held.owner, is_common);
         if self.paused > 0 {
             self.end_pauses(held.owner);
         }
@@ -369,6 +372,7 @@ impl Files {
     fn end_pauses(&mut self, owner: u32) {
         self.end_owner_pause(owner);
         self.paused -= u32::from(self.pause.end());
+        self.starved.ended_pause();
     }
 
     fn end_owner_pause(&mut self, owner: u32) {
@@ -388,13 +392,36 @@ impl Files {
         let pauses = self.owners.iter_mut().map(|entry| &mut entry.pause).chain([&mut self.pause]);
         let ended = pauses.filter_map(|pause| pause.end_if_over().then_some(())).count();
         self.paused -= ended as u32;
-        self.resumed |= ended > 0;
+        if ended > 0 {
+            self.starved.ended_pause();
+        }
+    }
+}
+
+/// The sources that wait for room.
+impl Files {
+    /// Notes that operations on this file, from this source, found no room.
+    #[cold]
+    pub(crate) fn wait_for_room(&mut self, id: FileId, source: u32) {
+        // An unregistered file has room after the next reap.
+        if let Some(owner) = self.entry(id).map(|entry| entry.owner) {
+            self.starved.add(owner, source);
+        }
     }
 
-    /// Returns whether a pause has ended since the last call, although nothing completed.
+    /// Returns whether [`Files::take_sources_with_room`] may have something.
     #[inline]
-    pub(crate) fn take_resumed(&mut self) -> bool {
-        std::mem::take(&mut self.resumed)
+    pub(crate) fn has_sources_with_room(&self) -> bool {
+        self.starved.is_due()
+    }
+
+    /// Appends the sources that waited for room, as far as there is room now.
+    #[cold]
+    pub(crate) fn take_sources_with_room(&mut self, into: &mut Vec<u32>) {
+        let Self { owners, shares, pause, starved, .. } = self;
+        let is_paused =
+            |owner: u32| pause.is_on() || owners.get(owner as usize).is_some_and(|entry| entry.pause.is_on());
+        starved.take(shares, is_paused, into);
     }
 }
 
@@ -489,13 +516,21 @@ mod tests {
         assert_eq!((files.room(a), files.room(b)), (0, 0));
         files.release(of_b[1]);
         assert_eq!((files.room(a), files.room(b), files.any_paused()), (8, 8, false));
-        assert!(!files.take_resumed());
         files.pause_owner(a);
         files.pause_all();
+        files.wait_for_room(a, 7);
+        let told = |files: &mut Files| {
+            let mut told = Vec::new();
+            files.take_sources_with_room(&mut told);
+            told
+        };
+        assert_eq!(told(&mut files), []);
         while files.any_paused() {
+            assert!(!files.has_sources_with_room());
             files.check_pauses();
         }
-        assert!(files.room(a) == 8 && files.take_resumed() && !files.take_resumed());
+        assert!(files.room(a) == 8 && files.has_sources_with_room());
+        assert_eq!(told(&mut files), [7]);
         // A pause goes with its owner.
         files.pause_owner(a);
         files.remove(a);

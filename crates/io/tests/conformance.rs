@@ -521,7 +521,7 @@ fn dropped_with_operations_in_flight(options: EngineOptions) {
     drop(view);
     drop(engine);
     // Nothing uses the guest's memory or the file any more, and the started operations are done.
-    assert!(released.wait(std::time::Duration::ZERO));
+    assert!(released.is_unused());
     assert_eq!(Arc::strong_count(&file), 1);
     let mut got = vec![0; COUNT * 4096];
     file.read_exact_at(&mut got, 0).unwrap();
@@ -690,7 +690,7 @@ fn dropped_with_merged_operations(options: EngineOptions) {
         file.set_len(60 * 4096).unwrap();
     }
     drop((view, engine));
-    assert!(released.wait(std::time::Duration::ZERO));
+    assert!(released.is_unused());
     assert_eq!(Arc::strong_count(&file), 1);
 }
 

@@ -13,7 +13,10 @@
 //!
 //! The check has limits. The disk under a local file system, or under swap, can itself be remote or broken. A
 //! file system can be frozen. Only an administrator can cause these. A front-end without privileges can mount
-//! tmpfs, FUSE and overlayfs only. The first is harmless, and the other two are not in the list.
+//! tmpfs, FUSE and overlayfs only. The other two are not in the list.
+//!
+//! Every front-end can delay an access to its own tmpfs or memfd for as long as the kernel takes to punch a
+//! hole there. The worker finds that out afterwards (`stall` in `kickless-worker`).
 //!
 //! - *overlayfs* reports itself, not the file system that has its files. That can be FUSE, so overlayfs is
 //!   not in the list.

@@ -8,6 +8,7 @@ use crate::error::{InflightError, MappingError};
 use crate::fault::Damaged;
 use crate::mapper::Mapper;
 use crate::mapping::Mapping;
+use crate::unmapper::Released;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
 
-/// The whole in-flight buffer. The last reference to it, or to a part of it, unmaps it.
+/// The whole in-flight buffer. It is unmapped after the last reference to it, or to a part of it, is gone.
 #[derive(Clone, Debug)]
 pub struct Inflight {
     mapping: Arc<Mapping>,
@@ -29,7 +30,12 @@ impl Inflight {
     /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the
     /// kernel's refusal to map it.
     pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, InflightError> {
-        Mapper::default().inflight(file, offset, len)
+        Mapper::of_process().inflight(file, offset, len)
+    }
+
+    /// Returns a handle with which the caller can wait until the buffer is unmapped.
+    pub fn released(&self) -> Released {
+        self.mapping.released()
     }
 
     /// Returns the `len` bytes from `offset` on, which is a multiple of 8, or `None` if they are not all in

@@ -14,8 +14,12 @@
 //! its mailbox. The data path takes no lock for this.
 //!
 //! A request in flight ([`Iov`]) and a ring ([`Area`]) hold a reference to the view that they use. They take
-//! the reference when the view is installed, not for each request. The last reference to a mapping unmaps it.
-//! [`Released`] lets the session wait for that.
+//! the reference when the view is installed, not for each request.
+//!
+//! When the last reference to a mapping is gone, a thread of its device unmaps it. The holder of the last
+//! reference, often a worker, does not wait for that (`unmapper` says why). [`Released`] lets the session
+//! wait. This crate starts these threads, one for each [`Mapper`] that has mapped something, and one for
+//! mappings without a mapper.
 //!
 //! # Invariants
 //! * A write of a device is marked in the log of its queue's *current* view, after the data and before the
@@ -64,6 +68,7 @@ mod ram;
 mod scattered;
 pub mod shared;
 mod slot;
+mod unmapper;
 mod view;
 
 pub use addr::{Gpa, Iova, UserAddr};
@@ -78,11 +83,12 @@ pub use iov::Iov;
 pub use log::Log;
 pub use map::Map;
 pub use mapper::Mapper;
-pub use mapping::{Mapping, Released};
+pub use mapping::Mapping;
 pub use marks::Marks;
 pub use pinned_byte::PinnedByte;
 pub use quota::SLOTS_MAX;
 pub use ram::Ram;
 pub use scattered::Scattered;
 pub use slot::Slot;
+pub use unmapper::Released;
 pub use view::View;

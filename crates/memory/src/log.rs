@@ -32,6 +32,7 @@ use crate::error::MappingError;
 use crate::fault::Damaged;
 use crate::mapper::Mapper;
 use crate::mapping::Mapping;
+use crate::unmapper::Released;
 use crate::{Gpa, LogError, Map};
 use kickless_spec::vhost_user::LOG_PAGE_SIZE;
 use std::os::fd::AsFd;
@@ -157,7 +158,7 @@ pub fn words_of(gpa: Gpa, len: u64) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// The shared bitmap of a front-end. The last reference unmaps it.
+/// The shared bitmap of a front-end. It is unmapped after the last reference is gone.
 #[derive(Debug)]
 pub struct Log {
     mapping: Mapping,
@@ -170,13 +171,18 @@ impl Log {
     /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the
     /// kernel's refusal to map it.
     pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, LogError> {
-        Mapper::default().log(file, offset, len)
+        Mapper::of_process().log(file, offset, len)
     }
 
     /// Returns the length in bytes; never zero.
     #[expect(clippy::len_without_is_empty, reason = "a log is never empty")]
     pub fn len(&self) -> u64 {
         self.mapping.len()
+    }
+
+    /// Returns a handle with which the caller can wait until the log is unmapped.
+    pub fn released(&self) -> Released {
+        self.mapping.released()
     }
 
     /// Returns the damage if the log has lost pages, and the marks on them: see [`crate::fault`].

@@ -2,22 +2,37 @@
 
 use crate::backing;
 use crate::error::MappingError;
-use crate::quota::{Charge, Quota};
+use crate::quota::Quota;
+use crate::unmapper::{Charges, Item, Released, Unmapper};
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
 
-/// Maps the files of a device's front-ends. It can limit the address space that the device uses, and it can
-/// refuse slow files. The default does neither.
+/// The time that a device which has reached its quota waits for its memory to be unmapped. A log or a table
+/// of sparse memory takes a millisecond. Larger memory has a session that waits for it ([`Mapper::unused`]).
+const CATCH_UP: Duration = Duration::from_secs(2);
+
+/// Maps the files of a device's front-ends, and unmaps them on a thread of the device. It can limit the
+/// address space that the device uses, and it can refuse slow files. The default does neither. Clones are the
+/// same device's.
 #[derive(Clone, Debug, Default)]
 pub struct Mapper {
     quota: Option<Arc<Quota>>,
     refuse_slow: bool,
+    unmapper: Arc<Unmapper>,
 }
 
 impl Mapper {
     /// Makes a mapper that charges its mappings to `quota`.
     pub fn within(quota: Arc<Quota>) -> Self {
         Self { quota: Some(quota), ..Self::default() }
+    }
+
+    /// Returns the mapper of all mappings that belong to no device. They share one thread that unmaps them.
+    pub(crate) fn of_process() -> Self {
+        Self { unmapper: Unmapper::of_process().clone(), ..Self::default() }
     }
 
     /// Makes this mapper refuse files whose pages a worker might wait for without end: those of FUSE, of
@@ -37,9 +52,21 @@ impl Mapper {
         Ok(())
     }
 
-    /// Charges `bytes` for one mapping, if there is a quota.
-    pub(crate) fn charge(&self, bytes: u64) -> Result<Option<Charge>, MappingError> {
-        let charge = self.quota.as_ref().map(|quota| quota.charge(bytes)).transpose();
-        charge.map_err(|exhausted| MappingError::Refused(exhausted.into()))
+    /// Charges one mapping of `bytes` to the process, and to the quota if there is one. If there is no room,
+    /// waits until the device's unused memory is unmapped.
+    pub(crate) fn charge(&self, bytes: u64) -> Result<Charges, MappingError> {
+        let charge = || Charges::new(self.quota.as_ref(), bytes);
+        charge().or_else(|error| if self.unused().wait(CATCH_UP) { charge() } else { Err(error) })
+    }
+
+    /// Returns a handle with which the caller can wait until all memory of the device is unmapped that has no
+    /// user now. Only for threads that no other device waits for.
+    pub fn unused(&self) -> Released {
+        self.unmapper.unused()
+    }
+
+    /// Returns a sender to the thread that unmaps the device's memory.
+    pub(crate) fn unmapper(&self) -> io::Result<Sender<Item>> {
+        self.unmapper.sender()
     }
 }

@@ -1,51 +1,23 @@
 //! One `mmap` of a file that the front-end shares.
-#![expect(unsafe_code, reason = "island: mmap and munmap, and a mapping's address shared by threads")]
+#![expect(unsafe_code, reason = "island: mmap, and a mapping's address shared by threads")]
 
 use crate::error::MappingError;
-use crate::fault::{self, Entry, MAPPINGS, Range};
+use crate::fault::{Entry, MAPPINGS, Range};
 use crate::mapper::Mapper;
-use crate::quota::{Charge, MAPPINGS_MAX};
+use crate::unmapper::{Item, Released, Remains};
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 
 /// `HUGETLBFS_MAGIC` of statfs(2).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-
-/// Number of mappings in this process, of devices with and without a quota.
-static MAPPING_COUNT: AtomicUsize = AtomicUsize::new(0);
-
-/// One mapping in [`MAPPING_COUNT`].
-#[derive(Debug)]
-struct CountedMapping;
-
-impl CountedMapping {
-    fn new() -> io::Result<Self> {
-        // Relaxed: the count is a limit and orders nothing. If this mapping is one too many, `Drop` subtracts
-        // it again.
-        let (before, counted) = (MAPPING_COUNT.fetch_add(1, Ordering::Relaxed), Self);
-        if before as u64 >= MAPPINGS_MAX {
-            let why = format!(
-                "there are {MAPPINGS_MAX} mappings already, the most in one process: serve fewer devices by one process"
-            );
-            return Err(io::Error::new(io::ErrorKind::OutOfMemory, why));
-        }
-        Ok(counted)
-    }
-}
-
-impl Drop for CountedMapping {
-    fn drop(&mut self) {
-        MAPPING_COUNT.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 /// A part of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,12 +38,10 @@ impl FilePart {
     }
 }
 
-/// A shared, writable mapping of a part of a file. The last reference unmaps it.
+/// A shared, writable mapping of a part of a file. When the last reference is gone, a thread of its device
+/// unmaps it.
 #[derive(Debug)]
 pub struct Mapping {
-    /// Address and length of the whole `mmap`, which is larger than the part if the offset is not aligned.
-    whole: NonNull<u8>,
-    whole_len: usize,
     /// The first byte of the part.
     base: NonNull<u8>,
     part: FilePart,
@@ -80,9 +50,11 @@ pub struct Mapping {
     /// Whether its damage was reported.
     reported: AtomicBool,
     released: Released,
-    _counted: CountedMapping,
-    /// Its share of its device's quota.
-    _charge: Option<Charge>,
+    /// The whole `mmap`, which is larger than the part if the offset is not aligned. `None` while it is
+    /// dropped.
+    remains: Option<Remains>,
+    /// The thread that unmaps it.
+    unmapper: Sender<Item>,
 }
 
 /// Returns why the kernel refused a mapping. The kernel reports several reasons as lack of memory.
@@ -136,7 +108,6 @@ impl Mapping {
 
     /// Maps `part`, which [`Mapping::part_of`] found in `file`.
     pub(crate) fn new(mapper: &Mapper, file: impl AsFd, part: FilePart) -> Result<Self, MappingError> {
-        let counted = CountedMapping::new().map_err(MappingError::Os)?;
         // The front-end's offset need not be aligned. hugetlbfs requires that both ends lie on huge pages.
         let fs = fstatfs(&file)?;
         let huge = fs.f_type as u64 == HUGETLBFS_MAGIC;
@@ -149,7 +120,8 @@ impl Mapping {
             .ok_or(MappingError::Wraps)?;
         let whole_len =
             usize::try_from(len).ok().filter(|&l| isize::try_from(l).is_ok()).ok_or(MappingError::Wraps)?;
-        let charge = mapper.charge(len)?;
+        let charges = mapper.charge(len)?;
+        let unmapper = mapper.unmapper().map_err(MappingError::Os)?;
         // SAFETY: a null hint, so the kernel chooses unused addresses.
         let whole = unsafe {
             mmap(
@@ -170,19 +142,18 @@ impl Mapping {
         let _ = unsafe { madvise(whole.as_ptr().cast(), whole_len, Advice::LinuxDontDump) };
         // SAFETY: `head` is less than `whole_len`, which is at least `head + part.len`.
         let base = unsafe { whole.add(head as usize) };
-        let start = whole.as_ptr().expose_provenance();
-        let entry = MAPPINGS.add(Range { start, len: whole_len, page: page as usize });
-        Ok(Self {
+        let (start, page) = (whole.as_ptr().expose_provenance(), page as usize);
+        let entry = MAPPINGS.add(Range { start, len: whole_len, page });
+        let released = Released::default();
+        let remains = Some(Remains {
             whole,
             whole_len,
-            base,
-            part,
+            page,
             entry,
-            reported: AtomicBool::new(false),
-            released: Released::default(),
-            _counted: counted,
-            _charge: charge,
-        })
+            charges: Some(charges),
+            released: released.clone(),
+        });
+        Ok(Self { base, part, entry, reported: AtomicBool::new(false), released, remains, unmapper })
     }
 
     /// Returns the first byte. Valid for [`Mapping::len`] bytes as long as this mapping lives.
@@ -210,7 +181,7 @@ impl Mapping {
         !self.reported.swap(true, Ordering::Relaxed)
     }
 
-    /// Returns a handle with which the caller can wait until this mapping is gone.
+    /// Returns a handle with which the caller can wait until this mapping is unmapped.
     pub fn released(&self) -> Released {
         self.released.clone()
     }
@@ -259,31 +230,11 @@ unsafe impl Sync for MappedRange {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Removed before `munmap`, because the kernel may reuse the addresses afterwards.
-        fault::remove(self.entry);
-        // SAFETY: exactly the range that `mmap` returned, although parts of it may have been replaced since.
-        // All users hold a reference, so there is no user left.
-        let unmapped = unsafe { munmap(self.whole.as_ptr().cast(), self.whole_len) };
-        debug_assert!(unmapped.is_ok());
-        self.released.set();
-    }
-}
-
-/// A handle that tells when a [`Mapping`] is gone, so that the memory is no longer in use.
-#[derive(Clone, Debug, Default)]
-pub struct Released(Arc<(Mutex<bool>, Condvar)>);
-
-impl Released {
-    fn set(&self) {
-        let (gone, change) = &*self.0;
-        *gone.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        change.notify_all();
-    }
-
-    /// Waits up to `timeout`. Returns whether the mapping is gone.
-    pub fn wait(&self, timeout: Duration) -> bool {
-        let (gone, change) = &*self.0;
-        let gone = gone.lock().unwrap_or_else(PoisonError::into_inner);
-        *change.wait_timeout_while(gone, timeout, |gone| !*gone).unwrap_or_else(PoisonError::into_inner).0
+        self.released.set_unused();
+        // The thread runs as long as there is a sender, so this succeeds. Otherwise, the drop of the remains
+        // unmaps them here.
+        if let Some(remains) = self.remains.take() {
+            let _ = self.unmapper.send(Item::Unmap(remains));
+        }
     }
 }

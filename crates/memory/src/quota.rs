@@ -27,10 +27,12 @@
 //! already. Then a new device has its guarantee only after the excess is returned. The total is never
 //! exceeded.
 //!
-//! The lock is held for a scan of all devices. Sessions take it to map memory. To unmap memory, a session
-//! takes it, or the worker that has the last reference.
+//! The lock is held for a scan of all devices. Sessions take it to map memory. Threads that unmap memory take
+//! it when they have done that. No worker takes it.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes that the devices of a process may map: three quarters of the 128 TiB of x86-64. The rest is for
@@ -52,7 +54,9 @@ const DEVICE_MAPPINGS_MAX: u64 = 2 * SLOTS_MAX as u64 + 6;
 
 /// Default limit of the bytes that a device maps: a third of the lent half of [`BYTES_MAX`], so that one
 /// device cannot take all of that half. It is enough for a guest of 8 TiB whose memory is replaced at once,
-/// or for one of 16 TiB whose memory is not.
+/// or for one of 16 TiB whose memory is not. Not less: the front-end's regions can be larger than the host's
+/// memory, and the limit is one of address space. It does not bound the pages that count in this process's
+/// memory cgroup, because a front-end can keep the pages of memory that it has replaced.
 pub const DEVICE_BYTES_DEFAULT: u64 = 16 << 40;
 
 /// An amount of bytes and of mappings.
@@ -255,6 +259,34 @@ impl Drop for Charge {
             member.used[BYTES] = member.used[BYTES].saturating_sub(self.bytes);
             member.used[MAPPINGS] = member.used[MAPPINGS].saturating_sub(1);
         }
+    }
+}
+
+/// Number of mappings in this process, of devices with and without a quota.
+static MAPPING_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// One mapping in [`MAPPING_COUNT`].
+#[derive(Debug)]
+pub(crate) struct CountedMapping;
+
+impl CountedMapping {
+    pub(crate) fn new() -> io::Result<Self> {
+        // Relaxed: the count is a limit and orders nothing. If this mapping is one too many, `Drop` subtracts
+        // it again.
+        let (before, counted) = (MAPPING_COUNT.fetch_add(1, Ordering::Relaxed), Self);
+        if before as u64 >= MAPPINGS_MAX {
+            let why = format!(
+                "there are {MAPPINGS_MAX} mappings already, the most in one process: serve fewer devices by one process"
+            );
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, why));
+        }
+        Ok(counted)
+    }
+}
+
+impl Drop for CountedMapping {
+    fn drop(&mut self) {
+        MAPPING_COUNT.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -39,7 +39,7 @@ impl Slot {
         len: u64,
         old: &[Slot],
     ) -> Result<Self, Error> {
-        Mapper::default().slot(file, offset, gpa, user, len, old)
+        Mapper::of_process().slot(file, offset, gpa, user, len, old)
     }
 
     /// Returns the first guest-physical address.

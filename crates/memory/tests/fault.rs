@@ -10,6 +10,7 @@ use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
+use std::time::Duration;
 
 const PAGE: u64 = 4096;
 /// The environment variable that tells [`child`] what to do.
@@ -25,6 +26,13 @@ fn memory(pages: u64, flags: MemfdFlags) -> (OwnedFd, Arc<Map>) {
 fn map_of(file: &OwnedFd, pages: u64) -> Arc<Map> {
     let slot = Slot::map(file, 0, Gpa(0), UserAddr(0x7000_0000), pages * PAGE).unwrap();
     Arc::new(Map::new(vec![slot]).unwrap())
+}
+
+/// Drops a map, and waits until it is unmapped. Until then, its missing pages count for the whole process.
+fn unmap(map: Arc<Map>) {
+    let released: Vec<_> = map.slots().iter().map(|slot| slot.mapping().released()).collect();
+    drop(map);
+    assert!(released.iter().all(|released| released.wait(Duration::from_secs(60))));
 }
 
 #[test]
@@ -160,10 +168,12 @@ fn all_threads_at_once() {
                         assert_eq!(own.read_obj::<u64>(Gpa(page * PAGE)).unwrap(), page);
                     }
                     assert!(own.damaged().is_some());
+                    unmap(own);
                 });
             }
         });
         assert!(shared.damaged().is_some());
+        unmap(shared);
     }
 }
 
@@ -181,6 +191,7 @@ fn mappings_change_while_the_handler_runs() {
                     drop(map);
                     more.write_obj(Gpa(PAGE), &1u8).unwrap();
                     assert_eq!(more.damaged(), None, "a fault of another mapping");
+                    unmap(more);
                 }
             });
         }
@@ -192,6 +203,7 @@ fn mappings_change_while_the_handler_runs() {
                     map.write_obj(Gpa(2 * PAGE), &0x55u8).unwrap();
                     assert_eq!(map.read_obj::<u8>(Gpa(2 * PAGE)).unwrap(), 0x55);
                     assert!(map.damaged().is_some());
+                    unmap(map);
                 }
                 over.store(true, Ordering::Relaxed);
             });
@@ -321,7 +333,7 @@ fn crowded() {
     let more = listed() - before;
     assert!(more < 2 * 512 + 2 * MAPPINGS, "{more}");
     // When these mappings are gone, missing pages are replaced one by one again.
-    drop(all);
+    all.into_iter().for_each(|(_, map)| unmap(map));
     let (file, map) = memory(3, MemfdFlags::empty());
     ftruncate(&file, 0).unwrap();
     map.write_obj(Gpa(PAGE), &1u8).unwrap();
@@ -356,7 +368,8 @@ fn full() {
         let slots: Vec<_> = (0..3).map(slot).collect();
         let Err(Error::Mmap { source, .. }) = &slots[2] else { panic!("the list is full") };
         assert!(source.to_string().contains("vm.max_map_count"), "{source}");
-        drop(slots);
+        // The kernel can replace a mapping if there is room for one.
+        slots.into_iter().flatten().for_each(|slot| unmap(Arc::new(Map::new(vec![slot]).unwrap())));
         for (file, map) in &all {
             ftruncate(file, PAGE).unwrap();
             map.write_obj(Gpa(4 * PAGE), &5u8).unwrap();

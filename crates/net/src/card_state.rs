@@ -1,5 +1,6 @@
 //! The state that all rings of a card share.
 
+use crate::announcement::Announcements;
 use crate::card_port::CardPort;
 use crate::counters::RingCounters;
 use crate::filter::Filter;
@@ -39,8 +40,8 @@ pub(crate) struct CardState {
     pub(crate) filter_changes: AtomicU64,
     /// The receive rings of each pair that run: one, or for a moment two.
     pub(crate) receiving: Vec<AtomicU32>,
-    /// Announcements that the front-end requested.
-    pub(crate) announcements: AtomicU64,
+    /// Announcements of the guest's address that the front-end requests.
+    pub(crate) announcements: Announcements,
     /// The limits of frames. Several cards can share a limiter.
     pub(crate) limiter: Arc<Limiter>,
     /// The counters of each ring.

@@ -30,6 +30,9 @@ counters! {
     sent_bytes,
     /// Frames of these that a receiver on the same worker took directly from the driver's memory.
     sent_directly,
+    /// Frames that the card made of packets of these by segmentation, beside the first of each packet. Both
+    /// together are the frames that the port got.
+    sent_segments,
     /// Frames that the driver sent while the ring was disabled.
     sent_disabled,
     /// Frames that the driver sent with an invalid header or length.

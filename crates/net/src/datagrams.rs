@@ -5,9 +5,6 @@ use kickless_net_port::{SendError, TapQueue};
 use kickless_spec::net::{FRAME_MAX, Header};
 use rustix::io::Errno;
 
-/// The most datagrams of a packet that the card segments. The kernel's own limit is 128 (`UDP_MAX_SEGMENTS`).
-const DATAGRAMS_MAX: usize = 128;
-
 /// The datagrams of a packet.
 pub(crate) struct Datagrams {
     /// Space for one datagram.
@@ -16,12 +13,14 @@ pub(crate) struct Datagrams {
     rest: Option<Segments>,
     /// The length of the next datagram in `space`.
     next: usize,
+    /// The number of datagrams of the last packet.
+    count: usize,
 }
 
 impl Datagrams {
     pub(crate) fn new() -> Self {
         let space = vec![0; FRAME_MAX - size_of::<Header>()].into_boxed_slice();
-        Self { space, rest: None, next: 0 }
+        Self { space, rest: None, next: 0, count: 0 }
     }
 
     /// Sends the datagrams of a packet. After [`SendError::Full`], goes on where it was when it gets the same
@@ -33,14 +32,20 @@ impl Datagrams {
         packet: &[u8],
     ) -> Result<(), SendError> {
         if self.rest.is_none() {
-            let segments = Segments::of(header, packet).filter(|all| all.count(packet) <= DATAGRAMS_MAX);
-            self.begin_next(packet, segments.ok_or(SendError::Refused(Errno::INVAL))?);
+            let segments = Segments::of(header, packet).ok_or(SendError::Refused(Errno::INVAL))?;
+            self.count = segments.count(packet);
+            self.begin_next(packet, segments);
         }
         while let Some(segments) = self.rest {
             queue.send_copy(&Header::default(), &self.space[..self.next])?;
             self.begin_next(packet, segments);
         }
         Ok(())
+    }
+
+    /// Returns the number of datagrams of the last packet.
+    pub(crate) fn count(&self) -> usize {
+        self.count
     }
 
     /// Returns whether a part of a packet is sent.

@@ -1,5 +1,6 @@
 //! The virtio-net [`Device`].
 
+use crate::announcement::Announcements;
 use crate::card_port::CardPort;
 use crate::card_state::CardState;
 use crate::control_ring::ControlTask;
@@ -19,7 +20,7 @@ use crate::transmit::TransmitTask;
 use crate::transmit_ring::{TransmitFormat, TransmitRing};
 use crate::uplink::{Share, Uplink};
 use crate::xdp::{XdpSource, XdpTransmitTask};
-use crate::{announcement, config, features, tap_follower, xdp};
+use crate::{config, features, tap_follower, xdp};
 use kickless_device::{
     CaptureTo, CloseError, ConfigError, Device, DeviceMessage, DeviceMetrics, Direction, Disabled, Driver,
     InvalidState, Limiter, MessageError, Operate, OwnProtocolFeatures, QueueTask, StartError, Vring, Words,
@@ -95,7 +96,7 @@ impl Net {
             filter: Mutex::new(Arc::new(Filter::new(options.mac))),
             filter_changes: AtomicU64::new(0),
             receiving: (0..options.pairs_max).map(|_| AtomicU32::new(0)).collect(),
-            announcements: AtomicU64::new(0),
+            announcements: Announcements::default(),
             limiter: Arc::default(),
             counters: (0..rings).map(|_| RingCounters::default()).collect(),
         });
@@ -186,8 +187,7 @@ impl Device for Net {
                 _ => return Err(MessageError::Mtu { mtu, min: MTU_MIN.into(), max: MTU_MAX.into() }),
             },
             DeviceMessage::SendRarp(mac) => {
-                self.card.announcements.fetch_add(1, Ordering::Relaxed);
-                announcement::send(&self.card.port, mac);
+                self.card.announcements.request(&self.card.port, &self.card.capture, mac);
             }
         }
         Ok(())
@@ -327,7 +327,9 @@ impl Operate for Net {
         if let CardPort::Xdp(port) = &self.card.port {
             sums.push(("dropped_by_kernel", port.queues.dropped()));
         }
-        sums.push(("announcements", self.card.announcements.load(Ordering::Relaxed)));
+        let announcements = &self.card.announcements;
+        sums.push(("announcements", announcements.requested.load(Ordering::Relaxed)));
+        sums.push(("announcements_limited", announcements.limited.load(Ordering::Relaxed)));
         sums
     }
 

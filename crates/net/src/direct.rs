@@ -1,13 +1,13 @@
 //! Passes frames of a transmit ring to a receiver on the same worker without a copy in between.
 //!
-//! The frames stay in their ring until the receiver has copied them. So a refusal costs nothing but the look
-//! at their heads, and the frames go in a batch then. `docs/adr/0015-a-frame-may-go-directly.md` says why
-//! this is safe.
+//! The frames stay in their ring until the receiver has copied them. So a refusal needs no undo, and the
+//! frames go in a batch then. The sender pays for the look at them.
+//! `docs/adr/0015-a-frame-may-go-directly.md` says why this is safe.
 
 use crate::cost::BatchCost;
 use crate::frame::{pass_header, set_header};
 use crate::loop_queue::HEADER;
-use crate::switch::{Forwarder, SwitchPort};
+use crate::switch::{Answer, Forwarder, SwitchPort};
 use crate::transmit_ring::{BATCH, TransmitRing};
 use kickless_device::{Neighbours, Offered, PARCEL_HEAD_LEN, Parcel};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header};
@@ -47,7 +47,8 @@ impl Default for Direct {
 
 impl Direct {
     /// Offers the frames of these chains, the oldest that were peeked, to the receiver to which they all go.
-    /// Returns the number of those that it has taken. Nothing has changed for the others.
+    /// Returns the number of those that it has taken, and the cost of the look at the others. Nothing has
+    /// changed for these.
     pub(crate) fn offer(
         &mut self,
         port: &SwitchPort,
@@ -56,10 +57,10 @@ impl Direct {
         forwarder: &mut Forwarder,
         neighbours: &mut dyn Neighbours,
         budget: u32,
-    ) -> usize {
+    ) -> Answer {
         if !forwarder.is_near || self.pause > 0 {
             self.pause = self.pause.saturating_sub(1);
-            return 0;
+            return Answer::default();
         }
         let (view, features) = (ring.vring.view(), ring.format.features);
         let mut cost = BatchCost::new(budget.div_ceil(SHARES), false);
@@ -79,26 +80,29 @@ impl Direct {
         }
         if offered == 0 {
             self.pause = PAUSE;
-            return 0;
+            return Answer::default();
         }
         let (chains, heads) = (&chains[..offered], &self.heads[..offered]);
         let bytes = zip(chains, heads)
             .map(|(chain, head)| &head[HEADER..PARCEL_HEAD_LEN.min(chain.buffer.len as usize)]);
         let frames = Offered::Singles(chains);
-        let taken = port.offer(ring.pair, bytes, forwarder, |to, task| {
+        let mut answer = port.offer(ring.pair, bytes, forwarder, |to, task| {
             neighbours.offer(task, &Parcel { to, view, heads, frames })
         });
-        // A receiver takes no more frames than it was offered.
-        let taken = (taken as usize).min(offered);
-        if taken < offered {
+        // A receiver takes no more frames than it was offered. Lossless, because a batch has few.
+        let offered = offered as u32;
+        answer.taken = answer.taken.min(offered);
+        if answer.taken < offered {
             self.pause = PAUSE;
+        } else {
+            answer.cost = 0;
         }
-        taken
+        answer
     }
 
     /// Offers the frame in the popped chain, of `len` bytes without its header, to the receiver to which it
-    /// goes. `header` is the one to pass on. Returns whether the receiver has taken the frame. Nothing has
-    /// changed if not.
+    /// goes. `header` is the one to pass on. Returns 1 frame if the receiver has taken it, and the cost of
+    /// the look at it if not. Nothing has changed then.
     pub(crate) fn offer_popped(
         &mut self,
         port: &SwitchPort,
@@ -107,33 +111,33 @@ impl Direct {
         len: u32,
         forwarder: &mut Forwarder,
         neighbours: &mut dyn Neighbours,
-    ) -> bool {
+    ) -> Answer {
         if !forwarder.is_near || self.pause_popped > 0 {
             self.pause_popped = self.pause_popped.saturating_sub(1);
-            return false;
+            return Answer::default();
         }
         // Unless the receiver takes this one.
         self.pause_popped = PAUSE_POPPED;
         let len = HEADER as u32 + len;
         let (view, buffers) = (ring.vring.view(), ring.chain.readable());
         if ring.format.header_len != HEADER || buffers.len() > PIECES_MAX {
-            return false;
+            return Answer::default();
         }
         let head = &mut self.heads[0][..PARCEL_HEAD_LEN.min(len as usize)];
         if ring.read(head).is_err() {
-            return false;
+            return Answer::default();
         }
         // From here on, only the copy counts, with the header that was judged.
         set_header(head, header);
         let heads = &self.heads[..1];
         let bytes = once(&heads[0][HEADER..PARCEL_HEAD_LEN.min(len as usize)]);
         let frames = Offered::Pieces { buffers, len };
-        let taken = port.offer(ring.pair, bytes, forwarder, |to, task| {
+        let mut answer = port.offer(ring.pair, bytes, forwarder, |to, task| {
             neighbours.offer(task, &Parcel { to, view, heads, frames })
         });
-        if taken > 0 {
-            self.pause_popped = 0;
+        if answer.taken > 0 {
+            (self.pause_popped, answer.cost) = (0, 0);
         }
-        taken > 0
+        answer
     }
 }

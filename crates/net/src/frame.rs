@@ -1,12 +1,15 @@
 //! Parses the header of a transmitted frame, and makes the one to pass on. Has no state.
 
 use crate::loop_queue::{HEADER, PLAIN};
+use crate::offload::{count_max, may_be_segmented};
 use kickless_spec::net::{
     ETHERNET_HEADER_LEN, FRAME_MAX, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4,
     HDR_F_NEEDS_CSUM, HEADER_NUM_BUFFERS, Header, NetFeatures,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Offset of the kind of segmentation in a header.
+const HEADER_GSO_TYPE: usize = std::mem::offset_of!(Header, gso_type);
 /// Length of a checksum of TCP or UDP.
 const CHECKSUM_LEN: u32 = 2;
 
@@ -69,11 +72,31 @@ pub enum InvalidFrame {
     /// The segmentation is invalid, or the driver did not negotiate it.
     #[error("the segmentation of the frame is invalid, or not negotiated")]
     Segmentation,
+    /// The packet would become too many segments, or too many bytes
+    /// ([`SEGMENTS_MAX`](crate::offload::SEGMENTS_MAX)).
+    #[error("the packet would become too many segments")]
+    Segments,
 }
 
 /// Returns whether a header has no offload.
 pub(crate) fn has_no_offload(header: &Header) -> bool {
     header.flags & HDR_F_NEEDS_CSUM == 0 && header.gso_type == GSO_NONE
+}
+
+/// Returns the most segments that a frame behind its header, which is valid, can become. Returns 0 if none
+/// are asked for.
+#[inline]
+pub(crate) fn segments_max(frame: &[u8]) -> u32 {
+    if frame.get(HEADER_GSO_TYPE).is_none_or(|kind| *kind == GSO_NONE) { 0 } else { count_segments(frame) }
+}
+
+/// Counts those of a packet.
+#[inline(never)]
+fn count_segments(frame: &[u8]) -> u32 {
+    Header::read_from_prefix(frame).map_or(0, |(header, frame)| {
+        // Lossless, because a frame is no longer than `FRAME_MAX`.
+        count_max(frame.len() as u32, header.csum_start.get(), header.gso_size.get())
+    })
 }
 
 /// Sets the header at the beginning of a frame to one that is passed on, as a driver receives it in one
@@ -130,12 +153,21 @@ impl Frame {
             return Err(InvalidFrame::Long);
         }
         let checksum = checksum(header, len, features)?;
-        let segmentation = segmentation(header, features)?;
-        // Segments need their own checksums, so the driver must have asked for a checksum as well.
-        if segmentation.is_some() && checksum.is_none() {
-            return Err(InvalidFrame::Segmentation);
-        }
+        let segmentation = match header.gso_type {
+            GSO_NONE => None,
+            _ => Some(segmentation(header, len, checksum, features)?),
+        };
         Ok(Self { len, checksum, segmentation })
+    }
+
+    /// Returns the most segments that the packet in this frame can become, or 0 if none are asked for.
+    pub fn segments_max(&self) -> u32 {
+        match (self.segmentation, self.checksum) {
+            (Some(Segmentation { size, .. }), Some(Checksum { start, .. })) => {
+                count_max(self.len, start, size)
+            }
+            _ => 0,
+        }
     }
 
     /// Returns the header to pass on with this frame, which was parsed from `header`. Fields without a
@@ -169,10 +201,16 @@ fn checksum(header: &Header, len: u32, features: NetFeatures) -> Result<Option<C
     Ok(Some(Checksum { start, offset }))
 }
 
-fn segmentation(header: &Header, features: NetFeatures) -> Result<Option<Segmentation>, InvalidFrame> {
+/// Returns the segmentation of a frame of `len` bytes with one.
+#[inline(never)]
+fn segmentation(
+    header: &Header,
+    len: u32,
+    checksum: Option<Checksum>,
+    features: NetFeatures,
+) -> Result<Segmentation, InvalidFrame> {
     let ecn = header.gso_type & GSO_ECN != 0;
     let (protocol, needs) = match header.gso_type & !GSO_ECN {
-        GSO_NONE if !ecn => return Ok(None),
         GSO_TCPV4 => (Protocol::TcpV4, NetFeatures::HOST_TSO4),
         GSO_TCPV6 => (Protocol::TcpV6, NetFeatures::HOST_TSO6),
         GSO_UDP if !ecn => (Protocol::UdpFragments, NetFeatures::HOST_UFO),
@@ -181,9 +219,14 @@ fn segmentation(header: &Header, features: NetFeatures) -> Result<Option<Segment
     };
     let size = header.gso_size.get();
     let is_negotiated = features.contains(needs) && (!ecn || features.contains(NetFeatures::HOST_ECN));
-    match is_negotiated && size > 0 {
-        true => Ok(Some(Segmentation { protocol, size, ecn })),
-        false => Err(InvalidFrame::Segmentation),
+    match checksum {
+        Some(Checksum { start, .. }) if is_negotiated && size > 0 => match may_be_segmented(len, start, size)
+        {
+            true => Ok(Segmentation { protocol, size, ecn }),
+            false => Err(InvalidFrame::Segments),
+        },
+        // Segments need their own checksums, so the driver must have asked for a checksum as well.
+        _ => Err(InvalidFrame::Segmentation),
     }
 }
 
@@ -284,7 +327,7 @@ mod tests {
             let unchecked = Header { flags: 0, ..header(kind, 1448) };
             assert_eq!(segmentation(unchecked, ALL), wrong);
         }
-        let ecn = segmentation(header(GSO_TCPV4 | GSO_ECN, 9), ALL).unwrap().unwrap();
+        let ecn = segmentation(header(GSO_TCPV4 | GSO_ECN, 90), ALL).unwrap().unwrap();
         assert!(ecn.ecn);
         assert_eq!(segmentation(header(GSO_TCPV4 | GSO_ECN, 9), ALL - NetFeatures::HOST_ECN), wrong);
         for kind in [GSO_ECN, GSO_UDP | GSO_ECN, GSO_UDP_L4 | GSO_ECN, 2, 6, 0x7f] {

@@ -4,6 +4,8 @@
 //! this poll. A poll gets no larger budget than there are tokens. While the limiter is in debt, the task is
 //! not polled: the frames of the driver wait in its ring, and those for the driver wait at the port, which
 //! drops frames when it is full. Each direction has its own limits, and a common one.
+//!
+//! A packet that passes whole is one frame. A packet that the card segments is as many frames as it makes.
 
 use crate::card_state::CardState;
 use crate::counters::RingCounters;
@@ -33,11 +35,11 @@ impl<T: QueueTask> LimitedTask<T> {
 
     /// Returns the frames and bytes so far.
     fn carried(&self) -> (u64, u64) {
-        let RingCounters { sent_frames, sent_bytes, received_frames, received_bytes, .. } =
+        let RingCounters { sent_frames, sent_segments, sent_bytes, received_frames, received_bytes, .. } =
             &self.card.counters[self.ring];
         match self.direction {
             Direction::Read => (received_frames.get(), received_bytes.get()),
-            Direction::Write => (sent_frames.get(), sent_bytes.get()),
+            Direction::Write => (sent_frames.get() + sent_segments.get(), sent_bytes.get()),
         }
     }
 

@@ -10,7 +10,7 @@
 use kickless_device::TaskLocation;
 use kickless_io::Waker;
 use kickless_spec::net::{FRAME_MAX, Header};
-use kickless_sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use kickless_sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use kickless_sync::{Mutex, MutexGuard, lock};
 use std::collections::VecDeque;
 
@@ -35,6 +35,18 @@ pub(crate) struct LoopQueue {
     is_open: AtomicBool,
     /// The location of the task that receives ([`pack`]), or 0.
     location: AtomicU64,
+    /// The cost of the receiver's look at a parcel that it has refused, until the sender asks for it. Both
+    /// are on one worker.
+    refusal_cost: AtomicU32,
+}
+
+/// The result of [`LoopQueue::send_and_tell`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sent {
+    /// The number of frames that are dropped.
+    pub(crate) dropped: usize,
+    /// The receiver slept, and was signalled.
+    pub(crate) has_woken: bool,
 }
 
 #[derive(Debug, Default)]
@@ -203,28 +215,49 @@ impl LoopQueue {
         self.is_open.load(Ordering::Relaxed)
     }
 
+    /// Notes the cost of the receiver's look at a parcel of which it has refused a part.
+    pub(crate) fn set_refusal_cost(&self, cost: u32) {
+        self.refusal_cost.store(cost, Ordering::Relaxed);
+    }
+
+    /// Returns the cost of the receiver's look at the last parcel, unless it has taken all of it.
+    pub(crate) fn take_refusal_cost(&self) -> u32 {
+        let cost = self.refusal_cost.load(Ordering::Relaxed);
+        if cost > 0 {
+            self.refusal_cost.store(0, Ordering::Relaxed);
+        }
+        cost
+    }
+
     /// Passes frames on, and empties the batch. Returns the number of frames that are dropped.
     pub(crate) fn send(&self, batch: &mut Batch) -> usize {
+        self.send_and_tell(batch).dropped
+    }
+
+    /// Does the same as [`LoopQueue::send`]. Tells whether the receiver was woken too, which is a system
+    /// call.
+    pub(crate) fn send_and_tell(&self, batch: &mut Batch) -> Sent {
         if batch.len() == 0 {
-            return 0;
+            return Sent::default();
         }
         let mut shared = self.lock();
         if shared.receiver.is_none() || !shared.add(batch) {
             drop(shared);
             let dropped = batch.len();
             batch.clear();
-            return dropped;
+            return Sent { dropped, has_woken: false };
         }
         // Relaxed: the lock orders the frames.
         self.has_frames.store(true, Ordering::Relaxed);
-        if std::mem::take(&mut shared.is_waiting) {
+        let has_woken = std::mem::take(&mut shared.is_waiting);
+        if has_woken {
             let receiver = shared.receiver.clone();
             drop(shared);
             if let Some(receiver) = receiver {
                 receiver.wake();
             }
         }
-        0
+        Sent { dropped: 0, has_woken }
     }
 
     /// Takes the oldest frames in exchange for an empty batch: all, or as many as a batch holds.

@@ -71,6 +71,13 @@ impl LoopSource {
             && self.queue().is_some_and(|queue| queue.address() == to && !queue.has_frames())
     }
 
+    /// Tells the sender the cost of the look at a parcel of which not all was taken.
+    pub(crate) fn set_refusal_cost(&self, cost: u32) {
+        if let Some(queue) = self.queue() {
+            queue.set_refusal_cost(cost);
+        }
+    }
+
     fn queue(&self) -> Option<&LoopQueue> {
         self.card.inbox(self.pair)
     }
@@ -151,12 +158,9 @@ impl LoopSource {
                 }
             }
         } else {
-            held.space()[..total - HEADER].copy_from_slice(&frame[HEADER..]);
-            if held.hold(&header, total - HEADER, accepted) {
-                Taken::Held
-            } else {
-                ring.drop_frame(|counters| counters.dropped_offload.add(1));
-                Taken::Dropped
+            match held.copy(&header, &frame[HEADER..], accepted) {
+                Ok(()) => Taken::Held,
+                Err(refusal) => refusal.drop(ring),
             }
         };
         self.advance(total);

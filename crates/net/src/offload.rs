@@ -4,10 +4,13 @@
 //! The results are the kernel's: each segment repeats the headers, the identification of IPv4 counts up, FIN
 //! and PSH are on the last segment and CWR on the first (Linux, `tcp_gso_segment`).
 
+mod bound;
 mod checksum;
 mod packet;
 mod segments;
 
+pub use bound::{SEGMENTED_BYTES_MAX, SEGMENTS_MAX};
+pub(crate) use bound::{count_max, may_be_segmented};
 pub use checksum::complete_checksum;
 pub(crate) use packet::may_have_checksum;
 pub use segments::Segments;

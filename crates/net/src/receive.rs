@@ -54,7 +54,7 @@ impl ReceiveTask {
             Source::None | Source::Test(_) | Source::Stream(_) | Source::Xdp(_) => {
                 HeldFrame::for_whole_frames(len_max, header_len)
             }
-            Source::Loop(_) | Source::Tap(_) => HeldFrame::new(header_len),
+            Source::Loop(_) | Source::Tap(_) => HeldFrame::new(len_max, header_len),
         };
         Self { ring, source, held, waits_for_chains: false }
     }
@@ -166,7 +166,16 @@ impl QueueTask for ReceiveTask {
             Source::Loop(source) => source.takes(parcel.to) && !self.held.is_held(),
             _ => false,
         };
-        if takes { self.ring.deliver_parcel(parcel) } else { 0 }
+        if !takes {
+            return 0;
+        }
+        let taken = self.ring.deliver_parcel(parcel);
+        if let Source::Loop(source) = &self.source
+            && (taken as usize) < parcel.heads.len()
+        {
+            source.set_refusal_cost(self.ring.budget.cost());
+        }
+        taken
     }
 
     fn return_credit(&mut self) {

@@ -323,15 +323,35 @@ impl ReceiveRing {
     /// # Errors
     /// The frame waits for chains, as in [`ReceiveRing::pop_credit`].
     pub(crate) fn deliver(&mut self, frame: &mut [u8]) -> Result<bool, Next> {
-        let len = frame.len();
+        match self.room_for(frame.len())? {
+            Some(chains) => self.deliver_into(frame, chains),
+            None => Ok(false),
+        }
+    }
+
+    /// Returns the number of chains for a frame of `len` bytes, header included. Drops and counts the frame
+    /// and returns `None` if the driver has no room for it even when its ring is full.
+    ///
+    /// # Errors
+    /// The frame waits for chains, as in [`ReceiveRing::pop_credit`].
+    pub(crate) fn room_for(&mut self, len: usize) -> Result<Option<usize>, Next> {
         let chains = match len <= self.format.len_max {
             true => self.chains_for(len as u64)?,
             false => None,
         };
-        let Some(chains) = chains else {
+        if chains.is_none() {
             self.drop_frame(|counters| counters.dropped_long.add(1));
-            return Ok(false);
-        };
+        }
+        Ok(chains)
+    }
+
+    /// Delivers a frame into the oldest `chains` chains, which have room for it. Returns whether it was
+    /// written.
+    ///
+    /// # Errors
+    /// The ring refuses the chains, as in [`ReceiveRing::use_credit`].
+    pub(crate) fn deliver_into(&mut self, frame: &mut [u8], chains: usize) -> Result<bool, Next> {
+        let len = frame.len();
         self.use_credit(chains)?;
         set_num_buffers(frame, self.format.header_len, chains);
         let is_written = self.write_frame(frame, chains);

@@ -195,11 +195,10 @@ impl TapSource {
         }
         let in_credit = len.min(room);
         self.credit.read(0, &mut held.space()[..in_credit]);
-        if held.hold(header, len, accepted) {
-            return Ok(Taken::Held);
-        }
-        ring.drop_frame(|counters| counters.dropped_offload.add(1));
-        Ok(Taken::Dropped)
+        Ok(match held.hold(header, len, accepted) {
+            Ok(()) => Taken::Held,
+            Err(refusal) => refusal.drop(ring),
+        })
     }
 
     /// Returns the first bytes of a received frame, of which the first `room` are in the credit. Bytes behind

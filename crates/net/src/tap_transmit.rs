@@ -9,7 +9,7 @@
 use crate::card_port::{CardPort, TapPort};
 use crate::cost;
 use crate::datagrams::Datagrams;
-use crate::frame::{Frame, InvalidFrame, pass_header};
+use crate::frame::{Checksum, Frame, InvalidFrame, Protocol, Segmentation, pass_header, segments_max};
 use crate::immediate_ring::{self, ImmediateRing, POPS};
 use crate::loop_queue::HEADER;
 use crate::port_poll::PORT_INTERVAL;
@@ -28,6 +28,7 @@ use zerocopy::FromBytes;
 
 /// The most frames of one turn. Each is a system call, of up to some microseconds.
 const FRAMES_MAX: u32 = 64;
+const UDP_HEADER: usize = 8;
 
 /// The task of a transmit ring.
 pub(crate) struct TapTransmitTask {
@@ -71,9 +72,12 @@ impl TapTransmitTask {
         }
     }
 
-    /// Sends or drops the frame in the popped chain. Returns `false` if the TAP has no room for it.
-    fn send_frame(&mut self) -> bool {
-        let Some((header, frame)) = self.ring.parse() else { return true };
+    /// Sends or drops the frame in the popped chain, and adds its cost. Returns `false` if the TAP has no
+    /// room for it.
+    fn send_frame(&mut self, cost: &mut u32) -> bool {
+        let parsed = self.ring.parse();
+        *cost = cost.saturating_add(self.cost_of(parsed.as_ref().map(|(_, frame)| frame)));
+        let Some((header, frame)) = parsed else { return true };
         let sent = self.collect(frame).map(|()| self.send(&header));
         if sent.is_ok() && !matches!(sent, Ok(Err(SendError::Full))) {
             self.ring.card.capture(Direction::Outbound, self.ring.pair, frame.len as usize, |into| {
@@ -83,12 +87,34 @@ impl TapTransmitTask {
         let (_, marks) = self.ring.vring.memory();
         self.frame.clear(marks);
         match sent {
-            Ok(Ok(())) => self.ring.count_sent(1, frame.len.into()),
+            Ok(Ok(())) => {
+                let datagrams = self.datagrams.as_ref().filter(|_| header.gso_type == GSO_UDP_L4);
+                self.ring.count_segmented(frame.len.into(), datagrams.map_or(1, Datagrams::count));
+            }
             Ok(Err(SendError::Full)) => return false,
             Ok(Err(error)) => self.count_failure(error),
             Err(error) => self.ring.count_invalid(error),
         }
         true
+    }
+
+    /// Returns the cost of the popped chain. The kernel may segment its packet while the card sends it. The
+    /// card makes the datagrams of UDP itself if it has space for them.
+    fn cost_of(&self, frame: Option<&Frame>) -> u32 {
+        let chain = &self.ring.chain;
+        let (len, segments) = (chain.readable_len(), frame.map_or(0, Frame::segments_max));
+        let datagrams = match frame.map(|frame| (frame.segmentation, frame.checksum)) {
+            Some((
+                Some(Segmentation { protocol: Protocol::Udp, size, .. }),
+                Some(Checksum { start, .. }),
+            )) if self.datagrams.is_some() => {
+                let headers = usize::from(start) + UDP_HEADER;
+                cost::of_segments(segments as usize, (headers + usize::from(size)).min(FRAME_MAX))
+            }
+            _ => 0,
+        };
+        let of_frame = cost::of_packet(len, segments).max(datagrams);
+        of_frame + u32::from(chain.descriptors() / cost::DESCRIPTORS_PER_COST)
     }
 
     /// Puts the buffers of the frame, without its header, into `self.frame`.
@@ -157,8 +183,8 @@ impl TapTransmitTask {
                 break;
             }
             let copy = &mut self.copy[..len];
-            let is_valid =
-                self.ring.vring.view().read(buffer.addr, copy).is_ok() && pass_header(copy, len, features);
+            let read = self.ring.vring.view().read(buffer.addr, copy);
+            let is_valid = read.is_ok() && pass_header(copy, len, features);
             // Zeroes are in the place of bytes that memory has lost.
             if !is_valid
                 || !self.ring.vring.is_intact()
@@ -166,6 +192,7 @@ impl TapTransmitTask {
             {
                 break;
             }
+            let segments = segments_max(copy);
             // It has no meaning in a sent frame.
             copy[HEADER_NUM_BUFFERS..HEADER].fill(0);
             // The lines of the next frame come from the driver's processor during the system call.
@@ -178,7 +205,7 @@ impl TapTransmitTask {
                 Err(SendError::Full) => break,
                 Err(error) => self.count_failure(error),
             }
-            (frames, cost) = (frames + 1, cost + cost::of_frame(len as u64));
+            (frames, cost) = (frames + 1, cost + cost::of_packet(len as u64, segments));
         }
         self.ring.vring.complete_peeked(&self.chains[..frames]);
         self.ring.count_sent(sent, bytes);
@@ -239,8 +266,7 @@ impl TapTransmitTask {
                     break if vring.take_unfinished() { Next::More } else { Next::Idle };
                 }
             }
-            cost = cost.saturating_add(cost_of(&self.ring.chain));
-            self.is_refused = !self.send_frame();
+            self.is_refused = !self.send_frame(&mut cost);
             if self.is_refused {
                 break Next::Quiet;
             }
@@ -259,10 +285,6 @@ fn is_udp_segmentation(frame: &[u8]) -> bool {
     Header::read_from_prefix(frame).is_ok_and(|(header, _)| header.gso_type == GSO_UDP_L4)
 }
 
-fn cost_of(chain: &Chain) -> u32 {
-    cost::of_frame(chain.readable_len()) + u32::from(chain.descriptors() / cost::DESCRIPTORS_PER_COST)
-}
-
 /// Serves a ring that stops: sends the frames that an earlier process may have sent.
 impl ImmediateRing for TapTransmitTask {
     fn ring(&mut self) -> (&mut Vring, &mut Chain) {
@@ -271,11 +293,12 @@ impl ImmediateRing for TapTransmitTask {
 
     /// Drops the frame if the TAP has no room, because the chain is in flight.
     fn serve(&mut self) -> u32 {
-        if !self.send_frame() {
+        let mut cost = 0;
+        if !self.send_frame(&mut cost) {
             self.ring.counters().dropped_late.add(1);
         }
         self.ring.vring.push(self.ring.chain.id, 0);
-        cost::of_frame(self.ring.chain.readable_len())
+        cost
     }
 }
 

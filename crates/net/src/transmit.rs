@@ -4,12 +4,12 @@
 use crate::card_port::CardPort;
 use crate::cost::{self, BatchCost};
 use crate::direct::{self, Direct};
-use crate::frame::{Frame, InvalidFrame, has_no_offload, pass_header, set_header};
+use crate::frame::{Frame, InvalidFrame, has_no_offload, pass_header, segments_max, set_header};
 use crate::immediate_ring::{self, Beside, ImmediateRing, Served};
 use crate::loop_queue::{Batch, HEADER};
 use crate::switch::Forwarder;
 use crate::transmit_ring::{BATCH, TransmitRing};
-use kickless_device::{Context, Neighbours, Polled, QueueTask, TaskLocation, Vring};
+use kickless_device::{Context, LEAVING_COST, Neighbours, Next, Polled, QueueTask, TaskLocation, Vring};
 use kickless_net_port::Direction;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header, NetFeatures};
 use kickless_virtqueue::device::{self, SingleChain};
@@ -24,19 +24,22 @@ pub(crate) struct TransmitTask {
     batch: Batch,
     forwarder: Forwarder,
     direct: Direct,
-    /// The cost of copies that the switch made in this poll.
+    /// The cost of the work of this poll beyond that of its frames: copies that the switch made, and offers
+    /// that were refused.
     copied: u32,
+    /// The most that this poll may cost.
+    limit: u32,
 }
 
 impl TransmitTask {
     pub(crate) fn new(ring: TransmitRing) -> Self {
         let (batch, forwarder, direct) = (Batch::default(), Forwarder::default(), Direct::default());
-        Self { ring, chains: Box::default(), batch, forwarder, direct, copied: 0 }
+        Self { ring, chains: Box::default(), batch, forwarder, direct, copied: 0, limit: 0 }
     }
 
     /// Checks and counts the frame in the popped chain, passes it on, and completes the chain.
     fn take_frame(&mut self, neighbours: Beside<'_, '_>) -> Served {
-        let mut shares = 1;
+        let (mut shares, mut segments) = (1, 0);
         if let Some((header, frame)) = self.ring.parse() {
             if let Some(neighbours) = neighbours
                 && frame.len >= direct::LEN_MIN_POPPED
@@ -44,6 +47,8 @@ impl TransmitTask {
             {
                 shares = direct::SHARES;
             } else {
+                // The receiver may not accept the packet as it is.
+                segments = frame.segments_max();
                 match self.pass_on(&header, frame) {
                     Ok(()) => self.ring.count_sent(1, frame.len.into()),
                     Err(error) => self.ring.count_invalid(error),
@@ -51,7 +56,7 @@ impl TransmitTask {
             }
         }
         self.ring.vring.push(self.ring.chain.id, 0);
-        let cost = shares * cost::of_frame(self.ring.chain.readable_len());
+        let cost = shares * cost::of_packet(self.ring.chain.readable_len(), segments);
         Served { chains: 1, cost, frames: shares }
     }
 
@@ -63,7 +68,9 @@ impl TransmitTask {
         // Lossless, because a frame is no longer than that.
         let (header_len, len) = (self.ring.format.header_len, frame.len as usize);
         if !self.batch.has_room(HEADER + len, 1) {
-            self.send_batch();
+            // No other frames wait, because `pauses` was asked before the chain was popped. A ring that stops
+            // has few frames.
+            self.send_batch(0);
         }
         let space = self.batch.push(HEADER + len);
         let read = self.ring.read(&mut space[HEADER - header_len..]);
@@ -74,26 +81,36 @@ impl TransmitTask {
         read.map(|_| ())
     }
 
-    /// Checks the frame in a buffer and passes it on. Returns `false`, and changes nothing, if the chain has
-    /// to be popped to find out what is wrong.
+    /// Checks the frame in a buffer, passes it on, and adds its cost. Returns `false`, and changes nothing,
+    /// if the chain has to be popped to find out what is wrong.
     #[inline]
-    fn take_single(&mut self, buffer: Buffer, collects: bool) -> bool {
+    fn take_single(&mut self, buffer: Buffer, collects: bool, cost: &mut BatchCost) -> bool {
         let len = buffer.len as usize;
         if !(HEADER + ETHERNET_HEADER_LEN..=FRAME_MAX).contains(&len) {
             return false;
         }
         if !collects {
             let header = self.ring.vring.view().read_obj::<Header>(buffer.addr);
-            return header.is_ok_and(|header| is_valid(&header, buffer.len, self.ring.format.features));
+            let features = self.ring.format.features;
+            let is_passed = header.is_ok_and(|header| is_valid(&header, buffer.len, features));
+            if is_passed {
+                cost.add(len as u64);
+            }
+            return is_passed;
         }
         if !self.batch.has_room(len, 1) {
-            self.send_batch();
+            if self.forwarder.has_waiting() {
+                return false;
+            }
+            self.send_batch(0);
         }
         let space = self.batch.push(len);
         let read = self.ring.vring.view().read(buffer.addr, space);
         // From here on, only the copy counts.
         let is_passed = read.is_ok() && pass_header(space, len, self.ring.format.features);
-        if !is_passed {
+        if is_passed {
+            cost.add_packet(len as u64, segments_max(space));
+        } else {
             self.batch.pop();
         }
         is_passed
@@ -122,11 +139,10 @@ impl TransmitTask {
         let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget, has_limits));
         while frames < count && !cost.is_used_up() {
             let buffer = self.chains[frames].buffer;
-            if !self.take_single(buffer, collects) {
+            if !self.take_single(buffer, collects, &mut cost) {
                 break;
             }
             let len = u64::from(buffer.len);
-            cost.add(len);
             (frames, bytes) = (frames + 1, bytes + len - HEADER as u64);
         }
         self.ring.vring.complete_peeked(&self.chains[..frames]);
@@ -142,9 +158,11 @@ impl TransmitTask {
         if !self.may_send_directly() {
             return Served::default();
         }
-        let Self { ring, chains, forwarder, direct, .. } = self;
+        let Self { ring, chains, forwarder, direct, copied, .. } = self;
         let CardPort::Switch(port) = &ring.card.port else { return Served::default() };
-        let taken = direct.offer(port, ring, &chains[..count], forwarder, neighbours, budget);
+        let answer = direct.offer(port, ring, &chains[..count], forwarder, neighbours, budget);
+        *copied = copied.saturating_add(answer.cost);
+        let taken = answer.taken as usize;
         let (mut bytes, mut cost) = (0, BatchCost::new(u32::MAX, false));
         for chain in &chains[..taken] {
             let len = u64::from(chain.buffer.len);
@@ -166,9 +184,11 @@ impl TransmitTask {
         if !self.may_send_directly() {
             return false;
         }
-        let Self { ring, forwarder, direct, .. } = self;
+        let Self { ring, forwarder, direct, copied, .. } = self;
         let CardPort::Switch(port) = &ring.card.port else { return false };
-        let is_taken = direct.offer_popped(port, ring, header, len, forwarder, neighbours);
+        let answer = direct.offer_popped(port, ring, header, len, forwarder, neighbours);
+        *copied = copied.saturating_add(answer.cost);
+        let is_taken = answer.taken > 0;
         if is_taken {
             ring.count_sent(1, len.into());
             ring.counters().sent_directly.add(1);
@@ -180,11 +200,15 @@ impl TransmitTask {
     /// needs all of them in a batch.
     fn may_send_directly(&self) -> bool {
         let card = &self.ring.card;
-        self.batch.len() == 0 && !card.capture.is_on() && !card.limiter.is_on()
+        self.batch.len() == 0
+            && !self.forwarder.has_waiting()
+            && !card.capture.is_on()
+            && !card.limiter.is_on()
     }
 
-    fn send_batch(&mut self) {
-        let Self { ring, batch, forwarder, copied, .. } = self;
+    /// Passes on the frames of the batch, after others of this poll that cost so much.
+    fn send_batch(&mut self, cost: u32) {
+        let Self { ring, batch, forwarder, copied, limit, .. } = self;
         if !ring.vring.is_intact() {
             // Zeroes may be in the place of their bytes.
             return batch.clear();
@@ -194,7 +218,8 @@ impl TransmitTask {
         }
         match &ring.card.port {
             CardPort::Switch(port) => {
-                let forwarded = port.forward(ring.pair, batch, forwarder);
+                let left = limit.saturating_sub(copied.saturating_add(cost));
+                let forwarded = port.forward(ring.pair, batch, forwarder, left);
                 forwarded.count(ring.counters());
                 *copied = copied.saturating_add(forwarded.copied);
             }
@@ -212,6 +237,17 @@ impl TransmitTask {
                 // The frames of a null port were collected for a capture.
                 batch.clear();
             }
+        }
+    }
+
+    /// Passes on frames that the switch had no time for in an earlier poll.
+    #[cold]
+    fn send_waiting(&mut self) {
+        let Self { ring, forwarder, copied, limit, .. } = self;
+        if let CardPort::Switch(port) = &ring.card.port {
+            let forwarded = port.resume(ring.pair, forwarder, *limit);
+            forwarded.count(ring.counters());
+            *copied = copied.saturating_add(forwarded.copied);
         }
     }
 }
@@ -238,6 +274,11 @@ impl ImmediateRing for TransmitTask {
         self.take_frame(neighbours)
     }
 
+    /// The frames of an earlier batch go first.
+    fn pauses(&mut self, _served: u32) -> Option<Next> {
+        self.forwarder.has_waiting().then_some(Next::More)
+    }
+
     #[inline]
     fn serve_batch(&mut self, neighbours: Beside<'_, '_>, budget: u32) -> Served {
         self.take_batch(neighbours, budget)
@@ -256,11 +297,23 @@ impl QueueTask for TransmitTask {
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
-        let mut polled = immediate_ring::poll_beside(self, budget, context.neighbours.as_deref_mut());
-        if self.batch.len() > 0 {
-            self.send_batch();
+        self.limit = if budget == 0 { LEAVING_COST } else { budget };
+        let mut left = budget;
+        if self.forwarder.has_waiting() {
+            self.send_waiting();
+            if self.forwarder.has_waiting() || self.copied >= self.limit {
+                return Polled { served: 0, cost: std::mem::take(&mut self.copied), next: Next::More };
+            }
+            left = budget.saturating_sub(self.copied);
+        }
+        let mut polled = immediate_ring::poll_beside(self, left, context.neighbours.as_deref_mut());
+        if self.batch.len() > 0 && !self.forwarder.has_waiting() {
+            self.send_batch(polled.cost);
         }
         polled.cost = polled.cost.saturating_add(std::mem::take(&mut self.copied));
+        if self.forwarder.has_waiting() {
+            polled.next = Next::More;
+        }
         polled
     }
 

@@ -93,9 +93,20 @@ impl TransmitRing {
         self.counters().sent_bytes.add(bytes);
     }
 
-    /// Counts a frame that the driver should not have sent.
+    /// Counts a packet of this length that was passed on as `segments` frames.
+    pub(crate) fn count_segmented(&self, bytes: u64, segments: usize) {
+        self.count_sent(1, bytes);
+        self.counters().sent_segments.add(segments.saturating_sub(1) as u64);
+    }
+
+    /// Counts a frame that the driver should not have sent, or that would become too many segments.
     pub(crate) fn count_invalid(&self, error: InvalidFrame) {
         debug!(queue = self.vring.index(), head = self.chain.id.head(), %error, "frame dropped");
+        if error == InvalidFrame::Segments {
+            // Its header is valid: the maximum segment size of a TCP connection may be that small.
+            self.counters().sent_refused.add(1);
+            return;
+        }
         self.counters().sent_invalid.add(1);
         self.vring.counters().errors.add(1);
     }

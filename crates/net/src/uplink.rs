@@ -12,7 +12,7 @@ use crate::datagrams::Datagrams;
 use crate::frame::Checksum;
 use crate::loop_queue::{Batch, HEADER};
 use crate::offload::may_have_checksum;
-use crate::switch::{Forwarder, Rule, SwitchPort};
+use crate::switch::{Forwarder, SwitchPort};
 use kickless_io::Waker;
 use kickless_memory::Iov;
 use kickless_net_port::{Offloads, ReceiveError, SendError, Tap, TapQueue};
@@ -105,7 +105,7 @@ impl Uplink {
 
     fn start(&self) -> io::Result<(Waker, JoinHandle<()>)> {
         let (stop, inbox) = (Waker::new()?, Waker::new()?);
-        let port = SwitchPort::join(&self.name, Rule::default(), 1);
+        let port = SwitchPort::join_uplink(&self.name);
         if let Some(frames) = port.inbox(0) {
             frames.set_receiver(Some(inbox.clone()));
         }
@@ -320,7 +320,9 @@ impl Task {
             self.incoming.pop();
             break;
         }
-        self.port.forward(0, &mut self.incoming, &mut self.forwarder).count(&self.counters);
+        // No worker waits for this thread, so it carries all frames at once.
+        let forwarded = self.port.forward(0, &mut self.incoming, &mut self.forwarder, u32::MAX);
+        forwarded.count(&self.counters);
         turn
     }
 }

@@ -3,12 +3,13 @@
 
 mod rig;
 
-use kickless_device::{CaptureTo, Device, Operate};
+use kickless_device::{CaptureTo, Device, DeviceMessage, Operate};
 use kickless_net::Net;
 use kickless_net_port::{NullPort, OpenPort};
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_testing::{CaptureContents, parse_pcapng};
-use rig::{Rig, SIZE_MAX, card, card_on, kinds, without};
+use rig::switch::{name, open};
+use rig::{Rig, SIZE_MAX, card, card_on, counter, kinds, without};
 use std::path::Path;
 use tempfile::TempDir;
 use zerocopy::IntoBytes;
@@ -78,6 +79,31 @@ fn both_directions_of_a_pair_are_captured() {
                 rig.stop();
             }
         }
+    }
+}
+
+/// The announcements of a guest's address are frames that the card sends. A front-end that requests very many
+/// gets few.
+#[test]
+fn announcements_are_few_and_captured() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("card.pcapng");
+    let ports = [OpenPort::Null(NullPort::default()), OpenPort::Loop, open(&name())];
+    for port in ports {
+        let card = card_on(1, port);
+        begin(&card, &path, 100);
+        let begun = std::time::Instant::now();
+        (0..500).for_each(|_| card.message(DeviceMessage::SendRarp([2, 0, 0, 0, 0, 7])).unwrap());
+        // Ten, and five in each further second.
+        let most = 10 + begun.elapsed().as_millis() as u64 / 200;
+        let made = counter(&card, "announcements") - counter(&card, "announcements_limited");
+        assert_eq!(counter(&card, "announcements"), 500);
+        assert!(made >= 10 && made <= most + 1, "{made}");
+        let frames = of(&end(&card, &path), OUTBOUND);
+        assert_eq!(frames.len() as u64, made);
+        assert!(
+            frames.iter().all(|frame| frame.len() == 60 && frame[6..14] == [2, 0, 0, 0, 0, 7, 0x80, 0x35])
+        );
     }
 }
 

@@ -9,7 +9,7 @@ use kickless_net::offload::complete_checksum;
 use kickless_net_port::{OpenPort, Port, StreamPort};
 use kickless_spec::net::Header;
 use kickless_testing::{LIMIT, dhcp_discover, eventually, in_network_namespace, ip, parse_pcapng};
-use rig::packets::{segments, tcp};
+use rig::packets::{explosive, segments, tcp, whole};
 use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -166,7 +166,7 @@ fn offloads_are_undone() {
     let peer = network.accept();
     let mut transmit = network.start(TRANSMIT, SPLIT);
     wait_until_connected(&mut transmit, &peer);
-    for (payload, size) in [(500, 0), (20_000, 1448), (1448, 1448), (40_000, 100)] {
+    for (payload, size) in [(500, 0), (20_000, 1448), (1448, 1448), (40_000, 400)] {
         let (header, mut packet) = tcp(payload, size);
         transmit.send(&[header.as_bytes(), &packet].concat(), 4096).unwrap();
         std::thread::scope(|scope| {
@@ -189,13 +189,46 @@ fn offloads_are_undone() {
         });
         transmit.take().unwrap();
     }
-    // A packet that is not what its header says, and one that would become too many segments.
+    // A packet that is not what its header says.
     let (header, mut packet) = tcp(2000, 1448);
     packet[23] = 17;
     transmit.send(&[header.as_bytes(), &packet].concat(), 4096).unwrap();
-    let (header, packet) = tcp(60_000, 1);
-    transmit.send(&[header.as_bytes(), &packet].concat(), 4096).unwrap();
-    assert_eq!((transmit.poll(), network.counter("sent_refused")), (2, 2));
+    assert_eq!((transmit.poll(), network.counter("sent_refused")), (1, 1));
+}
+
+/// The peer gets no packet that would become too many frames. The driver pays for each frame of another.
+#[test]
+fn segments_are_bounded_and_paid() {
+    let network = Network::new();
+    let peer = network.accept();
+    let mut transmit = network.start(TRANSMIT, SPLIT);
+    wait_until_connected(&mut transmit, &peer);
+    for (number, packet) in (1..).zip(explosive()) {
+        transmit.send(&packet, 9000).unwrap();
+        let polled = transmit.poll_once(10_000);
+        assert!(polled.served == 1 && polled.cost <= 20, "{polled:?}");
+        assert_eq!(network.counter("sent_refused"), number);
+    }
+    // As many frames by themselves cost as much.
+    let packet = tcp(64_000, 500);
+    for _ in 0..2 {
+        transmit.send(&whole(&packet), 20_000).unwrap();
+    }
+    for _ in 0..2 {
+        let polled = transmit.poll_once(100);
+        assert_eq!((polled.served, polled.cost, polled.next), (1, 128, Next::More));
+    }
+    let waits = std::thread::spawn(move || {
+        for segment in [(); 2].into_iter().flat_map(|()| segments(&packet.0, &packet.1)) {
+            assert!(read_frame(&peer) == segment);
+        }
+    });
+    eventually("the packets are sent", || {
+        transmit.poll();
+        transmit.interest() == Some(Interest::None)
+    });
+    waits.join().unwrap();
+    assert_eq!(network.counter("sent_segments"), 2 * 127);
 }
 
 #[test]

@@ -346,8 +346,9 @@ fn a_visit_of_each_sender_takes_and_costs_as_much() {
     const CARDS: usize = 6;
     const BUDGET: u32 = 2;
     const FRAMES: u32 = 16 * BUDGET;
-    /// The frames, and their copies: some four in six are for others, or five.
-    const COST: u32 = 2 * BUDGET;
+    /// The frames, the decisions about them, and their copies: some four in six are for others, or five. Each
+    /// poll rounds it up. A poll ends with the decisions that use up its budget, and their copies.
+    const COSTS: std::ops::RangeInclusive<u32> = 3 * BUDGET..=5 * BUDGET;
     for (seed, kind) in (0..).zip(rig::kinds()) {
         let (name, mut random) = (name(), Random(seed));
         let mut cards: Vec<_> = (0..CARDS)
@@ -380,10 +381,17 @@ fn a_visit_of_each_sender_takes_and_costs_as_much() {
                 take(number, receive);
                 continue;
             }
-            let mut to = 0..;
-            while transmit.send(&frame(mac(to.next().unwrap() % CARDS), number, 60, 0), 4096).is_some() {}
-            let polled = transmit.poll_once(BUDGET);
-            assert_eq!((polled.served, polled.cost), (FRAMES, COST), "{kind:?} {visit}");
+            for to in 0..FRAMES as usize {
+                transmit.send(&frame(mac(to % CARDS), number, 60, 0), 4096).unwrap();
+            }
+            let (mut served, mut cost) = (0, 0);
+            while {
+                let polled = transmit.poll_once(BUDGET);
+                assert!(polled.cost <= BUDGET + 4, "{kind:?} {visit} {polled:?}");
+                (served, cost) = (served + polled.served, cost + polled.cost);
+                polled.next == Next::More
+            } {}
+            assert!(served == FRAMES && COSTS.contains(&cost), "{kind:?} {visit} {served} {cost}");
             *visits += 1;
             while transmit.take().is_some() {}
         }
@@ -412,6 +420,50 @@ fn a_visit_of_each_sender_takes_and_costs_as_much() {
                 "{kind:?} {number} {received:?}"
             );
         }
+    }
+}
+
+/// A frame for all cards costs as many copies. So a poll passes on as many frames as its budget has copies
+/// for, and the others later. A stop loses none.
+#[test]
+fn a_flood_is_carried_in_parts() {
+    const BUDGET: u32 = 2;
+    const FRAMES: u8 = 32;
+    /// The copies of a frame for all other cards, each into an inbox of its own, and the rest of the poll.
+    const BEYOND: u32 = 6;
+    for (kind, is_stopped) in rig::kinds().flat_map(|kind| [false, true].map(|is_stopped| (kind, is_stopped)))
+    {
+        let name = name();
+        let card = join(&name, Some(mac(0)));
+        let mut transmit = Rig::start(&card, TRANSMIT, kind, 64, card.features());
+        let mut peers: Vec<_> = (1..=20)
+            .map(|number| {
+                let card = join(&name, Some(mac(number)));
+                Rig::start(&card, RECEIVE, kind, 64, card.features())
+            })
+            .collect();
+        let sent: Vec<_> = (0..FRAMES).map(|number| frame(EVERYBODY, 0, 60, number)).collect();
+        for frame in &sent {
+            transmit.send(frame, 4096).unwrap();
+        }
+        let mut polls = 0;
+        while {
+            let polled = transmit.poll_once(BUDGET);
+            polls += 1;
+            assert!(polled.cost <= BUDGET + BEYOND, "{kind:?} {polled:?}");
+            // The chains come back as soon as their frames are copied.
+            assert_eq!(polled.served, if polls == 1 { FRAMES.into() } else { 0 });
+            polled.next == Next::More && !(is_stopped && polls == 3)
+        } {}
+        assert!(if is_stopped { polls == 3 } else { polls > 10 }, "{polls}");
+        transmit.stop();
+        for peer in &mut peers {
+            while peer.offer(&[1530], true).is_some() {}
+            peer.poll();
+            let received: Vec<_> = std::iter::from_fn(|| peer.receive(12)).map(|(_, frame)| frame).collect();
+            assert!(received.iter().eq(sent.iter().map(|frame| &frame[12..])), "{kind:?} {}", received.len());
+        }
+        assert_eq!(counter(&card, "sent_frames"), FRAMES.into());
     }
 }
 

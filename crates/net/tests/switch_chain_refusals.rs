@@ -45,6 +45,53 @@ fn a_refusal_is_followed_by_one_packet_in_a_batch() {
     }
 }
 
+/// The sender pays for the receiver's look at a packet that it refuses, and for a copy that was made in vain.
+#[test]
+fn a_refused_packet_is_charged() {
+    fn cost(pair: &mut Pair) -> u32 {
+        pair.transmit.send_indirect(&packet(19_988, 1), 2048).unwrap();
+        let polled = pair.transmit.poll_beside(1000, Beside(vec![(FIRST_TASK, &mut pair.receive)]));
+        pair.transmit.take().unwrap();
+        polled.cost
+    }
+    for kind in kinds() {
+        let mut pair = Pair::new(kind, NONE);
+        pair.refill(&[2048]);
+        // A packet of this length costs 5, and as much again if it goes directly.
+        assert_eq!(cost(&mut pair), 10, "{kind:?}");
+        pair.receive.set_location(Some((0, 99)));
+        assert_eq!([(); 3].map(|()| cost(&mut pair)), [6, 5, 6], "a refusal and a pause in turn");
+        let mut pair = Pair::new(kind, NONE);
+        for _ in 0..9 {
+            pair.receive.offer(&[2048], true).unwrap();
+        }
+        pair.receive.offer_outside(2048);
+        // The frame was copied but for its last part.
+        assert_eq!(cost(&mut pair), 5 + 1 + 5, "{kind:?}");
+        assert_eq!(pair.sent_directly(), 0);
+    }
+}
+
+/// The same for frames of one buffer each. The sender has read their heads.
+#[test]
+fn refused_frames_are_charged() {
+    for kind in kinds() {
+        let mut pair = Pair::new(kind, NONE);
+        pair.receive.task.vring().publish();
+        let mut cost = |receivers: u32| {
+            for number in 0..32 {
+                pair.transmit.send(&plain(1514, number), 4096).unwrap();
+            }
+            let polled = pair.transmit.poll_beside(1000, Beside(vec![(receivers, &mut pair.receive)]));
+            while pair.transmit.take().is_some() {}
+            (polled.served, polled.cost)
+        };
+        // 32 heads and a decision, and then seven batches as usual.
+        assert_eq!(cost(FIRST_TASK), (32, 2 + 3), "{kind:?}");
+        assert_eq!(cost(FIRST_TASK), (32, 2), "{kind:?}");
+    }
+}
+
 /// A change that keeps a packet from going directly, and the one that lets it go again.
 type Change = fn(&mut Pair);
 

@@ -10,7 +10,7 @@ use kickless_net_port::{OpenPort, XdpPort, XdpQueue};
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_testing::{LIMIT, eventually, in_network_namespace, ip, logged, parse_pcapng};
 use rig::lost_memory::LosingGuest;
-use rig::packets::{segments, tcp};
+use rig::packets::{explosive, segments, tcp, whole};
 use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -163,7 +163,7 @@ fn an_interface_gets_no_lost_bytes() {
 fn offloads_are_undone() {
     Network::run(|network| {
         let mut transmit = network.start(TRANSMIT, SPLIT);
-        for (payload, size) in [(500, 0), (20_000, 1448), (1448, 1448), (40_000, 100)] {
+        for (payload, size) in [(500, 0), (20_000, 1448), (1448, 1448), (40_000, 400)] {
             let (header, mut packet) = tcp(payload, size);
             transmit.send(&[header.as_bytes(), &packet].concat(), 4096).unwrap();
             let expected = if size == 0 {
@@ -176,20 +176,25 @@ fn offloads_are_undone() {
             assert!(network.host_receives(&mut transmit, expected.len()) == expected, "{payload} {size}");
             transmit.take().unwrap();
         }
-        // This packet has more segments than the card and the host have memory for. The card waits, and the
-        // host does not.
-        let (header, packet) = tcp(60_000, 48);
-        transmit.send(&[header.as_bytes(), &packet].concat(), 4096).unwrap();
-        let expected = segments(&header, &packet);
+        // These packets have more segments than the card and the host have memory for. The card waits, and
+        // the host does not.
+        let (header, packet) = tcp(60_000, 500);
+        let mut expected = Vec::new();
+        for _ in 0..10 {
+            transmit.send(&[header.as_bytes(), &packet].concat(), 20_000).unwrap();
+            expected.extend(segments(&header, &packet));
+        }
         let mut got = Vec::new();
-        eventually("the packet is sent", || {
+        eventually("the packets are sent", || {
             transmit.poll();
             got.extend(network.host_received());
             got.len() as u64 + network.host_port.dropped() == expected.len() as u64
         });
         assert!(got.len() >= 1024 && got[..1024] == expected[..1024]);
-        transmit.take().unwrap();
-        assert_eq!((network.counter("sent_frames"), transmit.interest()), (5, Some(Interest::None)));
+        while transmit.take().is_some() {}
+        assert_eq!((network.counter("sent_frames"), transmit.interest()), (14, Some(Interest::None)));
+        // The first four packets become 1, 14, 1 and 100 frames, and the others 120 each.
+        assert_eq!(network.counter("sent_segments"), 13 + 99 + 10 * 119);
         // A packet that is not what its header says, and one whose segments are too long for an interface.
         let (header, mut packet) = tcp(2000, 1448);
         packet[23] = 17;
@@ -197,6 +202,28 @@ fn offloads_are_undone() {
         let (header, packet) = tcp(10_000, 4000);
         transmit.send(&[header.as_bytes(), &packet].concat(), 4096).unwrap();
         assert_eq!((transmit.poll(), network.counter("sent_refused")), (2, 2));
+    });
+}
+
+/// The interface gets no packet that would become too many frames. The driver pays for each frame of another,
+/// also if it waits.
+#[test]
+fn segments_are_bounded_and_paid() {
+    Network::run(|network| {
+        let mut transmit = network.start(TRANSMIT, SPLIT);
+        for (number, packet) in (1..).zip(explosive()) {
+            transmit.send(&packet, 9000).unwrap();
+            let polled = transmit.poll_once(10_000);
+            assert!(polled.served == 1 && polled.cost <= 20, "{polled:?}");
+            assert_eq!(network.counter("sent_refused"), number);
+        }
+        let packet = tcp(64_000, 500);
+        transmit.send(&whole(&packet), 20_000).unwrap();
+        let polled = transmit.poll_once(10_000);
+        assert_eq!((polled.served, polled.cost), (1, 128));
+        let expected = segments(&packet.0, &packet.1);
+        assert!(network.host_receives(&mut transmit, expected.len()) == expected);
+        assert_eq!((network.counter("sent_frames"), network.counter("sent_segments")), (1, 127));
     });
 }
 

@@ -3,6 +3,7 @@
 use crate::Ended;
 use crate::session::Session;
 use crate::statistics::Statistics;
+use crate::wait;
 use crate::waiting_frontends::WaitingFrontends;
 use kickless_device::{Device, Executor};
 use kickless_memory::Mapper;
@@ -178,6 +179,10 @@ impl Server {
             self.mapper.clone(),
         )
         .run(&before);
+        // The next front-end may need what this one had of the quota. At the end of the process, the kernel
+        // unmaps everything.
+        let unused = self.mapper.unused();
+        while !unused.wait(wait::CHECK_INTERVAL) && !is_readable(stop) {}
         *stops() = after;
         // A session that did not open the device says nothing.
         if has_closed || matches!(ended, Err(Ended::NotClosed(_))) {

@@ -22,7 +22,7 @@ use tracing::warn;
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval at which [`until`] checks whether its answer has become useless. It notices the end of the
 /// wait itself at once.
-const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The events that make the answer to a message useless.
 #[derive(Clone, Copy, Debug)]

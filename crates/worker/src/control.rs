@@ -121,8 +121,10 @@ impl EventLoop {
             far_side_interval,
             far_side_due: 0,
             watched: None,
-            in_waiting: false,
+            waker: self.mailbox.waker().of_task(number),
+            waits: false,
             in_naps: false,
+            deaf_until: None,
             call_due: None,
             served_before: self.served,
             cost: 0,
@@ -155,6 +157,7 @@ impl EventLoop {
             if let Err(error) = watched {
                 vring.fail(&format_args!("cannot wait for its kicks: {error}"));
             }
+            entry.deaf_until = None;
         }
         vring.apply(update);
         if memory {

@@ -5,6 +5,7 @@ use crate::mailbox::{Placement, TaskKey};
 use crate::policy::Policy;
 use crate::scheduler::Flow;
 use kickless_device::{Interest, QueueTask, Stopped};
+use kickless_io::Waker;
 use kickless_sync::mpsc::Sender;
 
 /// The states of a task. See the crate's documentation.
@@ -73,11 +74,15 @@ pub(crate) struct Entry {
     pub(crate) far_side_due: Nanos,
     /// The interest that its event is registered with, if it is registered.
     pub(crate) watched: Option<Interest>,
-    /// The task is in [`EventLoop::waiting`](crate::event_loop::EventLoop::waiting): any completion, or the
-    /// waker, puts it on the poll list.
-    pub(crate) in_waiting: bool,
+    /// Wakes this task.
+    pub(crate) waker: Waker,
+    /// The task waits for room or for a resource, and is not on the list for it. A completion of its own,
+    /// its waker, or room in the engine puts it there.
+    pub(crate) waits: bool,
     /// The task is in [`EventLoop::naps`](crate::event_loop::EventLoop::naps). Its nap may have ended early.
     pub(crate) in_naps: bool,
+    /// The time until which the worker does not listen to its kicks ([`crate::kicks`]).
+    pub(crate) deaf_until: Option<Nanos>,
     /// The time at which its pending call to the driver is due.
     pub(crate) call_due: Option<Nanos>,
     /// The value of [`EventLoop::served`](crate::event_loop::EventLoop::served) after its last visit that

@@ -4,10 +4,13 @@ use crate::clock::{Clock, Nanos};
 use crate::empty_turns::EmptyTurns;
 use crate::entry::{Entry, TaskState};
 use crate::host_probe::HostProbe;
+use crate::item_slices::ItemSlices;
+use crate::kicks_in_vain::KicksInVain;
 use crate::mailbox::{Mailbox, TaskKey};
 use crate::peers::Peers;
 use crate::poll::Poll;
 use crate::scheduler::Scheduler;
+use crate::stall::StallWatch;
 use crate::times::Times;
 use crate::waiter::{Ready, Waiter};
 use kickless_io::{Completion, Engine};
@@ -70,9 +73,13 @@ pub(crate) struct EventLoop {
     pub(crate) scheduler: Scheduler,
     /// Numbers of napping and of throttled tasks.
     pub(crate) naps: Vec<u32>,
-    /// The time at which the first of them wakes, or an earlier one.
+    /// Numbers of tasks to whose kicks the worker does not listen.
+    pub(crate) deaf: Vec<u32>,
+    pub(crate) kicks_in_vain: KicksInVain,
+    /// The time at which the first nap or throttling ends, or the worker listens again. Or an earlier one.
     pub(crate) next_nap: Nanos,
-    pub(crate) waiting: Vec<u32>,
+    /// Numbers of tasks for which the engine has room again. Empty between two turns.
+    pub(crate) with_room: Vec<u32>,
     /// Numbers of tasks with a pending call.
     pub(crate) pending_calls: Vec<u32>,
     /// The time at which the first of these calls is due, or an earlier one.
@@ -90,6 +97,9 @@ pub(crate) struct EventLoop {
     /// This turn found something to do.
     pub(crate) worked: bool,
     pub(crate) engine_ready: bool,
+    /// The mailbox can have items, although its eventfd was cleared.
+    pub(crate) has_items: bool,
+    pub(crate) item_slices: ItemSlices,
     engine_failed: bool,
     pub(crate) ending: bool,
     empty_turns: EmptyTurns,
@@ -98,6 +108,7 @@ pub(crate) struct EventLoop {
     pub(crate) last_balance: Nanos,
     /// The load was above the limit at the last comparison too.
     pub(crate) overloaded: bool,
+    pub(crate) stalls: StallWatch,
 }
 
 impl EventLoop {
@@ -129,8 +140,10 @@ impl EventLoop {
             numbers: HashMap::new(),
             scheduler: Scheduler::default(),
             naps: Vec::new(),
+            deaf: Vec::new(),
+            kicks_in_vain: KicksInVain::default(),
             next_nap: Nanos::MAX,
-            waiting: Vec::new(),
+            with_room: Vec::new(),
             pending_calls: Vec::new(),
             next_call: Nanos::MAX,
             completions: Vec::new(),
@@ -141,12 +154,15 @@ impl EventLoop {
             served: 0,
             worked: false,
             engine_ready: false,
+            has_items: false,
+            item_slices: ItemSlices::default(),
             engine_failed: false,
             ending: false,
             empty_turns: EmptyTurns::default(),
             busy: 0,
             last_balance: 0,
             overloaded: false,
+            stalls: StallWatch::default(),
         })
     }
 
@@ -170,6 +186,10 @@ impl EventLoop {
             if self.engine.needs_turn() {
                 self.submit();
             }
+            // Before a sleep, because no event reports this room.
+            if self.engine.has_sources_with_room() {
+                self.wake_with_room();
+            }
             if self.ending && self.numbers.is_empty() {
                 return Ok(());
             }
@@ -191,6 +211,9 @@ impl EventLoop {
                     self.wait(Some(Duration::ZERO))?;
                     spent
                 };
+                if self.has_items {
+                    self.carry_out_items(idle);
+                }
                 // Use the time after the wait: changes during the wait have counted time up to it.
                 now = self.account(now, waited);
                 self.host_probe.sample_if_due(now);
@@ -221,6 +244,7 @@ impl EventLoop {
         match spent {
             Spent::Asleep => self.times.account(0, 0, now),
             Spent::Work | Spent::Polling => {
+                self.stalls.note_turn(now, passed);
                 let looking = self.empty_turns.time_polled(passed, spent == Spent::Work);
                 self.host_probe.spun(looking);
                 self.busy += passed - looking;
@@ -238,10 +262,6 @@ impl EventLoop {
         {
             error!(engine = self.engine.name(), %error, "the I/O engine has failed");
         }
-        // The kernel had no room for some operations, and may have it now although nothing has completed.
-        if self.engine.take_resumed() {
-            self.unblock();
-        }
     }
 
     /// Waits for an event, the end of a nap, or a call that is due.
@@ -250,7 +270,7 @@ impl EventLoop {
         self.waiter.watch_engine(self.engine.event(), watch_engine)?;
         let retry = if self.engine.needs_turn() { now + RETRY } else { Nanos::MAX };
         let due = self.next_call.min(retry).min(self.next_nap);
-        if due <= now {
+        if due <= now || self.has_items {
             return self.wait(Some(Duration::ZERO)).map(drop);
         }
         let due = Some(due).filter(|&due| due < Nanos::MAX);
@@ -286,7 +306,7 @@ impl EventLoop {
     }
 
     /// Waits, and handles all events. Returns their number.
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
+    pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
         let mut ready = std::mem::take(&mut self.ready);
         ready.extend(self.waiter.wait(timeout)?);
         let events = ready.len();
@@ -297,10 +317,9 @@ impl EventLoop {
                 Ready::Kick(number) => self.handle_kick(number),
                 Ready::Event(number) => self.handle_event(number),
                 Ready::Mailbox => {
-                    for item in self.mailbox.take() {
-                        self.handle(item);
-                    }
-                    self.unblock();
+                    self.mailbox.waker().clear();
+                    self.has_items = true;
+                    self.wake_woken();
                 }
             }
         }
@@ -308,12 +327,17 @@ impl EventLoop {
         Ok(events)
     }
 
-    /// Puts tasks whose naps are over, or whose limits admit a request again, on the poll list.
+    /// Puts tasks whose naps are over, or whose limits admit a request again, on the poll list. Listens again
+    /// to kicks that were ignored.
     #[inline]
-    fn wake_naps(&mut self, now: Nanos) {
-        if now < self.next_nap {
-            return;
+    pub(crate) fn wake_naps(&mut self, now: Nanos) {
+        if now >= self.next_nap {
+            self.end_naps(now);
         }
+    }
+
+    #[inline(never)]
+    fn end_naps(&mut self, now: Nanos) {
         self.next_nap = Nanos::MAX;
         let mut naps = std::mem::take(&mut self.naps);
         naps.retain(|&number| {
@@ -336,6 +360,9 @@ impl EventLoop {
             false
         });
         self.naps = naps;
+        if !self.deaf.is_empty() {
+            self.listen_again(now);
+        }
     }
 
     /// Sends the calls that are due.
@@ -344,7 +371,8 @@ impl EventLoop {
         if self.pending_calls.is_empty() {
             return;
         }
-        let now = self.clock.now();
+        // A turn that has work for another device need not read the clock for this.
+        let now = self.latest;
         if now < self.next_call {
             return;
         }

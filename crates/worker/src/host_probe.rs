@@ -108,6 +108,12 @@ impl HostProbe {
         }
     }
 
+    /// Returns the time in which this thread ran or waited for a core, since it was started. Without the
+    /// kernel's statistics, a wait for a core is not in it.
+    pub(crate) fn not_blocked(&self) -> Nanos {
+        cpu_time().saturating_add(self.schedstat.as_ref().and_then(read_run_delay).unwrap_or(0))
+    }
+
     /// Adds time that went into polls that found nothing.
     #[inline]
     pub(crate) fn spun(&mut self, time: Nanos) {

@@ -11,11 +11,11 @@
 //! * *napping*: kicks are disabled, and the worker does not visit the task before a time that its policy
 //!   named.
 //! * *armed*: its ring is empty and kicks are enabled. A kick or a work item puts it on the list. If one of
-//!   its requests waits for a resource, a completion or the waker does so too, as for a blocked task.
+//!   its requests waits for a resource, the events of a blocked task do so too.
 //! * *quiet*: kicks are disabled, and the worker watches the event of the task's far side, because the task
 //!   needs nothing of its ring. The event or a work item puts it on the list.
 //! * *blocked*: there may be work, but no room for it. The task is not on the list, and kicks stay disabled.
-//!   Any completion, or the waker, puts it back.
+//!   A completion of its own, its waker, or room in the engine puts it back.
 //! * *leaving*: the task was asked to stop or to move. It pops nothing, and the worker visits it until
 //!   nothing is in flight (*draining*). Then the worker forgets it, so it cannot poll it again.
 //! * *resting*: broken or out of memory. Only a work item puts it on the list.
@@ -28,8 +28,22 @@
 //! A kick for a polled task is only counted. Adding a descriptor that was kicked before gives an event at
 //! once. A kick for an empty ring leaves the task armed.
 //!
-//! A work item is put into the mailbox before its eventfd is written, and the worker empties the mailbox
-//! after the wait has returned. `model` checks all this in every order that the memory model allows.
+//! A work item is put into the mailbox before its eventfd is written. The worker clears the eventfd after the
+//! wait has returned, and then takes items until there are none, with pauses ([`item_slices`]). `model`
+//! checks all this in every order that the memory model allows, without the pauses.
+//!
+//! # Why no blocked task is forgotten
+//! A request waits for one of these:
+//! * *An operation of its own queue*, or a request of it: it has all slots, or all of the queue's part of a
+//!   budget. A completion of the task ends this wait. If a library has the request, its waker does.
+//! * *Something that queues share*: a range or a buffer of the disk, a table of its image, an answer of a
+//!   library. The queues of a device can be on several workers. So whatever they share keeps a clone of the
+//!   task's waker, and signals it. The worker finds out which tasks were woken ([`kickless_io::Waker`]).
+//! * *Room in the worker's engine*. This is all that devices of a worker share. The engine notes who found no
+//!   room. When there is some, it names as many tasks as it has room for, and devices take turns.
+//!
+//! So what one device does wakes tasks of another only when it leaves room in the engine, and then one task
+//! for each place.
 //!
 //! # Why no event of a far side is lost
 //! The argument is in `far_side`. `model` checks it too, for a receive task that sleeps on its event, sleeps
@@ -38,6 +52,16 @@
 //! # How a task passes frames to another
 //! A task can offer frames to another task of its worker during its own poll. `neighbours` says why no other
 //! thread, stop or move can interfere.
+//!
+//! # Work that no request pays for
+//! * *A visit that finds nothing* is paid for by its device ([`scheduler`]).
+//! * *Kicks, events of far sides and wakes*: a wait reports each descriptor once, and at most 64 in all. A
+//!   busy worker waits every 20 us at most. A device that kicks without work is not listened to for a while
+//!   ([`kicks`]).
+//! * *Work items* take at most a quarter of a busy worker's time ([`item_slices`]).
+//! * *Calls* that the kernel refuses are tried every millisecond, one for each queue.
+//! * *Naps and pending calls* are lists of at most one entry for each task. They are searched when the first
+//!   entry is due. Naps that end at about the same time end together.
 //!
 //! # How tasks share workers
 //! Tasks of one affinity group are on one worker (`affinity`). `scheduler` divides a worker's time between
@@ -79,6 +103,10 @@ mod entry;
 mod event_loop;
 mod far_side;
 mod host_probe;
+mod item_slices;
+mod items;
+mod kicks;
+mod kicks_in_vain;
 mod mailbox;
 #[cfg(all(test, loom))]
 mod model;
@@ -88,8 +116,10 @@ pub mod policy;
 mod poll;
 mod pool;
 mod scheduler;
+mod stall;
 mod times;
 mod visit;
+mod visit_watched;
 mod waiter;
 
 pub use poll::Poll;

@@ -6,6 +6,7 @@ use kickless_device::{Leave, QueueTask, Stopped, Update};
 use kickless_io::Waker;
 use kickless_sync::Mutex;
 use kickless_sync::mpsc::Sender;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Arc, PoisonError};
 
@@ -68,13 +69,13 @@ impl WorkItem {
 /// A queue of work items and the eventfd that wakes their worker.
 pub(crate) struct Mailbox {
     /// `None` once the worker has ended.
-    items: Mutex<Option<Vec<WorkItem>>>,
+    items: Mutex<Option<VecDeque<WorkItem>>>,
     waker: Waker,
 }
 
 impl Mailbox {
     pub(crate) fn new(waker: Waker) -> Self {
-        Self { items: Mutex::new(Some(Vec::new())), waker }
+        Self { items: Mutex::new(Some(VecDeque::new())), waker }
     }
 
     pub(crate) fn waker(&self) -> &Waker {
@@ -82,21 +83,27 @@ impl Mailbox {
     }
 
     /// Puts an item in and wakes the worker, in this order. The worker clears the waker and then takes the
-    /// items ([`Mailbox::take`]), so it either takes this one or is woken for it.
+    /// items ([`Mailbox::take_next`]), so it either takes this one or is woken for it.
     ///
     /// If the worker has ended, the item comes back. Dropping it drops the sender of its answer, so the
     /// receiver learns of this.
     pub(crate) fn put(&self, item: WorkItem) -> Result<(), WorkItem> {
         match &mut *self.items.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(items) => items.push(item),
+            Some(items) => items.push_back(item),
             None => return Err(item),
         }
         self.waker.wake();
         Ok(())
     }
 
+    /// Takes the oldest item. Call it after the waker was cleared, until it returns none.
+    pub(crate) fn take_next(&self) -> Option<WorkItem> {
+        self.items.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.pop_front()
+    }
+
     /// Clears the waker, and takes all items in their order.
-    pub(crate) fn take(&self) -> Vec<WorkItem> {
+    #[cfg(all(test, loom))]
+    pub(crate) fn take(&self) -> VecDeque<WorkItem> {
         self.waker.clear();
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         items.as_mut().map(std::mem::take).unwrap_or_default()
@@ -106,8 +113,9 @@ impl Mailbox {
     pub(crate) fn take_for(&self, key: TaskKey) -> Vec<WorkItem> {
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(items) = items.as_mut() else { return Vec::new() };
-        let (taken, left) = std::mem::take(items).into_iter().partition(|item| item.is_for(key));
-        *items = left;
+        let (taken, left): (Vec<_>, Vec<_>) =
+            std::mem::take(items).into_iter().partition(|item| item.is_for(key));
+        *items = left.into();
         taken
     }
 

@@ -64,18 +64,18 @@ impl EventLoop {
     ) -> Option<Polled> {
         let (before, rest) = self.entries.split_at_mut_checked(number as usize)?;
         let (entry, after) = rest.split_first_mut()?;
-        let mut beside = Beside { before, after, takers: &mut self.takers };
+        let (entry, mut beside) = (entry.as_mut()?, Beside { before, after, takers: &mut self.takers });
         let mut context = Context {
             engine: &mut self.engine,
             task: number,
-            waker: self.mailbox.waker(),
+            waker: &entry.waker,
             far_side_due,
             clock: self.clock,
             now_ns: self.latest,
             served_others,
             neighbours: Some(&mut beside),
         };
-        let polled = entry.as_mut()?.task.poll(&mut context, budget);
+        let polled = entry.task.poll(&mut context, budget);
         self.latest = context.now_ns;
         while let Some((taker, taken)) = self.takers.pop() {
             self.took(taker, taken, now);
@@ -139,7 +139,7 @@ mod tests {
 
     /// Returns a worker that does not run, with one task.
     fn worker() -> EventLoop {
-        let mailbox = Arc::new(Mailbox::new(Waker::new().unwrap()));
+        let mailbox = Arc::new(Mailbox::new(Waker::of_worker().unwrap()));
         let peers = Arc::new(Peers::new(Clock::start(), vec![mailbox]));
         let engine = Engine::open(EngineKind::Threads, 1).unwrap();
         // One visit with work in a second is enough for polling.

@@ -70,7 +70,7 @@ impl WorkerPool {
     /// A thread, an engine or a CPU cannot be had.
     pub fn start(options: &Options) -> io::Result<Self> {
         let mailboxes = (0..options.workers.max(1))
-            .map(|_| Ok(Arc::new(Mailbox::new(Waker::new()?))))
+            .map(|_| Ok(Arc::new(Mailbox::new(Waker::of_worker()?))))
             .collect::<io::Result<Vec<_>>>()?;
         let peers = Arc::new(Peers::new(Clock::start(), mailboxes));
         let mut pool = Self {

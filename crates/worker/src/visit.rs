@@ -1,11 +1,23 @@
 //! Tasks in the loop: visits, completions, and changes of state.
 
+#[cfg(test)]
+pub(crate) mod tests;
+
 use crate::clock::Nanos;
 use crate::entry::TaskState;
 use crate::event_loop::{EventLoop, RETRY};
 use crate::policy::Verdict;
-use crate::scheduler::Visit;
+use crate::scheduler::{VAIN_FAR_SIDE, VAIN_RING, Visit};
 use kickless_device::{Context, Next};
+
+/// The shortest time for which a throttled task is left alone. Its limiter keeps the tokens of this time. So
+/// the list of naps is searched for throttled tasks at most this often.
+const THROTTLED_MIN: Nanos = 20_000;
+
+/// Returns the time until which a throttled task is left alone.
+fn throttled_until(now: Nanos, wait_ns: u64) -> Nanos {
+    now.saturating_add(wait_ns.max(THROTTLED_MIN))
+}
 
 /// Returns the end of a nap that would last until `until`: the end of another task's nap, if that is in the
 /// second half of this one. One wake then serves both, and their next naps begin together.
@@ -27,10 +39,12 @@ impl EventLoop {
         }
         self.scheduler.begin_round();
         while let Some((number, budget)) = self.scheduler.next(now) {
-            let Some(flow) = self.entries[number as usize].as_ref().map(|entry| entry.flow) else { continue };
+            let Some(entry) = self.entries[number as usize].as_ref() else { continue };
+            let looks_far = entry.far_side_interval > 0 && now >= entry.far_side_due;
+            let (flow, vain) = (entry.flow, if looks_far { VAIN_FAR_SIDE } else { VAIN_RING });
             let visit = self.visit(number, budget, now);
             self.count(visit);
-            self.scheduler.visited(flow, number, visit);
+            self.scheduler.visited(flow, number, visit, vain);
         }
     }
 
@@ -44,6 +58,15 @@ impl EventLoop {
     /// Polls a task, which is off the list meanwhile.
     #[inline(never)]
     fn visit(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
+        if self.stalls.is_on(now) {
+            return self.visit_watched(number, budget, now);
+        }
+        self.visit_now(number, budget, now)
+    }
+
+    /// Does the same as [`EventLoop::visit`], without a watch for stalls.
+    #[inline(always)]
+    pub(crate) fn visit_now(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
         match self.entries[number as usize].as_ref() {
             Some(entry) if entry.offers_parcels => self.visit_beside(number, budget, now),
             _ => self.visit_task::<false>(number, budget, now),
@@ -73,7 +96,7 @@ impl EventLoop {
             };
             (entry, beside)
         } else {
-            let (waker, clock, now_ns) = (self.mailbox.waker(), self.clock, self.latest);
+            let (waker, clock, now_ns) = (&entry.waker, self.clock, self.latest);
             let (engine, neighbours) = (&mut self.engine, None);
             let mut context = Context {
                 engine,
@@ -122,16 +145,16 @@ impl EventLoop {
             Next::More => return Visit { cost, more: true, stays: true },
             Next::Blocked => {
                 entry.enter(TaskState::Blocked, now);
-                self.add_waiting(number);
+                entry.waits = true;
             }
             Next::Waiting if leaving => {
                 entry.enter(TaskState::Blocked, now);
-                self.add_waiting(number);
+                entry.waits = true;
             }
             Next::Idle | Next::Quiet if leaving => self.try_leave(number),
             Next::Throttled { .. } if leaving && entry.task.in_flight() == 0 => self.try_leave(number),
             Next::Throttled { wait_ns } => {
-                let until = self.clock.now().saturating_add(wait_ns);
+                let until = throttled_until(self.clock.now(), wait_ns);
                 entry.enter(TaskState::Throttled { until }, now);
                 self.visit_at(number, until);
             }
@@ -148,8 +171,11 @@ impl EventLoop {
                     entry.far_side_due = 0;
                 }
                 let stays = spins || !far_side_due || self.found_empty(number, now, quiet);
-                if !stays && next == Next::Waiting {
-                    self.add_waiting(number);
+                if !stays
+                    && next == Next::Waiting
+                    && let Some(entry) = self.entries[number as usize].as_mut()
+                {
+                    entry.waits = true;
                 }
                 return Visit { cost, more: false, stays };
             }
@@ -221,7 +247,7 @@ impl EventLoop {
             }
             self.work = self.work.saturating_add(self.batch.len() as u32);
             if let Some(entry) = self.entries[number as usize].as_mut() {
-                let (waker, clock, now_ns) = (self.mailbox.waker(), self.clock, self.latest);
+                let (waker, clock, now_ns) = (&entry.waker, self.clock, self.latest);
                 let mut context = Context {
                     engine: &mut self.engine,
                     task: number,
@@ -240,8 +266,6 @@ impl EventLoop {
         }
         drop(rest);
         self.completions = completions;
-        // Any completion can make the room that a task waits for.
-        self.unblock();
     }
 
     /// Continues a task that has taken completions.
@@ -282,34 +306,30 @@ impl EventLoop {
             TaskState::Quiet => self.make_polled(number),
             TaskState::Polled | TaskState::Blocked | TaskState::Throttled { .. } => {}
         }
+        // The completion can make the room that the task waits for.
+        self.wake(number);
     }
 
-    pub(crate) fn add_waiting(&mut self, number: u32) {
-        if let Some(entry) = self.entries[number as usize].as_mut()
-            && !std::mem::replace(&mut entry.in_waiting, true)
-        {
-            self.waiting.push(number);
+    /// Polls a task again if it waits.
+    fn wake(&mut self, number: u32) {
+        if self.entries.get(number as usize).and_then(Option::as_ref).is_some_and(|entry| entry.waits) {
+            self.make_polled(number);
         }
     }
 
-    /// Polls all waiting tasks again, because there may be room now.
-    pub(crate) fn unblock(&mut self) {
-        if self.waiting.is_empty() {
-            return;
-        }
-        let mut waiting = std::mem::take(&mut self.waiting);
-        // The first task of the last time is the last now, so that scarce room does not always go to the same
-        // one.
-        waiting.rotate_left(1);
-        for number in waiting.drain(..) {
-            // A number can belong to a new task, which does not wait.
-            if let Some(entry) = self.entries[number as usize].as_mut()
-                && std::mem::take(&mut entry.in_waiting)
-            {
-                self.make_polled(number);
-            }
-        }
-        self.waiting = waiting;
+    /// Polls the tasks that their wakers name, if they wait.
+    pub(crate) fn wake_woken(&mut self) {
+        let (mailbox, tasks) = (self.mailbox.clone(), self.entries.len());
+        mailbox.waker().take_woken(tasks, |number| self.wake(number));
+    }
+
+    /// Polls tasks for which the engine has room again: as many as it has room for, in turn.
+    #[cold]
+    pub(crate) fn wake_with_room(&mut self) {
+        let mut numbers = std::mem::take(&mut self.with_room);
+        self.engine.take_sources_with_room(&mut numbers);
+        numbers.drain(..).for_each(|number| self.wake(number));
+        self.with_room = numbers;
     }
 
     /// Puts a task on the poll list, unless it is there already.
@@ -341,22 +361,9 @@ impl EventLoop {
             entry.task.disarm();
         }
         entry.enter(TaskState::Polled, now);
+        entry.waits = false;
         entry.far_side_due = 0;
         self.scheduler.push(entry.flow, number);
-    }
-
-    /// Handles a kick of a driver.
-    pub(crate) fn handle_kick(&mut self, number: u32) {
-        let Some(entry) = self.entries.get_mut(number as usize).and_then(Option::as_mut) else { return };
-        let armed = entry.state == TaskState::Armed;
-        let vring = entry.task.vring();
-        vring.counters().kicks.add(1);
-        if armed && vring.has_work() {
-            self.make_polled(number);
-        } else {
-            // Kicks stay enabled, so nothing is missed.
-            vring.counters().kicks_in_vain.add(1);
-        }
     }
 
     /// Notes the time at which a task's pending call is due: after the delay if it was deferred, or soon if
@@ -369,18 +376,5 @@ impl EventLoop {
             self.next_call = self.next_call.min(due);
             self.pending_calls.push(number);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn naps_end_together_if_that_shortens_none_by_more_than_half() {
-        for other in [0, 100, 149, 200, 300, Nanos::MAX] {
-            assert_eq!(shared_end(100, 200, other), 200, "{other}");
-        }
-        assert_eq!([150, 199].map(|other| shared_end(100, 200, other)), [150, 199]);
     }
 }

@@ -51,6 +51,12 @@ impl Waiter {
         Ok(epoll::add(&self.epoll, kick, EventData::new_u64(task.into()), EventFlags::IN | EventFlags::ET)?)
     }
 
+    /// Chooses whether kicks that were added are reported. Earlier kicks count.
+    pub(crate) fn listen(&self, kick: BorrowedFd<'_>, task: u32, listens: bool) -> io::Result<()> {
+        let ready = if listens { EventFlags::IN } else { EventFlags::empty() };
+        Ok(epoll::modify(&self.epoll, kick, EventData::new_u64(task.into()), ready | EventFlags::ET)?)
+    }
+
     /// Adds the far side of `task` to the wait, or changes its interest if it is `registered`. Earlier
     /// readiness counts.
     pub(crate) fn watch(

@@ -477,9 +477,10 @@ impl Rig {
         let mut moved = self.waker.clear();
         let served = if self.blocked { 0 } else { self.poll() };
         self.engine.submit().unwrap();
-        moved |= self.engine.take_resumed();
-        let mut completions = Vec::new();
+        let (mut with_room, mut completions) = (Vec::new(), Vec::new());
         self.engine.reap(&mut completions);
+        self.engine.take_sources_with_room(&mut with_room);
+        moved |= !with_room.is_empty();
         if !completions.is_empty() {
             moved = true;
             let mut context = context(&mut self.engine, &self.waker, (self.clock, self.now_ns));

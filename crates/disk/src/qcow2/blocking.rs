@@ -1,12 +1,11 @@
 //! Blocking access to an image file, for the control path.
 
-use super::check::image::{ReadImage, WriteImage};
 use super::layer::Image;
-use super::tables::Tables;
-use super::tables::op::{TableOp, TableOpKind};
+use super::runtime::{TableOp, TableOpKind, Tables};
 use crate::FileDisk;
 use crate::file::ZeroParts;
 use kickless_io::{AlignedBuf, Errno};
+use kickless_qcow2::{ReadImage, WriteImage};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::{pread, pwrite, retry_on_intr};
 use std::io;

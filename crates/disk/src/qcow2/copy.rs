@@ -3,14 +3,15 @@
 use super::layer::{Chain, Image};
 use super::local_buffers::LocalBuffers;
 use super::read::ReadState;
+use super::runtime::{CopyPlan, Copying};
 use super::sender::top;
-use super::tables::plan::{CopyFrom, CopyPlan, Copying, Ticket};
 use crate::buffer_pool::{BufferPermit, BufferWait};
 use crate::buffers::TransferBuffers;
 use crate::file::{FileState, Unchecked};
 use crate::op_sender::OpSender;
 use crate::{IoError, Step};
 use kickless_io::{Completion, Errno};
+use kickless_qcow2::{CopyFrom, Ticket};
 use std::ops::Range;
 use std::sync::Arc;
 

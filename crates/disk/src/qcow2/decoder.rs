@@ -1,8 +1,8 @@
 //! The threads that decompress clusters.
 
-use super::format::header::Compression;
 use crate::catch::catch;
 use kickless_io::{AlignedBuf, Waker};
+use kickless_qcow2::Compression;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -2,13 +2,11 @@
 
 use super::attached::AttachedImages;
 use super::blocking;
-use super::check::image::WriteImage;
 use super::decoder::Decoder;
-use super::format::geometry::Version;
-use super::format::header::Header;
 use super::layer::Chain;
 use super::open;
 use super::request::Qcow2State;
+use super::runtime::Tables;
 use crate::attached::Attached;
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
@@ -20,6 +18,7 @@ use crate::{
     Error, FileDisk, IoContext, IoError, Limits, Options, RangeLimits, Request, Resized, SECTOR, Step,
 };
 use kickless_io::{Completion, Engine, Errno};
+use kickless_qcow2::{Header, Version, WriteImage};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -74,7 +73,7 @@ impl Qcow2Disk {
         open::chain(path, &file, &read_only, false, &decoder).map_err(failed)?;
         let size = disk_size(header.size).map_err(failed)?;
         if header.is_corrupt() && !options.read_only {
-            let corrupt = super::format::bad_image::BadImage::Corrupt;
+            let corrupt = kickless_qcow2::BadImage::Corrupt;
             return Err(failed(io::Error::other(corrupt)));
         }
         Ok(Self {
@@ -344,8 +343,8 @@ impl DiskControl for Qcow2Disk {
         }
         self.set_chain(None);
         if let Some(image) = image {
-            image.with_tables(super::tables::Tables::close);
-            let closed = blocking::run(image, super::tables::Tables::closed).map_err(io::Error::from);
+            image.with_tables(Tables::close);
+            let closed = blocking::run(image, Tables::closed).map_err(io::Error::from);
             if let Err(error) = closed.and_then(|()| file.sync()) {
                 tracing::warn!(
                     parent: &self.span, %error,
@@ -424,7 +423,7 @@ impl DiskControl for Qcow2Disk {
         let mut to = from;
         while to < size {
             image.with_tables(|tables| tables.grow(size)).map_err(io::Error::other)?;
-            to = blocking::run(image, super::tables::Tables::grown)?;
+            to = blocking::run(image, Tables::grown)?;
             image.size.fetch_max(to, Ordering::Relaxed);
             self.size.fetch_max(to, Ordering::Relaxed);
         }

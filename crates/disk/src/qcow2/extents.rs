@@ -1,15 +1,14 @@
 //! Discards and zeroes: whole clusters through the tables, parts of clusters as data.
 
-use super::format::geometry::GuestOffset;
 use super::layer::{Chain, Image, Place};
 use super::local_buffers::LocalBuffers;
-use super::tables::plan::{Clear, ClearPlan};
 use super::write::{WriteState, written};
 use crate::buffer_pool::{BufferPermit, BufferWait};
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::op_sender::OpSender;
 use crate::{Extent, IoError, Step};
 use kickless_io::{Completion, Errno};
+use kickless_qcow2::{Clear, ClearPlan, GuestOffset};
 
 /// The progress of a request on extents.
 #[derive(Debug, Default)]

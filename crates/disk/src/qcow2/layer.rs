@@ -1,16 +1,13 @@
 //! The images of a chain, and the place of a guest's bytes in them.
 
 use super::decoder::Decoder;
-use super::format::geometry::{Geometry, GuestCluster, GuestOffset, HostOffset, SliceIndex};
-use super::format::header::Compression;
-use super::pins::Pins;
 use super::pools::Pools;
-use super::slices::{Look, Slices};
-use super::tables::Tables;
-use super::tables::op::TableOp;
-use super::tables::plan::Under;
+use super::runtime::{Pins, TableOp, Tables};
 use crate::{FileDisk, IoError, Step};
 use kickless_io::{Errno, Waker};
+use kickless_qcow2::{
+    Compression, Geometry, GuestCluster, GuestOffset, HostOffset, Look, SliceIndex, Slices, Under,
+};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -2,21 +2,17 @@
 
 use super::blocking::BlockingFile;
 use super::budget::cache_sizes;
-use super::check::WINDOW;
-use super::check::image::{ReadImage, WriteImage};
-use super::check::repair::repair;
 use super::decoder::Decoder;
-use super::format::bad_image::BadImage;
-use super::format::geometry::HostOffset;
-use super::format::header::{Backing, BackingFormat, Header, HeaderChange, TableAt, apply};
-use super::format::refcount::get;
-use super::format::snapshots::{snapshots, snapshots_bytes};
 use super::layer::{Chain, Layer, RawLayer};
 use super::opened::{OpenedImage, OpenedLayer};
 use crate::image_file::Source;
 use crate::lock::{ImageLock, LockError, REPLACED_MAX};
 use crate::{Cache, FileDisk, Options, SECTOR};
 use kickless_opener::descriptor_name;
+use kickless_qcow2::{
+    Backing, BackingFormat, BadImage, Header, HeaderChange, ReadImage, WINDOW, WriteImage, read_table,
+    repair, snapshot_tables, used_bytes,
+};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -30,8 +26,6 @@ use std::time::{Duration, Instant};
 const BACKING_MAX: usize = 64;
 /// The largest number of bytes of all L1 tables of a chain. One image has at most 32 MiB.
 const L1_BYTES_MAX: u64 = 256 << 20;
-/// The largest number of refcount blocks without a count to read. What is before them counts as used.
-const EMPTY_BLOCKS_MAX: u32 = 1024;
 /// The time between two lines in the log about a repair.
 const PROGRESS: Duration = Duration::from_secs(10);
 
@@ -170,7 +164,7 @@ fn prepare(path: &Path, file: &FileDisk) -> io::Result<()> {
                 "the dirty bitmaps of the image are given up, because they are not kept up"
             );
         }
-        apply(&mut first, HeaderChange::ClearAutoclear);
+        HeaderChange::ClearAutoclear.apply(&mut first);
         blocking.write(0, &first[..first.len().min(SECTOR as usize)])?;
         blocking.sync()?;
     }
@@ -206,13 +200,13 @@ impl Opening<'_> {
         file.accept_size()?;
         let file_bytes = file.bytes()?;
         let others = snapshot_tables(&blocking, &header, file_bytes)?;
-        let refcount_table = if writable { table(&blocking, header.refcounts)? } else { Vec::new() };
+        let refcount_table = if writable { read_table(&blocking, header.refcounts)? } else { Vec::new() };
         // A device is longer than its image.
         let used_bytes = match file.is_device() && writable {
             true => used_bytes(&blocking, &header, &refcount_table)?.min(file_bytes),
             false => file_bytes,
         };
-        let l1 = table(&blocking, header.l1)?;
+        let l1 = read_table(&blocking, header.l1)?;
         let backing = header.backing.clone();
         self.layers.push(OpenedLayer::Qcow2(Box::new(OpenedImage {
             file,
@@ -280,59 +274,6 @@ impl Opening<'_> {
         }
         self.seen.push(identity);
         Ok(())
-    }
-}
-
-/// Reads a table of entries of 8 bytes.
-fn table(file: &BlockingFile<'_>, table: TableAt) -> io::Result<Vec<u8>> {
-    // Header and snapshot table were checked, so this is bounded.
-    let mut bytes = vec![0; table.entries as usize * 8];
-    file.read(table.at.0, &mut bytes)?;
-    Ok(bytes)
-}
-
-/// Returns the end of the last cluster with a reference.
-pub(super) fn used_bytes(file: &impl ReadImage, header: &Header, refcount_table: &[u8]) -> io::Result<u64> {
-    let (geometry, mut empty) = (header.geometry, 0);
-    let (cluster, entries) = (geometry.cluster(), geometry.block_entries());
-    let mut block = vec![0; cluster as usize];
-    for (number, word) in refcount_table.as_chunks::<8>().0.iter().enumerate().rev() {
-        let (number, at) = (number as u64, u64::from_be_bytes(*word));
-        if at == 0 || !at.is_multiple_of(cluster) {
-            continue;
-        }
-        file.read(at, &mut block)?;
-        if let Some(last) = (0..entries).rev().find(|&index| get(geometry, &block, index) != 0) {
-            return Ok((number * entries + last + 1) * cluster);
-        }
-        empty += 1;
-        if empty == EMPTY_BLOCKS_MAX {
-            return Ok((number + 1) * entries * cluster);
-        }
-    }
-    Ok(0)
-}
-
-/// Reads and checks the snapshot table, whose length is not stored. Returns the places and lengths of it and
-/// of the tables that it names.
-fn snapshot_tables(
-    file: &BlockingFile<'_>,
-    header: &Header,
-    file_bytes: u64,
-) -> io::Result<Vec<(HostOffset, u64)>> {
-    let (at, count) = header.snapshots;
-    let (mut bytes, mut len) = (Vec::new(), 64 << 10);
-    loop {
-        let found = snapshots_bytes(&bytes, count).map_err(bad)?;
-        let ends = at.0.saturating_add(bytes.len() as u64) >= file_bytes;
-        if found.is_some() || ends {
-            let tables = snapshots(&bytes, count, header.geometry, file_bytes).map_err(bad)?;
-            let tables = tables.into_iter().map(|table| (table.at, table.entries * 8));
-            return Ok(tables.chain([(at, found.unwrap_or(0) as u64)]).collect());
-        }
-        bytes.resize(len, 0);
-        file.read(at.0, &mut bytes)?;
-        len *= 2;
     }
 }
 

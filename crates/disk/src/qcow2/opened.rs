@@ -1,16 +1,11 @@
 //! The files of a chain whose headers and tables were read, before the caches are made.
 
 use super::budget::TableBytes;
-use super::format::entry::decode_l1;
-use super::format::geometry::HostOffset;
-use super::format::header::Header;
 use super::layer::{Image, RawLayer};
-use super::pins::Pins;
 use super::pools::Pools;
-use super::slices::Slices;
-use super::tables::rule::Rules;
-use super::tables::{Parts, Tables, TablesOptions};
+use super::runtime::{Pins, Tables};
 use crate::FileDisk;
+use kickless_qcow2::{Header, HostOffset, Slices, TableParts, TablesOptions, entry::decode_l1};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
@@ -73,9 +68,8 @@ impl OpenedImage {
             device_bytes: file.is_device().then_some(file_bytes),
             reserve_max: RESERVE_BYTES,
             retired_max: None,
-            rules: Rules::default(),
         };
-        let parts = Parts { header: &header, first, l1, refcount_table, file_bytes: used_bytes, others };
+        let parts = TableParts { header: &header, first, l1, refcount_table, file_bytes: used_bytes, others };
         let tables = Tables::new(parts, slices.clone(), pins.clone(), options);
         Arc::new(Image {
             geometry,

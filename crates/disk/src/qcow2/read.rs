@@ -2,7 +2,7 @@
 
 use super::decode::DecodeState;
 use super::layer::{Chain, Place};
-use super::pins::Pin;
+use super::runtime::Pin;
 use super::sender::LayerSender;
 use crate::buffers::TransferBuffers;
 use crate::file::{FileState, Unchecked};

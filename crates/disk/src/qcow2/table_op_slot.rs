@@ -2,14 +2,15 @@
 
 use super::layer::{Image, errno_of};
 use super::local_buffers::LocalBuffers;
+use super::runtime::{TableOp, TableOpKind};
 use super::sender::{CancelledSender, LayerSender};
-use super::tables::op::{OpId, TableOp, TableOpKind};
 use crate::buffers::TransferBuffers;
 use crate::fault::{FaultInjector, FaultState};
 use crate::file::{FileState, Unchecked, ZeroParts};
 use crate::op_sender::OpSender;
 use crate::{Extent, IoError, Step};
 use kickless_io::{AlignedBuf, Completion, Errno};
+use kickless_qcow2::OpId;
 use std::sync::Arc;
 
 /// One operation for the tables of an image.

@@ -1,18 +1,16 @@
 //! Writes to the image at the top of a chain: run by run, each to one place.
 
 use super::copy::CopyState;
-use super::format::geometry::GuestOffset;
 use super::layer::{Chain, Image, Place, errno_of};
 use super::local_buffers::LocalBuffers;
-use super::pins::Pin;
+use super::runtime::Pin;
 use super::sender::top;
-use super::slices::Look;
-use super::tables::plan::{SyncMark, Ticket, WritePlan, Written};
 use crate::buffers::TransferBuffers;
 use crate::file::{FileState, Unchecked};
 use crate::op_sender::OpSender;
 use crate::{IoError, Step};
 use kickless_io::{Completion, Errno, Waker};
+use kickless_qcow2::{GuestOffset, Look, SyncMark, Ticket, WritePlan, Written};
 use std::sync::Arc;
 
 /// The progress of a write, and of what its end needs.

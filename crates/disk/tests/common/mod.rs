@@ -168,7 +168,9 @@ impl<'a> Worker<'a> {
         self.engine.submit().unwrap();
         let mut done = std::mem::take(&mut self.done);
         self.engine.reap(&mut done);
-        let retry = woken || !done.is_empty() || self.engine.take_resumed();
+        let mut with_room = Vec::new();
+        self.engine.take_sources_with_room(&mut with_room);
+        let retry = woken || !done.is_empty() || !with_room.is_empty();
         let has_more = self.slots.iter().any(|request_slot| request_slot.has_more);
         if !retry && !has_more && !self.engine.needs_turn() {
             self.sleep();

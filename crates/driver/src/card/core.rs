@@ -450,9 +450,9 @@ impl Reconnect for CardCore {
         };
         if let Some(control_queue) = &self.control_queue {
             let mut queue = lock(control_queue);
-            let limit = self.options.reply_timeout;
-            let mut run = |change: Change| queue.run(&change.command(), &self.link, limit, || false);
-            settings.changes().try_for_each(&mut run)?;
+            settings.make_again(self.options.reply_timeout, deadline, Instant::now, |change, limit| {
+                queue.run(&change.command(), &self.link, limit, || false)
+            })?;
         }
         Ok(())
     }

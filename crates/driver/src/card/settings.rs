@@ -1,6 +1,7 @@
 //! The settings that a driver makes through the control queue, and the commands for them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use kickless_spec::net::{
     CTRL_ANNOUNCE, CTRL_ANNOUNCE_ACK, CTRL_GUEST_OFFLOADS, CTRL_GUEST_OFFLOADS_SET, CTRL_MAC,
@@ -168,6 +169,23 @@ impl Settings {
             .chain(self.offloads.map(Change::Offloads))
     }
 
+    /// Makes these settings on a fresh card by `run`, which gets each change and the time for its answer.
+    /// That is `limit`, but all changes together have time until `deadline`: a card that answers each of
+    /// thousands late would else keep the driver from giving it up.
+    ///
+    /// # Errors
+    /// The first error of `run`.
+    pub(crate) fn make_again<E>(
+        &self,
+        limit: Duration,
+        deadline: Instant,
+        now: impl Fn() -> Instant,
+        mut run: impl FnMut(Change, Duration) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.changes()
+            .try_for_each(|change| run(change, limit.min(deadline.saturating_duration_since(now()))))
+    }
+
     pub(crate) fn mac(&self) -> Option<[u8; MAC_LEN]> {
         self.mac
     }
@@ -205,5 +223,26 @@ mod tests {
         let changes: Vec<_> = settings.changes().collect();
         let expected = [Change::Pairs(4), Change::Vlan(8, true), Change::RxMode(RxMode::Promiscuous, false)];
         assert_eq!(changes, expected);
+    }
+
+    /// The card answers each command in time, but late.
+    #[test]
+    fn a_card_that_is_slow_with_each_setting_has_no_more_time_than_for_all() {
+        let mut settings = Settings::default();
+        (0..VLANS).for_each(|vlan| settings.record(Change::Vlan(vlan, true)));
+        let begun = Instant::now();
+        let (passed, mut commands) = (std::cell::Cell::new(Duration::ZERO), 0);
+        let (limit, late, all) = (Duration::from_secs(5), Duration::from_secs(4), Duration::from_secs(30));
+        let result = settings.make_again(
+            limit,
+            begun + all,
+            || begun + passed.get(),
+            |_, limit| {
+                commands += 1;
+                passed.set(passed.get() + late.min(limit));
+                if limit < late { Err("no answer") } else { Ok(()) }
+            },
+        );
+        assert_eq!((result, commands, passed.get()), (Err("no answer"), 8, all));
     }
 }

@@ -68,8 +68,19 @@ impl Shares {
     /// Returns the number of places that the owner can still take.
     #[inline]
     pub(crate) fn room(&self, owner: u32) -> usize {
-        let own = self.reserve_of(owner).saturating_sub(self.used_by(owner));
-        self.common.saturating_sub(self.common_used) + own
+        self.common_room() + self.reserve_room(owner)
+    }
+
+    /// Returns the number of places that any owner can take.
+    #[inline]
+    pub(crate) fn common_room(&self) -> usize {
+        self.common.saturating_sub(self.common_used)
+    }
+
+    /// Returns the number of places that only this owner can take.
+    #[inline]
+    pub(crate) fn reserve_room(&self, owner: u32) -> usize {
+        self.reserve_of(owner).saturating_sub(self.used_by(owner))
     }
 
     /// Takes a place for the owner. The caller has checked that there is room.
@@ -88,19 +99,19 @@ impl Shares {
         self.total_used += 1;
     }
 
-    /// Returns a place of the owner.
+    /// Puts back a place of the owner. Returns whether any owner can take it.
     #[inline]
-    pub(crate) fn put_back(&mut self, owner: u32) {
+    pub(crate) fn put_back(&mut self, owner: u32) -> bool {
         let reserve = self.reserve_of(owner);
         let Some(used) = self.used.get_mut(owner as usize).filter(|used| **used > 0) else {
             debug_assert!(false, "a place that was not taken");
-            return;
+            return false;
         };
         *used -= 1;
-        if *used >= reserve {
-            self.common_used -= 1;
-        }
+        let is_common = *used >= reserve;
+        self.common_used -= usize::from(is_common);
         self.total_used -= 1;
+        is_common
     }
 }
 

@@ -108,9 +108,14 @@ impl Framer {
         self.start = 0;
     }
 
-    /// Adds a frame.
+    /// Adds a frame. Forgets the bytes that the stream has taken when they are as many as those that wait,
+    /// so each byte is moved once at most, and the memory is bounded by what waits.
     pub(crate) fn push(&mut self, frame: &[u8]) {
         debug_assert!(frame.len() <= LEN_MAX);
+        if self.start > 0 && self.start >= self.rest().len() {
+            self.bytes.drain(..self.start);
+            self.start = 0;
+        }
         self.bytes.extend_from_slice(&(frame.len() as u32).to_be_bytes());
         self.bytes.extend_from_slice(frame);
     }
@@ -178,6 +183,23 @@ mod tests {
             }
             assert_eq!(frames(&stream, &mut random), (sent, None));
         }
+    }
+
+    /// A stream that takes as much as it gets, and never all of it.
+    #[test]
+    fn frames_that_wait_bound_the_memory() {
+        let (mut framer, mut stream) = (Framer::default(), Vec::new());
+        for number in 0..1000u32 {
+            framer.push(&[number as u8; 1500]);
+            // Three frames wait, or a part of one more.
+            let len = framer.rest().len().saturating_sub(3 * 1504 + 700);
+            stream.extend_from_slice(&framer.rest()[..len]);
+            framer.taken(len);
+            assert!(framer.bytes.capacity() <= 32 * 1504, "{}", framer.bytes.capacity());
+        }
+        let (found, _) = frames(&stream, &mut Random(1));
+        assert_eq!(found.len(), 996);
+        assert!(found.iter().zip(0u32..).all(|(frame, number)| frame[..] == [number as u8; 1500]));
     }
 
     #[test]

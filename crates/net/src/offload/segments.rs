@@ -1,5 +1,6 @@
 //! Cuts a packet of TCP or UDP into segments.
 
+use super::bound::is_bounded;
 use super::checksum::finish;
 use super::packet::{Packet, TCP, UDP};
 use kickless_spec::checksum::Sum;
@@ -35,7 +36,8 @@ pub struct Segments {
 
 impl Segments {
     /// Begins to segment a frame. Returns `None` if its header does not describe a packet that the frame
-    /// contains.
+    /// contains. Returns `None` also for more than [`SEGMENTS_MAX`](super::SEGMENTS_MAX) segments, or more
+    /// than [`SEGMENTED_BYTES_MAX`](super::SEGMENTED_BYTES_MAX) bytes of all segments.
     pub fn of(header: &Header, frame: &[u8]) -> Option<Self> {
         let packet = Packet::find(frame)?;
         let (protocol, version, checksum) = match header.gso_type & !GSO_ECN {
@@ -49,6 +51,9 @@ impl Segments {
             && usize::from(header.csum_offset.get()) == checksum;
         let size = usize::from(header.gso_size.get());
         if (packet.protocol, packet.version) != (protocol, version) || !is_this || size == 0 {
+            return None;
+        }
+        if !is_bounded(packet.payload, frame.len() - packet.payload, size) {
             return None;
         }
         let segments = Self { packet, size, next: packet.payload, number: 0, is_done: false };
@@ -68,6 +73,23 @@ impl Segments {
             // A packet without payload has one.
             false => frame.len().saturating_sub(self.next).div_ceil(self.size).max(1),
         }
+    }
+
+    /// Returns the number of segments that were made.
+    pub fn made(&self) -> usize {
+        self.number as usize
+    }
+
+    /// Returns the length of the next segment of this frame, or `None` after the last one.
+    pub fn next_len(&self, frame: &[u8]) -> Option<usize> {
+        let left = frame.len().saturating_sub(self.next);
+        (!self.is_done).then(|| self.packet.payload + self.size.min(left))
+    }
+
+    /// Returns the number of bytes of all segments of this frame that are not made yet.
+    pub fn bytes(&self, frame: &[u8]) -> usize {
+        let payload = if self.is_done { 0 } else { frame.len().saturating_sub(self.next) };
+        payload + self.count(frame) * self.packet.payload
     }
 
     /// Writes the next segment of `frame`, the one of [`Segments::of`], to the beginning of `into`. Returns

@@ -24,6 +24,8 @@ impl ReceiveRing {
         for chain in &mut chains[..count] {
             let here = left.min(chain.buffer.len as usize);
             if frame.write_next(view, chain.buffer.addr, here, marks).is_err() {
+                // The bytes up to here are copied again.
+                self.budget.charge(cost::of_frame((len - left) as u64));
                 return false;
             }
             // Lossless, because the buffer is as long.

@@ -3,6 +3,10 @@
 //! The peer knows no offloads, so the card completes checksums and segments packets. A frame is copied, and
 //! its chain completed, while less than the longest frame waits for the peer. So no chain waits for a peer
 //! that stops reading: the frames behind stay in the ring, and a stop takes none with it.
+//!
+//! A packet is segmented at once, and its segments wait for the peer together. They have at most twice the
+//! bytes of the longest frame ([`SEGMENTED_BYTES_MAX`](crate::offload::SEGMENTED_BYTES_MAX)), so at most
+//! three times as many wait in all.
 
 use crate::cost;
 use crate::frame::InvalidFrame;
@@ -18,11 +22,6 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 const HEADER: usize = size_of::<Header>();
-/// The least payload of a segment that any TCP uses (Linux, `TCP_MIN_MSS`).
-const SEGMENT_LEN_MIN: usize = 48;
-/// The most segments of a packet. It bounds the bytes that a frame becomes, whose segments repeat its
-/// headers.
-const SEGMENTS_MAX: usize = (FRAME_MAX - HEADER).div_ceil(SEGMENT_LEN_MIN);
 /// The most frames of one turn, so that the peer gets them while later ones are copied.
 const FRAMES_MAX: u32 = 256;
 
@@ -41,7 +40,12 @@ pub(crate) struct StreamTransmitTask {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,
-    /// The packet is not what its header says.
+    /// So many segments of the packet have passed, none of which is longer than `len_max`.
+    Segmented {
+        count: usize,
+        len_max: usize,
+    },
+    /// The packet is not what its header says, or would become too many segments.
     Refused,
     /// There is no connection.
     Down,
@@ -53,25 +57,32 @@ impl StreamTransmitTask {
         Self { ring, sender, copy: space(), segment: space(), is_waiting: false }
     }
 
-    /// Sends or drops the frame in the popped chain.
-    fn send_frame(&mut self) {
-        let Some((header, frame)) = self.ring.parse() else { return };
+    /// Sends or drops the frame in the popped chain. Returns its cost.
+    fn send_frame(&mut self) -> u32 {
+        let cost = cost::of_frame(self.ring.chain.readable_len());
+        let Some((header, frame)) = self.ring.parse() else { return cost };
         // Both lengths were checked.
         let (header_len, len) = (self.ring.format.header_len, frame.len as usize);
         if self.ring.read(&mut self.copy[HEADER - header_len..HEADER + len]).is_err() {
-            return self.ring.count_invalid(InvalidFrame::Short);
+            self.ring.count_invalid(InvalidFrame::Short);
+            return cost;
         }
         if !self.ring.vring.is_intact() {
             // Zeroes may be in the place of its bytes.
-            return;
+            return cost;
         }
         let bytes = &mut self.copy[HEADER..HEADER + len];
         self.ring.capture(bytes);
         match push(&mut self.sender.turn(), &header, bytes, &mut self.segment) {
             Outcome::Passed => self.ring.count_sent(1, frame.len.into()),
+            Outcome::Segmented { count, len_max } => {
+                self.ring.count_segmented(frame.len.into(), count);
+                return cost.max(cost::of_segments(count, len_max));
+            }
             Outcome::Refused => self.ring.counters().sent_refused.add(1),
             Outcome::Down => self.ring.counters().sent_down.add(1),
         }
+        cost
     }
 
     /// Returns whether another frame may be copied. Makes room if the peer takes what waits.
@@ -100,12 +111,12 @@ fn push(outgoing: &mut Outgoing<'_>, header: &Header, frame: &mut [u8], segment:
         Undo::Checksum(at) if complete_checksum(frame, at) => {}
         Undo::Checksum(_) => return Outcome::Refused,
         Undo::Segments => {
-            let segments = Segments::of(header, frame).filter(|all| all.count(frame) <= SEGMENTS_MAX);
-            let Some(mut segments) = segments else { return Outcome::Refused };
+            let Some(mut segments) = Segments::of(header, frame) else { return Outcome::Refused };
+            let (count, len_max) = (segments.count(frame), segments.len_max(frame));
             while let Some(len) = segments.write_next(frame, segment) {
                 outgoing.push(&segment[..len]);
             }
-            return Outcome::Passed;
+            return Outcome::Segmented { count, len_max };
         }
     }
     outgoing.push(frame);
@@ -118,14 +129,15 @@ impl ImmediateRing for StreamTransmitTask {
     }
 
     fn serve(&mut self) -> u32 {
-        if self.has_room() {
-            self.send_frame();
+        let cost = if self.has_room() {
+            self.send_frame()
         } else {
             // Only a ring that stops is served without room.
             self.ring.counters().dropped_late.add(1);
-        }
+            1
+        };
         self.ring.vring.push(self.ring.chain.id, 0);
-        cost::of_frame(self.ring.chain.readable_len())
+        cost
     }
 
     fn pauses(&mut self, served: u32) -> Option<Next> {

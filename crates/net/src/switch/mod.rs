@@ -8,11 +8,17 @@
 //!
 //! - `rule.rs` judges a frame by the rules of the port that it came from, on the copy. Pure.
 //! - `neighbour.rs` finds the addresses that neighbour discovery of IPv6 names. Pure.
-//! - `table.rs` knows behind which port an address is. Pure.
+//! - `table.rs` knows behind which port an address is, and `fixed.rs` the addresses that ports have as their
+//!   only source. Pure.
+//! - `members.rs` lists the ports of each VLAN. Pure.
+//! - `port.rs` decides about the frames of a batch, and `delivery.rs` copies them.
 //! - `tag.rs` adds and removes VLAN tags. Pure.
 
+mod delivery;
+mod fixed;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod members;
 #[cfg(all(test, loom))]
 mod model;
 mod neighbour;
@@ -21,5 +27,6 @@ mod rule;
 mod table;
 mod tag;
 
-pub(crate) use port::{Forwarder, SwitchPort};
+pub(crate) use delivery::Forwarder;
+pub(crate) use port::{Answer, SwitchPort};
 pub(crate) use rule::Rule;

@@ -50,9 +50,13 @@ pub(crate) struct XdpTransmitTask {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,
-    /// Segments of it wait for room.
-    Waits,
-    /// The packet is not what its header says, or it is too long for the interface.
+    /// So many segments of it wait for room, none of which is longer than `len_max`.
+    Waits {
+        count: usize,
+        len_max: usize,
+    },
+    /// The packet is not what its header says, would become too many segments, or is too long for the
+    /// interface.
     Refused,
     /// The interface is down or gone.
     Down,
@@ -81,9 +85,10 @@ impl XdpTransmitTask {
         })
     }
 
-    /// Sends or drops the frame in the popped chain.
-    fn send_frame(&mut self) {
-        let Some((header, frame)) = self.ring.parse() else { return };
+    /// Sends or drops the frame in the popped chain. Returns its cost, also that of segments that wait.
+    fn send_frame(&mut self) -> u32 {
+        let cost = cost::of_frame(self.ring.chain.readable_len());
+        let Some((header, frame)) = self.ring.parse() else { return cost };
         let is_up = self.queue.turn().link() == XdpLink::Up;
         let fits = frame.segmentation.is_none() && frame.len as usize <= XDP_FRAME_LEN_MAX;
         let outcome =
@@ -91,13 +96,18 @@ impl XdpTransmitTask {
         let counters = self.ring.counters();
         match outcome {
             Outcome::Passed => self.ring.count_sent(1, frame.len.into()),
-            // It is counted when its last segment has passed.
-            Outcome::Waits | Outcome::Lost => {}
+            Outcome::Waits { count, len_max } => {
+                // It is counted when its last segment has passed.
+                self.push_segments();
+                return cost.max(cost::of_segments(count, len_max));
+            }
+            Outcome::Lost => {}
             Outcome::Refused => counters.sent_refused.add(1),
             Outcome::Down => counters.sent_down.add(1),
             Outcome::Late => counters.dropped_late.add(1),
             Outcome::Unmapped => self.ring.count_invalid(InvalidFrame::Short),
         }
+        cost
     }
 
     /// Copies a frame without segments into the memory that the kernel sends from.
@@ -142,9 +152,9 @@ impl XdpTransmitTask {
         let segments = frame.segmentation.and_then(|_| Segments::of(header, bytes));
         match segments.filter(|segments| segments.len_max(bytes) <= XDP_FRAME_LEN_MAX) {
             Some(segments) => {
+                let (count, len_max) = (segments.count(bytes), segments.len_max(bytes));
                 self.segments = Some((len, segments));
-                self.push_segments();
-                Outcome::Waits
+                Outcome::Waits { count, len_max }
             }
             None => Outcome::Refused,
         }
@@ -164,9 +174,9 @@ impl XdpTransmitTask {
             }
         }
         drop(turn);
-        let len = *len as u64;
+        let (len, count) = (*len as u64, segments.made());
         self.segments = None;
-        self.ring.count_sent(1, len);
+        self.ring.count_segmented(len, count);
     }
 
     /// Returns whether another frame may be copied.
@@ -217,14 +227,15 @@ impl ImmediateRing for XdpTransmitTask {
     }
 
     fn serve(&mut self) -> u32 {
-        if self.segments.is_none() {
-            self.send_frame();
+        let cost = if self.segments.is_none() {
+            self.send_frame()
         } else {
             // Only a ring that stops is served without room.
             self.ring.counters().dropped_late.add(1);
-        }
+            1
+        };
         self.ring.vring.push(self.ring.chain.id, 0);
-        cost::of_frame(self.ring.chain.readable_len())
+        cost
     }
 
     fn pauses(&mut self, served: u32) -> Option<Next> {

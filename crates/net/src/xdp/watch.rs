@@ -3,7 +3,7 @@
 //! A send finds that out, but a card that only receives would never: its socket has no event then. So a
 //! thread of the card waits for changes of the interfaces of its network namespace. It sleeps otherwise.
 
-use super::XdpQueues;
+use super::queues::{Watch, XdpQueues};
 use crate::card_port::CardPort;
 use crate::card_state::CardState;
 use kickless_io::Waker;
@@ -12,15 +12,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::io;
 use std::sync::{Arc, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use tracing::warn;
-
-/// The thread of a port.
-#[derive(Debug)]
-pub(super) struct Watch {
-    stop: Waker,
-    thread: JoinHandle<()>,
-}
 
 /// Starts the thread of an interface, unless it runs. Does nothing for other ports.
 ///
@@ -62,18 +55,6 @@ fn run(port: &XdpQueues, changes: &LinkChanges, stop: &Waker) {
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) if fds[0].revents().is_empty() => {}
             _ => return,
-        }
-    }
-}
-
-impl XdpQueues {
-    /// Ends the thread.
-    pub(crate) fn end(&self) {
-        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Watch { stop, thread }) = watch {
-            stop.wake();
-            // The thread does not panic. If it did, it would have ended as well.
-            let _ = thread.join();
         }
     }
 }

@@ -1,0 +1,172 @@
+//! Cards of a switch whose tasks move between workers while frames pass, directly and through inboxes.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
+mod rig;
+
+use kickless_device::{Device, Executor, Kick, TaskHandle};
+use kickless_io::{EngineKind, EngineOptions};
+use kickless_net::Net;
+use kickless_spec::net::Header;
+use kickless_testing::{LIMIT, Random, eventually};
+use kickless_worker::{Options, Poll, WorkerPool};
+use rig::switch::{RECEIVE, TRANSMIT, addressed, mac, name, open};
+use rig::{Guest, Kind, SIZE_MAX, counter};
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+const CARDS: usize = 3;
+const WORKERS: usize = 3;
+/// The bursts of each card. `MOVE_ROUNDS` sets another number.
+const ROUNDS: u32 = 20;
+const HEADER: usize = size_of::<Header>();
+
+/// A ring on a worker.
+struct Running {
+    guest: Guest,
+    kicks: OwnedFd,
+    handle: Box<dyn TaskHandle>,
+}
+
+impl Running {
+    fn start(executor: &Arc<dyn Executor>, card: &Net, index: u16, kind: Kind) -> Self {
+        let guest = Guest::prepare(kind, SIZE_MAX);
+        let kicks = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let kick = Kick::new(kicks.try_clone().unwrap()).unwrap();
+        let vring = guest.vring(index, guest.first_avail(), Some(kick));
+        let handle = executor.spawn(card.start_queue(vring, card.features()).unwrap()).unwrap();
+        Self { guest, kicks, handle }
+    }
+
+    fn kick(&mut self) {
+        if std::mem::take(&mut self.guest.kick_wanted) {
+            rustix::io::write(&self.kicks, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    /// Stops the ring, which has nothing to do, and starts it again. It may be on another worker then.
+    fn restart(&mut self, executor: &Arc<dyn Executor>, card: &Net, index: u16) {
+        let stopped = self.handle.stop().recv_timeout(LIMIT).expect("a stop does not complete");
+        let kick = Kick::new(self.kicks.try_clone().unwrap()).unwrap();
+        let vring = self.guest.vring(index, stopped.next_avail, Some(kick));
+        self.handle = executor.spawn(card.start_queue(vring, card.features()).unwrap()).unwrap();
+    }
+}
+
+/// Returns the frame with this number from one card to another, behind its header.
+fn frame(to: usize, from: usize, len: usize, number: u32) -> Vec<u8> {
+    let mut frame = [Header::default().as_bytes(), &addressed(mac(to), from), &number.to_le_bytes()].concat();
+    frame.extend((18..len).map(|at| (at as u32).wrapping_mul(7).wrapping_add(number) as u8));
+    frame
+}
+
+/// The cards, with the numbers of the last frames from one to another.
+struct Lan {
+    cards: [Arc<Net>; CARDS],
+    rings: [[Running; 2]; CARDS],
+    sent: [[u32; CARDS]; CARDS],
+    received: [[u32; CARDS]; CARDS],
+}
+
+impl Lan {
+    fn new(executors: &[Arc<dyn Executor>], kind: Kind) -> Self {
+        let name = name();
+        let cards = std::array::from_fn(|number| rig::card_with(Some(mac(number)), 1, open(&name)));
+        let rings = std::array::from_fn(|number| {
+            [RECEIVE, TRANSMIT].map(|index| Running::start(&executors[number], &cards[number], index, kind))
+        });
+        Self { cards, rings, sent: Default::default(), received: Default::default() }
+    }
+
+    /// Sends a burst of frames from one card to others.
+    fn send(&mut self, from: usize, random: &mut Random) {
+        for _ in 0..1 + random.below(24) {
+            let to = (from + 1 + random.below(CARDS as u64 - 1) as usize) % CARDS;
+            let len = [60, 600, 1514, 1514, 6000, 20_000][random.below(6) as usize];
+            let number = self.sent[from][to] + 1;
+            let frame = frame(to, from, len, number);
+            let transmit = &mut self.rings[from][1];
+            let is_sent = match len {
+                0..=2048 => transmit.guest.send(&frame, 4096),
+                _ => transmit.guest.send_indirect(&frame, 2048),
+            };
+            if is_sent.is_some() {
+                self.sent[from][to] = number;
+            }
+        }
+        self.rings[from][1].kick();
+    }
+
+    /// Checks the frames that have come. Returns whether these are all that were sent.
+    fn receive(&mut self) -> bool {
+        for (to, [receive, transmit]) in self.rings.iter_mut().enumerate() {
+            while transmit.guest.take().is_some() {}
+            while let Some((_, bytes)) = receive.guest.receive(HEADER) {
+                let from = usize::from(bytes[11]);
+                let number = u32::from_le_bytes(bytes[14..18].try_into().unwrap());
+                let last = std::mem::replace(&mut self.received[to][from], number);
+                assert_eq!(number, last + 1, "lost, twice or out of order, from {from} to {to}");
+                assert!(bytes == frame(to, from, bytes.len(), number)[HEADER..], "changed");
+            }
+            while receive.guest.offer(&[1530], true).is_some() {}
+            receive.kick();
+        }
+        (0..CARDS).all(|from| (0..CARDS).all(|to| self.sent[from][to] == self.received[to][from]))
+    }
+}
+
+/// Each frame arrives once, in order and unchanged, and no receiver sleeps on while frames wait for it.
+#[test]
+fn frames_pass_while_tasks_move() {
+    let rounds = std::env::var("MOVE_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
+    for (seed, poll) in (0..).zip([Poll::Always, Poll::Never, Poll::default()]) {
+        for packed in [false, true] {
+            let engine = EngineOptions::new(EngineKind::Threads, 8);
+            let options = Options { workers: WORKERS, engine, cpus: Vec::new(), poll, call_coalesce: None };
+            let pool = Arc::new(WorkerPool::start(&options).unwrap());
+            let executors: Vec<_> = (1..=CARDS as u32).map(|weight| pool.clone().executor(weight)).collect();
+            let mut lan = Lan::new(&executors, Kind { packed, event_idx: true, in_order: packed });
+            let mut random = Random(seed);
+            let is_over = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let mover = scope.spawn(|| {
+                    let mut random = Random(seed + 100);
+                    while !is_over.load(Ordering::Relaxed) {
+                        pool.move_all(random.below(3) as usize, random.below(3) as usize);
+                        thread::sleep(Duration::from_micros(random.below(2000)));
+                    }
+                });
+                for round in 0..rounds {
+                    for from in 0..CARDS {
+                        lan.send(from, &mut random);
+                    }
+                    eventually("all frames arrive", || lan.receive());
+                    // Nothing is on its way. A ring goes to a worker of its own.
+                    if round % 4 == 0 {
+                        let (card, index) = (random.below(3) as usize, random.below(2) as u16);
+                        lan.rings[card][usize::from(index)].restart(
+                            &executors[card],
+                            &lan.cards[card],
+                            index,
+                        );
+                    }
+                }
+                is_over.store(true, Ordering::Relaxed);
+                mover.join().unwrap();
+            });
+            let moves: u64 = lan.rings.iter().flatten().map(|ring| ring.guest.counters.moves.get()).sum();
+            let sums = ["sent_directly", "sent_frames", "dropped_late", "sent_unforwarded"]
+                .map(|name| lan.cards.iter().map(|card| counter(card, name)).sum::<u64>());
+            let sent: u32 = lan.sent.iter().flatten().sum();
+            println!("{poll:?}: {moves} moves, {sums:?}");
+            assert!(moves > 0 && sums[0] < sums[1], "{moves} {sums:?}");
+            // A receiver that sleeps takes nothing directly.
+            assert!(poll != Poll::Always || sums[0] > 0, "{sums:?}");
+            assert_eq!(sums[1..], [u64::from(sent), 0, 0]);
+        }
+    }
+}
