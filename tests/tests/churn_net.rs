@@ -3,21 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use kickless_blk::Blk;
-use kickless_daemon::{
-    AddOutcome, DeviceConfig, DeviceKind, MakeError, Notation, PoolConfig, Registry, RemoveMode, Switch,
-};
-use kickless_device::Device;
-use kickless_disk::Disk;
+use kickless_daemon::{AddOutcome, Notation, PoolConfig, Registry, RemoveMode, values};
 use kickless_driver::Options;
-use kickless_net::Net;
-use kickless_net_port::TapError;
-use kickless_opener::Descriptors;
+use kickless_kinds::kinds;
 use kickless_testing::Resources;
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::card::{Card, CardShape};
@@ -31,37 +23,6 @@ const CHURNERS: usize = 3;
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 
-fn make(config: &DeviceConfig, _: &Descriptors) -> Result<Arc<dyn Device>, MakeError> {
-    let queue_size_max = config.serve.queue_size;
-    Ok(match &config.kind {
-        DeviceKind::Blk(blk) => {
-            let merge = blk.merge == Switch::On;
-            let options = kickless_disk::Options {
-                read_only: false,
-                cache: blk.cache,
-                merge,
-                cache_size: blk.cache_size,
-            };
-            let disk = Disk::open(&blk.blk_file, &options)
-                .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
-            let (serial, queues_max) = (disk.identity().to_owned(), blk.num_queues);
-            Arc::new(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: true }))
-        }
-        DeviceKind::Net(net) => Arc::new(Net::new(kickless_net::Options {
-            mac: None,
-            mtu: net.mtu,
-            pairs_max: net.pairs_max(),
-            queue_size_max,
-            offload: true,
-            ring_reset: false,
-            port: net
-                .port
-                .open(net.pairs_max(), |fd| Err(TapError::NotInherited { fd: fd.into() }))
-                .map_err(|error| MakeError { option: "port", source: error.into() })?,
-        })),
-    })
-}
-
 /// A registry, and a directory for its sockets.
 struct Rig {
     registry: Registry,
@@ -73,7 +34,7 @@ impl Rig {
         kickless_memory::fault::guard().unwrap();
         let pool = PoolConfig { workers: Some(2), ..PoolConfig::default() };
         let options = pool.worker_options(DEVICES_MAX as u32, Notation::Keys).unwrap();
-        let registry = Registry::new(DEVICES_MAX, make).unwrap();
+        let registry = Registry::new(DEVICES_MAX, kinds()).unwrap();
         registry.set_pool(WorkerPool::start(&options).unwrap());
         Self { registry, dir: tempfile::tempdir().unwrap() }
     }
@@ -86,7 +47,7 @@ impl Rig {
     fn add(&self, name: &str, key: &str, value: &str) {
         let mut config = json!({ "name": name, "socket-path": self.socket(name) });
         config[key] = Value::from(value);
-        let config = serde_json::from_value(config).unwrap();
+        let config = self.registry.kinds().read(&values(config.as_object().unwrap())).unwrap();
         assert_eq!(self.registry.add(config).unwrap(), AddOutcome::New);
     }
 
@@ -205,6 +166,6 @@ fn cards_and_disks_come_and_go_under_load() {
     assert!(frames.iter().all(|frames| *frames > 0), "{frames:?}");
     // `before` may have counted threads of an earlier round that had just ended, so less is fine too.
     before.wait_until_back();
-    let names = rig.registry.list().into_iter().filter_map(|listed| listed.config.serve.name);
+    let names = rig.registry.list().into_iter().filter_map(|listed| listed.config.identity.name);
     assert_eq!(names.collect::<Vec<_>>(), ["split", "packed", "disk"]);
 }

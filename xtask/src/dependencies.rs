@@ -31,9 +31,10 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("driver", &["virtqueue", "vhost-user", "io"]),
     ("driver-c", &["driver"]),
     ("bench", &["driver", "values"]),
-    ("daemon", &["worker", "vhost", "disk", "net-port"]),
+    ("daemon", &["worker", "vhost"]),
     ("control", &["daemon"]),
-    ("kickless", &["control", "blk", "net", "bench"]),
+    ("kinds", &["daemon", "blk", "net"]),
+    ("kickless", &["control", "kinds", "bench"]),
 ];
 /// Packages that only test and check. They may depend on each crate. No other crate may depend on them,
 /// except for its tests.

@@ -9,8 +9,8 @@ use crate::metrics::Metrics;
 use crate::on_error::ErrorStop;
 use crate::queue::Queue;
 use kickless_device::{
-    CloseError, ConfigError, Device, DeviceMetrics, InvalidState, Limiter, QueueTask, StartError,
-    StoppedOnError, Vring, Words,
+    CloseError, ConfigError, Device, DeviceMetrics, Driver, InvalidState, Limiter, Operate,
+    OwnProtocolFeatures, QueueTask, StartError, StoppedOnError, Unsupported, Vring, Words,
 };
 use kickless_disk::{Disk, Medium, Resized};
 use kickless_io::Waker;
@@ -153,8 +153,11 @@ impl Device for Blk {
     }
 
     /// Its queues can leave requests in the in-flight buffer.
-    fn protocol_features(&self) -> ProtocolFeatures {
-        ProtocolFeatures::GET_VRING_BASE_INFLIGHT | ProtocolFeatures::GET_VRING_BASE_SKIP_DRAIN
+    fn protocol_features(&self) -> OwnProtocolFeatures {
+        OwnProtocolFeatures {
+            offered: ProtocolFeatures::GET_VRING_BASE_INFLIGHT | ProtocolFeatures::GET_VRING_BASE_SKIP_DRAIN,
+            withheld: ProtocolFeatures::empty(),
+        }
     }
 
     fn queues_max(&self) -> u16 {
@@ -165,26 +168,17 @@ impl Device for Blk {
         self.options.queue_size_max
     }
 
-    fn metrics(&self, now_ns: u64) -> DeviceMetrics {
-        self.shared.metrics.read(now_ns)
-    }
-
-    fn reset(&self) {
-        self.shared.driver_known.store(true, Ordering::Relaxed);
-        self.shared.fresh_driver.store(true, Ordering::Relaxed);
-        self.shared.writeback.store(true, Ordering::Relaxed);
-    }
-
-    /// Keeps the cache mode, which may have either value after a reset (virtio 1.3, section 5.2.5). A driver
-    /// that reads "off" in the front-end's copy sends no flushes.
-    fn reset_driver(&self) {
-        self.shared.fresh_driver.store(true, Ordering::Relaxed);
-    }
-
-    fn restore_unknown(&self) {
-        self.shared.driver_known.store(false, Ordering::Relaxed);
-        self.shared.fresh_driver.store(false, Ordering::Relaxed);
-        self.shared.writeback.store(false, Ordering::Relaxed);
+    /// Keeps the cache mode for the driver behind the same front-end. It may have either value after a reset
+    /// (virtio 1.3, section 5.2.5), and a driver that reads "off" in the front-end's copy sends no flushes.
+    fn reset(&self, driver: Driver) {
+        self.shared.fresh_driver.store(driver != Driver::Unknown, Ordering::Relaxed);
+        match driver {
+            Driver::SameFrontEnd => {}
+            Driver::Fresh | Driver::Unknown => {
+                self.shared.driver_known.store(driver == Driver::Fresh, Ordering::Relaxed);
+                self.shared.writeback.store(driver == Driver::Fresh, Ordering::Relaxed);
+            }
+        }
     }
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
@@ -208,80 +202,6 @@ impl Device for Blk {
 
     fn config_changes(&self) -> Option<&Waker> {
         self.config_changed.as_ref()
-    }
-
-    /// Reads the size of the medium, and makes the medium grow to the size that it has at least. Notifies the
-    /// driver if it has grown.
-    ///
-    /// A disk never shrinks under a guest, because the guest would lose data.
-    fn refresh(&self) {
-        let size_min = self.size_min.load(Ordering::Relaxed);
-        let refreshed = self.shared.medium.refresh(size_min);
-        let size = self.disk().size();
-        match refreshed {
-            Ok(Resized::Same) => {}
-            Ok(Resized::Grown { from, to }) => self.resized((from, to)),
-            Ok(Resized::Shrunk { from, to }) => {
-                warn!(
-                    from,
-                    to,
-                    "the medium has become shorter, but a disk cannot shrink under a guest: the disk keeps its size, and \
-                     requests beyond the medium fail until it is as long again"
-                );
-            }
-            Err(error) if size_min > size => {
-                warn!(%error, size_min, "the disk cannot grow, and keeps its current size")
-            }
-            Err(error) => {
-                warn!(%error, "the size of the disk cannot be read; the disk keeps its current size")
-            }
-        }
-    }
-
-    fn set_size_min(&self, bytes: u64) {
-        self.size_min.store(bytes, Ordering::Relaxed);
-    }
-
-    /// Sets whether space of the disk goes back to the host. Notifies the driver of a change, because the
-    /// field `write_zeroes_may_unmap` goes with it.
-    fn set_discard(&self, is_on: bool) {
-        self.shared.medium.set_keeps_space(!is_on);
-        let was_on = self.shared.discard.swap(is_on, Ordering::Relaxed);
-        if let Some(config_changed) = self.config_changed.as_ref().filter(|_| was_on != is_on) {
-            config_changed.wake();
-        }
-    }
-
-    fn size(&self) -> Option<u64> {
-        Some(self.disk().size())
-    }
-
-    fn set_paused(&self, is_paused: bool) -> bool {
-        self.shared.halt.set_paused(is_paused);
-        true
-    }
-
-    fn stopped(&self) -> Option<StoppedOnError> {
-        self.shared.on_error.stopped(&self.shared.halt)
-    }
-
-    fn resume(&self) -> bool {
-        // Otherwise the requests would fail at once, until the server is tried again by itself.
-        self.disk().restart_remote_waits();
-        self.shared.on_error.resume(&self.shared.halt)
-    }
-
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        let on_error = &self.shared.on_error;
-        if on_error.is_on { vec![("stops", on_error.stops())] } else { Vec::new() }
-    }
-
-    fn limiter(&self) -> Option<&Limiter> {
-        Some(&self.shared.limiter)
-    }
-
-    fn refresh_due(&self) -> Option<Waker> {
-        self.shared.medium.resized()
     }
 
     /// Looks at the disk, because a front-end reads the configuration space before its guest starts.
@@ -354,5 +274,85 @@ impl Device for Blk {
             self.disk().new_driver();
         }
         Ok(Box::new(Queue::new(vring, self.shared.clone(), features)))
+    }
+}
+
+impl Operate for Blk {
+    fn metrics(&self, now_ns: u64) -> DeviceMetrics {
+        self.shared.metrics.read(now_ns)
+    }
+
+    /// Reads the size of the medium, and makes the medium grow to the size that it has at least. Notifies the
+    /// driver if it has grown.
+    ///
+    /// A disk never shrinks under a guest, because the guest would lose data.
+    fn refresh(&self) {
+        let size_min = self.size_min.load(Ordering::Relaxed);
+        let refreshed = self.shared.medium.refresh(size_min);
+        let size = self.disk().size();
+        match refreshed {
+            Ok(Resized::Same) => {}
+            Ok(Resized::Grown { from, to }) => self.resized((from, to)),
+            Ok(Resized::Shrunk { from, to }) => {
+                warn!(
+                    from,
+                    to,
+                    "the medium has become shorter, but a disk cannot shrink under a guest: the disk keeps its size, and \
+                     requests beyond the medium fail until it is as long again"
+                );
+            }
+            Err(error) if size_min > size => {
+                warn!(%error, size_min, "the disk cannot grow, and keeps its current size")
+            }
+            Err(error) => {
+                warn!(%error, "the size of the disk cannot be read; the disk keeps its current size")
+            }
+        }
+    }
+
+    fn set_size_min(&self, bytes: u64) {
+        self.size_min.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Sets whether space of the disk goes back to the host. Notifies the driver of a change, because the
+    /// field `write_zeroes_may_unmap` goes with it.
+    fn set_discard(&self, is_on: bool) {
+        self.shared.medium.set_keeps_space(!is_on);
+        let was_on = self.shared.discard.swap(is_on, Ordering::Relaxed);
+        if let Some(config_changed) = self.config_changed.as_ref().filter(|_| was_on != is_on) {
+            config_changed.wake();
+        }
+    }
+
+    fn size(&self) -> Result<u64, Unsupported> {
+        Ok(self.disk().size())
+    }
+
+    fn set_paused(&self, is_paused: bool) -> Result<(), Unsupported> {
+        self.shared.halt.set_paused(is_paused);
+        Ok(())
+    }
+
+    fn stopped(&self) -> Option<StoppedOnError> {
+        self.shared.on_error.stopped(&self.shared.halt)
+    }
+
+    fn resume(&self) -> bool {
+        // Otherwise the requests would fail at once, until the server is tried again by itself.
+        self.disk().restart_remote_waits();
+        self.shared.on_error.resume(&self.shared.halt)
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let on_error = &self.shared.on_error;
+        if on_error.is_on { vec![("stops", on_error.stops())] } else { Vec::new() }
+    }
+
+    fn limiter(&self) -> Option<&Limiter> {
+        Some(&self.shared.limiter)
+    }
+
+    fn refresh_due(&self) -> Option<Waker> {
+        self.shared.medium.resized()
     }
 }

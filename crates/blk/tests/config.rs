@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{ConfigError, Device};
+use kickless_device::{ConfigError, Device, Driver};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_spec::blk::{BlkFeatures, CONFIG_WRITEBACK, Config};
 use kickless_spec::features::Features;
@@ -47,7 +47,7 @@ fn a_driver_chooses_its_cache_mode_and_nothing_else() {
     let device = device(256, false);
     // Before a driver is known, it may be one that chose 0 before this process began.
     assert_eq!(config(&device).writeback, 0);
-    device.reset();
+    device.reset(Driver::Fresh);
     assert_eq!(config(&device).writeback, 1);
     device.write_config(CONFIG_WRITEBACK, &[0]).unwrap();
     assert_eq!(config(&device).writeback, 0);
@@ -57,7 +57,7 @@ fn a_driver_chooses_its_cache_mode_and_nothing_else() {
         assert!(matches!(device.write_config(offset, bytes), Err(ConfigError::ReadOnly { .. })));
     }
     assert_eq!(config(&device).writeback, 0);
-    device.reset();
+    device.reset(Driver::Fresh);
     assert_eq!(config(&device).writeback, 1);
 }
 
@@ -65,10 +65,10 @@ fn a_driver_chooses_its_cache_mode_and_nothing_else() {
 #[test]
 fn the_cache_mode_outlives_a_reset_by_the_same_front_end() {
     let device = device(256, false);
-    device.reset();
+    device.reset(Driver::Fresh);
     for writeback in [0, 1, 0] {
         device.write_config(CONFIG_WRITEBACK, &[writeback]).unwrap();
-        device.reset_driver();
+        device.reset(Driver::SameFrontEnd);
         assert_eq!(config(&device).writeback, writeback);
     }
 }
@@ -78,9 +78,9 @@ fn the_cache_mode_outlives_a_reset_by_the_same_front_end() {
 fn the_cache_mode_is_saved_and_loaded() {
     let old = device(256, false);
     assert_eq!(old.save(), b"blk1\0");
-    old.reset();
+    old.reset(Driver::Fresh);
     assert_eq!(old.save(), b"blk1\x01");
-    old.restore_unknown();
+    old.reset(Driver::Unknown);
     assert_eq!((config(&old).writeback, old.save()), (0, b"blk1\0".to_vec()));
     let new = device(256, false);
     for (state, writeback) in [(b"blk1\x01", 1), (b"blk1\0", 0), (b"blk1\x01", 1)] {

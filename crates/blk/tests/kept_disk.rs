@@ -4,7 +4,7 @@
 mod rig;
 
 use kickless_blk::{Blk, Options};
-use kickless_device::Device;
+use kickless_device::{Device, Driver};
 use kickless_disk::DiskSpec;
 use kickless_disk::lock::check;
 use kickless_io::EngineKind;
@@ -25,7 +25,7 @@ fn a_disk_is_kept_until_a_flush_has_failed() {
     assert!(create.status().unwrap().success());
     let options = Options { serial: String::new(), queues_max: 1, queue_size_max: 64, lock: true };
     let device = Arc::new(Blk::new(open(&DiskSpec::Qcow2(path.clone())), options));
-    device.reset();
+    device.reset(Driver::Fresh);
     let file = File::options().read(true).write(true).open(&path).unwrap();
     let run = |request| Rig::start_queue(&device, 0, EngineKind::Threads).status(request);
     device.open().unwrap();

@@ -4,7 +4,7 @@
 mod rig;
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{Device, Next};
+use kickless_device::{Device, Driver, Next};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::EngineKind;
 use kickless_spec::blk::{self, BlkFeatures, S_IOERR, S_OK};
@@ -112,7 +112,7 @@ fn a_request_that_waits_for_memory_is_left() {
     let disk = faulty("delay=60s@write", spec("raw", image.path()));
     let options = Options { serial: "rig".into(), queues_max: 4, queue_size_max: rig::SIZE, lock: false };
     let device = Arc::new(Blk::new(disk, options).with_pieces_max(0));
-    device.reset();
+    device.reset(Driver::Fresh);
     let mut rig = Rig::start(&device, EngineKind::Threads, 16, false, ALL);
     let buffer = rig.track(false);
     let pieces = |nth: u8| TestRequest {

@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::Device;
+use kickless_device::{Device, Driver};
 use kickless_io::EngineKind;
 use kickless_spec::blk::{S_IOERR, S_OK};
 use kickless_testing::hostile_nbd::{HostileNbd, greet, hello, read_request, simple};
@@ -27,18 +27,18 @@ fn restarted_queues_report_losses_not_reported_yet() {
     assert_eq!([flush(1), flush(1)], [S_IOERR, S_OK]);
     assert_eq!(flush(0), S_IOERR);
     // The front-end looks new, but its driver goes on.
-    device.reset();
-    device.restore_unknown();
+    device.reset(Driver::Fresh);
+    device.reset(Driver::Unknown);
     assert_eq!(flush(1), S_IOERR);
     assert_eq!(flush(0), S_IOERR);
-    device.reset();
+    device.reset(Driver::Fresh);
     assert_eq!(flush(1), S_OK, "a new machine");
     assert_eq!(flush(0), S_IOERR);
-    device.reset_driver();
+    device.reset(Driver::SameFrontEnd);
     assert_eq!(flush(1), S_OK, "a fresh driver behind the same front-end");
     assert_eq!(flush(0), S_IOERR);
     // A driver that comes from another process may have used this one before.
-    device.reset();
+    device.reset(Driver::Fresh);
     device.load(b"blk1\x01").unwrap();
     assert_eq!(flush(1), S_IOERR);
 }

@@ -4,7 +4,7 @@
 mod rig;
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{Device, Next};
+use kickless_device::{Device, Driver, Next, Operate};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::EngineKind;
 use kickless_spec::blk::{self, BlkFeatures, S_IOERR, S_OK};
@@ -21,7 +21,7 @@ const KEPT: Duration = Duration::from_secs(2);
 fn stopping(disk: Disk) -> Arc<Blk> {
     let options = Options { serial: "rig".into(), queues_max: 4, queue_size_max: rig::SIZE, lock: false };
     let device = Arc::new(Blk::new(disk, options).with_stop_on_error(true));
-    device.reset();
+    device.reset(Driver::Fresh);
     device
 }
 

@@ -5,7 +5,7 @@
 mod rig;
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{Device, Next};
+use kickless_device::{Device, Next, Operate};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_spec::blk::{self, BlkFeatures, Config, S_IOERR, S_OK, S_UNSUPP, SEGMENT_UNMAP};

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kickless_daemon::{
-    CardLimitsConfig, DeviceConfig, DeviceTable, LimitsConfig, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT,
-    RemoveMode, UsedDevices, parse_device_name,
+    DeviceConfig, Key, Kinds, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT, RemoveMode, UsedDevices, Values,
+    check, keys, parse_device_name, read as read_keys, values,
 };
 use kickless_values::{parse_duration, parse_size};
 use serde::de::{DeserializeOwned, Error};
@@ -20,28 +20,6 @@ use super::rpc::RpcError;
 /// The keys of the pool that change while the workers run. `pool.set` replaces all of them.
 pub const POLL_KEYS: [&str; 5] =
     ["poll", "poll-latency", "poll-kick-price", "poll-start-rate", "poll-stop-idle"];
-
-/// The keys that `device.set` changes beside those of the limits.
-const SET_KEYS: [&str; 2] = ["weight", "discard"];
-
-/// The keys of limits that `device.set` changes: all but the group.
-pub const LIMIT_KEYS: [&str; 34] = {
-    let (of_disks, of_cards, shared) =
-        (LimitsConfig::KEYS, CardLimitsConfig::KEYS, LimitsConfig::SHARED_KEYS);
-    let (mut keys, mut at) = ([""; 34], 0);
-    while at < keys.len() {
-        keys[at] = if at < of_disks.len() {
-            of_disks[at]
-        } else if at < of_disks.len() + of_cards.len() {
-            of_cards[at - of_disks.len()]
-        } else {
-            // The group is the last.
-            shared[at - of_disks.len() - of_cards.len()]
-        };
-        at += 1;
-    }
-    keys
-};
 
 /// The parameters of a request by name.
 type Params = Map<String, Value>;
@@ -186,14 +164,14 @@ pub struct Method {
     pub effect: Effect,
     /// It waits for disks or requests, so it needs a thread of its own.
     pub(crate) waits: bool,
-    parse: fn(Params) -> Result<Call, RpcError>,
+    parse: fn(Params, &Kinds) -> Result<Call, RpcError>,
 }
 
-const fn reads(name: &'static str, parse: fn(Params) -> Result<Call, RpcError>) -> Method {
+const fn reads(name: &'static str, parse: fn(Params, &Kinds) -> Result<Call, RpcError>) -> Method {
     Method { name, effect: Effect::Reads, waits: false, parse }
 }
 
-const fn changes(name: &'static str, parse: fn(Params) -> Result<Call, RpcError>) -> Method {
+const fn changes(name: &'static str, parse: fn(Params, &Kinds) -> Result<Call, RpcError>) -> Method {
     Method { name, effect: Effect::Changes, waits: false, parse }
 }
 
@@ -203,44 +181,50 @@ const fn waits(method: Method) -> Method {
 
 /// All calls.
 pub const METHODS: &[Method] = &[
-    reads("rpc.discover", |params| read::<Nothing>(params).map(|_| Call::Discover)),
-    reads("daemon.info", |params| read::<Nothing>(params).map(|_| Call::DaemonInfo)),
-    reads("daemon.snapshot", |params| read::<Nothing>(params).map(|_| Call::DaemonSnapshot)),
-    changes("daemon.stop", |params| read::<Nothing>(params).map(|_| Call::DaemonStop)),
-    waits(changes("daemon.reload", |params| {
+    reads("rpc.discover", |params, _| read::<Nothing>(params).map(|_| Call::Discover)),
+    reads("daemon.info", |params, _| read::<Nothing>(params).map(|_| Call::DaemonInfo)),
+    reads("daemon.snapshot", |params, _| read::<Nothing>(params).map(|_| Call::DaemonSnapshot)),
+    changes("daemon.stop", |params, _| read::<Nothing>(params).map(|_| Call::DaemonStop)),
+    waits(changes("daemon.reload", |params, _| {
         let used = |remove| if remove { UsedDevices::Remove } else { UsedDevices::Keep };
         read::<Reload>(params).map(|Reload { remove_used }| Call::DaemonReload { used: used(remove_used) })
     })),
-    reads("device.list", |params| read::<Nothing>(params).map(|_| Call::DeviceList)),
-    reads("device.get", |params| read::<OfDevice>(params).map(|OfDevice { name }| Call::DeviceGet { name })),
-    waits(changes("device.add", |params| device(params).map(|config| Call::DeviceAdd(Box::new(config))))),
-    waits(changes("device.remove", |params| {
+    reads("device.list", |params, _| read::<Nothing>(params).map(|_| Call::DeviceList)),
+    reads("device.get", |params, _| {
+        read::<OfDevice>(params).map(|OfDevice { name }| Call::DeviceGet { name })
+    }),
+    waits(changes("device.add", |params, kinds| {
+        device(&params, kinds).map(|config| Call::DeviceAdd(Box::new(config)))
+    })),
+    waits(changes("device.remove", |params, _| {
         read::<Remove>(params).map(|Remove { name, mode, timeout }| Call::DeviceRemove {
             name,
             mode: mode.into(),
             timeout,
         })
     })),
-    waits(changes("device.drain", |params| {
+    waits(changes("device.drain", |params, _| {
         read::<Drain>(params).map(|Drain { name, timeout }| Call::DeviceDrain { name, timeout })
     })),
-    changes("device.resume", |params| {
+    changes("device.resume", |params, _| {
         read::<OfDevice>(params).map(|of| Call::DeviceResume { name: of.name })
     }),
-    waits(changes("device.resize", |params| {
+    waits(changes("device.resize", |params, _| {
         read::<Resize>(params).map(|Resize { name, size }| Call::DeviceResize { name, size })
     })),
     changes("device.set", set),
     waits(changes("device.capture", capture)),
-    reads("pool.get", |params| read::<Nothing>(params).map(|_| Call::PoolGet)),
-    changes("pool.set", |params| polling(params).map(|config| Call::PoolSet(Box::new(config)))),
-    reads("stats.get", |params| read::<OfDevices>(params).map(|OfDevices { name }| Call::StatsGet { name })),
-    reads("stats.subscribe", |params| {
+    reads("pool.get", |params, _| read::<Nothing>(params).map(|_| Call::PoolGet)),
+    changes("pool.set", |params, _| polling(params).map(|config| Call::PoolSet(Box::new(config)))),
+    reads("stats.get", |params, _| {
+        read::<OfDevices>(params).map(|OfDevices { name }| Call::StatsGet { name })
+    }),
+    reads("stats.subscribe", |params, _| {
         read::<Every>(params).map(|Every { interval }| Call::StatsSubscribe { interval })
     }),
-    reads("events.subscribe", |params| read::<Nothing>(params).map(|_| Call::EventsSubscribe)),
-    changes("log.set", |params| read::<Filter>(params).map(|Filter { filter }| Call::LogSet { filter })),
-    reads("config.save", |params| read::<Nothing>(params).map(|_| Call::ConfigSave)),
+    reads("events.subscribe", |params, _| read::<Nothing>(params).map(|_| Call::EventsSubscribe)),
+    changes("log.set", |params, _| read::<Filter>(params).map(|Filter { filter }| Call::LogSet { filter })),
+    reads("config.save", |params, _| read::<Nothing>(params).map(|_| Call::ConfigSave)),
 ];
 
 impl Method {
@@ -276,12 +260,12 @@ impl Method {
         }
     }
 
-    /// Parses the parameters of this call.
+    /// Parses the parameters of this call to a daemon with these kinds of devices.
     ///
     /// # Errors
     /// They do not fit the call.
-    pub fn parse(&self, params: Params) -> Result<Call, RpcError> {
-        (self.parse)(params)
+    pub fn parse(&self, params: Params, kinds: &Kinds) -> Result<Call, RpcError> {
+        (self.parse)(params, kinds)
     }
 }
 
@@ -421,77 +405,68 @@ fn read<T: DeserializeOwned>(params: Params) -> Result<T, RpcError> {
     T::deserialize(Value::Object(params)).map_err(|error| RpcError::params(format!("params: {error}")))
 }
 
-/// Checks that `params` are keys of `T` with valid values, each by itself. The error names the key.
-fn keys<T: DeserializeOwned>(params: &Params) -> Result<(), RpcError> {
-    for (key, value) in params {
-        let alone = Value::Object(Params::from_iter([(key.clone(), value.clone())]));
-        if let Err(error) = T::deserialize(alone) {
-            let error = error.to_string();
-            let is_about_key = error.contains("unknown field");
-            return Err(RpcError::params(if is_about_key { error } else { format!("{key}: {error}") }));
-        }
-    }
-    Ok(())
+/// Returns the values of keys, each of which is valid by itself.
+fn checked(keys: &[Key], params: &Params) -> Result<Values, RpcError> {
+    let values = values(params);
+    check(keys, &values).map_err(|error| RpcError::params(error.to_string()))?;
+    Ok(values)
 }
 
 /// Reads the description of a device, whose keys are those of a configuration file.
-fn device(params: Params) -> Result<DeviceConfig, RpcError> {
-    keys::<DeviceTable>(&params)?;
+fn device(params: &Params, kinds: &Kinds) -> Result<DeviceConfig, RpcError> {
     let mistake = |mistake: Mistake| RpcError::params(mistake.to_string());
-    let mut config = DeviceConfig::try_from(read::<DeviceTable>(params)?).map_err(mistake)?;
+    let mut config = kinds.read(&checked(&kinds.keys(), params)?).map_err(mistake)?;
     config.name_by_socket().map_err(mistake)?;
     config.check(Notation::Keys).map_err(mistake)?;
     Ok(config)
 }
 
 /// Reads the changed keys of a device.
-fn set(mut params: Params) -> Result<Call, RpcError> {
+fn set(mut params: Params, kinds: &Kinds) -> Result<Call, RpcError> {
     let name = params.remove("name");
-    let known = SET_KEYS.iter().chain(&LIMIT_KEYS);
-    if let Some(key) = params.keys().find(|key| !known.clone().any(|known| known == key)) {
-        let known = known.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    let known = kinds.set_keys();
+    if let Some(key) = params.keys().find(|key| !known.iter().any(|known| known.name() == *key)) {
+        let known = known.iter().map(|key| format!("`{}`", key.name())).collect::<Vec<_>>().join(", ");
         return Err(RpcError::params(format!("unknown field `{key}`, expected `name`, {known}")));
     }
     let name = name.ok_or_else(|| RpcError::params("name: give the device"))?;
     let OfDevice { name } = read(Params::from_iter([("name".to_owned(), name)]))?;
-    let given = params.iter().filter(|(_, value)| !value.is_null());
-    keys::<DeviceTable>(&given.map(|(key, value)| (key.clone(), value.clone())).collect())?;
+    checked(&known, &present(&params))?;
     Ok(Call::DeviceSet { name, keys: params })
 }
 
 /// Reads the file of a capture, whose keys are those of a configuration file.
-fn capture(params: Params) -> Result<Call, RpcError> {
+fn capture(params: Params, kinds: &Kinds) -> Result<Call, RpcError> {
     let Capture { name, capture, capture_length: length } = read(params.clone())?;
-    let given = params.into_iter().filter(|(_, value)| !value.is_null());
-    keys::<DeviceTable>(&given.collect())?;
+    checked(&kinds.keys(), &present(&params))?;
     Ok(Call::DeviceCapture { name, capture, length })
+}
+
+/// Returns the parameters that are not `null`, which removes a key.
+fn present(params: &Params) -> Params {
+    let mut present = params.clone();
+    present.retain(|_, value| !value.is_null());
+    present
 }
 
 /// Reads the polling rule of the pool.
 fn polling(params: Params) -> Result<PoolConfig, RpcError> {
-    keys::<PoolConfig>(&params)?;
+    let mistake = |mistake: Mistake| RpcError::params(mistake.to_string());
+    let values = checked(&keys::<PoolConfig>(), &params)?;
     if let Some(key) = params.keys().find(|key| !POLL_KEYS.contains(&key.as_str())) {
         return Err(RpcError::params(format!("{key}: it cannot change while the workers run")));
     }
     if params.is_empty() {
         return Err(RpcError::params(format!("give one of {}", POLL_KEYS.join(", "))));
     }
-    let config: PoolConfig = read(params)?;
-    let checked = config.worker_options(1, Notation::Keys);
-    checked.map_err(|mistake| RpcError::params(mistake.to_string()))?;
+    let config: PoolConfig = read_keys(&values).map_err(mistake)?;
+    config.worker_options(1, Notation::Keys).map_err(mistake)?;
     Ok(config)
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    fn parse(name: &str, params: Value) -> Result<Call, String> {
-        let Value::Object(params) = params else { panic!("{params}") };
-        Method::find(name).and_then(|method| method.parse(params)).map_err(|error| error.message)
-    }
 
     #[test]
     fn names_are_unique() {
@@ -500,67 +475,5 @@ mod tests {
             assert!(!method.waits || method.effect == Effect::Changes, "{}", method.name);
         }
         assert!(Method::find("device.explode").is_err());
-    }
-
-    #[test]
-    fn devices_are_described_by_the_keys_of_a_file() {
-        let added =
-            parse("device.add", json!({ "socket-path": "/run/a.sock", "blk-file": "null:1G", "weight": 3 }));
-        let Ok(Call::DeviceAdd(config)) = added else { panic!("{added:?}") };
-        assert_eq!((config.name(), config.serve.weight), (Some("a"), 3));
-        for (params, said) in [
-            (json!({ "socket-path": "/a.sock" }), "blk-file: a disk needs one"),
-            (json!({ "blk-file": "null:1G" }), "socket-path"),
-            (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "weight": 0 }), "weight: "),
-            (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "weight": "1" }), "weight: "),
-            (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "queue-size": 100 }), "queue-size: "),
-            (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "mtu": 1500 }), "mtu: "),
-            (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "colour": 1 }), "colour"),
-            (json!({ "socket-path": "/a b.sock", "blk-file": "null:1G" }), "socket-path: no name"),
-        ] {
-            let refused = parse("device.add", params).unwrap_err();
-            assert!(refused.contains(said), "{refused}");
-        }
-    }
-
-    #[test]
-    fn removals_have_a_mode_and_a_deadline() {
-        let removed = parse("device.remove", json!({ "name": "a" }));
-        assert!(
-            matches!(
-                removed,
-                Ok(Call::DeviceRemove { mode: RemoveMode::Drain, timeout: REMOVE_TIMEOUT, .. })
-            ),
-            "{removed:?}"
-        );
-        let removed = parse("device.remove", json!({ "name": "a", "mode": "force", "timeout": "2s" }));
-        let two = Duration::from_secs(2);
-        assert!(
-            matches!(removed, Ok(Call::DeviceRemove { mode: RemoveMode::Force, timeout, .. }) if timeout == two),
-            "{removed:?}"
-        );
-        for params in [
-            json!({}),
-            json!({ "name": "" }),
-            json!({ "name": 7 }),
-            json!({ "name": "a", "mode": "gently" }),
-            json!({ "name": "a", "timeout": 2 }),
-            json!({ "name": "a", "timeout": "2h" }),
-            json!({ "name": "a", "more": 1 }),
-        ] {
-            assert!(parse("device.remove", params.clone()).is_err(), "{params}");
-        }
-    }
-
-    #[test]
-    fn the_keys_of_the_pool_are_those_of_a_file() {
-        assert!(parse("pool.set", json!({ "poll": "never" })).is_ok());
-        assert!(parse("pool.set", json!({ "poll": "sometimes" })).unwrap_err().starts_with("poll: "));
-        assert!(parse("pool.set", json!({ "pool": 1 })).unwrap_err().contains("pool"));
-        assert!(parse("pool.set", json!({ "workers": 2 })).unwrap_err().starts_with("workers: "));
-        assert!(parse("pool.set", json!({ "poll": "never", "poll-latency": "1ms" })).is_err());
-        assert!(parse("pool.set", json!({})).is_err());
-        assert!(parse("daemon.info", json!({ "a": 1 })).is_err());
-        assert!(parse("stats.get", json!({})).is_ok() && parse("stats.get", json!({ "name": "a" })).is_ok());
     }
 }

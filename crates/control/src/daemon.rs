@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use kickless_daemon::{
     AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, Mistake, Notation, PoolConfig, Registry,
-    Reloaded, UsedDevices, sentence,
+    Reloaded, UsedDevices, sentence, values,
 };
 use kickless_opener::{Descriptors, NoDescriptor};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::call::Call;
@@ -156,13 +156,12 @@ impl Daemon {
     /// Changes keys of a device. Returns its configuration.
     fn set_keys(&self, name: &str, changed: Map<String, Value>) -> Result<Value, RpcError> {
         let change = |config: &DeviceConfig| {
-            let unreadable = |error: serde_json::Error| Mistake { option: "name", why: error.to_string() };
-            let mut keys = serde_json::to_value(config).map_err(unreadable)?;
-            if let Some(keys) = keys.as_object_mut() {
-                keys.extend(changed);
-                keys.retain(|_, value| !value.is_null());
-            }
-            let changed = DeviceConfig::deserialize(keys).map_err(unreadable)?;
+            let present = serde_json::to_value(config);
+            let present = present.map_err(|error| Mistake::new("name", error.to_string()))?;
+            let mut keys = present.as_object().cloned().unwrap_or_default();
+            keys.extend(changed);
+            keys.retain(|_, value| !value.is_null());
+            let changed = self.registry.kinds().read(&values(&keys))?;
             changed.check(Notation::Keys)?;
             Ok(changed)
         };

@@ -47,7 +47,7 @@ impl Seen {
         }
         for device in registry.devices() {
             let Some(seen) = seen.0.get_mut(device.config().name().unwrap_or_default()) else { continue };
-            seen.size = device.device().size();
+            seen.size = device.device().size().ok();
             for counters in device.statistics().queues() {
                 seen.broken += counters.broken.get();
                 seen.errors += counters.errors.get();

@@ -5,6 +5,8 @@
 
 use std::fmt::Write;
 
+use kickless_daemon::Kinds;
+
 use super::stats::{DeviceStats, LatencyStats, Stats};
 
 /// The media type of the text.
@@ -121,11 +123,17 @@ impl Text {
         }
     }
 
-    /// Writes the family of a histogram of each disk.
-    fn histograms(&mut self, stats: &Stats, name: &str, help: &str, of: fn(&DeviceStats) -> &LatencyStats) {
+    /// Writes the family of a histogram of each device that measures latencies.
+    fn histograms(
+        &mut self,
+        (stats, kinds): (&Stats, &Kinds),
+        name: &str,
+        help: &str,
+        of: fn(&DeviceStats) -> &LatencyStats,
+    ) {
         self.family(name, "histogram", Some("seconds"), help);
         let (bucket, count, sum) = (format!("{name}_bucket"), format!("{name}_count"), format!("{name}_sum"));
-        for device in stats.devices.iter().filter(|device| device.kind == "blk") {
+        for device in stats.devices.iter().filter(|device| kinds.has_latencies(&device.kind)) {
             let latencies = of(device).latencies();
             for end in ENDS_NS {
                 let le = Seconds(end).to_string();
@@ -138,8 +146,9 @@ impl Text {
     }
 }
 
-/// Returns the counters of a daemon of this version as OpenMetrics text.
-pub fn openmetrics(version: &str, stats: &Stats) -> String {
+/// Returns the counters of a daemon of this version as OpenMetrics text. The daemon may know other kinds of
+/// devices than `kinds`.
+pub fn openmetrics(version: &str, stats: &Stats, kinds: &Kinds) -> String {
     let mut text = Text::default();
     text.family("kickless_build", "info", None, "The daemon.");
     let _ = writeln!(text.0, "kickless_build_info{{version=\"{}\"}} 1", Label(version));
@@ -176,11 +185,11 @@ pub fn openmetrics(version: &str, stats: &Stats) -> String {
         of.errors
     });
     let name = "kickless_device_request_duration_seconds";
-    text.histograms(stats, name, "Time from the pop of a request to its publication.", |of| {
+    text.histograms((stats, kinds), name, "Time from the pop of a request to its publication.", |of| {
         &of.request_latency
     });
     let name = "kickless_device_io_duration_seconds";
-    text.histograms(stats, name, "Time from the submission of a request to its completion.", |of| {
+    text.histograms((stats, kinds), name, "Time from the submission of a request to its completion.", |of| {
         &of.io_latency
     });
     text.family("kickless_device_in_flight", "gauge", None, "Requests that wait for the disk or for room.");

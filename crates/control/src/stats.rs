@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use kickless_daemon::{DeviceKind, DeviceRef, DeviceStatus};
+use kickless_daemon::{DeviceRef, DeviceStatus};
 use kickless_device::{BUCKETS, Latencies, OperationTotals, bucket_end_ns};
 use kickless_worker::WorkerTimes;
 use serde::{Deserialize, Serialize};
@@ -41,7 +41,7 @@ pub struct WorkerStats {
 pub struct DeviceStats {
     /// The name.
     pub name: String,
-    /// The kind: `blk` or `net`.
+    /// The kind, by its name in a configuration file.
     pub kind: String,
     /// The state, as `device.list` shows it.
     pub state: String,
@@ -133,18 +133,11 @@ impl LatencyStats {
 impl DeviceStats {
     /// Makes the counters of a device that is not read yet, or has none.
     pub(crate) fn new(status: &DeviceStatus) -> Self {
-        let (kind, limits) = match &status.config.kind {
-            DeviceKind::Blk(blk) => ("blk", serde_json::to_value(&blk.limits)),
-            DeviceKind::Net(net) => ("net", serde_json::to_value(&net.limits)),
-        };
         Self {
             name: status.config.name().unwrap_or_default().to_owned(),
-            kind: kind.to_owned(),
+            kind: status.config.kind.words().name.to_owned(),
             state: status.state.word().to_owned(),
-            limits: match limits {
-                Ok(Value::Object(limits)) => limits,
-                _ => Map::new(),
-            },
+            limits: status.config.kind.limit_entries(),
             ..Self::default()
         }
     }
@@ -158,7 +151,7 @@ impl DeviceStats {
         self.queues = used
             .map(|(queue, counters)| QueueStats { queue, counters: counters.each().map(named).collect() })
             .collect();
-        self.device = statistics.of_device().into_iter().map(named).collect();
+        self.device = device.device().counters().into_iter().map(named).collect();
         self.kicks_ignored = statistics.kicks_ignored();
         self.stopped_requests = device.device().stopped().map_or(0, |stopped| stopped.requests);
         let metrics = device.device().metrics(time_ns);

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use kickless_control::{Effect, METHODS, Method, OPENRPC, POLL_KEYS};
+use kickless_kinds::kinds;
 use serde_json::{Map, Value, json};
 
 fn document() -> Value {
@@ -16,7 +17,7 @@ fn methods(document: &Value) -> impl Iterator<Item = (&'static Method, &Value)> 
 
 /// Returns the parameters that a call knows, from its sentence about one that it does not know.
 fn known(method: &Method) -> BTreeSet<String> {
-    let refused = method.parse(Map::from_iter([("zz".into(), json!(1))])).unwrap_err().message;
+    let refused = method.parse(Map::from_iter([("zz".into(), json!(1))]), &kinds()).unwrap_err().message;
     let names = refused.split("expected").nth(1).unwrap_or_default();
     let names = names.split('`').skip(1).step_by(2).map(ToOwned::to_owned);
     // The other keys of the pool need a restart.
@@ -84,11 +85,11 @@ fn the_examples_are_valid_and_the_required_parameters_are_needed() {
                 }
             }
             given.insert(name.clone(), value);
-            let parsed = method.parse(given.clone());
+            let parsed = method.parse(given.clone(), &kinds());
             assert!(parsed.is_ok(), "{} {given:?}: {:?}", method.name, parsed.err());
             if param["required"] == true {
                 given.remove(&name);
-                assert!(method.parse(given).is_err(), "{} without {name}", method.name);
+                assert!(method.parse(given, &kinds()).is_err(), "{} without {name}", method.name);
             }
         }
     }

@@ -61,7 +61,7 @@ fn requests_are_counted_by_operation_and_measured() {
         assert!(device.sum("requests") >= 16);
     }
     assert!(stats.workers[0].work_ns > 0);
-    let samples = parse_openmetrics(&openmetrics("1.0", &stats)).unwrap();
+    let samples = parse_openmetrics(&openmetrics("1.0", &stats, &kickless_kinds::kinds())).unwrap();
     let read = |name: &str, labels: &[(&str, &str)]| value(&samples, name, labels);
     let write = [("device", "in-file"), ("op", "write")];
     assert_eq!(read("kickless_device_requests_total", &write), 10.0);
@@ -82,7 +82,7 @@ fn a_name_cannot_break_the_text() {
         kind: "blk".into(),
         ..Default::default()
     });
-    let samples = parse_openmetrics(&openmetrics("1\"", &stats)).unwrap();
+    let samples = parse_openmetrics(&openmetrics("1\"", &stats, &kickless_kinds::kinds())).unwrap();
     assert_eq!(value(&samples, "kickless_device_in_flight", &[("device", &name)]), 0.0);
 }
 
@@ -120,7 +120,7 @@ fn the_dashboard_and_the_alerts_use_metrics_that_exist() {
     });
     let worker = json!({ "worker": 0, "work_ns": 0, "looking_ns": 0, "asleep_ns": 0 });
     let stats = json!({ "time_ns": 0, "workers": [worker], "devices": [device] });
-    let text = openmetrics("1.0", &Stats::deserialize(stats).unwrap());
+    let text = openmetrics("1.0", &Stats::deserialize(stats).unwrap(), &kickless_kinds::kinds());
     for file in ["../../dist/grafana/kickless.json", "../../dist/prometheus/kickless.rules.yml"] {
         let used = std::fs::read_to_string(file).unwrap();
         let words = used.split(|char: char| !char.is_ascii_alphanumeric() && char != '_');

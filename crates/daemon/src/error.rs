@@ -1,38 +1,14 @@
 //! Errors of the daemon. A caller shows an error with [`sentence`](fn@crate::sentence).
 
-use std::error::Error;
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kickless_device::{CloseError, StartError};
+use kickless_device::{CloseError, StartError, Unsupported};
 use kickless_opener::{NoDescriptor, SocketError};
 use kickless_vhost::Ended;
 
-use super::config::Mistake;
-
-/// The error of a configuration that no device can be made from. The program's
-/// [`MakeDevice`](crate::MakeDevice) returns it.
-#[derive(Debug)]
-pub struct MakeError {
-    /// The option to change.
-    pub option: &'static str,
-    /// The reason.
-    pub source: Box<dyn Error + Send + Sync>,
-}
-
-impl fmt::Display for MakeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.source.fmt(f)
-    }
-}
-
-impl Error for MakeError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.source()
-    }
-}
+use super::config::{MakeError, Mistake};
 
 /// The error of a device that cannot be added. The registry has not changed then.
 #[derive(Debug, thiserror::Error)]
@@ -113,14 +89,14 @@ pub enum AddError {
 
 impl AddError {
     /// Returns the option that the error is about, if it is a single one.
-    pub fn option(&self) -> Option<&'static str> {
+    pub fn option(&self) -> Option<&str> {
         match self {
             Self::Different { .. }
             | Self::NotComparable { .. }
             | Self::Busy { .. }
             | Self::KeepsDisk { .. } => Some("name"),
             Self::SocketTaken { .. } | Self::NoSocket | Self::NoDescriptor(_) => Some("socket-path"),
-            Self::Mistake(mistake) => Some(mistake.option),
+            Self::Mistake(mistake) => Some(&mistake.option),
             Self::Socket(error) => Some(error.option),
             Self::Make(error) => Some(error.option),
             Self::Full { .. } | Self::NoPool | Self::Stopping | Self::Thread(_) => None,
@@ -175,10 +151,14 @@ pub enum DrainError {
     #[error(transparent)]
     Device(#[from] FindError),
     /// This kind of device cannot be drained.
-    #[error("the device {name} is a network card, which has nothing to drain: disconnect or remove it")]
+    #[error("the device {name} is {one}, which {why}")]
     Unsupported {
         /// The device.
         name: String,
+        /// A device of its kind, with its article.
+        one: &'static str,
+        /// The reason, as the end of a sentence.
+        why: Unsupported,
     },
     /// The device has stopped because of an error, and only requests that wait for its end are in flight.
     #[error(
@@ -214,10 +194,14 @@ pub enum ResizeError {
     #[error(transparent)]
     Device(#[from] FindError),
     /// The device has no medium with a size.
-    #[error("the device {name} is a network card, which has no size")]
+    #[error("the device {name} is {one}, which {why}")]
     NoSize {
         /// The device.
         name: String,
+        /// A device of its kind, with its article.
+        one: &'static str,
+        /// The reason, as the end of a sentence.
+        why: Unsupported,
     },
     /// The size is less than the present one.
     #[error("size: the disk has {present} bytes, and cannot shrink")]
@@ -253,10 +237,12 @@ pub enum CaptureError {
     #[error(transparent)]
     Device(#[from] FindError),
     /// The device has no frames.
-    #[error("the device {name} is a disk, which has no frames")]
+    #[error("the device {name} is {one}, which has no frames")]
     NoFrames {
         /// The device.
         name: String,
+        /// A device of its kind, with its article.
+        one: &'static str,
     },
     /// The file cannot be written, or the earlier one is not complete yet.
     #[error("capture: {}", super::sentence::sentence(.0))]

@@ -1,8 +1,8 @@
 //! The devices of a daemon, and the pool of workers that serves them.
 //!
-//! A [`Registry`] owns the devices. Callers add and remove devices while the daemon runs. The registry calls
-//! a function of the program to make a device from its [`DeviceConfig`]. Only the program knows the kinds of
-//! devices; here each of them is a [`kickless_device::Device`].
+//! A [`Registry`] owns the devices. Callers add and remove devices while the daemon runs. The kinds of
+//! devices are the program's: it hands a table of them ([`Kinds`]) to the registry, and each [`Kind`] makes
+//! devices from their [`DeviceConfig`]. Here each of them is a [`kickless_device::Operate`].
 //!
 //! # Threads
 //! Each device has a session thread, which accepts front-ends and serves them, one after the other. It also
@@ -30,19 +30,13 @@
 //! devices share the address space and the lines of the log.
 //!
 //! ```no_run
-//! use kickless_daemon::{DeviceConfig, MakeError, Notation, PoolConfig, Registry, RemoveMode};
-//! use kickless_device::Device;
-//! use kickless_opener::Descriptors;
+//! use kickless_daemon::{DeviceConfig, Kinds, Notation, PoolConfig, Registry, RemoveMode};
 //! use kickless_worker::WorkerPool;
-//! use std::sync::Arc;
 //! use std::time::Duration;
 //!
-//! /// Serves a device for a minute. `make` makes devices from their configuration.
-//! fn serve(
-//!     make: fn(&DeviceConfig, &Descriptors) -> Result<Arc<dyn Device>, MakeError>,
-//!     config: DeviceConfig,
-//! ) -> Result<(), Box<dyn std::error::Error>> {
-//!     let registry = Registry::new(8, make)?;
+//! /// Serves a device of one of these kinds for a minute.
+//! fn serve(kinds: Kinds, config: DeviceConfig) -> Result<(), Box<dyn std::error::Error>> {
+//!     let registry = Registry::new(8, kinds)?;
 //!     let options = PoolConfig::default().worker_options(8, Notation::Keys).map_err(|m| m.to_string())?;
 //!     registry.set_pool(WorkerPool::start(&options)?);
 //!     registry.add(config)?;
@@ -69,17 +63,21 @@ mod sentence;
 mod served_device;
 mod socket;
 mod table;
+#[cfg(test)]
+mod testing;
 mod unavailable;
 
 pub use config::{
-    BlkConfig, CardLimitsConfig, DEVICE_SPAN, DeviceConfig, DeviceKind, DeviceTable, LimitsConfig, Mistake,
-    NetConfig, Notation, OnError, PollMode, PoolConfig, ServeConfig, Switch, parse_device_name,
+    CaptureConfig, DEVICE_SPAN, DeviceConfig, Identity, Key, KeyError, Kind, KindCommand, KindConfig, Kinds,
+    LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, PollMode, PoolConfig,
+    ServeConfig, Share, SocketMode, Switch, Value, Values, Words, check, keys, parse_device_name, read,
+    show_name, text, values,
 };
 pub use device_status::{DeviceState, DeviceStatus};
 pub use error::{
-    AddError, CaptureError, DrainError, FindError, MakeError, RemoveError, ResizeError, ServeError, SetError,
+    AddError, CaptureError, DrainError, FindError, RemoveError, ResizeError, ServeError, SetError,
 };
-pub use registry::{AddOutcome, MakeDevice, OpenDevice, Registry, Removal, RemoveMode};
+pub use registry::{AddOutcome, OpenDevice, Registry, Removal, RemoveMode};
 pub use reload::{Failed, Reloaded, RestartNeeded, UsedDevices, reload};
 pub use sentence::sentence;
 pub use served_device::{DeviceRef, ServedDevice};

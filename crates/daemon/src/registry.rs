@@ -1,8 +1,10 @@
 //! The registry of a daemon. Adds and removes devices while the daemon runs.
 
 mod changes;
+mod groups;
 mod leaving;
 
+use groups::Groups;
 pub use leaving::Removal;
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,25 +14,21 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use kickless_device::Device;
+use kickless_device::Operate;
 use kickless_memory::quota::AddressSpace;
 use kickless_opener::{Address, Descriptors, SocketError, TURN_WAIT, descriptor_name, real_path};
 use kickless_worker::{WorkerPool, WorkerTimes};
 use tracing::{Span, error, info, warn};
 
-use super::config::{DeviceConfig, DeviceKind, Notation, PoolConfig};
+use super::config::{DeviceConfig, Kinds, Making, Notation, PoolConfig};
 use super::device_status::{DeviceState, DeviceStatus, state};
-use super::error::{AddError, FindError, MakeError, RemoveError, ServeError};
+use super::error::{AddError, FindError, RemoveError, ServeError};
 use super::lifecycle::Lifecycle;
 use super::sentence::sentence;
 use super::served_device::{DeviceRef, ServedDevice};
 use super::socket::Endpoint;
 use super::table::Wanted;
 use super::unavailable::Unavailable;
-
-/// Makes a device from its configuration, in which paths `fd:NAME` stand for these descriptors. The program
-/// provides this function, because only it knows the kinds of devices.
-pub type MakeDevice = dyn Fn(&DeviceConfig, &Descriptors) -> Result<Arc<dyn Device>, MakeError> + Send + Sync;
 
 /// The result of [`Registry::add`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +65,10 @@ pub struct Registry {
 struct RegistryState {
     pool: OnceLock<Arc<WorkerPool>>,
     space: Arc<AddressSpace>,
-    make: Box<MakeDevice>,
+    kinds: Kinds,
+    groups: Groups,
+    /// The descriptors that the program inherited for devices, by their numbers.
+    inherited: Descriptors,
     devices_max: usize,
     devices: Arc<Lifecycle<ServedDevice>>,
     unavailable: Unavailable,
@@ -81,7 +82,7 @@ pub struct OpenDevice {
     registry: Arc<RegistryState>,
     id: u64,
     config: DeviceConfig,
-    device: Option<Arc<dyn Device>>,
+    device: Option<Arc<dyn Operate>>,
     socket: Option<Socket>,
 }
 
@@ -124,19 +125,26 @@ impl Prepared {
 }
 
 impl Registry {
-    /// Makes an empty registry, which can have `devices_max` devices at a time. It calls `make` for each
-    /// added device.
+    /// Makes an empty registry, which can have `devices_max` devices of these kinds at a time.
     ///
     /// # Errors
     /// The process has no free descriptor.
-    pub fn new(
-        devices_max: usize,
-        make: impl Fn(&DeviceConfig, &Descriptors) -> Result<Arc<dyn Device>, MakeError> + Send + Sync + 'static,
-    ) -> std::io::Result<Self> {
+    pub fn new(devices_max: usize, kinds: Kinds) -> std::io::Result<Self> {
+        Self::with_inherited(devices_max, kinds, Descriptors::default())
+    }
+
+    /// Makes an empty registry, as [`Registry::new`] does. Devices can use these inherited descriptors, which
+    /// have their numbers as names.
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub fn with_inherited(devices_max: usize, kinds: Kinds, inherited: Descriptors) -> std::io::Result<Self> {
         let state = RegistryState {
             pool: OnceLock::new(),
             space: Arc::new(AddressSpace::default()),
-            make: Box::new(make),
+            kinds,
+            groups: Groups::default(),
+            inherited,
             devices_max,
             devices: Arc::new(Lifecycle::new()?),
             unavailable: Unavailable::default(),
@@ -149,6 +157,11 @@ impl Registry {
     /// this call, so that a daemon starts no workers if its disks cannot be opened.
     pub fn set_pool(&self, pool: WorkerPool) {
         let _ = self.state.pool.set(Arc::new(pool));
+    }
+
+    /// Returns the kinds of devices.
+    pub fn kinds(&self) -> &Kinds {
+        &self.state.kinds
     }
 
     /// Returns the maximum number of devices. The engines of the pool must have reserves for as many.
@@ -314,11 +327,7 @@ impl Registry {
         }
         for (_, served, _) in &ready {
             let config = served.config();
-            let version = env!("CARGO_PKG_VERSION");
-            config.span().in_scope(|| match &config.kind {
-                DeviceKind::Blk(disk) => info!(version, disk = %disk.blk_file, "serving"),
-                DeviceKind::Net(card) => info!(version, port = %card.port, "serving"),
-            });
+            config.span().in_scope(|| config.kind.log_served(env!("CARGO_PKG_VERSION")));
         }
         let mut prepared = Vec::with_capacity(ready.len());
         for (endpoint, served, opened) in ready {
@@ -517,12 +526,22 @@ impl OpenDevice {
         let (config, serve) = (&self.config, &self.config.serve);
         self.socket = Some(match (endpoint, &serve.socket_path) {
             (Some(endpoint), _) => Socket::Endpoint(endpoint),
-            (None, Some(path)) => {
-                Socket::Address(Address::new(path, serve.socket_mode, serve.socket_group.as_deref())?)
-            }
+            (None, Some(path)) => Socket::Address(Address::new(
+                path,
+                serve.socket_mode.map(|mode| mode.0),
+                serve.socket_group.as_deref(),
+            )?),
             (None, None) => return Err(AddError::NoSocket),
         });
-        self.device = Some(config.span().in_scope(|| (self.registry.make)(config, given))?);
+        let state = &self.registry;
+        let making = Making {
+            name: config.name(),
+            queue_size_max: serve.queue_size,
+            limits: &|| state.groups.limiter(&config.kind),
+            given,
+            inherited: &state.inherited,
+        };
+        self.device = Some(config.span().in_scope(|| state.kinds.make(&config.kind, &making))?);
         Ok(())
     }
 }

@@ -4,11 +4,10 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::Arc;
 
-use kickless_device::Limits;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::config::{DeviceConfig, DeviceKind, PoolConfig, Switch};
+use super::config::{DeviceConfig, PoolConfig};
 use super::device_status::{DeviceState, DeviceStatus};
 use super::error::{AddError, RemoveError};
 use super::registry::{Registry, Removal, RemoveMode};
@@ -183,11 +182,11 @@ fn reload_device(
     let earlier = match present {
         None => None,
         Some(present) if present.state == DeviceState::Ended => None,
-        Some(present) if without_changeable(&present.config) == without_changeable(config) => {
+        Some(present) if with_changeable(&present.config, config) == *config => {
             set_size(registry, config);
             set_capture(registry, &present.config, config, reloaded);
             if let Err(error) = registry.set(&name, |_| Ok(config.clone()))
-                && changeable(&present.config) != changeable(config)
+                && with_settable(&present.config, config) != present.config
             {
                 reloaded.fail(&name, &error);
             }
@@ -226,43 +225,39 @@ fn present(registry: &Registry, name: &str) -> Result<Option<DeviceStatus>, Remo
     Ok(present)
 }
 
-/// Sets the size to which the disk grows.
+/// Sets the size to which the medium grows.
 fn set_size(registry: &Registry, config: &DeviceConfig) {
-    let DeviceKind::Blk(blk) = &config.kind else { return };
+    let size = config.kind.clone().size_min().and_then(|size| *size);
     let device = registry.devices().find(|device| device.config().name() == config.name());
-    if let (Some(bytes), Some(device)) = (blk.blk_size, device) {
+    if let (Some(bytes), Some(device)) = (size, device) {
         device.device().set_size_min(bytes);
     }
 }
 
-/// Makes the capture of a card that of `config`, if it is another one at `present`.
+/// Makes the capture of a device that of `config`, if it is another one at `present`.
 fn set_capture(registry: &Registry, present: &DeviceConfig, config: &DeviceConfig, reloaded: &mut Reloaded) {
-    let (DeviceKind::Net(present), DeviceKind::Net(wanted)) = (&present.kind, &config.kind) else { return };
-    if (&present.capture, present.capture_length) == (&wanted.capture, wanted.capture_length) {
-        return;
-    }
-    let name = config.name().unwrap_or_default();
-    if let Err(error) = registry.set_capture(name, wanted.capture.clone(), wanted.capture_length) {
-        reloaded.fail(name, &error);
+    let (mut present, mut wanted) = (present.kind.clone(), config.kind.clone());
+    let (present, wanted) = (present.capture(), wanted.capture());
+    if let (true, Some(wanted)) = (present != wanted, wanted) {
+        let name = config.name().unwrap_or_default();
+        if let Err(error) = registry.set_capture(name, wanted.capture.take(), wanted.capture_length) {
+            reloaded.fail(name, &error);
+        }
     }
 }
 
-/// Returns the values that change while the device is in use, except the size and the capture.
-fn changeable(config: &DeviceConfig) -> (u32, Limits, Option<Switch>) {
-    (config.serve.weight, config.kind.limits(), config.kind.discard())
-}
-
-/// Returns the configuration without the keys that change while the device is in use.
-fn without_changeable(config: &DeviceConfig) -> DeviceConfig {
-    let mut config = config.clone();
-    config.serve.weight = 1;
-    match &mut config.kind {
-        DeviceKind::Blk(blk) => (blk.blk_size, blk.discard) = (None, Switch::On),
-        DeviceKind::Net(net) => (net.capture, net.capture_length) = (None, None),
-    }
-    // The group stays for as long as the device is open.
-    config.kind.remove_limits();
+/// Returns the configuration with the values of `wanted` that [`Registry::set`] changes.
+fn with_settable(config: &DeviceConfig, wanted: &DeviceConfig) -> DeviceConfig {
+    let mut config = DeviceConfig { share: wanted.share.clone(), ..config.clone() };
+    config.kind.take_settable(&wanted.kind);
     config
+}
+
+/// Returns the configuration with all values of `wanted` that change while the device is in use. The group of
+/// limits stays for as long as the device is open.
+fn with_changeable(config: &DeviceConfig, wanted: &DeviceConfig) -> DeviceConfig {
+    let kind = config.kind.with_changeable(&wanted.kind);
+    DeviceConfig { kind, share: wanted.share.clone(), ..config.clone() }
 }
 
 /// Returns the keys whose values differ.

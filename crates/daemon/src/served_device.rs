@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use kickless_device::{Device, Executor};
+use kickless_device::{Executor, Operate, Unsupported};
 use kickless_io::Waker;
 use kickless_memory::Mapper;
 use kickless_memory::quota::AddressSpace;
@@ -24,7 +24,7 @@ use super::socket::Endpoint;
 /// A device, its server, and the descriptor that stops it.
 pub struct ServedDevice {
     config: DeviceConfig,
-    device: Arc<dyn Device>,
+    device: Arc<dyn Operate>,
     server: Server,
     executor: Arc<dyn Executor>,
     stop: Waker,
@@ -52,7 +52,7 @@ impl Deref for DeviceRef {
 }
 
 impl DeviceRef {
-    /// Refreshes the device ([`Device::refresh`]) on a new thread, and returns immediately. The caller must
+    /// Refreshes the device ([`Operate::refresh`]) on a new thread, and returns immediately. The caller must
     /// not wait for the file system or the server behind one device, which may never answer. Calls during a
     /// refresh together cause one more refresh.
     pub fn refresh(self) {
@@ -85,13 +85,13 @@ impl ServedDevice {
     /// The process is out of descriptors.
     pub(crate) fn new(
         config: DeviceConfig,
-        device: Arc<dyn Device>,
+        device: Arc<dyn Operate>,
         pool: &Arc<WorkerPool>,
         space: &Arc<AddressSpace>,
     ) -> io::Result<Self> {
         let mapper = Mapper::within(space.join(config.serve.memory_max));
         let mapper = if config.serve.allow_slow_memory { mapper } else { mapper.refuse_slow() };
-        let executor = pool.executor(config.serve.weight);
+        let executor = pool.executor(config.share.weight);
         let server = Server::new(device.clone(), executor.clone()).with_mapper(mapper);
         let (stop, is_drained) = (Waker::new()?, AtomicBool::new(false));
         let (capture_turn, refreshes) = (Mutex::default(), Arc::default());
@@ -104,7 +104,7 @@ impl ServedDevice {
     }
 
     /// Returns the device.
-    pub fn device(&self) -> &dyn Device {
+    pub fn device(&self) -> &dyn Operate {
         &*self.device
     }
 
@@ -128,11 +128,14 @@ impl ServedDevice {
         self.is_drained.load(Ordering::Relaxed)
     }
 
-    /// Makes the device take no new requests, or take them again. Returns whether this kind of device can.
-    pub(crate) fn set_drained(&self, is_drained: bool) -> bool {
-        let can = self.device.set_paused(is_drained);
-        self.is_drained.store(can && is_drained, Ordering::Relaxed);
-        can
+    /// Makes the device take no new requests, or take them again.
+    ///
+    /// # Errors
+    /// This kind of device cannot do it.
+    pub(crate) fn set_drained(&self, is_drained: bool) -> Result<(), Unsupported> {
+        let set = self.device.set_paused(is_drained);
+        self.is_drained.store(set.is_ok() && is_drained, Ordering::Relaxed);
+        set
     }
 
     /// Changes the weight of the device beside others.
@@ -229,15 +232,13 @@ impl ServedDevice {
 mod tests {
     use std::os::unix::net::UnixStream;
 
-    use kickless_blk::Blk;
-    use kickless_disk::{Cache, Disk, DiskSpec};
     use kickless_opener::Listener;
     use rustix::net::{Shutdown, shutdown};
-    use serde_json::json;
     use tempfile::TempDir;
 
     use super::*;
     use crate::config::{Notation, PoolConfig};
+    use crate::testing::{fake_config, fake_device};
 
     #[test]
     fn a_device_that_ended_has_no_socket() {
@@ -249,22 +250,8 @@ mod tests {
         shutdown(listener.socket(), Shutdown::Both).unwrap();
         let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
         let pool = Arc::new(WorkerPool::start(&pool).unwrap());
-        let config: DeviceConfig = serde_json::from_value(json!({ "blk-file": "null:1M" })).unwrap();
-        let options = kickless_disk::Options {
-            read_only: false,
-            cache: Cache::None,
-            merge: true,
-            ..Default::default()
-        };
-        let disk = Disk::open(&DiskSpec::Null(1 << 20), &options).unwrap();
-        let blk = kickless_blk::Options { serial: "a".into(), queues_max: 1, queue_size_max: 8, lock: false };
-        let served = ServedDevice::new(
-            config,
-            Arc::new(Blk::new(disk, blk)),
-            &pool,
-            &Arc::new(AddressSpace::default()),
-        )
-        .unwrap();
+        let (config, space) = (fake_config("a"), Arc::new(AddressSpace::default()));
+        let served = ServedDevice::new(config, fake_device(), &pool, &space).unwrap();
         let ended = served.run(endpoint).unwrap_err();
         assert!(ended.to_string().contains("no more front-ends can be served"), "{ended:#}");
         assert!(!path.exists() && UnixStream::connect(&path).is_err());

@@ -113,6 +113,6 @@ fn devices_are_added_and_removed_under_load() {
     // The number of heaps of threads varies.
     assert!(after.mappings < before.mappings + 50, "{before:?}, {after:?}");
     let left: Vec<_> =
-        rig.registry.list().into_iter().filter_map(|listed| listed.config.serve.name).collect();
+        rig.registry.list().into_iter().filter_map(|listed| listed.config.identity.name).collect();
     assert_eq!(left, ["memory", "file"]);
 }

@@ -10,12 +10,12 @@ use std::thread;
 use std::time::Duration;
 
 use common::hooked::Hooks;
+use common::made::MadeDevice;
 use common::{LIMIT, Rig};
 use kickless_daemon::{
-    AddError, AddOutcome, DeviceConfig, DeviceKind, DeviceState, MakeError, Registry, RemoveError, RemoveMode,
+    AddError, AddOutcome, DeviceState, MakeError, Making, Registry, RemoveError, RemoveMode,
 };
-use kickless_device::Device;
-use kickless_opener::Descriptors;
+use kickless_kinds::BlkConfig;
 use kickless_testing::Random;
 
 /// Threads, each with names of its own, and a name that all of them use.
@@ -99,9 +99,7 @@ fn shared_step(rig: &Rig, random: &mut Random) {
 fn the_table_agrees_with_the_model() {
     let open = Arc::new(AtomicUsize::new(0));
     let counted = open.clone();
-    let make = move |config: &DeviceConfig, _: &Descriptors| -> Result<Arc<dyn Device>, MakeError> {
-        // Devices of the other kind cannot be made.
-        let DeviceKind::Blk(disk) = &config.kind else { panic!("{config:?}") };
+    let make = move |disk: &BlkConfig, _: &Making<'_>| -> MadeDevice {
         if disk.blk_file.to_string().starts_with("null:") {
             return Err(MakeError { option: "blk-file", source: "it was to fail".into() });
         }

@@ -11,12 +11,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::hooked::Hooks;
+use common::made::MadeDevice;
 use common::{LIMIT, Rig};
 use kickless_daemon::{
-    AddError, AddOutcome, DeviceConfig, DeviceState, MakeError, RemoveError, RemoveMode, sentence,
+    AddError, AddOutcome, DeviceState, MakeError, Making, RemoveError, RemoveMode, sentence,
 };
-use kickless_device::Device;
-use kickless_opener::Descriptors;
+use kickless_kinds::BlkConfig;
 use kickless_testing::eventually;
 
 /// The time after which the test assumes that the lock of the table is held. The table answers immediately
@@ -69,10 +69,10 @@ fn a_failed_device_is_listed_until_its_successor_is_served() {
 /// Returns a function that makes devices when the test allows it. The receiver gets a message when the
 /// function is called; the sender tells it whether to succeed.
 fn on_demand()
--> (impl Fn(&DeviceConfig, &Descriptors) -> Made + Send + Sync + 'static, Receiver<()>, Sender<bool>) {
+-> (impl Fn(&BlkConfig, &Making<'_>) -> MadeDevice + Send + Sync + 'static, Receiver<()>, Sender<bool>) {
     let ((begun, has_begun), (say, said)) = (channel(), channel());
     let said = Mutex::new(said);
-    let make = move |_: &DeviceConfig, _: &Descriptors| -> Made {
+    let make = move |_: &BlkConfig, _: &Making<'_>| -> MadeDevice {
         begun.send(()).unwrap();
         match said.lock().unwrap().recv() {
             Ok(true) => Ok(Hooks::default().into_device()),
@@ -81,8 +81,6 @@ fn on_demand()
     };
     (make, has_begun, say)
 }
-
-type Made = Result<Arc<dyn Device>, MakeError>;
 
 /// The daemon does not end while its only device is being opened. It ends when the opening fails.
 #[test]
@@ -145,8 +143,8 @@ fn registry_of_observers(
         see.send(list.recv_timeout(HELD).ok()).unwrap();
     };
     let hooks = Hooks { limit_remote_waits, drop: Arc::new(drop), ..Hooks::default() };
-    let make = move |config: &DeviceConfig, _: &Descriptors| -> Made {
-        match config.name() {
+    let make = move |_: &BlkConfig, making: &Making<'_>| -> MadeDevice {
+        match making.name {
             Some("a") => Ok(hooks.clone().into_device()),
             _ => Ok(Hooks::default().into_device()),
         }

@@ -11,16 +11,17 @@ use std::time::{Duration, Instant};
 
 use common::{BLOCK, LIMIT, Rig};
 use kickless_daemon::{
-    AddError, AddOutcome, BlkConfig, DeviceConfig, DeviceKind, DeviceState, Endpoint, RemoveError,
-    RemoveMode, sentence,
+    AddError, AddOutcome, DeviceConfig, DeviceState, Endpoint, KindConfig, RemoveError, RemoveMode, sentence,
 };
+use kickless_kinds::{BlkConfig, BlkKind};
 use kickless_opener::Descriptors;
 use kickless_testing::eventually;
 
 /// Changes the options of a disk.
 fn with_disk(mut config: DeviceConfig, change: impl Fn(&mut BlkConfig)) -> DeviceConfig {
-    let DeviceKind::Blk(disk) = &mut config.kind else { panic!("{config:?}") };
-    change(disk);
+    let mut disk = config.kind.options::<BlkKind>().unwrap().clone();
+    change(&mut disk);
+    config.kind = KindConfig::new::<BlkKind>(disk);
     config
 }
 

@@ -1,12 +1,11 @@
-//! The contract of a device, as a transport sees it.
+//! The contract of a device, as a transport sees it. [`Operate`](crate::Operate) is that of the operator.
 
-use crate::{DeviceMetrics, Limiter, QueueTask, Vring};
+use crate::{QueueTask, Vring};
 use kickless_io::Waker;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
-use std::path::Path;
 
-/// A virtio device.
+/// A virtio device: everything that a transport needs of it.
 ///
 /// An implementer may rely on this: `open` comes before the first `start_queue`, and `close` after the last
 /// queue has stopped. Either can come more than once. Negotiated features are a subset of those offered. The
@@ -22,14 +21,8 @@ pub trait Device: Send + Sync {
     /// The transport offers them beside its own, and passes their messages to [`Device::message`]. A device
     /// whose tasks can leave requests ([`Leave::Unfinished`](crate::Leave::Unfinished)) returns
     /// GET_VRING_BASE_INFLIGHT and GET_VRING_BASE_SKIP_DRAIN, whose messages the transport carries out.
-    fn protocol_features(&self) -> ProtocolFeatures {
-        ProtocolFeatures::empty()
-    }
-
-    /// Returns the protocol features of the transport that front-ends do not use correctly with this kind of
-    /// device. The transport does not offer them.
-    fn withheld_protocol_features(&self) -> ProtocolFeatures {
-        ProtocolFeatures::empty()
+    fn protocol_features(&self) -> OwnProtocolFeatures {
+        OwnProtocolFeatures::default()
     }
 
     /// Carries out a message of one of [`Device::protocol_features`], which was negotiated. Rings may be
@@ -52,40 +45,13 @@ pub trait Device: Send + Sync {
         Disabled::LeftAlone
     }
 
-    /// Returns names and values of the device's own counters, beside those of each ring. The values never
-    /// decrease.
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        Vec::new()
-    }
-
-    /// Returns the metrics of the device. `now_ns` is the time on the clock of the pool that runs its queues.
-    /// The default is for a device that counts no operations.
-    fn metrics(&self, _now_ns: u64) -> DeviceMetrics {
-        DeviceMetrics::default()
-    }
-
-    /// Returns the configuration space to its initial state, for a fresh driver. Not called when a front-end
+    /// Prepares for a driver that starts, or that this process does not know. Not called when a front-end
     /// reconnects to a device that its driver still uses.
-    fn reset(&self);
-
-    /// Starts anew with a fresh driver behind the same front-end, which resets the device (RESET_DEVICE). No
-    /// ring runs.
-    ///
-    /// Fields of the configuration space that the driver writes keep their values. QEMU keeps a copy of the
-    /// space and shows it to the next driver. It reports only changes to the device. With another value here,
-    /// the driver would read a setting that the device does not follow. The default is for a device without
-    /// such fields.
-    fn reset_driver(&self) {
-        self.reset();
-    }
+    fn reset(&self, driver: Driver);
 
     /// Called when a front-end connects, before its first message. Forgets the settings from messages of an
     /// earlier front-end ([`Device::message`]).
     fn connected(&self) {}
-
-    /// Called when the driver was initialised by another process and migrated here. The configuration it
-    /// wrote there is unknown.
-    fn restore_unknown(&self);
 
     /// Copies the configuration space from `offset` on into `into`. Fills the rest with zeros past the
     /// space's end.
@@ -100,65 +66,6 @@ pub trait Device: Send + Sync {
     /// Returns the waker that the device signals when it changes the configuration space by itself. `None` if
     /// it never does. The transport clears the waker, and then notifies the driver.
     fn config_changes(&self) -> Option<&Waker> {
-        None
-    }
-
-    /// Reads the host's values again, such as the size of a disk, and notifies the driver of a change.
-    fn refresh(&self) {}
-
-    /// Sets the size in bytes that the medium has at least after the next [`Device::refresh`] of an open
-    /// device. The default is for a device without a medium that can grow by itself.
-    fn set_size_min(&self, _bytes: u64) {}
-
-    /// Sets whether the device gives space of its medium back to the host. Does not wait. Any thread can call
-    /// this. The default is for a device without space to give back.
-    fn set_discard(&self, _is_on: bool) {}
-
-    /// Returns the size of the medium in bytes. `None` for a device without one.
-    fn size(&self) -> Option<u64> {
-        None
-    }
-
-    /// Stops to take new requests, or continues. Requests wait in the rings meanwhile, and those in flight
-    /// complete. Returns whether this kind of device can do it. Any thread can call this.
-    fn set_paused(&self, _is_paused: bool) -> bool {
-        false
-    }
-
-    /// Writes the frames of the device to a file from now on, or ends that for `None`. Waits for the file.
-    /// Any thread can call this. The default is for a device without frames.
-    ///
-    /// # Errors
-    /// The file cannot be written, or an earlier one is not complete yet. The error is one sentence.
-    fn set_capture(&self, to: Option<&CaptureTo<'_>>) -> Result<(), StartError> {
-        match to {
-            Some(_) => Err(StartError("only a network card has frames".into())),
-            None => Ok(()),
-        }
-    }
-
-    /// Returns the error for which the device has stopped. `None` if it has not.
-    ///
-    /// A device can stop instead of answering a request with an error. It then keeps the failed requests and
-    /// takes no new ones until [`Device::resume`]. The default is for a device that always answers.
-    fn stopped(&self) -> Option<StoppedOnError> {
-        None
-    }
-
-    /// Starts the requests again for which the device has stopped, and takes new ones. Returns whether it had
-    /// stopped. Any thread can call this.
-    fn resume(&self) -> bool {
-        false
-    }
-
-    /// Returns the limiter of the device's requests. `None` if this kind of device has none.
-    fn limiter(&self) -> Option<&Limiter> {
-        None
-    }
-
-    /// Returns the waker that is signalled when [`Device::refresh`] would find a change. `None` if changes
-    /// are not reported. The caller of `refresh` clears it first.
-    fn refresh_due(&self) -> Option<Waker> {
         None
     }
 
@@ -201,24 +108,37 @@ pub trait Device: Send + Sync {
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError>;
 }
 
-/// The file to which a device writes its frames.
+/// The protocol features that depend on the kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CaptureTo<'a> {
-    /// The path of the file.
-    pub path: &'a Path,
-    /// The name of the device in the file.
-    pub device: &'a str,
-    /// The most bytes of a frame that the file has.
-    pub len_max: u32,
+pub struct OwnProtocolFeatures {
+    /// Features that only this kind of device has.
+    pub offered: ProtocolFeatures,
+    /// Features of the transport that front-ends do not use correctly with this kind of device. The transport
+    /// does not offer them.
+    pub withheld: ProtocolFeatures,
 }
 
-/// The error for which a device has stopped.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoppedOnError {
-    /// The first error, as a part of a sentence.
-    pub error: String,
-    /// The number of failed requests that the device keeps.
-    pub requests: u64,
+/// Returns the features of a kind of device that has and withholds none.
+impl Default for OwnProtocolFeatures {
+    fn default() -> Self {
+        Self { offered: ProtocolFeatures::empty(), withheld: ProtocolFeatures::empty() }
+    }
+}
+
+/// The driver that uses a device from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// A fresh driver. The configuration space returns to its initial state.
+    Fresh,
+    /// A fresh driver behind the same front-end, which resets the device (RESET_DEVICE). No ring runs.
+    ///
+    /// Fields of the configuration space that the driver writes keep their values. QEMU keeps a copy of the
+    /// space and shows it to the next driver. It reports only changes to the device. With another value here,
+    /// the driver would read a setting that the device does not follow.
+    SameFrontEnd,
+    /// A driver that was initialised by another process and migrated here. The configuration it wrote there
+    /// is unknown.
+    Unknown,
 }
 
 /// The words of one kind of device, for sentences that a transport logs.

@@ -5,6 +5,9 @@
 //! takes requests out and completes them. An [`Executor`] (a pool of workers) runs tasks. The crates of the
 //! three do not depend on one another, only on this one.
 //!
+//! [`Device`] is the transport's view of a device. [`Operate`] is the operator's: limits, pauses, sizes,
+//! captures, counters. A daemon serves devices that have both.
+//!
 //! # Ownership and threads
 //! * The transport owns the [`Device`] (shared, `Sync`) and calls it from its own thread: negotiation,
 //!   configuration space, [`Device::start_queue`].
@@ -89,6 +92,8 @@ mod limits;
 mod log_scale;
 mod metrics;
 mod notify;
+mod operate;
+mod operation;
 mod parcel;
 mod queue_task;
 mod stopped;
@@ -100,8 +105,8 @@ pub use areas::{Areas, IovaAddresses};
 pub use clock::Clock;
 pub use counters::{Count, Counters};
 pub use device::{
-    CaptureTo, CloseError, ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError,
-    StartError, StoppedOnError, Words,
+    CloseError, ConfigError, Device, DeviceMessage, Disabled, Driver, InvalidState, MessageError,
+    OwnProtocolFeatures, StartError, Words,
 };
 pub use event::{Event, Interest};
 pub use executor::Executor;
@@ -114,6 +119,8 @@ pub use metrics::{
     bucket_end_ns,
 };
 pub use notify::{Call, Kick};
+pub use operate::Operate;
+pub use operation::{CaptureTo, StoppedOnError, Unsupported};
 pub use parcel::{Neighbours, Offered, PARCEL_HEAD_LEN, Parcel, TaskLocation};
 pub use queue_task::{Context, LEAVING_COST, Next, Polled, QueueTask};
 pub use stopped::Stopped;

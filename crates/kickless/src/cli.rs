@@ -14,17 +14,17 @@ use std::{fmt, io};
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use kickless_bench::Bench;
-use kickless_daemon::{BlkConfig, DeviceKind, Mistake, NetConfig, Notation};
+use kickless_daemon::{KindCommand, KindConfig, Mistake, Notation, Words};
+use kickless_kinds::kinds;
 
-use crate::capabilities;
 use crate::service::Service;
 pub(crate) use control::{ControlOptions, Ctl, Metrics, Top};
 use device::DeviceOptions;
 
-/// Names of the program that imply a command.
-const NAMES: [(&str, &str); 2] = [("kickless-blk", "blk"), ("kickless-net", "net")];
+/// The beginning of names of the program that imply the command of a kind, such as `kickless-blk`.
+const NAME_OF_KIND: &str = "kickless-";
 /// The environment variable that replaces an absent `--log-level`.
 const LOG_VARIABLE: &str = "KICKLESS_LOG";
 /// The default log filter.
@@ -44,12 +44,58 @@ struct Cli {
 }
 
 /// The commands of the program.
-#[derive(Debug, Subcommand)]
+#[derive(Debug)]
 enum Command {
-    /// Serve a disk to the virtual machines that connect, one after the other
-    Blk(Box<DeviceOptions<BlkConfig>>),
-    /// Serve a network card to the virtual machines that connect, one after the other
-    Net(Box<DeviceOptions<NetConfig>>),
+    /// Serve a device of one kind to the virtual machines that connect, one after the other.
+    Device(KindConfig, Box<DeviceOptions>),
+    /// Do something else.
+    Other(OtherCommand),
+}
+
+/// Each kind of device has a command of its name.
+impl Subcommand for Command {
+    fn augment_subcommands(command: clap::Command) -> clap::Command {
+        let of_kind = |command: clap::Command, kind: KindCommand<'_>| {
+            let Words { name, one, .. } = kind.words();
+            let about = format!("Serve {one} to the virtual machines that connect, one after the other");
+            let own = kind.augment(clap::Command::new(*name));
+            // The groups of options have descriptions of their own.
+            command.subcommand(DeviceOptions::augment_args(own).about(about))
+        };
+        OtherCommand::augment_subcommands(kinds().commands().fold(command, of_kind))
+    }
+
+    fn augment_subcommands_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_subcommands(command)
+    }
+
+    fn has_subcommand(name: &str) -> bool {
+        kinds().commands().any(|kind| kind.words().name == name) || OtherCommand::has_subcommand(name)
+    }
+}
+
+impl FromArgMatches for Command {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let kinds = kinds();
+        let of_kind = |(name, of)| Some((kinds.commands().find(|kind| kind.words().name == name)?, of));
+        match matches.subcommand().and_then(of_kind) {
+            Some((kind, matches)) => Ok(Self::Device(
+                kind.of_matches(matches)?,
+                Box::new(DeviceOptions::from_arg_matches(matches)?),
+            )),
+            None => OtherCommand::from_arg_matches(matches).map(Self::Other),
+        }
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// The commands that do not serve one device.
+#[derive(Debug, Subcommand)]
+enum OtherCommand {
     /// Serve the devices that a file describes. They share the workers
     Serve {
         /// Configuration file in TOML, with tables for the pool, for defaults and for each device
@@ -152,21 +198,24 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
     let called = arguments.first().map(PathBuf::from);
     let name = called.as_deref().and_then(Path::file_name);
-    if let Some((_, command)) = NAMES.into_iter().find(|(known, _)| name.is_some_and(|name| name == *known)) {
-        arguments.insert(1, command.into());
+    let kinds = kinds();
+    let implied = name.and_then(|name| name.to_str()?.strip_prefix(NAME_OF_KIND));
+    if let Some(kind) = kinds.commands().find(|kind| implied == Some(kind.words().name)) {
+        arguments.insert(1, kind.words().name.into());
     }
-    // By QEMU's convention, this option makes the program ignore all others.
     let is_part = |part: &str| arguments.get(1).is_some_and(|word| word == part);
-    if arguments.iter().any(|word| word == "--print-capabilities") {
-        let printed = [("blk", capabilities::blk as fn() -> String), ("net", capabilities::net)];
-        if let Some((_, print)) = printed.into_iter().find(|(part, _)| is_part(part)) {
-            return Ok(Invocation::Print(print() + "\n"));
-        }
+    let kind = kinds.commands().find(|kind| is_part(kind.words().name));
+    // By QEMU's convention, this option makes the program ignore all others.
+    if let Some(kind) = kind
+        && arguments.iter().any(|word| word == "--print-capabilities")
+    {
+        return Ok(Invocation::Print(format!("{}\n", kind.capabilities())));
     }
-    let part = ["bench", "serve", "net", "ctl", "metrics", "top"]
-        .into_iter()
-        .find(|part| is_part(part))
-        .unwrap_or("blk");
+    let usual = kinds.commands().next().map(KindCommand::words);
+    let others = ["bench", "serve", "ctl", "metrics", "top"].into_iter().find(|part| is_part(part));
+    let part =
+        others.or(kind.map(|kind| kind.words().name)).or(usual.map(|usual| usual.name)).unwrap_or_default();
+    let key = usual.map_or("", |usual| usual.key);
     let matches = Cli::command().try_get_matches_from(arguments);
     let source = matches.as_ref().ok().and_then(|matches| matches.value_source("log_level"));
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
@@ -176,7 +225,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             Ok(Invocation::Print(error.render().to_string()))
         }
-        Err(error) => Err(sentence(&error, part)),
+        Err(error) => Err(sentence(&error, part, key)),
     }
 }
 
@@ -192,37 +241,45 @@ impl Command {
     /// Returns the work of the command.
     fn work(self) -> Result<Work, String> {
         match self {
-            Command::Blk(options) => serve(options.service(DeviceKind::Blk)),
-            Command::Net(options) => serve(options.service(DeviceKind::Net)),
-            Command::Serve { config, control, all_or_nothing } => {
-                Ok(Work::ServeFile { config, control: control.with_default(), all_or_nothing })
+            Command::Device(kind, options) => {
+                let service = options.service(kind).map_err(wrong_option)?;
+                Ok(Work::Serve(Box::new(service)))
             }
-            Command::Ctl(ctl) => Ok(Work::Ctl(ctl)),
-            Command::Metrics(metrics) => Ok(Work::Metrics(metrics)),
-            Command::Top(top) => Ok(Work::Top(top)),
-            Command::Bench(bench) => bench.check().map(|()| Work::Bench(Box::new(bench))),
-            Command::Man { directory } => Ok(Work::Man(directory)),
+            Command::Other(other) => other.work(),
         }
     }
 }
 
-/// Returns the work of serving a device.
-fn serve(service: Result<Service, Mistake>) -> Result<Work, String> {
-    service.map(|service| Work::Serve(Box::new(service))).map_err(wrong_option)
+impl OtherCommand {
+    /// Returns the work of the command.
+    fn work(self) -> Result<Work, String> {
+        match self {
+            OtherCommand::Serve { config, control, all_or_nothing } => {
+                Ok(Work::ServeFile { config, control: control.with_default(), all_or_nothing })
+            }
+            OtherCommand::Ctl(ctl) => Ok(Work::Ctl(ctl)),
+            OtherCommand::Metrics(metrics) => Ok(Work::Metrics(metrics)),
+            OtherCommand::Top(top) => Ok(Work::Top(top)),
+            OtherCommand::Bench(bench) => bench.check().map(|()| Work::Bench(Box::new(bench))),
+            OtherCommand::Man { directory } => Ok(Work::Man(directory)),
+        }
+    }
 }
 
 /// Returns the sentence about options that cannot be combined.
 fn wrong_option(mistake: Mistake) -> String {
-    format!("{}: {}", Notation::CommandLine.option(mistake.option), mistake.why)
+    format!("{}: {}", Notation::CommandLine.option(&mistake.option), mistake.why)
 }
 
 /// Returns the message of `error` as one sentence, without the usage that follows it.
-fn sentence(error: &clap::Error, part: &str) -> String {
+///
+/// A device of the usual kind needs the option `key`.
+fn sentence(error: &clap::Error, part: &str, key: &str) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let example = match part {
-            "bench" => "blk --socket-path=PATH",
-            "ctl" => "device.list",
-            _ => "--socket-path=PATH --blk-file=PATH",
+            "bench" => "blk --socket-path=PATH".into(),
+            "ctl" => "device.list".into(),
+            _ => format!("--socket-path=PATH --{key}=PATH"),
         };
         return format!("say what to do, for example: kickless {part} {example}");
     }

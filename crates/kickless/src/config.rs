@@ -4,7 +4,6 @@
 //! defaults for all devices, and a `[[device]]` for each device. Keys are the options of the command line
 //! without the dashes. The same parsers read their values.
 
-mod reader;
 mod section;
 
 use std::collections::BTreeMap;
@@ -12,16 +11,13 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use kickless_daemon::{CardLimitsConfig, DeviceConfig, DeviceTable, LimitsConfig, Notation, PoolConfig};
+use kickless_daemon::{DeviceConfig, Kinds, Notation, PoolConfig, keys, read as read_keys};
+use kickless_kinds::kinds;
 use kickless_opener::{FileUse, file, real_path};
 
 use crate::cli::ControlOptions;
 use crate::service::Service;
 use section::{Section, Text};
-
-/// Keys that identify a device. `[defaults]` must not contain them.
-const IDENTITY_KEYS: [&str; 8] =
-    ["name", "socket-path", "blk-file", "blk-size", "port", "serial", "mac", "capture"];
 
 /// Reads the configuration file.
 ///
@@ -38,7 +34,7 @@ pub(crate) fn read(path: &Path) -> Result<Service> {
 
 /// Parses the contents of the file. Sentences name the file by `path`.
 fn parse(path: &Path, text: &str) -> Result<Service> {
-    let text = Text { path, text };
+    let (text, kinds) = (Text { path, text }, kinds());
     let mut whole = Section::whole(&text)?;
     let mut pool = whole.table("pool", "[pool]")?.unwrap_or_else(|| Section::absent(&text, "[pool]"));
     let defaults = whole.table("defaults", "[defaults]")?;
@@ -46,20 +42,16 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
     whole.end()?;
     let pool = pool_of(&mut pool)?;
     if let Some(defaults) = &defaults {
-        check_defaults(defaults)?;
+        check_defaults(defaults, &kinds)?;
     }
     let mut devices = Vec::with_capacity(sections.len());
     let (mut names, mut sockets) = (BTreeMap::new(), BTreeMap::new());
     for mut section in sections {
         if let Some(defaults) = &defaults {
-            // Defaults for the other kind of devices do not apply to this device.
-            let (own, limits) = match section.has("port") {
-                true => (&DeviceTable::BLK_KEYS[..], &LimitsConfig::KEYS[..]),
-                false => (&DeviceTable::NET_KEYS[..], &CardLimitsConfig::KEYS[..]),
-            };
-            section.add_absent(defaults, &[own, limits].concat());
+            // Defaults for other kinds of devices do not apply to this device.
+            section.add_absent(defaults, &kinds.foreign_keys(|key| section.has(key)));
         }
-        let device = device_of(&mut section)?;
+        let device = device_of(&mut section, &kinds)?;
         let taken = |what: &str, line: usize, shown: &str, first: usize| {
             text.at(line, format!("{what}: the device of line {first} has {shown} already: use another one"))
         };
@@ -85,23 +77,25 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
 }
 
 fn pool_of(section: &mut Section<'_>) -> Result<PoolConfig> {
-    let pool: PoolConfig = section.read()?;
+    let values = section.read(&keys::<PoolConfig>())?;
+    let pool: PoolConfig = read_keys(&values).map_err(|mistake| section.mistake(&mistake))?;
     pool.worker_options(1, Notation::Keys).map_err(|mistake| section.mistake(&mistake))?;
     Ok(pool)
 }
 
 /// Checks the table `[defaults]`.
-fn check_defaults(section: &Section<'_>) -> Result<()> {
-    section.check::<DeviceTable>(&IDENTITY_KEYS)?;
-    match IDENTITY_KEYS.into_iter().find(|key| section.has(key)) {
+fn check_defaults(section: &Section<'_>, kinds: &Kinds) -> Result<()> {
+    let own = kinds.own_keys();
+    section.clone().read_without(&kinds.keys(), &own)?;
+    match own.into_iter().find(|key| section.has(key)) {
         Some(key) => Err(section.wrong(key, "it is each device's own: say it in a [[device]]")),
         None => Ok(()),
     }
 }
 
-fn device_of(section: &mut Section<'_>) -> Result<DeviceConfig> {
-    let table: DeviceTable = section.read()?;
-    let mut device = DeviceConfig::try_from(table).map_err(|mistake| section.mistake(&mistake))?;
+fn device_of(section: &mut Section<'_>, kinds: &Kinds) -> Result<DeviceConfig> {
+    let values = section.read(&kinds.keys())?;
+    let mut device = kinds.read(&values).map_err(|mistake| section.mistake(&mistake))?;
     if device.serve.socket_path.is_none() {
         return Err(section.needs("socket-path"));
     }

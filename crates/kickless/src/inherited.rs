@@ -1,12 +1,12 @@
-//! The inherited socket of `--fd`, and the inherited TAPs of ports.
+//! The inherited socket of `--fd`, and the descriptors that options of devices name by their numbers.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use kickless_daemon::{DeviceKind, Endpoint};
-use kickless_net_port::{Port, TapError};
+use kickless_daemon::Endpoint;
+use kickless_opener::Descriptors;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::service::Service;
@@ -36,40 +36,21 @@ pub(crate) fn given(fds: &[(String, i32)]) -> Result<Vec<(String, OwnedFd)>> {
     Ok(given)
 }
 
-/// The inherited queues of TAPs, by their numbers.
-#[derive(Debug, Default)]
-pub(crate) struct TapFds(BTreeMap<i32, OwnedFd>);
-
-impl TapFds {
-    /// Takes ownership of the descriptors that the ports of a service name. Must be called before the process
-    /// opens any other descriptor, except for [`endpoint`].
-    ///
-    /// # Errors
-    /// A number was not inherited, or is named twice. The error is one sentence that names the option.
-    pub(crate) fn adopt(service: &Service) -> Result<Self> {
-        let mut fds = BTreeMap::new();
-        for device in &service.devices {
-            let DeviceKind::Net(card) = &device.kind else { continue };
-            let Port::TapFd(fds_of_port) = &card.port else { continue };
-            for fd in fds_of_port.iter().filter_map(|fd| fd.parse().ok()) {
-                let is_taken = service.fd == Some(fd) || fds.contains_key(&fd);
-                let adopted =
-                    if is_taken { Err(anyhow!("descriptor {fd} is named twice")) } else { adopt(fd) };
-                let option = || device.option(service.notation, "port");
-                fds.insert(fd, adopted.with_context(option)?);
-            }
+/// Takes ownership of the descriptors that the options of devices name by their numbers. Must be called
+/// before the process opens any other descriptor, except for [`endpoint`].
+///
+/// # Errors
+/// A number was not inherited, or is named twice. The error is one sentence that names the option.
+pub(crate) fn of_devices(service: &Service) -> Result<Descriptors> {
+    let mut fds: BTreeMap<i32, OwnedFd> = BTreeMap::new();
+    for device in &service.devices {
+        for (option, fd) in device.kind.inherited() {
+            let is_taken = service.fd == Some(fd) || fds.contains_key(&fd);
+            let adopted = if is_taken { Err(anyhow!("descriptor {fd} is named twice")) } else { adopt(fd) };
+            fds.insert(fd, adopted.with_context(|| device.option(service.notation, option))?);
         }
-        Ok(Self(fds))
     }
-
-    /// Returns another descriptor of the queue with the number `fd`.
-    ///
-    /// # Errors
-    /// The process did not inherit it, or has no free descriptor.
-    pub(crate) fn queue(&self, fd: i32) -> Result<OwnedFd, TapError> {
-        let queue = self.0.get(&fd).ok_or_else(|| TapError::NotInherited { fd: fd.to_string() })?;
-        queue.try_clone().map_err(|source| TapError::Descriptor { fd: fd.to_string(), source })
-    }
+    Ok(fds.into_iter().map(|(number, fd)| (number.to_string(), fd)).collect())
 }
 
 /// Takes ownership of the inherited descriptor with the number `fd`.

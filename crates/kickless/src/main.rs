@@ -1,12 +1,11 @@
 //! kickless: virtual machine disks and network cards over vhost-user.
 //!
 //! This crate contains only the program: the command line, the log, the inherited socket, and the wiring of
-//! the other crates, which do not depend on one another. Only `wire` names the kinds of devices.
+//! the other crates, which do not depend on one another. No file names a kind of device.
 
 // Printing blocks if standard output or error blocks, and panics if it fails.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
-mod capabilities;
 mod cli;
 mod config;
 mod control;

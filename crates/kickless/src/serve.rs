@@ -13,13 +13,12 @@ use kickless_daemon::{
 };
 use kickless_io::Waker;
 use kickless_memory::fault;
-use kickless_opener::TURN_WAIT;
+use kickless_opener::{Descriptors, TURN_WAIT};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, error, info, warn};
 
-use crate::inherited::TapFds;
 use crate::reload::Reload;
 use crate::service::Service;
 use crate::signals::Signals;
@@ -34,7 +33,8 @@ const POLL_RETRY: Duration = Duration::from_secs(1);
 /// The descriptors that the parent process has passed.
 struct Inherited {
     endpoint: Option<Endpoint>,
-    taps: TapFds,
+    /// The descriptors that options of devices name, by their numbers.
+    of_devices: Descriptors,
 }
 
 /// Serves all devices until a signal arrives, or until all devices have ended. A device on an inherited
@@ -48,7 +48,7 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     // `--fd`.
     let inherited = Inherited {
         endpoint: service.fd.map(inherited::endpoint).transpose()?,
-        taps: TapFds::adopt(&service)?,
+        of_devices: inherited::of_devices(&service)?,
     };
     let signals = Signals::catch()?;
     fault::guard().context("cannot protect the process against front-ends that truncate their memory")?;
@@ -139,9 +139,9 @@ struct Opened {
 }
 
 fn open_all(service: Service, inherited: Inherited) -> Result<Opened> {
-    let Inherited { mut endpoint, taps } = inherited;
+    let Inherited { mut endpoint, of_devices } = inherited;
     wire::check_cpus(service.pool.cpus(), service.notation)?;
-    let registry = wire::registry(&service, taps)?;
+    let registry = wire::registry(&service, of_devices)?;
     let (mut devices, mut unavailable) = (Vec::with_capacity(service.devices.len()), Vec::new());
     for config in &service.devices {
         match registry.open(config.clone(), endpoint.take()) {
@@ -240,7 +240,8 @@ impl Events {
 fn log_counters(registry: &Registry, occasion: &str) {
     let deadline = Instant::now() + REPORT_WAIT;
     for device in registry.devices() {
-        device.config().span().in_scope(|| log::without_limits(|| device.statistics().log(occasion)));
+        let own = device.device().counters();
+        device.config().span().in_scope(|| log::without_limits(|| device.statistics().log(occasion, &own)));
         // The device can be closed during the wait.
         drop(device);
         log::wait_until_written(deadline);

@@ -22,8 +22,8 @@ use crate::uplink::{Share, Uplink};
 use crate::xdp::{XdpSource, XdpTransmitTask};
 use crate::{config, features, tap_follower, xdp};
 use kickless_device::{
-    CaptureTo, CloseError, ConfigError, Device, DeviceMessage, DeviceMetrics, Direction, Disabled,
-    InvalidState, Limiter, MessageError, QueueTask, StartError, Vring, Words,
+    CaptureTo, CloseError, ConfigError, Device, DeviceMessage, DeviceMetrics, Direction, Disabled, Driver,
+    InvalidState, Limiter, MessageError, Operate, OwnProtocolFeatures, QueueTask, StartError, Vring, Words,
 };
 use kickless_net_port::{Capture, OpenPort};
 use kickless_spec::features::Features;
@@ -166,14 +166,13 @@ impl Device for Net {
             | Features::IN_ORDER
     }
 
-    fn protocol_features(&self) -> ProtocolFeatures {
-        ProtocolFeatures::MTU | ProtocolFeatures::RARP
-    }
-
-    fn withheld_protocol_features(&self) -> ProtocolFeatures {
-        // QEMU 7.2 sends ADD_MEM_REG and REM_MEM_REG again for each pair of rings over the same connection.
-        // It sends SET_MEM_TABLE only once.
-        ProtocolFeatures::CONFIGURE_MEM_SLOTS
+    fn protocol_features(&self) -> OwnProtocolFeatures {
+        OwnProtocolFeatures {
+            offered: ProtocolFeatures::MTU | ProtocolFeatures::RARP,
+            // QEMU 7.2 sends ADD_MEM_REG and REM_MEM_REG again for each pair of rings over the same
+            // connection. It sends SET_MEM_TABLE only once.
+            withheld: ProtocolFeatures::CONFIGURE_MEM_SLOTS,
+        }
     }
 
     fn message(&self, message: DeviceMessage) -> Result<(), MessageError> {
@@ -207,48 +206,18 @@ impl Device for Net {
         if index % 2 == 1 { Disabled::Drained } else { Disabled::LeftAlone }
     }
 
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        let mut sums = counters::sums(self.card.all_counters());
-        sums.extend(self.uplink.iter().flat_map(|uplink| uplink.counters()));
-        if let CardPort::Xdp(port) = &self.card.port {
-            sums.push(("dropped_by_kernel", port.queues.dropped()));
+    fn reset(&self, driver: Driver) {
+        match driver {
+            // A driver starts with one pair, with and without MQ (virtio 1.3, section 5.1.5).
+            Driver::Fresh | Driver::SameFrontEnd => self.forget_settings(1),
+            Driver::Unknown => self.forget_settings(PAIRS_UNKNOWN),
         }
-        let announcements = &self.card.announcements;
-        sums.push(("announcements", announcements.requested.load(Ordering::Relaxed)));
-        sums.push(("announcements_limited", announcements.limited.load(Ordering::Relaxed)));
-        sums
-    }
-
-    fn metrics(&self, _now_ns: u64) -> DeviceMetrics {
-        DeviceMetrics { operations: counters::operations(&self.card.counters), ..DeviceMetrics::default() }
-    }
-
-    fn set_capture(&self, to: Option<&CaptureTo<'_>>) -> Result<(), StartError> {
-        let capture = &self.card.capture;
-        let set = match to {
-            Some(to) => capture.begin(to.path, to.device, to.len_max),
-            None => capture.end(),
-        };
-        set.map_err(|error| StartError(error.into()))
-    }
-
-    fn reset(&self) {
-        // A driver starts with one pair, with and without MQ (virtio 1.3, section 5.1.5).
-        self.forget_settings(1);
     }
 
     fn connected(&self) {
         self.card.mtu.store(self.mtu, Ordering::Relaxed);
         self.card.has_control_ring.store(false, Ordering::Relaxed);
         self.forget_settings(PAIRS_UNKNOWN);
-    }
-
-    fn restore_unknown(&self) {
-        self.forget_settings(PAIRS_UNKNOWN);
-    }
-
-    fn limiter(&self) -> Option<&Limiter> {
-        Some(&self.card.limiter)
     }
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
@@ -348,6 +317,37 @@ impl Device for Net {
             }
             Role::Control => return Err(no_ring()),
         })
+    }
+}
+
+impl Operate for Net {
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut sums = counters::sums(self.card.all_counters());
+        sums.extend(self.uplink.iter().flat_map(|uplink| uplink.counters()));
+        if let CardPort::Xdp(port) = &self.card.port {
+            sums.push(("dropped_by_kernel", port.queues.dropped()));
+        }
+        let announcements = &self.card.announcements;
+        sums.push(("announcements", announcements.requested.load(Ordering::Relaxed)));
+        sums.push(("announcements_limited", announcements.limited.load(Ordering::Relaxed)));
+        sums
+    }
+
+    fn metrics(&self, _now_ns: u64) -> DeviceMetrics {
+        DeviceMetrics { operations: counters::operations(&self.card.counters), ..DeviceMetrics::default() }
+    }
+
+    fn set_capture(&self, to: Option<&CaptureTo<'_>>) -> Result<(), StartError> {
+        let capture = &self.card.capture;
+        let set = match to {
+            Some(to) => capture.begin(to.path, to.device, to.len_max),
+            None => capture.end(),
+        };
+        set.map_err(|error| StartError(error.into()))
+    }
+
+    fn limiter(&self) -> Option<&Limiter> {
+        Some(&self.card.limiter)
     }
 }
 

@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::{CaptureTo, Device, DeviceMessage};
+use kickless_device::{CaptureTo, Device, DeviceMessage, Operate};
 use kickless_net::Net;
 use kickless_net_port::{NullPort, OpenPort};
 use kickless_spec::net::{Header, NetFeatures};

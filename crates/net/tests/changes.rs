@@ -4,7 +4,7 @@
 
 mod rig;
 
-use kickless_device::{Device, Interest, Next, Update};
+use kickless_device::{Device, Driver, Interest, Next, Update};
 use kickless_memory::{Gpa, Log, Map, View};
 use kickless_net::Net;
 use kickless_net_port::{NullPort, TestFrame};
@@ -302,7 +302,7 @@ fn a_new_driver_starts_after_a_stop_with_credit() {
             receive(&mut rig, 0, 10);
             fill_until_quiet(&mut rig, 0);
             let (_, guest) = rig.stop_task();
-            card.reset();
+            card.reset(Driver::Fresh);
             rig = run(&card, guest.with_new_driver());
         }
     }

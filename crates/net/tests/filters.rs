@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::Device;
+use kickless_device::{Device, Driver};
 use kickless_net::Net;
 use kickless_net_port::OpenPort;
 use kickless_spec::net::{ERR, GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures, OK};
@@ -111,7 +111,7 @@ fn addresses_are_filtered_as_the_driver_wants() {
     assert_eq!(rings.accepted(), [true, true, false, false]);
     assert!(counter(&rings.card, "dropped_filtered") > 20);
     // A reset forgets all of it.
-    rings.card.reset_driver();
+    rings.card.reset(Driver::SameFrontEnd);
     assert_eq!(rings.accepted(), [true; 4]);
 }
 
@@ -163,7 +163,7 @@ fn settings_that_a_reconnection_loses_neither_drop_frames_nor_force_offloads_on_
         // A second start of the ring over the same connection changes nothing.
         rings = rings.restart_control(false);
         assert_eq!(rings.accepted(), [false, true, true, true]);
-        rings.card.reset_driver();
+        rings.card.reset(Driver::SameFrontEnd);
         assert_eq!(rings.command(&[0, 0, 0]), OK);
         assert_eq!(rings.accepted(), [true, false, false, true], "a fresh driver");
     }

@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::{Device, Limit, Limits, Next, Rate};
+use kickless_device::{Device, Driver, Limit, Limits, Next, Operate, Rate};
 use kickless_net::Net;
 use kickless_net_port::{NullPort, OpenPort, Port};
 use kickless_spec::net::Header;
@@ -144,7 +144,7 @@ fn a_group_has_one_limit() {
             port: OpenPort::Null(NullPort::default()),
         };
         let card = Arc::new(Net::new(options).with_limiter(limiter.clone()));
-        card.reset();
+        card.reset(Driver::Fresh);
         let mut rig = Rig::start(&card, 1, SPLIT, 128, card.features());
         (0..10).for_each(|_| _ = rig.send(&frame(60), 100).unwrap());
         rigs.push(rig);

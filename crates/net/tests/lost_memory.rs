@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::{CaptureTo, Device};
+use kickless_device::{CaptureTo, Device, Operate};
 use kickless_net_port::{NullPort, OpenPort, StreamPort, Tap};
 use kickless_spec::net::{GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header};
 use kickless_testing::parse_pcapng;

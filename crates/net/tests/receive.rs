@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::{Device, Interest, Next, Update};
+use kickless_device::{Device, Driver, Interest, Next, Update};
 use kickless_net::Net;
 use kickless_net_port::{NullPort, TestFrame};
 use kickless_spec::features::Features;
@@ -389,7 +389,7 @@ fn all_pairs_get_frames_where_the_front_end_serves_the_control_ring() {
     // The front-end before this one left the control ring to the card.
     drop(Rig::start(&card, 4, SPLIT, 64, card.features()));
     card.connected();
-    card.reset();
+    card.reset(Driver::Fresh);
     let mut rig = Rig::start(&card, 2, SPLIT, 64, card.features());
     while rig.offer(&[2000], true).is_some() {}
     rig.wait_readable();

@@ -4,7 +4,7 @@
 
 mod rig;
 
-use kickless_device::{Device, Limit, Limits, Next, Rate};
+use kickless_device::{Device, Limit, Limits, Next, Operate, Rate};
 use kickless_net::offload::{SEGMENTED_BYTES_MAX, SEGMENTS_MAX, Segments};
 use kickless_net::{Frame, InvalidFrame, Net};
 use kickless_net_port::{OpenPort, Tap};

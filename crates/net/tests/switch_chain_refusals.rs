@@ -4,7 +4,7 @@
 
 mod rig;
 
-use kickless_device::{CaptureTo, Device, Limit, Limits, Neighbours, Next, Parcel, Rate};
+use kickless_device::{CaptureTo, Device, Limit, Limits, Neighbours, Next, Operate, Parcel, Rate};
 use kickless_memory::{Gpa, Marks};
 use kickless_spec::features::Features;
 use kickless_spec::net::{FRAME_MAX, GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};

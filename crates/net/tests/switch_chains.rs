@@ -4,7 +4,7 @@
 
 mod rig;
 
-use kickless_device::Update;
+use kickless_device::{Operate, Update};
 use kickless_memory::{Gpa, Log, Map, View};
 use kickless_spec::net::{
     GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header, NetFeatures,
@@ -175,10 +175,10 @@ fn carry(kind: Kind, missing: [NetFeatures; 2], bursts: &[Burst], is_direct: boo
             idle = if frames.len() > before || pair.transmit.with_device() > 0 { 0 } else { idle + 1 };
         }
     }
-    let counters = pair.cards.each_ref().map(|card| {
-        use kickless_device::Device;
-        card.counters().into_iter().filter(|(name, _)| *name != "sent_directly").collect()
-    });
+    let counters = pair
+        .cards
+        .each_ref()
+        .map(|card| card.counters().into_iter().filter(|(name, _)| *name != "sent_directly").collect());
     let dirty = (0..MEMORY / 4096).filter(|page| log.is_marked(Gpa(page * 4096))).collect();
     (Seen { frames, counters, dirty }, chains)
 }

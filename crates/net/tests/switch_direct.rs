@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::{Device, Update};
+use kickless_device::{Device, Operate, Update};
 use kickless_memory::{Gpa, Log, Map, Marks, View};
 use kickless_net::Net;
 use kickless_spec::net::Header;

@@ -4,7 +4,7 @@
 
 mod rig;
 
-use kickless_device::Device;
+use kickless_device::Operate;
 use kickless_spec::net::{
     GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header, NetFeatures,
 };

@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::{CaptureTo, Device, Limit, Limits, Next, Rate};
+use kickless_device::{CaptureTo, Device, Limit, Limits, Next, Operate, Rate};
 use kickless_memory::{Gpa, Marks};
 use kickless_net::Net;
 use kickless_spec::net::{Header, NetFeatures};

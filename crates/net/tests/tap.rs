@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::{CaptureTo, Device, DeviceMessage, Interest, Next, Update};
+use kickless_device::{CaptureTo, Device, DeviceMessage, Interest, Next, Operate, Update};
 use kickless_memory::Iov;
 use kickless_net::Net;
 use kickless_net_port::{OpenPort, ReceiveError, Tap, TapQueue};

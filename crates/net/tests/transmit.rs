@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::{ConfigError, Device, DeviceMessage, Disabled, MessageError, Next};
+use kickless_device::{ConfigError, Device, DeviceMessage, Disabled, Driver, MessageError, Next};
 use kickless_net::Net;
 use kickless_net_port::{NullPort, OpenPort, Port, Tap};
 use kickless_spec::features::Features;
@@ -189,14 +189,14 @@ fn features_are_those_of_every_port() {
     for port in ports {
         let card = rig::card_on(1, port);
         assert_eq!(card.features(), rig::card(1, NullPort::default()).features());
-        assert_eq!(card.protocol_features(), ProtocolFeatures::MTU | ProtocolFeatures::RARP);
+        assert_eq!(card.protocol_features().offered, ProtocolFeatures::MTU | ProtocolFeatures::RARP);
     }
 }
 
 #[test]
 fn the_front_end_sets_the_mtu_and_announces() {
     let card = card(2, NullPort::default());
-    assert_eq!(card.protocol_features(), ProtocolFeatures::MTU | ProtocolFeatures::RARP);
+    assert_eq!(card.protocol_features().offered, ProtocolFeatures::MTU | ProtocolFeatures::RARP);
     let space = config(&card);
     assert_eq!((space.mac, space.mtu.get(), space.max_virtqueue_pairs.get()), ([2, 0, 0, 0, 0, 7], 1500, 2));
     for mtu in [68, 9000, 65_535] {
@@ -208,7 +208,7 @@ fn the_front_end_sets_the_mtu_and_announces() {
         assert_eq!(card.message(DeviceMessage::SetMtu(mtu)), Err(refused));
     }
     assert_eq!(config(&card).mtu.get(), 65_535);
-    card.reset_driver();
+    card.reset(Driver::SameFrontEnd);
     assert_eq!(config(&card).mtu.get(), 65_535);
     card.connected();
     assert_eq!(config(&card).mtu.get(), 1500, "the MTU of an earlier front-end stays");
@@ -229,7 +229,7 @@ fn a_reset_returns_to_one_pair() {
     control.poll();
     assert_eq!(control.answer(id), OK);
     assert_ne!(card.save(), fresh);
-    card.reset_driver();
+    card.reset(Driver::SameFrontEnd);
     assert_eq!(card.save(), fresh);
 }
 
@@ -237,7 +237,7 @@ fn a_reset_returns_to_one_pair() {
 fn the_pairs_of_an_earlier_front_end_are_forgotten() {
     let card = card(2, NullPort::default());
     let one_pair = card.save();
-    card.restore_unknown();
+    card.reset(Driver::Unknown);
     let unknown = card.save();
     card.load(&one_pair).unwrap();
     card.connected();
@@ -249,7 +249,7 @@ fn a_state_is_loaded_as_it_was_saved() {
     let card = card(2, NullPort::default());
     let saved = card.save();
     let other = rig::card(2, NullPort::default());
-    other.restore_unknown();
+    other.reset(Driver::Unknown);
     assert_ne!(other.save(), saved);
     other.load(&saved).unwrap();
     assert_eq!(other.save(), saved);
@@ -264,7 +264,7 @@ fn a_state_is_loaded_as_it_was_saved() {
     card.load(&set).unwrap();
     assert_eq!(card.save(), set);
     assert_eq!(config(&card).mac, [2, 3, 4, 5, 6, 7]);
-    other.reset_driver();
+    other.reset(Driver::SameFrontEnd);
     assert_eq!((other.save(), config(&other).mac), (saved.clone(), [2, 0, 0, 0, 0, 7]));
     for wrong in [&b""[..], b"net1", b"net1\0", b"net1\0\0", b"net1\x03\0", b"net1\x01\0\0", b"blk1\x01\0"] {
         assert!(other.load(wrong).is_err(), "{wrong:?}");

@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::Device;
+use kickless_device::{Device, Driver};
 use kickless_memory::Iov;
 use kickless_net::{Net, Options};
 use kickless_net_port::{Offloads, Port, PortError, ReceiveError, Tap, TapError, TapQueue};
@@ -39,7 +39,7 @@ fn open(port: &str, number: usize) -> Result<Arc<Net>, PortError> {
         port,
     };
     let card = Arc::new(Net::new(options));
-    card.reset();
+    card.reset(Driver::Fresh);
     card.open().unwrap();
     Ok(card)
 }

@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::{CaptureTo, Device, DeviceMessage, Interest, Next};
+use kickless_device::{CaptureTo, Device, DeviceMessage, Interest, Next, Operate};
 use kickless_net::Net;
 use kickless_net::offload::complete_checksum;
 use kickless_net_port::{OpenPort, XdpPort, XdpQueue};

@@ -1,8 +1,8 @@
 //! Provides devices that implement only the methods that a test needs.
 
 use kickless_device::{
-    CloseError, ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask,
-    StartError, Vring, Words,
+    CloseError, ConfigError, Device, DeviceMessage, Disabled, Driver, InvalidState, MessageError, Operate,
+    OwnProtocolFeatures, QueueTask, StartError, Vring, Words,
 };
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -19,7 +19,7 @@ pub trait Fake: Send + Sync {
         ProtocolFeatures::empty()
     }
 
-    /// Acts as [`Device::withheld_protocol_features`].
+    /// Acts as [`Device::protocol_features`], for those that it withholds.
     fn withheld_protocol_features(&self) -> ProtocolFeatures {
         ProtocolFeatures::empty()
     }
@@ -42,18 +42,13 @@ pub trait Fake: Send + Sync {
         Disabled::LeftAlone
     }
 
-    /// Acts as [`Device::counters`].
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        Vec::new()
-    }
-
     /// Acts as [`Device::reset`].
-    fn reset(&self) {}
+    fn reset(&self, _driver: Driver) {}
 
     /// Acts as [`Device::connected`].
     fn connected(&self) {}
 
-    /// Acts as [`Device::refresh`].
+    /// Acts as [`Operate::refresh`].
     fn refresh(&self) {}
 
     /// Acts as [`Device::close`].
@@ -88,12 +83,11 @@ impl<T: Fake> Device for FakeDevice<T> {
         self.0.features()
     }
 
-    fn protocol_features(&self) -> ProtocolFeatures {
-        self.0.protocol_features()
-    }
-
-    fn withheld_protocol_features(&self) -> ProtocolFeatures {
-        self.0.withheld_protocol_features()
+    fn protocol_features(&self) -> OwnProtocolFeatures {
+        OwnProtocolFeatures {
+            offered: self.0.protocol_features(),
+            withheld: self.0.withheld_protocol_features(),
+        }
     }
 
     fn message(&self, message: DeviceMessage) -> Result<(), MessageError> {
@@ -112,19 +106,13 @@ impl<T: Fake> Device for FakeDevice<T> {
         self.0.disabled(index)
     }
 
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.0.counters()
-    }
-
-    fn reset(&self) {
-        self.0.reset();
+    fn reset(&self, driver: Driver) {
+        self.0.reset(driver);
     }
 
     fn connected(&self) {
         self.0.connected();
     }
-
-    fn restore_unknown(&self) {}
 
     fn read_config(&self, _: usize, into: &mut [u8]) {
         into.fill(0);
@@ -132,10 +120,6 @@ impl<T: Fake> Device for FakeDevice<T> {
 
     fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError> {
         Err(ConfigError::ReadOnly { offset, end: offset + from.len() })
-    }
-
-    fn refresh(&self) {
-        self.0.refresh();
     }
 
     fn open(&self) -> Result<(), StartError> {
@@ -160,5 +144,11 @@ impl<T: Fake> Device for FakeDevice<T> {
 
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError> {
         self.0.start_queue(vring, features)
+    }
+}
+
+impl<T: Fake> Operate for FakeDevice<T> {
+    fn refresh(&self) {
+        self.0.refresh();
     }
 }

@@ -21,7 +21,8 @@ const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
 
 /// Returns the protocol features that are offered with this device: ours and its own.
 pub(crate) fn protocol_features(device: &dyn Device) -> ProtocolFeatures {
-    (PROTOCOL_FEATURES | device.protocol_features()) - device.withheld_protocol_features()
+    let own = device.protocol_features();
+    (PROTOCOL_FEATURES | own.offered) - own.withheld
 }
 
 /// The negotiated features.

@@ -7,8 +7,8 @@ use crate::state::{RingState, SavedState};
 use crate::statistics::Statistics;
 use crate::wait;
 use kickless_device::{
-    Areas, Call, Device, Disabled, Executor, InvalidState, Iommu, Kick, Leave, Stopped, TaskHandle, Update,
-    Vring, VringParts,
+    Areas, Call, Device, Disabled, Driver, Executor, InvalidState, Iommu, Kick, Leave, Stopped, TaskHandle,
+    Update, Vring, VringParts,
 };
 use kickless_memory::{Iova, View};
 use kickless_spec::features::Features;
@@ -199,7 +199,7 @@ impl Rings {
             if std::mem::take(&mut self.expects_new_driver)
                 && self.rings.iter().any(|ring| ring.setup.is_resumed(packed))
             {
-                self.device.restore_unknown();
+                self.device.reset(Driver::Unknown);
             }
             self.device.open().map_err(|source| RequestError::Start { index, source })?;
             self.open = true;

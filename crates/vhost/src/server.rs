@@ -44,7 +44,7 @@ enum Presence {
 impl Server {
     /// Makes a server of this device, whose queues run in this executor.
     pub fn new(device: Arc<dyn Device>, executor: Arc<dyn Executor>) -> Self {
-        let statistics = Arc::new(Statistics::new(device.clone()));
+        let statistics = Arc::new(Statistics::new(&*device));
         let presence = Mutex::new(Presence::Free);
         let stops = Mutex::default();
         let (mapper, keeps_device) = (Mapper::default(), AtomicBool::new(false));

@@ -13,7 +13,7 @@ use crate::statistics::Statistics;
 use crate::transfer::Transfers;
 use crate::wait::Cancellation;
 use crate::waiting_frontends::WaitingFrontends;
-use kickless_device::{Call, Device, DeviceMessage, Executor, Kick, Leave, Update};
+use kickless_device::{Call, Device, DeviceMessage, Driver, Executor, Kick, Leave, Update};
 use kickless_memory::{Gpa, Mapper, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -235,7 +235,7 @@ impl<'a> Session<'a> {
 
             Message::GetConfig(config) => {
                 if !std::mem::replace(&mut self.driver_known, true) {
-                    self.device.reset();
+                    self.device.reset(Driver::Fresh);
                     self.rings.expects_new_driver = true;
                 }
                 let mut data = vec![0; config.data.len()];
@@ -288,7 +288,7 @@ impl<'a> Session<'a> {
 
     /// Passes a message to the device, if the device offers the protocol feature and it was negotiated.
     fn pass_to_device(&self, feature: ProtocolFeatures, message: DeviceMessage) -> Result<(), RequestError> {
-        if !self.device.protocol_features().contains(feature) {
+        if !self.device.protocol_features().offered.contains(feature) {
             return Err(RequestError::NotOffered);
         }
         self.negotiated.need(feature)?;
@@ -343,7 +343,7 @@ impl<'a> Session<'a> {
         // No request is in flight in rings that start anew, so the buffer does not describe them.
         self.rings.inflight = None;
         self.rings.reset(self.negotiated.always_enabled())?;
-        self.device.reset_driver();
+        self.device.reset(Driver::SameFrontEnd);
         Ok(())
     }
 

@@ -7,7 +7,6 @@ use tracing::info;
 
 /// The counters of a device, over all its front-ends.
 pub struct Statistics {
-    device: Arc<dyn Device>,
     queues: Vec<Arc<Counters>>,
     /// Kicks by message for rings that did not run.
     pub(crate) kicks_ignored: Count,
@@ -15,9 +14,9 @@ pub struct Statistics {
 
 impl Statistics {
     /// Makes the counters of a device.
-    pub(crate) fn new(device: Arc<dyn Device>) -> Self {
+    pub(crate) fn new(device: &dyn Device) -> Self {
         let queues = (0..device.queues_max()).map(|_| Arc::default()).collect();
-        Self { device, queues, kicks_ignored: Count::default() }
+        Self { queues, kicks_ignored: Count::default() }
     }
 
     pub(crate) fn queue(&self, index: u16) -> Arc<Counters> {
@@ -36,19 +35,14 @@ impl Statistics {
         &self.queues
     }
 
-    /// Returns the device's own counters: names and values.
-    pub fn of_device(&self) -> Vec<(&'static str, u64)> {
-        self.device.counters()
-    }
-
     /// Returns the number of kicks by message for rings that did not run.
     pub fn kicks_ignored(&self) -> u64 {
         self.kicks_ignored.get()
     }
 
-    /// Logs a line for each queue that was ever used, or one line if there is none. Each begins with
-    /// `occasion`.
-    pub fn log(&self, occasion: &str) {
+    /// Logs a line for each queue that was ever used, or one line if there is none, and a line with the
+    /// device's `own` counters. Each begins with `occasion`.
+    pub fn log(&self, occasion: &str, own: &[(&str, u64)]) {
         let used = |counters: &Counters| counters.requests.get() + counters.kicks.get() > 0;
         if !self.queues.iter().any(|counters| used(counters)) {
             info!("{occasion} queues_used=0");
@@ -56,7 +50,7 @@ impl Statistics {
         for (queue, counters) in self.queues.iter().enumerate().filter(|(_, counters)| used(counters)) {
             info!("{occasion} queue={queue} {counters}");
         }
-        let own: Vec<_> = self.of_device().iter().map(|(name, value)| format!(" {name}={value}")).collect();
+        let own: Vec<_> = own.iter().map(|(name, value)| format!(" {name}={value}")).collect();
         if !own.is_empty() {
             info!("{occasion} device{}", own.concat());
         }

@@ -3,7 +3,9 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{Call, Clock, Context, Device, Leave, Next, QueueTask, Update, Vring, VringParts};
+use kickless_device::{
+    Call, Clock, Context, Device, Driver, Leave, Next, QueueTask, Update, Vring, VringParts,
+};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{CompletionMode, Engine, EngineKind, EngineOptions, Waker};
 use kickless_memory::{Area, Gpa, Inflight, Map, Marks, View};
@@ -186,7 +188,7 @@ pub fn is_called(calls: &OwnedFd) -> bool {
 pub fn blk(disk: Disk) -> Arc<Blk> {
     let options = Options { serial: "rig".to_owned(), queues_max: 4, queue_size_max: SIZE, lock: false };
     let device = Arc::new(Blk::new(disk, options));
-    device.reset();
+    device.reset(Driver::Fresh);
     device
 }
 

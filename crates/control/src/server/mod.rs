@@ -478,7 +478,7 @@ impl Sockets {
         let call = Method::find(&method).and_then(|method| match (method.effect, access) {
             (Effect::Changes, Access::ReadOnly) => Err(RpcError::read_only(method.name)),
             _ => {
-                let call = method.parse(params)?;
+                let call = method.parse(params, self.daemon.registry().kinds())?;
                 Ok((method, call, method.named(fds, descriptors)?))
             }
         });

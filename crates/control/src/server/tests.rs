@@ -44,7 +44,7 @@ impl Rig {
                 })
             },
         };
-        let registry = Registry::new(1, |_, _| panic!("there are no devices")).unwrap();
+        let registry = Registry::new(1, kickless_kinds::kinds()).unwrap();
         let daemon = Arc::new(Daemon::new(Arc::new(registry), hooks));
         let sockets = Sockets::new(daemon, listeners, Waker::new().unwrap(), is_ending);
         Self { sockets, filters, dir }

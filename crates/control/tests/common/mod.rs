@@ -2,44 +2,22 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use kickless_opener::{Descriptors, Listener};
+use kickless_opener::Listener;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kickless_blk::Blk;
 use kickless_control::{Access, Client, ClientError, Daemon, Hooks, Server};
-use kickless_daemon::{DeviceConfig, DeviceKind, MakeError, Notation, OnError, PoolConfig, Registry, Switch};
-use kickless_device::{Device, Limiter};
-use kickless_disk::Disk;
+use kickless_daemon::{Notation, PoolConfig, Registry};
+use kickless_kinds::kinds;
 use kickless_testing::LIMIT;
 use kickless_worker::WorkerPool;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 pub(crate) const DEVICES_MAX: usize = 16;
-
-fn make(config: &DeviceConfig, given: &Descriptors) -> Result<Arc<dyn Device>, MakeError> {
-    let DeviceKind::Blk(blk) = &config.kind else { panic!("{config:?}") };
-    let options = kickless_disk::Options {
-        read_only: blk.read_only,
-        cache: blk.cache,
-        merge: blk.merge == Switch::On,
-        cache_size: blk.cache_size,
-    };
-    let disk = Disk::open_given(&blk.blk_file, &options, given)
-        .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
-    let (serial, queues_max) = (disk.identity().to_owned(), blk.num_queues);
-    let queue_size_max = config.serve.queue_size;
-    let device = Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: true });
-    device.set_discard(blk.discard == Switch::On);
-    let limiter = Arc::new(Limiter::default());
-    limiter.set(&blk.limits.limits());
-    let stops = blk.on_error == OnError::Stop;
-    Ok(Arc::new(device.with_limiter(limiter).with_stop_on_error(stops)))
-}
 
 pub(crate) struct Rig {
     // Dropped first, so that no call finds the registry gone.
@@ -55,7 +33,7 @@ impl Rig {
         let dir = tempfile::tempdir().unwrap();
         let pool = PoolConfig::default();
         let options = pool.worker_options(DEVICES_MAX as u32, Notation::Keys).unwrap();
-        let registry = Arc::new(Registry::new(DEVICES_MAX, make).unwrap());
+        let registry = Arc::new(Registry::new(DEVICES_MAX, kinds()).unwrap());
         registry.set_pool(WorkerPool::start(&options).unwrap());
         let is_stopping = Arc::new(AtomicBool::new(false));
         let stop = is_stopping.clone();

@@ -1,92 +1,32 @@
 //! The configuration of one device.
 
-use kickless_device::Limits;
-use kickless_net_port::Port;
-use kickless_opener::{descriptor_name, is_descriptor_name};
+use kickless_opener::descriptor_name;
 use serde::Serialize;
 use tracing::{Span, error_span};
 
-use super::blk::BlkConfig;
-use super::card_limits::CardLimitsConfig;
-use super::limits::LimitsConfig;
+use super::kind_config::KindConfig;
 use super::name::parse_device_name;
-use super::net::NetConfig;
 use super::notation::{Mistake, Notation};
-use super::serve::ServeConfig;
-use super::values::Switch;
+use super::serve::{Identity, ServeConfig, Share};
 
 /// The name of the span of log lines about a device.
 pub const DEVICE_SPAN: &str = "device";
 
 /// A device and its socket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceConfig {
     /// The kind of device, with its own options.
     #[serde(flatten)]
-    pub kind: DeviceKind,
-    /// The options that all devices have.
+    pub kind: KindConfig,
+    /// The name.
+    #[serde(flatten)]
+    pub identity: Identity,
+    /// The socket and the memory.
     #[serde(flatten)]
     pub serve: ServeConfig,
-}
-
-/// The kind of a device, with its own options.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum DeviceKind {
-    /// A disk.
-    Blk(BlkConfig),
-    /// A network card.
-    Net(NetConfig),
-}
-
-impl DeviceKind {
-    /// Returns the limits.
-    pub fn limits(&self) -> Limits {
-        match self {
-            Self::Blk(disk) => disk.limits.limits(),
-            Self::Net(card) => card.limits.limits(),
-        }
-    }
-
-    /// Returns whether the device gives space back to the host. `None` if it has none to give back.
-    pub fn discard(&self) -> Option<Switch> {
-        match self {
-            Self::Blk(disk) => Some(disk.discard),
-            Self::Net(_) => None,
-        }
-    }
-
-    /// Returns the group that shares the limits.
-    pub fn group(&self) -> Option<&str> {
-        match self {
-            Self::Blk(disk) => disk.limits.group.as_deref(),
-            Self::Net(card) => card.limits.group.as_deref(),
-        }
-    }
-
-    /// Takes the limits of another device of the same kind, and whether it gives space back.
-    pub(crate) fn take_changeable(&mut self, other: Self) {
-        match (self, other) {
-            (Self::Blk(disk), Self::Blk(other)) => {
-                (disk.limits, disk.discard) = (other.limits, other.discard)
-            }
-            (Self::Net(card), Self::Net(other)) => card.limits = other.limits,
-            _ => {}
-        }
-    }
-
-    /// Removes the limits, but not the group.
-    pub(crate) fn remove_limits(&mut self) {
-        match self {
-            Self::Blk(disk) => {
-                disk.limits = LimitsConfig { group: disk.limits.group.take(), ..LimitsConfig::default() };
-            }
-            Self::Net(card) => {
-                card.limits =
-                    CardLimitsConfig { group: card.limits.group.take(), ..CardLimitsConfig::default() };
-            }
-        }
-    }
+    /// The share of the pool.
+    #[serde(flatten)]
+    pub share: Share,
 }
 
 impl DeviceConfig {
@@ -101,27 +41,16 @@ impl DeviceConfig {
         if let Some(option) = option
             && serve.socket_path.as_deref().and_then(descriptor_name).is_some()
         {
-            return Err(Mistake { option, why: "a socket that comes as a descriptor has its own".into() });
+            return Err(Mistake::new(option, "a socket that comes as a descriptor has its own"));
         }
-        match &self.kind {
-            DeviceKind::Blk(disk) => disk.check(notation),
-            DeviceKind::Net(card) => card.check(notation),
-        }
+        self.kind.check(notation)
     }
 
     /// Returns the names of the descriptors that the device needs, and the options that name them.
     pub fn descriptors(&self) -> Vec<(&'static str, &str)> {
         let socket = self.serve.socket_path.as_deref().and_then(descriptor_name);
         let mut names: Vec<_> = socket.map(|name| ("socket-path", name)).into_iter().collect();
-        match &self.kind {
-            DeviceKind::Blk(disk) => names.extend(disk.blk_file.descriptor().map(|name| ("blk-file", name))),
-            DeviceKind::Net(card) => {
-                if let Port::TapFd(fds) = &card.port {
-                    let fds = fds.iter().map(String::as_str).filter(|fd| is_descriptor_name(fd));
-                    names.extend(fds.map(|fd| ("port", fd)));
-                }
-            }
-        }
+        names.extend(self.kind.descriptors());
         names
     }
 
@@ -132,12 +61,12 @@ impl DeviceConfig {
     pub fn check_has_no_descriptors(&self) -> Result<(), Mistake> {
         let Some((option, name)) = self.descriptors().first().copied() else { return Ok(()) };
         let why = format!("only a call of device.add comes with descriptors such as {name}");
-        Err(Mistake { option, why })
+        Err(Mistake::new(option, why))
     }
 
     /// Returns the name of the device.
     pub fn name(&self) -> Option<&str> {
-        self.serve.name.as_deref()
+        self.identity.name.as_deref()
     }
 
     /// Names a device without a name after its socket, without the ending.
@@ -145,14 +74,14 @@ impl DeviceConfig {
     /// # Errors
     /// The device has no socket path, or no name can be made of it.
     pub fn name_by_socket(&mut self) -> Result<(), Mistake> {
-        let mistake = |why: &str| Mistake { option: "socket-path", why: why.into() };
-        if self.serve.name.is_some() {
+        let mistake = |why: &str| Mistake::new("socket-path", why);
+        if self.identity.name.is_some() {
             return Ok(());
         }
         let path = self.serve.socket_path.as_ref().ok_or_else(|| mistake("this device needs one"))?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let name = parse_device_name(&stem);
-        self.serve.name =
+        self.identity.name =
             Some(name.map_err(|_| mistake("no name can be made of it: give the device a name"))?);
         Ok(())
     }

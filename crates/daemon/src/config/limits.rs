@@ -1,222 +1,239 @@
-//! The limits of the requests of a disk, by QEMU's names.
+//! The limits of a device's requests or frames.
 
-use std::iter::zip;
+use std::array;
+use std::fmt::Debug;
+use std::marker::PhantomData;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use kickless_device::{Limit, Limits, Rate};
-use serde::Serialize;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 
 use super::notation::{Mistake, Notation};
-use super::text;
 use super::values::{parse_bps, parse_burst, parse_group, parse_iops};
 
 /// The part of a second whose units a bucket without bursts holds. A worker that is late by less loses
 /// nothing, and a guest that paused gains a tenth of a second at most.
 const SLACK: u64 = 10;
+/// The key of the limits of bytes.
+const BYTES: &str = "bps";
+/// The key of the group that shares limits.
+pub(crate) const GROUP: &str = "group";
 
-/// The limits of a disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize)]
-#[command(next_help_heading = "Limits")]
-#[serde(rename_all = "kebab-case")]
-pub struct LimitsConfig {
-    /// Limit of requests a second [default: none]
-    #[arg(long, value_name = "N", value_parser = parse_iops)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub iops: Option<u32>,
-    /// Limit of requests a second during a burst above --iops [default: none]
-    #[arg(long, value_name = "N", value_parser = parse_iops)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub iops_max: Option<u32>,
-    /// Longest burst at --iops-max [default: 1s]
-    #[arg(long, value_name = "DURATION", value_parser = parse_burst)]
-    #[serde(serialize_with = "text::serialize_duration", skip_serializing_if = "Option::is_none")]
-    pub iops_max_length: Option<Duration>,
-    /// Limit of requests a second, reads only [default: none]
-    #[arg(long, value_name = "N", value_parser = parse_iops)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub iops_read: Option<u32>,
-    /// Limit of requests a second during a burst above --iops-read [default: none]
-    #[arg(long, value_name = "N", value_parser = parse_iops)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub iops_read_max: Option<u32>,
-    /// Longest burst at --iops-read-max [default: 1s]
-    #[arg(long, value_name = "DURATION", value_parser = parse_burst)]
-    #[serde(serialize_with = "text::serialize_duration", skip_serializing_if = "Option::is_none")]
-    pub iops_read_max_length: Option<Duration>,
-    /// Limit of requests a second, writes only [default: none]
-    #[arg(long, value_name = "N", value_parser = parse_iops)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub iops_write: Option<u32>,
-    /// Limit of requests a second during a burst above --iops-write [default: none]
-    #[arg(long, value_name = "N", value_parser = parse_iops)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub iops_write_max: Option<u32>,
-    /// Longest burst at --iops-write-max [default: 1s]
-    #[arg(long, value_name = "DURATION", value_parser = parse_burst)]
-    #[serde(serialize_with = "text::serialize_duration", skip_serializing_if = "Option::is_none")]
-    pub iops_write_max_length: Option<Duration>,
-    /// Limit of bytes a second [default: none]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bps)]
-    #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
-    pub bps: Option<u64>,
-    /// Limit of bytes a second during a burst above --bps [default: none]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bps)]
-    #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
-    pub bps_max: Option<u64>,
-    /// Longest burst at --bps-max [default: 1s]
-    #[arg(long, value_name = "DURATION", value_parser = parse_burst)]
-    #[serde(serialize_with = "text::serialize_duration", skip_serializing_if = "Option::is_none")]
-    pub bps_max_length: Option<Duration>,
-    /// Limit of bytes a second, reads only [default: none]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bps)]
-    #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
-    pub bps_read: Option<u64>,
-    /// Limit of bytes a second during a burst above --bps-read [default: none]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bps)]
-    #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
-    pub bps_read_max: Option<u64>,
-    /// Longest burst at --bps-read-max [default: 1s]
-    #[arg(long, value_name = "DURATION", value_parser = parse_burst)]
-    #[serde(serialize_with = "text::serialize_duration", skip_serializing_if = "Option::is_none")]
-    pub bps_read_max_length: Option<Duration>,
-    /// Limit of bytes a second, writes only [default: none]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bps)]
-    #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
-    pub bps_write: Option<u64>,
-    /// Limit of bytes a second during a burst above --bps-write [default: none]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bps)]
-    #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
-    pub bps_write_max: Option<u64>,
-    /// Longest burst at --bps-write-max [default: 1s]
-    #[arg(long, value_name = "DURATION", value_parser = parse_burst)]
-    #[serde(serialize_with = "text::serialize_duration", skip_serializing_if = "Option::is_none")]
-    pub bps_write_max_length: Option<Duration>,
-    /// Count a request as one for each of this number of bytes [default: each request is one]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bps)]
-    #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
-    pub iops_size: Option<u64>,
-    /// Share the limits with all devices that name this group. The last one that is opened or changed sets
-    /// them
-    #[arg(long, value_name = "NAME", value_parser = parse_group)]
-    #[serde(skip_serializing_if = "Option::is_none")]
+/// The words for the limits of one kind of device.
+#[derive(Clone, Copy, Debug)]
+pub struct LimitWords {
+    /// The key of the limits of units, such as "iops".
+    pub unit: &'static str,
+    /// The name of several units, for the help.
+    pub units: &'static str,
+    /// The ends of the keys: for both directions, to the guest, from the guest.
+    pub directions: [&'static str; 3],
+    /// The help of the limits in these directions. `{}` stands for the units.
+    pub rates: [&'static str; 3],
+    /// The help of the limits during a burst.
+    pub bursts: [&'static str; 3],
+    /// The key of the number of bytes that count as one unit, and its help. `None` if each unit is one.
+    pub unit_size: Option<(&'static str, &'static str)>,
+    /// The devices that can share limits, for the help.
+    pub sharing: &'static str,
+}
+
+/// A kind of device whose traffic has limits.
+pub trait Limited: Clone + Debug + Default + PartialEq + Eq + Send + Sync + 'static {
+    /// The words for the limits.
+    const WORDS: LimitWords;
+}
+
+/// The limits of a device of the kind `K`: how many units, and how many bytes, each for both directions
+/// together and for each direction.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LimitsConfig<K> {
+    units: [LimitConfig; 3],
+    bytes: [LimitConfig; 3],
+    unit_size: Option<u64>,
+    /// The group of devices that share the limits.
     pub group: Option<String>,
+    kind: PhantomData<K>,
 }
 
 /// The options of one limit.
-pub(crate) struct Given {
-    pub(crate) option: &'static str,
-    pub(crate) rate: Option<u64>,
-    pub(crate) max: Option<u64>,
-    pub(crate) max_length: Option<Duration>,
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct LimitConfig {
+    /// Units or bytes in a second.
+    rate: Option<u64>,
+    /// The same during a burst.
+    max: Option<u64>,
+    max_length: Option<Duration>,
 }
 
-impl Given {
-    pub(crate) fn new<T: Into<u64>>(
-        option: &'static str,
-        rate: Option<T>,
-        max: Option<T>,
-        max_length: Option<Duration>,
-    ) -> Self {
-        Self { option, rate: rate.map(T::into), max: max.map(T::into), max_length }
+/// The keys of one limit.
+struct LimitKeys {
+    rate: String,
+    max: String,
+    max_length: String,
+}
+
+impl LimitKeys {
+    fn new(base: &str, direction: &str) -> Self {
+        let rate = format!("{base}{direction}");
+        Self { max: format!("{rate}-max"), max_length: format!("{rate}-max-length"), rate }
+    }
+
+    /// Returns the keys of the limits of the units or of the bytes of a kind.
+    fn all(words: &LimitWords, base: &str) -> [Self; 3] {
+        words.directions.map(|direction| Self::new(base, direction))
     }
 }
 
-impl LimitsConfig {
-    /// The keys that cards do not have.
-    pub const KEYS: [&'static str; 16] = [
-        "iops",
-        "iops-max",
-        "iops-max-length",
-        "iops-read",
-        "iops-read-max",
-        "iops-read-max-length",
-        "iops-write",
-        "iops-write-max",
-        "iops-write-max-length",
-        "bps-read",
-        "bps-read-max",
-        "bps-read-max-length",
-        "bps-write",
-        "bps-write-max",
-        "bps-write-max-length",
-        "iops-size",
-    ];
-
-    /// The keys that disks and cards have.
-    pub const SHARED_KEYS: [&'static str; 4] = ["bps", "bps-max", "bps-max-length", "group"];
-
-    /// Returns the first of [`LimitsConfig::KEYS`] that has a value.
-    pub(crate) fn key(&self) -> Option<&'static str> {
-        first_key(&Self::KEYS, self.given()).or(self.iops_size.map(|_| "iops-size"))
+impl LimitConfig {
+    fn read(matches: &ArgMatches, keys: &LimitKeys, rate: impl Fn(&str) -> Option<u64>) -> Self {
+        let max_length = matches.get_one(&keys.max_length).copied();
+        Self { rate: rate(&keys.rate), max: rate(&keys.max), max_length }
     }
 
-    /// Returns the options of the limits of requests and of bytes: for all, for reads, for writes.
-    fn given(&self) -> [[Given; 3]; 2] {
-        [
-            [
-                Given::new("iops", self.iops, self.iops_max, self.iops_max_length),
-                Given::new("iops-read", self.iops_read, self.iops_read_max, self.iops_read_max_length),
-                Given::new("iops-write", self.iops_write, self.iops_write_max, self.iops_write_max_length),
-            ],
-            [
-                Given::new("bps", self.bps, self.bps_max, self.bps_max_length),
-                Given::new("bps-read", self.bps_read, self.bps_read_max, self.bps_read_max_length),
-                Given::new("bps-write", self.bps_write, self.bps_write_max, self.bps_write_max_length),
-            ],
-        ]
+    fn check(&self, keys: LimitKeys, notation: Notation) -> Result<(), Mistake> {
+        let base = notation.option(&keys.rate);
+        let why = match (self.rate, self.max, self.max_length) {
+            (None, Some(_), _) => format!("{base}-max needs it"),
+            (_, None, Some(_)) => format!("{base}-max-length needs {base}-max"),
+            (Some(rate), Some(max), _) if max < rate => {
+                format!("{base}-max is for bursts, and must not be less")
+            }
+            _ => return Ok(()),
+        };
+        Err(Mistake::new(keys.rate, why))
     }
 
-    pub(crate) fn check(&self, notation: Notation) -> Result<(), Mistake> {
-        check(self.given(), notation)
+    fn limit(&self) -> Limit {
+        let Some(per_second) = self.rate else { return Limit::default() };
+        let slack = |per_second: u64| (per_second / SLACK).max(1);
+        let Some(max) = self.max else {
+            return Limit { sustained: Rate { per_second, burst: slack(per_second) }, peak: Rate::default() };
+        };
+        // During a burst, the sustained rate refills a part of what the burst takes.
+        let millis = self.max_length.map_or(1000, |length| length.as_millis());
+        let extra = u128::from(max.saturating_sub(per_second)) * millis / 1000;
+        let burst = u64::try_from(extra).unwrap_or(u64::MAX).max(slack(per_second));
+        Limit { sustained: Rate { per_second, burst }, peak: Rate { per_second: max, burst: slack(max) } }
+    }
+}
+
+impl<K: Limited> LimitsConfig<K> {
+    /// Checks that the options of each limit can be combined.
+    ///
+    /// # Errors
+    /// Some cannot.
+    pub fn check(&self, notation: Notation) -> Result<(), Mistake> {
+        for (limits, base) in [(&self.units, K::WORDS.unit), (&self.bytes, BYTES)] {
+            for (limit, keys) in limits.iter().zip(LimitKeys::all(&K::WORDS, base)) {
+                limit.check(keys, notation)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the limits.
     pub fn limits(&self) -> Limits {
-        limits(self.given(), self.iops_size)
+        let [requests, bytes] =
+            [&self.units, &self.bytes].map(|all| array::from_fn(|direction| all[direction].limit()));
+        Limits { requests, bytes, request_size: self.unit_size.unwrap_or(0) }
+    }
+
+    /// Takes the limits of `wanted`, but not the group.
+    pub(crate) fn take_limits(&mut self, wanted: &Self) {
+        *self = Self { group: self.group.take(), ..wanted.clone() };
     }
 }
 
-/// Returns the first of `keys` that has a value. The keys are those of the options, in their order, without
-/// those of [`LimitsConfig::SHARED_KEYS`].
-pub(crate) fn first_key(keys: &[&'static str], given: [[Given; 3]; 2]) -> Option<&'static str> {
-    let own = given.into_iter().flatten().filter(|given| given.option != "bps");
-    let has_value =
-        own.flat_map(|given| [given.rate.is_some(), given.max.is_some(), given.max_length.is_some()]);
-    zip(keys, has_value).find_map(|(key, has_value)| has_value.then_some(*key))
-}
-
-/// Checks that the options of each limit can be combined.
-pub(crate) fn check(given: [[Given; 3]; 2], notation: Notation) -> Result<(), Mistake> {
-    for Given { option, rate, max, max_length } in given.into_iter().flatten() {
-        let base = notation.option(option);
-        let mistake = |why: String| Err(Mistake { option, why });
-        match (rate, max, max_length) {
-            (None, Some(_), _) => return mistake(format!("{base}-max needs it")),
-            (_, None, Some(_)) => return mistake(format!("{base}-max-length needs {base}-max")),
-            (Some(rate), Some(max), _) if max < rate => {
-                return mistake(format!("{base}-max is for bursts, and must not be less"));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// Returns the limits of these options. A request counts as one for each `request_size` bytes.
-pub(crate) fn limits(given: [[Given; 3]; 2], request_size: Option<u64>) -> Limits {
-    let limit = |Given { rate, max, max_length, .. }: Given| {
-        let Some(per_second) = rate else { return Limit::default() };
-        let slack = |per_second: u64| (per_second / SLACK).max(1);
-        let Some(max) = max else {
-            return Limit { sustained: Rate { per_second, burst: slack(per_second) }, peak: Rate::default() };
+impl<K: Limited> Args for LimitsConfig<K> {
+    fn augment_args(command: Command) -> Command {
+        let words = K::WORDS;
+        let option = |key: &str, value: &'static str, help: String| {
+            Arg::new(key.to_owned()).long(key.to_owned()).value_name(value).help(help)
         };
-        // During a burst, the sustained rate refills a part of what the burst takes.
-        let millis = max_length.map_or(1000, |length| length.as_millis());
-        let extra = u128::from(max.saturating_sub(per_second)) * millis / 1000;
-        let burst = u64::try_from(extra).unwrap_or(u64::MAX).max(slack(per_second));
-        Limit { sustained: Rate { per_second, burst }, peak: Rate { per_second: max, burst: slack(max) } }
-    };
-    let [requests, bytes] = given.map(|all| all.map(limit));
-    Limits { requests, bytes, request_size: request_size.unwrap_or(0) }
+        let mut command = command.next_help_heading("Limits");
+        for (base, units, value) in [(words.unit, words.units, "N"), (BYTES, "bytes", "SIZE")] {
+            for (direction, LimitKeys { rate, max, max_length }) in
+                LimitKeys::all(&words, base).into_iter().enumerate()
+            {
+                let sustained = words.rates[direction].replace("{}", units);
+                let burst = words.bursts[direction].replace("{}", units);
+                let number = |option: Arg| match base {
+                    BYTES => option.value_parser(parse_bps),
+                    _ => option.value_parser(parse_iops),
+                };
+                let burst = format!("Limit of {burst} during a burst above --{rate} [default: none]");
+                command = command
+                    .arg(number(option(&rate, value, format!("Limit of {sustained} [default: none]"))))
+                    .arg(number(option(&max, value, burst)))
+                    .arg(
+                        option(&max_length, "DURATION", format!("Longest burst at --{max} [default: 1s]"))
+                            .value_parser(parse_burst),
+                    );
+            }
+        }
+        if let Some((key, help)) = words.unit_size {
+            command = command.arg(option(key, "SIZE", help.into()).value_parser(parse_bps));
+        }
+        let help = format!(
+            "Share the limits with all {} that name this group. The last one that is opened or changed sets them",
+            words.sharing
+        );
+        command.arg(option(GROUP, "NAME", help).value_parser(parse_group))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<K: Limited> FromArgMatches for LimitsConfig<K> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let words = K::WORDS;
+        let unit = |key: &str| matches.get_one::<u32>(key).map(|rate| u64::from(*rate));
+        let bytes = |key: &str| matches.get_one::<u64>(key).copied();
+        Ok(Self {
+            units: LimitKeys::all(&words, words.unit).map(|keys| LimitConfig::read(matches, &keys, unit)),
+            bytes: LimitKeys::all(&words, BYTES).map(|keys| LimitConfig::read(matches, &keys, bytes)),
+            unit_size: words.unit_size.and_then(|(key, _)| bytes(key)),
+            group: matches.get_one::<String>(GROUP).cloned(),
+            kind: PhantomData,
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Writes the present values by their keys.
+impl<K: Limited> Serialize for LimitsConfig<K> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let words = K::WORDS;
+        let mut to = to.serialize_map(None)?;
+        for (limits, base) in [(&self.units, words.unit), (&self.bytes, BYTES)] {
+            for (limit, keys) in limits.iter().zip(LimitKeys::all(&words, base)) {
+                for (key, rate) in [(keys.rate, limit.rate), (keys.max, limit.max)] {
+                    match rate {
+                        Some(rate) if base == BYTES => to.serialize_entry(&key, &rate.to_string())?,
+                        Some(rate) => to.serialize_entry(&key, &rate)?,
+                        None => {}
+                    }
+                }
+                if let Some(length) = limit.max_length {
+                    to.serialize_entry(&keys.max_length, &format!("{length:?}"))?;
+                }
+            }
+        }
+        if let (Some((key, _)), Some(size)) = (words.unit_size, self.unit_size) {
+            to.serialize_entry(key, &size.to_string())?;
+        }
+        if let Some(group) = &self.group {
+            to.serialize_entry(GROUP, group)?;
+        }
+        to.end()
+    }
 }

@@ -1,32 +1,36 @@
 //! The configuration of devices and of the pool that they share.
 //!
-//! The command line fills [`DeviceConfig`] and [`PoolConfig`] through `clap`; configuration files and other
-//! callers fill them through `serde`. An option therefore has the same name, values and default everywhere. A
-//! device has the options of its kind ([`BlkConfig`], [`NetConfig`]) and those of all kinds
-//! ([`ServeConfig`]). A file or a call describes a device as a [`DeviceTable`], whose keys determine the
-//! kind.
+//! An option exists once, as a field of a group of options: [`PoolConfig`], [`ServeConfig`], the options of a
+//! kind ([`Kind::Options`]) and their limits ([`LimitsConfig`]). `clap` derives the command line from these.
+//! A file or a call has the same options as keys, which the parsers of the command line read
+//! ([`keys`](fn@keys), [`read`]). An option therefore has the same name, values and default everywhere. The
+//! keys of a device determine its kind ([`Kinds::read`]).
 
-mod blk;
-mod card_limits;
+mod capture;
 mod device;
+mod keys;
+mod kind;
+mod kind_config;
+mod kinds;
 mod limits;
+mod making;
 mod name;
-mod net;
 mod notation;
 mod pool;
 mod serve;
-mod table;
-mod text;
+pub mod text;
 mod values;
 
-pub use blk::BlkConfig;
-pub use card_limits::CardLimitsConfig;
-pub use device::{DEVICE_SPAN, DeviceConfig, DeviceKind};
-pub use limits::LimitsConfig;
+pub use capture::CaptureConfig;
+pub use device::{DEVICE_SPAN, DeviceConfig};
+pub use keys::{Key, KeyError, Value, Values, check, keys, read, values};
+pub use kind::{Kind, Words};
+pub use kind_config::KindConfig;
+pub use kinds::{KindCommand, Kinds};
+pub use limits::{LimitWords, Limited, LimitsConfig};
+pub use making::{MakeError, Making};
 pub use name::parse_device_name;
-pub use net::NetConfig;
 pub use notation::{Mistake, Notation};
 pub use pool::{PollMode, PoolConfig};
-pub use serve::ServeConfig;
-pub use table::DeviceTable;
-pub use values::{OnError, Switch};
+pub use serve::{Identity, ServeConfig, Share};
+pub use values::{SocketMode, Switch, show_name};

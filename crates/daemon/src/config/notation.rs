@@ -1,5 +1,6 @@
 //! The spelling of options in sentences about them.
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// The place where an operator writes options. It determines how a sentence names them.
@@ -29,13 +30,20 @@ impl Notation {
     }
 }
 
-/// The error of options that cannot be combined.
+/// The error of options that cannot be combined, or of a value of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The option to change.
-    pub option: &'static str,
+    pub option: Cow<'static, str>,
     /// The reason, as the end of a sentence.
     pub why: String,
+}
+
+impl Mistake {
+    /// Makes the error of an option. `why` is the end of a sentence.
+    pub fn new(option: impl Into<Cow<'static, str>>, why: impl Into<String>) -> Self {
+        Self { option: option.into(), why: why.into() }
+    }
 }
 
 impl fmt::Display for Mistake {

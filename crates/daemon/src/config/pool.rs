@@ -1,36 +1,35 @@
 //! The workers that devices share.
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use kickless_io::{CompletionMode, EngineKind, EngineOptions};
 use kickless_values::CpuList;
 use kickless_worker::Poll;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::Serialize;
 
 use super::notation::{Mistake, Notation};
 use super::text;
-use super::values::{parse_delay, parse_idle, parse_name, parse_rate, parse_workers, show_name};
+use super::values::{parse_delay, parse_idle, parse_rate, parse_workers, show_name};
 
 /// Operations that a worker can have in flight, in addition to the reserve of each device. Further requests
 /// wait in their queues.
 const ENGINE_DEPTH: u32 = 1024;
 
 /// The configuration of the workers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize)]
 #[command(next_help_heading = "Workers, I/O and polling")]
-#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+#[serde(rename_all = "kebab-case")]
 pub struct PoolConfig {
     /// Engine for I/O: io_uring, aio, threads, or auto for the best one that works on this host
     #[arg(long, value_name = "ENGINE", default_value_t = EngineKind::Auto, value_parser = str::parse::<EngineKind>)]
-    #[serde(with = "text")]
+    #[serde(serialize_with = "text::serialize")]
     pub engine: EngineKind,
     /// Submit I/O to the kernel from worker, which alternates between submissions and completions, or from
     /// thread, a second thread beside each worker, so that the worker completes requests meanwhile
     #[arg(long, value_name = "BY", default_value_t = CompletionMode::Worker, value_parser = str::parse::<CompletionMode>)]
-    #[serde(with = "text")]
+    #[serde(serialize_with = "text::serialize")]
     pub completion: CompletionMode,
     /// Have a kernel thread poll the submission queue of io_uring
     #[arg(long)]
@@ -41,59 +40,39 @@ pub struct PoolConfig {
     pub fixed_buffers: bool,
     /// Number of worker threads [default: one, or one for each CPU of --cpu]
     #[arg(long, value_name = "N", value_parser = parse_workers)]
-    #[serde(deserialize_with = "workers", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub workers: Option<u16>,
     /// Run the workers on these CPUs, such as 0-3,8
     #[arg(long, value_name = "LIST", value_parser = str::parse::<CpuList>)]
-    #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "text::optional", skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuList>,
     /// When to poll rings instead of waiting for kicks: auto, when it saves more than it costs; always;
     /// never; rate, above a rate of visits with work [default: auto]
     #[arg(long, value_enum, value_name = "WHEN", hide_possible_values = true)]
-    #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "text::optional", skip_serializing_if = "Option::is_none")]
     pub poll: Option<PollMode>,
     /// Delay that --poll=auto may add to a request to save CPU time [default: 100us]
     #[arg(long, value_name = "DURATION", value_parser = parse_delay)]
-    #[serde(deserialize_with = "delay", serialize_with = "text::serialize_duration")]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "text::duration", skip_serializing_if = "Option::is_none")]
     pub poll_latency: Option<Duration>,
     /// Processor time that a kick costs the guest. The higher it is, the more does --poll=auto use timers
     /// instead of kicks [default: 3us]
     #[arg(long, value_name = "DURATION", value_parser = parse_delay)]
-    #[serde(deserialize_with = "delay", serialize_with = "text::serialize_duration")]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "text::duration", skip_serializing_if = "Option::is_none")]
     pub poll_kick_price: Option<Duration>,
     /// Visits with work in a second at which --poll=rate starts to poll; 0 for never. Implies --poll=rate
     /// [default: 5000]
     #[arg(long, value_name = "VISITS_PER_SEC", value_parser = parse_rate)]
-    #[serde(deserialize_with = "rate", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub poll_start_rate: Option<u32>,
     /// Idle time after which --poll=rate stops polling a ring. Implies --poll=rate [default: 3s]
     #[arg(long, value_name = "DURATION", value_parser = parse_idle)]
-    #[serde(deserialize_with = "idle", serialize_with = "text::serialize_duration")]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "text::duration", skip_serializing_if = "Option::is_none")]
     pub poll_stop_idle: Option<Duration>,
     /// Delay calls to the driver by at most this time, to combine several into one [default: no delay]
     #[arg(long, value_name = "DURATION", value_parser = parse_delay)]
-    #[serde(deserialize_with = "delay", serialize_with = "text::serialize_duration")]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "text::duration", skip_serializing_if = "Option::is_none")]
     pub call_coalesce: Option<Duration>,
-}
-
-fn workers<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
-    text::number(from, parse_workers).map(Some)
-}
-
-fn rate<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    text::number(from, parse_rate).map(Some)
-}
-
-fn delay<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-    text::text(from, parse_delay).map(Some)
-}
-
-fn idle<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-    text::text(from, parse_idle).map(Some)
 }
 
 /// The value of the option `poll`.
@@ -112,14 +91,6 @@ pub enum PollMode {
 impl fmt::Display for PollMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         show_name(*self, f)
-    }
-}
-
-impl FromStr for PollMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        parse_name(text)
     }
 }
 
@@ -142,7 +113,7 @@ impl PoolConfig {
                 notation.with_value("engine", EngineKind::Uring),
                 notation.with_value("engine", self.engine),
             );
-            return Err(Mistake { option, why: format!("it is for {ring}; leave it or {engine} out") });
+            return Err(Mistake::new(option, format!("it is for {ring}; leave it or {engine} out")));
         }
         Ok(kickless_worker::Options {
             workers: workers.into(),
@@ -188,7 +159,7 @@ impl PoolConfig {
                 cpus.len(),
                 notation.option("cpu")
             );
-            return Err(Mistake { option: "workers", why });
+            return Err(Mistake::new("workers", why));
         }
         Ok(workers)
     }
@@ -205,7 +176,7 @@ impl PoolConfig {
             (Some(mode), None) => mode,
             (Some(mode), Some(option)) => {
                 let (rate, mode) = (notation.with_value("poll", "rate"), notation.with_value("poll", mode));
-                return Err(Mistake { option, why: format!("it is for {rate}; leave it or {mode} out") });
+                return Err(Mistake::new(option, format!("it is for {rate}; leave it or {mode} out")));
             }
         };
         let of_auto = [
@@ -219,7 +190,7 @@ impl PoolConfig {
                 Some(option) => notation.option(option),
                 None => notation.with_value("poll", mode),
             };
-            return Err(Mistake { option, why: format!("it is for {auto}; leave it or {other} out") });
+            return Err(Mistake::new(option, format!("it is for {auto}; leave it or {other} out")));
         }
         Ok(match mode {
             PollMode::Auto => Poll::Auto {

@@ -3,22 +3,28 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kickless_memory::quota;
 use kickless_values::parse_queue_size;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
+use super::name::parse_device_name;
 use super::text;
-use super::values::{QUEUE_SIZE, parse_memory_max, parse_mode};
+use super::values::{QUEUE_SIZE, SocketMode, parse_memory_max, parse_mode, parse_not_empty, parse_weight};
 
-/// The name of a device, its socket, and its share of the host.
+/// The name of a device. A command line has one device, which needs none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Identity {
+    /// Identifies the device in the log, and for callers that add and remove devices
+    #[arg(long, value_name = "NAME", value_parser = parse_device_name)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// The socket of a device, and its share of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
 #[command(next_help_heading = "Socket and virtual machine")]
 #[serde(rename_all = "kebab-case")]
 pub struct ServeConfig {
-    /// Identifies the device in the log, and for callers that add and remove devices
-    #[arg(skip)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
     /// Listen on this unix socket
     #[arg(long, value_name = "PATH")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,33 +41,26 @@ pub struct ServeConfig {
     pub allow_slow_memory: bool,
     /// Permissions of the socket, such as 0660
     #[arg(long, value_name = "OCTAL", value_parser = parse_mode)]
-    #[serde(serialize_with = "serialize_mode", skip_serializing_if = "Option::is_none")]
-    pub socket_mode: Option<u32>,
+    #[serde(serialize_with = "text::optional", skip_serializing_if = "Option::is_none")]
+    pub socket_mode: Option<SocketMode>,
     /// Group of the socket, by name or number
-    #[arg(long, value_name = "GROUP")]
+    #[arg(long, value_name = "GROUP", value_parser = parse_not_empty::<String>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket_group: Option<String>,
+}
+
+/// The share of a device beside other devices. A command line has one device, which gets everything.
+#[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Share {
     /// The share of the pool, relative to the shares of other devices
-    #[arg(skip = 1u32)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_weight)]
     pub weight: u32,
 }
 
-/// Returns the default options of a device.
-impl Default for ServeConfig {
+/// Returns the share of a single device.
+impl Default for Share {
     fn default() -> Self {
-        Self {
-            name: None,
-            socket_path: None,
-            queue_size: QUEUE_SIZE,
-            memory_max: quota::DEVICE_BYTES_DEFAULT,
-            allow_slow_memory: false,
-            socket_mode: None,
-            socket_group: None,
-            weight: 1,
-        }
+        Self { weight: 1 }
     }
-}
-
-fn serialize_mode<S: Serializer>(mode: &Option<u32>, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(&format_args!("{:04o}", mode.unwrap_or_default()))
 }

@@ -2,42 +2,18 @@
 //! is the end of a sentence.
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use kickless_disk::SECTOR;
 use kickless_memory::quota;
-use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header, MTU_MAX, MTU_MIN};
 use kickless_values::{parse_duration, parse_number, parse_size};
 
 use super::name::parse_device_name;
 
-/// Default of `num-queues`.
-pub(crate) const NUM_QUEUES: u16 = 64;
 /// Default of `queue-size`.
 pub(crate) const QUEUE_SIZE: u16 = 1024;
-/// Default of `logical-block-size`, and its smallest value: a sector.
-pub(crate) const BLOCK_SIZE: u32 = SECTOR as u32;
-/// The smallest page of a guest. Linux before 6.15 refuses a disk whose blocks are larger than a page.
-const BLOCK_SIZE_MAX: u32 = 4096;
-/// VIRTIO_BLK_T_GET_ID answers with this many bytes (virtio 1.3, section 5.2.6).
-const SERIAL_BYTES_MAX: usize = 20;
-/// A vhost-user kick names its queue in eight bits.
-const NUM_QUEUES_MAX: u16 = 256;
-/// Default of `num-queue-pairs`.
-pub(crate) const NUM_QUEUE_PAIRS: u16 = 64;
-/// A card has two queues for each pair and one for commands, and a vhost-user kick names its queue in eight
-/// bits.
-const NUM_QUEUE_PAIRS_MAX: u16 = (NUM_QUEUES_MAX - 1) / 2;
-/// The longest frame, so that a capture has all of it.
-pub(crate) const CAPTURE_LENGTH_MAX: u32 = (FRAME_MAX - size_of::<Header>()) as u32;
 /// Far more workers than a host needs. Limits the threads and engines of the process.
 const WORKERS_MAX: u16 = 256;
-/// The smallest cache of L2 tables that has an effect: 16 pieces of 4 KiB.
-const CACHE_BYTES_MIN: u64 = 64 << 10;
-/// The L2 tables of 512 TiB in clusters of 64 KiB. A larger cache is a mistake.
-const CACHE_BYTES_MAX: u64 = 64 << 30;
 /// One visit in each nanosecond, which no worker reaches.
 const VISITS_PER_SEC_MAX: u32 = 1_000_000_000;
 /// A guest soon treats a disk with a longer delay as broken.
@@ -62,75 +38,22 @@ impl fmt::Display for Switch {
     }
 }
 
-impl FromStr for Switch {
-    type Err = String;
+/// The permissions of a socket. They are written in octal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketMode(pub u32);
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        parse_name(text)
-    }
-}
-
-/// The treatment of an error that an operator can mend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum OnError {
-    /// `report`: the guest gets the error.
-    Report,
-    /// `stop`: the device stops until it is resumed.
-    Stop,
-}
-
-impl fmt::Display for OnError {
+impl fmt::Display for SocketMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        show_name(*self, f)
-    }
-}
-
-impl FromStr for OnError {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        parse_name(text)
+        write!(f, "{:04o}", self.0)
     }
 }
 
 /// Writes the name that a value has on the command line.
-pub(crate) fn show_name(value: impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+///
+/// # Errors
+/// The text cannot be written.
+pub fn show_name(value: impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     value.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
-}
-
-/// Parses the name of one of the values of `T`.
-pub(crate) fn parse_name<T: ValueEnum>(text: &str) -> Result<T, String> {
-    T::from_str(text, false).map_err(|_| {
-        let values = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-        let names: Vec<String> = values.map(|value| value.get_name().to_owned()).collect();
-        format!("it must be {}", names.join(" or "))
-    })
-}
-
-pub(crate) fn parse_serial(text: &str) -> Result<String, String> {
-    if text.len() > SERIAL_BYTES_MAX {
-        return Err(format!("it has {} bytes, and {SERIAL_BYTES_MAX} are the most", text.len()));
-    }
-    if !text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()) {
-        return Err("only printable ASCII characters can be sent to a guest".into());
-    }
-    Ok(text.into())
-}
-
-pub(crate) fn parse_num_queues(text: &str) -> Result<u16, String> {
-    parse_number(text, 1, NUM_QUEUES_MAX.into())
-}
-
-pub(crate) fn parse_num_queue_pairs(text: &str) -> Result<u16, String> {
-    parse_number(text, 1, NUM_QUEUE_PAIRS_MAX.into())
-}
-
-pub(crate) fn parse_mtu(text: &str) -> Result<u16, String> {
-    parse_number(text, MTU_MIN.into(), MTU_MAX.into())
-}
-
-pub(crate) fn parse_capture_length(text: &str) -> Result<u32, String> {
-    parse_number(text, ETHERNET_HEADER_LEN as u32, CAPTURE_LENGTH_MAX)
 }
 
 pub(crate) fn parse_workers(text: &str) -> Result<u16, String> {
@@ -147,30 +70,6 @@ pub(crate) fn parse_memory_max(text: &str) -> Result<u64, String> {
             quota::BYTES_MAX >> 40
         )),
         bytes => Ok(bytes),
-    }
-}
-
-/// Parses the size that a disk has at least. The maximum is that of a file.
-pub(crate) fn parse_blk_size(text: &str) -> Result<u64, String> {
-    match parse_size(text)? {
-        0 => Err("it must be above 0".into()),
-        bytes if bytes > i64::MAX as u64 => Err(format!("{text:?} is too large")),
-        bytes if !bytes.is_multiple_of(SECTOR) => Err(format!("{text:?} is not a multiple of 512 bytes")),
-        bytes => Ok(bytes),
-    }
-}
-
-/// Parses the size of a logical block.
-pub(crate) fn parse_block_size(text: &str) -> Result<u32, String> {
-    let bytes: u32 = parse_number(text, BLOCK_SIZE, BLOCK_SIZE_MAX)?;
-    bytes.is_power_of_two().then_some(bytes).ok_or_else(|| "it must be a power of two".into())
-}
-
-/// Parses the size of the cache of L2 tables.
-pub(crate) fn parse_cache_size(text: &str) -> Result<u64, String> {
-    match parse_size(text)? {
-        bytes if (CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&bytes) => Ok(bytes),
-        _ => Err(format!("it must be from {}K to {}G", CACHE_BYTES_MIN >> 10, CACHE_BYTES_MAX >> 30)),
     }
 }
 
@@ -200,9 +99,9 @@ pub(crate) fn parse_group(text: &str) -> Result<String, String> {
     parse_device_name(text)
 }
 
-pub(crate) fn parse_mode(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_mode(text: &str) -> Result<SocketMode, String> {
     match u32::from_str_radix(text, 8) {
-        Ok(mode) if mode <= 0o777 && !text.starts_with('+') => Ok(mode),
+        Ok(mode) if mode <= 0o777 && !text.starts_with('+') => Ok(SocketMode(mode)),
         _ => Err("it must be an octal number from 0 to 0777".into()),
     }
 }

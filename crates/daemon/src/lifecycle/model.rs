@@ -12,6 +12,7 @@ use super::Lifecycle;
 use crate::config::DeviceConfig;
 use crate::error::{AddError, RemoveError, ServeError};
 use crate::table::{Outcome, Wanted};
+use crate::testing::fake_config;
 use kickless_sync::Latch;
 use kickless_sync::atomic::{AtomicUsize, Ordering};
 use loom::thread::{self, JoinHandle, ThreadId};
@@ -82,7 +83,7 @@ struct Model {
 
 impl Model {
     fn new() -> Arc<Self> {
-        let config = serde_json::from_str(r#"{ "name": "a", "blk-file": "null:1M" }"#).unwrap();
+        let config = fake_config("a");
         let registry = Arc::new(Lifecycle::new().unwrap());
         Arc::new(Self { registry, config, open: Arc::new(AtomicUsize::new(0)) })
     }

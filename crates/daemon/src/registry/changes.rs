@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kickless_device::StoppedOnError;
 
 use super::Registry;
-use crate::config::{DeviceConfig, DeviceKind, Mistake, NetConfig, Notation, PoolConfig, Switch};
+use crate::config::{CaptureConfig, DeviceConfig, Mistake, Notation, PoolConfig};
 use crate::error::{CaptureError, DrainError, FindError, ResizeError, SetError};
 use crate::table::Phase;
 
@@ -34,9 +34,9 @@ impl Registry {
         Ok(changed)
     }
 
-    /// Changes the weight and the limits of a served device, and whether it gives space back. `change` gets
-    /// the configuration and returns a new one, of which only these are used. Returns the configuration with
-    /// these.
+    /// Changes the weight and the limits of a served device, and the other values that its kind can set
+    /// ([`Kind::SET_KEYS`](crate::Kind::SET_KEYS)). `change` gets the configuration and returns a new one, of
+    /// which only these are used. Returns the configuration with these.
     ///
     /// # Errors
     /// There is no such device, it is not served, or `change` refused.
@@ -55,7 +55,7 @@ impl Registry {
             return Err(FindError::NotServed { name: name.into() }.into());
         };
         let wanted = change(&entry.config)?;
-        let (weight, present) = (wanted.serve.weight, &mut entry.config.kind);
+        let (weight, present) = (wanted.share.weight, &mut entry.config.kind);
         if present.group() != wanted.kind.group() {
             return Err(SetError::Group);
         }
@@ -66,13 +66,11 @@ impl Registry {
         {
             limiter.set(&limits);
         }
-        if let Some(discard) = wanted.kind.discard().filter(|wanted| present.discard() != Some(*wanted)) {
-            served.device().set_discard(discard == Switch::On);
-        }
-        present.take_changeable(wanted.kind);
-        if entry.config.serve.weight != weight {
+        wanted.kind.apply(served.device());
+        present.take_settable(&wanted.kind);
+        if entry.config.share.weight != weight {
             served.set_weight(weight);
-            entry.config.serve.weight = weight;
+            entry.config.share.weight = weight;
         }
         Ok(entry.config.clone())
     }
@@ -86,9 +84,10 @@ impl Registry {
     pub fn drain(&self, name: &str, timeout: Duration) -> Result<(), DrainError> {
         let deadline = Instant::now() + timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
-        if !self.served(name)?.set_drained(true) {
-            return Err(DrainError::Unsupported { name: name.into() });
-        }
+        let served = self.served(name)?;
+        let one = served.config().kind.words().one;
+        served.set_drained(true).map_err(|why| DrainError::Unsupported { name: name.into(), one, why })?;
+        drop(served);
         let pool = self.pool().ok_or_else(|| FindError::NotServed { name: name.into() })?;
         // After this, no worker is within a poll that began before.
         for passed in pool.pass() {
@@ -125,7 +124,8 @@ impl Registry {
     pub fn resume(&self, name: &str) -> Result<bool, DrainError> {
         let served = self.served(name)?;
         let was_drained = served.is_drained();
-        served.set_drained(false);
+        // A device that cannot be drained was not.
+        let _ = served.set_drained(false);
         Ok(served.device().resume() || was_drained)
     }
 
@@ -137,14 +137,15 @@ impl Registry {
     pub fn resize(&self, name: &str, size: Option<u64>) -> Result<u64, ResizeError> {
         let served = self.served(name)?;
         let device = served.device();
-        let present = device.size().ok_or_else(|| ResizeError::NoSize { name: name.into() })?;
+        let one = served.config().kind.words().one;
+        let present = device.size().map_err(|why| ResizeError::NoSize { name: name.into(), one, why })?;
         if let Some(size) = size {
             if size < present {
                 return Err(ResizeError::Shrink { present });
             }
             let mut grown = served.config().clone();
-            if let DeviceKind::Blk(blk) = &mut grown.kind {
-                blk.blk_size = Some(size);
+            if let Some(size_min) = grown.kind.size_min() {
+                *size_min = Some(size);
             }
             grown.check(Notation::Keys)?;
             device.set_size_min(size);
@@ -170,20 +171,20 @@ impl Registry {
         length: Option<u32>,
     ) -> Result<(), CaptureError> {
         let served = self.served(name)?;
-        let DeviceKind::Net(present) = &served.config().kind else {
-            return Err(CaptureError::NoFrames { name: name.into() });
-        };
-        let mut wanted = NetConfig { capture, capture_length: length, ..present.clone() };
+        let mut kind = served.config().kind.clone();
+        let one = kind.words().one;
+        let wanted = kind.capture().ok_or_else(|| CaptureError::NoFrames { name: name.into(), one })?;
+        *wanted = CaptureConfig { capture, capture_length: length };
         let turn = served.capture_turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let to = wanted.capture_to(name);
+        let to = wanted.to(name);
         let set = served.config().span().in_scope(|| served.device().set_capture(to.as_ref()));
         if set.is_err() {
-            (wanted.capture, wanted.capture_length) = (None, None);
+            *wanted = CaptureConfig::default();
         }
         let mut table = self.state.devices.lock();
         let entry = table.entries.iter_mut().find(|entry| entry.name == name);
-        if let Some(DeviceKind::Net(present)) = entry.map(|entry| &mut entry.config.kind) {
-            (present.capture, present.capture_length) = (wanted.capture, wanted.capture_length);
+        if let Some(present) = entry.and_then(|entry| entry.config.kind.capture()) {
+            present.clone_from(wanted);
         }
         drop((table, turn));
         set.map_err(CaptureError::File)

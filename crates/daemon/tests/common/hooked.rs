@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kickless_device::{CloseError, Device};
+use kickless_device::{CloseError, Operate};
 use kickless_testing::{Fake, FakeDevice};
 
 type Hook = Arc<dyn Fn() + Send + Sync>;
@@ -26,7 +26,7 @@ impl Default for Hooks {
 
 impl Hooks {
     /// Makes a device that calls these hooks.
-    pub(crate) fn into_device(self) -> Arc<dyn Device> {
+    pub(crate) fn into_device(self) -> Arc<dyn Operate> {
         Arc::new(FakeDevice(Hooked(self)))
     }
 }

@@ -2,23 +2,22 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub(crate) mod hooked;
+pub(crate) mod made;
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use kickless_blk::Blk;
 use kickless_daemon::{
-    DeviceConfig, DeviceKind, DeviceState, Endpoint, MakeError, Notation, PoolConfig, Registry, Switch,
+    DeviceConfig, DeviceState, Endpoint, Kinds, Making, Notation, PoolConfig, Registry, values,
 };
-use kickless_device::Device;
 use kickless_driver::Options;
-use kickless_opener::Descriptors;
+use kickless_kinds::{BlkConfig, kinds};
 pub(crate) use kickless_testing::LIMIT;
 use kickless_testing::{eventually, pattern};
 use kickless_worker::WorkerPool;
+use made::{Made, MadeDevice};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -32,20 +31,24 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(workers: u16, devices_max: usize) -> Self {
-        Self::with_devices(workers, devices_max, make)
+        Self::with_kinds(workers, devices_max, kinds())
     }
 
     /// Makes a registry whose devices `make` makes.
     pub(crate) fn with_devices(
         workers: u16,
         devices_max: usize,
-        make: impl Fn(&DeviceConfig, &Descriptors) -> Result<Arc<dyn Device>, MakeError> + Send + Sync + 'static,
+        make: impl Fn(&BlkConfig, &Making<'_>) -> MadeDevice + Send + Sync + 'static,
     ) -> Self {
+        Self::with_kinds(workers, devices_max, Kinds::new(Made(make)))
+    }
+
+    fn with_kinds(workers: u16, devices_max: usize, kinds: Kinds) -> Self {
         kickless_memory::fault::guard().unwrap();
         let pool = PoolConfig { workers: Some(workers), ..PoolConfig::default() };
         let pool =
             WorkerPool::start(&pool.worker_options(devices_max as u32, Notation::Keys).unwrap()).unwrap();
-        let registry = Registry::new(devices_max, make).unwrap();
+        let registry = Registry::new(devices_max, kinds).unwrap();
         registry.set_pool(pool);
         Self { registry, dir: tempfile::tempdir().unwrap() }
     }
@@ -54,7 +57,7 @@ impl Rig {
     pub(crate) fn config(&self, name: &str, disk: &str) -> DeviceConfig {
         let config =
             json!({ "name": name, "socket-path": self.socket(name), "blk-file": disk, "cache": "writeback" });
-        serde_json::from_value(config).unwrap()
+        self.registry.kinds().read(&values(config.as_object().unwrap())).unwrap()
     }
 
     pub(crate) fn socket(&self, name: &str) -> PathBuf {
@@ -98,22 +101,6 @@ pub(crate) fn connect(socket: &Path) -> Disk {
         ..Options::new(socket)
     };
     Disk::connect(options).unwrap()
-}
-
-fn make(config: &DeviceConfig, _: &Descriptors) -> Result<Arc<dyn Device>, MakeError> {
-    let DeviceKind::Blk(blk) = &config.kind else { panic!("{config:?}") };
-    let lock = blk.lock == Switch::On;
-    let options = kickless_disk::Options {
-        read_only: blk.read_only,
-        cache: blk.cache,
-        merge: blk.merge == Switch::On,
-        cache_size: blk.cache_size,
-    };
-    let disk = kickless_disk::Disk::open(&blk.blk_file, &options)
-        .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
-    let serial = disk.identity().to_owned();
-    let (queues_max, queue_size_max) = (blk.num_queues, config.serve.queue_size);
-    Ok(Arc::new(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock })))
 }
 
 /// Returns the content of block `block` of a device in this version.

@@ -1,7 +1,9 @@
-//! The command lines of `kickless blk` and `kickless net`.
+//! The command lines that serve one device, such as `kickless blk`.
 
 use clap::Args;
-use kickless_daemon::{DeviceConfig, DeviceKind, Mistake, Notation, PoolConfig, ServeConfig};
+use kickless_daemon::{
+    DeviceConfig, Identity, KindConfig, Mistake, Notation, PoolConfig, ServeConfig, Share,
+};
 
 use crate::service::Service;
 
@@ -10,11 +12,9 @@ use super::control::ControlOptions;
 /// The name of a device with an inherited socket, for calls.
 const INHERITED: &str = "fd";
 
-/// The options of a command that serves one device. `K` has the options of its kind.
+/// The options of a command that serves one device, without those of its kind.
 #[derive(Debug, Args)]
-pub(crate) struct DeviceOptions<K: Args> {
-    #[command(flatten)]
-    kind: K,
+pub(crate) struct DeviceOptions {
     #[command(flatten)]
     serve: ServeConfig,
     /// Use the inherited socket with this number, which listens or is connected. The program ends when a
@@ -31,25 +31,26 @@ pub(crate) struct DeviceOptions<K: Args> {
     print_capabilities: bool,
 }
 
-impl<K: Args> DeviceOptions<K> {
-    /// Returns the service of this one device. `kind` wraps the options of its kind.
+impl DeviceOptions {
+    /// Returns the service of this one device.
     ///
     /// # Errors
     /// Some options cannot be combined.
-    pub(crate) fn service(self, kind: fn(K) -> DeviceKind) -> Result<Service, Mistake> {
+    pub(crate) fn service(self, kind: KindConfig) -> Result<Service, Mistake> {
         let notation = Notation::CommandLine;
         let (pool, control) = (self.pool, self.control);
-        let mut device = DeviceConfig { kind: kind(self.kind), serve: self.serve };
+        let mut device =
+            DeviceConfig { kind, identity: Identity::default(), serve: self.serve, share: Share::default() };
         pool.worker_options(1, notation)?;
         if self.fd.is_none() && device.serve.socket_path.is_none() {
-            return Err(Mistake { option: "socket-path", why: "give it, or --fd".into() });
+            return Err(Mistake::new("socket-path", "give it, or --fd"));
         }
         device.check(notation)?;
         device.check_has_no_descriptors()?;
         if control.is_on() {
             // Calls name devices. An inherited socket has no name.
             match self.fd {
-                Some(_) => device.serve.name = Some(INHERITED.into()),
+                Some(_) => device.identity.name = Some(INHERITED.into()),
                 None => device.name_by_socket()?,
             }
         }

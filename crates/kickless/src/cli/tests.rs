@@ -48,7 +48,7 @@ fn defaults() {
     );
     assert_eq!((disk.merge, disk.discard), (Switch::On, Switch::On));
     assert_eq!((pool.poll, pool.call_coalesce), (Poll::default(), None));
-    assert_eq!((device.name(), device.serve.weight), (None, 1));
+    assert_eq!((device.name(), device.share.weight), (None, 1));
     assert_eq!(
         (device.serve.memory_max, device.serve.allow_slow_memory),
         (quota::DEVICE_BYTES_DEFAULT, false)

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Error, Result, anyhow};
-use kickless_daemon::Mistake;
+use kickless_daemon::{Key, Mistake, Value, Values};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -58,7 +58,24 @@ impl Text<'_> {
 pub(super) struct Entry<'t> {
     start: usize,
     span: Range<usize>,
-    pub(super) value: DeValue<'t>,
+    value: DeValue<'t>,
+}
+
+impl Entry<'_> {
+    /// Returns the value as a key takes it.
+    fn value(&self) -> Value {
+        match &self.value {
+            DeValue::String(text) => Value::Text(text.clone().into_owned()),
+            DeValue::Integer(number) => {
+                let number = i128::from_str_radix(number.as_str(), number.radix());
+                // No option accepts a number that does not fit into an i128, so the maximum is refused as
+                // well.
+                Value::Number(number.unwrap_or(i128::MAX).to_string())
+            }
+            DeValue::Boolean(flag) => Value::Flag(*flag),
+            DeValue::Float(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => Value::Other,
+        }
+    }
 }
 
 /// A table.
@@ -69,7 +86,7 @@ pub(super) struct Section<'t> {
     start: Option<usize>,
     entries: BTreeMap<String, Entry<'t>>,
     /// The keys that a reader has asked for, with the positions of those that are present.
-    known: Vec<(&'static str, Option<usize>)>,
+    known: Vec<(String, Option<usize>)>,
 }
 
 impl<'t> Section<'t> {
@@ -133,29 +150,51 @@ impl<'t> Section<'t> {
     }
 
     /// Takes the value of `key`.
-    pub(super) fn take(&mut self, key: &'static str) -> Option<Entry<'t>> {
+    fn take(&mut self, key: &str) -> Option<Entry<'t>> {
         let entry = self.entries.remove(key);
-        self.known.push((key, entry.as_ref().map(|entry| entry.start)));
+        self.known.push((key.to_owned(), entry.as_ref().map(|entry| entry.start)));
         entry
     }
 
+    /// Takes the values of all keys. The table has no others than `keys`.
+    ///
+    /// # Errors
+    /// A value is wrong, or a key is unknown.
+    pub(super) fn read(&mut self, keys: &[Key]) -> Result<Values> {
+        self.read_without(keys, &[])
+    }
+
+    /// Takes the values of all keys, as [`Section::read`] does. The sentence about an unknown key does not
+    /// suggest the keys in `own`.
+    ///
+    /// # Errors
+    /// A value is wrong, or a key is unknown.
+    pub(super) fn read_without(&mut self, keys: &[Key], own: &[&str]) -> Result<Values> {
+        let mut values = Values::new();
+        for key in keys {
+            if let Some(entry) = self.take(key.name()) {
+                let value = entry.value();
+                key.check(&value).map_err(|why| self.refuse(key.name(), &entry, &why))?;
+                values.insert(key.name().to_owned(), value);
+            }
+        }
+        let known: Vec<&str> = keys.iter().map(Key::name).filter(|key| !own.contains(key)).collect();
+        self.end_of(&known)?;
+        Ok(values)
+    }
+
     /// Adds the keys of `defaults` that are absent here, except those in `foreign`.
-    pub(super) fn add_absent(&mut self, defaults: &Self, foreign: &[&str]) {
-        let added = defaults.entries.iter().filter(|(key, _)| !foreign.contains(&key.as_str()));
+    pub(super) fn add_absent(&mut self, defaults: &Self, foreign: &[String]) {
+        let added = defaults.entries.iter().filter(|(key, _)| !foreign.contains(key));
         for (key, entry) in added {
             self.entries.entry(key.clone()).or_insert_with(|| entry.clone());
         }
     }
 
     /// Returns the sentence about the value of `key`.
-    pub(super) fn refuse(&self, key: &str, entry: &Entry<'_>, why: &str) -> Error {
+    fn refuse(&self, key: &str, entry: &Entry<'_>, why: &str) -> Error {
         let shown = self.text.shown(entry.span.clone());
         self.text.mistake(Some(entry.start), format!("{key} = {shown}: {why}"))
-    }
-
-    /// Returns a sentence about the table.
-    pub(super) fn wrong_table(&self, why: impl Display) -> Error {
-        self.text.mistake(self.start, why)
     }
 
     /// Returns the sentence about the absent key `key`.
@@ -175,7 +214,7 @@ impl<'t> Section<'t> {
 
     /// Returns the sentence about keys that cannot be combined.
     pub(super) fn mistake(&self, mistake: &Mistake) -> Error {
-        self.wrong(mistake.option, &mistake.why)
+        self.wrong(&mistake.option, &mistake.why)
     }
 
     /// Returns the line of `key`, or that of the section if `key` is absent.
@@ -184,7 +223,7 @@ impl<'t> Section<'t> {
     }
 
     fn start_of(&self, key: &str) -> Option<usize> {
-        let taken = self.known.iter().find(|(known, _)| *known == key).and_then(|(_, start)| *start);
+        let taken = self.known.iter().find(|(known, _)| known == key).and_then(|(_, start)| *start);
         taken.or_else(|| self.entries.get(key).map(|entry| entry.start)).or(self.start)
     }
 
@@ -193,7 +232,7 @@ impl<'t> Section<'t> {
     /// # Errors
     /// A key is left.
     pub(super) fn end(&self) -> Result<()> {
-        let known: Vec<&str> = self.known.iter().map(|(key, _)| *key).collect();
+        let known: Vec<&str> = self.known.iter().map(|(key, _)| key.as_str()).collect();
         self.end_of(&known)
     }
 
@@ -201,7 +240,7 @@ impl<'t> Section<'t> {
     ///
     /// # Errors
     /// A key is left.
-    pub(super) fn end_of(&self, known: &[&str]) -> Result<()> {
+    fn end_of(&self, known: &[&str]) -> Result<()> {
         let Some((key, entry)) = self.entries.iter().min_by_key(|(_, entry)| entry.start) else {
             return Ok(());
         };

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use kickless_daemon::{BlkConfig, Switch};
+use kickless_daemon::Switch;
 use kickless_disk::{Cache, DiskSpec};
 use kickless_io::{CompletionMode, EngineKind};
+use kickless_kinds::BlkConfig;
 use kickless_worker::Poll;
 use proptest::prelude::*;
 
@@ -21,7 +22,7 @@ fn one_device_and_nothing_else() {
     let [device] = &service.devices[..] else { panic!("{service:?}") };
     assert_eq!(device.serve.socket_path.as_deref(), Some(Path::new("/run/web.sock")));
     assert_eq!((&device.serve.socket_mode, &device.serve.socket_group), (&None, &None));
-    assert_eq!((device.name(), device.serve.weight), (Some("web"), 1));
+    assert_eq!((device.name(), device.share.weight), (Some("web"), 1));
     let disk = disk_of(device);
     assert_eq!(
         (&disk.blk_file, disk.num_queues, device.serve.queue_size),
@@ -94,9 +95,11 @@ fn everything_said() {
     assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
     let [web, db] = &service.devices[..] else { panic!("{service:?}") };
     assert_eq!((web.name(), db.name()), (Some("web"), Some("db")));
-    assert_eq!((web.serve.weight, db.serve.weight), (7, 1000));
+    assert_eq!((web.share.weight, db.share.weight), (7, 1000));
     assert_eq!((web.serve.memory_max, web.serve.allow_slow_memory), (64 << 30, true));
-    let socket = |device: &DeviceConfig| (device.serve.socket_mode, device.serve.socket_group.clone());
+    let socket = |device: &DeviceConfig| {
+        (device.serve.socket_mode.map(|mode| mode.0), device.serve.socket_group.clone())
+    };
     assert_eq!((socket(web), socket(db)), ((Some(0o660), Some("kvm".into())), (Some(0o600), None)));
     assert_eq!((web.serve.queue_size, db.serve.queue_size), (1024, 256));
     let (web, db) = (disk_of(web), disk_of(db));

@@ -7,7 +7,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 /// The parts of the program that write log lines, by the names of their crates.
-const PARTS: [&str; 13] = [
+const PARTS: [&str; 14] = [
     "kickless",
     "kickless_blk",
     "kickless_control",
@@ -16,6 +16,7 @@ const PARTS: [&str; 13] = [
     "kickless_disk",
     "kickless_driver",
     "kickless_io",
+    "kickless_kinds",
     "kickless_net",
     "kickless_net_port",
     "kickless_opener",

@@ -55,7 +55,7 @@ fn scrape(control: &Path) -> Result<String> {
         let info = client.call("daemon.info", Map::new())?;
         let stats = client.call("stats.get", Map::new())?;
         let stats = Stats::deserialize(stats).map_err(unreadable)?;
-        Ok(openmetrics(info["version"].as_str().unwrap_or_default(), &stats))
+        Ok(openmetrics(info["version"].as_str().unwrap_or_default(), &stats, &kickless_kinds::kinds()))
     };
     read(&mut client).with_context(about)
 }

@@ -8,8 +8,8 @@ pub mod pair;
 pub mod switch;
 
 use kickless_device::{
-    Areas, Clock, Context, Counters, Device, Interest, Iommu, IotlbMisses, IovaAddresses, Kick, Neighbours,
-    Next, Parcel, Polled, QueueTask, TaskLocation, Update, Vring, VringParts,
+    Areas, Clock, Context, Counters, Device, Driver, Interest, Iommu, IotlbMisses, IovaAddresses, Kick,
+    Neighbours, Next, Operate, Parcel, Polled, QueueTask, TaskLocation, Update, Vring, VringParts,
 };
 use kickless_io::{Engine, EngineKind, Waker};
 use kickless_memory::{
@@ -80,7 +80,7 @@ pub fn card_with(mac: Option<[u8; 6]>, pairs_max: u16, port: OpenPort) -> Arc<Ne
         port,
     };
     let card = Arc::new(Net::new(options));
-    card.reset();
+    card.reset(Driver::Fresh);
     card
 }
 

@@ -1,0 +1,97 @@
+//! The contract of a kind of device: everything that the daemon, the calls and the command line need to know
+//! about it.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use clap::Args;
+use kickless_device::Operate;
+use serde::Serialize;
+
+use super::capture::CaptureConfig;
+use super::limits::{Limited, LimitsConfig};
+use super::making::{MakeError, Making};
+use super::notation::{Mistake, Notation};
+
+/// The key that names the kind of a device. A device need not have it.
+pub(crate) const KIND: &str = "kind";
+
+/// A kind of device, such as a disk. The program hands a table of its kinds to the
+/// [`Registry`](crate::Registry) ([`Kinds`](crate::Kinds)).
+///
+/// The value of this type has what the devices of the kind share. Nothing has a default, so that the compiler
+/// asks the author of a new kind for each of these.
+pub trait Kind: Send + Sync + 'static {
+    /// The options of a device. Their derived `Args` is the only description: the command line, the
+    /// configuration file, the calls and `config.save` follow it.
+    type Options: Args + Clone + Debug + PartialEq + Serialize + Send + Sync + 'static;
+    /// The kind, as the words of its limits name it.
+    type Limited: Limited;
+
+    /// The words for this kind.
+    const WORDS: Words;
+
+    /// The keys of [`Kind::Options`] that are a device's own, so that no default for several can be right.
+    const OWN_KEYS: &'static [&'static str];
+
+    /// The keys beside the limits that `device.set` changes: those that [`Kind::set`] takes.
+    const SET_KEYS: &'static [&'static str];
+
+    /// Returns the answer of `--print-capabilities`, in the format of QEMU (`VHostUserBackendCapabilities` in
+    /// its `docs/interop/vhost-user.json`).
+    fn capabilities() -> serde_json::Value;
+
+    /// Checks that the options can be combined.
+    ///
+    /// # Errors
+    /// Some cannot. The error names them in `notation`.
+    fn check(options: &Self::Options, notation: Notation) -> Result<(), Mistake>;
+
+    /// Returns the names of the descriptors of a call that the device needs, and the options that name them.
+    fn descriptors(options: &Self::Options) -> Vec<(&'static str, &str)>;
+
+    /// Returns the numbers of descriptors that the program inherits for the device, and the options that name
+    /// them.
+    fn inherited(options: &Self::Options) -> Vec<(&'static str, i32)>;
+
+    /// Logs that the device is served by this version.
+    fn log_served(options: &Self::Options, version: &str);
+
+    /// Returns the limits.
+    fn limits(options: &mut Self::Options) -> &mut LimitsConfig<Self::Limited>;
+
+    /// Takes the values of [`Kind::SET_KEYS`] from `wanted`.
+    fn set(options: &mut Self::Options, wanted: &Self::Options);
+
+    /// Makes a device use the values of [`Kind::SET_KEYS`]. Does not wait.
+    fn apply(options: &Self::Options, device: &dyn Operate);
+
+    /// Returns the option with the size in bytes that the medium has at least. `None` for a kind without a
+    /// medium that can grow.
+    fn size_min(options: &mut Self::Options) -> Option<&mut Option<u64>>;
+
+    /// Returns the options with the file for the frames. `None` for a kind without frames.
+    fn capture(options: &mut Self::Options) -> Option<&mut CaptureConfig>;
+
+    /// Makes a device.
+    ///
+    /// # Errors
+    /// The host or a server refuses it. The error names the option.
+    fn make(&self, options: &Self::Options, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError>;
+}
+
+/// The words for a kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Words {
+    /// The name, which is the value of the key `kind` and a command of the program.
+    pub name: &'static str,
+    /// The key that each device of this kind has, and no device of another kind.
+    pub key: &'static str,
+    /// One device with its article, for sentences.
+    pub one: &'static str,
+    /// Several devices, for sentences.
+    pub several: &'static str,
+    /// Whether the device measures the latencies of its requests
+    /// ([`DeviceMetrics`](kickless_device::DeviceMetrics)). They are exported only then.
+    pub has_latencies: bool,
+}

@@ -1,0 +1,52 @@
+//! The things that a kind makes a device with, and the error of a device that cannot be made.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use kickless_device::Limiter;
+use kickless_opener::Descriptors;
+
+/// The things with which a kind makes a device.
+pub struct Making<'m> {
+    /// The name of the device, if it has one.
+    pub name: Option<&'m str>,
+    /// The largest size of a queue.
+    pub queue_size_max: u16,
+    /// Returns the limiter of the device.
+    pub(crate) limits: &'m dyn Fn() -> Arc<Limiter>,
+    /// The descriptors that came with the call, by the names that options have for them.
+    pub given: &'m Descriptors,
+    /// The descriptors that the program inherited for devices ([`Kind::inherited`](crate::Kind::inherited)),
+    /// by their numbers.
+    pub inherited: &'m Descriptors,
+}
+
+impl Making<'_> {
+    /// Returns the limiter of the device. Other devices of its group share it, and get the limits of the
+    /// device. So a kind calls this after everything that can fail.
+    pub fn limiter(&self) -> Arc<Limiter> {
+        (self.limits)()
+    }
+}
+
+/// The error of a configuration that no device can be made from.
+#[derive(Debug)]
+pub struct MakeError {
+    /// The option to change.
+    pub option: &'static str,
+    /// The reason.
+    pub source: Box<dyn Error + Send + Sync>,
+}
+
+impl fmt::Display for MakeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl Error for MakeError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.source()
+    }
+}

@@ -1,0 +1,333 @@
+//! The kind `blk`: a disk.
+
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use anyhow::{Context, Result, anyhow};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+use kickless_blk::Blk;
+use kickless_daemon::{
+    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Switch,
+    Words, sentence, show_name,
+};
+use kickless_device::Operate;
+use kickless_disk::{Cache, Disk, DiskSpec, SECTOR, lock};
+use kickless_values::{parse_number, parse_size};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+/// Default of `num-queues`.
+const NUM_QUEUES: u16 = 64;
+/// Default of `logical-block-size`, and its smallest value: a sector.
+const BLOCK_SIZE: u32 = SECTOR as u32;
+/// The smallest page of a guest. Linux before 6.15 refuses a disk whose blocks are larger than a page.
+const BLOCK_SIZE_MAX: u32 = 4096;
+/// VIRTIO_BLK_T_GET_ID answers with this many bytes (virtio 1.3, section 5.2.6).
+const SERIAL_BYTES_MAX: usize = 20;
+/// A vhost-user kick names its queue in eight bits.
+const NUM_QUEUES_MAX: u16 = 256;
+/// The smallest cache of L2 tables that has an effect: 16 pieces of 4 KiB.
+const CACHE_BYTES_MIN: u64 = 64 << 10;
+/// The L2 tables of 512 TiB in clusters of 64 KiB. A larger cache is a mistake.
+const CACHE_BYTES_MAX: u64 = 64 << 30;
+
+/// The options of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
+#[command(next_help_heading = "Disk")]
+#[serde(rename_all = "kebab-case")]
+pub struct BlkConfig {
+    /// The disk: the path of a raw image or block device; qcow2:PATH for an image in QEMU's format;
+    /// nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH for an export of an NBD server;
+    /// rbd:POOL/IMAGE for an image of a Ceph cluster; null:SIZE for a disk that stores nothing; mem:SIZE for
+    /// a RAM disk; fault:RULES:DISK for one of these with injected faults, for tests
+    #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().try_map(|text| DiskSpec::parse(&text)))]
+    #[serde(serialize_with = "kickless_daemon::text::serialize")]
+    pub blk_file: DiskSpec,
+    /// Grow a qcow2 image to this size if it is smaller [default: the image keeps its size]
+    #[arg(long, value_name = "SIZE", value_parser = parse_blk_size)]
+    #[serde(serialize_with = "kickless_daemon::text::optional", skip_serializing_if = "Option::is_none")]
+    pub blk_size: Option<u64>,
+    /// Logical block size that guests see, a power of two from 512 to 4096
+    #[arg(long, value_name = "BYTES", default_value_t = BLOCK_SIZE, value_parser = parse_block_size)]
+    pub logical_block_size: u32,
+    /// Refuse writes of guests
+    #[arg(long)]
+    pub read_only: bool,
+    /// Serial number that guests read, 20 bytes at most [default: derived from the disk]
+    #[arg(long, value_name = "TEXT", value_parser = parse_serial)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+    /// Maximum number of queues that a virtual machine can use
+    #[arg(long, value_name = "N", default_value_t = NUM_QUEUES, value_parser = parse_num_queues)]
+    pub num_queues: u16,
+    /// Use of the host's page cache: none bypasses it, writeback uses it
+    #[arg(long, value_name = "MODE", default_value_t = Cache::None, value_parser = str::parse::<Cache>)]
+    #[serde(serialize_with = "kickless_daemon::text::serialize")]
+    pub cache: Cache,
+    /// Maximum memory for the L2 tables of a qcow2 image and its chain, from 64K to 64G [default: 32M each]
+    #[arg(long, value_name = "SIZE", value_parser = parse_cache_size)]
+    #[serde(serialize_with = "kickless_daemon::text::optional", skip_serializing_if = "Option::is_none")]
+    pub cache_size: Option<u64>,
+    /// Merge requests for neighbouring sectors that arrive together
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
+    #[serde(serialize_with = "kickless_daemon::text::serialize")]
+    pub merge: Switch,
+    /// Give space back to the host when a guest discards data; off keeps what is allocated
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
+    #[serde(serialize_with = "kickless_daemon::text::serialize")]
+    pub discard: Switch,
+    /// Lock the disk against use by other processes, as QEMU does
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
+    #[serde(serialize_with = "kickless_daemon::text::serialize")]
+    pub lock: Switch,
+    /// Expect a virtual machine to be migrated to this host: another host may still use the disk at start-up
+    #[arg(long)]
+    pub incoming: bool,
+    /// Treatment of a full file system and of a remote disk that is away: report the error to the guest, or
+    /// stop the disk until device.resume
+    #[arg(long, value_enum, value_name = "report|stop", hide_possible_values = true, default_value_t = OnError::Report)]
+    #[serde(serialize_with = "kickless_daemon::text::serialize")]
+    pub on_error: OnError,
+    /// The limits of requests.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub limits: LimitsConfig<Requests>,
+}
+
+/// The requests of a disk, whose limits have QEMU's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests;
+
+impl Limited for Requests {
+    const WORDS: LimitWords = LimitWords {
+        unit: "iops",
+        units: "requests",
+        directions: ["", "-read", "-write"],
+        rates: ["{} a second", "{} a second, reads only", "{} a second, writes only"],
+        bursts: ["{} a second"; 3],
+        unit_size: Some((
+            "iops-size",
+            "Count a request as one for each of this number of bytes [default: each request is one]",
+        )),
+        sharing: "devices",
+    };
+}
+
+/// The treatment of an error that an operator can mend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnError {
+    /// `report`: the guest gets the error.
+    Report,
+    /// `stop`: the device stops until it is resumed.
+    Stop,
+}
+
+impl fmt::Display for OnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show_name(*self, f)
+    }
+}
+
+fn parse_serial(text: &str) -> Result<String, String> {
+    if text.len() > SERIAL_BYTES_MAX {
+        return Err(format!("it has {} bytes, and {SERIAL_BYTES_MAX} are the most", text.len()));
+    }
+    if !text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()) {
+        return Err("only printable ASCII characters can be sent to a guest".into());
+    }
+    Ok(text.into())
+}
+
+fn parse_num_queues(text: &str) -> Result<u16, String> {
+    parse_number(text, 1, NUM_QUEUES_MAX.into())
+}
+
+/// Parses the size that a disk has at least. The maximum is that of a file.
+fn parse_blk_size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        0 => Err("it must be above 0".into()),
+        bytes if bytes > i64::MAX as u64 => Err(format!("{text:?} is too large")),
+        bytes if !bytes.is_multiple_of(SECTOR) => Err(format!("{text:?} is not a multiple of 512 bytes")),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Parses the size of a logical block.
+fn parse_block_size(text: &str) -> Result<u32, String> {
+    let bytes: u32 = parse_number(text, BLOCK_SIZE, BLOCK_SIZE_MAX)?;
+    bytes.is_power_of_two().then_some(bytes).ok_or_else(|| "it must be a power of two".into())
+}
+
+/// Parses the size of the cache of L2 tables.
+fn parse_cache_size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if (CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&bytes) => Ok(bytes),
+        _ => Err(format!("it must be from {}K to {}G", CACHE_BYTES_MIN >> 10, CACHE_BYTES_MAX >> 30)),
+    }
+}
+
+/// The kind `blk`.
+#[derive(Debug, Default)]
+pub struct BlkKind {
+    images: Images,
+}
+
+impl Kind for BlkKind {
+    type Options = BlkConfig;
+    type Limited = Requests;
+
+    const WORDS: Words =
+        Words { name: "blk", key: "blk-file", one: "a disk", several: "disks", has_latencies: true };
+    const OWN_KEYS: &'static [&'static str] = &["blk-file", "blk-size", "serial"];
+    const SET_KEYS: &'static [&'static str] = &["discard"];
+
+    /// Returns the features of QEMU's `VHostUserBackendBlockFeature`.
+    fn capabilities() -> Value {
+        json!({ "type": "block", "features": ["read-only", "blk-file"] })
+    }
+
+    fn check(options: &BlkConfig, notation: Notation) -> Result<(), Mistake> {
+        options.limits.check(notation)?;
+        if options.incoming && options.blk_file.is_of_process() {
+            let why = format!(
+                "it needs a {} that another host can use, not null: or mem:",
+                notation.option("blk-file")
+            );
+            return Err(Mistake::new("incoming", why));
+        }
+        if options.blk_size.is_some() {
+            let why = if !options.blk_file.is_qcow2() {
+                "only a qcow2: image grows by it; make a file or a device longer yourself, and send SIGHUP"
+            } else if options.read_only {
+                "a read-only image cannot grow"
+            } else {
+                return Ok(());
+            };
+            return Err(Mistake::new("blk-size", why));
+        }
+        Ok(())
+    }
+
+    fn descriptors(options: &BlkConfig) -> Vec<(&'static str, &str)> {
+        options.blk_file.descriptor().map(|name| ("blk-file", name)).into_iter().collect()
+    }
+
+    fn inherited(_: &BlkConfig) -> Vec<(&'static str, i32)> {
+        Vec::new()
+    }
+
+    fn log_served(options: &BlkConfig, version: &str) {
+        info!(version, disk = %options.blk_file, "serving");
+    }
+
+    fn limits(options: &mut BlkConfig) -> &mut LimitsConfig<Requests> {
+        &mut options.limits
+    }
+
+    fn set(options: &mut BlkConfig, wanted: &BlkConfig) {
+        options.discard = wanted.discard;
+    }
+
+    fn apply(options: &BlkConfig, device: &dyn Operate) {
+        device.set_discard(options.discard == Switch::On);
+    }
+
+    fn size_min(options: &mut BlkConfig) -> Option<&mut Option<u64>> {
+        Some(&mut options.blk_size)
+    }
+
+    fn capture(_: &mut BlkConfig) -> Option<&mut CaptureConfig> {
+        None
+    }
+
+    fn make(&self, options: &BlkConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
+        let disk =
+            disk(options, making).map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
+        let disk = disk.with_limiter(making.limiter()).with_stop_on_error(options.on_error == OnError::Stop);
+        let device = Arc::new(disk);
+        Self::apply(options, &*device);
+        self.images.warn_of_shared(making.name, options, &device);
+        Ok(device)
+    }
+}
+
+/// The images of all open disks.
+#[derive(Debug, Default)]
+struct Images(Mutex<Vec<Image>>);
+
+#[derive(Debug)]
+struct Image {
+    name: String,
+    is_read_only: bool,
+    /// Device and inode.
+    file: (u64, u64),
+    device: Weak<Blk>,
+}
+
+impl Images {
+    /// Warns if another device has the same image. This is not an error, because the devices can be used one
+    /// after the other.
+    fn warn_of_shared(&self, name: Option<&str>, config: &BlkConfig, device: &Arc<Blk>) {
+        let disk = device.disk();
+        let file = disk.file().filter(|_| config.lock == Switch::On && !config.incoming);
+        let Some(found) = file.and_then(|file| file.metadata().ok()) else { return };
+        let (file, is_read_only) = ((found.dev(), found.ino()), config.read_only);
+        let mut images = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        images.retain(|image| image.device.strong_count() > 0);
+        let other = images.iter().find(|other| other.file == file);
+        if let Some(other) = other.filter(|other| !(is_read_only && other.is_read_only)) {
+            warn!(other = other.name, image = %config.blk_file, "two devices have the same blk-file: only one can be \
+                used at a time; give each its own, or set read-only for both");
+        }
+        let name = name.unwrap_or_default().to_owned();
+        images.push(Image { name, is_read_only, file, device: Arc::downgrade(device) });
+    }
+}
+
+/// Adds a hint about the probable mistake to an error about a missing file.
+fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
+    let DiskSpec::File(path) = of else { return error };
+    if of.descriptor().is_some() || kickless_opener::status(path).is_ok() {
+        return error;
+    }
+    let scheme = path.to_str().and_then(|path| path.split_once(':')).map(|(scheme, _)| scheme);
+    let what = match scheme {
+        Some("nbd") => "an NBD server is written nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH".into(),
+        Some("file" | "raw") => "a raw image is written as its path alone".into(),
+        Some(scheme) if scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+') => {
+            format!("{scheme}: is no kind of disk, see kickless blk --help")
+        }
+        _ => "correct the path, or make the image first".into(),
+    };
+    anyhow!("{}: {what}", sentence(&*error))
+}
+
+/// Opens the disk of a device.
+fn disk(config: &BlkConfig, making: &Making<'_>) -> Result<Blk> {
+    let BlkConfig { blk_file, read_only, .. } = config;
+    let (merge, lock) = (config.merge == Switch::On, config.lock == Switch::On);
+    let options = kickless_disk::Options {
+        read_only: *read_only,
+        cache: config.cache,
+        merge,
+        cache_size: config.cache_size,
+    };
+    let disk =
+        Disk::open_given(blk_file, &options, making.given).map_err(|error| hint(error.into(), blk_file))?;
+    if lock && !config.incoming {
+        if let (Some(file), Some(path)) = (disk.file(), blk_file.path()) {
+            lock::check_within(file, *read_only, lock::LOCK_WAIT_MAX)
+                .with_context(|| format!("{} cannot be locked", path.display()))?;
+        }
+        disk.check_own_lock().with_context(|| format!("{blk_file} cannot be locked"))?;
+    }
+    let serial = config.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
+    let (queues_max, queue_size_max) = (config.num_queues, making.queue_size_max);
+    let device = Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock })
+        .with_block_size(config.logical_block_size);
+    config.blk_size.into_iter().for_each(|bytes| device.set_size_min(bytes));
+    Ok(device)
+}

@@ -1,0 +1,225 @@
+//! The kind `net`: a network card.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use clap::Args;
+use kickless_daemon::{
+    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Switch,
+    Words,
+};
+use kickless_device::Operate;
+use kickless_net::Net;
+use kickless_net_port::{Port, PortError, TapError};
+use kickless_opener::{NoDescriptor, is_descriptor_name};
+use kickless_spec::net::{MTU_MAX, MTU_MIN};
+use kickless_values::{MacAddress, parse_number};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tracing::info;
+
+/// Default of `num-queue-pairs`.
+const NUM_QUEUE_PAIRS: u16 = 64;
+/// A vhost-user kick names its queue in eight bits.
+const NUM_QUEUES_MAX: u16 = 256;
+/// A card has two queues for each pair and one for commands.
+const NUM_QUEUE_PAIRS_MAX: u16 = (NUM_QUEUES_MAX - 1) / 2;
+
+/// The options of a network card.
+#[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
+#[command(next_help_heading = "Card")]
+#[serde(rename_all = "kebab-case")]
+pub struct NetConfig {
+    /// The port of the card: tap:NAME is a TAP, which is made if it does not exist; tap-fd:N[,N...] are the
+    /// queues of a TAP that the parent process has opened; switch:NAME[,vlan=N,uplink=TAP] connects the
+    /// cards of this process with the same NAME, with vlan=N as an access port, and with a TAP of the host;
+    /// user[,OPTION...] is the network of this user, without privileges, through the program passt with these
+    /// options; stream:PATH connects to a program that listens on a unix socket, with the framing of QEMU's
+    /// -netdev stream; vhost-user:PATH is the front-end of another vhost-user-net back-end;
+    /// xdp:IFNAME[,queue=N] takes queues of an interface of the host from N on, through AF_XDP; loop returns
+    /// the frames of guests; null discards them; null,rate=N,length=MIN-MAX also delivers N test frames per
+    /// second to each pair of queues, with these lengths in bytes
+    #[arg(long, value_name = "PORT", value_parser = str::parse::<Port>)]
+    #[serde(serialize_with = "kickless_daemon::text::serialize")]
+    pub port: Port,
+    /// Ethernet address of the card, such as 52:54:00:12:34:56 [default: the front-end or the guest chooses]
+    #[arg(long, value_name = "MAC", value_parser = str::parse::<MacAddress>)]
+    #[serde(serialize_with = "kickless_daemon::text::optional", skip_serializing_if = "Option::is_none")]
+    pub mac: Option<MacAddress>,
+    /// Maximum size of a packet in bytes (MTU) [default: 1500; a front-end can set another]
+    #[arg(long, value_name = "N", value_parser = parse_mtu)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
+    /// Maximum number of pairs of a receive and a transmit queue that a virtual machine can use [default: 1
+    /// with tap:NAME, switch:NAME, user, stream:PATH, vhost-user:PATH and xdp:IFNAME, the number of
+    /// descriptors with tap-fd:N, otherwise 64]
+    #[arg(long, value_name = "N", value_parser = parse_num_queue_pairs)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_queue_pairs: Option<u16>,
+    /// Offer guests to leave checksums and segmentation to the card. Guests must move between cards with the
+    /// same setting
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
+    #[serde(serialize_with = "kickless_daemon::text::serialize")]
+    pub offload: Switch,
+    /// Offer guests to reset single queues, to give them another size. Only for front-ends that stop such a
+    /// queue, which QEMU 7.2 does not do
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::Off)]
+    #[serde(serialize_with = "kickless_daemon::text::serialize")]
+    pub ring_reset: Switch,
+    /// The file for the frames.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub capture: CaptureConfig,
+    /// The limits of frames.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub limits: LimitsConfig<Frames>,
+}
+
+/// The frames of a card. Receive is the direction to the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Frames;
+
+impl Limited for Frames {
+    const WORDS: LimitWords = LimitWords {
+        unit: "frames",
+        units: "frames",
+        directions: ["", "-receive", "-transmit"],
+        rates: ["{} a second", "{} to the guest a second", "{} of the guest a second"],
+        bursts: ["{} a second", "{} to the guest a second", "{} of the guest a second"],
+        unit_size: None,
+        sharing: "cards",
+    };
+}
+
+impl NetConfig {
+    /// Returns the maximum number of pairs of queues.
+    pub fn pairs_max(&self) -> u16 {
+        let default = match &self.port {
+            // Most TAPs have one queue, and most guests on a switch need no more. Each queue of an interface
+            // is one less for the host.
+            Port::Tap(_) | Port::Switch(_) | Port::Xdp(_) => 1,
+            port => port.pairs().unwrap_or(NUM_QUEUE_PAIRS),
+        };
+        self.num_queue_pairs.unwrap_or(default)
+    }
+}
+
+fn parse_num_queue_pairs(text: &str) -> Result<u16, String> {
+    parse_number(text, 1, NUM_QUEUE_PAIRS_MAX.into())
+}
+
+fn parse_mtu(text: &str) -> Result<u16, String> {
+    parse_number(text, MTU_MIN.into(), MTU_MAX.into())
+}
+
+/// The kind `net`.
+#[derive(Debug)]
+pub struct NetKind;
+
+impl Kind for NetKind {
+    type Options = NetConfig;
+    type Limited = Frames;
+
+    const WORDS: Words = Words {
+        name: "net",
+        key: "port",
+        one: "a network card",
+        several: "network cards",
+        has_latencies: false,
+    };
+    const OWN_KEYS: &'static [&'static str] = &["port", "mac", "capture"];
+    const SET_KEYS: &'static [&'static str] = &[];
+
+    /// QEMU defines no features for it.
+    fn capabilities() -> Value {
+        json!({ "type": "net" })
+    }
+
+    fn check(options: &NetConfig, notation: Notation) -> Result<(), Mistake> {
+        options.limits.check(notation)?;
+        if let (Some(mtu), Some(max)) = (options.mtu, options.port.mtu_max())
+            && mtu > max
+        {
+            let why = format!("the port {} carries packets of at most {max} bytes", options.port);
+            return Err(Mistake::new("mtu", why));
+        }
+        match (options.num_queue_pairs, options.port.pairs()) {
+            (Some(wanted), Some(pairs)) if wanted != pairs => {
+                let why = format!("this port has exactly {pairs}: leave it out");
+                Err(Mistake::new("num-queue-pairs", why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn descriptors(options: &NetConfig) -> Vec<(&'static str, &str)> {
+        let names = fds(options).filter(|fd| is_descriptor_name(fd));
+        names.map(|name| ("port", name)).collect()
+    }
+
+    fn inherited(options: &NetConfig) -> Vec<(&'static str, i32)> {
+        fds(options).filter_map(|fd| Some(("port", fd.parse().ok()?))).collect()
+    }
+
+    fn log_served(options: &NetConfig, version: &str) {
+        info!(version, port = %options.port, "serving");
+    }
+
+    fn limits(options: &mut NetConfig) -> &mut LimitsConfig<Frames> {
+        &mut options.limits
+    }
+
+    fn set(_: &mut NetConfig, _: &NetConfig) {}
+
+    fn apply(_: &NetConfig, _: &dyn Operate) {}
+
+    fn size_min(_: &mut NetConfig) -> Option<&mut Option<u64>> {
+        None
+    }
+
+    fn capture(options: &mut NetConfig) -> Option<&mut CaptureConfig> {
+        Some(&mut options.capture)
+    }
+
+    fn make(&self, options: &NetConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
+        let card = card(options, making)
+            .map_err(|error| MakeError { option: "port", source: error.into() })?
+            .with_limiter(making.limiter());
+        let capture = options.capture.to(making.name.unwrap_or(Self::WORDS.name));
+        card.set_capture(capture.as_ref())
+            .map_err(|error| MakeError { option: "capture", source: error.0 })?;
+        Ok(Arc::new(card))
+    }
+}
+
+/// Returns the descriptors that the port names: names of those of a call, and numbers of inherited ones.
+fn fds(options: &NetConfig) -> impl Iterator<Item = &str> {
+    let fds = if let Port::TapFd(fds) = &options.port { &fds[..] } else { &[] };
+    fds.iter().map(String::as_str)
+}
+
+/// Returns another descriptor of a queue of a TAP.
+fn queue(fd: &str, making: &Making<'_>) -> Result<OwnedFd, TapError> {
+    if is_descriptor_name(fd) {
+        return Ok(making.given.duplicate(fd)?);
+    }
+    making.inherited.duplicate(fd).map_err(|error| match error {
+        NoDescriptor::Unknown { name } => TapError::NotInherited { fd: name },
+        NoDescriptor::Host { name, source } => TapError::Descriptor { fd: name, source },
+    })
+}
+
+/// Opens the port of a card.
+fn card(config: &NetConfig, making: &Making<'_>) -> Result<Net, PortError> {
+    let pairs_max = config.pairs_max();
+    Ok(Net::new(kickless_net::Options {
+        mac: config.mac.map(MacAddress::bytes),
+        mtu: config.mtu,
+        pairs_max,
+        queue_size_max: making.queue_size_max,
+        offload: config.offload == Switch::On,
+        ring_reset: config.ring_reset == Switch::On,
+        port: config.port.open(pairs_max, |fd| queue(fd, making))?,
+    }))
+}
