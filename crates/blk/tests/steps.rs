@@ -189,3 +189,16 @@ fn a_queue_takes_nothing_new_while_a_request_waits_for_room() {
     assert_eq!((rig.poll_with(0), rig.last), (0, Next::Blocked));
     assert!(rig.finish().into_values().all(|answer| answer.status == S_OK));
 }
+
+/// Requests of a slow disk are tried again in each poll. They are paid for, and keep no others in the ring.
+#[test]
+fn requests_that_wait_keep_no_others_from_a_small_budget() {
+    let device = rig::blk(faulty("delay=60s", DiskSpec::Memory(MIB as u64)));
+    let mut rig = Rig::start(&device, EngineKind::Threads, 64, false, ALL);
+    (0..64).for_each(|_| _ = rig.send(TestRequest::read(0, 512)));
+    let taken: u32 = (0..64).map(|_| rig.poll_with(2)).sum();
+    assert_eq!((taken, rig.queue_in_flight()), (64, 64));
+    let before = rig.cost;
+    assert_eq!((rig.poll_with(2), rig.last), (0, Next::Waiting));
+    assert!(rig.cost > before, "the visit is not free");
+}
