@@ -1,7 +1,7 @@
 //! Parses the header of a transmitted frame, and makes the one to pass on. Has no state.
 
 use crate::loop_queue::{HEADER, PLAIN};
-use crate::offload::{count_max, may_be_segmented};
+use crate::offload::{TCP_HEADER, UDP_HEADER, count_max, may_be_segmented};
 use kickless_spec::net::{
     ETHERNET_HEADER_LEN, FRAME_MAX, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4,
     HDR_F_NEEDS_CSUM, HEADER_NUM_BUFFERS, Header, NetFeatures,
@@ -57,6 +57,17 @@ pub enum Protocol {
     Udp,
 }
 
+impl Protocol {
+    /// Returns the length of the shortest header. Later fragments of UDP have none.
+    fn header_len(self) -> u32 {
+        match self {
+            Self::TcpV4 | Self::TcpV6 => TCP_HEADER,
+            Self::UdpFragments => 0,
+            Self::Udp => UDP_HEADER,
+        }
+    }
+}
+
 /// The reason to drop a transmitted frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidFrame {
@@ -95,7 +106,12 @@ pub(crate) fn segments_max(frame: &[u8]) -> u32 {
 fn count_segments(frame: &[u8]) -> u32 {
     Header::read_from_prefix(frame).map_or(0, |(header, frame)| {
         // Lossless, because a frame is no longer than `FRAME_MAX`.
-        count_max(frame.len() as u32, header.csum_start.get(), header.gso_size.get())
+        let header_len = match header.gso_type {
+            GSO_UDP => 0,
+            GSO_UDP_L4 => UDP_HEADER,
+            _ => TCP_HEADER,
+        };
+        count_max(frame.len() as u32, header.csum_start.get(), header_len, header.gso_size.get())
     })
 }
 
@@ -163,8 +179,8 @@ impl Frame {
     /// Returns the most segments that the packet in this frame can become, or 0 if none are asked for.
     pub fn segments_max(&self) -> u32 {
         match (self.segmentation, self.checksum) {
-            (Some(Segmentation { size, .. }), Some(Checksum { start, .. })) => {
-                count_max(self.len, start, size)
+            (Some(Segmentation { size, protocol, .. }), Some(Checksum { start, .. })) => {
+                count_max(self.len, start, protocol.header_len(), size)
             }
             _ => 0,
         }
@@ -332,6 +348,26 @@ mod tests {
         assert_eq!(segmentation(header(GSO_TCPV4 | GSO_ECN, 9), ALL - NetFeatures::HOST_ECN), wrong);
         for kind in [GSO_ECN, GSO_UDP | GSO_ECN, GSO_UDP_L4 | GSO_ECN, 2, 6, 0x7f] {
             assert_eq!(segmentation(header(kind, 9), ALL), wrong, "{kind}");
+        }
+    }
+
+    /// A packet of two full segments is paid as two, in a chain and as a copy.
+    #[test]
+    fn the_shortest_header_is_no_payload() {
+        for (kind, header_len, offset) in [(GSO_TCPV4, 20, 16), (GSO_TCPV6, 20, 16), (GSO_UDP_L4, 8, 6)] {
+            let header = Header {
+                flags: HDR_F_NEEDS_CSUM,
+                gso_type: kind,
+                gso_size: 1000.into(),
+                csum_start: 34.into(),
+                csum_offset: offset.into(),
+                ..Header::default()
+            };
+            for (payload, count) in [(2000, 2), (2001, 3)] {
+                let frame = [header.as_bytes(), &vec![0; 34 + header_len + payload]].concat();
+                let parsed = Frame::parse(&header, HEADER, frame.len() as u64, ALL).unwrap();
+                assert_eq!((parsed.segments_max(), segments_max(&frame)), (count, count), "{kind}");
+            }
         }
     }
 }

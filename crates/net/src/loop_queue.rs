@@ -215,12 +215,12 @@ impl LoopQueue {
         self.is_open.load(Ordering::Relaxed)
     }
 
-    /// Notes the cost of the receiver's look at a parcel of which it has refused a part.
+    /// Notes the cost of the receiver's look at a parcel that it has refused.
     pub(crate) fn set_refusal_cost(&self, cost: u32) {
         self.refusal_cost.store(cost, Ordering::Relaxed);
     }
 
-    /// Returns the cost of the receiver's look at the last parcel, unless it has taken all of it.
+    /// Returns the cost of the receiver's look at the last parcel, if it has refused all of it.
     pub(crate) fn take_refusal_cost(&self) -> u32 {
         let cost = self.refusal_cost.load(Ordering::Relaxed);
         if cost > 0 {

@@ -10,7 +10,7 @@ mod packet;
 mod segments;
 
 pub use bound::{SEGMENTED_BYTES_MAX, SEGMENTS_MAX};
-pub(crate) use bound::{count_max, may_be_segmented};
+pub(crate) use bound::{TCP_HEADER, UDP_HEADER, count_max, may_be_segmented};
 pub use checksum::complete_checksum;
 pub(crate) use packet::may_have_checksum;
 pub use segments::Segments;

@@ -170,8 +170,9 @@ impl QueueTask for ReceiveTask {
             return 0;
         }
         let taken = self.ring.deliver_parcel(parcel);
+        // The sender pays for the frames that were taken. To refuse others behind them costs nothing more.
         if let Source::Loop(source) = &self.source
-            && (taken as usize) < parcel.heads.len()
+            && taken == 0
         {
             source.set_refusal_cost(self.ring.budget.cost());
         }

@@ -278,6 +278,10 @@ impl Task {
                 Err(SendError::Down) => self.counters.sent_down.add(1),
                 Err(SendError::Gone) => return Turn::Gone,
             }
+            // The rest of a packet that was refused is not sent with the next one.
+            if let Some(datagrams) = &mut self.datagrams {
+                datagrams.forget();
+            }
             self.next += 1;
             self.start += len;
         }
@@ -324,5 +328,59 @@ impl Task {
         let forwarded = self.port.forward(0, &mut self.incoming, &mut self.forwarder, u32::MAX);
         forwarded.count(&self.counters);
         turn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::switch::Rule;
+    use rustix::net::sockopt::set_socket_send_buffer_size;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::os::unix::net::UnixDatagram;
+    use std::time::Duration;
+
+    /// Appends a packet of UDP in datagrams of `size` bytes.
+    fn push_udp(frames: &mut Batch, payload: usize, size: u16, body: u8) {
+        let header = Header {
+            flags: HDR_F_NEEDS_CSUM,
+            gso_type: GSO_UDP_L4,
+            gso_size: size.into(),
+            csum_start: 34.into(),
+            csum_offset: 6.into(),
+            ..Header::default()
+        };
+        let mut packet = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0]].concat();
+        packet.extend((28 + payload as u16).to_be_bytes());
+        packet.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 1, 1, 2, 2]);
+        packet.extend((8 + payload as u16).to_be_bytes());
+        packet.extend([0, 0]);
+        packet.resize(42 + payload, body);
+        frames.push(HEADER + packet.len()).copy_from_slice(&[header.as_bytes(), &packet].concat());
+    }
+
+    #[test]
+    fn a_refused_packet_leaves_nothing_to_the_next_one() {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, peer) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).unwrap();
+        // The first datagram of the first packet is too long for the socket.
+        set_socket_send_buffer_size(&ours, 4096).unwrap();
+        let peer = UnixDatagram::from(peer);
+        peer.set_nonblocking(false).unwrap();
+        peer.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let uplink = Uplink::of("test of refused packets", &Arc::new(Tap::over_sockets(vec![ours], false)));
+        let share = uplink.share().unwrap();
+        let sender = SwitchPort::join("test of refused packets", Rule::default(), 1);
+        let mut frames = Batch::default();
+        push_udp(&mut frames, 40_000, 20_000, 1);
+        push_udp(&mut frames, 1000, 500, 2);
+        sender.forward(0, &mut frames, &mut Forwarder::default(), u32::MAX);
+        for _ in 0..2 {
+            let mut datagram = [0; 2000];
+            let len = peer.recv(&mut datagram).unwrap();
+            assert_eq!((len, datagram[HEADER + 42]), (HEADER + 42 + 500, 2));
+        }
+        drop(share);
+        assert_eq!((uplink.counters.sent_refused.get(), uplink.counters.sent_frames.get()), (1, 1));
     }
 }

@@ -89,6 +89,17 @@ fn refused_frames_are_charged() {
         // 32 heads and a decision, and then seven batches as usual.
         assert_eq!(cost(FIRST_TASK), (32, 2 + 3), "{kind:?}");
         assert_eq!(cost(FIRST_TASK), (32, 2), "{kind:?}");
+        // Half of the frames are taken. They cost 1 on each side, and the other half as much as before.
+        let mut pair = Pair::new(kind, NONE);
+        pair.receive.task.vring().publish();
+        for _ in 0..16 {
+            pair.receive.offer(&[2048], true).unwrap();
+        }
+        for number in 0..32 {
+            pair.transmit.send(&plain(1514, number), 4096).unwrap();
+        }
+        let polled = pair.transmit.poll_beside(1000, Beside(vec![(FIRST_TASK, &mut pair.receive)]));
+        assert_eq!((pair.sent_directly(), polled.cost), (16, 2 + 2 + 1), "{kind:?}");
     }
 }
 

@@ -8,16 +8,20 @@ pub const SEGMENTS_MAX: usize = 128;
 /// The most bytes of all segments of a packet: those of the longest frame, and as many again for the headers
 /// that each segment repeats.
 pub const SEGMENTED_BYTES_MAX: usize = 2 * FRAME_MAX;
+/// The lengths of the headers of TCP and UDP without options.
+pub(crate) const TCP_HEADER: u32 = 20;
+pub(crate) const UDP_HEADER: u32 = 8;
 /// The length of the longest header of TCP.
 const TCP_HEADER_MAX: u32 = 60;
 /// Bytes before TCP or UDP that [`SEGMENTS_MAX`] segments may repeat, with the longest header of TCP.
 const SHORT_HEADERS: u32 = (FRAME_MAX / SEGMENTS_MAX) as u32 - TCP_HEADER_MAX;
 
 /// Returns the most segments that a kernel makes of a frame of `len` bytes whose transport header is said to
-/// begin at `start`. The headers and `size` are the driver's, so `start` may be a lie, and the header of TCP
-/// may have any length. Linux 6.18 refuses a packet whose `start` is a lie.
-pub(crate) fn count_max(len: u32, start: u16, size: u16) -> u32 {
-    len.saturating_sub(SHORT_HEADERS.min(start.into())).div_ceil(u32::from(size).max(1))
+/// begin at `start`, and has `header_len` bytes at least. The headers and `size` are the driver's, so `start`
+/// may be a lie, and the header of TCP may be longer. Linux 6.18 refuses a packet whose `start` is a lie.
+pub(crate) fn count_max(len: u32, start: u16, header_len: u32, size: u16) -> u32 {
+    let headers = SHORT_HEADERS.min(start.into()) + header_len;
+    len.saturating_sub(headers).div_ceil(u32::from(size).max(1))
 }
 
 /// Returns whether a frame may be passed on, for a kernel or the card of the receiver to segment. Refuses

@@ -83,16 +83,11 @@ pub(super) struct Position {
     /// The number of the next frame, and its offset.
     pub(super) next: usize,
     pub(super) start: usize,
-    /// The last port that has got the next frame, which is for several ports. They get it in the order of
-    /// their numbers.
+    /// The parts of the next frame, if the decision to flood it is made. There is no second decision about
+    /// it: one that names a single port could be for a port that has got the frame.
+    pub(super) flooded: Option<Head>,
+    /// The last port that the flood of the next frame has passed. Ports get it in the order of their numbers.
     got: Option<u16>,
-}
-
-impl Position {
-    /// Returns the most frames to decide about. A frame that some ports have got is delivered by itself.
-    pub(super) fn frames_max(&self) -> usize {
-        if self.got.is_some() { 1 } else { usize::MAX }
-    }
 }
 
 /// Space for the decisions about one batch, and frames that wait for the next poll. It belongs to a transmit
@@ -134,8 +129,8 @@ impl Forwarder {
         self.targets.len()
     }
 
-    /// Delivers the frames from `at` on that were decided about. If these are one frame, it may go to some of
-    /// its ports only, until `work` is used up.
+    /// Delivers the frames from `at` on that were decided about. If these are one frame for all ports, it may
+    /// go to some of them only, until `work` is used up.
     pub(super) fn deliver(
         &mut self,
         frames: &mut Batch,
@@ -145,8 +140,8 @@ impl Forwarder {
         forwarded: &mut Forwarded,
     ) {
         let total = self.runs.iter().map(|run| run.frames).sum();
-        // The first decision belongs to the cost of the frames.
-        let runs = self.runs.len() - usize::from(at.next == 0);
+        // The first decision belongs to the cost of the frames. That about a begun frame is charged already.
+        let runs = self.runs.len() - usize::from(at.next == 0 || at.got.is_some());
         // Lossless, because there are at most `RUNS_MAX`.
         work.add_all(0, RUN_FRAMES * runs as u32);
         self.is_near = false;
@@ -169,27 +164,53 @@ impl Forwarder {
             start += (next..next + run.frames).map(|number| frames.frame_len(number)).sum::<usize>();
             next += run.frames;
         }
-        self.list_targets(from, at.got.is_some(), forwarded);
-        // Lossless, because a batch has few frames, and a process few ports.
-        work.add_all(0, (self.targets.len() / PORTS_PER_FRAME) as u32);
-        let got = at.got.take();
-        let done = got.map_or(0, |got| self.targets.partition_point(|(port, _)| *port <= got));
-        let mut group = done;
-        while let Some((port, _)) = self.targets.get(group).copied() {
-            if total == 1 && group > done && work.is_used_up() {
-                at.got = self.targets.get(group - 1).map(|(port, _)| *port);
+        if let [Run { route: Route::Flood, head: Some(head), frames: 1, .. }] = self.runs[..] {
+            at.got = self.flood(&head, at.got, frames, from, work, forwarded);
+            if at.got.is_some() {
+                at.flooded = Some(head);
                 return;
             }
-            let end = group + self.targets[group..].partition_point(|(other, _)| *other == port);
-            self.copy_to(port, group..end, frames, from, work, forwarded);
-            group = end;
+        } else {
+            self.list_targets(from, forwarded);
+            // Lossless, because a batch has few frames, and a process few ports.
+            work.add_all(0, (self.targets.len() / PORTS_PER_FRAME) as u32);
+            for group in self.targets.chunk_by(|(port, _), (other, _)| port == other) {
+                let runs = group.iter().map(|(_, run)| &self.runs[usize::from(*run)]);
+                copy_to(group[0].0, runs, &mut self.copies, frames, from, work, forwarded);
+            }
         }
-        (at.next, at.start) = (next, start);
+        *at = Position { next, start, ..Position::default() };
     }
 
-    /// Lists the ports that get frames, each with its runs in order, and counts frames that nobody gets. A
-    /// frame that some ports have got is counted already.
-    fn list_targets(&mut self, from: &From<'_>, is_begun: bool, forwarded: &mut Forwarded) {
+    /// Copies the only frame that was decided about to the ports behind `got`, until `work` is used up.
+    /// Returns the last port that was passed, if there are more. A list of all ports would cost as much for
+    /// each part of the flood.
+    fn flood(
+        &mut self,
+        head: &Head,
+        got: Option<u16>,
+        frames: &Batch,
+        from: &From<'_>,
+        work: &mut BatchCost,
+        forwarded: &mut Forwarded,
+    ) -> Option<u16> {
+        let (mut last, mut passed) = (None, 0);
+        let carriers = from.members.carriers_after(head.vlan, got);
+        for port in carriers.filter(|port| *port != from.number) {
+            if last.is_some() && work.is_used_up() {
+                return last;
+            }
+            copy_to(port, self.runs.iter(), &mut self.copies, frames, from, work, forwarded);
+            last = Some(port);
+            passed += 1;
+            work.add_all(0, u32::from(passed % PORTS_PER_FRAME == 0));
+        }
+        forwarded.unforwarded += u64::from(last.or(got).is_none());
+        None
+    }
+
+    /// Lists the ports that get frames, each with its runs in order, and counts frames that nobody gets.
+    fn list_targets(&mut self, from: &From<'_>, forwarded: &mut Forwarded) {
         let Self { runs, targets, .. } = self;
         targets.clear();
         // Lossless, because there are at most `RUNS_MAX`.
@@ -200,51 +221,50 @@ impl Forwarder {
                 Route::Nowhere => {}
                 Route::Port(to) => targets.push((to, index)),
                 Route::Flood => {
-                    let others = from.members.carriers(head.vlan).filter(|to| *to != from.number);
+                    let carriers = from.members.carriers_after(head.vlan, None);
+                    let others = carriers.filter(|to| *to != from.number);
                     targets.extend(others.map(|to| (to, index)));
                 }
             }
-            if targets.len() == before && !is_begun {
+            if targets.len() == before {
                 forwarded.unforwarded += run.frames as u64;
             }
         }
         targets.sort_unstable();
     }
+}
 
-    /// Copies the frames of these targets, which are of one port, into its inbox.
-    fn copy_to(
-        &mut self,
-        port: u16,
-        targets: std::ops::Range<usize>,
-        frames: &Batch,
-        from: &From<'_>,
-        work: &mut BatchCost,
-        forwarded: &mut Forwarded,
-    ) {
-        let Self { runs, targets: all, copies, .. } = self;
-        let runs = all[targets].iter().map(|(_, run)| &runs[usize::from(*run)]);
-        let Some(member) = from.members.get(port) else { return };
-        let Some(inbox) = member.open_inbox(from.pair) else {
-            // A card without a driver misses nothing that was for all.
-            let missed = runs.filter(|run| run.route == Route::Port(port));
-            forwarded.late += missed.map(|run| run.frames as u64).sum::<u64>();
-            return;
-        };
-        work.add_all(0, TARGET_FRAMES);
-        for run in runs {
-            let Some(head) = &run.head else { continue };
-            let change = Change::between(head, &member.rule);
-            for frame in frames.frames(run.first.0, run.first.1).take(run.frames) {
-                let len = change.len(frame.len());
-                if !copies.has_room(len, 1) {
-                    forwarded.late += pass(inbox, copies, work);
-                }
-                change.copy(frame, copies.push(len));
-                work.add_packet(len as u64, segments_max(frame));
+/// Copies the frames of these runs into the inbox of a port.
+fn copy_to<'r>(
+    port: u16,
+    runs: impl Iterator<Item = &'r Run>,
+    copies: &mut Batch,
+    frames: &Batch,
+    from: &From<'_>,
+    work: &mut BatchCost,
+    forwarded: &mut Forwarded,
+) {
+    let Some(member) = from.members.get(port) else { return };
+    let Some(inbox) = member.open_inbox(from.pair) else {
+        // A card without a driver misses nothing that was for all.
+        let missed = runs.filter(|run| run.route == Route::Port(port));
+        forwarded.late += missed.map(|run| run.frames as u64).sum::<u64>();
+        return;
+    };
+    work.add_all(0, TARGET_FRAMES);
+    for run in runs {
+        let Some(head) = &run.head else { continue };
+        let change = Change::between(head, &member.rule);
+        for frame in frames.frames(run.first.0, run.first.1).take(run.frames) {
+            let len = change.len(frame.len());
+            if !copies.has_room(len, 1) {
+                forwarded.late += pass(inbox, copies, work);
             }
+            change.copy(frame, copies.push(len));
+            work.add_packet(len as u64, segments_max(frame));
         }
-        forwarded.late += pass(inbox, copies, work);
     }
+    forwarded.late += pass(inbox, copies, work);
 }
 
 /// Passes frames to an inbox, and empties the batch. Returns the number of frames that are dropped.

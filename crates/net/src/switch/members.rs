@@ -82,9 +82,22 @@ impl Members {
         &of_vlan[..of_vlan.partition_point(|(other, _)| *other == vlan)]
     }
 
-    /// Returns the numbers of the ports that carry a VLAN.
-    pub(super) fn carriers(&self, vlan: u16) -> impl Iterator<Item = u16> {
-        self.trunks.iter().copied().chain(self.access_of(vlan).iter().map(|(_, number)| *number))
+    /// Returns the numbers of the ports that carry a VLAN, in order, from the one behind `after` on.
+    pub(super) fn carriers_after(&self, vlan: u16, after: Option<u16>) -> impl Iterator<Item = u16> {
+        let (mut trunks, mut access) = (&self.trunks[..], self.access_of(vlan));
+        trunks = &trunks[trunks.partition_point(|number| Some(*number) <= after)..];
+        access = &access[access.partition_point(|(_, number)| Some(*number) <= after)..];
+        std::iter::from_fn(move || match (trunks, access) {
+            ([trunk, rest @ ..], access) if access.first().is_none_or(|(_, number)| trunk < number) => {
+                trunks = rest;
+                Some(*trunk)
+            }
+            (_, [(_, number), rest @ ..]) => {
+                access = rest;
+                Some(*number)
+            }
+            _ => None,
+        })
     }
 
     /// Returns the number of these ports.
@@ -107,13 +120,16 @@ mod tests {
         }
         let members = members.without(3);
         for vlan in [0, 4, 5, 6, 7, 4094] {
-            let carriers: Vec<_> = members.carriers(vlan).collect();
+            let carriers: Vec<_> = members.carriers_after(vlan, None).collect();
             let mut expected: Vec<u16> = (0..6).collect();
             expected.retain(|number| members.get(*number).is_some_and(|member| member.rule.carries(vlan)));
             assert_eq!(members.carriers_len(vlan), carriers.len());
-            let mut sorted = carriers.clone();
-            sorted.sort_unstable();
-            assert_eq!(sorted, expected, "{vlan}");
+            assert_eq!(carriers, expected, "{vlan}");
+            for after in 0..6 {
+                let rest: Vec<_> = members.carriers_after(vlan, Some(after)).collect();
+                expected.retain(|number| *number > after);
+                assert_eq!(rest, expected, "{vlan} {after}");
+            }
         }
     }
 }

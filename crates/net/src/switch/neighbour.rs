@@ -8,6 +8,10 @@ const EXTENSIONS_MAX: usize = 8;
 
 /// The types of messages, each with the offset of its options.
 const MESSAGES: [(u8, usize); 5] = [(133, 8), (134, 16), (135, 24), (136, 24), (137, 40)];
+/// The most options of a message. A message has a handful of them (RFC 4861, 4.1 to 4.5), and a router's
+/// with a prefix for each of some networks has ten. A longer list could hide an address, and the switch is
+/// locked while it is read.
+const OPTIONS_MAX: usize = 32;
 /// Options with the hardware address of the source or of the target, behind their type and length.
 const ADDRESS_OPTIONS: [u8; 2] = [1, 2];
 const OPTION_UNIT: usize = 8;
@@ -47,7 +51,8 @@ fn message_names_another(message: &[u8], own: Address) -> bool {
     let kind = message.first();
     let Some((_, options)) = MESSAGES.iter().find(|(known, _)| Some(known) == kind) else { return false };
     let mut options = message.get(*options..).unwrap_or_default();
-    while let [kind, units, body @ ..] = options {
+    for _ in 0..OPTIONS_MAX {
+        let [kind, units, body @ ..] = options else { return false };
         let len = usize::from(*units) * OPTION_UNIT;
         if ADDRESS_OPTIONS.contains(kind) && body.first_chunk() != Some(&own) {
             return true;
@@ -58,7 +63,7 @@ fn message_names_another(message: &[u8], own: Address) -> bool {
             _ => return false,
         }
     }
-    false
+    !options.is_empty()
 }
 
 #[cfg(test)]
@@ -123,6 +128,14 @@ mod tests {
         let many = [(60, 0); EXTENSIONS_MAX];
         assert!(names_another(&packet(&many, &message(136, &[(2, OWN)])), OWN), "it could be one");
         assert!(!names_another(&packet(&many[1..], &message(136, &[(2, OWN)])), OWN));
+    }
+
+    /// The rest of a long list is not read.
+    #[test]
+    fn a_long_list_of_options_could_be_forged() {
+        let options = |count: usize| packet(&[], &message(136, &vec![(2, OWN); count - 1]));
+        assert!(!names_another(&options(OPTIONS_MAX), OWN));
+        assert!(names_another(&options(OPTIONS_MAX + 1), OWN));
     }
 
     #[test]

@@ -45,6 +45,14 @@ pub(crate) struct SwitchPort {
     place: Option<usize>,
 }
 
+/// The ports that decisions about frames of a batch name.
+struct Decisions {
+    members: Arc<Members>,
+    /// The parts of the frame behind those, if it goes to all ports. It is delivered alone, because it costs
+    /// much.
+    next_flood: Option<Head>,
+}
+
 /// The answer to an offer of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Answer {
@@ -173,11 +181,18 @@ impl SwitchPort {
         let (mut forwarded, count) = (Forwarded::default(), frames.len());
         let mut work = BatchCost::new(limit.max(1), false);
         loop {
-            let left = frames.frames(at.next, at.start).take(at.frames_max());
-            let whole = left.map(|frame| &frame[HEADER..]);
-            let members = self.decide(whole, false, work, &mut forwarder.runs, &mut forwarded);
-            let from = From { number: self.number, pair, members: &members };
+            let decisions = if let Some(head) = at.flooded {
+                forwarder.runs.clear();
+                forwarder.runs.push(Run::new(Route::Flood, Some(head)));
+                Decisions { members: lock(&self.switch.state).members.clone(), next_flood: None }
+            } else {
+                let whole = frames.frames(at.next, at.start).map(|frame| &frame[HEADER..]);
+                self.decide(whole, false, work, &mut forwarder.runs, &mut forwarded)
+            };
+            let from = From { number: self.number, pair, members: &decisions.members };
             forwarder.deliver(frames, at, &from, &mut work, &mut forwarded);
+            // A flood that was cut comes first.
+            at.flooded = at.flooded.or(decisions.next_flood);
             let is_over = at.next == count;
             if is_over || work.is_used_up() {
                 forwarded.copied = work.cost();
@@ -202,7 +217,7 @@ impl SwitchPort {
         // A frame that the switch refuses is counted when it is decided about again.
         let mut forwarded = Forwarded::default();
         let mut work = BatchCost::new(u32::MAX, false);
-        let members = self.decide(frames, true, work, &mut forwarder.runs, &mut forwarded);
+        let Decisions { members, .. } = self.decide(frames, true, work, &mut forwarder.runs, &mut forwarded);
         // Each head was read too, in the time of a frame of a batch. Lossless, because these are few.
         let heads = forwarder.runs.iter().map(|run| run.frames).sum::<usize>() as u32;
         work.add_all(0, RUN_FRAMES * forwarder.runs.len() as u32);
@@ -216,9 +231,9 @@ impl SwitchPort {
         Answer { taken, cost: work.cost().saturating_add(cost) }
     }
 
-    /// Decides about frames of a batch, and learns their sources. Returns the ports that the decisions name.
-    /// Decides about the first frame, and then about others until all of them would cost more than `work` has
-    /// left, or until there are [`RUNS_MAX`] decisions.
+    /// Decides about frames of a batch, and learns their sources. Decides about the first frame, and then
+    /// about others until all of them would cost more than `work` has left, or until there are [`RUNS_MAX`]
+    /// decisions. A later frame for all ports that costs more is the next flood, so it is delivered alone.
     ///
     /// If `are_heads`, a frame may be only its first [`HEAD_LEN`] bytes. Where these are not enough, the
     /// decisions end with a frame that goes nowhere. They also end with a frame that does not go where the
@@ -230,13 +245,13 @@ impl SwitchPort {
         mut work: BatchCost,
         runs: &mut Vec<Run>,
         forwarded: &mut Forwarded,
-    ) -> Arc<Members> {
+    ) -> Decisions {
         runs.clear();
         let (rule, now) = (self.member.rule, self.switch.now());
         // The header of the last frame, if that alone has decided.
         let mut known: Option<EthernetHeader> = None;
-        let mut state = lock(&self.switch.state);
-        for frame in frames {
+        let (mut state, mut next_flood) = (lock(&self.switch.state), None);
+        for (index, frame) in frames.enumerate() {
             // Most frames go where the one before goes.
             if known.as_ref().is_some_and(|known| frame.starts_with(known))
                 && let Some(run) = runs.last_mut()
@@ -259,7 +274,7 @@ impl SwitchPort {
                     work.add_all(0, RUN_FRAMES);
                 }
             }
-            match runs.last() {
+            match runs.last_mut() {
                 Some(Run { route: Route::Flood, head: Some(head), frames, .. }) => {
                     // Each frame has to be looked at, because each costs as many copies.
                     known = None;
@@ -267,6 +282,11 @@ impl SwitchPort {
                     let ports = state.members.carriers_len(head.vlan).saturating_sub(1) as u32;
                     work.add_all(frame.len() as u64, ports);
                     work.add_all(0, if *frames == 1 { TARGET_FRAMES * ports } else { 0 });
+                    if index > 0 && work.is_used_up() {
+                        next_flood = Some(*head);
+                        *frames -= 1;
+                        break;
+                    }
                 }
                 Some(Run { head: None, .. }) => known = None,
                 _ => {}
@@ -276,7 +296,8 @@ impl SwitchPort {
                 break;
             }
         }
-        state.members.clone()
+        runs.pop_if(|run| run.frames == 0);
+        Decisions { members: state.members.clone(), next_flood }
     }
 
     /// Returns the decision about a frame that has been judged, and counts it if it is refused.

@@ -203,6 +203,86 @@ fn a_batch_is_cut_where_its_limit_ends() {
     assert_eq!(received, [vec![1; PEERS - 1], vec![0]].concat());
 }
 
+/// A frame for all ports is cut also if other frames of the batch are before it.
+#[test]
+fn a_flood_behind_other_frames_is_cut() {
+    const PEERS: usize = 100;
+    let name = name();
+    let sender = SwitchPort::join(&name, Rule::default(), 1);
+    let peers: Vec<_> = (0..PEERS).map(|_| SwitchPort::join(&name, Rule::default(), 1)).collect();
+    peers.iter().for_each(open);
+    send(&peers[0], &[frame([0xff; 6], address(2), None, 0)]);
+    peers.iter().for_each(|peer| drop(take(peer, 0)));
+    let long = [&frame([0xff; 6], address(1), None, 0)[..], &[0; 60_000]].concat();
+    for first in [address(1), address(2), [0xff; 6]] {
+        let first = frame(first, address(1), None, 1);
+        let mut forwarder = Forwarder::default();
+        let mut forwarded = forward(&sender, &[first.clone(), long.clone()], &mut forwarder, 64);
+        let most = 64 + cost_of(&[(1, long.len()), (4 * (TARGET_FRAMES + 1), 60)]);
+        let mut received = vec![Vec::new(); PEERS];
+        loop {
+            assert!(forwarded.copied <= most, "{forwarded:?}");
+            for (peer, received) in peers.iter().zip(&mut received) {
+                received.extend(take(peer, 0));
+            }
+            if !forwarder.has_waiting() {
+                break;
+            }
+            forwarded = sender.resume(0, &mut forwarder, 64);
+        }
+        for (peer, received) in received.iter().enumerate() {
+            let gets_first = first[HEADER] == 0xff || (peer == 0 && first[HEADER + 5] == 2);
+            assert_eq!(received.len(), 1 + usize::from(gets_first));
+            assert!(
+                received.last() == Some(&long) && received[0] == *if gets_first { &first } else { &long }
+            );
+        }
+    }
+}
+
+/// A port that has got a frame for an unknown address, and answers before the others get it, gets no second
+/// copy.
+#[test]
+fn a_begun_flood_stays_one() {
+    let name = name();
+    let ports: Vec<_> = (0..8).map(|_| SwitchPort::join(&name, Rule::default(), 1)).collect();
+    ports.iter().for_each(open);
+    let question = [&frame(address(2), address(1), None, 0)[..], &[0; 60_000]].concat();
+    let later = frame(address(2), address(1), None, 1);
+    for frames in [&[question.clone()][..], &[question.clone(), later]] {
+        let mut forwarder = Forwarder::default();
+        forward(&ports[0], frames, &mut forwarder, 2);
+        assert!(forwarder.has_waiting());
+        send(&ports[1], &[frame(address(1), address(2), None, 0)]);
+        while forwarder.has_waiting() {
+            ports[0].resume(0, &mut forwarder, 2);
+        }
+        let received = [1, 2, 3, 4, 5, 6, 7].map(|port: usize| take(&ports[port], 0).len());
+        assert_eq!(received, [frames.len(), 1, 1, 1, 1, 1, 1]);
+        // The address is unknown again.
+        lock(&ports[0].switch.state).table.leave(ports[1].number);
+        lock(&ports[0].switch.state).table.join(ports[1].number, RESERVE);
+    }
+}
+
+/// A frame for very many ports costs as much in parts as at once.
+#[test]
+fn the_parts_of_a_flood_cost_what_it_costs() {
+    let name = name();
+    let ports: Vec<_> = (0..500).map(|_| SwitchPort::join(&name, Rule::default(), 1)).collect();
+    ports.iter().for_each(open);
+    let short = [frame([0xff; 6], address(1), None, 0)];
+    let whole = forward(&ports[0], &short, &mut Forwarder::default(), u32::MAX).copied;
+    let mut forwarder = Forwarder::default();
+    let (mut cost, mut polls) = (forward(&ports[0], &short, &mut forwarder, 2).copied, 1);
+    while forwarder.has_waiting() {
+        cost += ports[0].resume(0, &mut forwarder, 2).copied;
+        polls += 1;
+    }
+    assert!(polls <= whole / 2 + 1 && cost <= whole + polls, "{polls} {cost} {whole}");
+    assert!(ports[1..].iter().all(|port| take(port, 0).len() == 2));
+}
+
 /// Many decisions are made in parts, so that no other sender waits for all of them.
 #[test]
 fn a_batch_with_many_decisions_passes_in_order() {
@@ -379,10 +459,14 @@ fn pairs_that_the_driver_does_not_use_get_nothing() {
     assert_eq!(to(3), [0]);
 }
 
+/// A frame, by the numbers of its destination and its source, with its tag.
+type Sent = (u8, u8, Option<u16>);
+
 /// One step of a run: a port sends frames, its card comes or goes, or it learns as many addresses as it can.
+/// While frames wait because of a limit, other ports send answers, one in each pause.
 #[derive(Clone, Debug)]
 enum Step {
-    Send { port: usize, frames: Vec<(u8, u8, Option<u16>)> },
+    Send { port: usize, frames: Vec<Sent>, limit: u32, answers: Vec<(usize, Sent)> },
     Replace { port: usize },
     Fill { ports: usize },
 }
@@ -414,12 +498,27 @@ const RULES: [Rule; 12] = {
 
 fn step() -> impl Strategy<Value = Step> {
     let tag = proptest::option::weighted(0.3, 0u16..3);
-    let frames = proptest::collection::vec((0u8..10, 0u8..10, tag), 1..6);
+    let sent = (0u8..10, 0u8..10, tag);
+    let frames = proptest::collection::vec(sent.clone(), 1..6);
+    let answers = proptest::collection::vec((0usize..RULES.len(), sent), 0..4);
+    let limit = prop_oneof![Just(u32::MAX), 1u32..6];
     prop_oneof![
-        16 => (0usize..RULES.len(), frames).prop_map(|(port, frames)| Step::Send { port, frames }),
+        16 => (0usize..RULES.len(), frames, limit, answers)
+            .prop_map(|(port, frames, limit, answers)| Step::Send { port, frames, limit, answers }),
         2 => (0usize..RULES.len()).prop_map(|port| Step::Replace { port }),
         1 => (1usize..=RULES.len()).prop_map(|ports| Step::Fill { ports }),
     ]
+}
+
+/// A frame with its own body.
+type Numbered = (Address, Address, Option<u16>, u64);
+
+fn encoded(&(to, from, tag, body): &Numbered) -> Vec<u8> {
+    frame(to, from, tag, body)
+}
+
+fn body_of(frame: &[u8]) -> u64 {
+    u64::from_be_bytes(*frame.last_chunk().unwrap())
 }
 
 /// The switch as maps and loops.
@@ -532,8 +631,8 @@ proptest! {
         let mut ports: Vec<_> = (0..RULES.len()).map(join).collect();
         let (mut model, mut body) = (Model::new(), 0u64);
         for step in steps {
-            let (port, frames) = match step {
-                Step::Send { port, frames } => (port, frames),
+            let (port, frames, limit, answers) = match step {
+                Step::Send { port, frames, limit, answers } => (port, frames, limit, answers),
                 Step::Replace { port } => {
                     let old = std::mem::replace(&mut ports[port], join(port));
                     // The new port has another number for a moment.
@@ -555,27 +654,55 @@ proptest! {
                     continue;
                 }
             };
-            let (mut sent, mut expected, mut refused) = (Vec::new(), vec![Vec::new(); RULES.len()], 0);
-            for (to, from, tag) in frames {
-                // The address 0 is no source.
-                let (to, from) = (destination(to), address(from.max(1)));
-                body += 1;
-                sent.push(frame(to, from, tag, body));
-                match model.targets(port, to, from, tag) {
-                    None => refused += 1,
-                    Some(targets) => {
-                        for (target, vlan) in targets {
-                            // A tag of VLAN 0 stays as it is.
-                            let tag = if vlan == 0 { tag.filter(|tag| *tag == 0) } else { Some(vlan) };
-                            expected[target].push(frame(to, from, tag, body));
-                        }
-                    }
+            let mut expected = vec![Vec::new(); RULES.len()];
+            // Returns whether the frame is refused.
+            let mut decide = |port: usize, frame: &Numbered| {
+                let (to, from, tag, body) = *frame;
+                let Some(targets) = model.targets(port, to, from, tag) else { return true };
+                for (target, vlan) in targets {
+                    // A tag of VLAN 0 stays as it is.
+                    let tag = if vlan == 0 { tag.filter(|tag| *tag == 0) } else { Some(vlan) };
+                    expected[target].push(encoded(&(to, from, tag, body)));
                 }
+                false
+            };
+            let mut numbered = |(to, from, tag): Sent| {
+                body += 1;
+                // The address 0 is no source.
+                (destination(to), address(from.max(1)), tag, body)
+            };
+            let numbers: Vec<_> = frames.into_iter().map(&mut numbered).collect();
+            let sent: Vec<_> = numbers.iter().map(encoded).collect();
+            let (mut forwarder, mut decided, mut refused) = (Forwarder::default(), 0, 0);
+            let mut answers = answers.into_iter().filter(|(from, _)| *from != port);
+            let mut drops = forward(&ports[port], &sent, &mut forwarder, limit);
+            loop {
+                let is_over = !forwarder.has_waiting();
+                let begun = forwarder.at.next + usize::from(forwarder.at.flooded.is_some());
+                let until = if is_over { numbers.len() } else { begun };
+                refused += numbers[decided..until].iter().filter(|frame| decide(port, frame)).count() as u64;
+                decided = until;
+                prop_assert_eq!(drops.late, 0);
+                refused -= drops.spoofed + drops.tagged;
+                if is_over {
+                    break;
+                }
+                if let Some((from, answer)) = answers.next() {
+                    let answer = numbered(answer);
+                    let is_refused = decide(from, &answer);
+                    let drops = send(&ports[from], &[encoded(&answer)]);
+                    prop_assert_eq!(drops.spoofed + drops.tagged, u64::from(is_refused));
+                }
+                drops = ports[port].resume(0, &mut forwarder, limit);
             }
-            let drops = send(&ports[port], &sent);
-            prop_assert_eq!((drops.spoofed + drops.tagged, drops.late), (refused, 0));
-            for (port, expected) in ports.iter().zip(expected) {
-                prop_assert_eq!(take(port, 0), expected);
+            prop_assert_eq!(refused, 0);
+            // Frames of two senders come in any order.
+            for (port, mut expected) in ports.iter().zip(expected) {
+                let mut taken = take(port, 0);
+                let is_answer = |frame: &Vec<u8>| numbers.iter().all(|number| number.3 != body_of(frame));
+                taken.sort_by_key(is_answer);
+                expected.sort_by_key(is_answer);
+                prop_assert_eq!(taken, expected);
             }
         }
     }
