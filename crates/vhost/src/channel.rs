@@ -20,7 +20,10 @@ use tracing::{debug, warn};
 fn has_named_peer(socket: &OwnedFd) -> bool {
     getpeername(socket).is_ok_and(|peer| {
         peer.and_then(|peer| SocketAddrUnix::try_from(peer).ok())
-            .is_some_and(|peer| peer.path().is_some() || peer.abstract_name().is_some())
+            // An unnamed socket has an empty abstract name here.
+            .is_some_and(|peer| {
+                peer.path().is_some() || peer.abstract_name().is_some_and(|name| !name.is_empty())
+            })
     })
 }
 
