@@ -524,9 +524,9 @@ mod tests {
             files.take_sources_with_room(&mut told);
             told
         };
-        assert_eq!(told(&mut files), []);
+        // One of the pauses can end before the other.
         while files.any_paused() {
-            assert!(!files.has_sources_with_room());
+            assert_eq!(told(&mut files), []);
             files.check_pauses();
         }
         assert!(files.room(a) == 8 && files.has_sources_with_room());
