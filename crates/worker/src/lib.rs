@@ -29,7 +29,7 @@
 //! once. A kick for an empty ring leaves the task armed.
 //!
 //! A work item is put into the mailbox before its eventfd is written. The worker clears the eventfd after the
-//! wait has returned, and then takes items until there are none, with pauses ([`item_slices`]). `model`
+//! wait has returned, and then takes items until there are none, with pauses (`item_slices`). `model`
 //! checks all this in every order that the memory model allows, without the pauses.
 //!
 //! # Why no blocked task is forgotten
@@ -54,11 +54,11 @@
 //! thread, stop or move can interfere.
 //!
 //! # Work that no request pays for
-//! * *A visit that finds nothing* is paid for by its device ([`scheduler`]).
+//! * *A visit that finds nothing* is paid for by its device (`scheduler`).
 //! * *Kicks, events of far sides and wakes*: a wait reports each descriptor once, and at most 64 in all. A
 //!   busy worker waits every 20 us at most. A device that kicks without work is not listened to for a while
-//!   ([`kicks`]).
-//! * *Work items* take at most a quarter of a busy worker's time ([`item_slices`]).
+//!   (`kicks`).
+//! * *Work items* take at most a quarter of a busy worker's time (`item_slices`).
 //! * *Calls* that the kernel refuses are tried every millisecond, one for each queue.
 //! * *Naps and pending calls* are lists of at most one entry for each task. They are searched when the first
 //!   entry is due. Naps that end at about the same time end together.
