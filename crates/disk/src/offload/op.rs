@@ -152,7 +152,7 @@ mod tests {
     fn each_task_of_a_worker_is_woken() {
         let worker = Waker::of_worker().unwrap();
         let mut wakes = WakeBatch::default();
-        [1, 2, 1].map(|task| wakes.add(worker.of_task(task)));
+        [1, 2, 1].into_iter().for_each(|task| wakes.add(worker.of_task(task)));
         assert_eq!(wakes.0.len(), 2);
         wakes.wake();
         let mut woken = Vec::new();
