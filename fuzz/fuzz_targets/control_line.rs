@@ -3,9 +3,13 @@
 #![no_main]
 
 use std::cell::Cell;
+use std::sync::LazyLock;
 
 use kickless_control::{DESCRIPTORS_MAX, Effect, Inbox, LINE_BYTES_MAX, METHODS, Method, Request, answer};
+use kickless_daemon::Kinds;
 use libfuzzer_sys::fuzz_target;
+
+static KINDS: LazyLock<Kinds> = LazyLock::new(kickless_kinds::kinds);
 
 /// A descriptor, which is open until it is dropped.
 struct Descriptor<'a>(&'a Cell<usize>);
@@ -36,9 +40,9 @@ fuzz_target!(|input: &[u8]| {
                         Err(come) => assert!(come < request.fds.len() && before == come && open.get() == 0),
                     }
                     let call = Method::find(&request.method);
-                    let parsed = call.and_then(|method| method.parse(request.params.clone()));
+                    let parsed = call.and_then(|method| method.parse(request.params.clone(), &KINDS));
                     // Each kind of parameters gets these, whatever the name of the call is.
-                    METHODS.iter().for_each(|method| drop(method.parse(request.params.clone())));
+                    METHODS.iter().for_each(|method| drop(method.parse(request.params.clone(), &KINDS)));
                     assert!(METHODS.iter().any(|method| method.effect == Effect::Changes));
                     (request.id.unwrap_or_default(), parsed.map(|call| format!("{call:?}").into()))
                 }
