@@ -99,12 +99,17 @@ pub(crate) fn fake_device() -> Arc<dyn Operate> {
 
 /// Returns the configuration of a fake device.
 pub(crate) fn fake_config(name: &str) -> DeviceConfig {
-    let none = Values::new();
-    let (fake, limits) = (None, LimitsConfig::default());
-    DeviceConfig {
-        kind: KindConfig::new::<FakeKind>(FakeConfig { fake, limits }),
-        identity: Identity { name: Some(name.into()) },
-        serve: read(&none).unwrap(),
-        share: read(&none).unwrap(),
-    }
+    // A thread of a model has too little stack for the description of all options.
+    let make = || {
+        let none = Values::new();
+        let (fake, limits) = (None, LimitsConfig::default());
+        DeviceConfig {
+            kind: KindConfig::new::<FakeKind>(FakeConfig { fake, limits }),
+            identity: Identity { name: None },
+            serve: read(&none).unwrap(),
+            share: read(&none).unwrap(),
+        }
+    };
+    let made = std::thread::spawn(make).join().unwrap();
+    DeviceConfig { identity: Identity { name: Some(name.into()) }, ..made }
 }
