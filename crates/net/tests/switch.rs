@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::{Device, DeviceMessage, Executor, Interest, Kick, Next};
+use kickless_device::{Device, DeviceMessage, Interest, Next};
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_memory::{Gpa, Marks};
 use kickless_net::Net;
@@ -11,9 +11,9 @@ use kickless_spec::net::{HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_testing::{Random, eventually, tcp_segmentation};
 use kickless_worker::{Poll, WorkerPool};
 use rig::packets::segments;
+use rig::running::Running;
 use rig::switch::{EVERYBODY, RECEIVE, TRANSMIT, addressed, mac, name, open};
 use rig::{Guest, Kind, Rig, SIZE_MAX, counter, kinds, without};
-use rustix::event::{EventfdFlags, eventfd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use zerocopy::IntoBytes;
@@ -478,30 +478,6 @@ fn the_address_of_a_guest_is_announced() {
     // It announces no other address.
     card.message(DeviceMessage::SendRarp(mac(9))).unwrap();
     assert!(other.take().is_empty());
-}
-
-/// A ring on a worker.
-struct Running {
-    guest: Guest,
-    kicks: std::os::fd::OwnedFd,
-    handle: Box<dyn kickless_device::TaskHandle>,
-}
-
-impl Running {
-    fn start(executor: &Arc<dyn Executor>, card: &Arc<Net>, index: u16, kind: Kind) -> Self {
-        let guest = Guest::prepare(kind, SIZE_MAX);
-        let kicks = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        let kick = Kick::new(kicks.try_clone().unwrap()).unwrap();
-        let vring = guest.vring(index, guest.first_avail(), Some(kick));
-        let handle = executor.spawn(card.start_queue(vring, card.features()).unwrap()).unwrap();
-        Self { guest, kicks, handle }
-    }
-
-    fn kick(&mut self) {
-        if std::mem::take(&mut self.guest.kick_wanted) {
-            rustix::io::write(&self.kicks, &1u64.to_ne_bytes()).unwrap();
-        }
-    }
 }
 
 /// Two cards on two workers send to each other. Each frame arrives once and in order, or is counted. Both

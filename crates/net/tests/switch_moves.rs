@@ -3,16 +3,15 @@
 
 mod rig;
 
-use kickless_device::{Device, Executor, Kick, TaskHandle};
+use kickless_device::Executor;
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_net::Net;
 use kickless_spec::net::Header;
-use kickless_testing::{LIMIT, Random, eventually};
+use kickless_testing::{Random, eventually};
 use kickless_worker::{Options, Poll, WorkerPool};
+use rig::running::Running;
 use rig::switch::{RECEIVE, TRANSMIT, addressed, mac, name, open};
-use rig::{Guest, Kind, SIZE_MAX, counter};
-use rustix::event::{EventfdFlags, eventfd};
-use std::os::fd::OwnedFd;
+use rig::{Kind, counter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -24,38 +23,6 @@ const WORKERS: usize = 3;
 /// The bursts of each card. `MOVE_ROUNDS` sets another number.
 const ROUNDS: u32 = 20;
 const HEADER: usize = size_of::<Header>();
-
-/// A ring on a worker.
-struct Running {
-    guest: Guest,
-    kicks: OwnedFd,
-    handle: Box<dyn TaskHandle>,
-}
-
-impl Running {
-    fn start(executor: &Arc<dyn Executor>, card: &Net, index: u16, kind: Kind) -> Self {
-        let guest = Guest::prepare(kind, SIZE_MAX);
-        let kicks = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        let kick = Kick::new(kicks.try_clone().unwrap()).unwrap();
-        let vring = guest.vring(index, guest.first_avail(), Some(kick));
-        let handle = executor.spawn(card.start_queue(vring, card.features()).unwrap()).unwrap();
-        Self { guest, kicks, handle }
-    }
-
-    fn kick(&mut self) {
-        if std::mem::take(&mut self.guest.kick_wanted) {
-            rustix::io::write(&self.kicks, &1u64.to_ne_bytes()).unwrap();
-        }
-    }
-
-    /// Stops the ring, which has nothing to do, and starts it again. It may be on another worker then.
-    fn restart(&mut self, executor: &Arc<dyn Executor>, card: &Net, index: u16) {
-        let stopped = self.handle.stop().recv_timeout(LIMIT).expect("a stop does not complete");
-        let kick = Kick::new(self.kicks.try_clone().unwrap()).unwrap();
-        let vring = self.guest.vring(index, stopped.next_avail, Some(kick));
-        self.handle = executor.spawn(card.start_queue(vring, card.features()).unwrap()).unwrap();
-    }
-}
 
 /// Returns the frame with this number from one card to another, behind its header.
 fn frame(to: usize, from: usize, len: usize, number: u32) -> Vec<u8> {

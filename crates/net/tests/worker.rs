@@ -4,15 +4,14 @@
 
 mod rig;
 
-use kickless_device::{Device, Executor, Kick, TaskHandle, Update};
+use kickless_device::{Device, Executor, Update};
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_memory::{Map, View};
-use kickless_net::Net;
 use kickless_net_port::{NullPort, OpenPort, Tap, TestFrame};
 use kickless_testing::GuestRing;
 use kickless_worker::{Options, Poll, WorkerPool};
+use rig::running::Running;
 use rig::{Guest, SIZE_MAX, card, card_on, counter, kinds};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,41 +22,6 @@ use std::time::{Duration, Instant};
 
 /// The limit of a wait. Even a slow machine needs less.
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-struct Ring {
-    guest: Guest,
-    kicks: OwnedFd,
-    handle: Box<dyn TaskHandle>,
-}
-
-impl Ring {
-    fn start(pool: &Arc<dyn Executor>, card: &Arc<Net>, index: u16, kind: rig::Kind) -> Self {
-        Self::start_on(pool, card, index, Guest::prepare(kind, SIZE_MAX))
-    }
-
-    fn start_on(pool: &Arc<dyn Executor>, card: &Arc<Net>, index: u16, guest: Guest) -> Self {
-        let kicks = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        let kick = Kick::new(kicks.try_clone().unwrap()).unwrap();
-        let vring = guest.vring(index, guest.first_avail(), Some(kick));
-        let task = card.start_queue(vring, card.features()).unwrap();
-        Self { guest, kicks, handle: pool.spawn(task).unwrap() }
-    }
-
-    fn kick(&mut self) {
-        if std::mem::take(&mut self.guest.kick_wanted) {
-            rustix::io::write(&self.kicks, &1u64.to_ne_bytes()).unwrap();
-        }
-    }
-
-    fn fill(&mut self) {
-        while self.guest.offer(&[1530], true).is_some() {}
-        self.kick();
-    }
-
-    fn update(&self, update: Update) {
-        self.handle.update(update).recv_timeout(TIMEOUT).expect("an update does not complete");
-    }
-}
 
 fn pool(poll: Poll) -> Arc<dyn Executor> {
     let engine = EngineOptions::new(EngineKind::Threads, 8);
@@ -72,7 +36,7 @@ fn a_sleeping_worker_delivers_frames() {
         for kind in kinds() {
             let port = NullPort { rate: 2000, lengths: 60..=9000 };
             let card = card(1, port);
-            let mut ring = Ring::start(&pool, &card, 0, kind);
+            let mut ring = Running::start(&pool, &card, 0, kind);
             let begun = Instant::now();
             let mut number = 0;
             while number < 100 {
@@ -97,7 +61,7 @@ fn a_driver_that_refills_at_half_of_its_ring_gets_frames() {
         let pool = pool(poll);
         for kind in kinds() {
             let card = card(1, NullPort { rate: 10_000, lengths: 60..=1514 });
-            let mut ring = Ring::start_on(&pool, &card, 0, Guest::prepare(kind, 64));
+            let mut ring = Running::start_on(&pool, &card, 0, Guest::prepare(kind, 64));
             ring.fill();
             let begun = Instant::now();
             let mut number = 0;
@@ -124,7 +88,7 @@ fn an_invalidation_does_not_wait_for_credit() {
         let card = card(1, NullPort { rate: 10_000, lengths: 60..=60 });
         let mut guest = Guest::prepare(kind, SIZE_MAX).behind_iommu();
         guest.translate_all();
-        let mut ring = Ring::start_on(&pool, &card, 0, guest);
+        let mut ring = Running::start_on(&pool, &card, 0, guest);
         let begun = Instant::now();
         for round in 1..=5 {
             let target = counter(&card, "received_frames") + 10;
@@ -153,7 +117,7 @@ fn updates_and_stops_do_not_wait_for_credit() {
     let pool = pool(Poll::Never);
     for kind in kinds() {
         let card = card(1, NullPort { rate: 1, lengths: 60..=60 });
-        let mut ring = Ring::start(&pool, &card, 0, kind);
+        let mut ring = Running::start(&pool, &card, 0, kind);
         ring.fill();
         // The worker sleeps now, and the task has enough credit.
         thread::sleep(Duration::from_millis(5));
@@ -192,8 +156,8 @@ fn a_sleeping_worker_moves_frames_of_a_port() {
             let (port, peer) = socket_port();
             let card = card_on(1, port);
             card.open().unwrap();
-            let mut receive = Ring::start(&pool, &card, 0, kind);
-            let mut transmit = Ring::start(&pool, &card, 1, kind);
+            let mut receive = Running::start(&pool, &card, 0, kind);
+            let mut transmit = Running::start(&pool, &card, 1, kind);
             let begun = Instant::now();
             let (mut sent, mut at_peer, mut from_peer, mut received) = (0, 0, 0, 0);
             while at_peer < FRAMES || received < FRAMES {
@@ -236,8 +200,8 @@ fn a_sleeping_worker_returns_frames() {
         let pool = pool(poll);
         for kind in kinds() {
             let card = card_on(1, OpenPort::Loop);
-            let mut receive = Ring::start(&pool, &card, 0, kind);
-            let mut transmit = Ring::start(&pool, &card, 1, kind);
+            let mut receive = Running::start(&pool, &card, 0, kind);
+            let mut transmit = Running::start(&pool, &card, 1, kind);
             let begun = Instant::now();
             for number in 0..300u32 {
                 receive.fill();
@@ -274,10 +238,10 @@ fn a_flood_does_not_stop_other_cards() {
         let (port, peer) = socket_port();
         let idle = card_on(1, port);
         idle.open().unwrap();
-        let [idle_receive, mut idle_transmit] = [0, 1].map(|index| Ring::start(&pool, &idle, index, kind));
-        let mut flood = Ring::start(&pool, &flooded, 1, kind);
-        let mut receive = Ring::start(&pool, &card, 0, kind);
-        let mut transmit = Ring::start(&pool, &card, 1, kind);
+        let [idle_receive, mut idle_transmit] = [0, 1].map(|index| Running::start(&pool, &idle, index, kind));
+        let mut flood = Running::start(&pool, &flooded, 1, kind);
+        let mut receive = Running::start(&pool, &card, 0, kind);
+        let mut transmit = Running::start(&pool, &card, 1, kind);
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -316,7 +280,7 @@ fn a_sleeping_worker_takes_sent_frames() {
     let pool = pool(Poll::Never);
     for kind in kinds() {
         let card = card(1, NullPort::default());
-        let mut ring = Ring::start(&pool, &card, 1, kind);
+        let mut ring = Running::start(&pool, &card, 1, kind);
         let begun = Instant::now();
         for sent in 1..=200 {
             ring.guest.send(&[0; 72], 100).unwrap();

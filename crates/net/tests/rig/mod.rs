@@ -5,6 +5,7 @@
 pub mod lost_memory;
 pub mod packets;
 pub mod pair;
+pub mod running;
 pub mod switch;
 
 use kickless_device::{
