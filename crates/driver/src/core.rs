@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use kickless_spec::blk::{BlkFeatures, CONFIG_WRITEBACK, Config as Space};
 use kickless_spec::features::Features;
+use kickless_spec::vhost_user::RINGS_MAX;
 
 use crate::block::Blocks;
 use crate::buffer::{OwnMemory, Registered};
@@ -24,9 +25,6 @@ use crate::options::Options;
 use crate::page_pool::PagePool;
 use crate::reconnect::Reconnect;
 use crate::ring::{self, Ring};
-
-/// The largest number of queues that the messages of the protocol allow.
-const QUEUES_MAX: usize = 256;
 
 /// A function to call when the configuration space has changed.
 pub(crate) type OnChange = Arc<dyn Fn() + Send + Sync>;
@@ -415,7 +413,7 @@ fn queue_count(options: &Options, connection: &Connection, features: Features, s
     };
     let several = BlkFeatures::from_bits_truncate(features.bits()).contains(BlkFeatures::MQ);
     let device = if several { usize::from(space.num_queues.get()) } else { 1 };
-    wanted.min(device).min(connection.queues_max).clamp(1, QUEUES_MAX)
+    wanted.min(device).min(connection.queues_max).clamp(1, RINGS_MAX.into())
 }
 
 /// Reads the configuration space. Fields that are new in version 1.2 of the standard or later are zero.

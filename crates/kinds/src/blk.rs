@@ -14,6 +14,7 @@ use kickless_daemon::{
 };
 use kickless_device::Operate;
 use kickless_disk::{Cache, Disk, DiskSpec, SECTOR, lock};
+use kickless_spec::vhost_user::RINGS_MAX;
 use kickless_values::{parse_number, parse_size};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -27,8 +28,6 @@ const BLOCK_SIZE: u32 = SECTOR as u32;
 const BLOCK_SIZE_MAX: u32 = 4096;
 /// VIRTIO_BLK_T_GET_ID answers with this many bytes (virtio 1.3, section 5.2.6).
 const SERIAL_BYTES_MAX: usize = 20;
-/// A vhost-user kick names its queue in eight bits.
-const NUM_QUEUES_MAX: u16 = 256;
 /// The smallest cache of L2 tables that has an effect: 16 pieces of 4 KiB.
 const CACHE_BYTES_MIN: u64 = 64 << 10;
 /// The L2 tables of 512 TiB in clusters of 64 KiB. A larger cache is a mistake.
@@ -142,7 +141,7 @@ fn parse_serial(text: &str) -> Result<String, String> {
 }
 
 fn parse_num_queues(text: &str) -> Result<u16, String> {
-    parse_number(text, 1, NUM_QUEUES_MAX.into())
+    parse_number(text, 1, RINGS_MAX.into())
 }
 
 /// Parses the size that a disk has at least. The maximum is that of a file.

@@ -13,6 +13,7 @@ use kickless_net::Net;
 use kickless_net_port::{Port, PortError, TapError};
 use kickless_opener::{NoDescriptor, is_descriptor_name};
 use kickless_spec::net::{MTU_MAX, MTU_MIN};
+use kickless_spec::vhost_user::RINGS_MAX;
 use kickless_values::{MacAddress, parse_number};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -20,10 +21,8 @@ use tracing::info;
 
 /// Default of `num-queue-pairs`.
 const NUM_QUEUE_PAIRS: u16 = 64;
-/// A vhost-user kick names its queue in eight bits.
-const NUM_QUEUES_MAX: u16 = 256;
 /// A card has two queues for each pair and one for commands.
-const NUM_QUEUE_PAIRS_MAX: u16 = (NUM_QUEUES_MAX - 1) / 2;
+const NUM_QUEUE_PAIRS_MAX: u16 = (RINGS_MAX - 1) / 2;
 
 /// The options of a network card.
 #[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]

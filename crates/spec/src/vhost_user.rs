@@ -41,6 +41,8 @@ pub const LOG_PAGE_SIZE: u64 = 4096;
 
 /// Bits of the ring's index in SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR and VRING_HOST_NOTIFIER_MSG.
 pub const VRING_INDEX_MASK: u64 = 0xff;
+/// Most rings of a device that can be used: those with an index in [`VRING_INDEX_MASK`].
+pub const RINGS_MAX: u16 = VRING_INDEX_MASK as u16 + 1;
 /// Bit beside [`VRING_INDEX_MASK`] in the same messages, and in the reply to SET_DEVICE_STATE_FD: the message
 /// carries no file descriptor.
 pub const NO_FD: u64 = 1 << 8;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use kickless_spec::features::Features;
 use kickless_spec::net::{Config, MAC_LEN, NetFeatures, PAIRS_MAX};
-use kickless_spec::vhost_user::ProtocolFeatures as Protocol;
+use kickless_spec::vhost_user::{ProtocolFeatures as Protocol, RINGS_MAX};
 
 use crate::card::control_queue::{self, ControlQueue};
 use crate::card::features;
@@ -28,9 +28,8 @@ use crate::link::Link;
 use crate::memory::{self, Region, Regions};
 use crate::reconnect::Reconnect;
 
-/// The largest number of pairs: messages of the protocol have eight bits for the number of a queue, and the
-/// control queue follows the last pair.
-const QUEUE_PAIRS_MAX: u16 = 127;
+/// The largest number of pairs, which the control queue follows.
+const QUEUE_PAIRS_MAX: u16 = (RINGS_MAX - 1) / 2;
 
 /// The state that all handles of a card share.
 pub(crate) struct CardCore {
