@@ -271,8 +271,7 @@ impl EventLoop {
         self.waiter.watch_engine(self.engine.event(), watch_engine)?;
         let retry = if self.engine.needs_turn() { now + RETRY } else { Nanos::MAX };
         let due = self.next_call.min(retry).min(self.next_nap);
-        // A source that was told of room may not have taken it. Then the next turn tells another one.
-        if due <= now || self.has_items || self.engine.has_sources_with_room() {
+        if due <= now || self.has_unseen_work() {
             return self.wait(Some(Duration::ZERO)).map(drop);
         }
         let due = Some(due).filter(|&due| due < Nanos::MAX);
@@ -285,6 +284,12 @@ impl EventLoop {
         };
         self.host_probe.woke(began, due, now, events > 0, served as Nanos);
         Ok(())
+    }
+
+    /// Returns whether the next turn has work of which no event tells: items, or a source that can be told of
+    /// room, because the one that was told before need not have taken it.
+    pub(crate) fn has_unseen_work(&self) -> bool {
+        self.has_items || self.engine.has_sources_with_room()
     }
 
     fn nap_is_over(&self, number: u32, now: Nanos) -> bool {

@@ -265,6 +265,25 @@ fn room_in_the_engine_wakes_one_task_for_each_place() {
     }
 }
 
+/// A source that is told of room may not want it any more. The worker does not sleep before it has told the
+/// next one.
+#[test]
+fn room_that_a_task_does_not_take_is_for_the_next_one() {
+    let mut rig = Rig::new();
+    let holder = rig.add(0, Next::Idle, true);
+    rig.run();
+    let (_, waiting) = (rig.add(1, Next::Idle, true), rig.add(2, Next::Blocked, true));
+    rig.run();
+    let before = rig.polls()[waiting as usize];
+    rig.complete(holder);
+    rig.run();
+    assert!(rig.polls()[waiting as usize] == before && rig.worker.has_unseen_work());
+    rig.worker.wake_with_room();
+    rig.run();
+    assert_eq!(rig.polls()[waiting as usize], before + 1);
+    assert!(!rig.worker.has_unseen_work());
+}
+
 /// A limiter that asks for a nanosecond does not have the worker search its naps all the time.
 #[test]
 fn a_throttled_task_is_left_alone_for_a_while() {
