@@ -83,14 +83,7 @@ impl FixedAddresses {
     pub(super) fn find(&self, vlan: u16, address: Address, receives: impl Fn(u16) -> bool) -> Option<u16> {
         let ports = self.ports_of(address)?;
         let mut of_vlan = ports.iter().filter(|port| port.rule.carries(vlan)).map(|port| port.number);
-        let first = of_vlan.next()?;
-        match of_vlan.next() {
-            None => Some(first),
-            Some(_) if receives(first) => Some(first),
-            Some(second) => {
-                std::iter::once(second).chain(of_vlan).find(|port| receives(*port)).or(Some(first))
-            }
-        }
+        of_vlan.clone().find(|port| receives(*port)).or_else(|| of_vlan.next())
     }
 }
 
