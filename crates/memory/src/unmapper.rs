@@ -7,8 +7,9 @@
 //! them out and unmaps them.
 //!
 //! # Nobody waits for this thread, except its device
-//! * *Hand-over.* The channel has no lock for senders and no bound. Its length is bounded by the mappings
-//!   that the device may have ([`crate::quota`]), because a mapping counts until it is unmapped.
+//! * *Hand-over.* A sender waits for no unmapping: it takes no lock but that which wakes the thread, and the
+//!   channel has no bound. Its length is bounded by the mappings that the device may have
+//!   ([`crate::quota`]), because a mapping counts until it is unmapped.
 //! * *Existence.* The thread is started before the first mapping of its device. If that fails, nothing is
 //!   mapped. So no mapping exists without a thread that unmaps it.
 //! * *End.* Each mapping holds a sender, and so does the device's [`Mapper`](crate::Mapper). The thread ends

@@ -170,8 +170,8 @@ impl Settings {
     }
 
     /// Makes these settings on a fresh card by `run`, which gets each change and the time for its answer.
-    /// That is `limit`, but all changes together have time until `deadline`: a card that answers each of
-    /// thousands late would else keep the driver from giving it up.
+    /// Each has the time `limit`, and all together have time until `deadline`. Without it, a card that
+    /// answers each of thousands late would keep the driver from giving it up.
     ///
     /// # Errors
     /// The first error of `run`.
