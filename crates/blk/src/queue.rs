@@ -460,12 +460,7 @@ impl Queue {
     }
 
     /// Continues waiting requests, as far as the engine has room. Returns the cost of those that wait again.
-    #[inline]
     fn retry(&mut self, context: &mut Context<'_>) -> u32 {
-        if self.waiting.is_empty() { 0 } else { self.retry_waiting(context) }
-    }
-
-    fn retry_waiting(&mut self, context: &mut Context<'_>) -> u32 {
         let mut tries = 0;
         for _ in 0..self.waiting.len() {
             // A cancelled request needs no room.
@@ -599,7 +594,12 @@ impl QueueTask for Queue {
             self.cancel_unfinished(context);
         }
         // Charged at the end, so that requests that wait do not keep new ones from the budget.
-        let retried = self.retry(context);
+        let is_told = context.far_side_due || budget == 0;
+        let retried = if self.waiting.is_empty() || !(is_told || context.waker.is_marked()) {
+            0
+        } else {
+            self.retry(context)
+        };
         let (mut served, mut cost) = (0, 0);
         let limit = if budget == 0 { LEAVING_COST } else { budget };
         let next = loop {

@@ -14,7 +14,8 @@ pub struct Context<'a> {
     /// Wakes this task: its worker polls it again, if it waits ([`Next::Blocked`], [`Next::Waiting`]). A
     /// resource that a request waits for keeps a clone.
     pub waker: &'a Waker,
-    /// The poll must check the far side: see [`QueueTask::far_side_interval`].
+    /// The poll must check the far side, and try the requests that wait: see
+    /// [`QueueTask::far_side_interval`] and [`Next::Waiting`].
     pub far_side_due: bool,
     /// The clock of the pool.
     pub clock: Clock,
@@ -66,7 +67,8 @@ pub enum Next {
     /// a broken ring this is the same as [`Next::Idle`].
     Quiet,
     /// As [`Next::Idle`], and a request that was popped waits for something. The worker also polls again
-    /// after the events of [`Next::Blocked`].
+    /// after the events of [`Next::Blocked`]. While it spins, only polls after such an event have to try the
+    /// requests that wait: [`Context::far_side_due`] or [`Waker::is_marked`] tells them.
     Waiting,
     /// Its next turn: the budget is used up, and there may be more.
     More,

@@ -109,6 +109,10 @@ impl BufferPool {
         waker: &Waker,
     ) -> io::Result<Option<BufferPermit>> {
         let mut state = self.lock();
+        // The place does not matter then, and is searched for.
+        if waiting.is_some() && state.free(self.limits) == 0 {
+            return Ok(None);
+        }
         let place = waiting.as_ref().and_then(|waiting| state.place(waiting.number));
         if state.free(self.limits) <= place.unwrap_or(state.queue.len()) {
             if place.is_none() {

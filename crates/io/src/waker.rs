@@ -62,6 +62,12 @@ impl Marks {
         self.words_set.fetch_or(1 << word, Ordering::Release);
     }
 
+    fn contains(&self, task: u32) -> bool {
+        let mark = task as usize % MARKS;
+        // Acquire. Partner: `set`.
+        self.words[mark / u64::BITS as usize].load(Ordering::Acquire) & 1 << (mark % u64::BITS as usize) != 0
+    }
+
     /// Takes all marks. Calls `each` for each.
     fn take(&self, mut each: impl FnMut(usize)) {
         // Acquire. Partner: `set`.
@@ -111,6 +117,12 @@ impl Waker {
     /// Returns whether both wake the same task, or signal the same descriptor if they are for no task.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.event, &other.event) && self.task == other.task
+    }
+
+    /// Returns whether a wake of this task has not been taken. Does not take it.
+    pub fn is_marked(&self) -> bool {
+        let marks = self.task.zip(self.event.marks.as_ref());
+        marks.is_some_and(|(task, marks)| marks.contains(task))
     }
 
     /// Makes the descriptor readable. Several calls before [`Waker::clear`] count as one.
@@ -213,7 +225,9 @@ mod tests {
             worker.of_task(task).wake();
         }
         assert!(worker.clear());
+        assert_eq!([3, 4, 64].map(|task| worker.of_task(task).is_marked()), [true, false, true]);
         assert_eq!(woken(&worker, 4096), [3, 64, 4095]);
+        assert!(!worker.of_task(3).is_marked() && !worker.is_marked());
         assert!(woken(&worker, 4096).is_empty());
         // Tasks with the same mark, as far as there are such tasks.
         worker.of_task(3 + MARKS as u32).wake();

@@ -14,6 +14,11 @@ use kickless_device::{Context, Next};
 /// the list of naps is searched for throttled tasks at most this often.
 const THROTTLED_MIN: Nanos = 20_000;
 
+/// The time between two polls of a spinning task that try all requests that wait, although nothing has woken
+/// it. A try takes 50 nanoseconds, so those of 250 queues with 16 requests of a disk that hangs take 2 % of a
+/// worker.
+const RETRY_INTERVAL: Nanos = 10_000_000;
+
 /// Returns the time until which a throttled task is left alone.
 fn throttled_until(now: Nanos, wait_ns: u64) -> Nanos {
     now.saturating_add(wait_ns.max(THROTTLED_MIN))
@@ -143,6 +148,11 @@ impl EventLoop {
         };
         match polled.next {
             Next::More => return Visit { cost, more: true, stays: true },
+            Next::Blocked if !far_side_due => {
+                // This poll has not looked at all that the task waits for.
+                entry.far_side_due = 0;
+                return Visit { cost, more: false, stays: true };
+            }
             Next::Blocked => {
                 entry.enter(TaskState::Blocked, now);
                 entry.waits = true;
@@ -163,7 +173,9 @@ impl EventLoop {
             next => {
                 let quiet = next == Next::Quiet && !entry.task.vring().is_broken();
                 if far_side_due {
-                    entry.far_side_due = now.saturating_add(entry.far_side_interval);
+                    let rests = next == Next::Waiting && entry.far_side_interval == 0;
+                    let interval = if rests { RETRY_INTERVAL } else { entry.far_side_interval };
+                    entry.far_side_due = now.saturating_add(interval);
                 }
                 let spins = entry.spin_until.is_some_and(|until| now < until);
                 if !spins && !far_side_due {
@@ -310,9 +322,11 @@ impl EventLoop {
         self.wake(number);
     }
 
-    /// Polls a task again if it waits.
+    /// Polls a task again if it waits. The next poll looks at all that it waits for.
     fn wake(&mut self, number: u32) {
-        if self.entries.get(number as usize).and_then(Option::as_ref).is_some_and(|entry| entry.waits) {
+        let Some(entry) = self.entries.get_mut(number as usize).and_then(Option::as_mut) else { return };
+        entry.far_side_due = 0;
+        if entry.waits {
             self.make_polled(number);
         }
     }

@@ -30,6 +30,8 @@ struct Waiting {
     vring: Vring,
     /// The number of its polls and of its completions.
     polls: Arc<AtomicU32>,
+    /// The number of its polls that try all requests that wait.
+    full_polls: Arc<AtomicU32>,
     completions: Arc<AtomicU32>,
     /// Gets its waker at each poll.
     wakers: Sender<Waker>,
@@ -53,6 +55,7 @@ impl QueueTask for Waiting {
 
     fn poll(&mut self, context: &mut Context<'_>, _: u32) -> Polled {
         self.polls.fetch_add(1, Ordering::Relaxed);
+        self.full_polls.fetch_add(context.far_side_due.into(), Ordering::Relaxed);
         let _ = self.wakers.send(context.waker.clone());
         if self.wants_engine
             && self.in_flight == 0
@@ -79,6 +82,7 @@ impl QueueTask for Waiting {
 
 pub(crate) struct Probe {
     polls: Arc<AtomicU32>,
+    full_polls: Arc<AtomicU32>,
     completions: Arc<AtomicU32>,
     wakers: Receiver<Waker>,
     ring: GuestRing,
@@ -93,10 +97,14 @@ pub(crate) struct Rig {
 impl Rig {
     /// Makes a worker without tasks, whose engine has room for one operation at a time.
     pub(crate) fn new() -> Self {
+        Self::with(Poll::Never)
+    }
+
+    fn with(poll: Poll) -> Self {
         let mailbox = Arc::new(Mailbox::new(Waker::of_worker().unwrap()));
         let peers = Arc::new(Peers::new(Clock::start(), vec![mailbox]));
         let engine = Engine::open(EngineKind::Threads, 1).unwrap();
-        let worker = EventLoop::new(peers, 0, engine, Poll::Never, None).unwrap();
+        let worker = EventLoop::new(peers, 0, engine, poll, None).unwrap();
         Self { worker, tasks: Vec::new() }
     }
 
@@ -106,10 +114,12 @@ impl Rig {
         let ring = GuestRing::new(view, Options::new(8, true, false).unwrap());
         let (sender, wakers) = channel();
         let parts = ring.parts();
-        let probe = Probe { polls: Arc::default(), completions: Arc::default(), wakers, ring };
+        let (full_polls, completions) = (Arc::default(), Arc::default());
+        let probe = Probe { polls: Arc::default(), full_polls, completions, wakers, ring };
         let task = Waiting {
             vring: Vring::new(parts).unwrap(),
             polls: probe.polls.clone(),
+            full_polls: probe.full_polls.clone(),
             completions: probe.completions.clone(),
             wakers: sender,
             next,
@@ -226,6 +236,30 @@ fn a_waker_wakes_its_own_task() {
             assert_eq!(rig.polls(), expected, "{next:?}");
         }
     }
+}
+
+/// While tasks spin, their requests are tried again after a wake, a completion, and now and then.
+#[test]
+fn requests_that_wait_cost_a_spinning_worker_little() {
+    let mut rig = Rig::with(Poll::Always);
+    let busy = rig.add(0, Next::Waiting, true);
+    (1..4).for_each(|device| drop(rig.add(device, Next::Waiting, false)));
+    let full_polls = |rig: &Rig| -> Vec<u32> {
+        rig.tasks.iter().map(|task| task.full_polls.load(Ordering::Relaxed)).collect()
+    };
+    let start = rig.worker.clock.now();
+    let spin = |rig: &mut Rig, now| (0..20).for_each(|_| rig.worker.visit_scheduled(now));
+    spin(&mut rig, start);
+    assert_eq!(full_polls(&rig), [1; 4]);
+    assert!(rig.polls().iter().all(|polls| *polls >= 20), "{:?}", rig.polls());
+    rig.wake(2);
+    spin(&mut rig, start);
+    assert_eq!(full_polls(&rig), [1, 1, 2, 1]);
+    rig.complete(busy);
+    spin(&mut rig, start);
+    assert_eq!(full_polls(&rig), [2, 1, 2, 1]);
+    spin(&mut rig, start + RETRY_INTERVAL);
+    assert_eq!(full_polls(&rig), [3, 2, 3, 2]);
 }
 
 /// The wake comes while the task is polled, or before: the worker takes the mark when the task waits.
