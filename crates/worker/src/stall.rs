@@ -15,6 +15,10 @@
 //!
 //! So the first of several stalls has no name. A thread that had no core was not blocked. The kernel is asked
 //! for the time that it had one only every [`SAMPLE`], because that costs more than a visit.
+//!
+//! The queue stays on its worker. A worker of its own would be a thread beyond the number that the operator
+//! chose, for each guest that swaps, and would take processor time from the others. A process of its own,
+//! which `docs/memory.md` advises, has limits for that.
 
 use crate::clock::Nanos;
 use tracing::debug;
@@ -36,6 +40,8 @@ pub(crate) struct StallWatch {
     until: Nanos,
     /// The last sample: the time, and that in which the thread was not blocked.
     sample: (Nanos, Nanos),
+    /// The time of the round in which the last visit was timed, and the end of that visit.
+    pub(crate) last_visit: Option<(Nanos, Nanos)>,
 }
 
 impl StallWatch {
