@@ -36,6 +36,7 @@ fn run(kind: &str, table: &[Behaviour]) {
         for behaviour in table {
             let deed = try_out(behaviour).unwrap_or_else(|error| panic!("{error:#}"));
             println!("{}: {} deeds", behaviour.name, deed.done);
+            assert_eq!(deed.seen, 0, "{}: frames between two others are seen", behaviour.name);
         }
         return;
     }

@@ -1,7 +1,6 @@
 //! The rows of the tables: what a behaviour is, and what it has.
 
 use std::any::Any;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::daemon::Daemon;
 use crate::frontend::machine::{Machine, Shape};
-use crate::meter::victim::{DISK_LEN, connect_card};
+use crate::meter::victim::connect_card;
 
 /// A row of a table.
 pub struct Behaviour {
@@ -84,9 +83,6 @@ pub struct Site {
     pub scale: Scale,
     /// A directory that is removed in the end.
     pub dir: TempDir,
-    /// The directory of the victim's image. It is in memory if there is such a file system, so that the
-    /// host's storage plays no part.
-    fast: TempDir,
     kept: Vec<Box<dyn Any>>,
 }
 
@@ -96,19 +92,7 @@ impl Site {
     /// # Errors
     /// The kernel refuses.
     pub fn new(scale: Scale) -> Result<Site> {
-        let fast = tempfile::Builder::new().prefix("kickless-").tempdir_in("/dev/shm");
-        let fast = fast.or_else(|_| tempfile::tempdir())?;
-        Ok(Site { scale, dir: crate::guest::image_dir()?, fast, kept: Vec::new() })
-    }
-
-    /// Makes the image of the victim's disk. Returns its path.
-    ///
-    /// # Errors
-    /// The file cannot be made.
-    pub fn victim_image(&self) -> Result<PathBuf> {
-        let path = self.fast.path().join("victim.img");
-        File::create_new(&path)?.set_len(DISK_LEN)?;
-        Ok(path)
+        Ok(Site { scale, dir: crate::guest::image_dir()?, kept: Vec::new() })
     }
 
     /// Keeps something until the daemon has ended.
