@@ -21,6 +21,12 @@
 //!
 //! `docs/measurements/memory.md` has measurements of both.
 //!
+//! # Guests that map
+//! A guest with a vIOMMU asks for mappings in a [`Space`], and the caller limits them. Linux gives a
+//! container of VFIO 65 535. The crate has no limit of its own. A mapping takes up to two tables of 4 KiB. To
+//! unmap one of K mappings of the same page takes a walk over all K, some 20 microseconds for 65 535 of them,
+//! under a lock for which all other changes and harvests wait. Writers do not wait for it.
+//!
 //! This crate is not for vhost-user front-ends. They do not harvest through us but read a bitmap that they
 //! share with us, at any time. So nothing could wait for the writers there.
 //!
@@ -45,7 +51,7 @@
 //!     }
 //! });
 //!
-// Harvest while the thread writes. The reported pages were written, and can be copied now.
+//! // Harvest while the thread writes. The reported pages were written, and can be copied now.
 //! let mut pages = Pages::default();
 //! while !pages.contains(Gpa(0x3000)) {
 //!     log.harvest(.., &mut pages);

@@ -231,10 +231,10 @@ unsafe impl Sync for MappedRange {}
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.released.set_unused();
-        // The drop of the remains unmaps them here. loom does not know the unmapping thread, which lives longer
-        // than a model.
+        // Without a send, the drop of the remains unmaps them here. loom does not know the unmapping thread,
+        // which lives longer than a model.
         let Some(remains) = self.remains.take().filter(|_| !cfg!(loom)) else { return };
-        // The thread runs as long as there is a sender, so this succeeds. Otherwise, the remains are dropped.
+        // The thread runs as long as there is a sender, so this succeeds.
         let _ = self.unmapper.send(Item::Unmap(remains));
     }
 }
