@@ -58,11 +58,6 @@ impl FixedAddresses {
         self.places.get(&key(address)).map(|place| &*self.ports[*place])
     }
 
-    /// Returns whether a port has the address in a VLAN.
-    pub(super) fn contains(&self, vlan: u16, address: Address) -> bool {
-        self.ports_of(address).is_some_and(|ports| ports.iter().any(|port| port.rule.carries(vlan)))
-    }
-
     /// Notes that a port sent a frame from its address, which has this place. Frames for the address in this
     /// VLAN go to the port from now on.
     pub(super) fn sent(&mut self, vlan: u16, place: usize, number: u16) {
@@ -110,7 +105,7 @@ mod tests {
         fixed.remove(A, 5);
         assert_eq!(fixed.find(0, A, all), Some(3));
         [3, 4].into_iter().for_each(|number| fixed.remove(A, number));
-        assert!(fixed.places.is_empty() && !fixed.contains(0, A));
+        assert!(fixed.places.is_empty() && fixed.find(0, A, all).is_none());
         // The place is free for another address.
         assert_eq!(fixed.add([2; 6], 1, Rule::default()), place);
     }
@@ -120,10 +115,7 @@ mod tests {
         let mut fixed = FixedAddresses::default();
         let all = |_| true;
         let place = fixed.add(A, 1, Rule { vlan: Some(5), address: Some(A) });
-        assert_eq!(
-            [0, 5].map(|vlan| (fixed.contains(vlan, A), fixed.find(vlan, A, all))),
-            [(false, None), (true, Some(1))]
-        );
+        assert_eq!([0, 5].map(|vlan| fixed.find(vlan, A, all)), [None, Some(1)]);
         fixed.add(A, 2, Rule::default());
         assert_eq!([0, 5].map(|vlan| fixed.find(vlan, A, all)), [Some(2), Some(1)]);
         // Frames of the trunk in another VLAN change nothing in this one.

@@ -33,6 +33,8 @@ struct State {
     table: Table,
     members: Arc<Members>,
     fixed: FixedAddresses,
+    /// The ports that lead to another network.
+    uplinks: Vec<u16>,
 }
 
 /// A port of a switch. Dropping it removes the port.
@@ -96,23 +98,24 @@ impl Switch {
 impl SwitchPort {
     /// Adds a port to the switch `name`, for a card with this number of pairs.
     pub(crate) fn join(name: &str, rule: Rule, pairs: u16) -> Self {
-        Self::join_with_reserve(name, rule, pairs, RESERVE)
+        Self::join_as(name, rule, pairs, false)
     }
 
     /// Adds a trunk with one inbox that leads to another network. The addresses there are as many as a port
     /// can have, and guests cannot take their room.
     pub(crate) fn join_uplink(name: &str) -> Self {
-        Self::join_with_reserve(name, Rule::default(), 1, PORT_ADDRESSES_MAX)
+        Self::join_as(name, Rule::default(), 1, true)
     }
 
-    fn join_with_reserve(name: &str, rule: Rule, pairs: u16, reserve: usize) -> Self {
+    fn join_as(name: &str, rule: Rule, pairs: u16, is_uplink: bool) -> Self {
         let switch = Switch::named(name);
         let inboxes = (0..pairs).map(|_| LoopQueue::default()).collect();
         let member = Arc::new(Member { rule, inboxes, pairs: AtomicU16::new(u16::MAX) });
         let mut state = lock(&switch.state);
         let (members, number) = state.members.with(member.clone());
         let before = std::mem::replace(&mut state.members, Arc::new(members));
-        state.table.join(number, reserve);
+        state.table.join(number, if is_uplink { PORT_ADDRESSES_MAX } else { RESERVE });
+        state.uplinks.extend(is_uplink.then_some(number));
         let place = rule.address.map(|address| state.fixed.add(address, number, rule));
         drop(state);
         drop(before);
@@ -325,26 +328,31 @@ impl SwitchPort {
     /// Returns the destination of a frame with this head that came from this port, and learns its source.
     ///
     /// An address that a port has as its only source is never learned, so what is in the table decides about
-    /// other addresses only.
+    /// other addresses only. While no such port receives, the address is behind the uplink: a guest is on
+    /// another host until its migration ends, or has gone there.
     fn route(&self, state: &mut State, head: &Head, now: u32) -> Result<Route, Refusal> {
-        let State { table, members, fixed } = state;
+        let State { table, members, fixed, uplinks } = state;
+        let receives = |number: u16| {
+            number == self.number || members.get(number).is_some_and(|member| member.open_inbox(0).is_some())
+        };
         // A port with a rule sends from its own address only.
         if let Some(place) = self.place {
             fixed.sent(head.vlan, place, self.number);
-        } else if fixed.contains(head.vlan, head.source) {
-            return Err(Refusal::Spoofed);
+        } else if let Some(owner) = fixed.find(head.vlan, head.source, receives) {
+            if receives(owner) || !uplinks.contains(&self.number) {
+                return Err(Refusal::Spoofed);
+            }
         } else {
             table.learn(head.vlan, head.source, self.number, now);
         }
         if head.is_for_many() {
             return Ok(Route::Flood);
         }
-        let receives = |number: u16| {
-            number == self.number || members.get(number).is_some_and(|member| member.open_inbox(0).is_some())
+        let to = match fixed.find(head.vlan, head.destination, receives) {
+            Some(owner) if receives(owner) => Some(owner),
+            Some(owner) => Some(uplinks.first().copied().unwrap_or(owner)),
+            None => table.find(head.vlan, head.destination, now),
         };
-        let to = fixed
-            .find(head.vlan, head.destination, receives)
-            .or_else(|| table.find(head.vlan, head.destination, now));
         Ok(match to {
             Some(to) if to == self.number => Route::Nowhere,
             Some(to) => Route::Port(to),
@@ -359,6 +367,7 @@ impl Drop for SwitchPort {
         let members = Arc::new(state.members.without(self.number));
         let before = std::mem::replace(&mut state.members, members);
         state.table.leave(self.number);
+        state.uplinks.retain(|number| *number != self.number);
         if let Some(address) = self.member.rule.address {
             state.fixed.remove(address, self.number);
         }

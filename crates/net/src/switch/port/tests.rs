@@ -5,6 +5,7 @@ use crate::filter::Address;
 use kickless_io::Waker;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::slice;
 use std::sync::atomic::AtomicUsize;
 
 /// Returns a name that no other test has.
@@ -341,6 +342,38 @@ fn a_full_table_shows_no_frames_for_fixed_addresses() {
     cards[1].inbox(0).unwrap().set_receiver(None);
     let late = Forwarded { late: 1, ..Forwarded::default() };
     assert_eq!(send(&cards[0], &[frame(address(2), address(1), None, 0)]), late);
+    assert!(others.iter().all(|other| take(other, 0).is_empty()));
+}
+
+/// A guest that comes from another host by a migration is reached there until it has started here.
+#[test]
+fn a_guest_is_behind_the_uplink_while_its_card_has_no_driver() {
+    let name = name();
+    let guest = SwitchPort::join(&name, Rule { vlan: None, address: Some(address(1)) }, 1);
+    let uplink = SwitchPort::join_uplink(&name);
+    let others = [(); 2].map(|()| SwitchPort::join(&name, Rule::default(), 1));
+    others.iter().chain([&uplink]).for_each(open);
+    let (to, from) = (frame(address(1), address(2), None, 0), frame(address(2), address(1), None, 0));
+    let spoofed = Forwarded { spoofed: 1, ..Forwarded::default() };
+    let send_both = || {
+        let sent = (send(&others[0], slice::from_ref(&to)), send(&uplink, slice::from_ref(&from)));
+        (sent, [&guest, &uplink, &others[0], &others[1]].map(|port| take(port, 0).len()))
+    };
+    let away = ((Forwarded::default(), Forwarded::default()), [0, 1, 1, 0]);
+    assert_eq!(send_both(), away);
+    // Only an uplink has the address then. It gets no frame back that came from it.
+    assert_eq!(send(&others[1], slice::from_ref(&from)), spoofed);
+    send(&uplink, &[frame(address(1), address(3), None, 0)]);
+    assert_eq!(take(&uplink, 0).len(), 0);
+    // The guest starts, and leaves.
+    open(&guest);
+    assert_eq!(send_both(), ((Forwarded::default(), spoofed), [1, 0, 0, 0]));
+    guest.inbox(0).unwrap().set_receiver(None);
+    assert_eq!(send_both(), away);
+    // Without an uplink, nobody gets its frames.
+    drop(uplink);
+    let late = Forwarded { late: 1, ..Forwarded::default() };
+    assert_eq!(send(&others[0], &[to]), late);
     assert!(others.iter().all(|other| take(other, 0).is_empty()));
 }
 
