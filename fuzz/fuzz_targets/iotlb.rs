@@ -6,7 +6,7 @@ use kickless_memory::{
     Access, Gpa, Iotlb, Iova, IovaRange, Map, Slot, Tlb, Translated, UpdateError, UserAddr,
 };
 use kickless_spec::vhost_user::{FrontendRequest, IotlbAccess, IotlbKind};
-use kickless_vhost_user::{FrontendMessage, Request};
+use kickless_vhost_user::{FrontendMessage, RequestMessage};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

@@ -5,8 +5,8 @@
 #![no_main]
 
 use kickless_vhost_user::{
-    Backend, BackendMessage, BackendRequester, Error, Frontend, FrontendMessage, FrontendResponder, Request,
-    Wait,
+    Backend, BackendMessage, BackendRequester, Error, Frontend, FrontendMessage, FrontendResponder,
+    RequestMessage, Wait,
 };
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};

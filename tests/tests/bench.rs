@@ -256,7 +256,7 @@ fn targets_are_compared() {
 }
 
 #[test]
-fn the_way_between_the_cpus_is_measured() {
+fn the_core_to_core_latency_is_measured() {
     let all = sched_getaffinity(None).unwrap();
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
     let [driver, back_ends, ..] = cpus[..] else { return };
@@ -266,22 +266,24 @@ fn the_way_between_the_cpus_is_measured() {
     let words = ["compare", "--rounds=3", "--time=20ms", "--warm-up=5ms", "--json", &first, &second];
     let output = bench(&words.into_iter().chain(cpus.iter().map(String::as_str)).collect::<Vec<_>>());
     let load = &results(&output)["loads"][0];
-    let ways = load["ways"].as_array().unwrap();
+    let rounds = load["core_latencies"].as_array().unwrap();
     // Between two turns, one of the CPUs may be busy all the time.
-    let is_way = |way: &Value| way.is_null() || way.as_f64().is_some_and(|way| way > 0.0);
-    let is_round = |ways: &Value| ways.as_array().is_some_and(|all| all.len() == 3 && all.iter().all(is_way));
-    assert!(ways.len() == 3 && ways.iter().all(is_round), "{load}");
-    assert!(ways.iter().any(|ways| ways[0].as_f64().is_some_and(|way| way > 0.0)), "{load}");
+    let is_measured = |one: &Value| one.as_f64().is_some_and(|latency| latency > 0.0);
+    let is_one = |one: &Value| one.is_null() || is_measured(one);
+    let is_round =
+        |round: &Value| round.as_array().is_some_and(|all| all.len() == 3 && all.iter().all(is_one));
+    assert!(rounds.len() == 3 && rounds.iter().all(is_round), "{load}");
+    assert!(rounds.iter().any(|round| is_measured(&round[0])), "{load}");
     assert!(load["repeated_rounds"].as_u64().unwrap() <= 3);
-    assert_eq!(load["way_changed"].as_array().unwrap().len(), 3);
+    assert_eq!(load["core_latency_changed"].as_array().unwrap().len(), 3);
 
-    let output = bench(&["way", "--rounds=3", &format!("--cpu={driver},{back_ends}")]);
+    let output = bench(&["core-latency", "--rounds=3", &format!("--cpu={driver},{back_ends}")]);
     let measured = text(&output.stdout);
     assert_eq!(measured.lines().filter(|line| line.ends_with('s') || *line == "not measured").count(), 3);
-    for (ways, said) in [("80ns,99ns,85ns", "same\n"), ("80ns,0.3us", "changed\n")] {
-        assert_eq!(text(&bench(&["way", "--same", ways]).stdout), said);
+    for (latencies, said) in [("80ns,99ns,85ns", "same\n"), ("80ns,0.3us", "changed\n")] {
+        assert_eq!(text(&bench(&["core-latency", "--same", latencies]).stdout), said);
     }
-    let output = bench(&["way", &format!("--cpu={driver},{driver}")]);
+    let output = bench(&["core-latency", &format!("--cpu={driver},{driver}")]);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
 }
 

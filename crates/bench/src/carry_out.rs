@@ -1,10 +1,10 @@
 //! The entry point of each benchmark.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use super::common_options::BackEnds;
-use super::options::{Bench, Part};
-use super::{net, parts, rounds, way};
+use super::options::{Bench, Part, WAY_IS_RENAMED};
+use super::{core_latency, net, parts, rounds};
 
 /// Runs a benchmark and prints the results.
 ///
@@ -18,10 +18,11 @@ pub fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Resul
         Bench::CompareNet(compare) => net::carry_out(&BackEnds::Several(compare.as_ref()), print),
         Bench::Ring(options) => parts::carry_out(Part::Ring, options, print),
         Bench::Memory(options) => parts::carry_out(Part::Memory, options, print),
-        Bench::Way(options) if !options.same.is_empty() => {
-            let ways: Vec<_> = options.same.iter().map(|way| Some(way.as_nanos() as f64)).collect();
-            print(if way::is_same(&ways) { "same\n" } else { "changed\n" })
+        Bench::CoreLatency(options) if !options.same.is_empty() => {
+            let latencies: Vec<_> = options.same.iter().map(|time| Some(time.as_nanos() as f64)).collect();
+            print(if core_latency::is_same(&latencies) { "same\n" } else { "changed\n" })
         }
-        Bench::Way(options) => way::carry_out(options, print),
+        Bench::CoreLatency(options) => core_latency::carry_out(options, print),
+        Bench::Way { .. } => bail!(WAY_IS_RENAMED),
     }
 }

@@ -8,14 +8,14 @@
 //! - `rounds` runs each scenario on each target and collects a `Results`. `table`, JSON and `report` show it.
 //! - `net` has the loads of network cards. They share `rounds` and the results with disks; `description` says
 //!   what the results call them.
-//! - `way` measures the way of a cache line between two CPUs, so that only turns with the same way are
-//!   compared.
+//! - `core_latency` measures the core-to-core latency, so that only turns with the same one are compared.
 //! - `parts` measures single parts without a back-end.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod carry_out;
 mod common_options;
+mod core_latency;
 mod cpu;
 mod description;
 mod layout;
@@ -40,7 +40,6 @@ mod threads;
 mod turn;
 mod wait;
 mod watch;
-mod way;
 
 pub use carry_out::carry_out;
 pub use options::Bench;

@@ -1,5 +1,6 @@
 //! The command line of `kickless bench`.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -11,6 +12,9 @@ use super::net::options::NetLoadOptions;
 use super::pace::OnOff;
 use super::pattern::Pattern;
 use super::wait::Wait;
+
+/// The refusal of `bench way`.
+pub(crate) const WAY_IS_RENAMED: &str = "bench way was renamed: use kickless bench core-latency";
 
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
@@ -28,7 +32,14 @@ pub enum Bench {
     /// Measure translation of guest addresses and copies alone
     Memory(PartOptions),
     /// Measure how long a cache line takes from one CPU to another and back, once for each round
-    Way(WayOptions),
+    CoreLatency(CoreLatencyOptions),
+    /// Refused, with the name of the command that took its place
+    #[command(hide = true, disable_help_flag = true)]
+    Way {
+        /// Options that are not looked at
+        #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        ignored: Vec<OsString>,
+    },
 }
 
 /// A part that is measured alone.
@@ -54,16 +65,16 @@ pub struct PartOptions {
     pub(crate) json: bool,
 }
 
-/// The options of `bench way`.
+/// The options of `bench core-latency`.
 #[derive(Debug, Args)]
-pub struct WayOptions {
+pub struct CoreLatencyOptions {
     /// How often to measure
     #[arg(long, value_name = "N", default_value = "20", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
     /// The two CPUs [default: the first two that this process may use]
     #[arg(long, value_name = "LIST", value_parser = str::parse::<CpuList>)]
     pub(crate) cpu: Option<CpuList>,
-    /// Measure nothing, but say whether a comparison takes these ways, such as 80ns,95ns, for the same one
+    /// Measure nothing, but say whether a comparison takes these times, such as 80ns,95ns, for the same one
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_duration)]
     pub(crate) same: Vec<Duration>,
 }
@@ -119,10 +130,11 @@ impl Bench {
             Bench::Compare(compare) => BackEnds::Several(compare.as_ref()).check(),
             Bench::Net(net) => BackEnds::One(net.as_ref()).check(),
             Bench::CompareNet(compare) => BackEnds::Several(compare.as_ref()).check(),
-            Bench::Way(WayOptions { cpu: Some(CpuList(cpus)), .. }) if !matches!(cpus[..], [one, other] if one != other) => {
+            Bench::CoreLatency(CoreLatencyOptions { cpu: Some(CpuList(cpus)), .. }) if !matches!(cpus[..], [one, other] if one != other) => {
                 Err("--cpu: list two CPUs".into())
             }
-            Bench::Ring(_) | Bench::Memory(_) | Bench::Way(_) => Ok(()),
+            Bench::Way { .. } => Err(WAY_IS_RENAMED.into()),
+            Bench::Ring(_) | Bench::Memory(_) | Bench::CoreLatency(_) => Ok(()),
         }
     }
 }

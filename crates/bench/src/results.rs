@@ -3,9 +3,9 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::core_latency;
 use super::description::{Description, REQUESTS, Units};
 use super::turn::{Latencies, Turn, latencies};
-use super::way;
 
 /// All turns of all targets at all loads.
 #[derive(Debug)]
@@ -22,10 +22,10 @@ pub(crate) struct Load {
     pub(crate) description: Description,
     /// The turns of each target, in the order of the targets.
     pub(crate) turns: Vec<Vec<Turn>>,
-    /// The ways of a cache line in each round: before each turn, and after the last one. `None`: a CPU was
+    /// The core-to-core latencies in each round: before each turn, and after the last one. `None`: a CPU was
     /// busy. Empty if there are no two CPUs to measure.
-    pub(crate) ways: Vec<Vec<Option<f64>>>,
-    /// The number of rounds that were repeated, because the way changed in them.
+    pub(crate) core_latencies: Vec<Vec<Option<f64>>>,
+    /// The number of rounds that were repeated, because the latency changed in them.
     pub(crate) repeats: u32,
 }
 
@@ -153,10 +153,12 @@ impl Results {
             })
         });
         let targets: Vec<Value> = targets.collect();
-        let changed: Vec<bool> = load.ways.iter().map(|ways| !way::is_same(ways)).collect();
+        let changed: Vec<bool> =
+            load.core_latencies.iter().map(|latencies| !core_latency::is_same(latencies)).collect();
         json!({
             "load": load.description.json, "in_words": load.description.words, "targets": targets,
-            "ways": load.ways, "way_changed": changed, "repeated_rounds": load.repeats,
+            "core_latencies": load.core_latencies, "core_latency_changed": changed,
+            "repeated_rounds": load.repeats,
         })
     }
 }

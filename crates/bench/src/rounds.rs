@@ -11,6 +11,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::common_options::{BackEnds, LoadKind};
+use super::core_latency::{CpuPair, Repeats};
 use super::description::Description;
 use super::options::LoadOptions;
 use super::progress::Progress;
@@ -18,7 +19,6 @@ use super::results::{Load, Results};
 use super::scenario::scenarios;
 use super::target::Target;
 use super::turn::Turn;
-use super::way::{Repeats, Way};
 use super::{report, run, table};
 
 /// Runs the benchmark of disks, writes the requested files, and prints the results.
@@ -37,17 +37,17 @@ pub(crate) fn carry_out(
     })
 }
 
-/// The targets of a benchmark. If each of several has its CPU, and the driver another one, the way between
-/// these two is measured.
+/// The targets of a benchmark. If each of several has its CPU, and the driver another one, the core-to-core
+/// latency of these two is measured.
 #[derive(Debug)]
 struct Targets {
     all: Vec<Target>,
-    way: Option<Way>,
+    cpu_pair: Option<CpuPair>,
 }
 
 /// Runs `turn` for each load on each target, in each round, writes the requested files, and prints the
 /// results. With `stops_others`, the processes of the targets that have no turn are stopped. Repeats rounds
-/// in which the way between the CPUs changed.
+/// in which the core-to-core latency changed.
 ///
 /// # Errors
 /// A target cannot be started, a turn fails, or requests failed.
@@ -58,7 +58,7 @@ pub(crate) fn run_loads<S, L: LoadKind>(
     print: impl FnOnce(&str) -> Result<()>,
     turn: impl Fn(&S, &Target, &AtomicBool, &Progress) -> Result<Turn>,
 ) -> Result<()> {
-    let Targets { all: targets, way } = Targets::of(bench)?;
+    let Targets { all: targets, cpu_pair } = Targets::of(bench)?;
     let rounds = bench.rounds();
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -69,7 +69,7 @@ pub(crate) fn run_loads<S, L: LoadKind>(
     let mut loads = Vec::new();
     for (description, scenario) in scenarios {
         let one_round = |round, again| -> Result<Round> {
-            let (mut turns, mut ways) = (Vec::new(), Vec::new());
+            let (mut turns, mut core_latencies) = (Vec::new(), Vec::new());
             for (at, target) in in_turn(round, &targets) {
                 let words = &description.words;
                 let again = if again { " again" } else { "" };
@@ -77,24 +77,24 @@ pub(crate) fn run_loads<S, L: LoadKind>(
                 if stops_others {
                     targets.iter().for_each(Target::pause);
                 }
-                ways.extend(way.map(Way::measure).transpose()?);
+                core_latencies.extend(cpu_pair.map(CpuPair::measure).transpose()?);
                 if stops_others {
                     target.resume();
                 }
                 turns.push((at, turn(&scenario, target, &stop, &progress)?));
             }
-            ways.extend(way.map(Way::measure).transpose()?);
+            core_latencies.extend(cpu_pair.map(CpuPair::measure).transpose()?);
             turns.sort_by_key(|(at, _)| *at);
-            Ok(Round { turns: turns.into_iter().map(|(_, turn)| turn).collect(), ways })
+            Ok(Round { turns: turns.into_iter().map(|(_, turn)| turn).collect(), core_latencies })
         };
         let mut turns: Vec<Vec<Turn>> = targets.iter().map(|_| Vec::new()).collect();
-        let mut ways = Vec::new();
+        let mut core_latencies = Vec::new();
         let (all, repeats) = rounds_of_a_load(rounds, one_round)?;
         for round in all {
             turns.iter_mut().zip(round.turns).for_each(|(turns, new)| turns.push(new));
-            ways.push(round.ways);
+            core_latencies.push(round.core_latencies);
         }
-        loads.push(Load { description, turns, ways, repeats });
+        loads.push(Load { description, turns, core_latencies, repeats });
     }
     let results = Results { targets: targets.iter().map(|target| target.name().to_owned()).collect(), loads };
     let output = &bench.load().common().output;
@@ -123,16 +123,16 @@ pub(crate) fn run_loads<S, L: LoadKind>(
     }
 }
 
-/// The turns of all targets in a round, and the ways before, between and after them. `None`: it was not
-/// measured, because a CPU was busy.
+/// The turns of all targets in a round, and the core-to-core latencies before, between and after them.
+/// `None`: it was not measured, because a CPU was busy.
 struct Round {
     turns: Vec<Turn>,
-    ways: Vec<Option<f64>>,
+    core_latencies: Vec<Option<f64>>,
 }
 
 /// Runs the rounds of a load by `one_round`, which gets the number of the round and whether it is a repeat.
-/// Returns the rounds, and how often one was repeated because its way changed. A round with failed requests
-/// or lost frames counts in any case.
+/// Returns the rounds, and how often one was repeated because its latency changed. A round with failed
+/// requests or lost frames counts in any case.
 fn rounds_of_a_load(
     rounds: u32,
     mut one_round: impl FnMut(u32, bool) -> Result<Round>,
@@ -140,7 +140,8 @@ fn rounds_of_a_load(
     let (mut all, mut repeats) = (Vec::new(), Repeats(rounds));
     for number in 0..rounds {
         let mut round = one_round(number, false)?;
-        while round.turns.iter().all(|turn| turn.failed == 0 && turn.lost == 0) && repeats.takes(&round.ways)
+        while round.turns.iter().all(|turn| turn.failed == 0 && turn.lost == 0)
+            && repeats.takes(&round.core_latencies)
         {
             round = one_round(number, true)?;
         }
@@ -162,12 +163,12 @@ impl Targets {
         match bench {
             BackEnds::One(one) => {
                 let name = one.socket_path.to_string_lossy().into_owned();
-                Ok(Targets { all: vec![Target::at(name, one.socket_path.clone(), one.pid)], way: None })
+                Ok(Targets { all: vec![Target::at(name, one.socket_path.clone(), one.pid)], cpu_pair: None })
             }
             BackEnds::Several(several) => {
                 let (cpus, driver_cpus) = (several.target_cpu.as_ref(), &several.load.common().rings.cpu);
-                let way = Way::between(driver_cpus.as_ref(), cpus);
-                Ok(Targets { all: compared(&several.targets, cpus)?, way })
+                let cpu_pair = CpuPair::of(driver_cpus.as_ref(), cpus);
+                Ok(Targets { all: compared(&several.targets, cpus)?, cpu_pair })
             }
         }
     }
@@ -206,8 +207,8 @@ mod tests {
     fn counted(rounds: u32, results: Vec<(Turn, [f64; 2])>) -> (Vec<u64>, u32) {
         let mut results = results.into_iter();
         let (all, repeats) = rounds_of_a_load(rounds, |_, _| {
-            let (turn, ways) = results.next().context("one round too many")?;
-            Ok(Round { turns: vec![turn], ways: ways.map(Some).to_vec() })
+            let (turn, latencies) = results.next().context("one round too many")?;
+            Ok(Round { turns: vec![turn], core_latencies: latencies.map(Some).to_vec() })
         })
         .unwrap();
         assert!(results.next().is_none());
@@ -215,15 +216,15 @@ mod tests {
     }
 
     #[test]
-    fn a_round_in_which_the_way_changed_is_run_again_and_does_not_count() {
+    fn a_round_in_which_the_latency_changed_is_run_again_and_does_not_count() {
         let (same, changed) = ([80.0, 80.0], [80.0, 400.0]);
         let results =
-            [(1, changed), (2, changed), (3, same), (4, changed)].map(|(n, ways)| (Turn::fake(n), ways));
+            [(1, changed), (2, changed), (3, same), (4, changed)].map(|(n, each)| (Turn::fake(n), each));
         assert_eq!(counted(2, results.into()), (vec![3, 4], 2));
     }
 
     #[test]
-    fn a_round_with_failures_counts_whatever_its_way() {
+    fn a_round_with_failures_counts_whatever_its_latency() {
         let failed = Turn { failed: 1, ..Turn::fake(1) };
         let lost = Turn { lost: 1, ..Turn::fake(2) };
         assert_eq!(counted(2, vec![(failed, [80.0, 400.0]), (lost, [400.0, 80.0])]), (vec![1, 2], 0));

@@ -1,17 +1,17 @@
 //! Formats the results as text.
 
+use super::core_latency;
 use super::description::{Description, Units};
 use super::layout::{columns, rate, time};
 use super::results::{Load, Results, Spread};
 use super::turn::Turn;
-use super::way;
 
 /// Formats a table for each load.
 pub(crate) fn text(results: &Results) -> String {
     let mut text = String::new();
     for load in &results.loads {
         text += &format!("{}\n{}", load.description.words, columns(&rows(results, load)));
-        text.extend(ways(results, load).into_iter().map(|line| line + "\n"));
+        text.extend(core_latencies(results, load).into_iter().map(|line| line + "\n"));
         text.push('\n');
     }
     text.truncate(text.trim_end().len());
@@ -60,37 +60,38 @@ pub(crate) fn rows(results: &Results, load: &Load) -> Vec<Vec<String>> {
     rows
 }
 
-/// Returns sentences about the way of a cache line in each round, and about the ratios at each way if there
-/// are several. Empty if the way was not measured.
-pub(crate) fn ways(results: &Results, load: &Load) -> Vec<String> {
-    let each: Vec<String> = load.ways.iter().filter_map(|ways| way_of_round(ways)).collect();
+/// Returns sentences about the core-to-core latency in each round, and about the ratios at each latency if
+/// there are several. Empty if it was not measured.
+pub(crate) fn core_latencies(results: &Results, load: &Load) -> Vec<String> {
+    let each: Vec<String> =
+        load.core_latencies.iter().filter_map(|latencies| latency_of_round(latencies)).collect();
     if each.is_empty() {
         return Vec::new();
     }
-    let mut lines = vec![format!("way of a cache line in each round: {}", each.join(", "))];
+    let mut lines = vec![format!("core-to-core latency in each round: {}", each.join(", "))];
     if load.repeats > 0 {
         lines.push(format!("rounds repeated because it changed: {}", load.repeats));
     }
-    let groups = way::groups(&load.ways);
+    let groups = core_latency::groups(&load.core_latencies);
     for group in if groups.len() > 1 { groups } else { Vec::new() } {
-        let ways = group.iter().filter_map(|round| load.ways.get(*round)).flatten();
-        let Some(Spread { median, .. }) = Spread::of(ways.copied().flatten()) else { continue };
+        let latencies = group.iter().filter_map(|round| load.core_latencies.get(*round)).flatten();
+        let Some(Spread { median, .. }) = Spread::of(latencies.copied().flatten()) else { continue };
         let ratios: Vec<String> = (1..results.targets.len())
             .filter_map(|at| {
                 let ratio = ratio(load.ratio_in(at, |round| group.contains(&round))?);
                 Some(format!("{} / {} {ratio}", results.targets.first()?, results.targets.get(at)?))
             })
             .collect();
-        let (way, rounds) = (time(median.round()), group.len());
-        lines.push(format!("with {way}, {rounds} of {} rounds: {}", load.ways.len(), ratios.join(", ")));
+        let (latency, rounds, all) = (time(median.round()), group.len(), load.core_latencies.len());
+        lines.push(format!("with {latency}, {rounds} of {all} rounds: {}", ratios.join(", ")));
     }
     lines
 }
 
-/// Formats the way in a round.
-fn way_of_round(ways: &[Option<f64>]) -> Option<String> {
-    let Spread { median, least, most } = Spread::of(ways.iter().copied().flatten())?;
-    Some(match way::is_same(ways) {
+/// Formats the core-to-core latency in a round.
+fn latency_of_round(latencies: &[Option<f64>]) -> Option<String> {
+    let Spread { median, least, most } = Spread::of(latencies.iter().copied().flatten())?;
+    Some(match core_latency::is_same(latencies) {
         true => time(median.round()),
         false => format!("{} to {} (changed)", time(least.round()), time(most.round())),
     })
@@ -138,7 +139,7 @@ mod tests {
     use crate::description::REQUESTS;
 
     #[test]
-    fn the_way_of_each_round_and_the_ratios_at_each_way_are_shown() {
+    fn the_latency_of_each_round_and_the_ratios_at_each_latency_are_shown() {
         let description = Description {
             words: "reads".into(),
             rate: None,
@@ -151,22 +152,26 @@ mod tests {
         let mut load = Load {
             description,
             turns,
-            ways: [&[Some(80.0), Some(81.2)] as &[_], &[Some(79.0), None], &[Some(80.0), Some(400.0)]]
-                .map(<[_]>::to_vec)
-                .to_vec(),
+            core_latencies: [
+                &[Some(80.0), Some(81.2)] as &[_],
+                &[Some(79.0), None],
+                &[Some(80.0), Some(400.0)],
+            ]
+            .map(<[_]>::to_vec)
+            .to_vec(),
             repeats: 2,
         };
         let mut results = Results { targets: vec!["a".into(), "b".into()], loads: Vec::new() };
-        let first = "way of a cache line in each round: 81 ns, 79 ns, 80 ns to 400 ns (changed)";
-        assert_eq!(ways(&results, &load), [first, "rounds repeated because it changed: 2"]);
-        load.ways[1] = vec![Some(400.0)];
+        let first = "core-to-core latency in each round: 81 ns, 79 ns, 80 ns to 400 ns (changed)";
+        assert_eq!(core_latencies(&results, &load), [first, "rounds repeated because it changed: 2"]);
+        load.core_latencies[1] = vec![Some(400.0)];
         assert_eq!(
-            ways(&results, &load)[2..],
+            core_latencies(&results, &load)[2..],
             ["with 81 ns, 1 of 3 rounds: a / b 1.50", "with 400 ns, 1 of 3 rounds: a / b 1.50"]
         );
-        load.ways = vec![vec![]; 3];
-        assert!(ways(&results, &load).is_empty());
+        load.core_latencies = vec![vec![]; 3];
+        assert!(core_latencies(&results, &load).is_empty());
         results.loads.push(load);
-        assert!(text(&results).starts_with("reads\n") && !text(&results).contains("way"));
+        assert!(text(&results).starts_with("reads\n") && !text(&results).contains("latency in each"));
     }
 }

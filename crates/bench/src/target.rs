@@ -13,9 +13,11 @@ use tempfile::TempDir;
 
 /// The placeholder for the socket in a command.
 const SOCKET: &str = "{socket}";
-/// The longest times for a command to make its socket, to listen on it after that, and to exit.
+/// The longest time for a command to make its socket.
 const START_MAX: Duration = Duration::from_secs(30);
+/// The longest time for a command to listen on its socket after it has made it.
 const LISTEN_MAX: Duration = Duration::from_secs(5);
+/// The longest time for a command to exit.
 const END_MAX: Duration = Duration::from_secs(5);
 
 /// A back-end.

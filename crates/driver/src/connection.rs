@@ -12,7 +12,7 @@ use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures as Protocol;
 use kickless_vhost_user::{
     BackendMessage, Config, Error as Wire, Frontend, FrontendMessage as Message, FrontendResponder, Received,
-    Reply, Request as _, VringAddr, VringFd, VringState, Wait,
+    Reply, RequestMessage as _, VringAddr, VringFd, VringState, Wait,
 };
 use rustix::net::{Shutdown, shutdown};
 use zerocopy::{FromBytes, IntoBytes};

@@ -19,16 +19,15 @@ pub fn prepare_to_signal() {
 
 /// Adds one to an eventfd, and never waits.
 ///
-/// A write could wait. `O_NONBLOCK` belongs to the open file, which the other side shares. It can fill the
-/// counter and clear the flag at any time, even between a check and the write. The kernel itself signals
-/// eventfds without waiting. So this function has the kernel read nothing from an empty file, by AIO, and
-/// signal the eventfd on completion, which happens before the call returns. This costs about 0.6 us; a write
-/// costs 0.2 us.
+/// A write could wait, because the other side shares the open file. It can fill the counter and clear
+/// `O_NONBLOCK` at any time, even between a check and the write. The kernel itself signals eventfds without
+/// waiting. So this function submits an AIO read of an empty file, and the kernel signals the eventfd when
+/// the read completes, which is before the call returns. This takes about 0.6 us; a write takes 0.2 us.
 ///
-/// Without AIO this is a write after all. A descriptor that is no eventfd is left alone.
+/// Writes to the eventfd if AIO is not available. Leaves a descriptor alone that is no eventfd.
 ///
-/// Returns whether the eventfd was signalled. The kernel can refuse, for lack of memory for example. A write
-/// instead could wait for ever, so the caller tries again later.
+/// Returns whether the eventfd was signalled. The kernel can refuse, for lack of memory for example. The
+/// caller then tries again later, because a write could wait for ever.
 pub fn signal(eventfd: impl AsFd) -> bool {
     let done = SIGNALLER.try_with(|signaller| match signaller {
         Ok(signaller) => signaller.signal(&eventfd),

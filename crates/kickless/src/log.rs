@@ -22,13 +22,13 @@ use tracing_subscriber::{EnvFilter, reload};
 
 use crate::cli::LogLevel;
 pub(crate) use format::without_limits;
-use queue::Queue;
+use queue::LineQueue;
 
 /// The time that the process waits at its end until the last lines are written.
 const END_WAIT: Duration = Duration::from_secs(1);
 
 /// The queue that the threads log to. Set by [`start`].
-static LOG: OnceLock<Arc<Queue>> = OnceLock::new();
+static LOG: OnceLock<Arc<LineQueue>> = OnceLock::new();
 /// Changes the filter of the log. Set by [`start`].
 static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
 
@@ -40,7 +40,7 @@ static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
 /// names the option or the variable of the filter.
 pub(crate) fn start(base: &str, level: &LogLevel) -> Result<()> {
     let filter = filter::parse(base, &level.filter).map_err(|why| anyhow!("{level}: {why}"))?;
-    let queue = Arc::new(Queue::default());
+    let queue = Arc::new(LineQueue::default());
     let writers = queue.clone();
     thread::Builder::new()
         .name("log".into())
@@ -69,7 +69,7 @@ type SetFilter = Box<dyn Fn(EnvFilter) -> Result<(), reload::Error> + Send + Syn
 
 /// Returns the subscriber that passes lines to the queue, and the function that changes its filter.
 fn subscriber(
-    queue: &Arc<Queue>,
+    queue: &Arc<LineQueue>,
     filter: EnvFilter,
     colours: bool,
 ) -> (impl Subscriber + Send + Sync + use<>, SetFilter) {

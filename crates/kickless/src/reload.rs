@@ -20,10 +20,10 @@ const ANSWER_WAIT: Duration = Duration::from_secs(300);
 /// carried out one after the other.
 #[derive(Clone)]
 pub(crate) struct Reload {
-    requests: Sender<Request>,
+    requests: Sender<ReloadRequest>,
 }
 
-struct Request {
+struct ReloadRequest {
     used: UsedDevices,
     /// The receiver of the result, if a call waits for it.
     reply: Option<SyncSender<Result<Reloaded, String>>>,
@@ -48,7 +48,7 @@ impl Reload {
     /// Requests that the file is read and applied. Does not wait for it.
     pub(crate) fn request(&self) {
         // The thread ends with the program.
-        let _ = self.requests.send(Request { used: UsedDevices::Keep, reply: None });
+        let _ = self.requests.send(ReloadRequest { used: UsedDevices::Keep, reply: None });
     }
 
     /// Reads the file and applies it. Waits for the result.
@@ -57,7 +57,7 @@ impl Reload {
     /// The file is wrong, and nothing of it is used. The error is one sentence.
     pub(crate) fn call(&self, used: UsedDevices) -> Result<Reloaded, String> {
         let (reply, result) = sync_channel(1);
-        let _ = self.requests.send(Request { used, reply: Some(reply) });
+        let _ = self.requests.send(ReloadRequest { used, reply: Some(reply) });
         let result = result.recv_timeout(ANSWER_WAIT);
         result.unwrap_or_else(|_| Err("the configuration file is still being read or applied".into()))
     }
@@ -65,12 +65,12 @@ impl Reload {
 
 /// Carries out requests until the program ends.
 fn serve(
-    requested: &Receiver<Request>,
+    requested: &Receiver<ReloadRequest>,
     path: &Path,
     registry: &Weak<Registry>,
     devices: &mut Vec<DeviceConfig>,
 ) {
-    while let Ok(Request { used, reply }) = requested.recv() {
+    while let Ok(ReloadRequest { used, reply }) = requested.recv() {
         let read = read(path, devices).map_err(|error| sentence(&*error));
         let Some(registry) = registry.upgrade() else { return };
         let result = match read {

@@ -35,7 +35,7 @@ mod registry;
 
 use crate::{Gpa, UserAddr};
 use libc::{c_int, c_void, sigaction, siginfo_t};
-pub(crate) use registry::{Entry, MAPPINGS, Range};
+pub(crate) use registry::{MAPPINGS, MappingEntry, Range};
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -175,7 +175,7 @@ extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
 }
 
 /// Takes an unused mapping out of [`MAPPINGS`] before it is unmapped.
-pub(crate) fn remove(entry: &'static Entry) {
+pub(crate) fn remove(entry: &'static MappingEntry) {
     SINGLE_PAGES.fetch_sub(entry.misses().min(SINGLE_PAGES_MAX), Ordering::Relaxed);
     MAPPINGS.remove(entry);
 }

@@ -23,7 +23,7 @@
 #![expect(unsafe_code, reason = "island: munmap")]
 
 use crate::error::MappingError;
-use crate::fault::{self, Entry};
+use crate::fault::{self, MappingEntry};
 use crate::quota::{Charge, CountedMapping, Quota};
 use rustix::mm::munmap;
 use std::io;
@@ -126,7 +126,7 @@ pub(crate) struct Remains {
     /// The size of its pages, of which both ends are multiples.
     pub(crate) page: usize,
     /// Its entry in the registry of [`crate::fault`].
-    pub(crate) entry: &'static Entry,
+    pub(crate) entry: &'static MappingEntry,
     pub(crate) charges: Option<Charges>,
     pub(crate) released: Released,
 }

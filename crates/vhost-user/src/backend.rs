@@ -6,7 +6,7 @@ use kickless_spec::vhost_user::{self as wire, BackendRequest as Code};
 
 use crate::body::{Body, Encoded};
 use crate::error::MessageError;
-use crate::message::{Expects, Refusal, Request};
+use crate::message::{Expects, Refusal, RequestMessage};
 use crate::payload::{Iotlb, ShmemRange, Uuid, VringArea};
 use crate::reply::FrontendReply;
 
@@ -42,7 +42,7 @@ pub enum BackendMessage {
     ShmemUnmap(ShmemRange),
 }
 
-impl Request for BackendMessage {
+impl RequestMessage for BackendMessage {
     type Code = Code;
     type Reply = FrontendReply;
 

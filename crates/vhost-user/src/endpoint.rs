@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use crate::channel::{Channel, Wait};
 use crate::error::Error;
 use crate::header::Header;
-use crate::message::{Expects, Received, Refusal, ReplyTo, Request};
+use crate::message::{Expects, Received, Refusal, ReplyTo, RequestMessage};
 
 /// The end that sends requests: the front-end on the main socket ([`Frontend`](crate::Frontend)), or the
 /// back-end on the socket for its own requests ([`BackendRequester`](crate::BackendRequester)).
@@ -16,7 +16,7 @@ pub struct Requester<M> {
     asks: PhantomData<fn(M)>,
 }
 
-impl<M: Request> Requester<M> {
+impl<M: RequestMessage> Requester<M> {
     /// Takes over a connected stream socket.
     pub fn new(socket: impl Into<OwnedFd>) -> Self {
         Self { channel: Channel::new(socket), asks: PhantomData }
@@ -82,7 +82,7 @@ pub enum AfterRefusal {
     Disconnect,
 }
 
-impl<M: Request> Responder<M> {
+impl<M: RequestMessage> Responder<M> {
     /// Takes over a connected stream socket.
     pub fn new(socket: impl Into<OwnedFd>) -> Self {
         Self { channel: Channel::new(socket), answers: PhantomData }
@@ -137,7 +137,7 @@ impl<M: Request> Responder<M> {
     }
 }
 
-fn name<M: Request>(header: &Header) -> &'static str {
+fn name<M: RequestMessage>(header: &Header) -> &'static str {
     M::code_from(header.request).map_or("unknown request", M::name)
 }
 

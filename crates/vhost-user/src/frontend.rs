@@ -9,7 +9,7 @@ use kickless_spec::vhost_user::{
 
 use crate::body::{Body, Encoded, field};
 use crate::error::MessageError;
-use crate::message::{Expects, Refusal, Request};
+use crate::message::{Expects, Refusal, RequestMessage};
 use crate::payload::{
     Config, DeviceState, Inflight, Iotlb, LogBase, MemoryRegion, Uuid, VringAddr, VringFd, VringState,
 };
@@ -140,7 +140,7 @@ pub enum FrontendMessage {
     GetShmemConfig,
 }
 
-impl Request for FrontendMessage {
+impl RequestMessage for FrontendMessage {
     type Code = Code;
     type Reply = Reply;
 

@@ -92,7 +92,7 @@ pub use endpoint::{AfterRefusal, Requester, Responder};
 pub use error::{Error, MessageError};
 pub use frontend::FrontendMessage;
 pub use header::{HEADER_SIZE, Header, PAYLOAD_MAX};
-pub use message::{Expects, Received, Refusal, ReplyTo, Request};
+pub use message::{Expects, Received, Refusal, ReplyTo, RequestMessage};
 pub use payload::{
     Config, DeviceState, Inflight, Iotlb, LogBase, MemoryRegion, ShmemRange, Uuid, VringAddr, VringArea,
     VringFd, VringState, XenMapping,

@@ -9,7 +9,7 @@ use crate::header::Header;
 
 /// The requests of one side: [`FrontendMessage`](crate::FrontendMessage) or
 /// [`BackendMessage`](crate::BackendMessage).
-pub trait Request: Debug + Sized {
+pub trait RequestMessage: Debug + Sized {
     /// The kind of a request.
     type Code: Copy + Debug + PartialEq;
     /// The replies to the requests.
@@ -98,7 +98,7 @@ pub struct Received<M> {
     pub message: M,
 }
 
-impl<M: Request> Received<M> {
+impl<M: RequestMessage> Received<M> {
     /// Returns whether the sender set NEED_REPLY.
     pub fn needs_reply(&self) -> bool {
         self.header.needs_reply()

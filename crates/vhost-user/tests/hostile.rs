@@ -5,7 +5,7 @@ use kickless_spec::features::Features;
 use kickless_spec::vhost_user::{IotlbAccess, IotlbKind};
 use kickless_vhost_user::{
     AfterRefusal, Backend, BackendRequester, Error, Frontend, FrontendMessage as Message, FrontendResponder,
-    Request, Wait,
+    RequestMessage, Wait,
 };
 use proptest::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};

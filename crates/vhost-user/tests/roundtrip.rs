@@ -8,8 +8,8 @@ use kickless_spec::vhost_user::{
 };
 use kickless_vhost_user::{
     BackendMessage, Config, DeviceState, DeviceStateReply, Encoded, Expects, FrontendMessage as Message,
-    FrontendReply, Inflight, Iotlb, LogBase, MemoryRegion, Reply, ReplyTo, Request, Requester, Responder,
-    ShmemRange, VringAddr, VringArea, VringFd, VringState, Wait,
+    FrontendReply, Inflight, Iotlb, LogBase, MemoryRegion, Reply, ReplyTo, RequestMessage, Requester,
+    Responder, ShmemRange, VringAddr, VringArea, VringFd, VringState, Wait,
 };
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
@@ -30,7 +30,7 @@ fn content(encoded: &Encoded<'_>) -> (Vec<u8>, Vec<u64>) {
 }
 
 /// Sends `message`, compares it with the received one, and returns that.
-fn pass<M: Request>(message: &M, need_reply: bool) -> M {
+fn pass<M: RequestMessage>(message: &M, need_reply: bool) -> M {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (mut asks, mut answers) = (Requester::<M>::new(ours), Responder::<M>::new(theirs));
     let expects = asks.send(message, need_reply, &WAIT).unwrap();
@@ -44,7 +44,7 @@ fn pass<M: Request>(message: &M, need_reply: bool) -> M {
 }
 
 /// Sends `request`, replies with `reply`, and compares the received reply.
-fn answer<M: Request>(request: &M, reply: &M::Reply) {
+fn answer<M: RequestMessage>(request: &M, reply: &M::Reply) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (mut asks, mut answers) = (Requester::<M>::new(ours), Responder::<M>::new(theirs));
     asks.send(request, true, &WAIT).unwrap();

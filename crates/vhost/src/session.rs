@@ -19,7 +19,7 @@ use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_vhost_user::{
     AfterRefusal, Backend, DeviceStateReply, Error, Expects, FrontendMessage as Message, Header, LogBase,
-    Received, Reply, Request, VringAddr, VringFd, VringState, Wait,
+    Received, Reply, RequestMessage, VringAddr, VringFd, VringState, Wait,
 };
 use kickless_virtqueue::device::Addresses;
 use std::os::fd::{AsFd, BorrowedFd};

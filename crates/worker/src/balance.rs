@@ -2,8 +2,8 @@
 
 /// The load, in thousandths, from which a worker gives tasks away.
 pub(crate) const OVERLOADED: u32 = 800;
-/// The amount by which a move must lower the load of the busier of the two workers.
-const GAIN: u32 = 50;
+/// The least amount by which a move must lower the load of the busier of the two workers.
+const GAIN_MIN: u32 = 50;
 /// A task that takes at most `SMALL_TASK` of an overloaded worker's time may move even if the gain is
 /// smaller. The new worker's load must then be at most `FREE_WORKER` with it, so the task hardly waits
 /// there.
@@ -26,7 +26,8 @@ pub(crate) fn choose(here: usize, loads: &[u32], shares: &[u32]) -> Option<(usiz
     let candidates = shares.iter().enumerate().filter(|(_, share)| **share > 0);
     // Among equally good tasks, the smallest one, because it has the least to finish before it can move.
     let (task, &share) = candidates.min_by_key(|(_, share)| (worst(**share), **share))?;
-    let is_useful = worst(share) + GAIN <= load || (share <= SMALL_TASK && other_load + share <= FREE_WORKER);
+    let is_useful =
+        worst(share) + GAIN_MIN <= load || (share <= SMALL_TASK && other_load + share <= FREE_WORKER);
     is_useful.then_some((task, worker_id))
 }
 

@@ -5,8 +5,8 @@
 //! while the worker just disables kicks. A front-end can write to the descriptors without end.
 //!
 //! So each device may kick a number of times in vain within a window ([`crate::kicks_in_vain`]). After that,
-//! the worker does not listen to the descriptors of its further kicks for [`DEAF`]. Then it listens again,
-//! which reports the kicks that came meanwhile. So none is lost: a request waits for this time.
+//! the worker does not listen to the descriptors of its further kicks for [`IGNORE_TIME`]. Then it listens
+//! again, which reports the kicks that came meanwhile. So none is lost: a request waits for this time.
 
 use crate::clock::Nanos;
 use crate::entry::TaskState;
@@ -14,7 +14,7 @@ use crate::event_loop::EventLoop;
 use std::os::fd::AsFd;
 
 /// The time for which the worker does not listen to a descriptor.
-const DEAF: Nanos = 10_000_000;
+const IGNORE_TIME: Nanos = 10_000_000;
 
 impl EventLoop {
     /// Handles a kick of a driver.
@@ -38,7 +38,7 @@ impl EventLoop {
     /// Stops listening to the kicks of a task for a while.
     #[cold]
     fn ignore_kicks(&mut self, number: u32) {
-        let until = self.clock.now().saturating_add(DEAF);
+        let until = self.clock.now().saturating_add(IGNORE_TIME);
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         let Some(kick) = entry.task.vring().kick() else { return };
         if self.waiter.listen(kick.as_fd(), number, false).is_ok() {
@@ -114,7 +114,7 @@ mod tests {
         assert!(until < Nanos::MAX);
         rig.worker.wake_naps(until - 1);
         assert_eq!(kick(&mut rig, &[&kicks]), 0);
-        rig.worker.wake_naps(until + DEAF);
+        rig.worker.wake_naps(until + IGNORE_TIME);
         assert_eq!(rig.worker.next_nap, Nanos::MAX);
         rig.worker.latest += WINDOW;
         assert_eq!(kick(&mut rig, &[]), 2);

@@ -12,7 +12,7 @@ use anyhow::Result;
 use crate::common::Spread;
 use crate::compare::{ALWAYS, AUTO, Disk, Figures, NEVER, QSD, RATE, Settings};
 use crate::loads::{OPEN, POLL_LATENCY, peak, waits};
-use crate::report::{Report, Target};
+use crate::report::{Goal, Report};
 
 const TURN: Duration = Duration::from_secs(1);
 /// The processor time of a kick in nanoseconds: the default of `--poll-kick-price`.
@@ -53,12 +53,12 @@ fn cell(
     let cheapest = others.iter().min_by(|a, b| median(a, cost).total_cmp(&median(b, cost)));
     let Some(cheapest) = cheapest else { return Ok(()) };
     let most = median(cheapest, cost) * 1.1 + MARGIN;
-    report.check("cores and kicks, auto", auto.iter().map(cost), Target::AtMost(most));
+    report.check("cores and kicks, auto", auto.iter().map(cost), Goal::AtMost(most));
     let latency = median(cheapest, |turn| turn.p50) + POLL_LATENCY;
     report.check(
         "median latency in us, auto",
         auto.iter().map(|turn| turn.p50 / 1e3),
-        Target::AtMost(latency / 1e3),
+        Goal::AtMost(latency / 1e3),
     );
     Ok(())
 }

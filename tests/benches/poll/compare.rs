@@ -47,8 +47,8 @@ pub(crate) struct Figures {
     pub(crate) cpu_each: f64,
     /// Number of processors that the back-end kept busy.
     pub(crate) cores: f64,
-    /// The shortest and the longest way of a cache line in its round, in nanoseconds, if it was measured.
-    pub(crate) way: Option<[f64; 2]>,
+    /// The shortest and the longest core-to-core latency in its round, in nanoseconds, if it was measured.
+    pub(crate) core_latency: Option<[f64; 2]>,
 }
 
 /// A way to poll: its name and its options.
@@ -102,15 +102,14 @@ impl Settings {
         format!("random reads of 4 KiB, one queue, {} rounds, {cpus}{remark}", self.rounds)
     }
 
-    /// Measures the way of a cache line between the CPUs, in nanoseconds, if there are two and neither is
-    /// busy.
+    /// Measures the core-to-core latency, in nanoseconds, if there are two CPUs and neither is busy.
     ///
     /// # Errors
     /// The measurement cannot run.
-    pub(crate) fn way(&self) -> Result<Option<f64>> {
+    pub(crate) fn core_latency(&self) -> Result<Option<f64>> {
         let Some([driver, back_ends]) = self.cpus else { return Ok(None) };
         let mut command = Command::new(&self.kickless);
-        command.args(["bench", "way", "--rounds=1"]).arg(format!("--cpu={driver},{back_ends}"));
+        command.args(["bench", "core-latency", "--rounds=1"]).arg(format!("--cpu={driver},{back_ends}"));
         let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
         ensure!(output.status.success(), "{command:?} failed, {}", output.status);
         let text = String::from_utf8(output.stdout)?;
@@ -158,10 +157,10 @@ impl Settings {
         let load = &results["loads"][0];
         let targets = load["targets"].as_array().context("no targets in the results")?;
         let mut all: Vec<Vec<Figures>> = targets.iter().map(turns).collect::<Result<_>>()?;
-        let rounds = load["ways"].as_array().context("no ways in the results")?;
+        let rounds = load["core_latencies"].as_array().context("no latencies in the results")?;
         for turns in &mut all {
-            for (turn, ways) in turns.iter_mut().zip(rounds) {
-                turn.way = least_and_most(ways);
+            for (turn, latencies) in turns.iter_mut().zip(rounds) {
+                turn.core_latency = least_and_most(latencies);
             }
         }
         Ok(all)
@@ -214,7 +213,7 @@ pub(crate) fn turns(target: &Value) -> Result<Vec<Figures>> {
                 kicks: number("kicks_per_request")?,
                 cpu_each: number("back_end_cpu_per_request")?,
                 cores: number("back_end_cores")?,
-                way: None,
+                core_latency: None,
             })
         })
         .collect()

@@ -10,7 +10,7 @@ use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 
 use crate::common::{BLOCK, Cpus, Spread};
 use crate::compare::{AUTO, Disk, NEVER, Settings};
-use crate::report::{Report, Target};
+use crate::report::{Goal, Report};
 
 /// Length of the load, and two windows after its end in which the use is measured.
 const LOAD: Duration = Duration::from_millis(300);
@@ -59,10 +59,10 @@ pub(crate) fn idle(settings: &Settings, disks: &[Disk], report: &mut Report) -> 
         );
     }
     let auto = &rounds[0];
-    report.check("cores after 100 ms, auto", auto.iter().map(|idle| idle.soon), Target::AtMost(0.005));
+    report.check("cores after 100 ms, auto", auto.iter().map(|idle| idle.soon), Goal::AtMost(0.005));
     // A system call would use processor time.
     let used = auto.iter().map(|idle| idle.late.nanoseconds as f64);
-    report.check("CPU ns (0: no system call) from 4 s to 6 s, auto", used, Target::AtMost(0.0));
+    report.check("CPU ns (0: no system call) from 4 s to 6 s, auto", used, Goal::AtMost(0.0));
     Ok(())
 }
 

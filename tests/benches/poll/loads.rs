@@ -9,7 +9,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::common::Spread;
 use crate::compare::{ALWAYS, AUTO, Disk, Figures, NEVER, RATE, Settings};
-use crate::report::{Report, Target, ratios};
+use crate::report::{Goal, Report, ratios};
 
 const TURN: Duration = Duration::from_millis(500);
 const WAITS: [(&str, &str); 2] = [("sleeping", "--wait=sleep"), ("polling", "--wait=poll")];
@@ -33,13 +33,13 @@ pub(crate) fn steady(settings: &Settings, disks: &[Disk], report: &mut Report) -
                 report.table(&format!("{}, {depth} in flight, {driver} driver", disk.name), &ways, &turns);
                 let [auto, always, never] = &turns[..] else { continue };
                 let throughput = ratios(auto, always, |turn| turn.iops);
-                report.check("throughput, auto/always", throughput, Target::AtLeast(0.975));
+                report.check("throughput, auto/always", throughput, Goal::AtLeast(0.975));
                 if depth == 1 {
                     let latency = ratios(auto, always, |turn| turn.p50);
-                    report.check("median latency, auto/always", latency, Target::AtMost(1.1));
+                    report.check("median latency, auto/always", latency, Goal::AtMost(1.1));
                 }
                 let kicks = ratios(auto, never, |turn| turn.kicks);
-                report.check("kicks per request, auto/never", kicks, Target::AtMost(0.05));
+                report.check("kicks per request, auto/never", kicks, Goal::AtMost(0.05));
             }
         }
     }
@@ -70,13 +70,9 @@ pub(crate) fn open(settings: &Settings, disks: &[Disk], report: &mut Report) -> 
                 let load = format!("{}, {name} of the peak: {rate} a second, {driver} driver", disk.name);
                 report.table(&load, &ways, &turns);
                 let [auto, always] = &turns[..] else { continue };
-                report.check("cores, auto", auto.iter().map(|turn| turn.cores), Target::AtMost(cores));
+                report.check("cores, auto", auto.iter().map(|turn| turn.cores), Goal::AtMost(cores));
                 let added = auto.iter().zip(always).map(|(auto, always)| (auto.p50 - always.p50) / 1e3);
-                report.check(
-                    "median latency in us, auto - always",
-                    added,
-                    Target::AtMost(POLL_LATENCY / 1e3),
-                );
+                report.check("median latency in us, auto - always", added, Goal::AtMost(POLL_LATENCY / 1e3));
             }
         }
     }
@@ -92,7 +88,7 @@ pub(crate) fn trickle(settings: &Settings, disks: &[Disk], report: &mut Report) 
             settings.compare(*disk, &ways, time, &[OPEN[0], OPEN[1], "--rate=100", "--wait=sleep"])?;
         report.table(&format!("{}, 100 a second, sleeping driver", disk.name), &ways, &turns);
         let [auto, never] = &turns[..] else { continue };
-        report.check("CPU, auto/never", ratios(auto, never, |turn| turn.cores), Target::AtMost(1.2));
+        report.check("CPU, auto/never", ratios(auto, never, |turn| turn.cores), Goal::AtMost(1.2));
     }
     Ok(())
 }
@@ -113,13 +109,9 @@ pub(crate) fn on_off(settings: &Settings, disks: &[Disk], report: &mut Report) -
         let load = format!("{}, 100 ms on and 900 ms off, {depth} in flight, {driver} driver", disk.name);
         report.table(&load, &ways, &turns);
         let [auto, rate, always] = &turns[..] else { continue };
-        report.check("throughput, auto/rate", ratios(auto, rate, |turn| turn.iops), Target::AtLeast(0.97));
-        report.check(
-            "throughput, auto/always",
-            ratios(auto, always, |turn| turn.iops),
-            Target::AtLeast(0.97),
-        );
-        report.check("CPU, auto/rate", ratios(auto, rate, |turn| turn.cores), Target::AtMost(0.2));
+        report.check("throughput, auto/rate", ratios(auto, rate, |turn| turn.iops), Goal::AtLeast(0.97));
+        report.check("throughput, auto/always", ratios(auto, always, |turn| turn.iops), Goal::AtLeast(0.97));
+        report.check("CPU, auto/rate", ratios(auto, rate, |turn| turn.cores), Goal::AtMost(0.2));
     }
     Ok(())
 }
@@ -138,7 +130,7 @@ pub(crate) fn contended(settings: &Settings, disks: &[Disk], report: &mut Report
             report.check(
                 "throughput, auto/never",
                 ratios(auto, never, |turn| turn.iops),
-                Target::AtLeast(0.97),
+                Goal::AtLeast(0.97),
             );
         }
     }

@@ -5,7 +5,7 @@ use crate::compare::{Figures, Way};
 
 /// The limit of a figure.
 #[derive(Clone, Copy)]
-pub(crate) enum Target {
+pub(crate) enum Goal {
     AtLeast(f64),
     AtMost(f64),
 }
@@ -47,19 +47,19 @@ impl Report {
                 of(|turn| turn.cores).median * 100.0
             );
         }
-        Self::ways(turns.first().map(Vec::as_slice).unwrap_or_default());
+        Self::core_latencies(turns.first().map(Vec::as_slice).unwrap_or_default());
     }
 
-    /// Prints the way of a cache line in each round. `kickless bench compare` repeats rounds in which it
+    /// Prints the core-to-core latency in each round. `kickless bench compare` repeats rounds in which it
     /// changed, but not without end.
-    fn ways(turns: &[Figures]) {
-        let ways: Vec<String> = turns
+    fn core_latencies(turns: &[Figures]) {
+        let each: Vec<String> = turns
             .iter()
-            .filter_map(|turn| turn.way)
+            .filter_map(|turn| turn.core_latency)
             .map(|[least, most]| format!("{least:.0} to {most:.0}"))
             .collect();
-        if !ways.is_empty() {
-            println!("  way of a cache line in ns: {}", ways.join(", "));
+        if !each.is_empty() {
+            println!("  core-to-core latency in ns: {}", each.join(", "));
         }
     }
 
@@ -70,11 +70,11 @@ impl Report {
     }
 
     /// Prints a figure of each round beside its target. The median counts.
-    pub(crate) fn check(&mut self, what: &str, each: impl IntoIterator<Item = f64>, target: Target) {
+    pub(crate) fn check(&mut self, what: &str, each: impl IntoIterator<Item = f64>, goal: Goal) {
         let Spread { median, min, max } = Spread::of(each);
-        let (words, bound, holds) = match target {
-            Target::AtLeast(bound) => ("at least", bound, median >= bound),
-            Target::AtMost(bound) => ("at most", bound, median <= bound),
+        let (words, bound, holds) = match goal {
+            Goal::AtLeast(bound) => ("at least", bound, median >= bound),
+            Goal::AtMost(bound) => ("at most", bound, median <= bound),
         };
         let verdict = match (self.quick, holds) {
             (true, _) => "",

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::common::{BLOCK, Cpus};
 use crate::compare::{Disk, Figures, Settings, output, turns};
-use crate::report::{Report, Target, ratios};
+use crate::report::{Goal, Report, ratios};
 
 const TURN: Duration = Duration::from_millis(800);
 /// Number of devices, of which one is busy.
@@ -99,9 +99,9 @@ pub(crate) fn many(settings: &Settings, _: &[Disk], report: &mut Report) -> Resu
         for round in 0..settings.rounds {
             for at in [round % 2, (round + 1) % 2] {
                 let served = [&alone, &many][at];
-                let way = settings.way()?.map(|way| [way; 2]);
+                let core_latency = settings.core_latency()?.map(|latency| [latency; 2]);
                 let turns = busy(settings, served, depth)?;
-                figures[at].extend(turns.into_iter().map(|turn| Figures { way, ..turn }));
+                figures[at].extend(turns.into_iter().map(|turn| Figures { core_latency, ..turn }));
             }
         }
         let load = format!("null:, {depth} in flight, polling driver");
@@ -110,7 +110,7 @@ pub(crate) fn many(settings: &Settings, _: &[Disk], report: &mut Report) -> Resu
         report.check(
             "throughput, one of 64/alone",
             ratios(many, alone, |turn| turn.iops),
-            Target::AtLeast(0.9),
+            Goal::AtLeast(0.9),
         );
     }
     Ok(())
@@ -159,7 +159,7 @@ pub(crate) fn unequal(settings: &Settings, _: &[Disk], report: &mut Report) -> R
         "  median latency in us: alone {alone:.2?}, beside {beside:.2?}; the other's reads/s: {rates:.0?}"
     );
     let slower = beside.iter().zip(alone).map(|(beside, alone)| beside / alone);
-    report.check("median latency, beside/alone", slower, Target::AtMost(2.0));
+    report.check("median latency, beside/alone", slower, Goal::AtMost(2.0));
     Ok(())
 }
 

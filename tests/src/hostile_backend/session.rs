@@ -14,7 +14,7 @@ use kickless_spec::features::Features;
 use kickless_spec::vhost_user::{ConfigHeader, FrontendRequest as Code, ProtocolFeatures};
 use kickless_vhost_user::{
     Backend, Expects, FrontendMessage as Message, HEADER_SIZE, Header, MemoryRegion, PAYLOAD_MAX, Received,
-    Reply, ReplyTo, Request, VringState,
+    Reply, ReplyTo, RequestMessage, VringState,
 };
 use kickless_virtqueue::device::{Addresses, Options};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -9,7 +9,7 @@ use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::results::{Load, Results};
-use super::table::{rows, ways};
+use super::table::{core_latencies, rows};
 
 const STYLE: &str = "
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; color: #222; background: #fff }
@@ -108,7 +108,7 @@ fn section(results: &Results, load: &Load) -> Result<Markup> {
                 }
             }
         }
-        @for line in ways(results, load) { p { (line) } }
+        @for line in core_latencies(results, load) { p { (line) } }
         figure { (PreEscaped(latencies)) figcaption { "Latency that a share of the " (plural) " does not exceed." } }
         figure { (PreEscaped(timeline)) figcaption { (capital(plural)) " a second, the turns of each target one after the other." } }
     })

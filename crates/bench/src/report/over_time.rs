@@ -14,7 +14,7 @@ const HEIGHTS: [u32; 3] = [150, 150, 190];
 
 /// The number of moments of which each point of the processor time is the mean. The kernel counts the time of
 /// a running thread in ticks, which are about as long as a moment.
-const SMOOTHED: usize = 3;
+const MEAN_MOMENTS: usize = 3;
 
 /// The name of a figure, its value at a moment, and its format.
 type Figure = (&'static str, fn(&Moment) -> Option<f64>, fn(f64) -> String);
@@ -36,7 +36,7 @@ fn smoothed(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
         let middle = near.get(near.len() / 2)?.0;
         Some((middle, near.iter().map(|(_, y)| y).sum::<f64>() / near.len() as f64))
     };
-    points.windows(SMOOTHED).filter_map(mean).collect()
+    points.windows(MEAN_MOMENTS).filter_map(mean).collect()
 }
 
 /// Draws the last turn of each target at a load, one figure below the other.

@@ -29,20 +29,20 @@ pub enum ShowAfter {
 }
 
 /// The number of completions, after the first, that a driver that asks for calls is shown together.
-const CALLED: u32 = 16;
+const GROUP_WITH_CALLS: u32 = 16;
 /// The largest number of completions that a polling driver is shown together: the used elements in a cache
 /// line of 64 bytes. More of them saved nothing, with up to 128 requests in flight.
-const LINE: u32 = 8;
-/// The number of batches without a call after which a new driver counts as one that polls, some
-/// milliseconds, and the number after a call. A driver that sleeps may find a completion before each sleep
-/// for as long, and then loses some sleeps of 50 us: a thousandth of the time of so many batches, which take
-/// a microsecond each at least.
-const NEW: u32 = 1 << 10;
-const AFTER_CALL: u32 = 1 << 16;
+const GROUP_POLLING_MAX: u32 = 8;
+/// The number of batches without a call after which a new driver counts as one that polls: some milliseconds.
+const POLLS_WHEN_NEW: u32 = 1 << 10;
+/// The number of batches without a call after which a driver that was called counts as one that polls. A
+/// driver that sleeps may find a completion before each sleep for as long, and then loses some sleeps of 50
+/// us: a thousandth of the time of so many batches, which take a microsecond each at least.
+const POLLS_AFTER_CALL: u32 = 1 << 16;
 /// The number of completions since the last call from which a call says nothing of the driver. The indices of
 /// a split ring wrap after 65 536 completions, so the index at which a polling driver once asked for a call
 /// comes again as often, less the completions of a batch, at most half of them.
-const WRAP: u32 = 1 << 15;
+const CALL_INDEX_WRAP: u32 = 1 << 15;
 
 /// The completions that the driver is not shown yet. A task that serves a ring beside others tells it of them
 /// at the beginning of a batch ([`Unseen::begin_beside`]).
@@ -65,7 +65,7 @@ pub(super) struct Unseen {
 impl Unseen {
     pub(super) fn new(rule: ShowAfter) -> Self {
         let mut unseen =
-            Self { rule, count: 0, max: 0, last: 0, shown: 0, until_polling: NEW, since_call: 0 };
+            Self { rule, count: 0, max: 0, last: 0, shown: 0, until_polling: POLLS_WHEN_NEW, since_call: 0 };
         unseen.max = unseen.first(0);
         unseen
     }
@@ -82,7 +82,7 @@ impl Unseen {
             // All of the batch, if it is as large as the last one. They are shown before the publish, so that
             // the stores have left the processor at its fence.
             ShowAfter::Early if others >= self.last => self.last,
-            ShowAfter::Early => ((self.last + others) / 2).min(LINE),
+            ShowAfter::Early => ((self.last + others) / 2).min(GROUP_POLLING_MAX),
         }
     }
 
@@ -106,8 +106,8 @@ impl Unseen {
         self.shown = self.shown.saturating_add(std::mem::take(&mut self.count));
         self.max = match self.rule {
             ShowAfter::Publish => u32::MAX,
-            ShowAfter::Early if self.until_polling > 0 => CALLED,
-            ShowAfter::Early => self.max.max(LINE),
+            ShowAfter::Early if self.until_polling > 0 => GROUP_WITH_CALLS,
+            ShowAfter::Early => self.max.max(GROUP_POLLING_MAX),
         };
     }
 
@@ -116,8 +116,8 @@ impl Unseen {
     pub(super) fn published(&mut self, called: bool) {
         let last = std::mem::take(&mut self.shown).saturating_add(std::mem::take(&mut self.count));
         self.since_call = self.since_call.saturating_add(last);
-        let sleeps = called && self.since_call < WRAP;
-        self.until_polling = if sleeps { AFTER_CALL } else { self.until_polling.saturating_sub(1) };
+        let sleeps = called && self.since_call < CALL_INDEX_WRAP;
+        self.until_polling = if sleeps { POLLS_AFTER_CALL } else { self.until_polling.saturating_sub(1) };
         if called {
             self.since_call = 0;
         }
@@ -147,7 +147,7 @@ mod tests {
     fn a_driver_that_polls_gets_half_of_a_batch_and_one_that_sleeps_the_first_completion() {
         let mut unseen = Unseen::new(ShowAfter::Early);
         assert_eq!(batch(&mut unseen, 40, true), [1, 16, 16]);
-        for _ in 0..AFTER_CALL {
+        for _ in 0..POLLS_AFTER_CALL {
             assert_eq!(batch(&mut unseen, 20, false), [1, 16]);
         }
         assert_eq!(batch(&mut unseen, 40, false), [8, 8, 8, 8, 8]);
@@ -172,7 +172,7 @@ mod tests {
             batch(&mut unseen, count, false)
         };
         // A driver that sleeps is shown the first completion in any case.
-        for _ in 0..NEW {
+        for _ in 0..POLLS_WHEN_NEW {
             assert_eq!(beside(24, 8), [1]);
         }
         assert_eq!(beside(24, 8), [8]);
@@ -193,7 +193,7 @@ mod tests {
     fn a_polling_driver_with_an_old_event_index_counts_as_one_that_polls() {
         let mut unseen = Unseen::new(ShowAfter::Early);
         let mut count = 0u32;
-        for _ in 0..2 * AFTER_CALL {
+        for _ in 0..2 * POLLS_AFTER_CALL {
             let called = count >> 16 != (count + 20) >> 16 || count == 0;
             batch(&mut unseen, 20, called);
             count += 20;

@@ -61,13 +61,13 @@ struct Session {
     /// The value of `changes` when the configuration space was read.
     changes_seen: u64,
     settings: Settings,
-    /// The beginning of the outages that follow one another without [`STEADY`] between them, and the time at
-    /// which the present connection was made.
+    /// The beginning of the outages that follow one another without [`CONNECTION_TIME_MIN`] between them, and
+    /// the time at which the present connection was made.
     outage: Option<(Instant, Instant)>,
 }
 
 /// The time for which a connection must last. A shorter one does not extend the limit for reconnections.
-const STEADY: Duration = Duration::from_secs(1);
+const CONNECTION_TIME_MIN: Duration = Duration::from_secs(1);
 
 /// Calls `with` with the wishes of these options for a back-end.
 fn with_wishes<R>(options: &CardOptions, with: impl FnOnce(Wishes<'_>) -> R) -> R {
@@ -412,7 +412,7 @@ impl Reconnect for CardCore {
         let mut session = self.session();
         let now = Instant::now();
         let since = match session.outage {
-            Some((since, connected)) if connected.elapsed() < STEADY => since,
+            Some((since, connected)) if connected.elapsed() < CONNECTION_TIME_MIN => since,
             _ => now,
         };
         session.outage = Some((since, now));
@@ -422,7 +422,7 @@ impl Reconnect for CardCore {
     fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<(), Error> {
         // An earlier attempt may have failed after its connection was set up.
         self.close_connection();
-        let deadline = deadline.max(deadline_after(STEADY));
+        let deadline = deadline.max(deadline_after(CONNECTION_TIME_MIN));
         let mut connection =
             with_wishes(&self.options, |wishes| Connection::open_again(wishes, deadline, self.features))?;
         let changes = self.changes();

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::memory::HEADER_LEN;
 use super::rings::{Lost, PairLayout, PairRings};
-use super::transmit::SHOWN;
+use super::transmit::GROUP_FRAMES;
 use crate::connection::RingSetup;
 use crate::error::Error;
 use crate::memory::{self, Region, Regions};
@@ -453,7 +453,7 @@ fn the_device_takes_the_first_frames_while_others_are_written() {
             },
         );
         assert_eq!(sent.unwrap().0.frames, 40);
-        let expected: Vec<_> = (0..40).map(|at| at / SHOWN * SHOWN).collect();
+        let expected: Vec<_> = (0..40).map(|at| at / GROUP_FRAMES * GROUP_FRAMES).collect();
         assert_eq!(taken, expected, "{shape:?}");
         device.take(64);
         assert_eq!(device.got.len(), 40);

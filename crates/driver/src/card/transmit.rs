@@ -20,7 +20,7 @@ const DESCRIPTOR_LEN: usize = 16;
 /// it. With 32 frames of 64 bytes on their way from one card of a switch to another, groups of 16 gave 1.34
 /// times the frames in a packed ring, and groups of 8 gave 1.25 times, where a cache line takes 60 to 70 ns
 /// between the processors.
-pub(crate) const SHOWN: usize = 16;
+pub(crate) const GROUP_FRAMES: usize = 16;
 
 /// The largest number of descriptors of a frame.
 fn chain_max(size: u16, buffer_len: u32) -> usize {
@@ -151,7 +151,7 @@ impl TransmitRing {
 
     /// Sends up to `count` frames, as many as there is room for. `len_of` returns the length of each frame,
     /// and `fill` writes it. After an error, [`Sent`] has the frames before the invalid one. The device sees
-    /// [`SHOWN`] frames at a time.
+    /// [`GROUP_FRAMES`] frames at a time.
     #[inline]
     pub(crate) fn send(
         &mut self,
@@ -213,13 +213,13 @@ impl TransmitRing {
         self.add(memory, first)
     }
 
-    /// Counts an added frame of this length. Shows the device each group of [`SHOWN`] frames when it is
-    /// complete.
+    /// Counts an added frame of this length. Shows the device each group of [`GROUP_FRAMES`] frames when it
+    /// is complete.
     #[inline]
     pub(crate) fn count(&mut self, sent: &mut Sent, len: usize) {
         sent.frames += 1;
         sent.bytes += len as u64;
-        if sent.frames.is_multiple_of(SHOWN) {
+        if sent.frames.is_multiple_of(GROUP_FRAMES) {
             sent.kick |= self.submitter.publish();
         }
     }
@@ -227,7 +227,7 @@ impl TransmitRing {
     /// Shows the device the frames that [`TransmitRing::count`] has not shown.
     #[inline]
     pub(crate) fn publish_rest(&mut self, sent: &mut Sent) {
-        sent.kick |= !sent.frames.is_multiple_of(SHOWN) && self.submitter.publish();
+        sent.kick |= !sent.frames.is_multiple_of(GROUP_FRAMES) && self.submitter.publish();
     }
 
     #[inline]

@@ -288,7 +288,9 @@ fn each_command_has_a_manual_page() {
         let page = directory.path().join(format!("kickless-{}.1", command.get_name()));
         assert_eq!(page.exists(), !command.is_hide_set(), "{}", page.display());
     }
-    assert!(!directory.path().join("kickless-man.1").exists());
+    for hidden in ["man", "bench-way"] {
+        assert!(!directory.path().join(format!("kickless-{hidden}.1")).exists(), "{hidden}");
+    }
 }
 
 #[test]
@@ -430,6 +432,10 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless bench net --socket-path=s --frame-size=59", "--frame-size"),
         ("kickless bench net --socket-path=s --rate=9 --direction=receive", "--rate"),
         ("kickless bench compare-net a", "TARGET"),
+        ("kickless bench core-latency --cpu=1", "--cpu: list two CPUs"),
+        ("kickless bench way", "use kickless bench core-latency"),
+        ("kickless bench way --rounds=1 --cpu=0,1", "use kickless bench core-latency"),
+        ("kickless bench way --help", "use kickless bench core-latency"),
     ] {
         let sentence = match parsed(line) {
             Err(sentence) => sentence,

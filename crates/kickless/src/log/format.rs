@@ -13,7 +13,7 @@ use kickless_control::CALLS_TARGET;
 use kickless_daemon::DEVICE_SPAN;
 
 use super::limit::{Admission, with_count};
-use super::queue::Queue;
+use super::queue::LineQueue;
 
 thread_local! {
     static WITHOUT_LIMITS: Cell<bool> = const { Cell::new(false) };
@@ -29,7 +29,7 @@ pub(crate) fn without_limits(report: impl FnOnce()) {
 /// Formats lines. Limits lines of the levels `error`, `warn` and `info`. Does not limit `debug` and `trace`,
 /// because an operator who enables them wants all lines.
 pub(super) struct Limited {
-    pub(super) queue: Arc<Queue>,
+    pub(super) queue: Arc<LineQueue>,
     pub(super) format: Format<Full>,
 }
 
@@ -107,7 +107,7 @@ mod tests {
                 Ok(())
             }
         }
-        let (queue, text) = (Arc::new(Queue::default()), Text::default());
+        let (queue, text) = (Arc::new(LineQueue::default()), Text::default());
         let (writers, sink) = (queue.clone(), text.clone());
         thread::spawn(move || writers.write_to(sink, |lost| format!("lost {lost}\n")));
         let filter = super::super::filter::parse("", "debug").unwrap();

@@ -14,7 +14,7 @@
 //! - A write that fails loses the text that it could not write. The writer counts these lines and continues
 //!   with the next ones. Before the first write that succeeds, it writes the number of lost lines.
 //! - The functions here neither panic nor print, so a thread that logs always continues.
-//! - At the end of the process, [`Queue::wait_until_written`] waits for the writer for a bounded time.
+//! - At the end of the process, [`LineQueue::wait_until_written`] waits for the writer for a bounded time.
 //!
 //! `tracing-appender` has such a queue. But when its queue is full at the end of the process, its guard calls
 //! `println!`, which blocks or panics in this case. It bounds lines and not bytes, and does not count failed
@@ -36,7 +36,7 @@ const KEPT_BYTES_MAX: usize = 64 << 10;
 
 /// Text on its way to the writer's thread.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(super) struct LineQueue {
     state: Mutex<QueueState>,
     /// Wakes the writer.
     filled: Condvar,
@@ -58,7 +58,7 @@ struct QueueState {
     limits: Limits<Identifier>,
 }
 
-impl Queue {
+impl LineQueue {
     fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -90,7 +90,7 @@ impl Queue {
         self.lock().limits.admit(callsite, device, Instant::now())
     }
 
-    /// Keeps a line for which [`Queue::admit`] returned [`Admission::Hold`].
+    /// Keeps a line for which [`LineQueue::admit`] returned [`Admission::Hold`].
     pub(super) fn hold(&self, callsite: Identifier, device: &str, line: String) {
         let mut state = self.lock();
         state.limits.hold(callsite, device, line, Instant::now());
@@ -162,7 +162,7 @@ impl Queue {
 }
 
 /// Lets `tracing-subscriber` write to the queue. Each call has one whole line.
-impl Write for &Queue {
+impl Write for &LineQueue {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.put(line);
         Ok(line.len())
@@ -267,14 +267,14 @@ mod tests {
     }
 
     struct Bench {
-        queue: Arc<Queue>,
+        queue: Arc<LineQueue>,
         orders: SyncSender<io::Result<usize>>,
         written: Receiver<String>,
     }
 
     impl Bench {
         fn new() -> Self {
-            let queue = Arc::new(Queue::default());
+            let queue = Arc::new(LineQueue::default());
             let (orders, told) = sync_channel(0);
             let (wrote, written) = sync_channel(100);
             let theirs = queue.clone();
@@ -377,7 +377,7 @@ mod tests {
     #[test]
     fn a_pipe_without_a_reader_stops_no_thread() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let queue = Arc::new(Queue::default());
+        let queue = Arc::new(LineQueue::default());
         let writers = queue.clone();
         thread::spawn(move || writers.write_to(ours, notice));
         let line = [b"x".repeat(1023), b"\n".into()].concat();

@@ -39,14 +39,14 @@ kickless_sync::process_wide! {
 #[derive(Debug)]
 pub(crate) struct Registry {
     /// The newest entry.
-    first: AtomicPtr<Entry>,
+    first: AtomicPtr<MappingEntry>,
     /// Entries without a mapping.
-    spare: Mutex<Vec<&'static Entry>>,
+    spare: Mutex<Vec<&'static MappingEntry>>,
 }
 
 /// An entry for one mapping.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct MappingEntry {
     /// Odd while the other fields change.
     version: AtomicUsize,
     start: AtomicUsize,
@@ -56,7 +56,7 @@ pub(crate) struct Entry {
     /// Number of missing pages.
     misses: AtomicUsize,
     /// Never changes after the entry is in the list.
-    next: AtomicPtr<Entry>,
+    next: AtomicPtr<MappingEntry>,
 }
 
 /// The range of a mapping, and the size of its pages. Both ends are multiples of that size.
@@ -69,13 +69,13 @@ pub(crate) struct Range {
 
 impl Registry {
     /// Adds a mapping, after it is mapped.
-    pub(crate) fn add(&self, range: Range) -> &'static Entry {
+    pub(crate) fn add(&self, range: Range) -> &'static MappingEntry {
         let mut spare = lock(&self.spare);
         if let Some(entry) = spare.pop() {
             entry.set(range);
             return entry;
         }
-        let entry: &'static Entry = Box::leak(Box::new(Entry::new()));
+        let entry: &'static MappingEntry = Box::leak(Box::new(MappingEntry::new()));
         entry.set(range);
         entry.next.store(self.first.load(Ordering::Relaxed), Ordering::Relaxed);
         // Release: the entry is whole before it is in the list. Its partner is the load in `find`.
@@ -84,18 +84,18 @@ impl Registry {
     }
 
     /// Removes an unused mapping, before it is unmapped.
-    pub(crate) fn remove(&self, entry: &'static Entry) {
+    pub(crate) fn remove(&self, entry: &'static MappingEntry) {
         entry.set(Range { start: 0, len: 0, page: 1 });
         lock(&self.spare).push(entry);
     }
 
     /// Returns the mapping that holds `address`. The caller must be using that mapping. Async-signal-safe.
-    pub(crate) fn find(&self, address: usize) -> Option<(&'static Entry, Range)> {
+    pub(crate) fn find(&self, address: usize) -> Option<(&'static MappingEntry, Range)> {
         let mut next = self.first.load(Ordering::Acquire);
         loop {
             // SAFETY: null, or an entry. Entries are never freed, and there are only shared references to
             // them.
-            let entry: &'static Entry = unsafe { next.as_ref()? };
+            let entry: &'static MappingEntry = unsafe { next.as_ref()? };
             if let Some(range) = entry.read()
                 && address.checked_sub(range.start).is_some_and(|offset| offset < range.len)
             {
@@ -106,7 +106,7 @@ impl Registry {
     }
 }
 
-impl Entry {
+impl MappingEntry {
     fn new() -> Self {
         let zero = || AtomicUsize::new(0);
         Self {

@@ -5,7 +5,7 @@
 const INLINE: usize = 2;
 
 /// Segments whose memory is kept for the next request. A longer array gives the rest back.
-const KEPT: usize = 256;
+const KEPT_MAX: usize = 256;
 
 /// The segments of an [`Iov`](super::Iov).
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl Segments {
             Self::Inline { count, .. } => *count = 0,
             Self::Heap(segments) => {
                 segments.clear();
-                segments.shrink_to(KEPT);
+                segments.shrink_to(KEPT_MAX);
             }
         }
     }
@@ -133,9 +133,9 @@ mod tests {
     #[test]
     fn long_arrays_give_memory_back() {
         let mut segments = Segments::default();
-        (0..4 * KEPT).for_each(|number| segments.push(segment(number)));
+        (0..4 * KEPT_MAX).for_each(|number| segments.push(segment(number)));
         segments.clear();
-        assert!(segments.capacity() <= KEPT);
+        assert!(segments.capacity() <= KEPT_MAX);
         segments.shrink_to(1);
         assert!(segments.capacity() <= INLINE);
     }

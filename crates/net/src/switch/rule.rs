@@ -31,13 +31,14 @@ pub(crate) struct Rule {
 /// The reason for which the switch does not take a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// Its source is not the address of the port, is that of another port, or is no address of one card. Or
-    /// it is a packet of ARP or of neighbour discovery that names another address.
+    /// The source is not the address that the port must use, is the address of another port, or is not the
+    /// address of a single card. A packet of ARP or of neighbour discovery must not name such a sender
+    /// either.
     Spoofed,
-    /// It has a VLAN tag and came from an access port, or its tag names no VLAN. Or it has a second tag, or
-    /// one of a service provider, and came from a port with an address.
+    /// The frame has a tag that its port may not send: any tag from an access port, a tag without a number of
+    /// a VLAN, and a second tag or that of a service provider from a port with a fixed address.
     Tagged,
-    /// It is for the other end of the cable only.
+    /// The destination is the other end of the cable. A bridge does not pass such a frame on.
     LinkLocal,
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// The time for which an error is kept. A request that waits is woken at once, and takes it. One that was
 /// cancelled never does, and a later request must try again instead of taking the error of an earlier time.
 /// A request that comes too late tries again as well.
-const KEPT: Duration = Duration::from_secs(1);
+const KEEP_TIME: Duration = Duration::from_secs(1);
 
 /// The errors by what the requests wait for.
 #[derive(Debug)]
@@ -32,13 +32,13 @@ impl<K: Eq + Hash> KeptErrors<K> {
     }
 
     fn put_at(&mut self, key: K, errno: Errno, now: Instant) {
-        self.0.retain(|_, (_, kept)| now.duration_since(*kept) < KEPT);
+        self.0.retain(|_, (_, kept)| now.duration_since(*kept) < KEEP_TIME);
         self.0.insert(key, (errno, now));
     }
 
     fn take_at(&mut self, key: &K, now: Instant) -> Option<Errno> {
         let (errno, kept) = self.0.remove(key)?;
-        (now.duration_since(kept) < KEPT).then_some(errno)
+        (now.duration_since(kept) < KEEP_TIME).then_some(errno)
     }
 }
 
@@ -51,12 +51,12 @@ mod tests {
         let (mut errors, start) = (KeptErrors::default(), Instant::now());
         errors.put_at(1, Errno::IO, start);
         errors.put_at(2, Errno::NOSPC, start);
-        assert_eq!(errors.take_at(&1, start + KEPT / 2), Some(Errno::IO));
-        assert_eq!(errors.take_at(&1, start + KEPT / 2), None);
-        assert_eq!(errors.take_at(&2, start + KEPT), None);
+        assert_eq!(errors.take_at(&1, start + KEEP_TIME / 2), Some(Errno::IO));
+        assert_eq!(errors.take_at(&1, start + KEEP_TIME / 2), None);
+        assert_eq!(errors.take_at(&2, start + KEEP_TIME), None);
         // These are not taken.
         for key in 0..100 {
-            errors.put_at(key, Errno::IO, start + KEPT * key);
+            errors.put_at(key, Errno::IO, start + KEEP_TIME * key);
         }
         assert_eq!(errors.0.len(), 1);
     }

@@ -173,7 +173,7 @@ fn split_ring(shown_after: usize, releases: bool) {
         }
         avail.set(RING_IDX, &START.wrapping_add(CHAINS.len() as u16));
         used.set(RING_IDX, &START);
-        let mut queue = split::Queue::new(options, START);
+        let mut queue = split::SplitQueue::new(options, START);
         queue.remap(Areas::of([desc, avail, used.clone()], options), &mut Marks::off());
         let mut credit = Credit::default();
         pop!(queue, credit);
@@ -193,7 +193,7 @@ fn split_ring(shown_after: usize, releases: bool) {
 fn packed_queue(
     chains: [u16; CHAINS.len()],
     releases: bool,
-) -> (packed::Queue<Memory>, impl Fn(usize) -> Option<(u16, u32)>) {
+) -> (packed::PackedQueue<Memory>, impl Fn(usize) -> Option<(u16, u32)>) {
     const SIZE: u16 = 5;
     const START: RingPosition = RingPosition { index: SIZE - 1, wrap: true };
     let options = Options::packed(SIZE, false, false).unwrap();
@@ -208,7 +208,7 @@ fn packed_queue(
             desc.set(place.at(), &[0, rest]);
         }
     }
-    let mut queue = packed::Queue::new(options, START.bits());
+    let mut queue = packed::PackedQueue::new(options, START.bits());
     queue.remap(Areas::of([desc.clone(), driver, device], options), &mut Marks::off());
     let look = move |taken: usize| {
         let place = place_of(taken);

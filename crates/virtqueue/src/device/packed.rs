@@ -30,7 +30,7 @@ const DESCRIPTORS_PER_LINE: u16 = 4;
 
 /// A packed ring's [`super::Queue`], with the same methods.
 #[derive(Debug)]
-pub(super) struct Queue<A: Access> {
+pub(super) struct PackedQueue<A: Access> {
     /// The next position to pop.
     next: RingPosition,
     /// The position of the next used descriptor. Those in `unshown` are before it, those in `pushed` are not.
@@ -126,7 +126,7 @@ fn used_flags(position: RingPosition, len: u32) -> u16 {
     position.used() | if len > 0 { DESC_F_WRITE } else { 0 }
 }
 
-impl<A: Access> Queue<A> {
+impl<A: Access> PackedQueue<A> {
     pub(super) fn new(options: Options, next_avail: u16) -> Self {
         let size = options.size();
         // The front-end's index can be beyond the ring.
@@ -258,9 +258,9 @@ impl<A: Access> Queue<A> {
     }
 
     /// Returns the same queue for another kind of access.
-    pub(super) fn moved<B: Access<Region = A::Region>>(&mut self, marks: &mut Marks) -> Queue<B> {
+    pub(super) fn moved<B: Access<Region = A::Region>>(&mut self, marks: &mut Marks) -> PackedQueue<B> {
         self.unmap(marks);
-        Queue {
+        PackedQueue {
             next: self.next,
             used: self.used,
             options: self.options,
@@ -754,26 +754,25 @@ fn is_stale<A: Access>(metadata: &Areas<A>, next: RingPosition) -> bool {
     next.wrap && (next.index..metadata.options().size()).any(|index| next.is_used(flags(index)))
 }
 
-/// Returns whether the driver has made a descriptor available in a round with the wrap counter clear, so that
-/// a device has served the ring.
+/// Returns whether the driver has made a descriptor available in a round with the wrap counter clear. If so,
+/// a device has served the ring, because the first such round begins after a device has used descriptors.
 ///
-/// In the first round the counter is set. A descriptor is available or used in this round, or as the driver
-/// has initialised it: in memory that is all zeroes, both flags are clear. USED alone says that a descriptor
-/// is available in a round with the counter clear, which the driver begins when a device has used the first
-/// descriptors.
+/// In a round with the counter set, as the first is, an available descriptor has AVAIL alone, and a used one
+/// both flags. With the counter clear, an available one has USED alone, and a used one no flag, as has memory
+/// that is all zeroes.
 ///
-/// The front-end names the first position. It is wrong if that device was killed. In a ring of chains of one
-/// descriptor, [`is_stale`] or this finds each wrong one. If the counter of the true position is set, the
-/// descriptors before it are used in this round (both flags) or available in the next one (USED alone).
-/// If it is clear, those behind it are available in this round (USED alone) or used in the one before (both
-/// flags).
+/// The caller has a front-end that names the first position. That is wrong if the last device was killed. In
+/// a ring whose chains have one descriptor each, [`is_stale`] or this function finds each wrong position. If
+/// the counter of the true position is set, the descriptors before it are used in this round (both flags) or
+/// available in the next one (USED alone). If it is clear, those from it on are used in the round before
+/// (both flags) or available in this one (USED alone).
 ///
-/// The first position is right if the ring stopped there, after an even number of rounds. USED alone is then
-/// left within chains of several descriptors and batches of IN_ORDER, of which a device writes only the first
-/// descriptor (virtio 1.3, sections 2.8.6 and 2.8.8). The flags do not tell the two cases apart for certain.
-/// For example, a ring of five has a chain of three and two of one, and the chain of three completes last.
-/// When the driver has replaced it by three of one, all flags are those of a full ring that was lost after
-/// eight chains. So this is a reason to warn, and not to break the ring.
+/// The first position is right if the ring stopped there after an even number of rounds. USED alone can then
+/// be left over: a device writes only the first descriptor of a chain, and of a batch with IN_ORDER (virtio
+/// 1.3, sections 2.8.6 and 2.8.8). The flags do not tell the two cases apart. In a ring of five, for example,
+/// a chain of three and two of one are in flight, and the chain of three completes last. If the driver
+/// replaces it by three of one, the flags are those of a full ring whose device was killed after eight
+/// chains. So the caller warns and does not break the ring.
 fn has_later_round<A: Access>(metadata: &Areas<A>) -> bool {
     let second = RingPosition { index: 0, wrap: false };
     (0..metadata.options().size())

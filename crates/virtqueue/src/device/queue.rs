@@ -4,8 +4,9 @@ use super::credit::Credit;
 use super::elements::{PopOutcome, UnpublishedUsed};
 use super::metadata::{Kind, Metadata, Options};
 use super::order::Order;
+use super::packed::PackedQueue;
 use super::single::{Direction, SingleChain};
-use super::{packed, split};
+use super::split::SplitQueue;
 use crate::address_space::{AddressSpace, Translating};
 use crate::progress::Progress;
 use crate::{Chain, ChainId, RingError};
@@ -29,8 +30,8 @@ pub struct Queue {
 // A tag of its own, because one that is hidden in a field takes several instructions to read.
 #[repr(u8)]
 enum Ring {
-    Split(split::Queue<Area>),
-    Packed(packed::Queue<Area>),
+    Split(SplitQueue<Area>),
+    Packed(PackedQueue<Area>),
     // A separate variant, so that the usual ones need not check at each access how to reach their areas.
     Scattered(Box<ScatteredRing>),
 }
@@ -38,8 +39,8 @@ enum Ring {
 /// A ring with an area that is not contiguous.
 #[derive(Debug)]
 enum ScatteredRing {
-    Split(split::Queue<Scattered>),
-    Packed(packed::Queue<Scattered>),
+    Split(SplitQueue<Scattered>),
+    Packed(PackedQueue<Scattered>),
 }
 
 /// Keeps rarely executed code out of the frequent code.
@@ -103,8 +104,8 @@ impl Queue {
         let mut marks = Marks::off();
         marks.set_view(view);
         let ring = match options.is_packed() {
-            true => Ring::Packed(packed::Queue::new(options, next_avail)),
-            false => Ring::Split(split::Queue::new(options, next_avail)),
+            true => Ring::Packed(PackedQueue::new(options, next_avail)),
+            false => Ring::Split(SplitQueue::new(options, next_avail)),
         };
         Self { ring, marks, order: options.in_order().then(Box::default), progress: None, credit: None }
     }

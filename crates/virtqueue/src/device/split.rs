@@ -36,7 +36,7 @@ enum Kicks {
 
 /// A split ring's [`super::Queue`], with the same methods.
 #[derive(Debug)]
-pub(super) struct Queue<A: Access> {
+pub(super) struct SplitQueue<A: Access> {
     /// The next entry of the avail ring to pop.
     next_avail: u16,
     /// `avail.idx` when it was last read and checked: entries before it may be popped. Equal to `next_avail`
@@ -66,7 +66,7 @@ pub(super) struct Queue<A: Access> {
     tracker: Option<Box<Split<A::Region>>>,
 }
 
-impl<A: Access> Queue<A> {
+impl<A: Access> SplitQueue<A> {
     pub(super) fn new(options: Options, next_avail: u16) -> Self {
         Self {
             next_avail,
@@ -173,9 +173,9 @@ impl<A: Access> Queue<A> {
     }
 
     /// Returns the same queue for another kind of access.
-    pub(super) fn moved<B: Access<Region = A::Region>>(&mut self, marks: &mut Marks) -> Queue<B> {
+    pub(super) fn moved<B: Access<Region = A::Region>>(&mut self, marks: &mut Marks) -> SplitQueue<B> {
         self.unmap(marks);
-        Queue {
+        SplitQueue {
             next_avail: self.next_avail,
             avail_seen: self.avail_seen,
             next_used: self.next_used,

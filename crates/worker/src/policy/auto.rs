@@ -1,7 +1,7 @@
 //! The decision for each wait, from the history of the queue and the costs of the machine.
 
 use super::load::Load;
-use super::trial::{Last, TOLERATED, Trial};
+use super::trial::{Last, TOLERATED_LOSS, Trial};
 use super::waits::Waits;
 use super::{Host, Nanos, Verdict};
 
@@ -152,7 +152,7 @@ impl Auto {
         let wake = host.wake_delay;
         // A load is slow if it loses no more to the wake of each request than is tolerated. An unknown queue
         // counts as slow: nothing is spent on it before it is busy.
-        let slow = self.load.expected(wake) < TOLERATED;
+        let slow = self.load.expected(wake) < TOLERATED_LOSS;
         // If wakes are so slow that they exceed the accepted delay, naps are shorter: a request waits for
         // half of the nap on average, and for the wake. A nap is also at most the time in which a quarter of
         // the ring fills, or three quarters including the wake.

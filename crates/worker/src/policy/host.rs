@@ -3,7 +3,7 @@
 use super::Nanos;
 
 /// The highest cost and the longest delay of a wake that are believed. Both were 5 to 60 us on idle machines.
-const MOST: Nanos = 200_000;
+const ESTIMATE_MAX: Nanos = 200_000;
 /// A measurement moves an estimate by one part in this many, so 11 in a row double it. A sixteenth keeps the
 /// estimate within a tenth of the median while measurements scatter.
 const STEP: Nanos = 16;
@@ -25,7 +25,7 @@ impl Host {
     /// Makes the estimates of a worker that has measured this for sleeps that a timer ends. Others cost half
     /// of it until they are measured, because they set no timer.
     pub fn new(timed_cpu: Nanos, wake_delay: Nanos) -> Self {
-        let (timed_cpu, wake_delay) = (timed_cpu.clamp(1, MOST), wake_delay.min(MOST));
+        let (timed_cpu, wake_delay) = (timed_cpu.clamp(1, ESTIMATE_MAX), wake_delay.min(ESTIMATE_MAX));
         Self { kicked_cpu: timed_cpu.div_ceil(2), timed_cpu, wake_delay, contended: false }
     }
 
@@ -35,7 +35,7 @@ impl Host {
     pub fn approach(estimate: &mut Nanos, measured: Nanos) {
         let step = *estimate / STEP + 1;
         let moved = if measured > *estimate { *estimate + step } else { estimate.saturating_sub(step) };
-        *estimate = moved.clamp(1, MOST);
+        *estimate = moved.clamp(1, ESTIMATE_MAX);
     }
 }
 
@@ -56,6 +56,6 @@ mod tests {
         }
         assert!((18_000..=22_500).contains(&host.kicked_cpu), "{}", host.kicked_cpu);
         (0..1000).for_each(|_| Host::approach(&mut host.wake_delay, hour));
-        assert_eq!(host.wake_delay, MOST);
+        assert_eq!(host.wake_delay, ESTIMATE_MAX);
     }
 }

@@ -6,15 +6,16 @@ use super::Nanos;
 const INTERVAL: Nanos = 10_000_000;
 /// A worker that spun for less than one part in this many of a sample disturbs no other thread.
 const SPUN_MIN: Nanos = 8;
-/// The thresholds: the share of the time for which the worker waited for the core, and the share that the
-/// hypervisor took.
-const DELAYED: f64 = 0.05;
-const STOLEN: f64 = 0.1;
-/// The most that a sample counts for, in thresholds, and the weight of a sample in the average. Three bad
-/// samples in a row are enough for contention, two are not. Threads that run now and then, such as a shell's,
-/// took 2 to 7 ms at a time on an otherwise idle machine. They are no reason not to spin for 100 ms.
-const CLIP: f64 = 3.0;
-const WEIGHT: f64 = 1.0 / 6.0;
+/// The threshold of the share of the time for which the worker waited for the core.
+const DELAY_THRESHOLD: f64 = 0.05;
+/// The threshold of the share of the time that the hypervisor took.
+const STEAL_THRESHOLD: f64 = 0.1;
+/// The most that a sample counts for, in thresholds.
+const SAMPLE_MAX: f64 = 3.0;
+/// The weight of a sample in the average. Three bad samples in a row are enough for contention, two are not.
+/// Threads that run now and then, such as a shell's, took 2 to 7 ms at a time on an otherwise idle machine.
+/// They are no reason not to spin for 100 ms.
+const SAMPLE_WEIGHT: f64 = 1.0 / 6.0;
 /// The shortest and the longest time for which the worker does not spin after contention.
 const BACK_OFF: Nanos = 100_000_000;
 const BACK_OFF_MAX: Nanos = 2_000_000_000;
@@ -67,9 +68,9 @@ impl Pressure {
         let robbed = spun.saturating_sub(usage.cpu.saturating_sub(old.cpu));
         let delay = usage.run_delay.saturating_sub(old.run_delay).max(robbed);
         let steal = usage.steal.saturating_sub(old.steal);
-        let strength = (delay as f64 / DELAYED).max(steal as f64 / STOLEN) / time as f64;
+        let strength = (delay as f64 / DELAY_THRESHOLD).max(steal as f64 / STEAL_THRESHOLD) / time as f64;
         tracing::trace!(now, time, delay, robbed, steal, self.pressure, "polling pressure");
-        self.pressure += (strength.min(CLIP) - self.pressure) * WEIGHT;
+        self.pressure += (strength.min(SAMPLE_MAX) - self.pressure) * SAMPLE_WEIGHT;
         if self.pressure < 1.0 {
             self.quiet = self.quiet.saturating_add(time);
             return false;

@@ -32,32 +32,36 @@ const RECOVERY: Nanos = 4;
 /// The length of a block, in naps.
 const BLOCK: Nanos = 1 + RECOVERY;
 /// The share of requests that a load may lose and still count as one that does not react.
-pub(super) const TOLERATED: f64 = 0.025;
-/// The capital at the end of a lease that renews it, and the part of it that pays for that. By chance, a
-/// lease is renewed with probability 1/16, and 1 + k times with 1/(16 * 4^k).
-const RENEWED: f64 = 16.0;
-const PAID: f64 = 4.0;
-/// The capital for which a load without a lease gets one, and the most that a test keeps. By chance, this
-/// happens once in so many pairs.
-const GIVEN: f64 = 256.0;
+pub(super) const TOLERATED_LOSS: f64 = 0.025;
+/// The least capital at the end of a lease that renews it. By chance, a lease is renewed with probability
+/// 1/16.
+const RENEWAL_CAPITAL: f64 = 16.0;
+/// The divisor of the capital when a lease is given or renewed. By chance, a lease is renewed 1 + k times
+/// with probability 1/(16 * 4^k).
+const LEASE_PRICE: f64 = 4.0;
+/// The capital for which a load without a lease gets one. A test keeps no more than this. By chance, a lease
+/// is given once in so many pairs.
+const CAPITAL_MAX: f64 = 256.0;
 /// The largest stake, so that a lost bet leaves something for the next.
 const STAKE_MAX: f64 = 7.0 / 8.0;
 /// The weight of the newest pair in the means from which stakes follow: one part in this many. With 16, a new
 /// load is known later; with 4, stakes follow noise.
-const MEMORY: f64 = 8.0;
+const MEAN_PAIRS: f64 = 8.0;
 /// The rest after a pair of a lease is this many times what the pair loses: trials lose half a percent.
 const REST_PER_LOSS: f64 = 200.0;
 /// The rest after a pair without a lease is this many times what the pair spins: trials cost one percent.
 const REST_PER_SPIN: f64 = 100.0;
 /// The number of pairs that follow quickly on a change of the load or the end of a lease: ten drastic ones
-/// give a lease, and some may differ by chance. A pair that shows no loss counts as three, because most such
-/// pairs are of loads that do not react. The shortest rest, in naps.
+/// give a lease, and some may differ by chance.
 const QUICK_PAIRS: u8 = 16;
-const AGAINST: u8 = 3;
+/// The number of quick pairs for which one without a loss counts, because most such pairs are of loads that
+/// do not react.
+const LOSSLESS_PAIR_WEIGHT: u8 = 3;
+/// The shortest rest, in naps.
 const REST_MIN: f64 = 2.0;
-/// The capital after the quick pairs below which a lease ends at once. A load that loses a tenth or more has
-/// doubled it by then, and one that loses nothing has done so in at most half of the cases.
-const DOUBLED: f64 = 2.0;
+/// The capital after the quick pairs below which a lease ends at once: twice that of the beginning. A load
+/// that loses a tenth or more has it by then, and one that loses nothing in at most half of the cases.
+const QUICK_CAPITAL_MIN: f64 = 2.0;
 /// The least time between two changes of load that count, in naps. The quick pairs of one then take a
 /// quarter.
 const CHANGE_INTERVAL: Nanos = 1000;
@@ -84,7 +88,7 @@ pub(super) struct Test {
 impl Default for Test {
     fn default() -> Self {
         // As after one pair that has shown half, with much noise.
-        Self { capital: 1.0, lost: 0.5 / MEMORY, squares: 1.0 / MEMORY }
+        Self { capital: 1.0, lost: 0.5 / MEAN_PAIRS, squares: 1.0 / MEAN_PAIRS }
     }
 }
 
@@ -179,26 +183,26 @@ impl Trial {
     /// that would have gained most in the last pairs (Kelly 1956). If nothing is lost, the order of blocks
     /// decides which of them has more, so capital grows only by chance.
     pub(super) fn bet(&mut self, share: f64) {
-        let lost = share.clamp(-1.0, 1.0) - TOLERATED;
+        let lost = share.clamp(-1.0, 1.0) - TOLERATED_LOSS;
         let stake = (self.test.lost / self.test.squares.max(f64::MIN_POSITIVE)).clamp(0.0, STAKE_MAX);
         let least = if self.lease > 0 { 0.0 } else { 1.0 };
-        self.test.capital = (self.test.capital * (1.0 + stake * lost)).clamp(least, GIVEN);
-        self.test.lost += (lost - self.test.lost) / MEMORY;
-        self.test.squares += (lost * lost - self.test.squares) / MEMORY;
+        self.test.capital = (self.test.capital * (1.0 + stake * lost)).clamp(least, CAPITAL_MAX);
+        self.test.lost += (lost - self.test.lost) / MEAN_PAIRS;
+        self.test.squares += (lost * lost - self.test.squares) / MEAN_PAIRS;
         if self.quick_pairs_left > 0 {
-            let pairs = if lost > 0.0 { 1 } else { AGAINST };
+            let pairs = if lost > 0.0 { 1 } else { LOSSLESS_PAIR_WEIGHT };
             self.quick_pairs_left = self.quick_pairs_left.saturating_sub(pairs);
-            if self.quick_pairs_left == 0 && self.test.capital < DOUBLED {
+            if self.quick_pairs_left == 0 && self.test.capital < QUICK_CAPITAL_MIN {
                 (self.lease, self.test.capital) = (0, 1.0);
             }
         }
-        if self.lease == 0 && self.test.capital >= GIVEN {
+        if self.lease == 0 && self.test.capital >= CAPITAL_MAX {
             self.renew();
         }
     }
 
     fn renew(&mut self) {
-        (self.test.capital, self.lease) = (self.test.capital / PAID, LEASE);
+        (self.test.capital, self.lease) = (self.test.capital / LEASE_PRICE, LEASE);
         tracing::trace!(lease = self.lease, "polling lease given or renewed");
     }
 
@@ -206,7 +210,7 @@ impl Trial {
     pub(super) fn spend(&mut self, time: Nanos) {
         if self.lease == 0 || self.lease > time {
             self.lease = self.lease.saturating_sub(time);
-        } else if self.test.capital >= RENEWED {
+        } else if self.test.capital >= RENEWAL_CAPITAL {
             self.renew();
         } else {
             (self.lease, self.test.capital, self.quick_pairs_left) = (0, 1.0, QUICK_PAIRS);
@@ -337,7 +341,7 @@ mod tests {
                 let at = usize::from(trial.draw() < 0.5);
                 trial.compare(0, [counts[at], counts[1 - at]]);
             }
-            renewed += u32::from(trial.test.capital >= RENEWED);
+            renewed += u32::from(trial.test.capital >= RENEWAL_CAPITAL);
             assert!(renewed <= 30 + test / 16, "{renewed} of {test}");
         }
     }

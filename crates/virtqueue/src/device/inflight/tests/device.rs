@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 enum Ring {
-    Split(split::Queue<Cut>),
-    Packed(packed::Queue<Cut>),
+    Split(split::SplitQueue<Cut>),
+    Packed(packed::PackedQueue<Cut>),
 }
 
 pub(super) struct Device<'w> {
@@ -36,8 +36,8 @@ macro_rules! ring {
 impl<'w> Device<'w> {
     fn new(world: &'w World, next_avail: u16) -> Self {
         let ring = match world.options.is_packed() {
-            true => Ring::Packed(packed::Queue::new(world.options, next_avail)),
-            false => Ring::Split(split::Queue::new(world.options, next_avail)),
+            true => Ring::Packed(packed::PackedQueue::new(world.options, next_avail)),
+            false => Ring::Split(split::SplitQueue::new(world.options, next_avail)),
         };
         let (chain, credit) = (Chain::default(), Credit::default());
         Self { ring, world, view: Arc::default(), chain, credit, ids: HashMap::new() }

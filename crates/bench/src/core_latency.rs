@@ -1,9 +1,9 @@
-//! The way of a cache line between two CPUs, there and back.
+//! The core-to-core latency: the time that a cache line takes from one CPU to another and back.
 //!
-//! A ring's cost is mostly the way of its lines. The host of a virtual machine can move its CPUs, which makes
-//! the way several times longer, for seconds or minutes. A ratio of two targets whose turns had different
-//! ways compares the ways. So a comparison measures the way before each turn and after the last one of a
-//! round, and repeats the rounds in which it changed.
+//! The cost of a ring is mostly that of its lines. The host of a virtual machine can move its CPUs, which
+//! makes the latency several times longer, for seconds or minutes. A ratio of two targets whose turns had
+//! different latencies compares the latencies. So a comparison measures the latency before each turn and
+//! after the last one of a round, and repeats the rounds in which it changed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -14,11 +14,11 @@ use kickless_values::CpuList;
 
 use super::cpu::{allowed, pin_to};
 use super::layout::time;
-use super::options::WayOptions;
+use super::options::CoreLatencyOptions;
 
-/// The ratio of two ways from which they count as different. A request takes no more of a longer way than the
-/// way itself grows, so ratios within a round are wrong by less than this. Measurements of one way scatter by
-/// a few percent, and CPUs that the host moves had ways that are five times as long.
+/// The ratio of two latencies from which they count as different. A request gets slower by no more than the
+/// latency grows, so ratios within a round are wrong by less than this. Measurements of one latency scatter
+/// by a few percent, and CPUs that the host moved had one that was five times as long.
 const CHANGE: f64 = 1.25;
 /// The time of a measurement. Longer than the 3 ms for which the kernel lets another thread run on one of the
 /// CPUs, so that a part of it is undisturbed.
@@ -38,25 +38,25 @@ struct Line(AtomicU64);
 
 /// Two CPUs between which cache lines go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Way(pub(crate) [usize; 2]);
+pub(crate) struct CpuPair(pub(crate) [usize; 2]);
 
-impl Way {
-    /// Returns the way between the first CPU of the driver and the first one of the back-ends. `None`: a
-    /// thread may run anywhere, or there is one CPU for both.
-    pub(crate) fn between(driver: Option<&CpuList>, back_ends: Option<&CpuList>) -> Option<Way> {
+impl CpuPair {
+    /// Returns the first CPU of the driver and the first one of the back-ends. `None`: a thread may run
+    /// anywhere, or there is one CPU for both.
+    pub(crate) fn of(driver: Option<&CpuList>, back_ends: Option<&CpuList>) -> Option<Self> {
         let cpus = [driver?, back_ends?].map(|list| list.0.first().copied());
         match cpus {
-            [Some(one), Some(other)] if one != other => Some(Way([one, other])),
+            [Some(one), Some(other)] if one != other => Some(Self([one, other])),
             _ => None,
         }
     }
 
-    /// Measures the way and returns it in nanoseconds. `None`: one of the CPUs was busy all the time.
+    /// Measures the latency and returns it in nanoseconds. `None`: one of the CPUs was busy all the time.
     ///
     /// # Errors
     /// This process may not use one of the CPUs.
     pub(crate) fn measure(self) -> Result<Option<f64>> {
-        let Way([one, other]) = self;
+        let Self([one, other]) = self;
         // A thread writes to the line only after it has read the other's last number, so their stores follow
         // one another in one order, and a model has nothing to try. The end comes at any time, and so has a
         // word of its own.
@@ -68,7 +68,7 @@ impl Way {
                 batches
             });
             let answers = scope.spawn(|| pin_to(other).map(|()| answer(&line.0, &over)));
-            let panicked = |_| anyhow!("a thread that measures the way has failed");
+            let panicked = |_| anyhow!("a thread that measures the core-to-core latency has failed");
             answers.join().map_err(panicked)??;
             let batches = asks.join().map_err(panicked)??;
             // Other threads of the CPUs only make batches longer.
@@ -77,25 +77,25 @@ impl Way {
     }
 }
 
-/// Measures the way again and again, and prints a line for each time.
+/// Measures the latency again and again, and prints a line for each time.
 ///
 /// # Errors
 /// This process may not use two CPUs, or not those of `options`.
-pub(crate) fn carry_out(options: &WayOptions, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+pub(crate) fn carry_out(options: &CoreLatencyOptions, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
     let allowed = allowed()?;
     let [one, other, ..] = options.cpu.as_ref().map_or(&allowed, |list| &list.0)[..] else {
         bail!("two CPUs are needed, and this process may use one");
     };
     let mut text = String::new();
     for _ in 0..options.rounds {
-        text += &format!("{}\n", in_words(Way([one, other]).measure()?));
+        text += &format!("{}\n", in_words(CpuPair([one, other]).measure()?));
     }
     print(&text)
 }
 
-/// Formats a way.
-pub(crate) fn in_words(way: Option<f64>) -> String {
-    way.map_or_else(|| "not measured".into(), |way| time(way.round()))
+/// Formats a latency.
+pub(crate) fn in_words(latency: Option<f64>) -> String {
+    latency.map_or_else(|| "not measured".into(), |latency| time(latency.round()))
 }
 
 /// Answers each odd number with the next even one, until it is `over`.
@@ -131,14 +131,14 @@ fn ask(line: &AtomicU64) -> Vec<f64> {
     batches
 }
 
-/// Returns whether these ways are the same. Ways that were not measured do not count.
-pub(crate) fn is_same(ways: &[Option<f64>]) -> bool {
-    let most = ways.iter().copied().flatten().reduce(f64::max);
-    shortest(ways).zip(most).is_none_or(|(least, most)| most < least * CHANGE)
+/// Returns whether these latencies are the same. Those that were not measured do not count.
+pub(crate) fn is_same(latencies: &[Option<f64>]) -> bool {
+    let most = latencies.iter().copied().flatten().reduce(f64::max);
+    shortest(latencies).zip(most).is_none_or(|(least, most)| most < least * CHANGE)
 }
 
-fn shortest(ways: &[Option<f64>]) -> Option<f64> {
-    ways.iter().copied().flatten().reduce(f64::min)
+fn shortest(latencies: &[Option<f64>]) -> Option<f64> {
+    latencies.iter().copied().flatten().reduce(f64::min)
 }
 
 /// The rounds of a load that may still be repeated: as many as it has, so a comparison takes twice its time
@@ -147,29 +147,29 @@ fn shortest(ways: &[Option<f64>]) -> Option<f64> {
 pub(crate) struct Repeats(pub(crate) u32);
 
 impl Repeats {
-    /// Returns whether a round with these ways is to be repeated.
-    pub(crate) fn takes(&mut self, ways: &[Option<f64>]) -> bool {
-        let takes = !is_same(ways) && self.0 > 0;
+    /// Returns whether a round with these latencies is to be repeated.
+    pub(crate) fn takes(&mut self, latencies: &[Option<f64>]) -> bool {
+        let takes = !is_same(latencies) && self.0 > 0;
         self.0 -= u32::from(takes);
         takes
     }
 }
 
-/// Groups the rounds in which the way did not change by their way, the shortest first. `rounds` has the ways
-/// of each. Returns the numbers of the rounds of each group.
+/// Groups the rounds in which the latency did not change by their latency, the shortest first. `rounds` has
+/// the latencies of each. Returns the numbers of the rounds of each group.
 pub(crate) fn groups(rounds: &[Vec<Option<f64>>]) -> Vec<Vec<usize>> {
     let mut sorted: Vec<(f64, usize)> = rounds
         .iter()
         .enumerate()
-        .filter(|(_, ways)| is_same(ways))
-        .filter_map(|(round, ways)| Some((shortest(ways)?, round)))
+        .filter(|(_, latencies)| is_same(latencies))
+        .filter_map(|(round, latencies)| Some((shortest(latencies)?, round)))
         .collect();
     sorted.sort_by(|one, other| one.0.total_cmp(&other.0));
     let mut groups: Vec<(f64, Vec<usize>)> = Vec::new();
-    for (way, round) in sorted {
+    for (latency, round) in sorted {
         match groups.last_mut() {
-            Some((first, group)) if is_same(&[Some(*first), Some(way)]) => group.push(round),
-            _ => groups.push((way, vec![round])),
+            Some((first, group)) if is_same(&[Some(*first), Some(latency)]) => group.push(round),
+            _ => groups.push((latency, vec![round])),
         }
     }
     groups.into_iter().map(|(_, group)| group).collect()
@@ -182,21 +182,21 @@ mod tests {
     #[test]
     fn cpus_of_a_comparison() {
         let list = |text: &str| text.parse::<CpuList>().unwrap();
-        let between = |one: &str, other: &str| Way::between(Some(&list(one)), Some(&list(other)));
-        assert_eq!(between("2-3", "0,1"), Some(Way([2, 0])));
-        assert_eq!(between("1", "1,2"), None);
-        assert_eq!(Way::between(Some(&list("1")), None), None);
+        let pair = |one: &str, other: &str| CpuPair::of(Some(&list(one)), Some(&list(other)));
+        assert_eq!(pair("2-3", "0,1"), Some(CpuPair([2, 0])));
+        assert_eq!(pair("1", "1,2"), None);
+        assert_eq!(CpuPair::of(Some(&list("1")), None), None);
     }
 
     #[test]
-    fn a_way_is_measured_and_a_missing_cpu_is_an_error() {
-        // On a single CPU, or a busy one, there may be no way.
+    fn a_latency_is_measured_and_a_missing_cpu_is_an_error() {
+        // On a single CPU, or a busy one, nothing may be measured.
         let cpus = allowed().unwrap();
         if let [one, other, ..] = cpus[..] {
-            assert!(Way([one, other]).measure().unwrap().is_none_or(|way| way > 0.0));
+            assert!(CpuPair([one, other]).measure().unwrap().is_none_or(|latency| latency > 0.0));
         }
         for cpus in [[cpus[0], 1023], [1023, cpus[0]]] {
-            assert!(format!("{:#}", Way(cpus).measure().unwrap_err()).contains("CPU 1023"));
+            assert!(format!("{:#}", CpuPair(cpus).measure().unwrap_err()).contains("CPU 1023"));
         }
     }
 
@@ -224,15 +224,15 @@ mod tests {
         let mut repeats = Repeats(2);
         let (same, changed) = ([80.0, 81.0].map(Some), [80.0, 400.0].map(Some));
         let rounds = [&same, &changed, &same, &changed, &changed, &same];
-        let taken = rounds.map(|ways| repeats.takes(ways));
+        let taken = rounds.map(|latencies| repeats.takes(latencies));
         assert_eq!(taken, [false, true, false, true, false, false]);
     }
 
     #[test]
-    fn rounds_with_the_same_way_are_together() {
+    fn rounds_with_the_same_latency_are_together() {
         let rounds: [&[f64]; 7] =
             [&[410.0, 400.0], &[80.0, 85.0], &[80.0, 400.0], &[99.0], &[101.0], &[], &[390.0]];
-        let mut rounds = rounds.map(|ways| ways.iter().copied().map(Some).collect::<Vec<_>>());
+        let mut rounds = rounds.map(|latencies| latencies.iter().copied().map(Some).collect::<Vec<_>>());
         rounds[3].push(None);
         assert_eq!(groups(&rounds), [vec![1, 3], vec![4], vec![6, 0]]);
         assert_eq!(groups(&[]), Vec::<Vec<usize>>::new());
