@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "island: mmap, and a mapping's address shared by threads")]
 
 use crate::error::MappingError;
-use crate::fault::{Entry, MAPPINGS, Range};
+use crate::fault::{MAPPINGS, MappingEntry, Range};
 use crate::mapper::Mapper;
 use crate::unmapper::{Item, Released, Remains};
 use rustix::fs::{FileType, fstat, fstatfs};
@@ -46,7 +46,7 @@ pub struct Mapping {
     base: NonNull<u8>,
     part: FilePart,
     /// Its entry in the registry of [`crate::fault`].
-    entry: &'static Entry,
+    entry: &'static MappingEntry,
     /// Whether its damage was reported.
     reported: AtomicBool,
     released: Released,
@@ -234,7 +234,7 @@ impl Drop for Mapping {
         // Without a send, the drop of the remains unmaps them here. loom does not know the unmapping thread,
         // which lives longer than a model.
         let Some(remains) = self.remains.take().filter(|_| !cfg!(loom)) else { return };
-        // The thread runs as long as there is a sender, so this succeeds.
+        // The thread runs as long as there is a sender, so this succeeds. Otherwise, the remains are dropped.
         let _ = self.unmapper.send(Item::Unmap(remains));
     }
 }
