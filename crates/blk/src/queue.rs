@@ -42,8 +42,6 @@ pub(crate) struct Queue {
     disk: Arc<disk::Disk>,
     /// The disk in the worker's engine.
     attached: Attached,
-    /// The guest memory that the engine holds for this queue.
-    held_memory: Option<Arc<View>>,
     /// The negotiated features. Without FLUSH, every write is durable when it completes.
     features: BlkFeatures,
     read_only: bool,
@@ -104,7 +102,6 @@ impl Queue {
             shared,
             disk,
             attached: Attached::default(),
-            held_memory: None,
             features,
             read_only,
             disk_size: 0,
@@ -498,19 +495,6 @@ impl Queue {
             self.disk.limit_remote_waits();
         }
     }
-
-    /// Makes the engine hold the current guest memory instead of the previous one.
-    fn hold_memory(&mut self, engine: &mut Engine) {
-        // A disk without a file has no operations in the engine.
-        let now = self.attached.file().map(|_| self.vring.view().clone());
-        if let Some(now) = &now {
-            engine.hold_memory(now);
-        }
-        // This comes after the new memory is held, so that memory in both is never released.
-        if let Some(before) = std::mem::replace(&mut self.held_memory, now) {
-            engine.release_memory(&before);
-        }
-    }
 }
 
 /// Returns the lifetime of a disk. The negotiated feature says that it has one.
@@ -572,14 +556,10 @@ impl QueueTask for Queue {
 
     fn attach(&mut self, engine: &mut Engine) -> io::Result<()> {
         self.attached = self.disk.attach(engine).map_err(io::Error::other)?;
-        self.hold_memory(engine);
         Ok(())
     }
 
     fn detach(&mut self, engine: &mut Engine) {
-        if let Some(held_memory) = self.held_memory.take() {
-            engine.release_memory(&held_memory);
-        }
         self.disk.detach(engine, std::mem::take(&mut self.attached));
         self.shared.failures.log_suppressed(self.vring.span());
         self.log_left();
@@ -711,8 +691,7 @@ impl QueueTask for Queue {
         self.limit_remote_waits();
     }
 
-    fn memory_changed(&mut self, engine: &mut Engine) {
-        self.hold_memory(engine);
+    fn memory_changed(&mut self, _engine: &mut Engine) {
         let (view, marks) = self.vring.memory();
         self.slots.each_free(|slot| slot.unpin_unless((view, marks)));
     }
