@@ -691,7 +691,7 @@ impl QueueTask for Queue {
         self.limit_remote_waits();
     }
 
-    fn memory_changed(&mut self, _engine: &mut Engine) {
+    fn memory_changed(&mut self) {
         let (view, marks) = self.vring.memory();
         self.slots.each_free(|slot| slot.unpin_unless((view, marks)));
     }

@@ -373,7 +373,7 @@ impl Rig {
     pub fn change_memory(&mut self) {
         self.view = Arc::new(View::new(Map::new(self.view.map().slots().to_vec()).unwrap()));
         self.task.vring().apply(Update::Memory(self.view.clone()));
-        self.task.memory_changed(&mut self.engine);
+        self.task.memory_changed();
     }
 
     /// Waits for completions and passes them to the queue. Returns the number of answers, and whether the
