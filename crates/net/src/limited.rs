@@ -136,7 +136,7 @@ impl<T: QueueTask> QueueTask for LimitedTask<T> {
         self.task.stopping(leave);
     }
 
-    fn memory_changed(&mut self, engine: &mut Engine) {
-        self.task.memory_changed(engine);
+    fn memory_changed(&mut self) {
+        self.task.memory_changed();
     }
 }

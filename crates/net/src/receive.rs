@@ -18,7 +18,6 @@ use crate::tap_source::TapSource;
 use crate::test_source::TestSource;
 use crate::xdp::XdpSource;
 use kickless_device::{Context, Event, Interest, Next, Parcel, Polled, QueueTask, TaskLocation, Vring};
-use kickless_io::Engine;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -183,7 +182,7 @@ impl QueueTask for ReceiveTask {
         self.ring.return_credit();
     }
 
-    fn memory_changed(&mut self, _engine: &mut Engine) {
+    fn memory_changed(&mut self) {
         self.ring.forget_returned();
         if let Source::Tap(source) = &mut self.source {
             source.memory_changed(&mut self.ring);

@@ -15,7 +15,6 @@ use crate::loop_queue::HEADER;
 use crate::port_poll::PORT_INTERVAL;
 use crate::transmit_ring::{BATCH, TransmitRing};
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Vring};
-use kickless_io::Engine;
 use kickless_memory::Iov;
 use kickless_net_port::{Direction, SendError, TapQueue};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_UDP_L4, HEADER_NUM_BUFFERS, Header};
@@ -347,7 +346,7 @@ impl QueueTask for TapTransmitTask {
         self.ring.is_enabled = is_enabled;
     }
 
-    fn memory_changed(&mut self, _engine: &mut Engine) {
+    fn memory_changed(&mut self) {
         let (_, marks) = self.ring.vring.memory();
         self.frame.release(marks);
     }

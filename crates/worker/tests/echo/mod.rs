@@ -181,7 +181,7 @@ impl QueueTask for Echo {
         self.held.len()
     }
 
-    fn memory_changed(&mut self, _: &mut Engine) {
+    fn memory_changed(&mut self) {
         self.seen.memory_changed.fetch_add(1, Ordering::SeqCst);
     }
 }
