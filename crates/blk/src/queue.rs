@@ -11,7 +11,7 @@ use crate::metrics::Meter;
 use crate::operation::Operation;
 use crate::request::{self, Bounds, Kind, Reject, Request, parse};
 use crate::slots::Slots;
-use kickless_device::{Context, Direction, LEAVING_COST, Leave, Next, Polled, QueueTask, Vring};
+use kickless_device::{Context, Direction, LEAVING_COST, Leave, Next, Polled, QueueTask, Traffic, Vring};
 use kickless_disk::{self as disk, Attached, IoContext, LostWritesSeen, Step, TABLE_OP_SLOTS};
 use kickless_io::{Completion, Engine};
 use kickless_memory::{Iov, Marks, Unmapped, View};
@@ -75,10 +75,9 @@ pub(crate) struct Queue {
     /// Set if any of `over_budget`, `steps`, `stepped` and `owed_cost` may need work. The path of a normal
     /// request checks only this.
     has_other_work: bool,
-    /// The time of the present poll on the limiter's clock, if requests are limited.
-    limited_ns: Option<u64>,
-    /// The device takes no new requests.
-    is_paused: bool,
+    /// The nanoseconds for which the present poll pops no new requests, and the next ones need not look: the
+    /// device is paused, or its limits are in debt.
+    held_ns: Option<u64>,
     meter: Meter,
     /// The task stops for good, and may leave these requests. No request may wait for a remote server without
     /// end.
@@ -121,8 +120,7 @@ impl Queue {
             step_cost,
             owed_cost: 0,
             has_other_work: false,
-            limited_ns: None,
-            is_paused: false,
+            held_ns: None,
             meter,
             stopping: None,
             cancel_at: None,
@@ -158,24 +156,20 @@ impl Queue {
         }
     }
 
-    /// Takes the tokens of a popped request.
+    /// Charges the limits of the device for a popped request.
     #[inline]
     fn charge(&self, request: &Request) {
-        if let Some(now_ns) = self.limited_ns {
+        if self.vring.is_limited() {
             let is_read = matches!(request.kind, Kind::Read { .. });
             let direction = if is_read { Direction::Read } else { Direction::Write };
-            self.shared.limiter.charge(direction, request.data_len, now_ns);
+            self.vring.charge_request(direction, request.data_len);
         }
     }
 
-    /// Returns the event to wait for, if the device is paused or a limit keeps the next request in the ring.
-    /// `waits`: a popped request waits for room, and a completion lets it go on before the limit does.
+    /// Returns the event to wait for if the ring has requests, none of which may be popped for `wait_ns`.
+    /// `waits`: a popped request waits for room, and a completion lets it go on earlier.
     #[inline]
-    fn throttle(&mut self, waits: bool) -> Option<Next> {
-        let wait_ns = match self.is_paused {
-            true => PAUSE_NS,
-            false => self.shared.limiter.wait_ns(self.limited_ns?)?,
-        };
+    fn hold(&mut self, wait_ns: u64, waits: bool) -> Option<Next> {
         if !self.vring.has_work() {
             return None;
         }
@@ -589,9 +583,10 @@ impl QueueTask for Queue {
         self.disk_size = self.disk.size();
         self.meter.begin(context.now_ns);
         self.vring.begin_beside(context.served_others);
-        // A stop does not wait for tokens.
-        self.limited_ns = if budget > 0 { self.shared.limiter.now_if_on() } else { None };
-        self.is_paused = budget > 0 && self.shared.halt.is_set();
+        self.held_ns = match budget > 0 && self.shared.halt.is_set() {
+            true => Some(PAUSE_NS),
+            false => self.vring.held_ns(),
+        };
         if !self.kept.is_empty() {
             self.continue_kept(context);
         }
@@ -632,8 +627,8 @@ impl QueueTask for Queue {
             if budget == 0 && self.resubmissions() == 0 {
                 break if waits { Next::Waiting } else { Next::Idle };
             }
-            if (self.limited_ns.is_some() || self.is_paused)
-                && let Some(next) = self.throttle(waits)
+            if let Some(wait_ns) = self.held_ns
+                && let Some(next) = self.hold(wait_ns, waits)
             {
                 break next;
             }
@@ -709,6 +704,10 @@ impl QueueTask for Queue {
     fn stopping(&mut self, leave: Leave) {
         self.stopping = Some(leave);
         self.limit_remote_waits();
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        Some(Traffic::Requests)
     }
 
     fn memory_changed(&mut self, engine: &mut Engine) {

@@ -245,7 +245,7 @@ impl Kind for BlkKind {
     fn make(&self, options: &BlkConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
         let disk =
             disk(options, making).map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
-        let disk = disk.with_limiter(making.limiter()).with_stop_on_error(options.on_error == OnError::Stop);
+        let disk = disk.with_stop_on_error(options.on_error == OnError::Stop);
         let device = Arc::new(disk);
         Self::apply(options, &*device);
         self.images.warn_of_shared(making.name, options, &device);

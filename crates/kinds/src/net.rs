@@ -182,9 +182,8 @@ impl Kind for NetKind {
     }
 
     fn make(&self, options: &NetConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
-        let card = card(options, making)
-            .map_err(|error| MakeError { option: "port", source: error.into() })?
-            .with_limiter(making.limiter());
+        let card =
+            card(options, making).map_err(|error| MakeError { option: "port", source: error.into() })?;
         let capture = options.capture.to(making.name.unwrap_or(Self::WORDS.name));
         card.set_capture(capture.as_ref())
             .map_err(|error| MakeError { option: "capture", source: error.0 })?;

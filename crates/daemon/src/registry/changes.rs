@@ -61,10 +61,8 @@ impl Registry {
         }
         let limits = wanted.kind.limits();
         // A limit that is set anew forgives debts.
-        if (present.limits() != limits || present.group().is_some())
-            && let Some(limiter) = served.device().limiter()
-        {
-            limiter.set(&limits);
+        if present.limits() != limits || present.group().is_some() {
+            served.limiter().set(&limits);
         }
         wanted.kind.apply(served.device());
         present.take_settable(&wanted.kind);

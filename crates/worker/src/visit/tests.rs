@@ -120,6 +120,7 @@ impl Rig {
         let placement = Placement {
             device,
             weight: Arc::new(AtomicU32::new(1)),
+            limiter: Arc::default(),
             home: None,
             worker_id: Arc::new(Mutex::new(0)),
         };
