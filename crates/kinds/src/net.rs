@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use kickless_daemon::{
-    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Switch,
-    Words,
+    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Settable,
+    Switch, Words,
 };
 use kickless_device::Operate;
 use kickless_net::Net;
@@ -128,7 +128,7 @@ impl Kind for NetKind {
         has_latencies: false,
     };
     const OWN_KEYS: &'static [&'static str] = &["port", "mac", "capture"];
-    const SET_KEYS: &'static [&'static str] = &[];
+    const SETTABLE: &'static [Settable<NetConfig>] = &[];
 
     /// QEMU defines no features for it.
     fn capabilities() -> Value {
@@ -168,10 +168,6 @@ impl Kind for NetKind {
     fn limits(options: &mut NetConfig) -> &mut LimitsConfig<Frames> {
         &mut options.limits
     }
-
-    fn set(_: &mut NetConfig, _: &NetConfig) {}
-
-    fn apply(_: &NetConfig, _: &dyn Operate) {}
 
     fn size_min(_: &mut NetConfig) -> Option<&mut Option<u64>> {
         None
