@@ -9,8 +9,8 @@ use crate::metrics::Metrics;
 use crate::on_error::ErrorStop;
 use crate::queue::Queue;
 use kickless_device::{
-    CloseError, ConfigError, Device, DeviceMetrics, Driver, InvalidState, Limiter, Operate,
-    OwnProtocolFeatures, QueueTask, StartError, StoppedOnError, Unsupported, Vring, Words,
+    CloseError, ConfigError, Device, DeviceMetrics, Driver, InvalidState, Operate, OwnProtocolFeatures,
+    QueueTask, StartError, StoppedOnError, Unsupported, Vring, Words,
 };
 use kickless_disk::{Disk, Medium, Resized};
 use kickless_io::Waker;
@@ -73,7 +73,6 @@ impl Blk {
             halt: Halt::default(),
             on_error: ErrorStop::default(),
             discard: AtomicBool::new(true),
-            limiter: Arc::default(),
         });
         Self {
             shared,
@@ -92,16 +91,6 @@ impl Blk {
     pub fn with_pieces_max(mut self, pieces: usize) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             shared.budget = Arc::new(Budget::new(pieces));
-        }
-        self
-    }
-
-    /// Limits requests by a limiter, which several devices can share. The default is one of the device's own,
-    /// without limits.
-    #[must_use]
-    pub fn with_limiter(mut self, limiter: Arc<Limiter>) -> Self {
-        if let Some(shared) = Arc::get_mut(&mut self.shared) {
-            shared.limiter = limiter;
         }
         self
     }
@@ -346,10 +335,6 @@ impl Operate for Blk {
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let on_error = &self.shared.on_error;
         if on_error.is_on { vec![("stops", on_error.stops())] } else { Vec::new() }
-    }
-
-    fn limiter(&self) -> Option<&Limiter> {
-        Some(&self.shared.limiter)
     }
 
     fn refresh_due(&self) -> Option<Waker> {

@@ -5,7 +5,6 @@ use crate::failures::Failures;
 use crate::halt::Halt;
 use crate::metrics::Metrics;
 use crate::on_error::ErrorStop;
-use kickless_device::Limiter;
 use kickless_disk::Medium;
 use kickless_spec::blk;
 use std::sync::Arc;
@@ -38,8 +37,6 @@ pub(crate) struct DeviceState {
     pub(crate) on_error: ErrorStop,
     /// Requests may give space of the disk back to the host. It can change at any time.
     pub(crate) discard: AtomicBool,
-    /// Several devices can share a limiter.
-    pub(crate) limiter: Arc<Limiter>,
 }
 
 impl DeviceState {

@@ -12,7 +12,7 @@ use crate::metrics::Meter;
 use crate::operation::Operation;
 use crate::request::{self, Bounds, Kind, Reject, Request, parse};
 use crate::slots::{Slot, Slots};
-use kickless_device::{Context, Direction, LEAVING_COST, Leave, Next, Polled, QueueTask, Vring};
+use kickless_device::{Context, Direction, LEAVING_COST, Leave, Next, Polled, QueueTask, Traffic, Vring};
 use kickless_disk::{self as disk, Attached, IoContext, LostWritesSeen, Step, TABLE_OP_SLOTS};
 use kickless_io::{Completion, Engine};
 use kickless_memory::{Iov, Marks, Unmapped, View};
@@ -56,10 +56,9 @@ pub(crate) struct Queue {
     other_work: OtherWork,
     kept: Kept,
     stop: Stop,
-    /// The time of the present poll on the limiter's clock, if requests are limited.
-    limited_ns: Option<u64>,
-    /// The device takes no new requests.
-    is_paused: bool,
+    /// The nanoseconds for which the present poll pops no new requests, and the next ones need not look: the
+    /// device is paused, or its limits are in debt.
+    held_ns: Option<u64>,
     meter: Meter,
     chain: Chain,
 }
@@ -85,8 +84,7 @@ impl Queue {
             other_work: OtherWork::new(step_cost),
             kept: Kept::default(),
             stop: Stop::default(),
-            limited_ns: None,
-            is_paused: false,
+            held_ns: None,
             meter,
             chain: Chain::default(),
         }
@@ -116,23 +114,19 @@ impl Queue {
         }
     }
 
-    /// Takes the tokens of a popped request.
+    /// Charges the limits of the device for a popped request.
     #[inline]
     fn charge(&self, request: &Request) {
-        if let Some(now_ns) = self.limited_ns {
+        if self.vring.is_limited() {
             let is_read = matches!(request.kind, Kind::Read { .. });
             let direction = if is_read { Direction::Read } else { Direction::Write };
-            self.shared.limiter.charge(direction, request.data_len, now_ns);
+            self.vring.charge_request(direction, request.data_len);
         }
     }
 
-    /// Returns the end of the poll, if the device is paused or a limit keeps the next request in the ring.
+    /// Returns the end of the poll if the ring has requests, none of which may be popped for `wait_ns`.
     #[inline]
-    fn throttle(&mut self) -> Option<End> {
-        let wait_ns = match self.is_paused {
-            true => PAUSE_NS,
-            false => self.shared.limiter.wait_ns(self.limited_ns?)?,
-        };
+    fn hold(&mut self, wait_ns: u64) -> Option<End> {
         self.vring.has_work().then_some(End::Halted { wait_ns })
     }
 
@@ -458,8 +452,8 @@ impl Queue {
         if budget == 0 && self.resubmissions() == 0 {
             return Err(End::Empty);
         }
-        if (self.limited_ns.is_some() || self.is_paused)
-            && let Some(end) = self.throttle()
+        if let Some(wait_ns) = self.held_ns
+            && let Some(end) = self.hold(wait_ns)
         {
             return Err(end);
         }
@@ -529,9 +523,10 @@ impl QueueTask for Queue {
         self.bounds.size = self.disk.size();
         self.meter.begin(context.now_ns);
         self.vring.begin_beside(context.served_others);
-        // A stop does not wait for tokens.
-        self.limited_ns = if budget > 0 { self.shared.limiter.now_if_on() } else { None };
-        self.is_paused = budget > 0 && self.shared.halt.is_set();
+        self.held_ns = match budget > 0 && self.shared.halt.is_set() {
+            true => Some(PAUSE_NS),
+            false => self.vring.held_ns(),
+        };
         if !self.kept.slots.is_empty() {
             self.continue_kept(context);
         }
@@ -602,6 +597,10 @@ impl QueueTask for Queue {
     fn stopping(&mut self, leave: Leave) {
         self.stop.leave = Some(leave);
         self.limit_remote_waits();
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        Some(Traffic::Requests)
     }
 
     fn memory_changed(&mut self) {

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kickless_daemon::{
-    DeviceConfig, Key, Kinds, Mistake, Notation, PoolConfig, REMOVE_TIMEOUT, RemoveMode, UsedDevices, Values,
-    check, keys, parse_device_name, read as read_keys, values,
+    DeviceConfig, Key, Kinds, Mistake, Notation, PollingConfig, PoolConfig, REMOVE_TIMEOUT, RemoveMode,
+    UsedDevices, Values, check, keys, parse_device_name, read as read_keys, values,
 };
 use kickless_values::{parse_duration, parse_size};
 use serde::de::{DeserializeOwned, Error};
@@ -16,10 +16,6 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::rpc::RpcError;
-
-/// The keys of the pool that change while the workers run. `pool.set` replaces all of them.
-pub const POLL_KEYS: [&str; 5] =
-    ["poll", "poll-latency", "poll-kick-price", "poll-start-rate", "poll-stop-idle"];
 
 /// The parameters of a request by name.
 type Params = Map<String, Value>;
@@ -101,8 +97,8 @@ pub enum Call {
     },
     /// `pool.get`: the configuration of the workers.
     PoolGet,
-    /// `pool.set`: changes the polling rule of the workers. Only the keys of [`POLL_KEYS`] have values.
-    PoolSet(Box<PoolConfig>),
+    /// `pool.set`: replaces the polling rule of the workers.
+    PoolSet(PollingConfig),
     /// `stats.get`: the counters of all devices, or of one.
     StatsGet {
         /// The only device to show.
@@ -215,7 +211,7 @@ pub const METHODS: &[Method] = &[
     changes("device.set", set),
     waits(changes("device.capture", capture)),
     reads("pool.get", |params, _| read::<Nothing>(params).map(|_| Call::PoolGet)),
-    changes("pool.set", |params, _| polling(params).map(|config| Call::PoolSet(Box::new(config)))),
+    changes("pool.set", |params, _| polling(params).map(Call::PoolSet)),
     reads("stats.get", |params, _| {
         read::<OfDevices>(params).map(|OfDevices { name }| Call::StatsGet { name })
     }),
@@ -450,17 +446,19 @@ fn present(params: &Params) -> Params {
 }
 
 /// Reads the polling rule of the pool.
-fn polling(params: Params) -> Result<PoolConfig, RpcError> {
+fn polling(params: Params) -> Result<PollingConfig, RpcError> {
     let mistake = |mistake: Mistake| RpcError::params(mistake.to_string());
     let values = checked(&keys::<PoolConfig>(), &params)?;
-    if let Some(key) = params.keys().find(|key| !POLL_KEYS.contains(&key.as_str())) {
+    let changeable = keys::<PollingConfig>();
+    let names: Vec<&str> = changeable.iter().map(Key::name).collect();
+    if let Some(key) = params.keys().find(|key| !names.contains(&key.as_str())) {
         return Err(RpcError::params(format!("{key}: it cannot change while the workers run")));
     }
     if params.is_empty() {
-        return Err(RpcError::params(format!("give one of {}", POLL_KEYS.join(", "))));
+        return Err(RpcError::params(format!("give one of {}", names.join(", "))));
     }
-    let config: PoolConfig = read_keys(&values).map_err(mistake)?;
-    config.worker_options(1, Notation::Keys).map_err(mistake)?;
+    let config: PollingConfig = read_keys(&values).map_err(mistake)?;
+    config.rule(Notation::Keys).map_err(mistake)?;
     Ok(config)
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kickless_daemon::{
-    AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, Mistake, Notation, PoolConfig, Registry,
-    Reloaded, UsedDevices, sentence, values,
+    AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, Mistake, Notation, PollingConfig,
+    PoolConfig, Registry, Reloaded, UsedDevices, sentence, values,
 };
 use kickless_opener::{Descriptors, NoDescriptor};
 use serde::Serialize;
@@ -169,7 +169,7 @@ impl Daemon {
         shown(&config.map_err(|error| RpcError::failed(sentence(&error)))?)
     }
 
-    fn set_polling(&self, polling: &PoolConfig) -> Result<Value, RpcError> {
+    fn set_polling(&self, polling: &PollingConfig) -> Result<Value, RpcError> {
         let changed = self.registry.set_polling(polling);
         shown(&changed.map_err(|mistake| RpcError::failed(mistake.to_string()))?)
     }

@@ -46,7 +46,7 @@ fn clients_that_leave_in_the_middle() {
     for seed in 0..100 {
         let mut random = Random(seed);
         let mut stream = rig.stream();
-        let add = json!({ "jsonrpc": "2.0", "id": 1, "method": "device.add", "params": rig.disk("a") });
+        let add = json!({ "jsonrpc": "2.0", "id": 1, "method": "device.add", "params": rig.toy("a") });
         let remove =
             json!({ "jsonrpc": "2.0", "id": 2, "method": "device.remove", "params": { "name": "a" } });
         let text = format!("{add}\n{remove}\n{add}\n");

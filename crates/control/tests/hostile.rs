@@ -73,7 +73,7 @@ fn wrong_types_get_errors() {
     let mut client = rig.client();
     for method in kickless_control::METHODS {
         for value in [json!(null), json!(7), json!("x"), json!([]), json!({}), json!(true), json!(1e300)] {
-            for key in ["name", "mode", "timeout", "socket-path", "blk-file", "poll", "filter", "zz"] {
+            for key in ["name", "mode", "timeout", "socket-path", "toy", "poll", "filter", "zz"] {
                 // `stats.get` serves no such device, and `log.set` knows no such filter.
                 let refused = call(&mut client, method.name, json!({ key: value }));
                 assert!(refused.is_err() || method.name == "device.remove", "{} {key} {value}", method.name);
@@ -114,7 +114,7 @@ fn many_clients_at_once() {
             scope.spawn(move || {
                 let mut client = rig.client();
                 for _ in 0..50 {
-                    call(&mut client, "device.add", rig.disk(name)).unwrap();
+                    call(&mut client, "device.add", rig.toy(name)).unwrap();
                     let removed = call(&mut client, "device.remove", json!({ "name": name }));
                     assert_eq!(removed, Ok(json!({ "removed": true })));
                 }

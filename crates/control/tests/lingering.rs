@@ -66,7 +66,7 @@ fn serves(rig: &Rig, clients: &mut [Client]) {
     }
     let since = Instant::now();
     let mut client = rig.client();
-    call(&mut client, "device.add", rig.disk("other")).unwrap();
+    call(&mut client, "device.add", rig.toy("other")).unwrap();
     call(&mut client, "device.remove", json!({ "name": "other" })).unwrap();
     assert!(since.elapsed() < PROMPT);
 }
@@ -91,7 +91,7 @@ fn closes_that_wait_stop_no_other_client() {
     let mut clients = [rig.client(), read_only()];
     let mut lingering = Lingering::new();
     serves(&rig, &mut clients);
-    let add = json!({ "name": "a", "socket-path": rig.path("a"), "blk-file": "fd:a" });
+    let add = json!({ "name": "a", "socket-path": rig.path("a"), "toy": "car" });
     let add = json!({ "jsonrpc": "2.0", "id": 1, "method": "device.add", "params": add, "fds": ["a"] });
     let list = json!({ "jsonrpc": "2.0", "id": 1, "method": "device.list", "fds": ["a"] });
     // A line that names none, one whose call refuses them, a call that waits and refuses them, half a line.

@@ -1,33 +1,33 @@
 //! Parses the parameters of calls.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
+mod common;
+
 use std::time::Duration;
 
+use common::toys;
 use kickless_control::{Call, Method};
 use kickless_daemon::{REMOVE_TIMEOUT, RemoveMode};
-use kickless_kinds::kinds;
 use serde_json::{Value, json};
 
 fn parse(name: &str, params: Value) -> Result<Call, String> {
     let Value::Object(params) = params else { panic!("{params}") };
-    Method::find(name).and_then(|method| method.parse(params, &kinds())).map_err(|error| error.message)
+    Method::find(name).and_then(|method| method.parse(params, &toys())).map_err(|error| error.message)
 }
 
 #[test]
 fn devices_are_described_by_the_keys_of_a_file() {
-    let added =
-        parse("device.add", json!({ "socket-path": "/run/a.sock", "blk-file": "null:1G", "weight": 3 }));
+    let added = parse("device.add", json!({ "socket-path": "/run/a.sock", "toy": "car", "weight": 3 }));
     let Ok(Call::DeviceAdd(config)) = added else { panic!("{added:?}") };
     assert_eq!((config.name(), config.share.weight), (Some("a"), 3));
     for (params, said) in [
-        (json!({ "socket-path": "/a.sock" }), "blk-file: a disk needs one"),
-        (json!({ "blk-file": "null:1G" }), "socket-path"),
-        (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "weight": 0 }), "weight: "),
-        (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "weight": "1" }), "weight: "),
-        (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "queue-size": 100 }), "queue-size: "),
-        (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "mtu": 1500 }), "mtu: "),
-        (json!({ "socket-path": "/a.sock", "blk-file": "null:1G", "colour": 1 }), "colour"),
-        (json!({ "socket-path": "/a b.sock", "blk-file": "null:1G" }), "socket-path: no name"),
+        (json!({ "socket-path": "/a.sock" }), "toy: a toy needs one"),
+        (json!({ "toy": "car" }), "socket-path"),
+        (json!({ "socket-path": "/a.sock", "toy": "car", "weight": 0 }), "weight: "),
+        (json!({ "socket-path": "/a.sock", "toy": "car", "weight": "1" }), "weight: "),
+        (json!({ "socket-path": "/a.sock", "toy": "car", "queue-size": 100 }), "queue-size: "),
+        (json!({ "socket-path": "/a.sock", "toy": "car", "colour": 1 }), "colour"),
+        (json!({ "socket-path": "/a b.sock", "toy": "car" }), "socket-path: no name"),
     ] {
         let refused = parse("device.add", params).unwrap_err();
         assert!(refused.contains(said), "{refused}");

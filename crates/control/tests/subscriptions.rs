@@ -48,7 +48,7 @@ fn events(lines: impl Iterator<Item = Value>, device: &str) -> impl Iterator<Ite
 
 fn add_and_remove(rig: &Rig, name: &str) {
     let mut client = rig.client();
-    call(&mut client, "device.add", rig.disk(name)).unwrap();
+    call(&mut client, "device.add", rig.toy(name)).unwrap();
     // The daemon looks for events four times a second, and must see the device.
     thread::sleep(Duration::from_millis(600));
     call(&mut client, "device.remove", json!({ "name": name })).unwrap();
@@ -60,7 +60,7 @@ fn add_and_remove(rig: &Rig, name: &str) {
 fn one_that_never_reads_is_disconnected() {
     let rig = Rig::new();
     let mut client = rig.client();
-    (0..16).for_each(|n| _ = call(&mut client, "device.add", rig.disk(&format!("d{n}"))).unwrap());
+    (0..16).for_each(|n| _ = call(&mut client, "device.add", rig.toy(&format!("d{n}"))).unwrap());
     let mut silent = rig.stream();
     send(&mut silent, "stats.subscribe", &json!({ "interval": "100ms" }));
     send(&mut silent, "events.subscribe", &json!({}));
@@ -165,10 +165,10 @@ fn devices_that_come_and_go_all_the_time() {
         scope.spawn(|| {
             for _ in 0..200 {
                 let mut client = rig.client();
-                call(&mut client, "device.add", rig.disk("a")).unwrap();
+                call(&mut client, "device.add", rig.toy("a")).unwrap();
                 call(&mut client, "device.remove", json!({ "name": "a" })).unwrap();
             }
-            call(&mut rig.client(), "device.add", rig.disk("last")).unwrap();
+            call(&mut rig.client(), "device.add", rig.toy("last")).unwrap();
         });
         let mut is_there = false;
         loop {

@@ -64,14 +64,16 @@ mod served_device;
 mod socket;
 mod table;
 #[cfg(test)]
+extern crate self as kickless_daemon;
+#[cfg(test)]
 mod testing;
 mod unavailable;
 
 pub use config::{
     CaptureConfig, DEVICE_SPAN, DeviceConfig, Identity, Key, KeyError, Kind, KindCommand, KindConfig, Kinds,
-    LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, PollMode, PoolConfig,
-    ServeConfig, Share, SocketMode, Switch, Value, Values, Words, check, keys, parse_device_name, read,
-    removed_option, show_name, text, values,
+    LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, PollMode, PollingConfig,
+    PoolConfig, ServeConfig, Settable, Share, SocketMode, Switch, Value, Values, Words, check, keys,
+    parse_device_name, read, removed_option, show_name, text, values,
 };
 pub use device_status::{DeviceState, DeviceStatus};
 pub use error::{

@@ -321,7 +321,8 @@ impl Registry {
             else {
                 return Err(AddError::NoSocket);
             };
-            let served = ServedDevice::new(opened.config.clone(), device, pool, &self.state.space);
+            let limiter = self.state.groups.limiter(&opened.config.kind);
+            let served = ServedDevice::new(opened.config.clone(), device, (pool, limiter), &self.state.space);
             // An error drops these in this order, so that the name is released last.
             ready.push((endpoint, Arc::new(served.map_err(AddError::Thread)?), opened));
         }
@@ -537,7 +538,6 @@ impl OpenDevice {
         let making = Making {
             name: config.name(),
             queue_size_max: serve.queue_size,
-            limits: &|| state.groups.limiter(&config.kind),
             given,
             inherited: &state.inherited,
         };

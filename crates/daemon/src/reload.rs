@@ -127,12 +127,12 @@ fn remove(registry: &Registry, name: &str, used: UsedDevices, reloaded: &mut Rel
 
 fn reload_pool(registry: &Registry, pool: &PoolConfig, reloaded: &mut Reloaded) {
     let present = registry.pool_config();
-    if present.with_polling(pool) != present
-        && let Err(mistake) = registry.set_polling(pool)
+    if present.with_polling(&pool.polling) != present
+        && let Err(mistake) = registry.set_polling(&pool.polling)
     {
         reloaded.failed.push(Failed { device: String::new(), error: mistake.to_string() });
     }
-    let keys = changed_keys(&present.with_polling(pool), pool);
+    let keys = changed_keys(&present.with_polling(&pool.polling), pool);
     if !keys.is_empty() {
         reloaded.needs_restart.push(RestartNeeded { device: None, keys });
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use kickless_device::{Executor, Operate, Unsupported};
+use kickless_device::{Executor, Limiter, Operate, Unsupported};
 use kickless_io::Waker;
 use kickless_memory::Mapper;
 use kickless_memory::quota::AddressSpace;
@@ -27,6 +27,7 @@ pub struct ServedDevice {
     device: Arc<dyn Operate>,
     server: Server,
     executor: Arc<dyn Executor>,
+    limiter: Arc<Limiter>,
     stop: Waker,
     /// The device takes no new requests.
     is_drained: AtomicBool,
@@ -79,23 +80,24 @@ impl DeviceRef {
 }
 
 impl ServedDevice {
-    /// Puts a device behind a server, with its share of the workers and of the address space.
+    /// Puts a device behind a server, with its share of the workers, its limits, and its share of the address
+    /// space.
     ///
     /// # Errors
     /// The process is out of descriptors.
     pub(crate) fn new(
         config: DeviceConfig,
         device: Arc<dyn Operate>,
-        pool: &Arc<WorkerPool>,
+        (pool, limiter): (&Arc<WorkerPool>, Arc<Limiter>),
         space: &Arc<AddressSpace>,
     ) -> io::Result<Self> {
         let mapper = Mapper::within(space.join(config.serve.memory_max));
         let mapper = if config.serve.allow_slow_memory { mapper } else { mapper.refuse_slow() };
-        let executor = pool.executor(config.share.weight);
+        let executor = pool.limited_executor(config.share.weight, limiter.clone());
         let server = Server::new(device.clone(), executor.clone()).with_mapper(mapper);
         let (stop, is_drained) = (Waker::new()?, AtomicBool::new(false));
         let (capture_turn, refreshes) = (Mutex::default(), Arc::default());
-        Ok(Self { config, device, server, executor, stop, is_drained, capture_turn, refreshes })
+        Ok(Self { config, device, server, executor, limiter, stop, is_drained, capture_turn, refreshes })
     }
 
     /// Returns the configuration of the device.
@@ -106,6 +108,11 @@ impl ServedDevice {
     /// Returns the device.
     pub fn device(&self) -> &dyn Operate {
         &*self.device
+    }
+
+    /// Returns the limiter of the device.
+    pub(crate) fn limiter(&self) -> &Limiter {
+        &self.limiter
     }
 
     /// Returns the counters of the queues of the device.
@@ -251,7 +258,7 @@ mod tests {
         let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
         let pool = Arc::new(WorkerPool::start(&pool).unwrap());
         let (config, space) = (fake_config("a"), Arc::new(AddressSpace::default()));
-        let served = ServedDevice::new(config, fake_device(), &pool, &space).unwrap();
+        let served = ServedDevice::new(config, fake_device(), (&pool, Arc::default()), &space).unwrap();
         let ended = served.run(endpoint).unwrap_err();
         assert!(ended.to_string().contains("no more front-ends can be served"), "{ended:#}");
         assert!(!path.exists() && UnixStream::connect(&path).is_err());

@@ -10,12 +10,11 @@ use std::thread;
 use std::time::Duration;
 
 use common::hooked::Hooks;
-use common::made::MadeDevice;
+use common::toy::{MadeDevice, ToyConfig};
 use common::{LIMIT, Rig};
 use kickless_daemon::{
     AddError, AddOutcome, DeviceState, MakeError, Making, Registry, RemoveError, RemoveMode,
 };
-use kickless_kinds::BlkConfig;
 use kickless_testing::Random;
 
 /// Threads, each with names of its own, and a name that all of them use.
@@ -54,7 +53,7 @@ fn removal(random: &mut Random) -> RemoveMode {
 /// Takes one step with the name that only this thread uses.
 fn own_step(rig: &Rig, name: &str, model: Model, random: &mut Random) -> Model {
     let registry = &rig.registry;
-    let (good, bad) = (rig.config(name, "mem:1M"), rig.config(name, "null:1M"));
+    let (good, bad) = (rig.config(name, "car"), rig.config(name, "broken"));
     match (random.below(5), model) {
         (0 | 1, Model::Absent | Model::Failed) => {
             assert_eq!(registry.add(good).unwrap(), AddOutcome::New);
@@ -71,7 +70,7 @@ fn own_step(rig: &Rig, name: &str, model: Model, random: &mut Random) -> Model {
             model
         }
         (3, Model::Absent | Model::Failed) => {
-            rig.add_failed(name);
+            rig.add_failed_toy(name);
             Model::Failed
         }
         _ => {
@@ -87,7 +86,7 @@ fn own_step(rig: &Rig, name: &str, model: Model, random: &mut Random) -> Model {
 fn shared_step(rig: &Rig, random: &mut Random) {
     let registry = &rig.registry;
     if random.one_in(2) {
-        let result = registry.add(rig.config("shared", "mem:1M"));
+        let result = registry.add(rig.config("shared", "car"));
         assert!(matches!(result, Ok(_) | Err(AddError::Busy { .. })), "{result:?}");
     } else {
         let result = registry.remove("shared", removal(random), LIMIT);
@@ -99,9 +98,9 @@ fn shared_step(rig: &Rig, random: &mut Random) {
 fn the_table_agrees_with_the_model() {
     let open = Arc::new(AtomicUsize::new(0));
     let counted = open.clone();
-    let make = move |disk: &BlkConfig, _: &Making<'_>| -> MadeDevice {
-        if disk.blk_file.to_string().starts_with("null:") {
-            return Err(MakeError { option: "blk-file", source: "it was to fail".into() });
+    let make = move |options: &ToyConfig, _: &Making<'_>| -> MadeDevice {
+        if options.toy.as_deref() == Some("broken") {
+            return Err(MakeError { option: "toy", source: "it was to fail".into() });
         }
         let closed = counted.clone();
         counted.fetch_add(1, Ordering::SeqCst);

@@ -51,7 +51,7 @@ fn a_refresh_that_hangs_blocks_no_other_operation() {
     let (rig, devices) = slow_devices(2);
     let registry = &rig.registry;
     for name in ["a", "b"] {
-        registry.add(rig.config(name, "mem:1M")).unwrap();
+        registry.add(rig.config(name, "car")).unwrap();
     }
     let [a, b] = [devices.recv().unwrap(), devices.recv().unwrap()];
     for _ in 0..3 {
@@ -82,7 +82,7 @@ fn a_device_is_in_use_while_its_refresh_hangs() {
     for how in [RemoveMode::Refuse, RemoveMode::Drain, RemoveMode::Force] {
         let (rig, devices) = slow_devices(1);
         let registry = &rig.registry;
-        let config = rig.config("a", "mem:1M");
+        let config = rig.config("a", "car");
         registry.add(config.clone()).unwrap();
         registry.devices().for_each(DeviceRef::refresh);
         let (has_begun, end, refreshed) = devices.recv().unwrap();
@@ -107,7 +107,7 @@ fn a_successor_waits_for_a_refresh() {
     let (rig, devices) = slow_devices(1);
     let registry = &rig.registry;
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let mut config = rig.config("a", "mem:1M");
+    let mut config = rig.config("a", "car");
     config.serve.socket_path = None;
     let opened = registry.open(config, Some(Endpoint::inherited(ours.into()).unwrap())).unwrap();
     registry.serve(vec![opened.unwrap()]).unwrap();
@@ -117,7 +117,7 @@ fn a_successor_waits_for_a_refresh() {
     drop(theirs);
     eventually("the device does not end", || registry.list()[0].state == DeviceState::Ended);
     thread::scope(|scope| {
-        let added = scope.spawn(|| registry.add(rig.config("a", "mem:1M")));
+        let added = scope.spawn(|| registry.add(rig.config("a", "car")));
         let early = devices.recv_timeout(Duration::from_millis(300));
         drop(end);
         assert!(early.is_err(), "the device is still in use");

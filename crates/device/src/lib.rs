@@ -16,6 +16,8 @@
 //!   [`TaskHandle`]: each [`Update`] and the stop are work items that the worker runs itself, between two
 //!   rounds, in the order of the calls.
 //! * The worker owns the I/O engine and lends it for the length of a call ([`Context`]).
+//! * The worker keeps the limits of a device ([`Limiter`]). It asks before it polls a task, and charges the
+//!   requests that the task has told its ring afterwards. A device knows no limits.
 //! * A task can offer frames to another task of its worker during its poll ([`Parcel`]). The worker passes
 //!   them on, so that no task keeps a reference to another.
 //! * Behind a vIOMMU, a queue that lacks a translation asks for it in the session's [`IotlbMisses`] and
@@ -112,7 +114,7 @@ pub use event::{Event, Interest};
 pub use executor::Executor;
 pub use kickless_io::Waker;
 pub use leave::Leave;
-pub use limits::{Direction, Limit, Limiter, Limits, Rate};
+pub use limits::{Direction, Limit, Limiter, Limits, Rate, Traffic};
 pub use log_scale::LogScale;
 pub use metrics::{
     BUCKETS, DeviceMetrics, Histogram, Latencies, OperationCounts, OperationTotals, QueueMetrics,

@@ -1,6 +1,6 @@
 //! The contract of a device, as an operator sees it.
 
-use crate::{CaptureTo, Device, DeviceMetrics, Limiter, StartError, StoppedOnError, Unsupported};
+use crate::{CaptureTo, Device, DeviceMetrics, StartError, StoppedOnError, Unsupported};
 use kickless_io::Waker;
 
 /// The things that an operator can do with a device, and see of it, while it is served.
@@ -78,10 +78,5 @@ pub trait Operate: Device {
     /// stopped. Any thread can call this.
     fn resume(&self) -> bool {
         false
-    }
-
-    /// Returns the limiter of the device's requests. `None` if this kind of device has none.
-    fn limiter(&self) -> Option<&Limiter> {
-        None
     }
 }

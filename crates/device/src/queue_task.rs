@@ -1,6 +1,6 @@
 //! The contract of a task that a worker runs.
 
-use crate::{Clock, Event, Leave, Neighbours, Parcel, TaskLocation, Vring};
+use crate::{Clock, Event, Leave, Neighbours, Parcel, TaskLocation, Traffic, Vring};
 use kickless_io::{Completion, Engine, Waker};
 use std::io;
 use std::time::Duration;
@@ -144,7 +144,17 @@ pub trait QueueTask: Send {
     /// A budget of 0 means that the task is leaving. It then pops only chains that an earlier process had
     /// popped ([`Vring::resubmissions`]), and takes no credit. Such chains can be part of its credit, which
     /// it then returns first. It returns [`Next::More`] when they have cost [`LEAVING_COST`].
+    ///
+    /// While its device has limits ([`QueueTask::traffic`]), the budget is no larger than there are tokens.
+    /// Each request or packet costs 1 at least then, those of a batch too ([`Vring::is_limited`]).
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
+
+    /// Returns the traffic that the limits of the device count and hold. `None` if they do not concern the
+    /// task, or not while its ring is drained ([`QueueTask::set_enabled`]). The default is for a task without
+    /// traffic, such as that of a control ring.
+    fn traffic(&self) -> Option<Traffic> {
+        None
+    }
 
     /// Handles completions of the task's operations, and empties `completions`. Returns whether a request
     /// waits for something. The worker then polls the task, which checks whether the request can go on. The

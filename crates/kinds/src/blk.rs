@@ -9,8 +9,8 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use kickless_blk::Blk;
 use kickless_daemon::{
-    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Switch,
-    Words, sentence, show_name,
+    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Settable,
+    Switch, Words, sentence, show_name,
 };
 use kickless_device::Operate;
 use kickless_disk::{Cache, Disk, DiskSpec, SECTOR, lock};
@@ -181,7 +181,11 @@ impl Kind for BlkKind {
     const WORDS: Words =
         Words { name: "blk", key: "blk-file", one: "a disk", several: "disks", has_latencies: true };
     const OWN_KEYS: &'static [&'static str] = &["blk-file", "blk-size", "serial"];
-    const SET_KEYS: &'static [&'static str] = &["discard"];
+    const SETTABLE: &'static [Settable<BlkConfig>] = &[Settable {
+        key: "discard",
+        take: |options, wanted| options.discard = wanted.discard,
+        apply: |options, device| device.set_discard(options.discard == Switch::On),
+    }];
 
     /// Returns the features of QEMU's `VHostUserBackendBlockFeature`.
     fn capabilities() -> Value {
@@ -226,14 +230,6 @@ impl Kind for BlkKind {
         &mut options.limits
     }
 
-    fn set(options: &mut BlkConfig, wanted: &BlkConfig) {
-        options.discard = wanted.discard;
-    }
-
-    fn apply(options: &BlkConfig, device: &dyn Operate) {
-        device.set_discard(options.discard == Switch::On);
-    }
-
     fn size_min(options: &mut BlkConfig) -> Option<&mut Option<u64>> {
         Some(&mut options.blk_size)
     }
@@ -245,9 +241,8 @@ impl Kind for BlkKind {
     fn make(&self, options: &BlkConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
         let disk =
             disk(options, making).map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
-        let disk = disk.with_limiter(making.limiter()).with_stop_on_error(options.on_error == OnError::Stop);
+        let disk = disk.with_stop_on_error(options.on_error == OnError::Stop);
         let device = Arc::new(disk);
-        Self::apply(options, &*device);
         self.images.warn_of_shared(making.name, options, &device);
         Ok(device)
     }

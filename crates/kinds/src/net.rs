@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use kickless_daemon::{
-    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Switch,
-    Words,
+    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Settable,
+    Switch, Words,
 };
 use kickless_device::Operate;
 use kickless_net::Net;
@@ -128,7 +128,7 @@ impl Kind for NetKind {
         has_latencies: false,
     };
     const OWN_KEYS: &'static [&'static str] = &["port", "mac", "capture"];
-    const SET_KEYS: &'static [&'static str] = &[];
+    const SETTABLE: &'static [Settable<NetConfig>] = &[];
 
     /// QEMU defines no features for it.
     fn capabilities() -> Value {
@@ -169,10 +169,6 @@ impl Kind for NetKind {
         &mut options.limits
     }
 
-    fn set(_: &mut NetConfig, _: &NetConfig) {}
-
-    fn apply(_: &NetConfig, _: &dyn Operate) {}
-
     fn size_min(_: &mut NetConfig) -> Option<&mut Option<u64>> {
         None
     }
@@ -182,9 +178,8 @@ impl Kind for NetKind {
     }
 
     fn make(&self, options: &NetConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
-        let card = card(options, making)
-            .map_err(|error| MakeError { option: "port", source: error.into() })?
-            .with_limiter(making.limiter());
+        let card =
+            card(options, making).map_err(|error| MakeError { option: "port", source: error.into() })?;
         let capture = options.capture.to(making.name.unwrap_or(Self::WORDS.name));
         card.set_capture(capture.as_ref())
             .map_err(|error| MakeError { option: "capture", source: error.0 })?;

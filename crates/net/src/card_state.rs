@@ -5,7 +5,6 @@ use crate::card_port::CardPort;
 use crate::counters::RingCounters;
 use crate::filter::Filter;
 use crate::loop_queue::LoopQueue;
-use kickless_device::Limiter;
 use kickless_net_port::{Capture, Direction, Offloads};
 use kickless_spec::net::{MAC_LEN, NetFeatures};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -42,8 +41,6 @@ pub(crate) struct CardState {
     pub(crate) receiving: Vec<AtomicU32>,
     /// Announcements of the guest's address that the front-end requests.
     pub(crate) announcements: Announcements,
-    /// The limits of frames. Several cards can share a limiter.
-    pub(crate) limiter: Arc<Limiter>,
     /// The counters of each ring.
     pub(crate) counters: Vec<RingCounters>,
 }

@@ -6,7 +6,6 @@ use crate::card_state::CardState;
 use crate::control_ring::ControlTask;
 use crate::counters::{self, RingCounters};
 use crate::filter::Filter;
-use crate::limited::LimitedTask;
 use crate::loop_source::LoopSource;
 use crate::receive::{ReceiveTask, Source};
 use crate::receive_ring::{FrameFormat, ReceiveRing};
@@ -22,8 +21,8 @@ use crate::uplink::{Share, Uplink};
 use crate::xdp::{XdpSource, XdpTransmitTask};
 use crate::{config, features, tap_follower, xdp};
 use kickless_device::{
-    CaptureTo, CloseError, ConfigError, Device, DeviceMessage, DeviceMetrics, Direction, Disabled, Driver,
-    InvalidState, Limiter, MessageError, Operate, OwnProtocolFeatures, QueueTask, StartError, Vring, Words,
+    CaptureTo, CloseError, ConfigError, Device, DeviceMessage, DeviceMetrics, Disabled, Driver, InvalidState,
+    MessageError, Operate, OwnProtocolFeatures, QueueTask, StartError, Vring, Words,
 };
 use kickless_net_port::{Capture, OpenPort};
 use kickless_spec::features::Features;
@@ -97,7 +96,6 @@ impl Net {
             filter_changes: AtomicU64::new(0),
             receiving: (0..options.pairs_max).map(|_| AtomicU32::new(0)).collect(),
             announcements: Announcements::default(),
-            limiter: Arc::default(),
             counters: (0..rings).map(|_| RingCounters::default()).collect(),
         });
         Self {
@@ -109,16 +107,6 @@ impl Net {
             uplink,
             uplink_share: Mutex::default(),
         }
-    }
-
-    /// Limits frames by a limiter, which several cards can share. The default is one of the card's own,
-    /// without limits.
-    #[must_use]
-    pub fn with_limiter(mut self, limiter: Arc<Limiter>) -> Self {
-        if let Some(card) = Arc::get_mut(&mut self.card) {
-            card.limiter = limiter;
-        }
-        self
     }
 
     fn mtu(&self) -> u16 {
@@ -303,8 +291,7 @@ impl Device for Net {
                 let len_max = features::receive_len_max(in_force, header_len, self.mtu());
                 let format = FrameFormat { features: in_force, header_len, len_max };
                 let source = source(&card, pair).map_err(|error| no_resource("descriptor", &error))?;
-                let task = ReceiveTask::new(ReceiveRing::new(vring, card.clone(), pair, format), source);
-                LimitedTask::new(task, card, Direction::Read)
+                Box::new(ReceiveTask::new(ReceiveRing::new(vring, card, pair, format), source))
             }
             Role::Transmit { pair } => {
                 let format = TransmitFormat { features: in_force, header_len };
@@ -345,10 +332,6 @@ impl Operate for Net {
         };
         set.map_err(|error| StartError(error.into()))
     }
-
-    fn limiter(&self) -> Option<&Limiter> {
-        Some(&self.card.limiter)
-    }
 }
 
 /// Ends the thread of the port.
@@ -378,19 +361,11 @@ fn source(card: &Arc<CardState>, pair: u16) -> io::Result<Source> {
 /// Returns the task of a transmit ring.
 fn transmit_task(ring: TransmitRing) -> io::Result<Box<dyn QueueTask>> {
     let (card, pair) = (ring.card.clone(), ring.pair);
-    let limited = card.clone();
     Ok(match &card.port {
-        CardPort::Tap(port) => {
-            LimitedTask::new(TapTransmitTask::new(ring, port.tap.queue(pair)?), limited, Direction::Write)
-        }
-        CardPort::Stream(port) => {
-            LimitedTask::new(StreamTransmitTask::new(ring, port.sender()?), limited, Direction::Write)
-        }
-        CardPort::Xdp(port) => {
-            let task = XdpTransmitTask::new(ring, port.queues.queue(pair)?)?;
-            LimitedTask::new(task, limited, Direction::Write)
-        }
-        _ => LimitedTask::new(TransmitTask::new(ring), limited, Direction::Write),
+        CardPort::Tap(port) => Box::new(TapTransmitTask::new(ring, port.tap.queue(pair)?)),
+        CardPort::Stream(port) => Box::new(StreamTransmitTask::new(ring, port.sender()?)),
+        CardPort::Xdp(port) => Box::new(XdpTransmitTask::new(ring, port.queues.queue(pair)?)?),
+        _ => Box::new(TransmitTask::new(ring)),
     })
 }
 

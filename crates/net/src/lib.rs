@@ -62,7 +62,6 @@ mod frame;
 mod gathered_frame;
 mod held_frame;
 mod immediate_ring;
-mod limited;
 mod loop_queue;
 mod loop_source;
 pub mod offload;

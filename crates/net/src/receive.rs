@@ -17,7 +17,9 @@ use crate::stream::StreamSource;
 use crate::tap_source::TapSource;
 use crate::test_source::TestSource;
 use crate::xdp::XdpSource;
-use kickless_device::{Context, Event, Interest, Next, Parcel, Polled, QueueTask, TaskLocation, Vring};
+use kickless_device::{
+    Context, Direction, Event, Interest, Next, Parcel, Polled, QueueTask, TaskLocation, Traffic, Vring,
+};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -147,6 +149,10 @@ impl QueueTask for ReceiveTask {
                 PORT_INTERVAL
             }
         }
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        Some(Traffic::Frames(Direction::Read))
     }
 
     fn affinity(&self) -> Option<u32> {

@@ -415,11 +415,11 @@ impl ReceiveRing {
         count: usize,
         mut frames_left: impl Iterator<Item = F>,
     ) -> u32 {
-        let Self { vring, budget, format, chains, card, .. } = self;
+        let Self { vring, budget, format, chains, .. } = self;
         let wanted = count.min(BATCH);
         let count = vring.peek(device::Direction::Writable, &mut chains[..wanted]);
         let len_max = format.len_max;
-        let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget.left(), card.limiter.is_on()));
+        let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget.left(), vring.is_limited()));
         let shown = if vring.is_packed() { shown_together(count) } else { SHOWN_MIN };
         for group in chains[..count].chunks_mut(shown) {
             let (view, marks) = vring.memory();
@@ -450,8 +450,7 @@ impl ReceiveRing {
             }
         }
         budget.charge(cost.cost());
-        self.counters().received_frames.add(frames as u64);
-        self.counters().received_bytes.add(bytes);
+        self.count(frames as u64, bytes);
         frames as u32
     }
 
@@ -461,9 +460,16 @@ impl ReceiveRing {
         self.budget.charge(1);
     }
 
+    /// Counts delivered frames with this number of bytes in all, without headers.
+    #[inline]
+    fn count(&self, frames: u64, bytes: u64) {
+        self.counters().received_frames.add(frames);
+        self.counters().received_bytes.add(bytes);
+        self.vring.charge(kickless_device::Direction::Read, frames, bytes);
+    }
+
     fn count_received(&self, len: usize) {
-        self.counters().received_frames.add(1);
-        self.counters().received_bytes.add((len - self.format.header_len) as u64);
+        self.count(1, (len - self.format.header_len) as u64);
     }
 
     /// Shows the driver a frame of `len` bytes, header included, that is in the oldest chains.

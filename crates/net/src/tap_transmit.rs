@@ -14,7 +14,7 @@ use crate::immediate_ring::{self, ImmediateRing, POPS};
 use crate::loop_queue::HEADER;
 use crate::port_poll::PORT_INTERVAL;
 use crate::transmit_ring::{BATCH, TransmitRing};
-use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Vring};
+use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Traffic, Vring};
 use kickless_memory::Iov;
 use kickless_net_port::{Direction, SendError, TapQueue};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_UDP_L4, HEADER_NUM_BUFFERS, Header};
@@ -340,6 +340,10 @@ impl QueueTask for TapTransmitTask {
     fn return_credit(&mut self) {
         self.ring.vring.unpop(self.ring.vring.credit());
         self.forget_refused();
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        self.ring.traffic()
     }
 
     fn set_enabled(&mut self, is_enabled: bool) {

@@ -9,7 +9,9 @@ use crate::immediate_ring::{self, Beside, ImmediateRing, Served};
 use crate::loop_queue::{Batch, HEADER};
 use crate::switch::Forwarder;
 use crate::transmit_ring::{BATCH, TransmitRing};
-use kickless_device::{Context, LEAVING_COST, Neighbours, Next, Polled, QueueTask, TaskLocation, Vring};
+use kickless_device::{
+    Context, LEAVING_COST, Neighbours, Next, Polled, QueueTask, TaskLocation, Traffic, Vring,
+};
 use kickless_net_port::Direction;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header, NetFeatures};
 use kickless_virtqueue::device::{self, SingleChain};
@@ -135,7 +137,7 @@ impl TransmitTask {
             }
         }
         let collects = self.ring.card.collects_frames();
-        let has_limits = self.ring.card.limiter.is_on();
+        let has_limits = self.ring.vring.is_limited();
         let (mut frames, mut bytes, mut cost) = (0, 0, BatchCost::new(budget, has_limits));
         while frames < count && !cost.is_used_up() {
             let buffer = self.chains[frames].buffer;
@@ -196,14 +198,10 @@ impl TransmitTask {
         is_taken
     }
 
-    /// Returns whether the next frame may be offered. Earlier frames go first, and a capture or a limiter
-    /// needs all of them in a batch.
+    /// Returns whether the next frame may be offered. Earlier frames go first, and a capture needs all of
+    /// them in a batch.
     fn may_send_directly(&self) -> bool {
-        let card = &self.ring.card;
-        self.batch.len() == 0
-            && !self.forwarder.has_waiting()
-            && !card.capture.is_on()
-            && !card.limiter.is_on()
+        self.batch.len() == 0 && !self.forwarder.has_waiting() && !self.ring.card.capture.is_on()
     }
 
     /// Passes on the frames of the batch, after others of this poll that cost so much.
@@ -332,6 +330,10 @@ impl QueueTask for TransmitTask {
 
     fn offers_parcels(&self) -> bool {
         matches!(self.ring.card.port, CardPort::Switch(_))
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        self.ring.traffic()
     }
 
     fn set_enabled(&mut self, is_enabled: bool) {

@@ -4,7 +4,7 @@ use crate::buffers;
 use crate::card_state::CardState;
 use crate::counters::RingCounters;
 use crate::frame::{Frame, InvalidFrame};
-use kickless_device::{ShowAfter, Vring};
+use kickless_device::{ShowAfter, Traffic, Vring};
 use kickless_net_port::Direction;
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_virtqueue::Chain;
@@ -86,17 +86,25 @@ impl TransmitRing {
         });
     }
 
+    /// Returns the traffic that the limits of the card hold. Frames that are discarded have none.
+    pub(crate) fn traffic(&self) -> Option<Traffic> {
+        self.is_enabled.then_some(Traffic::Frames(kickless_device::Direction::Write))
+    }
+
     /// Counts frames with this number of bytes in all that were passed on.
     #[inline]
     pub(crate) fn count_sent(&self, frames: u64, bytes: u64) {
         self.counters().sent_frames.add(frames);
         self.counters().sent_bytes.add(bytes);
+        self.vring.charge(kickless_device::Direction::Write, frames, bytes);
     }
 
-    /// Counts a packet of this length that was passed on as `segments` frames.
+    /// Counts a packet of this length that was passed on as `segments` frames. Each counts for limits.
     pub(crate) fn count_segmented(&self, bytes: u64, segments: usize) {
         self.count_sent(1, bytes);
-        self.counters().sent_segments.add(segments.saturating_sub(1) as u64);
+        let more = segments.saturating_sub(1) as u64;
+        self.counters().sent_segments.add(more);
+        self.vring.charge(kickless_device::Direction::Write, more, 0);
     }
 
     /// Counts a frame that the driver should not have sent, or that would become too many segments.

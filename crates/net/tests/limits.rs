@@ -3,9 +3,9 @@
 
 mod rig;
 
-use kickless_device::{Device, Driver, Limit, Limits, Next, Operate, Rate};
+use kickless_device::{Device, Limit, Limiter, Limits, Next, Rate};
 use kickless_net::Net;
-use kickless_net_port::{NullPort, OpenPort, Port};
+use kickless_net_port::{NullPort, Port};
 use kickless_spec::net::Header;
 use rig::{Kind, Rig, card, card_on, counter, kinds};
 use std::sync::Arc;
@@ -31,8 +31,8 @@ fn frames(all: Limit, receive: Limit, transmit: Limit) -> Limits {
     Limits { requests: [all, receive, transmit], ..Limits::default() }
 }
 
-fn set(card: &Net, limits: Limits) {
-    card.limiter().unwrap().set(&limits);
+fn set(rig: &Rig, limits: Limits) {
+    rig.limiter.set(&limits);
 }
 
 /// Returns a card that returns the frames of its driver.
@@ -45,16 +45,16 @@ fn frames_wait_in_the_ring() {
     for kind in kinds() {
         for card in [card(1, NullPort::default()), looping()] {
             let mut rig = Rig::start(&card, 1, kind, 128, card.features());
-            set(&card, frames(Limit::default(), Limit::default(), limit(RARE, 4)));
+            set(&rig, frames(Limit::default(), Limit::default(), limit(RARE, 4)));
             (0..64).for_each(|_| _ = rig.send(&frame(60), 100).unwrap());
             assert_eq!((rig.poll(), counter(&card, "sent_frames")), (5, 5));
             let Next::Throttled { wait_ns } = rig.last else { panic!("{:?}", rig.last) };
             assert!(wait_ns > 0);
             // A stop does not wait for tokens. A changed limit is in force at the next poll.
             assert_eq!((rig.poll_once(0).next, rig.task.in_flight()), (Next::Idle, 0));
-            set(&card, frames(limit(RARE, 8), Limit::default(), Limit::default()));
+            set(&rig, frames(limit(RARE, 8), Limit::default(), Limit::default()));
             assert_eq!(rig.poll(), 9);
-            set(&card, Limits::default());
+            set(&rig, Limits::default());
             assert_eq!((rig.poll(), rig.last), (50, Next::Idle));
             rig.stop();
         }
@@ -66,7 +66,7 @@ fn frames_wait_in_the_ring() {
 fn an_empty_ring_is_not_throttled() {
     let card = card(1, NullPort::default());
     let mut rig = Rig::start(&card, 1, SPLIT, 128, card.features());
-    set(&card, frames(Limit::default(), Limit::default(), limit(RARE, 1)));
+    set(&rig, frames(Limit::default(), Limit::default(), limit(RARE, 1)));
     (0..2).for_each(|_| _ = rig.send(&frame(60), 100).unwrap());
     assert_eq!((rig.poll(), rig.last), (2, Next::Idle));
     rig.send(&frame(60), 100).unwrap();
@@ -79,7 +79,7 @@ fn an_empty_ring_is_not_throttled() {
 fn a_disabled_ring_is_drained_without_limits() {
     let card = card(1, NullPort::default());
     let mut rig = Rig::start(&card, 1, SPLIT, 128, card.features());
-    set(&card, frames(limit(RARE, 1), Limit::default(), Limit::default()));
+    set(&rig, frames(limit(RARE, 1), Limit::default(), Limit::default()));
     rig.task.set_enabled(false);
     (0..20).for_each(|_| _ = rig.send(&frame(60), 100).unwrap());
     assert_eq!((rig.poll(), counter(&card, "sent_disabled")), (20, 20));
@@ -95,7 +95,7 @@ fn bytes_are_limited() {
     let card = card(1, NullPort::default());
     let mut rig = Rig::start(&card, 1, SPLIT, 128, card.features());
     let bytes = [Limit::default(), Limit::default(), limit(1000, 1)];
-    set(&card, Limits { bytes, ..Limits::default() });
+    set(&rig, Limits { bytes, ..Limits::default() });
     (0..9).for_each(|_| _ = rig.send(&frame(9000), 4096).unwrap());
     let polled = rig.poll_once(1);
     assert_eq!((polled.served, polled.next), (1, Next::More));
@@ -113,7 +113,8 @@ fn received_frames_wait_at_the_port() {
     let mut receive = Rig::start(&card, 0, SPLIT, 128, card.features());
     (0..64).for_each(|_| _ = receive.offer(&[2048], true).unwrap());
     receive.poll();
-    set(&card, frames(Limit::default(), limit(RARE, 2), Limit::default()));
+    transmit.limiter = receive.limiter.clone();
+    set(&receive, frames(Limit::default(), limit(RARE, 2), Limit::default()));
     (0..10).for_each(|_| _ = transmit.send(&frame(60), 100).unwrap());
     assert_eq!((transmit.poll(), transmit.last), (10, Next::Idle));
     receive.poll();
@@ -121,7 +122,7 @@ fn received_frames_wait_at_the_port() {
     assert!(matches!(receive.last, Next::Throttled { .. }), "{:?}", receive.last);
     // A change of the memory takes the credit of a throttled ring.
     receive.change_memory();
-    set(&card, Limits::default());
+    set(&receive, Limits::default());
     receive.poll();
     assert_eq!(counter(&card, "received_frames"), 10);
     transmit.stop();
@@ -131,21 +132,12 @@ fn received_frames_wait_at_the_port() {
 /// Cards of a group share their limits.
 #[test]
 fn a_group_has_one_limit() {
-    let limiter = Arc::<kickless_device::Limiter>::default();
+    let limiter = Arc::<Limiter>::default();
     let mut rigs = Vec::new();
     for _ in 0..2 {
-        let options = kickless_net::Options {
-            mac: None,
-            mtu: None,
-            pairs_max: 1,
-            queue_size_max: 256,
-            offload: true,
-            ring_reset: false,
-            port: OpenPort::Null(NullPort::default()),
-        };
-        let card = Arc::new(Net::new(options).with_limiter(limiter.clone()));
-        card.reset(Driver::Fresh);
+        let card = card(1, NullPort::default());
         let mut rig = Rig::start(&card, 1, SPLIT, 128, card.features());
+        rig.limiter = limiter.clone();
         (0..10).for_each(|_| _ = rig.send(&frame(60), 100).unwrap());
         rigs.push(rig);
     }

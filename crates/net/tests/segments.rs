@@ -4,7 +4,7 @@
 
 mod rig;
 
-use kickless_device::{Device, Limit, Limits, Next, Operate, Rate};
+use kickless_device::{Device, Limit, Limits, Next, Rate};
 use kickless_net::offload::{SEGMENTED_BYTES_MAX, SEGMENTS_MAX, Segments};
 use kickless_net::{Frame, InvalidFrame, Net};
 use kickless_net_port::{OpenPort, Tap};
@@ -371,7 +371,7 @@ fn a_limit_counts_the_frames_that_the_card_makes() {
         // A bucket admits one frame more than it has, and units come so rarely that none comes here.
         let rare = Limit { sustained: Rate { per_second: 1, burst: 15 }, peak: Rate::default() };
         let requests = [Limit::default(), Limit::default(), rare];
-        card.limiter().unwrap().set(&Limits { requests, ..Limits::default() });
+        transmit.limiter.set(&Limits { requests, ..Limits::default() });
         for _ in 0..20 {
             transmit.send(&udp(1000, 100), 9000).unwrap();
         }

@@ -113,7 +113,7 @@ fn a_packet_goes_in_a_batch_where_it_cannot_go_directly() {
         let limit = Limit { sustained: rate, peak: Rate::default() };
         let limits =
             if is_on { Limits { requests: [limit; 3], ..Limits::default() } } else { Limits::default() };
-        pair.cards[card].limiter().unwrap().set(&limits);
+        [&pair.transmit, &pair.receive][card].limiter.set(&limits);
     }
     fn capture(pair: &Pair, card: usize, is_on: bool) {
         let dir = tempfile::tempdir().unwrap();

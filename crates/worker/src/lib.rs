@@ -16,6 +16,8 @@
 //!   needs nothing of its ring. The event or a work item puts it on the list.
 //! * *blocked*: there may be work, but no room for it. The task is not on the list, and kicks stay disabled.
 //!   A completion of its own, its waker, or room in the engine puts it back.
+//! * *throttled*: it has work, and the limits of its device hold it. Kicks stay disabled. The worker visits
+//!   the task again when there are tokens.
 //! * *leaving*: the task was asked to stop or to move. It pops nothing, and the worker visits it until
 //!   nothing is in flight (*draining*). Then the worker forgets it, so it cannot poll it again.
 //! * *resting*: broken or out of memory. Only a work item puts it on the list.
@@ -52,6 +54,11 @@
 //! # How a task passes frames to another
 //! A task can offer frames to another task of its worker during its own poll. `neighbours` says why no other
 //! thread, stop or move can interfere.
+//!
+//! # How limits are kept
+//! Before a visit, the worker looks whether the device has limits. Then the visit's budget is no larger than
+//! there are tokens, and the limiter is charged for the visit afterwards
+//! ([`Limiter::poll`](kickless_device::Limiter::poll)). All other visits cost only the look at a flag.
 //!
 //! # Work that no request pays for
 //! * *A visit that finds nothing* is paid for by its device (`scheduler`).

@@ -2,7 +2,7 @@
 
 use crate::policy::Policy;
 use crate::poll::Poll;
-use kickless_device::{Leave, QueueTask, Stopped, Update};
+use kickless_device::{Leave, Limiter, QueueTask, Stopped, Update};
 use kickless_io::Waker;
 use kickless_sync::Mutex;
 use kickless_sync::mpsc::Sender;
@@ -19,6 +19,8 @@ pub(crate) struct Placement {
     /// The device's number in the pool, and its weight.
     pub(crate) device: u64,
     pub(crate) weight: Arc<AtomicU32>,
+    /// The limits of the device, which a visit keeps.
+    pub(crate) limiter: Arc<Limiter>,
     /// The worker on which all tasks of its affinity group should be. Relaxed is enough: a task that arrives
     /// at another worker, or stays behind there, moves on later.
     pub(crate) home: Option<Arc<AtomicUsize>>,

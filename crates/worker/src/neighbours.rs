@@ -6,12 +6,14 @@
 //! the other when the poll is over.
 //!
 //! Only a task on the poll list is asked. A task that sleeps on kicks must not use its ring, because the
-//! event index of an armed ring stays where it is. A leaving task must pop nothing. Both find their frames in
-//! the usual place when they are polled again.
+//! event index of an armed ring stays where it is. A leaving task must pop nothing. And only the polls of a
+//! task are charged to the limits of its device. All of these find their frames in the usual place when they
+//! are polled again.
 
 use crate::clock::Nanos;
 use crate::entry::{Entry, TaskState};
 use crate::event_loop::EventLoop;
+use crate::visit::poll_within_limits;
 use kickless_device::{Context, Neighbours, Parcel, Polled};
 
 /// The tasks beside the one that is polled.
@@ -38,6 +40,10 @@ impl Neighbours for Beside<'_> {
     fn offer(&mut self, task: u32, parcel: &Parcel<'_>) -> u32 {
         let Some(entry) = self.entry(task as usize) else { return 0 };
         if entry.state != TaskState::Polled || entry.is_leaving() {
+            return 0;
+        }
+        // Only a poll charges the limiter.
+        if entry.placement.limiter.is_on() {
             return 0;
         }
         let taken = entry.task.take_parcel(parcel);
@@ -75,7 +81,7 @@ impl EventLoop {
             served_others,
             neighbours: Some(&mut beside),
         };
-        let polled = entry.task.poll(&mut context, budget);
+        let polled = poll_within_limits(&entry.placement.limiter, &mut *entry.task, &mut context, budget);
         self.latest = context.now_ns;
         while let Some((taker, taken)) = self.takers.pop() {
             self.took(taker, taken, now);
@@ -151,6 +157,7 @@ mod tests {
         let placement = Placement {
             device: 0,
             weight: Arc::new(AtomicU32::new(1)),
+            limiter: Arc::default(),
             home: None,
             worker_id: Arc::new(Mutex::new(0)),
         };

@@ -7,7 +7,7 @@ use crate::mailbox::{Mailbox, Placement, TaskKey, WorkItem};
 use crate::peers::{Peer, Peers};
 use crate::poll::Poll;
 use crate::times::WorkerTimes;
-use kickless_device::{Executor, Leave, QueueTask, Stopped, TaskHandle, Update};
+use kickless_device::{Executor, Leave, Limiter, QueueTask, Stopped, TaskHandle, Update};
 use kickless_io::{Engine, EngineOptions, Waker};
 use kickless_sync::Mutex;
 use kickless_sync::mpsc::{Receiver, Sender, channel};
@@ -90,9 +90,15 @@ impl WorkerPool {
     /// Makes an executor for a device. On a busy worker, the tasks of each device together get a share of the
     /// time that is proportional to `weight` (at least 1).
     pub fn executor(self: &Arc<Self>, weight: u32) -> Arc<dyn Executor> {
+        self.limited_executor(weight, Arc::default())
+    }
+
+    /// Does the same as [`WorkerPool::executor`], for a device whose tasks keep the limits of `limiter`.
+    /// Several devices can share a limiter.
+    pub fn limited_executor(self: &Arc<Self>, weight: u32, limiter: Arc<Limiter>) -> Arc<dyn Executor> {
         let device = self.devices.fetch_add(1, Ordering::Relaxed);
         let weight = Arc::new(AtomicU32::new(weight));
-        Arc::new(DeviceExecutor { pool: self.clone(), device, weight, homes: GroupHomes::default() })
+        Arc::new(DeviceExecutor { pool: self.clone(), device, weight, limiter, homes: GroupHomes::default() })
     }
 
     /// Changes the polling rule of all present and future tasks. Returns when it is in force.
@@ -233,6 +239,7 @@ struct DeviceExecutor {
     pool: Arc<WorkerPool>,
     device: u64,
     weight: Arc<AtomicU32>,
+    limiter: Arc<Limiter>,
     homes: GroupHomes,
 }
 
@@ -243,7 +250,8 @@ impl Executor for DeviceExecutor {
         let home = task.affinity().map(|group| self.homes.of(group, next));
         let worker_id = home.as_ref().map_or(next, |home| home.load(Ordering::Relaxed));
         let worker_id = Arc::new(Mutex::new(worker_id));
-        let placement = Placement { device: self.device, weight: self.weight.clone(), home, worker_id };
+        let (device, weight, limiter) = (self.device, self.weight.clone(), self.limiter.clone());
+        let placement = Placement { device, weight, limiter, home, worker_id };
         let worker_id = placement.worker_id.clone();
         let put = peers.put(&worker_id, WorkItem::Spawn(key, placement, task));
         put.map_err(|_| io::Error::other("the worker has ended"))?;

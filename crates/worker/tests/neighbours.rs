@@ -5,8 +5,8 @@ mod echo;
 
 use echo::{DEADLINE, Driver, options, start};
 use kickless_device::{
-    Context, Executor, Next, Offered, PARCEL_HEAD_LEN, Parcel, Polled, QueueTask, TaskHandle, TaskLocation,
-    Update, Vring,
+    Context, Executor, Limit, Limiter, Limits, Next, Offered, PARCEL_HEAD_LEN, Parcel, Polled, QueueTask,
+    Rate, TaskHandle, TaskLocation, Update, Vring,
 };
 use kickless_io::Engine;
 use kickless_memory::View;
@@ -234,6 +234,21 @@ fn frames_that_were_taken_are_published_and_counted() {
     assert_eq!(sender.offer(taker.number(), &[1]), [0], "no chains are left");
     assert_eq!(taker.handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, 10);
     assert_eq!((counters.requests.get(), counters.polls_with_work.get()), (10, 2));
+}
+
+/// Only the polls of a task charge the limits of its device.
+#[test]
+fn a_task_with_limits_is_offered_nothing() {
+    let (pool, executor) = pool(1, Poll::Always);
+    let limiter = Arc::<Limiter>::default();
+    let taker = Taker::start(&*pool.limited_executor(1, limiter.clone()), 10);
+    let sender = Offerer::start(&*executor, TAKER);
+    let limit = Limit { sustained: Rate { per_second: 1_000_000, burst: 1000 }, peak: Rate::default() };
+    limiter.set(&Limits { requests: [limit; 3], ..Limits::default() });
+    assert_eq!(sender.offer(taker.number(), &[3]), [0]);
+    assert_eq!(taker.seen.offers(), 0);
+    limiter.set(&Limits::default());
+    assert_eq!(sender.offer(taker.number(), &[3]), [3]);
 }
 
 #[test]

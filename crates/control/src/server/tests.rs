@@ -4,12 +4,15 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicUsize;
 
-use kickless_daemon::Registry;
+use kickless_daemon::{Kinds, Registry};
 use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
 use crate::daemon::Hooks;
+
+#[path = "../../../daemon/tests/common/toy.rs"]
+mod toy;
 
 /// More lines than one turn has, and fewer bytes than one read.
 const LINES: usize = 150;
@@ -44,7 +47,7 @@ impl Rig {
                 })
             },
         };
-        let registry = Registry::new(1, kickless_kinds::kinds()).unwrap();
+        let registry = Registry::new(1, Kinds::new(toy::ToyKind(toy::make_toy))).unwrap();
         let daemon = Arc::new(Daemon::new(Arc::new(registry), hooks));
         let sockets = Sockets::new(daemon, listeners, Waker::new().unwrap(), is_ending);
         Self { sockets, filters, dir }

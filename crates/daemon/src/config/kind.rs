@@ -34,8 +34,8 @@ pub trait Kind: Send + Sync + 'static {
     /// The keys of [`Kind::Options`] that are a device's own, so that no default for several can be right.
     const OWN_KEYS: &'static [&'static str];
 
-    /// The keys beside the limits that `device.set` changes: those that [`Kind::set`] takes.
-    const SET_KEYS: &'static [&'static str];
+    /// The options beside the limits that `device.set` changes.
+    const SETTABLE: &'static [Settable<Self::Options>];
 
     /// Returns the answer of `--print-capabilities`, in the format of QEMU (`VHostUserBackendCapabilities` in
     /// its `docs/interop/vhost-user.json`).
@@ -60,12 +60,6 @@ pub trait Kind: Send + Sync + 'static {
     /// Returns the limits.
     fn limits(options: &mut Self::Options) -> &mut LimitsConfig<Self::Limited>;
 
-    /// Takes the values of [`Kind::SET_KEYS`] from `wanted`.
-    fn set(options: &mut Self::Options, wanted: &Self::Options);
-
-    /// Makes a device use the values of [`Kind::SET_KEYS`]. Does not wait.
-    fn apply(options: &Self::Options, device: &dyn Operate);
-
     /// Returns the option with the size in bytes that the medium has at least. `None` for a kind without a
     /// medium that can grow.
     fn size_min(options: &mut Self::Options) -> Option<&mut Option<u64>>;
@@ -73,11 +67,21 @@ pub trait Kind: Send + Sync + 'static {
     /// Returns the options with the file for the frames. `None` for a kind without frames.
     fn capture(options: &mut Self::Options) -> Option<&mut CaptureConfig>;
 
-    /// Makes a device.
+    /// Makes a device. The caller applies the options of [`Kind::SETTABLE`].
     ///
     /// # Errors
     /// The host or a server refuses it. The error names the option.
     fn make(&self, options: &Self::Options, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError>;
+}
+
+/// An option that changes while the device is served.
+pub struct Settable<O: 'static> {
+    /// Its key.
+    pub key: &'static str,
+    /// Takes its value from other options.
+    pub take: fn(&mut O, &O),
+    /// Makes a device use its value. Does not wait.
+    pub apply: fn(&O, &dyn Operate),
 }
 
 /// The words for a kind of device.

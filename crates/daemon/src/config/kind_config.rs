@@ -119,11 +119,11 @@ impl<K: Kind> Options for Of<K> {
     fn take_settable(&mut self, wanted: &dyn Options) {
         let Some(wanted) = Self::downcast(wanted) else { return };
         K::limits(&mut self.0).take_limits(K::limits(&mut wanted.clone()));
-        K::set(&mut self.0, wanted);
+        K::SETTABLE.iter().for_each(|option| (option.take)(&mut self.0, wanted));
     }
 
     fn apply(&self, device: &dyn Operate) {
-        K::apply(&self.0, device);
+        K::SETTABLE.iter().for_each(|option| (option.apply)(&self.0, device));
     }
 
     fn size_min(&mut self) -> Option<&mut Option<u64>> {

@@ -24,7 +24,7 @@ trait Entry: Send + Sync {
     fn keys(&self) -> Vec<Key>;
     fn limit_keys(&self) -> Vec<Key>;
     fn own_keys(&self) -> &'static [&'static str];
-    fn set_keys(&self) -> &'static [&'static str];
+    fn set_keys(&self) -> Vec<&'static str>;
     fn capabilities(&self) -> serde_json::Value;
     fn augment(&self, command: Command) -> Command;
     fn of_matches(&self, matches: &ArgMatches) -> Result<KindConfig, clap::Error>;
@@ -49,8 +49,8 @@ impl<K: Kind> Entry for K {
         K::OWN_KEYS
     }
 
-    fn set_keys(&self) -> &'static [&'static str] {
-        K::SET_KEYS
+    fn set_keys(&self) -> Vec<&'static str> {
+        K::SETTABLE.iter().map(|option| option.key).collect()
     }
 
     fn capabilities(&self) -> serde_json::Value {
@@ -199,6 +199,7 @@ impl Kinds {
     /// The host or a server refuses it, or the table does not have its kind.
     pub(crate) fn make(&self, of: &KindConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
         let made = self.0.iter().find_map(|kind| kind.make(of, making));
+        let made = made.map(|made| made.inspect(|device| of.apply(&**device)));
         let unknown = || MakeError { option: KIND, source: "this program has no such kind of device".into() };
         made.unwrap_or_else(|| Err(unknown()))
     }

@@ -2,9 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
-use std::sync::Arc;
 
-use kickless_device::Limiter;
 use kickless_opener::Descriptors;
 
 /// The things with which a kind makes a device.
@@ -13,21 +11,11 @@ pub struct Making<'m> {
     pub name: Option<&'m str>,
     /// The largest size of a queue.
     pub queue_size_max: u16,
-    /// Returns the limiter of the device.
-    pub(crate) limits: &'m dyn Fn() -> Arc<Limiter>,
     /// The descriptors that came with the call, by the names that options have for them.
     pub given: &'m Descriptors,
     /// The descriptors that the program inherited for devices ([`Kind::inherited`](crate::Kind::inherited)),
     /// by their numbers.
     pub inherited: &'m Descriptors,
-}
-
-impl Making<'_> {
-    /// Returns the limiter of the device. Other devices of its group share it, and get the limits of the
-    /// device. So a kind calls this after everything that can fail.
-    pub fn limiter(&self) -> Arc<Limiter> {
-        (self.limits)()
-    }
 }
 
 /// The error of a configuration that no device can be made from.

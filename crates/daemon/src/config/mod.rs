@@ -1,10 +1,10 @@
 //! The configuration of devices and of the pool that they share.
 //!
-//! An option exists once, as a field of a group of options: [`PoolConfig`], [`ServeConfig`], the options of a
-//! kind ([`Kind::Options`]) and their limits ([`LimitsConfig`]). `clap` derives the command line from these.
-//! A file or a call has the same options as keys, which the parsers of the command line read
-//! ([`keys`](fn@keys), [`read`]). An option therefore has the same name, values and default everywhere. The
-//! keys of a device determine its kind ([`Kinds::read`]).
+//! An option exists once, as a field of a group of options: [`PoolConfig`] with its [`PollingConfig`],
+//! [`ServeConfig`], the options of a kind ([`Kind::Options`]) and their limits ([`LimitsConfig`]). `clap`
+//! derives the command line from these. A file or a call has the same options as keys, which the parsers of
+//! the command line read ([`keys`](fn@keys), [`read`]). An option therefore has the same name, values and
+//! default everywhere. The keys of a device determine its kind ([`Kinds::read`]).
 
 mod capture;
 mod device;
@@ -16,6 +16,7 @@ mod limits;
 mod making;
 mod name;
 mod notation;
+mod polling;
 mod pool;
 mod removed;
 mod serve;
@@ -25,14 +26,15 @@ mod values;
 pub use capture::CaptureConfig;
 pub use device::{DEVICE_SPAN, DeviceConfig};
 pub use keys::{Key, KeyError, Value, Values, check, keys, read, values};
-pub use kind::{Kind, Words};
+pub use kind::{Kind, Settable, Words};
 pub use kind_config::KindConfig;
 pub use kinds::{KindCommand, Kinds};
 pub use limits::{LimitWords, Limited, LimitsConfig};
 pub use making::{MakeError, Making};
 pub use name::parse_device_name;
 pub use notation::{Mistake, Notation};
-pub use pool::{PollMode, PoolConfig};
+pub use polling::{PollMode, PollingConfig};
+pub use pool::PoolConfig;
 pub use removed::removed_option;
 pub use serve::{Identity, ServeConfig, Share};
 pub use values::{SocketMode, Switch, show_name};

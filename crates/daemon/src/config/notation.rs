@@ -6,9 +6,9 @@ use std::fmt;
 /// The place where an operator writes options. It determines how a sentence names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notation {
-    /// On a command line: `--blk-file=a`.
+    /// On a command line: `--weight=2`.
     CommandLine,
-    /// As keys of a file or of a call: `blk-file = "a"`.
+    /// As keys of a file or of a call: `weight = 2`.
     Keys,
 }
 

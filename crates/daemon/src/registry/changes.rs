@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kickless_device::StoppedOnError;
 
 use super::Registry;
-use crate::config::{CaptureConfig, DeviceConfig, Mistake, Notation, PoolConfig};
+use crate::config::{CaptureConfig, DeviceConfig, Mistake, Notation, PollingConfig, PoolConfig};
 use crate::error::{CaptureError, DrainError, FindError, ResizeError, SetError};
 use crate::table::Phase;
 
@@ -17,12 +17,12 @@ use crate::table::Phase;
 const DRAIN_CHECK_EVERY: Duration = Duration::from_millis(5);
 
 impl Registry {
-    /// Changes the polling rule of the pool to that of `polling`. Does not wait until it is in force. Returns
+    /// Changes the polling rule of the pool. Does not wait until it is in force. Returns
     /// the whole configuration.
     ///
     /// # Errors
     /// Some options of the rule cannot be combined.
-    pub fn set_polling(&self, polling: &PoolConfig) -> Result<PoolConfig, Mistake> {
+    pub fn set_polling(&self, polling: &PollingConfig) -> Result<PoolConfig, Mistake> {
         // The lock is held over the change, so that the recorded rule is the last one that was set.
         let mut config = self.state.pool_config();
         let changed = config.with_polling(polling);
@@ -35,7 +35,7 @@ impl Registry {
     }
 
     /// Changes the weight and the limits of a served device, and the other values that its kind can set
-    /// ([`Kind::SET_KEYS`](crate::Kind::SET_KEYS)). `change` gets the configuration and returns a new one, of
+    /// ([`Kind::SETTABLE`](crate::Kind::SETTABLE)). `change` gets the configuration and returns a new one, of
     /// which only these are used. Returns the configuration with these.
     ///
     /// # Errors
@@ -61,10 +61,8 @@ impl Registry {
         }
         let limits = wanted.kind.limits();
         // A limit that is set anew forgives debts.
-        if (present.limits() != limits || present.group().is_some())
-            && let Some(limiter) = served.device().limiter()
-        {
-            limiter.set(&limits);
+        if present.limits() != limits || present.group().is_some() {
+            served.limiter().set(&limits);
         }
         wanted.kind.apply(served.device());
         present.take_settable(&wanted.kind);

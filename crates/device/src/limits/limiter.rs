@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::bucket::{Bucket, Rate};
+use super::{Direction, Traffic};
 
 /// The longest time for which a throttled task is not polled. A changed limit is in force after it.
 const THROTTLE_NS_MAX: u64 = 100_000_000;
@@ -13,14 +14,8 @@ const THROTTLE_NS_MAX: u64 = 100_000_000;
 /// holds the tokens of a tenth of a second.
 const THROTTLE_NS_MIN: u64 = 1_000_000;
 
-/// The kinds of requests that are limited together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// Data from the device to the driver.
-    Read,
-    /// Data from the driver to the device, and all other requests.
-    Write,
-}
+/// The bytes of a request that cost as much as a request ([`QueueTask::poll`](crate::QueueTask::poll)).
+const BYTES_PER_COST: u64 = 4096;
 
 /// The limit of one quantity: of requests, or of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,11 +41,12 @@ pub struct Limits {
 #[derive(Debug, Default)]
 struct Buckets([Bucket; 2]);
 
-/// Limits the requests of a device. Its queues share the limiter, on all workers.
+/// Limits the requests or frames of a device. Its queues share the limiter, on all workers.
 ///
-/// A task asks before it pops a request, and charges the request afterwards. So requests wait in the ring,
-/// and a task that stops waits for none of them. The type of a request is not known before it is popped. Any
-/// bucket in debt therefore holds all requests of a queue.
+/// The worker asks before it polls a task, and charges the requests of the poll afterwards
+/// ([`Limiter::poll`]). So requests wait in the ring, and a task that stops waits for none of them. Workers
+/// that poll tasks of one limiter at the same time may all use the tokens that are there. Each request is
+/// charged, so only the moment differs.
 #[derive(Debug)]
 pub struct Limiter {
     /// The beginning of the clock of the buckets.
@@ -75,10 +71,8 @@ impl Default for Limiter {
 }
 
 impl Limiter {
-    /// Returns the time in nanoseconds on the clock of this limiter, if there is any limit. A task asks once
-    /// for each batch.
-    #[inline]
-    pub fn now_if_on(&self) -> Option<u64> {
+    /// Returns the time in nanoseconds on the clock of this limiter, if there is any limit.
+    pub(super) fn now_if_on(&self) -> Option<u64> {
         if !self.is_on() {
             return None;
         }
@@ -103,57 +97,47 @@ impl Limiter {
         self.is_on.store(*limits != Limits::default(), Ordering::Relaxed);
     }
 
-    /// Returns the nanoseconds for which no request may be popped. `None`: one may be popped now.
-    pub fn wait_ns(&self, now_ns: u64) -> Option<u64> {
-        let all = self.requests.iter().chain(&self.bytes).flat_map(|Buckets(both)| both);
-        let until = all.filter_map(|bucket| bucket.wait_until(now_ns)).max()?;
+    /// Returns the nanoseconds for which nothing of this traffic may be popped. `None`: it may be popped now.
+    pub(super) fn wait_ns(&self, traffic: Traffic, now_ns: u64) -> Option<u64> {
+        let held =
+            traffic.places().iter().flat_map(|at| self.requests[*at].0.iter().chain(&self.bytes[*at].0));
+        let until = held.filter_map(|bucket| bucket.wait_until(now_ns)).max()?;
         Some((until - now_ns).clamp(THROTTLE_NS_MIN, THROTTLE_NS_MAX))
     }
 
-    /// Returns the nanoseconds for which nothing may be carried in this direction. `None`: something may now.
-    pub fn wait_ns_of(&self, direction: Direction, now_ns: u64) -> Option<u64> {
-        let until = self.of(direction).filter_map(|bucket| bucket.wait_until(now_ns)).max()?;
-        Some((until - now_ns).clamp(THROTTLE_NS_MIN, THROTTLE_NS_MAX))
+    /// Returns the budget of a poll that uses up the tokens for this traffic, at least 1. The debt that it
+    /// leaves is that of its last request, because no request counts as more than its cost.
+    pub(super) fn budget(&self, traffic: Traffic, now_ns: u64) -> u32 {
+        let units = |of: &[Buckets; 3]| {
+            let buckets = traffic.places().iter().flat_map(|at| &of[*at].0);
+            buckets.map(|bucket| bucket.units(now_ns)).min().unwrap_or(u64::MAX)
+        };
+        let requests = match self.request_size() {
+            size @ 1..BYTES_PER_COST => units(&self.requests).saturating_mul(size) / BYTES_PER_COST,
+            _ => units(&self.requests),
+        };
+        let budget = requests.min(units(&self.bytes) / BYTES_PER_COST);
+        u32::try_from(budget).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Returns the number of units that may be carried in this direction without a debt of requests. At most
-    /// `u32::MAX`.
-    pub fn tokens(&self, direction: Direction, now_ns: u64) -> u32 {
-        let requests = places(direction).into_iter().flat_map(|at| &self.requests[at].0);
-        let tokens = requests.map(|bucket| bucket.units(now_ns)).min();
-        tokens.map_or(u32::MAX, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
+    /// Returns the number of bytes for which a request counts as one more. 0: each request counts as one.
+    pub(super) fn request_size(&self) -> u64 {
+        self.request_size.load(Ordering::Relaxed)
     }
 
-    /// Takes the tokens of a request that was popped.
-    pub fn charge(&self, direction: Direction, bytes: u64, now_ns: u64) {
-        let size = self.request_size.load(Ordering::Relaxed);
-        let requests = bytes.checked_div(size).map_or(1, |_| bytes.div_ceil(size).max(1));
-        self.charge_all(direction, requests, bytes, now_ns);
-    }
-
-    /// Takes the tokens of several requests with this number of bytes together.
-    pub fn charge_all(&self, direction: Direction, requests: u64, bytes: u64, now_ns: u64) {
-        for at in places(direction) {
-            self.requests[at].0.iter().for_each(|bucket| bucket.charge(requests, now_ns));
-            self.bytes[at].0.iter().for_each(|bucket| bucket.charge(bytes, now_ns));
+    /// Takes the tokens of requests with this number of bytes together.
+    pub(super) fn charge(&self, direction: Direction, requests: u64, bytes: u64, now_ns: u64) {
+        for at in direction.places() {
+            self.requests[*at].0.iter().for_each(|bucket| bucket.charge(requests, now_ns));
+            self.bytes[*at].0.iter().for_each(|bucket| bucket.charge(bytes, now_ns));
         }
     }
-
-    /// Returns the buckets of a direction.
-    fn of(&self, direction: Direction) -> impl Iterator<Item = &Bucket> {
-        let places = places(direction).into_iter();
-        places.flat_map(|at| self.requests[at].0.iter().chain(&self.bytes[at].0))
-    }
-}
-
-/// Returns the places of the limits of a direction: that of all requests, and its own.
-fn places(direction: Direction) -> [usize; 2] {
-    [0, if direction == Direction::Read { 1 } else { 2 }]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::Allowance;
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -161,51 +145,59 @@ mod tests {
         Limit { sustained: Rate { per_second, burst }, peak: Rate::default() }
     }
 
-    /// Runs requests for a time, and returns their number.
+    /// Runs polls of requests of this length for a time, each until it has cost its budget. Returns their
+    /// number.
     fn run(limiter: &Limiter, direction: Direction, bytes: u64, from: u64, to: u64) -> u64 {
         let (mut now, mut done) = (from, 0);
         while now < to {
-            match limiter.wait_ns(now) {
-                Some(wait_ns) => now += wait_ns,
-                None => {
-                    limiter.charge(direction, bytes, now);
-                    done += 1;
-                }
+            if let Some(wait_ns) = limiter.wait_ns(Traffic::Requests, now) {
+                now += wait_ns;
+                continue;
+            }
+            let allowance = Allowance::new(None, limiter.request_size());
+            let (budget, mut cost) = (limiter.budget(Traffic::Requests, now).min(64), 0);
+            while cost < u64::from(budget) {
+                allowance.charge_request(direction, bytes);
+                (cost, done) = (cost + 1 + bytes / BYTES_PER_COST, done + 1);
+            }
+            for (direction, requests, bytes) in allowance.carried() {
+                limiter.charge(direction, requests, bytes, now);
             }
         }
         done
     }
 
+    fn set(limiter: &Limiter, requests: [Limit; 3]) {
+        limiter.set(&Limits { requests, ..Limits::default() });
+    }
+
     #[test]
     fn reads_and_writes_have_limits_of_their_own() {
         let limiter = Limiter::default();
-        assert!(limiter.now_if_on().is_none() && limiter.wait_ns(0).is_none());
-        let requests = [Limit::default(), limit(1000, 100), limit(10, 1)];
-        limiter.set(&Limits { requests, ..Limits::default() });
+        assert!(limiter.now_if_on().is_none() && limiter.wait_ns(Traffic::Requests, 0).is_none());
+        set(&limiter, [Limit::default(), limit(1000, 100), limit(10, 1)]);
         assert!(limiter.now_if_on().is_some());
-        // A full bucket at the beginning.
+        // A full bucket at the start.
         assert!(run(&limiter, Direction::Read, 512, 0, SECOND).abs_diff(1100) <= 2);
         assert!(run(&limiter, Direction::Write, 512, SECOND, 11 * SECOND).abs_diff(100) <= 2);
         limiter.set(&Limits::default());
         assert!(limiter.now_if_on().is_none());
+        assert_eq!(limiter.budget(Traffic::Requests, SECOND), u32::MAX);
     }
 
     #[test]
     fn a_direction_waits_for_its_own_limits_only() {
         let limiter = Limiter::default();
-        let requests = [Limit::default(), limit(1000, 100), Limit::default()];
-        limiter.set(&Limits { requests, ..Limits::default() });
-        assert_eq!(limiter.tokens(Direction::Write, SECOND), u32::MAX);
-        assert_eq!(limiter.tokens(Direction::Read, SECOND), 100);
-        limiter.charge_all(Direction::Read, 40, 0, SECOND);
-        assert_eq!(
-            (limiter.tokens(Direction::Read, SECOND), limiter.wait_ns_of(Direction::Read, SECOND)),
-            (60, None)
-        );
-        limiter.charge_all(Direction::Read, 160, 0, SECOND);
-        assert_eq!(limiter.tokens(Direction::Read, SECOND), 0);
-        assert!(limiter.wait_ns_of(Direction::Read, SECOND).is_some());
-        assert_eq!(limiter.wait_ns_of(Direction::Write, SECOND), None);
+        let [read, write] = [Direction::Read, Direction::Write].map(Traffic::Frames);
+        set(&limiter, [Limit::default(), limit(1000, 100), Limit::default()]);
+        assert_eq!(limiter.budget(write, SECOND), u32::MAX);
+        assert_eq!([read, Traffic::Requests].map(|of| limiter.budget(of, SECOND)), [100; 2]);
+        limiter.charge(Direction::Read, 40, 0, SECOND);
+        assert_eq!((limiter.budget(read, SECOND), limiter.wait_ns(read, SECOND)), (60, None));
+        limiter.charge(Direction::Read, 160, 0, SECOND);
+        assert_eq!(limiter.budget(read, SECOND), 1, "a poll makes progress");
+        assert!([read, Traffic::Requests].iter().all(|of| limiter.wait_ns(*of, SECOND).is_some()));
+        assert_eq!(limiter.wait_ns(write, SECOND), None);
     }
 
     #[test]
@@ -215,6 +207,25 @@ mod tests {
         limiter.set(&limits);
         assert!(run(&limiter, Direction::Read, 16384, 0, SECOND).abs_diff(275) <= 2);
         assert!(run(&limiter, Direction::Read, 0, SECOND, 2 * SECOND).abs_diff(1000) <= 6);
+    }
+
+    /// The debt is never more than one request leaves, whatever counts.
+    #[test]
+    fn a_poll_takes_no_more_than_there_is() {
+        for (request_size, bytes) in
+            [(0u64, 512u64), (512, 4096), (512, 4095), (4096, 9000), (65536, 1 << 20)]
+        {
+            for of_bytes in [false, true] {
+                let limiter = Limiter::default();
+                let unit = if request_size == 0 { 1 } else { bytes.div_ceil(request_size).max(1) };
+                let (none, some) = ([Limit::default(); 3], |burst| [limit(1, burst); 3]);
+                let (requests, bytes_max) =
+                    if of_bytes { (none, some(10 * bytes)) } else { (some(10 * unit), none) };
+                limiter.set(&Limits { requests, bytes: bytes_max, request_size });
+                let served = run(&limiter, Direction::Write, bytes, SECOND, SECOND + 1);
+                assert_eq!(served, 11, "{request_size} {bytes} {of_bytes}");
+            }
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod credit;
 mod iommu;
+mod limited;
 mod misses;
 mod parts;
 mod peek;
@@ -13,6 +14,7 @@ pub use misses::{IotlbMisses, RefusedMiss};
 pub use parts::VringParts;
 pub use show_after::ShowAfter;
 
+use crate::limits::Allowance;
 use crate::{Areas, Call, Counters, Kick, Stopped};
 use iommu::Translation;
 use kickless_memory::fault;
@@ -39,6 +41,8 @@ pub struct Vring {
     err: Option<Call>,
     logged: Option<Call>,
     counters: Arc<Counters>,
+    /// Set during a poll within limits.
+    allowance: Option<Allowance>,
     /// Completions were pushed and are not published yet.
     pushed: bool,
     unseen: Unseen,
@@ -108,6 +112,7 @@ impl Vring {
             err,
             logged,
             counters,
+            allowance: None,
             pushed: !unpublished.is_empty(),
             unseen: Unseen::new(ShowAfter::Early),
             defers_calls: false,

@@ -14,7 +14,7 @@ use crate::immediate_ring::{self, ImmediateRing};
 use crate::offload::{Segments, Undo, complete_checksum, undo};
 use crate::port_poll::PORT_INTERVAL;
 use crate::transmit_ring::TransmitRing;
-use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Vring};
+use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Traffic, Vring};
 use kickless_net_port::{Outgoing, StreamSender};
 use kickless_spec::net::{FRAME_MAX, Header, NetFeatures};
 use kickless_virtqueue::Chain;
@@ -178,6 +178,10 @@ impl QueueTask for StreamTransmitTask {
 
     fn affinity(&self) -> Option<u32> {
         Some(self.ring.pair.into())
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        self.ring.traffic()
     }
 
     fn set_enabled(&mut self, is_enabled: bool) {

@@ -15,7 +15,7 @@ use crate::immediate_ring::{self, ImmediateRing};
 use crate::offload::{Segments, complete_checksum};
 use crate::timer::Pause;
 use crate::transmit_ring::TransmitRing;
-use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Vring};
+use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, Traffic, Vring};
 use kickless_net_port::{XDP_FRAME_LEN_MAX, XdpLink, XdpQueue};
 use kickless_spec::net::{FRAME_MAX, Header};
 use kickless_virtqueue::Chain;
@@ -290,6 +290,10 @@ impl QueueTask for XdpTransmitTask {
 
     fn affinity(&self) -> Option<u32> {
         Some(self.ring.pair.into())
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        self.ring.traffic()
     }
 
     fn set_enabled(&mut self, is_enabled: bool) {

@@ -10,7 +10,7 @@ pub mod switch;
 
 use kickless_device::{
     Areas, Clock, Context, Counters, Device, Driver, Interest, Iommu, IotlbMisses, IovaAddresses, Kick,
-    Neighbours, Next, Operate, Parcel, Polled, QueueTask, TaskLocation, Update, Vring, VringParts,
+    Limiter, Neighbours, Next, Operate, Parcel, Polled, QueueTask, TaskLocation, Update, Vring, VringParts,
 };
 use kickless_io::{Engine, EngineKind, Waker};
 use kickless_memory::{
@@ -115,6 +115,8 @@ pub struct Rig {
     pub task: Box<dyn QueueTask>,
     engine: Engine,
     waker: Waker,
+    /// The limits of the card, without any at first.
+    pub limiter: Arc<Limiter>,
     pub last: Next,
 }
 
@@ -125,7 +127,8 @@ pub struct Beside<'a>(pub Vec<(u32, &'a mut Rig)>);
 impl Neighbours for Beside<'_> {
     fn offer(&mut self, task: u32, parcel: &Parcel<'_>) -> u32 {
         let rig = self.0.iter_mut().find(|(number, _)| *number == task);
-        rig.map_or(0, |(_, rig)| rig.task.take_parcel(parcel))
+        // As the worker, which offers nothing to a task with limits.
+        rig.filter(|(_, rig)| !rig.limiter.is_on()).map_or(0, |(_, rig)| rig.task.take_parcel(parcel))
     }
 }
 
@@ -465,6 +468,16 @@ impl Guest {
     }
 }
 
+/// Polls a task as a worker does.
+fn poll_within_limits(
+    limiter: &Limiter,
+    task: &mut dyn QueueTask,
+    context: &mut Context<'_>,
+    budget: u32,
+) -> Polled {
+    if limiter.is_on() { limiter.poll(task, context, budget) } else { task.poll(context, budget) }
+}
+
 impl Rig {
     pub fn start(card: &Arc<Net>, index: u16, kind: Kind, size: u16, features: Features) -> Self {
         let (guest, vring) = Guest::new(index, kind, size, None);
@@ -477,7 +490,8 @@ impl Rig {
         let mut engine = Engine::open(EngineKind::Threads, 1).unwrap();
         task.attach(&mut engine).unwrap();
         task.disarm();
-        Self { guest, task, engine, waker: Waker::new().unwrap(), last: Next::Idle }
+        let (waker, limiter) = (Waker::new().unwrap(), Arc::default());
+        Self { guest, task, engine, waker, limiter, last: Next::Idle }
     }
 
     /// Polls until there is no more work, then arms the ring as a worker does. Polls again if arming finds
@@ -506,7 +520,7 @@ impl Rig {
     pub fn poll_with(&mut self, budget: u32, far_side_due: bool) -> Polled {
         let mut context = Context::new(&mut self.engine, 5, &self.waker, Clock::start());
         context.far_side_due = far_side_due;
-        let polled = self.task.poll(&mut context, budget);
+        let polled = poll_within_limits(&self.limiter, &mut *self.task, &mut context, budget);
         self.last = polled.next;
         polled
     }
@@ -522,7 +536,7 @@ impl Rig {
         if self.task.offers_parcels() {
             context.neighbours = Some(neighbours);
         }
-        let polled = self.task.poll(&mut context, budget);
+        let polled = poll_within_limits(&self.limiter, &mut *self.task, &mut context, budget);
         self.last = polled.next;
         polled
     }

@@ -41,7 +41,13 @@ pub(crate) fn peers() -> (Arc<Peers>, [Arc<Events>; 2]) {
 
 /// Makes the placement of a task on the first worker.
 pub(crate) fn placement() -> Placement {
-    Placement { device: 0, weight: Arc::new(1.into()), home: None, worker_id: Arc::new(Mutex::new(0)) }
+    Placement {
+        device: 0,
+        weight: Arc::new(1.into()),
+        limiter: Arc::default(),
+        home: None,
+        worker_id: Arc::new(Mutex::new(0)),
+    }
 }
 
 /// A queue on a worker.

@@ -130,6 +130,7 @@ impl Rig {
         let placement = Placement {
             device,
             weight: Arc::new(AtomicU32::new(1)),
+            limiter: Arc::default(),
             home: None,
             worker_id: Arc::new(Mutex::new(0)),
         };
@@ -243,7 +244,9 @@ fn a_waker_wakes_its_own_task() {
 fn requests_that_wait_cost_a_spinning_worker_little() {
     let mut rig = Rig::with(Poll::Always);
     let busy = rig.add(0, Next::Waiting, true);
-    (1..4).for_each(|device| drop(rig.add(device, Next::Waiting, false)));
+    for device in 1..4 {
+        rig.add(device, Next::Waiting, false);
+    }
     let full_polls = |rig: &Rig| -> Vec<u32> {
         rig.tasks.iter().map(|task| task.full_polls.load(Ordering::Relaxed)).collect()
     };

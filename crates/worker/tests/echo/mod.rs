@@ -2,7 +2,8 @@
 #![allow(dead_code, reason = "no test needs all of it")]
 
 use kickless_device::{
-    Areas, Call, Context, Counters, Executor, Kick, Next, Polled, QueueTask, Stopped, Vring, VringParts,
+    Areas, Call, Context, Counters, Direction, Executor, Kick, Next, Polled, QueueTask, Stopped, Traffic,
+    Vring, VringParts,
 };
 use kickless_io::{Engine, EngineKind, EngineOptions};
 use kickless_memory::{Gpa, UserAddr, View};
@@ -156,8 +157,10 @@ impl QueueTask for Echo {
         if release {
             self.held.drain(..).for_each(|id| self.vring.push(id, 0));
         }
+        let held_ns = self.vring.held_ns();
         let mut served = 0;
-        while served < budget && self.vring.pop(&mut self.chain) {
+        while served < budget && held_ns.is_none() && self.vring.pop(&mut self.chain) {
+            self.vring.charge_request(Direction::Write, 512);
             served += 1;
             if self.hold {
                 self.held.push(self.chain.id);
@@ -172,13 +175,20 @@ impl QueueTask for Echo {
         let next = match (self.held.is_empty(), served == budget && budget > 0) {
             (false, _) => self.holding,
             (true, true) => Next::More,
-            (true, false) => Next::Idle,
+            (true, false) => match held_ns.filter(|_| self.vring.has_work()) {
+                Some(wait_ns) => Next::Throttled { wait_ns },
+                None => Next::Idle,
+            },
         };
         Polled { served, cost: served, next }
     }
 
     fn in_flight(&self) -> usize {
         self.held.len()
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        Some(Traffic::Requests)
     }
 
     fn memory_changed(&mut self) {

@@ -1,12 +1,12 @@
 //! Makes calls on a daemon.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
-mod common;
+mod control;
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use common::{Rig, call};
+use control::{Rig, call};
 use kickless_control::Client;
 use kickless_driver::{Disk, Options};
 use kickless_testing::eventually;
@@ -76,7 +76,7 @@ fn the_read_only_socket_changes_nothing() {
     }
     assert!(rig.registry.list().is_empty() && !rig.is_stopping.load(Ordering::Relaxed));
     let info = call(&mut reader, "daemon.info", json!({})).unwrap();
-    assert_eq!((&info["devices"], &info["devices-max"]), (&json!(0), &json!(common::DEVICES_MAX)));
+    assert_eq!((&info["devices"], &info["devices-max"]), (&json!(0), &json!(control::DEVICES_MAX)));
     let snapshot = call(&mut reader, "daemon.snapshot", json!({})).unwrap();
     assert!(snapshot["stats"]["devices"].is_array() && snapshot["pool"]["engine"] == "auto", "{snapshot}");
     assert!(call(&mut reader, "rpc.discover", json!({})).unwrap()["methods"].is_array());

@@ -1,9 +1,9 @@
 //! Reads counters and latencies of a daemon, and exports them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
-mod common;
+mod control;
 
-use common::{Rig, call};
+use control::{Rig, call};
 use kickless_control::{Stats, openmetrics};
 use kickless_driver::{Disk, Options};
 use kickless_testing::{Sample, eventually, parse_openmetrics};

@@ -1,15 +1,12 @@
 //! Removes devices when their front-end leaves.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
-mod common;
+mod daemon;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
-use common::hooked::Hooks;
-use common::{LIMIT, Rig, connect};
-use kickless_daemon::{AddOutcome, DeviceState, Removal, RemoveMode};
+use daemon::{LIMIT, Rig, connect};
+use kickless_daemon::{AddOutcome, DeviceState, Removal};
 use kickless_testing::eventually;
 
 /// A removal is cancelled while the front-end leaves. The device then stays, or is gone.
@@ -69,44 +66,4 @@ fn the_device_is_gone_when_its_front_end_has_left() {
     // Its place is free.
     registry.add(rig.config("b", "mem:1M")).unwrap();
     drop(rig.connect("b"));
-}
-
-/// A device that cannot write everything back keeps its disk when it is removed, and no other device takes
-/// its name. Removing it again gives the disk up.
-#[test]
-fn a_device_that_keeps_its_disk_is_removed_by_a_second_call() {
-    let (dropped, closes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
-    let (drop_hook, close_hook) = (dropped.clone(), closes.clone());
-    let hooks = Hooks {
-        close: Arc::new(move || {
-            close_hook.fetch_add(1, Ordering::Relaxed);
-            false
-        }),
-        drop: Arc::new(move || drop_hook.store(true, Ordering::Relaxed)),
-        ..Hooks::default()
-    };
-    let rig = Rig::with_devices(1, 1, move |_, _| Ok(hooks.clone().into_device()));
-    let registry = &rig.registry;
-    let config = rig.config("a", "mem:1M");
-    registry.add(config.clone()).unwrap();
-    let refused = registry.remove("a", RemoveMode::Drain, LIMIT).unwrap_err().to_string();
-    assert!(refused.contains("did not reach the disk") && refused.contains("the disk is full"), "{refused}");
-    let listed = registry.list().remove(0);
-    assert_eq!(listed.state, DeviceState::Ended);
-    assert!(listed.error.unwrap().contains("cannot be given up") && !dropped.load(Ordering::Relaxed));
-    let refused = registry.add(config.clone()).unwrap_err().to_string();
-    assert!(refused.contains("keeps it"), "{refused}");
-    // Neither does a reload.
-    let refused = registry.remove_when_free("a", LIMIT).unwrap_err().to_string();
-    assert!(refused.contains("did not reach the disk"), "{refused}");
-    let tried = closes.load(Ordering::Relaxed);
-    assert!(registry.remove("a", RemoveMode::Refuse, LIMIT).unwrap());
-    assert_eq!(closes.load(Ordering::Relaxed), tried + 1, "it was not tried again");
-    assert!(registry.list().is_empty() && dropped.load(Ordering::Relaxed));
-    registry.add(config).unwrap();
-    // The end of the daemon says it too.
-    registry.stop();
-    eventually("it does not end", || registry.is_idle());
-    let failed = registry.take_ended();
-    assert!(failed.len() == 1 && failed[0].1.to_string().contains("cannot be given up"), "{failed:?}");
 }

@@ -1,7 +1,7 @@
 //! Drains, resizes, weighs and watches devices of a daemon.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
-mod common;
+mod control;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{Rig, call};
+use control::{Rig, call};
 use kickless_driver::{Disk, Options};
 use kickless_testing::eventually;
 use serde_json::{Value, json};

@@ -1,13 +1,13 @@
 //! Limits the requests of a disk while a driver uses it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
-mod common;
+mod control;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Rig, call};
+use control::{Rig, call};
 use kickless_driver::{Disk, Options};
 use kickless_testing::eventually;
 use serde_json::{Value, json};

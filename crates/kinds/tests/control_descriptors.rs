@@ -1,7 +1,7 @@
 //! Descriptors that come with calls.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
-mod common;
+mod control;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, IoSlice, Write};
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use common::{Rig, answer, is_closed};
+use control::{Rig, answer, is_closed};
 use kickless_control::{Client, ClientError, DESCRIPTORS_MAX};
 use kickless_daemon::DeviceState;
 use kickless_driver::{Disk, Options};
@@ -44,9 +44,9 @@ fn open_descriptors() -> usize {
 fn settled(rig: &Rig, client: &mut Client) -> usize {
     let mut last = 0;
     loop {
-        common::call(client, "device.add", rig.disk("first")).unwrap();
+        control::call(client, "device.add", rig.disk("first")).unwrap();
         drop(Disk::connect(Options::new(rig.path("first"))).unwrap());
-        common::call(client, "device.remove", json!({ "name": "first" })).unwrap();
+        control::call(client, "device.remove", json!({ "name": "first" })).unwrap();
         let open = open_descriptors();
         if open == std::mem::replace(&mut last, open) {
             return open;
@@ -107,15 +107,15 @@ fn a_disk_and_its_socket_are_served_from_descriptors() {
     assert!(refused.contains("descriptors cannot be compared"), "{refused}");
     let refused = client.call("config.save", serde_json::Map::new()).unwrap_err().to_string();
     assert!(refused.ends_with("added by descriptors: a"), "{refused}");
-    let shown = common::call(&mut client, "device.get", json!({ "name": "a" })).unwrap();
+    let shown = control::call(&mut client, "device.get", json!({ "name": "a" })).unwrap();
     assert_eq!(shown["config"]["blk-file"], "fd:image");
 
-    let removed = common::call(&mut client, "device.remove", json!({ "name": "a" })).unwrap();
+    let removed = control::call(&mut client, "device.remove", json!({ "name": "a" })).unwrap();
     assert_eq!(removed, json!({ "removed": true }));
     eventually("all descriptors are closed", || open_descriptors() == before);
     // The name of the socket is its maker's.
     assert!(socket.exists());
-    assert!(common::call(&mut client, "config.save", json!({})).is_ok());
+    assert!(control::call(&mut client, "config.save", json!({})).is_ok());
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn direct_io_is_chosen_by_the_configuration_and_the_sender_keeps_its_flags() {
         });
         assert_eq!(flags.into_iter().any(|flags| flags.contains(OFlags::DIRECT)), is_direct, "{cache}");
         assert_eq!(fcntl_getfl(&file).unwrap(), before);
-        common::call(&mut client, "device.remove", json!({ "name": "a" })).unwrap();
+        control::call(&mut client, "device.remove", json!({ "name": "a" })).unwrap();
     }
 }
 
@@ -325,7 +325,7 @@ fn hostile_clients_leave_no_descriptor_behind() {
     eventually("the device is served", || {
         rig.registry.list().iter().any(|status| status.state == DeviceState::Free)
     });
-    common::call(&mut client, "device.remove", json!({ "name": "a" })).unwrap();
+    control::call(&mut client, "device.remove", json!({ "name": "a" })).unwrap();
     is_clean();
 }
 
@@ -371,13 +371,13 @@ fn disks_that_came_by_one_descriptor_keep_their_locks() {
         add(&mut client, config, &[("x", file.as_fd())]).unwrap();
     }
     let config = json!({ "name": "c", "socket-path": rig.path("c"), "blk-file": path });
-    common::call(&mut client, "device.add", config).unwrap();
+    control::call(&mut client, "device.add", config).unwrap();
     let disks = ["a", "b"].map(|name| Disk::connect(Options::new(rig.path(name))).unwrap());
     disks.iter().for_each(|disk| disk.read_at(&mut [0; 512], 0).unwrap());
     // One of them unlocks the image, and the other still has it.
     let [first, second] = disks;
     drop(first);
-    common::call(&mut client, "device.remove", json!({ "name": "a" })).unwrap();
+    control::call(&mut client, "device.remove", json!({ "name": "a" })).unwrap();
     let writer = Options { connect_timeout: Duration::from_millis(200), ..Options::new(rig.path("c")) };
     let writer = Disk::connect(Options { reconnect_limit: Duration::ZERO, ..writer });
     assert!(writer.is_err() || writer.is_ok_and(|disk| disk.write_at(&[2; 512], 0).is_err()));

@@ -1,13 +1,13 @@
 //! Adds and removes devices hundreds of times while others are under load.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
-mod common;
+mod daemon;
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use common::{BLOCK, Disk, LIMIT, Rig, content};
+use daemon::{BLOCK, Disk, LIMIT, Rig, content};
 use kickless_daemon::{AddOutcome, RemoveMode};
 use kickless_testing::Resources;
 

@@ -1,7 +1,7 @@
 //! Adds and removes devices, one step after the other.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
-mod common;
+mod daemon;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,7 +9,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{BLOCK, LIMIT, Rig};
+use daemon::{BLOCK, LIMIT, Rig};
 use kickless_daemon::{
     AddError, AddOutcome, DeviceConfig, DeviceState, Endpoint, KindConfig, RemoveError, RemoveMode, sentence,
 };

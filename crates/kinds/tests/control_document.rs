@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use kickless_control::{Effect, METHODS, Method, OPENRPC, POLL_KEYS};
+use kickless_control::{Effect, METHODS, Method, OPENRPC};
+use kickless_daemon::{PollingConfig, keys};
 use kickless_kinds::kinds;
 use serde_json::{Map, Value, json};
 
@@ -21,7 +22,8 @@ fn known(method: &Method) -> BTreeSet<String> {
     let names = refused.split("expected").nth(1).unwrap_or_default();
     let names = names.split('`').skip(1).step_by(2).map(ToOwned::to_owned);
     // The other keys of the pool need a restart.
-    names.filter(|name| method.name != "pool.set" || POLL_KEYS.contains(&name.as_str())).collect()
+    let changes = keys::<PollingConfig>();
+    names.filter(|name| method.name != "pool.set" || changes.iter().any(|key| key.name() == name)).collect()
 }
 
 #[test]
