@@ -34,10 +34,9 @@ pub struct NetConfig {
     /// cards of this process with the same NAME, with vlan=N as an access port, and with a TAP of the host;
     /// user[,OPTION...] is the network of this user, without privileges, through the program passt with these
     /// options; stream:PATH connects to a program that listens on a unix socket, with the framing of QEMU's
-    /// -netdev stream; vhost-user:PATH is the front-end of another vhost-user-net back-end;
-    /// xdp:IFNAME[,queue=N] takes queues of an interface of the host from N on, through AF_XDP; loop returns
-    /// the frames of guests; null discards them; null,rate=N,length=MIN-MAX also delivers N test frames per
-    /// second to each pair of queues, with these lengths in bytes
+    /// -netdev stream; xdp:IFNAME[,queue=N] takes queues of an interface of the host from N on, through AF_XDP;
+    /// loop returns the frames of guests; null discards them; null,rate=N,length=MIN-MAX also delivers N test
+    /// frames per second to each pair of queues, with these lengths in bytes
     #[arg(long, value_name = "PORT", value_parser = str::parse::<Port>)]
     #[serde(serialize_with = "kickless_daemon::text::serialize")]
     pub port: Port,
@@ -50,8 +49,8 @@ pub struct NetConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
     /// Maximum number of pairs of a receive and a transmit queue that a virtual machine can use [default: 1
-    /// with tap:NAME, switch:NAME, user, stream:PATH, vhost-user:PATH and xdp:IFNAME, the number of
-    /// descriptors with tap-fd:N, otherwise 64]
+    /// with tap:NAME, switch:NAME, user, stream:PATH and xdp:IFNAME, the number of descriptors with tap-fd:N,
+    /// otherwise 64]
     #[arg(long, value_name = "N", value_parser = parse_num_queue_pairs)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_queue_pairs: Option<u16>,

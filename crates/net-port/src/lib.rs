@@ -1,5 +1,5 @@
-//! The ports of network cards: TAPs, queues of interfaces, stream sockets, switches and other back-ends by
-//! their names, and two instruments.
+//! The ports of network cards: TAPs, queues of interfaces, stream sockets, switches by their names, and two
+//! instruments.
 //!
 //! A [`Port`] is the side of a card that the guest does not see, such as a network. A [`Tap`] is an
 //! interface of the host, and an [`XdpPort`] has queues of one. A [`StreamPort`] reaches another program

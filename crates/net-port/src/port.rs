@@ -37,8 +37,6 @@ pub enum Port {
     TapFd(Vec<String>),
     /// `stream:PATH`: a program that listens on a unix socket, with the framing of QEMU's `-netdev stream`.
     Stream(PathBuf),
-    /// `vhost-user:PATH`: a vhost-user-net back-end that listens on a unix socket.
-    VhostUser(PathBuf),
     /// `user[,OPTIONS]`: the network of this user, through a `passt` process with these options.
     User(UserOptions),
     /// `switch:NAME[,vlan=N][,uplink=TAP]`: the cards of this process with the same name, and a TAP.
@@ -56,8 +54,6 @@ pub enum OpenPort {
     Loop,
     /// A TAP with a queue for each pair of rings.
     Tap(Tap),
-    /// A vhost-user-net back-end that listens on this socket, with one pair of rings.
-    VhostUser(PathBuf),
     /// A stream socket, which carries one pair of rings.
     Stream(StreamPort),
     /// A switch, which the card joins, and the TAP of its uplink, which it shares with other cards.
@@ -103,7 +99,6 @@ impl Port {
                 OpenPort::Switch(name.clone(), uplink.transpose()?)
             }
             Self::Xdp(name) => OpenPort::Xdp(XdpPort::open(name, pairs)?),
-            Self::VhostUser(path) => OpenPort::VhostUser(path.clone()),
             Self::Stream(path) => OpenPort::Stream(StreamPort::to(path)?),
             Self::User(options) => OpenPort::Stream(StreamPort::to_passt(Passt::find(options.clone())?)?),
         })
@@ -114,7 +109,7 @@ impl Port {
         match self {
             // There are at most `FDS_MAX` of them.
             Self::TapFd(fds) => Some(fds.len() as u16),
-            Self::Stream(_) | Self::VhostUser(_) | Self::User(_) => Some(1),
+            Self::Stream(_) | Self::User(_) => Some(1),
             Self::Null(_) | Self::Loop | Self::Tap(_) | Self::Switch(_) | Self::Xdp(_) => None,
         }
     }
@@ -168,8 +163,8 @@ impl FromStr for Port {
         if let Some(fds) = text.strip_prefix("tap-fd:") {
             return parse_fds(fds).map(Self::TapFd);
         }
-        if let Some(path) = text.strip_prefix("vhost-user:") {
-            return parse_path(path).map(Self::VhostUser);
+        if text.starts_with("vhost-user:") {
+            return Err(InvalidPort::Removed);
         }
         if let Some(path) = text.strip_prefix("stream:") {
             return parse_path(path).map(Self::Stream);
@@ -263,7 +258,6 @@ impl fmt::Display for Port {
             Self::TapFd(fds) => {
                 return write!(f, "tap-fd:{}", fds.join(","));
             }
-            Self::VhostUser(path) => return write!(f, "vhost-user:{}", path.display()),
             Self::Stream(path) => return write!(f, "stream:{}", path.display()),
             Self::User(options) => return write!(f, "user{options}"),
             Self::Switch(name) => return write!(f, "switch:{name}"),
@@ -285,12 +279,15 @@ impl fmt::Display for Port {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPort {
     /// There is no port of this name.
-    #[error(
-        "a port is tap:NAME, tap-fd:N, switch:NAME, user, stream:PATH, vhost-user:PATH, xdp:IFNAME, loop or null"
-    )]
+    #[error("a port is tap:NAME, tap-fd:N, switch:NAME, user, stream:PATH, xdp:IFNAME, loop or null")]
     Unknown,
+    /// An earlier version had this port.
+    #[error(
+        "there is no port vhost-user:PATH any more: connect the hypervisor to that back-end itself, or use stream:PATH"
+    )]
+    Removed,
     /// The path is empty, or too long for a socket.
-    #[error("the path of a stream or a back-end has 1 to {SOCKET_PATH_MAX} bytes")]
+    #[error("the path of a stream has 1 to {SOCKET_PATH_MAX} bytes")]
     Path,
     /// The name or an option of a switch.
     #[error(transparent)]
@@ -348,7 +345,6 @@ mod tests {
             "tap-fd:7,5,6",
             "tap-fd:queue-0,queue-1",
             "stream:/run/a,b:c",
-            "vhost-user:/run/a,b:c",
             "switch:lan-1",
             "switch:a,vlan=4094",
             "switch:a,uplink=vm0",
@@ -393,7 +389,7 @@ mod tests {
             ("xdp:a,queue=4096", InvalidXdp::Queue.into()),
             ("xdp:a,copy", InvalidXdp::Option("copy".into()).into()),
             ("xdp:a,queue=1,queue=1", InvalidXdp::Queue.into()),
-            ("vhost-user:", InvalidPort::Path),
+            ("vhost-user:/run/a", InvalidPort::Removed),
             ("stream", InvalidPort::Unknown),
             ("user,", InvalidPort::User(InvalidUserOption::Form(String::new()))),
             ("user,--fd=3", InvalidPort::User(InvalidUserOption::Refused("--fd=3".into()))),

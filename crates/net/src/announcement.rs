@@ -112,10 +112,6 @@ fn send(port: &CardPort, mac: [u8; MAC_LEN]) {
         CardPort::Stream(port) => send_to_stream(port, mac),
         CardPort::Switch(port) => send_to_switch(port, mac),
         CardPort::Xdp(port) => port.send_once(&frame(mac)),
-        CardPort::Peer(port) => {
-            // Without a connection, there is nobody to tell.
-            port.queues.outbox.send(&mut batch(mac));
-        }
         CardPort::Null(_) | CardPort::Loop(_) => {}
     }
 }

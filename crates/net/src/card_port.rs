@@ -2,7 +2,6 @@
 
 use crate::filter::Address;
 use crate::loop_queue::LoopQueue;
-use crate::peer::PeerPort;
 use crate::switch::{Rule, SwitchPort};
 use crate::xdp::XdpQueues;
 use kickless_net_port::{NullPort, OpenPort, StreamPort, SwitchName, Tap, XDP_MTU_MAX};
@@ -23,8 +22,6 @@ pub(crate) enum CardPort {
     Tap(Box<TapPort>),
     /// Sends frames over a stream socket, and receives them there.
     Stream(StreamPort),
-    /// Exchanges frames with another back-end.
-    Peer(PeerPort),
     /// Exchanges frames with other cards of this process.
     Switch(SwitchPort),
     /// Has one queue of an interface for each pair.
@@ -80,7 +77,6 @@ impl CardPort {
             })),
             OpenPort::Stream(port) => Self::Stream(port),
             OpenPort::Xdp(port) => Self::Xdp(Box::new(XdpQueues::new(port))),
-            OpenPort::VhostUser(path) => Self::Peer(PeerPort::new(path)),
             OpenPort::Switch(SwitchName { name, vlan, .. }, _) => {
                 Self::Switch(SwitchPort::join(&name, Rule { vlan, address }, pairs))
             }

@@ -114,7 +114,6 @@ impl CardState {
     pub(crate) fn inbox(&self, pair: u16) -> Option<&LoopQueue> {
         match &self.port {
             CardPort::Switch(port) => port.inbox(pair),
-            CardPort::Peer(port) => (pair == 0).then_some(&port.queues.inbox),
             _ => self.loop_queue(pair),
         }
     }
@@ -126,8 +125,7 @@ impl CardState {
 
     /// Returns whether transmit rings collect frames in batches, for other rings or for a capture.
     pub(crate) fn collects_frames(&self) -> bool {
-        matches!(self.port, CardPort::Loop(_) | CardPort::Switch(_) | CardPort::Peer(_))
-            || self.capture.is_on()
+        matches!(self.port, CardPort::Loop(_) | CardPort::Switch(_)) || self.capture.is_on()
     }
 
     /// Adds a frame of `len` bytes to the capture, if that is on. `read` copies the first bytes of the frame.
@@ -136,15 +134,6 @@ impl CardState {
         if self.capture.is_on() {
             self.capture.add(direction, pair, [(len, read)]);
         }
-    }
-
-    /// Returns the counters of all rings, and those of the port.
-    pub(crate) fn all_counters(&self) -> impl Iterator<Item = &RingCounters> {
-        let of_port = match &self.port {
-            CardPort::Peer(port) => Some(&port.queues.counters),
-            _ => None,
-        };
-        self.counters.iter().chain(of_port)
     }
 
     /// Notes that a receive ring of this pair runs.

@@ -235,7 +235,6 @@ impl Device for Net {
     fn open(&self) -> Result<(), StartError> {
         let started = match &self.card.port {
             CardPort::Stream(port) => port.start(),
-            CardPort::Peer(port) => port.start(),
             CardPort::Switch(_) => self.start_uplink(),
             CardPort::Xdp(_) => xdp::watch(&self.card),
             _ => tap_follower::follow(&self.card),
@@ -247,7 +246,6 @@ impl Device for Net {
         match &self.card.port {
             CardPort::Tap(port) => port.end(),
             CardPort::Stream(port) => port.end(),
-            CardPort::Peer(port) => port.end(),
             CardPort::Switch(_) => {
                 *self.uplink_share() = None;
             }
@@ -322,7 +320,7 @@ impl Device for Net {
 
 impl Operate for Net {
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let mut sums = counters::sums(self.card.all_counters());
+        let mut sums = counters::sums(&self.card.counters);
         sums.extend(self.uplink.iter().flat_map(|uplink| uplink.counters()));
         if let CardPort::Xdp(port) = &self.card.port {
             sums.push(("dropped_by_kernel", port.queues.dropped()));
@@ -364,9 +362,7 @@ fn source(card: &Arc<CardState>, pair: u16) -> io::Result<Source> {
     Ok(match &card.port {
         CardPort::Null(port) if port.rate == 0 => Source::None,
         CardPort::Null(port) => Source::Test(TestSource::new(port.clone())?),
-        CardPort::Loop(_) | CardPort::Switch(_) | CardPort::Peer(_) => {
-            Source::Loop(LoopSource::new(card.clone(), pair)?)
-        }
+        CardPort::Loop(_) | CardPort::Switch(_) => Source::Loop(LoopSource::new(card.clone(), pair)?),
         CardPort::Tap(port) => {
             Source::Tap(Box::new(TapSource::new(port.tap.queue(pair)?, card.clone(), pair)))
         }

@@ -14,7 +14,6 @@
 //! - A switch connects the cards of this process, by the addresses of their guests. A TAP can be its uplink.
 //! - A stream socket reaches another program, which knows no offloads.
 //! - Queues of an interface of the host, through AF_XDP, know no offloads either.
-//! - Another vhost-user-net back-end has the card as its front-end.
 //!
 //! A frame whose offloads the driver does not accept is undone in software ([`offload`]).
 //!
@@ -66,7 +65,6 @@ mod limited;
 mod loop_queue;
 mod loop_source;
 pub mod offload;
-mod peer;
 mod port_poll;
 mod protocols;
 mod receive;

@@ -223,12 +223,6 @@ impl TransmitTask {
                 forwarded.count(ring.counters());
                 *copied = copied.saturating_add(forwarded.copied);
             }
-            CardPort::Peer(port) => {
-                let is_down = !port.queues.outbox.is_open();
-                let dropped = port.queues.outbox.send(batch) as u64;
-                let counters = ring.counters();
-                if is_down { counters.sent_down.add(dropped) } else { counters.dropped_late.add(dropped) }
-            }
             _ => {
                 if let Some(queue) = ring.card.loop_queue(ring.pair) {
                     let dropped = queue.send(batch) as u64;

@@ -182,7 +182,6 @@ fn features_are_those_of_every_port() {
         OpenPort::Loop,
         OpenPort::Tap(Tap::over_sockets(Vec::new(), true)),
         OpenPort::Tap(Tap::over_sockets(Vec::new(), false)),
-        OpenPort::VhostUser(path.into()),
         Port::Stream(path.into()).open(1, |_| unreachable!("nothing is inherited")).unwrap(),
         OpenPort::Switch("lan".parse().unwrap(), None),
     ];
