@@ -2,9 +2,9 @@
 //!
 //! [`Net`] is the [`Device`](kickless_device::Device). It has features ([`features`]), a configuration space
 //! ([`config`]), and a task for each running ring. There are three kinds of tasks, one for each [`Role`]:
-//! - `transmit.rs` takes frames from the driver and checks them ([`Frame`]);
-//! - `receive.rs` pops chains ahead, as credit, and delivers frames into them;
-//! - `control_ring.rs` executes commands of the driver ([`Command`]).
+//! - `ring/transmit_task.rs` takes frames from the driver and checks them ([`Frame`]);
+//! - `ring/receive_task.rs` pops chains ahead, as credit, and delivers frames into them;
+//! - `card/control_ring.rs` executes commands of the driver ([`Command`]).
 //!
 //! The other side of a card is its [`OpenPort`](kickless_net_port::OpenPort):
 //! - The null port discards the frames of the driver and delivers test frames, paced by a timer.
@@ -42,52 +42,17 @@
 //! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
-mod announcement;
-mod buffers;
-mod card_port;
-mod card_state;
-pub mod config;
-mod control;
-mod control_ring;
-mod cost;
-mod counters;
-mod credit;
-mod datagrams;
-mod device;
-mod direct;
-pub mod features;
-mod filter;
+mod card;
 mod frame;
-mod gathered_frame;
-mod held_frame;
-mod immediate_ring;
-mod limited;
-mod loop_queue;
-mod loop_source;
 pub mod offload;
-mod port_poll;
-mod protocols;
-mod receive;
-mod receive_ring;
-mod rings;
-mod saved_state;
-mod stream;
-mod switch;
-mod tap_follower;
-mod tap_source;
-mod tap_transmit;
-mod test_source;
-mod timer;
-mod transmit;
-mod transmit_ring;
-mod uplink;
-mod whole_frame;
-mod xdp;
+mod ports;
+mod ring;
 
-pub use control::{Command, CommandError};
-pub use device::{Net, Options};
-pub use filter::{Address, Filter, Modes};
-pub use frame::{Checksum, Frame, InvalidFrame, Protocol, Segmentation};
-pub use rings::{Role, rings_max, role};
+pub use card::control::{Command, CommandError};
+pub use card::device::{Net, Options};
+pub use card::filter::{Address, Filter, Modes};
+pub use card::{config, features};
+pub use frame::header::{Checksum, Frame, InvalidFrame, Protocol, Segmentation};
 #[cfg(fuzzing)]
-pub use switch::fuzzing as switch_fuzzing;
+pub use ports::switch::fuzzing as switch_fuzzing;
+pub use ring::roles::{Role, rings_max, role};
