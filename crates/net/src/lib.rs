@@ -6,14 +6,10 @@
 //! - `ring/receive_task.rs` pops chains ahead, as credit, and delivers frames into them;
 //! - `card/control_ring.rs` executes commands of the driver ([`Command`]).
 //!
-//! The other side of a card is its [`OpenPort`](kickless_net_port::OpenPort):
-//! - The null port discards the frames of the driver and delivers test frames, paced by a timer.
-//! - The loop port returns the frames of the driver.
-//! - A TAP is an interface of the host. A thread of the card makes it follow the rings: it attaches the
-//!   queue of each pair that receives, and chooses the offloads that the driver accepts.
-//! - A switch connects the cards of this process, by the addresses of their guests. A TAP can be its uplink.
-//! - A stream socket reaches another program, which knows no offloads.
-//! - Queues of an interface of the host, through AF_XDP, know no offloads either.
+//! The other side of a card is its port. A [`PortName`] is the name of one, as an operator writes it, and an
+//! [`OpenPort`] the port itself. `ports` has a folder for each, with everything that concerns it: its name,
+//! its help, how it is opened and closed, and the parts that receive and transmit for one ring. The tasks of
+//! the rings are the same for all ports.
 //!
 //! A frame whose offloads the driver does not accept is undone in software ([`offload`]).
 //!
@@ -23,11 +19,10 @@
 //!
 //! ```
 //! use kickless_device::Device;
-//! use kickless_net::{Net, Options};
-//! use kickless_net_port::{NullPort, OpenPort};
+//! use kickless_net::{Net, NullPort, Options};
 //!
 //! let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
-//! let port = OpenPort::Null(NullPort::default());
+//! let port = NullPort::default().into();
 //! let (pairs_max, queue_size_max) = (2, 1024);
 //! let (offload, ring_reset) = (true, false);
 //! let options =
@@ -55,4 +50,5 @@ pub use card::{config, features};
 pub use frame::header::{Checksum, Frame, InvalidFrame, Protocol, Segmentation};
 #[cfg(fuzzing)]
 pub use ports::switch::fuzzing as switch_fuzzing;
+pub use ports::{NullPort, OpenPort, Opening, PortError, PortName};
 pub use ring::roles::{Role, rings_max, role};

@@ -4,8 +4,7 @@
 mod rig;
 
 use kickless_device::{Device, Driver, Limit, Limits, Next, Operate, Rate};
-use kickless_net::Net;
-use kickless_net_port::{NullPort, OpenPort, Port};
+use kickless_net::{Net, NullPort};
 use kickless_spec::net::Header;
 use rig::{Kind, Rig, card, card_on, counter, kinds};
 use std::sync::Arc;
@@ -37,7 +36,7 @@ fn set(card: &Net, limits: Limits) {
 
 /// Returns a card that returns the frames of its driver.
 fn looping() -> Arc<Net> {
-    card_on(1, "loop".parse::<Port>().unwrap().open(1, |_| unreachable!()).unwrap())
+    card_on(1, "loop")
 }
 
 #[test]
@@ -141,7 +140,7 @@ fn a_group_has_one_limit() {
             queue_size_max: 256,
             offload: true,
             ring_reset: false,
-            port: OpenPort::Null(NullPort::default()),
+            port: NullPort::default().into(),
         };
         let card = Arc::new(Net::new(options).with_limiter(limiter.clone()));
         card.reset(Driver::Fresh);

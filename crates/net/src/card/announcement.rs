@@ -4,16 +4,12 @@
 //! Each announcement can go to all cards of a switch, so a card makes few of them, whatever its front-end
 //! requests.
 
-use crate::frame::loop_queue::{Batch, HEADER, PLAIN};
-use crate::ports::card_port::{CardPort, TapPort};
-use crate::ports::switch::{Forwarder, SwitchPort};
-use kickless_net_port::{Capture, Direction, SendError, StreamPort};
-use kickless_spec::net::{ETHERNET_HEADER_LEN, Header, MAC_LEN};
+use kickless_net_port::{Capture, Direction};
+use kickless_spec::net::{ETHERNET_HEADER_LEN, MAC_LEN};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use tracing::{info, warn};
 
 /// The length of the frame: the shortest of Ethernet, without its check sequence.
 const LEN: usize = 60;
@@ -61,21 +57,21 @@ impl Pace {
 }
 
 impl Announcements {
-    /// Announces an address through the port of the card, as its front-end requests, and adds the frame to
-    /// the capture. Does nothing if there were too many requests.
-    pub(crate) fn request(&self, port: &CardPort, capture: &Capture, mac: [u8; MAC_LEN]) {
+    /// Returns the frame that announces an address, as the front-end of the card requests, and adds it to the
+    /// capture. Returns `None` if there were too many requests.
+    pub(crate) fn request(&self, capture: &Capture, mac: [u8; MAC_LEN]) -> Option<[u8; LEN]> {
         self.requested.fetch_add(1, Ordering::Relaxed);
         let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
         if !self.pace.lock().unwrap_or_else(PoisonError::into_inner).admits(now) {
             self.limited.fetch_add(1, Ordering::Relaxed);
-            return;
+            return None;
         }
+        let frame = frame(mac);
         if capture.is_on() {
-            let frame = frame(mac);
             let read = |into: &mut [u8]| into.copy_from_slice(&frame[..into.len()]);
             capture.add(Direction::Outbound, 0, [(LEN, read)]);
         }
-        send(port, mac);
+        Some(frame)
     }
 }
 
@@ -102,56 +98,6 @@ fn frame(mac: [u8; MAC_LEN]) -> [u8; LEN] {
         rest = more;
     }
     frame
-}
-
-/// Sends the announcement through the port of a card. The null port discards it, and the loop port has nobody
-/// to tell.
-fn send(port: &CardPort, mac: [u8; MAC_LEN]) {
-    match port {
-        CardPort::Tap(port) => send_to_tap(port, mac),
-        CardPort::Stream(port) => send_to_stream(port, mac),
-        CardPort::Switch(port) => send_to_switch(port, mac),
-        CardPort::Xdp(port) => port.send_once(&frame(mac)),
-        CardPort::Null(_) | CardPort::Loop(_) => {}
-    }
-}
-
-fn send_to_switch(port: &SwitchPort, mac: [u8; MAC_LEN]) {
-    // A switch without other ports has nobody to tell.
-    port.forward(0, &mut batch(mac), &mut Forwarder::default(), u32::MAX);
-}
-
-fn batch(mac: [u8; MAC_LEN]) -> Batch {
-    let mut frames = Batch::default();
-    let space = frames.push(HEADER + LEN);
-    space[..HEADER].copy_from_slice(&PLAIN);
-    space[HEADER..].copy_from_slice(&frame(mac));
-    frames
-}
-
-fn send_to_stream(port: &StreamPort, mac: [u8; MAC_LEN]) {
-    match port.sender() {
-        Ok(sender) => {
-            let mut outgoing = sender.turn();
-            if outgoing.has_room() {
-                outgoing.push(&frame(mac));
-                outgoing.flush();
-            }
-        }
-        Err(error) => warn!(%error, "the guest's address cannot be announced"),
-    }
-}
-
-fn send_to_tap(port: &TapPort, mac: [u8; MAC_LEN]) {
-    let sent = match port.tap.queue(0) {
-        Ok(mut queue) => queue.send_copy(&Header::default(), &frame(mac)),
-        Err(error) => return warn!(%error, "the guest's address cannot be announced"),
-    };
-    match sent {
-        Ok(()) => info!(tap = port.tap.name(), "the guest's address is announced by RARP"),
-        Err(SendError::Gone) => port.report_gone(),
-        Err(error) => warn!(tap = port.tap.name(), %error, "the guest's address cannot be announced"),
-    }
 }
 
 const _: () = assert!(ETHERNET_HEADER_LEN + 28 <= LEN);

@@ -3,6 +3,7 @@
 use crate::card::control::{Command, CommandError};
 use crate::card::counters::RingCounters;
 use crate::card::state::CardState;
+use crate::ports::port::Port;
 use crate::ring::buffers;
 use crate::ring::cost;
 use crate::ring::immediate::{self, ImmediateRing};
@@ -16,6 +17,7 @@ use tracing::debug;
 pub(crate) struct ControlTask {
     vring: Vring,
     card: Arc<CardState>,
+    port: Arc<dyn Port>,
     features: NetFeatures,
     chain: Chain,
     /// Space for a command.
@@ -23,9 +25,14 @@ pub(crate) struct ControlTask {
 }
 
 impl ControlTask {
-    pub(crate) fn new(vring: Vring, card: Arc<CardState>, features: NetFeatures) -> Self {
+    pub(crate) fn new(
+        vring: Vring,
+        card: Arc<CardState>,
+        port: Arc<dyn Port>,
+        features: NetFeatures,
+    ) -> Self {
         let command = vec![0; Command::LEN_MAX].into_boxed_slice();
-        Self { vring, card, features, chain: Chain::default(), command }
+        Self { vring, card, port, features, chain: Chain::default(), command }
     }
 
     fn counters(&self) -> &RingCounters {
@@ -58,7 +65,10 @@ impl ControlTask {
             .map_err(|_| CommandError::Short)?;
         let card = &self.card;
         match Command::parse(&self.command[..len], self.features, card.pairs_max)? {
-            Command::SetPairs(pairs) => card.set_pairs(pairs),
+            Command::SetPairs(pairs) => {
+                card.set_pairs(pairs);
+                self.port.card_changed(card);
+            }
             Command::Announced => {}
             Command::SetMode(mode, is_on) => card.change_filter(|filter| filter.modes.set(mode, is_on)),
             Command::SetTables { unicast, multicast } => {
@@ -68,7 +78,10 @@ impl ControlTask {
             Command::SetVlan(vlan, is_accepted) => {
                 card.change_filter(|filter| filter.set_vlan(vlan, is_accepted));
             }
-            Command::SetOffloads(offloads) => card.set_offloads(offloads),
+            Command::SetOffloads(offloads) => {
+                card.set_offloads(offloads);
+                self.port.card_changed(card);
+            }
         }
         Ok(())
     }

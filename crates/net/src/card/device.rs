@@ -1,39 +1,28 @@
 //! The virtio-net [`Device`].
 
-use crate::card::announcement::Announcements;
-use crate::card::control_ring::ControlTask;
-use crate::card::counters::{self, RingCounters};
-use crate::card::filter::Filter;
-use crate::card::saved_state::{PAIRS_UNKNOWN, SavedState};
-use crate::card::state::CardState;
-use crate::card::{config, features};
-use crate::ports::card_port::CardPort;
-use crate::ports::loop_source::LoopSource;
-use crate::ports::null::receive::TestSource;
-use crate::ports::stream::{StreamSource, StreamTransmitTask};
-use crate::ports::switch::uplink::{Share, Uplink};
-use crate::ports::tap::follower as tap_follower;
-use crate::ports::tap::receive::TapSource;
-use crate::ports::tap::transmit::TapTransmitTask;
-use crate::ports::xdp;
-use crate::ports::xdp::{XdpSource, XdpTransmitTask};
-use crate::ring::limited::LimitedTask;
+use super::announcement::Announcements;
+use super::control_ring::ControlTask;
+use super::counters::{self, RingCounters};
+use super::filter::Filter;
+use super::saved_state::{PAIRS_UNKNOWN, SavedState};
+use super::state::CardState;
+use super::{config, features};
+use crate::ports::OpenPort;
+use crate::ports::port::Port;
 use crate::ring::receive_ring::{FrameFormat, ReceiveRing};
-use crate::ring::receive_task::{ReceiveTask, Source};
 use crate::ring::roles::{Role, rings_max, role};
 use crate::ring::transmit_ring::{TransmitFormat, TransmitRing};
-use crate::ring::transmit_task::TransmitTask;
 use kickless_device::{
-    CaptureTo, CloseError, ConfigError, Device, DeviceMessage, DeviceMetrics, Direction, Disabled, Driver,
-    InvalidState, Limiter, MessageError, Operate, OwnProtocolFeatures, QueueTask, StartError, Vring, Words,
+    CaptureTo, CloseError, ConfigError, Device, DeviceMessage, DeviceMetrics, Disabled, Driver, InvalidState,
+    Limiter, MessageError, Operate, OwnProtocolFeatures, QueueTask, StartError, Vring, Words,
 };
-use kickless_net_port::{Capture, OpenPort};
+use kickless_net_port::Capture;
 use kickless_spec::features::Features;
 use kickless_spec::net::{MAC_LEN, MTU_DEFAULT, MTU_MAX, MTU_MIN, NetFeatures};
 use kickless_spec::vhost_user::ProtocolFeatures;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use tracing::warn;
 use zerocopy::IntoBytes;
 
@@ -65,29 +54,21 @@ pub struct Options {
 #[derive(Debug)]
 pub struct Net {
     card: Arc<CardState>,
+    port: Arc<dyn Port>,
     queue_size_max: u16,
     offload: bool,
     ring_reset: bool,
     /// The MTU that a front-end finds when it connects.
     mtu: u16,
-    /// The uplink of the card's switch.
-    uplink: Option<Arc<Uplink>>,
-    /// Makes the uplink run while the device is open.
-    uplink_share: Mutex<Option<Share>>,
 }
 
 impl Net {
     /// Makes a card.
     pub fn new(options: Options) -> Self {
         let (rings, mtu) = (rings_max(options.pairs_max), options.mtu.unwrap_or(MTU_DEFAULT));
-        let uplink = match &options.port {
-            OpenPort::Switch(switch, Some(tap)) => Some(Uplink::of(&switch.name, tap)),
-            _ => None,
-        };
         let card = Arc::new(CardState {
             mac: options.mac,
             capture: Capture::default(),
-            port: CardPort::new(options.port, options.pairs_max, options.mac),
             pairs_max: options.pairs_max,
             mtu: AtomicU16::new(mtu),
             pairs: AtomicU16::new(PAIRS_UNKNOWN),
@@ -104,12 +85,11 @@ impl Net {
         });
         Self {
             card,
+            port: options.port.0,
             queue_size_max: options.queue_size_max,
             offload: options.offload,
             ring_reset: options.ring_reset,
             mtu,
-            uplink,
-            uplink_share: Mutex::default(),
         }
     }
 
@@ -127,26 +107,13 @@ impl Net {
         self.card.mtu.load(Ordering::Relaxed)
     }
 
-    fn uplink_share(&self) -> MutexGuard<'_, Option<Share>> {
-        self.uplink_share.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes the uplink run, if the card's switch has one.
-    fn start_uplink(&self) -> io::Result<()> {
-        let Some(uplink) = &self.uplink else { return Ok(()) };
-        let mut share = self.uplink_share();
-        if share.is_none() {
-            *share = Some(uplink.share()?);
-        }
-        Ok(())
-    }
-
     /// Forgets what a driver has set through the control ring. It uses this many pairs.
     fn forget_settings(&self, pairs: u16) {
         self.card.settings_are_known.store(pairs != PAIRS_UNKNOWN, Ordering::Relaxed);
         self.card.set_pairs(pairs);
         self.card.set_offloads(NetFeatures::GUEST_OFFLOADS);
         self.card.change_filter(|filter| *filter = Filter::new(self.card.mac));
+        self.port.card_changed(&self.card);
     }
 }
 
@@ -183,13 +150,15 @@ impl Device for Net {
                 Ok(mtu) if mtu >= MTU_MIN => {
                     // A front-end repeats this for each pair of rings.
                     if self.card.mtu.swap(mtu, Ordering::Relaxed) != mtu {
-                        self.card.port.warn_of_mtu(mtu);
+                        self.port.mtu_changed(mtu);
                     }
                 }
                 _ => return Err(MessageError::Mtu { mtu, min: MTU_MIN.into(), max: MTU_MAX.into() }),
             },
             DeviceMessage::SendRarp(mac) => {
-                self.card.announcements.request(&self.card.port, &self.card.capture, mac);
+                if let Some(frame) = self.card.announcements.request(&self.card.capture, mac) {
+                    self.port.announce(&frame);
+                }
             }
         }
         Ok(())
@@ -235,25 +204,11 @@ impl Device for Net {
     }
 
     fn open(&self) -> Result<(), StartError> {
-        let started = match &self.card.port {
-            CardPort::Stream(port) => port.start(),
-            CardPort::Switch(_) => self.start_uplink(),
-            CardPort::Xdp(_) => xdp::watch(&self.card),
-            _ => tap_follower::follow(&self.card),
-        };
-        started.map_err(|error| no_resource("thread", &error))
+        self.port.start(&self.card).map_err(|error| no_resource("thread", &error))
     }
 
     fn close(&self) -> Result<(), CloseError> {
-        match &self.card.port {
-            CardPort::Tap(port) => port.end(),
-            CardPort::Stream(port) => port.end(),
-            CardPort::Switch(_) => {
-                *self.uplink_share() = None;
-            }
-            CardPort::Xdp(port) => port.end(),
-            CardPort::Null(_) | CardPort::Loop(_) => {}
-        }
+        self.port.close();
         Ok(())
     }
 
@@ -273,6 +228,7 @@ impl Device for Net {
         // An earlier version accepted all frames.
         let filter = filter.unwrap_or_else(|| Filter::new(self.card.mac));
         self.card.change_filter(|here| *here = filter);
+        self.port.card_changed(&self.card);
         Ok(())
     }
 
@@ -302,18 +258,18 @@ impl Device for Net {
                 self.card.features.store(in_force.bits(), Ordering::Relaxed);
                 let len_max = features::receive_len_max(in_force, header_len, self.mtu());
                 let format = FrameFormat { features: in_force, header_len, len_max };
-                let source = source(&card, pair).map_err(|error| no_resource("descriptor", &error))?;
-                let task = ReceiveTask::new(ReceiveRing::new(vring, card.clone(), pair, format), source);
-                LimitedTask::new(task, card, Direction::Read)
+                let task = self.port.receive(ReceiveRing::new(vring, card, pair, format));
+                task.map_err(|error| no_resource("descriptor", &error))?
             }
             Role::Transmit { pair } => {
                 let format = TransmitFormat { features: in_force, header_len };
-                let ring = TransmitRing::new(vring, card, pair, format);
-                transmit_task(ring).map_err(|error| no_resource("descriptor", &error))?
+                let task = self.port.transmit(TransmitRing::new(vring, card, pair, format));
+                task.map_err(|error| no_resource("descriptor", &error))?
             }
             Role::Control if features.bits() & NetFeatures::CTRL_VQ.bits() != 0 => {
                 card.control_ring_starts(vring.is_resumed());
-                Box::new(ControlTask::new(vring, card, in_force))
+                self.port.card_changed(&card);
+                Box::new(ControlTask::new(vring, card, self.port.clone(), in_force))
             }
             Role::Control => return Err(no_ring()),
         })
@@ -323,10 +279,7 @@ impl Device for Net {
 impl Operate for Net {
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut sums = counters::sums(&self.card.counters);
-        sums.extend(self.uplink.iter().flat_map(|uplink| uplink.counters()));
-        if let CardPort::Xdp(port) = &self.card.port {
-            sums.push(("dropped_by_kernel", port.queues.dropped()));
-        }
+        sums.extend(self.port.counters());
         let announcements = &self.card.announcements;
         sums.push(("announcements", announcements.requested.load(Ordering::Relaxed)));
         sums.push(("announcements_limited", announcements.limited.load(Ordering::Relaxed)));
@@ -357,39 +310,6 @@ impl Drop for Net {
         // A card writes nothing back, so this cannot fail.
         let _ = self.close();
     }
-}
-
-/// Returns the source of the frames of a pair.
-fn source(card: &Arc<CardState>, pair: u16) -> io::Result<Source> {
-    Ok(match &card.port {
-        CardPort::Null(port) if port.rate == 0 => Source::None,
-        CardPort::Null(port) => Source::Test(TestSource::new(port.clone())?),
-        CardPort::Loop(_) | CardPort::Switch(_) => Source::Loop(LoopSource::new(card.clone(), pair)?),
-        CardPort::Tap(port) => {
-            Source::Tap(Box::new(TapSource::new(port.tap.queue(pair)?, card.clone(), pair)))
-        }
-        CardPort::Stream(port) => Source::Stream(StreamSource::new(port.receiver()?)),
-        CardPort::Xdp(port) => Source::Xdp(XdpSource::new(port.queues.queue(pair)?)),
-    })
-}
-
-/// Returns the task of a transmit ring.
-fn transmit_task(ring: TransmitRing) -> io::Result<Box<dyn QueueTask>> {
-    let (card, pair) = (ring.card.clone(), ring.pair);
-    let limited = card.clone();
-    Ok(match &card.port {
-        CardPort::Tap(port) => {
-            LimitedTask::new(TapTransmitTask::new(ring, port.tap.queue(pair)?), limited, Direction::Write)
-        }
-        CardPort::Stream(port) => {
-            LimitedTask::new(StreamTransmitTask::new(ring, port.sender()?), limited, Direction::Write)
-        }
-        CardPort::Xdp(port) => {
-            let task = XdpTransmitTask::new(ring, port.queues.queue(pair)?)?;
-            LimitedTask::new(task, limited, Direction::Write)
-        }
-        _ => LimitedTask::new(TransmitTask::new(ring), limited, Direction::Write),
-    })
 }
 
 fn no_resource(what: &str, error: &io::Error) -> StartError {

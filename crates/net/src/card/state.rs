@@ -3,8 +3,6 @@
 use crate::card::announcement::Announcements;
 use crate::card::counters::RingCounters;
 use crate::card::filter::Filter;
-use crate::frame::loop_queue::LoopQueue;
-use crate::ports::card_port::CardPort;
 use kickless_device::Limiter;
 use kickless_net_port::{Capture, Direction, Offloads};
 use kickless_spec::net::{MAC_LEN, NetFeatures};
@@ -14,11 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The state that all rings of a card share.
 ///
 /// Accesses to the atomics are relaxed. No atomic protects other data, and the transport and the rings order
-/// the actions of the driver.
+/// the actions of the driver. Who changes the state tells the port ([`Port::card_changed`]).
+///
+/// [`Port::card_changed`]: crate::ports::port::Port::card_changed
 #[derive(Debug)]
 pub(crate) struct CardState {
     pub(crate) mac: Option<[u8; MAC_LEN]>,
-    pub(crate) port: CardPort,
     pub(crate) capture: Capture,
     pub(crate) pairs_max: u16,
     /// The MTU in the configuration space. The front-end can set it.
@@ -57,7 +56,6 @@ impl CardState {
     /// Sets the offloads that the driver has not switched off.
     pub(crate) fn set_offloads(&self, offloads: NetFeatures) {
         self.offloads.store(offloads.bits(), Ordering::Relaxed);
-        self.port.changed();
     }
 
     /// Returns the present filter.
@@ -95,37 +93,11 @@ impl CardState {
     /// Sets the number of pairs that the driver uses.
     pub(crate) fn set_pairs(&self, pairs: u16) {
         self.pairs.store(pairs, Ordering::Relaxed);
-        if let CardPort::Switch(port) = &self.port {
-            port.set_pairs(pairs);
-        }
-        self.port.changed();
-    }
-
-    /// Returns the queue of a pair of a loop port.
-    pub(crate) fn loop_queue(&self, pair: u16) -> Option<&LoopQueue> {
-        match &self.port {
-            CardPort::Loop(queues) => queues.get(usize::from(pair)),
-            _ => None,
-        }
-    }
-
-    /// Returns the queue with the frames for the receive ring of a pair, where other rings of this process
-    /// send them.
-    pub(crate) fn inbox(&self, pair: u16) -> Option<&LoopQueue> {
-        match &self.port {
-            CardPort::Switch(port) => port.inbox(pair),
-            _ => self.loop_queue(pair),
-        }
     }
 
     /// Returns the counters of the receive ring of a pair.
     pub(crate) fn receive_counters(&self, pair: u16) -> &RingCounters {
         &self.counters[2 * usize::from(pair)]
-    }
-
-    /// Returns whether transmit rings collect frames in batches, for other rings or for a capture.
-    pub(crate) fn collects_frames(&self) -> bool {
-        matches!(self.port, CardPort::Loop(_) | CardPort::Switch(_)) || self.capture.is_on()
     }
 
     /// Adds a frame of `len` bytes to the capture, if that is on. `read` copies the first bytes of the frame.
@@ -140,7 +112,6 @@ impl CardState {
     pub(crate) fn receive_started(&self, pair: u16) {
         if let Some(receiving) = self.receiving.get(usize::from(pair)) {
             receiving.fetch_add(1, Ordering::Relaxed);
-            self.port.changed();
         }
     }
 
@@ -148,7 +119,6 @@ impl CardState {
     pub(crate) fn receive_ended(&self, pair: u16) {
         if let Some(receiving) = self.receiving.get(usize::from(pair)) {
             receiving.fetch_sub(1, Ordering::Relaxed);
-            self.port.changed();
         }
     }
 
@@ -180,19 +150,5 @@ impl CardState {
             offloads.set(offload, runs && accepted.contains(needs));
         }
         offloads
-    }
-
-    /// Logs that the TAP is gone, once.
-    pub(crate) fn report_gone(&self) {
-        if let CardPort::Tap(port) = &self.port {
-            port.report_gone();
-        }
-    }
-
-    /// Logs the first read that has failed.
-    pub(crate) fn report_failed_read(&self, error: &dyn std::fmt::Display) {
-        if let CardPort::Tap(port) = &self.port {
-            port.report_failed_read(error);
-        }
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::card::counters::RingCounters;
 use crate::frame::header::Checksum;
+use crate::frame::taken::Taken;
 use crate::offload::{Segments, Undo, complete_checksum, may_have_checksum, received_header, undo};
-use crate::ports::port_poll::Taken;
 use crate::ring::receive_ring::ReceiveRing;
 use kickless_device::Next;
 use kickless_spec::net::{FRAME_MAX, Header, NetFeatures};

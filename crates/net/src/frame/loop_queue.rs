@@ -89,6 +89,21 @@ impl Batch {
         &mut self.space[start..end]
     }
 
+    /// Adds a frame of `len` bytes, header included, that `write` writes. Takes it back if that fails. The
+    /// batch has room for it.
+    #[inline]
+    pub(crate) fn push_with<E>(
+        &mut self,
+        len: usize,
+        write: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let written = write(self.push(len));
+        if written.is_err() {
+            self.pop();
+        }
+        written
+    }
+
     /// The vectors keep their memory, so this allocates only until the batch was full once.
     #[cold]
     fn grow(&mut self, end: usize) {

@@ -5,4 +5,5 @@ pub(crate) mod header;
 pub(crate) mod held;
 pub(crate) mod loop_queue;
 pub(crate) mod protocols;
+pub(crate) mod taken;
 pub(crate) mod whole;

@@ -6,7 +6,6 @@
 
 mod bound;
 mod checksum;
-pub(crate) mod datagrams;
 mod packet;
 mod segments;
 

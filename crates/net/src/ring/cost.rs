@@ -4,6 +4,9 @@
 /// in a processor's cache of the first level until they are delivered. They take some 10 microseconds, for
 /// which the kicks and completions of others wait.
 pub(crate) const FRAMES_MAX: u32 = 256;
+/// The shares of a frame that passes directly from one guest's memory to another's. The sender does its own
+/// part of the work and the receiver's, and is charged for both.
+pub(crate) const DIRECT_SHARES: u32 = 2;
 /// Bytes that cost as much as one frame.
 const BYTES_PER_COST: u64 = 4096;
 /// Frames of a batch that cost as much as a frame by itself, or a request of a disk. A frame of a batch
@@ -32,13 +35,6 @@ pub(crate) fn of_frame(len: u64) -> u32 {
 /// Returns the cost of a packet of this length that passes whole and becomes so many segments elsewhere.
 pub(crate) fn of_packet(len: u64, segments: u32) -> u32 {
     of_frame(len).max(segments.div_ceil(SEGMENTS_PER_COST))
-}
-
-/// Returns the cost of segments that the card makes, none of which is longer than `len_max`: that of as many
-/// frames by themselves. The casts are lossless, because their number and their bytes are bounded
-/// ([`Segments`](crate::offload::Segments)).
-pub(crate) fn of_segments(count: usize, len_max: usize) -> u32 {
-    count as u32 * of_frame(len_max as u64)
 }
 
 /// The cost of frames that are carried in one batch.
@@ -186,7 +182,6 @@ mod tests {
         // Short segments are paid one by one, also those of a short packet.
         assert_eq!((of_packet(65_054, 128), of_packet(182, 128)), (43, 43));
         assert_eq!((of_batch(65_054, 128), of_batch(182, 128)), (682, 682));
-        assert_eq!((of_segments(128, 182), of_segments(2, 33_000)), (128, 2 * of_frame(33_000)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The rings of a card and their tasks.
 //!
-//! `receive_task.rs` and `transmit_task.rs` are the tasks. Below them are the rings, with what does not depend
-//! on the port.
+//! `receive_task.rs` and `transmit_task.rs` are the tasks. Below them are the rings, with what does not
+//! depend on the port.
 
 pub(crate) mod buffers;
 pub(crate) mod cost;

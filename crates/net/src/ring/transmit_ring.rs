@@ -3,6 +3,7 @@
 use crate::card::counters::RingCounters;
 use crate::card::state::CardState;
 use crate::frame::header::{Frame, InvalidFrame};
+use crate::frame::loop_queue::{Batch, HEADER};
 use crate::ring::buffers;
 use kickless_device::{ShowAfter, Vring};
 use kickless_net_port::Direction;
@@ -84,6 +85,27 @@ impl TransmitRing {
         self.card.capture(Direction::Outbound, self.pair, frame.len(), |into| {
             into.copy_from_slice(&frame[..into.len()]);
         });
+    }
+
+    /// Adds the frames of a batch to the capture, if that is on. Empties the batch and returns `false` if
+    /// guest memory has lost pages: zeroes may be in the place of their bytes.
+    pub(crate) fn keeps_batch(&mut self, batch: &mut Batch) -> bool {
+        let is_intact = self.vring.is_intact();
+        if !is_intact {
+            batch.clear();
+        } else if self.card.capture.is_on() {
+            self.capture_batch(batch);
+        }
+        is_intact
+    }
+
+    #[cold]
+    fn capture_batch(&self, batch: &Batch) {
+        let frames = batch.frames(0, 0).map(|frame| {
+            let frame = &frame[HEADER..];
+            (frame.len(), |into: &mut [u8]| into.copy_from_slice(&frame[..into.len()]))
+        });
+        self.card.capture.add(Direction::Outbound, self.pair, frames);
     }
 
     /// Counts frames with this number of bytes in all that were passed on.

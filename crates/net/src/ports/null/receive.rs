@@ -1,19 +1,23 @@
 //! The test frames of a null port. Each expiration of a timer makes one frame due.
 
+use super::name::NullPort;
 use crate::frame::held::HeldFrame;
-use crate::ports::port_poll::Taken;
+use crate::frame::taken::Taken;
+use crate::ports::receive::Receive;
 use crate::ports::timer::Timer;
 use crate::ring::receive_ring::ReceiveRing;
-use kickless_net_port::{NullPort, TestFrame};
+use kickless_device::Next;
+use kickless_net_port::TestFrame;
 use kickless_spec::net::{Header, NetFeatures};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 /// The most test frames that wait for chains. The task drops further ones.
 const DUE_MAX: u64 = 256;
 
 /// Makes the test frames of one pair.
-pub(crate) struct TestSource {
+pub(crate) struct TestFrames {
     port: NullPort,
     timer: Timer,
     /// Frames to deliver now, beside the one that is held.
@@ -22,7 +26,7 @@ pub(crate) struct TestSource {
     number: u64,
 }
 
-impl TestSource {
+impl TestFrames {
     /// Makes a source with the rate of `port`, which is not zero.
     ///
     /// # Errors
@@ -32,19 +36,8 @@ impl TestSource {
         Ok(Self { port, timer, due: 0, number: 0 })
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.timer.as_fd()
-    }
-
-    /// Makes one frame due for each expiration of the timer.
-    pub(crate) fn check(&mut self, ring: &ReceiveRing) {
-        let due = self.due + self.timer.take();
-        self.due = due.min(DUE_MAX);
-        ring.counters().dropped_late.add(due - self.due);
-    }
-
     /// Makes the next frame if one is due.
-    pub(crate) fn take(&mut self, ring: &mut ReceiveRing, held: &mut HeldFrame) -> Taken {
+    fn make(&mut self, ring: &mut ReceiveRing, held: &mut HeldFrame) -> Taken {
         if self.due == 0 {
             return Taken::Nothing;
         }
@@ -70,5 +63,40 @@ impl TestSource {
         // A plain frame is always held.
         let _ = held.hold(&Header::default(), len, NetFeatures::empty());
         Taken::Held
+    }
+}
+
+impl Receive for TestFrames {
+    fn take(&mut self, ring: &mut ReceiveRing, held: &mut HeldFrame, _is_due: bool) -> Result<Taken, Next> {
+        Ok(self.make(ring, held))
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.timer.as_fd())
+    }
+
+    /// Makes one frame due for each expiration of the timer.
+    fn begin(&mut self, ring: &ReceiveRing, is_due: bool) {
+        if !is_due {
+            return;
+        }
+        let due = self.due + self.timer.take();
+        self.due = due.min(DUE_MAX);
+        ring.counters().dropped_late.add(due - self.due);
+    }
+}
+
+/// The frames of a port without any.
+pub(crate) struct NoFrames;
+
+impl Receive for NoFrames {
+    const INTERVAL: Duration = Duration::ZERO;
+
+    fn take(&mut self, _: &mut ReceiveRing, _: &mut HeldFrame, _is_due: bool) -> Result<Taken, Next> {
+        Ok(Taken::Nothing)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 }

@@ -1,6 +1,8 @@
 //! Takes the frames of a stream socket, which have no offloads.
 
-use crate::ports::port_poll::Taken;
+use crate::frame::held::HeldFrame;
+use crate::frame::taken::Taken;
+use crate::ports::receive::Receive;
 use crate::ring::receive_ring::ReceiveRing;
 use kickless_device::Next;
 use kickless_net_port::{Received, StreamReceiver};
@@ -10,22 +12,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 const HEADER: usize = size_of::<Header>();
 
 /// Receives the frames of a stream.
-pub(crate) struct StreamSource(StreamReceiver);
+pub(crate) struct StreamReceive(pub(super) StreamReceiver);
 
-impl StreamSource {
-    pub(crate) fn new(receiver: StreamReceiver) -> Self {
-        Self(receiver)
+impl Receive for StreamReceive {
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-
-    /// Delivers the next frame. Reads from the socket only if the port `is_due`.
-    ///
-    /// # Errors
-    /// The frame waits for chains, as in [`ReceiveRing::pop_credit`], or the turn is over.
-    pub(crate) fn take(&mut self, ring: &mut ReceiveRing, is_due: bool) -> Result<Taken, Next> {
+    /// Reads from the socket only if the port `is_due`.
+    fn take(&mut self, ring: &mut ReceiveRing, _: &mut HeldFrame, is_due: bool) -> Result<Taken, Next> {
         let mut incoming = self.0.turn();
         match incoming.find(is_due) {
             Received::Frame => {}

@@ -4,10 +4,11 @@
 //! frames go in a batch then. The sender pays for the look at them.
 //! `docs/adr/0015-a-frame-may-go-directly.md` says why this is safe.
 
+use super::delivery::Forwarder;
+use super::port::{Answer, SwitchPort};
 use crate::frame::header::{pass_header, set_header};
 use crate::frame::loop_queue::HEADER;
-use crate::ports::switch::{Answer, Forwarder, SwitchPort};
-use crate::ring::cost::BatchCost;
+use crate::ring::cost::{BatchCost, DIRECT_SHARES};
 use crate::ring::transmit_ring::{BATCH, TransmitRing};
 use kickless_device::{Neighbours, Offered, PARCEL_HEAD_LEN, Parcel};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header};
@@ -23,8 +24,6 @@ pub(crate) const LEN_MIN_POPPED: u32 = 4096;
 /// The most buffers of a popped chain that is offered. The longest frame has fewer in Linux, and 32 if each
 /// has 2048 bytes.
 const PIECES_MAX: usize = 64;
-/// The sender does its own part of a frame's work and the receiver's, and is charged for both.
-pub(crate) const SHARES: u32 = 2;
 /// The number of batches that go in the usual way after frames that were not taken.
 const PAUSE: u32 = 7;
 /// The number of popped frames that go in the usual way after one that was not taken. A look at one is cheap
@@ -49,6 +48,7 @@ impl Direct {
     /// Offers the frames of these chains, the oldest that were peeked, to the receiver to which they all go.
     /// Returns the number of those that it has taken, and the cost of the look at the others. Nothing has
     /// changed for these.
+    #[inline]
     pub(crate) fn offer(
         &mut self,
         port: &SwitchPort,
@@ -63,7 +63,7 @@ impl Direct {
             return Answer::default();
         }
         let (view, features) = (ring.vring.view(), ring.format.features);
-        let mut cost = BatchCost::new(budget.div_ceil(SHARES), false);
+        let mut cost = BatchCost::new(budget.div_ceil(DIRECT_SHARES), false);
         let mut offered = 0;
         for (chain, head) in zip(chains, &mut *self.heads) {
             let len = chain.buffer.len as usize;

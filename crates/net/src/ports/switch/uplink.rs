@@ -7,12 +7,13 @@
 //! Frames of the host come with the offloads that the kernel left to do. A card undoes those that its driver
 //! does not accept. The kernel does the same in the other direction.
 
+use super::datagrams::Datagrams;
+use super::delivery::Forwarder;
+use super::port::SwitchPort;
 use crate::card::counters::RingCounters;
 use crate::frame::header::Checksum;
 use crate::frame::loop_queue::{Batch, HEADER};
-use crate::offload::datagrams::Datagrams;
 use crate::offload::may_have_checksum;
-use crate::ports::switch::{Forwarder, SwitchPort};
 use kickless_io::Waker;
 use kickless_memory::Iov;
 use kickless_net_port::{Offloads, ReceiveError, SendError, Tap, TapQueue};
@@ -334,7 +335,7 @@ impl Task {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ports::switch::Rule;
+    use crate::ports::switch::rule::Rule;
     use rustix::net::sockopt::set_socket_send_buffer_size;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use std::os::unix::net::UnixDatagram;

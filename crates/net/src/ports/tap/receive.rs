@@ -5,10 +5,12 @@
 //! place. Any other is copied together and held. While frames are short, a read has one part, the memory of
 //! the held frame, because a copy is cheaper than the kernel's work for several.
 
+use super::state::TapState;
 use crate::card::state::CardState;
 use crate::frame::held::HeldFrame;
+use crate::frame::taken::Taken;
 use crate::offload::{Undo, received_header, undo};
-use crate::ports::port_poll::Taken;
+use crate::ports::receive::Receive;
 use crate::ring::receive_ring::ReceiveRing;
 use kickless_device::Next;
 use kickless_memory::Iov;
@@ -16,6 +18,7 @@ use kickless_net_port::{Direction, ReceiveError, TapQueue};
 use kickless_spec::net::{
     ETHERNET_HEADER_LEN, FRAME_MAX, GSO_NONE, HDR_F_NEEDS_CSUM, Header, NetFeatures, VLAN_TAG_LEN,
 };
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -26,8 +29,9 @@ const LEN_MAX: usize = FRAME_MAX - size_of::<Header>();
 const HEAD: usize = ETHERNET_HEADER_LEN + 2 * VLAN_TAG_LEN + 1;
 
 /// Reads one queue of a TAP.
-pub(crate) struct TapSource {
+pub(crate) struct TapReceive {
     queue: TapQueue,
+    tap: Arc<TapState>,
     card: Arc<CardState>,
     pair: u16,
     /// The parts of the driver's chains that a read fills.
@@ -37,73 +41,16 @@ pub(crate) struct TapSource {
     is_gone: bool,
 }
 
-impl TapSource {
+impl TapReceive {
     /// Takes a queue, which receives frames from now on.
-    pub(crate) fn new(queue: TapQueue, card: Arc<CardState>, pair: u16) -> Self {
-        card.receive_started(pair);
-        Self { queue, card, pair, credit: Iov::default(), expected: 0, is_gone: false }
-    }
-
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.queue.as_fd()
-    }
-
-    /// Drops a reference to guest memory that was replaced.
-    pub(crate) fn memory_changed(&mut self, ring: &mut ReceiveRing) {
-        let (_, marks) = ring.vring.memory();
-        self.credit.release(marks);
-    }
-
-    /// Receives a frame if the port is due. Delivers it, or holds it.
     ///
     /// # Errors
-    /// There is no chain for a read, as in [`ReceiveRing::pop_credit`].
-    pub(crate) fn take(
-        &mut self,
-        ring: &mut ReceiveRing,
-        held: &mut HeldFrame,
-        is_due: bool,
-    ) -> Result<Taken, Next> {
-        if !is_due || self.is_gone {
-            return Ok(Taken::Nothing);
-        }
-        // A driver without chains gets no frame, which the host's queue holds meanwhile.
-        ring.skip_chains_without_header_room()?;
-        let is_copied = self.expected <= TapQueue::COPIED_MAX && ring.oldest_is_in_memory();
-        if !is_copied {
-            self.collect_credit(ring)?;
-        }
-        let room = self.credit.len() as usize;
-        let mut header = Header::default();
-        let received = if is_copied {
-            let received = self.queue.receive_copy(held.space_with_header());
-            header.as_mut_bytes().copy_from_slice(&held.space_with_header()[..size_of::<Header>()]);
-            received
-        } else {
-            self.queue.receive(&mut header, &mut self.credit, &mut held.space()[room..])
-        };
-        let taken = match received {
-            Ok(len) => {
-                self.expected = len;
-                self.received(ring, held, &header, room, len)
-            }
-            Err(ReceiveError::Empty) => Ok(Taken::Nothing),
-            Err(ReceiveError::Gone) => {
-                self.is_gone = true;
-                self.card.report_gone();
-                Ok(Taken::Nothing)
-            }
-            Err(ReceiveError::Failed(error)) => {
-                self.card.report_failed_read(&error);
-                ring.drop_frame(|counters| counters.dropped_unread.add(1));
-                // An error that stays would cost a read in each turn. The next frame ends the wait.
-                Ok(Taken::Nothing)
-            }
-        };
-        // Bytes that the kernel wrote and that are not part of a delivered frame are marked here.
-        let (_, marks) = ring.vring.memory();
-        self.credit.clear(marks);
-        taken
+    /// There is no such queue, or the process has no free descriptor.
+    pub(crate) fn new(tap: Arc<TapState>, card: Arc<CardState>, pair: u16) -> io::Result<Self> {
+        let queue = tap.tap.queue(pair)?;
+        card.receive_started(pair);
+        tap.changed();
+        Ok(Self { queue, tap, card, pair, credit: Iov::default(), expected: 0, is_gone: false })
     }
 
     /// Puts the driver's oldest chains into `self.credit`, as many as the next frame is expected to need. The
@@ -221,8 +168,69 @@ impl TapSource {
     }
 }
 
-impl Drop for TapSource {
+impl Receive for TapReceive {
+    const HAS_OFFLOADS: bool = true;
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.queue.as_fd())
+    }
+
+    fn memory_changed(&mut self, ring: &mut ReceiveRing) {
+        let (_, marks) = ring.vring.memory();
+        self.credit.release(marks);
+    }
+
+    fn take(&mut self, ring: &mut ReceiveRing, held: &mut HeldFrame, is_due: bool) -> Result<Taken, Next> {
+        if !is_due || self.is_gone {
+            return Ok(Taken::Nothing);
+        }
+        // A driver without chains gets no frame, which the host's queue holds meanwhile.
+        ring.skip_chains_without_header_room()?;
+        let is_copied = self.expected <= TapQueue::COPIED_MAX && ring.oldest_is_in_memory();
+        if !is_copied {
+            self.collect_credit(ring)?;
+        }
+        let room = self.credit.len() as usize;
+        let mut header = Header::default();
+        let received = if is_copied {
+            let received = self.queue.receive_copy(held.space_with_header());
+            header.as_mut_bytes().copy_from_slice(&held.space_with_header()[..size_of::<Header>()]);
+            received
+        } else {
+            self.queue.receive(&mut header, &mut self.credit, &mut held.space()[room..])
+        };
+        let taken = match received {
+            Ok(len) => {
+                self.expected = len;
+                self.received(ring, held, &header, room, len)
+            }
+            Err(ReceiveError::Empty) => Ok(Taken::Nothing),
+            Err(ReceiveError::Gone) => {
+                self.is_gone = true;
+                self.tap.report_gone();
+                Ok(Taken::Nothing)
+            }
+            Err(ReceiveError::Failed(error)) => {
+                self.tap.report_failed_read(&error);
+                ring.drop_frame(|counters| counters.dropped_unread.add(1));
+                // An error that stays would cost a read in each turn. The next frame ends the wait.
+                Ok(Taken::Nothing)
+            }
+        };
+        // Bytes that the kernel wrote and that are not part of a delivered frame are marked here.
+        let (_, marks) = ring.vring.memory();
+        self.credit.clear(marks);
+        taken
+    }
+
+    fn is_gone(&self) -> bool {
+        self.tap.is_gone()
+    }
+}
+
+impl Drop for TapReceive {
     fn drop(&mut self) {
         self.card.receive_ended(self.pair);
+        self.tap.changed();
     }
 }

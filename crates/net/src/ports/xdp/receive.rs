@@ -1,38 +1,52 @@
 //! Takes the frames of a queue of an interface, which have no offloads.
 
+use super::queues::XdpQueues;
 use crate::frame::held::HeldFrame;
-use crate::ports::port_poll::Taken;
+use crate::frame::taken::Taken;
+use crate::ports::receive::Receive;
 use crate::ring::receive_ring::ReceiveRing;
 use kickless_device::Next;
 use kickless_net_port::XdpQueue;
 use kickless_spec::net::{Header, NetFeatures};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 const HEADER: usize = size_of::<Header>();
 
 /// Receives the frames of a queue.
-pub(crate) struct XdpSource(XdpQueue);
+pub(super) struct XdpReceive {
+    queues: Arc<XdpQueues>,
+    queue: XdpQueue,
+}
 
-impl XdpSource {
-    /// Takes the queue. Discards the frames that came before, which were for no driver, or for an earlier
-    /// one.
-    pub(crate) fn new(queue: XdpQueue) -> Self {
-        queue.turn().discard();
-        Self(queue)
-    }
-
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-
-    /// Delivers the next frame from the memory that the kernel has written. Holds a copy of it if it has
-    /// to wait for chains, so that the kernel gets its memory back. A look costs no call.
+impl XdpReceive {
+    /// Takes the queue of a pair. Discards the frames that came before, which were for no driver, or for an
+    /// earlier one.
     ///
     /// # Errors
-    /// The frame waits for chains, as in [`ReceiveRing::pop_credit`].
-    pub(crate) fn take(&mut self, ring: &mut ReceiveRing, held: &mut HeldFrame) -> Result<Taken, Next> {
-        let taken = self.0.turn().receive(|bytes| deliver(ring, held, bytes));
+    /// There is no such queue, or the process has no free descriptor.
+    pub(super) fn new(queues: Arc<XdpQueues>, pair: u16) -> io::Result<Self> {
+        let queue = queues.queues.queue(pair)?;
+        queue.turn().discard();
+        Ok(Self { queues, queue })
+    }
+}
+
+impl Receive for XdpReceive {
+    /// Delivers the frame from the memory that the kernel has written. Holds a copy of it if it has to wait
+    /// for chains, so that the kernel gets its memory back. A look costs no call.
+    fn take(&mut self, ring: &mut ReceiveRing, held: &mut HeldFrame, _is_due: bool) -> Result<Taken, Next> {
+        let taken = self.queue.turn().receive(|bytes| deliver(ring, held, bytes));
         taken.unwrap_or(Ok(Taken::Nothing))
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.queue.as_fd())
+    }
+
+    fn is_gone(&self) -> bool {
+        self.queues.is_gone()
     }
 }
 

@@ -4,8 +4,6 @@
 //! thread of the card waits for changes of the interfaces of its network namespace. It sleeps otherwise.
 
 use super::queues::{Watch, XdpQueues};
-use crate::card::state::CardState;
-use crate::ports::card_port::CardPort;
 use kickless_io::Waker;
 use kickless_net_port::LinkChanges;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -15,12 +13,11 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use tracing::warn;
 
-/// Starts the thread of an interface, unless it runs. Does nothing for other ports.
+/// Starts the thread of an interface, unless it runs.
 ///
 /// # Errors
 /// The process cannot have another thread or descriptor.
-pub(crate) fn watch(card: &Arc<CardState>) -> io::Result<()> {
-    let CardPort::Xdp(port) = &card.port else { return Ok(()) };
+pub(super) fn watch(port: &Arc<XdpQueues>) -> io::Result<()> {
     let mut watch = port.watch.lock().unwrap_or_else(PoisonError::into_inner);
     if watch.is_none() {
         let stop = Waker::new()?;
@@ -32,12 +29,8 @@ pub(crate) fn watch(card: &Arc<CardState>) -> io::Result<()> {
                 return Ok(());
             }
         };
-        let (card, stopped) = (card.clone(), stop.clone());
-        let run = move || {
-            if let CardPort::Xdp(port) = &card.port {
-                run(port, &changes, &stopped);
-            }
-        };
+        let (watched, stopped) = (port.clone(), stop.clone());
+        let run = move || run(&watched, &changes, &stopped);
         *watch = Some(Watch { stop, thread: thread::Builder::new().name("xdp".into()).spawn(run)? });
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Segments UDP packets for a TAP of a kernel that does not (before Linux 6.2).
+//! Segments UDP packets for an uplink whose kernel does not (before Linux 6.2).
 
 use crate::offload::Segments;
 use kickless_net_port::{SendError, TapQueue};
@@ -13,14 +13,12 @@ pub(crate) struct Datagrams {
     rest: Option<Segments>,
     /// The length of the next datagram in `space`.
     next: usize,
-    /// The number of datagrams of the last packet.
-    count: usize,
 }
 
 impl Datagrams {
     pub(crate) fn new() -> Self {
         let space = vec![0; FRAME_MAX - size_of::<Header>()].into_boxed_slice();
-        Self { space, rest: None, next: 0, count: 0 }
+        Self { space, rest: None, next: 0 }
     }
 
     /// Sends the datagrams of a packet. After [`SendError::Full`], goes on where it was when it gets the same
@@ -33,7 +31,6 @@ impl Datagrams {
     ) -> Result<(), SendError> {
         if self.rest.is_none() {
             let segments = Segments::of(header, packet).ok_or(SendError::Refused(Errno::INVAL))?;
-            self.count = segments.count(packet);
             self.begin_next(packet, segments);
         }
         while let Some(segments) = self.rest {
@@ -41,16 +38,6 @@ impl Datagrams {
             self.begin_next(packet, segments);
         }
         Ok(())
-    }
-
-    /// Returns the number of datagrams of the last packet.
-    pub(crate) fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Returns whether a part of a packet is sent.
-    pub(crate) fn is_sending(&self) -> bool {
-        self.rest.is_some()
     }
 
     /// Forgets the rest of a packet.

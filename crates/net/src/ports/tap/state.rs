@@ -1,40 +1,19 @@
-//! The port of a card, with all that its rings share there.
+//! A TAP, with all that the rings of a card share there.
 
-use crate::card::filter::Address;
-use crate::frame::loop_queue::LoopQueue;
-use crate::ports::switch::{Rule, SwitchPort};
-use crate::ports::xdp::XdpQueues;
-use kickless_net_port::{NullPort, OpenPort, StreamPort, SwitchName, Tap, XDP_MTU_MAX};
+use kickless_net_port::Tap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::{fmt, io};
 use tracing::{Span, error, warn};
 
-/// The port of a card.
-#[derive(Debug)]
-pub(crate) enum CardPort {
-    /// Discards the frames of the driver, and delivers test frames.
-    Null(NullPort),
-    /// Returns the frames of each pair.
-    Loop(Vec<LoopQueue>),
-    /// Has one queue of a TAP for each pair.
-    Tap(Box<TapPort>),
-    /// Sends frames over a stream socket, and receives them there.
-    Stream(StreamPort),
-    /// Exchanges frames with other cards of this process.
-    Switch(SwitchPort),
-    /// Has one queue of an interface for each pair.
-    Xdp(Box<XdpQueues>),
-}
-
 /// A TAP, and what makes it follow the rings.
 ///
 /// Calls that attach queues or set offloads take a lock of the kernel's network configuration. A worker never
 /// makes them: a thread of the card does, after the rings have changed what it looks at
-/// (`crate::ports::tap::follower`).
+/// (`follower.rs`).
 #[derive(Debug)]
-pub(crate) struct TapPort {
+pub(crate) struct TapState {
     pub(crate) tap: Tap,
     follower: Mutex<Follower>,
     changed: Condvar,
@@ -61,63 +40,24 @@ struct Follower {
     thread: Option<JoinHandle<()>>,
 }
 
-impl CardPort {
-    /// Makes the port of a card with this number of pairs, which has an address or not.
-    pub(crate) fn new(port: OpenPort, pairs: u16, address: Option<Address>) -> Self {
-        match port {
-            OpenPort::Null(port) => Self::Null(port),
-            OpenPort::Loop => Self::Loop((0..pairs).map(|_| LoopQueue::default()).collect()),
-            OpenPort::Tap(tap) => Self::Tap(Box::new(TapPort {
-                tap,
-                follower: Mutex::default(),
-                changed: Condvar::new(),
-                is_gone: AtomicBool::new(false),
-                has_failed: AtomicBool::new(false),
-                span: Span::current(),
-            })),
-            OpenPort::Stream(port) => Self::Stream(port),
-            OpenPort::Xdp(port) => Self::Xdp(Box::new(XdpQueues::new(port))),
-            OpenPort::Switch(SwitchName { name, vlan, .. }, _) => {
-                Self::Switch(SwitchPort::join(&name, Rule { vlan, address }, pairs))
-            }
+impl TapState {
+    pub(crate) fn new(tap: Tap) -> Self {
+        Self {
+            tap,
+            follower: Mutex::default(),
+            changed: Condvar::new(),
+            is_gone: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+            span: Span::current(),
         }
     }
 
-    /// Makes the port follow the rings, which have changed. Does not wait for it.
+    /// Makes the TAP follow the rings, which have changed. Does not wait for it.
     pub(crate) fn changed(&self) {
-        if let Self::Tap(port) = self {
-            port.lock().is_due = true;
-            port.changed.notify_one();
-        }
+        self.lock().is_due = true;
+        self.changed.notify_one();
     }
 
-    /// Warns of an MTU of the front-end that the port does not carry. A refusal would leave the guest without
-    /// a card.
-    pub(crate) fn warn_of_mtu(&self, mtu: u16) {
-        if let Self::Xdp(port) = self
-            && mtu > XDP_MTU_MAX
-        {
-            warn!(
-                mtu,
-                max = XDP_MTU_MAX,
-                interface = port.queues.interface(),
-                "the front-end has chosen a larger MTU \
-                than the port carries: longer frames of the guest are counted as sent_refused"
-            );
-        }
-    }
-
-    /// Returns whether the port was found to be gone for good.
-    pub(crate) fn is_gone(&self) -> bool {
-        match self {
-            Self::Tap(port) => port.is_gone(),
-            Self::Xdp(port) => port.is_gone(),
-            _ => false,
-        }
-    }
-}
-
-impl TapPort {
     fn lock(&self) -> MutexGuard<'_, Follower> {
         self.follower.lock().unwrap_or_else(PoisonError::into_inner)
     }

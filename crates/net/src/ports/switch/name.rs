@@ -1,28 +1,49 @@
 //! The name of a switch, the VLAN of a port there, and the uplink.
 
-use crate::tap::is_interface_name;
+use super::card::SwitchCard;
+use super::port::SwitchPort;
+use super::rule::Rule;
+use super::uplink::Uplink;
+use crate::ports::port::{Name, OpenPort, Opening, Pairs, PortError, PortKind};
+use kickless_net_port::{Tap, is_interface_name};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// The most signs of a name.
 const NAME_MAX: usize = 64;
 /// The highest number of a VLAN. The number above it is reserved (IEEE 802.1Q, table 9-2).
 const VLAN_MAX: u16 = 4094;
 
+/// The port `switch:NAME[,vlan=N][,uplink=TAP]`.
+pub(crate) const SWITCH: PortKind = PortKind {
+    form: "switch:NAME",
+    help: "switch:NAME[,vlan=N,uplink=TAP] connects the cards of this process with the same NAME, with vlan=N as an \
+           access port, and with a TAP of the host",
+    // Most guests on a switch need no more.
+    pairs: Pairs::One,
+    parse: |text| {
+        Some(match text.strip_prefix("switch:")?.parse::<SwitchName>() {
+            Ok(name) => Ok(Arc::new(name)),
+            Err(error) => Err(error.into()),
+        })
+    },
+};
+
 /// A switch, and the kind of port there: `NAME[,vlan=N][,uplink=TAP]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SwitchName {
+struct SwitchName {
     /// The name of the switch. All cards of a process with the same name are ports of it.
-    pub name: String,
+    name: String,
     /// The VLAN of an access port, from 1 to 4094. A port without one is a trunk.
-    pub vlan: Option<u16>,
+    vlan: Option<u16>,
     /// The TAP that is a port of the switch too.
-    pub uplink: Option<String>,
+    uplink: Option<String>,
 }
 
 /// The error of a text that does not describe a port of a switch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidSwitch {
+enum InvalidSwitch {
     /// This is no name.
     #[error("the name of a switch has 1 to {NAME_MAX} letters, digits and signs other than a comma")]
     Name,
@@ -61,9 +82,27 @@ impl FromStr for SwitchName {
     }
 }
 
+impl Name for SwitchName {
+    fn pairs(&self) -> Option<u16> {
+        None
+    }
+
+    fn mtu_max(&self) -> Option<u16> {
+        None
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
+        let tap = self.uplink.as_deref().map(|tap| Tap::share(tap, &self.name)).transpose()?;
+        let uplink = tap.map(|tap| Uplink::of(&self.name, &tap));
+        let rule = Rule { vlan: self.vlan, address: opening.mac };
+        let port = SwitchPort::join(&self.name, rule, opening.pairs);
+        Ok(OpenPort(Arc::new(SwitchCard::new(port, uplink))))
+    }
+}
+
 impl fmt::Display for SwitchName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)?;
+        write!(f, "switch:{}", self.name)?;
         self.vlan.map_or(Ok(()), |vlan| write!(f, ",vlan={vlan}"))?;
         self.uplink.as_ref().map_or(Ok(()), |name| write!(f, ",uplink={name}"))
     }
@@ -82,7 +121,8 @@ mod tests {
             ("x,uplink=vm0.1", None, Some("vm0.1")),
         ] {
             let port: SwitchName = text.parse().unwrap();
-            assert_eq!((port.vlan, port.uplink.as_deref(), port.to_string().as_str()), (vlan, uplink, text));
+            assert_eq!((port.vlan, port.uplink.as_deref()), (vlan, uplink));
+            assert_eq!(port.to_string(), format!("switch:{text}"));
         }
         for (text, error) in [
             ("", InvalidSwitch::Name),

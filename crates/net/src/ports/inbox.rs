@@ -1,11 +1,12 @@
-//! The frames that come back from a loop port.
+//! The frames that other rings of this process send to a receive ring: those of a loop port and of a switch.
 
 use crate::card::state::CardState;
 use crate::frame::gathered::Bytes;
 use crate::frame::held::HeldFrame;
 use crate::frame::loop_queue::{Batch, HEADER, LoopQueue};
+use crate::frame::taken::Taken;
 use crate::offload::{Undo, passes_as_is, received_header, undo};
-use crate::ports::port_poll::Taken;
+use crate::ports::receive::Receive;
 use crate::ring::receive_ring::ReceiveRing;
 use kickless_device::{Next, TaskLocation};
 use kickless_io::Waker;
@@ -16,8 +17,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Takes the frames of a pair's transmit ring.
-pub(crate) struct LoopSource {
+/// A port whose receive rings have inboxes.
+pub(crate) trait Inboxes: Send + Sync + 'static {
+    /// Returns the queue with the frames for the receive ring of a pair.
+    fn inbox(&self, pair: u16) -> Option<&LoopQueue>;
+}
+
+/// Takes the frames out of an inbox.
+pub(crate) struct InboxReceive<I: Inboxes> {
+    inboxes: Arc<I>,
     card: Arc<CardState>,
     pair: u16,
     waker: Waker,
@@ -35,14 +43,15 @@ pub(crate) struct LoopSource {
 /// delivers nothing is tried for a part of the frames only.
 const ONE_BY_ONE: u32 = 7;
 
-impl LoopSource {
-    /// Opens the queue of a pair.
+impl<I: Inboxes> InboxReceive<I> {
+    /// Opens the inbox of a pair.
     ///
     /// # Errors
     /// The process has no free descriptor.
-    pub(crate) fn new(card: Arc<CardState>, pair: u16) -> io::Result<Self> {
+    pub(crate) fn new(inboxes: Arc<I>, card: Arc<CardState>, pair: u16) -> io::Result<Self> {
         let waker = Waker::new()?;
         let source = Self {
+            inboxes,
             card,
             pair,
             waker: waker.clone(),
@@ -58,59 +67,8 @@ impl LoopSource {
         Ok(source)
     }
 
-    /// Shows senders the location of the task.
-    pub(crate) fn set_location(&self, location: Option<TaskLocation>) {
-        if let Some(queue) = self.queue() {
-            queue.set_location(location);
-        }
-    }
-
-    /// Returns whether no frame waits here or in the queue, and this is the address of the queue.
-    pub(crate) fn takes(&self, to: usize) -> bool {
-        self.next == self.batch.len()
-            && self.queue().is_some_and(|queue| queue.address() == to && !queue.has_frames())
-    }
-
-    /// Tells the sender the cost of the look at a parcel of which not all was taken.
-    pub(crate) fn set_refusal_cost(&self, cost: u32) {
-        if let Some(queue) = self.queue() {
-            queue.set_refusal_cost(cost);
-        }
-    }
-
     fn queue(&self) -> Option<&LoopQueue> {
-        self.card.inbox(self.pair)
-    }
-
-    /// Returns the descriptor that the next frames make readable. The worker asks for it before the task
-    /// sleeps. A task that is polled is not woken, because that is a system call.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        if let Some(queue) = self.queue() {
-            self.is_waiting.set(true);
-            queue.wake_receiver();
-        }
-        self.waker.as_fd()
-    }
-
-    /// Delivers the next frames, or holds one.
-    ///
-    /// # Errors
-    /// The ring must wait, as in [`ReceiveRing::pop_credit`].
-    pub(crate) fn take(&mut self, ring: &mut ReceiveRing, held: &mut HeldFrame) -> Result<Taken, Next> {
-        if self.next == self.batch.len() {
-            self.receive();
-        }
-        if self.one_by_one == 0 {
-            let delivered = self.deliver_batch(ring);
-            if delivered > 0 {
-                return Ok(Taken::Delivered(delivered));
-            }
-        }
-        let taken = self.take_one(ring, held)?;
-        if taken != Taken::Nothing {
-            self.one_by_one = self.one_by_one.checked_sub(1).unwrap_or(ONE_BY_ONE);
-        }
-        Ok(taken)
+        self.inboxes.inbox(self.pair)
     }
 
     /// Delivers the next frames together, as long as nothing has to be done to them. Returns their number.
@@ -175,7 +133,7 @@ impl LoopSource {
 
     fn receive(&mut self) {
         (self.next, self.start) = (0, 0);
-        let Some(queue) = self.card.inbox(self.pair) else { return };
+        let Some(queue) = self.inboxes.inbox(self.pair) else { return };
         queue.receive(&mut self.batch);
         if self.batch.len() > 0 && self.is_waiting.take() {
             // The sender has signalled the waker, or is about to. A signal that comes after this causes one
@@ -185,7 +143,56 @@ impl LoopSource {
     }
 }
 
-impl Drop for LoopSource {
+impl<I: Inboxes> Receive for InboxReceive<I> {
+    const HAS_OFFLOADS: bool = true;
+    /// The frames are in memory already, and most need no credit.
+    const NEEDS_CREDIT: bool = false;
+
+    /// A task that is polled is not woken, because that is a system call.
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        if let Some(queue) = self.queue() {
+            self.is_waiting.set(true);
+            queue.wake_receiver();
+        }
+        Some(self.waker.as_fd())
+    }
+
+    fn take(&mut self, ring: &mut ReceiveRing, held: &mut HeldFrame, _is_due: bool) -> Result<Taken, Next> {
+        if self.next == self.batch.len() {
+            self.receive();
+        }
+        if self.one_by_one == 0 {
+            let delivered = self.deliver_batch(ring);
+            if delivered > 0 {
+                return Ok(Taken::Delivered(delivered));
+            }
+        }
+        let taken = self.take_one(ring, held)?;
+        if taken != Taken::Nothing {
+            self.one_by_one = self.one_by_one.checked_sub(1).unwrap_or(ONE_BY_ONE);
+        }
+        Ok(taken)
+    }
+
+    fn set_location(&self, location: Option<TaskLocation>) {
+        if let Some(queue) = self.queue() {
+            queue.set_location(location);
+        }
+    }
+
+    fn takes_parcel(&self, to: usize) -> bool {
+        self.next == self.batch.len()
+            && self.queue().is_some_and(|queue| queue.address() == to && !queue.has_frames())
+    }
+
+    fn parcel_refused(&self, cost: u32) {
+        if let Some(queue) = self.queue() {
+            queue.set_refusal_cost(cost);
+        }
+    }
+}
+
+impl<I: Inboxes> Drop for InboxReceive<I> {
     fn drop(&mut self) {
         let waiting = self.queue().map_or(0, |queue| queue.set_receiver(None));
         let taken = self.batch.len() - self.next;
