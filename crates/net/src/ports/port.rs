@@ -15,6 +15,9 @@ use std::{error, fmt, io};
 /// The reason for which a text names no port, or a port cannot be opened. It is one sentence for an operator.
 pub type PortError = Box<dyn error::Error + Send + Sync>;
 
+/// The name that a text names, or one sentence about what is wrong with it.
+pub(crate) type Parsed = Result<Arc<dyn Name>, PortError>;
+
 /// A kind of port, as an operator chooses it.
 pub(crate) struct PortKind {
     /// The form of its names, as in `tap:NAME`.
@@ -24,7 +27,7 @@ pub(crate) struct PortKind {
     /// The number of pairs of rings of a card with such a port.
     pub(crate) pairs: Pairs,
     /// Parses a name. Returns `None` if the text does not name such a port.
-    pub(crate) parse: fn(&str) -> Option<Result<Arc<dyn Name>, PortError>>,
+    pub(crate) parse: fn(&str) -> Option<Parsed>,
 }
 
 /// The number of pairs of rings that a kind of port suggests.
