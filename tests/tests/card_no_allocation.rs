@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use kickless_device::Device;
 use kickless_driver::{Card, CardOptions, Choice, Interest, Outgoing, QueuePair};
 use kickless_io::{EngineKind, EngineOptions};
-use kickless_net::{Net, Options};
-use kickless_net_port::Port;
+use kickless_net::{Net, Opening, Options, PortName};
 use kickless_testing::{eventually, in_network_namespace, ip};
 use kickless_tests::allocations::Counting;
 use kickless_tests::daemon::{CardConfig, Daemon};
@@ -62,8 +61,10 @@ fn with_cards(ports: &[&str], packed: Choice, test: impl FnOnce(&mut [QueuePair]
     thread::scope(|scope| {
         let stop = Stop(Eventfd::new().unwrap());
         for (number, port) in ports.iter().enumerate() {
-            let port = port.parse::<Port>().unwrap();
-            let port = port.open(1, |_| unreachable!("there is no descriptor")).unwrap();
+            let port = port.parse::<PortName>().unwrap();
+            let descriptor = |_: &str| unreachable!("there is no descriptor");
+            let opening = Opening { pairs: 1, mac: None, descriptor: &descriptor };
+            let port = port.open(&opening).unwrap();
             let options = Options {
                 mac: None,
                 mtu: None,

@@ -11,8 +11,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kickless_driver::{Card, CardOptions, Choice, Interest, Outgoing};
-use kickless_tests::daemon::{CardConfig, Daemon, kickless_binary};
+use kickless_tests::daemon::{Daemon, kickless_binary};
 use kickless_tests::transcript::Transcript;
 
 /// The limit of a wait. The programs need less, even on a busy machine.
@@ -180,53 +179,6 @@ fn frames_pass_with_each_ring_variant() {
     let (status, log) = daemon.stop().unwrap();
     assert!(status.success());
     check(&log);
-}
-
-/// A card is chained to the switch of another program, which returns its frames.
-#[test]
-fn a_card_is_chained_to_testpmd() {
-    if !is_installed() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    for (rings, packed) in [("split", Choice::Off), ("packed", Choice::On)] {
-        let path = dir.path().join(rings);
-        let device = format!("net_vhost0,iface={},queues=1", path.display());
-        let mut testpmd = Testpmd::start(rings, &[device], 1);
-        testpmd.tell("start");
-        let card = CardConfig::new(&format!("vhost-user:{}", path.display()));
-        let daemon = Daemon::start_card(&card).unwrap();
-        let card = Card::connect(CardOptions { packed, ..CardOptions::new(daemon.socket()) }).unwrap();
-        let mut pair = card.pair(0).unwrap();
-        let (mut sent, mut returned, mut in_flight) = (0, 0, 0u32);
-        let begun = Instant::now();
-        while returned < FRAMES {
-            assert!(begun.elapsed() < LIMIT, "{returned}: {:#?}", testpmd.output.lines());
-            // Frames are dropped until both programs are connected.
-            if in_flight == 64 && !pair.wait(Interest::Receive, Some(Duration::from_millis(100))).unwrap() {
-                in_flight = 0;
-            }
-            if in_flight < 64 {
-                let frame: Vec<u8> = (0..60 + sent % 1455).map(|n| (n + sent) as u8).collect();
-                sent += pair.send(&[Outgoing::from(&frame[..])]).unwrap() as u64;
-                in_flight += 1;
-            }
-            pair.receive(64, |frame| {
-                let frame = frame.to_vec();
-                let first = u64::from(frame[0]);
-                assert!(frame.iter().zip(0..).all(|(byte, n): (_, u64)| *byte == (n + first) as u8));
-                returned += 1;
-                in_flight = in_flight.saturating_sub(1);
-            })
-            .unwrap();
-        }
-        drop((pair, card));
-        testpmd.tell("stop");
-        testpmd.end();
-        let (status, log) = daemon.stop().unwrap();
-        assert!(status.success());
-        assert!(!log.iter().any(|line| line.contains("panicked")));
-    }
 }
 
 /// Connects to a driver that listens, and serves it as soon as it does.

@@ -26,7 +26,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("disk", &["io", "qcow2"]),
     ("blk", &["device", "disk"]),
     ("net-port", &["memory"]),
-    ("net", &["device", "net-port", "driver"]),
+    ("net", &["device", "net-port"]),
     ("vhost", &["device", "vhost-user"]),
     ("driver", &["virtqueue", "vhost-user", "io"]),
     ("driver-c", &["driver"]),

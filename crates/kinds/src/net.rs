@@ -9,8 +9,8 @@ use kickless_daemon::{
     Switch, Words,
 };
 use kickless_device::Operate;
-use kickless_net::Net;
-use kickless_net_port::{Port, PortError, TapError};
+use kickless_net::{Net, Opening, PortError, PortName};
+use kickless_net_port::TapError;
 use kickless_opener::{NoDescriptor, is_descriptor_name};
 use kickless_spec::net::{MTU_MAX, MTU_MIN};
 use kickless_spec::vhost_user::RINGS_MAX;
@@ -19,8 +19,6 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::info;
 
-/// Default of `num-queue-pairs`.
-const NUM_QUEUE_PAIRS: u16 = 64;
 /// A card has two queues for each pair and one for commands.
 const NUM_QUEUE_PAIRS_MAX: u16 = (RINGS_MAX - 1) / 2;
 
@@ -29,18 +27,10 @@ const NUM_QUEUE_PAIRS_MAX: u16 = (RINGS_MAX - 1) / 2;
 #[command(next_help_heading = "Card")]
 #[serde(rename_all = "kebab-case")]
 pub struct NetConfig {
-    /// The port of the card: tap:NAME is a TAP, which is made if it does not exist; tap-fd:N[,N...] are the
-    /// queues of a TAP that the parent process has opened; switch:NAME[,vlan=N,uplink=TAP] connects the
-    /// cards of this process with the same NAME, with vlan=N as an access port, and with a TAP of the host;
-    /// user[,OPTION...] is the network of this user, without privileges, through the program passt with these
-    /// options; stream:PATH connects to a program that listens on a unix socket, with the framing of QEMU's
-    /// -netdev stream; vhost-user:PATH is the front-end of another vhost-user-net back-end;
-    /// xdp:IFNAME[,queue=N] takes queues of an interface of the host from N on, through AF_XDP; loop returns
-    /// the frames of guests; null discards them; null,rate=N,length=MIN-MAX also delivers N test frames per
-    /// second to each pair of queues, with these lengths in bytes
-    #[arg(long, value_name = "PORT", value_parser = str::parse::<Port>)]
+    /// The port of the card. Its help is made of those of all ports.
+    #[arg(long, value_name = "PORT", value_parser = str::parse::<PortName>, help = PortName::help())]
     #[serde(serialize_with = "kickless_daemon::text::serialize")]
-    pub port: Port,
+    pub port: PortName,
     /// Ethernet address of the card, such as 52:54:00:12:34:56 [default: the front-end or the guest chooses]
     #[arg(long, value_name = "MAC", value_parser = str::parse::<MacAddress>)]
     #[serde(serialize_with = "kickless_daemon::text::optional", skip_serializing_if = "Option::is_none")]
@@ -49,10 +39,8 @@ pub struct NetConfig {
     #[arg(long, value_name = "N", value_parser = parse_mtu)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// Maximum number of pairs of a receive and a transmit queue that a virtual machine can use [default: 1
-    /// with tap:NAME, switch:NAME, user, stream:PATH, vhost-user:PATH and xdp:IFNAME, the number of
-    /// descriptors with tap-fd:N, otherwise 64]
-    #[arg(long, value_name = "N", value_parser = parse_num_queue_pairs)]
+    /// The most pairs of queues that a virtual machine can use.
+    #[arg(long, value_name = "N", value_parser = parse_num_queue_pairs, help = num_queue_pairs_help())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_queue_pairs: Option<u16>,
     /// Offer guests to leave checksums and segmentation to the card. Guests must move between cards with the
@@ -94,14 +82,15 @@ impl Limited for Frames {
 impl NetConfig {
     /// Returns the maximum number of pairs of queues.
     pub fn pairs_max(&self) -> u16 {
-        let default = match &self.port {
-            // Most TAPs have one queue, and most guests on a switch need no more. Each queue of an interface
-            // is one less for the host.
-            Port::Tap(_) | Port::Switch(_) | Port::Xdp(_) => 1,
-            port => port.pairs().unwrap_or(NUM_QUEUE_PAIRS),
-        };
-        self.num_queue_pairs.unwrap_or(default)
+        self.num_queue_pairs.unwrap_or_else(|| self.port.pairs_default())
     }
+}
+
+fn num_queue_pairs_help() -> String {
+    let default = PortName::pairs_help();
+    format!(
+        "Maximum number of pairs of a receive and a transmit queue that a virtual machine can use [default: {default}]"
+    )
 }
 
 fn parse_num_queue_pairs(text: &str) -> Result<u16, String> {
@@ -178,8 +167,7 @@ impl Kind for NetKind {
     }
 
     fn make(&self, options: &NetConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
-        let card =
-            card(options, making).map_err(|error| MakeError { option: "port", source: error.into() })?;
+        let card = card(options, making).map_err(|error| MakeError { option: "port", source: error })?;
         let capture = options.capture.to(making.name.unwrap_or(Self::WORDS.name));
         card.set_capture(capture.as_ref())
             .map_err(|error| MakeError { option: "capture", source: error.0 })?;
@@ -189,8 +177,7 @@ impl Kind for NetKind {
 
 /// Returns the descriptors that the port names: names of those of a call, and numbers of inherited ones.
 fn fds(options: &NetConfig) -> impl Iterator<Item = &str> {
-    let fds = if let Port::TapFd(fds) = &options.port { &fds[..] } else { &[] };
-    fds.iter().map(String::as_str)
+    options.port.descriptors().iter().map(String::as_str)
 }
 
 /// Returns another descriptor of a queue of a TAP.
@@ -206,14 +193,15 @@ fn queue(fd: &str, making: &Making<'_>) -> Result<OwnedFd, TapError> {
 
 /// Opens the port of a card.
 fn card(config: &NetConfig, making: &Making<'_>) -> Result<Net, PortError> {
-    let pairs_max = config.pairs_max();
+    let (pairs_max, mac) = (config.pairs_max(), config.mac.map(MacAddress::bytes));
+    let opening = Opening { pairs: pairs_max, mac, descriptor: &|fd| queue(fd, making) };
     Ok(Net::new(kickless_net::Options {
-        mac: config.mac.map(MacAddress::bytes),
+        mac,
         mtu: config.mtu,
         pairs_max,
         queue_size_max: making.queue_size_max,
         offload: config.offload == Switch::On,
         ring_reset: config.ring_reset == Switch::On,
-        port: config.port.open(pairs_max, |fd| queue(fd, making))?,
+        port: config.port.open(&opening)?,
     }))
 }

@@ -2,8 +2,8 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 use kickless_net_port::{
-    InvalidPort, LinkChanges, OpenPort, Port, PortError, ReceiveError, Tap, TapQueue, XDP_FRAME_LEN_MAX,
-    XdpError, XdpLink, XdpPort, XdpQueue,
+    InvalidXdp, LinkChanges, ReceiveError, Tap, TapQueue, XDP_FRAME_LEN_MAX, XdpError, XdpLink, XdpName,
+    XdpPort, XdpQueue,
 };
 use kickless_spec::net::Header;
 use kickless_testing::{LIMIT, eventually, in_network_namespace, ip};
@@ -22,11 +22,7 @@ fn frame(len: usize, number: usize) -> Vec<u8> {
 }
 
 fn open(text: &str, pairs: u16) -> Result<XdpPort, XdpError> {
-    match text.parse::<Port>().unwrap().open(pairs, |_| panic!("no descriptor is inherited")) {
-        Ok(OpenPort::Xdp(port)) => Ok(port),
-        Err(PortError::Xdp(error)) => Err(error),
-        other => panic!("{other:?}"),
-    }
+    XdpPort::open(&text.parse().unwrap(), pairs)
 }
 
 /// Opens a port of an interface that was just in use. Another test may have forked a program meanwhile, whose
@@ -99,7 +95,7 @@ fn veth() {
 fn frames_pass_in_both_directions_over_a_tap() {
     in_network_namespace(|| {
         let (_tap, mut host) = tap("tap0");
-        let port = open("xdp:tap0", 1).unwrap();
+        let port = open("tap0", 1).unwrap();
         let queue = port.queue(0).unwrap();
         // More frames than there is memory for, one after the other.
         for number in 0..2 * FRAMES + 100 {
@@ -117,7 +113,7 @@ fn frames_pass_in_both_directions_over_a_tap() {
 fn frames_pass_between_the_ends_of_a_veth_pair() {
     in_network_namespace(|| {
         veth();
-        let ports = ["xdp:left", "xdp:right"].map(|name| open(name, 1).unwrap());
+        let ports = ["left", "right"].map(|name| open(name, 1).unwrap());
         let [left, right] = [&ports[0], &ports[1]].map(|port| port.queue(0).unwrap());
         for number in 0..300 {
             // A veth carries frames up to its MTU.
@@ -134,7 +130,7 @@ fn frames_pass_between_the_ends_of_a_veth_pair() {
 fn a_turn_sends_any_number_of_frames() {
     in_network_namespace(|| {
         veth();
-        let ports = ["xdp:left", "xdp:right"].map(|name| open(name, 1).unwrap());
+        let ports = ["left", "right"].map(|name| open(name, 1).unwrap());
         let [left, right] = [&ports[0], &ports[1]].map(|port| port.queue(0).unwrap());
         let mut sent = 0;
         while left.turn().has_room() {
@@ -169,7 +165,7 @@ fn a_card_that_takes_nothing_costs_frames_only() {
     in_network_namespace(|| {
         let (_tap, host) = tap("tap0");
         let mut host = host;
-        let port = open("xdp:tap0", 1).unwrap();
+        let port = open("tap0", 1).unwrap();
         let queue = port.queue(0).unwrap();
         for number in 0..FRAMES + 50 {
             host.send_copy(&Header::default(), &frame(60, number)).unwrap();
@@ -190,7 +186,7 @@ fn a_card_that_takes_nothing_costs_frames_only() {
 fn an_interface_that_is_down_or_gone_is_found_out() {
     in_network_namespace(|| {
         veth();
-        let port = open("xdp:left", 1).unwrap();
+        let port = open("left", 1).unwrap();
         let queue = port.queue(0).unwrap();
         // There is nothing to send.
         assert!(!queue.turn().flush().has_moved);
@@ -223,10 +219,10 @@ fn queues_beside_those_of_the_card_stay_with_the_host() {
         ip("link add left numrxqueues 3 numtxqueues 3 type veth peer name right numrxqueues 3 numtxqueues 3");
         ip("link set left up");
         ip("link set right up");
-        assert!(open("xdp:left,queue=2", 1).unwrap().queue(1).is_err());
-        let port = open_again("xdp:left,queue=1", 2);
+        assert!(open("left,queue=2", 1).unwrap().queue(1).is_err());
+        let port = open_again("left,queue=1", 2);
         assert!(port.queue(1).is_ok());
-        let error = open("xdp:right,queue=1", 3).unwrap_err();
+        let error = open("right,queue=1", 3).unwrap_err();
         assert!(matches!(error, XdpError::NoQueue { queue: 3, .. }), "{error}");
     });
 }
@@ -236,9 +232,9 @@ fn queues_beside_those_of_the_card_stay_with_the_host() {
 fn a_queue_that_only_receives_is_refused() {
     in_network_namespace(|| {
         ip("link add left numrxqueues 3 numtxqueues 1 type veth peer name right numrxqueues 1 numtxqueues 3");
-        let error = open("xdp:left,queue=2", 1).unwrap_err();
+        let error = open("left,queue=2", 1).unwrap_err();
         assert!(matches!(error, XdpError::NoQueue { queue: 2, .. }), "{error}");
-        drop(open_again("xdp:left", 1));
+        drop(open_again("left", 1));
     });
 }
 
@@ -250,7 +246,7 @@ fn an_interface_without_a_driver_for_xdp_has_the_program_in_the_network_stack() 
         veth();
         for (name, shown) in [("br0", " xdpgeneric "), ("left", " xdp ")] {
             ip(&format!("link set {name} up"));
-            let _port = open(&format!("xdp:{name}"), 1).unwrap();
+            let _port = open(name, 1).unwrap();
             let output =
                 std::process::Command::new("ip").args(["link", "show", "dev", name]).output().unwrap();
             let lines = String::from_utf8(output.stdout).unwrap();
@@ -263,7 +259,7 @@ fn an_interface_without_a_driver_for_xdp_has_the_program_in_the_network_stack() 
 fn an_interface_without_a_carrier_is_down() {
     in_network_namespace(|| {
         veth();
-        let port = open("xdp:left", 1).unwrap();
+        let port = open("left", 1).unwrap();
         let queue = port.queue(0).unwrap();
         ip("link set right down");
         let mut dropped = 0;
@@ -281,7 +277,7 @@ fn an_interface_without_a_carrier_is_down() {
         }
         assert_eq!((queue.turn().link(), dropped), (XdpLink::Down, 8));
         ip("link set right up");
-        let right = open("xdp:right", 1).unwrap();
+        let right = open("right", 1).unwrap();
         let to = right.queue(0).unwrap();
         eventually("the carrier is back", || {
             queue.turn().flush();
@@ -297,22 +293,22 @@ fn the_errors_of_an_operator_name_the_port() {
     in_network_namespace(|| {
         veth();
         let error = |text: &str, pairs| open(text, pairs).unwrap_err().to_string();
-        assert_eq!(error("xdp:none", 1), "port xdp:none: there is no such interface");
+        assert_eq!(error("none", 1), "port xdp:none: there is no such interface");
         assert_eq!(
-            error("xdp:left", 2),
+            error("left", 2),
             "port xdp:left: the interface has no queue 1: choose others with num-queue-pairs and queue=N, or give it \
              more with ethtool -L"
         );
-        let port = open("xdp:left", 1).unwrap();
+        let port = open("left", 1).unwrap();
         assert_eq!(
-            error("xdp:left", 1),
+            error("left", 1),
             "port xdp:left: the interface has an XDP program already, of another program or card (ip link show dev \
              left)"
         );
         drop(port);
         // The program has left the interface with its port.
-        drop(open_again("xdp:left", 1));
-        let error: InvalidPort = "xdp:left,queue=x".parse::<Port>().unwrap_err();
+        drop(open_again("left", 1));
+        let error: InvalidXdp = "left,queue=x".parse::<XdpName>().unwrap_err();
         assert_eq!(error.to_string(), "the queue of an interface is a number from 0 to 4095");
     });
 }
@@ -339,7 +335,7 @@ fn missing_privileges_are_named() {
             (CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN, "CAP_NET_ADMIN"),
         ] {
             assert_eq!(
-                open_without("xdp:left", missing).to_string(),
+                open_without("left", missing).to_string(),
                 format!(
                     "port xdp:left: AF_XDP needs privileges that this process lacks ({name}): start it as root, or give \
                      it these with AmbientCapabilities= of systemd"
@@ -349,7 +345,7 @@ fn missing_privileges_are_named() {
         // Threads with the capability of the other tests have no limit.
         let limit = getrlimit(Resource::Memlock);
         setrlimit(Resource::Memlock, Rlimit { current: Some(1 << 20), ..limit }).unwrap();
-        let error = open_without("xdp:left", CapabilitySet::IPC_LOCK);
+        let error = open_without("left", CapabilitySet::IPC_LOCK);
         setrlimit(Resource::Memlock, limit).unwrap();
         assert_eq!(
             error.to_string(),

@@ -10,7 +10,6 @@ mod rig;
 
 use kickless_device::Device;
 use kickless_memory::{Gpa, Marks};
-use kickless_net_port::Port;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, GSO_NONE, Header};
 use kickless_testing::{counted_instructions, tcp_segmentation};
 use kickless_virtqueue::driver::Buffer;
@@ -123,10 +122,7 @@ fn counted_complete(ring: &mut Ring) {
 fn run(cell: Cell, batches: u32) -> [Duration; 2] {
     let Cell { packed, len, direct, partial } = cell;
     let kind = Kind { packed, event_idx: false, in_order: false };
-    let cards = [1, 2].map(|number| {
-        let port: Port = "switch:bench".parse().unwrap();
-        card_with(Some([2, 0, 0, 0, 0, number]), 1, port.open(1, |_| unreachable!("no descriptor")).unwrap())
-    });
+    let cards = [1, 2].map(|number| card_with(Some([2, 0, 0, 0, 0, number]), 1, "switch:bench"));
     let ring = |card: usize, index: u16, len: usize| {
         let rig = Rig::start(&cards[card], index, kind, SIZE_LONG, cards[card].features());
         Ring { rig, next: 0, len, writable: index == 0 }

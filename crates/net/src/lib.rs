@@ -2,19 +2,14 @@
 //!
 //! [`Net`] is the [`Device`](kickless_device::Device). It has features ([`features`]), a configuration space
 //! ([`config`]), and a task for each running ring. There are three kinds of tasks, one for each [`Role`]:
-//! - `transmit.rs` takes frames from the driver and checks them ([`Frame`]);
-//! - `receive.rs` pops chains ahead, as credit, and delivers frames into them;
-//! - `control_ring.rs` executes commands of the driver ([`Command`]).
+//! - `ring/transmit_task.rs` takes frames from the driver and checks them ([`Frame`]);
+//! - `ring/receive_task.rs` pops chains ahead, as credit, and delivers frames into them;
+//! - `card/control_ring.rs` executes commands of the driver ([`Command`]).
 //!
-//! The other side of a card is its [`OpenPort`](kickless_net_port::OpenPort):
-//! - The null port discards the frames of the driver and delivers test frames, paced by a timer.
-//! - The loop port returns the frames of the driver.
-//! - A TAP is an interface of the host. A thread of the card makes it follow the rings: it attaches the
-//!   queue of each pair that receives, and chooses the offloads that the driver accepts.
-//! - A switch connects the cards of this process, by the addresses of their guests. A TAP can be its uplink.
-//! - A stream socket reaches another program, which knows no offloads.
-//! - Queues of an interface of the host, through AF_XDP, know no offloads either.
-//! - Another vhost-user-net back-end has the card as its front-end.
+//! The other side of a card is its port. A [`PortName`] is the name of one, as an operator writes it, and an
+//! [`OpenPort`] the port itself. `ports` has a folder for each, with everything that concerns it: its name,
+//! its help, how it is opened and closed, and the parts that receive and transmit for one ring. The tasks of
+//! the rings are the same for all ports.
 //!
 //! A frame whose offloads the driver does not accept is undone in software ([`offload`]).
 //!
@@ -24,11 +19,10 @@
 //!
 //! ```
 //! use kickless_device::Device;
-//! use kickless_net::{Net, Options};
-//! use kickless_net_port::{NullPort, OpenPort};
+//! use kickless_net::{Net, NullPort, Options};
 //!
 //! let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
-//! let port = OpenPort::Null(NullPort::default());
+//! let port = NullPort::default().into();
 //! let (pairs_max, queue_size_max) = (2, 1024);
 //! let (offload, ring_reset) = (true, false);
 //! let options =
@@ -43,52 +37,18 @@
 //! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
-mod announcement;
-mod buffers;
-mod card_port;
-mod card_state;
-pub mod config;
-mod control;
-mod control_ring;
-mod cost;
-mod counters;
-mod credit;
-mod datagrams;
-mod device;
-mod direct;
-pub mod features;
-mod filter;
+mod card;
 mod frame;
-mod gathered_frame;
-mod held_frame;
-mod immediate_ring;
-mod loop_queue;
-mod loop_source;
 pub mod offload;
-mod peer;
-mod port_poll;
-mod protocols;
-mod receive;
-mod receive_ring;
-mod rings;
-mod saved_state;
-mod stream;
-mod switch;
-mod tap_follower;
-mod tap_source;
-mod tap_transmit;
-mod test_source;
-mod timer;
-mod transmit;
-mod transmit_ring;
-mod uplink;
-mod whole_frame;
-mod xdp;
+mod ports;
+mod ring;
 
-pub use control::{Command, CommandError};
-pub use device::{Net, Options};
-pub use filter::{Address, Filter, Modes};
-pub use frame::{Checksum, Frame, InvalidFrame, Protocol, Segmentation};
-pub use rings::{Role, rings_max, role};
+pub use card::control::{Command, CommandError};
+pub use card::device::{Net, Options};
+pub use card::filter::{Address, Filter, Modes};
+pub use card::{config, features};
+pub use frame::header::{Checksum, Frame, InvalidFrame, Protocol, Segmentation};
 #[cfg(fuzzing)]
-pub use switch::fuzzing as switch_fuzzing;
+pub use ports::switch::fuzzing as switch_fuzzing;
+pub use ports::{NullPort, OpenPort, Opening, PortError, PortName};
+pub use ring::roles::{Role, rings_max, role};

@@ -4,8 +4,7 @@
 mod rig;
 
 use kickless_device::{CaptureTo, Device, DeviceMessage, Operate};
-use kickless_net::Net;
-use kickless_net_port::{NullPort, OpenPort};
+use kickless_net::{Net, NullPort};
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_testing::{CaptureContents, parse_pcapng};
 use rig::switch::{name, open};
@@ -47,7 +46,7 @@ fn both_directions_of_a_pair_are_captured() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("card.pcapng");
     for kind in kinds() {
-        let card = card_on(2, OpenPort::Loop);
+        let card = card_on(2, "loop");
         // Without merged buffers, frames are not in batches, and the header is as long.
         for features in
             [card.features(), without(&card, NetFeatures::MRG_RXBUF | NetFeatures::GUEST_OFFLOADS)]
@@ -88,7 +87,7 @@ fn both_directions_of_a_pair_are_captured() {
 fn announcements_are_few_and_captured() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("card.pcapng");
-    let ports = [OpenPort::Null(NullPort::default()), OpenPort::Loop, open(&name())];
+    let ports = [NullPort::default().into(), "loop".into(), open(&name())];
     for port in ports {
         let card = card_on(1, port);
         begin(&card, &path, 100);

@@ -6,8 +6,8 @@ mod rig;
 
 use kickless_device::{Device, Driver, Interest, Next, Update};
 use kickless_memory::{Gpa, Log, Map, View};
-use kickless_net::Net;
-use kickless_net_port::{NullPort, TestFrame};
+use kickless_net::{Net, NullPort};
+use kickless_net_port::TestFrame;
 use kickless_testing::logged;
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::driver::Buffer;

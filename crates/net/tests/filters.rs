@@ -5,7 +5,6 @@ mod rig;
 
 use kickless_device::{Device, Driver};
 use kickless_net::Net;
-use kickless_net_port::OpenPort;
 use kickless_spec::net::{ERR, GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures, OK};
 use rig::{Kind, Rig, SIZE_MAX, card_on, counter};
 use std::sync::Arc;
@@ -26,7 +25,7 @@ struct Rings {
 
 impl Rings {
     fn new(without: NetFeatures) -> Self {
-        let card = card_on(1, OpenPort::Loop);
+        let card = card_on(1, "loop");
         let features = rig::without(&card, without);
         let [receive, transmit, control] =
             [0, 1, 2].map(|index| Rig::start(&card, index, KIND, SIZE_MAX, features));

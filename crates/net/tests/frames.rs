@@ -6,7 +6,7 @@ mod rig;
 
 use kickless_device::{Device, Interest, Next, Update};
 use kickless_net::Net;
-use kickless_net_port::{OpenPort, Tap};
+use kickless_net_port::Tap;
 use kickless_spec::features::Features;
 use kickless_spec::net::{GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_testing::GuestRing;
@@ -26,7 +26,7 @@ const LEN_MAX: usize = 65_550;
 fn socket_card(segments_udp: bool) -> (Arc<Net>, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, peer) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).unwrap();
-    (card_on(1, OpenPort::Tap(Tap::over_sockets(vec![ours], segments_udp))), peer)
+    (card_on(1, Tap::over_sockets(vec![ours], segments_udp)), peer)
 }
 
 /// Returns a frame that contains its number.

@@ -5,8 +5,8 @@
 mod rig;
 
 use kickless_device::{Device, Interest, Next, Update};
-use kickless_net::Net;
-use kickless_net_port::{NullPort, TestFrame};
+use kickless_net::{Net, NullPort};
+use kickless_net_port::TestFrame;
 use kickless_spec::features::Features;
 use kickless_spec::net::NetFeatures;
 use kickless_testing::GuestRing;

@@ -4,7 +4,6 @@
 mod rig;
 
 use kickless_device::{Device, Interest, Next};
-use kickless_net_port::OpenPort;
 use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_testing::Random;
 use rig::{Kind, Rig, SIZE_LONG, SIZE_MAX, card_on, counter, kinds};
@@ -22,7 +21,7 @@ fn frame(len: usize, number: u8) -> Vec<u8> {
 #[test]
 fn frames_return_on_the_same_pair() {
     for kind in kinds() {
-        let card = card_on(2, OpenPort::Loop);
+        let card = card_on(2, "loop");
         let mut pairs = [0, 2]
             .map(|index| [0, 1].map(|ring| Rig::start(&card, index + ring, kind, SIZE_MAX, card.features())));
         for (number, len) in (0..).zip([14, 60, 1514, 9000, 65_550]) {
@@ -52,7 +51,7 @@ fn frames_return_on_the_same_pair() {
 
 #[test]
 fn frames_wait_for_chains_or_are_dropped() {
-    let card = card_on(1, OpenPort::Loop);
+    let card = card_on(1, "loop");
     let mut transmit = Rig::start(&card, 1, SPLIT, SIZE_MAX, card.features());
     let send = |transmit: &mut Rig, frames: usize| {
         for number in 0..frames {
@@ -84,7 +83,7 @@ fn frames_wait_for_chains_or_are_dropped() {
 #[test]
 fn a_long_frame_is_lost_if_a_buffer_is_outside_of_memory() {
     for kind in kinds() {
-        let card = card_on(1, OpenPort::Loop);
+        let card = card_on(1, "loop");
         let [mut receive, mut transmit] =
             [0, 1].map(|ring| Rig::start(&card, ring, kind, SIZE_MAX, card.features()));
         receive.offer(&[1530], true).unwrap();
@@ -110,7 +109,7 @@ fn a_poll_takes_few_frames_of_its_budget() {
     // Linux leaves the checksums of nearly all TCP packets to the card, so both kinds of frames go in
     // batches.
     for (flags, offset) in [(0, 0), (HDR_F_NEEDS_CSUM, 16)] {
-        let card = card_on(1, OpenPort::Loop);
+        let card = card_on(1, "loop");
         let mut receive = Rig::start(&card, 0, SPLIT, SIZE_LONG, card.features());
         let mut transmit = Rig::start(&card, 1, SPLIT, SIZE_LONG, card.features());
         let mut sent = frame(60, 0);
@@ -137,7 +136,7 @@ fn a_poll_takes_few_frames_of_its_budget() {
 #[test]
 fn the_buffers_of_a_long_frame_are_popped_together() {
     for kind in kinds() {
-        let card = card_on(1, OpenPort::Loop);
+        let card = card_on(1, "loop");
         let [mut receive, mut transmit] =
             [0, 1].map(|ring| Rig::start(&card, ring, kind, SIZE_LONG, card.features()));
         for number in 0..4 {
@@ -157,7 +156,7 @@ fn the_buffers_of_a_long_frame_are_popped_together() {
 /// The driver sends with offloads that it does not accept itself.
 #[test]
 fn offloads_are_undone_for_the_receiver() {
-    let card = card_on(1, OpenPort::Loop);
+    let card = card_on(1, "loop");
     let accepted = NetFeatures::GUEST_CSUM | NetFeatures::GUEST_TSO4 | NetFeatures::GUEST_TSO6;
     let features = rig::without(&card, accepted | NetFeatures::GUEST_ECN);
     let mut receive = Rig::start(&card, 0, SPLIT, SIZE_MAX, features);
@@ -196,7 +195,7 @@ fn offloads_are_undone_for_the_receiver() {
 #[test]
 fn batches_and_single_frames_keep_their_order() {
     for (seed, kind) in (0..).zip(kinds()) {
-        let (mut random, card) = (Random(seed), card_on(1, OpenPort::Loop));
+        let (mut random, card) = (Random(seed), card_on(1, "loop"));
         let mut receive = Rig::start(&card, 0, kind, 64, card.features());
         let mut transmit = Rig::start(&card, 1, kind, 64, card.features());
         let (mut expected, mut invalid) = (VecDeque::new(), 0);

@@ -4,7 +4,8 @@
 mod rig;
 
 use kickless_device::{CaptureTo, Device, Operate};
-use kickless_net_port::{NullPort, OpenPort, StreamPort, Tap};
+use kickless_net::NullPort;
+use kickless_net_port::{StreamPort, Tap};
 use kickless_spec::net::{GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header};
 use kickless_testing::parse_pcapng;
 use rig::lost_memory::LosingGuest;
@@ -57,7 +58,7 @@ fn a_switch_passes_no_lost_bytes_on() {
 fn a_capture_gets_no_lost_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("capture");
-    let card = card_on(1, OpenPort::Null(NullPort::default()));
+    let card = card_on(1, NullPort::default());
     card.set_capture(Some(&CaptureTo { path: &path, device: "card", len_max: 65_550 })).unwrap();
     let mut guest = LosingGuest::start(&card);
     guest.send_and_lose(&frame(1514), KEPT[0], &[HEADER + 1514]);
@@ -72,7 +73,7 @@ fn a_stream_peer_gets_no_lost_bytes() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("peer");
         let listener = UnixListener::bind(&path).unwrap();
-        let card = card_on(1, OpenPort::Stream(StreamPort::to(&path).unwrap()));
+        let card = card_on(1, StreamPort::to(&path).unwrap());
         card.open().unwrap();
         let mut guest = LosingGuest::start(&card);
         let (mut peer, _) = listener.accept().unwrap();
@@ -107,7 +108,7 @@ fn a_tap_gets_no_lost_bytes() {
         for lens in cuts(frame.len()) {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let (ours, peer) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).unwrap();
-            let card = card_on(1, OpenPort::Tap(Tap::over_sockets(vec![ours], false)));
+            let card = card_on(1, Tap::over_sockets(vec![ours], false));
             let mut guest = LosingGuest::start(&card);
             guest.send_and_lose(frame, kept, &lens);
             let got = UnixDatagram::from(peer).recv(&mut [0; 1]);

@@ -4,8 +4,8 @@
 mod rig;
 
 use kickless_device::{Device, Driver, Interest, Next, Update};
-use kickless_net::Net;
-use kickless_net_port::{NullPort, TestFrame};
+use kickless_net::{Net, NullPort};
+use kickless_net_port::TestFrame;
 use kickless_spec::features::Features;
 use kickless_spec::net::NetFeatures;
 use kickless_testing::GuestRing;

@@ -7,7 +7,7 @@ mod rig;
 use kickless_device::{Device, Limit, Limits, Next, Rate};
 use kickless_net::offload::{SEGMENTED_BYTES_MAX, SEGMENTS_MAX, Segments};
 use kickless_net::{Frame, InvalidFrame, Net};
-use kickless_net_port::{OpenPort, Tap};
+use kickless_net_port::Tap;
 use kickless_spec::net::{FRAME_MAX, GSO_UDP_L4, NetFeatures};
 use proptest::prelude::*;
 use rig::packets::{explosive, segments, tcp, tcp_behind_extensions, whole};
@@ -50,7 +50,7 @@ impl Cards {
         let mut answers = Rig::start(&receiver, TRANSMIT, SPLIT, SIZE_MAX, receiver.features());
         answers.send(&ethernet(0, 1), 4096).unwrap();
         answers.poll();
-        let looping = card_on(1, OpenPort::Loop);
+        let looping = card_on(1, "loop");
         [Self::of(sender, receiver, missing, size), Self::of(looping.clone(), looping, missing, size)]
     }
 
@@ -286,7 +286,7 @@ fn segments_wait_for_buffers() {
 fn tap_card(segments_udp: bool) -> (Arc<Net>, UnixDatagram) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, peer) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).unwrap();
-    (card_on(1, OpenPort::Tap(Tap::over_sockets(vec![ours], segments_udp))), peer.into())
+    (card_on(1, Tap::over_sockets(vec![ours], segments_udp)), peer.into())
 }
 
 /// Linux 6.18 makes 65 000 segments in the call that sends such a packet, which takes 50 ms.

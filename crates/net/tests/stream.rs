@@ -6,7 +6,7 @@ mod rig;
 use kickless_device::{CaptureTo, Device, DeviceMessage, Interest, Next, Operate};
 use kickless_net::Net;
 use kickless_net::offload::complete_checksum;
-use kickless_net_port::{OpenPort, Port, StreamPort};
+use kickless_net_port::StreamPort;
 use kickless_spec::net::Header;
 use kickless_testing::{LIMIT, dhcp_discover, eventually, in_network_namespace, ip, parse_pcapng};
 use rig::packets::{explosive, segments, tcp, whole};
@@ -34,7 +34,7 @@ impl Network {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("peer");
         let listener = UnixListener::bind(&path).unwrap();
-        let card = card_on(1, OpenPort::Stream(StreamPort::to(&path).unwrap()));
+        let card = card_on(1, StreamPort::to(&path).unwrap());
         card.open().unwrap();
         Self { card, listener, _directory: directory }
     }
@@ -389,9 +389,7 @@ fn passt_answers_and_is_started_again() {
             ip(command);
         }
         ip("route add default via 10.78.0.1");
-        let port: Port = "user,-4".parse().unwrap();
-        let port = port.open(1, |_| panic!("no descriptor is inherited")).unwrap();
-        let card = card_on(1, port);
+        let card = card_on(1, "user,-4");
         assert!(children("passt").is_empty());
         card.open().unwrap();
         let mut transmit = Rig::start(&card, TRANSMIT, SPLIT, SIZE_MAX, card.features());

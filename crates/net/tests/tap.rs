@@ -6,7 +6,7 @@ mod rig;
 use kickless_device::{CaptureTo, Device, DeviceMessage, Interest, Next, Operate, Update};
 use kickless_memory::Iov;
 use kickless_net::Net;
-use kickless_net_port::{OpenPort, ReceiveError, Tap, TapQueue};
+use kickless_net_port::{ReceiveError, Tap, TapQueue};
 use kickless_spec::features::Features;
 use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_testing::{
@@ -60,7 +60,7 @@ impl Network {
         }
         // Without offloads: the kernel segments for the peer.
         peer.set(kickless_net_port::Offloads::empty(), |_| true);
-        let card = card_on(pairs, OpenPort::Tap(tap));
+        let card = card_on(pairs, tap);
         card.open().unwrap();
         Self { card, peer: peer.queue(0).unwrap() }
     }

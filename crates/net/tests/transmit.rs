@@ -4,8 +4,8 @@
 mod rig;
 
 use kickless_device::{ConfigError, Device, DeviceMessage, Disabled, Driver, MessageError, Next};
-use kickless_net::Net;
-use kickless_net_port::{NullPort, OpenPort, Port, Tap};
+use kickless_net::{Net, NullPort};
+use kickless_net_port::Tap;
 use kickless_spec::features::Features;
 use kickless_spec::net::{Config, ERR, HDR_F_NEEDS_CSUM, Header, NetFeatures, OK};
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -176,15 +176,13 @@ fn config(card: &Net) -> Config {
 /// A guest can move to a card with another port, or find one at a reconnection.
 #[test]
 fn features_are_those_of_every_port() {
-    let path = std::path::Path::new("/nonexistent/socket");
     let ports = [
-        OpenPort::Null(NullPort::default()),
-        OpenPort::Loop,
-        OpenPort::Tap(Tap::over_sockets(Vec::new(), true)),
-        OpenPort::Tap(Tap::over_sockets(Vec::new(), false)),
-        OpenPort::VhostUser(path.into()),
-        Port::Stream(path.into()).open(1, |_| unreachable!("nothing is inherited")).unwrap(),
-        OpenPort::Switch("lan".parse().unwrap(), None),
+        rig::AnyPort::from(NullPort::default()),
+        "loop".into(),
+        Tap::over_sockets(Vec::new(), true).into(),
+        Tap::over_sockets(Vec::new(), false).into(),
+        "stream:/nonexistent/socket".into(),
+        "switch:lan".into(),
     ];
     for port in ports {
         let card = rig::card_on(1, port);

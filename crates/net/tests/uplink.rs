@@ -5,8 +5,8 @@ mod rig;
 
 use kickless_device::{Device, Driver};
 use kickless_memory::Iov;
-use kickless_net::{Net, Options};
-use kickless_net_port::{Offloads, Port, PortError, ReceiveError, Tap, TapError, TapQueue};
+use kickless_net::{Net, Options, PortError};
+use kickless_net_port::{Offloads, ReceiveError, Tap, TapError, TapQueue};
 use kickless_spec::features::Features;
 use kickless_spec::net::{GSO_TCPV4, HDR_F_NEEDS_CSUM, Header, NetFeatures};
 use kickless_testing::{eventually, in_network_namespace, ip, tcp_segmentation};
@@ -27,8 +27,8 @@ fn frame(to: [u8; 6], from: usize, len: usize) -> Vec<u8> {
 }
 
 fn open(port: &str, number: usize) -> Result<Arc<Net>, PortError> {
-    let port = port.parse::<Port>().unwrap().open(1, |_| unreachable!("there is no descriptor"))?;
     let mac = Some(mac(number));
+    let port = rig::try_open(port, 1, mac)?;
     let options = Options {
         mac,
         mtu: None,
@@ -236,7 +236,8 @@ fn a_tap_is_the_uplink_of_one_switch() {
         ip("tuntap add dev other mode tap");
         let card = open("switch:one,uplink=other", 1).unwrap();
         let other = open("switch:other,uplink=other", 2);
-        assert!(matches!(other, Err(PortError::Tap(TapError::OtherSwitch { .. }))));
+        let error = other.unwrap_err().downcast::<TapError>().unwrap();
+        assert!(matches!(*error, TapError::OtherSwitch { .. }));
         drop(card);
         // A child of another test may have a copy of the TAP's descriptor for a moment.
         let mut opened = None;

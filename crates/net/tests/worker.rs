@@ -7,7 +7,8 @@ mod rig;
 use kickless_device::{Device, Executor, Update};
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_memory::{Map, View};
-use kickless_net_port::{NullPort, OpenPort, Tap, TestFrame};
+use kickless_net::NullPort;
+use kickless_net_port::{Tap, TestFrame};
 use kickless_testing::GuestRing;
 use kickless_worker::{Options, Poll, WorkerPool};
 use rig::running::Running;
@@ -139,10 +140,10 @@ fn updates_and_stops_do_not_wait_for_credit() {
 
 /// Returns a port whose queue is a socket, and the other end. Each datagram is a frame with its header. The
 /// socket holds some frames only, so that it refuses more for a while, as a TAP does.
-fn socket_port() -> (OpenPort, OwnedFd) {
+fn socket_port() -> (Tap, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, peer) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).unwrap();
-    (OpenPort::Tap(Tap::over_sockets(vec![ours], true)), peer)
+    (Tap::over_sockets(vec![ours], true), peer)
 }
 
 /// Frames go to a port that is slow, and come from it in bursts. The worker sleeps in between.
@@ -199,7 +200,7 @@ fn a_sleeping_worker_returns_frames() {
     for poll in [Poll::Never, Poll::Always] {
         let pool = pool(poll);
         for kind in kinds() {
-            let card = card_on(1, OpenPort::Loop);
+            let card = card_on(1, "loop");
             let mut receive = Running::start(&pool, &card, 0, kind);
             let mut transmit = Running::start(&pool, &card, 1, kind);
             let begun = Instant::now();
@@ -234,7 +235,7 @@ fn a_flood_does_not_stop_other_cards() {
     for poll in [Poll::Never, Poll::Always] {
         let pool = pool(poll);
         let kind = kinds().next().unwrap();
-        let (flooded, card) = (rig::card(1, NullPort::default()), card_on(1, OpenPort::Loop));
+        let (flooded, card) = (rig::card(1, NullPort::default()), card_on(1, "loop"));
         let (port, peer) = socket_port();
         let idle = card_on(1, port);
         idle.open().unwrap();

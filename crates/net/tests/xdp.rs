@@ -6,7 +6,7 @@ mod rig;
 use kickless_device::{CaptureTo, Device, DeviceMessage, Interest, Next, Operate};
 use kickless_net::Net;
 use kickless_net::offload::complete_checksum;
-use kickless_net_port::{OpenPort, XdpPort, XdpQueue};
+use kickless_net_port::{XdpPort, XdpQueue};
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_testing::{LIMIT, eventually, in_network_namespace, ip, logged, parse_pcapng};
 use rig::lost_memory::LosingGuest;
@@ -36,7 +36,7 @@ impl Network {
                 ip(&format!("link set {name} up"));
             }
             let [card, host] = ["card", "host"].map(|name| XdpPort::open(&name.parse().unwrap(), 1).unwrap());
-            let card = card_on(1, OpenPort::Xdp(card));
+            let card = card_on(1, card);
             card.open().unwrap();
             let network = Self { card, host: host.queue(0).unwrap(), host_port: host };
             test(&network);

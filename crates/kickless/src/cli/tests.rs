@@ -141,8 +141,9 @@ fn wrong_options_of_a_card() {
         ("--fd=3 --port=null --capture=/a --capture-length=13", "it must be a number from 14 to 65550"),
         (
             "--fd=3 --port=tap",
-            "'--port <PORT>': a port is tap:NAME, tap-fd:N, switch:NAME, user, stream:PATH, vhost-user:PATH, xdp:IFNAME, loop or null",
+            "'--port <PORT>': a port is tap:NAME, tap-fd:N, switch:NAME, user, stream:PATH, xdp:IFNAME, loop or null",
         ),
+        ("--fd=3 --port=vhost-user:/a", "there is no port vhost-user:PATH any more: connect the hypervisor"),
         ("--fd=3 --port=tap:a/b", "the name of a TAP has 1 to 15 letters"),
         ("--fd=3 --port=loop,rate=1", "a loop port has no option \"rate=1\""),
         ("--fd=3 --port=tap-fd:4,4", "the descriptor 4 is named twice"),

@@ -268,7 +268,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ),
         (
             "[[device]]\nport = 'tap'\n",
-            "disks.toml:2: port = 'tap': a port is tap:NAME, tap-fd:N, switch:NAME, user, stream:PATH, vhost-user:PATH, xdp:IFNAME, loop or null",
+            "disks.toml:2: port = 'tap': a port is tap:NAME, tap-fd:N, switch:NAME, user, stream:PATH, xdp:IFNAME, loop or null",
         ),
         ("[[device]]\nport = 'null'\nmac = '1'\n", "disks.toml:3: mac = '1': it must be six bytes"),
         (

@@ -46,7 +46,7 @@ impl StreamPort {
     ///
     /// # Errors
     /// The process has no free descriptor.
-    pub(crate) fn to_passt(passt: Passt) -> io::Result<Self> {
+    pub fn to_passt(passt: Passt) -> io::Result<Self> {
         Self::new(Peer::Passt(passt))
     }
 

@@ -11,7 +11,7 @@ mod sys;
 
 pub use error::TapError;
 pub use queue::{ReceiveError, SendError, TapQueue};
-pub(crate) use sys::NAME_MAX;
+pub use sys::NAME_MAX as INTERFACE_NAME_MAX;
 
 use bitflags::bitflags;
 use kickless_opener::NoTap;
@@ -48,9 +48,9 @@ bitflags! {
 }
 
 /// Returns whether the kernel accepts this name of an interface. A `%` would make the kernel choose a number.
-pub(crate) fn is_interface_name(name: &str) -> bool {
+pub fn is_interface_name(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_graphic() && !b"/:%,".contains(&byte);
-    let is_name = (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(is_allowed);
+    let is_name = (1..=INTERFACE_NAME_MAX).contains(&name.len()) && name.bytes().all(is_allowed);
     is_name && ![".", ".."].contains(&name)
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::without_provenance_mut;
 
 /// The longest name of an interface, without the byte that ends it.
-pub(crate) const NAME_MAX: usize = libc::IFNAMSIZ - 1;
+pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 /// The most buffers that the kernel takes in one call (`UIO_MAXIOV`).
 const PIECES_MAX: usize = 1024;
 /// The most segments of credit in one call: all but the header and the rest.

@@ -8,5 +8,4 @@ mod options;
 mod passt;
 
 pub use options::{InvalidUserOption, UserOptions};
-pub(crate) use passt::Passt;
-pub use passt::PasstError;
+pub use passt::{Passt, PasstError};

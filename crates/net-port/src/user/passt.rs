@@ -19,7 +19,7 @@ const END_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The program, with its arguments.
 #[derive(Clone, Debug)]
-pub(crate) struct Passt {
+pub struct Passt {
     program: PathBuf,
     options: UserOptions,
 }
@@ -37,7 +37,7 @@ impl Passt {
     ///
     /// # Errors
     /// It is not installed.
-    pub(crate) fn find(options: UserOptions) -> Result<Self, PasstError> {
+    pub fn find(options: UserOptions) -> Result<Self, PasstError> {
         let paths = env::var_os("PATH").unwrap_or_default();
         let program = find_in(&paths).ok_or(PasstError::NotInstalled)?;
         Ok(Self { program, options })

@@ -1,6 +1,6 @@
 //! The interface of a port, as an operator writes it.
 
-use crate::tap::{NAME_MAX, is_interface_name};
+use crate::tap::{INTERFACE_NAME_MAX, is_interface_name};
 use std::fmt;
 use std::str::FromStr;
 
@@ -54,7 +54,7 @@ impl fmt::Display for XdpName {
 pub enum InvalidXdp {
     /// This is no name of an interface.
     #[error(
-        "the name of an interface has 1 to {NAME_MAX} letters, digits and signs other than / : % and a comma"
+        "the name of an interface has 1 to {INTERFACE_NAME_MAX} letters, digits and signs other than / : % and a comma"
     )]
     Name,
     /// The number of the queue is wrong.

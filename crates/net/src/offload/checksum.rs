@@ -1,6 +1,6 @@
 //! Completes checksums of TCP and UDP.
 
-use crate::frame::Checksum;
+use crate::frame::header::Checksum;
 use kickless_spec::checksum::Sum;
 
 /// Bytes of a checksum.

@@ -1,7 +1,7 @@
 //! Finds the headers of a packet in a frame.
 
-use crate::frame::Checksum;
-use crate::protocols::{
+use crate::frame::header::Checksum;
+use crate::frame::protocols::{
     AUTHENTICATION, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_SERVICE, ETHERTYPE_VLAN, ICMPV6,
     IPV6_EXTENSIONS, IPV6_HEADER, IPV6_NEXT_HEADER,
 };

@@ -16,8 +16,8 @@ use kickless_io::{Engine, EngineKind, Waker};
 use kickless_memory::{
     Access, Area, Gpa, Inflight, Iotlb, Iova, IovaRange, Map, Marks, Slot, UserAddr, View,
 };
-use kickless_net::{Net, Options};
-use kickless_net_port::{NullPort, OpenPort};
+use kickless_net::{Net, NullPort, OpenPort, Opening, Options, PortError, PortName};
+use kickless_net_port::{StreamPort, Tap, XdpPort};
 use kickless_spec::features::Features;
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_spec::vhost_user::{inflight_entry_len, inflight_head_len, inflight_region_len};
@@ -63,14 +63,60 @@ pub fn kinds() -> impl Iterator<Item = Kind> {
 }
 
 pub fn card(pairs_max: u16, port: NullPort) -> Arc<Net> {
-    card_on(pairs_max, OpenPort::Null(port))
+    card_on(pairs_max, port)
 }
 
-pub fn card_on(pairs_max: u16, port: OpenPort) -> Arc<Net> {
+pub fn card_on(pairs_max: u16, port: impl Into<AnyPort>) -> Arc<Net> {
     card_with(Some([2, 0, 0, 0, 0, 7]), pairs_max, port)
 }
 
-pub fn card_with(mac: Option<[u8; 6]>, pairs_max: u16, port: OpenPort) -> Arc<Net> {
+/// A port that is open, or the name of one that is opened for a card.
+pub enum AnyPort {
+    Open(OpenPort),
+    Named(String),
+}
+
+impl From<&str> for AnyPort {
+    fn from(name: &str) -> Self {
+        Self::Named(name.to_owned())
+    }
+}
+
+impl From<NullPort> for AnyPort {
+    fn from(port: NullPort) -> Self {
+        Self::Open(port.into())
+    }
+}
+
+impl From<Tap> for AnyPort {
+    fn from(tap: Tap) -> Self {
+        Self::Open(tap.into())
+    }
+}
+
+impl From<StreamPort> for AnyPort {
+    fn from(port: StreamPort) -> Self {
+        Self::Open(port.into())
+    }
+}
+
+impl From<XdpPort> for AnyPort {
+    fn from(port: XdpPort) -> Self {
+        Self::Open(port.into())
+    }
+}
+
+/// Opens a port that needs no descriptor.
+pub fn try_open(port: &str, pairs: u16, mac: Option<[u8; 6]>) -> Result<OpenPort, PortError> {
+    let descriptor = |_: &str| unreachable!("there is no descriptor");
+    port.parse::<PortName>()?.open(&Opening { pairs, mac, descriptor: &descriptor })
+}
+
+pub fn card_with(mac: Option<[u8; 6]>, pairs_max: u16, port: impl Into<AnyPort>) -> Arc<Net> {
+    let port = match port.into() {
+        AnyPort::Open(port) => port,
+        AnyPort::Named(name) => try_open(&name, pairs_max, mac).unwrap(),
+    };
     let options = Options {
         mac,
         mtu: None,
