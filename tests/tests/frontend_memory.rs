@@ -15,7 +15,7 @@ use kickless_tests::driver::{Buffer, Queue};
 use kickless_tests::frontend::machine::{Machine, Shape, write_and_verify};
 use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{Answer, Frontend, LIMIT};
-use kickless_tests::{with_each_engine, with_each_way};
+use kickless_tests::with_each_engine;
 use kickless_vhost_user::FrontendMessage as Message;
 
 with_each_engine! {
@@ -24,12 +24,6 @@ with_each_engine! {
     regions_removed_under_io
     a_ring_waits_for_its_removed_memory
     buffers_may_cross_regions
-}
-
-with_each_way! {
-    the_table_may_change_under_io
-    regions_removed_under_io
-    a_ring_waits_for_its_removed_memory
 }
 
 /// Largest number of regions.

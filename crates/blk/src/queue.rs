@@ -4,19 +4,21 @@ mod extents;
 mod kept;
 mod leave;
 mod other_work;
+mod state;
 
 use crate::device_state::DeviceState;
 use crate::failures::is_caused_by_guest;
 use crate::metrics::Meter;
 use crate::operation::Operation;
 use crate::request::{self, Bounds, Kind, Reject, Request, parse};
-use crate::slots::Slots;
+use crate::slots::{Slot, Slots};
 use kickless_device::{Context, Direction, LEAVING_COST, Leave, Next, Polled, QueueTask, Traffic, Vring};
 use kickless_disk::{self as disk, Attached, IoContext, LostWritesSeen, Step, TABLE_OP_SLOTS};
 use kickless_io::{Completion, Engine};
 use kickless_memory::{Iov, Marks, Unmapped, View};
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_virtqueue::{Buffer, Chain, ChainId};
+use state::{End, Kept, OtherWork, Stop};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -42,58 +44,29 @@ pub(crate) struct Queue {
     disk: Arc<disk::Disk>,
     /// The disk in the worker's engine.
     attached: Attached,
-    /// The guest memory that the engine holds for this queue.
-    held_memory: Option<Arc<View>>,
-    /// The negotiated features. Without FLUSH, every write is durable when it completes.
-    features: BlkFeatures,
-    read_only: bool,
-    /// The size of the disk in bytes, as of the beginning of the present poll.
-    disk_size: u64,
-    slots: Slots,
     /// The lost writes of the disk that this queue has reported.
     lost_writes: LostWritesSeen,
+    /// The bounds of requests. The size is that at the beginning of the present poll.
+    bounds: Bounds,
+    slots: Slots,
     /// The slot and the request that start next. `None` between polls.
     prepared: Option<(u32, disk::Request)>,
     /// Slots of requests for which the engine had no room, oldest first.
     waiting: VecDeque<u32>,
-    /// The slot and the request that wait for room in the device's budget.
-    over_budget: Option<(u32, disk::Request)>,
-    /// Slots of requests that run in steps, the next one first.
-    steps: VecDeque<u32>,
-    /// The last turn ran a step.
-    stepped: bool,
-    /// The cost of a step.
-    step_cost: u32,
-    /// The cost of steps and extents that no poll has reported yet.
-    owed_cost: u32,
-    /// Slots of failed requests that are kept, because the device stops on their errors.
-    kept: Vec<u32>,
-    /// The time at which kept requests start one last time, if a caller waits for them.
-    kept_until: Option<u64>,
-    /// The limits of the waits of kept requests that this queue has seen.
-    limits_seen: u64,
-    /// Set if any of `over_budget`, `steps`, `stepped` and `owed_cost` may need work. The path of a normal
-    /// request checks only this.
-    has_other_work: bool,
+    other_work: OtherWork,
+    kept: Kept,
+    stop: Stop,
     /// The nanoseconds for which the present poll pops no new requests, and the next ones need not look: the
     /// device is paused, or its limits are in debt.
     held_ns: Option<u64>,
     meter: Meter,
-    /// The task stops for good, and may leave these requests. No request may wait for a remote server without
-    /// end.
-    stopping: Option<Leave>,
-    /// The time at which unfinished requests are cancelled, to be left.
-    cancel_at: Option<u64>,
-    is_cancelled: bool,
-    /// The number of unfinished requests that were left.
-    left: usize,
     chain: Chain,
 }
 
 impl Queue {
     pub(crate) fn new(vring: Vring, shared: Arc<DeviceState>, features: BlkFeatures) -> Self {
         let disk = shared.medium.disk();
-        let read_only = disk.limits().read_only;
+        let bounds = Bounds { size: 0, read_only: disk.limits().read_only, features };
         let slots = Slots::new(vring.size(), shared.budget.clone());
         let step_cost = disk.step_bytes().map_or(u32::MAX, |bytes| (bytes / COST_BYTES) as u32);
         let lost_writes = disk.lost_writes_seen(vring.index());
@@ -103,29 +76,16 @@ impl Queue {
             shared,
             disk,
             attached: Attached::default(),
-            held_memory: None,
-            features,
-            read_only,
-            disk_size: 0,
-            slots,
             lost_writes,
+            bounds,
+            slots,
             prepared: None,
             waiting: VecDeque::new(),
-            over_budget: None,
-            steps: VecDeque::new(),
-            kept: Vec::new(),
-            kept_until: None,
-            limits_seen: 0,
-            stepped: false,
-            step_cost,
-            owed_cost: 0,
-            has_other_work: false,
+            other_work: OtherWork::new(step_cost),
+            kept: Kept::default(),
+            stop: Stop::default(),
             held_ns: None,
             meter,
-            stopping: None,
-            cancel_at: None,
-            is_cancelled: false,
-            left: 0,
             chain: Chain::default(),
         }
     }
@@ -135,15 +95,13 @@ impl Queue {
     #[inline(never)]
     fn begin(&mut self, context: &mut Context<'_>, slot: u32) -> u32 {
         let id = self.chain.id;
-        let Self { features, read_only, disk_size: size, .. } = *self;
-        let bounds = Bounds { size, read_only, features };
         let cost = 1 + u32::from(self.chain.descriptors() / COST_DESCRIPTORS);
-        match parse(&self.chain, self.vring.view(), bounds) {
+        match parse(&self.chain, self.vring.view(), self.bounds) {
             Ok(request) => {
                 self.charge(&request);
                 // A chain holds at most 2^32 bytes. A request that runs in steps reports the cost of each
                 // step later.
-                let blocks = ((request.data_len / COST_BYTES) as u32).min(self.step_cost);
+                let blocks = ((request.data_len / COST_BYTES) as u32).min(self.other_work.step_cost);
                 self.start(context, slot, request);
                 cost + blocks
             }
@@ -166,22 +124,18 @@ impl Queue {
         }
     }
 
-    /// Returns the event to wait for if the ring has requests, none of which may be popped for `wait_ns`.
-    /// `waits`: a popped request waits for room, and a completion lets it go on earlier.
+    /// Returns the end of the poll, if the ring has requests, none of which may be popped for `wait_ns`.
     #[inline]
-    fn hold(&mut self, wait_ns: u64, waits: bool) -> Option<Next> {
-        if !self.vring.has_work() {
-            return None;
-        }
-        Some(if waits || self.over_budget.is_some() { Next::Blocked } else { Next::Throttled { wait_ns } })
+    fn hold(&mut self, wait_ns: u64) -> Option<End> {
+        self.vring.has_work().then_some(End::Halted { wait_ns })
     }
 
     /// Reads the size of the disk again. Returns whether it has grown since the beginning of the poll: the
     /// driver may know.
     #[cold]
     fn has_grown(&mut self) -> bool {
-        let before = std::mem::replace(&mut self.disk_size, self.disk.size());
-        self.disk_size > before
+        let before = std::mem::replace(&mut self.bounds.size, self.disk.size());
+        self.bounds.size > before
     }
 
     #[inline(always)]
@@ -231,30 +185,31 @@ impl Queue {
         }
     }
 
-    /// Starts the request in a slot on the disk, if there is one.
+    /// Starts the prepared request, if there is one.
     #[inline(never)]
-    fn start_on_disk(&mut self, context: &mut Context<'_>, request: Option<(u32, disk::Request)>) {
-        if let Some((slot, wanted)) = request {
+    fn start_prepared(&mut self, context: &mut Context<'_>) {
+        if let Some((slot, wanted)) = self.prepared.take() {
             self.start_now(context, slot, wanted);
         }
     }
 
+    /// Starts the request in a slot on the disk.
     #[inline(always)]
     fn start_now(&mut self, context: &mut Context<'_>, slot: u32, wanted: disk::Request) {
         match self.on_disk(context, slot, |disk, io_context, io| disk.start(io_context, io, wanted)) {
             Step::Done(Ok(())) => {
                 self.meter.answered_at_once();
-                self.finish_well(slot);
+                self.finish(slot, blk::S_OK);
             }
-            step => self.handle_first_step(slot, step),
+            step => self.take_first_step(slot, step),
         }
     }
 
     /// Returns whether a write must be on stable storage when it completes (virtio 1.3, section 5.2.6.2).
     fn durable(&self) -> bool {
-        !self.features.contains(BlkFeatures::FLUSH)
+        !self.bounds.features.contains(BlkFeatures::FLUSH)
             // A driver without CONFIG_WCE cannot have turned the cache off.
-            || (self.features.contains(BlkFeatures::CONFIG_WCE) && !self.shared.writeback())
+            || (self.bounds.features.contains(BlkFeatures::CONFIG_WCE) && !self.shared.writeback())
     }
 
     /// Runs a step of the disk for the request in a slot.
@@ -265,16 +220,9 @@ impl Queue {
         slot: u32,
         step: impl FnOnce(&disk::Disk, &mut IoContext<'_>, &mut disk::Io) -> Step,
     ) -> Step {
-        let mut io_context = IoContext {
-            engine: context.engine,
-            task: context.task,
-            slot,
-            attached: &mut self.attached,
-            waker: context.waker,
-            lost_writes: &mut self.lost_writes,
-            marks: self.vring.memory().1,
-        };
-        step(&self.disk, &mut io_context, &mut self.slots.get(slot).io)
+        self.with_disk(context, slot, |disk, io_context, slots| {
+            step(disk, io_context, &mut slots.get(slot).io)
+        })
     }
 
     /// Starts operations for the tables of images, if any are due.
@@ -288,114 +236,82 @@ impl Queue {
     /// Calls a method of the disk that concerns the tables of images, and no request.
     #[cold]
     fn for_tables(&mut self, context: &mut Context<'_>, call: impl FnOnce(&disk::Disk, &mut IoContext<'_>)) {
+        self.with_disk(context, TABLE_OP_SLOTS, |disk, io_context, _| call(disk, io_context));
+    }
+
+    /// Calls the disk with the means that the worker and the queue have for it.
+    #[inline(always)]
+    fn with_disk<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        slot: u32,
+        call: impl FnOnce(&disk::Disk, &mut IoContext<'_>, &mut Slots) -> T,
+    ) -> T {
         let mut io_context = IoContext {
             engine: context.engine,
             task: context.task,
-            slot: TABLE_OP_SLOTS,
+            slot,
             attached: &mut self.attached,
             waker: context.waker,
             lost_writes: &mut self.lost_writes,
             marks: self.vring.memory().1,
         };
-        call(&self.disk, &mut io_context);
+        call(&self.disk, &mut io_context, &mut self.slots)
     }
 
-    /// Handles the result of a request's first step, if it is not a success.
+    /// Handles the result of a request's first step that was no success at once.
     #[inline(never)]
-    fn handle_first_step(&mut self, slot: u32, step: Step) {
-        match step {
-            Step::Done(Err(error)) if self.keep_failed(slot, error) => self.meter.waits(slot),
-            Step::Done(result) => {
-                self.meter.answered_at_once();
-                self.finish(slot, result);
-            }
-            Step::Pending | Step::Busy | Step::More => {
-                self.meter.waits(slot);
-                self.wait(slot, step);
-            }
-        }
+    fn take_first_step(&mut self, slot: u32, step: Step) {
+        self.meter.waits(slot);
+        self.take_step(slot, step);
     }
 
-    /// Handles the result of a further step: the request is answered, or waits again.
+    /// Handles the result of a step of a request that has waited: answers the request, or lets it wait again.
     #[inline(always)]
-    fn handle_next_step(&mut self, slot: u32, step: Step) {
+    fn take_step(&mut self, slot: u32, step: Step) {
         match step {
             Step::Done(Ok(())) => {
                 self.meter.answered(slot);
-                self.finish_well(slot);
+                self.finish(slot, blk::S_OK);
             }
             Step::Done(Err(error)) => self.fail(slot, error),
-            step => self.wait(slot, step),
-        }
-    }
-
-    /// Keeps or answers a failed request.
-    #[cold]
-    fn fail(&mut self, slot: u32, error: disk::IoError) {
-        if self.can_leave_failed(slot, error) {
-            self.left += 1;
-            self.leave(slot);
-        } else if !self.keep_failed(slot, error) {
-            self.meter.answered(slot);
-            self.finish(slot, Err(error));
-        }
-    }
-
-    /// Handles a step that has not ended the request.
-    #[inline(never)]
-    fn wait(&mut self, slot: u32, step: Step) {
-        match step {
-            // The callers handle it.
-            Step::Done(_) => {}
             Step::Pending => self.meter.submitted(slot),
             Step::Busy => self.waiting.push_back(slot),
-            Step::More => {
-                self.add_cost(self.step_cost);
-                self.steps.push_back(slot);
-            }
+            Step::More => self.other_work.add_step(slot),
         }
     }
 
-    /// Writes the status of the request in a slot and frees the slot.
+    /// Answers a failed request, unless it is left or kept.
+    #[cold]
+    fn fail(&mut self, slot: u32, error: disk::IoError) {
+        if self.leave_failed(slot, error) || self.keep_failed(slot, error) {
+            return;
+        }
+        self.meter.answered(slot);
+        let Slot { id, operation, .. } = *self.slots.get(slot);
+        self.meter.count_error(operation);
+        if is_caused_by_guest(error) {
+            debug!(queue = self.vring.index(), head = id.head(), %error, "request failed");
+        } else {
+            self.shared.failures.log(self.vring.span(), self.vring.index(), operation, error);
+        }
+        let unsupported = error == disk::IoError::Unsupported;
+        self.finish(slot, if unsupported { blk::S_UNSUPP } else { blk::S_IOERR });
+    }
+
+    /// Writes the status of the request in a slot, frees the slot, and pushes the request.
     #[inline(always)]
-    fn answer_slot(&mut self, slot: u32, code: u8) -> Answered {
+    fn finish(&mut self, slot: u32, status: u8) {
         let entry = self.slots.get(slot);
-        let (id, read_len, operation) = (entry.id, entry.read_len, entry.operation);
+        let (id, read_len) = (entry.id, entry.read_len);
         let (view, marks) = self.vring.memory();
-        let written = entry.status.write(code, marks);
+        let written = entry.status.write(status, marks);
         entry.unpin_unless((view, marks));
         let reserved = entry.has_reservation();
         self.slots.release(slot, reserved);
-        Answered { id, written, read_len, operation }
-    }
-
-    /// Answers the request in a slot with success, and frees the slot.
-    #[inline(always)]
-    fn finish_well(&mut self, slot: u32) {
-        let Answered { id, written, read_len, .. } = self.answer_slot(slot, blk::S_OK);
-        self.vring.push(id, read_len.saturating_add(written.into()));
-    }
-
-    /// Answers the request in a slot and frees the slot.
-    fn finish(&mut self, slot: u32, result: Result<(), disk::IoError>) {
-        let code = match result {
-            Ok(()) => blk::S_OK,
-            Err(disk::IoError::Unsupported) => blk::S_UNSUPP,
-            Err(_) => blk::S_IOERR,
-        };
-        let Answered { id, written, read_len, operation } = self.answer_slot(slot, code);
-        match result {
-            Ok(()) => self.vring.push(id, read_len.saturating_add(written.into())),
-            Err(error) => {
-                self.meter.count_error(operation);
-                if is_caused_by_guest(error) {
-                    debug!(queue = self.vring.index(), head = id.head(), %error, "request failed");
-                } else {
-                    let Self { shared, vring, .. } = self;
-                    shared.failures.log(vring.span(), vring.index(), operation, error);
-                }
-                self.push_failed(id, written, read_len);
-            }
+        match status {
+            blk::S_OK => self.vring.push(id, read_len.saturating_add(written.into())),
+            _ => self.push_failed(id, written, read_len),
         }
     }
 
@@ -463,47 +379,15 @@ impl Queue {
         let mut tries = 0;
         for _ in 0..self.waiting.len() {
             // A cancelled request needs no room.
-            if !self.is_cancelled && !self.has_room(context) {
+            if !self.stop.has_cancelled() && !self.has_room(context) {
                 break;
             }
             let Some(slot) = self.waiting.pop_front() else { break };
             let step = self.on_disk(context, slot, |disk, io_context, io| disk.retry(io_context, io));
             tries += u32::from(step == Step::Busy);
-            self.handle_next_step(slot, step);
+            self.take_step(slot, step);
         }
         tries / COST_TRIES
-    }
-}
-
-/// A request that was answered, and must be pushed.
-struct Answered {
-    id: ChainId,
-    /// The status was written.
-    written: bool,
-    /// The number of bytes of data that the driver gets.
-    read_len: u32,
-    operation: Operation,
-}
-
-impl Queue {
-    /// Ends requests that wait for a remote server within a bounded time.
-    fn limit_remote_waits(&self) {
-        if self.in_flight() > 0 {
-            self.disk.limit_remote_waits();
-        }
-    }
-
-    /// Makes the engine hold the current guest memory instead of the previous one.
-    fn hold_memory(&mut self, engine: &mut Engine) {
-        // A disk without a file has no operations in the engine.
-        let now = self.attached.file().map(|_| self.vring.view().clone());
-        if let Some(now) = &now {
-            engine.hold_memory(now);
-        }
-        // This comes after the new memory is held, so that memory in both is never released.
-        if let Some(before) = std::mem::replace(&mut self.held_memory, now) {
-            engine.release_memory(&before);
-        }
     }
 }
 
@@ -549,14 +433,79 @@ fn translate_pieces(
     request::data(buffers, start, len).try_for_each(|(addr, len)| iov.push(view, addr, len))
 }
 
-/// The result of a turn for work other than the ring.
-enum Turn {
-    /// There was no such work, so the ring is next.
-    Ring,
-    /// The work had its turn.
-    Other,
-    /// The poll must end now.
-    Over(Next),
+impl Queue {
+    /// Starts a request from the ring, or does other work by turns with that. The error is the reason for
+    /// which neither is possible.
+    #[inline(always)]
+    fn turn(&mut self, context: &mut Context<'_>, budget: u32, polled: &mut Polled) -> Result<(), End> {
+        if self.other_work.is_due && self.do_other_work(context, budget, &mut polled.cost)? {
+            return Ok(());
+        }
+        // A waiting request may need a buffer or a range that other requests hold. Then new requests can
+        // start beside it. But if the engine is full, the waiting request goes before all requests in the
+        // ring.
+        let slot = match self.slots.next() {
+            Some(slot) if self.waiting.is_empty() || self.has_room(context) => slot,
+            // The prepared request may be in the only slot.
+            _ if self.prepared.is_some() => {
+                self.start_prepared(context);
+                return Ok(());
+            }
+            _ => return Err(End::Full),
+        };
+        // Requests that an earlier process began are finished even when no new ones may start.
+        if budget == 0 && self.resubmissions() == 0 {
+            return Err(End::Empty);
+        }
+        if let Some(wait_ns) = self.held_ns
+            && let Some(end) = self.hold(wait_ns)
+        {
+            return Err(end);
+        }
+        let popped = self.vring.pop(&mut self.chain);
+        if self.vring.has_cost() {
+            polled.cost = polled.cost.saturating_add(self.vring.take_cost());
+        }
+        if !popped {
+            return Err(if self.vring.take_unfinished() { End::Budget } else { End::Empty });
+        }
+        polled.served += 1;
+        polled.cost = polled.cost.saturating_add(self.begin(context, slot));
+        Ok(())
+    }
+
+    /// Returns the event to wait for after a poll that has ended so.
+    fn next_after(&self, context: &Context<'_>, end: End) -> Next {
+        // A poll runs steps, and nothing else does.
+        if matches!(end, End::Budget) || !self.other_work.steps.is_empty() {
+            return Next::More;
+        }
+        if let Some(wait_ns) = self.time_to_cancel(context) {
+            return Next::Throttled { wait_ns };
+        }
+        // Nothing wakes the queue when the device goes on, so it looks by itself.
+        if !self.kept.slots.is_empty() {
+            return Next::Throttled { wait_ns: PAUSE_NS };
+        }
+        // Operations for tables wait for room in the engine, as requests do.
+        let waits = !self.waiting.is_empty() || self.attached.is_due();
+        match end {
+            End::Empty if waits => Next::Waiting,
+            End::Empty => Next::Idle,
+            // A completion lets a waiting request go on before the limit does.
+            End::Halted { wait_ns } if !waits && self.other_work.over_budget.is_none() => {
+                Next::Throttled { wait_ns }
+            }
+            _ => Next::Blocked,
+        }
+    }
+
+    /// Ends requests that wait for a remote server within a bounded time.
+    fn limit_remote_waits(&self) {
+        if self.in_flight() > 0 {
+            self.disk.limit_remote_waits();
+        }
+    }
 }
 
 impl QueueTask for Queue {
@@ -566,28 +515,24 @@ impl QueueTask for Queue {
 
     fn attach(&mut self, engine: &mut Engine) -> io::Result<()> {
         self.attached = self.disk.attach(engine).map_err(io::Error::other)?;
-        self.hold_memory(engine);
         Ok(())
     }
 
     fn detach(&mut self, engine: &mut Engine) {
-        if let Some(held_memory) = self.held_memory.take() {
-            engine.release_memory(&held_memory);
-        }
         self.disk.detach(engine, std::mem::take(&mut self.attached));
         self.shared.failures.log_suppressed(self.vring.span());
         self.log_left();
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
-        self.disk_size = self.disk.size();
+        self.bounds.size = self.disk.size();
         self.meter.begin(context.now_ns);
         self.vring.begin_beside(context.served_others);
         self.held_ns = match budget > 0 && self.shared.halt.is_set() {
             true => Some(PAUSE_NS),
             false => self.vring.held_ns(),
         };
-        if !self.kept.is_empty() {
+        if !self.kept.slots.is_empty() {
             self.continue_kept(context);
         }
         if self.leaves_unfinished() {
@@ -595,84 +540,30 @@ impl QueueTask for Queue {
         }
         // Charged at the end, so that requests that wait do not keep new ones from the budget.
         let retried = self.retry(context);
-        let (mut served, mut cost) = (0, 0);
+        let mut polled = Polled { served: 0, cost: 0, next: Next::More };
         let limit = if budget == 0 { LEAVING_COST } else { budget };
-        let next = loop {
-            if cost >= limit {
-                break Next::More;
+        let end = loop {
+            if polled.cost >= limit {
+                break End::Budget;
             }
-            if self.has_other_work {
-                match self.other_work(context, budget, &mut cost) {
-                    Turn::Ring => {}
-                    Turn::Other => continue,
-                    Turn::Over(next) => break next,
-                }
+            match self.turn(context, budget, &mut polled) {
+                Ok(()) => {}
+                // Steps go on without requests from the ring.
+                Err(End::Empty | End::Full) if budget > 0 && !self.other_work.steps.is_empty() => {}
+                Err(end) => break end,
             }
-            // A waiting request may need a buffer or a range that other requests hold. Then new requests can
-            // start beside it. But if the engine is full, the waiting request goes before all requests in the
-            // ring.
-            let waits = !self.waiting.is_empty();
-            let slot = match self.slots.next() {
-                Some(slot) if !waits || self.has_room(context) => slot,
-                // The prepared request may be in the only slot.
-                _ if self.prepared.is_some() => {
-                    let prepared = self.prepared.take();
-                    self.start_on_disk(context, prepared);
-                    continue;
-                }
-                _ if !self.steps.is_empty() && budget > 0 => continue,
-                _ => break Next::Blocked,
-            };
-            // Requests that an earlier process began are finished even when no new ones may start.
-            if budget == 0 && self.resubmissions() == 0 {
-                break if waits { Next::Waiting } else { Next::Idle };
-            }
-            if let Some(wait_ns) = self.held_ns
-                && let Some(next) = self.hold(wait_ns, waits)
-            {
-                break next;
-            }
-            let popped = self.vring.pop(&mut self.chain);
-            if self.vring.has_cost() {
-                cost = cost.saturating_add(self.vring.take_cost());
-            }
-            if !popped {
-                break match self.vring.take_unfinished() {
-                    true => Next::More,
-                    false if !self.steps.is_empty() && budget > 0 => continue,
-                    false if waits => Next::Waiting,
-                    false => Next::Idle,
-                };
-            }
-            served += 1;
-            cost = cost.saturating_add(self.begin(context, slot));
         };
-        let prepared = self.prepared.take();
-        self.start_on_disk(context, prepared);
-        cost = cost.saturating_add(std::mem::take(&mut self.owed_cost)).saturating_add(retried);
+        self.start_prepared(context);
+        polled.cost = polled.cost.saturating_add(self.other_work.take_cost()).saturating_add(retried);
         self.submit_table_ops(context);
-        // Operations for tables wait for room in the engine.
-        let next = match next {
-            Next::Idle if self.attached.is_due() => Next::Waiting,
-            Next::Throttled { .. } if self.attached.is_due() => Next::Blocked,
-            next => next,
-        };
-        // Nothing wakes the queue when the device goes on, so it looks by itself.
-        let next = match next {
-            Next::More => Next::More,
-            next if self.kept.is_empty() => next,
-            _ => Next::Throttled { wait_ns: PAUSE_NS },
-        };
-        let next = self.next_before_cancel(context, next);
-        // Steps remain, so the queue must be polled again even if it also waits.
-        let next = if self.steps.is_empty() { next } else { Next::More };
+        polled.next = self.next_after(context, end);
         self.vring.publish();
         self.meter.published(context);
         // A request in several pieces may have started another piece, which this has to limit too.
-        if self.stopping.is_some() {
+        if self.stop.leave.is_some() {
             self.limit_remote_waits();
         }
-        Polled { served, cost, next }
+        polled
     }
 
     fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
@@ -685,16 +576,18 @@ impl QueueTask for Queue {
             }
             let step =
                 self.on_disk(context, slot, |disk, io_context, io| disk.resume(io_context, io, completion));
-            self.handle_next_step(slot, step);
+            self.take_step(slot, step);
         }
         self.submit_table_ops(context);
         self.vring.publish();
         self.meter.published(context);
         // A request may run in further steps after its operation. Only a poll runs them.
-        let has_requests = !self.waiting.is_empty() || !self.steps.is_empty() || self.over_budget.is_some();
-        let has_waiting = has_requests || !self.kept.is_empty() || self.attached.is_due();
+        let has_requests = !self.waiting.is_empty()
+            || !self.other_work.steps.is_empty()
+            || self.other_work.over_budget.is_some();
+        let has_waiting = has_requests || !self.kept.slots.is_empty() || self.attached.is_due();
         // Between two polls, a queue that waits to cancel its requests may have got its last completion.
-        has_waiting || self.cancel_at.is_some()
+        has_waiting || self.stop.cancels()
     }
 
     fn in_flight(&self) -> usize {
@@ -702,7 +595,7 @@ impl QueueTask for Queue {
     }
 
     fn stopping(&mut self, leave: Leave) {
-        self.stopping = Some(leave);
+        self.stop.leave = Some(leave);
         self.limit_remote_waits();
     }
 
@@ -710,8 +603,7 @@ impl QueueTask for Queue {
         Some(Traffic::Requests)
     }
 
-    fn memory_changed(&mut self, engine: &mut Engine) {
-        self.hold_memory(engine);
+    fn memory_changed(&mut self) {
         let (view, marks) = self.vring.memory();
         self.slots.each_free(|slot| slot.unpin_unless((view, marks)));
     }

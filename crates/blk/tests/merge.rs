@@ -6,9 +6,9 @@
 mod rig;
 
 use kickless_disk::{Disk, DiskSpec, Options};
-use kickless_io::EngineOptions;
+use kickless_io::EngineKind;
 use kickless_spec::blk::{BlkFeatures, S_IOERR, S_OK};
-use rig::{Data, FORMATS, Rig, TestRequest, blk, engine_variants};
+use rig::{Data, ENGINES, FORMATS, Rig, TestRequest, blk};
 use std::fs::File;
 use tempfile::NamedTempFile;
 
@@ -16,19 +16,19 @@ const PAGE: usize = 4096;
 const PAGES: u64 = 64;
 
 /// Starts a queue on a disk that merges. All bytes of a page have the number of the page.
-fn start(engine: EngineOptions, packed: bool) -> (NamedTempFile, Rig) {
+fn start(kind: EngineKind, packed: bool) -> (NamedTempFile, Rig) {
     let image = NamedTempFile::new().unwrap();
     let bytes: Vec<u8> = (0..PAGES as usize * PAGE).map(|at| (at / PAGE) as u8).collect();
     std::fs::write(image.path(), bytes).unwrap();
     let options = Options { merge: true, ..Options::default() };
     let disk = Disk::open(&DiskSpec::File(image.path().into()), &options).unwrap();
-    (image, Rig::start_with(&blk(disk), engine, packed, BlkFeatures::empty()))
+    (image, Rig::start(&blk(disk), kind, 128, packed, BlkFeatures::empty()))
 }
 
 fn with_each_engine(test: impl Fn(&File, Rig)) {
-    for engine in engine_variants(128) {
+    for kind in ENGINES {
         for packed in FORMATS {
-            let (image, rig) = start(engine, packed);
+            let (image, rig) = start(kind, packed);
             test(image.as_file(), rig);
         }
     }

@@ -5,10 +5,9 @@
 mod rig;
 
 use kickless_disk::{Disk, DiskSpec};
-use kickless_io::EngineOptions;
 use kickless_spec::blk::{self, BlkFeatures, S_IOERR, S_OK, S_UNSUPP, SEGMENT_UNMAP};
 use proptest::prelude::*;
-use rig::{Data, Rig, Status, TestRequest, UNANSWERED, blk as device, engine_variants};
+use rig::{Data, ENGINES, Rig, Status, TestRequest, UNANSWERED, blk as device};
 use std::collections::HashMap;
 use std::io::Write;
 use std::ops::Range;
@@ -243,7 +242,7 @@ proptest! {
 
     #[test]
     fn each_head_comes_back_once_and_data_match_the_model(
-        way in prop::sample::select(engine_variants(0)),
+        engine in prop::sample::select(&ENGINES[..]),
         (merge, depth, packed, writeback, seed) in (any::<bool>(), 1u32..80, any::<bool>(), any::<bool>(), any::<u32>()),
         faults in prop::collection::vec(fault(), 0..4),
         kind in 0..KINDS,
@@ -275,8 +274,7 @@ proptest! {
         let disk = Disk::open(&spec, &kickless_disk::Options { merge, ..Default::default() }).unwrap();
         // A qcow2 image is open from here on.
         disk.reload(false).unwrap();
-        let way = EngineOptions { depth, ..way };
-        let mut rig = Rig::start_with(&device(disk), way, packed, BlkFeatures::empty());
+        let mut rig = Rig::start(&device(disk), engine, depth, packed, BlkFeatures::empty());
         rig.set_writeback(writeback);
         run_batches(&mut rig, batches);
     }

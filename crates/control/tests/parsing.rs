@@ -66,6 +66,7 @@ fn the_keys_of_the_pool_are_those_of_a_file() {
     assert!(parse("pool.set", json!({ "poll": "sometimes" })).unwrap_err().starts_with("poll: "));
     assert!(parse("pool.set", json!({ "pool": 1 })).unwrap_err().contains("pool"));
     assert!(parse("pool.set", json!({ "workers": 2 })).unwrap_err().starts_with("workers: "));
+    assert!(parse("pool.set", json!({ "sqpoll": true })).unwrap_err().starts_with("sqpoll: it was removed"));
     assert!(parse("pool.set", json!({ "poll": "never", "poll-latency": "1ms" })).is_err());
     assert!(parse("pool.set", json!({})).is_err());
     assert!(parse("daemon.info", json!({ "a": 1 })).is_err());

@@ -73,7 +73,7 @@ pub use config::{
     CaptureConfig, DEVICE_SPAN, DeviceConfig, Identity, Key, KeyError, Kind, KindCommand, KindConfig, Kinds,
     LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, PollMode, PollingConfig,
     PoolConfig, ServeConfig, Settable, Share, SocketMode, Switch, Value, Values, Words, check, keys,
-    parse_device_name, read, show_name, text, values,
+    parse_device_name, read, removed_option, show_name, text, values,
 };
 pub use device_status::{DeviceState, DeviceStatus};
 pub use error::{

@@ -121,7 +121,7 @@ pub trait QueueTask: Send {
     /// Returns the task's ring. The worker updates and reads it through this.
     fn vring(&mut self) -> &mut Vring;
 
-    /// Registers the task's files and memory with the worker's engine. The default needs nothing there.
+    /// Registers the task's files with the worker's engine. The default needs nothing there.
     ///
     /// # Errors
     /// The engine cannot take its file.
@@ -245,7 +245,6 @@ pub trait QueueTask: Send {
     fn stopping(&mut self, _leave: Leave) {}
 
     /// Called after the view of memory was replaced. Drops references to the old view that no request in
-    /// flight needs, those in the worker's engine too. The default is for a task that keeps none between two
-    /// calls.
-    fn memory_changed(&mut self, _engine: &mut Engine) {}
+    /// flight needs. The default is for a task that keeps none between two calls.
+    fn memory_changed(&mut self) {}
 }

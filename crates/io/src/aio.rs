@@ -17,9 +17,6 @@ use crate::op::{BYTES_MAX, Completion, KernelBuffers, OpKind};
 use crate::operations::Operations;
 use crate::operations::in_flight::{InFlight, rw_flags};
 use crate::operations::slots::Slots;
-use crate::options::CompletionMode;
-use crate::submit_thread::SubmitThread;
-use crate::submit_thread::handover::Submission;
 use crate::waker::Waker;
 use batch::{Batch, Submitted};
 use context::{BATCH, Context, Control, Event, PREAD, PREADV, PWRITE, PWRITEV, SIGNAL_EVENT};
@@ -38,9 +35,9 @@ const DEPTH_MIN: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Aio {
     context: Arc<Context>,
-    /// Signalled with each completion, and when a batch comes back from the submitting thread.
+    /// Signalled with each completion.
     event: Waker,
-    /// Transfers that the worker submits, or the thread beside it.
+    /// Transfers that the worker submits.
     worker_queue: SubmitQueue,
     /// By owner: transfers that threads of the owner's share submit, one batch at a time.
     owner_queues: Vec<SubmitQueue>,
@@ -49,7 +46,6 @@ pub(crate) struct Aio {
     /// The number of operations that the kernel has, as far as is known. Those that a thread has count as
     /// well.
     in_flight: usize,
-    submitter: Option<SubmitThread<Box<Batch>>>,
     /// Small batches are submitted first ([`early_submit`]).
     early: bool,
 }
@@ -96,16 +92,12 @@ impl Aio {
     /// Opens a context for the slots that owners share, or for fewer if other programs have used up the
     /// system's limit (`fs.aio-max-nr`). Also returns the shares of the slots that there are. Its completions
     /// make `epoll` readable.
-    pub(crate) fn open_within(
-        wanted: &Shares,
-        completion: CompletionMode,
-        epoll: impl AsFd,
-    ) -> Result<(Self, Shares), Error> {
+    pub(crate) fn open_within(wanted: &Shares, epoll: impl AsFd) -> Result<(Self, Shares), Error> {
         let failed = |step| move |source| Error::Aio { step, source };
         context::try_one().map_err(failed("io_submit"))?;
         let mut most = wanted.total();
         loop {
-            match Self::open(most, completion, &epoll) {
+            match Self::open(most, &epoll) {
                 Ok(aio) => return Ok((Self { early: true, ..aio }, wanted.within(most))),
                 Err(e) if e.raw_os_error() == Some(Errno::AGAIN.raw_os_error()) && most > DEPTH_MIN => {
                     most = (most / 2).max(DEPTH_MIN);
@@ -119,24 +111,13 @@ impl Aio {
     /// readable.
     ///
     /// It serves devices in RAM, which are done when `io_submit` returns, so it submits nothing early.
-    pub(crate) fn open(depth: usize, completion: CompletionMode, epoll: impl AsFd) -> io::Result<Self> {
+    pub(crate) fn open(depth: usize, epoll: impl AsFd) -> io::Result<Self> {
         let event = Waker::new()?;
         let context = Arc::new(Context::open(depth)?);
-        let by_thread = completion == CompletionMode::Thread;
-        let submitter = by_thread.then(|| SubmitThread::start(event.clone())).transpose()?;
         epoll::add(epoll, event.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         let worker_queue = SubmitQueue { staged: VecDeque::with_capacity(depth), ..SubmitQueue::default() };
         let (owner_queues, owners_staged, in_flight) = (Vec::new(), 0, 0);
-        Ok(Self {
-            context,
-            event,
-            worker_queue,
-            owner_queues,
-            owners_staged,
-            in_flight,
-            submitter,
-            early: false,
-        })
+        Ok(Self { context, event, worker_queue, owner_queues, owners_staged, in_flight, early: false })
     }
 
     /// Queues an operation. With an `owner`, a thread of the owner's share submits it.
@@ -171,14 +152,13 @@ impl Aio {
     pub(crate) fn is_due(&self, unfinished: usize) -> bool {
         let staged = self.worker_queue.staged.len();
         let in_kernel = unfinished.saturating_sub(staged).min(self.in_flight);
-        self.early && self.submitter.is_none() && early_submit::is_due(staged, in_kernel)
+        self.early && early_submit::is_due(staged, in_kernel)
     }
 
     /// Returns whether operations wait for which the kernel had no room.
     pub(crate) fn needs_turn(&self) -> bool {
-        let own = !self.worker_queue.staged.is_empty()
-            && !self.submitter.as_ref().is_some_and(|submitter| submitter.is_busy());
-        own || (self.owners_staged > 0 && self.owner_queues.iter().any(SubmitQueue::can_submit))
+        self.worker_queue.can_submit()
+            || (self.owners_staged > 0 && self.owner_queues.iter().any(SubmitQueue::can_submit))
     }
 
     /// Submits the worker's operations. Passes one batch of each owner to a thread.
@@ -192,10 +172,9 @@ impl Aio {
     fn submit_for_owners(&mut self, ops: &mut Operations) {
         for owner in 0..self.owner_queues.len() {
             let mut queue = std::mem::take(&mut self.owner_queues[owner]);
-            if queue.can_submit()
-                && let in_kernel = self.in_flight
-                && let Some(mut batch) = self.next_batch(&mut queue, &mut ops.slots, &ops.files)
-            {
+            if queue.can_submit() {
+                let in_kernel = self.in_flight;
+                let mut batch = self.next_batch(&mut queue, &mut ops.slots, &ops.files);
                 batch.in_kernel = Some(in_kernel);
                 ops.batches.to_submit.push((owner as u32, batch));
             }
@@ -209,42 +188,16 @@ impl Aio {
             return;
         }
         let mut queue = std::mem::take(&mut self.worker_queue);
-        let had_room = match self.submitter {
-            Some(_) => self.submit_by_thread(&mut queue, ops),
-            None => self.submit_by_worker(&mut queue, ops),
-        };
+        let mut had_room = true;
+        while had_room && queue.can_submit() {
+            let mut batch = self.next_batch(&mut queue, &mut ops.slots, &ops.files);
+            let result = batch.submit();
+            had_room = self.note_submitted(&mut queue, batch, result, ops);
+        }
         self.worker_queue = queue;
         if !had_room {
             ops.files.pause_all();
         }
-    }
-
-    fn submit_by_worker(&mut self, queue: &mut SubmitQueue, ops: &mut Operations) -> bool {
-        while queue.can_submit()
-            && let Some(mut batch) = self.next_batch(queue, &mut ops.slots, &ops.files)
-        {
-            let result = batch.run();
-            if !self.note_submitted(queue, batch, result, ops) {
-                return false;
-            }
-        }
-        true
-    }
-
-    fn submit_by_thread(&mut self, queue: &mut SubmitQueue, ops: &mut Operations) -> bool {
-        if let Some((batch, result)) = self.submitter.as_ref().and_then(|submitter| submitter.take())
-            && !self.note_submitted(queue, batch, result, ops)
-        {
-            return false;
-        }
-        // There is one batch. If it is not handed out, the worker's end is clear.
-        if queue.can_submit()
-            && let Some(batch) = self.next_batch(queue, &mut ops.slots, &ops.files)
-            && let Some(submitter) = &self.submitter
-        {
-            submitter.hand_over(batch);
-        }
-        true
     }
 
     /// Notes the results of batches that threads have submitted for owners.
@@ -264,12 +217,7 @@ impl Aio {
     }
 
     /// Describes the next operations of a queue to the kernel. They count as in flight.
-    fn next_batch(
-        &mut self,
-        queue: &mut SubmitQueue,
-        slots: &mut Slots,
-        files: &Files,
-    ) -> Option<Box<Batch>> {
+    fn next_batch(&mut self, queue: &mut SubmitQueue, slots: &mut Slots, files: &Files) -> Box<Batch> {
         let mut batch = queue.batch.take().unwrap_or_else(|| Batch::new(self.context.clone()));
         let event_fd = self.event.as_fd().as_raw_fd();
         for (control, &op_slot) in batch.controls.iter_mut().zip(&queue.staged) {
@@ -282,7 +230,7 @@ impl Aio {
         batch.count = queue.staged.len().min(BATCH);
         queue.with_thread = batch.count;
         self.in_flight += batch.count;
-        Some(batch)
+        batch
     }
 
     /// Notes the result of a batch. Returns whether the kernel may take more now.
@@ -381,11 +329,6 @@ impl Aio {
     /// a batch of an owner any more.
     pub(crate) fn end(&mut self, ops: &mut Operations) {
         self.take_submitted(ops);
-        if let Some((batch, result)) = self.submitter.take().and_then(|mut submitter| submitter.finish()) {
-            let mut queue = std::mem::take(&mut self.worker_queue);
-            self.note_submitted(&mut queue, batch, result, ops);
-            self.worker_queue = queue;
-        }
         self.owners_staged = 0;
         let staged = self.owner_queues.iter_mut().flat_map(|queue| queue.staged.drain(..));
         self.worker_queue.staged.drain(..).chain(staged).for_each(|op_slot| ops.discard(op_slot));
@@ -423,7 +366,7 @@ fn filled(operation: &mut InFlight, files: &Files) -> Control {
 mod tests {
     use super::*;
     use crate::files::shares::Shares;
-    use crate::{AlignedBuf, Buffers, Op, Owner, Token};
+    use crate::{AlignedBuf, Buffers, FileId, Op, Owner, Token};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::fs::File;
     use std::os::fd::OwnedFd;
@@ -432,23 +375,31 @@ mod tests {
     struct Rig {
         aio: Aio,
         ops: Operations,
+        file: FileId,
         _epoll: OwnedFd,
     }
 
     impl Rig {
-        /// Makes a context with this many staged reads.
-        fn new(completion: CompletionMode, staged: usize) -> Self {
+        /// Makes a context with this many staged reads of the worker.
+        fn new(staged: usize) -> Self {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-            let mut aio = Aio::open(8, completion, &epoll).unwrap();
+            let aio = Aio::open(8, &epoll).unwrap();
             let mut ops = Operations::new(Shares::new(8, 0, 0));
             let file = ops.files.insert(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()).0;
-            for _ in 0..staged {
+            let mut rig = Self { aio, ops, file, _epoll: epoll };
+            rig.stage(staged, None);
+            rig
+        }
+
+        /// Stages this many reads.
+        fn stage(&mut self, count: usize, owner: Option<u32>) {
+            for _ in 0..count {
                 let buffers = Buffers::Owned(AlignedBuf::new(512, 512).unwrap());
-                let op = Op { file, kind: OpKind::Read, offset: 0, buffers };
-                let operation = InFlight::new(Token::default(), ops.files.hold(file).unwrap(), op, false);
-                aio.queue(ops.slots.insert(operation), None);
+                let op = Op { file: self.file, kind: OpKind::Read, offset: 0, buffers };
+                let held = self.ops.files.hold(self.file).unwrap();
+                let operation = InFlight::new(Token::default(), held, op, false);
+                self.aio.queue(self.ops.slots.insert(operation), owner);
             }
-            Self { aio, ops, _epoll: epoll }
         }
 
         fn submit(&mut self) {
@@ -458,7 +409,7 @@ mod tests {
 
         fn next_batch(&mut self) -> Box<Batch> {
             let mut queue = std::mem::take(&mut self.aio.worker_queue);
-            let batch = self.aio.next_batch(&mut queue, &mut self.ops.slots, &self.ops.files).unwrap();
+            let batch = self.aio.next_batch(&mut queue, &mut self.ops.slots, &self.ops.files);
             self.aio.worker_queue = queue;
             batch
         }
@@ -493,20 +444,22 @@ mod tests {
     /// An operation must not be merged with one that a thread is submitting.
     #[test]
     fn the_last_is_not_one_that_the_thread_has() {
-        let mut rig = Rig::new(CompletionMode::Thread, 2);
-        assert_eq!(rig.aio.last(None), Some(1));
+        let mut rig = Rig::new(0);
+        rig.stage(2, Some(0));
+        assert_eq!((rig.aio.last(None), rig.aio.last(Some(0))), (None, Some(1)));
         rig.submit();
-        assert_eq!((rig.aio.worker_queue.staged.len(), rig.aio.last(None)), (2, None));
-        rig.aio.queue(7, None);
-        assert_eq!(rig.aio.last(None), Some(7));
-        rig.aio.worker_queue.staged.pop_back();
+        assert_eq!((rig.aio.owner_queues[0].staged.len(), rig.aio.last(Some(0))), (2, None));
+        rig.stage(1, Some(0));
+        assert_eq!(rig.aio.last(Some(0)), Some(2));
+        // In fact, the kernel does not know them.
+        rig.aio.in_flight = 0;
     }
 
     /// Operations that the kernel has not taken are not submitted again at once, and are not lost.
     #[test]
     fn none_taken_means_later() {
         for later in [Ok(0), Err(Errno::AGAIN)] {
-            let mut rig = Rig::new(CompletionMode::Worker, 3);
+            let mut rig = Rig::new(3);
             let batch = rig.next_batch();
             assert_eq!((batch.count, rig.aio.in_flight()), (3, 3));
             assert!(!rig.note_submitted(batch, later));
@@ -521,7 +474,7 @@ mod tests {
     #[test]
     fn some_taken_means_more() {
         for (result, left) in [(Ok(2), 1), (Err(Errno::INTR), 3)] {
-            let mut rig = Rig::new(CompletionMode::Worker, 3);
+            let mut rig = Rig::new(3);
             let batch = rig.next_batch();
             assert!(rig.note_submitted(batch, result));
             assert_eq!((rig.aio.worker_queue.staged.len(), rig.aio.in_flight()), (left, 3 - left));
@@ -535,10 +488,9 @@ mod tests {
     #[test]
     fn operations_that_a_thread_returns_are_cancelled() {
         for (result, left) in [(Ok(1), 2), (Err(Errno::AGAIN), 3), (Err(Errno::BADF), 3)] {
-            let mut rig = Rig::new(CompletionMode::Worker, 3);
+            let mut rig = Rig::new(3);
             let batch = rig.next_batch();
-            let file = rig.ops.slots.get_mut(0).unwrap().op.file;
-            rig.ops.cancel(file);
+            rig.ops.cancel(rig.file);
             rig.aio.cancel(&mut rig.ops);
             assert_eq!((rig.aio.worker_queue.staged.len(), rig.ops.needs_turn()), (3, false));
             let mut queue = std::mem::take(&mut rig.aio.worker_queue);
@@ -557,7 +509,7 @@ mod tests {
     /// again.
     #[test]
     fn a_signal_with_nothing_in_flight_is_cleared() {
-        let mut rig = Rig::new(CompletionMode::Worker, 0);
+        let mut rig = Rig::new(0);
         rig.aio.event.wake();
         assert!(rig.is_readable());
         let mut done = Vec::new();

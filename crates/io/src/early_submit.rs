@@ -14,8 +14,7 @@
 //! This costs calls, but no wake-ups.
 //!
 //! The operation that was staged last stays until another comes that cannot be merged with it, or until the
-//! batch ends. If the thread beside the worker submits ([`crate::submit_thread::handover`]), a batch stays
-//! whole, because each piece would cost a wake-up of that thread.
+//! batch ends.
 
 /// Returns whether the staged operations should go before one more is staged.
 ///

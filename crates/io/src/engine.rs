@@ -15,11 +15,9 @@ use crate::operations::in_flight::InFlight;
 use crate::options::{DEPTH_MAX, EngineKind, EngineOptions, OWNERS_MAX};
 use crate::threads::{self, Threads};
 use crate::uring::Uring;
-use kickless_memory::View;
 use rustix::event::epoll;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use tracing::debug;
 
 /// An engine, which does many operations on files at once. See the crate's documentation for ownership.
@@ -109,7 +107,7 @@ impl Engine {
     fn with_aio(options: EngineOptions) -> Result<Self, Error> {
         let failed = |source| Error::Aio { step: "epoll", source };
         let event = make_event().map_err(failed)?;
-        let (aio, shares) = Aio::open_within(&options.shares(), options.completion, &event)?;
+        let (aio, shares) = Aio::open_within(&options.shares(), &event)?;
         let depth = shares.total();
         Self::new(options, vec![Backend::Aio(Box::new(aio))], shares, depth, event)
     }
@@ -127,7 +125,7 @@ impl Engine {
         depth: usize,
         event: OwnedFd,
     ) -> Result<Self, Error> {
-        let threads = Threads::open(depth, options.owners as usize, options.completion, &event)?;
+        let threads = Threads::open(depth, options.owners as usize, &event)?;
         backends.push(Backend::Threads(Box::new(threads)));
         Ok(Self { options, ops: Operations::new(shares), backends, event, reason: None })
     }
@@ -177,7 +175,7 @@ impl Engine {
     fn open_aio(&mut self) -> bool {
         if let [Backend::Uring(_), Backend::Threads(_)] = &self.backends[..] {
             let depth = self.options.shares().total();
-            match Aio::open(depth, self.options.completion, &self.event) {
+            match Aio::open(depth, &self.event) {
                 Ok(aio) => self.backends.insert(1, Backend::Aio(Box::new(aio))),
                 Err(error) => debug!(%error, "no kernel AIO for a device on which io_uring is slow"),
             }
@@ -207,21 +205,6 @@ impl Engine {
     pub fn merge(&mut self, file: FileId, merge: bool) {
         if !matches!(self.backends[0], Backend::Threads(_)) {
             self.ops.files.set_merge(file, merge);
-        }
-    }
-
-    /// Announces operations on memory of this view. Registers the memory, if [`EngineOptions::fixed_buffers`]
-    /// asks for it. It stays mapped until it is released as often as it was held. Control path.
-    pub fn hold_memory(&mut self, view: &Arc<View>) {
-        if let Backend::Uring(uring) = &mut self.backends[0] {
-            uring.hold_memory(view);
-        }
-    }
-
-    /// Ends the announcement of [`Engine::hold_memory`]. Operations in flight go on.
-    pub fn release_memory(&mut self, view: &Arc<View>) {
-        if let Backend::Uring(uring) = &mut self.backends[0] {
-            uring.release_memory(view);
         }
     }
 
@@ -431,7 +414,7 @@ impl Drop for Engine {
             }
         }
         if let Backend::Uring(uring) = &mut backends[0] {
-            uring.release_all();
+            uring.release_files();
         }
     }
 }

@@ -5,12 +5,10 @@
 //! open for direct I/O; and a pool of threads, which works everywhere.
 //!
 //! # Ownership
-//! An engine belongs to one thread, its worker, which queues, submits and reaps without locks. The engine may
-//! keep a thread beside the worker, which makes system calls and nothing else ([`CompletionMode`]). An engine
-//! may be opened on one thread and moved to another before its first operation. After that it stays there.
-//! The [`Buffers`] of an operation move into the engine and come back with the completion. So no other code
-//! can free or change memory that the kernel still uses. Dropping an engine waits for the operations in
-//! flight.
+//! An engine belongs to one thread, its worker, which queues, submits and reaps without locks. An engine may
+//! be opened on one thread and moved to another before its first operation. After that it stays there. The
+//! [`Buffers`] of an operation move into the engine and come back with the completion. So no other code can
+//! free or change memory that the kernel still uses. Dropping an engine waits for the operations in flight.
 //!
 //! # Order
 //! Operations in flight have no order. If one must come after another, the caller queues it when the other
@@ -54,7 +52,6 @@ mod op;
 mod operations;
 mod options;
 mod signal;
-mod submit_thread;
 mod threads;
 mod uring;
 mod waker;
@@ -65,9 +62,7 @@ pub use engine::Engine;
 pub use error::Error;
 pub use files::{BackingFile, Owner};
 pub use op::{Buffers, Completion, FileId, Op, OpKind, RangeSyscall, Token};
-pub use options::{
-    CompletionMode, DEPTH_MAX, EngineKind, EngineOptions, OWNERS_MAX, UnknownCompletion, UnknownEngine,
-};
+pub use options::{DEPTH_MAX, EngineKind, EngineOptions, OWNERS_MAX, UnknownEngine};
 pub use rustix::io::Errno;
 pub use signal::{Signaller, prepare_to_signal, signal};
 pub use waker::Waker;

@@ -64,42 +64,6 @@ impl FromStr for EngineKind {
     }
 }
 
-/// The thread that submits to the kernel. The worker can complete operations while another thread submits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum CompletionMode {
-    /// The worker submits and completes in turns.
-    #[default]
-    Worker,
-    /// A thread beside the worker submits, and the worker completes meanwhile.
-    Thread,
-}
-
-impl fmt::Display for CompletionMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Worker => "worker",
-            Self::Thread => "thread",
-        })
-    }
-}
-
-/// The error for a name that is no such mode's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("completion is by worker or thread")]
-pub struct UnknownCompletion;
-
-impl FromStr for CompletionMode {
-    type Err = UnknownCompletion;
-
-    fn from_str(name: &str) -> Result<Self, UnknownCompletion> {
-        match name {
-            "worker" => Ok(Self::Worker),
-            "thread" => Ok(Self::Thread),
-            _ => Err(UnknownCompletion),
-        }
-    }
-}
-
 /// The options of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
@@ -114,20 +78,12 @@ pub struct EngineOptions {
     /// At most one owner ever uses the engine. The worker then makes calls that can wait for the owner's file
     /// system. No other owner waits with it, and a handover to a thread would cost several context switches.
     pub lone_owner: bool,
-    /// The thread that submits. No effect on an engine of threads, which always work beside the worker.
-    pub completion: CompletionMode,
-    /// A thread of the kernel polls for submissions (`IORING_SETUP_SQPOLL`). For io_uring only.
-    pub sqpoll: bool,
-    /// Guest memory that is held ([`crate::Engine::hold_memory`]) is registered with the kernel, which pins
-    /// it. For io_uring only.
-    pub fixed_buffers: bool,
 }
 
 impl EngineOptions {
     /// Makes default options, without reserves.
     pub fn new(kind: EngineKind, depth: u32) -> Self {
-        let completion = CompletionMode::Worker;
-        Self { kind, depth, owners: 0, lone_owner: false, completion, sqpoll: false, fixed_buffers: false }
+        Self { kind, depth, owners: 0, lone_owner: false }
     }
 
     /// Returns the owners' shares of the slots.
@@ -146,9 +102,5 @@ mod tests {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
         assert_eq!("uring".parse::<EngineKind>(), Err(UnknownEngine));
-        for mode in [CompletionMode::Worker, CompletionMode::Thread] {
-            assert_eq!(mode.to_string().parse(), Ok(mode));
-        }
-        assert_eq!("both".parse::<CompletionMode>(), Err(UnknownCompletion));
     }
 }

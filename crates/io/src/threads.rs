@@ -11,7 +11,6 @@ use crate::aio::batch::Submitted;
 use crate::error::Error;
 use crate::op::Completion;
 use crate::operations::Operations;
-use crate::options::CompletionMode;
 use blocking::BlockingOp;
 use pool::{Done, Job, ThreadPool};
 use rustix::event::epoll;
@@ -33,19 +32,12 @@ pub(crate) struct Threads {
     in_flight: usize,
     done: Vec<Done>,
     submit_wait: SubmitWait,
-    /// The worker waits for a moment for batches that threads submit.
-    waits: bool,
 }
 
 impl Threads {
     /// Starts a pool for an engine of this depth, with a reserve for each of `owners` owners. Its completions
     /// make `epoll` readable.
-    pub(crate) fn open(
-        depth: usize,
-        owners: usize,
-        completion: CompletionMode,
-        epoll: impl AsFd,
-    ) -> Result<Self, Error> {
+    pub(crate) fn open(depth: usize, owners: usize, epoll: impl AsFd) -> Result<Self, Error> {
         let try_open = || -> io::Result<Self> {
             let pool = ThreadPool::start(depth, owners)?;
             epoll::add(epoll, pool.event(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
@@ -56,8 +48,6 @@ impl Threads {
                 in_flight: 0,
                 done: Vec::new(),
                 submit_wait: SubmitWait::default(),
-                // With a submitting thread, the worker need not wait.
-                waits: completion == CompletionMode::Worker,
             })
         };
         try_open().map_err(Error::Threads)
@@ -92,9 +82,7 @@ impl Threads {
             self.in_flight += self.staged.len();
             self.pool.submit(&mut self.staged);
         }
-        if self.waits
-            && let Some(calls) = self.submit_wait.awaited()
-        {
+        if let Some(calls) = self.submit_wait.awaited() {
             let prompt = self.pool.await_calls(calls, SUBMIT_WAIT_MAX, &mut self.done);
             self.submit_wait.waited(prompt);
         }

@@ -2,8 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_io::{
-    AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, Engine, EngineKind, EngineOptions, Errno,
-    FileId, Op, OpKind, Owner, Token,
+    AlignedBuf, BackingFile, Buffers, Completion, Engine, EngineKind, Errno, FileId, Op, OpKind, Owner, Token,
 };
 use kickless_memory::{Gpa, Iov, View};
 use kickless_testing::guest_memory;
@@ -20,17 +19,10 @@ use std::thread;
 const COUNT: u32 = 32;
 const LEN: usize = 512;
 
-fn engine(options: EngineOptions) -> Engine {
-    Engine::open_with(EngineOptions { depth: 2 * COUNT, ..options }).unwrap()
-}
+const ENGINES: [EngineKind; 3] = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads];
 
-fn all_options() -> impl Iterator<Item = EngineOptions> {
-    let kinds = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads].into_iter();
-    let ways = kinds.flat_map(|kind| {
-        [CompletionMode::Worker, CompletionMode::Thread]
-            .map(|completion| EngineOptions { completion, ..EngineOptions::new(kind, 0) })
-    });
-    ways.chain([EngineOptions { sqpoll: true, ..EngineOptions::new(EngineKind::Uring, 0) }])
+fn engine(kind: EngineKind) -> Engine {
+    Engine::open(kind, 2 * COUNT).unwrap()
 }
 
 fn register(engine: &mut Engine, file: Arc<File>) -> FileId {
@@ -76,9 +68,9 @@ fn files() -> Vec<(tempfile::NamedTempFile, Arc<File>)> {
 fn each_operation_completes_once() {
     let view = guest_memory(1 << 20, 0);
     for (_image, file) in files() {
-        for options in all_options() {
+        for kind in ENGINES {
             for (merge, submit) in [(false, false), (false, true), (true, false), (true, true)] {
-                let mut engine = engine(options);
+                let mut engine = engine(kind);
                 let [id, other] = [(); 2].map(|()| register(&mut engine, file.clone()));
                 engine.merge(id, merge);
                 for slot in 0..COUNT {
@@ -115,9 +107,9 @@ fn each_operation_completes_once() {
 /// An operation that was only queued is not done.
 #[test]
 fn operations_that_were_not_started_are_cancelled() {
-    for options in all_options() {
+    for kind in ENGINES {
         let (_image, file) = files().remove(0);
-        let mut engine = engine(options);
+        let mut engine = engine(kind);
         let id = register(&mut engine, file);
         read(&mut engine, id, 0, Buffers::Owned(AlignedBuf::new(LEN, LEN).unwrap()));
         engine.unregister(id);
@@ -140,110 +132,102 @@ fn read_pipe(engine: &mut Engine, files: [FileId; 2]) {
     engine.submit().unwrap();
 }
 
-/// io_uring ends reads that wait for a pipe, whichever thread submits, and those of another file go on.
+/// io_uring ends reads that wait for a pipe, and those of another file go on.
 #[test]
 fn waiting_reads_in_the_ring_are_cancelled() {
-    for options in all_options().filter(|options| options.kind == EngineKind::Uring) {
-        let (reader, writer) = pipe().unwrap();
-        let reader = Arc::new(File::from(reader));
-        let mut engine = engine(options);
-        let files = [(); 2].map(|()| register(&mut engine, reader.clone()));
-        read_pipe(&mut engine, files);
-        engine.cancel(files[0]);
-        let mut done = Vec::new();
-        while done.len() < COUNT as usize {
-            turn(&mut engine, &mut done);
-        }
-        assert!(done.iter().all(|done| done.result == Err(Errno::CANCELED)), "{done:?}");
-        assert!(done.iter().all(|done| done.token.slot < COUNT));
-        File::from(writer).write_all(&[7; 2 * LEN]).unwrap();
-        done.clear();
-        while engine.in_flight() > 0 {
-            turn(&mut engine, &mut done);
-        }
-        assert_eq!(done.iter().map(|done| done.result).collect::<Vec<_>>(), [Ok(LEN as u32); 2]);
+    let (reader, writer) = pipe().unwrap();
+    let reader = Arc::new(File::from(reader));
+    let mut engine = engine(EngineKind::Uring);
+    let files = [(); 2].map(|()| register(&mut engine, reader.clone()));
+    read_pipe(&mut engine, files);
+    engine.cancel(files[0]);
+    let mut done = Vec::new();
+    while done.len() < COUNT as usize {
+        turn(&mut engine, &mut done);
     }
+    assert!(done.iter().all(|done| done.result == Err(Errno::CANCELED)), "{done:?}");
+    assert!(done.iter().all(|done| done.token.slot < COUNT));
+    File::from(writer).write_all(&[7; 2 * LEN]).unwrap();
+    done.clear();
+    while engine.in_flight() > 0 {
+        turn(&mut engine, &mut done);
+    }
+    assert_eq!(done.iter().map(|done| done.result).collect::<Vec<_>>(), [Ok(LEN as u32); 2]);
 }
 
 /// A read of a pipe that several operations are merged into ends for all of them.
 #[test]
 fn merged_reads_in_the_ring_are_cancelled() {
     let view = guest_memory(1 << 20, 0);
-    for options in all_options().filter(|options| options.kind == EngineKind::Uring) {
-        let (reader, _writer) = pipe().unwrap();
-        let mut engine = engine(options);
-        let id = register(&mut engine, Arc::new(File::from(reader)));
-        engine.merge(id, true);
-        (0..COUNT).for_each(|slot| read(&mut engine, id, slot, sector(&view, slot)));
-        engine.submit().unwrap();
-        engine.cancel(id);
-        let mut done = Vec::new();
-        while engine.in_flight() > 0 {
-            turn(&mut engine, &mut done);
-        }
-        assert_eq!(done.len(), COUNT as usize);
-        assert!(done.iter().all(|done| done.result == Err(Errno::CANCELED)), "{done:?}");
+    let (reader, _writer) = pipe().unwrap();
+    let mut engine = engine(EngineKind::Uring);
+    let id = register(&mut engine, Arc::new(File::from(reader)));
+    engine.merge(id, true);
+    (0..COUNT).for_each(|slot| read(&mut engine, id, slot, sector(&view, slot)));
+    engine.submit().unwrap();
+    engine.cancel(id);
+    let mut done = Vec::new();
+    while engine.in_flight() > 0 {
+        turn(&mut engine, &mut done);
     }
+    assert_eq!(done.len(), COUNT as usize);
+    assert!(done.iter().all(|done| done.result == Err(Errno::CANCELED)), "{done:?}");
 }
 
 /// A request to cancel does not find a later operation in the same slot.
 #[test]
 fn operations_queued_later_go_on() {
-    for options in all_options().filter(|options| options.kind == EngineKind::Uring) {
-        let (reader, writer) = pipe().unwrap();
-        let mut writer = File::from(writer);
-        let mut engine = engine(options);
-        let id = register(&mut engine, Arc::new(File::from(reader)));
-        let buffers = || Buffers::Owned(AlignedBuf::new(LEN, LEN).unwrap());
-        for _ in 0..20 {
-            writer.write_all(&[1; LEN]).unwrap();
-            read(&mut engine, id, 0, buffers());
-            engine.submit().unwrap();
-            let event = PollFd::from_borrowed_fd(engine.event(), PollFlags::IN);
-            poll(&mut [event], None).unwrap();
-            engine.cancel(id);
-            let mut done = Vec::new();
-            while done.is_empty() {
-                engine.reap(&mut done);
-            }
-            assert_eq!(done[0].result, Ok(LEN as u32));
-            done.clear();
-            read(&mut engine, id, 1, buffers());
-            // If the request had been made, it would have ended the operation.
-            (0..20).for_each(|_| turn(&mut engine, &mut done));
-            writer.write_all(&[1; LEN]).unwrap();
-            while engine.in_flight() > 0 {
-                turn(&mut engine, &mut done);
-            }
-            assert_eq!(done.iter().map(|done| done.result).collect::<Vec<_>>(), [Ok(LEN as u32)]);
+    let (reader, writer) = pipe().unwrap();
+    let mut writer = File::from(writer);
+    let mut engine = engine(EngineKind::Uring);
+    let id = register(&mut engine, Arc::new(File::from(reader)));
+    let buffers = || Buffers::Owned(AlignedBuf::new(LEN, LEN).unwrap());
+    for _ in 0..20 {
+        writer.write_all(&[1; LEN]).unwrap();
+        read(&mut engine, id, 0, buffers());
+        engine.submit().unwrap();
+        let event = PollFd::from_borrowed_fd(engine.event(), PollFlags::IN);
+        poll(&mut [event], None).unwrap();
+        engine.cancel(id);
+        let mut done = Vec::new();
+        while done.is_empty() {
+            engine.reap(&mut done);
         }
+        assert_eq!(done[0].result, Ok(LEN as u32));
+        done.clear();
+        read(&mut engine, id, 1, buffers());
+        // If the request had been made, it would have ended the operation.
+        (0..20).for_each(|_| turn(&mut engine, &mut done));
+        writer.write_all(&[1; LEN]).unwrap();
+        while engine.in_flight() > 0 {
+            turn(&mut engine, &mut done);
+        }
+        assert_eq!(done.iter().map(|done| done.result).collect::<Vec<_>>(), [Ok(LEN as u32)]);
     }
 }
 
 /// The worker makes no call that cancels, because it could wait for the ring's lock.
 #[test]
 fn no_call_waits_for_a_cancel() {
-    for options in all_options().filter(|options| options.kind == EngineKind::Uring) {
-        let (reader, _writer) = pipe().unwrap();
-        let worker = thread::spawn(move || {
-            let mut engine = engine(options);
-            let id = register(&mut engine, Arc::new(File::from(reader)));
-            read(&mut engine, id, 0, Buffers::Owned(AlignedBuf::new(LEN, LEN).unwrap()));
-            engine.submit().unwrap();
-            let filter = SeccompFilter::new(
-                [(libc::SYS_io_uring_register, vec![])].into(),
-                SeccompAction::Allow,
-                SeccompAction::Errno(libc::EPERM as u32),
-                std::env::consts::ARCH.try_into().unwrap(),
-            );
-            seccompiler::apply_filter(&BpfProgram::try_from(filter.unwrap()).unwrap()).unwrap();
-            engine.cancel(id);
-            let mut done = Vec::new();
-            while done.is_empty() {
-                turn(&mut engine, &mut done);
-            }
-            done[0].result
-        });
-        assert_eq!(worker.join().unwrap(), Err(Errno::CANCELED));
-    }
+    let (reader, _writer) = pipe().unwrap();
+    let worker = thread::spawn(move || {
+        let mut engine = engine(EngineKind::Uring);
+        let id = register(&mut engine, Arc::new(File::from(reader)));
+        read(&mut engine, id, 0, Buffers::Owned(AlignedBuf::new(LEN, LEN).unwrap()));
+        engine.submit().unwrap();
+        let filter = SeccompFilter::new(
+            [(libc::SYS_io_uring_register, vec![])].into(),
+            SeccompAction::Allow,
+            SeccompAction::Errno(libc::EPERM as u32),
+            std::env::consts::ARCH.try_into().unwrap(),
+        );
+        seccompiler::apply_filter(&BpfProgram::try_from(filter.unwrap()).unwrap()).unwrap();
+        engine.cancel(id);
+        let mut done = Vec::new();
+        while done.is_empty() {
+            turn(&mut engine, &mut done);
+        }
+        done[0].result
+    });
+    assert_eq!(worker.join().unwrap(), Err(Errno::CANCELED));
 }

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_io::{
-    AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, Engine, EngineKind, EngineOptions, Errno,
-    FileId, Op, OpKind, Owner, RangeSyscall, Token,
+    AlignedBuf, BackingFile, Buffers, Completion, Engine, EngineKind, Errno, FileId, Op, OpKind, Owner,
+    RangeSyscall, Token,
 };
 use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
 use kickless_testing::guest_memory;
@@ -25,13 +25,9 @@ use tempfile::NamedTempFile;
 /// Runs each test on each engine.
 macro_rules! on_each_engine {
     ($($name:ident)*) => {
-        mod uring { $(#[test] fn $name() { super::$name(super::options_of(kickless_io::EngineKind::Uring)); })* }
-        mod aio { $(#[test] fn $name() { super::$name(super::options_of(kickless_io::EngineKind::Aio)); })* }
-        mod threads { $(#[test] fn $name() { super::$name(super::options_of(kickless_io::EngineKind::Threads)); })* }
-        mod uring_by_thread { $(#[test] fn $name() { super::$name(super::by_thread(kickless_io::EngineKind::Uring)); })* }
-        mod aio_by_thread { $(#[test] fn $name() { super::$name(super::by_thread(kickless_io::EngineKind::Aio)); })* }
-        mod sqpoll { $(#[test] fn $name() { super::$name(super::sqpoll()); })* }
-        mod fixed_buffers { $(#[test] fn $name() { super::$name(super::fixed_buffers()); })* }
+        mod uring { $(#[test] fn $name() { super::$name(kickless_io::EngineKind::Uring); })* }
+        mod aio { $(#[test] fn $name() { super::$name(kickless_io::EngineKind::Aio); })* }
+        mod threads { $(#[test] fn $name() { super::$name(kickless_io::EngineKind::Threads); })* }
     };
 }
 
@@ -57,30 +53,8 @@ on_each_engine! {
     dropped_with_merged_operations
 }
 
-fn options_of(kind: EngineKind) -> EngineOptions {
-    EngineOptions::new(kind, 0)
-}
-
-fn by_thread(kind: EngineKind) -> EngineOptions {
-    EngineOptions { completion: CompletionMode::Thread, ..options_of(kind) }
-}
-
-fn sqpoll() -> EngineOptions {
-    EngineOptions { sqpoll: true, ..options_of(EngineKind::Uring) }
-}
-
-fn fixed_buffers() -> EngineOptions {
-    EngineOptions { fixed_buffers: true, ..options_of(EngineKind::Uring) }
-}
-
-fn open(options: EngineOptions, depth: u32) -> Engine {
-    Engine::open_with(EngineOptions { depth, ..options }).unwrap()
-}
-
-/// Returns whether a turn has found everything. A submitting thread can come back with its result at any
-/// time.
-fn is_settled(engine: &Engine, options: EngineOptions) -> bool {
-    !engine.needs_turn() || options.completion == CompletionMode::Thread
+fn open(kind: EngineKind, depth: u32) -> Engine {
+    Engine::open(kind, depth).unwrap()
 }
 
 const WRITE: OpKind = OpKind::Write { durable: false };
@@ -182,11 +156,11 @@ fn iov(view: &Arc<View>, ranges: impl IntoIterator<Item = (u64, u32)>) -> Iov {
     iov
 }
 
-fn written_bytes_are_read(options: EngineOptions) {
-    let mut engine = open(options, 8);
-    assert_eq!(engine.name(), options.kind.to_string());
+fn written_bytes_are_read(kind: EngineKind) {
+    let mut engine = open(kind, 8);
+    assert_eq!(engine.name(), kind.to_string());
     assert!(engine.reason().is_none());
-    let (_image, file) = image(options.kind, &[0; 64 << 10]);
+    let (_image, file) = image(kind, &[0; 64 << 10]);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     for (offset, write) in [(0, WRITE), (4096, DURABLE), (60 << 10, WRITE)] {
         let sent = pattern(4096);
@@ -200,9 +174,9 @@ fn written_bytes_are_read(options: EngineOptions) {
     assert_eq!(file.metadata().unwrap().len(), 64 << 10);
 }
 
-fn only_the_window_is_transferred(options: EngineOptions) {
-    let mut engine = open(options, 8);
-    let (_image, file) = image(options.kind, &[0xee; 4096]);
+fn only_the_window_is_transferred(kind: EngineKind) {
+    let mut engine = open(kind, 8);
+    let (_image, file) = image(kind, &[0xee; 4096]);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let mut buf = AlignedBuf::new(4096, 4096).unwrap();
     buf.copy_from_slice(&pattern(4096));
@@ -223,12 +197,11 @@ fn only_the_window_is_transferred(options: EngineOptions) {
     assert_eq!(bytes(&done)[4000..], [0xee; 96]);
 }
 
-fn guest_memory_in_segments(options: EngineOptions) {
-    let mut engine = open(options, 8);
-    let (_image, file) = image(options.kind, &pattern(4096));
+fn guest_memory_in_segments(kind: EngineKind) {
+    let mut engine = open(kind, 8);
+    let (_image, file) = image(kind, &pattern(4096));
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let view = guest_memory(64 << 10, 0);
-    engine.hold_memory(&view);
     // One segment; several, which begin anywhere and are not in order.
     for ranges in [vec![(0x1000, 2048)], vec![(0x5003, 1000), (0x2001, 7), (0x9000, 1041)]] {
         let done = run(&mut engine, id, OpKind::Read, 100, Buffers::Guest(iov(&view, ranges.clone())));
@@ -247,11 +220,11 @@ fn guest_memory_in_segments(options: EngineOptions) {
     }
 }
 
-fn more_segments_than_one_call_takes(options: EngineOptions) {
+fn more_segments_than_one_call_takes(kind: EngineKind) {
     const SEGMENTS: u64 = 2500;
-    let mut engine = open(options, 8);
+    let mut engine = open(kind, 8);
     let len = SEGMENTS * 16;
-    let (_image, file) = image(options.kind, &pattern(len as usize));
+    let (_image, file) = image(kind, &pattern(len as usize));
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let view = guest_memory((SEGMENTS * 32).next_multiple_of(4096), 0);
     let segments = || iov(&view, (0..SEGMENTS).map(|i| (i * 32, 16)));
@@ -278,9 +251,9 @@ fn more_segments_than_one_call_takes(options: EngineOptions) {
     assert_eq!(got, pattern(len as usize));
 }
 
-fn nothing_to_transfer(options: EngineOptions) {
-    let mut engine = open(options, 8);
-    let (_image, file) = image(options.kind, &pattern(512));
+fn nothing_to_transfer(kind: EngineKind) {
+    let mut engine = open(kind, 8);
+    let (_image, file) = image(kind, &pattern(512));
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     for op in [OpKind::Read, WRITE] {
         assert_eq!(run(&mut engine, id, op, 0, Buffers::None).result, Ok(0));
@@ -292,12 +265,12 @@ fn nothing_to_transfer(options: EngineOptions) {
     assert_eq!(read(&mut engine, id, 0, 512), (Ok(512), pattern(512)));
     // A turn without work.
     assert!(finish(&mut engine, 0).is_empty());
-    assert!(is_settled(&engine, options));
+    assert!(!engine.needs_turn());
 }
 
-fn reads_at_the_end_are_short_and_past_it_empty(options: EngineOptions) {
-    let mut engine = open(options, 8);
-    let (_image, file) = image(options.kind, &pattern(1000));
+fn reads_at_the_end_are_short_and_past_it_empty(kind: EngineKind) {
+    let mut engine = open(kind, 8);
+    let (_image, file) = image(kind, &pattern(1000));
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     let (result, got) = read(&mut engine, id, 600, 512);
     assert_eq!(result, Ok(400));
@@ -307,11 +280,11 @@ fn reads_at_the_end_are_short_and_past_it_empty(options: EngineOptions) {
     assert_eq!(read(&mut engine, id, 1 << 40, 512), (Ok(0), vec![0; 512]));
 }
 
-fn a_full_engine_returns_the_operation(options: EngineOptions) {
+fn a_full_engine_returns_the_operation(kind: EngineKind) {
     const DEPTH: u32 = 4;
-    let mut engine = open(options, DEPTH);
+    let mut engine = open(kind, DEPTH);
     let contents = pattern(512 * 100);
-    let (_image, file) = image(options.kind, &contents);
+    let (_image, file) = image(kind, &contents);
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     assert_eq!((engine.room(id), engine.in_flight()), (4, 0));
     let (mut next, mut seen) = (0, HashSet::new());
@@ -332,7 +305,7 @@ fn a_full_engine_returns_the_operation(options: EngineOptions) {
             next += 1;
             assert_eq!(engine.room(id) + engine.in_flight(), DEPTH as usize);
         }
-        assert!(engine.needs_turn() || options.completion == CompletionMode::Thread);
+        assert!(engine.needs_turn());
         assert!(engine.room(id) == 0 || next == 100);
         let count = engine.in_flight();
         for done in finish(&mut engine, count) {
@@ -342,14 +315,14 @@ fn a_full_engine_returns_the_operation(options: EngineOptions) {
             assert_eq!(bytes(&done), &contents[start..start + 512]);
         }
         assert_eq!((engine.room(id), engine.in_flight()), (4, 0));
-        assert!(is_settled(&engine, options));
+        assert!(!engine.needs_turn());
     }
 }
 
-fn a_batch_longer_than_the_submission_ring(options: EngineOptions) {
+fn a_batch_longer_than_the_submission_ring(kind: EngineKind) {
     const COUNT: u32 = 700;
-    let mut engine = open(options, COUNT);
-    let (_image, file) = image(options.kind, &[]);
+    let mut engine = open(kind, COUNT);
+    let (_image, file) = image(kind, &[]);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let contents = pattern(COUNT as usize * 512);
     for (i, sector) in (0..).zip(contents.chunks(512)) {
@@ -370,9 +343,9 @@ fn a_batch_longer_than_the_submission_ring(options: EngineOptions) {
     assert!(got == contents);
 }
 
-fn errors_belong_to_one_operation(options: EngineOptions) {
-    let mut engine = open(options, 8);
-    let (image, file) = image(options.kind, &pattern(512));
+fn errors_belong_to_one_operation(kind: EngineKind) {
+    let mut engine = open(kind, 8);
+    let (image, file) = image(kind, &pattern(512));
     let good = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let read_only = engine
         .register(&BackingFile::new(Arc::new(File::open(image.path()).unwrap()), Owner::unique()))
@@ -404,9 +377,9 @@ fn errors_belong_to_one_operation(options: EngineOptions) {
     assert_eq!(bytes(&done[1]), [0; 512]);
 }
 
-fn more_files_than_the_kernel_knows_by_index(options: EngineOptions) {
-    let mut engine = open(options, 200);
-    let images: Vec<_> = (0..100u8).map(|i| image(options.kind, &[i; 512])).collect();
+fn more_files_than_the_kernel_knows_by_index(kind: EngineKind) {
+    let mut engine = open(kind, 200);
+    let images: Vec<_> = (0..100u8).map(|i| image(kind, &[i; 512])).collect();
     let ids: Vec<_> = images
         .iter()
         .map(|(_, file)| engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap())
@@ -435,10 +408,10 @@ fn more_files_than_the_kernel_knows_by_index(options: EngineOptions) {
     check(&mut engine, &again);
 }
 
-fn a_file_unregistered_early_is_used_to_the_end(options: EngineOptions) {
-    let mut engine = open(options, 8);
-    let (_first_image, first) = image(options.kind, &[1; 512]);
-    let (_second_image, second) = image(options.kind, &[2; 512]);
+fn a_file_unregistered_early_is_used_to_the_end(kind: EngineKind) {
+    let mut engine = open(kind, 8);
+    let (_first_image, first) = image(kind, &[1; 512]);
+    let (_second_image, second) = image(kind, &[2; 512]);
     let id = engine.register(&BackingFile::new(first.clone(), Owner::unique())).unwrap();
     queue(&mut engine, 1, id, OpKind::Read, 0, owned(&[0; 512]));
     engine.unregister(id);
@@ -457,16 +430,15 @@ fn a_file_unregistered_early_is_used_to_the_end(options: EngineOptions) {
     assert_eq!((Arc::strong_count(&first), Arc::strong_count(&second)), (1, 1));
 }
 
-fn the_event_stays_readable_until_reaped(options: EngineOptions) {
-    let mut engine = open(options, 8);
-    let (_image, file) = image(options.kind, &pattern(4096));
+fn the_event_stays_readable_until_reaped(kind: EngineKind) {
+    let mut engine = open(kind, 8);
+    let (_image, file) = image(kind, &pattern(4096));
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     let sleep = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     epoll::add(&sleep, engine.event(), epoll::EventData::new_u64(9), epoll::EventFlags::IN).unwrap();
     let mut done = Vec::new();
-    let by_thread = options.completion == CompletionMode::Thread;
     for round in 1..=20 {
-        assert!(by_thread || !is_readable(&engine));
+        assert!(!is_readable(&engine));
         queue(&mut engine, round, id, OpKind::Read, 0, owned(&[0; 4096]));
         queue(&mut engine, round, id, OpKind::Read, 512, owned(&[0; 512]));
         engine.submit().unwrap();
@@ -484,12 +456,12 @@ fn the_event_stays_readable_until_reaped(options: EngineOptions) {
         }
         done.clear();
     }
-    assert!(by_thread || !is_readable(&engine));
+    assert!(!is_readable(&engine));
 }
 
-fn opened_on_one_thread_and_used_on_another(options: EngineOptions) {
-    let mut engine = open(options, 8);
-    let (_image, file) = image(options.kind, &pattern(512));
+fn opened_on_one_thread_and_used_on_another(kind: EngineKind) {
+    let mut engine = open(kind, 8);
+    let (_image, file) = image(kind, &pattern(512));
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     queue(&mut engine, 1, id, OpKind::Read, 0, owned(&[0; 512]));
     thread::spawn(move || {
@@ -500,14 +472,13 @@ fn opened_on_one_thread_and_used_on_another(options: EngineOptions) {
     .unwrap();
 }
 
-fn dropped_with_operations_in_flight(options: EngineOptions) {
+fn dropped_with_operations_in_flight(kind: EngineKind) {
     const COUNT: usize = 64;
     let view = guest_memory(COUNT as u64 * 4096, 0);
     let released = view.map().slots()[0].mapping().released();
-    let (_image, file) = image(options.kind, &[]);
-    let mut engine = open(options, 2 * COUNT as u32);
+    let (_image, file) = image(kind, &[]);
+    let mut engine = open(kind, 2 * COUNT as u32);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
-    engine.hold_memory(&view);
     for i in 0..COUNT as u64 {
         view.map().write(Gpa(i * 4096), &[i as u8 + 1; 4096]).unwrap();
         queue(&mut engine, 0, id, WRITE, i * 4096, Buffers::Guest(iov(&view, [(i * 4096, 4096)])));
@@ -538,10 +509,10 @@ fn on_range(
     run(engine, file, OpKind::Range { syscall, len }, offset, Buffers::None).result
 }
 
-fn ranges_of_a_file(options: EngineOptions) {
+fn ranges_of_a_file(kind: EngineKind) {
     const LEN: usize = 1 << 20;
-    let mut engine = open(options, 8);
-    let (_image, file) = image(options.kind, &pattern(LEN));
+    let mut engine = open(kind, 8);
+    let (_image, file) = image(kind, &pattern(LEN));
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let blocks = file.metadata().unwrap().blocks();
     let mut expected = pattern(LEN);
@@ -577,9 +548,9 @@ fn ranges_of_a_file(options: EngineOptions) {
     assert_eq!(Arc::strong_count(&file), 1);
 }
 
-fn ranges_of_a_device(options: EngineOptions) {
+fn ranges_of_a_device(kind: EngineKind) {
     const LEN: usize = 1 << 20;
-    let mut engine = open(options, 8);
+    let mut engine = open(kind, 8);
     let (backing, _) = image(EngineKind::Threads, &pattern(LEN));
     let output = Command::new("losetup").args(["--find", "--show"]).arg(backing.path()).output();
     let device = match output {
@@ -600,9 +571,9 @@ fn ranges_of_a_device(options: EngineOptions) {
     assert_eq!(on_range(&mut engine, id, RangeSyscall::DeviceDiscard, LEN as u64, 4096), Err(Errno::INVAL));
 }
 
-fn a_stalled_engine_takes_nothing_for_a_while(options: EngineOptions) {
-    let mut engine = open(options, 8);
-    let (_image, file) = image(options.kind, &pattern(512));
+fn a_stalled_engine_takes_nothing_for_a_while(kind: EngineKind) {
+    let mut engine = open(kind, 8);
+    let (_image, file) = image(kind, &pattern(512));
     let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     let op = || Op { file: id, kind: OpKind::Read, offset: 0, buffers: owned(&[0; 512]) };
     engine.pause(id);
@@ -621,15 +592,15 @@ fn a_stalled_engine_takes_nothing_for_a_while(options: EngineOptions) {
         engine.pause(id);
         engine.reap(&mut done);
     }
-    assert!(engine.room(id) == 8 && is_settled(&engine, options));
+    assert!(engine.room(id) == 8 && !engine.needs_turn());
 }
 
 /// Pages of a file, of which the middle one's memory is missing, or that are not all in the file.
-fn merged_transfers_complete_separately(options: EngineOptions) {
+fn merged_transfers_complete_separately(kind: EngineKind) {
     const PAGES: u64 = 8;
-    let mut engine = open(options, 16);
+    let mut engine = open(kind, 16);
     let contents = pattern(PAGES as usize * 4096 - 1024);
-    let (_image, file) = image(options.kind, &contents);
+    let (_image, file) = image(kind, &contents);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     engine.merge(id, true);
     let view = guest_memory(64 * 4096, 0);
@@ -667,11 +638,11 @@ fn merged_transfers_complete_separately(options: EngineOptions) {
     }
 }
 
-fn dropped_with_merged_operations(options: EngineOptions) {
+fn dropped_with_merged_operations(kind: EngineKind) {
     let view = guest_memory(64 * 4096, 0);
     let released = view.map().slots()[0].mapping().released();
-    let (_image, file) = image(options.kind, &pattern(64 * 4096));
-    let mut engine = open(options, 128);
+    let (_image, file) = image(kind, &pattern(64 * 4096));
+    let mut engine = open(kind, 128);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     engine.merge(id, true);
     for _ in 0..2 {
@@ -698,28 +669,22 @@ fn dropped_with_merged_operations(options: EngineOptions) {
 mod pending {
     use super::*;
 
-    fn engine_and_pipe(options: EngineOptions) -> (Engine, FileId, File) {
+    fn engine_and_pipe() -> (Engine, FileId, File) {
         let (read, write) = pipe().unwrap();
-        let mut engine = open(options, 8);
+        let mut engine = open(EngineKind::Uring, 8);
         let id = engine.register(&BackingFile::new(Arc::new(File::from(read)), Owner::unique())).unwrap();
         (engine, id, File::from(write))
     }
 
     #[test]
     fn wakes_a_sleeper() {
-        sleeper(options_of(EngineKind::Uring));
-        sleeper(sqpoll());
-        sleeper(by_thread(EngineKind::Uring));
-    }
-
-    fn sleeper(options: EngineOptions) {
-        let (mut engine, id, mut write) = engine_and_pipe(options);
+        let (mut engine, id, mut write) = engine_and_pipe();
         queue(&mut engine, 3, id, OpKind::Read, 0, owned(&[0; 5]));
         let mut done = Vec::new();
         engine.submit().unwrap();
         engine.reap(&mut done);
-        assert!(done.is_empty() && is_settled(&engine, options));
-        assert!(!is_readable(&engine) || options.completion == CompletionMode::Thread);
+        assert!(done.is_empty() && !engine.needs_turn());
+        assert!(!is_readable(&engine));
         assert_eq!(engine.in_flight(), 1);
         engine.unregister(id);
         let peer = thread::spawn(move || write.write_all(b"hello").unwrap());
@@ -730,13 +695,7 @@ mod pending {
 
     #[test]
     fn holds_up_the_drop() {
-        pending_drop(options_of(EngineKind::Uring));
-        pending_drop(sqpoll());
-        pending_drop(by_thread(EngineKind::Uring));
-    }
-
-    fn pending_drop(options: EngineOptions) {
-        let (mut engine, id, mut write) = engine_and_pipe(options);
+        let (mut engine, id, mut write) = engine_and_pipe();
         queue(&mut engine, 3, id, OpKind::Read, 0, owned(&[0; 5]));
         engine.submit().unwrap();
         let written = Arc::new(AtomicBool::new(false));

@@ -2,9 +2,7 @@
 //! flushes of a loop device.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use kickless_io::{
-    BackingFile, Buffers, CompletionMode, Engine, EngineKind, EngineOptions, Op, OpKind, Owner, Token,
-};
+use kickless_io::{BackingFile, Buffers, Engine, EngineKind, Op, OpKind, Owner, Token};
 use kickless_memory::{Gpa, Iov};
 use kickless_testing::{LoopDevice, guest_memory};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -14,16 +12,6 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use tempfile::NamedTempFile;
-
-fn all_options() -> impl Iterator<Item = EngineOptions> {
-    let each = |kind| {
-        let options = EngineOptions::new(kind, 8);
-        [options, EngineOptions { completion: CompletionMode::Thread, ..options }]
-    };
-    let ring = EngineOptions::new(EngineKind::Uring, 8);
-    let special = [EngineOptions { sqpoll: true, ..ring }, EngineOptions { fixed_buffers: true, ..ring }];
-    [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads].into_iter().flat_map(each).chain(special)
-}
 
 fn run(engine: &mut Engine, op: Op) {
     engine.queue(op, Token { source: 0, slot: 0 }).unwrap();
@@ -51,27 +39,26 @@ fn durable_writes_are_flushed_and_others_are_not() {
         Err(why) => return println!("SKIPPED: no loop device: {why}"),
     };
     let view = guest_memory(64 << 10, 0);
-    for options in all_options() {
+    for kind in [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads] {
         for flags in [OFlags::DIRECT, OFlags::empty()] {
             let mut open_options = OpenOptions::new();
             open_options.read(true).write(true).custom_flags(flags.bits() as i32);
             let file = Arc::new(open_options.open(device.path()).unwrap());
-            let mut engine = Engine::open_with(options).unwrap();
-            engine.hold_memory(&view);
+            let mut engine = Engine::open(kind, 8).unwrap();
             let file = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
             for segments in [1, 3] {
                 for durable in [false, true] {
                     let before = device.flushes();
                     let mut iov = Iov::default();
                     (0..segments).for_each(|nth| iov.push(&view, Gpa(nth * 8192), 4096).unwrap());
-                    let (kind, buffers) = (OpKind::Write { durable }, Buffers::Guest(iov));
-                    run(&mut engine, Op { file, kind, offset: 4096, buffers });
-                    assert_eq!(device.flushes() > before, durable, "{options:?} {flags:?} {segments}");
+                    let (write, buffers) = (OpKind::Write { durable }, Buffers::Guest(iov));
+                    run(&mut engine, Op { file, kind: write, offset: 4096, buffers });
+                    assert_eq!(device.flushes() > before, durable, "{kind} {flags:?} {segments}");
                 }
             }
             let before = device.flushes();
             run(&mut engine, Op { file, kind: OpKind::Flush, offset: 0, buffers: Buffers::None });
-            assert!(device.flushes() > before, "{options:?} {flags:?}");
+            assert!(device.flushes() > before, "{kind} {flags:?}");
         }
     }
 }

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_io::{
-    AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, Engine, EngineKind, EngineOptions, FileId,
-    Op, OpKind, Owner, RangeSyscall, Token,
+    AlignedBuf, BackingFile, Buffers, Completion, Engine, EngineKind, EngineOptions, FileId, Op, OpKind,
+    Owner, RangeSyscall, Token,
 };
 use kickless_testing::FileSystem;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -87,7 +87,7 @@ fn works(engine: &mut Engine, file: FileId, others: &mut Vec<Completion>) {
 
 /// Disks of a frozen file system hang one after the other, each with as many operations in flight as allowed.
 /// Each time, the other disks, through the cache and past it, do the same as before.
-fn neighbours_go_on(options: EngineOptions) {
+fn neighbours_go_on(kind: EngineKind) {
     let file_system = match FileSystem::mount() {
         Ok(file_system) => file_system,
         Err(why) => return println!("SKIPPED: no file system that can be frozen: {why}"),
@@ -107,7 +107,8 @@ fn neighbours_go_on(options: EngineOptions) {
     let (frozen, is_frozen) = channel();
     let (answer, answers) = channel();
     let worker = thread::spawn(move || {
-        let mut engine = Engine::open_with(EngineOptions { depth: DEPTH, owners: 16, ..options }).unwrap();
+        let mut engine =
+            Engine::open_with(EngineOptions { owners: 16, ..EngineOptions::new(kind, DEPTH) }).unwrap();
         let mut register =
             |file: &Arc<File>| engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
         let near: Vec<_> = near.iter().map(&mut register).collect();
@@ -139,18 +140,11 @@ fn neighbours_go_on(options: EngineOptions) {
 }
 
 macro_rules! on_each_engine {
-    ($($name:ident: $options:expr;)*) => { $(#[test] fn $name() { neighbours_go_on($options); })* };
-}
-
-fn options_of(kind: EngineKind) -> EngineOptions {
-    EngineOptions::new(kind, 0)
+    ($($name:ident: $kind:expr;)*) => { $(#[test] fn $name() { neighbours_go_on($kind); })* };
 }
 
 on_each_engine! {
-    uring: options_of(EngineKind::Uring);
-    aio: options_of(EngineKind::Aio);
-    threads: options_of(EngineKind::Threads);
-    uring_by_thread: EngineOptions { completion: CompletionMode::Thread, ..options_of(EngineKind::Uring) };
-    aio_by_thread: EngineOptions { completion: CompletionMode::Thread, ..options_of(EngineKind::Aio) };
-    sqpoll: EngineOptions { sqpoll: true, ..options_of(EngineKind::Uring) };
+    uring: EngineKind::Uring;
+    aio: EngineKind::Aio;
+    threads: EngineKind::Threads;
 }

@@ -12,11 +12,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use kickless_bench::Bench;
-use kickless_daemon::{KindCommand, KindConfig, Mistake, Notation, Words};
+use kickless_daemon::{KindCommand, KindConfig, Mistake, Notation, Words, removed_option};
 use kickless_kinds::kinds;
 
 use crate::service::Service;
@@ -282,6 +282,12 @@ fn sentence(error: &clap::Error, part: &str, key: &str) -> String {
             _ => format!("--socket-path=PATH --{key}=PATH"),
         };
         return format!("say what to do, for example: kickless {part} {example}");
+    }
+    if error.kind() == ErrorKind::UnknownArgument
+        && let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
+        && let Some(mistake) = option.strip_prefix("--").and_then(removed_option)
+    {
+        return wrong_option(mistake);
     }
     let text = error.render().to_string();
     let lines = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim);

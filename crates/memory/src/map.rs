@@ -108,16 +108,6 @@ impl Map {
         &self.slots
     }
 
-    /// Calls `each` with the host address and the length of each slot's mapping. Two slots can share a
-    /// mapping. The memory stays mapped as long as this map lives.
-    pub fn each_mapping(&self, mut each: impl FnMut(NonNull<u8>, usize)) {
-        for slot in self.slots() {
-            let mapping = slot.mapping();
-            // The length fits into isize: it was checked when it was mapped.
-            each(mapping.base(), mapping.len() as usize);
-        }
-    }
-
     /// Returns the damage of a slot that has lost pages, if there is one: see [`crate::fault`].
     pub fn damaged(&self) -> Option<Damaged> {
         let slot = self.slots.iter().find(|slot| slot.mapping().is_damaged())?;

@@ -163,7 +163,7 @@ impl EventLoop {
         }
         vring.apply(update);
         if memory {
-            entry.task.memory_changed(&mut self.engine);
+            entry.task.memory_changed();
         }
         if let Some(enable) = enable {
             entry.task.set_enabled(enable);

@@ -115,7 +115,7 @@ impl QueueTask for Receiver {
         self.call(if enabled { "enabled" } else { "disabled" });
     }
 
-    fn memory_changed(&mut self, _: &mut Engine) {
+    fn memory_changed(&mut self) {
         self.call("memory_changed");
     }
 }

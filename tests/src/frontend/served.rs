@@ -34,28 +34,6 @@ macro_rules! with_each_engine {
     };
 }
 
-/// Defines tests of each function, one for each unusual mode of an engine.
-#[macro_export]
-macro_rules! with_each_way {
-    ($($name:ident)*) => {
-        mod io_uring_by_thread {
-            $(#[test] fn $name() { super::$name("io_uring --completion=thread"); })*
-        }
-        mod aio_by_thread {
-            $(#[test] fn $name() { super::$name("aio --completion=thread --merge=on"); })*
-        }
-        mod sqpoll {
-            $(#[test] fn $name() { super::$name("io_uring --sqpoll --merge=on"); })*
-        }
-        mod fixed_buffers {
-            $(#[test] fn $name() { super::$name("io_uring --fixed-buffers"); })*
-        }
-        mod all_together {
-            $(#[test] fn $name() { super::$name("io_uring --completion=thread --fixed-buffers --merge=on"); })*
-        }
-    };
-}
-
 /// A running daemon with a scratch image.
 pub struct Served {
     /// The daemon.
@@ -66,7 +44,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Starts a daemon with an image of zeroes. Options may follow the name of the engine.
+    /// Starts a daemon with an image of zeroes.
     ///
     /// # Errors
     /// It does not start.
@@ -74,11 +52,9 @@ impl Served {
         let dir = image_dir()?;
         let image = dir.path().join("disk.img");
         File::create_new(&image)?.set_len(IMAGE_SIZE)?;
-        let (engine, options) = engine.split_once(' ').unwrap_or((engine, ""));
-        let arguments = options.split_whitespace().chain(arguments.iter().copied());
         let daemon = Daemon::start(&DaemonConfig {
             engine: Some(engine.to_owned()),
-            arguments: arguments.map(ToString::to_string).collect(),
+            arguments: arguments.iter().map(ToString::to_string).collect(),
             ..DaemonConfig::new(&image)
         })?;
         let holdings = daemon.holdings()?;

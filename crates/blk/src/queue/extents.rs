@@ -33,9 +33,9 @@ impl Queue {
         if self.shared.on_error.is_on {
             self.keep_copy(slot, wanted);
         }
-        self.add_cost(cost);
+        self.other_work.add_cost(cost);
         if self.slots.reserve(slot) {
-            self.start_on_disk(context, Some((slot, wanted)));
+            self.start_now(context, slot, wanted);
         } else {
             self.wait_for_budget(slot, wanted);
         }

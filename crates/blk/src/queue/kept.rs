@@ -39,11 +39,11 @@ impl Queue {
         if !crate::on_error::can_be_mended(error, entry.operation, is_remote) {
             return false;
         }
-        if self.kept.is_empty() {
-            (self.kept_until, self.limits_seen) = (None, shared.on_error.limits());
+        if self.kept.slots.is_empty() {
+            (self.kept.until, self.kept.limits_seen) = (None, shared.on_error.limits());
         }
         shared.on_error.keep(&shared.halt, self.vring.span(), kept.resumes, (entry.operation, error));
-        self.kept.push(slot);
+        self.kept.slots.push(slot);
         true
     }
 
@@ -54,25 +54,25 @@ impl Queue {
         if self.leaves_kept() {
             self.leave_kept();
         }
-        if self.kept.is_empty() {
+        if self.kept.slots.is_empty() {
             return;
         }
         let on_error = &self.shared.on_error;
         let (resumes, limits, now_ns) = (on_error.resumes(), on_error.limits(), context.now_ns);
         let until = now_ns.saturating_add(KEPT_NS);
-        let is_last = match (self.stopping, limits != self.limits_seen) {
+        let is_last = match (self.stop.leave, limits != self.kept.limits_seen) {
             (Some(_), _) => is_broken || now_ns >= on_error.stop_deadline(until),
-            (None, true) => is_broken || now_ns >= *self.kept_until.get_or_insert(until),
+            (None, true) => is_broken || now_ns >= *self.kept.until.get_or_insert(until),
             (None, false) => false,
         };
         if is_last {
-            (self.kept_until, self.limits_seen) = (None, limits);
+            (self.kept.until, self.kept.limits_seen) = (None, limits);
         }
-        for slot in std::mem::take(&mut self.kept) {
+        for slot in std::mem::take(&mut self.kept.slots) {
             if is_last || self.slots.get(slot).kept.as_ref().is_some_and(|kept| kept.resumes != resumes) {
                 self.start_kept(context, slot, resumes, is_last);
             } else {
-                self.kept.push(slot);
+                self.kept.slots.push(slot);
             }
         }
     }
@@ -82,12 +82,12 @@ impl Queue {
         let marks = self.vring.memory().1;
         let Some(wanted) = self.slots.get(slot).restore(resumes, is_last, marks) else { return };
         let step = self.on_disk(context, slot, |disk, io_context, io| disk.start(io_context, io, wanted));
-        self.handle_next_step(slot, step);
+        self.take_step(slot, step);
     }
 
     /// Returns whether the queue stops, and its kept requests can wait in the in-flight buffer.
     fn leaves_kept(&mut self) -> bool {
-        match self.stopping {
+        match self.stop.leave {
             None | Some(Leave::Nothing) => false,
             Some(Leave::Unfinished) => self.leaves_unfinished(),
             Some(Leave::Failed) => {
@@ -100,8 +100,8 @@ impl Queue {
     /// Leaves kept requests in the in-flight buffer, for the next queue of this ring.
     fn leave_kept(&mut self) {
         let (answered, left): (Vec<u32>, Vec<u32>) =
-            std::mem::take(&mut self.kept).into_iter().partition(|slot| self.must_answer(*slot));
-        self.kept = answered;
+            std::mem::take(&mut self.kept.slots).into_iter().partition(|slot| self.must_answer(*slot));
+        self.kept.slots = answered;
         let requests = left.len();
         for slot in left {
             self.shared.on_error.release(&self.shared.halt);

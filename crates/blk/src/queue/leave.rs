@@ -37,8 +37,9 @@
 //! begin a new buffer there. The requests in the old one would never be answered.
 
 use super::Queue;
+use super::state::Cancel;
 use crate::operation::Operation;
-use kickless_device::{Context, Leave, Next, QueueTask};
+use kickless_device::{Context, Leave, QueueTask};
 use kickless_disk::IoError;
 use kickless_io::Errno;
 use tracing::info;
@@ -51,7 +52,7 @@ impl Queue {
     /// Returns whether the queue leaves what it does not finish soon.
     #[inline]
     pub(super) fn leaves_unfinished(&self) -> bool {
-        self.stopping == Some(Leave::Unfinished)
+        self.stop.leave == Some(Leave::Unfinished)
             && self.vring.has_inflight_buffer()
             && !self.vring.is_broken()
     }
@@ -65,41 +66,43 @@ impl Queue {
     /// Cancels the requests that are unfinished, once they had their time.
     #[cold]
     pub(super) fn cancel_unfinished(&mut self, context: &mut Context<'_>) {
-        let now_ns = context.now_ns;
-        if self.is_cancelled || now_ns < *self.cancel_at.get_or_insert(now_ns.saturating_add(CANCEL_NS)) {
-            return;
+        match self.stop.cancel {
+            Cancel::Done => return,
+            Cancel::No => return self.stop.cancel = Cancel::At(context.now_ns.saturating_add(CANCEL_NS)),
+            Cancel::At(at) if context.now_ns < at => return,
+            Cancel::At(_) => self.stop.cancel = Cancel::Done,
         }
-        self.is_cancelled = true;
-        if let Some((slot, _)) = self.over_budget.take() {
-            self.left += 1;
+        if let Some((slot, _)) = self.other_work.over_budget.take() {
+            self.stop.left += 1;
             self.leave(slot);
         }
         let Self { disk, attached, slots, .. } = self;
         disk.cancel(context.engine, attached, slots.each_io());
     }
 
-    /// Returns the event that a poll waits for: before requests are cancelled, that time at the latest.
+    /// Returns the time until unfinished requests are cancelled, if they will be.
     #[inline]
-    pub(super) fn next_before_cancel(&self, context: &Context<'_>, next: Next) -> Next {
-        let Some(at) = self.cancel_at else { return next };
+    pub(super) fn time_to_cancel(&self, context: &Context<'_>) -> Option<u64> {
+        let Cancel::At(at) = self.stop.cancel else { return None };
         // Only the engine's operations are cancelled.
-        if self.is_cancelled || next == Next::More || self.is_remote() || self.in_flight() == 0 {
-            return next;
-        }
-        Next::Throttled { wait_ns: at.saturating_sub(context.now_ns) }
+        let has_some = !self.is_remote() && self.in_flight() > 0;
+        has_some.then(|| at.saturating_sub(context.now_ns))
     }
 
-    /// Returns whether a request with this error is left instead of answered: it was cancelled, or a server
-    /// had too little time because the queue stops.
-    pub(super) fn can_leave_failed(&mut self, slot: u32, error: IoError) -> bool {
-        if !self.leaves_unfinished() {
-            return false;
-        }
-        match error {
-            IoError::Os(Errno::CANCELED) => self.is_cancelled && !self.is_remote(),
+    /// Leaves a request with this error, if it was cancelled, or a server had too little time because the
+    /// queue stops. Returns whether it does.
+    pub(super) fn leave_failed(&mut self, slot: u32, error: IoError) -> bool {
+        let can_leave = match error {
+            IoError::Os(Errno::CANCELED) => self.stop.has_cancelled() && !self.is_remote(),
             IoError::Os(Errno::TIMEDOUT | Errno::NOLINK) => self.is_remote() && !self.must_answer(slot),
             _ => false,
+        };
+        if !can_leave || !self.leaves_unfinished() {
+            return false;
         }
+        self.stop.left += 1;
+        self.leave(slot);
+        true
     }
 
     /// Returns whether a request that the disk has given back must be answered by this process.
@@ -124,8 +127,8 @@ impl Queue {
 
     /// Logs the number of unfinished requests that were left.
     pub(super) fn log_left(&self) {
-        if self.left > 0 {
-            info!(parent: self.vring.span(), queue = self.vring.index(), requests = self.left, "unfinished requests are left in the in-flight buffer; the next start of this queue does them");
+        if self.stop.left > 0 {
+            info!(parent: self.vring.span(), queue = self.vring.index(), requests = self.stop.left, "unfinished requests are left in the in-flight buffer; the next start of this queue does them");
         }
     }
 }

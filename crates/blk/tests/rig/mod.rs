@@ -7,7 +7,7 @@ use kickless_device::{
     Call, Clock, Context, Device, Driver, Leave, Next, QueueTask, Update, Vring, VringParts,
 };
 use kickless_disk::{Disk, DiskSpec};
-use kickless_io::{CompletionMode, Engine, EngineKind, EngineOptions, Waker};
+use kickless_io::{Engine, EngineKind, Waker};
 use kickless_memory::{Area, Gpa, Inflight, Map, Marks, View};
 use kickless_spec::blk::{self, BlkFeatures, CONFIG_WRITEBACK, Header, Segment};
 use kickless_spec::features::Features;
@@ -43,17 +43,6 @@ pub const UNANSWERED: u8 = 0xff;
 /// The two ring formats.
 pub const FORMATS: [bool; 2] = [false, true];
 pub const ENGINES: [EngineKind; 3] = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads];
-
-/// Returns every engine, with each of its options.
-pub fn engine_variants(depth: u32) -> Vec<EngineOptions> {
-    let plain = |kind| EngineOptions::new(kind, depth);
-    let by_thread = |kind| EngineOptions { completion: CompletionMode::Thread, ..plain(kind) };
-    let mut engine_variants: Vec<_> = ENGINES.into_iter().map(plain).collect();
-    engine_variants.extend([EngineKind::Uring, EngineKind::Aio].map(by_thread));
-    engine_variants.push(EngineOptions { sqpoll: true, ..plain(EngineKind::Uring) });
-    engine_variants.push(EngineOptions { fixed_buffers: true, ..plain(EngineKind::Uring) });
-    engine_variants
-}
 
 /// A request to send, well-formed or not.
 #[derive(Clone, Debug)]
@@ -206,34 +195,19 @@ impl Rig {
         packed: bool,
         without: BlkFeatures,
     ) -> Self {
-        Self::start_with(device, EngineOptions::new(kind, depth), packed, without)
-    }
-
-    /// Starts a queue on an engine with these options.
-    pub fn start_with(device: &Arc<Blk>, options: EngineOptions, packed: bool, without: BlkFeatures) -> Self {
-        Self::start_sized(device, options, packed, without, SIZE)
+        Self::start_as(device, 0, (kind, depth), packed, without, SIZE)
     }
 
     /// Starts the queue with this index.
     pub fn start_queue(device: &Arc<Blk>, index: u16, kind: EngineKind) -> Self {
-        Self::start_as(device, index, EngineOptions::new(kind, 8), false, BlkFeatures::empty(), SIZE)
+        Self::start_as(device, index, (kind, 8), false, BlkFeatures::empty(), SIZE)
     }
 
-    /// Starts a queue with a ring of this size, at most [`SIZE`].
-    pub fn start_sized(
-        device: &Arc<Blk>,
-        options: EngineOptions,
-        packed: bool,
-        without: BlkFeatures,
-        size: u16,
-    ) -> Self {
-        Self::start_as(device, 0, options, packed, without, size)
-    }
-
-    fn start_as(
+    /// Starts the queue with this index, with a ring of this size, at most [`SIZE`].
+    pub fn start_as(
         device: &Arc<Blk>,
         index: u16,
-        options: EngineOptions,
+        (kind, depth): (EngineKind, u32),
         packed: bool,
         without: BlkFeatures,
         size: u16,
@@ -244,7 +218,7 @@ impl Rig {
         let vring = Vring::new(VringParts { index, ..ring.parts() }).unwrap();
         let features = device.features() & !Features::from_bits_retain(without.bits());
         let mut task = device.start_queue(vring, features).unwrap();
-        let mut engine = Engine::open_with(options).unwrap();
+        let mut engine = Engine::open(kind, depth).unwrap();
         task.attach(&mut engine).unwrap();
         task.vring().disarm();
         Self {
@@ -399,7 +373,7 @@ impl Rig {
     pub fn change_memory(&mut self) {
         self.view = Arc::new(View::new(Map::new(self.view.map().slots().to_vec()).unwrap()));
         self.task.vring().apply(Update::Memory(self.view.clone()));
-        self.task.memory_changed(&mut self.engine);
+        self.task.memory_changed();
     }
 
     /// Waits for completions and passes them to the queue. Returns the number of answers, and whether the

@@ -12,6 +12,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, Args, Command};
 
 use super::notation::Mistake;
+use super::removed::removed_option;
 
 /// The value of a key, as a file or a call has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,9 +140,12 @@ pub fn keys<A: Args>() -> Vec<Key> {
 /// A key is unknown, or its value is invalid.
 pub fn check(keys: &[Key], values: &Values) -> Result<(), KeyError> {
     for (name, value) in values {
-        let unknown = || KeyError::Unknown {
-            key: name.clone(),
-            known: keys.iter().map(|key| key.name().to_owned()).collect(),
+        let unknown = || match removed_option(name) {
+            Some(mistake) => mistake.into(),
+            None => KeyError::Unknown {
+                key: name.clone(),
+                known: keys.iter().map(|key| key.name().to_owned()).collect(),
+            },
         };
         let key = keys.iter().find(|key| key.name() == name).ok_or_else(unknown)?;
         key.check(value).map_err(|why| Mistake::new(name.clone(), why))?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use kickless_io::{CompletionMode, EngineKind, EngineOptions};
+use kickless_io::{EngineKind, EngineOptions};
 use kickless_values::CpuList;
 use serde::Serialize;
 
@@ -25,18 +25,6 @@ pub struct PoolConfig {
     #[arg(long, value_name = "ENGINE", default_value_t = EngineKind::Auto, value_parser = str::parse::<EngineKind>)]
     #[serde(serialize_with = "text::serialize")]
     pub engine: EngineKind,
-    /// Submit I/O to the kernel from worker, which alternates between submissions and completions, or from
-    /// thread, a second thread beside each worker, so that the worker completes requests meanwhile
-    #[arg(long, value_name = "BY", default_value_t = CompletionMode::Worker, value_parser = str::parse::<CompletionMode>)]
-    #[serde(serialize_with = "text::serialize")]
-    pub completion: CompletionMode,
-    /// Have a kernel thread poll the submission queue of io_uring
-    #[arg(long)]
-    pub sqpoll: bool,
-    /// Register guest memory with io_uring. This pins the memory, so do not use it with a balloon, free page
-    /// reporting or post-copy migration
-    #[arg(long)]
-    pub fixed_buffers: bool,
     /// Number of worker threads [default: one, or one for each CPU of --cpu]
     #[arg(long, value_name = "N", value_parser = parse_workers)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,27 +53,13 @@ impl PoolConfig {
         devices_max: u32,
         notation: Notation,
     ) -> Result<kickless_worker::Options, Mistake> {
-        let of_ring = [("sqpoll", self.sqpoll), ("fixed-buffers", self.fixed_buffers)];
-        let workers = self.workers(notation)?;
-        if matches!(self.engine, EngineKind::Aio | EngineKind::Threads)
-            && let Some((option, _)) = of_ring.into_iter().find(|(_, given)| *given)
-        {
-            let (ring, engine) = (
-                notation.with_value("engine", EngineKind::Uring),
-                notation.with_value("engine", self.engine),
-            );
-            return Err(Mistake::new(option, format!("it is for {ring}; leave it or {engine} out")));
-        }
         Ok(kickless_worker::Options {
-            workers: workers.into(),
+            workers: self.workers(notation)?.into(),
             engine: EngineOptions {
                 kind: self.engine,
                 depth: ENGINE_DEPTH,
                 owners: devices_max,
                 lone_owner: devices_max == 1,
-                completion: self.completion,
-                sqpoll: self.sqpoll,
-                fixed_buffers: self.fixed_buffers,
             },
             cpus: self.cpus().to_vec(),
             poll: self.polling.rule(notation)?,

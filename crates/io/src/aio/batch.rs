@@ -3,7 +3,6 @@
 
 use crate::aio::context::{BATCH, Context, Control};
 use crate::early_submit;
-use crate::submit_thread::handover::Submission;
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -29,19 +28,19 @@ impl Batch {
     }
 
     /// Calls [`Context::submit`] for the first `count`.
-    ///
-    /// # Safety
-    /// The same.
-    pub(crate) unsafe fn submit(&mut self) -> Result<usize, Errno> {
+    pub(crate) fn submit(&mut self) -> Result<usize, Errno> {
         let mut controls = &mut self.controls[..self.count.min(BATCH)];
+        // SAFETY, of both calls: the buffers and the file of each operation belong to its slot, which keeps
+        // them unchanged until the completion has been reaped. A dropped engine waits for the call and for
+        // that, or leaks them.
         let Some(mut in_kernel) = self.in_kernel else {
-            // SAFETY: the caller's promise.
+            // SAFETY: as above.
             return unsafe { self.context.submit(controls) };
         };
         let mut taken = 0;
         while !controls.is_empty() {
             let (piece, rest) = controls.split_at_mut(early_submit::next_piece(controls.len(), in_kernel));
-            // SAFETY: the caller's promise.
+            // SAFETY: as above.
             match unsafe { self.context.submit(piece) } {
                 Err(errno) if taken == 0 => return Err(errno),
                 // The next call reports the error.
@@ -55,17 +54,6 @@ impl Batch {
             controls = rest;
         }
         Ok(taken)
-    }
-}
-
-impl Submission for Box<Batch> {
-    type Result = Result<usize, Errno>;
-
-    fn run(&mut self) -> Self::Result {
-        // SAFETY: the buffers and the file of each operation belong to its slot, which keeps them unchanged
-        // until the completion has been reaped. A dropped engine waits for this call and for that, or leaks
-        // them.
-        unsafe { self.submit() }
     }
 }
 

@@ -19,13 +19,11 @@ pub(crate) struct InFlight {
     pub(crate) cancelled: bool,
     /// The operation carries `RWF_NOWAIT`. If it would have to wait, a thread does it.
     pub(crate) nowait: bool,
-    /// The registered buffer that the kernel uses.
-    pub(crate) buffer: Option<u16>,
 }
 
 impl InFlight {
     pub(crate) fn new(token: Token, held: HeldFile, op: Op, nowait: bool) -> Self {
-        Self { token, held, op, merged: None, unmerged: false, cancelled: false, nowait, buffer: None }
+        Self { token, held, op, merged: None, unmerged: false, cancelled: false, nowait }
     }
 
     /// Returns the bytes to transfer, with all merged operations.

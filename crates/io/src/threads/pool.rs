@@ -38,7 +38,6 @@
 
 use crate::aio::batch::{Batch, Submitted};
 use crate::files::shares::Shares;
-use crate::submit_thread::handover::Submission;
 use crate::threads::blocking::BlockingOp;
 use crate::waker::Waker;
 use rustix::io::Errno;
@@ -103,7 +102,7 @@ impl Job {
             // file then, it is closed.
             Self::Op(op) => Done::Op { op_slot: op.op_slot, result: op.perform() },
             Self::Submit { owner, mut batch } => {
-                let result = batch.run();
+                let result = batch.submit();
                 Done::Submit(Submitted { owner, batch, result })
             }
         }

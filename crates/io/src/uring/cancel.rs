@@ -1,8 +1,7 @@
 //! Requests to the kernel to cancel its operations.
 //!
-//! They go through the ring, as operations do. A system call that cancels would wait for the ring's lock. A
-//! thread that submits can hold it for long: the kernel's (`IORING_SETUP_SQPOLL`), or ours
-//! ([`crate::submit_thread`]).
+//! They go through the ring, as operations do. A system call that cancels (`IORING_REGISTER_SYNC_CANCEL`)
+//! would wait for the ring's lock and for the end of the operations.
 //!
 //! The kernel takes submissions in order. A request finds the operation that had its slot when the request
 //! was staged, and no later one. A request that waits here is staged only if its slot has a cancelled

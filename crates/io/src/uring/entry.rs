@@ -1,6 +1,5 @@
 //! The ring entry of an operation.
 
-use super::buffers::Registered;
 use super::cancel;
 use crate::files::Files;
 use crate::op::{BYTES_MAX, KernelBuffers, OpKind};
@@ -11,37 +10,22 @@ use std::os::fd::AsRawFd;
 
 /// Returns the ring entry for the operation in `op_slot` and those that are merged with it, or for the
 /// request to cancel that is staged as `op_slot`.
-pub(super) fn entry(
-    ops: &mut Operations,
-    buffers: &mut Option<Registered>,
-    op_slot: u32,
-) -> Option<squeue::Entry> {
+pub(super) fn entry(ops: &mut Operations, op_slot: u32) -> Option<squeue::Entry> {
     let Some(operation) = ops.slots.get_mut(op_slot) else { return cancel::entry(op_slot) };
     let (fd, fixed) = file(operation, &ops.files);
     let (kind, offset) = (operation.op.kind, operation.op.offset);
     let rw_flags = rw_flags(operation);
     let short = |len: usize| len.min(BYTES_MAX) as u32;
-    let view = operation.view();
-    // If the ring was full, an entry is made more than once.
-    if let (Some(buffers), KernelBuffers::One(at, len), None) = (buffers.as_mut(), &view, operation.buffer) {
-        operation.buffer = buffers.take(*at, *len);
-    }
-    let entry = match (kind, view) {
-        (OpKind::Read, KernelBuffers::One(at, len)) => match operation.buffer {
-            Some(index) => {
-                opcode::ReadFixed::new(fd, at, short(len), index).offset(offset).rw_flags(rw_flags).build()
-            }
-            None => opcode::Read::new(fd, at, short(len)).offset(offset).rw_flags(rw_flags).build(),
-        },
+    let entry = match (kind, operation.view()) {
+        (OpKind::Read, KernelBuffers::One(at, len)) => {
+            opcode::Read::new(fd, at, short(len)).offset(offset).rw_flags(rw_flags).build()
+        }
         (OpKind::Read, KernelBuffers::Many(at, count)) => {
             opcode::Readv::new(fd, at, count as u32).offset(offset).rw_flags(rw_flags).build()
         }
-        (OpKind::Write { .. }, KernelBuffers::One(at, len)) => match operation.buffer {
-            Some(index) => {
-                opcode::WriteFixed::new(fd, at, short(len), index).offset(offset).rw_flags(rw_flags).build()
-            }
-            None => opcode::Write::new(fd, at, short(len)).offset(offset).rw_flags(rw_flags).build(),
-        },
+        (OpKind::Write { .. }, KernelBuffers::One(at, len)) => {
+            opcode::Write::new(fd, at, short(len)).offset(offset).rw_flags(rw_flags).build()
+        }
         (OpKind::Write { .. }, KernelBuffers::Many(at, count)) => {
             opcode::Writev::new(fd, at, count as u32).offset(offset).rw_flags(rw_flags).build()
         }

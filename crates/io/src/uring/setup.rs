@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "island: a buffer handed to the kernel")]
 
 use super::cancel::CANCELS_MAX;
-use crate::{AlignedBuf, CompletionMode, EngineOptions, Error};
+use crate::{AlignedBuf, EngineOptions, Error};
 use io_uring::{Builder, IoUring, opcode, types};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -46,20 +46,14 @@ const SUBMISSIONS_MAX: u32 = 256;
 /// Requests features of a ring.
 type Setup = fn(&mut Builder);
 
-/// The time for which the kernel's thread polls for submissions before it sleeps, in milliseconds.
-const SQPOLL_IDLE: u32 = 2;
-
 /// Makes a ring for this many operations in flight. Returns whether it is enabled already.
 ///
 /// Each attempt omits a feature that the kernel lacked in the one before. 6.0 has rings of a single thread.
 /// 5.19 has cooperative task work, which keeps completions from interrupting the worker. Deferred task work
 /// (6.1) would go further, but a deferred completion does not wake a thread that waits for the ring with
 /// epoll (seen in 6.18).
-///
-/// If a thread beside the worker submits, ours or the kernel's, task work belongs to that thread, and only
-/// the kernel can have it done.
 pub(super) fn make(options: &EngineOptions) -> Result<(IoUring, bool), Error> {
-    let by_worker: &[(Setup, bool)] = &[
+    let attempts: [(Setup, bool); 3] = [
         (
             |builder| {
                 builder
@@ -80,27 +74,14 @@ pub(super) fn make(options: &EngineOptions) -> Result<(IoUring, bool), Error> {
         ),
         (|_| {}, true),
     ];
-    let by_another: &[(Setup, bool)] = &[
-        (
-            |builder| {
-                builder.setup_submit_all();
-            },
-            true,
-        ),
-        (|_| {}, true),
-    ];
-    let by_thread = options.sqpoll || options.completion == CompletionMode::Thread;
     let mut refused = None;
-    for &(setup, enabled) in if by_thread { by_another } else { by_worker } {
+    for (setup, enabled) in attempts {
         let mut builder = IoUring::builder();
         let total = options.shares().total() as u32;
         let depth = total.next_power_of_two();
         // There is room for each completion, so that none overflows. A child process has no use for the
         // rings.
         builder.setup_clamp().setup_cqsize((total + CANCELS_MAX).next_power_of_two()).dontfork();
-        if options.sqpoll {
-            builder.setup_sqpoll(SQPOLL_IDLE);
-        }
         setup(&mut builder);
         match builder.build(depth.min(SUBMISSIONS_MAX)) {
             Ok(ring) => return Ok((ring, enabled)),

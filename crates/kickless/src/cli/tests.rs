@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kickless_daemon::Switch;
 use kickless_disk::{Cache, DiskSpec};
-use kickless_io::{CompletionMode, EngineKind};
+use kickless_io::EngineKind;
 use kickless_memory::quota;
 use kickless_worker::Poll;
 
@@ -40,12 +40,7 @@ fn defaults() {
     );
     assert!(!disk.read_only && !disk.incoming && disk.serial.is_none());
     assert_eq!((disk.blk_size, disk.cache_size, disk.logical_block_size), (None, None, 512));
-    let engine = pool.engine;
-    assert_eq!((pool.workers, engine.kind, pool.cpus.len()), (1, EngineKind::Auto, 0));
-    assert_eq!(
-        (engine.completion, engine.sqpoll, engine.fixed_buffers),
-        (CompletionMode::Worker, false, false)
-    );
+    assert_eq!((pool.workers, pool.engine.kind, pool.cpus.len()), (1, EngineKind::Auto, 0));
     assert_eq!((disk.merge, disk.discard), (Switch::On, Switch::On));
     assert_eq!((pool.poll, pool.call_coalesce), (Poll::default(), None));
     assert_eq!((device.name(), device.share.weight), (None, 1));
@@ -60,8 +55,7 @@ fn everything_said() {
     let service = service(
         "/usr/bin/kickless-blk --fd 3 --blk-file mem:1.5G --read-only --serial=disk-1 --num-queues=4 --queue-size=256 \
          --engine=io_uring --cache=writeback --lock=off --workers=4 --cpu=8,0-1 --poll=rate --poll-start-rate=0 \
-         --poll-stop-idle=1.5ms --call-coalesce=20us --completion=thread --sqpoll --fixed-buffers --merge=off --discard=off \
-         --logical-block-size=4096",
+         --poll-stop-idle=1.5ms --call-coalesce=20us --merge=off --discard=off --logical-block-size=4096",
     );
     let (pool, disk, serve) = (workers(&service), disk_of(&service.devices[0]), &service.devices[0].serve);
     assert_eq!((service.fd, &serve.socket_path), (Some(3), &None));
@@ -72,12 +66,7 @@ fn everything_said() {
     );
     assert_eq!(disk.serial.as_deref(), Some("disk-1"));
     assert!(disk.read_only);
-    let engine = pool.engine;
-    assert_eq!((pool.workers, engine.kind), (4, EngineKind::Uring));
-    assert_eq!(
-        (engine.completion, engine.sqpoll, engine.fixed_buffers),
-        (CompletionMode::Thread, true, true)
-    );
+    assert_eq!((pool.workers, pool.engine.kind), (4, EngineKind::Uring));
     assert_eq!((disk.merge, disk.discard, disk.logical_block_size), (Switch::Off, Switch::Off, 4096));
     assert_eq!(pool.cpus, [8, 0, 1]);
     assert_eq!(pool.poll, Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_micros(1500) });
@@ -339,11 +328,13 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless blk --fd=3 --blk-file=a --queue-size=300", "power of two"),
         ("kickless blk --fd=3 --blk-file=a --queue-size=65536", "--queue-size"),
         ("kickless blk --fd=3 --blk-file=a --engine=spdk", "--engine"),
-        ("kickless blk --fd=3 --blk-file=a --completion=both", "--completion"),
         (
-            "kickless blk --fd=3 --blk-file=a --engine=threads --sqpoll",
-            "--sqpoll: it is for --engine=io_uring",
+            "kickless blk --fd=3 --blk-file=a --completion=thread",
+            "--completion: it was removed, because it made disks slower: leave it out",
         ),
+        ("kickless blk --completion worker --fd=3 --blk-file=a", "--completion: it was removed"),
+        ("kickless net --fd=3 --port=null --sqpoll", "--sqpoll: it was removed"),
+        ("kickless serve --config=a --fixed-buffers", "--fixed-buffers: it was removed"),
         ("kickless blk --fd=3 --blk-file=a --merge=maybe", "--merge"),
         ("kickless blk --fd=3 --blk-file=a --cache=unsafe", "--cache"),
         ("kickless blk --fd=3 --blk-file=a --cache-size=63K", "from 64K to 64G"),

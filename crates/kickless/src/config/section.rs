@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Error, Result, anyhow};
-use kickless_daemon::{Key, Mistake, Value, Values};
+use kickless_daemon::{Key, Mistake, Value, Values, removed_option};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -244,7 +244,10 @@ impl<'t> Section<'t> {
         let Some((key, entry)) = self.entries.iter().min_by_key(|(_, entry)| entry.start) else {
             return Ok(());
         };
-        let what = format!("{key:?} is unknown: {} can have {}", self.title, known.join(", "));
+        let what = match removed_option(key) {
+            Some(mistake) => mistake.to_string(),
+            None => format!("{key:?} is unknown: {} can have {}", self.title, known.join(", ")),
+        };
         Err(self.text.mistake(Some(entry.start), what))
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kickless_daemon::Switch;
 use kickless_disk::{Cache, DiskSpec};
-use kickless_io::{CompletionMode, EngineKind};
+use kickless_io::EngineKind;
 use kickless_kinds::BlkConfig;
 use kickless_worker::Poll;
 use proptest::prelude::*;
@@ -44,9 +44,6 @@ fn everything_said() {
         workers = 4
         cpu = "8,0-1"
         engine = "auto"
-        completion = "thread"
-        sqpoll = true
-        fixed-buffers = true
         poll = "rate"
         poll-start-rate = 10_000
         poll-stop-idle = "1.5ms"
@@ -87,10 +84,6 @@ fn everything_said() {
     .unwrap();
     let pool = &service.pool.worker_options(1, Notation::Keys).unwrap();
     assert_eq!((pool.workers, &pool.cpus[..], pool.engine.kind), (4, &[8, 0, 1][..], EngineKind::Auto));
-    assert_eq!(
-        (pool.engine.completion, pool.engine.sqpoll, pool.engine.fixed_buffers),
-        (CompletionMode::Thread, true, true)
-    );
     assert_eq!(pool.poll, Poll::Rate { start_per_sec: 10_000, stop_idle: Duration::from_micros(1500) });
     assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
     let [web, db] = &service.devices[..] else { panic!("{service:?}") };
@@ -170,7 +163,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ("[[pool]]", "disks.toml:1: pool: it must be a table"),
         ("[device]\nname='a'", "disks.toml:1: device: begin each with [[device]]"),
         ("device = [1]", "disks.toml:1: device: begin each with [[device]]"),
-        ("[pool]\nwokers = 1\n", "disks.toml:2: \"wokers\" is unknown: [pool] can have engine, completion"),
+        ("[pool]\nwokers = 1\n", "disks.toml:2: \"wokers\" is unknown: [pool] can have engine, workers"),
         ("[pool]\nworkers = 0\n", "disks.toml:2: workers = 0: it must be a number from 1 to 256"),
         ("[pool]\nworkers = -1\n", "disks.toml:2: workers = -1: it must be a number from 1 to 256"),
         ("[pool]\nworkers = '2'\n", "disks.toml:2: workers = '2': it must be a whole number, without quotes"),
@@ -186,14 +179,11 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ("[pool]\nengine = 'spdk'\n", "disks.toml:2: engine = 'spdk': an engine is one of"),
         ("[pool]\nengine = 'spdk'\n", "disks.toml:2: engine = 'spdk': an engine is"),
         (
-            "[pool]\ncompletion = 'both'\n",
-            "disks.toml:2: completion = 'both': completion is by worker or thread",
+            "[pool]\ncompletion = 'worker'\n",
+            "disks.toml:2: completion: it was removed, because it made disks slower: leave it out",
         ),
-        ("[pool]\nsqpoll = 'on'\n", "disks.toml:2: sqpoll = 'on': it must be true or false"),
-        (
-            "[pool]\nengine = 'aio'\nfixed-buffers = true\n",
-            "disks.toml:3: fixed-buffers: it is for engine = \"io_uring\"; leave it or engine = \"aio\" out",
-        ),
+        ("[pool]\nengine = 'auto'\nsqpoll = false\n", "disks.toml:3: sqpoll: it was removed"),
+        ("[pool]\nfixed-buffers = true\n", "disks.toml:2: fixed-buffers: it was removed"),
         (
             "[pool]\npoll = 'sometimes'\n",
             "disks.toml:2: poll = 'sometimes': it must be auto or always or never or rate",

@@ -16,7 +16,6 @@ use crate::ports::receive::Receive;
 use kickless_device::{
     Context, Direction, Event, Interest, Next, Parcel, Polled, QueueTask, TaskLocation, Traffic, Vring,
 };
-use kickless_io::Engine;
 use std::time::Duration;
 
 /// The task of a receive ring.
@@ -131,7 +130,7 @@ impl<P: Receive> QueueTask for ReceiveTask<P> {
         self.ring.return_credit();
     }
 
-    fn memory_changed(&mut self, _engine: &mut Engine) {
+    fn memory_changed(&mut self) {
         self.ring.forget_returned();
         self.port.memory_changed(&mut self.ring);
     }

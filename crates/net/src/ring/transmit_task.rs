@@ -19,7 +19,6 @@ use crate::ports::transmit::{PutError, Transmit};
 use kickless_device::{
     Context, Event, LEAVING_COST, Neighbours, Next, Polled, QueueTask, TaskLocation, Traffic, Vring,
 };
-use kickless_io::Engine;
 use kickless_memory::Iov;
 use kickless_net_port::Direction as Captured;
 use kickless_spec::net::{FRAME_MAX, Header, NetFeatures};
@@ -450,7 +449,7 @@ impl<P: Transmit> QueueTask for TransmitTask<P> {
         self.ring.is_enabled = is_enabled;
     }
 
-    fn memory_changed(&mut self, _engine: &mut Engine) {
+    fn memory_changed(&mut self) {
         let (_, marks) = self.ring.vring.memory();
         self.pieces.release(marks);
     }

@@ -640,7 +640,7 @@ impl Rig {
         }
         self.task.vring().apply(update);
         if memory {
-            self.task.memory_changed(&mut self.engine);
+            self.task.memory_changed();
         }
     }
 

@@ -191,7 +191,7 @@ impl QueueTask for Echo {
         Some(Traffic::Requests)
     }
 
-    fn memory_changed(&mut self, _: &mut Engine) {
+    fn memory_changed(&mut self) {
         self.seen.memory_changed.fetch_add(1, Ordering::SeqCst);
     }
 }

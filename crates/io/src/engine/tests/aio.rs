@@ -6,17 +6,14 @@ use crate::files::route::{Route, Routes};
 use crate::files::shares::Shares;
 use crate::operations::Operations;
 use crate::{
-    AlignedBuf, BackingFile, Buffers, CompletionMode, EngineKind, EngineOptions, Errno, FileId, Op, OpKind,
-    Owner, Token,
+    AlignedBuf, BackingFile, Buffers, EngineKind, EngineOptions, Errno, FileId, Op, OpKind, Owner, Token,
 };
 use kickless_memory::{Gpa, Iov};
 use kickless_testing::guest_memory;
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::{Arc, mpsc};
-use std::thread;
-use std::time::Duration;
+use std::sync::Arc;
 
 const LEN: usize = 4096;
 
@@ -51,17 +48,6 @@ fn direct_files_by_the_kernel_and_others_by_threads() {
     assert_eq!(aio.in_flight(), 3);
 }
 
-/// Makes an engine with a file that the kernel refuses to write to.
-fn refusing(completion: CompletionMode) -> (Engine, FileId) {
-    let options = EngineOptions { completion, ..EngineOptions::new(EngineKind::Aio, 8) };
-    let mut aio = Engine::open_with(options).unwrap();
-    let file = aio
-        .register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()))
-        .unwrap();
-    aio.ops.files.set_routes(0, Routes::all(Route::Worker));
-    (aio, file)
-}
-
 /// A thread's call that does not wait ends before `submit` returns, so completions of the batch do not
 /// interrupt it. This must hold in some of many cases, because the host can keep the thread from running.
 #[test]
@@ -89,7 +75,11 @@ fn a_prompt_call_of_a_thread_is_waited_for() {
 /// The call is in flight until it has been reaped, and the worker does not sleep before.
 #[test]
 fn the_worker_reaps_a_refused_operation_before_it_sleeps() {
-    let (mut aio, file) = refusing(CompletionMode::Worker);
+    let mut aio = Engine::open_with(EngineOptions::new(EngineKind::Aio, 8)).unwrap();
+    let file = aio
+        .register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()))
+        .unwrap();
+    aio.ops.files.set_routes(0, Routes::all(Route::Worker));
     assert!(queue(&mut aio, file, OpKind::Write { durable: false }, 3));
     aio.submit().unwrap();
     assert_eq!((aio.ops.slots.used(), kernel_aio(&aio).unwrap().in_flight()), (0, 0));
@@ -103,21 +93,6 @@ fn the_worker_reaps_a_refused_operation_before_it_sleeps() {
     );
     assert!(!aio.needs_turn());
     assert_eq!(aio.in_flight(), 0);
-}
-
-/// Operations that the thread could not submit are not waited for.
-#[test]
-fn dropped_while_a_thread_is_refused() {
-    let (mut aio, file) = refusing(CompletionMode::Thread);
-    assert!(queue(&mut aio, file, OpKind::Write { durable: false }, 0));
-    aio.submit().unwrap();
-    let (ended, end) = mpsc::channel();
-    thread::spawn(move || {
-        drop(aio);
-        ended.send(()).unwrap();
-    });
-    end.recv_timeout(Duration::from_secs(60))
-        .expect("the engine waits for an operation that never completes");
 }
 
 /// Contiguous operations are merged, and one that is done again is not merged again.

@@ -8,13 +8,12 @@ use crate::files::route::{Route, Routes};
 use crate::files::shares::Shares;
 use crate::operations::Operations;
 use crate::{
-    AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, EngineKind, EngineOptions, Errno, FileId,
-    Op, OpKind, Owner, Token,
+    AlignedBuf, BackingFile, Buffers, Completion, EngineKind, EngineOptions, Errno, FileId, Op, OpKind,
+    Owner, Token,
 };
-use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
+use kickless_memory::{Gpa, Iov, View};
 use kickless_testing::guest_memory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -165,129 +164,6 @@ fn neighbours_are_one_operation() {
     queue(&mut uring, id, OpKind::Read, 1, page(&view, 1));
     assert_eq!(ring(&mut uring).0.staged().len(), 2);
     assert!(finish(&mut uring).iter().all(|done| done.result == Ok(LEN as u32)));
-}
-
-/// Memory is replaced while operations use it. The kernel keeps the memory that they need, new operations use
-/// the new memory, and nothing is left over.
-#[test]
-fn registered_memory_comes_and_goes() {
-    let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
-    let (read, mut write) = rustix::pipe::pipe().map(|(r, w)| (File::from(r), File::from(w))).unwrap();
-    let id = register(&mut uring, Arc::new(read));
-    let counts = |uring: &mut Engine| ring(uring).0.registered();
-    let (old, new) = (guest_memory(1 << 20, 0), guest_memory(1 << 20, 0));
-    let released = old.map().slots()[0].mapping().released();
-    uring.hold_memory(&old);
-    uring.hold_memory(&old);
-    assert_eq!(counts(&mut uring), (1, 1));
-    queue(&mut uring, id, OpKind::Read, 0, page(&old, 3));
-    uring.submit().unwrap();
-    assert!(uring.ops.slots.get_mut(0).unwrap().buffer.is_some(), "the kernel knows the buffer");
-    // One of two queues has the new view.
-    uring.hold_memory(&new);
-    uring.release_memory(&old);
-    assert_eq!(counts(&mut uring), (2, 2));
-    uring.release_memory(&old);
-    assert_eq!(counts(&mut uring), (1, 2), "an operation uses it");
-    queue(&mut uring, id, OpKind::Read, 1, page(&old, 4));
-    uring.submit().unwrap();
-    assert!(uring.ops.slots.get_mut(1).unwrap().buffer.is_none(), "no view holds it");
-    drop(old);
-    assert!(!released.is_unused());
-    std::io::Write::write_all(&mut write, &[7; 2 * LEN]).unwrap();
-    let done = finish(&mut uring);
-    assert_eq!((done.len(), counts(&mut uring)), (2, (1, 1)));
-    for done in done {
-        assert_eq!(done.result, Ok(LEN as u32));
-        let Buffers::Guest(iov) = done.buffers else { panic!("the buffers are lost") };
-        let mut got = [0; LEN];
-        iov.read(0, &mut got);
-        assert_eq!(got, [7; LEN]);
-    }
-    assert!(released.is_unused(), "unused memory stays mapped");
-    // Memory that is not held is used without registration.
-    queue(&mut uring, id, OpKind::Read, 0, page(&guest_memory(1 << 20, 0), 0));
-    queue(&mut uring, id, OpKind::Read, 1, page(&new, 1));
-    uring.submit().unwrap();
-    let fixed: Vec<_> = (0..2).map(|at| uring.ops.slots.get_mut(at).unwrap().buffer.is_some()).collect();
-    assert_eq!(fixed.iter().filter(|fixed| **fixed).count(), 1);
-    std::io::Write::write_all(&mut write, &[7; 2 * LEN]).unwrap();
-    assert_eq!(finish(&mut uring).len(), 2);
-    uring.release_memory(&new);
-    assert_eq!(counts(&mut uring), (0, 0));
-}
-
-/// Two views with the same mapping have one range in the table, until neither is held.
-#[test]
-fn a_mapping_of_two_views_is_registered_once() {
-    let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
-    let counts = |uring: &mut Engine| ring(uring).0.registered();
-    let before = guest_memory(4096, 0);
-    let after = Arc::new(View::new(Map::new(before.map().slots().to_vec()).unwrap()));
-    uring.hold_memory(&before);
-    uring.hold_memory(&after);
-    assert_eq!(counts(&mut uring), (2, 1));
-    uring.release_memory(&before);
-    assert_eq!(counts(&mut uring), (1, 1));
-    uring.release_memory(&after);
-    assert_eq!(counts(&mut uring), (0, 0));
-}
-
-/// Registers more memory, one piece after the other, than the kernel's table has ranges.
-#[test]
-fn indices_of_registered_memory_are_used_again() {
-    let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
-    let view = guest_memory(4096, 0);
-    for _ in 0..5000 {
-        uring.hold_memory(&view);
-        assert_eq!(ring(&mut uring).0.registered(), (1, 1));
-        uring.release_memory(&view);
-    }
-}
-
-/// The kernel cannot pin memory whose file was truncated, and takes the next in its place.
-#[test]
-fn a_refused_index_is_used_again() {
-    let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
-    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&memory, 4096).unwrap();
-    let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 4096).unwrap();
-    let closed = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
-    ftruncate(&memory, 0).unwrap();
-    for _ in 0..5000 {
-        uring.hold_memory(&closed);
-        assert_eq!(ring(&mut uring).0.registered(), (1, 0));
-        uring.release_memory(&closed);
-    }
-    uring.hold_memory(&guest_memory(4096, 0));
-    assert_eq!(ring(&mut uring).0.registered(), (1, 1));
-}
-
-/// An operation without room in the submission ring is described again, and still uses its memory once.
-#[test]
-fn an_operation_described_twice_counts_its_buffer_once() {
-    let ours = EngineOptions { fixed_buffers: true, completion: CompletionMode::Thread, ..options(700) };
-    let mut uring = Engine::open_with(ours).unwrap();
-    let file = Arc::new(tempfile::tempfile().unwrap());
-    file.set_len(700 * LEN as u64).unwrap();
-    let id = register(&mut uring, file);
-    let view = guest_memory(4 << 20, 0);
-    uring.hold_memory(&view);
-    (0..700)
-        .for_each(|number| queue(&mut uring, id, OpKind::Read, number, page(&view, u64::from(number) % 256)));
-    assert_eq!(finish(&mut uring).len(), 700);
-    uring.release_memory(&view);
-    assert_eq!(ring(&mut uring).0.registered(), (0, 0));
-}
-
-/// An engine with a submitting thread of the kernel starts no thread of its own.
-#[test]
-fn one_thread_submits() {
-    let by_thread = EngineOptions { completion: CompletionMode::Thread, ..options(8) };
-    let has_submit_thread = |options| ring(&mut Engine::open_with(options).unwrap()).0.has_submit_thread();
-    assert!(has_submit_thread(by_thread));
-    assert!(!has_submit_thread(EngineOptions { sqpoll: true, ..by_thread }));
-    assert!(!has_submit_thread(options(8)));
 }
 
 /// Operations for threads take places of the same share as those of the ring.
