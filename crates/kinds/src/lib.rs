@@ -4,6 +4,8 @@
 //! and everything else that [`Kind`](kickless_daemon::Kind) asks for. [`kinds`] lists them. The command line,
 //! the configuration file, the calls and the metrics follow this list.
 #![forbid(unsafe_code)]
+// A kind that the table does not have.
+#![deny(dead_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
 mod blk;
