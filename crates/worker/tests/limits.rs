@@ -1,5 +1,5 @@
 //! Tests that workers keep the limits of a device.
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod echo;
 
