@@ -1,7 +1,7 @@
 //! A learning Ethernet switch between the cards of this process (`docs/adr/0014`, `docs/adr/0015`).
 //!
 //! A transmit ring copies frames into a batch of its own, and passes the batch on at the end of its poll
-//! ([`SwitchPort::forward`]). Each receive ring has an inbox, a bounded queue
+//! ([`port::SwitchPort::forward`]). Each receive ring has an inbox, a bounded queue
 //! ([`LoopQueue`](crate::frame::loop_queue::LoopQueue)). A frame is owned by one of these at any time, and
 //! none of them is memory of a guest. So a guest that is reset, moved or killed takes nothing along, and no
 //! ring waits for another.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use tracing::{Span, error, warn};
 
-/// The thread of a port that finds out that its interface is gone ([`super::watch()`]).
+/// The thread of a port that finds out that its interface is gone (`watch.rs`).
 #[derive(Debug)]
 pub(super) struct Watch {
     pub(super) stop: Waker,
