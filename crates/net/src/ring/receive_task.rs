@@ -101,6 +101,10 @@ impl<P: Receive> QueueTask for ReceiveTask<P> {
         P::INTERVAL
     }
 
+    fn traffic(&self) -> Option<Traffic> {
+        Some(Traffic::Frames(Direction::Read))
+    }
+
     fn affinity(&self) -> Option<u32> {
         Some(self.ring.pair.into())
     }
@@ -124,10 +128,6 @@ impl<P: Receive> QueueTask for ReceiveTask<P> {
 
     fn return_credit(&mut self) {
         self.ring.return_credit();
-    }
-
-    fn traffic(&self) -> Option<Traffic> {
-        Some(Traffic::Frames(Direction::Read))
     }
 
     fn memory_changed(&mut self) {

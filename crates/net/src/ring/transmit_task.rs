@@ -441,12 +441,12 @@ impl<P: Transmit> QueueTask for TransmitTask<P> {
         self.is_refused = false;
     }
 
-    fn set_enabled(&mut self, is_enabled: bool) {
-        self.ring.is_enabled = is_enabled;
-    }
-
     fn traffic(&self) -> Option<Traffic> {
         self.ring.traffic()
+    }
+
+    fn set_enabled(&mut self, is_enabled: bool) {
+        self.ring.is_enabled = is_enabled;
     }
 
     fn memory_changed(&mut self) {

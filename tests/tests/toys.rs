@@ -1,6 +1,6 @@
-//! Adds a kind of device to a copy of the tree, with the lines that CONTRIBUTING.md lists ("Add a kind"), and
-//! serves a device of it. Leaves out each of the lines in turn: then the tree does not build, or a check
-//! fails.
+//! Adds a kind of device and a port of cards to a copy of the tree, with the lines that CONTRIBUTING.md lists
+//! ("Add a kind", "Add a port"), and serves a device of each. Leaves out each of the lines in turn: then the
+//! tree does not build, or a check fails.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 use std::collections::BTreeSet;
@@ -96,7 +96,28 @@ const KIND: Patch = Patch {
     files_max: 5,
 };
 
-const PATCHES: [&Patch; 1] = [&KIND];
+const PORT: Patch = Patch {
+    fixture: "toy_port",
+    new: &["crates/net/src/ports/toy/mod.rs"],
+    insertions: &[
+        Insertion {
+            file: "crates/net/src/ports/mod.rs",
+            after: "pub(crate) mod switch;\n",
+            text: "mod toy;\n",
+            check: Check::Build("kickless-net"),
+        },
+        Insertion {
+            file: "crates/net/src/ports/mod.rs",
+            after: "    &null::NULL,\n",
+            text: "    &toy::TOY,\n",
+            check: Check::Build("kickless-net"),
+        },
+    ],
+    changes_lock: false,
+    files_max: 2,
+};
+
+const PATCHES: [&Patch; 2] = [&KIND, &PORT];
 
 impl Patch {
     /// Returns the existing files that change.
@@ -194,7 +215,7 @@ fn succeeds(output: &Output) {
 }
 
 #[test]
-fn a_few_lines_add_a_kind_and_each_is_needed() {
+fn a_few_lines_add_a_kind_and_a_port_and_each_is_needed() {
     let tree = Tree::copy();
     for patch in PATCHES {
         assert!(patch.changed().len() <= patch.files_max, "{:?}", patch.changed());
@@ -215,7 +236,7 @@ fn a_few_lines_add_a_kind_and_each_is_needed() {
     }
 }
 
-/// Checks that the program serves a device of the kind.
+/// Checks that the program serves a device of the kind, and a card with the port.
 fn serves(program: &Path) {
     let run = |arguments: &[&str]| {
         let output = Command::new(program).args(arguments).output().unwrap();
@@ -224,6 +245,7 @@ fn serves(program: &Path) {
     };
     assert!(run(&["--help"]).contains("toy"));
     assert!(run(&["toy", "--help"]).contains("--fillings-read"));
+    assert!(run(&["net", "--help"]).split_whitespace().any(|word| word == "toy"));
     let capabilities: Value = serde_json::from_str(&run(&["toy", "--print-capabilities"])).unwrap();
     assert_eq!(capabilities, json!({ "type": "toy" }));
     let dir = tempfile::tempdir().unwrap();
@@ -252,6 +274,12 @@ fn serves(program: &Path) {
         assert_eq!(bytes, [if index == 0 { 7 } else { 0 }; 512]);
     }
     drop(frontend);
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    let socket = dir.path().join("card");
+    let mut daemon =
+        child_command(program).args(["net", "--port=toy", "--socket-path"]).arg(&socket).spawn().unwrap();
+    eventually("a card with a toy does not listen", || socket.exists());
     daemon.kill().unwrap();
     daemon.wait().unwrap();
 }
