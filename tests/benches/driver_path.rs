@@ -3,10 +3,10 @@
 //! answers at once, runs in the same thread.
 //!
 //! The benchmark measures both ends together, then the device's end alone, and subtracts. It does so turn
-//! by turn and takes the best of many short runs, which excludes the effect of other programs. If valgrind
-//! is installed, it also counts the driver's instructions, which are the same each time.
+//! by turn and takes the best of many short runs, which excludes the effect of other programs. First,
+//! valgrind counts the driver's instructions, which are the same each time.
 //!
-//!     cargo bench -p kickless-tests --bench driver_path [-- --quick]
+//!     cargo bench -p kickless-tests --bench driver_path [-- --quick | --instructions]
 
 mod common;
 
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use common::{Plan, Spread};
 use kickless_driver::{Choice, Data, Options, Queue, Request};
-use kickless_testing::counted_instructions;
+use kickless_testing::{CountedLoad, print_instructions};
 use kickless_tests::driver_and_device::{DeviceEnd, DriverAndDevice};
 
 const DISK_SIZE: u64 = 1 << 30;
@@ -159,12 +159,7 @@ fn per_request(spent: Duration, requests: usize) -> f64 {
     spent.as_nanos() as f64 / requests as f64
 }
 
-/// Returns the driver's instructions per request, if valgrind can count them.
-fn instructions(index: usize) -> Option<f64> {
-    counted_instructions(&format!("--counted={index}")).map(|count| count / COUNTED as f64)
-}
-
-fn row(index: usize, shape: Shape, plan: &Plan) -> Result<()> {
+fn row(shape: Shape, plan: &Plan) -> Result<()> {
     let mut ends = DriverAndDevice::start(DISK_SIZE, shape.options())?;
     let mut driver = Driver::new(&ends)?;
     let runs = if plan.quick { 2 } else { 100 };
@@ -181,9 +176,8 @@ fn row(index: usize, shape: Shape, plan: &Plan) -> Result<()> {
         devices.push(least_device);
     }
     let ours = Spread::of(boths.iter().zip(&devices).map(|(both, device)| both - device));
-    let instructions = if plan.quick { None } else { instructions(index) };
     println!(
-        "  {:<18} {:>5} {:>7.1} {:>7.1} {:>7.1}  {:>5.1} .. {:<5.1} {:>12}",
+        "  {:<18} {:>5} {:>7.1} {:>7.1} {:>7.1}  {:>5.1} .. {:<5.1}",
         shape.name(),
         shape.batch,
         Spread::of(boths).median,
@@ -191,12 +185,11 @@ fn row(index: usize, shape: Shape, plan: &Plan) -> Result<()> {
         ours.median,
         ours.min,
         ours.max,
-        instructions.map_or_else(|| "-".into(), |count| format!("{count:.0}")),
     );
     Ok(())
 }
 
-/// Runs as the child process whose instructions valgrind counts.
+/// Runs the requests whose instructions are counted.
 fn counted(shape: Shape) -> Result<()> {
     let mut ends = DriverAndDevice::start(DISK_SIZE, shape.options())?;
     let mut driver = Driver::new(&ends)?;
@@ -205,19 +198,25 @@ fn counted(shape: Shape) -> Result<()> {
 
 fn main() -> Result<()> {
     let shapes = Shape::all();
-    let index =
-        std::env::args().find_map(|argument| argument.strip_prefix("--counted=")?.parse::<usize>().ok());
-    if let Some(shape) = index.and_then(|index| shapes.get(index)) {
-        return counted(*shape);
-    }
     let plan = Plan::from_arguments();
+    let load = |&shape: &Shape| {
+        let name = format!("driver_path/{}/{}", shape.name().replace(", ", "/"), shape.batch);
+        CountedLoad::new(name, COUNTED as u32, move || {
+            if let Err(error) = counted(shape) {
+                println!("{error:#}");
+            }
+        })
+    };
+    if !plan.quick && !print_instructions(&shapes.iter().map(load).collect::<Vec<_>>()) {
+        return Ok(());
+    }
     println!("reads of 4 KiB, ns for each, {} turns of each{}", plan.rounds, plan.remark());
     println!(
-        "  {:<18} {:>5} {:>7} {:>7} {:>7}  {:>5} .. {:<5} {:>12}",
-        "", "batch", "both", "device", "driver", "least", "most", "instructions"
+        "  {:<18} {:>5} {:>7} {:>7} {:>7}  {:>5} .. {:<5}",
+        "", "batch", "both", "device", "driver", "least", "most"
     );
-    for (index, shape) in shapes.into_iter().enumerate() {
-        row(index, shape, &plan)?;
+    for shape in shapes {
+        row(shape, &plan)?;
     }
     println!("target: at most {TARGET_NS:.0} ns in a batch of {BATCH_MAX}{}", plan.remark());
     Ok(())

@@ -173,12 +173,14 @@ pub struct CardConfig {
     pub arguments: Vec<String>,
     /// Run as the user `nobody`, without any capability.
     pub is_unprivileged: bool,
+    /// A file that the daemon inherits as the descriptor 3.
+    pub inherited: Option<PathBuf>,
 }
 
 impl CardConfig {
     /// Returns the options of a card with this port and defaults otherwise.
     pub fn new(port: &str) -> CardConfig {
-        CardConfig { port: port.to_owned(), arguments: Vec::new(), is_unprivileged: false }
+        CardConfig { port: port.to_owned(), arguments: Vec::new(), is_unprivileged: false, inherited: None }
     }
 
     /// Sets further arguments.
@@ -202,6 +204,10 @@ impl CardConfig {
             let and_then = ["--", "setpriv", "--pdeathsig", "KILL", "--"];
             let setpriv = ["setpriv"].into_iter().chain(nobody.split(' ')).chain(and_then);
             words.extend(setpriv.map(OsString::from));
+        }
+        if let Some(file) = &self.inherited {
+            words.extend(["sh", "-c", "exec 3<>\"$0\"; exec \"$@\""].map(OsString::from));
+            words.push(file.into());
         }
         words.extend([program.into(), "net".into(), path]);
         words.push(format!("--port={}", self.port).into());

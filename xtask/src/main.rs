@@ -1,9 +1,11 @@
-//! Runs the project's own checks: CI runs `cargo xtask check` before any test.
+//! Runs the project's own checks: CI runs `cargo xtask check` before any test, and
+//! `cargo xtask bench-instructions` beside the tests.
 
 mod cargo;
 mod circles;
 mod dependencies;
 mod imports;
+mod instructions;
 mod licences;
 mod pages;
 mod prose;
@@ -19,7 +21,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 
 const USAGE: &str =
-    "usage: cargo xtask check [fmt|clippy|doc|dependencies|circles|licences|sources|prose|pages]...";
+    "usage: cargo xtask check [fmt|clippy|doc|dependencies|circles|licences|sources|prose|pages]...
+       cargo xtask bench-instructions [--bless]";
 
 /// A check and its name on the command line.
 struct Check {
@@ -52,6 +55,10 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let words: Vec<String> = env::args().skip(1).collect();
     let Some((command, wanted)) = words.split_first() else { bail!("{USAGE}") };
+    if command == "bench-instructions" {
+        ensure!(wanted.iter().all(|word| word == "--bless"), "{USAGE}");
+        return instructions::run(&root(), !wanted.is_empty());
+    }
     ensure!(command == "check" && wanted.iter().all(|word| CHECKS.iter().any(|c| c.name == word)), "{USAGE}");
     let root = root();
     for check in

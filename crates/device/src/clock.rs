@@ -16,7 +16,6 @@ impl Clock {
     }
 
     /// Returns the time.
-    #[inline]
     pub fn now(self) -> u64 {
         monotonic_ns().saturating_sub(self.start_ns)
     }
@@ -26,7 +25,6 @@ impl Clock {
 ///
 /// This takes half of the instructions of [`Instant::elapsed`](std::time::Instant::elapsed), which keeps
 /// seconds and nanoseconds apart. A worker reads the clock in each turn.
-#[inline]
 fn monotonic_ns() -> u64 {
     let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
     (tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(tv_nsec as u64)

@@ -15,7 +15,6 @@ impl Count {
 
     /// Adds `n`. Only the thread that owns the count may call this, because the load and the store are two
     /// steps.
-    #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed) + n, Ordering::Relaxed);
     }

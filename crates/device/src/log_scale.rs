@@ -11,7 +11,6 @@ impl<const FIRST: u32, const END: u32, const SUB_BITS: u32> LogScale<FIRST, END,
     pub const BUCKETS: usize = 2 + ((END - FIRST) << SUB_BITS) as usize;
 
     /// Returns the bucket of a number.
-    #[inline]
     pub fn bucket(number: u64) -> usize {
         if number < 1 << FIRST {
             return 0;

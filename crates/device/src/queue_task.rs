@@ -45,7 +45,6 @@ impl<'a> Context<'a> {
     }
 
     /// Reads the clock. A task reads it at most once for each call.
-    #[inline]
     pub fn read_clock(&mut self) -> u64 {
         self.now_ns = self.clock.now();
         self.now_ns

@@ -29,7 +29,7 @@ mod scoped_log;
 mod sector_model;
 mod tmpfs;
 
-pub use callgrind::counted_instructions;
+pub use callgrind::{CountedLoad, print_instructions};
 pub use eventually::{LIMIT, eventually};
 pub use fake_device::{Fake, FakeDevice};
 pub use frozen_fs::{FileSystem, Frozen};

@@ -4,16 +4,16 @@
 //!
 //! Both ends are measured together, and then the device's end alone on prepared rings, whose cost is
 //! subtracted. They take turns. The best of many short runs counts, because other programs disturb the
-//! others. If valgrind is installed, it counts the driver's instructions, which are the same each time.
+//! others. First, valgrind counts the driver's instructions, which are the same each time.
 //!
-//!     cargo bench -p kickless-virtqueue --bench driver [-- --quick]
+//!     cargo bench -p kickless-virtqueue --bench driver [-- --quick | --instructions]
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../tests/model/mod.rs"]
 mod model;
 
 use kickless_memory::{Area, UserAddr, View};
-use kickless_testing::counted_instructions;
+use kickless_testing::{CountedLoad, print_instructions};
 use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Submitter, Table};
 use kickless_virtqueue::{Chain, ChainId, device};
 use model::{ADDRESSES, AVAIL, DESC, SEAM, TABLES, USED, USER, memory};
@@ -54,6 +54,21 @@ impl Shape {
             false => device::Options::new(SIZE, true, self.indirect),
         };
         options.unwrap().with_in_order(self.in_order)
+    }
+
+    /// Returns the words for the ring, for the order of its buffers, and for the place of its descriptors.
+    fn words(self) -> [&'static str; 3] {
+        let ring = if self.packed { "packed" } else { "split" };
+        let order = if self.in_order { "in-order" } else { "any-order" };
+        [ring, order, if self.indirect { "indirect" } else { "direct" }]
+    }
+
+    /// Returns the run whose instructions are counted.
+    fn load(self) -> CountedLoad {
+        let name = format!("driver/{}/{}", self.words().join("/"), self.batch);
+        CountedLoad::new(name, COUNTED as u32, move || {
+            both(self, &mut pair(self), COUNTED);
+        })
     }
 
     /// Returns the index at which a device begins.
@@ -185,23 +200,12 @@ fn per_request(spent: Duration, requests: usize) -> f64 {
     spent.as_nanos() as f64 / requests as f64
 }
 
-/// Returns the driver's instructions for a request, if valgrind can count them.
-fn instructions(index: usize) -> Option<f64> {
-    counted_instructions(&format!("--counted={index}")).map(|count| count / COUNTED as f64)
-}
-
-/// Runs the child process whose instructions are counted.
-fn counted(index: usize) {
-    let shape = Shape::all().nth(index).unwrap();
-    both(shape, &mut pair(shape), COUNTED);
-}
-
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-fn row(index: usize, shape: Shape, rounds: usize, runs: usize, quick: bool) {
+fn row(shape: Shape, rounds: usize, runs: usize) {
     const REQUESTS: usize = 4096;
     let mut ends = pair(shape);
     let best = |run: &mut dyn FnMut() -> f64| (0..runs).map(|_| run()).fold(f64::MAX, f64::min);
@@ -214,41 +218,35 @@ fn row(index: usize, shape: Shape, rounds: usize, runs: usize, quick: bool) {
         drivers.push(both - device);
     }
     let driver = median(&mut drivers);
-    let instructions = if quick { None } else { instructions(index) };
+    let [ring, order, place] = shape.words();
     println!(
-        "  {:6} {:8} {:8} {:>5} {:>7.1} {:>7.1} {driver:>7.1}  {:>5.1} .. {:<5.1} {:>12}",
-        if shape.packed { "packed" } else { "split" },
-        if shape.in_order { "in-order" } else { "" },
-        if shape.indirect { "indirect" } else { "direct" },
+        "  {ring:6} {order:9} {place:8} {:>5} {:>7.1} {:>7.1} {driver:>7.1}  {:>5.1} .. {:<5.1}",
         shape.batch,
         median(&mut boths),
         median(&mut devices),
         drivers[0],
         drivers[rounds - 1],
-        instructions.map_or_else(|| "-".into(), |count| format!("{count:.1}")),
     );
 }
 
 fn main() {
     let asked = |word: &str| std::env::args().any(|argument| argument == word);
-    if let Some(index) =
-        std::env::args().find_map(|argument| argument.strip_prefix("--counted=")?.parse().ok())
-    {
-        return counted(index);
-    }
     let short = std::env::var_os("KICKLESS_BENCH_QUICK").is_some_and(|value| value == "1");
     let quick = short || asked("--quick") || !asked("--bench");
+    if !quick && !print_instructions(&Shape::all().map(Shape::load).collect::<Vec<_>>()) {
+        return;
+    }
     let (rounds, runs) = if quick { (1, 3) } else { (7, 100) };
     println!(
         "the driver's end of a ring of {SIZE}, ns for each request, {rounds} turns of each{}",
         if quick { "  (short form: not a measurement)" } else { "" }
     );
     println!(
-        "  {:24} {:>5} {:>7} {:>7} {:>7}  {:>5} .. {:<5} {:>12}",
-        "", "batch", "both", "device", "driver", "least", "most", "instructions"
+        "  {:25} {:>5} {:>7} {:>7} {:>7}  {:>5} .. {:<5}",
+        "", "batch", "both", "device", "driver", "least", "most"
     );
-    for (index, shape) in Shape::all().enumerate() {
-        row(index, shape, rounds, runs, quick);
+    for shape in Shape::all() {
+        row(shape, rounds, runs);
     }
     println!("target: at most {TARGET_NS:.0} ns in a batch of {BATCH_MAX}");
 }

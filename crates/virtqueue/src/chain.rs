@@ -33,19 +33,16 @@ pub struct ChainId(u32);
 
 impl ChainId {
     /// Makes the name of a chain, from its head and its position in the order of pops.
-    #[inline]
     pub(crate) fn new(head: u16, position: u16) -> Self {
         Self(u32::from(position) << 16 | u32::from(head))
     }
 
     /// The index of the first descriptor; in a packed ring, the buffer id.
-    #[inline]
     pub fn head(self) -> u16 {
         self.0 as u16
     }
 
     /// With IN_ORDER, the chain's position in the order of pops; otherwise 0.
-    #[inline]
     pub(crate) fn position(self) -> u16 {
         (self.0 >> 16) as u16
     }
@@ -69,39 +66,33 @@ pub struct Chain {
 
 impl Chain {
     /// Returns the buffers that the device reads, in order.
-    #[inline]
     pub fn readable(&self) -> &[Buffer] {
         // `readable` never exceeds the length. This form has no panic and costs the same.
         self.buffers.split_at_checked(self.readable).map_or(&[], |(readable, _)| readable)
     }
 
     /// Returns the buffers that the device writes, in order.
-    #[inline]
     pub fn writable(&self) -> &[Buffer] {
         self.buffers.get(self.readable..).unwrap_or(&[])
     }
 
     /// Returns the number of bytes in the readable buffers; with [`Chain::writable_len`] at most 2^32.
-    #[inline]
     pub fn readable_len(&self) -> u64 {
         self.readable_len
     }
 
     /// Returns the number of descriptors that were read, including those of empty buffers.
-    #[inline]
     pub fn descriptors(&self) -> u16 {
         self.descriptors
     }
 
     /// Returns the number of descriptors that the chain takes in the ring, without those of an indirect
     /// table.
-    #[inline]
     pub fn ring_descriptors(&self) -> u16 {
         self.ring_descriptors
     }
 
     /// Returns the number of bytes in the writable buffers.
-    #[inline]
     pub fn writable_len(&self) -> u64 {
         self.writable_len
     }
@@ -114,7 +105,6 @@ impl Chain {
     /// Keeps only the first writable buffers that together hold at least `bytes` bytes, or all if they hold
     /// fewer. Drops the readable buffers. Frees memory that is not needed: the chain keeps memory for at most
     /// twice its buffers, or for four buffers.
-    #[inline]
     pub fn keep_writable(&mut self, bytes: u64) {
         if self.readable > 0 || self.writable_len > bytes {
             self.drop_buffers_beyond(bytes);

@@ -63,19 +63,16 @@ impl RingPosition {
 
     /// Decodes an index in the low 15 bits and the wrap counter above them, as in event structures and in
     /// vhost-user.
-    #[inline]
     pub fn from_bits(bits: u16) -> Self {
         Self { index: bits & !EVENT_WRAP, wrap: bits & EVENT_WRAP != 0 }
     }
 
     /// Encodes the position for [`RingPosition::from_bits`].
-    #[inline]
     pub fn bits(self) -> u16 {
         self.index | if self.wrap { EVENT_WRAP } else { 0 }
     }
 
     /// Returns the position `count` descriptors later; at most one round.
-    #[inline]
     pub fn after(self, count: u16, size: u16) -> Self {
         let index = u32::from(self.index) + u32::from(count);
         if index < u32::from(size) {
@@ -86,7 +83,6 @@ impl RingPosition {
     }
 
     /// Returns the position `count` descriptors earlier; at most one round.
-    #[inline]
     pub fn before(self, count: u16, size: u16) -> Self {
         match self.index.checked_sub(count) {
             Some(index) => Self { index, ..self },
@@ -95,37 +91,31 @@ impl RingPosition {
     }
 
     /// Returns the flags of an available descriptor here.
-    #[inline]
     pub fn available(self) -> u16 {
         if self.wrap { PACKED_F_AVAIL } else { PACKED_F_USED }
     }
 
     /// Returns the flags of a used descriptor here.
-    #[inline]
     pub fn used(self) -> u16 {
         if self.wrap { PACKED_F_AVAIL | PACKED_F_USED } else { 0 }
     }
 
     /// Returns whether the flags say that the driver has made this descriptor available in this round.
-    #[inline]
     pub fn is_available(self, flags: u16) -> bool {
         flags & (PACKED_F_AVAIL | PACKED_F_USED) == self.available()
     }
 
     /// Returns whether the flags say that the device has used this descriptor in this round.
-    #[inline]
     pub fn is_used(self, flags: u16) -> bool {
         flags & (PACKED_F_AVAIL | PACKED_F_USED) == self.used()
     }
 
     /// Returns the offset of the descriptor.
-    #[inline]
     pub fn at(self) -> usize {
         usize::from(self.index) * size_of::<PackedDesc>()
     }
 
     /// Returns the offset of the descriptor's flags.
-    #[inline]
     pub fn flags_at(self) -> usize {
         self.at() + PACKED_FLAGS
     }
@@ -134,7 +124,6 @@ impl RingPosition {
 /// Asks for a notification of the descriptor at `position`. Returns whether the descriptor has come already,
 /// as `has_come` tells ([`RingPosition::is_available`] or [`RingPosition::is_used`]). In that case its
 /// notification may never come.
-#[inline]
 #[must_use]
 pub fn arm<W: Words>(
     ring: &W,
@@ -153,7 +142,6 @@ pub fn arm<W: Words>(
 
 /// Enables a notification of the descriptor at `position`: step L1 of [`arm`]. The caller must execute the
 /// fence L2 after it.
-#[inline]
 pub fn enable_notifications<W: Words>(ours: &W, event_idx: bool, position: RingPosition) {
     if event_idx {
         ours.store(EVENT_OFF_WRAP, position.bits(), Ordering::Relaxed);
@@ -165,7 +153,6 @@ pub fn enable_notifications<W: Words>(ours: &W, event_idx: bool, position: RingP
 }
 
 /// Disables notifications. This is only a hint: the other side may have checked before, and still notify.
-#[inline]
 pub fn disable_notifications<W: Words>(ours: &W) {
     ours.store(EVENT_FLAGS, EVENT_F_DISABLE, Ordering::Relaxed);
 }
@@ -176,7 +163,6 @@ pub fn disable_notifications<W: Words>(ours: &W) {
 /// Returns whether the other side wants a notification of the `count` descriptors before `next`, at most one
 /// round. `count` is `None` if the number since the last decision is unknown. If in doubt, this returns
 /// `true`.
-#[inline]
 #[must_use]
 pub fn publish<W: Words>(
     ring: &W,
@@ -206,7 +192,6 @@ pub fn publish<W: Words>(
 }
 
 /// Returns whether an advance by `count` descriptors to `next` passed `event`.
-#[inline]
 fn passed(event: RingPosition, next: RingPosition, count: u16, size: u16) -> bool {
     // An event in another round than `next` is in the round before.
     let at = if event.wrap == next.wrap { event.index } else { event.index.wrapping_sub(size) };

@@ -100,7 +100,6 @@ impl Progress {
     }
 
     /// Begins an indirect table. Returns the list for its pieces.
-    #[inline]
     pub(crate) fn table_pieces(&mut self, addr: Iova) -> &mut Vec<TablePiece> {
         self.table.0 = addr;
         self.table.1.clear();
@@ -128,7 +127,6 @@ impl Progress {
     }
 
     /// Adds the next buffer of the chain.
-    #[inline]
     pub(crate) fn describe(&mut self, described: Described) {
         self.described.push(described);
     }

@@ -3,7 +3,7 @@
 //!
 //!     cargo bench -p kickless-tests --bench cards [-- --quick] [SECTION...]
 //!
-//! SECTION is tap, gso, iperf, bridge, metadata or disks.
+//! SECTION is tap, gso, iperf, bridge, xdp, metadata or disks.
 //!
 //! The driver polls on the first CPU, and the back-ends have the second.
 //! - `tap`: frames through a TAP, with our driver, against a bare loop of `write` on the first CPU, because
@@ -27,6 +27,7 @@
 mod common;
 mod iperf;
 mod taps;
+mod xdp;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -244,7 +245,7 @@ fn disks(plan: &Plan, cpus: &Cpus) -> Result<()> {
 fn main() -> Result<()> {
     let plan = Plan::from_arguments();
     let cpus = Cpus::get()?;
-    let known = ["tap", "gso", "iperf", "bridge", "metadata", "disks"];
+    let known = ["tap", "gso", "iperf", "bridge", "xdp", "metadata", "disks"];
     let asked: Vec<_> = std::env::args().filter(|word| known.contains(&word.as_str())).collect();
     let wants = |name: &str| asked.is_empty() || asked.iter().any(|word| word == name);
     println!("{} turns of {:?} each{}", plan.rounds, plan.time, plan.remark());
@@ -254,6 +255,7 @@ fn main() -> Result<()> {
         ("gso", taps::gso),
         ("iperf", iperf::iperf),
         ("bridge", iperf::through_switch),
+        ("xdp", xdp::xdp),
     ] {
         if wants(name) {
             println!("\n{name}");

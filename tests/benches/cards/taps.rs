@@ -29,7 +29,7 @@ fn with_header(header: &Header, frame: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the longest TCP packet, its header for a TAP, and its offload for our driver.
-fn packet() -> (Vec<u8>, Header, Offload) {
+pub(crate) fn packet() -> (Vec<u8>, Header, Offload) {
     let mut packet = vec![7; 65_549];
     packet[..12].copy_from_slice(&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 1]);
     let ip = [8, 0, 0x45, 0, 0xff, 0xff, 0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];

@@ -41,7 +41,6 @@ impl fmt::Debug for Histogram {
 
 impl Histogram {
     /// Adds `count` requests of one latency. Only the thread that owns the histogram may call this.
-    #[inline]
     pub fn record(&self, ns: u64, count: u64) {
         self.buckets[Scale::bucket(ns)].add(count);
         // 2^64 nanoseconds are 584 years.

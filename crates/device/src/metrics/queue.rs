@@ -45,13 +45,11 @@ impl QueueMetrics {
     }
 
     /// Returns the counts of the operation at this place in the list of the device, which has at most eight.
-    #[inline]
     pub fn operation(&self, place: usize) -> &OperationCounts {
         &self.operations[place % OPERATIONS_MAX]
     }
 
     /// Notes that the request in a slot waits, and when it was popped.
-    #[inline]
     pub fn set_waiting(&self, slot: u32, popped_ns: u64) {
         if let Some(stamp) = self.popped_ns.get(slot as usize) {
             stamp.store(popped_ns.max(1), Ordering::Relaxed);
@@ -59,7 +57,6 @@ impl QueueMetrics {
     }
 
     /// Notes that the request in a slot is answered. Returns when it was popped.
-    #[inline]
     pub fn take_waiting(&self, slot: u32) -> u64 {
         let Some(stamp) = self.popped_ns.get(slot as usize) else { return 0 };
         let popped_ns = stamp.load(Ordering::Relaxed);

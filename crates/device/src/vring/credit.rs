@@ -9,7 +9,6 @@ impl Vring {
     ///
     /// The chain is not in flight, nothing waits for it, and [`Vring::unpop`] returns it. A task pops all
     /// chains of its ring either with this or with [`Vring::pop`].
-    #[inline]
     pub fn pop_credit(&mut self, chain: &mut Chain) -> bool {
         if self.broken {
             return false;
@@ -51,7 +50,6 @@ impl Vring {
     }
 
     /// Returns the number of chains in the credit.
-    #[inline]
     pub fn credit(&self) -> u16 {
         self.queue.credit()
     }
@@ -59,7 +57,6 @@ impl Vring {
     /// Completes chains that the driver must see together, such as a frame in several buffers. Each comes
     /// with the number of bytes written to it. They follow one another in the order of their pops. The driver
     /// sees either none or all of them.
-    #[inline]
     pub fn push_group(&mut self, group: &[(ChainId, u32)]) {
         if let Some(translation) = &mut self.translation {
             group.iter().for_each(|(id, _)| translation.chain_returned(id.head()));

@@ -85,32 +85,27 @@ pub(super) struct Chain {
 }
 
 impl Credit {
-    #[inline]
     pub(super) fn len(&self) -> u16 {
         // At most the number of the queue's entries.
         self.chains.len() as u16
     }
 
     /// Returns the number of avail entries or packed descriptors from the oldest chain to the next pop.
-    #[inline]
     pub(super) fn ring_descriptors(&self) -> u16 {
         self.ring_descriptors
     }
 
-    #[inline]
     pub(super) fn oldest(&self) -> Option<Chain> {
         self.chains.front().copied()
     }
 
     /// Adds a popped chain.
-    #[inline]
     pub(super) fn popped(&mut self, chain: Chain) {
         self.ring_descriptors += chain.ring_descriptors;
         self.chains.push_back(chain);
     }
 
     /// Removes the oldest chain, which is in flight from now on.
-    #[inline]
     pub(super) fn used(&mut self) {
         if let Some(chain) = self.chains.pop_front() {
             self.ring_descriptors -= chain.ring_descriptors;
@@ -118,7 +113,6 @@ impl Credit {
     }
 
     /// Removes the newest chain, which goes back into the ring.
-    #[inline]
     pub(super) fn unpopped(&mut self) -> Option<Chain> {
         let chain = self.chains.pop_back()?;
         self.ring_descriptors -= chain.ring_descriptors;

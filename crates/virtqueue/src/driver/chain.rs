@@ -41,7 +41,6 @@ pub struct Completed {
 pub struct NoRoom;
 
 /// Returns the number of buffers of a chain. No buffers, or more than 65535, are an error.
-#[inline]
 pub(super) fn chain_len(buffers: &[Buffer]) -> Result<u16, NoRoom> {
     debug_assert!(buffers.is_sorted_by_key(|buffer| buffer.writable), "writable buffers come last");
     match u16::try_from(buffers.len()) {
@@ -51,7 +50,6 @@ pub(super) fn chain_len(buffers: &[Buffer]) -> Result<u16, NoRoom> {
 }
 
 /// Returns the number of bytes that the device may write.
-#[inline]
 pub(super) fn writable(buffers: &[Buffer]) -> u32 {
     buffers
         .iter()

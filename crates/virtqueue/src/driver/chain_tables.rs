@@ -76,13 +76,11 @@ impl ChainTables {
         }
     }
 
-    #[inline]
     fn cell(&self, count: u32) -> usize {
         count as usize & (self.returned.len() - 1)
     }
 
     /// Puts `id` in flight, as chain number `number` of all chains ever added. For the submitter.
-    #[inline]
     pub fn add(&self, id: u16, number: u32, record: Record) {
         if let Some(cell) = self.order.get(self.cell(number)) {
             cell.store(id, Ordering::Relaxed);
@@ -93,7 +91,6 @@ impl ChainTables {
     }
 
     /// Returns the ids that were given back after `taken` others. For the submitter.
-    #[inline]
     pub fn returned(&self, taken: u32) -> impl Iterator<Item = u16> {
         // Acquire: the partner is the release in `give_back`.
         let count = self.tail.0.load(Ordering::Acquire).wrapping_sub(taken);
@@ -101,7 +98,6 @@ impl ChainTables {
     }
 
     /// Returns the record of an id, which can be any number. For the completer.
-    #[inline]
     pub fn in_flight(&self, id: u32) -> Option<(u16, Record)> {
         let word = self.records.get(id as usize)?.load(Ordering::Acquire);
         Record::unpack(word).map(|record| (id as u16, record))
@@ -112,20 +108,17 @@ impl ChainTables {
     ///
     /// # Panics
     /// Panics without IN_ORDER.
-    #[inline]
     pub fn ordered(&self, number: u32) -> u16 {
         // Relaxed: it was stored before the record that was seen.
         self.order[self.cell(number)].load(Ordering::Relaxed)
     }
 
     /// Removes `id` from those in flight. For the completer.
-    #[inline]
     pub fn take(&self, id: u16) {
         self.records[usize::from(id)].store(0, Ordering::Relaxed);
     }
 
     /// Makes `id`, which is not in flight any more, free again. For the completer.
-    #[inline]
     pub fn give_back(&self, id: u16) {
         // Relaxed: only the completer stores it.
         let tail = self.tail.0.load(Ordering::Relaxed);

@@ -153,8 +153,7 @@ impl Submitter {
     }
 
     /// Adds a chain of one descriptor, with its buffers in an indirect table.
-    // Always inlined, as `super::Submitter::add`: with a loop over the buffers, a chain of three takes 45
-    // instructions more.
+    // Always inlined, as `super::Submitter::add`.
     #[inline(always)]
     fn add_table(&mut self, buffers: &[Buffer], len: u16, table: Table<'_>) -> Result<u16, NoRoom> {
         if !self.has_room(1) {

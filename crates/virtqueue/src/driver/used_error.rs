@@ -35,7 +35,6 @@ pub enum UsedError {
 }
 
 /// Checks a used id and its length.
-#[inline]
 pub(super) fn check(tables: &ChainTables, id: u32, len: u32) -> Result<Completed, UsedError> {
     let (id, Record { writable: room, .. }) = tables.in_flight(id).ok_or(UsedError::Id { id })?;
     if len > room { Err(UsedError::Length { id, len, room }) } else { Ok(Completed { id, len }) }

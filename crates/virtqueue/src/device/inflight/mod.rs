@@ -134,7 +134,6 @@ fn entries(packed: bool, len: usize) -> u16 {
 }
 
 /// Returns the offset of an entry.
-#[inline]
 fn at(packed: bool, entry: u16) -> usize {
     inflight_head_len(packed) + inflight_entry_len(packed) * usize::from(entry)
 }

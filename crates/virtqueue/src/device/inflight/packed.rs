@@ -185,14 +185,12 @@ impl<R: Region> Packed<R> {
         self.tell_free(0);
     }
 
-    #[inline]
     fn tell_free(&self, old: u16) {
         let (desc_num, free_head) = (self.entries, self.free_head);
         let head = PackedHead { version: INFLIGHT_VERSION, desc_num, free_head, old_free_head: old };
         self.region.store(INFLIGHT_HEAD, head.word());
     }
 
-    #[inline]
     fn tell_used(&self, old: RingPosition) {
         let used = PackedUsed {
             used_idx: self.used.index,
@@ -204,7 +202,6 @@ impl<R: Region> Packed<R> {
     }
 
     /// P: records a chain with these descriptors, as they are in the ring. It was not in flight.
-    #[inline]
     pub(in crate::device) fn popped(&mut self, id: u16, descs: impl Iterator<Item = [u64; 2]>) {
         let head = self.free_head;
         let (mut num, mut last, mut free) = (0, head, head);
@@ -231,13 +228,11 @@ impl<R: Region> Packed<R> {
     }
 
     /// Adds the chain in flight with this id to the batch.
-    #[inline]
     pub(in crate::device) fn pushed(&mut self, id: u16) {
         self.batch.push(self.heads[usize::from(id)]);
     }
 
     /// S2 to S4, before the pushed chains are shown. The ring is used up to `used` afterwards.
-    #[inline]
     pub(in crate::device) fn showing(&mut self, used: RingPosition) {
         let old = (self.free_head, self.used);
         // S2.
@@ -256,7 +251,6 @@ impl<R: Region> Packed<R> {
     }
 
     /// S6 to S8, after the pushed chains were shown.
-    #[inline]
     pub(in crate::device) fn shown(&mut self) {
         // S6.
         for &head in &self.batch {

@@ -18,13 +18,11 @@ impl<C> Resubmissions<C> {
     }
 
     /// Returns the number of chains to resubmit.
-    #[inline]
     pub(in crate::device) fn len(&self) -> u16 {
         self.chains.len() as u16
     }
 
     /// Returns the chains to resubmit, the next one last.
-    #[inline]
     pub(in crate::device) fn chains(&self) -> &[C] {
         &self.chains
     }
@@ -40,7 +38,6 @@ impl<C> Resubmissions<C> {
     }
 
     /// Returns the number of resubmitted chains that are credit.
-    #[inline]
     pub(in crate::device) fn credit(&self) -> u16 {
         self.credit.len() as u16
     }

@@ -92,7 +92,6 @@ impl<R: Region> Split<R> {
     }
 
     /// Stores the head of the region, with this used index.
-    #[inline]
     fn tell(&mut self, used: u16) {
         self.used_idx = used;
         let (desc_num, last_batch_head) = (self.entries, self.last_batch_head);
@@ -101,7 +100,6 @@ impl<R: Region> Split<R> {
     }
 
     /// P: records a chain that was not in flight.
-    #[inline]
     pub(in crate::device) fn popped(&mut self, head: u16) {
         if head < self.entries {
             let at = at(false, head);
@@ -113,13 +111,11 @@ impl<R: Region> Split<R> {
         }
     }
 
-    #[inline]
     fn store(&self, head: u16, inflight: bool, next: u16) {
         let entry = InflightEntry { inflight, next, ..InflightEntry::default() };
         self.region.store(at(false, head), entry.word(false));
     }
 
-    #[inline]
     pub(in crate::device) fn pushed(&mut self, head: u16) {
         if head < self.entries {
             self.batch.push(head);
@@ -127,7 +123,6 @@ impl<R: Region> Split<R> {
     }
 
     /// S1 and S2, before the pushed chains are shown.
-    #[inline]
     pub(in crate::device) fn showing(&mut self) {
         let [first, rest @ ..] = self.batch.as_slice() else { return };
         let mut last = *first;
@@ -141,7 +136,6 @@ impl<R: Region> Split<R> {
     }
 
     /// S4 and S5, after the pushed chains were shown. `used` is the ring's index now.
-    #[inline]
     pub(in crate::device) fn shown(&mut self, used: u16) {
         let mut last = 0;
         for &head in &self.batch {

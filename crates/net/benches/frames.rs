@@ -1,8 +1,8 @@
-//! Counts and times the polls of two cards of a switch for each frame, with the drivers in the same thread.
-//! So no line comes from another core, and no poll is idle. The instructions are the same each time, so that
-//! a change of a few shows. They need valgrind.
+//! Counts the instructions of the polls of cards for each frame, with the drivers in the same thread. They
+//! are the same each time, so that a change of a few shows. They need valgrind. Then times the polls of two
+//! cards of a switch. No line comes from another core, and no poll is idle.
 //!
-//!     cargo bench -p kickless-net --bench switch
+//!     cargo bench -p kickless-net --bench frames [-- --instructions]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a benchmark may")]
 
 #[path = "../tests/rig/mod.rs"]
@@ -10,10 +10,16 @@ mod rig;
 
 use kickless_device::Device;
 use kickless_memory::{Gpa, Marks};
+use kickless_net::Net;
+use kickless_net_port::Tap;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, GSO_NONE, Header};
-use kickless_testing::{counted_instructions, tcp_segmentation};
+use kickless_testing::{CountedLoad, print_instructions, tcp_segmentation};
 use kickless_virtqueue::driver::Buffer;
-use rig::{Beside, Kind, Rig, SIZE_LONG, card_with};
+use rig::{Beside, Kind, Rig, SIZE_LONG, card_on, card_with};
+use rustix::io::{read, write};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -35,7 +41,7 @@ const BUFFERS: u64 = 34 * 32;
 /// The bytes of memory for an indirect table.
 const TABLE_BYTES: u64 = 1024;
 
-/// A load that is measured.
+/// Frames from one card of a switch to another.
 #[derive(Clone, Copy)]
 struct Cell {
     packed: bool,
@@ -57,6 +63,17 @@ impl Cell {
     fn frames(self) -> u16 {
         if self.buffers() == 1 { BATCH } else { LONG_BATCH }
     }
+
+    fn name(self) -> String {
+        let Self { packed, len, direct, partial } = self;
+        let path = if direct { "direct" } else { "copied" };
+        let checksum = if partial { "/partial-checksum" } else { "" };
+        format!("switch/{path}/{}/{len}{checksum}", ring_name(packed))
+    }
+}
+
+fn ring_name(packed: bool) -> &'static str {
+    if packed { "packed" } else { "split" }
 }
 
 /// A ring whose buffers are near to one another.
@@ -69,6 +86,20 @@ struct Ring {
 }
 
 impl Ring {
+    /// Starts a ring of a card, for chains of this length.
+    fn start(card: &Arc<Net>, index: u16, packed: bool, len: usize) -> Self {
+        let kind = Kind { packed, event_idx: false, in_order: false };
+        let rig = Rig::start(card, index, kind, SIZE_LONG, card.features());
+        Self { rig, next: 0, len, writable: index == 0 }
+    }
+
+    /// Writes the same bytes to the start of each chain.
+    fn write(&mut self, bytes: &[u8]) {
+        for buffer in (0..BUFFERS).step_by(self.len.div_ceil(BUFFER_LEN)) {
+            self.rig.view.write(buffer_at(buffer), bytes, &mut Marks::off()).unwrap();
+        }
+    }
+
     /// Makes chains available.
     fn offer(&mut self, chains: usize) {
         let Self { rig, next, len, writable } = self;
@@ -121,12 +152,8 @@ fn counted_complete(ring: &mut Ring) {
 /// both rings.
 fn run(cell: Cell, batches: u32) -> [Duration; 2] {
     let Cell { packed, len, direct, partial } = cell;
-    let kind = Kind { packed, event_idx: false, in_order: false };
     let cards = [1, 2].map(|number| card_with(Some([2, 0, 0, 0, 0, number]), 1, "switch:bench"));
-    let ring = |card: usize, index: u16, len: usize| {
-        let rig = Rig::start(&cards[card], index, kind, SIZE_LONG, cards[card].features());
-        Ring { rig, next: 0, len, writable: index == 0 }
-    };
+    let ring = |card: usize, index: u16, len: usize| Ring::start(&cards[card], index, packed, len);
     let (mut transmit, mut answers) = (ring(0, 1, HEADER + len), ring(1, 1, HEADER + ETHERNET_HEADER_LEN));
     let (mut receive, mut first) = (ring(1, 0, BUFFER_LEN), ring(0, 0, BUFFER_LEN));
     receive.rig.set_location(Some((0, TASK)));
@@ -139,10 +166,7 @@ fn run(cell: Cell, batches: u32) -> [Duration; 2] {
             (_, true) => Header { gso_type: GSO_NONE, gso_size: 0.into(), ..tcp_segmentation() },
             _ => Header::default(),
         };
-        let header = [header.as_bytes(), &[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5]].concat();
-        for buffer in (0..BUFFERS).step_by(rings.len.div_ceil(BUFFER_LEN)) {
-            rings.rig.view.write(buffer_at(buffer), &header, &mut Marks::off()).unwrap();
-        }
+        rings.write(&[header.as_bytes(), &[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5]].concat());
     }
     // The switch learns where the second card is.
     first.offer(1);
@@ -170,7 +194,64 @@ fn run(cell: Cell, batches: u32) -> [Duration; 2] {
     times
 }
 
-fn main() {
+/// Sends frames through a loop port, and receives them again.
+fn run_loop(packed: bool, len: usize, batches: u32) {
+    let card = card_on(1, "loop");
+    let mut transmit = Ring::start(&card, 1, packed, HEADER + len);
+    let mut receive = Ring::start(&card, 0, packed, BUFFER_LEN);
+    transmit.write(Header::default().as_bytes());
+    for _ in 0..batches {
+        transmit.offer(BATCH.into());
+        receive.offer(BATCH.into());
+        counted_submit(&mut transmit, None);
+        counted_complete(&mut receive);
+        transmit.take();
+        receive.take();
+    }
+    assert_eq!(rig::counter(&card, "received_frames"), u64::from(batches) * u64::from(BATCH));
+}
+
+/// Returns a card on a TAP, for which a socket stands, and the other end of the socket.
+fn tap_card() -> (Arc<Net>, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (ours, peer) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).unwrap();
+    (card_on(1, Tap::over_sockets(vec![ours], true)), peer)
+}
+
+/// Sends frames to a TAP. The time and the instructions of the kernel do not count.
+fn run_tap_transmit(packed: bool, len: usize, batches: u32) {
+    let (card, peer) = tap_card();
+    let mut transmit = Ring::start(&card, 1, packed, HEADER + len);
+    transmit.write(Header::default().as_bytes());
+    let mut frame = vec![0; HEADER + len];
+    for _ in 0..batches {
+        transmit.offer(BATCH.into());
+        counted_submit(&mut transmit, None);
+        for _ in 0..BATCH {
+            assert_eq!(read(&peer, &mut frame), Ok(HEADER + len));
+        }
+        transmit.take();
+    }
+}
+
+/// Receives frames from a TAP.
+fn run_tap_receive(packed: bool, len: usize, batches: u32) {
+    let (card, peer) = tap_card();
+    let mut receive = Ring::start(&card, 0, packed, BUFFER_LEN);
+    let frame = vec![0; HEADER + len];
+    for _ in 0..batches {
+        for _ in 0..BATCH {
+            write(&peer, &frame).unwrap();
+        }
+        receive.offer(BATCH.into());
+        counted_complete(&mut receive);
+        receive.take();
+    }
+    assert_eq!(rig::counter(&card, "received_frames"), u64::from(batches) * u64::from(BATCH));
+}
+
+/// Returns the cells of a switch.
+fn cells() -> Vec<Cell> {
     let loads = [
         (64, false, false),
         (1514, false, false),
@@ -181,26 +262,41 @@ fn main() {
         (65_000, false, false),
         (65_000, true, false),
     ];
-    let cells = loads
-        .map(|(len, direct, partial)| [false, true].map(|packed| Cell { packed, len, direct, partial }))
-        .concat();
-    if let Some(cell) = std::env::args().nth(1).and_then(|argument| argument.parse::<usize>().ok()) {
-        run(cells[cell], BATCHES);
+    let cell = |(len, direct, partial)| [false, true].map(|packed| Cell { packed, len, direct, partial });
+    loads.map(cell).concat()
+}
+
+/// Returns the loads whose instructions are counted.
+fn loads() -> Vec<CountedLoad> {
+    let frames = BATCHES * u32::from(BATCH);
+    let mut loads = Vec::new();
+    for (name, run) in [
+        ("loop", run_loop as fn(bool, usize, u32)),
+        ("tap/transmit", run_tap_transmit),
+        ("tap/receive", run_tap_receive),
+    ] {
+        for packed in [false, true] {
+            for len in [64, 1514] {
+                let name = format!("{name}/{}/{len}", ring_name(packed));
+                loads.push(CountedLoad::new(name, frames, move || run(packed, len, BATCHES)));
+            }
+        }
+    }
+    loads.extend(cells().into_iter().map(|cell| {
+        CountedLoad::new(cell.name(), BATCHES * u32::from(cell.frames()), move || {
+            run(cell, BATCHES);
+        })
+    }));
+    loads
+}
+
+fn main() {
+    if !print_instructions(&loads()) {
         return;
     }
-    for (number, cell) in cells.into_iter().enumerate() {
-        let ring = if cell.packed { "packed" } else { "split" };
-        let way = if cell.direct { "directly" } else { "in batches" };
-        let count = counted_instructions(&number.to_string()).map_or_else(
-            || "valgrind cannot count instructions here".to_owned(),
-            |count| format!("{:.0} instructions", count / f64::from(BATCHES * u32::from(cell.frames()))),
-        );
+    for cell in cells() {
         let [transmit, receive] =
             run(cell, TIMED).map(|time| time.as_nanos() as f64 / f64::from(TIMED * u32::from(cell.frames())));
-        let checksum = if cell.partial { " without checksums" } else { "" };
-        println!(
-            "{ring}, {} bytes{checksum} {way}: {count}, {transmit:.1} ns to send and {receive:.1} ns to receive a frame",
-            cell.len
-        );
+        println!("{}: {transmit:.1} ns to send and {receive:.1} ns to receive a frame", cell.name());
     }
 }
