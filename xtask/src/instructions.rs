@@ -130,11 +130,11 @@ mod tests {
     #[test]
     fn one_percent_is_within_the_bounds_and_more_is_not() {
         let bounds = counts(&[("a/1", 200.0), ("b/1", 200.0), ("c/1", 200.0), ("d/1", 200.0), ("e/1", 1.0)]);
-        let now = counts(&[("a/1", 202.0), ("b/1", 198.0), ("c/1", 202.1), ("d/1", 197.9), ("f/1", 1.0)]);
+        let now = counts(&[("a/1", 202.0), ("b/1", 198.0), ("c/1", 204.0), ("d/1", 196.0), ("f/1", 1.0)]);
         let expected = [
             "e/1: not counted",
-            "c/1: 202.1, bound 200.0 (+1.1 %)",
-            "d/1: 197.9, bound 200.0 (-1.1 %)",
+            "c/1: 204.0, bound 200.0 (+2.0 %)",
+            "d/1: 196.0, bound 200.0 (-2.0 %)",
             "f/1: 1.0, without a bound",
         ];
         assert_eq!(differences(&bounds, &now), expected);
