@@ -125,11 +125,16 @@ impl Waker {
         marks.is_some_and(|(task, marks)| marks.contains(task))
     }
 
-    /// Makes the descriptor readable. Several calls before [`Waker::clear`] count as one.
-    pub fn wake(&self) {
+    /// Marks the task, so that a worker that spins polls it at once. [`Waker::wake`] must follow.
+    pub fn mark(&self) {
         if let (Some(task), Some(marks)) = (self.task, &self.event.marks) {
             marks.set(task);
         }
+    }
+
+    /// Makes the descriptor readable. Several calls before [`Waker::clear`] count as one.
+    pub fn wake(&self) {
+        self.mark();
         // A full counter is readable as well. Nothing else can fail.
         while write(&self.event.fd, &1u64.to_ne_bytes()) == Err(Errno::INTR) {}
         self.event.latch.set();

@@ -40,8 +40,8 @@ pub(crate) struct StallWatch {
     until: Nanos,
     /// The last sample: the time, and that in which the thread was not blocked.
     sample: (Nanos, Nanos),
-    /// The time of the round in which the last visit was timed, and the end of that visit.
-    pub(crate) last_visit: Option<(Nanos, Nanos)>,
+    /// The end of the last visit of this round that was timed, if nothing was done since.
+    pub(crate) last_visit: Option<Nanos>,
 }
 
 impl StallWatch {

@@ -47,6 +47,7 @@ impl EventLoop {
         if self.scheduler.is_empty() {
             return;
         }
+        self.stalls.last_visit = None;
         if let Some((number, budget)) = self.scheduler.begin_lone_round() {
             let visit = self.visit(number, budget, now);
             self.count(visit);

@@ -17,15 +17,14 @@ impl EventLoop {
         }
         // A visit reads the clock once, if nothing but a visit was before it in this round. Many find an
         // empty ring, which takes no longer than that.
-        let last = self.stalls.last_visit.filter(|(round, _)| *round == now);
-        let began = last.map_or_else(|| self.clock.now(), |(_, ended)| ended);
+        let began = self.stalls.last_visit.unwrap_or_else(|| self.clock.now());
         self.stalls.sample(began, || self.host_probe.not_blocked());
         let visit = self.visit_now(number, budget, now);
         if self.engine.needs_turn() {
             let _ = self.engine.submit();
         }
         let ended = self.clock.now();
-        self.stalls.last_visit = Some((now, ended));
+        self.stalls.last_visit = Some(ended);
         let blocked = self.stalls.blocked(ended.saturating_sub(began), || self.host_probe.not_blocked());
         if blocked >= STALL
             && let Some(entry) = self.entries[number as usize].as_mut()

@@ -86,6 +86,8 @@ pub(crate) struct WakeBatch(Vec<Waker>);
 
 impl WakeBatch {
     fn add(&mut self, waker: Waker) {
+        // A queue that spins sees its answer now, and not after all that were received together.
+        waker.mark();
         if !self.0.iter().any(|known| known.is_same(&waker)) {
             self.0.push(waker);
         }

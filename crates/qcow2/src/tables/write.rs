@@ -208,6 +208,8 @@ impl<R: Runtime> Tables<R> {
             self.retire_mapping(old, ticket, false);
         }
         self.progress();
+        // Requests of other queues wait for the cluster.
+        self.wakers.wake();
         ticket
     }
 }

@@ -350,6 +350,8 @@ impl SwitchPort {
         }
         let to = match fixed.find(head.vlan, head.destination, receives) {
             Some(owner) if receives(owner) => Some(owner),
+            // A frame from an uplink does not go back, to no other one either.
+            Some(_) if uplinks.contains(&self.number) => Some(self.number),
             Some(owner) => Some(uplinks.first().copied().unwrap_or(owner)),
             None => table.find(head.vlan, head.destination, now),
         };
