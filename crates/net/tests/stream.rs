@@ -231,6 +231,20 @@ fn segments_are_bounded_and_paid() {
     assert_eq!(network.counter("sent_segments"), 2 * 127);
 }
 
+/// The card copies such a packet before it finds that nobody takes its segments.
+#[test]
+fn a_packet_without_a_peer_is_paid() {
+    let directory = tempfile::tempdir().unwrap();
+    let card = card_on(1, StreamPort::to(&directory.path().join("peer")).unwrap());
+    let mut transmit = Rig::start(&card, TRANSMIT, SPLIT, SIZE_MAX, card.features());
+    let packet = whole(&tcp(64_000, 60_000));
+    (0..8).for_each(|_| _ = transmit.send(&packet, 65_000).unwrap());
+    let polled = transmit.poll_once(2);
+    assert!(polled.served == 1 && polled.cost >= 15, "{polled:?}");
+    transmit.poll();
+    assert_eq!(counter(&card, "sent_down"), 8);
+}
+
 #[test]
 fn a_lost_connection_is_made_again() {
     let network = Network::new();

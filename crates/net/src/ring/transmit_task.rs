@@ -114,7 +114,8 @@ impl<P: Transmit> TransmitTask<P> {
                 if !is_leaving {
                     break Next::Quiet;
                 }
-                self.drop_segments();
+                let dropped = self.drop_segments();
+                sum.cost = sum.cost.saturating_add(dropped);
             }
             if pops == 0 && !is_leaving && !self.is_refused() {
                 let batch = self.take_batch(neighbours.as_deref_mut(), sum.frames, limit - sum.cost);
@@ -206,7 +207,7 @@ impl<P: Transmit> TransmitTask<P> {
             return true;
         }
         if frame.len as usize > P::LEN_MAX || !segments_are_taken(&frame, self.port.accepts()) {
-            match self.copy_packet(&header, frame) {
+            match self.copy_packet(&header, frame, is_leaving) {
                 // It is counted, and paid, with its segments.
                 Ok(()) => sum.add_one(1, 0),
                 Err(error) => {
@@ -231,7 +232,9 @@ impl<P: Transmit> TransmitTask<P> {
         if P::DISCARDS && !self.ring.card.capture.is_on() {
             return Ok(());
         }
-        if P::PIECES_LEN_MIN.is_some_and(|len_min| frame.len >= len_min)
+        // A frame that may be refused is captured when it is sent, and so is not copied before.
+        let is_captured_late = P::MAY_REFUSE && self.ring.card.capture.is_on();
+        if P::PIECES_LEN_MIN.is_some_and(|len_min| is_captured_late || frame.len >= len_min)
             && let Some(passed) = self.pass_pieces(header, frame)
         {
             return passed;
@@ -302,8 +305,12 @@ impl<P: Transmit> TransmitTask<P> {
     /// Copies the packet in the popped chain, to segment it. Refuses one that the port does not carry in
     /// segments either.
     #[cold]
-    fn copy_packet(&mut self, header: &Header, frame: Frame) -> Result<(), PutError> {
-        let Self { ring, packet, .. } = self;
+    fn copy_packet(&mut self, header: &Header, frame: Frame, is_leaving: bool) -> Result<(), PutError> {
+        let Self { ring, port, packet, .. } = self;
+        if is_leaving && port.make_room(ring, 0).is_err() {
+            // Only a ring that stops is served without room.
+            return Err(PutError::Full);
+        }
         let (header_len, len) = (ring.format.header_len, frame.len as usize);
         ring.read(&mut packet[HEADER - header_len..HEADER + len]).map_err(PutError::Invalid)?;
         if !ring.vring.is_intact() {
@@ -345,16 +352,20 @@ impl<P: Transmit> TransmitTask<P> {
         *waiting = None;
         match failure {
             None => ring.count_segmented(len as u64, segments.made()),
-            Some(error) => self.count_failure(error),
+            Some(error) => {
+                // The packet was copied, whatever became of its segments.
+                *cost = cost.saturating_add(cost::of_frame(len as u64));
+                self.count_failure(error);
+            }
         }
         true
     }
 
-    /// Drops the packet whose segments wait, and counts it.
-    fn drop_segments(&mut self) {
-        if self.segments.take().is_some() {
-            self.ring.counters().dropped_late.add(1);
-        }
+    /// Drops the packet whose segments wait, and counts it. Returns the cost of its copy.
+    fn drop_segments(&mut self) -> u32 {
+        let Some((len, _)) = self.segments.take() else { return 0 };
+        self.ring.counters().dropped_late.add(1);
+        cost::of_frame(len as u64)
     }
 
     /// Counts a frame that was not put.
