@@ -196,7 +196,10 @@ impl CardConfig {
         if self.is_unprivileged {
             // The user may not reach the program where it was built.
             let copy = socket.with_file_name("kickless");
-            fs::copy(&program, &copy)?;
+            // Another process writes it: a child that this one starts at that moment would keep it open for
+            // writing, and nobody could run it.
+            let copied = child_command("cp").arg(&program).arg(&copy).status()?;
+            ensure!(copied.success(), "cp {}: {copied}", program.display());
             program = copy;
             fs::set_permissions(socket.parent().context("no directory")?, Permissions::from_mode(0o777))?;
             let nobody = "--reuid=65534 --regid=65534 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all";

@@ -88,6 +88,11 @@ fn with_cards(ports: &[&str], packed: Choice, test: impl FnOnce(&mut [QueuePair]
     });
 }
 
+/// The most allocations of inboxes that grow because more frames wait there than ever before, which a busy
+/// host can cause at any time. The bytes of an inbox double up to 16 times, its list of frames up to 6 times,
+/// and there are two inboxes.
+const GROWTH: u64 = 44;
+
 /// Runs `load` with a number of frames, first to fill all buffers, then to count allocations. The worker may
 /// make some by itself, each time that it compares loads.
 fn count(what: &str, mut load: impl FnMut(usize)) {
@@ -96,7 +101,10 @@ fn count(what: &str, mut load: impl FnMut(usize)) {
     load(FRAMES);
     let times = begun.elapsed().div_duration_f64(COMPARISON) as u64 + 1;
     let allocations = Counting::count() - before;
-    assert!(allocations <= times * PER_COMPARISON, "{allocations} allocations for {FRAMES} frames: {what}");
+    assert!(
+        allocations <= times * PER_COMPARISON + GROWTH,
+        "{allocations} allocations for {FRAMES} frames: {what}"
+    );
 }
 
 fn send(pair: &mut QueuePair, frames: usize, bytes: &[u8]) {
