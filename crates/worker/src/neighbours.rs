@@ -13,7 +13,6 @@
 use crate::clock::Nanos;
 use crate::entry::{Entry, TaskState};
 use crate::event_loop::EventLoop;
-use crate::visit::poll_within_limits;
 use kickless_device::{Context, Neighbours, Parcel, Polled};
 
 /// The tasks beside the one that is polled.
@@ -39,11 +38,7 @@ impl Beside<'_> {
 impl Neighbours for Beside<'_> {
     fn offer(&mut self, task: u32, parcel: &Parcel<'_>) -> u32 {
         let Some(entry) = self.entry(task as usize) else { return 0 };
-        if entry.state != TaskState::Polled || entry.is_leaving() {
-            return 0;
-        }
-        // Only a poll charges the limiter.
-        if entry.placement.limiter.is_on() {
+        if entry.state != TaskState::Polled || entry.is_leaving() || entry.placement.limiter.is_on() {
             return 0;
         }
         let taken = entry.task.take_parcel(parcel);
@@ -81,7 +76,7 @@ impl EventLoop {
             served_others,
             neighbours: Some(&mut beside),
         };
-        let polled = poll_within_limits(&entry.placement.limiter, &mut *entry.task, &mut context, budget);
+        let polled = entry.placement.limiter.poll(&mut *entry.task, &mut context, budget);
         self.latest = context.now_ns;
         while let Some((taker, taken)) = self.takers.pop() {
             self.took(taker, taken, now);

@@ -8,7 +8,7 @@ use crate::entry::TaskState;
 use crate::event_loop::{EventLoop, RETRY};
 use crate::policy::Verdict;
 use crate::scheduler::{VAIN_FAR_SIDE, VAIN_RING, Visit};
-use kickless_device::{Context, Limiter, Next, Polled, QueueTask};
+use kickless_device::{Context, Next};
 
 /// The shortest time for which a throttled task is left alone. Its limiter keeps the tokens of this time. So
 /// the list of naps is searched for throttled tasks at most this often.
@@ -28,17 +28,6 @@ fn throttled_until(now: Nanos, wait_ns: u64) -> Nanos {
 /// second half of this one. One wake then serves both, and their next naps begin together.
 fn shared_end(now: Nanos, until: Nanos, other: Nanos) -> Nanos {
     if other < until && other - now.min(other) >= (until - now) / 2 { other } else { until }
-}
-
-/// Polls a task within the limits of its device, if there are any.
-#[inline(always)]
-pub(crate) fn poll_within_limits(
-    limiter: &Limiter,
-    task: &mut dyn QueueTask,
-    context: &mut Context<'_>,
-    budget: u32,
-) -> Polled {
-    if limiter.is_on() { limiter.poll(task, context, budget) } else { task.poll(context, budget) }
 }
 
 impl EventLoop {
@@ -125,7 +114,7 @@ impl EventLoop {
                 served_others,
                 neighbours,
             };
-            let polled = poll_within_limits(&entry.placement.limiter, &mut *entry.task, &mut context, budget);
+            let polled = entry.placement.limiter.poll(&mut *entry.task, &mut context, budget);
             self.latest = context.now_ns;
             (entry, polled)
         };

@@ -8,17 +8,22 @@ impl Limiter {
     /// afterwards, for the frames and requests that the task has told its ring
     /// ([`Vring::charge`](crate::Vring::charge)).
     ///
-    /// - The budget is no larger than there are tokens, so the debt is that of the last request.
+    /// - The budget is no larger than there are tokens, so the debt is that of the last request, as far as a
+    ///   request costs what its bytes do.
     /// - While the limits are in debt, frames wait, and requests are not popped ([`Traffic`]).
     /// - A stop does not wait for tokens, and traffic that is discarded takes none ([`QueueTask::traffic`]).
     /// - Other tasks are offered no parcels, because only frames of the task's own polls are charged.
     ///
-    /// An executor calls it instead of [`QueueTask::poll`] if the device has limits
-    /// ([`Limiter::is_on`]).
+    /// An executor calls it instead of [`QueueTask::poll`]. Without limits, it costs the look at a flag.
+    #[inline(always)]
+    pub fn poll(&self, task: &mut dyn QueueTask, context: &mut Context<'_>, budget: u32) -> Polled {
+        if self.is_on() { self.poll_limited(task, context, budget) } else { task.poll(context, budget) }
+    }
+
     // A function of its own, so that a poll without limits costs no more instructions.
     #[cold]
     #[inline(never)]
-    pub fn poll(&self, task: &mut dyn QueueTask, context: &mut Context<'_>, budget: u32) -> Polled {
+    fn poll_limited(&self, task: &mut dyn QueueTask, context: &mut Context<'_>, budget: u32) -> Polled {
         let traffic = if budget > 0 { task.traffic() } else { None };
         let (Some(traffic), Some(now_ns)) = (traffic, self.now_if_on()) else {
             return task.poll(context, budget);

@@ -106,7 +106,8 @@ impl Limiter {
     }
 
     /// Returns the budget of a poll that uses up the tokens for this traffic, at least 1. The debt that it
-    /// leaves is that of its last request, because no request counts as more than its cost.
+    /// leaves is that of its last request, unless requests cost less than their bytes: those that run in
+    /// steps report the cost of each step later.
     pub(super) fn budget(&self, traffic: Traffic, now_ns: u64) -> u32 {
         let units = |of: &[Buckets; 3]| {
             let buckets = traffic.places().iter().flat_map(|at| &of[*at].0);

@@ -514,16 +514,6 @@ impl Guest {
     }
 }
 
-/// Polls a task as a worker does.
-fn poll_within_limits(
-    limiter: &Limiter,
-    task: &mut dyn QueueTask,
-    context: &mut Context<'_>,
-    budget: u32,
-) -> Polled {
-    if limiter.is_on() { limiter.poll(task, context, budget) } else { task.poll(context, budget) }
-}
-
 impl Rig {
     pub fn start(card: &Arc<Net>, index: u16, kind: Kind, size: u16, features: Features) -> Self {
         let (guest, vring) = Guest::new(index, kind, size, None);
@@ -566,7 +556,7 @@ impl Rig {
     pub fn poll_with(&mut self, budget: u32, far_side_due: bool) -> Polled {
         let mut context = Context::new(&mut self.engine, 5, &self.waker, Clock::start());
         context.far_side_due = far_side_due;
-        let polled = poll_within_limits(&self.limiter, &mut *self.task, &mut context, budget);
+        let polled = self.limiter.poll(&mut *self.task, &mut context, budget);
         self.last = polled.next;
         polled
     }
@@ -582,7 +572,7 @@ impl Rig {
         if self.task.offers_parcels() {
             context.neighbours = Some(neighbours);
         }
-        let polled = poll_within_limits(&self.limiter, &mut *self.task, &mut context, budget);
+        let polled = self.limiter.poll(&mut *self.task, &mut context, budget);
         self.last = polled.next;
         polled
     }
