@@ -9,8 +9,9 @@ use kickless_net::offload::complete_checksum;
 use kickless_net_port::StreamPort;
 use kickless_spec::net::Header;
 use kickless_testing::{LIMIT, dhcp_discover, eventually, in_network_namespace, ip, parse_pcapng};
+use kickless_virtqueue::Chain;
 use rig::packets::{explosive, segments, tcp, whole};
-use rig::{Kind, Rig, SIZE_MAX, card_on, counter, kinds};
+use rig::{Guest, Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -243,6 +244,31 @@ fn a_packet_without_a_peer_is_paid() {
     assert!(polled.served == 1 && polled.cost >= 15, "{polled:?}");
     transmit.poll();
     assert_eq!(counter(&card, "sent_down"), 8);
+}
+
+/// A ring that stops takes what an earlier process had in flight. The peer does not read, so there is no room
+/// for the segments of most packets.
+#[test]
+fn a_stop_makes_no_segments_without_room() {
+    const PACKETS: u16 = 32;
+    let network = Network::new();
+    let peer = network.accept();
+    let mut first = network.start(TRANSMIT, SPLIT);
+    wait_until_connected(&mut first, &peer);
+    first.stop();
+    let before = network.counter("sent_frames");
+    let mut guest = Guest::prepare(SPLIT, SIZE_MAX).with_inflight();
+    let packet = whole(&tcp(64_000, 500));
+    (0..PACKETS).for_each(|_| _ = guest.send(&packet, 20_000).unwrap());
+    let (mut killed, mut chain) = (guest.vring(TRANSMIT, 0, None), Chain::default());
+    while killed.pop(&mut chain) {}
+    drop(killed);
+    let vring = guest.vring(TRANSMIT, PACKETS, None);
+    assert_eq!(vring.resubmissions(), PACKETS);
+    Rig::start_on(&network.card, guest, vring, network.card.features()).stop();
+    let (sent, dropped) = (network.counter("sent_frames") - before, network.counter("dropped_late"));
+    assert_eq!(sent + dropped, PACKETS.into());
+    assert!(dropped >= u64::from(PACKETS) / 2, "{sent} packets wait for a peer that does not read");
 }
 
 #[test]
