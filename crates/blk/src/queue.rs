@@ -51,7 +51,7 @@ pub(crate) struct Queue {
     slots: Slots,
     /// The slot and the request that start next. `None` between polls.
     prepared: Option<(u32, disk::Request)>,
-    /// Slots of requests for which the engine had no room, oldest first.
+    /// Slots of requests that wait for room or for a resource ([`Step::Busy`]), oldest first.
     waiting: VecDeque<u32>,
     other_work: OtherWork,
     kept: Kept,
@@ -534,12 +534,8 @@ impl QueueTask for Queue {
             self.cancel_unfinished(context);
         }
         // Charged at the end, so that requests that wait do not keep new ones from the budget.
-        let is_told = context.far_side_due || budget == 0;
-        let retried = if self.waiting.is_empty() || !(is_told || context.waker.is_marked()) {
-            0
-        } else {
-            self.retry(context)
-        };
+        let tries = !self.waiting.is_empty() && (budget == 0 || context.tries_waiting());
+        let retried = if tries { self.retry(context) } else { 0 };
         let mut polled = Polled { served: 0, cost: 0, next: Next::More };
         let limit = if budget == 0 { LEAVING_COST } else { budget };
         let end = loop {

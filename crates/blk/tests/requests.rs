@@ -324,6 +324,28 @@ fn a_delayed_request_delays_no_other() {
     assert_eq!((rig.finish().len(), rig.last), (3, Next::Idle));
 }
 
+/// A queue that spins tries its waiting requests after a wake, and not in each poll.
+#[test]
+fn a_request_that_waits_is_tried_after_an_event() {
+    let device = rig::blk(faulty("delay=1ms", DiskSpec::Memory(SECTORS * 512)));
+    let mut rig = Rig::start(&device, EngineKind::Threads, 4, false, ALL);
+    for (answered, is_taken) in [(1, false), (2, true)] {
+        rig.send(TestRequest::read(0, 512));
+        assert_eq!((rig.poll(), rig.last), (1, Next::Waiting));
+        rig.wait_woken();
+        if is_taken {
+            rig.take_wakes();
+            rig.poll_spinning();
+            assert_eq!((rig.answered(), rig.last), (answered - 1, Next::Waiting), "no event has come since");
+            rig.poll();
+        } else {
+            rig.poll_spinning();
+            rig.take_wakes();
+        }
+        assert_eq!((rig.answered(), rig.last), (answered, Next::Idle));
+    }
+}
+
 /// The ring has room for one request, so a prepared request must start before the next one is popped.
 #[test]
 fn a_ring_of_one() {

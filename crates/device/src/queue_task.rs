@@ -14,8 +14,8 @@ pub struct Context<'a> {
     /// Wakes this task: its worker polls it again, if it waits ([`Next::Blocked`], [`Next::Waiting`]). A
     /// resource that a request waits for keeps a clone.
     pub waker: &'a Waker,
-    /// The poll must check the far side, and try the requests that wait: see
-    /// [`QueueTask::far_side_interval`] and [`Next::Waiting`].
+    /// The poll must check the far side: see [`QueueTask::far_side_interval`]. It must also try the requests
+    /// that wait ([`Context::tries_waiting`]).
     pub far_side_due: bool,
     /// The clock of the pool.
     pub clock: Clock,
@@ -44,6 +44,11 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// Returns whether the poll must try the requests that wait: see [`Next::Waiting`].
+    pub fn tries_waiting(&self) -> bool {
+        self.far_side_due || self.waker.is_marked()
+    }
+
     /// Reads the clock. A task reads it at most once for each call.
     pub fn read_clock(&mut self) -> u64 {
         self.now_ns = self.clock.now();
@@ -67,7 +72,7 @@ pub enum Next {
     Quiet,
     /// As [`Next::Idle`], and a request that was popped waits for something. The worker also polls again
     /// after the events of [`Next::Blocked`]. While it spins, only polls after such an event have to try the
-    /// requests that wait: [`Context::far_side_due`] or [`Waker::is_marked`] tells them.
+    /// requests that wait ([`Context::tries_waiting`]).
     Waiting,
     /// Its next turn: the budget is used up, and there may be more.
     More,

@@ -47,6 +47,10 @@
 //! So what one device does wakes tasks of another only when it leaves room in the engine, and then one task
 //! for each place.
 //!
+//! A task that spins beside its waiting requests learns of the same events, and tries the requests only then
+//! ([`Context::tries_waiting`](kickless_device::Context::tries_waiting)). Before it sleeps, it tries all of
+//! them once more.
+//!
 //! # Why no event of a far side is lost
 //! The argument is in `far_side`. `model` checks it too, for a receive task that sleeps on its event, sleeps
 //! on kicks, and is stopped meanwhile.

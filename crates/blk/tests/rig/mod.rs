@@ -181,9 +181,21 @@ pub fn blk(disk: Disk) -> Arc<Blk> {
     device
 }
 
+/// The number of the task.
+const TASK: u32 = 5;
+
 /// Returns the context of a call of the task, at the time of the last change of the ring.
 fn context<'a>(engine: &'a mut Engine, waker: &'a Waker, (clock, now_ns): (Clock, u64)) -> Context<'a> {
-    Context { engine, task: 5, waker, far_side_due: true, clock, now_ns, served_others: 0, neighbours: None }
+    Context {
+        engine,
+        task: TASK,
+        waker,
+        far_side_due: true,
+        clock,
+        now_ns,
+        served_others: 0,
+        neighbours: None,
+    }
 }
 
 impl Rig {
@@ -225,7 +237,7 @@ impl Rig {
             device: device.clone(),
             task,
             engine,
-            waker: Waker::new().unwrap(),
+            waker: Waker::of_worker().unwrap().of_task(TASK),
             clock: Clock::start(),
             now_ns: 0,
             tables: ring.buffers(),
@@ -437,12 +449,34 @@ impl Rig {
 
     /// Polls the queue once with this budget.
     pub fn poll_with(&mut self, budget: u32) -> u32 {
+        self.poll_as(budget, true)
+    }
+
+    /// Polls the queue once, as a worker does that spins and has seen no event of it.
+    pub fn poll_spinning(&mut self) -> u32 {
+        self.poll_as(1000, false)
+    }
+
+    fn poll_as(&mut self, budget: u32, far_side_due: bool) -> u32 {
         let mut context = context(&mut self.engine, &self.waker, (self.clock, self.now_ns));
+        context.far_side_due = far_side_due;
         let polled = self.task.poll(&mut context, budget);
         self.last = polled.next;
         self.cost += polled.cost;
         self.blocked = polled.next == Next::Blocked;
         polled.served
+    }
+
+    /// Waits until something wakes the task.
+    pub fn wait_woken(&self) {
+        let mut fds = [PollFd::from_borrowed_fd(self.waker.as_fd(), PollFlags::IN)];
+        assert_eq!(retry_on_intr(|| poll(&mut fds, Some(&STUCK))), Ok(1), "nothing wakes the task");
+    }
+
+    /// Takes the wakes of the task, as its worker does.
+    pub fn take_wakes(&self) {
+        assert!(self.waker.clear());
+        self.waker.take_woken(TASK as usize + 1, |task| assert_eq!(task, TASK));
     }
 
     /// Runs the worker's loop once. Sleeps if nothing can go on. Does no more than the contract of a task
