@@ -8,9 +8,9 @@ use kickless_spec::features::Features;
 use kickless_spec::vhost_user::{FrontendRequest as Code, VERSION};
 use kickless_vhost_user::{Config, FrontendMessage as Message, Header, VringState};
 
-use crate::frontend::machine::Shape;
+use crate::frontend::machine::{Machine, Shape};
 use crate::frontend::{Answer, Frontend};
-use crate::meter::behaviour::{Behaviour, Bound, Deed, Stage, Step, memory_disk};
+use crate::meter::behaviour::{Behaviour, Bound, Deed, Devices, Site, Stage, Step, device, memory_disk};
 use crate::meter::victim::connect_disk;
 
 /// The behaviours.
@@ -31,7 +31,7 @@ pub const TABLE: &[Behaviour] = &[
     },
     Behaviour {
         name: "sessions that come and go",
-        devices: memory_disk,
+        devices: two_disks,
         start: sessions,
         pause: Duration::from_millis(2),
         bound: Bound::Strict,
@@ -95,11 +95,18 @@ fn honest(stage: &Stage<'_>) -> Result<Step> {
     }))
 }
 
+fn two_disks(site: &mut Site) -> Result<Devices> {
+    Ok([memory_disk(site)?, device("resident", "blk-file = 'mem:1M'")].concat())
+}
+
+/// A second disk is idle and in use all the time, so that the worker polls before the sessions come, too.
 fn sessions(stage: &Stage<'_>) -> Result<Step> {
     let socket = stage.socket("attacker");
+    let mut resident = stage.machine("resident", &SHAPE)?;
     Ok(Box::new(move || {
-        let mut machine = crate::frontend::machine::Machine::start(&socket, &SHAPE)?;
+        let mut machine = Machine::start(&socket, &SHAPE)?;
         machine.read(0, 0, 512)?;
+        resident.read(0, 0, 512)?;
         Ok(Deed::of(1))
     }))
 }
