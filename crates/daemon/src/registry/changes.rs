@@ -65,7 +65,7 @@ impl Registry {
             served.limiter().set(&limits);
         }
         wanted.kind.apply(served.device());
-        present.take_settable(&wanted.kind);
+        present.take_settable(&*wanted.kind);
         if entry.config.share.weight != weight {
             served.set_weight(weight);
             entry.config.share.weight = weight;
