@@ -26,7 +26,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn pool(poll: Poll) -> Arc<dyn Executor> {
     let engine = EngineOptions::new(EngineKind::Threads, 8);
-    let options = Options { workers: 1, engine, cpus: Vec::new(), poll, call_coalesce: None };
+    let options = Options { workers: 1, engine, cpus: Vec::new(), poll };
     Arc::new(WorkerPool::start(&options).unwrap()).executor(1)
 }
 

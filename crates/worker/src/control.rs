@@ -102,7 +102,6 @@ impl EventLoop {
         if let Err(error) = attached.and(watched) {
             vring.fail(&format_args!("its worker cannot serve it: {error}"));
         }
-        vring.defer_calls(self.call_coalesce.is_some());
         let policy = policy.unwrap_or_else(|| Policy::new(self.poll, vring.size()));
         task.disarm();
         let far_side_interval = nanos(task.far_side_interval());

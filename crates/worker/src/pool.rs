@@ -1,7 +1,7 @@
 //! A pool of workers.
 
 use crate::affinity::GroupHomes;
-use crate::clock::{Clock, nanos};
+use crate::clock::Clock;
 use crate::event_loop::EventLoop;
 use crate::mailbox::{Mailbox, Placement, TaskKey, WorkItem};
 use crate::peers::{Peer, Peers};
@@ -17,7 +17,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 use tracing::{error, info, warn};
 
 /// The options of a pool.
@@ -31,9 +30,6 @@ pub struct Options {
     pub cpus: Vec<usize>,
     /// The rule for polling rings without kicks.
     pub poll: Poll,
-    /// The time for which a call to a driver may be delayed, so that it reports several batches. `None`: each
-    /// batch has its call at once.
-    pub call_coalesce: Option<Duration>,
 }
 
 /// A fixed number of workers. Dropping the pool stops all tasks, waits for their requests in flight and ends
@@ -179,7 +175,7 @@ fn start_worker(
             if worker_id == 0 {
                 announce(&engine);
             }
-            EventLoop::new(peers, worker_id, engine, options.poll, options.call_coalesce.map(nanos))
+            EventLoop::new(peers, worker_id, engine, options.poll)
         });
         let event_loop = match event_loop {
             Ok(event_loop) => {
