@@ -44,7 +44,7 @@ impl XdpPort {
         let fail = |what, error: io::Error| of_call(interface, what, error);
         let index = index_of(interface)?;
         let end = name.queue.saturating_add(pairs);
-        let sockets = Sockets::new(end.into()).map_err(|error| of_map(interface, pairs, error))?;
+        let sockets = Sockets::new(end.into()).map_err(|error| fail("making a map of sockets", error))?;
         // The program is first, because it shows whether the interface is free. Without a socket, frames
         // stay with the host.
         let program = sockets.attach(index).map_err(|error| match Errno::from_io_error(&error) {
@@ -265,16 +265,6 @@ fn of_open(interface: &str, queue: u16, error: OpenError) -> XdpError {
         OpenError::Call(error) => ("setting up a socket", error),
     };
     of_call(interface, what, error)
-}
-
-/// The error of the first object in the kernel. Before Linux 5.11, its memory counts as locked memory.
-fn of_map(interface: &str, pairs: u16, error: io::Error) -> XdpError {
-    let is_refused = Errno::from_io_error(&error) == Some(Errno::PERM);
-    let is_privileged = privileges::missing().is_none() && !privileges::are_of_namespace();
-    if is_refused && is_privileged && privileges::may_lack_memory(pairs) {
-        return XdpError::Memory { interface: interface.to_owned() };
-    }
-    of_call(interface, "making a map of sockets", error)
 }
 
 fn of_call(interface: &str, what: &'static str, error: io::Error) -> XdpError {
