@@ -49,7 +49,7 @@ impl EventLoop {
                 }
             }
             WorkItem::MoveAll(to) => self.begin_move_of_all(to),
-            WorkItem::Poll(poll, done) => {
+            WorkItem::Poll(poll) => {
                 self.poll = poll;
                 for number in 0..self.entries.len() as u32 {
                     if let Some(entry) = self.entries[number as usize].as_mut() {
@@ -57,7 +57,6 @@ impl EventLoop {
                         self.make_polled(number);
                     }
                 }
-                let _ = done.send(());
             }
             WorkItem::Weight(device, weight) => self.scheduler.set_weight(device, weight),
             WorkItem::Pass(done) => {

@@ -47,8 +47,8 @@ pub(crate) enum WorkItem {
     Stop(TaskKey, Leave, Sender<Stopped>),
     /// Moves all present tasks to another worker.
     MoveAll(usize),
-    /// Changes the polling rule. The sender is used when it is in force.
-    Poll(Poll, Sender<()>),
+    /// Changes the polling rule.
+    Poll(Poll),
     /// Changes the weight of a device.
     Weight(u64, u32),
     /// Changes nothing. The sender is used after the round in which the item came.
@@ -62,7 +62,7 @@ impl WorkItem {
     fn is_for(&self, key: TaskKey) -> bool {
         match self {
             Self::Update(whose, ..) | Self::Stop(whose, ..) => *whose == key,
-            Self::Spawn(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(..) => false,
+            Self::Spawn(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(_) => false,
             Self::Weight(..) | Self::Pass(_) | Self::End => false,
         }
     }

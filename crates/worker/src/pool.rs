@@ -97,25 +97,13 @@ impl WorkerPool {
         Arc::new(DeviceExecutor { pool: self.clone(), device, weight, limiter, homes: GroupHomes::default() })
     }
 
-    /// Changes the polling rule of all present and future tasks. Returns when it is in force.
-    pub fn set_poll(&self, poll: Poll) {
-        for answer in self.ask_for_poll(poll) {
-            // A worker that has ended polls nothing.
-            let _ = answer.recv();
-        }
-    }
-
-    /// Changes the polling rule as [`WorkerPool::set_poll`] does, and does not wait for the workers.
+    /// Changes the polling rule of all present and future tasks. Does not wait. When a later
+    /// [`WorkerPool::pass`] is answered, the rule is in force.
     pub fn request_poll(&self, poll: Poll) {
-        drop(self.ask_for_poll(poll));
-    }
-
-    fn ask_for_poll(&self, poll: Poll) -> Vec<Receiver<()>> {
-        let ask = |peer: &Peer| {
-            let (done, answer) = channel();
-            peer.mailbox.put(WorkItem::Poll(poll, done)).ok().map(|()| answer)
-        };
-        self.peers.workers.iter().filter_map(ask).collect()
+        for peer in &self.peers.workers {
+            // A worker that has ended polls nothing.
+            let _ = peer.mailbox.put(WorkItem::Poll(poll));
+        }
     }
 
     /// Returns the clock that the workers and their tasks use.

@@ -86,9 +86,15 @@ fn no_kick_is_lost_under_any_rule() {
     }
 }
 
+/// Changes the polling rule, and waits until it is in force.
+fn set_poll(pool: &WorkerPool, poll: Poll) {
+    pool.request_poll(poll);
+    pool.pass().into_iter().for_each(|answer| answer.recv_timeout(DEADLINE).unwrap());
+}
+
 #[test]
 fn rules_can_change_while_queues_run() {
-    stress(2, Poll::default(), |pool, step| pool.set_poll(RULES[step % RULES.len()]));
+    stress(2, Poll::default(), |pool, step| set_poll(pool, RULES[step % RULES.len()]));
 }
 
 #[test]
@@ -167,15 +173,14 @@ fn a_moving_queue_gets_a_new_rule() {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    std::thread::scope(|scope| {
-        let mut release = moved.release.lock().unwrap();
-        // The first worker reaches its queue and goes no further. The second learns of the rule.
-        let _looks = on_first.update(Update::Poll);
-        eventually("never polled", || moved.seen.kept.load(Ordering::SeqCst) > 0);
-        scope.spawn(|| pool.set_poll(Poll::Never));
-        asks_for_kicks(&mut other);
-        *release = true;
-    });
+    let mut release = moved.release.lock().unwrap();
+    // The first worker reaches its queue and goes no further. The second learns of the rule.
+    let _looks = on_first.update(Update::Poll);
+    eventually("never polled", || moved.seen.kept.load(Ordering::SeqCst) > 0);
+    pool.request_poll(Poll::Never);
+    asks_for_kicks(&mut other);
+    *release = true;
+    drop(release);
     on_first.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     asks_for_kicks(&mut moved);
     for handle in [on_first, on_second] {
