@@ -22,7 +22,7 @@
 //! device that has reached its quota waits before it maps more ([`Unmapper::unused`]).
 #![expect(unsafe_code, reason = "island: munmap")]
 
-use crate::error::MappingError;
+use crate::error::{Error, Purpose};
 use crate::fault::{self, MappingEntry};
 use crate::quota::{Charge, CountedMapping, Quota};
 use rustix::mm::munmap;
@@ -109,10 +109,10 @@ pub(crate) struct Charges {
 
 impl Charges {
     /// Charges one mapping of `bytes`.
-    pub(crate) fn new(quota: Option<&Arc<Quota>>, bytes: u64) -> Result<Self, MappingError> {
-        let counted = CountedMapping::new().map_err(MappingError::Os)?;
+    pub(crate) fn new(purpose: Purpose, quota: Option<&Arc<Quota>>, bytes: u64) -> Result<Self, Error> {
+        let counted = CountedMapping::new().map_err(|source| Error::Mmap { purpose, source })?;
         let charge = quota.map(|quota| quota.charge(bytes)).transpose();
-        let charge = charge.map_err(|exhausted| MappingError::Refused(exhausted.into()))?;
+        let charge = charge.map_err(|exhausted| Error::Refused { purpose, why: exhausted.into() })?;
         Ok(Self { _counted: counted, _charge: charge })
     }
 }
