@@ -13,8 +13,8 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks `mutex`, even if a thread panicked while it held the lock. Code that no model runs can have a mutex of
-/// the standard library.
+/// Locks `mutex`, even if a thread panicked while it held the lock. Code that no model runs can have a mutex
+/// of the standard library.
 #[cfg(loom)]
 pub fn lock<M: Lock>(mutex: &M) -> M::Guard<'_> {
     mutex.guard()

@@ -1,7 +1,7 @@
 //! A parser of the frames that a null port delivers.
 
-/// Returns the pair and the number of a test frame, if `frame` is one that is whole and unchanged. The format is
-/// in `test_frame.rs` of the crate `net-port`.
+/// Returns the pair and the number of a test frame, if `frame` is one that is whole and unchanged. The
+/// format is in `test_frame.rs` of the crate `net-port`.
 pub fn parse_test_frame(frame: &[u8]) -> Option<(u16, u64)> {
     let (head, pattern) = frame.split_at_checked(36)?;
     let (head, checksum) = head.split_at(32);

@@ -49,8 +49,9 @@ pub enum ReceiveError {
 impl TapQueue {
     /// The most segments of credit that [`TapQueue::receive`] takes.
     pub const CREDIT_SEGMENTS_MAX: usize = CREDIT_PIECES_MAX;
-    /// The longest frame for which a copy that is one piece with the header is cheaper than pieces. The kernel
-    /// takes about 0.1 us longer for a list of pieces than for one, which is the time of a copy of some KiB.
+    /// The longest frame for which a copy that is one piece with the header is cheaper than pieces. The
+    /// kernel takes about 0.1 us longer for a list of pieces than for one, which is the time of a copy of
+    /// some KiB.
     pub const COPIED_MAX: usize = 2048;
 
     pub(super) fn new(fd: OwnedFd) -> Self {

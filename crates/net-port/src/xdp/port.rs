@@ -3,10 +3,11 @@
 use super::program::{Attached, Sockets};
 use super::rings::{FRAMES, OpenError, Rings, XdpLink};
 use super::{XdpError, XdpName, privileges};
+use kickless_sync::lock;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with, sockopt};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use std::{fmt, io, thread};
 use tracing::info;
@@ -64,7 +65,7 @@ impl XdpPort {
                 rings.as_fd().try_clone_to_owned().map_err(|error| fail("setting up a socket", error))?;
             queues.push(Arc::new(Queue { socket, rings: Mutex::new(rings) }));
         }
-        let zero_copy = queues.iter().filter(|queue| queue.lock().is_zero_copy()).count();
+        let zero_copy = queues.iter().filter(|queue| lock(&queue.rings).is_zero_copy()).count();
         let copies = zero_copy < queues.len();
         info!(interface, native = program.is_native, copies, "the port has its queues of the interface");
         Ok(Self { interface: interface.clone(), queues, _program: program })
@@ -99,10 +100,6 @@ impl XdpPort {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Rings> {
-        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the number of frames for this queue that the kernel has dropped.
     fn dropped(&self) -> u64 {
         // A look into an empty fill ring is counted too, and the frame without memory as dropped.
@@ -132,7 +129,7 @@ pub struct XdpQueue {
 impl XdpQueue {
     /// Begins a turn.
     pub fn turn(&self) -> XdpTurn<'_> {
-        XdpTurn(self.queue.lock())
+        XdpTurn(lock(&self.queue.rings))
     }
 }
 

@@ -5,8 +5,8 @@ use kickless_sync::{Mutex, lock};
 use std::io;
 use std::thread::{self, JoinHandle};
 
-/// A thread of a port, which runs from [`PortThread::start`] to [`PortThread::end`]. Locked while it starts or
-/// ends, so that a port has one at a time.
+/// A thread of a port, which runs from [`PortThread::start`] to [`PortThread::end`]. Locked while it starts
+/// or ends, so that a port has one at a time.
 #[derive(Debug, Default)]
 pub(crate) struct PortThread(Mutex<Option<(Waker, JoinHandle<()>)>>);
 

@@ -4,8 +4,8 @@
 //! take, its *reserve*. Beyond that, ports share room for [`SHARED_MAX`] addresses.
 //!
 //! No step takes long, whatever guests send. Entries are listed by their age, so the oldest ones are found
-//! without a search. A new address allocates its entry. Guests cannot make this frequent: a port gets room for
-//! [`PORT_ADDRESSES_MAX`] new addresses in [`AGEING`] seconds.
+//! without a search. A new address allocates its entry. Guests cannot make this frequent: a port gets room
+//! for [`PORT_ADDRESSES_MAX`] new addresses in [`AGEING`] seconds.
 
 use crate::card::filter::Address;
 use lru::LruCache;

@@ -19,12 +19,12 @@ use kickless_io::Waker;
 use kickless_memory::Iov;
 use kickless_net_port::{Offloads, ReceiveError, SendError, Tap, TapQueue};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header};
+use kickless_sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, Weak};
 use tracing::{Span, error, warn};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -42,10 +42,6 @@ const STALE_MAX: usize = 1000;
 
 /// The uplinks of the open cards.
 static UPLINKS: Mutex<Vec<Weak<Uplink>>> = Mutex::new(Vec::new());
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// An uplink, which several cards may name. It carries frames while a card has a [`Share`].
 #[derive(Debug)]

@@ -22,8 +22,8 @@ pub(crate) fn follow(thread: &PortThread, card: &Arc<CardState>, tap: &Arc<TapSt
     })
 }
 
-/// Looks at the rings after each change, and when the thread is to end. No ring runs then any more, so the TAP
-/// has no offloads and no attached queue afterwards.
+/// Looks at the rings after each change, and when the thread is to end. No ring runs then any more, so the
+/// TAP has no offloads and no attached queue afterwards.
 fn run(card: &CardState, tap: &TapState, changed: &Waker, stop: &Waker) {
     let mut is_ending = false;
     while !is_ending {
