@@ -9,7 +9,7 @@
 //!
 //!     cargo bench -p kickless-tests --bench disks -- --target=zram|tmpfs|file|null|mem|queues
 //!         [--load=read|write|sequential|neighbours] [--millis=200]
-//!         [--ours=--merge=off] [--quick]
+//!         [--ours=--engine=aio] [--quick]
 //!
 //! `--ours` adds a second kickless with these options. A target that does not exist is left out. zram is
 //! /dev/zram0, which must be unused; tmpfs is a file below /dev/shm; file is one below `target`. Each has 1

@@ -49,13 +49,7 @@ impl Drop for Stop {
 fn with_cards(ports: &[&str], packed: Choice, test: impl FnOnce(&mut [QueuePair])) {
     let dir = tempfile::tempdir().unwrap();
     let engine = EngineOptions::new(EngineKind::Threads, 8);
-    let options = kickless_worker::Options {
-        workers: 1,
-        engine,
-        cpus: Vec::new(),
-        poll: Poll::Never,
-        call_coalesce: None,
-    };
+    let options = kickless_worker::Options { workers: 1, engine, cpus: Vec::new(), poll: Poll::Never };
     let pool = Arc::new(WorkerPool::start(&options).unwrap());
     let mut cards = Vec::new();
     thread::scope(|scope| {

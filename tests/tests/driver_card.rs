@@ -12,9 +12,9 @@ use kickless_driver::{
     Card, CardOptions, Checksum, Choice, Error, Frame, Interest, Invalid, Offload, Outgoing, Protocol,
     QueuePair, RxMode, Segmentation, Waiting,
 };
-use kickless_net_port::TestFrame;
 use kickless_spec::features::Features;
 use kickless_spec::net::NetFeatures;
+use kickless_testing::parse_test_frame;
 use kickless_tests::daemon::{CardConfig, Daemon, card_counter};
 use kickless_tests::hostile_backend::{LIMIT, returns_in_time};
 use rustix::net::{SocketAddrUnix, getpeername};
@@ -48,9 +48,9 @@ fn shapes(daemon: &Daemon) -> Vec<CardOptions> {
 
 /// Checks a test frame. Returns its number.
 fn number_of(frame: &Frame<'_>, pair: usize) -> u64 {
-    let frame = TestFrame::read(&frame.to_vec()).unwrap();
-    assert_eq!(usize::from(frame.pair), pair);
-    frame.number
+    let (of_pair, number) = parse_test_frame(&frame.to_vec()).unwrap();
+    assert_eq!(usize::from(of_pair), pair);
+    number
 }
 
 /// Receives `count` frames, and sleeps between them. Returns their numbers.

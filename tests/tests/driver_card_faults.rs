@@ -8,8 +8,8 @@ use std::time::Duration;
 use kickless_driver::{
     Card, CardOptions, Choice, Error, Interest, Outgoing, QueuePair, RxMode, UsedError, Waiting,
 };
-use kickless_net_port::TestFrame;
 use kickless_spec::net;
+use kickless_testing::parse_test_frame;
 use kickless_tests::hostile_backend::faults::{RingFault, Rules};
 use kickless_tests::hostile_backend::{HostileBackend, LIMIT, returns_in_time};
 
@@ -54,7 +54,7 @@ fn death(card: &Card, pair: &mut QueuePair) -> String {
             break error;
         }
         let received = pair.receive(4, |frame| {
-            TestFrame::read(&frame.to_vec()).unwrap();
+            parse_test_frame(&frame.to_vec()).unwrap();
         });
         if let Err(error) = received {
             break error;

@@ -15,13 +15,12 @@ use tempfile::NamedTempFile;
 const PAGE: usize = 4096;
 const PAGES: u64 = 64;
 
-/// Starts a queue on a disk that merges. All bytes of a page have the number of the page.
+/// Starts a queue on a file. All bytes of a page have the number of the page.
 fn start(kind: EngineKind, packed: bool) -> (NamedTempFile, Rig) {
     let image = NamedTempFile::new().unwrap();
     let bytes: Vec<u8> = (0..PAGES as usize * PAGE).map(|at| (at / PAGE) as u8).collect();
     std::fs::write(image.path(), bytes).unwrap();
-    let options = Options { merge: true, ..Options::default() };
-    let disk = Disk::open(&DiskSpec::File(image.path().into()), &options).unwrap();
+    let disk = Disk::open(&DiskSpec::File(image.path().into()), &Options::default()).unwrap();
     (image, Rig::start(&blk(disk), kind, 128, packed, BlkFeatures::empty()))
 }
 

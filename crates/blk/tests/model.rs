@@ -243,7 +243,7 @@ proptest! {
     #[test]
     fn each_head_comes_back_once_and_data_match_the_model(
         engine in prop::sample::select(&ENGINES[..]),
-        (merge, depth, packed, writeback, seed) in (any::<bool>(), 1u32..80, any::<bool>(), any::<bool>(), any::<u32>()),
+        (depth, packed, writeback, seed) in (1u32..80, any::<bool>(), any::<bool>(), any::<u32>()),
         faults in prop::collection::vec(fault(), 0..4),
         kind in 0..KINDS,
         batches in prop::collection::vec(prop::collection::vec(case(), 1..40), 1..12),
@@ -271,7 +271,7 @@ proptest! {
             1 => under,
             _ => DiskSpec::Fault(rules.join(",").parse().unwrap(), Box::new(under)),
         };
-        let disk = Disk::open(&spec, &kickless_disk::Options { merge, ..Default::default() }).unwrap();
+        let disk = Disk::open(&spec, &kickless_disk::Options::default()).unwrap();
         // A qcow2 image is open from here on.
         disk.reload(false).unwrap();
         let mut rig = Rig::start(&device(disk), engine, depth, packed, BlkFeatures::empty());

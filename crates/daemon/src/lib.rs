@@ -70,7 +70,7 @@ mod testing;
 mod unavailable;
 
 pub use config::{
-    CaptureConfig, DEVICE_SPAN, DeviceConfig, Identity, Key, KeyError, Kind, KindCommand, KindConfig, Kinds,
+    CaptureConfig, DEVICE_SPAN, DeviceConfig, Identity, Key, KeyError, Kind, KindConfig, KindEntry, Kinds,
     LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, PollMode, PollingConfig,
     PoolConfig, ServeConfig, Settable, Share, SocketMode, Switch, Value, Values, Words, check, keys,
     parse_device_name, read, removed_option, show_name, text, values,

@@ -10,13 +10,14 @@ pub use leaving::Removal;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kickless_device::Operate;
 use kickless_memory::quota::AddressSpace;
 use kickless_opener::{Address, Descriptors, SocketError, TURN_WAIT, descriptor_name, real_path};
+use kickless_sync::lock;
 use kickless_worker::{WorkerPool, WorkerTimes};
 use tracing::{Span, error, info, warn};
 
@@ -176,7 +177,7 @@ impl Registry {
 
     /// Returns the configuration of the pool.
     pub fn pool_config(&self) -> PoolConfig {
-        self.state.pool_config().clone()
+        lock(&self.state.pool_config).clone()
     }
 
     /// Returns the time in nanoseconds on the clock of the pool, and the times of each worker.
@@ -186,7 +187,7 @@ impl Registry {
 
     /// Records the configuration that the pool was started with.
     pub fn set_pool_config(&self, config: PoolConfig) {
-        *self.state.pool_config() = config;
+        *lock(&self.state.pool_config) = config;
     }
 
     /// Adds a device as [`Registry::add`] does. If it cannot be opened, lists it as
@@ -547,10 +548,6 @@ impl OpenDevice {
 }
 
 impl RegistryState {
-    fn pool_config(&self) -> MutexGuard<'_, PoolConfig> {
-        self.pool_config.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts the session thread of a device. An error drops `opened`, which has the name, last.
     fn prepare(
         &self,

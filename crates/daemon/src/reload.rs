@@ -249,7 +249,7 @@ fn set_capture(registry: &Registry, present: &DeviceConfig, config: &DeviceConfi
 /// Returns the configuration with the values of `wanted` that [`Registry::set`] changes.
 fn with_settable(config: &DeviceConfig, wanted: &DeviceConfig) -> DeviceConfig {
     let mut config = DeviceConfig { share: wanted.share.clone(), ..config.clone() };
-    config.kind.take_settable(&wanted.kind);
+    config.kind.take_settable(&*wanted.kind);
     config
 }
 

@@ -6,8 +6,10 @@
 //! device is served, or when it is removed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use kickless_sync::lock;
 
 use super::config::DeviceConfig;
 
@@ -33,13 +35,9 @@ struct Pending {
 }
 
 impl Unavailable {
-    fn lock(&self) -> MutexGuard<'_, Vec<Pending>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a device. Returns its number in the list, or `None` if there is one of this name.
     pub(crate) fn insert(&self, config: DeviceConfig, error: String) -> Option<u64> {
-        let mut list = self.lock();
+        let mut list = lock(&self.list);
         if list.iter().any(|pending| pending.config.name() == config.name()) {
             return None;
         }
@@ -50,26 +48,26 @@ impl Unavailable {
 
     /// Returns the configuration and the error of each device.
     pub(crate) fn all(&self) -> Vec<(DeviceConfig, String)> {
-        self.lock().iter().map(|pending| (pending.config.clone(), pending.error.clone())).collect()
+        lock(&self.list).iter().map(|pending| (pending.config.clone(), pending.error.clone())).collect()
     }
 
     /// Returns the configuration of the device with this name.
     pub(crate) fn find(&self, name: &str) -> Option<DeviceConfig> {
-        self.lock()
+        lock(&self.list)
             .iter()
             .find(|pending| pending.config.name() == Some(name))
             .map(|pending| pending.config.clone())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        lock(&self.list).is_empty()
     }
 
     /// Removes a device. Waits up to `timeout` until it is not being tried. Returns whether it was there, or
     /// `None` if it is still being tried.
     pub(crate) fn remove(&self, name: &str, timeout: Duration) -> Option<bool> {
         let since = Instant::now();
-        let mut list = self.lock();
+        let mut list = lock(&self.list);
         loop {
             let at = list.iter().position(|pending| pending.config.name() == Some(name));
             let Some(at) = at else { return Some(false) };
@@ -88,7 +86,7 @@ impl Unavailable {
 
     /// Removes all devices. Those that are being tried cannot be served any more.
     pub(crate) fn clear(&self) {
-        self.lock().clear();
+        lock(&self.list).clear();
         self.changed.notify_all();
     }
 
@@ -96,7 +94,7 @@ impl Unavailable {
     /// the list. The caller tries it, and reports the result to [`Unavailable::tried`].
     pub(crate) fn wait_until_due(&self, id: u64) -> Option<DeviceConfig> {
         let since = Instant::now();
-        let mut list = self.lock();
+        let mut list = lock(&self.list);
         loop {
             let left = RETRY_EVERY.saturating_sub(since.elapsed());
             let pending = list.iter_mut().find(|pending| pending.id == id)?;
@@ -110,7 +108,7 @@ impl Unavailable {
 
     /// Records the result of a try. A device without an error leaves the list.
     pub(crate) fn tried(&self, id: u64, error: Option<String>) {
-        let mut list = self.lock();
+        let mut list = lock(&self.list);
         if let Some(at) = list.iter().position(|pending| pending.id == id) {
             match error {
                 Some(error) => (list[at].error, list[at].is_being_tried) = (error, false),

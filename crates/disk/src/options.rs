@@ -46,8 +46,6 @@ pub struct Options {
     pub read_only: bool,
     /// The use of the host's page cache. It has no effect on a disk that is not a file.
     pub cache: Cache,
-    /// Merge neighbouring requests into one operation of the kernel: see [`kickless_io::Engine::merge`].
-    pub merge: bool,
     /// The largest cache of the mapping of all images of a chain together, in bytes. `None`: 32 MiB for each
     /// image and at most 128 MiB. It is never larger than the whole mapping. Only for a disk with a mapping,
     /// such as a qcow2 image.

@@ -199,12 +199,11 @@ impl Engine {
         }
     }
 
-    /// Chooses whether contiguous transfers of a file that are queued in succession may go to the kernel as
-    /// one. The default is no. Each still completes by itself, with its own result. An engine of threads
-    /// never merges.
-    pub fn merge(&mut self, file: FileId, merge: bool) {
+    /// Allows that contiguous transfers of a file that are queued in succession go to the kernel as one. Each
+    /// still completes by itself, with its own result. An engine of threads never merges.
+    pub fn merge(&mut self, file: FileId) {
         if !matches!(self.backends[0], Backend::Threads(_)) {
-            self.ops.files.set_merge(file, merge);
+            self.ops.files.merge(file);
         }
     }
 

@@ -183,10 +183,10 @@ impl Files {
         self.entries[index as usize].routes = routes;
     }
 
-    /// Chooses whether transfers of this file are merged from now on.
-    pub(crate) fn set_merge(&mut self, id: FileId, merge: bool) {
+    /// Merges transfers of this file from now on.
+    pub(crate) fn merge(&mut self, id: FileId) {
         if let Some(entry) = self.find(id) {
-            entry.merge = merge;
+            entry.merge = true;
         }
     }
 

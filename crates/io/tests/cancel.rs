@@ -72,7 +72,9 @@ fn each_operation_completes_once() {
             for (merge, submit) in [(false, false), (false, true), (true, false), (true, true)] {
                 let mut engine = engine(kind);
                 let [id, other] = [(); 2].map(|()| register(&mut engine, file.clone()));
-                engine.merge(id, merge);
+                if merge {
+                    engine.merge(id);
+                }
                 for slot in 0..COUNT {
                     read(&mut engine, id, slot, sector(&view, slot));
                 }
@@ -162,7 +164,7 @@ fn merged_reads_in_the_ring_are_cancelled() {
     let (reader, _writer) = pipe().unwrap();
     let mut engine = engine(EngineKind::Uring);
     let id = register(&mut engine, Arc::new(File::from(reader)));
-    engine.merge(id, true);
+    engine.merge(id);
     (0..COUNT).for_each(|slot| read(&mut engine, id, slot, sector(&view, slot)));
     engine.submit().unwrap();
     engine.cancel(id);

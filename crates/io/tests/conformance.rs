@@ -602,7 +602,7 @@ fn merged_transfers_complete_separately(kind: EngineKind) {
     let contents = pattern(PAGES as usize * 4096 - 1024);
     let (_image, file) = image(kind, &contents);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
-    engine.merge(id, true);
+    engine.merge(id);
     let view = guest_memory(64 * 4096, 0);
     // Past the end, reads and writes fault, although the map has memory there.
     let hole = memfd_create("hole", MemfdFlags::CLOEXEC).unwrap();
@@ -644,7 +644,7 @@ fn dropped_with_merged_operations(kind: EngineKind) {
     let (_image, file) = image(kind, &pattern(64 * 4096));
     let mut engine = open(kind, 128);
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
-    engine.merge(id, true);
+    engine.merge(id);
     for _ in 0..2 {
         for page in 0..64 {
             queue(

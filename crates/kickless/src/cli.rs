@@ -16,7 +16,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use kickless_bench::Bench;
-use kickless_daemon::{KindCommand, KindConfig, Mistake, Notation, Words, removed_option};
+use kickless_daemon::{KindConfig, KindEntry, Mistake, Notation, Words, removed_option};
 use kickless_kinds::kinds;
 
 use crate::service::Service;
@@ -55,7 +55,7 @@ enum Command {
 /// Each kind of device has a command of its name.
 impl Subcommand for Command {
     fn augment_subcommands(command: clap::Command) -> clap::Command {
-        let of_kind = |command: clap::Command, kind: KindCommand<'_>| {
+        let of_kind = |command: clap::Command, kind: &dyn KindEntry| {
             let Words { name, one, .. } = kind.words();
             let about = format!("Serve {one} to the virtual machines that connect, one after the other");
             let own = kind.augment(clap::Command::new(*name));
@@ -211,7 +211,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
     {
         return Ok(Invocation::Print(format!("{}\n", kind.capabilities())));
     }
-    let usual = kinds.commands().next().map(KindCommand::words);
+    let usual = kinds.commands().next().map(KindEntry::words);
     let others = ["bench", "serve", "ctl", "metrics", "top"].into_iter().find(|part| is_part(part));
     let part =
         others.or(kind.map(|kind| kind.words().name)).or(usual.map(|usual| usual.name)).unwrap_or_default();

@@ -33,7 +33,7 @@ pub(crate) fn pool(config: &PoolConfig, devices_max: usize, notation: Notation) 
     let options =
         options.map_err(|mistake| anyhow!("{}: {}", notation.option(&mistake.option), mistake.why))?;
     let pool = WorkerPool::start(&options).context("the workers cannot be started")?;
-    info!(workers = options.workers, poll = ?options.poll, call_coalesce = ?options.call_coalesce, "pool");
+    info!(workers = options.workers, poll = ?options.poll, "pool");
     Ok(pool)
 }
 

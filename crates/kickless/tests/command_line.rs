@@ -131,7 +131,7 @@ fn a_wrong_command_line_is_status_2_and_one_sentence() {
         &["blk", "--socket-path=a", "--blk-file=b", "--poll=sometimes"],
         &["blk", "--socket-path=a", "--blk-file=b", "--poll=always", "--poll-stop-idle=3s"],
         &["blk", "--socket-path=a", "--blk-file=b", "--poll-latency=1h"],
-        &["blk", "--socket-path=a", "--blk-file=b", "--call-coalesce=5"],
+        &["blk", "--socket-path=a", "--blk-file=b", "--poll-latency=5"],
     ] {
         let output = kickless(arguments);
         let said = String::from_utf8(output.stderr).unwrap();

@@ -70,10 +70,6 @@ pub struct BlkConfig {
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_size)]
     #[serde(serialize_with = "kickless_daemon::text::optional", skip_serializing_if = "Option::is_none")]
     pub cache_size: Option<u64>,
-    /// Merge requests for neighbouring sectors that arrive together
-    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
-    #[serde(serialize_with = "kickless_daemon::text::serialize")]
-    pub merge: Switch,
     /// Give space back to the host when a guest discards data; off keeps what is allocated
     #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = Switch::On)]
     #[serde(serialize_with = "kickless_daemon::text::serialize")]
@@ -302,13 +298,9 @@ fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
 /// Opens the disk of a device.
 fn disk(config: &BlkConfig, making: &Making<'_>) -> Result<Blk> {
     let BlkConfig { blk_file, read_only, .. } = config;
-    let (merge, lock) = (config.merge == Switch::On, config.lock == Switch::On);
-    let options = kickless_disk::Options {
-        read_only: *read_only,
-        cache: config.cache,
-        merge,
-        cache_size: config.cache_size,
-    };
+    let lock = config.lock == Switch::On;
+    let options =
+        kickless_disk::Options { read_only: *read_only, cache: config.cache, cache_size: config.cache_size };
     let disk =
         Disk::open_given(blk_file, &options, making.given).map_err(|error| hint(error.into(), blk_file))?;
     if lock && !config.incoming {

@@ -31,7 +31,7 @@ fn a_device_is_read_and_shown() {
         json!({
             "kind": "blk", "name": "b", "socket-path": "/run/b.sock", "blk-file": "fault:eio@1%:/srv/b.img",
             "read-only": true, "serial": "b-1", "num-queues": 4, "queue-size": 256, "cache": "writeback",
-            "merge": "off", "discard": "off", "lock": "off", "logical-block-size": 4096, "incoming": true, "memory-max": "64G", "allow-slow-memory": true,
+            "discard": "off", "lock": "off", "logical-block-size": 4096, "incoming": true, "memory-max": "64G", "allow-slow-memory": true,
             "socket-mode": "0660", "socket-group": "kvm", "weight": 7,
         }),
         json!({ "blk-file": "qcow2:/srv/b.qcow2", "blk-size": "68719476736", "cache-size": "1073741824" }),
@@ -53,7 +53,7 @@ fn a_device_is_read_and_shown() {
     let device = device(&json!({ "blk-file": "null:1G" })).unwrap();
     assert_eq!((device.serve.queue_size, device.share.weight, device.serve.memory_max), (1024, 1, 16 << 40));
     let disk = device.kind.options::<BlkKind>().unwrap();
-    assert_eq!((disk.num_queues, disk.merge, disk.lock), (64, Switch::On, Switch::On));
+    assert_eq!((disk.num_queues, disk.lock), (64, Switch::On));
     assert_eq!(disk.discard, Switch::On);
 }
 
@@ -61,7 +61,6 @@ fn a_device_is_read_and_shown() {
 fn a_pool_is_read_and_shown() {
     let config = json!({
         "engine": "threads", "workers": 4, "cpu": "8,0-1", "poll": "rate", "poll-stop-idle": "1.5ms",
-        "call-coalesce": "20us",
     });
     let read = pool(&config);
     let shown = to_value(&read).unwrap();
@@ -180,7 +179,7 @@ fn each_kind_has_its_own_keys() {
     let numbers = ["num-queues", "mtu", "num-queue-pairs", "capture-length"];
     let value = |key: &str| match key {
         "read-only" | "incoming" => json!(true),
-        "merge" | "discard" | "lock" | "offload" | "ring-reset" => json!("on"),
+        "discard" | "lock" | "offload" | "ring-reset" => json!("on"),
         "cache" => json!("none"),
         "on-error" => json!("stop"),
         "mac" => json!("52:54:00:12:34:56"),

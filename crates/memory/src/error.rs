@@ -3,36 +3,85 @@
 use crate::addr::{Gpa, UserAddr};
 use crate::backing::SlowFile;
 use crate::quota::Exhausted;
-use std::io;
+use std::{fmt, io};
 
-/// A slot or a map that cannot be made. The front-end is to blame, except for [`Error::Mmap`].
+/// The purpose of memory that a front-end shares in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The region of guest memory at this address.
+    Region(Gpa),
+    /// The dirty log.
+    Log,
+    /// The in-flight buffer.
+    Inflight,
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Region(gpa) => write!(f, "region at {gpa}"),
+            Self::Log => f.write_str("the log"),
+            Self::Inflight => f.write_str("the in-flight buffer"),
+        }
+    }
+}
+
+/// Shared memory that cannot be mapped, or a map that cannot be made. The front-end is to blame, except for
+/// [`Error::Mmap`].
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A region of zero bytes.
-    #[error("region at {gpa} is empty")]
+    /// Memory of zero bytes.
+    #[error("{purpose} is empty")]
     Empty {
-        /// The region's guest-physical address.
-        gpa: Gpa,
+        /// The purpose of the memory.
+        purpose: Purpose,
+    },
+    /// Its words would not be aligned.
+    #[error("{purpose}: mmap offset {offset:#x} is no multiple of 8")]
+    Misaligned {
+        /// The purpose of the memory.
+        purpose: Purpose,
+        /// Its offset in its file.
+        offset: u64,
     },
     /// An end that does not fit into 64 bits.
-    #[error("{field} plus size {len:#x} of the region at {gpa} wraps around")]
+    #[error("{purpose}: {field} {start:#x} plus size {len:#x} wraps around")]
     Wraps {
-        /// The region's guest-physical address.
-        gpa: Gpa,
+        /// The purpose of the memory.
+        purpose: Purpose,
         /// The name of the address or offset that wraps.
         field: &'static str,
-        /// The region's size.
+        /// The address or offset.
+        start: u64,
+        /// The size of the memory.
         len: u64,
     },
-    /// The file ends before the region does.
-    #[error("region at {gpa} needs {needs:#x} bytes of its file, which has {has:#x}")]
+    /// The file ends before the memory does.
+    #[error("{purpose} needs {needs:#x} bytes of its file, which has {has:#x}")]
     FileTooShort {
-        /// The region's guest-physical address.
-        gpa: Gpa,
+        /// The purpose of the memory.
+        purpose: Purpose,
         /// Offset plus size.
         needs: u64,
         /// The file's size.
         has: u64,
+    },
+    /// The mapping would exceed a limit, or its file is slow.
+    #[error("{purpose} cannot be mapped: {why}")]
+    Refused {
+        /// The purpose of the memory.
+        purpose: Purpose,
+        /// The reason.
+        why: MappingRefused,
+    },
+    /// The kernel refused.
+    #[error("{purpose} cannot be mapped")]
+    Mmap {
+        /// The purpose of the memory.
+        purpose: Purpose,
+        /// The reason.
+        #[source]
+        source: io::Error,
     },
     /// Two regions share guest-physical addresses.
     #[error("region at {gpa} overlaps the region at {other}")]
@@ -60,112 +109,15 @@ pub enum Error {
         /// The requested size.
         len: u64,
     },
-    /// The mapping would exceed a limit, or its file is slow.
-    #[error("region at {gpa} cannot be mapped: {why}")]
-    Refused {
-        /// The region's guest-physical address.
-        gpa: Gpa,
-        /// The reason.
-        why: MappingRefused,
-    },
-    /// The kernel refused.
-    #[error("region at {gpa} cannot be mapped")]
-    Mmap {
-        /// The region's guest-physical address.
-        gpa: Gpa,
-        /// The reason.
-        #[source]
-        source: io::Error,
-    },
-}
-
-/// A log that cannot be mapped. The front-end is to blame, except for [`LogError::Mmap`].
-#[derive(Debug, thiserror::Error)]
-pub enum LogError {
-    /// A log of zero bytes.
-    #[error("the log is empty")]
-    Empty,
-    /// Its words would not be aligned.
-    #[error("the log's mmap offset {offset:#x} is no multiple of 8")]
-    Misaligned {
-        /// Offset of the log in its file.
-        offset: u64,
-    },
-    /// An end that does not fit into 64 bits.
-    #[error("mmap offset {offset:#x} plus size {len:#x} of the log wraps around")]
-    Wraps {
-        /// Offset of the log in its file.
-        offset: u64,
-        /// Length of the log in bytes.
-        len: u64,
-    },
-    /// The file ends before the log does.
-    #[error("the log needs {needs:#x} bytes of its file, which has {has:#x}")]
-    FileTooShort {
-        /// Offset plus size.
-        needs: u64,
-        /// The file's size.
-        has: u64,
-    },
     /// The log has no bits for some of the guest memory.
     #[error("a log of {has} bytes is too small: guest memory up to {end} takes {needs} bytes")]
-    TooSmall {
+    LogTooSmall {
         /// Length of the log in bytes.
         has: u64,
         /// The length that is needed.
         needs: u64,
         /// The last byte of guest memory.
         end: Gpa,
-    },
-    /// The mapping would exceed a limit, or its file is slow.
-    #[error("the log cannot be mapped: {0}")]
-    Refused(MappingRefused),
-    /// The kernel refused.
-    #[error("the log cannot be mapped")]
-    Mmap {
-        /// The reason.
-        #[source]
-        source: io::Error,
-    },
-}
-
-/// An in-flight buffer that cannot be mapped. The front-end is to blame, except for [`InflightError::Mmap`].
-#[derive(Debug, thiserror::Error)]
-pub enum InflightError {
-    /// A buffer of zero bytes.
-    #[error("the in-flight buffer is empty")]
-    Empty,
-    /// Its words would not be aligned.
-    #[error("the mmap offset {offset:#x} of the in-flight buffer is no multiple of 8")]
-    Misaligned {
-        /// Offset of the buffer in its file.
-        offset: u64,
-    },
-    /// An end that does not fit into 64 bits.
-    #[error("mmap offset {offset:#x} plus size {len:#x} of the in-flight buffer wraps around")]
-    Wraps {
-        /// Offset of the buffer in its file.
-        offset: u64,
-        /// Length of the buffer in bytes.
-        len: u64,
-    },
-    /// The file ends before the buffer does.
-    #[error("the in-flight buffer needs {needs:#x} bytes of its file, which has {has:#x}")]
-    FileTooShort {
-        /// Offset plus size.
-        needs: u64,
-        /// The file's size.
-        has: u64,
-    },
-    /// The mapping would exceed a limit, or its file is slow.
-    #[error("the in-flight buffer cannot be mapped: {0}")]
-    Refused(MappingRefused),
-    /// The kernel refused.
-    #[error("the in-flight buffer cannot be mapped")]
-    Mmap {
-        /// The reason.
-        #[source]
-        source: io::Error,
     },
 }
 
@@ -177,21 +129,6 @@ pub enum MappingRefused {
     Exhausted(#[from] Exhausted),
     /// A thread that touches the file's pages may wait for ever.
     SlowFile(#[from] SlowFile),
-}
-
-/// A mapping that failed. The caller turns it into an error that names the purpose of the mapping.
-#[derive(Debug)]
-pub(crate) enum MappingError {
-    Wraps,
-    TooShort { needs: u64, has: u64 },
-    Refused(MappingRefused),
-    Os(io::Error),
-}
-
-impl From<rustix::io::Errno> for MappingError {
-    fn from(e: rustix::io::Errno) -> Self {
-        Self::Os(e.into())
-    }
 }
 
 /// An error for a range that is not, or not wholly, in guest memory.

@@ -34,13 +34,14 @@
 mod registry;
 
 use crate::{Gpa, UserAddr};
+use kickless_sync::lock;
 use libc::{c_int, c_void, sigaction, siginfo_t};
 pub(crate) use registry::{MAPPINGS, MappingEntry, Range};
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
-use std::sync::{Mutex, PoisonError};
 
 /// Missing pages of one mapping that are replaced one at a time.
 const SINGLE_PAGES_MAX: usize = 16;
@@ -115,7 +116,7 @@ impl Damaged {
 /// # Errors
 /// Fails if the kernel refuses the handler.
 pub fn guard() -> io::Result<()> {
-    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut installed = lock(&INSTALLED);
     if *installed {
         return Ok(());
     }

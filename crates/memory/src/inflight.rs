@@ -4,7 +4,7 @@
 //! The buffer is not guest memory, but the front-end has it too and can write to it at any time.
 #![expect(unsafe_code, reason = "island: atomic access to the words of a mapping")]
 
-use crate::error::{InflightError, MappingError};
+use crate::error::{Error, Purpose};
 use crate::fault::Damaged;
 use crate::mapper::Mapper;
 use crate::mapping::Mapping;
@@ -29,7 +29,7 @@ impl Inflight {
     /// # Errors
     /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the
     /// kernel's refusal to map it.
-    pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, InflightError> {
+    pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, Error> {
         Mapper::of_process().inflight(file, offset, len)
     }
 
@@ -56,22 +56,9 @@ impl Mapper {
     /// Maps the buffer as [`Inflight::map`] does, within the limits of this mapper.
     ///
     /// # Errors
-    /// As [`Inflight::map`], and [`InflightError::Refused`].
-    pub fn inflight(&self, file: impl AsFd, offset: u64, len: u64) -> Result<Inflight, InflightError> {
-        if len == 0 {
-            return Err(InflightError::Empty);
-        }
-        if !offset.is_multiple_of(WORD as u64) {
-            return Err(InflightError::Misaligned { offset });
-        }
-        let failed = |error| match error {
-            MappingError::Wraps => InflightError::Wraps { offset, len },
-            MappingError::TooShort { needs, has } => InflightError::FileTooShort { needs, has },
-            MappingError::Refused(why) => InflightError::Refused(why),
-            MappingError::Os(source) => InflightError::Mmap { source },
-        };
-        let part = Mapping::part_of(self, &file, offset, len).map_err(failed)?;
-        Ok(Inflight { mapping: Arc::new(Mapping::new(self, file, part).map_err(failed)?) })
+    /// As [`Inflight::map`], and [`Error::Refused`].
+    pub fn inflight(&self, file: impl AsFd, offset: u64, len: u64) -> Result<Inflight, Error> {
+        Ok(Inflight { mapping: Arc::new(Mapping::of_words(self, Purpose::Inflight, file, offset, len)?) })
     }
 }
 

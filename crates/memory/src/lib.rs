@@ -74,7 +74,7 @@ mod view;
 pub use addr::{Gpa, Iova, UserAddr};
 pub use area::{Area, Span};
 pub use backing::SlowFile;
-pub use error::{Error, InflightError, LogError, MappingRefused, Unmapped};
+pub use error::{Error, MappingRefused, Purpose, Unmapped};
 pub use inflight::{Inflight, Records};
 pub use iotlb::{
     Access, Iotlb, IovaRange, Miss, TABLES_MAX, Table, Tlb, TranslateError, Translated, UpdateError,

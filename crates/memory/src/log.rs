@@ -28,12 +28,12 @@
 //! itself and event fields are marked afterwards by the same rule.
 #![expect(unsafe_code, reason = "island: atomic access to the words of a mapping")]
 
-use crate::error::MappingError;
+use crate::error::Purpose;
 use crate::fault::Damaged;
 use crate::mapper::Mapper;
 use crate::mapping::Mapping;
 use crate::unmapper::Released;
-use crate::{Gpa, LogError, Map};
+use crate::{Error, Gpa, Map};
 use kickless_spec::vhost_user::LOG_PAGE_SIZE;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -170,7 +170,7 @@ impl Log {
     /// # Errors
     /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the
     /// kernel's refusal to map it.
-    pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, LogError> {
+    pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, Error> {
         Mapper::of_process().log(file, offset, len)
     }
 
@@ -194,13 +194,13 @@ impl Log {
     ///
     /// # Errors
     /// The log is too small. The error names both sizes.
-    pub fn covers(&self, map: &Map) -> Result<(), LogError> {
+    pub fn covers(&self, map: &Map) -> Result<(), Error> {
         let Some(last) = map.slots().last() else { return Ok(()) };
         let end = last.gpa().0 + (last.len() - 1);
         let needs = end / BYTE_SPAN + 1;
         match self.len() >= needs {
             true => Ok(()),
-            false => Err(LogError::TooSmall { has: self.len(), needs, end: Gpa(end) }),
+            false => Err(Error::LogTooSmall { has: self.len(), needs, end: Gpa(end) }),
         }
     }
 
@@ -272,22 +272,9 @@ impl Mapper {
     /// Maps the log as [`Log::map`] does, within the limits of this mapper.
     ///
     /// # Errors
-    /// As [`Log::map`], and [`LogError::Refused`].
-    pub fn log(&self, file: impl AsFd, offset: u64, len: u64) -> Result<Log, LogError> {
-        if len == 0 {
-            return Err(LogError::Empty);
-        }
-        if !offset.is_multiple_of(size_of::<u64>() as u64) {
-            return Err(LogError::Misaligned { offset });
-        }
-        let failed = |error| match error {
-            MappingError::Wraps => LogError::Wraps { offset, len },
-            MappingError::TooShort { needs, has } => LogError::FileTooShort { needs, has },
-            MappingError::Refused(why) => LogError::Refused(why),
-            MappingError::Os(source) => LogError::Mmap { source },
-        };
-        let part = Mapping::part_of(self, &file, offset, len).map_err(failed)?;
-        Ok(Log { mapping: Mapping::new(self, file, part).map_err(failed)? })
+    /// As [`Log::map`], and [`Error::Refused`].
+    pub fn log(&self, file: impl AsFd, offset: u64, len: u64) -> Result<Log, Error> {
+        Ok(Log { mapping: Mapping::of_words(self, Purpose::Log, file, offset, len)? })
     }
 }
 

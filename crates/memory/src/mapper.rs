@@ -1,7 +1,7 @@
 //! The limits within which a device's files are mapped.
 
 use crate::backing;
-use crate::error::MappingError;
+use crate::error::{Error, Purpose};
 use crate::quota::Quota;
 use crate::unmapper::{Charges, Item, Released, Unmapper};
 use std::io;
@@ -43,19 +43,18 @@ impl Mapper {
     }
 
     /// Checks whether the file may be mapped.
-    pub(crate) fn admit(&self, file: impl AsFd) -> Result<(), MappingError> {
+    pub(crate) fn admit(&self, purpose: Purpose, file: impl AsFd) -> Result<(), Error> {
         if self.refuse_slow {
-            backing::check(file)
-                .map_err(MappingError::Os)?
-                .map_err(|slow| MappingError::Refused(slow.into()))?;
+            let checked = backing::check(file).map_err(|source| Error::Mmap { purpose, source })?;
+            checked.map_err(|slow| Error::Refused { purpose, why: slow.into() })?;
         }
         Ok(())
     }
 
     /// Charges one mapping of `bytes` to the process, and to the quota if there is one. If there is no room,
     /// waits until the device's unused memory is unmapped.
-    pub(crate) fn charge(&self, bytes: u64) -> Result<Charges, MappingError> {
-        let charge = || Charges::new(self.quota.as_ref(), bytes);
+    pub(crate) fn charge(&self, purpose: Purpose, bytes: u64) -> Result<Charges, Error> {
+        let charge = || Charges::new(purpose, self.quota.as_ref(), bytes);
         charge().or_else(|error| if self.unused().wait(CATCH_UP) { charge() } else { Err(error) })
     }
 

@@ -1,7 +1,7 @@
 //! One `mmap` of a file that the front-end shares.
 #![expect(unsafe_code, reason = "island: mmap, and a mapping's address shared by threads")]
 
-use crate::error::MappingError;
+use crate::error::{Error, Purpose};
 use crate::fault::{MAPPINGS, MappingEntry, Range};
 use crate::mapper::Mapper;
 use crate::unmapper::{Item, Released, Remains};
@@ -60,7 +60,7 @@ pub struct Mapping {
 /// Returns why the kernel refused a mapping. The kernel reports several reasons as lack of memory.
 #[cold]
 #[expect(clippy::disallowed_methods, reason = "the list of mappings is that of this process")]
-fn explain_refusal(error: Errno) -> MappingError {
+fn explain_refusal(error: Errno) -> io::Error {
     // Counts without a buffer of the file's size, because the kernel would not map that either.
     let count_lines = || {
         let (mut maps, mut lines, mut part) = (File::open("/proc/self/maps")?, 0, [0; 4096]);
@@ -79,49 +79,74 @@ fn explain_refusal(error: Errno) -> MappingError {
                 "this process has {limit} mappings, all that the kernel allows: raise the sysctl vm.max_map_count, or serve \
                  fewer devices by one process"
             );
-            MappingError::Os(io::Error::new(io::ErrorKind::OutOfMemory, why))
+            io::Error::new(io::ErrorKind::OutOfMemory, why)
         }
         _ => error.into(),
     }
 }
 
 impl Mapping {
-    /// Returns the part of `file` that a mapping of `len` bytes from `offset` on would show.
-    pub(crate) fn part_of(
+    /// Maps `len` bytes of `file` from `offset` on, for words that are no guest memory.
+    pub(crate) fn of_words(
         mapper: &Mapper,
+        purpose: Purpose,
         file: impl AsFd,
         offset: u64,
         len: u64,
-    ) -> Result<FilePart, MappingError> {
-        mapper.admit(&file)?;
-        let stat = fstat(&file)?;
-        let needs = offset.checked_add(len).ok_or(MappingError::Wraps)?;
+    ) -> Result<Self, Error> {
+        if len == 0 {
+            return Err(Error::Empty { purpose });
+        }
+        if !offset.is_multiple_of(size_of::<u64>() as u64) {
+            return Err(Error::Misaligned { purpose, offset });
+        }
+        let part = Self::part_of(mapper, purpose, &file, offset, len)?;
+        Self::new(mapper, purpose, file, part)
+    }
+
+    /// Returns the part of `file` that a mapping of `len` bytes from `offset` on would show.
+    pub(crate) fn part_of(
+        mapper: &Mapper,
+        purpose: Purpose,
+        file: impl AsFd,
+        offset: u64,
+        len: u64,
+    ) -> Result<FilePart, Error> {
+        mapper.admit(purpose, &file)?;
+        let stat = fstat(&file).map_err(|error| Error::Mmap { purpose, source: error.into() })?;
+        let wraps = Error::Wraps { purpose, field: "mmap offset", start: offset, len };
+        let needs = offset.checked_add(len).ok_or(wraps)?;
         // Only a regular file (memfd, tmpfs, hugetlbfs) has a meaningful size. The mmap of a device checks
         // for itself.
         let has = stat.st_size as u64;
         let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         if regular && has < needs {
-            return Err(MappingError::TooShort { needs, has });
+            return Err(Error::FileTooShort { purpose, needs, has });
         }
         Ok(FilePart { device: stat.st_dev, inode: stat.st_ino, regular, offset, len })
     }
 
     /// Maps `part`, which [`Mapping::part_of`] found in `file`.
-    pub(crate) fn new(mapper: &Mapper, file: impl AsFd, part: FilePart) -> Result<Self, MappingError> {
+    pub(crate) fn new(
+        mapper: &Mapper,
+        purpose: Purpose,
+        file: impl AsFd,
+        part: FilePart,
+    ) -> Result<Self, Error> {
+        let failed = |source| Error::Mmap { purpose, source };
         // The front-end's offset need not be aligned. hugetlbfs requires that both ends lie on huge pages.
-        let fs = fstatfs(&file)?;
+        let fs = fstatfs(&file).map_err(|error| failed(error.into()))?;
         let huge = fs.f_type as u64 == HUGETLBFS_MAGIC;
         let page = if huge { fs.f_bsize as u64 } else { rustix::param::page_size() as u64 };
         let head = part.offset % page;
-        let len = part
-            .len
-            .checked_add(head)
-            .and_then(|l| l.checked_next_multiple_of(page))
-            .ok_or(MappingError::Wraps)?;
-        let whole_len =
-            usize::try_from(len).ok().filter(|&l| isize::try_from(l).is_ok()).ok_or(MappingError::Wraps)?;
-        let charges = mapper.charge(len)?;
-        let unmapper = mapper.unmapper().map_err(MappingError::Os)?;
+        let len = part.len.checked_add(head).and_then(|len| len.checked_next_multiple_of(page));
+        let len = len.filter(|len| isize::try_from(*len).is_ok());
+        let len =
+            len.ok_or(Error::Wraps { purpose, field: "mmap offset", start: part.offset, len: part.len })?;
+        // Lossless, because it fits into isize.
+        let whole_len = len as usize;
+        let charges = mapper.charge(purpose, len)?;
+        let unmapper = mapper.unmapper().map_err(failed)?;
         // SAFETY: a null hint, so the kernel chooses unused addresses.
         let whole = unsafe {
             mmap(
@@ -133,10 +158,9 @@ impl Mapping {
                 part.offset - head,
             )
         }
-        .map_err(explain_refusal)?;
-        let Some(whole) = NonNull::new(whole.cast::<u8>()) else {
-            return Err(MappingError::Os(io::Error::from(io::ErrorKind::OutOfMemory)));
-        };
+        .map_err(|error| failed(explain_refusal(error)))?;
+        let whole = NonNull::new(whole.cast::<u8>());
+        let whole = whole.ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
         // Keeps the guest's memory out of our core dumps. A failure is harmless.
         // SAFETY: the range was mapped above, and DONTDUMP changes no byte of it.
         let _ = unsafe { madvise(whole.as_ptr().cast(), whole_len, Advice::LinuxDontDump) };

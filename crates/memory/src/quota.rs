@@ -30,10 +30,11 @@
 //! The lock is held for a scan of all devices. Sessions take it to map memory. Threads that unmap memory take
 //! it when they have done that. No worker takes it.
 
+use kickless_sync::lock;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Bytes that the devices of a process may map: three quarters of the 128 TiB of x86-64. The rest is for
 /// everything else: RAM disks, stacks, heaps, the memory of engines. On a machine with less address space,
@@ -146,17 +147,13 @@ impl AddressSpace {
 
     /// Adds a device, which may map at most `bytes_max` bytes.
     pub fn join(self: &Arc<Self>, bytes_max: u64) -> Arc<Quota> {
-        let mut shares = self.lock();
+        let mut shares = lock(&self.shares);
         let key = shares.next;
         shares.next += 1;
         shares.members.insert(key, Member { limit: [bytes_max, DEVICE_MAPPINGS_MAX], used: [0, 0] });
         shares.divide(self.total);
         drop(shares);
         Arc::new(Quota { space: self.clone(), key })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Shares> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -207,7 +204,7 @@ pub struct Quota {
 impl Quota {
     /// Charges `bytes` for one mapping.
     pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, Exhausted> {
-        let mut shares = self.space.lock();
+        let mut shares = lock(&self.space.shares);
         let Some(Member { limit, used }) = shares.members.get(&self.key) else {
             return Ok(Charge { quota: self.clone(), bytes: 0 });
         };
@@ -240,7 +237,7 @@ impl Quota {
 
 impl Drop for Quota {
     fn drop(&mut self) {
-        let mut shares = self.space.lock();
+        let mut shares = lock(&self.space.shares);
         shares.members.remove(&self.key);
         shares.divide(self.space.total);
     }
@@ -255,7 +252,7 @@ pub(crate) struct Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if let Some(member) = self.quota.space.lock().members.get_mut(&self.quota.key) {
+        if let Some(member) = lock(&self.quota.space.shares).members.get_mut(&self.quota.key) {
             member.used[BYTES] = member.used[BYTES].saturating_sub(self.bytes);
             member.used[MAPPINGS] = member.used[MAPPINGS].saturating_sub(1);
         }

@@ -1,6 +1,6 @@
 //! A contiguous range of guest memory with one mapping.
 
-use crate::error::MappingError;
+use crate::error::Purpose;
 use crate::mapping::{MappedRange, Mapping};
 use crate::{Error, Gpa, Mapper, UserAddr};
 use std::os::fd::AsFd;
@@ -99,27 +99,22 @@ impl Mapper {
         len: u64,
         old: &[Slot],
     ) -> Result<Slot, Error> {
+        let purpose = Purpose::Region(gpa);
         if len == 0 {
-            return Err(Error::Empty { gpa });
+            return Err(Error::Empty { purpose });
         }
         // A last byte at the highest address is allowed; a byte beyond it is not.
         for (start, field) in [(gpa.0, "guest address"), (user.0, "user address")] {
             if start.checked_add(len - 1).is_none() {
-                return Err(Error::Wraps { gpa, field, len });
+                return Err(Error::Wraps { purpose, field, start, len });
             }
         }
-        let failed = |error| match error {
-            MappingError::Wraps => Error::Wraps { gpa, field: "mmap offset", len },
-            MappingError::TooShort { needs, has } => Error::FileTooShort { gpa, needs, has },
-            MappingError::Refused(why) => Error::Refused { gpa, why },
-            MappingError::Os(source) => Error::Mmap { gpa, source },
-        };
-        let part = Mapping::part_of(self, &file, offset, len).map_err(failed)?;
+        let part = Mapping::part_of(self, purpose, &file, offset, len)?;
         // A damaged mapping no longer shows the file's bytes.
         let is_same = |old: &&Slot| old.mapping().part().is_same(&part) && !old.mapping().is_damaged();
         let mapping = match old.iter().find(is_same) {
             Some(old) => old.mapping().clone(),
-            None => Arc::new(Mapping::new(self, file, part).map_err(failed)?),
+            None => Arc::new(Mapping::new(self, purpose, file, part)?),
         };
         Ok(Slot { gpa, user, range: MappedRange::new(mapping) })
     }

@@ -22,9 +22,10 @@
 //! device that has reached its quota waits before it maps more ([`Unmapper::unused`]).
 #![expect(unsafe_code, reason = "island: munmap")]
 
-use crate::error::MappingError;
+use crate::error::{Error, Purpose};
 use crate::fault::{self, MappingEntry};
 use crate::quota::{Charge, CountedMapping, Quota};
+use kickless_sync::lock;
 use rustix::mm::munmap;
 use std::io;
 use std::ptr::NonNull;
@@ -69,7 +70,7 @@ impl Unmapper {
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn sender(&self) -> io::Result<Sender<Item>> {
-        let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sender = lock(&self.sender);
         if let Some(sender) = &*sender {
             return Ok(sender.clone());
         }
@@ -82,7 +83,7 @@ impl Unmapper {
     /// Only threads of the device may wait.
     pub(crate) fn unused(&self) -> Released {
         let unused = Released::default();
-        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let sender = lock(&self.sender).clone();
         // The thread runs as long as there is a sender. Before the first mapping there is none.
         if sender.is_none_or(|sender| sender.send(Item::Mark(unused.clone())).is_err()) {
             unused.set();
@@ -109,10 +110,10 @@ pub(crate) struct Charges {
 
 impl Charges {
     /// Charges one mapping of `bytes`.
-    pub(crate) fn new(quota: Option<&Arc<Quota>>, bytes: u64) -> Result<Self, MappingError> {
-        let counted = CountedMapping::new().map_err(MappingError::Os)?;
+    pub(crate) fn new(purpose: Purpose, quota: Option<&Arc<Quota>>, bytes: u64) -> Result<Self, Error> {
+        let counted = CountedMapping::new().map_err(|source| Error::Mmap { purpose, source })?;
         let charge = quota.map(|quota| quota.charge(bytes)).transpose();
-        let charge = charge.map_err(|exhausted| MappingError::Refused(exhausted.into()))?;
+        let charge = charge.map_err(|exhausted| Error::Refused { purpose, why: exhausted.into() })?;
         Ok(Self { _counted: counted, _charge: charge })
     }
 }
@@ -174,7 +175,7 @@ impl Released {
     }
 
     fn set(&self) {
-        *self.0.by.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current());
+        *lock(&self.0.by) = Some(thread::current());
         self.0.change.notify_all();
     }
 
@@ -187,13 +188,13 @@ impl Released {
 
     /// Waits up to `timeout` until the memory is unmapped. Returns whether it is.
     pub fn wait(&self, timeout: Duration) -> bool {
-        let by = self.0.by.lock().unwrap_or_else(PoisonError::into_inner);
+        let by = lock(&self.0.by);
         let by = self.0.change.wait_timeout_while(by, timeout, |by| by.is_none());
         by.unwrap_or_else(PoisonError::into_inner).0.is_some()
     }
 
     /// Returns the thread that has unmapped the memory, once it is unmapped.
     pub fn unmapped_by(&self) -> Option<Thread> {
-        self.0.by.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0.by).clone()
     }
 }

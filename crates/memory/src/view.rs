@@ -1,7 +1,7 @@
 //! A device's access to guest memory.
 
 use crate::fault::Damaged;
-use crate::{Gpa, Iova, Log, LogError, Map, Marks, Span, Unmapped, shared};
+use crate::{Error, Gpa, Iova, Log, Map, Marks, Span, Unmapped, shared};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -27,7 +27,7 @@ impl View {
     ///
     /// # Errors
     /// The log does not have a bit for each page of this memory.
-    pub fn with_log(self, log: Option<Arc<Log>>) -> Result<Self, LogError> {
+    pub fn with_log(self, log: Option<Arc<Log>>) -> Result<Self, Error> {
         if let Some(log) = &log {
             log.covers(&self.map)?;
         }

@@ -1,7 +1,7 @@
 //! Tests of the dirty log: refused logs, and marks against a model.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use kickless_memory::{Gpa, Iov, Log, LogError, Map, Marks, PinnedByte, Ram, Slot, UserAddr, View};
+use kickless_memory::{Error, Gpa, Iov, Log, Map, Marks, PinnedByte, Purpose, Ram, Slot, UserAddr, View};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::collections::BTreeSet;
@@ -33,12 +33,12 @@ fn pages(log: &Log) -> BTreeSet<u64> {
 fn logs_that_cannot_be_mapped() {
     let file = file(4096);
     let error = |offset, len| Log::map(&file, offset, len).unwrap_err();
-    assert!(matches!(error(0, 0), LogError::Empty));
-    assert!(matches!(error(4, 8), LogError::Misaligned { offset: 4 }));
-    assert!(matches!(error(u64::MAX - 7, 16), LogError::Wraps { .. }));
-    assert!(matches!(error(8, 4096), LogError::FileTooShort { needs: 4104, has: 4096 }));
+    assert!(matches!(error(0, 0), Error::Empty { purpose: Purpose::Log }));
+    assert!(matches!(error(4, 8), Error::Misaligned { offset: 4, .. }));
+    assert!(matches!(error(u64::MAX - 7, 16), Error::Wraps { .. }));
+    assert!(matches!(error(8, 4096), Error::FileTooShort { needs: 4104, has: 4096, .. }));
     let (read_end, _) = rustix::pipe::pipe().unwrap();
-    assert!(matches!(Log::map(read_end, 0, 8).unwrap_err(), LogError::Mmap { .. }));
+    assert!(matches!(Log::map(read_end, 0, 8).unwrap_err(), Error::Mmap { .. }));
     assert_eq!(Log::map(&file, 4088, 3).unwrap().len(), 3);
 }
 
@@ -344,7 +344,7 @@ fn a_view_has_a_log_that_covers_it() {
     let (whole, _) = view(5);
     let small = Arc::new(log(((5 * APART) >> 15) - 2));
     let refused = View::new(whole.map().clone()).with_log(Some(small)).map(drop);
-    assert!(matches!(refused, Err(LogError::TooSmall { .. })));
+    assert!(matches!(refused, Err(Error::LogTooSmall { .. })));
 }
 
 proptest! {

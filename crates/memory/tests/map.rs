@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use kickless_memory::{
-    Area, Error, Gpa, Iov, Map, Marks, PinnedByte, SLOTS_MAX, Slot, Unmapped, UserAddr, View,
+    Area, Error, Gpa, Iov, Map, Marks, PinnedByte, Purpose, SLOTS_MAX, Slot, Unmapped, UserAddr, View,
 };
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -41,7 +41,7 @@ mod slots {
 
     #[test]
     fn empty() {
-        assert!(matches!(refused(0, 0x5000, 0, 0), Error::Empty { gpa: Gpa(0x5000) }));
+        assert!(matches!(refused(0, 0x5000, 0, 0), Error::Empty { purpose: Purpose::Region(Gpa(0x5000)) }));
     }
 
     #[test]

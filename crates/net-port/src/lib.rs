@@ -8,10 +8,9 @@
 //! ```
 //! use kickless_net_port::{TestFrame, is_interface_name};
 //!
-//! let frame = TestFrame { pair: 0, number: 7 };
-//! let mut bytes = [0; 60];
-//! frame.write(None, &mut bytes);
-//! assert_eq!(TestFrame::read(&bytes), Ok(frame));
+//! let mut frame = [0; 60];
+//! TestFrame { pair: 0, number: 7 }.write(None, &mut frame);
+//! assert_eq!(frame[20..28], 7u64.to_le_bytes());
 //! assert!(is_interface_name("vm1") && !is_interface_name("a/b"));
 //! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
@@ -30,7 +29,7 @@ pub use stream::{
 pub use tap::{
     INTERFACE_NAME_MAX, Offloads, ReceiveError, SendError, Tap, TapError, TapQueue, is_interface_name,
 };
-pub use test_frame::{InvalidTestFrame, TestFrame};
+pub use test_frame::TestFrame;
 pub use user::{InvalidUserOption, Passt, PasstError, UserOptions};
 pub use xdp::{
     InvalidXdp, LinkChanges, XDP_FRAME_LEN_MAX, XDP_MTU_MAX, XdpError, XdpFlushed, XdpLink, XdpName, XdpPort,

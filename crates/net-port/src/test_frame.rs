@@ -23,18 +23,13 @@ const CHECKSUM: usize = 32;
 const PATTERN: usize = 36;
 
 /// The contents of a test frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct TestFrame {
     /// The pair of rings that receives it.
     pub pair: u16,
     /// Its number among the frames of the pair, from 0.
     pub number: u64,
 }
-
-/// The error of bytes that are not one whole, unchanged test frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("these bytes are not a whole test frame")]
-pub struct InvalidTestFrame;
 
 impl TestFrame {
     /// The shortest test frame: the shortest Ethernet frame, without its check sequence.
@@ -62,22 +57,6 @@ impl TestFrame {
         let checksum = checksum(&head[..CHECKSUM], pattern);
         head[CHECKSUM..].copy_from_slice(&checksum.to_le_bytes());
     }
-
-    /// Parses the test frame that `frame` consists of.
-    ///
-    /// # Errors
-    /// The bytes are not a test frame, only a part of one, or a changed one.
-    pub fn read(frame: &[u8]) -> Result<Self, InvalidTestFrame> {
-        let (head, pattern) = frame.split_at_checked(PATTERN).ok_or(InvalidTestFrame)?;
-        let is_ours = head[12..14] == ETHER_TYPE && head[14..PAIR] == MAGIC;
-        let len = (frame.len() as u32).to_le_bytes();
-        let checksum = checksum(&head[..CHECKSUM], pattern).to_le_bytes();
-        if !is_ours || head[LENGTH..CHECKSUM] != len || head[CHECKSUM..] != checksum {
-            return Err(InvalidTestFrame);
-        }
-        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|n| head[at + n]));
-        Ok(Self { pair: u16::from_le_bytes([head[PAIR], head[PAIR + 1]]), number: number(NUMBER) })
-    }
 }
 
 /// Returns the FNV-1a hash of both parts.
@@ -89,23 +68,23 @@ fn checksum(head: &[u8], pattern: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kickless_testing::parse_test_frame;
 
     #[test]
     fn a_written_frame_is_read_and_a_changed_one_refused() {
-        let frame = TestFrame { pair: 3, number: 0x0102_0304_0506 };
         for len in [TestFrame::LEN_MIN as usize, 61, 1514, TestFrame::LEN_MAX as usize] {
             let mut bytes = vec![0; len];
-            frame.write(None, &mut bytes);
-            assert_eq!(TestFrame::read(&bytes), Ok(frame));
-            for at in [0, 6, 12, 14, PAIR, NUMBER, LENGTH, CHECKSUM, PATTERN, len - 1] {
-                bytes[at] ^= 0x10;
-                assert_eq!(TestFrame::read(&bytes), Err(InvalidTestFrame), "{at}");
-                bytes[at] ^= 0x10;
+            TestFrame { pair: 3, number: 0x0102_0304_0506 }.write(Some([2, 0, 0, 0, 0, 9]), &mut bytes);
+            assert_eq!(parse_test_frame(&bytes), Some((3, 0x0102_0304_0506)));
+            for at in [0, 11, 13, 17, 20, 30, 33, 40, len - 1] {
+                bytes[at] ^= 1;
+                assert_eq!(parse_test_frame(&bytes), None, "{at}");
+                bytes[at] ^= 1;
             }
-            assert_eq!(TestFrame::read(&bytes[..len - 1]), Err(InvalidTestFrame));
+            assert_eq!(parse_test_frame(&bytes[..len - 1]), None);
             bytes.push(0);
-            assert_eq!(TestFrame::read(&bytes), Err(InvalidTestFrame));
+            assert_eq!(parse_test_frame(&bytes), None);
         }
-        assert_eq!(TestFrame::read(&[]), Err(InvalidTestFrame));
+        assert_eq!(parse_test_frame(&[]), None);
     }
 }

@@ -6,10 +6,9 @@ mod rig;
 
 use kickless_device::{Device, Interest, Next, Update};
 use kickless_net::{Net, NullPort};
-use kickless_net_port::TestFrame;
 use kickless_spec::features::Features;
 use kickless_spec::net::NetFeatures;
-use kickless_testing::GuestRing;
+use kickless_testing::{GuestRing, parse_test_frame};
 use proptest::prelude::*;
 use rig::{Guest, Kind, Rig, card, counter};
 use std::sync::Arc;
@@ -102,7 +101,7 @@ impl Run {
         }
         let mut frames = 0;
         while let Some((header, frame)) = self.rig.receive(HEADER as usize) {
-            assert_eq!(TestFrame::read(&frame), Ok(TestFrame { pair: 0, number: self.number }));
+            assert_eq!(parse_test_frame(&frame), Some((0, self.number)));
             assert_eq!(frame.len() as u32, self.port.length(self.number));
             assert!(self.merges || header.num_buffers.get() == 1);
             (self.number, frames, self.due) = (self.number + 1, frames + 1, false);

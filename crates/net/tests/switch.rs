@@ -489,8 +489,7 @@ fn frames_pass_between_workers() {
     for (poll, workers, len) in
         [(Poll::Never, 2, 100), (Poll::Always, 2, 100), (Poll::Always, 2, 1000), (Poll::Always, 1, 1000)]
     {
-        let options =
-            kickless_worker::Options { workers, engine, cpus: Vec::new(), poll, call_coalesce: None };
+        let options = kickless_worker::Options { workers, engine, cpus: Vec::new(), poll };
         let pool = Arc::new(WorkerPool::start(&options).unwrap());
         for kind in kinds() {
             let name = name();

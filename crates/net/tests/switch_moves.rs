@@ -93,7 +93,7 @@ fn frames_pass_while_tasks_move() {
     for (seed, poll) in (0..).zip([Poll::Always, Poll::Never, Poll::default()]) {
         for packed in [false, true] {
             let engine = EngineOptions::new(EngineKind::Threads, 8);
-            let options = Options { workers: WORKERS, engine, cpus: Vec::new(), poll, call_coalesce: None };
+            let options = Options { workers: WORKERS, engine, cpus: Vec::new(), poll };
             let pool = Arc::new(WorkerPool::start(&options).unwrap());
             let executors: Vec<_> = (1..=CARDS as u32).map(|weight| pool.clone().executor(weight)).collect();
             let mut lan = Lan::new(&executors, Kind { packed, event_idx: true, in_order: packed });

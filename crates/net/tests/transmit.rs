@@ -264,7 +264,7 @@ fn a_state_is_loaded_as_it_was_saved() {
     assert_eq!(config(&card).mac, [2, 3, 4, 5, 6, 7]);
     other.reset(Driver::SameFrontEnd);
     assert_eq!((other.save(), config(&other).mac), (saved.clone(), [2, 0, 0, 0, 0, 7]));
-    for wrong in [&b""[..], b"net1", b"net1\0", b"net1\0\0", b"net1\x03\0", b"net1\x01\0\0", b"blk1\x01\0"] {
+    for wrong in [&b""[..], b"net2", b"net2\0", b"net2\0\0", b"net2\x03\0", b"net2\x01\0\0", b"blk1\x01\0"] {
         assert!(other.load(wrong).is_err(), "{wrong:?}");
         assert_eq!(other.save(), saved);
     }

@@ -8,8 +8,8 @@ use kickless_device::{Device, Executor, Update};
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_memory::{Map, View};
 use kickless_net::NullPort;
-use kickless_net_port::{Tap, TestFrame};
-use kickless_testing::GuestRing;
+use kickless_net_port::Tap;
+use kickless_testing::{GuestRing, parse_test_frame};
 use kickless_worker::{Options, Poll, WorkerPool};
 use rig::running::Running;
 use rig::{Guest, SIZE_MAX, card, card_on, counter, kinds};
@@ -26,7 +26,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn pool(poll: Poll) -> Arc<dyn Executor> {
     let engine = EngineOptions::new(EngineKind::Threads, 8);
-    let options = Options { workers: 1, engine, cpus: Vec::new(), poll, call_coalesce: None };
+    let options = Options { workers: 1, engine, cpus: Vec::new(), poll };
     Arc::new(WorkerPool::start(&options).unwrap()).executor(1)
 }
 
@@ -44,7 +44,7 @@ fn a_sleeping_worker_delivers_frames() {
                 assert!(begun.elapsed() < TIMEOUT, "frame {number} does not arrive");
                 ring.fill();
                 while let Some((_, frame)) = ring.guest.receive(12) {
-                    assert_eq!(TestFrame::read(&frame), Ok(TestFrame { pair: 0, number }));
+                    assert_eq!(parse_test_frame(&frame), Some((0, number)));
                     number += 1;
                 }
                 thread::sleep(Duration::from_micros(200));
@@ -69,7 +69,7 @@ fn a_driver_that_refills_at_half_of_its_ring_gets_frames() {
             while number < 200 {
                 assert!(begun.elapsed() < TIMEOUT, "{kind:?}: frame {number} does not arrive");
                 while let Some((_, frame)) = ring.guest.receive(12) {
-                    assert_eq!(TestFrame::read(&frame), Ok(TestFrame { pair: 0, number }));
+                    assert_eq!(parse_test_frame(&frame), Some((0, number)));
                     number += 1;
                 }
                 if ring.guest.with_device() <= 32 {

@@ -42,6 +42,8 @@ pub mod atomic {
 
 pub use cell::UnsafeCell;
 pub use latch::Latch;
+#[cfg(loom)]
+pub use lock::Lock;
 pub use lock::lock;
 #[cfg(loom)]
 #[doc(hidden)]

@@ -27,6 +27,7 @@ mod random;
 mod resources;
 mod scoped_log;
 mod sector_model;
+mod test_frame;
 mod tmpfs;
 
 pub use callgrind::{CountedLoad, print_instructions};
@@ -45,4 +46,5 @@ pub use random::{Random, pattern};
 pub use resources::Resources;
 pub use scoped_log::{logged, with_subscriber};
 pub use sector_model::{SectorModel, Stamp};
+pub use test_frame::parse_test_frame;
 pub use tmpfs::Tmpfs;

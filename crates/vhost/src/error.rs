@@ -39,8 +39,6 @@ pub(crate) enum RequestError {
     Running(u16),
     #[error("no file descriptor for the log")]
     NoLog,
-    #[error("{}", with_cause(.0))]
-    Log(#[from] kickless_memory::LogError),
     #[error("{field} {value} of the in-flight buffer is not from 1 to {max}")]
     InflightShape { field: &'static str, value: u16, max: u16 },
     #[error("the in-flight buffer has {has:#x} bytes, but its rings need {needs:#x}")]
@@ -50,8 +48,6 @@ pub(crate) enum RequestError {
         Shape { size: *size, packed: *packed }
     )]
     InflightRing { index: u16, size: u16, packed: bool },
-    #[error("{}", with_cause(.0))]
-    Inflight(#[from] kickless_memory::InflightError),
     #[error("no file descriptor, and polling a ring without kicks was not offered")]
     NoKick,
     #[error("its file descriptor cannot be used: {0}")]
@@ -140,18 +136,17 @@ pub enum Ended {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kickless_memory::{Error, Gpa, InflightError, LogError};
+    use kickless_memory::{Error, Gpa, Purpose};
 
     #[test]
     fn a_refused_mapping_says_why() {
-        let source = || io::Error::other("for a reason");
-        let refusals = [
-            RequestError::from(Error::Mmap { gpa: Gpa(0), source: source() }),
-            LogError::Mmap { source: source() }.into(),
-            InflightError::Mmap { source: source() }.into(),
-        ];
-        for refusal in refusals {
-            assert!(refusal.to_string().ends_with(" cannot be mapped: for a reason"), "{refusal}");
+        for (purpose, said) in [
+            (Purpose::Region(Gpa(16)), "region at 0x10 cannot be mapped: for a reason"),
+            (Purpose::Log, "the log cannot be mapped: for a reason"),
+            (Purpose::Inflight, "the in-flight buffer cannot be mapped: for a reason"),
+        ] {
+            let refusal = Error::Mmap { purpose, source: io::Error::other("for a reason") };
+            assert_eq!(RequestError::from(refusal).to_string(), said);
         }
     }
 }

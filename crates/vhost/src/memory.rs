@@ -4,7 +4,7 @@ use crate::error::RequestError;
 use crate::rings::Rings;
 use crate::wait::{self, Cancellation};
 use kickless_device::Update;
-use kickless_memory::{Gpa, Log, LogError, Map, Mapper, Released, Slot, UserAddr, View};
+use kickless_memory::{Gpa, Log, Map, Mapper, Released, Slot, UserAddr, View};
 use kickless_vhost_user::MemoryRegion;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -41,7 +41,7 @@ impl Logging {
 
     /// Prepares for the memory `map`. Drops a log that is too small for it. Fails if rings mark pages in this
     /// log: a front-end that adds memory sends a larger log first.
-    fn drop_if_too_small(&mut self, map: &Map, rings: &Rings) -> Result<(), LogError> {
+    fn drop_if_too_small(&mut self, map: &Map, rings: &Rings) -> Result<(), kickless_memory::Error> {
         if let Some(base) = &self.base
             && let Err(error) = base.covers(map)
         {

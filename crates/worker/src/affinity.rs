@@ -6,10 +6,11 @@
 //! later one sets the home. Tasks that stayed behind follow when their worker compares loads the next time.
 
 use crate::event_loop::EventLoop;
+use kickless_sync::lock;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// The homes of a device's groups, as long as they have tasks.
 #[derive(Debug, Default)]
@@ -18,7 +19,7 @@ pub(crate) struct GroupHomes(Mutex<HashMap<u32, Weak<AtomicUsize>>>);
 impl GroupHomes {
     /// Returns the home of a group. Sets it to `worker_id` if the group has none.
     pub(crate) fn of(&self, group: u32, worker_id: usize) -> Arc<AtomicUsize> {
-        let mut homes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut homes = lock(&self.0);
         if let Some(home) = homes.get(&group).and_then(Weak::upgrade) {
             return home;
         }

@@ -49,7 +49,7 @@ impl EventLoop {
                 }
             }
             WorkItem::MoveAll(to) => self.begin_move_of_all(to),
-            WorkItem::Poll(poll, done) => {
+            WorkItem::Poll(poll) => {
                 self.poll = poll;
                 for number in 0..self.entries.len() as u32 {
                     if let Some(entry) = self.entries[number as usize].as_mut() {
@@ -57,7 +57,6 @@ impl EventLoop {
                         self.make_polled(number);
                     }
                 }
-                let _ = done.send(());
             }
             WorkItem::Weight(device, weight) => self.scheduler.set_weight(device, weight),
             WorkItem::Pass(done) => {
@@ -102,7 +101,6 @@ impl EventLoop {
         if let Err(error) = attached.and(watched) {
             vring.fail(&format_args!("its worker cannot serve it: {error}"));
         }
-        vring.defer_calls(self.call_coalesce.is_some());
         let policy = policy.unwrap_or_else(|| Policy::new(self.poll, vring.size()));
         task.disarm();
         let far_side_interval = nanos(task.far_side_interval());

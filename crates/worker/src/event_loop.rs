@@ -61,8 +61,6 @@ pub(crate) struct EventLoop {
     /// The time on the clock, as it was read last.
     pub(crate) latest: Nanos,
     pub(crate) poll: Poll,
-    /// The time for which calls may be delayed.
-    pub(crate) call_coalesce: Option<Nanos>,
     pub(crate) engine: Engine,
     pub(crate) waiter: Waiter,
     pub(crate) host_probe: HostProbe,
@@ -112,13 +110,7 @@ pub(crate) struct EventLoop {
 }
 
 impl EventLoop {
-    pub(crate) fn new(
-        peers: Arc<Peers>,
-        worker_id: usize,
-        engine: Engine,
-        poll: Poll,
-        call_coalesce: Option<Nanos>,
-    ) -> io::Result<Self> {
+    pub(crate) fn new(peers: Arc<Peers>, worker_id: usize, engine: Engine, poll: Poll) -> io::Result<Self> {
         let (mailbox, clock) = (peers.workers[worker_id].mailbox.clone(), peers.clock);
         let times = peers.workers[worker_id].times.clone();
         let mut waiter = Waiter::new(mailbox.waker().as_fd(), engine.event())?;
@@ -131,7 +123,6 @@ impl EventLoop {
             clock,
             latest: clock.now(),
             poll,
-            call_coalesce,
             engine,
             waiter,
             host_probe,

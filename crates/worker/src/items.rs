@@ -39,7 +39,7 @@ mod tests {
         let mailbox = Arc::new(Mailbox::new(Waker::of_worker().unwrap()));
         let peers = Arc::new(Peers::new(Clock::start(), vec![mailbox.clone()]));
         let engine = Engine::open(EngineKind::Threads, 1).unwrap();
-        let mut worker = EventLoop::new(peers, 0, engine, Poll::Never, None).unwrap();
+        let mut worker = EventLoop::new(peers, 0, engine, Poll::Never).unwrap();
         let answers: Vec<Receiver<()>> = (0..3)
             .map(|_| {
                 let (done, answer) = channel();

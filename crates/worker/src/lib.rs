@@ -97,8 +97,8 @@
 //! use std::sync::Arc;
 //!
 //! let engine = EngineOptions::new(EngineKind::Auto, 256);
-//! let (cpus, poll, call_coalesce) = (Vec::new(), Poll::default(), None);
-//! let pool = Arc::new(WorkerPool::start(&Options { workers: 2, engine, cpus, poll, call_coalesce })?);
+//! let (cpus, poll) = (Vec::new(), Poll::default());
+//! let pool = Arc::new(WorkerPool::start(&Options { workers: 2, engine, cpus, poll })?);
 //! // A device with this executor runs its queues on both workers, with twice the weight of others.
 //! let executor = pool.executor(2);
 //! # Ok::<(), std::io::Error>(())

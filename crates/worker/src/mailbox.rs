@@ -4,11 +4,11 @@ use crate::policy::Policy;
 use crate::poll::Poll;
 use kickless_device::{Leave, Limiter, QueueTask, Stopped, Update};
 use kickless_io::Waker;
-use kickless_sync::Mutex;
 use kickless_sync::mpsc::Sender;
+use kickless_sync::{Mutex, lock};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
-use std::sync::{Arc, PoisonError};
 
 /// The name of a task. It is unique for as long as the pool lives.
 pub(crate) type TaskKey = u64;
@@ -47,8 +47,8 @@ pub(crate) enum WorkItem {
     Stop(TaskKey, Leave, Sender<Stopped>),
     /// Moves all present tasks to another worker.
     MoveAll(usize),
-    /// Changes the polling rule. The sender is used when it is in force.
-    Poll(Poll, Sender<()>),
+    /// Changes the polling rule.
+    Poll(Poll),
     /// Changes the weight of a device.
     Weight(u64, u32),
     /// Changes nothing. The sender is used after the round in which the item came.
@@ -62,7 +62,7 @@ impl WorkItem {
     fn is_for(&self, key: TaskKey) -> bool {
         match self {
             Self::Update(whose, ..) | Self::Stop(whose, ..) => *whose == key,
-            Self::Spawn(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(..) => false,
+            Self::Spawn(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(_) => false,
             Self::Weight(..) | Self::Pass(_) | Self::End => false,
         }
     }
@@ -90,7 +90,7 @@ impl Mailbox {
     /// If the worker has ended, the item comes back. Dropping it drops the sender of its answer, so the
     /// receiver learns of this.
     pub(crate) fn put(&self, item: WorkItem) -> Result<(), WorkItem> {
-        match &mut *self.items.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &mut *lock(&self.items) {
             Some(items) => items.push_back(item),
             None => return Err(item),
         }
@@ -100,20 +100,20 @@ impl Mailbox {
 
     /// Takes the oldest item. Call it after the waker was cleared, until it returns none.
     pub(crate) fn take_next(&self) -> Option<WorkItem> {
-        self.items.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.pop_front()
+        lock(&self.items).as_mut()?.pop_front()
     }
 
     /// Clears the waker, and takes all items in their order.
     #[cfg(all(test, loom))]
     pub(crate) fn take(&self) -> VecDeque<WorkItem> {
         self.waker.clear();
-        let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut items = lock(&self.items);
         items.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Takes the items for one task in their order.
     pub(crate) fn take_for(&self, key: TaskKey) -> Vec<WorkItem> {
-        let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut items = lock(&self.items);
         let Some(items) = items.as_mut() else { return Vec::new() };
         let (taken, left): (Vec<_>, Vec<_>) =
             std::mem::take(items).into_iter().partition(|item| item.is_for(key));
@@ -123,7 +123,7 @@ impl Mailbox {
 
     /// Closes the mailbox of a worker that has ended. Drops the items that are left.
     pub(crate) fn close(&self) {
-        let items = self.items.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let items = lock(&self.items).take();
         // Outside the lock, because dropping a task can take long.
         drop(items);
     }

@@ -145,7 +145,7 @@ mod tests {
         let engine = Engine::open(EngineKind::Threads, 1).unwrap();
         // One visit with work in a second is enough for polling.
         let poll = Poll::Rate { start_per_sec: 1, stop_idle: Duration::from_secs(1) };
-        let mut worker = EventLoop::new(peers, 0, engine, poll, None).unwrap();
+        let mut worker = EventLoop::new(peers, 0, engine, poll).unwrap();
         let view = guest_memory(2 * GuestRing::BUFFERS, GuestRing::USER);
         let ring = GuestRing::new(view, Options::new(8, true, false).unwrap());
         let task = Idle(Vring::new(ring.parts()).unwrap());

@@ -3,9 +3,9 @@
 use crate::clock::{Clock, Nanos};
 use crate::mailbox::{Mailbox, MovedTask, Placement, TaskKey, WorkItem};
 use crate::times::Times;
-use kickless_sync::Mutex;
+use kickless_sync::{Mutex, lock};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 
 /// The age at which a load is no longer valid, because its worker has been asleep since.
 const STALE_NS: Nanos = 300_000_000;
@@ -36,7 +36,7 @@ impl Peers {
     /// Puts an item for a task into the mailbox of the worker that has it, whose number is in `worker_id`.
     /// The item comes back if that worker has ended.
     pub(crate) fn put(&self, worker_id: &Mutex<usize>, item: WorkItem) -> Result<(), WorkItem> {
-        let worker_id = worker_id.lock().unwrap_or_else(PoisonError::into_inner);
+        let worker_id = lock(worker_id);
         self.workers[*worker_id].mailbox.put(item)
     }
 
@@ -50,7 +50,7 @@ impl Peers {
         (from, to): (usize, usize),
     ) -> Result<(), WorkItem> {
         let (old, new) = (&self.workers[from].mailbox, &self.workers[to].mailbox);
-        let mut worker_id = placement.worker_id.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut worker_id = lock(&placement.worker_id);
         new.put(WorkItem::Adopt(key, placement.clone(), moved))?;
         for item in old.take_for(key) {
             // The worker took the first item. If it has ended since, it drops all of them.

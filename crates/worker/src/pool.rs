@@ -1,7 +1,7 @@
 //! A pool of workers.
 
 use crate::affinity::GroupHomes;
-use crate::clock::{Clock, nanos};
+use crate::clock::Clock;
 use crate::event_loop::EventLoop;
 use crate::mailbox::{Mailbox, Placement, TaskKey, WorkItem};
 use crate::peers::{Peer, Peers};
@@ -17,7 +17,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 use tracing::{error, info, warn};
 
 /// The options of a pool.
@@ -31,9 +30,6 @@ pub struct Options {
     pub cpus: Vec<usize>,
     /// The rule for polling rings without kicks.
     pub poll: Poll,
-    /// The time for which a call to a driver may be delayed, so that it reports several batches. `None`: each
-    /// batch has its call at once.
-    pub call_coalesce: Option<Duration>,
 }
 
 /// A fixed number of workers. Dropping the pool stops all tasks, waits for their requests in flight and ends
@@ -101,25 +97,13 @@ impl WorkerPool {
         Arc::new(DeviceExecutor { pool: self.clone(), device, weight, limiter, homes: GroupHomes::default() })
     }
 
-    /// Changes the polling rule of all present and future tasks. Returns when it is in force.
-    pub fn set_poll(&self, poll: Poll) {
-        for answer in self.ask_for_poll(poll) {
-            // A worker that has ended polls nothing.
-            let _ = answer.recv();
-        }
-    }
-
-    /// Changes the polling rule as [`WorkerPool::set_poll`] does, and does not wait for the workers.
+    /// Changes the polling rule of all present and future tasks. Does not wait. When a later
+    /// [`WorkerPool::pass`] is answered, the rule is in force.
     pub fn request_poll(&self, poll: Poll) {
-        drop(self.ask_for_poll(poll));
-    }
-
-    fn ask_for_poll(&self, poll: Poll) -> Vec<Receiver<()>> {
-        let ask = |peer: &Peer| {
-            let (done, answer) = channel();
-            peer.mailbox.put(WorkItem::Poll(poll, done)).ok().map(|()| answer)
-        };
-        self.peers.workers.iter().filter_map(ask).collect()
+        for peer in &self.peers.workers {
+            // A worker that has ended polls nothing.
+            let _ = peer.mailbox.put(WorkItem::Poll(poll));
+        }
     }
 
     /// Returns the clock that the workers and their tasks use.
@@ -179,7 +163,7 @@ fn start_worker(
             if worker_id == 0 {
                 announce(&engine);
             }
-            EventLoop::new(peers, worker_id, engine, options.poll, options.call_coalesce.map(nanos))
+            EventLoop::new(peers, worker_id, engine, options.poll)
         });
         let event_loop = match event_loop {
             Ok(event_loop) => {

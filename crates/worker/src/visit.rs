@@ -381,12 +381,11 @@ impl EventLoop {
         self.scheduler.push(entry.flow, number);
     }
 
-    /// Notes the time at which a task's pending call is due: after the delay if it was deferred, or soon if
-    /// the kernel refused it.
+    /// Notes the time at which a task's pending call is due.
     pub(crate) fn note_pending_call(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         if entry.call_due.is_none() && entry.task.vring().has_pending_call() {
-            let due = self.clock.now().saturating_add(self.call_coalesce.unwrap_or(RETRY));
+            let due = self.clock.now().saturating_add(RETRY);
             entry.call_due = Some(due);
             self.next_call = self.next_call.min(due);
             self.pending_calls.push(number);

@@ -18,7 +18,6 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 /// The part of a task that its test sees.
 #[derive(Default)]
@@ -249,21 +248,6 @@ fn a_task_with_limits_is_offered_nothing() {
     assert_eq!(taker.seen.offers(), 0);
     limiter.set(&Limits::default());
     assert_eq!(sender.offer(taker.number(), &[3]), [3]);
-}
-
-#[test]
-fn a_call_that_is_due_later_is_sent() {
-    let delay = Some(Duration::from_millis(2));
-    let pool = start(&kickless_worker::Options { call_coalesce: delay, ..options(1, Poll::Always) });
-    let executor = pool.executor(1);
-    let (taker, sender) = (Taker::start(&*executor, 10), Offerer::start(&*executor, TAKER));
-    assert!(taker.drain_calls());
-    for used in 0..5 {
-        taker.driver.ask_for_a_call(used);
-        assert_eq!(sender.offer(taker.number(), &[1]), [1]);
-        eventually("no call", || taker.drain_calls());
-        assert_eq!(taker.driver.used(), used + 1);
-    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests when and on which worker a pool polls: rules, their changes, moves between workers, deferred calls.
+//! Tests when and on which worker a pool polls: rules, their changes, moves between workers, calls.
 #![expect(clippy::unwrap_used, clippy::expect_used, unsafe_code, reason = "a test may")]
 
 mod echo;
@@ -11,7 +11,6 @@ use kickless_worker::{Poll, WorkerPool};
 use rustix::io::{Errno, dup2};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -87,9 +86,15 @@ fn no_kick_is_lost_under_any_rule() {
     }
 }
 
+/// Changes the polling rule, and waits until it is in force.
+fn set_poll(pool: &WorkerPool, poll: Poll) {
+    pool.request_poll(poll);
+    pool.pass().into_iter().for_each(|answer| answer.recv_timeout(DEADLINE).unwrap());
+}
+
 #[test]
 fn rules_can_change_while_queues_run() {
-    stress(2, Poll::default(), |pool, step| pool.set_poll(RULES[step % RULES.len()]));
+    stress(2, Poll::default(), |pool, step| set_poll(pool, RULES[step % RULES.len()]));
 }
 
 #[test]
@@ -168,15 +173,14 @@ fn a_moving_queue_gets_a_new_rule() {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    std::thread::scope(|scope| {
-        let mut release = moved.release.lock().unwrap();
-        // The first worker reaches its queue and goes no further. The second learns of the rule.
-        let _looks = on_first.update(Update::Poll);
-        eventually("never polled", || moved.seen.kept.load(Ordering::SeqCst) > 0);
-        scope.spawn(|| pool.set_poll(Poll::Never));
-        asks_for_kicks(&mut other);
-        *release = true;
-    });
+    let mut release = moved.release.lock().unwrap();
+    // The first worker reaches its queue and goes no further. The second learns of the rule.
+    let _looks = on_first.update(Update::Poll);
+    eventually("never polled", || moved.seen.kept.load(Ordering::SeqCst) > 0);
+    pool.request_poll(Poll::Never);
+    asks_for_kicks(&mut other);
+    *release = true;
+    drop(release);
     on_first.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
     asks_for_kicks(&mut moved);
     for handle in [on_first, on_second] {
@@ -284,53 +288,14 @@ fn batches(fixture: &mut Fixture, handle: &dyn TaskHandle, count: u32) {
     }
 }
 
-#[test]
-fn a_deferred_call_reports_many_batches() {
-    let counts_with = |delay| {
-        let options = kickless_worker::Options { call_coalesce: delay, ..options(1, Poll::Always) };
-        let pool = start(&options);
-        let (mut fixture, echo) = task(false);
-        let handle = pool.executor(1).spawn(echo).unwrap();
-        handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
-        // The call at the start of each ring.
-        assert_eq!(calls(&fixture), 1);
-        batches(&mut fixture, handle.as_ref(), 20);
-        let before = calls(&fixture);
-        handle.stop().recv_timeout(DEADLINE).unwrap();
-        (before, before + calls(&fixture))
-    };
-    assert_eq!(counts_with(None).1, 20);
-    // A call that is pending when the ring stops is sent.
-    assert_eq!(counts_with(Some(Duration::from_secs(3600))), (0, 1));
-    let (_, all) = counts_with(Some(Duration::from_micros(1)));
-    assert!((1..=20).contains(&all), "{all}");
-}
-
-/// A deferred call is sent although no other event ends the worker's sleep.
-#[test]
-fn a_deferred_call_is_sent() {
-    for rule in [Poll::Never, Poll::Always, Poll::default()] {
-        let delay = Some(Duration::from_millis(2));
-        let pool = start(&kickless_worker::Options { call_coalesce: delay, ..options(1, rule) });
-        let (mut fixture, echo) = task(false);
-        let handle: Arc<dyn TaskHandle> = Arc::from(pool.executor(1).spawn(echo).unwrap());
-        handle.update(Update::Poll).recv_timeout(DEADLINE).unwrap();
-        let _ = calls(&fixture);
-        batches(&mut fixture, handle.as_ref(), 1);
-        eventually("no call", || calls(&fixture) > 0);
-    }
-}
-
 /// The kernel refuses a call for a while, because its descriptor is no eventfd during that time.
 #[test]
 fn a_call_that_the_kernel_refuses_is_sent_later() {
     if Signaller::new().is_err() {
         return println!("SKIPPED: no kernel AIO here");
     }
-    for (rule, delay) in
-        [(Poll::Never, None), (Poll::Always, None), (Poll::Never, Some(Duration::from_micros(1)))]
-    {
-        let pool = start(&kickless_worker::Options { call_coalesce: delay, ..options(1, rule) });
+    for rule in [Poll::Never, Poll::Always] {
+        let pool = start(&options(1, rule));
         let (mut fixture, echo) = task(false);
         let handle = pool.executor(1).spawn(echo).unwrap();
         let call = fixture.driver.call.try_clone().unwrap();

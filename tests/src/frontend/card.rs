@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use kickless_memory::Gpa;
-use kickless_net_port::TestFrame;
 use kickless_spec::features::Features;
 use kickless_spec::net::{Header, NetFeatures};
+use kickless_testing::parse_test_frame;
 use kickless_vhost_user::{Config, FrontendMessage as Message, Reply};
 
 use crate::driver::memory::Ram;
@@ -357,6 +357,7 @@ impl CardRing {
         ram.map().read(self.buffer(self.taken), &mut bytes)?;
         self.taken += 1;
         let payload = bytes.get(size_of::<Header>()..).context("a frame is shorter than its header")?;
-        Ok(Some(TestFrame::read(payload)?.number))
+        let (_, number) = parse_test_frame(payload).context("not a whole test frame")?;
+        Ok(Some(number))
     }
 }

@@ -2,11 +2,12 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 
+use indexmap::IndexMap;
 use kickless_device::{Limits, Operate};
-use serde::de::{MapAccess, Visitor};
 use serde::ser::{Error, SerializeMap};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::capture::CaptureConfig;
@@ -14,69 +15,54 @@ use super::kind::{KIND, Kind, Words};
 use super::notation::{Mistake, Notation};
 
 /// The kind of a device, with the options of this kind.
-pub struct KindConfig(Box<dyn Options>);
+pub struct KindConfig(Box<dyn KindOptions>);
 
-/// The options of one device, without their type. [`Kind`] documents the methods.
-trait Options: Any + Send + Sync {
+/// The options of one device, without their type. [`Kind`] documents the methods that have no documentation.
+#[allow(missing_docs, reason = "the trait of a kind documents these methods")]
+pub trait KindOptions: Any + Send + Sync {
     fn words(&self) -> &'static Words;
-    fn copy(&self) -> Box<dyn Options>;
-    fn equals(&self, other: &dyn Options) -> bool;
+    fn copy(&self) -> Box<dyn KindOptions>;
+    fn equals(&self, other: &dyn KindOptions) -> bool;
     fn debug(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
-    fn entries(&self) -> serde_json::Result<Entries>;
+    /// Returns the values by their keys, in the order of the options.
+    fn entries(&self) -> serde_json::Result<IndexMap<String, Value>>;
     fn check(&self, notation: Notation) -> Result<(), Mistake>;
     fn descriptors(&self) -> Vec<(&'static str, &str)>;
     fn inherited(&self) -> Vec<(&'static str, i32)>;
     fn log_served(&self, version: &str);
-    fn limits(&self) -> (Limits, Option<String>);
-    fn limit_entries(&self) -> serde_json::Result<Value>;
-    fn take_settable(&mut self, wanted: &dyn Options);
+    fn limits(&self) -> Limits;
+    /// Returns the group that shares the limits.
+    fn group(&self) -> Option<String>;
+    /// Returns the limits by their keys, and the group.
+    fn limit_entries(&self) -> Map<String, Value>;
+    /// Takes the values that `device.set` changes from the options of another device of the same kind. Keeps
+    /// the group.
+    fn take_settable(&mut self, wanted: &dyn KindOptions);
+    /// Makes a device use the values that `device.set` changes, except for the limits.
     fn apply(&self, device: &dyn Operate);
     fn size_min(&mut self) -> Option<&mut Option<u64>>;
     fn capture(&mut self) -> Option<&mut CaptureConfig>;
-}
-
-/// The entries of a JSON object, in their order.
-struct Entries(Vec<(String, Value)>);
-
-impl<'de> Deserialize<'de> for Entries {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct InOrder;
-
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Entries;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Entries, A::Error> {
-                std::iter::from_fn(|| from.next_entry().transpose()).collect::<Result<_, _>>().map(Entries)
-            }
-        }
-
-        from.deserialize_map(InOrder)
-    }
 }
 
 /// The options of a device of the kind `K`.
 struct Of<K: Kind>(K::Options);
 
 impl<K: Kind> Of<K> {
-    fn downcast(options: &dyn Options) -> Option<&K::Options> {
+    fn downcast(options: &dyn KindOptions) -> Option<&K::Options> {
         (options as &dyn Any).downcast_ref::<Self>().map(|of| &of.0)
     }
 }
 
-impl<K: Kind> Options for Of<K> {
+impl<K: Kind> KindOptions for Of<K> {
     fn words(&self) -> &'static Words {
         &K::WORDS
     }
 
-    fn copy(&self) -> Box<dyn Options> {
+    fn copy(&self) -> Box<dyn KindOptions> {
         Box::new(Self(self.0.clone()))
     }
 
-    fn equals(&self, other: &dyn Options) -> bool {
+    fn equals(&self, other: &dyn KindOptions) -> bool {
         Self::downcast(other).is_some_and(|other| *other == self.0)
     }
 
@@ -84,9 +70,8 @@ impl<K: Kind> Options for Of<K> {
         fmt::Debug::fmt(&self.0, f)
     }
 
-    /// Returns the values by their keys, in the order of the options. A call can list many devices, so this
-    /// does not ask clap for the order, which takes ten times as long.
-    fn entries(&self) -> serde_json::Result<Entries> {
+    /// A call can list many devices, so this does not ask clap for the order, which takes ten times as long.
+    fn entries(&self) -> serde_json::Result<IndexMap<String, Value>> {
         serde_json::from_str(&serde_json::to_string(&self.0)?)
     }
 
@@ -106,17 +91,22 @@ impl<K: Kind> Options for Of<K> {
         K::log_served(&self.0, version);
     }
 
-    fn limits(&self) -> (Limits, Option<String>) {
-        let mut options = self.0.clone();
-        let limits = K::limits(&mut options);
-        (limits.limits(), limits.group.take())
+    fn limits(&self) -> Limits {
+        K::limits(&mut self.0.clone()).limits()
     }
 
-    fn limit_entries(&self) -> serde_json::Result<Value> {
-        serde_json::to_value(K::limits(&mut self.0.clone()))
+    fn group(&self) -> Option<String> {
+        K::limits(&mut self.0.clone()).group.take()
     }
 
-    fn take_settable(&mut self, wanted: &dyn Options) {
+    fn limit_entries(&self) -> Map<String, Value> {
+        match serde_json::to_value(K::limits(&mut self.0.clone())) {
+            Ok(Value::Object(limits)) => limits,
+            _ => Map::new(),
+        }
+    }
+
+    fn take_settable(&mut self, wanted: &dyn KindOptions) {
         let Some(wanted) = Self::downcast(wanted) else { return };
         K::limits(&mut self.0).take_limits(K::limits(&mut wanted.clone()));
         K::SETTABLE.iter().for_each(|option| (option.take)(&mut self.0, wanted));
@@ -146,62 +136,10 @@ impl KindConfig {
         Of::<K>::downcast(&*self.0)
     }
 
-    /// Returns the words for the kind.
-    pub fn words(&self) -> &'static Words {
-        self.0.words()
-    }
-
-    /// Checks that the options can be combined.
-    ///
-    /// # Errors
-    /// Some cannot.
-    pub fn check(&self, notation: Notation) -> Result<(), Mistake> {
-        self.0.check(notation)
-    }
-
-    /// Returns the names of the descriptors that the device needs ([`Kind::descriptors`]).
-    pub fn descriptors(&self) -> Vec<(&'static str, &str)> {
-        self.0.descriptors()
-    }
-
-    /// Returns the numbers of the descriptors that the device needs ([`Kind::inherited`]).
-    pub fn inherited(&self) -> Vec<(&'static str, i32)> {
-        self.0.inherited()
-    }
-
-    /// Logs that the device is served.
-    pub(crate) fn log_served(&self, version: &str) {
-        self.0.log_served(version);
-    }
-
-    /// Returns the limits.
-    pub fn limits(&self) -> Limits {
-        self.0.limits().0
-    }
-
-    /// Returns the group that shares the limits.
-    pub fn group(&self) -> Option<String> {
-        self.0.limits().1
-    }
-
-    /// Returns the limits by their keys, and the group.
-    pub fn limit_entries(&self) -> Map<String, Value> {
-        match self.0.limit_entries() {
-            Ok(Value::Object(limits)) => limits,
-            _ => Map::new(),
-        }
-    }
-
-    /// Takes the values that `device.set` changes from the options of another device of the same kind. Keeps
-    /// the group.
-    pub(crate) fn take_settable(&mut self, wanted: &Self) {
-        self.0.take_settable(&*wanted.0);
-    }
-
     /// Returns these options with all values of `other` that change while the device is served.
     pub(crate) fn with_changeable(&self, other: &Self) -> Self {
         let (mut changed, mut other) = (self.clone(), other.clone());
-        changed.take_settable(&other);
+        changed.take_settable(&*other);
         if let (Some(size), Some(other)) = (changed.size_min(), other.size_min()) {
             *size = *other;
         }
@@ -210,20 +148,19 @@ impl KindConfig {
         }
         changed
     }
+}
 
-    /// Makes a device use the values that `device.set` changes, except for the limits.
-    pub(crate) fn apply(&self, device: &dyn Operate) {
-        self.0.apply(device);
+impl Deref for KindConfig {
+    type Target = dyn KindOptions;
+
+    fn deref(&self) -> &dyn KindOptions {
+        &*self.0
     }
+}
 
-    /// Returns the size that the medium has at least ([`Kind::size_min`]).
-    pub(crate) fn size_min(&mut self) -> Option<&mut Option<u64>> {
-        self.0.size_min()
-    }
-
-    /// Returns the file for the frames ([`Kind::capture`]).
-    pub(crate) fn capture(&mut self) -> Option<&mut CaptureConfig> {
-        self.0.capture()
+impl DerefMut for KindConfig {
+    fn deref_mut(&mut self) -> &mut dyn KindOptions {
+        &mut *self.0
     }
 }
 
@@ -250,7 +187,7 @@ impl Serialize for KindConfig {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut to = to.serialize_map(None)?;
         to.serialize_entry(KIND, self.words().name)?;
-        for (key, value) in self.0.entries().map_err(S::Error::custom)?.0 {
+        for (key, value) in self.entries().map_err(S::Error::custom)? {
             to.serialize_entry(&key, &value)?;
         }
         to.end()

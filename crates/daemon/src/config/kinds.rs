@@ -16,10 +16,11 @@ use super::notation::Mistake;
 use super::serve::{Identity, ServeConfig, Share};
 
 /// The kinds of devices that a program serves. The first is the usual one, for sentences.
-pub struct Kinds(Vec<Box<dyn Entry>>);
+pub struct Kinds(Vec<Box<dyn KindEntry>>);
 
-/// A kind, without its type. [`Kind`] documents the methods.
-trait Entry: Send + Sync {
+/// A kind of the table, without its type. [`Kind`] documents the methods that have no documentation.
+#[allow(missing_docs, reason = "the trait of a kind documents these methods")]
+pub trait KindEntry: Send + Sync {
     fn words(&self) -> &'static Words;
     fn keys(&self) -> Vec<Key>;
     fn limit_keys(&self) -> Vec<Key>;
@@ -32,7 +33,7 @@ trait Entry: Send + Sync {
     fn make(&self, of: &KindConfig, making: &Making<'_>) -> Option<Result<Arc<dyn Operate>, MakeError>>;
 }
 
-impl<K: Kind> Entry for K {
+impl<K: Kind> KindEntry for K {
     fn words(&self) -> &'static Words {
         &K::WORDS
     }
@@ -74,35 +75,6 @@ impl<K: Kind> Entry for K {
     }
 }
 
-/// A kind of the table, for the command line.
-#[derive(Clone, Copy)]
-pub struct KindCommand<'k>(&'k dyn Entry);
-
-impl KindCommand<'_> {
-    /// Returns the words for the kind.
-    pub fn words(self) -> &'static Words {
-        self.0.words()
-    }
-
-    /// Returns the answer of `--print-capabilities`.
-    pub fn capabilities(self) -> serde_json::Value {
-        self.0.capabilities()
-    }
-
-    /// Adds the options of the kind to a command.
-    pub fn augment(self, command: Command) -> Command {
-        self.0.augment(command)
-    }
-
-    /// Returns the options that a command line has.
-    ///
-    /// # Errors
-    /// An option is missing.
-    pub fn of_matches(self, matches: &ArgMatches) -> Result<KindConfig, clap::Error> {
-        self.0.of_matches(matches)
-    }
-}
-
 impl fmt::Debug for Kinds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|kind| kind.words().name)).finish()
@@ -123,8 +95,8 @@ impl Kinds {
     }
 
     /// Returns the kinds, for the command line.
-    pub fn commands(&self) -> impl Iterator<Item = KindCommand<'_>> {
-        self.0.iter().map(|kind| KindCommand(&**kind))
+    pub fn commands(&self) -> impl Iterator<Item = &dyn KindEntry> {
+        self.0.iter().map(|kind| &**kind)
     }
 
     /// Returns whether devices of the kind with this name measure latencies. Another program can have kinds
@@ -205,7 +177,7 @@ impl Kinds {
     }
 
     /// Returns the keys that only other kinds have, and one of these kinds.
-    fn foreign(&self, kind: &dyn Entry) -> Vec<(String, &'static Words)> {
+    fn foreign(&self, kind: &dyn KindEntry) -> Vec<(String, &'static Words)> {
         let own = kind.keys();
         let others = self.0.iter().filter(|other| other.words() != kind.words());
         let all = others.flat_map(|other| other.keys().into_iter().map(|key| (key, other.words())));
@@ -214,7 +186,7 @@ impl Kinds {
     }
 
     /// Returns the kind of a device with these keys.
-    fn kind_of(&self, values: &Values) -> Result<&dyn Entry, Mistake> {
+    fn kind_of(&self, values: &Values) -> Result<&dyn KindEntry, Mistake> {
         let named = match values.get(KIND) {
             Some(Value::Text(name)) => self.0.iter().find(|kind| kind.words().name == name),
             _ => None,
@@ -235,7 +207,7 @@ impl Kinds {
             (Some(kind), None, _) => Ok(&**kind),
             (None, _, Some(named)) => Err(Mistake::new(named.key, format!("{} needs one", named.one))),
             (None, _, None) => {
-                let mut all = self.commands().map(KindCommand::words);
+                let mut all = self.commands().map(KindEntry::words);
                 let Some(first) = all.next() else { return Err(Mistake::new(KIND, "there is none")) };
                 let others = all.map(|kind| format!(", and {} needs a {}", kind.one, kind.key));
                 let others: String = others.collect();

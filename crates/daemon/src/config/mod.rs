@@ -28,7 +28,7 @@ pub use device::{DEVICE_SPAN, DeviceConfig};
 pub use keys::{Key, KeyError, Value, Values, check, keys, read, values};
 pub use kind::{Kind, Settable, Words};
 pub use kind_config::KindConfig;
-pub use kinds::{KindCommand, Kinds};
+pub use kinds::{KindEntry, Kinds};
 pub use limits::{LimitWords, Limited, LimitsConfig};
 pub use making::{MakeError, Making};
 pub use name::parse_device_name;

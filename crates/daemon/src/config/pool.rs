@@ -1,7 +1,5 @@
 //! The workers that devices share.
 
-use std::time::Duration;
-
 use clap::Args;
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_values::CpuList;
@@ -10,7 +8,7 @@ use serde::Serialize;
 use super::notation::{Mistake, Notation};
 use super::polling::PollingConfig;
 use super::text;
-use super::values::{parse_delay, parse_workers};
+use super::values::parse_workers;
 
 /// Operations that a worker can have in flight, in addition to the reserve of each device. Further requests
 /// wait in their queues.
@@ -37,10 +35,6 @@ pub struct PoolConfig {
     #[command(flatten)]
     #[serde(flatten)]
     pub polling: PollingConfig,
-    /// Delay calls to the driver by at most this time, to combine several into one [default: no delay]
-    #[arg(long, value_name = "DURATION", value_parser = parse_delay)]
-    #[serde(serialize_with = "text::duration", skip_serializing_if = "Option::is_none")]
-    pub call_coalesce: Option<Duration>,
 }
 
 impl PoolConfig {
@@ -63,7 +57,6 @@ impl PoolConfig {
             },
             cpus: self.cpus().to_vec(),
             poll: self.polling.rule(notation)?,
-            call_coalesce: self.call_coalesce.filter(|delay| !delay.is_zero()),
         })
     }
 

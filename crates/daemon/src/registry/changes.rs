@@ -1,12 +1,12 @@
 //! Changes of served devices and of the pool: limits, discards, drains, sizes, captures, the polling rule.
 
 use std::path::PathBuf;
-use std::sync::PoisonError;
 use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kickless_device::StoppedOnError;
+use kickless_sync::lock;
 
 use super::Registry;
 use crate::config::{CaptureConfig, DeviceConfig, Mistake, Notation, PollingConfig, PoolConfig};
@@ -24,7 +24,7 @@ impl Registry {
     /// Some options of the rule cannot be combined.
     pub fn set_polling(&self, polling: &PollingConfig) -> Result<PoolConfig, Mistake> {
         // The lock is held over the change, so that the recorded rule is the last one that was set.
-        let mut config = self.state.pool_config();
+        let mut config = lock(&self.state.pool_config);
         let changed = config.with_polling(polling);
         let options = changed.worker_options(1, Notation::Keys)?;
         if let Some(pool) = self.pool() {
@@ -65,7 +65,7 @@ impl Registry {
             served.limiter().set(&limits);
         }
         wanted.kind.apply(served.device());
-        present.take_settable(&wanted.kind);
+        present.take_settable(&*wanted.kind);
         if entry.config.share.weight != weight {
             served.set_weight(weight);
             entry.config.share.weight = weight;
@@ -173,7 +173,7 @@ impl Registry {
         let one = kind.words().one;
         let wanted = kind.capture().ok_or_else(|| CaptureError::NoFrames { name: name.into(), one })?;
         *wanted = CaptureConfig { capture, capture_length: length };
-        let turn = served.capture_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = lock(&served.capture_turn);
         let to = wanted.to(name);
         let set = served.config().span().in_scope(|| served.device().set_capture(to.as_ref()));
         if set.is_err() {

@@ -1,9 +1,10 @@
 //! The groups of devices that share their limits.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use kickless_device::Limiter;
+use kickless_sync::lock;
 
 use crate::config::KindConfig;
 
@@ -18,7 +19,7 @@ impl Groups {
         let limiter = match of.group() {
             None => Arc::default(),
             Some(group) => {
-                let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut groups = lock(&self.0);
                 groups.retain(|_, limiter| limiter.strong_count() > 0);
                 let group = (of.words().name, group);
                 let known = groups.get(&group).and_then(Weak::upgrade);

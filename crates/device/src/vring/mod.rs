@@ -46,9 +46,7 @@ pub struct Vring {
     /// Completions were pushed and are not published yet.
     pushed: bool,
     unseen: Unseen,
-    /// Calls are sent when the worker says so, instead of with their batch.
-    defers_calls: bool,
-    /// A call was deferred, or refused by the kernel, and must still be sent.
+    /// The kernel refused a call, which must still be sent.
     has_pending_call: bool,
     /// See [`Vring::take_unfinished`].
     unfinished: bool,
@@ -115,7 +113,6 @@ impl Vring {
             allowance: None,
             pushed: !unpublished.is_empty(),
             unseen: Unseen::new(ShowAfter::Early),
-            defers_calls: false,
             has_pending_call: false,
             unfinished: false,
             broken: false,
@@ -391,19 +388,12 @@ impl Vring {
         self.unseen.published(wanted && self.call.is_some());
         self.commit_marks();
         match &self.call {
-            Some(_) if wanted && self.defers_calls => self.has_pending_call = true,
             Some(_) if wanted => self.send_call(),
             _ => self.counters.calls_suppressed.add(1),
         }
     }
 
-    /// Chooses whether calls wait until [`Vring::send_pending_call`], so that one call reports several
-    /// batches.
-    pub fn defer_calls(&mut self, later: bool) {
-        self.defers_calls = later;
-    }
-
-    /// Returns whether a call must still be sent: one that was deferred, or that the kernel refused.
+    /// Returns whether a call must still be sent, because the kernel refused it.
     #[inline]
     pub fn has_pending_call(&self) -> bool {
         self.has_pending_call

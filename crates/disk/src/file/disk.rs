@@ -28,7 +28,6 @@ pub struct FileDisk {
     /// The bytes that requests may access: `size`, or less while the file is known to be shorter.
     pub(super) accessible_size: AtomicU64,
     pub(super) device: bool,
-    pub(super) merge: bool,
     pub(super) direct: Option<Direct>,
     /// Bounce buffers, also for writing zeroes.
     pub(super) pool: Arc<BufferPool>,
@@ -107,7 +106,7 @@ impl FileDisk {
 
     pub(crate) fn attach(&self, engine: &mut Engine) -> Result<FileId, Error> {
         let file = engine.register(&self.backing)?;
-        engine.merge(file, self.merge);
+        engine.merge(file);
         Ok(file)
     }
 }

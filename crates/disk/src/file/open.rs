@@ -132,7 +132,6 @@ impl FileDisk {
             size: AtomicU64::new(size),
             accessible_size: AtomicU64::new(size),
             device,
-            merge: options.merge,
             direct,
             pool: Arc::new(BufferPool::new(address)),
             missing_syscalls: MissingSyscalls::default(),

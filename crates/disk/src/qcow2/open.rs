@@ -229,7 +229,7 @@ impl Opening<'_> {
         }
         let format = backing.known_format().map_err(bad)?;
         let path = resolve(path, &backing.name)?;
-        let options = Options { read_only: true, merge: false, ..*self.options };
+        let options = Options { read_only: true, ..*self.options };
         match format {
             BackingFormat::Raw => {
                 let open = || FileDisk::open_image(Source::Path(&path), &options).map_err(io::Error::other);

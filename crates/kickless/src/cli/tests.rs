@@ -41,8 +41,8 @@ fn defaults() {
     assert!(!disk.read_only && !disk.incoming && disk.serial.is_none());
     assert_eq!((disk.blk_size, disk.cache_size, disk.logical_block_size), (None, None, 512));
     assert_eq!((pool.workers, pool.engine.kind, pool.cpus.len()), (1, EngineKind::Auto, 0));
-    assert_eq!((disk.merge, disk.discard), (Switch::On, Switch::On));
-    assert_eq!((pool.poll, pool.call_coalesce), (Poll::default(), None));
+    assert_eq!(disk.discard, Switch::On);
+    assert_eq!(pool.poll, Poll::default());
     assert_eq!((device.name(), device.share.weight), (None, 1));
     assert_eq!(
         (device.serve.memory_max, device.serve.allow_slow_memory),
@@ -55,7 +55,7 @@ fn everything_said() {
     let service = service(
         "/usr/bin/kickless-blk --fd 3 --blk-file mem:1.5G --read-only --serial=disk-1 --num-queues=4 --queue-size=256 \
          --engine=io_uring --cache=writeback --lock=off --workers=4 --cpu=8,0-1 --poll=rate --poll-start-rate=0 \
-         --poll-stop-idle=1.5ms --call-coalesce=20us --merge=off --discard=off --logical-block-size=4096",
+         --poll-stop-idle=1.5ms --discard=off --logical-block-size=4096",
     );
     let (pool, disk, serve) = (workers(&service), disk_of(&service.devices[0]), &service.devices[0].serve);
     assert_eq!((service.fd, &serve.socket_path), (Some(3), &None));
@@ -67,10 +67,9 @@ fn everything_said() {
     assert_eq!(disk.serial.as_deref(), Some("disk-1"));
     assert!(disk.read_only);
     assert_eq!((pool.workers, pool.engine.kind), (4, EngineKind::Uring));
-    assert_eq!((disk.merge, disk.discard, disk.logical_block_size), (Switch::Off, Switch::Off, 4096));
+    assert_eq!((disk.discard, disk.logical_block_size), (Switch::Off, 4096));
     assert_eq!(pool.cpus, [8, 0, 1]);
     assert_eq!(pool.poll, Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_micros(1500) });
-    assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
 }
 
 #[test]
@@ -171,7 +170,6 @@ fn polling() {
             "{options}"
         );
     }
-    assert_eq!(workers(&service("kickless blk --fd=3 --blk-file=a --call-coalesce=0us")).call_coalesce, None);
 }
 
 #[test]
@@ -337,7 +335,10 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless blk --completion worker --fd=3 --blk-file=a", "--completion: it was removed"),
         ("kickless net --fd=3 --port=null --sqpoll", "--sqpoll: it was removed"),
         ("kickless serve --config=a --fixed-buffers", "--fixed-buffers: it was removed"),
-        ("kickless blk --fd=3 --blk-file=a --merge=maybe", "--merge"),
+        (
+            "kickless blk --fd=3 --blk-file=a --merge=on",
+            "--merge: it was removed, because neighbouring requests are always merged: leave it out",
+        ),
         ("kickless blk --fd=3 --blk-file=a --cache=unsafe", "--cache"),
         ("kickless blk --fd=3 --blk-file=a --cache-size=63K", "from 64K to 64G"),
         ("kickless blk --fd=3 --blk-file=a --cache-size=65G", "from 64K to 64G"),
@@ -397,8 +398,12 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless blk --fd=3 --blk-file=a --poll-stop-idle=0s", "above 0"),
         ("kickless blk --fd=3 --blk-file=a --poll-stop-idle=61m", "1h at most"),
         ("kickless blk --fd=3 --blk-file=a --poll-stop-idle=3", "--poll-stop-idle"),
-        ("kickless blk --fd=3 --blk-file=a --call-coalesce=soon", "--call-coalesce"),
-        ("kickless blk --fd=3 --blk-file=a --call-coalesce=1.1s", "--call-coalesce"),
+        ("kickless blk --fd=3 --blk-file=a --poll-latency=soon", "--poll-latency"),
+        ("kickless blk --fd=3 --blk-file=a --poll-latency=1.1s", "--poll-latency"),
+        (
+            "kickless net --fd=3 --port=null --call-coalesce=20us",
+            "--call-coalesce: it was removed, because calls are sent at once: leave it out",
+        ),
         ("kickless blk --fd=3 --blk-file=a stray", "stray"),
         ("kickless net", "net"),
         ("kickless serve", "--config <FILE>"),

@@ -47,14 +47,13 @@ fn everything_said() {
         poll = "rate"
         poll-start-rate = 10_000
         poll-stop-idle = "1.5ms"
-        call-coalesce = "20us"
         [defaults]
         kind = "blk"
         num-queues = 4
         cache = "writeback"
         cache-size = "64M"
         lock = "off"
-        merge = "off"
+        discard = "off"
         weight = 7
         memory-max = "64G"
         allow-slow-memory = true
@@ -76,7 +75,7 @@ fn everything_said() {
         queue-size = 0x100
         cache = "none"
         lock = "on"
-        merge = "on"
+        discard = "on"
         weight = 1000
         socket-mode = "0600"
         "#,
@@ -85,7 +84,6 @@ fn everything_said() {
     let pool = &service.pool.worker_options(1, Notation::Keys).unwrap();
     assert_eq!((pool.workers, &pool.cpus[..], pool.engine.kind), (4, &[8, 0, 1][..], EngineKind::Auto));
     assert_eq!(pool.poll, Poll::Rate { start_per_sec: 10_000, stop_idle: Duration::from_micros(1500) });
-    assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
     let [web, db] = &service.devices[..] else { panic!("{service:?}") };
     assert_eq!((web.name(), db.name()), (Some("web"), Some("db")));
     assert_eq!((web.share.weight, db.share.weight), (7, 1000));
@@ -97,7 +95,7 @@ fn everything_said() {
     assert_eq!((web.serve.queue_size, db.serve.queue_size), (1024, 256));
     let (web, db) = (disk_of(web), disk_of(db));
     let of = |disk: &BlkConfig| (disk.num_queues, disk.cache, disk.lock == Switch::On);
-    assert_eq!((web.merge, db.merge), (Switch::Off, Switch::On));
+    assert_eq!((web.discard, db.discard), (Switch::Off, Switch::On));
     assert_eq!(of(web), (4, Cache::Writeback, false));
     assert_eq!(of(db), (8, Cache::None, true));
     assert_eq!((web.cache_size, db.cache_size), (Some(64 << 20), Some(64 << 20)));
@@ -204,7 +202,8 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
             "[pool]\npoll = 'never'\npoll-latency = '1us'",
             "disks.toml:3: poll-latency: it is for poll = \"auto\"",
         ),
-        ("[pool]\ncall-coalesce = '2s'\n", "disks.toml:2: call-coalesce = '2s': it must be 1s at most"),
+        ("[pool]\ncall-coalesce = '20us'\n", "disks.toml:2: call-coalesce: it was removed"),
+        ("[defaults]\nmerge = 'on'\n", "disks.toml:2: merge: it was removed"),
         ("[defaults]\nsocket-path = 'a'\n", "disks.toml:2: socket-path: it is each device's own"),
         ("[defaults]\nname = 'a'\n", "disks.toml:2: name: it is each device's own"),
         ("[defaults]\nblk-size = '1G'\n", "disks.toml:2: blk-size: it is each device's own"),

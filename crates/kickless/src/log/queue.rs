@@ -24,6 +24,7 @@ use std::io::{self, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kickless_sync::lock;
 use tracing::callsite::Identifier;
 
 use super::limit::{Admission, Limits};
@@ -59,13 +60,9 @@ struct QueueState {
 }
 
 impl LineQueue {
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Appends a line, or counts it as lost. Never waits.
     pub(super) fn put(&self, line: &[u8]) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.lost > 0 || state.text.len() + line.len() > BYTES_MAX {
             state.lost += 1;
         } else {
@@ -75,7 +72,7 @@ impl LineQueue {
 
     /// Appends the last line of the process, even beyond [`BYTES_MAX`].
     pub(super) fn put_last(&self, line: &[u8]) {
-        self.append(self.lock(), line);
+        self.append(lock(&self.state), line);
     }
 
     fn append(&self, mut state: MutexGuard<'_, QueueState>, line: &[u8]) {
@@ -87,12 +84,12 @@ impl LineQueue {
 
     /// Decides whether to print a line from `callsite` about `device`.
     pub(super) fn admit(&self, callsite: Identifier, device: &str) -> Admission {
-        self.lock().limits.admit(callsite, device, Instant::now())
+        lock(&self.state).limits.admit(callsite, device, Instant::now())
     }
 
     /// Keeps a line for which [`LineQueue::admit`] returned [`Admission::Hold`].
     pub(super) fn hold(&self, callsite: Identifier, device: &str, line: String) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.limits.hold(callsite, device, line, Instant::now());
         // Wake the writer, because it may sleep without a timeout.
         if std::mem::replace(&mut state.idle, false) {
@@ -102,7 +99,7 @@ impl LineQueue {
 
     /// Appends the held lines now, because the process is about to end.
     pub(super) fn put_held(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let mut lines = Vec::new();
         state.limits.report_all(&mut lines);
         self.append(state, &lines);
@@ -110,7 +107,7 @@ impl LineQueue {
 
     /// Waits until all lines are written, or until `deadline`. Returns whether all lines are written.
     pub(super) fn wait_until_written(&self, deadline: Instant) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             if state.text.is_empty() && state.lost == 0 && !state.writing {
                 return true;
@@ -139,7 +136,7 @@ impl LineQueue {
     fn take(&self, written: &mut Vec<u8>) -> u64 {
         written.clear();
         written.shrink_to(KEPT_BYTES_MAX);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.writing = false;
         self.written.notify_all();
         loop {
@@ -286,7 +283,7 @@ mod tests {
         fn waits_in_write(&self) {
             let deadline = Instant::now() + LIMIT;
             let is_taken = || {
-                let state = self.queue.lock();
+                let state = lock(&self.queue.state);
                 state.writing && state.text.is_empty()
             };
             while !is_taken() {
@@ -329,7 +326,7 @@ mod tests {
             for _ in 0..2 * fits {
                 bench.queue.put(&line);
             }
-            assert_eq!(bench.queue.lock().text.len(), BYTES_MAX);
+            assert_eq!(lock(&bench.queue.state).text.len(), BYTES_MAX);
         };
         // The writer holds a line when the flood begins, and the first flood when the second one does.
         bench.queue.put(&line);

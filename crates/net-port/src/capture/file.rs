@@ -4,15 +4,16 @@ use super::error::CaptureError;
 use super::pcapng::{self, MAGIC, Statistics};
 use kickless_opener::FileUse;
 use rustix::fs::{FileType, FlockOperation, flock, fstat, ftruncate};
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::{Errno, pread};
+use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// The file of a capture, with whole blocks only.
 #[derive(Debug)]
 pub(super) struct CaptureFile {
-    file: OwnedFd,
+    file: File,
     /// The offset of the statistics, and of the end of the last whole block.
     statistics_at: u64,
     end: u64,
@@ -37,7 +38,7 @@ impl CaptureFile {
             Some(Errno::LOOP) => CaptureError::Link { path: path.into() },
             _ => CaptureError::File { path: path.into(), source },
         });
-        let file: OwnedFd = opened?.into();
+        let file = opened?;
         if FileType::from_raw_mode(fstat(&file).map_err(failed)?.st_mode) != FileType::RegularFile {
             return Err(CaptureError::NoFile { path: path.into() });
         }
@@ -62,7 +63,7 @@ impl CaptureFile {
 
     /// Appends whole blocks. After an error, the file has none of them.
     pub(super) fn append(&mut self, blocks: &[u8]) -> io::Result<()> {
-        match write_all(&self.file, blocks, self.end) {
+        match self.file.write_all_at(blocks, self.end) {
             Ok(()) => {
                 self.end += blocks.len() as u64;
                 Ok(())
@@ -79,7 +80,7 @@ impl CaptureFile {
     pub(super) fn set_statistics(&mut self, statistics: &Statistics) -> io::Result<()> {
         self.block.clear();
         pcapng::push_statistics(&mut self.block, statistics);
-        write_all(&self.file, &self.block, self.statistics_at)
+        self.file.write_all_at(&self.block, self.statistics_at)
     }
 }
 
@@ -89,19 +90,4 @@ impl Drop for CaptureFile {
         // the lock.
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
-}
-
-fn write_all(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match pwrite(file, bytes, at) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(len) => {
-                bytes = &bytes[len..];
-                at += len as u64;
-            }
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
 }

@@ -10,11 +10,12 @@ mod pcapng;
 
 pub use error::CaptureError;
 use file::CaptureFile;
+use kickless_sync::lock;
 pub use pcapng::Direction;
 use pcapng::{Packet, Statistics};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{mem, thread};
 use tracing::{Span, warn};
@@ -77,7 +78,7 @@ impl Capture {
             len_max,
             &Statistics { start, now: start, ..Default::default() },
         )?;
-        let mut session = self.0.lock();
+        let mut session = lock(&self.0.session);
         if session.is_some() {
             return Err(CaptureError::Busy);
         }
@@ -97,7 +98,7 @@ impl Capture {
     /// The file is not complete yet. Its last frames are written when the host does so.
     pub fn end(&self) -> Result<(), CaptureError> {
         self.0.is_on.store(false, Ordering::Relaxed);
-        let mut session = self.0.lock();
+        let mut session = lock(&self.0.session);
         if let Some(session) = &mut *session {
             session.is_ending = true;
         }
@@ -124,7 +125,7 @@ impl Capture {
         frames: impl IntoIterator<Item = (usize, R)>,
     ) {
         let time = now();
-        let mut guard = self.0.lock();
+        let mut guard = lock(&self.0.session);
         let Some(session) = guard.as_mut().filter(|session| !session.is_ending) else { return };
         let before = session.buffer.blocks.len();
         for (len, read) in frames {
@@ -151,12 +152,6 @@ impl Drop for Capture {
     fn drop(&mut self) {
         // A thread that does not end in time writes what it has, and then closes the file.
         let _ = self.end();
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Option<Session>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -198,7 +193,7 @@ impl Writer {
             }
         }
         drop(self.file);
-        *self.shared.lock() = None;
+        *lock(&self.shared.session) = None;
         self.shared.changed.notify_all();
     }
 
@@ -208,7 +203,7 @@ impl Writer {
         let changed = &self.shared.changed;
         let is_over =
             |session: &mut Option<Session>| session.as_ref().is_none_or(|session| session.is_ending);
-        let session = self.shared.lock();
+        let session = lock(&self.shared.session);
         let waited = changed.wait_while(session, |session| {
             !is_over(session) && session.as_ref().is_some_and(|session| session.buffer.blocks.is_empty())
         });

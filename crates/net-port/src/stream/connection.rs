@@ -1,6 +1,7 @@
 //! The present connection of a port, as its tasks and its thread share it.
 
 use super::framing::{Deframer, Framer, LEN_BYTES, LEN_MAX};
+use kickless_sync::lock;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
@@ -48,10 +49,6 @@ struct State {
     is_lost: bool,
     is_ending: bool,
     warned_at: Option<Instant>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<Frames: Default> Direction<Frames> {

@@ -2,10 +2,11 @@
 
 use super::connection::{Connection, StreamReceiver, StreamSender};
 use crate::user::Passt;
+use kickless_sync::lock;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -59,7 +60,7 @@ impl StreamPort {
     /// # Errors
     /// The process cannot have another thread.
     pub fn start(&self) -> io::Result<()> {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = lock(&self.thread);
         if thread.is_none() {
             self.connection.set_ending(false);
             let (connection, peer) = (self.connection.clone(), self.peer.clone());
@@ -71,7 +72,7 @@ impl StreamPort {
 
     /// Disconnects the port and ends its thread.
     pub fn end(&self) {
-        let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let Some(thread) = lock(&self.thread).take() else { return };
         self.connection.set_ending(true);
         // The thread does not panic. If it did, the port would keep its connection.
         let _ = thread.join();

@@ -16,11 +16,12 @@ pub use sys::NAME_MAX as INTERFACE_NAME_MAX;
 use bitflags::bitflags;
 use kickless_opener::NoTap;
 use kickless_spec::net::Header;
+use kickless_sync::lock;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Bytes of sent frames that wait in queues of the host, and beyond which a TAP takes no more. A frame of 64
 /// KiB counts twice its length at most, so eight of them may wait.
@@ -219,7 +220,7 @@ impl Tap {
     ///
     /// A TAP that was deleted refuses this. Its reader finds out by itself, so there is no error.
     pub fn set(&self, offloads: Offloads, is_used: impl Fn(u16) -> bool) {
-        let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut settings = lock(&self.settings);
         if settings.is_socket {
             return;
         }

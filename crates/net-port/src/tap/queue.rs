@@ -1,24 +1,18 @@
 //! Transfers of frames through one queue of a TAP.
 
 use super::sys::{CREDIT_PIECES_MAX, Frame, Pieces};
-use kickless_memory::{Iov, fault};
+use kickless_memory::Iov;
 use kickless_spec::net::Header;
 use rustix::io::{Errno, read, write};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::IntoBytes;
 
-/// The length up to which a frame is copied, so that it is one piece with its header. The kernel takes about
-/// 0.1 us longer for a list of pieces than for one, which is the time of a copy of some KiB.
-const COPIED_MAX: usize = 2048;
-
 /// One queue of a TAP, for one task. No call waits or allocates.
 #[derive(Debug)]
 pub struct TapQueue {
     fd: OwnedFd,
     pieces: Pieces,
-    /// Space for a short frame with its header.
-    copy: Box<[u8]>,
 }
 
 /// The reason for which a TAP has not taken a frame.
@@ -55,12 +49,13 @@ pub enum ReceiveError {
 impl TapQueue {
     /// The most segments of credit that [`TapQueue::receive`] takes.
     pub const CREDIT_SEGMENTS_MAX: usize = CREDIT_PIECES_MAX;
-    /// The longest frame for which [`TapQueue::receive_copy`] is cheaper than [`TapQueue::receive`].
-    pub const COPIED_MAX: usize = COPIED_MAX;
+    /// The longest frame for which a copy that is one piece with the header is cheaper than pieces. The
+    /// kernel takes about 0.1 us longer for a list of pieces than for one, which is the time of a copy of
+    /// some KiB.
+    pub const COPIED_MAX: usize = 2048;
 
     pub(super) fn new(fd: OwnedFd) -> Self {
-        let copy = vec![0; size_of::<Header>() + COPIED_MAX].into_boxed_slice();
-        Self { fd, pieces: Pieces::new(), copy }
+        Self { fd, pieces: Pieces::new() }
     }
 
     /// Returns whether a frame has too many segments for [`TapQueue::send`].
@@ -73,21 +68,7 @@ impl TapQueue {
     /// # Errors
     /// The TAP does not take the frame.
     pub fn send(&mut self, header: &Header, frame: &Iov) -> Result<(), SendError> {
-        if frame.len() > COPIED_MAX as u64 || Self::is_too_scattered(frame) {
-            return self.write(header, Frame::Guest(frame));
-        }
-        let (head, space) = self.copy.split_at_mut(size_of::<Header>());
-        head.copy_from_slice(header.as_bytes());
-        // Lossless, because it is short.
-        let len = frame.len() as usize;
-        let damages = fault::damages();
-        let read = frame.read(0, &mut space[..len]);
-        if fault::damages() != damages {
-            // As the kernel answers for a page that is lost. Another guest's page costs this frame, too.
-            return Err(SendError::Refused(Errno::FAULT));
-        }
-        let end = size_of::<Header>() + read;
-        write(&self.fd, &self.copy[..end]).map(|_| ()).map_err(send_error)
+        self.write(header, Frame::Guest(frame))
     }
 
     /// Sends a frame behind its header, both in memory of this process.
@@ -107,7 +88,7 @@ impl TapQueue {
     }
 
     fn write(&mut self, header: &Header, frame: Frame<'_>) -> Result<(), SendError> {
-        let Self { fd, pieces, .. } = self;
+        let Self { fd, pieces } = self;
         // A write is whole or fails, because it is one packet.
         let written = pieces.write(fd.as_fd(), header.as_bytes(), frame);
         written.map(|_| ()).map_err(|error| send_error(errno(&error)))
@@ -131,7 +112,7 @@ impl TapQueue {
         credit: &mut Iov,
         rest: &mut [u8],
     ) -> Result<usize, ReceiveError> {
-        let Self { fd, pieces, .. } = self;
+        let Self { fd, pieces } = self;
         let read = pieces.read(fd.as_fd(), header.as_mut_bytes(), credit, rest);
         let error = match read {
             Ok(len) => {

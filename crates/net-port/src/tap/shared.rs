@@ -1,7 +1,8 @@
 //! TAPs that several cards of this process share: those of uplinks.
 
 use super::{Tap, TapError};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use kickless_sync::lock;
+use std::sync::{Arc, Mutex, Weak};
 
 /// The TAPs that are open, each with its name and its switch.
 static TAPS: Mutex<Vec<(String, String, Weak<Tap>)>> = Mutex::new(Vec::new());
@@ -12,7 +13,7 @@ impl Tap {
     /// # Errors
     /// The kernel refuses the TAP, or it is the uplink of another switch.
     pub fn share(name: &str, switch: &str) -> Result<Arc<Self>, TapError> {
-        let mut taps = TAPS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taps = lock(&TAPS);
         taps.retain(|(_, _, tap)| tap.strong_count() > 0);
         let known = taps.iter().find(|(known, _, _)| known == name);
         if let Some((_, other, tap)) = known

@@ -3,10 +3,11 @@
 use super::program::{Attached, Sockets};
 use super::rings::{FRAMES, OpenError, Rings, XdpLink};
 use super::{XdpError, XdpName, privileges};
+use kickless_sync::lock;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with, sockopt};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use std::{fmt, io, thread};
 use tracing::info;
@@ -44,7 +45,7 @@ impl XdpPort {
         let fail = |what, error: io::Error| of_call(interface, what, error);
         let index = index_of(interface)?;
         let end = name.queue.saturating_add(pairs);
-        let sockets = Sockets::new(end.into()).map_err(|error| of_map(interface, pairs, error))?;
+        let sockets = Sockets::new(end.into()).map_err(|error| fail("making a map of sockets", error))?;
         // The program is first, because it shows whether the interface is free. Without a socket, frames
         // stay with the host.
         let program = sockets.attach(index).map_err(|error| match Errno::from_io_error(&error) {
@@ -64,7 +65,7 @@ impl XdpPort {
                 rings.as_fd().try_clone_to_owned().map_err(|error| fail("setting up a socket", error))?;
             queues.push(Arc::new(Queue { socket, rings: Mutex::new(rings) }));
         }
-        let zero_copy = queues.iter().filter(|queue| queue.lock().is_zero_copy()).count();
+        let zero_copy = queues.iter().filter(|queue| lock(&queue.rings).is_zero_copy()).count();
         let copies = zero_copy < queues.len();
         info!(interface, native = program.is_native, copies, "the port has its queues of the interface");
         Ok(Self { interface: interface.clone(), queues, _program: program })
@@ -99,10 +100,6 @@ impl XdpPort {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Rings> {
-        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the number of frames for this queue that the kernel has dropped.
     fn dropped(&self) -> u64 {
         // A look into an empty fill ring is counted too, and the frame without memory as dropped.
@@ -132,7 +129,7 @@ pub struct XdpQueue {
 impl XdpQueue {
     /// Begins a turn.
     pub fn turn(&self) -> XdpTurn<'_> {
-        XdpTurn(self.queue.lock())
+        XdpTurn(lock(&self.queue.rings))
     }
 }
 
@@ -265,16 +262,6 @@ fn of_open(interface: &str, queue: u16, error: OpenError) -> XdpError {
         OpenError::Call(error) => ("setting up a socket", error),
     };
     of_call(interface, what, error)
-}
-
-/// The error of the first object in the kernel. Before Linux 5.11, its memory counts as locked memory.
-fn of_map(interface: &str, pairs: u16, error: io::Error) -> XdpError {
-    let is_refused = Errno::from_io_error(&error) == Some(Errno::PERM);
-    let is_privileged = privileges::missing().is_none() && !privileges::are_of_namespace();
-    if is_refused && is_privileged && privileges::may_lack_memory(pairs) {
-        return XdpError::Memory { interface: interface.to_owned() };
-    }
-    of_call(interface, "making a map of sockets", error)
 }
 
 fn of_call(interface: &str, what: &'static str, error: io::Error) -> XdpError {

@@ -1,9 +1,6 @@
 //! The privileges of this thread that AF_XDP needs.
 
-use super::rings::MEMORY;
 use kickless_opener::text;
-use rustix::process::{Resource, getrlimit};
-use rustix::system::uname;
 use rustix::thread::{CapabilitySet, capabilities};
 use std::path::Path;
 
@@ -36,20 +33,6 @@ fn missing_of(effective: CapabilitySet) -> Option<String> {
     (!missing.is_empty()).then(|| missing.join(", "))
 }
 
-/// Returns whether a map of sockets may have failed for the limit of locked memory, which does not allow this
-/// number of queues either.
-pub(super) fn may_lack_memory(queues: u16) -> bool {
-    let needed = u64::from(queues) * MEMORY;
-    counts_maps(&uname().release().to_string_lossy())
-        && getrlimit(Resource::Memlock).current.is_some_and(|limit| limit < needed)
-}
-
-/// Returns whether a kernel of this release counts the memory of maps as locked memory, as before Linux 5.11.
-fn counts_maps(release: &str) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
-    (numbers.next(), numbers.next()) < (Some(5u32), Some(11))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,7 +43,6 @@ mod tests {
         assert_eq!(missing_of(CapabilitySet::empty()).unwrap(), "CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF");
         let admin = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
         assert_eq!(missing_of(admin).unwrap(), "CAP_NET_RAW");
-        assert_eq!(MEMORY, 8 << 20);
     }
 
     #[test]
@@ -69,12 +51,5 @@ mod tests {
         for map in ["0 1000 1\n", "0 100000 65536\n", "0 0 4294967295\n1 1 1\n", ""] {
             assert!(!is_first(map), "{map}");
         }
-    }
-
-    #[test]
-    fn old_kernels_count_maps() {
-        let old = ["4.19.0", "5.9.16-1-amd64", "5.10"].map(counts_maps);
-        let new = ["5.11-rc1", "5.15.0", "6.1.0-18-amd64", "10.2"].map(counts_maps);
-        assert_eq!((old, new), ([true; 3], [false; 4]));
     }
 }

@@ -24,8 +24,6 @@ const CHUNK: usize = 4096;
 pub const FRAME_LEN_MAX: usize = CHUNK - KERNEL_HEADROOM - HEADER;
 /// The largest MTU whose frames are not longer, with the tag of a VLAN.
 pub const MTU_MAX: u16 = (FRAME_LEN_MAX - ETHERNET_HEADER_LEN - VLAN_TAG_LEN) as u16;
-/// The memory of a queue, which is locked.
-pub(super) const MEMORY: u64 = 2 * FRAMES as u64 * CHUNK as u64;
 /// The frames that the kernel sends in one call when it copies them (`TX_BATCH_SIZE`).
 const SENT_IN_ONE_CALL: usize = 32;
 /// The most calls of one flush, which hold the lock of the queue: enough for the frames of one turn.

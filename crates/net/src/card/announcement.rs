@@ -6,9 +6,10 @@
 
 use kickless_net_port::{Capture, Direction};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, MAC_LEN};
+use kickless_sync::lock;
 use rustix::time::{ClockId, clock_gettime};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The length of the frame: the shortest of Ethernet, without its check sequence.
@@ -62,7 +63,7 @@ impl Announcements {
     pub(crate) fn request(&self, capture: &Capture, mac: [u8; MAC_LEN]) -> Option<[u8; LEN]> {
         self.requested.fetch_add(1, Ordering::Relaxed);
         let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
-        if !self.pace.lock().unwrap_or_else(PoisonError::into_inner).admits(now) {
+        if !lock(&self.pace).admits(now) {
             self.limited.fetch_add(1, Ordering::Relaxed);
             return None;
         }

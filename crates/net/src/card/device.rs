@@ -204,7 +204,7 @@ impl Device for Net {
     fn save(&self) -> Vec<u8> {
         let pairs = self.card.pairs.load(Ordering::Relaxed);
         let offloads = self.card.offloads() & NetFeatures::GUEST_OFFLOADS;
-        SavedState { pairs, offloads, filter: Some(Filter::clone(&self.card.filter())) }.save()
+        SavedState { pairs, offloads, filter: Filter::clone(&self.card.filter()) }.save()
     }
 
     fn load(&self, state: &[u8]) -> Result<(), InvalidState> {
@@ -214,8 +214,6 @@ impl Device for Net {
         self.card.settings_are_known.store(true, Ordering::Relaxed);
         self.card.set_pairs(pairs);
         self.card.set_offloads(offloads);
-        // An earlier version accepted all frames.
-        let filter = filter.unwrap_or_else(|| Filter::new(self.card.mac));
         self.card.change_filter(|here| *here = filter);
         self.port.card_changed(&self.card);
         Ok(())

@@ -6,41 +6,23 @@ use kickless_spec::net::{
 };
 
 /// Pairs of a feature and a set of features. The feature requires at least one of the set (virtio 1.3,
-/// section 5.1.3.1). Requirements of the control queue are in [`ON_CONTROL_QUEUE`]. A feature stands before
-/// the features that require it, so that one pass checks all.
+/// section 5.1.3.1). A feature stands before the features that require it, so that one pass
+/// checks all.
 const REQUIREMENTS: &[(NetFeatures, NetFeatures)] = &[
     (NetFeatures::GUEST_TSO4, NetFeatures::GUEST_CSUM),
     (NetFeatures::GUEST_TSO6, NetFeatures::GUEST_CSUM),
     (NetFeatures::GUEST_ECN, NetFeatures::GUEST_TSO4.union(NetFeatures::GUEST_TSO6)),
-    (NetFeatures::GUEST_UFO, NetFeatures::GUEST_CSUM),
     (NetFeatures::GUEST_USO4, NetFeatures::GUEST_CSUM),
     (NetFeatures::GUEST_USO6, NetFeatures::GUEST_CSUM),
     (NetFeatures::HOST_TSO4, NetFeatures::CSUM),
     (NetFeatures::HOST_TSO6, NetFeatures::CSUM),
     (NetFeatures::HOST_ECN, NetFeatures::HOST_TSO4.union(NetFeatures::HOST_TSO6)),
-    (NetFeatures::HOST_UFO, NetFeatures::CSUM),
     (NetFeatures::HOST_USO, NetFeatures::CSUM),
-    (NetFeatures::RSC_EXT, NetFeatures::HOST_TSO4.union(NetFeatures::HOST_TSO6)),
 ];
-
-/// Features that require the control queue (virtio 1.3, section 5.1.3.1).
-const ON_CONTROL_QUEUE: NetFeatures = NetFeatures::CTRL_RX
-    .union(NetFeatures::CTRL_VLAN)
-    .union(NetFeatures::CTRL_RX_EXTRA)
-    .union(NetFeatures::GUEST_ANNOUNCE)
-    .union(NetFeatures::MQ)
-    .union(NetFeatures::CTRL_MAC_ADDR)
-    .union(NetFeatures::CTRL_GUEST_OFFLOADS)
-    .union(NetFeatures::NOTF_COAL)
-    .union(NetFeatures::VQ_NOTF_COAL)
-    .union(NetFeatures::RSS)
-    .union(NetFeatures::HASH_REPORT)
-    .union(NetFeatures::DEVICE_STATS);
 
 /// Features that let the driver receive frames longer than its MTU.
 const LONG_RECEIVE: NetFeatures = NetFeatures::GUEST_TSO4
     .union(NetFeatures::GUEST_TSO6)
-    .union(NetFeatures::GUEST_UFO)
     .union(NetFeatures::GUEST_USO4)
     .union(NetFeatures::GUEST_USO6);
 
@@ -58,24 +40,11 @@ const OFFLOADS: NetFeatures = NetFeatures::CSUM
     .union(NetFeatures::GUEST_USO6)
     .union(NetFeatures::CTRL_GUEST_OFFLOADS);
 
-/// Removes the features whose requirements are not in the set. A set that a card offers is consistent: this
-/// function does not change it.
-pub fn consistent(features: NetFeatures) -> NetFeatures {
-    let features = without_unmet(features);
-    match features.contains(NetFeatures::CTRL_VQ) {
-        true => features,
-        false => features - ON_CONTROL_QUEUE,
-    }
-}
-
 /// Returns the features that are in force after the driver accepted these. Features that require the control
 /// queue stay in force without it, because QEMU serves the control queue itself and does not pass its feature
 /// on.
 pub fn in_force(accepted: Features) -> NetFeatures {
-    without_unmet(NetFeatures::from_bits_truncate(accepted.bits()))
-}
-
-fn without_unmet(mut features: NetFeatures) -> NetFeatures {
+    let mut features = NetFeatures::from_bits_truncate(accepted.bits());
     for &(feature, requires) in REQUIREMENTS {
         if !features.intersects(requires) {
             features.remove(feature);
@@ -125,10 +94,16 @@ pub fn offered(has_mac: bool, pairs_max: u16, offload: bool) -> NetFeatures {
 mod tests {
     use super::*;
 
+    fn in_force_of(features: NetFeatures) -> NetFeatures {
+        in_force(Features::from_bits_retain(features.bits()))
+    }
+
     #[test]
-    fn offered_features_are_consistent() {
+    fn offered_features_have_what_they_require() {
         for features in [offered(false, 1, true), offered(true, 4, true), offered(true, 4, false)] {
-            assert_eq!(consistent(features), features);
+            assert_eq!(in_force_of(features), features);
+            // Others require it (virtio 1.3, section 5.1.3.1).
+            assert!(features.contains(NetFeatures::CTRL_VQ));
         }
         assert!(!offered(true, 1, true).contains(NetFeatures::MQ));
         let no_offload = offered(true, 1, false);
@@ -138,14 +113,11 @@ mod tests {
 
     #[test]
     fn features_without_their_requirements_are_removed() {
-        let lonely = NetFeatures::GUEST_ECN | NetFeatures::HOST_ECN | NetFeatures::MQ | NetFeatures::RSC_EXT;
-        assert_eq!(consistent(lonely), NetFeatures::empty());
+        assert_eq!(in_force_of(NetFeatures::GUEST_ECN | NetFeatures::HOST_ECN), NetFeatures::empty());
         // TSO requires checksums, and ECN requires TSO.
         let chain = NetFeatures::GUEST_ECN | NetFeatures::GUEST_TSO4;
-        assert_eq!(consistent(chain), NetFeatures::empty());
-        assert_eq!(consistent(chain | NetFeatures::GUEST_CSUM), chain | NetFeatures::GUEST_CSUM);
-        let multi = NetFeatures::MQ | NetFeatures::CTRL_VQ;
-        assert_eq!(consistent(multi), multi);
+        assert_eq!(in_force_of(chain), NetFeatures::empty());
+        assert_eq!(in_force_of(chain | NetFeatures::GUEST_CSUM), chain | NetFeatures::GUEST_CSUM);
     }
 
     #[test]

@@ -3,14 +3,12 @@
 //! The bytes come from another process and are not trusted. Numbers are little-endian.
 //! ```text
 //!   "net2"   pairs (2)   offloads (8)   filter (see [`Filter::save`])
-//!   "net1"   pairs (2)                  written by an earlier version
 //! ```
 
 use crate::card::filter::Filter;
 use kickless_spec::net::NetFeatures;
 
 const TAG: [u8; 4] = *b"net2";
-const TAG_BEFORE: [u8; 4] = *b"net1";
 /// Stands for an unknown number of pairs that the driver uses.
 pub(crate) const PAIRS_UNKNOWN: u16 = u16::MAX;
 
@@ -21,39 +19,31 @@ pub(crate) struct SavedState {
     pub(crate) pairs: u16,
     /// The offloads that it has not switched off.
     pub(crate) offloads: NetFeatures,
-    /// The frames that it wants. `None` if an earlier version has saved the state.
-    pub(crate) filter: Option<Filter>,
+    /// The frames that it wants.
+    pub(crate) filter: Filter,
 }
 
 impl SavedState {
     pub(crate) fn save(&self) -> Vec<u8> {
         let mut bytes = [&TAG[..], &self.pairs.to_le_bytes(), &self.offloads.bits().to_le_bytes()].concat();
-        if let Some(filter) = &self.filter {
-            filter.save(&mut bytes);
-        }
+        self.filter.save(&mut bytes);
         bytes
     }
 
     /// Returns `None` if no card with this number of pairs has saved these bytes.
     pub(crate) fn load(bytes: &[u8], pairs_max: u16) -> Option<Self> {
-        let (tag, rest) = bytes.split_first_chunk()?;
+        let rest = bytes.strip_prefix(&TAG)?;
         let (pairs, rest) = rest.split_first_chunk()?;
+        let (offloads, rest) = rest.split_first_chunk()?;
         let pairs = u16::from_le_bytes(*pairs);
-        if pairs != PAIRS_UNKNOWN && !(1..=pairs_max).contains(&pairs) {
-            return None;
-        }
-        match *tag {
-            TAG_BEFORE if rest.is_empty() => {
-                Some(Self { pairs, offloads: NetFeatures::GUEST_OFFLOADS, filter: None })
-            }
-            TAG => {
-                let (offloads, rest) = rest.split_first_chunk()?;
-                let offloads = NetFeatures::from_bits(u64::from_le_bytes(*offloads))?;
-                let filter = Some(Filter::load(rest)?);
-                NetFeatures::GUEST_OFFLOADS.contains(offloads).then_some(Self { pairs, offloads, filter })
-            }
-            _ => None,
-        }
+        let offloads = NetFeatures::from_bits(u64::from_le_bytes(*offloads))?;
+        let filter = Filter::load(rest)?;
+        let is_known = pairs == PAIRS_UNKNOWN || (1..=pairs_max).contains(&pairs);
+        (is_known && NetFeatures::GUEST_OFFLOADS.contains(offloads)).then_some(Self {
+            pairs,
+            offloads,
+            filter,
+        })
     }
 }
 
@@ -82,7 +72,7 @@ mod tests {
         #[test]
         fn a_state_is_loaded_as_it_was_saved(pairs in 1..9u16, offloads: u64, filter in filter(), cut: usize) {
             let offloads = NetFeatures::GUEST_OFFLOADS & NetFeatures::from_bits_truncate(offloads);
-            let state = SavedState { pairs, offloads, filter: Some(filter) };
+            let state = SavedState { pairs, offloads, filter };
             let mut bytes = state.save();
             prop_assert_eq!(SavedState::load(&bytes, 8), Some(state));
             prop_assert_eq!(SavedState::load(&bytes[..cut % bytes.len()], 8), None);
@@ -100,13 +90,5 @@ mod tests {
                 prop_assert_eq!(SavedState::load(&state.save(), u16::MAX), Some(state));
             }
         }
-    }
-
-    #[test]
-    fn a_state_of_an_earlier_version_is_loaded() {
-        let expected = SavedState { pairs: 2, offloads: NetFeatures::GUEST_OFFLOADS, filter: None };
-        assert_eq!(SavedState::load(b"net1\x02\0", 4), Some(expected));
-        assert_eq!(SavedState::load(b"net1\x02\0\0", 4), None);
-        assert_eq!(SavedState::load(b"blk1\x02\0", 4), None);
     }
 }

@@ -5,8 +5,9 @@ use crate::card::counters::RingCounters;
 use crate::card::filter::Filter;
 use kickless_net_port::{Capture, Direction, Offloads};
 use kickless_spec::net::{MAC_LEN, NetFeatures};
+use kickless_sync::lock;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The state that all rings of a card share.
 ///
@@ -57,12 +58,12 @@ impl CardState {
 
     /// Returns the present filter.
     pub(crate) fn filter(&self) -> Arc<Filter> {
-        self.filter.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.filter).clone()
     }
 
     /// Changes the filter. Receive rings find that out at their next poll.
     pub(crate) fn change_filter(&self, change: impl FnOnce(&mut Filter)) {
-        let mut filter = self.filter.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut filter = lock(&self.filter);
         change(Arc::make_mut(&mut filter));
         // Under the lock, so that a ring that sees the new number gets this filter or a later one.
         self.filter_changes.fetch_add(1, Ordering::Relaxed);

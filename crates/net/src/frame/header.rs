@@ -3,8 +3,8 @@
 use crate::frame::loop_queue::{HEADER, PLAIN};
 use crate::offload::{TCP_HEADER, UDP_HEADER, count_max, may_be_segmented};
 use kickless_spec::net::{
-    ETHERNET_HEADER_LEN, FRAME_MAX, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4,
-    HDR_F_NEEDS_CSUM, HEADER_NUM_BUFFERS, Header, NetFeatures,
+    ETHERNET_HEADER_LEN, FRAME_MAX, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, HDR_F_NEEDS_CSUM,
+    HEADER_NUM_BUFFERS, Header, NetFeatures,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -51,18 +51,15 @@ pub enum Protocol {
     TcpV4,
     /// TCP over IPv6.
     TcpV6,
-    /// UDP, segmented into IP fragments.
-    UdpFragments,
     /// UDP, segmented into datagrams.
     Udp,
 }
 
 impl Protocol {
-    /// Returns the length of the shortest header. Later fragments of UDP have none.
+    /// Returns the length of the shortest header.
     fn header_len(self) -> u32 {
         match self {
             Self::TcpV4 | Self::TcpV6 => TCP_HEADER,
-            Self::UdpFragments => 0,
             Self::Udp => UDP_HEADER,
         }
     }
@@ -107,7 +104,6 @@ fn count_segments(frame: &[u8]) -> u32 {
     Header::read_from_prefix(frame).map_or(0, |(header, frame)| {
         // Lossless, because a frame is no longer than `FRAME_MAX`.
         let header_len = match header.gso_type {
-            GSO_UDP => 0,
             GSO_UDP_L4 => UDP_HEADER,
             _ => TCP_HEADER,
         };
@@ -229,7 +225,6 @@ fn segmentation(
     let (protocol, needs) = match header.gso_type & !GSO_ECN {
         GSO_TCPV4 => (Protocol::TcpV4, NetFeatures::HOST_TSO4),
         GSO_TCPV6 => (Protocol::TcpV6, NetFeatures::HOST_TSO6),
-        GSO_UDP if !ecn => (Protocol::UdpFragments, NetFeatures::HOST_UFO),
         GSO_UDP_L4 if !ecn => (Protocol::Udp, NetFeatures::HOST_USO),
         _ => return Err(InvalidFrame::Segmentation),
     };
@@ -249,6 +244,7 @@ fn segmentation(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kickless_spec::net::GSO_UDP;
 
     const ALL: NetFeatures = NetFeatures::all();
     const PLAIN: Header = Header {
@@ -330,7 +326,6 @@ mod tests {
         for (kind, protocol, feature) in [
             (GSO_TCPV4, Protocol::TcpV4, NetFeatures::HOST_TSO4),
             (GSO_TCPV6, Protocol::TcpV6, NetFeatures::HOST_TSO6),
-            (GSO_UDP, Protocol::UdpFragments, NetFeatures::HOST_UFO),
             (GSO_UDP_L4, Protocol::Udp, NetFeatures::HOST_USO),
         ] {
             let is = Some(Segmentation { protocol, size: 1448, ecn: false });
@@ -346,7 +341,7 @@ mod tests {
         let ecn = segmentation(header(GSO_TCPV4 | GSO_ECN, 90), ALL).unwrap().unwrap();
         assert!(ecn.ecn);
         assert_eq!(segmentation(header(GSO_TCPV4 | GSO_ECN, 9), ALL - NetFeatures::HOST_ECN), wrong);
-        for kind in [GSO_ECN, GSO_UDP | GSO_ECN, GSO_UDP_L4 | GSO_ECN, 2, 6, 0x7f] {
+        for kind in [GSO_ECN, GSO_UDP, GSO_UDP_L4 | GSO_ECN, 2, 6, 0x7f] {
             assert_eq!(segmentation(header(kind, 9), ALL), wrong, "{kind}");
         }
     }

@@ -8,6 +8,7 @@ mod loop_port;
 mod name;
 mod null;
 pub(crate) mod port;
+mod port_thread;
 pub(crate) mod receive;
 mod stream;
 pub(crate) mod switch;

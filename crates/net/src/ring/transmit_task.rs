@@ -391,7 +391,6 @@ fn segments_are_taken(frame: &Frame, accepts: NetFeatures) -> bool {
             let needs = match segmentation.protocol {
                 Protocol::TcpV4 => NetFeatures::GUEST_TSO4,
                 Protocol::TcpV6 => NetFeatures::GUEST_TSO6,
-                Protocol::UdpFragments => NetFeatures::GUEST_UFO,
                 Protocol::Udp => NetFeatures::GUEST_USO4 | NetFeatures::GUEST_USO6,
             };
             accepts.contains(needs) && (!segmentation.ecn || accepts.contains(NetFeatures::GUEST_ECN))

@@ -182,7 +182,7 @@ impl Worker {
                     poll(queue, &self.ring);
                 }
             }
-            WorkItem::Spawn(..) | WorkItem::Poll(..) | WorkItem::Weight(..) | WorkItem::Pass(_) => {
+            WorkItem::Spawn(..) | WorkItem::Poll(_) | WorkItem::Weight(..) | WorkItem::Pass(_) => {
                 panic!("an item that the model never sends")
             }
         }

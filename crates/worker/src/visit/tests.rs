@@ -104,7 +104,7 @@ impl Rig {
         let mailbox = Arc::new(Mailbox::new(Waker::of_worker().unwrap()));
         let peers = Arc::new(Peers::new(Clock::start(), vec![mailbox]));
         let engine = Engine::open(EngineKind::Threads, 1).unwrap();
-        let worker = EventLoop::new(peers, 0, engine, poll, None).unwrap();
+        let worker = EventLoop::new(peers, 0, engine, poll).unwrap();
         Self { worker, tasks: Vec::new() }
     }
 

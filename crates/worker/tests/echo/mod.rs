@@ -241,7 +241,7 @@ pub(crate) fn echo_over(
 
 pub(crate) fn options(workers: usize, poll: Poll) -> kickless_worker::Options {
     let engine = EngineOptions::new(EngineKind::Threads, 16);
-    kickless_worker::Options { workers, engine, cpus: Vec::new(), poll, call_coalesce: None }
+    kickless_worker::Options { workers, engine, cpus: Vec::new(), poll }
 }
 
 pub(crate) fn start(options: &kickless_worker::Options) -> Arc<WorkerPool> {

@@ -83,7 +83,7 @@ fn merged_operations_are_not_done_again() {
     for (kind, route) in ways {
         let mut engine = engine(kind);
         let id = register(&mut engine, image(4), route);
-        engine.merge(id, true);
+        engine.merge(id);
         (0..8).for_each(|page| queue_page(&mut engine, id, OpKind::Read, &view, page));
         engine.submit().unwrap();
         // The kernel has done them.
@@ -112,7 +112,7 @@ fn operations_to_be_queued_again_are_cancelled() {
     let refused = |path: &str, kind, route, merged: u32| {
         let mut engine = engine(EngineKind::Aio);
         let id = register(&mut engine, File::open(path).unwrap(), route);
-        engine.merge(id, true);
+        engine.merge(id);
         (0..merged).for_each(|page| queue_page(&mut engine, id, kind, &view, page));
         // This one is not contiguous, so the others are submitted first.
         queue_page(&mut engine, id, kind, &view, merged + 1);

@@ -152,7 +152,9 @@ fn neighbours_are_one_operation() {
     let id = register(&mut uring, file);
     let view = guest_memory(1 << 20, 0);
     for (merge, waiting) in [(false, 4), (true, 1)] {
-        uring.merge(id, merge);
+        if merge {
+            uring.merge(id);
+        }
         (0..8).for_each(|number| queue(&mut uring, id, OpKind::Read, number, page(&view, number.into())));
         assert_eq!(ring(&mut uring).0.staged().len(), waiting);
         assert_eq!(finish(&mut uring).len(), 8);
@@ -194,7 +196,7 @@ fn repeated_operations_keep_their_route() {
         if aio {
             uring.ops.files.set_routes(1, Routes::all(Route::Worker));
         }
-        uring.merge(id, true);
+        uring.merge(id);
         let view = guest_memory(1 << 20, 0);
         let read = |uring: &mut Engine| {
             (0..8).for_each(|number| queue(uring, id, OpKind::Read, number, page(&view, number.into())));
@@ -223,7 +225,7 @@ fn merged_transfers_that_kernel_aio_refuses() {
     let (mut uring, _, _) = engine();
     let read_only = register(&mut uring, Arc::new(File::open("/proc/self/exe").unwrap()));
     uring.ops.files.set_routes(1, Routes::all(Route::Worker));
-    uring.merge(read_only, true);
+    uring.merge(read_only);
     let view = guest_memory(1 << 20, 0);
     let write = OpKind::Write { durable: false };
     (0..8).for_each(|number| queue(&mut uring, read_only, write, number, page(&view, number.into())));
@@ -296,7 +298,7 @@ fn an_idle_ring_gets_operations_ahead_of_their_batch() {
 
 /// Submits merged reads past the end of a file. Each is done again by itself.
 fn merged_reads_of_nothing(uring: &mut Engine, id: FileId, view: &Arc<View>) {
-    uring.merge(id, true);
+    uring.merge(id);
     (0..4).for_each(|number| queue(uring, id, OpKind::Read, number, page(view, number.into())));
     uring.submit().unwrap();
 }

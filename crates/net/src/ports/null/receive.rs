@@ -32,7 +32,8 @@ impl TestFrames {
     /// # Errors
     /// The process has no free descriptor for the timer.
     pub(crate) fn new(port: NullPort) -> io::Result<Self> {
-        let timer = Timer::new(port.rate)?;
+        let timer = Timer::new()?;
+        timer.repeat(port.rate);
         Ok(Self { port, timer, due: 0, number: 0 })
     }
 

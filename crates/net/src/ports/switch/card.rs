@@ -13,9 +13,10 @@ use crate::ring::receive_task::ReceiveTask;
 use crate::ring::transmit_ring::TransmitRing;
 use crate::ring::transmit_task::TransmitTask;
 use kickless_device::QueueTask;
+use kickless_sync::lock;
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A port of a switch that a card has.
 #[derive(Debug)]
@@ -31,10 +32,6 @@ impl SwitchCard {
     pub(super) fn new(port: SwitchPort, uplink: Option<Arc<Uplink>>) -> Self {
         Self { port: Arc::new(port), uplink, share: Mutex::default() }
     }
-
-    fn share(&self) -> MutexGuard<'_, Option<Share>> {
-        self.share.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Inboxes for SwitchPort {
@@ -47,7 +44,7 @@ impl Port for SwitchCard {
     /// Makes the uplink run, if there is one.
     fn start(&self, _card: &Arc<CardState>) -> io::Result<()> {
         let Some(uplink) = &self.uplink else { return Ok(()) };
-        let mut share = self.share();
+        let mut share = lock(&self.share);
         if share.is_none() {
             *share = Some(uplink.share()?);
         }
@@ -55,7 +52,7 @@ impl Port for SwitchCard {
     }
 
     fn close(&self) {
-        *self.share() = None;
+        *lock(&self.share) = None;
     }
 
     fn receive(&self, ring: ReceiveRing) -> io::Result<Box<dyn QueueTask>> {

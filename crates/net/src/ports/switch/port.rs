@@ -10,9 +10,10 @@ use super::table::{PORT_ADDRESSES_MAX, RESERVE, Table};
 use crate::frame::loop_queue::{Batch, HEADER, LoopQueue};
 use crate::ring::cost::BatchCost;
 use kickless_device::PARCEL_HEAD_LEN;
+use kickless_sync::lock;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// The switches of this process, by their names. A switch ends with its last port.
 static SWITCHES: Mutex<Vec<(String, Weak<Switch>)>> = Mutex::new(Vec::new());
@@ -65,10 +66,6 @@ pub(crate) struct Answer {
 }
 
 const _: () = assert!(HEADER + HEAD_LEN <= PARCEL_HEAD_LEN, "the head of a parcel's frame is too short");
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Returns the second of a clock that is some milliseconds late, and that is read faster than others.
 fn seconds() -> i64 {

@@ -3,13 +3,13 @@
 //! Any guest can fill the table with addresses, so the table gives each port a part that no other port can
 //! take, its *reserve*. Beyond that, ports share room for [`SHARED_MAX`] addresses.
 //!
-//! No step takes long, whatever guests send. Entries are in an array and in two lists: those of a hash value,
-//! and all of them by their age. So the oldest ones are found without a search. The memory of the entries is
-//! there before a frame needs it.
+//! No step takes long, whatever guests send. Entries are listed by their age, so the oldest ones are found
+//! without a search. A new address allocates its entry. Guests cannot make this frequent: a port gets room
+//! for [`PORT_ADDRESSES_MAX`] new addresses in [`AGEING`] seconds.
 
 use crate::card::filter::Address;
+use lru::LruCache;
 use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 
 /// The most addresses beyond the reserves.
 const SHARED_MAX: usize = 4096;
@@ -22,27 +22,12 @@ pub(super) const PORT_ADDRESSES_MAX: usize = 1024;
 pub(super) const AGEING: u32 = 300;
 /// The most old addresses that a new one removes: more than one, so that they become fewer.
 const EXPIRED_MAX: usize = 2;
-/// The lists of hash values. Each has about one entry if 250 cards use all that they can.
-const BUCKETS: usize = 8192;
-/// The entries whose memory is there from the beginning: with the reserves of 250 cards and an uplink.
-const PREPARED: usize = SHARED_MAX + PORT_ADDRESSES_MAX + 250 * RESERVE;
-/// The number of no entry, and of no port.
-const NONE: u32 = u32::MAX;
-const NO_PORT: u16 = u16::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// The address and its VLAN ([`key`]).
-    key: u64,
-    /// The port, or [`NO_PORT`] if the entry is free.
     port: u16,
     /// The second in which the address last sent a frame.
     seen: u32,
-    /// The next entry with the same hash value, or the next free one.
-    next: u32,
-    /// The neighbours in the list by age.
-    older: u32,
-    newer: u32,
 }
 
 /// The addresses of a port.
@@ -55,38 +40,20 @@ struct Share {
 /// The port of each address, by VLAN.
 #[derive(Debug)]
 pub(super) struct Table {
-    hash: RandomState,
-    /// The first entry of each hash value.
-    buckets: Box<[u32]>,
-    entries: Vec<Entry>,
-    /// The first free entry.
-    free: u32,
-    oldest: u32,
-    newest: u32,
+    /// The entries by address and VLAN ([`key`]), and by age.
+    entries: LruCache<u64, Entry, RandomState>,
     /// The share of each port, by its number.
     shares: Vec<Share>,
     /// The addresses beyond the reserves of their ports.
     shared: usize,
-    /// The reserves of all ports.
-    reserved: usize,
     /// The latest second so far. Two senders can read the clock in one order and come here in the other.
     now: u32,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        Self {
-            hash: RandomState::new(),
-            buckets: vec![NONE; BUCKETS].into(),
-            entries: Vec::with_capacity(PREPARED),
-            free: NONE,
-            oldest: NONE,
-            newest: NONE,
-            shares: Vec::new(),
-            shared: 0,
-            reserved: 0,
-            now: 0,
-        }
+        let entries = LruCache::unbounded_with_hasher(RandomState::new());
+        Self { entries, shares: Vec::new(), shared: 0, now: 0 }
     }
 }
 
@@ -105,21 +72,16 @@ impl Table {
             self.shares.resize(index + 1, Share::default());
         }
         self.shares[index] = Share { count: 0, reserve };
-        self.reserved += reserve;
-        let most = SHARED_MAX + self.reserved;
-        self.entries.reserve(most.saturating_sub(self.entries.len()));
     }
 
     /// Removes a port and forgets all its addresses.
     pub(super) fn leave(&mut self, port: u16) {
-        for number in 0..self.entries.len() {
-            if self.entries[number].port == port {
-                // Lossless, because the table has fewer entries.
-                self.remove(number as u32);
-            }
+        let of_port = self.entries.iter().filter(|(_, entry)| entry.port == port);
+        for key in of_port.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.entries.pop(&key);
         }
-        let share = std::mem::take(&mut self.shares[usize::from(port)]);
-        self.reserved -= share.reserve;
+        let Share { count, reserve } = std::mem::take(&mut self.shares[usize::from(port)]);
+        self.shared -= count.saturating_sub(reserve);
     }
 
     /// Notes that `address` sent a frame from `port`. Forgets where it was before. If the port has no room
@@ -130,16 +92,12 @@ impl Table {
     pub(super) fn learn(&mut self, vlan: u16, address: Address, port: u16, now: u32) {
         self.now = self.now.max(now);
         let key = key(vlan, address);
-        let bucket = self.bucket(key);
-        let known = self.find_entry(bucket, key);
-        if let Some(number) = known {
-            let entry = self.entries[number as usize];
-            if entry.port == port {
-                if entry.seen != self.now {
-                    self.renew(number);
-                }
-                return;
+        let (known, entry) = (self.entries.peek(&key).copied(), Entry { port, seen: self.now });
+        if let Some(known) = known.filter(|known| known.port == port) {
+            if known.seen != self.now {
+                self.entries.put(key, entry);
             }
+            return;
         }
         if known.is_none() || !self.has_room(port) {
             self.expire();
@@ -147,38 +105,17 @@ impl Table {
         if !self.has_room(port) {
             return;
         }
-        // It may have been one of the oldest.
-        match self.find_entry(bucket, key) {
-            Some(number) => {
-                let before = std::mem::replace(&mut self.entries[number as usize].port, port);
-                self.uncount(before);
-                self.renew(number);
-            }
-            None => self.insert(bucket, key, port),
+        // It may have been one of the oldest, which are gone.
+        if let Some(before) = self.entries.put(key, entry) {
+            self.uncount(before.port);
         }
         self.count(port);
     }
 
     /// Returns the port of an address that is known.
     pub(super) fn find(&self, vlan: u16, address: Address, now: u32) -> Option<u16> {
-        let key = key(vlan, address);
-        let entry = self.entries[self.find_entry(self.bucket(key), key)? as usize];
+        let entry = self.entries.peek(&key(vlan, address))?;
         (now.saturating_sub(entry.seen) < AGEING).then_some(entry.port)
-    }
-
-    fn bucket(&self, key: u64) -> usize {
-        self.hash.hash_one(key) as usize % BUCKETS
-    }
-
-    fn find_entry(&self, bucket: usize, key: u64) -> Option<u32> {
-        let mut number = self.buckets[bucket];
-        while let Some(entry) = self.entries.get(number as usize) {
-            if entry.key == key {
-                return Some(number);
-            }
-            number = entry.next;
-        }
-        None
     }
 
     fn has_room(&self, port: u16) -> bool {
@@ -201,84 +138,10 @@ impl Table {
     /// Forgets the oldest addresses, if they are too old.
     fn expire(&mut self) {
         for _ in 0..EXPIRED_MAX {
-            match self.entries.get(self.oldest as usize) {
-                Some(oldest) if self.now - oldest.seen >= AGEING => self.remove(self.oldest),
-                _ => return,
-            }
-        }
-    }
-
-    /// Adds an entry, for which there is room. Does not allocate: [`Table::join`] has.
-    fn insert(&mut self, bucket: usize, key: u64, port: u16) {
-        let next = std::mem::replace(&mut self.buckets[bucket], NONE);
-        let entry = Entry { key, port, seen: self.now, next, older: NONE, newer: NONE };
-        let number = match self.entries.get_mut(self.free as usize) {
-            Some(free) => {
-                let number = std::mem::replace(&mut self.free, free.next);
-                *free = entry;
-                number
-            }
-            None => {
-                self.entries.push(entry);
-                // Lossless, as in `leave`.
-                (self.entries.len() - 1) as u32
-            }
-        };
-        self.buckets[bucket] = number;
-        self.append(number);
-    }
-
-    /// Frees an entry.
-    fn remove(&mut self, number: u32) {
-        self.unlink(number);
-        let Entry { key, port, next, .. } = self.entries[number as usize];
-        self.uncount(port);
-        let bucket = self.bucket(key);
-        let mut at = self.buckets[bucket];
-        if at == number {
-            self.buckets[bucket] = next;
-        } else {
-            while self.entries[at as usize].next != number {
-                at = self.entries[at as usize].next;
-            }
-            self.entries[at as usize].next = next;
-        }
-        let entry = &mut self.entries[number as usize];
-        (entry.port, entry.next) = (NO_PORT, self.free);
-        // A free entry is found by no key.
-        self.free = number;
-    }
-
-    /// Makes an entry the newest.
-    fn renew(&mut self, number: u32) {
-        self.entries[number as usize].seen = self.now;
-        if self.newest != number {
-            self.unlink(number);
-            self.append(number);
-        }
-    }
-
-    /// Takes an entry out of the list by age.
-    fn unlink(&mut self, number: u32) {
-        let Entry { older, newer, .. } = self.entries[number as usize];
-        match self.entries.get_mut(older as usize) {
-            Some(older) => older.newer = newer,
-            None => self.oldest = newer,
-        }
-        match self.entries.get_mut(newer as usize) {
-            Some(newer) => newer.older = older,
-            None => self.newest = older,
-        }
-    }
-
-    /// Puts an entry at the end of the list by age.
-    fn append(&mut self, number: u32) {
-        let older = std::mem::replace(&mut self.newest, number);
-        let entry = &mut self.entries[number as usize];
-        (entry.older, entry.newer) = (older, NONE);
-        match self.entries.get_mut(older as usize) {
-            Some(older) => older.newer = number,
-            None => self.oldest = number,
+            let oldest = self.entries.peek_lru().map(|(_, entry)| *entry);
+            let Some(oldest) = oldest.filter(|oldest| self.now - oldest.seen >= AGEING) else { return };
+            self.entries.pop_lru();
+            self.uncount(oldest.port);
         }
     }
 }
@@ -302,7 +165,7 @@ mod tests {
 
     /// Returns the number of entries of a port.
     fn of(table: &Table, port: u16) -> usize {
-        table.entries.iter().filter(|entry| entry.port == port).count()
+        table.entries.iter().filter(|(_, entry)| entry.port == port).count()
     }
 
     #[test]
@@ -389,19 +252,6 @@ mod tests {
         assert_eq!(of(&table, 0), before);
     }
 
-    #[test]
-    fn the_memory_of_the_entries_is_there_before_frames_come() {
-        let mut table = table(300);
-        let (capacity, at) = (table.entries.capacity(), table.entries.as_ptr());
-        assert!(capacity >= SHARED_MAX + 300 * RESERVE);
-        for port in 0..300 {
-            for number in 0..1100 {
-                table.learn(port, address(number), port, number);
-            }
-        }
-        assert_eq!((table.entries.capacity(), table.entries.as_ptr()), (capacity, at));
-    }
-
     proptest! {
         /// The table as one list.
         #[test]
@@ -418,7 +268,7 @@ mod tests {
                     model.retain(|_, (known, _)| *known != port);
                     continue;
                 }
-                let is_new = table.find_entry(table.bucket(key(0, address(number))), key(0, address(number))).is_none();
+                let is_new = !table.entries.contains(&key(0, address(number)));
                 table.learn(0, address(number), port, now);
                 let found = table.find(0, address(number), now);
                 if found == Some(port) {
@@ -441,13 +291,8 @@ mod tests {
                 shared += entries.saturating_sub(RESERVE);
             }
             prop_assert_eq!(table.shared, shared);
-            // The list by age has each entry once, in order.
-            let (mut number, mut listed, mut last) = (table.oldest, 0, 0);
-            while let Some(entry) = table.entries.get(number as usize) {
-                prop_assert!(entry.seen >= last && entry.port != NO_PORT);
-                (number, listed, last) = (entry.newer, listed + 1, entry.seen);
-            }
-            prop_assert_eq!(listed, (0..4).map(|port| of(&table, port)).sum::<usize>());
+            // The list by age is in order.
+            prop_assert!(table.entries.iter().rev().is_sorted_by_key(|(_, entry)| entry.seen));
         }
     }
 }

@@ -14,16 +14,17 @@ use crate::card::counters::RingCounters;
 use crate::frame::header::Checksum;
 use crate::frame::loop_queue::{Batch, HEADER};
 use crate::offload::may_have_checksum;
+use crate::ports::port_thread::PortThread;
 use kickless_io::Waker;
 use kickless_memory::Iov;
 use kickless_net_port::{Offloads, ReceiveError, SendError, Tap, TapQueue};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header};
+use kickless_sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, Weak};
 use tracing::{Span, error, warn};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -42,10 +43,6 @@ const STALE_MAX: usize = 1000;
 /// The uplinks of the open cards.
 static UPLINKS: Mutex<Vec<Weak<Uplink>>> = Mutex::new(Vec::new());
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// An uplink, which several cards may name. It carries frames while a card has a [`Share`].
 #[derive(Debug)]
 pub(crate) struct Uplink {
@@ -53,15 +50,9 @@ pub(crate) struct Uplink {
     name: String,
     tap: Arc<Tap>,
     counters: Arc<RingCounters>,
-    running: Mutex<Running>,
-}
-
-/// The thread of an uplink, and the number of shares. Locked while the thread starts or ends, so that a TAP
-/// has one at a time.
-#[derive(Debug, Default)]
-struct Running {
-    shares: u32,
-    thread: Option<(Waker, JoinHandle<()>)>,
+    /// The number of shares. Locked while the thread starts or ends.
+    shares: Mutex<u32>,
+    thread: PortThread,
 }
 
 /// A share in an uplink that runs. The uplink stops with the last share.
@@ -76,7 +67,8 @@ impl Uplink {
         let known = uplinks.iter().filter_map(Weak::upgrade).find(|uplink| Arc::ptr_eq(&uplink.tap, tap));
         known.unwrap_or_else(|| {
             let (name, tap) = (name.to_owned(), tap.clone());
-            let uplink = Arc::new(Self { name, tap, counters: Arc::default(), running: Mutex::default() });
+            let (shares, thread) = (Mutex::default(), PortThread::default());
+            let uplink = Arc::new(Self { name, tap, counters: Arc::default(), shares, thread });
             uplinks.push(Arc::downgrade(&uplink));
             uplink
         })
@@ -87,11 +79,9 @@ impl Uplink {
     /// # Errors
     /// The process has no free descriptor, or cannot have another thread.
     pub(crate) fn share(self: &Arc<Self>) -> io::Result<Share> {
-        let mut running = lock(&self.running);
-        if running.thread.is_none() {
-            running.thread = Some(self.start()?);
-        }
-        running.shares += 1;
+        let mut shares = lock(&self.shares);
+        self.thread.start("uplink", |stop| self.task(stop))?;
+        *shares += 1;
         Ok(Share(self.clone()))
     }
 
@@ -104,8 +94,9 @@ impl Uplink {
         ]
     }
 
-    fn start(&self) -> io::Result<(Waker, JoinHandle<()>)> {
-        let (stop, inbox) = (Waker::new()?, Waker::new()?);
+    /// Returns the work of the thread.
+    fn task(&self, stop: Waker) -> io::Result<impl FnOnce() + Send + use<>> {
+        let inbox = Waker::new()?;
         let port = SwitchPort::join_uplink(&self.name);
         if let Some(frames) = port.inbox(0) {
             frames.set_receiver(Some(inbox.clone()));
@@ -116,7 +107,7 @@ impl Uplink {
             queue: self.tap.queue(0)?,
             datagrams: (!self.tap.segments_udp()).then(Datagrams::new),
             counters: self.counters.clone(),
-            stop: stop.clone(),
+            stop,
             inbox,
             outgoing: Batch::default(),
             next: 0,
@@ -127,21 +118,16 @@ impl Uplink {
             has_failed: false,
             span: Span::current(),
         };
-        let thread = thread::Builder::new().name("uplink".into()).spawn(move || task.run())?;
-        Ok((stop, thread))
+        Ok(move || task.run())
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut running = lock(&self.0.running);
-        running.shares -= 1;
-        if running.shares == 0
-            && let Some((stop, thread)) = running.thread.take()
-        {
-            stop.wake();
-            // The thread does not panic. If it did, the TAP would keep its settings.
-            let _ = thread.join();
+        let mut shares = lock(&self.0.shares);
+        *shares -= 1;
+        if *shares == 0 {
+            self.0.thread.end();
         }
     }
 }

@@ -74,7 +74,7 @@ impl Port for XdpCard {
     }
 
     fn close(&self) {
-        self.0.end();
+        self.0.watch.end();
     }
 
     fn receive(&self, ring: ReceiveRing) -> io::Result<Box<dyn QueueTask>> {

@@ -1,18 +1,9 @@
 //! The queues of an interface.
 
-use kickless_io::Waker;
+use crate::ports::port_thread::PortThread;
 use kickless_net_port::{XdpFlushed, XdpLink, XdpPort, XdpTurn};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread::JoinHandle;
 use tracing::{Span, error, warn};
-
-/// The thread of a port that finds out that its interface is gone (`watch.rs`).
-#[derive(Debug)]
-pub(super) struct Watch {
-    pub(super) stop: Waker,
-    pub(super) thread: JoinHandle<()>,
-}
 
 /// The queues of an interface, and what the log says about it.
 #[derive(Debug)]
@@ -20,14 +11,14 @@ pub(crate) struct XdpQueues {
     pub(crate) queues: XdpPort,
     is_gone: AtomicBool,
     /// The thread that finds out that the interface is gone.
-    pub(super) watch: Mutex<Option<Watch>>,
+    pub(super) watch: PortThread,
     /// The span of log lines about the card.
     span: Span,
 }
 
 impl XdpQueues {
     pub(crate) fn new(queues: XdpPort) -> Self {
-        Self { queues, is_gone: AtomicBool::new(false), watch: Mutex::default(), span: Span::current() }
+        Self { queues, is_gone: AtomicBool::new(false), watch: PortThread::default(), span: Span::current() }
     }
 
     /// Returns whether the interface was deleted or moved.
@@ -67,16 +58,6 @@ impl XdpQueues {
                 self.flush(&mut turn);
             }
             Err(error) => warn!(parent: &self.span, %error, "the guest's address cannot be announced"),
-        }
-    }
-
-    /// Ends the thread.
-    pub(crate) fn end(&self) {
-        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Watch { stop, thread }) = watch {
-            stop.wake();
-            // The thread does not panic. If it did, it would have ended as well.
-            let _ = thread.join();
         }
     }
 }

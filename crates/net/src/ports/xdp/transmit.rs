@@ -6,7 +6,7 @@
 
 use super::queues::XdpQueues;
 use crate::frame::loop_queue::HEADER;
-use crate::ports::timer::Pause;
+use crate::ports::timer::Timer;
 use crate::ports::transmit::{PutError, Transmit};
 use crate::ring::transmit_ring::TransmitRing;
 use kickless_device::{Event, Interest, Next, Polled};
@@ -28,7 +28,7 @@ pub(super) struct XdpTransmit {
     queue: XdpQueue,
     /// Space for a frame that only a capture gets.
     copy: Box<[u8]>,
-    timer: Pause,
+    timer: Timer,
     /// The present pause and its end, if the task waits for room.
     pause: Option<(Duration, Instant)>,
     /// Frames were added since the kernel was told of some.
@@ -48,7 +48,7 @@ impl XdpTransmit {
             queues,
             queue,
             copy: vec![0; FRAME_MAX].into_boxed_slice(),
-            timer: Pause::new()?,
+            timer: Timer::new()?,
             pause: None,
             has_put: false,
             has_moved: false,

@@ -3,14 +3,13 @@
 //! A send finds that out, but a card that only receives would never: its socket has no event then. So a
 //! thread of the card waits for changes of the interfaces of its network namespace. It sleeps otherwise.
 
-use super::queues::{Watch, XdpQueues};
+use super::queues::XdpQueues;
 use kickless_io::Waker;
 use kickless_net_port::LinkChanges;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::io;
-use std::sync::{Arc, PoisonError};
-use std::thread;
+use std::sync::Arc;
 use tracing::warn;
 
 /// Starts the thread of an interface, unless it runs.
@@ -18,22 +17,16 @@ use tracing::warn;
 /// # Errors
 /// The process cannot have another thread or descriptor.
 pub(super) fn watch(port: &Arc<XdpQueues>) -> io::Result<()> {
-    let mut watch = port.watch.lock().unwrap_or_else(PoisonError::into_inner);
-    if watch.is_none() {
-        let stop = Waker::new()?;
-        let changes = match LinkChanges::open() {
-            Ok(changes) => changes,
-            Err(error) => {
-                let interface = port.queues.interface();
-                warn!(interface, %error, "a card that only receives will not find out that its interface is gone");
-                return Ok(());
-            }
-        };
-        let (watched, stopped) = (port.clone(), stop.clone());
-        let run = move || run(&watched, &changes, &stopped);
-        *watch = Some(Watch { stop, thread: thread::Builder::new().name("xdp".into()).spawn(run)? });
-    }
-    Ok(())
+    let changes = match LinkChanges::open() {
+        Ok(changes) => changes,
+        Err(error) => {
+            let interface = port.queues.interface();
+            warn!(interface, %error, "a card that only receives will not find out that its interface is gone");
+            return Ok(());
+        }
+    };
+    let watched = port.clone();
+    port.watch.start("xdp", |stop| Ok(move || run(&watched, &changes, &stop)))
 }
 
 /// Waits until the interface is gone, or the thread is to end.
