@@ -4,12 +4,13 @@
 //! take, its *reserve*. Beyond that, ports share room for [`SHARED_MAX`] addresses.
 //!
 //! No step takes long, whatever guests send. Entries are listed by their age, so the oldest ones are found
-//! without a search. A new address allocates its entry. Guests cannot make this frequent: a port gets room
-//! for [`PORT_ADDRESSES_MAX`] new addresses in [`AGEING`] seconds.
+//! without a search. A new address allocates its entry, in a map that has room for it. Guests cannot make
+//! this frequent: a port gets room for [`PORT_ADDRESSES_MAX`] new addresses in [`AGEING`] seconds.
 
 use crate::card::filter::Address;
 use lru::LruCache;
 use std::collections::hash_map::RandomState;
+use std::num::NonZeroUsize;
 
 /// The most addresses beyond the reserves.
 const SHARED_MAX: usize = 4096;
@@ -22,6 +23,9 @@ pub(super) const PORT_ADDRESSES_MAX: usize = 1024;
 pub(super) const AGEING: u32 = 300;
 /// The most old addresses that a new one removes: more than one, so that they become fewer.
 const EXPIRED_MAX: usize = 2;
+/// The entries that the map has room for from the beginning, so that it does not grow while a frame waits: with
+/// the reserves of 250 cards and an uplink.
+const PREPARED: NonZeroUsize = NonZeroUsize::new(SHARED_MAX + PORT_ADDRESSES_MAX + 250 * RESERVE).unwrap();
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
@@ -52,7 +56,9 @@ pub(super) struct Table {
 
 impl Default for Table {
     fn default() -> Self {
-        let entries = LruCache::unbounded_with_hasher(RandomState::new());
+        let mut entries = LruCache::with_hasher(PREPARED, RandomState::new());
+        // The shares bound it.
+        entries.resize(NonZeroUsize::MAX);
         Self { entries, shares: Vec::new(), shared: 0, now: 0 }
     }
 }
