@@ -103,11 +103,7 @@ impl Core {
         let kicker = Arc::new(Kicker::new());
         let rings = layouts.into_iter().enumerate().map(|(index, layout)| {
             let kick = (kicker.clone(), Arc::new(Event::new()?));
-            #[cfg_attr(not(feature = "locked-kick"), expect(unused_mut, reason = "a benchmark's switch"))]
-            let mut ring = Ring::new(index, layout, own_memory.clone(), limits, kick)?;
-            #[cfg(feature = "locked-kick")]
-            ring.set_locked_kick(options.locked_kick);
-            Ok(ring)
+            Ring::new(index, layout, own_memory.clone(), limits, kick)
         });
         let rings: Box<[Ring]> = rings.collect::<Result<_, Error>>()?;
         connection.share(regions.all())?;
