@@ -288,21 +288,6 @@ fn the_core_to_core_latency_is_measured() {
 }
 
 #[test]
-fn parts_run_alone() {
-    for (part, operations) in [("ring", 8), ("memory", 12)] {
-        let output = bench(&[part, "--rounds=3", "--time=10ms", "--json"]);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let all: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(all.as_array().unwrap().len(), operations);
-        assert!(
-            all.as_array().unwrap().iter().all(|one| one["nanoseconds"]["median"].as_f64().unwrap() > 0.0)
-        );
-        let table = text(&bench(&[part, "--rounds=1", "--time=10ms"]).stdout);
-        assert_eq!(table.lines().count(), operations + 1, "{table}");
-    }
-}
-
-#[test]
 fn a_target_that_does_not_start_is_an_error() {
     let said = sentence(&bench(&["compare", "a=false {socket}", "/b.sock"]));
     assert!(said.contains("exit status: 1"), "{said}");

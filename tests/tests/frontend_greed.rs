@@ -36,7 +36,7 @@ fn connect(daemon: &Daemon, device: &str) -> Frontend {
 /// Describes region `number` with `len` bytes of the file.
 fn region(number: u64, len: u64, file: impl AsFd) -> Message {
     let start = number * len;
-    let region = MemoryRegion { guest_addr: start, size: len, user_addr: start, mmap_offset: 0, xen: None };
+    let region = MemoryRegion { guest_addr: start, size: len, user_addr: start, mmap_offset: 0 };
     Message::AddMemReg(region, file.as_fd().try_clone_to_owned().unwrap())
 }
 

@@ -3,8 +3,8 @@
 use anyhow::{Result, bail};
 
 use super::common_options::BackEnds;
-use super::options::{Bench, Part, WAY_IS_RENAMED};
-use super::{core_latency, net, parts, rounds};
+use super::options::{Bench, PARTS_WERE_REMOVED};
+use super::{core_latency, net, rounds};
 
 /// Runs a benchmark and prints the results.
 ///
@@ -16,13 +16,11 @@ pub fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Resul
         Bench::Compare(compare) => rounds::carry_out(&BackEnds::Several(compare.as_ref()), print),
         Bench::Net(net) => net::carry_out(&BackEnds::One(net.as_ref()), print),
         Bench::CompareNet(compare) => net::carry_out(&BackEnds::Several(compare.as_ref()), print),
-        Bench::Ring(options) => parts::carry_out(Part::Ring, options, print),
-        Bench::Memory(options) => parts::carry_out(Part::Memory, options, print),
         Bench::CoreLatency(options) if !options.same.is_empty() => {
             let latencies: Vec<_> = options.same.iter().map(|time| Some(time.as_nanos() as f64)).collect();
             print(if core_latency::is_same(&latencies) { "same\n" } else { "changed\n" })
         }
         Bench::CoreLatency(options) => core_latency::carry_out(options, print),
-        Bench::Way { .. } => bail!(WAY_IS_RENAMED),
+        Bench::Ring { .. } => bail!(PARTS_WERE_REMOVED),
     }
 }

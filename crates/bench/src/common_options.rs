@@ -196,7 +196,7 @@ impl<'a, L: LoadKind> BackEnds<'a, L> {
     }
 }
 
-pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+fn parse_time(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
         time if time >= Duration::from_millis(10) => Ok(time),
         _ => Err("it must be at least 10ms".into()),

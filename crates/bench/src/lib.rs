@@ -9,7 +9,6 @@
 //! - `net` has the loads of network cards. They share `rounds` and the results with disks; `description` says
 //!   what the results call them.
 //! - `core_latency` measures the core-to-core latency, so that only turns with the same one are compared.
-//! - `parts` measures single parts without a back-end.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
@@ -25,7 +24,6 @@ mod net;
 mod offsets;
 mod options;
 mod pace;
-mod parts;
 mod pattern;
 mod progress;
 mod report;

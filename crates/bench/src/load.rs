@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use kickless_driver::{Completion, Data, Disk, Error, Queue, Request};
@@ -31,21 +31,10 @@ pub(crate) struct TurnContext<'a> {
     pub(crate) blocks: u64,
     /// The times at which the load is on. `None` means always.
     pub(crate) cycle: Option<Cycle>,
-    /// The start of the turn.
-    pub(crate) epoch: Instant,
-    /// The start of the measured time, in nanoseconds since `epoch`.
-    pub(crate) measure_from: u64,
-    /// The end of the measured time and of the load, in nanoseconds since `epoch`.
-    pub(crate) measure_to: u64,
+    /// The measured time. Its end is that of the load.
+    pub(crate) period: Period,
     /// Ends the turn early.
     pub(crate) stop: &'a AtomicBool,
-}
-
-impl TurnContext<'_> {
-    /// Returns the measured time.
-    pub(crate) fn period(&self) -> Period {
-        Period { epoch: self.epoch, from: self.measure_from, to: self.measure_to }
-    }
 }
 
 /// The figures of one thread.
@@ -122,11 +111,11 @@ impl<'a> Submitter<'a> {
 
     #[inline]
     fn now(&self) -> u64 {
-        self.shared.epoch.elapsed().as_nanos() as u64
+        self.shared.period.epoch.elapsed().as_nanos() as u64
     }
 
     fn is_over(&self, now: u64) -> bool {
-        now >= self.shared.measure_to || self.shared.stop.load(Ordering::Relaxed)
+        now >= self.shared.period.to || self.shared.stop.load(Ordering::Relaxed)
     }
 
     /// Runs the load until the turn ends and all requests are done.
@@ -161,7 +150,7 @@ impl<'a> Submitter<'a> {
     /// Records the requests that were due and never sent, with the time that they have waited so far.
     fn record_unsent(&mut self, now: u64) {
         let Some(schedule) = &self.schedule else { return };
-        let (from, to) = (self.shared.measure_from, self.shared.measure_to);
+        let Period { from, to, .. } = self.shared.period;
         let left = schedule.unsent(from, to);
         // A histogram needs no more steps than this. Each step stands for `stride` requests.
         let stride = ((left.end - left.start) / UNSENT_STEPS).max(1);
@@ -276,7 +265,7 @@ impl<'a> Submitter<'a> {
             let record = slot.load();
             match result {
                 Ok(()) => {
-                    let measured = self.shared.measure_from..self.shared.measure_to;
+                    let measured = self.shared.period.from..self.shared.period.to;
                     // The latency counts even if the request completes after the measured time. Otherwise,
                     // the slowest requests would be missing.
                     if measured.contains(&record.start) {

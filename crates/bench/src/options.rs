@@ -7,14 +7,15 @@ use clap::{Args, Subcommand};
 use kickless_driver::Choice;
 use kickless_values::{CpuList, parse_duration, parse_size};
 
-use super::common_options::{BackEnds, CommonLoad, Comparison, LoadKind, OneBackEnd, parse_time};
+use super::common_options::{BackEnds, CommonLoad, Comparison, LoadKind, OneBackEnd};
 use super::net::options::NetLoadOptions;
 use super::pace::OnOff;
 use super::pattern::Pattern;
 use super::wait::Wait;
 
-/// The refusal of `bench way`.
-pub(crate) const WAY_IS_RENAMED: &str = "bench way was renamed: use kickless bench core-latency";
+/// The refusal of `bench ring` and `bench memory`.
+pub(crate) const PARTS_WERE_REMOVED: &str =
+    "bench ring and bench memory were removed: use cargo bench -p kickless-virtqueue or kickless-memory";
 
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
@@ -27,42 +28,15 @@ pub enum Bench {
     Net(Box<OneBackEnd<NetLoadOptions>>),
     /// Put the same load on several network cards, turn by turn, and say how they compare
     CompareNet(Box<Comparison<NetLoadOptions>>),
-    /// Measure virtqueues alone, both ends in one thread
-    Ring(PartOptions),
-    /// Measure translation of guest addresses and copies alone
-    Memory(PartOptions),
     /// Measure how long a cache line takes from one CPU to another and back, once for each round
     CoreLatency(CoreLatencyOptions),
-    /// Refused, with the name of the command that took its place
-    #[command(hide = true, disable_help_flag = true)]
-    Way {
+    /// Refused, with the benchmark that took its place
+    #[command(hide = true, disable_help_flag = true, alias = "memory")]
+    Ring {
         /// Options that are not looked at
         #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
         ignored: Vec<OsString>,
     },
-}
-
-/// A part that is measured alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// Virtqueues.
-    Ring,
-    /// Guest memory.
-    Memory,
-}
-
-/// The options of `bench ring` and `bench memory`.
-#[derive(Debug, Args)]
-pub struct PartOptions {
-    /// How often to measure each operation, all of them in turn
-    #[arg(long, value_name = "N", default_value = "7", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) rounds: u32,
-    /// How long to measure each operation in a round
-    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = parse_time)]
-    pub(crate) time: Duration,
-    /// Print the results as JSON instead of a table
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// The options of `bench core-latency`.
@@ -133,8 +107,8 @@ impl Bench {
             Bench::CoreLatency(CoreLatencyOptions { cpu: Some(CpuList(cpus)), .. }) if !matches!(cpus[..], [one, other] if one != other) => {
                 Err("--cpu: list two CPUs".into())
             }
-            Bench::Way { .. } => Err(WAY_IS_RENAMED.into()),
-            Bench::Ring(_) | Bench::Memory(_) | Bench::CoreLatency(_) => Ok(()),
+            Bench::Ring { .. } => Err(PARTS_WERE_REMOVED.into()),
+            Bench::CoreLatency(_) => Ok(()),
         }
     }
 }

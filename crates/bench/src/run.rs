@@ -1,13 +1,10 @@
 //! Runs one turn: a scenario on a target.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_driver::{Data, Disk, Request};
 
-use super::cpu::CpuMeter;
 use super::ledger::Ledger;
 use super::load::{NAP, Submitter, ThreadResult, TurnContext, check};
 use super::options::LoadOptions;
@@ -16,9 +13,9 @@ use super::progress::Progress;
 use super::scenario::Scenario;
 use super::slots::Slot;
 use super::target::Target;
-use super::threads::Threads;
-use super::turn::{Moment, Turn};
-use super::watch::{Sample, part_of, watch};
+use super::threads::ReadyTurn;
+use super::turn::Turn;
+use super::watch::Period;
 
 /// Runs `scenario` on `target`.
 ///
@@ -69,15 +66,13 @@ impl ConnectedTurn<'_> {
             .collect();
         let done: Vec<AtomicU64> = (0..scenario.threads).map(|_| AtomicU64::new(0)).collect();
         let halted = AtomicBool::new(false);
-        let warm_up = scenario.warm_up.as_nanos() as u64;
+        let period = Period::new(scenario.warm_up, scenario.time);
         let shared = TurnContext {
             scenario,
             ledger: ledger.as_ref(),
             blocks,
-            cycle: scenario.on_off.map(|times| Cycle::new(times, warm_up)),
-            epoch: Instant::now(),
-            measure_from: warm_up,
-            measure_to: warm_up + scenario.time.as_nanos() as u64,
+            cycle: scenario.on_off.map(|times| Cycle::new(times, period.from)),
+            period,
             stop: &halted,
         };
         let mut submitters = Vec::new();
@@ -88,15 +83,21 @@ impl ConnectedTurn<'_> {
             submitters.push(Submitter::new(&shared, disk, thread, (slots, first), done)?);
         }
         // The memory is allocated; the measurement begins.
-        let meter = CpuMeter::start(self.target.pid())?;
         let before = disk.counters();
-        let (seen, moments) = self.run_submitters(&shared, submitters, &done, (&halted, &meter))?;
+        let (options, pid) = (&self.load.common, self.target.pid());
+        let (stop, halted, progress) = (self.stop, &halted, self.progress);
+        let ready = ReadyTurn { period, options, pid, stop, halted, progress };
+        let (seen, turn) = ready.run(
+            submitters.into_iter().map(|submitter| || submitter.run()),
+            || (done.iter().map(|count| count.load(Ordering::Relaxed)).sum(), disk.counters().kicks),
+            || disk.unplug(),
+        )?;
         let after = disk.counters();
         let turn = Turn {
             submitted: after.submitted - before.submitted,
             kicks: after.kicks - before.kicks,
             calls: after.calls - before.calls,
-            ..Turn::new(scenario.time, meter.used()?, moments, self.is_plotted())?
+            ..turn
         };
         let turn = seen.into_iter().try_fold(turn, add)?;
         if let Some(ledger) = &ledger {
@@ -120,47 +121,6 @@ impl ConnectedTurn<'_> {
             bail!("{size} bytes are less than a block of {}: use more of the disk", scenario.block_size);
         }
         Ok(blocks)
-    }
-
-    /// Runs all submitters to their end, each in a thread. Returns their results, and the figures of the
-    /// parts of the turn. `done` has the number of completed requests of each thread.
-    fn run_submitters(
-        &self,
-        shared: &TurnContext<'_>,
-        submitters: Vec<Submitter<'_>>,
-        done: &[AtomicU64],
-        (halted, meter): (&AtomicBool, &CpuMeter),
-    ) -> Result<(Vec<ThreadResult>, Vec<Moment>)> {
-        thread::scope(|scope| {
-            let loads = submitters.into_iter().map(|submitter| || submitter.run());
-            let running = Threads::start(scope, self.load.common.rings.cpu.as_ref(), loads);
-            let look = || Sample {
-                done: done.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
-                kicks: self.disk.counters().kicks,
-                // A back-end that has exited gives no figure here. The check after the turn reports it.
-                back_end_cpu: meter.back_end(),
-            };
-            let part = part_of(self.scenario.time, self.is_plotted());
-            let finished = || running.is_one_finished();
-            let moments = watch(&shared.period(), part, look, self.stop, self.progress, finished);
-            let is_stopped = || self.stop.load(Ordering::Relaxed);
-            // If the back-end does not answer any more, a signal still ends the turn.
-            running.wait(is_stopped);
-            if is_stopped() {
-                halted.store(true, Ordering::Relaxed);
-                self.disk.unplug();
-            }
-            let seen = running.join();
-            if is_stopped() {
-                bail!("interrupted");
-            }
-            Ok((seen?, moments))
-        })
-    }
-
-    /// Returns whether there is a plot over time.
-    fn is_plotted(&self) -> bool {
-        self.load.common.output.plot_time.is_some()
     }
 }
 

@@ -21,9 +21,17 @@ pub(crate) struct Period {
     pub(crate) to: u64,
 }
 
-/// Returns the length of a part of a turn of this length. `plots`: the turn is for the plot over time.
-pub(crate) fn part_of(time: Duration, plots: bool) -> Duration {
-    if plots { MOMENT } else { (time / PARTS).max(PART_MIN) }
+impl Period {
+    /// Makes the period of a turn that begins now.
+    pub(crate) fn new(warm_up: Duration, time: Duration) -> Self {
+        let from = warm_up.as_nanos() as u64;
+        Self { epoch: Instant::now(), from, to: from + time.as_nanos() as u64 }
+    }
+
+    /// Returns the measured time.
+    pub(crate) fn time(&self) -> Duration {
+        Duration::from_nanos(self.to - self.from)
+    }
 }
 
 /// The counters at one moment.
@@ -48,16 +56,18 @@ impl Sample {
     }
 }
 
-/// Records a moment for each part of the turn until it is over, or until a thread ends.
+/// Records a moment for each part of the turn until it is over, or until a thread ends. `plots`: the turn is
+/// for the plot over time.
 pub(crate) fn watch(
     period: &Period,
-    part: Duration,
+    plots: bool,
     look: impl Fn() -> Sample,
     stop: &AtomicBool,
     progress: &Progress,
     finished: impl Fn() -> bool,
 ) -> Vec<Moment> {
     let (from, to) = (Duration::from_nanos(period.from), Duration::from_nanos(period.to));
+    let part = if plots { MOMENT } else { (period.time() / PARTS).max(PART_MIN) };
     let mut moments: Vec<Moment> = Vec::new();
     let mut last: Option<(Duration, Sample)> = None;
     loop {

@@ -4,9 +4,6 @@ use crate::operation::Operation;
 use kickless_device::{Context, DeviceMetrics, QueueMetrics};
 use std::sync::{Arc, OnceLock};
 
-/// Whether requests are measured. `tools/metrics-cost` builds a program that does not, to compare.
-const MEASURES: bool = option_env!("KICKLESS_WITHOUT_METRICS").is_none();
-
 /// The metrics of all queues, by index. A queue that never started has none.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -77,17 +74,12 @@ impl Meter {
     /// Begins a poll, or the completions of a batch.
     #[inline]
     pub(crate) fn begin(&mut self, now_ns: u64) {
-        if MEASURES {
-            self.popped_ns = now_ns;
-        }
+        self.popped_ns = now_ns;
     }
 
     /// Counts a request that begins.
     #[inline(always)]
     pub(crate) fn count(&mut self, operation: Operation, bytes: u64) {
-        if !MEASURES {
-            return;
-        }
         if operation != self.operation {
             self.write_counts();
             self.operation = operation;
@@ -112,26 +104,19 @@ impl Meter {
     /// Notes that a request is answered in the poll that popped it.
     #[inline(always)]
     pub(crate) fn answered_at_once(&mut self) {
-        if MEASURES {
-            self.answered += 1;
-        }
+        self.answered += 1;
     }
 
     /// Notes that a request of this poll waits in its slot.
     #[inline]
     pub(crate) fn waits(&mut self, slot: u32) {
-        if MEASURES {
-            self.metrics.set_waiting(slot, self.popped_ns);
-        }
+        self.metrics.set_waiting(slot, self.popped_ns);
     }
 
     /// Notes that the request in a slot has an operation in an engine or a library. Counts from the first
     /// one.
     #[inline]
     pub(crate) fn submitted(&mut self, slot: u32) {
-        if !MEASURES {
-            return;
-        }
         if let Some(submitted_ns @ 0) = self.submitted_ns.get_mut(slot as usize) {
             *submitted_ns = self.popped_ns.max(1);
         }
@@ -140,9 +125,6 @@ impl Meter {
     /// Notes that a request that waited is answered.
     #[inline]
     pub(crate) fn answered(&mut self, slot: u32) {
-        if !MEASURES {
-            return;
-        }
         let submitted_ns = self.submitted_ns.get_mut(slot as usize).map_or(0, std::mem::take);
         self.waited.push((self.metrics.take_waiting(slot), submitted_ns));
     }

@@ -37,9 +37,6 @@ pub struct Mmu {
     pub(crate) direct: Tree,
     pub(crate) harvests: Mutex<()>,
     pub(crate) control: Mutex<Control>,
-    /// For benchmarks: one lock for harvests and for all accesses that miss in a writer's cache.
-    #[cfg(feature = "locked-log")]
-    pub(crate) global_lock: Option<Mutex<()>>,
 }
 
 /// The properties of a slot that writers need.
@@ -95,18 +92,6 @@ impl Garbage {
 impl Mmu {
     /// Makes an MMU without slots.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self::without_slots())
-    }
-
-    /// Makes an MMU for benchmarks: one lock for harvests and for all accesses that miss in a writer's cache.
-    #[cfg(feature = "locked-log")]
-    pub fn locked() -> Arc<Self> {
-        let mut mmu = Self::without_slots();
-        mmu.global_lock = Some(Mutex::new(()));
-        Arc::new(mmu)
-    }
-
-    fn without_slots() -> Self {
         let nodes = NodePool::new();
         let words = || SlotWords {
             gpa: AtomicU64::new(0),
@@ -114,7 +99,7 @@ impl Mmu {
             host: AtomicPtr::new(null_mut()),
             log: AtomicPtr::new(null_mut()),
         };
-        Self {
+        Arc::new(Self {
             slots: (0..SLOTS).map(|_| words()).collect(),
             epochs: Epochs::new(),
             direct: Tree::new(&nodes),
@@ -125,9 +110,7 @@ impl Mmu {
                 blocks: Blocks::default(),
                 garbage: Garbage::default(),
             }),
-            #[cfg(feature = "locked-log")]
-            global_lock: None,
-        }
+        })
     }
 
     /// Adds a slot, and maps it in the direct space.

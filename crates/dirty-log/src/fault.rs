@@ -50,8 +50,6 @@ impl Mmu {
             // Logged by the thread that made it writable.
             return true;
         }
-        #[cfg(feature = "locked-log")]
-        let _global = self.global_lock.as_ref().map(kickless_sync::lock);
         if found.level > 1 {
             split(&self.nodes, *found);
             return false;

@@ -104,8 +104,6 @@ impl Harvester {
 
     /// Takes the bits of pages, and protects each page whose bit it took.
     fn take(&self, start: u64, end: u64, pages: &mut Pages) {
-        #[cfg(feature = "locked-log")]
-        let _global = self.mmu.global_lock.as_ref().map(lock);
         let bits = &self.log.bits;
         let words = bits.words(start, end);
         pages.begin(bits.address(words.start));

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
@@ -54,8 +54,6 @@ pub(crate) struct Core {
     pub(crate) reactor: AtomicBool,
     /// Wakes the reactor thread.
     pub(crate) reactor_event: Arc<Event>,
-    /// The number of changes of the configuration space.
-    changes: AtomicU64,
     on_change: Mutex<Vec<OnChange>>,
 }
 
@@ -68,7 +66,7 @@ pub(crate) struct Session {
     pub(crate) regions_max: usize,
     pub(crate) space: Space,
     pub(crate) limits: Limits,
-    /// The value of `changes` when the configuration space was read.
+    /// The number of changes when the configuration space was read.
     pub(crate) changes_seen: u64,
     /// The caller's choice.
     pub(crate) writeback: Option<bool>,
@@ -103,15 +101,11 @@ impl Core {
         let kicker = Arc::new(Kicker::new());
         let rings = layouts.into_iter().enumerate().map(|(index, layout)| {
             let kick = (kicker.clone(), Arc::new(Event::new()?));
-            #[cfg_attr(not(feature = "locked-kick"), expect(unused_mut, reason = "a benchmark's switch"))]
-            let mut ring = Ring::new(index, layout, own_memory.clone(), limits, kick)?;
-            #[cfg(feature = "locked-kick")]
-            ring.set_locked_kick(options.locked_kick);
-            Ok(ring)
+            Ring::new(index, layout, own_memory.clone(), limits, kick)
         });
         let rings: Box<[Ring]> = rings.collect::<Result<_, Error>>()?;
         connection.share(regions.all())?;
-        let link = Link::new()?;
+        let link = Link::new(options.reconnect_limit)?;
         for (index, ring) in (0u8..).zip(&rings) {
             connection.start(index, ring.layout().setup(), &ring.kick(), &ring.call, &link.control.error)?;
         }
@@ -136,7 +130,6 @@ impl Core {
             last_config: Mutex::new((limits, space)),
             reactor: AtomicBool::new(false),
             reactor_event: Arc::new(Event::new()?),
-            changes: AtomicU64::new(0),
             on_change: Mutex::new(Vec::new()),
         }))
     }
@@ -147,34 +140,12 @@ impl Core {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Handles the events on the connection.
-    pub(crate) fn check_connection(self: &Arc<Self>) {
-        let happened = self.link.control.poll_events();
-        if happened.error && self.link.control.error.take() > 0 {
-            return self.die(Error::RingError);
-        }
-        if happened.message {
-            self.serve_requests();
-        }
-        if happened.closed {
-            self.lost(Error::Closed);
-        }
-    }
-
-    fn serve_requests(&self) {
-        if !self.link.serve_requests() {
-            return;
-        }
-        self.changes.fetch_add(1, Ordering::Release);
+    /// Calls the listeners for changes of the configuration space.
+    pub(crate) fn call_listeners(&self) {
         let listeners = self.on_change.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let outer = IN_LISTENER.replace(true);
         listeners.iter().for_each(|listener| ring::catch_panic(|| listener()));
         IN_LISTENER.set(outer);
-    }
-
-    /// Returns the number of changes of the configuration space.
-    pub(crate) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
     }
 
     pub(crate) fn on_change(&self, listener: OnChange) {
@@ -189,7 +160,7 @@ impl Core {
             return if self.link.is_dead() { Err(self.link.dead_error()) } else { Ok(*self.last_config()) };
         }
         let mut session = self.session();
-        let changes = self.changes();
+        let changes = self.link.changes();
         if session.changes_seen != changes
             && let Some(connection) = session.connection.as_mut()
         {
@@ -200,7 +171,8 @@ impl Core {
                 Ok(read) => read,
                 Err(error) => {
                     let old = (session.limits, session.space);
-                    return self.handle_error(session, error).map(|()| old);
+                    drop(session);
+                    return self.fail(error).map(|()| old);
                 }
             };
             (session.space, session.limits, session.changes_seen) = (space, limits, changes);
@@ -223,20 +195,6 @@ impl Core {
         self.last_config.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Handles an error on the connection.
-    ///
-    /// The loss of the connection is no error, because a new connection is made and set up from the start. An
-    /// error after which the connection is still usable is returned. Any other error kills the disk.
-    fn handle_error(self: &Arc<Self>, session: MutexGuard<'_, Session>, error: Error) -> Result<(), Error> {
-        drop(session);
-        match error {
-            Error::Refused { .. } | Error::Os { .. } | Error::InHandler => return Err(error),
-            error if error.is_loss() => self.lost(error),
-            error => self.die(error),
-        }
-        if self.link.is_dead() { Err(self.link.dead_error()) } else { Ok(()) }
-    }
-
     /// Turns the device's write cache on or off.
     pub(crate) fn set_writeback(self: &Arc<Self>, on: bool) -> Result<(), Error> {
         let offered = BlkFeatures::from_bits_truncate(self.features.bits());
@@ -253,7 +211,8 @@ impl Core {
             session.space.writeback = on.into();
             self.last_config().1.writeback = on.into();
         }
-        told.or_else(|error| self.handle_error(session, error))
+        drop(session);
+        told.or_else(|error| self.fail(error))
     }
 
     /// Shares `len` bytes of a file from `offset` on.
@@ -324,7 +283,8 @@ impl Core {
             self.rings.iter().for_each(|ring| ring.set_held(false));
             changed
         };
-        changed.or_else(|error| self.handle_error(session, error))
+        drop(session);
+        changed.or_else(|error| self.fail(error))
     }
 
     /// Waits until nothing is in flight.
@@ -349,54 +309,22 @@ impl Core {
         Ok(())
     }
 
-    /// Kills the disk. Everything in flight fails, and so do all later requests.
-    pub(crate) fn die(self: &Arc<Self>, error: Error) {
-        if !self.link.mark_dead(error) {
-            return;
-        }
-        if ring::is_delivering() { self.fail_all_on_thread() } else { self.fail_all() }
-    }
-
     /// Fails all requests on another thread, because this one holds a lock that is needed.
-    fn fail_all_on_thread(self: &Arc<Self>) {
+    pub(crate) fn fail_all_on_thread(self: &Arc<Self>) {
         let core = self.clone();
         // If no thread can be started, requests in flight stay until a thread polls and finds the disk dead.
         let spawned = thread::Builder::new().name("kickless-fail_all".into()).spawn(move || core.fail_all());
         drop(spawned);
     }
 
-    fn fail_all(&self) {
-        self.link.stop.signal();
+    /// Fails all requests, and closes the connection.
+    pub(crate) fn fail_all(&self) {
         self.reactor_event.signal();
         self.rings.iter().for_each(Ring::kill);
         self.close_connection();
         // A listener may own a handle of the disk, so the listeners are dropped without the lock.
         let listeners = std::mem::take(&mut *self.on_change.lock().unwrap_or_else(PoisonError::into_inner));
         drop(listeners);
-    }
-
-    /// Closes the disk in order: waits until nothing is in flight, as long as the back-end makes progress.
-    pub(crate) fn close(self: &Arc<Self>) {
-        if self.link.is_dead() {
-            return;
-        }
-        self.rings.iter().for_each(Ring::shut);
-        if !is_called_back() {
-            self.rings.iter().for_each(|ring| self.finish(ring));
-        }
-        if !self.link.is_recovering() {
-            let mut session = self.session();
-            if let Some(connection) = session.connection.as_mut() {
-                let stopped = (0u8..).zip(&self.rings).try_for_each(|(index, _)| connection.stop(index));
-                if let Err(error) = stopped {
-                    tracing::debug!(
-                        error = &error as &dyn std::error::Error,
-                        "the back-end closed the connection before the queues were stopped"
-                    );
-                }
-            }
-        }
-        self.die(Error::Unplugged);
     }
 
     /// Returns the number of completed requests of all queues.

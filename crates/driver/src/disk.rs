@@ -16,6 +16,7 @@ use crate::handle::Handle;
 use crate::limits::LIFETIME_LEN;
 use crate::options::Options;
 use crate::queue::Queue;
+use crate::reconnect::Reconnect;
 use crate::request::{Kind, Notify, Request};
 use crate::ring::Counters;
 use crate::waiter::Waiter;
@@ -175,7 +176,7 @@ impl Disk {
     ///
     /// Only threads that wait or poll see these reports.
     pub fn config_changes(&self) -> u64 {
-        self.core().changes()
+        self.core().link.changes()
     }
 
     /// Calls `listener` whenever the configuration space has changed.

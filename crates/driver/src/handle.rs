@@ -5,6 +5,7 @@ use std::thread;
 
 use crate::core::{Core, is_called_back};
 use crate::error::Error;
+use crate::reconnect::Reconnect;
 
 /// Closes the disk when the last user drops it.
 pub(crate) struct Handle {

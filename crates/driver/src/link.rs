@@ -2,7 +2,7 @@
 //! channel, the reason of the device's death, and whether an outage lasts.
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,16 +30,22 @@ pub(crate) struct Link {
     /// Signalled when the device dies.
     pub(crate) stop: Event,
     recovering: AtomicBool,
+    /// The time in which the back-end has to be back.
+    pub(crate) reconnect_limit: Duration,
+    /// The number of changes of the configuration space.
+    changes: AtomicU64,
 }
 
 impl Link {
-    pub(crate) fn new() -> Result<Self, Error> {
+    pub(crate) fn new(reconnect_limit: Duration) -> Result<Self, Error> {
         Ok(Self {
             control: Control::new()?,
             requests: Mutex::new(None),
             dead: OnceLock::new(),
             stop: Event::new()?,
             recovering: AtomicBool::new(false),
+            reconnect_limit,
+            changes: AtomicU64::new(0),
         })
     }
 
@@ -75,7 +81,14 @@ impl Link {
             self.control.forget(responder.as_fd());
             *requests = None;
         }
-        matches!(served, Ok(true))
+        let has_changed = matches!(served, Ok(true));
+        self.changes.fetch_add(has_changed.into(), Ordering::Release);
+        has_changed
+    }
+
+    /// Returns the number of changes of the configuration space.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 
     /// Returns the reason of the death.
@@ -112,18 +125,13 @@ impl Link {
     /// `recover`, and logs this.
     ///
     /// # Errors
-    /// The device does not connect again (`limit` is zero), which is `cause`, or there can be no thread. The
-    /// device has to die.
-    pub(crate) fn lost(
-        &self,
-        cause: Error,
-        limit: Duration,
-        recover: impl FnOnce() + Send + 'static,
-    ) -> Result<(), Error> {
+    /// The device does not connect again (the limit is zero), which is `cause`, or there can be no thread.
+    /// The device has to die.
+    pub(crate) fn lost(&self, cause: Error, recover: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         if self.is_dead() || self.recovering.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        if limit.is_zero() {
+        if self.reconnect_limit.is_zero() {
             return Err(cause);
         }
         tracing::info!("the back-end has closed the connection");
@@ -145,11 +153,10 @@ impl Link {
     /// Repeats `attempt` until it succeeds, and returns `true`. Returns `false` if the device dies meanwhile.
     ///
     /// # Errors
-    /// An attempt failed for good, or the deadline has passed. `limit` is the time that the error tells.
+    /// An attempt failed for good, or the deadline has passed.
     pub(crate) fn retry_until(
         &self,
         deadline: Instant,
-        limit: Duration,
         mut attempt: impl FnMut() -> Result<(), Error>,
     ) -> Result<bool, Error> {
         let mut pause = PAUSE_MIN;
@@ -166,7 +173,7 @@ impl Link {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::Gone { limit, source: Box::new(error) });
+                return Err(Error::Gone { limit: self.reconnect_limit, source: Box::new(error) });
             }
             sleep(&mut [readable(&self.stop)], Some(Instant::now() + pause.min(left)));
             pause = (pause * 2).min(PAUSE_MAX);

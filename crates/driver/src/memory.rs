@@ -96,7 +96,7 @@ impl Region {
     /// Returns the region in the form that messages use.
     pub(crate) fn message(&self) -> MemoryRegion {
         let Self { gpa, len, offset, .. } = *self;
-        MemoryRegion { guest_addr: gpa, size: len, user_addr: gpa, mmap_offset: offset, xen: None }
+        MemoryRegion { guest_addr: gpa, size: len, user_addr: gpa, mmap_offset: offset }
     }
 
     /// Returns another descriptor of the file, for the back-end.

@@ -81,9 +81,6 @@ pub struct Options {
     /// Without it, they complete when a thread calls [`Queue::poll`](crate::Queue::poll) or blocks on the
     /// same queue. The thread starts with the first request that needs it. Default: yes.
     pub reactor: bool,
-    /// Kick while holding the submission lock, to measure its cost.
-    #[cfg(feature = "locked-kick")]
-    pub locked_kick: bool,
 }
 
 impl Options {
@@ -120,8 +117,6 @@ impl Options {
             reply_timeout: Duration::from_secs(10),
             waiting: Waiting::Auto,
             reactor: true,
-            #[cfg(feature = "locked-kick")]
-            locked_kick: false,
         }
     }
 }

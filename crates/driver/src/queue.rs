@@ -10,6 +10,7 @@ use crate::core::{Core, is_called_back};
 use crate::error::Error;
 use crate::event::SleeperEvent;
 use crate::handle::Handle;
+use crate::reconnect::Reconnect;
 use crate::request::{Completion, Notify, Request};
 use crate::ring::{Counters, Ring};
 

@@ -11,6 +11,7 @@ use crate::core::Core;
 use crate::error::Error;
 use crate::options::Waiting;
 use crate::poll::{is_ready, readable, sleep};
+use crate::reconnect::Reconnect;
 use crate::ring::Ring;
 
 impl Core {

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::connection::{Connection, deadline_after};
-use crate::core::{Core, disk_config, set_writeback};
+use crate::core::{Core, disk_config, is_called_back, set_writeback};
 use crate::error::Error;
 use crate::event::Event;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::reconnect::Reconnect;
+use crate::ring::{self, Ring};
 
 /// The shortest time in which the back-end must reply in an attempt, even after the deadline.
 const ATTEMPT_MIN: Duration = Duration::from_secs(1);
@@ -25,21 +26,32 @@ impl Reconnect for Core {
         &self.link
     }
 
-    fn reconnect_limit(&self) -> Duration {
-        self.options.reconnect_limit
+    fn with_connection<R>(&self, with: impl FnOnce(&mut Option<Connection>) -> R) -> R {
+        with(&mut self.session().connection)
+    }
+
+    fn queue_indices(&self) -> impl Iterator<Item = u8> {
+        (0..).zip(&self.rings).map(|(index, _)| index)
     }
 
     fn wake_all(&self) {
         self.rings.iter().for_each(|ring| ring.wake.signal());
     }
 
-    fn close_connection(&self) {
-        let connection = self.session().connection.take();
-        self.link.close(connection);
+    fn config_changed(&self) {
+        self.call_listeners();
     }
 
-    fn give_up(self: &Arc<Self>, error: Error) {
-        self.die(error);
+    /// Waits as long as the back-end makes progress.
+    fn drain(self: &Arc<Self>) {
+        self.rings.iter().for_each(Ring::shut);
+        if !is_called_back() {
+            self.rings.iter().for_each(|ring| self.finish(ring));
+        }
+    }
+
+    fn release(self: &Arc<Self>) {
+        if ring::is_delivering() { self.fail_all_on_thread() } else { self.fail_all() }
     }
 
     fn begin_recovery(&self) -> Instant {
@@ -55,7 +67,7 @@ impl Reconnect for Core {
             _ => now,
         };
         session.stuck = Some((since, completed));
-        deadline_after(self.options.reconnect_limit.saturating_sub(since.elapsed()))
+        since
     }
 
     fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<(), Error> {
@@ -65,7 +77,7 @@ impl Reconnect for Core {
             self.features,
         )?;
         let mut session = self.session();
-        let changes = self.changes();
+        let changes = self.link.changes();
         let mut space = disk_config(&mut connection)?;
         let limits = Limits::new(self.features, &space)?.for_queue(self.options.queue_size)?;
         let old = session.limits;

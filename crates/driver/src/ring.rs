@@ -95,8 +95,6 @@ pub(crate) struct Ring {
     /// The number of calls that were taken from the eventfd.
     calls: AtomicU64,
     idle_polls: AtomicU32,
-    #[cfg(feature = "locked-kick")]
-    locked_kick: bool,
 }
 
 struct Submission {
@@ -236,14 +234,7 @@ impl Ring {
             kicks: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             idle_polls: AtomicU32::new(0),
-            #[cfg(feature = "locked-kick")]
-            locked_kick: false,
         })
-    }
-
-    #[cfg(feature = "locked-kick")]
-    pub(crate) fn set_locked_kick(&mut self, locked: bool) {
-        self.locked_kick = locked;
     }
 
     pub(crate) fn layout(&self) -> &Layout {
@@ -382,11 +373,6 @@ impl Ring {
         // From here on, the request may complete, the disk may be closed, and the connection may be replaced.
         // This reference keeps the eventfd open.
         let kick = submission.kick.clone();
-        #[cfg(feature = "locked-kick")]
-        if self.locked_kick {
-            self.kicker.kick(&kick);
-            return;
-        }
         drop(submission);
         self.kicker.kick(&kick);
     }

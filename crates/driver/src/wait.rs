@@ -9,6 +9,7 @@ use crate::core::{Core, is_called_back};
 use crate::error::Error;
 use crate::options::Waiting;
 use crate::poll::{is_ready, readable, sleep};
+use crate::reconnect::Reconnect;
 use crate::request::{Notify, Request};
 use crate::ring::Ring;
 use crate::short_spin;

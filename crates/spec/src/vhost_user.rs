@@ -5,7 +5,8 @@
 //! little-endian.
 //!
 //! [`FrontendRequest`] and [`BackendRequest`] number the requests of each side. A payload structure has the
-//! name of the section of the specification that describes it.
+//! name of the section of the specification that describes it. There are structures for the requests that a
+//! disk or a network card needs.
 
 mod inflight;
 mod payload;
@@ -34,8 +35,6 @@ pub const MEM_TABLE_REGIONS_MAX: usize = 8;
 pub const FDS_MAX: usize = 8;
 /// Largest device configuration space in bytes. The limit is QEMU's.
 pub const CONFIG_SIZE_MAX: usize = 256;
-/// Most VIRTIO shared memory regions of a device.
-pub const SHMEM_REGIONS_MAX: usize = 256;
 /// Bytes of guest memory that one bit of the dirty log stands for.
 pub const LOG_PAGE_SIZE: u64 = 4096;
 
@@ -106,7 +105,7 @@ bitflags! {
         const CONFIGURE_MEM_SLOTS = 1 << 15;
         /// SET_STATUS and GET_STATUS.
         const STATUS = 1 << 16;
-        /// Memory regions have the fields of [`XenMapping`] at their end.
+        /// Memory regions have fields of Xen at their end.
         const XEN_MMAP = 1 << 17;
         /// Requests about shared objects.
         const SHARED_OBJECT = 1 << 18;

@@ -10,9 +10,7 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::error::MessageError;
-use crate::payload::{
-    Config, Inflight, Iotlb, MemoryRegion, ShmemRange, VringAddr, VringArea, VringFd, VringState, XenMapping,
-};
+use crate::payload::{Config, Inflight, Iotlb, MemoryRegion, VringAddr, VringFd, VringState};
 
 /// The body of a received message. A method that consumes it checks that nothing is left over.
 pub(crate) struct Body<'a> {
@@ -88,17 +86,7 @@ impl Body<'_> {
     }
 
     pub(crate) fn vring_fd(self) -> Result<VringFd, MessageError> {
-        let value: U64 = self.read(size_of::<U64>())?;
-        self.take_vring_fd(value.get())
-    }
-
-    pub(crate) fn vring_area(self) -> Result<VringArea, MessageError> {
-        let area: wire::VringArea = self.read(size_of::<wire::VringArea>())?;
-        let vring = self.take_vring_fd(area.vring.get())?;
-        Ok(VringArea { vring, size: area.size.get(), offset: area.offset.get() })
-    }
-
-    fn take_vring_fd(self, value: u64) -> Result<VringFd, MessageError> {
+        let value = self.read::<U64>(size_of::<U64>())?.get();
         if value & !(VRING_INDEX_MASK | NO_FD) != 0 {
             return Err(field(self.request, "ring index", value, "bits 9 to 63 must be 0"));
         }
@@ -147,59 +135,31 @@ impl Body<'_> {
         Ok(Config { offset: header.offset.get(), flags: header.flags.get(), data, spare })
     }
 
-    pub(crate) fn shmem_range(&self) -> Result<ShmemRange, MessageError> {
-        let mmap: wire::Mmap = self.read(size_of::<wire::Mmap>())?;
-        let flags = mmap.flags.get();
-        if flags & !wire::MMAP_WRITABLE != 0 {
-            return Err(field(self.request, "flags", flags, "unknown bits set"));
-        }
-        Ok(ShmemRange {
-            shmid: mmap.shmid,
-            fd_offset: mmap.fd_offset.get(),
-            shm_offset: mmap.shm_offset.get(),
-            len: mmap.len.get(),
-            writable: flags & wire::MMAP_WRITABLE != 0,
-        })
-    }
-
-    /// Reads regions and their number. The length tells whether they have Xen fields.
+    /// Reads regions and their number.
     pub(crate) fn regions(&self) -> Result<Vec<MemoryRegion>, MessageError> {
         let request = self.request;
         let len = self.payload.len();
         let least = size_of::<wire::MemoryTableHeader>();
-        let (header, mut rest) = wire::MemoryTableHeader::read_from_prefix(self.payload)
+        let (header, rest) = wire::MemoryTableHeader::read_from_prefix(self.payload)
             .map_err(|_| MessageError::PayloadShort { request, len, least })?;
         let count = header.num_regions.get() as usize;
         if count > MEM_TABLE_REGIONS_MAX {
             return Err(field(request, "number of regions", count as u64, "expected at most 8"));
         }
-        let xen = count > 0
-            && rest.len() == count * (size_of::<wire::MemoryRegion>() + size_of::<wire::XenMapping>());
-        if !xen && rest.len() != count * size_of::<wire::MemoryRegion>() {
-            let expected = least + count * size_of::<wire::MemoryRegion>();
-            return Err(MessageError::PayloadSize { request, len, expected });
-        }
-        let mut regions = Vec::with_capacity(count);
-        while let Some((region, after)) = split_region(rest, xen) {
-            regions.push(region);
-            rest = after;
-        }
-        Ok(regions)
+        let wrong_size = MessageError::PayloadSize {
+            request,
+            len,
+            expected: least + count * size_of::<wire::MemoryRegion>(),
+        };
+        let regions =
+            <[wire::MemoryRegion]>::ref_from_bytes_with_elems(rest, count).map_err(|_| wrong_size)?;
+        Ok(regions.iter().map(MemoryRegion::from).collect())
     }
 
     /// Reads one region, which follows padding.
     pub(crate) fn region(&self) -> Result<MemoryRegion, MessageError> {
-        let expected = size_of::<wire::SingleMemoryRegion>();
-        let xen = self.payload.len() == expected + size_of::<wire::XenMapping>();
-        if !xen {
-            self.size(expected)?;
-        }
-        let (region, _) = self
-            .payload
-            .get(core::mem::offset_of!(wire::SingleMemoryRegion, region)..)
-            .and_then(|bytes| split_region(bytes, xen))
-            .ok_or(self.wrong_size(expected))?;
-        Ok(region)
+        let single: wire::SingleMemoryRegion = self.read(size_of::<wire::SingleMemoryRegion>())?;
+        Ok(MemoryRegion::from(&single.region))
     }
 
     /// Reads a `T` whose last `size_of::<T>() - least` bytes are padding that may be missing.
@@ -242,16 +202,6 @@ impl Body<'_> {
     pub(crate) fn optional_fd(self) -> Result<Option<OwnedFd>, MessageError> {
         if self.fds.is_empty() { Ok(None) } else { self.one_fd().map(Some) }
     }
-}
-
-fn split_region(bytes: &[u8], xen: bool) -> Option<(MemoryRegion, &[u8])> {
-    let (region, rest) = wire::MemoryRegion::read_from_prefix(bytes).ok()?;
-    let region = MemoryRegion::from(region);
-    if !xen {
-        return Some((region, rest));
-    }
-    let (mapping, rest) = wire::XenMapping::read_from_prefix(rest).ok()?;
-    Some((MemoryRegion { xen: Some(XenMapping::from(mapping)), ..region }, rest))
 }
 
 /// Returns the error for a field with a forbidden value.
@@ -302,16 +252,8 @@ impl<'a> Encoded<'a> {
     }
 
     pub(crate) fn vring_fd(vring: &'a VringFd) -> Self {
-        Self::u64(vring_value(vring)).fds(&vring.fd)
-    }
-
-    pub(crate) fn vring_area(area: &'a VringArea) -> Self {
-        Self::plain(wire::VringArea {
-            vring: vring_value(&area.vring).into(),
-            size: area.size.into(),
-            offset: area.offset.into(),
-        })
-        .fds(&area.vring.fd)
+        let no_fd = if vring.fd.is_none() { NO_FD } else { 0 };
+        Self::u64(u64::from(vring.index) | no_fd).fds(&vring.fd)
     }
 
     pub(crate) fn iotlb(msg: &Iotlb) -> Self {
@@ -337,39 +279,15 @@ impl<'a> Encoded<'a> {
         Self { payload, fds: Vec::new() }
     }
 
-    pub(crate) fn shmem_range(range: &ShmemRange) -> Self {
-        Self::plain(wire::Mmap {
-            shmid: range.shmid,
-            padding: [0; 7],
-            fd_offset: range.fd_offset.into(),
-            shm_offset: range.shm_offset.into(),
-            len: range.len.into(),
-            flags: if range.writable { wire::MMAP_WRITABLE } else { 0 }.into(),
-        })
-    }
-
     pub(crate) fn regions<'r>(regions: impl ExactSizeIterator<Item = &'r MemoryRegion>) -> Self {
         let header =
             wire::MemoryTableHeader { num_regions: (regions.len() as u32).into(), padding: 0.into() };
         let mut payload = header.as_bytes().to_vec();
-        regions.for_each(|region| push_region(&mut payload, region));
+        regions.for_each(|region| payload.extend_from_slice(wire::MemoryRegion::from(region).as_bytes()));
         Self { payload, fds: Vec::new() }
     }
 
     pub(crate) fn region(region: &MemoryRegion) -> Self {
-        let mut payload = vec![0; core::mem::offset_of!(wire::SingleMemoryRegion, region)];
-        push_region(&mut payload, region);
-        Self { payload, fds: Vec::new() }
+        Self::plain(wire::SingleMemoryRegion { padding: 0.into(), region: region.into() })
     }
-}
-
-fn push_region(payload: &mut Vec<u8>, region: &MemoryRegion) {
-    payload.extend_from_slice(wire::MemoryRegion::from(region).as_bytes());
-    if let Some(xen) = &region.xen {
-        payload.extend_from_slice(wire::XenMapping::from(xen).as_bytes());
-    }
-}
-
-fn vring_value(vring: &VringFd) -> u64 {
-    u64::from(vring.index) | if vring.fd.is_none() { NO_FD } else { 0 }
 }

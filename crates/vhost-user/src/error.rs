@@ -10,6 +10,7 @@ use crate::header::{Header, PAYLOAD_MAX};
 ///
 /// [`is_fatal`](Self::is_fatal) tells whether the connection must be dropped.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// A complete message arrived that the protocol does not allow. The next message can be received.
     #[error("{cause}")]
@@ -110,12 +111,19 @@ impl Error {
 
 /// The error of a message that arrived completely.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum MessageError {
     /// There is no request with this number.
     #[error("unknown request {number}")]
     UnknownRequest {
         /// Its number.
         number: u32,
+    },
+    /// A request that this crate does not decode.
+    #[error("{request}: not supported")]
+    Unsupported {
+        /// The request.
+        request: &'static str,
     },
     /// The payload does not have the request's length.
     #[error("{request}: payload is {len} bytes, expected {expected}")]

@@ -11,12 +11,13 @@ use crate::body::{Body, Encoded, field};
 use crate::error::MessageError;
 use crate::message::{Expects, Refusal, RequestMessage};
 use crate::payload::{
-    Config, DeviceState, Inflight, Iotlb, LogBase, MemoryRegion, Uuid, VringAddr, VringFd, VringState,
+    Config, DeviceState, Inflight, Iotlb, LogBase, MemoryRegion, VringAddr, VringFd, VringState,
 };
 use crate::reply::{DeviceStateReply, Reply};
 
 /// A request of the front-end. [`FrontendRequest`](Code) describes each request.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum FrontendMessage {
     /// Replies [`Reply::U64`].
     GetFeatures,
@@ -26,8 +27,7 @@ pub enum FrontendMessage {
     SetOwner,
     /// Deprecated.
     ResetOwner,
-    /// The regions, each with its file. An empty table is the front-end's acknowledgement of the reply in
-    /// postcopy mode.
+    /// The regions, each with its file.
     SetMemTable(Vec<(MemoryRegion, OwnedFd)>),
     /// The dirty log. Replies [`Reply::U64`] if it has a file descriptor.
     SetLogBase(LogBase),
@@ -76,34 +76,14 @@ pub enum FrontendMessage {
     SetBackendReqFd(OwnedFd),
     /// Replies [`Reply::U64`].
     IotlbMsg(Iotlb),
-    /// Byte order of a legacy ring.
-    SetVringEndian {
-        /// The ring.
-        index: u32,
-        /// Whether it is big-endian.
-        big: bool,
-    },
     /// The part to read; its bytes have no meaning. Replies [`Reply::Config`].
     GetConfig(Config),
     /// The part to write.
     SetConfig(Config),
-    /// The parameters of a session. They are opaque: their layout is QEMU's and differs between its versions.
-    /// Replies [`Reply::CryptoSession`].
-    CreateCryptoSession(Vec<u8>),
-    /// The session to close.
-    CloseCryptoSession(u64),
-    /// Replies [`Reply::Userfault`].
-    PostcopyAdvise,
-    /// Postcopy begins.
-    PostcopyListen,
-    /// Replies [`Reply::U64`].
-    PostcopyEnd,
     /// `num_queues` and `queue_size` of the requested buffer. Replies [`Reply::Inflight`].
     GetInflightFd(Inflight),
     /// The buffer, from an earlier reply to [`GetInflightFd`](Self::GetInflightFd).
     SetInflightFd(Inflight, OwnedFd),
-    /// The socket of the vhost-user-gpu protocol.
-    GpuSetSocket(OwnedFd),
     /// Disable all rings and reset the device.
     ResetDevice,
     /// A kick in band.
@@ -118,26 +98,10 @@ pub enum FrontendMessage {
     /// A region to remove, identified by guest address, user address and size. Some front-ends send file
     /// descriptors with it, which are closed.
     RemMemReg(MemoryRegion),
-    /// ADD_MEM_REG or REM_MEM_REG with a number in place of a region. It is the front-end's acknowledgement
-    /// of the reply in postcopy mode.
-    MemRegAck {
-        /// Whether it is ADD_MEM_REG.
-        add: bool,
-        /// Zero for success.
-        status: u64,
-    },
-    /// The device status byte.
-    SetStatus(u8),
-    /// Replies [`Reply::U64`].
-    GetStatus,
-    /// Replies [`Reply::SharedObject`].
-    GetSharedObject(Uuid),
     /// The transfer, and one end of the channel for it. Replies [`Reply::DeviceState`].
     SetDeviceStateFd(DeviceState, OwnedFd),
     /// Replies [`Reply::U64`].
     CheckDeviceState,
-    /// Replies [`Reply::ShmemConfig`].
-    GetShmemConfig,
 }
 
 impl RequestMessage for FrontendMessage {
@@ -169,28 +133,17 @@ impl RequestMessage for FrontendMessage {
             Self::NetSetMtu(_) => Code::NetSetMtu,
             Self::SetBackendReqFd(_) => Code::SetBackendReqFd,
             Self::IotlbMsg(_) => Code::IotlbMsg,
-            Self::SetVringEndian { .. } => Code::SetVringEndian,
             Self::GetConfig(_) => Code::GetConfig,
             Self::SetConfig(_) => Code::SetConfig,
-            Self::CreateCryptoSession(_) => Code::CreateCryptoSession,
-            Self::CloseCryptoSession(_) => Code::CloseCryptoSession,
-            Self::PostcopyAdvise => Code::PostcopyAdvise,
-            Self::PostcopyListen => Code::PostcopyListen,
-            Self::PostcopyEnd => Code::PostcopyEnd,
             Self::GetInflightFd(_) => Code::GetInflightFd,
             Self::SetInflightFd(..) => Code::SetInflightFd,
-            Self::GpuSetSocket(_) => Code::GpuSetSocket,
             Self::ResetDevice => Code::ResetDevice,
             Self::VringKick { .. } => Code::VringKick,
             Self::GetMaxMemSlots => Code::GetMaxMemSlots,
-            Self::AddMemReg(..) | Self::MemRegAck { add: true, .. } => Code::AddMemReg,
-            Self::RemMemReg(_) | Self::MemRegAck { add: false, .. } => Code::RemMemReg,
-            Self::SetStatus(_) => Code::SetStatus,
-            Self::GetStatus => Code::GetStatus,
-            Self::GetSharedObject(_) => Code::GetSharedObject,
+            Self::AddMemReg(..) => Code::AddMemReg,
+            Self::RemMemReg(_) => Code::RemMemReg,
             Self::SetDeviceStateFd(..) => Code::SetDeviceStateFd,
             Self::CheckDeviceState => Code::CheckDeviceState,
-            Self::GetShmemConfig => Code::GetShmemConfig,
         }
     }
 
@@ -228,50 +181,28 @@ impl RequestMessage for FrontendMessage {
             Code::NetSetMtu => Self::NetSetMtu(body.u64()?),
             Code::SetBackendReqFd => Self::SetBackendReqFd(body.fd()?),
             Code::IotlbMsg => Self::IotlbMsg(body.iotlb()?),
-            Code::SetVringEndian => {
-                body.vring_switch().map(|(index, big)| Self::SetVringEndian { index, big })?
-            }
             Code::GetConfig => Self::GetConfig(body.config()?),
             Code::SetConfig => Self::SetConfig(body.config()?),
-            Code::CreateCryptoSession => {
-                body.no_fds()?;
-                Self::CreateCryptoSession(body.payload.to_vec())
-            }
-            Code::CloseCryptoSession => Self::CloseCryptoSession(body.u64()?),
-            Code::PostcopyAdvise => body.nothing().map(|()| Self::PostcopyAdvise)?,
-            Code::PostcopyListen => body.nothing().map(|()| Self::PostcopyListen)?,
-            Code::PostcopyEnd => body.nothing().map(|()| Self::PostcopyEnd)?,
             Code::GetInflightFd => {
                 body.no_fds()?;
                 Self::GetInflightFd(body.inflight()?)
             }
             Code::SetInflightFd => Self::SetInflightFd(body.inflight()?, body.one_fd()?),
-            Code::GpuSetSocket => Self::GpuSetSocket(body.fd()?),
             Code::ResetDevice => body.nothing().map(|()| Self::ResetDevice)?,
             Code::VringKick => Self::VringKick { index: body.vring_state()?.index },
             Code::GetMaxMemSlots => body.nothing().map(|()| Self::GetMaxMemSlots)?,
-            Code::AddMemReg | Code::RemMemReg if body.payload.len() == size_of::<u64>() => {
-                Self::MemRegAck { add: code == Code::AddMemReg, status: body.u64()? }
-            }
             Code::AddMemReg => Self::AddMemReg(body.region()?, body.one_fd()?),
             Code::RemMemReg => {
                 let region = body.region()?;
                 body.optional_fd()?;
                 Self::RemMemReg(region)
             }
-            Code::SetStatus => {
-                let status = body.u64()?;
-                let rule = "expected at most 0xff";
-                Self::SetStatus(u8::try_from(status).map_err(|_| field(code.name(), "status", status, rule))?)
-            }
-            Code::GetStatus => body.nothing().map(|()| Self::GetStatus)?,
-            Code::GetSharedObject => Self::GetSharedObject(body.plain::<wire::SharedObject>()?.uuid),
             Code::SetDeviceStateFd => {
                 let (transfer, fd) = body.with_fd()?;
                 Self::SetDeviceStateFd(device_state(code.name(), transfer)?, fd)
             }
             Code::CheckDeviceState => body.nothing().map(|()| Self::CheckDeviceState)?,
-            Code::GetShmemConfig => body.nothing().map(|()| Self::GetShmemConfig)?,
+            _ => return Err(MessageError::Unsupported { request: code.name() }),
         })
     }
 
@@ -282,14 +213,9 @@ impl RequestMessage for FrontendMessage {
             | Self::ResetOwner
             | Self::GetProtocolFeatures
             | Self::GetQueueNum
-            | Self::PostcopyAdvise
-            | Self::PostcopyListen
-            | Self::PostcopyEnd
             | Self::ResetDevice
             | Self::GetMaxMemSlots
-            | Self::GetStatus
-            | Self::CheckDeviceState
-            | Self::GetShmemConfig => Encoded::default(),
+            | Self::CheckDeviceState => Encoded::default(),
             Self::SetFeatures(features) => Encoded::u64(features.bits()),
             Self::SetProtocolFeatures(features) => Encoded::u64(features.bits()),
             Self::SetMemTable(table) => {
@@ -300,9 +226,7 @@ impl RequestMessage for FrontendMessage {
                 let (mmap_size, mmap_offset) = ((*mmap_size).into(), (*mmap_offset).into());
                 Encoded::plain(wire::Log { mmap_size, mmap_offset }).fds(fd)
             }
-            Self::SetLogFd(fd) | Self::SetBackendReqFd(fd) | Self::GpuSetSocket(fd) => {
-                Encoded::default().fds([fd])
-            }
+            Self::SetLogFd(fd) | Self::SetBackendReqFd(fd) => Encoded::default().fds([fd]),
             Self::SetVringNum(state) | Self::SetVringBase(state) => {
                 Encoded::vring_state(state.index, state.num)
             }
@@ -313,23 +237,17 @@ impl RequestMessage for FrontendMessage {
             Self::SetVringKick(vring) | Self::SetVringCall(vring) | Self::SetVringErr(vring) => {
                 Encoded::vring_fd(vring)
             }
-            Self::SetVringEnable { index, enable: on } | Self::SetVringEndian { index, big: on } => {
-                Encoded::vring_state(*index, (*on).into())
-            }
+            Self::SetVringEnable { index, enable } => Encoded::vring_state(*index, (*enable).into()),
             Self::SendRarp([a, b, c, d, e, f]) => {
                 Encoded::u64(u64::from_le_bytes([*a, *b, *c, *d, *e, *f, 0, 0]))
             }
-            Self::NetSetMtu(value) | Self::CloseCryptoSession(value) => Encoded::u64(*value),
-            Self::MemRegAck { status, .. } => Encoded::u64(*status),
-            Self::SetStatus(status) => Encoded::u64((*status).into()),
+            Self::NetSetMtu(mtu) => Encoded::u64(*mtu),
             Self::IotlbMsg(msg) => Encoded::iotlb(msg),
             Self::GetConfig(config) | Self::SetConfig(config) => Encoded::config(config),
-            Self::CreateCryptoSession(session) => Encoded { payload: session.clone(), fds: Vec::new() },
             Self::GetInflightFd(inflight) => Encoded::plain(wire::Inflight::from(inflight)),
             Self::SetInflightFd(inflight, fd) => Encoded::plain(wire::Inflight::from(inflight)).fds([fd]),
             Self::AddMemReg(region, fd) => Encoded::region(region).fds([fd]),
             Self::RemMemReg(region) => Encoded::region(region),
-            Self::GetSharedObject(uuid) => Encoded::plain(wire::SharedObject { uuid: *uuid }),
             Self::SetDeviceStateFd(state, fd) => Encoded::plain(wire::DeviceStateTransfer {
                 direction: (state.direction as u32).into(),
                 phase: (state.phase as u32).into(),
@@ -362,8 +280,7 @@ impl RequestMessage for FrontendMessage {
         match code {
             Some(Code::GetConfig) => Refusal::Reply(Reply::Config(None)),
             Some(Code::GetInflightFd) => Refusal::Reply(Reply::Inflight(Inflight::default(), None)),
-            Some(Code::GetSharedObject) => Refusal::Reply(Reply::SharedObject(None)),
-            Some(Code::PostcopyAdvise) => Refusal::Reply(Reply::Userfault(None)),
+            Some(Code::GetSharedObject | Code::PostcopyAdvise) => Refusal::Reply(Reply::NoFd),
             Some(Code::SetDeviceStateFd) => Refusal::Reply(Reply::DeviceState(DeviceStateReply::Refused(1))),
             Some(Code::IotlbMsg | Code::PostcopyEnd | Code::CheckDeviceState) => {
                 Refusal::Reply(Reply::U64(1))

@@ -6,8 +6,8 @@ use zerocopy::IntoBytes;
 /// Bytes of a header.
 pub const HEADER_SIZE: usize = size_of::<wire::Header>();
 
-/// Longest payload in bytes that is received or sent. The longest message is the reply to GET_SHMEM_CONFIG
-/// with 2056 bytes.
+/// Longest payload in bytes that is received or sent. The longest message of the protocol, the reply to
+/// GET_SHMEM_CONFIG, has 2056 bytes.
 pub const PAYLOAD_MAX: usize = 4096;
 
 /// The head of a message.

@@ -10,9 +10,16 @@
 //! | main | [`Frontend`] | [`Backend`] |
 //! | back-end's requests | [`BackendRequester`] | [`FrontendResponder`] |
 //!
-//! The crate knows every message of the specification (QEMU `docs/interop/vhost-user.rst`), in both
-//! directions. It does not know which protocol features were negotiated. That is the business of its users,
-//! as is everything about rings, memory and threads.
+//! The crate has the messages of the specification (QEMU `docs/interop/vhost-user.rst`) that a disk or a
+//! network card needs, in both directions: everything about features, memory, rings, the dirty log, the
+//! in-flight buffer, the IOTLB, the configuration space, MTU and RARP, and the transfer of a device's state.
+//! It knows the name of each other request, and whether it has a reply, but does not decode it
+//! ([`MessageError::Unsupported`]). These are the requests for legacy byte orders, crypto sessions, postcopy
+//! migration, GPUs, the device status, shared objects, shared memory regions, host notifiers, and calls and
+//! errors in band. Nor does it decode the fields of Xen in memory regions.
+//!
+//! It does not know which protocol features were negotiated. That is the business of its users, as is
+//! everything about rings, memory and threads.
 //!
 //! The crate checks a received message as far as the message's own bytes and file descriptors allow: lengths,
 //! counts, and values that the protocol forbids. Addresses, sizes and ring indices are not checked.
@@ -94,8 +101,7 @@ pub use frontend::FrontendMessage;
 pub use header::{HEADER_SIZE, Header, PAYLOAD_MAX};
 pub use message::{Expects, Received, Refusal, ReplyTo, RequestMessage};
 pub use payload::{
-    Config, DeviceState, Inflight, Iotlb, LogBase, MemoryRegion, ShmemRange, Uuid, VringAddr, VringArea,
-    VringFd, VringState, XenMapping,
+    Config, DeviceState, Inflight, Iotlb, LogBase, MemoryRegion, VringAddr, VringFd, VringState,
 };
 pub use reply::{DeviceStateReply, FrontendReply, Reply};
 

@@ -33,9 +33,7 @@ pub trait RequestMessage: Debug + Sized {
     /// Encodes the message.
     fn encode(&self) -> Encoded<'_>;
 
-    /// Returns the reply that the sender expects to this message, sent with or without NEED_REPLY. In
-    /// postcopy mode, a memory table and an added region also have replies of their own, which the message
-    /// does not show.
+    /// Returns the reply that the sender expects to this message, sent with or without NEED_REPLY.
     fn expects(&self, needs_reply: bool) -> Expects;
 
     /// Returns the way to refuse a request. `code` is `None` for a request with an unknown number.

@@ -52,17 +52,6 @@ pub struct MemoryRegion {
     pub user_addr: u64,
     /// Offset of its first byte in the file.
     pub mmap_offset: u64,
-    /// The Xen fields, with XEN_MMAP.
-    pub xen: Option<XenMapping>,
-}
-
-/// The way in which Xen maps a region.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct XenMapping {
-    /// Bit 0: foreign memory mapping. Bit 1: grant mapping. Bit 8: map pages only when they are needed.
-    pub flags: u32,
-    /// The domain.
-    pub domid: u32,
 }
 
 /// The dirty log.
@@ -120,17 +109,6 @@ impl Config {
     }
 }
 
-/// The page of a host notifier.
-#[derive(Debug)]
-pub struct VringArea {
-    /// The ring and the file. Without a file, the ring's notifier is removed.
-    pub vring: VringFd,
-    /// Bytes.
-    pub size: u64,
-    /// Offset in the file.
-    pub offset: u64,
-}
-
 /// The in-flight buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inflight {
@@ -144,9 +122,6 @@ pub struct Inflight {
     pub queue_size: u16,
 }
 
-/// The identity of a shared object: a UUID, its first three fields in big-endian order.
-pub type Uuid = [u8; 16];
-
 /// Parameters of a transfer of the device's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceState {
@@ -156,35 +131,19 @@ pub struct DeviceState {
     pub phase: TransferPhase,
 }
 
-/// A part of a shared memory region.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ShmemRange {
-    /// The region.
-    pub shmid: u8,
-    /// Offset in the file.
-    pub fd_offset: u64,
-    /// Offset in the region.
-    pub shm_offset: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Whether the guest may write.
-    pub writable: bool,
-}
-
 impl From<wire::VringState> for VringState {
     fn from(wire: wire::VringState) -> Self {
         Self { index: wire.index.get(), num: wire.num.get() }
     }
 }
 
-impl From<wire::MemoryRegion> for MemoryRegion {
-    fn from(wire: wire::MemoryRegion) -> Self {
+impl From<&wire::MemoryRegion> for MemoryRegion {
+    fn from(wire: &wire::MemoryRegion) -> Self {
         Self {
             guest_addr: wire.guest_addr.get(),
             size: wire.size.get(),
             user_addr: wire.user_addr.get(),
             mmap_offset: wire.mmap_offset.get(),
-            xen: None,
         }
     }
 }
@@ -197,18 +156,6 @@ impl From<&MemoryRegion> for wire::MemoryRegion {
             user_addr: region.user_addr.into(),
             mmap_offset: region.mmap_offset.into(),
         }
-    }
-}
-
-impl From<wire::XenMapping> for XenMapping {
-    fn from(wire: wire::XenMapping) -> Self {
-        Self { flags: wire.flags.get(), domid: wire.domid.get() }
-    }
-}
-
-impl From<&XenMapping> for wire::XenMapping {
-    fn from(mapping: &XenMapping) -> Self {
-        Self { flags: mapping.flags.into(), domid: mapping.domid.into() }
     }
 }
 

@@ -3,18 +3,18 @@
 use std::os::fd::OwnedFd;
 
 use kickless_spec::vhost_user::{
-    self as wire, BackendRequest, DEVICE_STATE_ERROR_MASK, FrontendRequest as Code, NO_FD, SHMEM_REGIONS_MAX,
+    self as wire, BackendRequest, DEVICE_STATE_ERROR_MASK, FrontendRequest as Code, NO_FD,
 };
 use zerocopy::little_endian::U64;
-use zerocopy::{FromBytes, IntoBytes};
 
 use crate::body::{Body, Encoded, field};
 use crate::error::MessageError;
 use crate::message::ReplyTo;
-use crate::payload::{Config, Inflight, MemoryRegion, VringState};
+use crate::payload::{Config, Inflight, VringState};
 
 /// The back-end's reply to a [`FrontendMessage`](crate::FrontendMessage).
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Reply {
     /// A number, or an acknowledgement: zero for success.
     ///
@@ -26,23 +26,12 @@ pub enum Reply {
     VringBase(VringState),
     /// The configuration space, from [`Config::answer`]; `None` on failure.
     Config(Option<Config>),
-    /// The parameters of the session, with its number. They are opaque, as in the request.
-    CryptoSession(Vec<u8>),
-    /// The userfaultfd; `None` on failure.
-    Userfault(Option<OwnedFd>),
-    /// The reply to SET_MEM_TABLE in postcopy mode: the regions with their addresses in the back-end.
-    MemTable(Vec<MemoryRegion>),
-    /// The reply to ADD_MEM_REG in postcopy mode: the region with its address in the back-end.
-    MemRegion(MemoryRegion),
     /// The in-flight buffer and its file. On failure the size is zero and there is no file.
     Inflight(Inflight, Option<OwnedFd>),
-    /// The dma-buf; `None` on failure.
-    SharedObject(Option<OwnedFd>),
     /// Whether and how the device's state can be transferred.
     DeviceState(DeviceStateReply),
-    /// The sizes of the shared memory regions in bytes, by `shmid`, at most [`SHMEM_REGIONS_MAX`]. An unused
-    /// region has size zero. Zeroes at the end are dropped when a reply is received.
-    ShmemConfig(Vec<u64>),
+    /// Nothing, which refuses a request for a file descriptor: POSTCOPY_ADVISE and GET_SHARED_OBJECT.
+    NoFd,
 }
 
 /// The reply to [`SetDeviceStateFd`](crate::FrontendMessage::SetDeviceStateFd).
@@ -59,28 +48,11 @@ pub enum DeviceStateReply {
 impl ReplyTo<Code> for Reply {
     fn decode(code: Code, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Self, MessageError> {
         let body = Body { request: code.name(), payload, fds };
-        let number = payload.len() == size_of::<u64>();
         Ok(match code {
             Code::SetLogBase if payload.is_empty() => body.nothing().map(|()| Self::U64(0))?,
-            Code::SetMemTable if !number => {
-                body.no_fds()?;
-                Self::MemTable(body.regions()?)
-            }
-            Code::AddMemReg if !number => {
-                body.no_fds()?;
-                Self::MemRegion(body.region()?)
-            }
             Code::GetVringBase | Code::GetVringBaseSkipDrain => Self::VringBase(body.vring_state()?),
             Code::GetConfig if payload.is_empty() => body.nothing().map(|()| Self::Config(None))?,
             Code::GetConfig => Self::Config(Some(body.config()?)),
-            Code::CreateCryptoSession => {
-                body.no_fds()?;
-                Self::CryptoSession(payload.to_vec())
-            }
-            Code::PostcopyAdvise => {
-                body.size(0)?;
-                Self::Userfault(body.optional_fd()?)
-            }
             Code::GetInflightFd => {
                 let inflight = body.inflight()?;
                 let fd = body.optional_fd()?;
@@ -90,10 +62,8 @@ impl ReplyTo<Code> for Reply {
                 }
                 Self::Inflight(inflight, fd)
             }
-            // The specification gives no payload. libvhost-user sends the request's payload back.
-            Code::GetSharedObject => Self::SharedObject(body.optional_fd()?),
             Code::SetDeviceStateFd => Self::DeviceState(device_state(body)?),
-            Code::GetShmemConfig => Self::ShmemConfig(shmem_config(body)?),
+            Code::GetSharedObject | Code::PostcopyAdvise => body.nothing().map(|()| Self::NoFd)?,
             _ => Self::U64(body.u64()?),
         })
     }
@@ -103,22 +73,11 @@ impl ReplyTo<Code> for Reply {
             Self::U64(value) => Encoded::u64(*value),
             Self::VringBase(state) => Encoded::vring_state(state.index, state.num),
             Self::Config(Some(config)) => Encoded::config(config),
-            Self::Config(None) => Encoded::default(),
-            Self::CryptoSession(session) => Encoded { payload: session.clone(), fds: Vec::new() },
-            Self::Userfault(fd) | Self::SharedObject(fd) => Encoded::default().fds(fd),
-            Self::MemTable(regions) => Encoded::regions(regions.iter()),
-            Self::MemRegion(region) => Encoded::region(region),
+            Self::Config(None) | Self::NoFd => Encoded::default(),
             Self::Inflight(inflight, fd) => Encoded::plain(wire::Inflight::from(inflight)).fds(fd),
             Self::DeviceState(DeviceStateReply::Accepted) => Encoded::u64(NO_FD),
             Self::DeviceState(DeviceStateReply::Instead(fd)) => Encoded::u64(0).fds([fd]),
             Self::DeviceState(DeviceStateReply::Refused(error)) => Encoded::u64(NO_FD | u64::from(*error)),
-            Self::ShmemConfig(sizes) => {
-                let mut table = [U64::ZERO; SHMEM_REGIONS_MAX];
-                table.iter_mut().zip(sizes).for_each(|(entry, size)| *entry = (*size).into());
-                let used = table.iter().filter(|size| **size != U64::ZERO).count();
-                let header = wire::ShmemConfigHeader { num_regions: (used as u32).into(), padding: 0.into() };
-                Encoded { payload: [header.as_bytes(), table.as_bytes()].concat(), fds: Vec::new() }
-            }
         }
     }
 
@@ -126,14 +85,9 @@ impl ReplyTo<Code> for Reply {
         match self {
             Self::VringBase(_) => matches!(code, Code::GetVringBase | Code::GetVringBaseSkipDrain),
             Self::Config(_) => code == Code::GetConfig,
-            Self::CryptoSession(_) => code == Code::CreateCryptoSession,
-            Self::Userfault(_) => code == Code::PostcopyAdvise,
-            Self::MemTable(_) => code == Code::SetMemTable,
-            Self::MemRegion(_) => code == Code::AddMemReg,
             Self::Inflight(..) => code == Code::GetInflightFd,
-            Self::SharedObject(_) => code == Code::GetSharedObject,
             Self::DeviceState(_) => code == Code::SetDeviceStateFd,
-            Self::ShmemConfig(_) => code == Code::GetShmemConfig,
+            Self::NoFd => matches!(code, Code::GetSharedObject | Code::PostcopyAdvise),
             Self::U64(_) => !matches!(
                 code,
                 Code::GetVringBase
@@ -165,53 +119,26 @@ fn device_state(body: Body<'_>) -> Result<DeviceStateReply, MessageError> {
     }
 }
 
-fn shmem_config(body: Body<'_>) -> Result<Vec<u64>, MessageError> {
-    body.no_fds()?;
-    let request = body.request;
-    body.size(size_of::<wire::ShmemConfigHeader>() + SHMEM_REGIONS_MAX * size_of::<U64>())?;
-    let (header, sizes) = body.payload.split_at(size_of::<wire::ShmemConfigHeader>());
-    let count = wire::ShmemConfigHeader::read_from_bytes(header).unwrap_or_default().num_regions.get();
-    if count as usize > SHMEM_REGIONS_MAX {
-        return Err(field(request, "number of regions", count.into(), "expected at most 256"));
-    }
-    let (entries, _) = sizes.as_chunks::<8>();
-    let mut sizes: Vec<u64> = entries.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-    while sizes.last() == Some(&0) {
-        sizes.pop();
-    }
-    Ok(sizes)
-}
-
 /// The front-end's reply to a [`BackendMessage`](crate::BackendMessage).
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum FrontendReply {
     /// An acknowledgement: zero for success.
     Ack(u64),
-    /// The dma-buf, or a status that is not zero.
-    SharedObject(Result<OwnedFd, u64>),
 }
 
 impl ReplyTo<BackendRequest> for FrontendReply {
     fn decode(code: BackendRequest, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Self, MessageError> {
-        let body = Body { request: code.name(), payload, fds };
-        if code != BackendRequest::SharedObjectLookup {
-            return body.u64().map(Self::Ack);
-        }
-        match body.read::<U64>(size_of::<U64>())?.get() {
-            0 => body.one_fd().map(|fd| Self::SharedObject(Ok(fd))),
-            status => body.no_fds().map(|()| Self::SharedObject(Err(status))),
-        }
+        Body { request: code.name(), payload, fds }.u64().map(Self::Ack)
     }
 
     fn encode(&self) -> Encoded<'_> {
-        match self {
-            Self::Ack(status) | Self::SharedObject(Err(status)) => Encoded::u64(*status),
-            Self::SharedObject(Ok(fd)) => Encoded::u64(0).fds([fd]),
-        }
+        let Self::Ack(status) = self;
+        Encoded::u64(*status)
     }
 
-    fn answers(&self, code: BackendRequest) -> bool {
-        matches!(self, Self::SharedObject(_)) == (code == BackendRequest::SharedObjectLookup)
+    fn answers(&self, _: BackendRequest) -> bool {
+        true
     }
 
     fn ack(status: u64) -> Self {

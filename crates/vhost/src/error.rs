@@ -78,8 +78,6 @@ pub(crate) enum RequestError {
     NoIommu,
     #[error("ring {index}: its areas are misaligned")]
     Misaligned { index: u16 },
-    #[error("xen mappings were not offered")]
-    Xen,
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]

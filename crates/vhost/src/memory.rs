@@ -56,9 +56,6 @@ impl Logging {
 }
 
 fn slot(mapper: &Mapper, region: &MemoryRegion, file: &OwnedFd, old: &[Slot]) -> Result<Slot, RequestError> {
-    if region.xen.is_some() {
-        return Err(RequestError::Xen);
-    }
     let (gpa, user) = (Gpa(region.guest_addr), UserAddr(region.user_addr));
     Ok(mapper.slot(file, region.mmap_offset, gpa, user, region.size, old)?)
 }

@@ -33,8 +33,7 @@ impl Ram {
         let file = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC)?;
         ftruncate(&file, FILE_OFFSET + len)?;
         let user_addr = USER_BASE + gpa;
-        let region =
-            MemoryRegion { guest_addr: gpa, size: len, user_addr, mmap_offset: FILE_OFFSET, xen: None };
+        let region = MemoryRegion { guest_addr: gpa, size: len, user_addr, mmap_offset: FILE_OFFSET };
         let slot = Slot::map(&file, FILE_OFFSET, Gpa(gpa), UserAddr(user_addr), len)?;
         Ok(Ram { file, region, map: Arc::new(Map::new(vec![slot])?), taken: 0 })
     }
@@ -82,7 +81,6 @@ impl Ram {
                 user_addr: user_addr + start,
                 mmap_offset: mmap_offset + start,
                 size,
-                xen: None,
             };
             Ok((region, self.file.try_clone()?))
         };

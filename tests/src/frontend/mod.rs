@@ -192,10 +192,7 @@ impl Frontend {
     pub fn attempt(&mut self, message: &Message) -> Result<Answer> {
         match self.requester.call(message, self.acknowledges(), &limit()) {
             Ok(Some(Reply::U64(0)) | None) => Ok(Answer::Done),
-            Ok(Some(Reply::U64(_) | Reply::Config(None))) => Ok(Answer::Refused),
-            Ok(Some(Reply::Inflight(_, None) | Reply::Userfault(None) | Reply::SharedObject(None))) => {
-                Ok(Answer::Refused)
-            }
+            Ok(Some(Reply::U64(_) | Reply::Config(None) | Reply::Inflight(_, None))) => Ok(Answer::Refused),
             Ok(Some(Reply::DeviceState(kickless_vhost_user::DeviceStateReply::Refused(_)))) => {
                 Ok(Answer::Refused)
             }
@@ -243,13 +240,16 @@ impl Frontend {
         Ok(self.socket.write_all(bytes)?)
     }
 
-    /// Returns the back-end's answer to raw bytes: the number in its reply, or the end of the connection.
+    /// Returns the back-end's answer to raw bytes: the number in its reply, or the end of the connection. A
+    /// reply without payload refuses a request for a file descriptor.
     ///
     /// # Errors
     /// There is no answer.
     pub fn answer_to_raw(&mut self) -> Result<Answer> {
         match self.channel.recv(&limit()) {
-            Ok(Some(frame)) if frame.payload.iter().all(|byte| *byte == 0) => Ok(Answer::Done),
+            Ok(Some(frame)) if !frame.payload.is_empty() && frame.payload.iter().all(|byte| *byte == 0) => {
+                Ok(Answer::Done)
+            }
             Ok(Some(_)) => Ok(Answer::Refused),
             Ok(None) => Ok(Answer::Dropped),
             Err(error) => Err(error.into()),

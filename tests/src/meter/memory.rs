@@ -115,7 +115,7 @@ impl Populated {
 }
 
 fn region(len: u64) -> MemoryRegion {
-    MemoryRegion { guest_addr: HIGH, size: len, user_addr: HIGH, mmap_offset: 0, xen: None }
+    MemoryRegion { guest_addr: HIGH, size: len, user_addr: HIGH, mmap_offset: 0 }
 }
 
 /// Reads a block, so that the worker takes up the present memory.

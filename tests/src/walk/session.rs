@@ -22,7 +22,7 @@ use crate::frontend::LIMIT;
 use crate::frontend::machine::RAM_BASE;
 use crate::walk::descriptors;
 use crate::walk::device_rings::{Kind, RingOfRole, Role, make_rings};
-use crate::walk::messages::Known;
+use crate::walk::messages::{Known, UNDECODED};
 use crate::walk::ring::{Piece, Ring};
 use crate::walk::totals::Totals;
 use crate::walk::wire::{Answer, Wire, is_closed, send_raw};
@@ -304,6 +304,15 @@ impl Session {
             self.wire.acks = false;
             let answer = self.wire.say(&Message::SetProtocolFeatures(wanted), totals)?;
             self.wire.acks = wanted.contains(ProtocolFeatures::REPLY_ACK);
+            return Ok(answer.is_some());
+        }
+        if random.one_in(6) {
+            let code = UNDECODED[random.below(UNDECODED.len() as u64) as usize];
+            let len = random.below(64);
+            let (payload, file) = (random.bytes(len), descriptors::any(random, &self.wire.socket)?);
+            let fds = if random.one_in(2) { &[file.as_fd()][..] } else { &[] };
+            let answer = self.wire.say_undecoded(code, &payload, fds, totals)?;
+            totals.refused += u64::from(answer.is_some());
             return Ok(answer.is_some());
         }
         let ring = &self.rings[random.below(self.rings.len() as u64) as usize].ring;

@@ -5,8 +5,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use anyhow::{Result, anyhow};
-use kickless_vhost_user::{Error, FrontendMessage as Message, Inflight, Reply, Wait};
+use anyhow::{Context, Result, ensure};
+use kickless_spec::vhost_user::FrontendRequest as Code;
+use kickless_vhost_user::{Error, FrontendMessage as Message, Header, Inflight, Reply, Wait};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::frontend::LIMIT;
@@ -41,16 +42,45 @@ impl Wire {
     /// No answer comes, or one that the protocol does not have.
     pub fn say(&mut self, message: &Message, totals: &mut Totals) -> Result<Option<Answer>> {
         totals.messages += 1;
-        match self.requester.call(message, self.acks, &Wait::FOREVER.at_most(LIMIT)) {
-            Ok(Some(Reply::U64(0)) | None) => Ok(Some(Answer::Done)),
-            Ok(Some(Reply::U64(number))) => Ok(Some(Answer::Number(number))),
-            Ok(Some(Reply::Config(None) | Reply::Inflight(_, None))) => Ok(Some(Answer::Refused)),
-            Ok(Some(Reply::Inflight(described, Some(file)))) => Ok(Some(Answer::Inflight(described, file))),
-            Ok(Some(_)) => Ok(Some(Answer::Done)),
-            Err(Error::Closed | Error::ClosedMidMessage { .. }) => Ok(None),
-            Err(Error::Io { source, .. }) if is_closed(source.kind()) => Ok(None),
-            Err(error) => Err(anyhow!(error).context(format!("{message:?} with acks {}", self.acks))),
+        let reply = self.requester.call(message, self.acks, &Wait::FOREVER.at_most(LIMIT));
+        answer(reply).with_context(|| format!("{message:?} with acks {}", self.acks))
+    }
+
+    /// Sends a request that the back-end does not decode, and takes its answer: a refusal, or the end of the
+    /// connection.
+    ///
+    /// # Errors
+    /// No answer comes, or another one.
+    pub fn say_undecoded(
+        &mut self,
+        code: Code,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+        totals: &mut Totals,
+    ) -> Result<Option<Answer>> {
+        totals.messages += 1;
+        let header = Header::request(code.raw(), self.acks, payload.len());
+        if let Err(error) = send_raw(&self.socket, &[&header.to_bytes(), payload].concat(), fds) {
+            ensure!(is_closed(error.kind()), "{code} cannot be sent: {error}");
+            return Ok(None);
         }
+        let reply = self.requester.recv_reply(code, &Wait::FOREVER.at_most(LIMIT));
+        let answer = answer(reply.map(Some)).with_context(|| format!("{code} with acks {}", self.acks))?;
+        ensure!(!matches!(answer, Some(Answer::Done)), "{code} is accepted");
+        Ok(answer)
+    }
+}
+
+fn answer(reply: Result<Option<Reply>, Error>) -> Result<Option<Answer>> {
+    match reply {
+        Ok(Some(Reply::U64(0)) | None) => Ok(Some(Answer::Done)),
+        Ok(Some(Reply::U64(number))) => Ok(Some(Answer::Number(number))),
+        Ok(Some(Reply::Config(None) | Reply::Inflight(_, None) | Reply::NoFd)) => Ok(Some(Answer::Refused)),
+        Ok(Some(Reply::Inflight(described, Some(file)))) => Ok(Some(Answer::Inflight(described, file))),
+        Ok(Some(_)) => Ok(Some(Answer::Done)),
+        Err(Error::Closed | Error::ClosedMidMessage { .. }) => Ok(None),
+        Err(Error::Io { source, .. }) if is_closed(source.kind()) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

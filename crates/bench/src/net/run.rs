@@ -1,8 +1,6 @@
 //! Runs one turn: a scenario on a card.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, Result, bail};
 use kickless_driver::{Card, CardOptions};
@@ -12,12 +10,11 @@ use super::load::{Loader, Shown, ThreadResult, TurnContext};
 use super::options::{Direction, NetLoadOptions};
 use super::packet::Work;
 use super::scenario::Scenario;
-use crate::cpu::CpuMeter;
 use crate::progress::Progress;
 use crate::target::Target;
-use crate::threads::Threads;
+use crate::threads::ReadyTurn;
 use crate::turn::Turn;
-use crate::watch::{Period, Sample, part_of, watch};
+use crate::watch::Period;
 
 /// Runs `scenario` on `target`.
 ///
@@ -51,8 +48,7 @@ fn run(
     }
     let shown: Vec<Shown> = (0..scenario.pairs).map(|_| Shown::default()).collect();
     let halted = AtomicBool::new(false);
-    let from = scenario.warm_up.as_nanos() as u64;
-    let period = Period { epoch: Instant::now(), from, to: from + scenario.time.as_nanos() as u64 };
+    let period = Period::new(scenario.warm_up, scenario.time);
     let shared = TurnContext { scenario, period, stop: &halted };
     let mut loaders = Vec::new();
     let missing = "a queue pair is missing";
@@ -76,32 +72,15 @@ fn run(
         };
         loaders.push(Loader::new(&shared, pair, peer, thread, shown)?);
     }
-    let meter = CpuMeter::start(target.pid())?;
-    let is_plotted = load.common.output.plot_time.is_some();
-    let (seen, moments) = thread::scope(|scope| {
-        let loads = loaders.into_iter().map(|loader| || loader.run());
-        let running = Threads::start(scope, load.common.rings.cpu.as_ref(), loads);
-        let sum = |figure: fn(&Shown) -> u64| shown.iter().map(figure).sum();
-        let look = || Sample {
-            done: sum(|shown| shown.done.load(Ordering::Relaxed)),
-            kicks: sum(|shown| shown.kicks.load(Ordering::Relaxed)),
-            // A back-end that has exited gives no figure here. The check after the turn reports it.
-            back_end_cpu: meter.back_end(),
-        };
-        let part = part_of(scenario.time, is_plotted);
-        let moments = watch(&period, part, look, stop, progress, || running.is_one_finished());
-        running.wait(|| {
-            // A signal ends the turn.
-            halted.fetch_or(stop.load(Ordering::Relaxed), Ordering::Relaxed);
-            false
-        });
-        let seen = running.join();
-        if stop.load(Ordering::Relaxed) {
-            bail!("interrupted");
-        }
-        Ok((seen?, moments))
-    })?;
-    let turn = Turn::new(scenario.time, meter.used()?, moments, is_plotted)?;
+    let (options, pid, halted) = (&load.common, target.pid(), &halted);
+    let sum = |figure: fn(&Shown) -> &AtomicU64| -> u64 {
+        shown.iter().map(|shown| figure(shown).load(Ordering::Relaxed)).sum()
+    };
+    let (seen, turn) = ReadyTurn { period, options, pid, stop, halted, progress }.run(
+        loaders.into_iter().map(|loader| || loader.run()),
+        || (sum(|shown| &shown.done), sum(|shown| &shown.kicks)),
+        || {},
+    )?;
     seen.into_iter().try_fold(turn, add)
 }
 

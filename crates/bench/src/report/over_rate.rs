@@ -4,7 +4,7 @@ use anyhow::Result;
 use plotters::prelude::*;
 
 use super::over_time::percent;
-use super::plot::{FONT, around, colour, legend_at};
+use super::plot::{Chart, FONT, around, chart, colour, draw_lines, legend, svg};
 use crate::layout::{rate, time};
 use crate::results::{Results, Spread};
 use crate::turn::Turn;
@@ -35,34 +35,23 @@ pub(super) fn draw(results: &Results) -> Result<String> {
     };
     let latencies = lines(|turn| (!turn.latencies.is_empty()).then(|| turn.latency(0.5)));
     let cores = lines(Turn::back_end_cores);
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        root.fill(&WHITE)?;
-        let (upper, lower) = root.split_vertically(UPPER);
+    svg(SIZE, |area| {
+        let (upper, lower) = area.split_vertically(UPPER);
         let ys = around(latencies.iter().flatten().flat_map(|(_, spread)| [spread.least, spread.most]));
-        let mut chart = ChartBuilder::on(&upper)
-            .margin(12)
-            .margin_bottom(0)
-            .y_label_area_size(80)
-            .build_cartesian_2d(xs.clone().log_scale(), ys.log_scale())?;
-        chart
+        let mut above = chart(&upper, 12, (0, 80), (xs.clone().log_scale(), ys.log_scale()))?;
+        above
             .configure_mesh()
             .label_style(FONT)
             .y_desc("median latency")
             .y_label_formatter(&|y| time(*y))
             .draw()?;
-        series(&mut chart, &latencies, &results.targets)?;
+        series(&mut above, results, &latencies)?;
         // No line reaches this corner: at low rates, latencies are high, because each includes waking a
         // thread.
-        legend_at(&mut chart, SeriesLabelPosition::LowerLeft)?;
+        legend(&mut above, SeriesLabelPosition::LowerLeft)?;
         let most = cores.iter().flatten().map(|(_, spread)| spread.most).fold(1.0, f64::max);
-        let mut chart = ChartBuilder::on(&lower)
-            .margin(12)
-            .x_label_area_size(40)
-            .y_label_area_size(80)
-            .build_cartesian_2d(xs.log_scale(), 0.0..most * 1.05)?;
-        chart
+        let mut below = chart(&lower, 12, (40, 80), (xs.log_scale(), 0.0..most * 1.05))?;
+        below
             .configure_mesh()
             .label_style(FONT)
             .x_desc(format!("{} a second", results.units().plural))
@@ -72,29 +61,24 @@ pub(super) fn draw(results: &Results) -> Result<String> {
             .y_desc("back-end CPU")
             .y_label_formatter(&|y| percent(*y))
             .draw()?;
-        series(&mut chart, &cores, &results.targets)?;
-        root.present()?;
-    }
-    Ok(svg)
+        series(&mut below, results, &cores)
+    })
 }
 
 /// Draws a line for each target, with a dot and whiskers at each rate.
 fn series<'a, X, Y>(
-    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
+    chart: &mut Chart<'a, X, Y>,
+    results: &Results,
     lines: &[Vec<(f64, Spread)>],
-    names: &[String],
 ) -> Result<()>
 where
     X: Ranged<ValueType = f64>,
     Y: Ranged<ValueType = f64>,
 {
-    for (at, (line, name)) in lines.iter().zip(names).enumerate() {
+    for (at, line) in lines.iter().enumerate() {
         let colour = colour(at);
         let medians = || line.iter().map(|(x, spread)| (*x, spread.median));
-        chart
-            .draw_series(LineSeries::new(medians(), colour.stroke_width(2)))?
-            .label(name.as_str())
-            .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2)));
+        draw_lines(chart, results, 2, [(at, medians().collect())])?;
         chart.draw_series(medians().map(|point| Circle::new(point, 3, colour.filled())))?;
         chart.draw_series(line.iter().map(|(x, Spread { least, most, .. })| {
             PathElement::new(vec![(*x, *least), (*x, *most)], colour.stroke_width(1))

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use plotters::prelude::*;
 
-use super::plot::{FONT, colour, legend};
+use super::plot::{FONT, chart, draw_lines, legend, svg};
 use crate::layout::rate;
 use crate::results::{Load, Results};
 use crate::turn::Moment;
@@ -50,11 +50,8 @@ pub(super) fn draw(results: &Results, load: &Load) -> Result<String> {
         .map(|turns| turns.last().map(|turn| turn.moments.as_slice()).unwrap_or_default())
         .collect();
     let seconds = load.description.time.as_secs_f64();
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHTS.iter().sum())).into_drawing_area();
-        root.fill(&WHITE)?;
-        let mut rest = root.clone();
+    svg((WIDTH, HEIGHTS.iter().sum()), |area| {
+        let mut rest = area.clone();
         for (at, ((name, figure, write), height)) in FIGURES.into_iter().zip(HEIGHTS).enumerate() {
             let (area, below) = rest.split_vertically(height);
             rest = below;
@@ -68,12 +65,8 @@ pub(super) fn draw(results: &Results, load: &Load) -> Result<String> {
                 .iter()
                 .flatten()
                 .fold(if is_last { 1.0 } else { 100.0 }, |most: f64, (_, y)| most.max(*y));
-            let mut chart = ChartBuilder::on(&area)
-                .margin(10)
-                .margin_bottom(if is_last { 10 } else { 0 })
-                .x_label_area_size(if is_last { 40 } else { 0 })
-                .y_label_area_size(80)
-                .build_cartesian_2d(0.0..seconds, 0.0..most * 1.05)?;
+            let rooms = (if is_last { 40 } else { 0 }, 80);
+            let mut chart = chart(&area, 10, rooms, (0.0..seconds, 0.0..most * 1.05))?;
             chart
                 .configure_mesh()
                 .disable_x_mesh()
@@ -85,20 +78,11 @@ pub(super) fn draw(results: &Results, load: &Load) -> Result<String> {
                 .y_desc(name)
                 .y_label_formatter(&|y| write(*y))
                 .draw()?;
-            for (target, points) in drawn.into_iter().enumerate() {
-                let colour = colour(target);
-                chart
-                    .draw_series(LineSeries::new(points, colour.stroke_width(1)))?
-                    .label(results.targets.get(target).map(String::as_str).unwrap_or_default())
-                    .legend(move |(x, y)| {
-                        PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2))
-                    });
-            }
+            draw_lines(&mut chart, results, 1, drawn.into_iter().enumerate())?;
             if at == 0 {
-                legend(&mut chart)?;
+                legend(&mut chart, SeriesLabelPosition::UpperRight)?;
             }
         }
-        root.present()?;
-    }
-    Ok(svg)
+        Ok(())
+    })
 }

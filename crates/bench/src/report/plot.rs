@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use plotters::coord::ranged1d::ValueFormatter;
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use super::thin::thin_out;
@@ -24,6 +25,69 @@ pub(super) const FONT: (&str, u32) = ("sans-serif", 13);
 const SMALL: (u32, u32) = (600, 320);
 /// The number of faint lines between two marks of a small plot's axes. More would make up most of the file.
 const FAINT_LINES: usize = 2;
+
+/// The place of a chart.
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+/// A chart with two axes.
+pub(super) type Chart<'a, X, Y> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>;
+
+/// Draws on a white area of this size, and returns the SVG.
+///
+/// # Errors
+/// `draw` fails.
+pub(super) fn svg(size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        area.fill(&WHITE)?;
+        draw(&area)?;
+        area.present()?;
+    }
+    Ok(svg)
+}
+
+/// Makes a chart with a margin, and with so many pixels for the labels below and to the left. Without labels
+/// below, it has no margin there.
+///
+/// # Errors
+/// There is no room for it.
+pub(super) fn chart<'a, X: AsRangedCoord, Y: AsRangedCoord>(
+    area: &Area<'a>,
+    margin: u32,
+    (below, left): (u32, u32),
+    (x, y): (X, Y),
+) -> Result<Chart<'a, X::CoordDescType, Y::CoordDescType>> {
+    Ok(ChartBuilder::on(area)
+        .margin(margin)
+        .margin_bottom(if below > 0 { margin } else { 0 })
+        .x_label_area_size(below)
+        .y_label_area_size(left)
+        .build_cartesian_2d(x, y)?)
+}
+
+/// Draws lines of a width, with their targets in the legend.
+///
+/// # Errors
+/// A line cannot be drawn.
+pub(super) fn draw_lines<'a, X, Y>(
+    chart: &mut Chart<'a, X, Y>,
+    results: &Results,
+    width: u32,
+    lines: impl IntoIterator<Item = (usize, Vec<(f64, f64)>)>,
+) -> Result<()>
+where
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+{
+    for (target, points) in lines {
+        let colour = colour(target);
+        chart
+            .draw_series(LineSeries::new(points, colour.stroke_width(width)))?
+            .label(results.targets.get(target).map(String::as_str).unwrap_or_default())
+            .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2)));
+    }
+    Ok(())
+}
 
 /// Returns the colour of a target.
 pub(super) fn colour(target: usize) -> RGBColor {
@@ -47,12 +111,9 @@ pub(super) fn around(numbers: impl Iterator<Item = f64>) -> Range<f64> {
 /// # Errors
 /// The plot cannot be drawn.
 pub(super) fn rates(results: &Results) -> Result<String> {
-    let mut svg = String::new();
     let loads = results.loads.len();
     let height = 110 + 44 * loads as u32 + 18 * (loads * results.targets.len()) as u32;
-    {
-        let root = SVGBackend::with_string(&mut svg, (960, height)).into_drawing_area();
-        root.fill(&WHITE)?;
+    svg((960, height), |area| {
         let spreads = |at: usize| {
             results
                 .loads
@@ -62,11 +123,7 @@ pub(super) fn rates(results: &Results) -> Result<String> {
         };
         let all =
             (0..results.targets.len()).flat_map(spreads).flat_map(|(_, spread)| [spread.least, spread.most]);
-        let mut chart = ChartBuilder::on(&root)
-            .margin(12)
-            .x_label_area_size(44)
-            .y_label_area_size(330)
-            .build_cartesian_2d(around(all).log_scale(), (0.0..loads as f64).into_segmented_loads(results))?;
+        let mut chart = chart(area, 12, (44, 330), (around(all).log_scale(), Bands::of(results)))?;
         chart
             .configure_mesh()
             .disable_y_mesh()
@@ -93,30 +150,19 @@ pub(super) fn rates(results: &Results) -> Result<String> {
                 .label(name)
                 .legend(move |(x, y)| Circle::new((x + 8, y), 5, colour.filled()));
         }
-        legend(&mut chart)?;
-        root.present()?;
-    }
-    Ok(svg)
+        legend(&mut chart, SeriesLabelPosition::UpperRight)
+    })
 }
 
-/// Turns a range into an axis with a label in the middle of each load's band.
-trait IntoSegmentedLoads {
-    fn into_segmented_loads(self, results: &Results) -> Bands;
-}
-
-impl IntoSegmentedLoads for Range<f64> {
-    fn into_segmented_loads(self, results: &Results) -> Bands {
-        Bands {
-            range: self,
-            names: results.loads.iter().rev().map(|load| load.description.words.clone()).collect(),
-        }
-    }
-}
-
-/// An axis with a band for each load, the first on top.
+/// An axis with a band for each load, the first on top, and a label in the middle of each band.
 struct Bands {
-    range: Range<f64>,
     names: Vec<String>,
+}
+
+impl Bands {
+    fn of(results: &Results) -> Self {
+        Self { names: results.loads.iter().rev().map(|load| load.description.words.clone()).collect() }
+    }
 }
 
 impl Ranged for Bands {
@@ -124,7 +170,7 @@ impl Ranged for Bands {
     type ValueType = f64;
 
     fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
-        let share = (value - self.range.start) / (self.range.end - self.range.start);
+        let share = value / self.names.len() as f64;
         limit.0 + (share * f64::from(limit.1 - limit.0)) as i32
     }
 
@@ -133,7 +179,7 @@ impl Ranged for Bands {
     }
 
     fn range(&self) -> Range<f64> {
-        self.range.clone()
+        0.0..self.names.len() as f64
     }
 }
 
@@ -161,16 +207,9 @@ pub(super) fn latencies(results: &Results, load: &Load) -> Result<String> {
         let steps = (0..=200).map(|step| f64::from(step) / 200.0 * last);
         steps.map(|x| (x, latencies.value_at_quantile(1.0 - 10f64.powf(-x)) as f64)).collect()
     };
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, SMALL).into_drawing_area();
-        root.fill(&WHITE)?;
+    svg(SMALL, |area| {
         let ys = around(all.iter().flat_map(|(_, latencies)| points(latencies)).map(|(_, y)| y));
-        let mut chart = ChartBuilder::on(&root)
-            .margin(12)
-            .x_label_area_size(40)
-            .y_label_area_size(70)
-            .build_cartesian_2d(0.0..nines, ys.log_scale())?;
+        let mut chart = chart(area, 12, (40, 70), (0.0..nines, ys.log_scale()))?;
         chart
             .configure_mesh()
             .label_style(FONT)
@@ -181,17 +220,9 @@ pub(super) fn latencies(results: &Results, load: &Load) -> Result<String> {
             .x_desc(load.description.units.plural)
             .y_desc("no slower than")
             .draw()?;
-        for (at, latencies) in &all {
-            let colour = colour(*at);
-            chart
-                .draw_series(LineSeries::new(points(latencies), colour.stroke_width(2)))?
-                .label(results.targets.get(*at).map(String::as_str).unwrap_or_default())
-                .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2)));
-        }
-        legend(&mut chart)?;
-        root.present()?;
-    }
-    Ok(svg)
+        draw_lines(&mut chart, results, 2, all.iter().map(|(at, latencies)| (*at, points(latencies))))?;
+        legend(&mut chart, SeriesLabelPosition::UpperRight)
+    })
 }
 
 /// Formats a share of requests from its number of nines.
@@ -217,15 +248,8 @@ pub(super) fn timeline(results: &Results, load: &Load) -> Result<String> {
     let rounds = load.turns.iter().map(Vec::len).max().unwrap_or(0);
     let seconds = load.description.time.as_secs_f64() * rounds as f64;
     let most = lines.iter().flatten().copied().fold(1.0, f64::max);
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, SMALL).into_drawing_area();
-        root.fill(&WHITE)?;
-        let mut chart = ChartBuilder::on(&root)
-            .margin(12)
-            .x_label_area_size(40)
-            .y_label_area_size(70)
-            .build_cartesian_2d(0.0..seconds, 0.0..most * 1.1)?;
+    svg(SMALL, |area| {
+        let mut chart = chart(area, 12, (40, 70), (0.0..seconds, 0.0..most * 1.1))?;
         chart
             .configure_mesh()
             .label_style(FONT)
@@ -234,42 +258,21 @@ pub(super) fn timeline(results: &Results, load: &Load) -> Result<String> {
             .y_desc(format!("{} a second", load.description.units.plural))
             .y_label_formatter(&|y| rate(y.round()))
             .draw()?;
-        for (at, line) in lines.iter().enumerate() {
-            let colour = colour(at);
+        let points = |line: &[f64]| -> Vec<_> {
             let step = seconds / line.len().max(1) as f64;
-            let points: Vec<_> =
-                line.iter().enumerate().map(|(x, y)| ((x as f64 + 0.5) * step, *y)).collect();
-            chart
-                .draw_series(LineSeries::new(thin_out(&points), colour.stroke_width(1)))?
-                .label(results.targets.get(at).map(String::as_str).unwrap_or_default())
-                .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2)));
-        }
-        legend(&mut chart)?;
-        root.present()?;
-    }
-    Ok(svg)
-}
-
-/// Draws the legend in the upper right corner.
-///
-/// # Errors
-/// It cannot be drawn.
-pub(super) fn legend<'a, X, Y>(chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>) -> Result<()>
-where
-    X: Ranged<ValueType = f64>,
-    Y: Ranged<ValueType = f64>,
-{
-    legend_at(chart, SeriesLabelPosition::UpperRight)
+            line.iter().enumerate().map(|(x, y)| ((x as f64 + 0.5) * step, *y)).collect()
+        };
+        let lines = lines.iter().map(|line| thin_out(&points(line)));
+        draw_lines(&mut chart, results, 1, lines.enumerate())?;
+        legend(&mut chart, SeriesLabelPosition::UpperRight)
+    })
 }
 
 /// Draws the legend at `position`.
 ///
 /// # Errors
 /// It cannot be drawn.
-pub(super) fn legend_at<'a, X, Y>(
-    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
-    position: SeriesLabelPosition,
-) -> Result<()>
+pub(super) fn legend<'a, X, Y>(chart: &mut Chart<'a, X, Y>, position: SeriesLabelPosition) -> Result<()>
 where
     X: Ranged<ValueType = f64>,
     Y: Ranged<ValueType = f64>,

@@ -53,8 +53,6 @@ pub(crate) enum Kind {
     Off,
     /// [`Method::Protect`].
     Protect,
-    /// [`Method::Protect`] under one lock.
-    Locked,
     /// [`Method::Marks`].
     Marks,
     /// One array of bits, each checked before it is set, behind [`Writer`]s that log nothing. Its harvest
@@ -69,7 +67,6 @@ impl Kind {
         match self {
             Self::Off => "no log",
             Self::Protect => "Protect",
-            Self::Locked => "Protect, one lock",
             Self::Marks => "Marks",
             Self::Flat => "flat, checks first",
             Self::Atomic => "vm-memory AtomicBitmap",
@@ -90,16 +87,16 @@ pub(crate) enum Logged {
 impl Logged {
     /// Starts a contestant, with an empty log and no writer.
     pub(crate) fn new(kind: Kind, guest: &Guest) -> Self {
-        let ours = |mmu: Arc<Mmu>, method: Option<Method>| {
+        let ours = |method: Option<Method>| {
+            let mmu = Mmu::new();
             mmu.add(guest.slot.clone()).unwrap();
             let log = method.map(|method| Harvester::enable(&mmu, Gpa(0), method).unwrap());
             Self::Ours(mmu, log, Pages::default())
         };
         match kind {
-            Kind::Off => ours(Mmu::new(), None),
-            Kind::Protect => ours(Mmu::new(), Some(Method::Protect)),
-            Kind::Locked => ours(Mmu::locked(), Some(Method::Protect)),
-            Kind::Marks => ours(Mmu::new(), Some(Method::Marks)),
+            Kind::Off => ours(None),
+            Kind::Protect => ours(Some(Method::Protect)),
+            Kind::Marks => ours(Some(Method::Marks)),
             Kind::Flat => {
                 let mmu = Mmu::new();
                 mmu.add(guest.slot.clone()).unwrap();

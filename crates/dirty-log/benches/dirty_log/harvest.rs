@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const KINDS: [Kind; 4] = [Kind::Protect, Kind::Locked, Kind::Marks, Kind::Atomic];
+const KINDS: [Kind; 3] = [Kind::Protect, Kind::Marks, Kind::Atomic];
 /// Time between two harvests.
 const GAP: Duration = Duration::from_millis(10);
 /// Writes from one quiescent point to the next.
@@ -66,17 +66,6 @@ fn report(plan: Plan, writers: usize, turns: &[Vec<Turn>]) {
             spread(turns, |t| t.rate_within / 1e6),
         );
     }
-    let ratio = |value: fn(&Turn) -> f64| {
-        Spread::of(turns[1].iter().zip(&turns[0]).map(|(locked, ours)| value(locked) / value(ours)))
-    };
-    println!("  one lock / Protect: harvest {} without the wait", ratio(|t| t.walk_ms));
-    println!("                      harvest {} with it", ratio(|t| t.walk_ms + t.wait_ms));
-    println!("                      for each page {} without the wait", ratio(|t| t.walk_ms / t.pages));
-    println!(
-        "                      the writers' time {}, during harvests {}",
-        ratio(|t| 1.0 / t.rate),
-        ratio(|t| 1.0 / t.rate_within)
-    );
 }
 
 /// Returns the processors of the harvester and of the writers.

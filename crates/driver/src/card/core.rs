@@ -49,8 +49,6 @@ pub(crate) struct CardCore {
     generation: AtomicU64,
     /// For each pair, an event that wakes its owner after a change of the generation.
     wakes: Box<[Event]>,
-    /// The number of changes of the configuration space.
-    changes: AtomicU64,
 }
 
 /// The connection, and the state that the back-end knows through it.
@@ -58,7 +56,7 @@ struct Session {
     /// The connection, or `None` while it is lost.
     connection: Option<Connection>,
     config: Config,
-    /// The value of `changes` when the configuration space was read.
+    /// The number of changes when the configuration space was read.
     changes_seen: u64,
     settings: Settings,
     /// The beginning of the outages that follow one another without [`CONNECTION_TIME_MIN`] between them, and
@@ -159,7 +157,7 @@ impl CardCore {
             .map(|(index, layout)| ControlQueue::new(index, layout, &region, kicker.clone()))
             .transpose()?;
         let core = Self {
-            link: Link::new()?,
+            link: Link::new(options.reconnect_limit)?,
             features,
             kicker,
             region,
@@ -176,7 +174,6 @@ impl CardCore {
             control_index,
             generation: AtomicU64::new(0),
             wakes: (0..pairs).map(|_| Event::new()).collect::<Result<_, _>>()?,
-            changes: AtomicU64::new(0),
             options,
         };
         core.set_up(connection)?;
@@ -253,29 +250,10 @@ impl CardCore {
         }
     }
 
-    /// Handles the events on the connection.
-    pub(crate) fn check_connection(self: &Arc<Self>) {
-        let happened = self.link.control.poll_events();
-        if happened.error && self.link.control.error.take() > 0 {
-            return self.die(Error::RingError);
-        }
-        if happened.message && self.link.serve_requests() {
-            self.changes.fetch_add(1, Ordering::Release);
-        }
-        if happened.closed {
-            self.lost(Error::Closed);
-        }
-    }
-
-    /// Returns the number of changes of the configuration space.
-    pub(crate) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
-    }
-
     /// Returns the configuration space. Reads it again if it has changed.
     pub(crate) fn config(self: &Arc<Self>) -> Result<Config, Error> {
         let mut session = self.session();
-        let changes = self.changes();
+        let changes = self.link.changes();
         if session.changes_seen != changes
             && let Some(connection) = session.connection.as_mut()
         {
@@ -343,47 +321,6 @@ impl CardCore {
             }
         }
     }
-
-    /// Handles an error on the connection. Its loss is no error, because a new connection is made.
-    pub(crate) fn fail(self: &Arc<Self>, error: Error) -> Result<(), Error> {
-        match error {
-            Error::Refused { .. } | Error::Os { .. } => return Err(error),
-            error if error.is_loss() => self.lost(error),
-            error => self.die(error),
-        }
-        if self.link.is_dead() { Err(self.link.dead_error()) } else { Ok(()) }
-    }
-
-    /// Kills the card. All later calls fail.
-    pub(crate) fn die(self: &Arc<Self>, error: Error) {
-        if !self.link.mark_dead(error) {
-            return;
-        }
-        self.link.stop.signal();
-        self.raise_generation();
-        self.close_connection();
-    }
-
-    /// Stops all queues and closes the connection.
-    pub(crate) fn close(self: &Arc<Self>) {
-        if self.link.is_dead() {
-            return;
-        }
-        if !self.link.is_recovering()
-            && let Some(connection) = self.session().connection.as_mut()
-        {
-            // Lossless: there are at most 127 pairs.
-            let mut rings = (0..2 * self.layouts.len() as u8).chain(self.control_index);
-            let stopped = rings.try_for_each(|index| connection.stop(index));
-            if let Err(error) = stopped {
-                tracing::debug!(
-                    error = &error as &dyn std::error::Error,
-                    "the back-end closed the connection before the queues were stopped"
-                );
-            }
-        }
-        self.die(Error::Unplugged);
-    }
 }
 
 impl Reconnect for CardCore {
@@ -391,21 +328,22 @@ impl Reconnect for CardCore {
         &self.link
     }
 
-    fn reconnect_limit(&self) -> Duration {
-        self.options.reconnect_limit
+    fn with_connection<R>(&self, with: impl FnOnce(&mut Option<Connection>) -> R) -> R {
+        with(&mut self.session().connection)
+    }
+
+    fn queue_indices(&self) -> impl Iterator<Item = u8> {
+        // Lossless: there are at most 127 pairs.
+        (0..2 * self.layouts.len() as u8).chain(self.control_index)
     }
 
     fn wake_all(&self) {
         self.raise_generation();
     }
 
-    fn close_connection(&self) {
-        let connection = self.session().connection.take();
-        self.link.close(connection);
-    }
-
-    fn give_up(self: &Arc<Self>, error: Error) {
-        self.die(error);
+    fn release(self: &Arc<Self>) {
+        self.raise_generation();
+        self.close_connection();
     }
 
     fn begin_recovery(&self) -> Instant {
@@ -416,7 +354,7 @@ impl Reconnect for CardCore {
             _ => now,
         };
         session.outage = Some((since, now));
-        deadline_after(self.options.reconnect_limit.saturating_sub(since.elapsed()))
+        since
     }
 
     fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<(), Error> {
@@ -425,7 +363,7 @@ impl Reconnect for CardCore {
         let deadline = deadline.max(deadline_after(CONNECTION_TIME_MIN));
         let mut connection =
             with_wishes(&self.options, |wishes| Connection::open_again(wishes, deadline, self.features))?;
-        let changes = self.changes();
+        let changes = self.link.changes();
         let config = read_config(&mut connection)?;
         let old = self.session().config;
         let pairs = pairs_of(&connection, &config)?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::card::core::CardCore;
+use crate::reconnect::Reconnect;
 
 /// Closes the card when the last user drops it.
 pub(crate) struct CardHandle {

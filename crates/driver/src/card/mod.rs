@@ -27,6 +27,7 @@ pub use pair::{CardCounters, Interest, Outgoing, QueuePair};
 pub use settings::RxMode;
 
 use crate::error::Error;
+use crate::reconnect::Reconnect;
 use core::CardCore;
 use handle::CardHandle;
 use settings::Change;
@@ -125,7 +126,7 @@ impl Card {
     ///
     /// Only threads that wait or poll see these reports.
     pub fn config_changes(&self) -> u64 {
-        self.core().changes()
+        self.core().link.changes()
     }
 
     /// Tells the card how many pairs to use, from the first on. A new card uses all.

@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::offload::Offload;
 use crate::options::Waiting;
+use crate::reconnect::Reconnect;
 use crate::short_spin::{self, ShortSpin};
 
 /// The number of calls that found nothing to do between two checks of the connection.

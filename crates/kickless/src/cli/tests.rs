@@ -276,7 +276,7 @@ fn each_command_has_a_manual_page() {
         let page = directory.path().join(format!("kickless-{}.1", command.get_name()));
         assert_eq!(page.exists(), !command.is_hide_set(), "{}", page.display());
     }
-    for hidden in ["man", "bench-way"] {
+    for hidden in ["man", "bench-ring"] {
         assert!(!directory.path().join(format!("kickless-{hidden}.1")).exists(), "{hidden}");
     }
 }
@@ -430,9 +430,12 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless bench net --socket-path=s --rate=9 --direction=receive", "--rate"),
         ("kickless bench compare-net a", "TARGET"),
         ("kickless bench core-latency --cpu=1", "--cpu: list two CPUs"),
-        ("kickless bench way", "use kickless bench core-latency"),
-        ("kickless bench way --rounds=1 --cpu=0,1", "use kickless bench core-latency"),
-        ("kickless bench way --help", "use kickless bench core-latency"),
+        ("kickless bench ring", "bench ring and bench memory were removed: use cargo bench"),
+        (
+            "kickless bench memory --rounds=1 --json",
+            "bench ring and bench memory were removed: use cargo bench",
+        ),
+        ("kickless bench ring --help", "bench ring and bench memory were removed: use cargo bench"),
     ] {
         let sentence = match parsed(line) {
             Err(sentence) => sentence,

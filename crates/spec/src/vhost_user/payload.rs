@@ -32,8 +32,7 @@ pub struct VringAddr {
     pub log_guest_addr: U64,
 }
 
-/// The head of SET_MEM_TABLE. `num_regions` times [`MemoryRegion`] follow, each with its [`XenMapping`] if
-/// XEN_MMAP was negotiated.
+/// The head of SET_MEM_TABLE. `num_regions` times [`MemoryRegion`] follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MemoryTableHeader {
@@ -57,17 +56,7 @@ pub struct MemoryRegion {
     pub mmap_offset: U64,
 }
 
-/// The end of a memory region if XEN_MMAP was negotiated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct XenMapping {
-    /// Bit 0: foreign memory mapping. Bit 1: grant mapping. Bit 8: map pages only when they are needed.
-    pub flags: U32,
-    /// The domain.
-    pub domid: U32,
-}
-
-/// ADD_MEM_REG and REM_MEM_REG. [`XenMapping`] follows if XEN_MMAP was negotiated.
+/// ADD_MEM_REG and REM_MEM_REG.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SingleMemoryRegion {
@@ -160,18 +149,6 @@ pub struct ConfigHeader {
     pub flags: U32,
 }
 
-/// The page of a host notifier.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct VringArea {
-    /// Index and [`NO_FD`](super::NO_FD).
-    pub vring: U64,
-    /// Bytes.
-    pub size: U64,
-    /// Offset in the file.
-    pub offset: U64,
-}
-
 /// The in-flight buffer. The specification does not show the padding, which is the C structure's. QEMU
 /// requires it in the reply to GET_INFLIGHT_FD.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -192,14 +169,6 @@ pub struct Inflight {
 impl Inflight {
     /// Bytes of the structure without the padding.
     pub const UNPADDED: usize = core::mem::offset_of!(Self, padding);
-}
-
-/// The identity of a shared object.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct SharedObject {
-    /// A UUID, its first three fields in big-endian order.
-    pub uuid: [u8; 16],
 }
 
 /// Parameters of SET_DEVICE_STATE_FD.
@@ -251,38 +220,6 @@ impl TransferPhase {
     }
 }
 
-/// SHMEM_MAP and SHMEM_UNMAP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct Mmap {
-    /// The shared memory region.
-    pub shmid: u8,
-    /// Padding.
-    pub padding: [u8; 7],
-    /// Offset in the file.
-    pub fd_offset: U64,
-    /// Offset in the shared memory region.
-    pub shm_offset: U64,
-    /// Bytes.
-    pub len: U64,
-    /// [`MMAP_WRITABLE`].
-    pub flags: U64,
-}
-
-/// [`Mmap::flags`]: the guest may write; without it, it may only read.
-pub const MMAP_WRITABLE: u64 = 1 << 0;
-
-/// The head of the reply to GET_SHMEM_CONFIG. [`SHMEM_REGIONS_MAX`](super::SHMEM_REGIONS_MAX) 64-bit sizes
-/// follow, indexed by `shmid`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct ShmemConfigHeader {
-    /// Number of sizes that are not zero.
-    pub num_regions: U32,
-    /// Padding.
-    pub padding: U32,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -293,16 +230,11 @@ mod tests {
         // Counted by hand from the specification. It leaves padding out; that is from the C structures.
         assert_eq!(size_of::<Header>(), 12);
         assert_eq!((size_of::<VringState>(), size_of::<VringAddr>()), (8, 40));
-        assert_eq!(
-            (size_of::<MemoryTableHeader>(), size_of::<MemoryRegion>(), size_of::<XenMapping>()),
-            (8, 32, 8)
-        );
+        assert_eq!((size_of::<MemoryTableHeader>(), size_of::<MemoryRegion>()), (8, 32));
         assert_eq!((size_of::<SingleMemoryRegion>(), size_of::<Log>()), (40, 16));
         assert_eq!((size_of::<IotlbMsg>(), IotlbMsg::UNPADDED), (32, 26));
-        assert_eq!((size_of::<ConfigHeader>(), size_of::<VringArea>()), (12, 24));
+        assert_eq!((size_of::<ConfigHeader>(), size_of::<DeviceStateTransfer>()), (12, 8));
         assert_eq!((size_of::<Inflight>(), Inflight::UNPADDED), (24, 20));
-        assert_eq!((size_of::<SharedObject>(), size_of::<DeviceStateTransfer>()), (16, 8));
-        assert_eq!((size_of::<Mmap>(), size_of::<ShmemConfigHeader>()), (40, 8));
         assert_eq!(core::mem::offset_of!(VringAddr, log_guest_addr), 32);
     }
 }

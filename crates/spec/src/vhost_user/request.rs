@@ -5,6 +5,7 @@ macro_rules! requests {
     ($(#[$attr:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
         $(#[$attr])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
         #[repr(u32)]
         pub enum $name {
             $($(#[$doc])* $variant = $number,)*
@@ -45,7 +46,7 @@ macro_rules! requests {
 
 requests! {
     /// Requests of the front-end (`VHOST_USER_*`). The doc of each names its purpose, its payload and its
-    /// reply.
+    /// reply. A payload without a link has no structure in this crate.
     FrontendRequest {
         /// The device's features. Replies a `u64`.
         GetFeatures = 1, "GET_FEATURES";
@@ -127,14 +128,14 @@ requests! {
         SetStatus = 39, "SET_STATUS";
         /// The device status byte. Replies a `u64`.
         GetStatus = 40, "GET_STATUS";
-        /// Hand out a dma-buf. [`SharedObject`](super::SharedObject). Replies a file descriptor.
+        /// Hand out a dma-buf. A UUID. Replies a file descriptor.
         GetSharedObject = 41, "GET_SHARED_OBJECT";
         /// Transfer the device's state. [`DeviceStateTransfer`](super::DeviceStateTransfer), with one end of
         /// the channel. Replies a `u64`, which can bring another channel.
         SetDeviceStateFd = 42, "SET_DEVICE_STATE_FD";
         /// Whether the transfer of the state succeeded. Replies a `u64`.
         CheckDeviceState = 43, "CHECK_DEVICE_STATE";
-        /// The shared memory regions. Replies [`ShmemConfigHeader`](super::ShmemConfigHeader) and sizes.
+        /// The shared memory regions. Replies their number and their sizes.
         GetShmemConfig = 44, "GET_SHMEM_CONFIG";
         /// As GET_VRING_BASE, and requests in flight may stay in the in-flight buffer.
         /// [`VringState`](super::VringState), both ways.
@@ -149,23 +150,22 @@ requests! {
         IotlbMsg = 1, "BACKEND_IOTLB_MSG";
         /// The configuration space has changed.
         ConfigChangeMsg = 2, "BACKEND_CONFIG_CHANGE_MSG";
-        /// A page to which the guest writes its kicks. [`VringArea`](super::VringArea), with its file
-        /// descriptor.
+        /// A page to which the guest writes its kicks. Index and [`NO_FD`](super::NO_FD), size and offset,
+        /// with its file descriptor.
         VringHostNotifierMsg = 3, "BACKEND_VRING_HOST_NOTIFIER_MSG";
         /// A call in band. [`VringState`](super::VringState).
         VringCall = 4, "BACKEND_VRING_CALL";
         /// An error in band. [`VringState`](super::VringState).
         VringErr = 5, "BACKEND_VRING_ERR";
-        /// This back-end exports an object. [`SharedObject`](super::SharedObject).
+        /// This back-end exports an object. A UUID.
         SharedObjectAdd = 6, "BACKEND_SHARED_OBJECT_ADD";
-        /// This back-end no longer exports the object. [`SharedObject`](super::SharedObject).
+        /// This back-end no longer exports the object. A UUID.
         SharedObjectRemove = 7, "BACKEND_SHARED_OBJECT_REMOVE";
-        /// The dma-buf of an object. [`SharedObject`](super::SharedObject). Replies a `u64` and a file
-        /// descriptor.
+        /// The dma-buf of an object. A UUID. Replies a `u64` and a file descriptor.
         SharedObjectLookup = 8, "BACKEND_SHARED_OBJECT_LOOKUP";
-        /// Map a file into a shared memory region. [`Mmap`](super::Mmap), with the file descriptor.
+        /// Map a file into a shared memory region. The range, with the file descriptor.
         ShmemMap = 9, "BACKEND_SHMEM_MAP";
-        /// Unmap a file from a shared memory region. [`Mmap`](super::Mmap).
+        /// Unmap a file from a shared memory region. The range.
         ShmemUnmap = 10, "BACKEND_SHMEM_UNMAP";
     }
 }
