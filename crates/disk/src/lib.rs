@@ -84,6 +84,7 @@ mod null;
 mod offload;
 mod op_sender;
 mod options;
+mod piece;
 mod qcow2;
 mod range;
 #[cfg(feature = "rbd")]
