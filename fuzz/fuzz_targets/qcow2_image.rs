@@ -1,11 +1,14 @@
 //! Parses, checks and repairs qcow2 images with any bytes.
 #![no_main]
 
-use std::cell::RefCell;
-
 use kickless_qcow2::entry::{counted, decode, encode, load_entries};
 use kickless_qcow2::{Geometry, Report, Version, WINDOW, check, repair};
 use libfuzzer_sys::fuzz_target;
+use recorded::Recorded;
+
+#[allow(dead_code, reason = "the target uses a part of it")]
+#[path = "../../crates/qcow2/tests/images/recorded.rs"]
+mod recorded;
 
 /// The longest image.
 const BYTES_MAX: usize = 1 << 20;
@@ -46,7 +49,7 @@ fn image(bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(BYTES_MAX)];
     let whole = check(&bytes, WINDOW).ok();
     assert_eq!(check(&bytes, 64).ok(), whole, "the window matters");
-    let image = RefCell::new(bytes.to_vec());
+    let image = Recorded::new(bytes.to_vec());
     if repair(&image, WINDOW, &mut |_, _| {}).is_ok() {
         let report = check(&image, WINDOW).expect("it was repaired");
         let left = Report { bad: report.bad, overlaps: report.overlaps, ..Report::default() };

@@ -1,8 +1,8 @@
 //! Aligned buffers for data that O_DIRECT cannot use in place, and a limit on their number.
 
-use kickless_io::{AlignedBuf, Waker};
+use crate::{IoError, Step};
+use kickless_io::{AlignedBuf, Errno, Waker};
 use std::collections::VecDeque;
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The size of a buffer in bytes. A longer transfer goes piece by piece.
@@ -99,19 +99,21 @@ impl BufferPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a buffer, if one is free and no earlier request waits for it.
+    /// Takes a buffer.
     ///
-    /// Otherwise, `waiting` becomes a place in the queue, and `waker` is signalled when another attempt makes
-    /// sense.
+    /// # Errors
+    /// [`Step::Busy`] if no buffer is free, or an earlier request waits for it. Then `waiting` is a place in
+    /// the queue, and `waker` is signalled when another attempt makes sense. The end of the request if the
+    /// host has no memory.
     pub(crate) fn take(
         self: &Arc<Self>,
         waiting: &mut Option<BufferWait>,
         waker: &Waker,
-    ) -> io::Result<Option<BufferPermit>> {
+    ) -> Result<BufferPermit, Step> {
         let mut state = self.lock();
         // The place does not matter then, and is searched for.
         if waiting.is_some() && state.free(self.limits) == 0 {
-            return Ok(None);
+            return Err(Step::Busy);
         }
         let place = waiting.as_ref().and_then(|waiting| state.place(waiting.number));
         if state.free(self.limits) <= place.unwrap_or(state.queue.len()) {
@@ -121,11 +123,12 @@ impl BufferPool {
                 state.queue.push_back((number, waker.clone()));
                 *waiting = Some(BufferWait { pool: self.clone(), number });
             }
-            return Ok(None);
+            return Err(Step::Busy);
         }
         let buffer = match state.kept.pop() {
             Some(buffer) => buffer,
-            None => AlignedBuf::new(self.limits.bytes, self.limits.align)?,
+            None => AlignedBuf::new(self.limits.bytes, self.limits.align)
+                .map_err(|_| Step::Done(Err(IoError::Os(Errno::NOMEM))))?,
         };
         if let Some(place) = place {
             state.queue.remove(place);
@@ -133,7 +136,7 @@ impl BufferPool {
         state.in_use += 1;
         drop(state);
         *waiting = None;
-        Ok(Some(BufferPermit { pool: self.clone(), buffer: Some(buffer) }))
+        Ok(BufferPermit { pool: self.clone(), buffer: Some(buffer) })
     }
 }
 
@@ -163,7 +166,7 @@ mod tests {
     use super::*;
 
     fn take(pool: &Arc<BufferPool>, waiting: &mut Option<BufferWait>, waker: &Waker) -> Option<BufferPermit> {
-        pool.take(waiting, waker).unwrap()
+        pool.take(waiting, waker).ok()
     }
 
     #[test]

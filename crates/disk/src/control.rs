@@ -10,18 +10,19 @@ use std::io;
 /// Serves the control path: a disk's identity, its size, its files, its locks, and its move to another host.
 ///
 /// Any thread may make any call, also while requests are in flight. A call may block, except
-/// [`DiskControl::limit_remote_waits`], [`DiskControl::restart_remote_waits`] and [`DiskControl::identity`].
+/// [`DiskControl::limit_remote_waits`], [`DiskControl::restart_remote_waits`],
+/// [`DiskControl::set_keeps_space`] and [`DiskControl::identity`].
 ///
 /// The implementer may rely on one session at a time: one thread at a time uses the locks, `write_back`,
 /// `reload` and `look`. No request starts between `write_back` and the next `reload`.
 ///
 /// The defaults suit a disk that is neither in a file nor on another host, and keeps its size.
-/// [`Disk`](crate::Disk) has a method for each, which says what callers may expect.
-pub(crate) trait DiskControl: Debug + Send + Sync {
-    /// Returns a name that identifies this disk on the host: at most 20 printable ASCII characters.
+pub trait DiskControl: Debug + Send + Sync {
+    /// Returns a name that identifies this disk on the host: at most 20 printable ASCII characters. It is the
+    /// answer to GET_ID if the operator has chosen none.
     fn identity(&self) -> &str;
 
-    /// Reads the size while a guest uses the disk, and takes a larger one as the size of the disk. Never
+    /// Reads the size of the medium while a guest uses the disk. If it has grown, the disk grows too. Never
     /// makes the disk smaller. Reads how much room the medium of an image has.
     ///
     /// # Errors
@@ -30,8 +31,8 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
         Ok(Resized::Same)
     }
 
-    /// Makes the disk at least `size` bytes long. Leaves it as it is between [`DiskControl::write_back`] and
-    /// [`DiskControl::reload`], because another host may use it then.
+    /// Makes the disk at least `size` bytes long. Waits for that. Leaves the disk as it is before the first
+    /// [`DiskControl::reload`] and after [`DiskControl::write_back`], because another host may use it then.
     ///
     /// # Errors
     /// This kind of disk cannot grow by itself, the disk is read-only, the size is not a multiple of 512, or
@@ -40,27 +41,31 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Sets whether the disk keeps space that it frees by itself, without a request of the driver. Does not
-    /// wait. The default is for a disk that frees none.
+    /// Sets whether the disk keeps space that it frees by itself, such as clusters of an image without a
+    /// reference. Otherwise it gives this space back to the host, which is the default. Does not wait.
+    ///
+    /// Requests are carried out as they say, so a caller that wants to keep all space sends no discards, and
+    /// no zeroes with `unmap`.
     fn set_keeps_space(&self, _keeps: bool) {}
 
-    /// Returns a waker that is signalled when the size may have changed.
+    /// Returns a waker that is signalled when the size may have changed. `None`: this kind does not report
+    /// changes.
     fn resized(&self) -> Option<&Waker> {
         None
     }
 
-    /// Returns the file to lock.
+    /// Returns the file of the disk, for locking it.
     fn file(&self) -> Option<&File> {
         None
     }
 
-    /// Returns whether the disk's path names another file now.
+    /// Returns whether the path of the disk names another file now.
     fn is_replaced(&self) -> bool {
         false
     }
 
-    /// Checks that no other client has the cluster's lock of the disk. Waits a moment for others to release
-    /// it.
+    /// Checks that no other client has the disk's own lock, which a cluster keeps. Waits a moment for others
+    /// to release it.
     ///
     /// # Errors
     /// Another client has the lock, or the cluster does not reply.
@@ -68,7 +73,10 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Takes the cluster's lock of the disk. Waits for a limited time.
+    /// Takes the disk's own lock, if it has one.
+    ///
+    /// An owner that does not reply may be dead. This waits until it certainly cannot write any more, which
+    /// takes up to a minute.
     ///
     /// # Errors
     /// Another client has the lock, or it cannot be taken. Then nothing is locked.
@@ -76,10 +84,13 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Releases that lock. Waits for a limited time, and logs a failure.
+    /// Releases the disk's own lock. Waits for a limited time, and logs a failure.
     fn release_own_lock(&self) {}
 
-    /// Makes all writes visible to another host, and waits for that. Unlocks the backing images.
+    /// Makes all writes visible to another host that opens the same file next. Waits for that. Unlocks the
+    /// backing images.
+    ///
+    /// Without this, data may be only in this host's cache (`Cache::Writeback`).
     ///
     /// # Errors
     /// Some data could not be written. Nothing else has changed: requests may start, and a caller may try it
@@ -89,7 +100,8 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
     }
 
     /// Discards all cached data, because another program or host may have written since. Reads the size,
-    /// which can be smaller than before. `locks`: locks each backing image before it is read.
+    /// which can be smaller than before. `locks`: locks each backing image before it is read, until
+    /// [`DiskControl::write_back`], the counterpart of this.
     ///
     /// # Errors
     /// The disk cannot be used any more, or a backing image cannot be locked. Nothing is locked then.
@@ -104,7 +116,7 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
     }
 
     /// Reads the size between [`DiskControl::write_back`] and [`DiskControl::reload`], for a front-end that
-    /// reads it before its guest starts. Another program may be changing the disk.
+    /// asks for it before its guest starts. Another program may be changing the disk.
     ///
     /// # Errors
     /// The size cannot be read. It is as before then.
@@ -112,9 +124,14 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Ends the requests in flight within a limited time, as failed if necessary.
+    /// Ends requests in flight within a limited time, as failed if necessary, because a caller waits for
+    /// them.
+    ///
+    /// This matters for requests at a remote server that does not answer. It does not apply to later
+    /// requests. A caller that submits more must call it again.
     fn limit_remote_waits(&self) {}
 
-    /// Gives a remote server that is away its whole time again, for later requests.
+    /// Gives a remote server that is away its whole time again, for later requests. Tries to reach it at
+    /// once.
     fn restart_remote_waits(&self) {}
 }

@@ -2,24 +2,23 @@
 //! another.
 
 use crate::buffers::{IoBuffers, TransferBuffers};
-use crate::control::DiskControl;
 use crate::fault::{Admission, FaultInjector, Target};
 use crate::image_file::Source;
 use crate::io::{FaultyState, IoState};
-use crate::lock::LockError;
 use crate::qcow2::disk::Qcow2Disk;
 use crate::{
-    Attached, DiskSpec, Error, FaultRules, FileDisk, Io, IoContext, IoError, LibraryDisk, Limits,
-    LostWritesSeen, MemoryDisk, NullDisk, Options, Request, Resized, Step,
+    Attached, DiskControl, DiskSpec, Error, FaultRules, FileDisk, Io, IoContext, IoError, LibraryDisk,
+    Limits, LostWritesSeen, MemoryDisk, NullDisk, Options, Request, Step,
 };
-use kickless_io::{Completion, Engine, Waker};
+use kickless_io::{Completion, Engine};
 use kickless_opener::{Descriptors, descriptor_name};
-use std::fs::File;
-use std::io;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::path::Path;
 
 /// The storage behind a virtio-blk device. All workers that serve it share it.
+///
+/// It has the methods of [`DiskControl`] too, which do not depend on the kind.
 #[derive(Debug)]
 pub enum Disk {
     /// A raw image or a block device.
@@ -80,24 +79,12 @@ impl Disk {
         })
     }
 
-    /// Returns the control path of this kind.
-    fn control(&self) -> &dyn DiskControl {
-        match self {
-            Self::File(file) => file,
-            Self::Null(null) => null,
-            Self::Memory(memory) => memory,
-            Self::Library(library) => library.library(),
-            Self::Qcow2(qcow2) => &**qcow2,
-            Self::Fault(fault) => fault.under.control(),
-        }
-    }
-
     /// Returns the lost writes that a starting queue need not report.
     ///
     /// The result goes into each [`IoContext`] of that queue. No two running queues have the same number.
     pub fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {
         match self {
-            Self::Library(library) => library.offload().lost_writes_seen(queue),
+            Self::Library(library) => library.offload.lost_writes_seen(queue),
             Self::File(_) | Self::Null(_) | Self::Memory(_) | Self::Qcow2(_) => LostWritesSeen::default(),
             Self::Fault(fault) => fault.under.lost_writes_seen(queue),
         }
@@ -108,7 +95,7 @@ impl Disk {
     /// Queues that start later do not report lost writes that a queue of an earlier driver has reported.
     pub fn new_driver(&self) {
         match self {
-            Self::Library(library) => library.offload().new_driver(),
+            Self::Library(library) => library.offload.new_driver(),
             Self::File(_) | Self::Null(_) | Self::Memory(_) | Self::Qcow2(_) => {}
             Self::Fault(fault) => fault.under.new_driver(),
         }
@@ -120,7 +107,7 @@ impl Disk {
             Self::File(file) => file.limits(),
             Self::Null(null) => null.limits(),
             Self::Memory(memory) => memory.limits(),
-            Self::Library(library) => library.offload().limits(),
+            Self::Library(library) => library.offload.limits(),
             Self::Qcow2(qcow2) => qcow2.limits(),
             Self::Fault(fault) => fault.faults.limits(),
         }
@@ -133,49 +120,10 @@ impl Disk {
             Self::File(file) => file.size(),
             Self::Null(null) => null.size(),
             Self::Memory(memory) => memory.size(),
-            Self::Library(library) => library.offload().size(),
+            Self::Library(library) => library.offload.size(),
             Self::Qcow2(qcow2) => qcow2.size(),
             Self::Fault(fault) => fault.under.size(),
         }
-    }
-
-    /// Reads the size of the medium. If it has grown, the disk grows too.
-    ///
-    /// # Errors
-    /// The size cannot be read.
-    pub fn refresh_size(&self) -> io::Result<Resized> {
-        self.control().refresh_size()
-    }
-
-    /// Makes the disk at least `size` bytes long. Waits for that. Leaves the disk as it is before the first
-    /// [`Disk::reload`] and after [`Disk::write_back`], because another host may use it then.
-    ///
-    /// # Errors
-    /// This kind of disk cannot grow by itself, the disk is read-only, the size is not a multiple of 512, or
-    /// the image cannot be written.
-    pub fn grow(&self, size: u64) -> io::Result<Resized> {
-        self.control().grow(size)
-    }
-
-    /// Sets whether the disk keeps space that it frees by itself, such as clusters of an image without a
-    /// reference. Otherwise it gives this space back to the host, which is the default. Any thread can call
-    /// this, and it does not wait.
-    ///
-    /// Requests are carried out as they say, so a caller that wants to keep all space sends no discards, and
-    /// no zeroes with `unmap`.
-    pub fn set_keeps_space(&self, keeps: bool) {
-        self.control().set_keeps_space(keeps);
-    }
-
-    /// Returns a waker that is signalled when the size may have changed. `None`: this kind does not report
-    /// changes.
-    pub fn resized(&self) -> Option<&Waker> {
-        self.control().resized()
-    }
-
-    /// Returns the file of the disk, for locking it.
-    pub fn file(&self) -> Option<&File> {
-        self.control().file()
     }
 
     /// Opens the disk again if the image was made anew in another shape, or if `by_name` and its path names
@@ -195,95 +143,11 @@ impl Disk {
         })
     }
 
-    /// Returns whether the path of the disk names another file now.
-    pub(crate) fn is_replaced(&self) -> bool {
-        self.control().is_replaced()
-    }
-
-    /// Checks that no other client has the disk's own lock, which a cluster keeps. Waits a moment for others
-    /// to release it.
-    ///
-    /// # Errors
-    /// Another client has the lock, or the cluster does not reply.
-    pub fn check_own_lock(&self) -> Result<(), LockError> {
-        self.control().check_own_lock()
-    }
-
-    /// Takes the disk's own lock, if it has one.
-    ///
-    /// An owner that does not reply may be dead. This waits until it certainly cannot write any more, which
-    /// takes up to a minute.
-    ///
-    /// # Errors
-    /// Another client has the lock, or it cannot be taken. Then nothing is locked.
-    pub fn acquire_own_lock(&self) -> Result<(), LockError> {
-        self.control().acquire_own_lock()
-    }
-
-    /// Releases the disk's own lock. Waits for a limited time.
-    pub fn release_own_lock(&self) {
-        self.control().release_own_lock();
-    }
-
-    /// Makes all writes visible to another host that opens the same file next. Waits for that.
-    ///
-    /// Without this, data may be only in this host's cache (`Cache::Writeback`).
-    ///
-    /// # Errors
-    /// Some data could not be written. The disk can be used as before.
-    pub fn write_back(&self) -> io::Result<()> {
-        self.control().write_back()
-    }
-
-    /// Discards all cached data of the file, because another host may have written since. Reads the size,
-    /// which can be smaller than before. `locks`: locks each backing image before it is read, until
-    /// [`Disk::write_back`], the counterpart of this.
-    ///
-    /// # Errors
-    /// The image cannot be used any more, or one of its backing images cannot be locked.
-    pub fn reload(&self, locks: bool) -> io::Result<()> {
-        self.control().reload(locks)
-    }
-
-    /// Returns whether the disk itself fails the flushes that follow a failed [`Disk::write_back`].
-    pub fn reports_losses(&self) -> bool {
-        self.control().reports_losses()
-    }
-
-    /// Reads the size of a disk that no guest uses yet, for a front-end that asks for it early.
-    ///
-    /// # Errors
-    /// The size cannot be read. It is as before then.
-    pub(crate) fn look(&self) -> io::Result<()> {
-        self.control().look()
-    }
-
-    /// Ends requests in flight within a limited time, as failed if necessary, because a caller waits for
-    /// them.
-    ///
-    /// This matters for requests at a remote server that does not answer. It does not apply to later
-    /// requests. A caller that submits more must call it again.
-    pub fn limit_remote_waits(&self) {
-        self.control().limit_remote_waits();
-    }
-
-    /// Gives a remote server that is away its whole time again, for later requests. Tries to reach it at
-    /// once.
-    pub fn restart_remote_waits(&self) {
-        self.control().restart_remote_waits();
-    }
-
-    /// Returns a name that identifies this disk on the host: at most 20 printable ASCII characters. It is the
-    /// answer to GET_ID if the operator has chosen none.
-    pub fn identity(&self) -> &str {
-        self.control().identity()
-    }
-
     /// Registers the disk with a worker's engine. The result goes into each [`IoContext`] with that engine.
     ///
     /// # Errors
     /// The engine cannot use the file; or the disk is a qcow2 image that is closed, because there was no
-    /// [`Disk::reload`] since it was opened or since [`Disk::write_back`].
+    /// [`DiskControl::reload`] since it was opened or since [`DiskControl::write_back`].
     pub fn attach(&self, engine: &mut Engine) -> Result<Attached, Error> {
         match self {
             Self::File(file) => Ok(Attached::of_file(file.attach(engine)?)),
@@ -311,9 +175,7 @@ impl Disk {
                     qcow2.submit_table_ops(context, Some(&fault.faults));
                 }
             }
-            _ => {
-                let _ = context;
-            }
+            _ => {}
         }
     }
 
@@ -327,9 +189,7 @@ impl Disk {
                     qcow2.resume_table_op(context, Some(&fault.faults), completion);
                 }
             }
-            _ => {
-                let _ = (context, completion);
-            }
+            _ => {}
         }
     }
 
@@ -438,6 +298,22 @@ impl Disk {
     }
 }
 
+impl Deref for Disk {
+    type Target = dyn DiskControl;
+
+    /// Returns the control path of this kind.
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::File(file) => file,
+            Self::Null(null) => null,
+            Self::Memory(memory) => memory,
+            Self::Library(library) => &*library.library,
+            Self::Qcow2(qcow2) => &**qcow2,
+            Self::Fault(fault) => &*fault.under,
+        }
+    }
+}
+
 /// Opens the image for which `path` stands with `open`.
 fn with_source<T>(
     path: &Path,
@@ -461,7 +337,7 @@ impl FaultDisk {
             Disk::Qcow2(qcow2) => Target::Operations { unit: qcow2.unit() },
             Disk::Null(_) => Target::Requests { scheme: "null:" },
             Disk::Memory(_) => Target::Requests { scheme: "mem:" },
-            Disk::Library(library) => Target::Requests { scheme: library.library().scheme() },
+            Disk::Library(library) => Target::Requests { scheme: library.library.scheme() },
             // A request has room for the faults of one disk only.
             Disk::Fault(_) => return Err(Error::FaultsTwice),
         };

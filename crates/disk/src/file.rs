@@ -1,5 +1,6 @@
 //! A raw image or a block device.
 
+mod bounce;
 mod control;
 mod disk;
 mod extents;
@@ -8,7 +9,6 @@ mod magic;
 mod missing_syscalls;
 mod open;
 mod operation;
-mod piece;
 mod request;
 mod size;
 mod state;

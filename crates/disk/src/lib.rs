@@ -45,6 +45,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # The control path
+//! A disk has the methods of [`DiskControl`] too: for its size, its locks, and its way from one owner to the
+//! next.
+//!
 //! # Owners
 //! A [`Medium`] takes the disk for each guest, and gives it up afterwards. In between, other programs and
 //! hosts may change or replace it.
@@ -80,6 +84,7 @@ mod null;
 mod offload;
 mod op_sender;
 mod options;
+mod piece;
 mod qcow2;
 mod range;
 #[cfg(feature = "rbd")]
@@ -91,6 +96,7 @@ mod writeback;
 
 pub use attached::{Attached, TABLE_OP_SLOTS};
 pub use catch::catches_panic;
+pub use control::DiskControl;
 pub use disk::{Disk, FaultDisk};
 pub use error::{Error, IoError};
 pub use file::FileDisk;

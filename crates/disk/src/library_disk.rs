@@ -1,51 +1,22 @@
 //! Disks through libraries. This file lists the libraries of a build.
 //!
-//! To add one, implement [`Library`] in a module of its own. Add it to [`AnyLibrary`] and to each `match`
-//! below.
+//! To add one, implement [`Library`] in a module of its own, and add it to [`LibraryDisk::open`].
 
 use crate::buffers::IoBuffers;
 use crate::library::Library;
-use crate::offload::{Offload, OffloadOp, OffloadState};
-use crate::{DiskSpec, Error, IoContext, Options, Request, Step};
-use std::sync::Arc;
-
 use crate::nbd::Nbd;
+use crate::offload::{Offload, OffloadState};
 #[cfg(feature = "rbd")]
 use crate::rbd::Rbd;
+use crate::{DiskSpec, Error, IoContext, Options, Request, Step};
+use std::sync::Arc;
 
 /// A disk in another format than a raw image, or on another machine.
 #[derive(Debug)]
 pub struct LibraryDisk {
-    library: AnyLibrary,
-    offload: Arc<Offload>,
-}
-
-/// The library of a disk.
-#[derive(Debug)]
-enum AnyLibrary {
-    Nbd(Nbd),
-    #[cfg(feature = "rbd")]
-    Rbd(Box<Rbd>),
-}
-
-impl AnyLibrary {
-    /// Returns the library, for the control path.
-    fn get(&self) -> &dyn Library {
-        match self {
-            Self::Nbd(nbd) => nbd,
-            #[cfg(feature = "rbd")]
-            Self::Rbd(rbd) => &**rbd,
-        }
-    }
-
-    /// Submits an operation. This is the data path, so there is no dynamic dispatch.
-    fn submit(&self, op: OffloadOp) {
-        match self {
-            Self::Nbd(nbd) => nbd.submit(op),
-            #[cfg(feature = "rbd")]
-            Self::Rbd(rbd) => rbd.submit(op),
-        }
-    }
+    /// Each operation makes one dynamic call here, and then a round trip to another machine.
+    pub(crate) library: Box<dyn Library>,
+    pub(crate) offload: Arc<Offload>,
 }
 
 impl LibraryDisk {
@@ -54,29 +25,19 @@ impl LibraryDisk {
     /// # Errors
     /// One sentence for the operator.
     pub(crate) fn open(spec: &DiskSpec, options: &Options) -> Result<Self, Error> {
-        match spec {
+        let (library, offload): (Box<dyn Library>, _) = match spec {
             DiskSpec::Nbd(uri) => {
                 let (nbd, offload) = Nbd::open(uri, options)?;
-                Ok(Self { library: AnyLibrary::Nbd(nbd), offload })
+                (Box::new(nbd), offload)
             }
             #[cfg(feature = "rbd")]
             DiskSpec::Rbd(name) => {
                 let (rbd, offload) = Rbd::open(name, options)?;
-                Ok(Self { library: AnyLibrary::Rbd(Box::new(rbd)), offload })
+                (Box::new(rbd), offload)
             }
-            other => Err(Error::NotBuilt(other.missing_feature().unwrap_or("for this disk"))),
-        }
-    }
-
-    /// Returns the library, for the control path.
-    pub(crate) fn library(&self) -> &dyn Library {
-        self.library.get()
-    }
-
-    /// Returns the common part of all libraries' disks.
-    #[inline]
-    pub(crate) fn offload(&self) -> &Offload {
-        &self.offload
+            other => return Err(Error::NotBuilt(other.missing_feature().unwrap_or("for this disk"))),
+        };
+        Ok(Self { library, offload })
     }
 
     /// Starts a request on these buffers.

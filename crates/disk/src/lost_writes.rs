@@ -49,9 +49,9 @@
 //!
 //! # A disk that changes hands
 //! The next owner of the disk is another process. It starts with a count of its own, so it cannot report a
-//! loss of this one. So [`crate::Disk::write_back`] of an NBD disk fails while no queue of the current driver
-//! has reported a loss. One report is enough: a guest rarely flushes on all its queues, and it must be able
-//! to move after it has reacted. What the other queues have not reported stays in this process.
+//! loss of this one. So [`crate::DiskControl::write_back`] of an NBD disk fails while no queue of the current
+//! driver has reported a loss. One report is enough: a guest rarely flushes on all its queues, and it must be
+//! able to move after it has reacted. What the other queues have not reported stays in this process.
 //!
 //! # A reboot
 //! The disk does not always learn that a guest has rebooted. Then the first flush of a queue may fail for a

@@ -194,8 +194,8 @@ impl Medium {
         Ok(is_other)
     }
 
-    /// Sets whether space that the disk's file has stays allocated ([`Disk::set_keeps_space`]), for this and
-    /// all later files.
+    /// Sets whether space that the disk's file has stays allocated
+    /// ([`set_keeps_space`](crate::DiskControl::set_keeps_space)), for this and all later files.
     pub fn set_keeps_space(&self, keeps: bool) {
         self.keeps_space.store(keeps, Ordering::Relaxed);
         self.disk().set_keeps_space(keeps);

@@ -10,19 +10,19 @@
 
 mod flushes;
 mod op;
-mod piece;
+mod op_sizes;
 mod submit;
 
 use crate::buffer_pool::{BUFFER_BYTES, BufferPermit, BufferPool, BufferWait, PoolLimits};
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::lost_writes::{LostWritesReported, LostWritesSeen};
+use crate::piece::Piece;
 use crate::range::{RangeClaim, Ranges};
 use crate::{IoContext, IoError, Limits, Request, Step};
 pub(crate) use flushes::Flushes;
 use kickless_io::Errno;
 pub(crate) use op::{AnswerSlot, OffloadKind, OffloadOp, WakeBatch};
-pub(crate) use piece::OpSizes;
-use piece::Piece;
+pub(crate) use op_sizes::OpSizes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -225,11 +225,11 @@ impl Offload {
         if kind != OffloadKind::Read {
             state.lost_writes = state.lost_writes.min(lost_writes);
         }
-        let Piece { skip, len, .. } = state.piece;
+        let piece = state.piece;
         match (kind, state.request) {
             (OffloadKind::Read, Some(Request::Read { .. })) => {
-                let bytes = skip as usize..(skip + len) as usize;
-                if let Some(bytes) = state.permit.as_ref().and_then(|p| p.buffer.as_ref()?.get(bytes)) {
+                let buffer = state.permit.as_ref().and_then(|permit| permit.buffer.as_ref());
+                if let Some(bytes) = buffer.and_then(|buffer| buffer.get(piece.bytes())) {
                     buffers.guest.write(0, bytes, context.marks);
                 }
                 self.transferred(context, buffers, state);
@@ -242,7 +242,7 @@ impl Offload {
             // The write has stored zeroes in a part of a block.
             (OffloadKind::Write { .. } | OffloadKind::Discard { .. } | OffloadKind::Zeroes { .. }, _) => {
                 state.release();
-                buffers.advance_extent(len);
+                buffers.advance_extent(piece.len);
             }
         }
         Ok(())

@@ -5,6 +5,7 @@
 //! *exclusively*. Writes of whole blocks *share* their ranges with one another. A later request waits for all
 //! conflicting ones before it, so no request starves.
 
+use crate::Step;
 use kickless_io::Waker;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -84,6 +85,21 @@ impl Ranges {
             }
         };
         RangeClaim { ranges: self.clone(), index, exclusive }
+    }
+
+    /// Takes a range for the request that keeps `claim`.
+    ///
+    /// # Errors
+    /// [`Step::Busy`]: the request waits for the range.
+    pub(crate) fn hold(
+        self: &Arc<Self>,
+        claim: &mut Option<RangeClaim>,
+        range: Range<u64>,
+        exclusive: bool,
+        waker: &Waker,
+    ) -> Result<(), Step> {
+        let claim = claim.get_or_insert_with(|| self.claim(range, exclusive, waker));
+        if claim.is_held() { Ok(()) } else { Err(Step::Busy) }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::library::Library;
 use crate::lock::LockError;
 use crate::offload::{Offload, OffloadOp, WakeBatch};
 use crate::{Cache, Error, IoError, Limits, Options, RangeLimits, RbdName, Resized, SECTOR};
-use control::{Control, Job, Outcome};
+use control::{Control, Job, Message, Outcome};
 use ffi::{Cluster, Image, Pool, Shape, c_text};
 use in_flight::InFlight;
 use kickless_io::Waker;
@@ -22,7 +22,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use tracing::Span;
@@ -73,14 +73,17 @@ impl Rbd {
         if name.snapshot.is_some() && !options.read_only {
             return Err(failed(io::Error::other("a snapshot is read-only: use --read-only")));
         }
-        let control = Arc::new(Control::new().map_err(failed)?);
+        let (control, messages) = Control::new().map_err(failed)?;
+        let control = Arc::new(control);
         let (opened_sender, opened_receiver) = sync_channel(1);
         let (thread_control, thread_name, options_copy) = (control.clone(), name.clone(), *options);
         let span = Span::current();
         Builder::new()
             .name("rbd-control".into())
             .spawn(move || {
-                span.in_scope(|| serve(&thread_control, &thread_name, &options_copy, &opened_sender))
+                span.in_scope(|| {
+                    serve(&thread_control, &messages, &thread_name, &options_copy, &opened_sender)
+                })
             })
             .map_err(failed)?;
         let opened = match opened_receiver.recv_timeout(OPEN_WITHIN) {
@@ -230,7 +233,13 @@ impl Drop for Rbd {
 }
 
 /// Runs the thread: opens the image, reports it, and does jobs until it must close the image.
-fn serve(control: &Arc<Control>, name: &RbdName, options: &Options, tell: &SyncSender<io::Result<Opened>>) {
+fn serve(
+    control: &Arc<Control>,
+    messages: &Receiver<Message>,
+    name: &RbdName,
+    options: &Options,
+    tell: &SyncSender<io::Result<Opened>>,
+) {
     let opened = match open(control, name, options) {
         Ok(opened) => opened,
         Err(error) => {
@@ -243,12 +252,13 @@ fn serve(control: &Arc<Control>, name: &RbdName, options: &Options, tell: &SyncS
     let image = opened.image.clone();
     // No object has an empty name, so a notification to it has no receiver.
     let header = c_text(&format!("rbd_header.{}", opened.id)).unwrap_or_default();
-    if tell.send(Ok(opened)).is_ok() {
-        control.run(|job| perform(&image, &header, job), || image.size());
-    }
+    let closing = match tell.send(Ok(opened)) {
+        Ok(()) => control.run(messages, |job| perform(&image, &header, job), || image.size()),
+        Err(_) => None,
+    };
     // The image is closed here, which may take any time, because nothing else uses it any more.
     drop(image);
-    control.closed();
+    drop(closing);
 }
 
 fn perform(image: &Image, header: &CStr, job: Job) -> Outcome {

@@ -7,8 +7,8 @@
 //!
 //! So a failed flush of a file that uses the cache is final, as in QEMU (`page_cache_inconsistent` of
 //! `block/file-posix.c`). From then on, each flush and each durable write of the disk fails, until the disk
-//! is opened again. Neither a new front-end nor [`crate::Disk::reload`] ends that, because the same guest
-//! may have come back. Direct I/O has no such pages: each flush reports its own errors, and nothing is
+//! is opened again. Neither a new front-end nor [`crate::DiskControl::reload`] ends that, because the same
+//! guest may have come back. Direct I/O has no such pages: each flush reports its own errors, and nothing is
 //! remembered, as in QEMU.
 //!
 //! # Why no flush misses a loss

@@ -1,4 +1,5 @@
-//! Tests that `Disk::write_back` moves all data from the page cache to the image, for another host to read.
+//! Tests that `DiskControl::write_back` moves all data from the page cache to the image, for another host to
+//! read.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;

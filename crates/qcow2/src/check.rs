@@ -21,9 +21,9 @@ use image::ReadImage;
 use layout::Layout;
 use report::{CheckError, Report};
 
-/// The number of host clusters to check at a time: 2 TiB of a file with clusters of 64 KiB. Counters of 16
-/// bits take 64 MiB.
-pub const WINDOW: u64 = 32 << 20;
+/// The number of host clusters to check at a time: 1 TiB of a file with clusters of 64 KiB. The counters take
+/// 64 MiB.
+pub const WINDOW: u64 = 16 << 20;
 
 /// Compares refcounts and flags with all references, in windows of `window` host clusters. The result does
 /// not depend on the window, [`WINDOW`] for instance.

@@ -1,6 +1,8 @@
 //! Reads the tables that an image has at its beginning.
 
 use crate::check::image::ReadImage;
+use crate::check::report::CheckError;
+use crate::format::bad_image::BadImage;
 use crate::format::geometry::HostOffset;
 use crate::format::header::{Header, TableAt};
 use crate::format::refcount::get;
@@ -9,6 +11,8 @@ use std::io;
 
 /// The largest number of refcount blocks without a count to read. What is before them counts as used.
 const EMPTY_BLOCKS_MAX: u32 = 1024;
+/// The number of bytes of the snapshot table to read first.
+const SNAPSHOTS_FIRST: usize = 64 << 10;
 
 /// Reads a table of a parsed header, in the order of the file: big-endian entries of 8 bytes.
 ///
@@ -46,28 +50,40 @@ pub fn used_bytes(image: &impl ReadImage, header: &Header, refcount_table: &[u8]
     Ok(0)
 }
 
-/// Reads and checks the snapshot table, whose length is not stored. Returns the places and lengths of it and
-/// of the tables that it names, in bytes.
+/// Reads and checks the snapshot table. Returns the places and lengths of it and of the tables that it names,
+/// in bytes.
 ///
 /// # Errors
-/// The image cannot be read, or the snapshot table is damaged: a [`BadImage`](crate::BadImage).
-pub fn snapshot_tables(
+/// The image cannot be read, or the snapshot table is damaged.
+pub fn snapshot_tables(image: &impl ReadImage, header: &Header) -> io::Result<Vec<(HostOffset, u64)>> {
+    let (bytes, l1s) = read_snapshots(image, header).map_err(|error| match error {
+        CheckError::Io(error) => error,
+        bad => io::Error::other(bad),
+    })?;
+    let l1s = l1s.into_iter().map(|l1| (l1.at, l1.entries * 8));
+    Ok(l1s.chain([(header.snapshots.0, bytes)]).collect())
+}
+
+/// Reads the snapshot table, whose length is not stored. Returns its length in bytes, and the L1 tables in
+/// it.
+pub(crate) fn read_snapshots(
     image: &impl ReadImage,
     header: &Header,
-    file_bytes: u64,
-) -> io::Result<Vec<(HostOffset, u64)>> {
+) -> Result<(u64, Vec<TableAt>), CheckError> {
     let (at, count) = header.snapshots;
-    let (mut bytes, mut len) = (Vec::new(), 64 << 10);
-    loop {
-        let found = snapshots_bytes(&bytes, count).map_err(io::Error::other)?;
-        let ends = at.0.saturating_add(bytes.len() as u64) >= file_bytes;
-        if found.is_some() || ends {
-            let tables = snapshots(&bytes, count, header.geometry, file_bytes).map_err(io::Error::other)?;
-            let tables = tables.into_iter().map(|table| (table.at, table.entries * 8));
-            return Ok(tables.chain([(at, found.unwrap_or(0) as u64)]).collect());
+    let (mut bytes, mut len) = (Vec::new(), SNAPSHOTS_FIRST);
+    // Ends because the table has a limit.
+    let used = loop {
+        if let Some(used) = snapshots_bytes(&bytes, count)? {
+            break used as u64;
         }
         bytes.resize(len, 0);
         image.read(at.0, &mut bytes)?;
         len *= 2;
+    };
+    // Without snapshots, the place has no meaning.
+    if count > 0 && at.0 + used > image.bytes() {
+        return Err(BadImage::TablePlace { table: "snapshot table", at: at.0 }.into());
     }
+    Ok((used, snapshots(&bytes, count, header.geometry, image.bytes())?))
 }

@@ -1,8 +1,7 @@
 //! Discards and zeroes: through the calls of a file or a device, or by other means if it has none.
 
 use super::disk::{Direct, FileDisk};
-use super::operation::{Flow, hold, queue};
-use super::piece::{Bounce, piece};
+use super::operation::{Flow, queue};
 use super::state::{FileState, Phase};
 use crate::buffers::TransferBuffers;
 use crate::op_sender::OpSender;
@@ -49,7 +48,7 @@ impl FileDisk {
                     let (start, end) = (extent.offset, extent.offset + len);
                     let blocks = start - start % block..end.next_multiple_of(*block);
                     let part = blocks != (start..end);
-                    hold(sender, state, ranges, blocks, part)?;
+                    ranges.hold(&mut state.range, blocks, part, sender.waker())?;
                 }
                 return queue(sender, OpKind::Range { syscall, len }, extent.offset, Buffers::None)
                     .map_err(|(step, _)| step);
@@ -96,10 +95,5 @@ impl FileDisk {
             self.missing_syscalls.add(syscall);
         }
         lacking
-    }
-
-    /// Returns the next piece of the `left` zeroes to write at `at`, or `None` if all are written.
-    pub(super) fn plan_zeroes(&self, at: u64, left: u64) -> Option<Bounce> {
-        (left > 0).then(|| piece(at, left, self.unit(), true))
     }
 }

@@ -2,34 +2,20 @@
 
 use super::state::FileState;
 use crate::op_sender::OpSender;
-use crate::range::Ranges;
 use crate::{IoError, Step};
 use kickless_io::{Buffers, OpKind};
-use std::ops::Range;
-use std::sync::Arc;
 
 /// Continue at once, or return a step to the device.
 pub(super) type Flow = Result<(), Step>;
 
-/// Takes the range of the current piece, or waits for it.
-pub(super) fn hold(
-    sender: &impl OpSender,
-    state: &mut FileState,
-    ranges: &Arc<Ranges>,
-    range: Range<u64>,
-    exclusive: bool,
-) -> Flow {
-    let claim = state.range.get_or_insert_with(|| ranges.claim(range, exclusive, sender.waker()));
-    if claim.is_held() { Ok(()) } else { Err(Step::Busy) }
-}
-
 /// Transfers the rest of the bounce buffer.
 pub(super) fn bounce(sender: &mut impl OpSender, state: &mut FileState, kind: OpKind) -> Flow {
     let Some(bounce) = &mut state.bounce else { return Err(Step::Done(Err(IoError::Stuck))) };
+    let (at, window) = (bounce.next(), bounce.done..bounce.piece.total as usize);
     let Some(permit) = &mut bounce.permit else { return Err(Step::Done(Err(IoError::Stuck))) };
     let Some(mut buffer) = permit.buffer.take() else { return Err(Step::Done(Err(IoError::Stuck))) };
-    buffer.set_window(bounce.done..bounce.total);
-    queue(sender, kind, bounce.at + bounce.done as u64, Buffers::Owned(buffer)).map_err(|(step, back)| {
+    buffer.set_window(window);
+    queue(sender, kind, at, Buffers::Owned(buffer)).map_err(|(step, back)| {
         if let Buffers::Owned(back) = back {
             permit.buffer = Some(back);
         }

@@ -1,9 +1,9 @@
 //! The path of a request through a file: direct if possible, otherwise piece by piece through a bounce
 //! buffer.
 
+use super::bounce::Bounce;
 use super::disk::{Direct, FileDisk};
-use super::operation::{Flow, bounce, hold, queue};
-use super::piece::piece;
+use super::operation::{Flow, bounce, queue};
 use super::state::{FileState, Phase};
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::op_sender::OpSender;
@@ -142,13 +142,12 @@ impl FileDisk {
         state.range = None;
         state.bounce = None;
         if let Some(work) = &state.work {
-            state.phase = match self.plan_zeroes(state.at, work.to_write) {
-                Some(bounce) => {
-                    state.bounce = Some(Box::new(bounce));
-                    Phase::Prepare
-                }
-                None => Phase::Extent,
-            };
+            if work.to_write == 0 {
+                state.phase = Phase::Extent;
+                return Ok(());
+            }
+            state.bounce = Some(Bounce::new(state.at, work.to_write, self.unit(), true));
+            state.phase = Phase::Prepare;
             return Ok(());
         }
         let left = buffers.left();
@@ -159,7 +158,7 @@ impl FileDisk {
         if let Some(Direct { block, address, .. }) = &self.direct
             && !(state.at.is_multiple_of(*block) && buffers.is_aligned(*address, *block as usize))
         {
-            state.bounce = Some(Box::new(piece(state.at, left, *block, state.write)));
+            state.bounce = Some(Bounce::new(state.at, left, *block, state.write));
             state.phase = Phase::Prepare;
         }
         Ok(())
@@ -176,7 +175,7 @@ impl FileDisk {
             && let Some(ranges) = self.ranges()
         {
             let range = state.at..state.at + buffers.left();
-            hold(sender, state, ranges, range, false)?;
+            ranges.hold(&mut state.range, range, false, sender.waker())?;
         }
         let kind = if state.write { OpKind::Write { durable: state.durable } } else { OpKind::Read };
         let memory = buffers.give();
@@ -199,21 +198,17 @@ impl FileDisk {
     ) -> Flow {
         let Some(bounce) = &mut state.bounce else { return Err(Step::Done(Err(IoError::Stuck))) };
         if bounce.permit.is_none() {
-            match self.pool.take(&mut bounce.waiting, sender.waker()) {
-                Ok(Some(permit)) => bounce.permit = Some(permit),
-                Ok(None) => return Err(Step::Busy),
-                Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
-            }
+            bounce.permit = Some(self.pool.take(&mut bounce.waiting, sender.waker())?);
         }
         if !state.write {
             state.phase = Phase::Load;
             return Ok(());
         }
-        let (range, part) = (bounce.at..bounce.at + bounce.total as u64, bounce.is_part());
+        let piece = bounce.piece;
         if let Some(ranges) = self.ranges() {
-            hold(sender, state, ranges, range, part)?;
+            ranges.hold(&mut state.range, piece.blocks(), piece.is_part(), sender.waker())?;
         }
-        if part {
+        if piece.is_part() {
             state.phase = Phase::Load;
         } else {
             self.fill(buffers, state);
@@ -226,11 +221,11 @@ impl FileDisk {
         state.phase = Phase::Store;
         if let Some(bounce) = &mut state.bounce {
             bounce.done = 0;
-            let (skip, len) = (bounce.skip, bounce.len);
+            let bytes = bounce.piece.bytes();
             if let Some(buffer) = bounce.permit.as_mut().and_then(|p| p.buffer.as_mut()) {
                 match state.work {
-                    Some(_) => buffer[skip..skip + len].fill(0),
-                    None => buffers.read(&mut buffer[skip..skip + len]),
+                    Some(_) => buffer[bytes].fill(0),
+                    None => buffers.read(&mut buffer[bytes]),
                 }
             }
         }
@@ -287,7 +282,7 @@ impl FileDisk {
             Phase::Flush => return state.finish(buffers, Ok(())),
             Phase::Extent => state.range_syscall_done(buffers),
             Phase::Direct | Phase::Load if state.fill && self.is_end(state, bytes) => {
-                let from = state.bounce.as_ref().map_or(state.at, |bounce| bounce.at + bounce.done as u64);
+                let from = state.bounce.as_ref().map_or(state.at, |bounce| bounce.next());
                 if self.has_lost(from + u64::from(bytes)) {
                     return state.finish(buffers, Err(IoError::Shrunk));
                 }
@@ -338,7 +333,7 @@ impl FileDisk {
             state.phase = Phase::Plan;
             return;
         };
-        let (found, total) = (bounce.done + bytes as usize, bounce.total);
+        let (found, total) = (bounce.done + bytes as usize, bounce.piece.total as usize);
         if let Some(buffer) = bounce.permit.as_mut().and_then(|permit| permit.buffer.as_mut()) {
             buffer[found..total].fill(0);
         }
@@ -367,25 +362,25 @@ impl FileDisk {
     ) {
         let Some(bounce) = &mut state.bounce else { return };
         bounce.done += bytes;
-        if bounce.done < bounce.total {
+        let piece = bounce.piece;
+        if bounce.done < piece.total as usize {
             return;
         }
-        let (skip, len) = (bounce.skip, bounce.len);
         if state.write && state.phase == Phase::Load {
             return self.fill(buffers, state);
         }
         if !state.write
             && let Some(buffer) = bounce.permit.as_ref().and_then(|p| p.buffer.as_ref())
         {
-            buffers.write(&buffer[skip..skip + len], sender.marks());
+            buffers.write(&buffer[piece.bytes()], sender.marks());
         }
-        state.at += len as u64;
+        state.at += piece.len;
         match &mut state.work {
             Some(work) => {
-                work.to_write = work.to_write.saturating_sub(len as u64);
-                buffers.advance_extent(len as u64);
+                work.to_write = work.to_write.saturating_sub(piece.len);
+                buffers.advance_extent(piece.len);
             }
-            None => buffers.advance(len as u64, sender.marks()),
+            None => buffers.advance(piece.len, sender.marks()),
         }
         state.phase = Phase::Plan;
     }

@@ -1,6 +1,6 @@
 //! The state of one request of a file.
 
-use super::piece::Bounce;
+use super::bounce::Bounce;
 use crate::buffers::TransferBuffers;
 use crate::range::RangeClaim;
 use crate::{IoError, Step};

@@ -150,9 +150,9 @@ impl Client {
             self.fails_at = self.attempt_at + self.uri.reconnect_delay;
             self.has_failed = false;
         }
-        if let Some((job, number)) = inbox.job.take() {
+        if let Some((job, caller)) = inbox.job.take() {
             let deadline = Instant::now() + stop_within(&self.uri);
-            self.job = Some(ActiveJob::new(job, number, deadline));
+            self.job = Some(ActiveJob::new(job, caller, deadline));
         }
         inbox.stop
     }
@@ -356,6 +356,7 @@ mod tests {
     use crate::nbd::job::Job;
     use crate::offload::AnswerSlot;
     use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::sync_channel;
 
     fn client(uri: &NbdUri) -> Client {
         let address = Address::of(&uri.server).unwrap();
@@ -409,7 +410,7 @@ mod tests {
             client.turn();
             assert_eq!(client.attempt_at, attempt_at, "the client connected");
             // A new owner waits as well.
-            client.job = Some(ActiveJob::new(Job::TakeOver, 1, attempt_at + CONNECT_WITHIN));
+            client.job = Some(ActiveJob::new(Job::TakeOver, sync_channel(0).0, attempt_at + CONNECT_WITHIN));
             client.turn();
             assert!(client.job.is_some() && client.attempt_at == attempt_at);
             drop(theirs);

@@ -5,7 +5,7 @@
 //! server without `NBD_FLAG_CAN_MULTI_CONN` may keep what an older connection has read.
 
 use super::client::{CONNECT_WITHIN, Client, RECONNECT_EVERY};
-use super::job::{ActiveJob, Job};
+use super::job::{ActiveJob, Caller, Job};
 use super::wire::{self, Problem};
 use crate::IoError;
 use crate::offload::{AnswerSlot, OffloadKind};
@@ -24,7 +24,7 @@ impl Client {
             return false;
         };
         let result = match job.job {
-            Job::GiveUp => self.give_up(job.number, flushed),
+            Job::GiveUp => self.give_up(&job.caller, flushed),
             Job::TakeOver => {
                 self.end_connection(flushed.is_ok());
                 if self.ending.is_some() {
@@ -35,7 +35,8 @@ impl Client {
                 self.take_over()
             }
         };
-        self.inbox.finish_job(job.number, result);
+        // The caller may have given up.
+        let _ = job.caller.send(Some(result));
         true
     }
 
@@ -61,7 +62,7 @@ impl Client {
 
     /// Gives up the disk, if no write can be lost without a report to the guest. Otherwise the disk stays
     /// with its owner, and nothing changes.
-    fn give_up(&mut self, number: u64, flushed: Result<(), IoError>) -> io::Result<()> {
+    fn give_up(&mut self, caller: &Caller, flushed: Result<(), IoError>) -> io::Result<()> {
         if let Err(error) = flushed {
             return Err(io::Error::other(format!("the NBD server has not flushed the writes: {error}")));
         }
@@ -72,7 +73,7 @@ impl Client {
             ));
         }
         // A caller that has given up believes that it keeps the disk, and may send requests again.
-        if !self.inbox.commit_job(number) {
+        if caller.send(None).is_err() {
             return Err(io::ErrorKind::TimedOut.into());
         }
         self.end_connection(true);

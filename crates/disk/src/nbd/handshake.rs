@@ -48,33 +48,26 @@ pub(super) fn negotiate(stream: &mut (impl Read + Write), export: &str) -> Resul
         OLDSTYLE_MAGIC => return Err(Problem::Oldstyle),
         _ => return Err(Problem::NotNbd),
     }
-    let server = u16_of(stream)?;
-    if server & FIXED_NEWSTYLE == 0 {
-        return by_name(stream, export, server & NO_ZEROES);
+    if u16_of(stream)? & FIXED_NEWSTYLE == 0 {
+        return Err(Problem::Old);
     }
-    let no_zeroes = server & NO_ZEROES;
-    stream.write_all(&u32::from(FIXED_NEWSTYLE | no_zeroes).to_be_bytes())?;
+    stream.write_all(&u32::from(FIXED_NEWSTYLE).to_be_bytes())?;
     let structured = matches!(ask(stream, OPT_STRUCTURED_REPLY, &[])?.0, Answer::Ack);
-    match go(stream, export)? {
-        Some(found) => Ok(Export { structured, ..found }),
-        None => named(stream, export, no_zeroes, structured),
-    }
+    go(stream, export, structured)
 }
 
-/// Selects an export with `NBD_OPT_GO`, and obeys the block sizes that the server reports. Returns `None` if
-/// the server does not support the option.
-fn go(stream: &mut (impl Read + Write), export: &str) -> Result<Option<Export>, Problem> {
+/// Selects an export with `NBD_OPT_GO`, and obeys the block sizes that the server reports.
+fn go(stream: &mut (impl Read + Write), export: &str, structured: bool) -> Result<Export, Problem> {
     let mut data = (export.len() as u32).to_be_bytes().to_vec();
     data.extend(export.bytes());
     data.extend([1, INFO_BLOCK_SIZE].iter().flat_map(|number| number.to_be_bytes()));
     let (answer, ExportInfo { export, sizes }) = ask(stream, OPT_GO, &data)?;
     match (answer, export) {
         (Answer::Ack, Some((size, flags))) => {
-            let sizes = sizes.unwrap_or_default();
-            Ok(Some(Export { size, flags, sizes, structured: false }))
+            Ok(Export { size, flags, sizes: sizes.unwrap_or_default(), structured })
         }
         (Answer::Ack, None) => Err(Problem::Protocol("an export without a size")),
-        (Answer::Refused(REP_ERR_UNSUP, _), _) => Ok(None),
+        (Answer::Refused(REP_ERR_UNSUP, _), _) => refused(stream, Problem::Old),
         (Answer::Refused(REP_ERR_UNKNOWN, said), _) => refused(stream, Problem::NoExport(said)),
         (Answer::Refused(REP_ERR_TLS_REQD, _), _) => refused(stream, Problem::Tls),
         (Answer::Refused(code, said), _) => refused(stream, Problem::Refused(code & !REP_ERROR, said)),
@@ -86,31 +79,6 @@ fn refused<T>(stream: &mut impl Write, problem: Problem) -> Result<T, Problem> {
     // A failure does not matter.
     let _ = stream.write_all(&option(OPT_ABORT, &[]));
     Err(problem)
-}
-
-/// Selects an export of a server without options.
-fn by_name(stream: &mut (impl Read + Write), export: &str, no_zeroes: u16) -> Result<Export, Problem> {
-    stream.write_all(&u32::from(no_zeroes).to_be_bytes())?;
-    named(stream, export, no_zeroes, false)
-}
-
-/// Selects an export with `NBD_OPT_EXPORT_NAME`. A server refuses it only by closing the connection.
-fn named(
-    stream: &mut (impl Read + Write),
-    export: &str,
-    no_zeroes: u16,
-    structured: bool,
-) -> Result<Export, Problem> {
-    stream.write_all(&option(OPT_EXPORT_NAME, export.as_bytes()))?;
-    let size = u64_of(stream).map_err(|problem| match problem {
-        Problem::Closed => Problem::NoExport(ServerText::new(b"")),
-        problem => problem,
-    })?;
-    let flags = u16_of(stream)?;
-    if no_zeroes == 0 {
-        bytes_of::<124>(stream)?;
-    }
-    Ok(Export { size, flags, sizes: BlockSizes::default(), structured })
 }
 
 /// The final answer to an option.

@@ -1,13 +1,14 @@
 //! Passes operations from the workers to the thread of the connection.
 
-use super::job::Job;
+use super::job::{Caller, Job};
 use crate::offload::OffloadOp;
 use kickless_io::Waker;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// An operation in the queue.
 #[derive(Debug)]
@@ -25,8 +26,6 @@ pub(super) struct Inbox {
     state: Mutex<InboxState>,
     /// Wakes the thread.
     waker: Waker,
-    /// Notified when a job is done.
-    job_done: Condvar,
     /// The size of the export when the disk was last opened or taken over.
     export_size: AtomicU64,
 }
@@ -39,24 +38,14 @@ pub(super) struct InboxState {
     pub(super) asleep: bool,
     pub(super) limit_waits: bool,
     pub(super) restart_wait: bool,
-    /// The job to begin, and its number.
-    pub(super) job: Option<(Job, u64)>,
-    /// The number of the last job, and the result of the last that was done.
-    jobs: u64,
-    /// The number of the job that a caller waits for, until the caller gives up or the job can only succeed.
-    awaited: Option<u64>,
-    done: Option<(u64, io::Result<()>)>,
+    /// The job to begin, and its caller.
+    pub(super) job: Option<(Job, Caller)>,
     pub(super) stop: bool,
 }
 
 impl Inbox {
     pub(super) fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            state: Mutex::default(),
-            waker: Waker::new()?,
-            job_done: Condvar::new(),
-            export_size: AtomicU64::new(0),
-        })
+        Ok(Self { state: Mutex::default(), waker: Waker::new()?, export_size: AtomicU64::new(0) })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, InboxState> {
@@ -102,40 +91,16 @@ impl Inbox {
     /// # Errors
     /// The job fails, or the thread does not answer in time.
     pub(super) fn request(&self, job: Job, within: Duration) -> io::Result<()> {
-        let deadline = Instant::now() + within;
-        let mut state = self.lock();
-        state.jobs += 1;
-        let number = state.jobs;
-        (state.job, state.awaited) = (Some((job, number)), Some(number));
+        let (caller, answers) = sync_channel(0);
+        self.lock().job = Some((job, caller));
         self.waker.wake();
-        loop {
-            match state.done.take() {
-                Some((done, result)) if done == number => return result,
-                _ => {}
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            state = match state.awaited {
-                Some(_) if left.is_zero() => {
-                    state.awaited = None;
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                Some(_) => self.job_done.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
-                // The result comes at once.
-                None => self.job_done.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
-        }
-    }
-
-    /// Returns whether a caller still waits for this job. If so, it does until [`Inbox::finish_job`], which
-    /// must follow at once.
-    pub(super) fn commit_job(&self, number: u64) -> bool {
-        self.lock().awaited.take_if(|awaited| *awaited == number).is_some()
-    }
-
-    /// Records the result of a job.
-    pub(super) fn finish_job(&self, number: u64, result: io::Result<()>) {
-        self.lock().done = Some((number, result));
-        self.job_done.notify_all();
+        let answer = match answers.recv_timeout(within) {
+            // The result comes at once.
+            Ok(None) => answers.recv().ok().flatten(),
+            Ok(result) => result,
+            Err(_) => None,
+        };
+        answer.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
     }
 
     /// Ends all submitted operations within a limited time.

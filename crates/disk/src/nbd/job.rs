@@ -1,7 +1,9 @@
 //! The jobs that a caller gives to the thread of the connection (`hand_over.rs`).
 
 use crate::offload::AnswerSlot;
+use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
 /// A job for the thread that a caller waits for.
@@ -13,11 +15,17 @@ pub(super) enum Job {
     TakeOver,
 }
 
+/// The caller of a job. It gets the result, after `None` if the job can only succeed from there on.
+///
+/// The channel has no room, so the thread learns whether the caller has given up. After `None`, the caller
+/// waits without a limit.
+pub(super) type Caller = SyncSender<Option<io::Result<()>>>;
+
 /// A job that has begun.
 #[derive(Debug)]
 pub(super) struct ActiveJob {
     pub(super) job: Job,
-    pub(super) number: u64,
+    pub(super) caller: Caller,
     /// The job fails at this time.
     pub(super) deadline: Instant,
     /// The place for the answer to its flush.
@@ -25,7 +33,7 @@ pub(super) struct ActiveJob {
 }
 
 impl ActiveJob {
-    pub(super) fn new(job: Job, number: u64, deadline: Instant) -> Self {
-        Self { job, number, deadline, flush: None }
+    pub(super) fn new(job: Job, caller: Caller, deadline: Instant) -> Self {
+        Self { job, caller, deadline, flush: None }
     }
 }

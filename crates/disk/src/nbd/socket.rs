@@ -167,6 +167,7 @@ impl Write for DeadlineStream<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kickless_testing::hostile_nbd::{SIZE, hello};
     use rustix::io::{FdFlags, fcntl_getfd};
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
@@ -178,7 +179,7 @@ mod tests {
         let here = listener.local_addr().unwrap();
         // Only a listener on all addresses could listen there, and its port is taken.
         let no_listener = SocketAddr::from(([127, 0, 0, 2], here.port()));
-        let hello = [&b"NBDMAGICIHAVEOPT\0\0"[..], &4096_u64.to_be_bytes(), &[0; 126]].concat();
+        let hello = hello(false);
         let inbox = Inbox::new().unwrap();
         let connect = |addresses: &[SocketAddr]| {
             let deadline = Instant::now() + Duration::from_secs(60);
@@ -196,7 +197,7 @@ mod tests {
             let all = [&[here][..], &[no_listener, here], &[here, no_listener]].map(connect);
             // This ends the server's waits if something is wrong.
             all.iter().for_each(|_| drop(TcpStream::connect(here)));
-            assert!(all.iter().all(|found| matches!(found, Ok(4096))), "{all:?}");
+            assert!(all.iter().all(|found| matches!(found, Ok(SIZE))), "{all:?}");
         });
         assert!(matches!(connect(&[no_listener]), Err(Problem::Io(_))));
     }

@@ -17,11 +17,9 @@ pub(super) const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub(super) const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 pub(super) const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
-/// The handshake flags of servers and clients.
+/// The handshake flag of servers and clients with options.
 pub(super) const FIXED_NEWSTYLE: u16 = 1;
-pub(super) const NO_ZEROES: u16 = 2;
 
-pub(super) const OPT_EXPORT_NAME: u32 = 1;
 pub(super) const OPT_ABORT: u32 = 2;
 pub(super) const OPT_GO: u32 = 7;
 pub(super) const OPT_STRUCTURED_REPLY: u32 = 8;
@@ -70,6 +68,8 @@ pub(crate) enum Problem {
     NotNbd,
     #[error("it speaks the oldstyle protocol, which has no exports")]
     Oldstyle,
+    #[error("it does not know NBD_OPT_GO: use a newer server")]
+    Old,
     #[error("it requires TLS, which is not supported")]
     Tls,
     #[error("it has no such export{0}")]

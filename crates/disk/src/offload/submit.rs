@@ -1,10 +1,10 @@
 //! Submits the operations of a request, one after the other.
 
-use super::piece::{Piece, RangePart};
+use super::op_sizes::RangePart;
 use super::{Flow, Offload, OffloadKind, OffloadOp, OffloadState, SHORT_BYTES};
 use crate::buffers::{IoBuffers, TransferBuffers};
+use crate::piece::Piece;
 use crate::{IoContext, IoError, Request, SECTOR, Step};
-use kickless_io::Errno;
 
 impl Offload {
     /// Submits the next operation. Continues at once only after a part of an extent that needs none.
@@ -98,9 +98,8 @@ impl Offload {
         if piece.is_part() && !state.loaded {
             return transfer(context, state, OffloadKind::Read, submit);
         }
-        let bytes = piece.skip as usize..(piece.skip + piece.len) as usize;
         let buffer = state.permit.as_mut().and_then(|permit| permit.buffer.as_mut());
-        if buffer.and_then(|buffer| buffer.get_mut(bytes)).is_some_and(|bytes| !fill(bytes)) {
+        if buffer.and_then(|buffer| buffer.get_mut(piece.bytes())).is_some_and(|bytes| !fill(bytes)) {
             return Err(Step::Done(Err(IoError::Damaged)));
         }
         transfer(context, state, OffloadKind::Write { durable: durable && self.durable }, submit)
@@ -112,14 +111,8 @@ impl Offload {
             return Ok(());
         }
         let pool = if state.piece.total <= SHORT_BYTES as u64 { &self.short } else { &self.long };
-        match pool.take(&mut state.waiting, context.waker) {
-            Ok(Some(permit)) => {
-                state.permit = Some(permit);
-                Ok(())
-            }
-            Ok(None) => Err(Step::Busy),
-            Err(_) => Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
-        }
+        state.permit = Some(pool.take(&mut state.waiting, context.waker)?);
+        Ok(())
     }
 
     /// Takes the blocks of the current piece, or waits for them. Blocks of one sector need no order, because
@@ -129,10 +122,7 @@ impl Offload {
             return Ok(());
         }
         let piece = state.piece;
-        let claim = state.claim.get_or_insert_with(|| {
-            self.ranges.claim(piece.at..piece.at + piece.total, piece.is_part(), context.waker)
-        });
-        if claim.is_held() { Ok(()) } else { Err(Step::Busy) }
+        self.ranges.hold(&mut state.claim, piece.blocks(), piece.is_part(), context.waker)
     }
 
     /// Flushes if necessary, and ends the request.

@@ -10,7 +10,7 @@ use crate::buffers::TransferBuffers;
 use crate::file::{FileState, Unchecked};
 use crate::op_sender::OpSender;
 use crate::{IoError, Step};
-use kickless_io::{Completion, Errno};
+use kickless_io::Completion;
 use kickless_qcow2::{CopyFrom, Ticket};
 use std::ops::Range;
 use std::sync::Arc;
@@ -249,11 +249,7 @@ impl Chain {
 impl CopyState {
     /// Gets a buffer for the next piece, and begins to read its old bytes.
     fn next_piece(&mut self, image: &Image, sender: &mut impl OpSender) -> Result<(), Step> {
-        let permit = match image.pools.copies.take(&mut self.wait, sender.waker()) {
-            Ok(Some(permit)) => self.permit.insert(permit),
-            Ok(None) => return Err(Step::Busy),
-            Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
-        };
+        let permit = self.permit.insert(image.pools.copies.take(&mut self.wait, sender.waker())?);
         let start = self.piece.end;
         self.piece = start..(start + image.pools.copies.bytes() as u64).min(self.fill.end);
         let len = (self.piece.end - self.piece.start) as usize;

@@ -42,11 +42,7 @@ impl DecodeState {
         if start + bytes > pool.bytes() || self.range.end > start {
             return Err(Step::Done(Err(IoError::Os(Errno::IO))));
         }
-        let permit = match pool.take(&mut self.wait, waker) {
-            Ok(Some(permit)) => self.permit.insert(permit),
-            Ok(None) => return Err(Step::Busy),
-            Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
-        };
+        let permit = self.permit.insert(pool.take(&mut self.wait, waker)?);
         let Some(buffer) = permit.buffer.take() else { return Err(Step::Done(Err(IoError::Stuck))) };
         self.local = LocalBuffers::of_range(buffer, start..start + bytes);
         self.is_started = true;

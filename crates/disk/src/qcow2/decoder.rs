@@ -3,9 +3,9 @@
 use crate::catch::catch;
 use kickless_io::{AlignedBuf, Waker};
 use kickless_qcow2::Compression;
-use std::collections::VecDeque;
-use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle, available_parallelism};
 
 /// The largest number of threads of a disk.
@@ -32,65 +32,52 @@ pub(super) struct Job {
 }
 
 /// The threads that decompress. They are started by the first clusters. Dropping this stops them.
-#[derive(Default)]
+#[derive(Debug)]
 pub(super) struct Decoder {
+    /// `None` only while this is dropped.
+    jobs: Option<Sender<Job>>,
     shared: Arc<DecoderShared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-#[derive(Default)]
+#[derive(Debug)]
 struct DecoderShared {
-    work: Mutex<Work>,
-    more: Condvar,
+    jobs: Mutex<Receiver<Job>>,
+    /// The number of jobs that are not done.
+    left: AtomicUsize,
 }
 
-#[derive(Default)]
-struct Work {
-    jobs: VecDeque<Job>,
-    /// The number of threads that wait for a job.
-    idle: usize,
-    stop: bool,
-}
-
-impl fmt::Debug for Decoder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Decoder").finish_non_exhaustive()
+impl Default for Decoder {
+    fn default() -> Self {
+        let (sender, receiver) = channel();
+        let shared = Arc::new(DecoderShared { jobs: Mutex::new(receiver), left: AtomicUsize::new(0) });
+        Self { jobs: Some(sender), shared, threads: Mutex::default() }
     }
 }
 
 impl Decoder {
-    /// Passes a cluster to the threads.
+    /// Passes a cluster to the threads. Starts another one if all are busy.
     pub(super) fn submit(&self, job: Job) {
-        let needs_thread = {
-            let mut work = self.shared.lock();
-            work.jobs.push_back(job);
-            work.jobs.len() > work.idle
-        };
-        self.shared.more.notify_one();
-        if needs_thread && !self.add_thread() {
-            // Without any thread, the caller does the work.
-            let job = self.shared.lock().jobs.pop_front();
-            job.into_iter().for_each(Job::run);
-        }
-    }
-
-    /// Starts another thread, unless there are enough. Returns whether there is one.
-    fn add_thread(&self) -> bool {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        let max = available_parallelism().map_or(1, |n| n.get().min(THREADS_MAX));
-        if threads.len() < max {
+        let before = self.shared.left.fetch_add(1, Ordering::Relaxed);
+        if before >= threads.len()
+            && threads.len() < available_parallelism().map_or(1, |n| n.get().min(THREADS_MAX))
+        {
             let shared = self.shared.clone();
             let name = format!("qcow2-{}", threads.len());
             threads.extend(Builder::new().name(name).spawn(move || shared.run()).ok());
         }
-        !threads.is_empty()
+        match &self.jobs {
+            Some(jobs) if !threads.is_empty() => drop(jobs.send(job)),
+            // Without any thread, the caller does the work.
+            _ => self.shared.perform(job),
+        }
     }
 }
 
 impl Drop for Decoder {
     fn drop(&mut self) {
-        self.shared.lock().stop = true;
-        self.shared.more.notify_all();
+        self.jobs = None;
         for thread in self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             let _ = thread.join();
         }
@@ -98,30 +85,17 @@ impl Drop for Decoder {
 }
 
 impl DecoderShared {
-    fn lock(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+    /// Does jobs until there will be none. The thread that waits for the next job holds the lock.
     fn run(&self) {
-        while let Some(job) = self.next() {
-            job.run();
+        let next = || self.jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        while let Ok(job) = next() {
+            self.perform(job);
         }
     }
 
-    /// Waits for a job. Returns `None` when the threads must stop.
-    fn next(&self) -> Option<Job> {
-        let mut work = self.lock();
-        loop {
-            if work.stop {
-                return None;
-            }
-            if let Some(job) = work.jobs.pop_front() {
-                return Some(job);
-            }
-            work.idle += 1;
-            work = self.more.wait(work).unwrap_or_else(PoisonError::into_inner);
-            work.idle -= 1;
-        }
+    fn perform(&self, job: Job) {
+        job.run();
+        self.left.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

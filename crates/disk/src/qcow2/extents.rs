@@ -243,11 +243,7 @@ impl Chain {
             }
             place => return Err(self.missing(place, sender.waker())),
         };
-        let permit = match image.pools.zeroes.take(&mut state.wait, sender.waker()) {
-            Ok(Some(permit)) => state.permit.insert(permit),
-            Ok(None) => return Err(Step::Busy),
-            Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
-        };
+        let permit = state.permit.insert(image.pools.zeroes.take(&mut state.wait, sender.waker())?);
         let Some(mut buffer) = permit.buffer.take() else { return Err(Step::Done(Err(IoError::Stuck))) };
         buffer[..len as usize].fill(0);
         state.local = LocalBuffers::of_range(buffer, 0..len as usize);

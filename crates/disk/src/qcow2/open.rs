@@ -199,7 +199,7 @@ impl Opening<'_> {
         let blocking = BlockingFile(&file);
         file.accept_size()?;
         let file_bytes = file.bytes()?;
-        let others = snapshot_tables(&blocking, &header, file_bytes)?;
+        let others = snapshot_tables(&blocking, &header)?;
         let refcount_table = if writable { read_table(&blocking, header.refcounts)? } else { Vec::new() };
         // A device is longer than its image.
         let used_bytes = match file.is_device() && writable {

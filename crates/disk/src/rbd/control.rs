@@ -3,8 +3,8 @@
 use crate::lock::LockError;
 use kickless_io::Waker;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 /// The calls that wait for the cluster.
@@ -25,107 +25,53 @@ pub(super) enum Job {
 /// The result of a job.
 pub(super) type Outcome = Result<(), LockError>;
 
-/// The state that the thread shares with its callers. No other lock is taken under its lock.
+/// Passes jobs to the thread. The thread does them one after the other.
 #[derive(Debug)]
 pub(super) struct Control {
-    state: Mutex<ControlState>,
-    changed: Condvar,
+    messages: Sender<Message>,
+    /// A message to read the size waits.
+    reads_size: AtomicBool,
     /// The last known size of the image in bytes.
     size: AtomicU64,
     /// Signalled when the size has changed.
     resized: Waker,
 }
 
-#[derive(Debug, Default)]
-struct ControlState {
-    /// A caller waits for a job. The next caller waits for the first one.
-    has_caller: bool,
-    /// The next job, and its number.
-    requested: Option<(Job, u64)>,
-    /// The result of the job that a caller waits for, and its number.
-    done: Option<(Outcome, u64)>,
-    next: u64,
-    /// The lock must be released, and no caller waits for that.
-    release: bool,
+/// A message to the thread.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// Do a job for a caller that waits until the deadline. The channel has no room, so the thread learns
+    /// whether the caller has taken the outcome.
+    Do(Job, Instant, SyncSender<Outcome>),
     /// The size may have changed.
-    read_size: bool,
-    end: bool,
-    ended: bool,
-}
-
-/// The next action of the thread.
-enum ControlStep {
-    Do(Job, u64),
-    Release,
     ReadSize,
-    End,
+    /// Close the image, and then drop the sender.
+    End(SyncSender<()>),
 }
 
 impl Control {
-    pub(super) fn new() -> io::Result<Self> {
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        Ok(Self { state, changed, size: AtomicU64::new(0), resized: Waker::new()? })
+    /// Also returns the messages, for [`Control::run`].
+    pub(super) fn new() -> io::Result<(Self, Receiver<Message>)> {
+        let (messages, receiver) = channel();
+        let (reads_size, size) = (AtomicBool::new(false), AtomicU64::new(0));
+        Ok((Self { messages, reads_size, size, resized: Waker::new()? }, receiver))
     }
 
-    fn lock(&self) -> MutexGuard<'_, ControlState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Has the thread run a job. Returns `None` if it takes longer than `within`. The job continues then,
-    /// but a lock that is acquired too late is released.
+    /// Has the thread run a job. Returns `None` if it takes longer than `within`. A job that has begun then
+    /// continues, but a lock that is acquired too late is released. Of the jobs that have not begun, only a
+    /// release still happens.
     pub(super) fn request(&self, job: Job, within: Duration) -> Option<Outcome> {
-        let deadline = Instant::now() + within;
-        let Some(mut state) = self.wait(self.lock(), deadline, |state| !state.has_caller) else {
-            self.give_up(job, false);
-            return None;
-        };
-        let number = state.next;
-        state.next += 1;
-        (state.has_caller, state.requested) = (true, Some((job, number)));
-        self.changed.notify_all();
-        let is_done = |state: &ControlState| matches!(state.done, Some((_, done)) if done == number);
-        match self.wait(state, deadline, is_done) {
-            Some(mut state) => {
-                state.has_caller = false;
-                self.changed.notify_all();
-                state.done.take().map(|(outcome, _)| outcome)
-            }
-            None => {
-                self.give_up(job, true);
-                None
-            }
-        }
-    }
-
-    /// Waits for a condition. Returns `None` if it is not true in time.
-    fn wait<'a>(
-        &self,
-        mut state: MutexGuard<'a, ControlState>,
-        deadline: Instant,
-        is_so: impl Fn(&ControlState) -> bool,
-    ) -> Option<MutexGuard<'a, ControlState>> {
-        while !is_so(&state) {
-            let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        Some(state)
-    }
-
-    /// Gives up the wait for a job. `requested`: the job was passed to the thread.
-    fn give_up(&self, job: Job, requested: bool) {
-        let mut state = self.lock();
-        if requested {
-            (state.has_caller, state.requested) = (false, None);
-        }
-        // The release comes before the next job.
-        state.release |= job == Job::Release || (requested && job == Job::Acquire);
-        self.changed.notify_all();
+        let (caller, outcome) = sync_channel(0);
+        self.messages.send(Message::Do(job, Instant::now() + within, caller)).ok()?;
+        outcome.recv_timeout(within).ok()
     }
 
     /// Records that the image has changed, perhaps in size.
     pub(super) fn image_changed(&self) {
-        self.lock().read_size = true;
-        self.changed.notify_all();
+        if !self.reads_size.swap(true, Ordering::AcqRel) {
+            // Without a thread, nothing uses the size.
+            let _ = self.messages.send(Message::ReadSize);
+        }
     }
 
     /// Returns the last known size of the image in bytes.
@@ -144,85 +90,60 @@ impl Control {
 
     /// Closes the image and stops the thread. Returns whether that happened in time.
     pub(super) fn end(&self, within: Duration) -> bool {
-        let mut state = self.lock();
-        state.end = true;
-        self.changed.notify_all();
-        self.wait(state, Instant::now() + within, |state| state.ended).is_some()
+        let (closing, closed) = sync_channel(0);
+        let _ = self.messages.send(Message::End(closing));
+        closed.recv_timeout(within) == Err(RecvTimeoutError::Disconnected)
     }
 
-    /// Runs the thread until it must stop. `perform` runs a job; `size` reads the size of the image.
+    /// Runs the thread until it must stop. `perform` runs a job; `size` reads the size of the image. Returns
+    /// the sender to drop when the image is closed.
     pub(super) fn run(
         &self,
+        messages: &Receiver<Message>,
         mut perform: impl FnMut(Job) -> Outcome,
         mut size: impl FnMut() -> io::Result<u64>,
-    ) {
-        loop {
-            let (mut done, mut read_size) = (None, false);
-            match self.next() {
-                ControlStep::Do(job, number) => {
+    ) -> Option<SyncSender<()>> {
+        for message in messages {
+            match message {
+                // The caller has given up.
+                Message::Do(job, deadline, _) if job != Job::Release && Instant::now() >= deadline => {}
+                Message::Do(job, _, caller) => {
                     let outcome = perform(job);
                     if let Err(error) = &outcome {
                         tracing::debug!(?job, %error, "the Ceph cluster refuses");
                     }
-                    done = Some((outcome, number));
-                    // Another client may have changed the image before.
-                    read_size = matches!(job, Job::Acquire | Job::Invalidate);
-                }
-                ControlStep::Release => {
-                    if let Err(error) = perform(Job::Release) {
+                    let released = match (job, caller.send(outcome)) {
+                        (Job::Acquire, Err(_)) => perform(Job::Release),
+                        (Job::Release, Err(SendError(late))) => late,
+                        _ => Ok(()),
+                    };
+                    if let Err(error) = released {
                         tracing::warn!(%error, "the lock of a Ceph image cannot be released");
                     }
+                    // Another client may have changed the image before.
+                    if matches!(job, Job::Acquire | Job::Invalidate) {
+                        self.image_changed();
+                    }
                 }
-                ControlStep::ReadSize => match size() {
-                    Ok(size) if self.size.swap(size, Ordering::Relaxed) != size => self.resized.wake(),
-                    Ok(_) => {}
-                    Err(error) => tracing::warn!(%error, "the size of a Ceph image cannot be read"),
-                },
-                ControlStep::End => return,
+                Message::ReadSize => {
+                    // Before the look: a later change sends another message.
+                    self.reads_size.swap(false, Ordering::AcqRel);
+                    match size() {
+                        Ok(size) if self.size.swap(size, Ordering::Relaxed) != size => self.resized.wake(),
+                        Ok(_) => {}
+                        Err(error) => tracing::warn!(%error, "the size of a Ceph image cannot be read"),
+                    }
+                }
+                Message::End(closing) => return Some(closing),
             }
-            let mut state = self.lock();
-            state.read_size |= read_size;
-            if done.is_some() {
-                state.done = done;
-            }
-            drop(state);
-            self.changed.notify_all();
         }
-    }
-
-    /// Records that the thread has closed the image.
-    pub(super) fn closed(&self) {
-        self.lock().ended = true;
-        self.changed.notify_all();
-    }
-
-    /// Waits for the next action.
-    fn next(&self) -> ControlStep {
-        let mut state = self.lock();
-        loop {
-            let step = if std::mem::take(&mut state.release) {
-                Some(ControlStep::Release)
-            } else if let Some((job, number)) = state.requested.take() {
-                Some(ControlStep::Do(job, number))
-            } else if state.end {
-                Some(ControlStep::End)
-            } else if std::mem::take(&mut state.read_size) {
-                Some(ControlStep::ReadSize)
-            } else {
-                None
-            };
-            if let Some(step) = step {
-                return step;
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        None
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::{Receiver, Sender, channel};
     use std::thread;
 
     const LONG: Duration = Duration::from_secs(60);
@@ -240,7 +161,8 @@ mod tests {
     /// Runs `check` together with the thread. The receiver gets each job that begins; the sender lets a
     /// `held` job go on.
     fn with_thread(held: Job, check: impl FnOnce(&Control, &Receiver<Job>, &Sender<()>)) {
-        let control = &Control::new().unwrap();
+        let (control, messages) = Control::new().unwrap();
+        let (control, messages) = (&control, messages);
         let ((tell, begun), (go_on, wait)) = (channel(), channel());
         thread::scope(|scope| {
             let (go_on, _ends) = (go_on, Ends(control));
@@ -252,8 +174,7 @@ mod tests {
                     }
                     Ok(())
                 };
-                control.run(perform, || Ok(512));
-                control.closed();
+                drop(control.run(&messages, perform, || Ok(512)));
             });
             check(control, &begun, &go_on);
             drop(go_on);
@@ -328,21 +249,16 @@ mod tests {
         });
     }
 
-    /// A caller that never got its turn releases the lock that exists, and does not affect a later one.
+    /// A caller that gives up before its job begins does not affect a later one.
     #[test]
-    fn a_caller_without_a_turn_gives_up_too() {
+    fn of_jobs_that_have_not_begun_only_a_release_happens_without_a_caller() {
         with_thread(Job::Flush, |control, begun, go_on| {
             begin(control, begun, Job::Flush);
-            thread::scope(|scope| {
-                let first = scope.spawn(|| control.request(Job::Check, LONG));
-                while !control.lock().has_caller {
-                    thread::yield_now();
-                }
-                assert!(control.request(Job::Acquire, SHORT).is_none() && !control.lock().release);
-                assert!(control.request(Job::Release, SHORT).is_none());
-                go_on.send(()).unwrap();
-                assert!(first.join().unwrap().is_some());
-            });
+            for job in [Job::Acquire, Job::Release, Job::Invalidate] {
+                assert!(control.request(job, SHORT).is_none());
+            }
+            go_on.send(()).unwrap();
+            assert!(control.request(Job::Check, LONG).unwrap().is_ok());
             assert_eq!(begun.try_iter().collect::<Vec<_>>(), [Job::Release, Job::Check]);
         });
     }
@@ -350,17 +266,16 @@ mod tests {
     /// The thread may start late.
     #[test]
     fn an_abandoned_job_does_not_begin() {
-        let (control, mut done) = (Control::new().unwrap(), Vec::new());
+        let (control, messages) = Control::new().unwrap();
         assert!(control.request(Job::Acquire, SHORT).is_none());
         assert!(!control.end(Duration::ZERO));
-        control.run(
-            |job| {
-                done.push(job);
-                Ok(())
-            },
-            || Ok(512),
-        );
-        assert_eq!(done, [Job::Release]);
+        let mut done = Vec::new();
+        let perform = |job| {
+            done.push(job);
+            Ok(())
+        };
+        assert!(control.run(&messages, perform, || Ok(512)).is_some());
+        assert_eq!(done, []);
     }
 
     #[test]

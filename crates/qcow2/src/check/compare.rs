@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// The largest number of bytes of L2 tables to read for a comparison: about ten minutes. Sound images need
-/// less: 128 TiB of data in clusters of 64 KiB have 16 GiB of L2 tables, which 64 windows read.
+/// less: 128 TiB of data in clusters of 64 KiB have 16 GiB of L2 tables, which 128 windows read.
 const READ_MAX: u64 = 4 << 40;
 
 /// The result of a comparison.

@@ -2,16 +2,15 @@
 
 use std::ops::Range;
 
-/// The largest window with counters of 64 bits.
-const WIDE_MAX: u64 = 8 << 20;
-
 /// Counters for a window of host clusters.
 #[derive(Debug)]
 pub(super) struct Counters {
     window: Range<u64>,
     /// The largest number of clusters in a window.
     window_max: u64,
-    counts: Counts,
+    /// The references to each cluster. At most `most`.
+    counts: Vec<u32>,
+    most: u32,
     /// One bit for each cluster with a table.
     tables: Vec<u64>,
     /// References to a table that another table, or data, refers to as well.
@@ -22,22 +21,13 @@ pub(super) struct Counters {
     pub(super) excess: u64,
 }
 
-/// Counters of the width that the image needs.
-#[derive(Debug)]
-enum Counts {
-    Narrow(Vec<u16>),
-    Wide(Vec<u64>),
-}
-
 impl Counters {
     /// Makes counters for windows of at most `window` clusters of the image's `clusters`.
     pub(super) fn new(clusters: u64, window: u64, refcount_bits: u32) -> Self {
-        let is_wide = refcount_bits > u16::BITS;
-        let window_max = if is_wide { window.min(WIDE_MAX) } else { window }.min(clusters).max(1);
-        let len = window_max as usize;
-        let counts = if is_wide { Counts::Wide(vec![0; len]) } else { Counts::Narrow(vec![0; len]) };
-        let tables = vec![0; len.div_ceil(64)];
-        Self { window: 0..0, window_max, counts, tables, overlaps: 0, table_overlaps: 0, excess: 0 }
+        let window_max = window.min(clusters).max(1);
+        let most = if refcount_bits > u16::BITS { u32::MAX } else { u16::MAX.into() };
+        let (counts, tables) = (vec![0; window_max as usize], vec![0; window_max.div_ceil(64) as usize]);
+        Self { window: 0..0, window_max, counts, most, tables, overlaps: 0, table_overlaps: 0, excess: 0 }
     }
 
     /// Returns the number of windows.
@@ -50,10 +40,7 @@ impl Counters {
         let start = self.window.end;
         self.window = start..clusters.min(start + self.window_max);
         self.tables.fill(0);
-        match &mut self.counts {
-            Counts::Narrow(counts) => counts.fill(0),
-            Counts::Wide(counts) => counts.fill(0),
-        }
+        self.counts.fill(0);
         !self.window.is_empty()
     }
 
@@ -90,36 +77,19 @@ impl Counters {
     }
 
     fn add(&mut self, index: usize, count: u32) {
-        let sum = match &mut self.counts {
-            Counts::Narrow(counts) => {
-                let sum = u16::try_from(count).ok().and_then(|count| counts[index].checked_add(count));
-                counts[index] = sum.unwrap_or(u16::MAX);
-                sum.is_some()
-            }
-            Counts::Wide(counts) => {
-                let sum = counts[index].checked_add(u64::from(count));
-                counts[index] = sum.unwrap_or(u64::MAX);
-                sum.is_some()
-            }
-        };
-        self.excess += u64::from(!sum);
+        let sum = self.counts[index].checked_add(count).filter(|sum| *sum <= self.most);
+        self.counts[index] = sum.unwrap_or(self.most);
+        self.excess += u64::from(sum.is_none());
     }
 
     /// Returns the counter of a cluster, `None` outside of the window.
     pub(super) fn get(&self, cluster: u64) -> Option<u64> {
         let index = self.window.contains(&cluster).then(|| (cluster - self.window.start) as usize)?;
-        Some(match &self.counts {
-            Counts::Narrow(counts) => u64::from(counts[index]),
-            Counts::Wide(counts) => counts[index],
-        })
+        Some(self.counts[index].into())
     }
 
-    /// Replaces the counter of a cluster in the window by the image's refcount.
+    /// Replaces the counter of a cluster in the window by the image's refcount, or by the largest number.
     pub(super) fn put(&mut self, cluster: u64, refcount: u64) {
-        let index = (cluster - self.window.start) as usize;
-        match &mut self.counts {
-            Counts::Narrow(counts) => counts[index] = u16::try_from(refcount).unwrap_or(u16::MAX),
-            Counts::Wide(counts) => counts[index] = refcount,
-        }
+        self.counts[(cluster - self.window.start) as usize] = u32::try_from(refcount).unwrap_or(u32::MAX);
     }
 }

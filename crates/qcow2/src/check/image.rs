@@ -1,6 +1,5 @@
 //! Access to an image by absolute offsets.
 
-use std::cell::RefCell;
 use std::io;
 
 /// Reads an image by absolute offsets.
@@ -42,31 +41,5 @@ impl ReadImage for &[u8] {
 
     fn bytes(&self) -> u64 {
         self.len() as u64
-    }
-}
-
-/// An image in memory, which grows if needed.
-impl ReadImage for RefCell<Vec<u8>> {
-    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        self.borrow().as_slice().read(at, into)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.borrow().len() as u64
-    }
-}
-
-impl WriteImage for RefCell<Vec<u8>> {
-    fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
-        let (image, at) = (&mut *self.borrow_mut(), at as usize);
-        if image.len() < at + from.len() {
-            image.resize(at + from.len(), 0);
-        }
-        image[at..at + from.len()].copy_from_slice(from);
-        Ok(())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
     }
 }

@@ -3,12 +3,11 @@
 use super::bitmaps;
 use super::image::ReadImage;
 use super::report::CheckError;
-use crate::format::bad_image::BadImage;
 use crate::format::entry::{claimed_table, decode_l1};
 use crate::format::geometry::HostOffset;
 use crate::format::header::{Header, TableAt};
 use crate::format::numbers::be64;
-use crate::format::snapshots::{snapshots, snapshots_bytes};
+use crate::read::{read_snapshots, read_table};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -19,8 +18,6 @@ const CLUSTERS_MAX: u64 = 1 << 31;
 const TABLES_MAX: usize = 8 << 20;
 /// The number of bytes of a table to read at a time.
 const PIECE: usize = 64 << 10;
-/// The number of bytes of the snapshot table to read first.
-const SNAPSHOTS_FIRST: usize = 64 << 10;
 
 /// The places of an image's tables, and the L2 tables that L1 tables refer to.
 #[derive(Debug)]
@@ -63,13 +60,10 @@ impl Layout {
         if clusters > CLUSTERS_MAX {
             return Err(CheckError::TooLarge);
         }
-        let (snapshots_bytes, snapshots) = load_snapshots(image, &header)?;
+        let (snapshots_bytes, snapshots) = read_snapshots(image, &header)?;
         let l1s: Vec<_> = std::iter::once(header.l1).chain(snapshots).collect();
-        let mut refcounts = Vec::new();
-        for_each_word(image, header.refcounts, &mut |_, word| {
-            refcounts.push(word);
-            Ok(())
-        })?;
+        let refcounts = read_table(image, header.refcounts)?;
+        let refcounts = refcounts.chunks_exact(8).map(|word| be64(word, 0)).collect();
         let bitmaps = bitmaps::tables(image, &header)?;
         // Tables that do not overlap have less bytes than the file. This bounds the work.
         if l1s.iter().chain(&bitmaps).map(|table| table.entries * 8).sum::<u64>() > image.bytes() {
@@ -121,25 +115,6 @@ impl Layout {
         // An empty table may claim any place.
         if bytes == 0 { 0..0 } else { at.0 / cluster..(at.0 + bytes).div_ceil(cluster) }
     }
-}
-
-/// Returns the length of the snapshot table, and the L1 tables in it.
-fn load_snapshots(image: &impl ReadImage, header: &Header) -> Result<(u64, Vec<TableAt>), CheckError> {
-    let (at, count) = header.snapshots;
-    let (mut bytes, mut len) = (Vec::new(), SNAPSHOTS_FIRST);
-    // Ends because the table has a limit.
-    let used = loop {
-        if let Some(used) = snapshots_bytes(&bytes, count)? {
-            break used;
-        }
-        bytes.resize(len, 0);
-        image.read(at.0, &mut bytes)?;
-        len *= 2;
-    };
-    if at.0 + used as u64 > image.bytes() {
-        return Err(BadImage::TablePlace { table: "snapshot table", at: at.0 }.into());
-    }
-    Ok((used as u64, snapshots(&bytes, count, header.geometry, image.bytes())?))
 }
 
 /// Visits each entry of a table with its number.

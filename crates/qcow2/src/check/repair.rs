@@ -22,6 +22,7 @@ use crate::format::geometry::{HostCluster, HostOffset};
 use crate::format::header::HeaderChange;
 use crate::format::numbers::be64;
 use crate::format::refcount::{get, set};
+use crate::read::read_table;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The bytes of the header that change at once.
@@ -155,9 +156,7 @@ fn mend_flags(image: &impl WriteImage, layout: &Layout, counters: &Counters) -> 
         (is_only != copied).then(|| with_copied(word, is_only))
     };
     let l1 = layout.l1s[0];
-    // At most 32 MiB.
-    let mut bytes = vec![0; l1.entries as usize * 8];
-    image.read(l1.at.0, &mut bytes)?;
+    let mut bytes = read_table(image, l1)?;
     let mut is_changed = false;
     for entry in bytes.chunks_exact_mut(8) {
         let word = be64(entry, 0);

@@ -13,7 +13,6 @@ use crate::format::numbers::be64;
 use crate::images::qemu::{QemuImage, QemuReport};
 use crate::images::recorded::{Change, Recorded};
 use kickless_testing::Random;
-use std::cell::RefCell;
 
 /// The offset of the incompatible feature bits' last byte.
 const FEATURES: usize = 79;
@@ -132,7 +131,7 @@ fn missing_refcount_blocks_are_made() {
 
 /// Returns the image after a cut: some changes are there, and of those after the last sync, random sectors.
 fn cut(start: &[u8], changes: &[Change], random: &mut Random) -> Vec<u8> {
-    let image = RefCell::new(start.to_vec());
+    let image = Recorded::new(start.to_vec());
     let is_power = random.one_in(2);
     let synced = changes.iter().rposition(|change| matches!(change, Change::Sync)).unwrap_or(0);
     for (index, change) in changes.iter().enumerate() {
@@ -143,7 +142,7 @@ fn cut(start: &[u8], changes: &[Change], random: &mut Random) -> Vec<u8> {
             }
         }
     }
-    image.into_inner()
+    image.into_bytes()
 }
 
 #[test]

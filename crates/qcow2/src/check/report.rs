@@ -29,10 +29,10 @@ impl Report {
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
     /// A read, write or sync of the file failed.
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
     /// The header or the snapshot table is not valid.
-    #[error("{0}")]
+    #[error(transparent)]
     Bad(#[from] BadImage),
     /// The tables refer to wrong places.
     #[error("its tables are damaged: repair it with `qemu-img check -r all`")]

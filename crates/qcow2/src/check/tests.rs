@@ -173,7 +173,7 @@ fn memory_is_bounded_by_the_window() {
     assert_eq!(check(&sparse, WINDOW).unwrap(), Report::default());
     assert!(sparse.reads.get() > reads, "only one window");
     assert!(sparse.reads.get() < 3 * reads + 100, "{} reads after {reads}", sparse.reads.get());
-    // Counters of 64 MiB, and a bitmap of 4 MiB.
+    // Counters of 64 MiB, and a bitmap of 2 MiB.
     assert!(peak() - before < 100 << 20, "{} bytes", peak() - before);
     // A hostile image could make the check read for days.
     assert!(matches!(check(&sparse, 1), Err(CheckError::TooLarge)));

@@ -123,8 +123,8 @@ const KNOWN: u64 = DIRTY | CORRUPT | DATA_FILE | COMPRESSION_METHOD | EXTENDED_L
 const BITMAPS_CONSISTENT: u64 = 1 << 0;
 
 /// The limits of QEMU, in bytes.
-const L1_MAX: u64 = 32 << 20;
-const REFCOUNTS_MAX: u64 = 8 << 20;
+pub(crate) const L1_MAX: u64 = 32 << 20;
+pub(crate) const REFCOUNTS_MAX: u64 = 8 << 20;
 const NAME_MAX: usize = 1023;
 /// The largest number of snapshots, as in QEMU.
 const SNAPSHOTS_MAX: u32 = 65536;

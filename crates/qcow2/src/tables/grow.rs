@@ -6,12 +6,9 @@ use super::cluster_run::ClusterRun;
 use super::plan::Written;
 use super::state::{Growth, GrowthStage};
 use crate::format::geometry::Version;
-use crate::format::header::HeaderChange;
+use crate::format::header::{HeaderChange, L1_MAX};
 use crate::runtime::Runtime;
 use rustix::io::Errno;
-
-/// The largest L1 table in bytes, as in QEMU.
-const L1_MAX: u64 = 32 << 20;
 
 /// The reason why a disk cannot grow. Each is the end of "{disk} cannot grow: ...".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -9,13 +9,10 @@ use super::refcounts::store_words;
 use super::rule::Rule;
 use super::state::{MoveStage, MovedTable, TableMove};
 use crate::format::geometry::{HostCluster, HostOffset};
-use crate::format::header::HeaderChange;
+use crate::format::header::{HeaderChange, REFCOUNTS_MAX};
 use crate::format::refcount;
 use crate::runtime::Runtime;
 use rustix::io::Errno;
-
-/// The largest refcount table in bytes.
-const TABLE_MAX: u64 = 8 << 20;
 
 impl<R: Runtime> Tables<R> {
     /// Begins a refcount block for the cluster `first`, and at its place. The cluster is free.
@@ -56,7 +53,7 @@ impl<R: Runtime> Tables<R> {
             }
             blocks = needed;
         };
-        if clusters * cluster > TABLE_MAX {
+        if clusters * cluster > REFCOUNTS_MAX {
             self.reserve_failed(Errno::FBIG);
             return true;
         }

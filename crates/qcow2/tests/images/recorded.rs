@@ -1,4 +1,4 @@
-//! An image in memory that records its writes.
+//! An image in memory that grows if needed, and records its writes.
 
 use kickless_qcow2::{ReadImage, WriteImage};
 use std::cell::RefCell;
@@ -36,18 +36,22 @@ impl Recorded {
 
 impl ReadImage for Recorded {
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        self.bytes.read(at, into)
+        self.bytes.borrow().as_slice().read(at, into)
     }
 
     fn bytes(&self) -> u64 {
-        self.bytes.bytes()
+        self.bytes.borrow().len() as u64
     }
 }
 
 impl WriteImage for Recorded {
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
         self.changes.borrow_mut().push(Change::Write { at, bytes: from.to_vec() });
-        self.bytes.write(at, from)
+        let (mut bytes, at) = (self.bytes.borrow_mut(), at as usize);
+        let end = bytes.len().max(at + from.len());
+        bytes.resize(end, 0);
+        bytes[at..at + from.len()].copy_from_slice(from);
+        Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -2,6 +2,7 @@
 
 use crate::SECTOR;
 use crate::buffer_pool::BUFFER_BYTES;
+use crate::piece::Piece;
 
 /// The sizes of a library's operations in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,18 +11,6 @@ pub(crate) struct OpSizes {
     block: u64,
     /// The longest operation: a positive multiple of the block.
     bytes_max: u64,
-}
-
-/// A read or write of whole blocks, and the request's bytes within it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Piece {
-    /// The first byte on the disk.
-    pub(super) at: u64,
-    /// The number of bytes.
-    pub(super) total: u64,
-    /// The request's bytes: the offset of the first, and the number.
-    pub(super) skip: u64,
-    pub(super) len: u64,
 }
 
 /// The method for the first bytes of an extent.
@@ -57,18 +46,8 @@ impl OpSizes {
     }
 
     /// Returns the next piece of a transfer of `left` bytes at `at`.
-    ///
-    /// A read includes all blocks that it touches. A write takes whole blocks together, and a part of a block
-    /// separately, because that block must be read first and protected from other writes.
     pub(super) fn piece(self, at: u64, left: u64, write: bool) -> Piece {
-        let (block, max) = (self.block, self.payload_max());
-        let skip = at % block;
-        let len = match write {
-            false => left.min(max - skip),
-            true if skip > 0 || left < block => left.min(block - skip),
-            true => (left - left % block).min(max),
-        };
-        Piece { at: at - skip, total: (skip + len).next_multiple_of(block), skip, len }
+        Piece::next_of(at, left, self.block, self.payload_max(), write)
     }
 
     /// Returns the first part of an extent of `len` bytes at `at`. `len` is not 0.
@@ -80,13 +59,6 @@ impl OpSizes {
             at if at == first => RangePart::Blocks((last - first).min(self.bytes_max)),
             at => RangePart::Rest(first - at),
         }
-    }
-}
-
-impl Piece {
-    /// Returns whether the request has only a part of the blocks.
-    pub(super) fn is_part(self) -> bool {
-        self.len < self.total
     }
 }
 
