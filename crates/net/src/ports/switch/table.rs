@@ -23,8 +23,8 @@ pub(super) const PORT_ADDRESSES_MAX: usize = 1024;
 pub(super) const AGEING: u32 = 300;
 /// The most old addresses that a new one removes: more than one, so that they become fewer.
 const EXPIRED_MAX: usize = 2;
-/// The entries that the map has room for from the beginning, so that it does not grow while a frame waits: with
-/// the reserves of 250 cards and an uplink.
+/// The entries that the map has room for from the beginning, so that it does not grow while a frame waits:
+/// with the reserves of 250 cards and an uplink.
 const PREPARED: NonZeroUsize = NonZeroUsize::new(SHARED_MAX + PORT_ADDRESSES_MAX + 250 * RESERVE).unwrap();
 
 #[derive(Clone, Copy, Debug)]
