@@ -15,6 +15,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("spec", &[]),
     ("values", &[]),
     ("opener", &["values"]),
+    ("sandbox", &[]),
     ("memory", &["spec", "sync", "opener"]),
     ("dirty-log", &["memory"]),
     ("virtqueue", &["memory"]),

@@ -24,6 +24,11 @@ const ISLANDS: &[&str] = &[
     "crates/opener/src/tap.rs",
     "crates/net-port/src/xdp/program.rs",
     "crates/net-port/src/xdp/rings.rs",
+    "crates/sandbox/src/filter.rs",
+    "crates/sandbox/src/landlock.rs",
+    "crates/sandbox/src/process.rs",
+    "crates/sandbox/src/trap.rs",
+    "crates/sandbox/tests/common/",
     "tests/src/allocations.rs",
     "tests/benches/driver_vs_virtio_driver/peer.rs",
 ];
