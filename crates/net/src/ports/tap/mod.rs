@@ -12,7 +12,6 @@ mod transmit;
 pub(crate) use name::{TAP, TAP_FD};
 
 use super::port::{OpenPort, Port};
-use super::port_thread::PortThread;
 use crate::card::state::CardState;
 use crate::ring::receive_ring::ReceiveRing;
 use crate::ring::receive_task::ReceiveTask;
@@ -30,39 +29,35 @@ use transmit::TapTransmit;
 
 /// A TAP that is open.
 #[derive(Debug)]
-struct TapPort {
-    state: Arc<TapState>,
-    thread: PortThread,
-}
+struct TapPort(Arc<TapState>);
 
 impl From<Tap> for OpenPort {
     fn from(tap: Tap) -> Self {
-        let state = Arc::new(TapState::new(tap));
-        Self(Arc::new(TapPort { state, thread: PortThread::default() }))
+        Self(Arc::new(TapPort(Arc::new(TapState::new(tap)))))
     }
 }
 
 impl Port for TapPort {
     fn start(&self, card: &Arc<CardState>) -> io::Result<()> {
-        follower::follow(&self.thread, card, &self.state)
+        follower::follow(card, &self.0)
     }
 
     fn close(&self) {
-        self.thread.end();
+        self.0.end();
     }
 
     fn receive(&self, ring: ReceiveRing) -> io::Result<Box<dyn QueueTask>> {
-        let port = TapReceive::new(self.state.clone(), ring.card.clone(), ring.pair)?;
+        let port = TapReceive::new(self.0.clone(), ring.card.clone(), ring.pair)?;
         Ok(ReceiveTask::boxed(ring, port))
     }
 
     fn transmit(&self, ring: TransmitRing) -> io::Result<Box<dyn QueueTask>> {
-        let port = TapTransmit::new(self.state.clone(), ring.pair)?;
+        let port = TapTransmit::new(self.0.clone(), ring.pair)?;
         Ok(TransmitTask::boxed(ring, port))
     }
 
     fn announce(&self, frame: &[u8]) {
-        let state = &self.state;
+        let Self(state) = self;
         let sent = match state.tap.queue(0) {
             Ok(mut queue) => queue.send_copy(&Header::default(), frame),
             Err(error) => return warn!(%error, "the guest's address cannot be announced"),
@@ -75,6 +70,6 @@ impl Port for TapPort {
     }
 
     fn card_changed(&self, _card: &CardState) {
-        self.state.changed();
+        self.0.changed();
     }
 }

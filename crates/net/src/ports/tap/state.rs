@@ -1,9 +1,9 @@
 //! A TAP, with all that the rings of a card share there.
 
-use kickless_io::Waker;
 use kickless_net_port::Tap;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::{fmt, io};
 use tracing::{Span, error, warn};
 
@@ -15,19 +15,37 @@ use tracing::{Span, error, warn};
 #[derive(Debug)]
 pub(crate) struct TapState {
     pub(crate) tap: Tap,
-    /// Wakes the thread when the rings have changed. There is none before the first start.
-    changed: OnceLock<Waker>,
+    follower: Mutex<Follower>,
+    changed: Condvar,
     is_gone: AtomicBool,
     has_failed: AtomicBool,
     /// The span of log lines about the card.
     span: Span,
 }
 
+/// The reason for which the thread looks at the rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// They have changed.
+    Rings,
+    /// The thread ends.
+    End,
+}
+
+#[derive(Debug, Default)]
+struct Follower {
+    /// The rings have changed since the thread last looked.
+    is_due: bool,
+    is_ending: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
 impl TapState {
     pub(crate) fn new(tap: Tap) -> Self {
         Self {
             tap,
-            changed: OnceLock::new(),
+            follower: Mutex::default(),
+            changed: Condvar::new(),
             is_gone: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
             span: Span::current(),
@@ -36,18 +54,46 @@ impl TapState {
 
     /// Makes the TAP follow the rings, which have changed. Does not wait for it.
     pub(crate) fn changed(&self) {
-        if let Some(changed) = self.changed.get() {
-            changed.wake();
-        }
+        self.lock().is_due = true;
+        self.changed.notify_one();
     }
 
-    /// Returns the waker that [`TapState::changed`] signals.
+    fn lock(&self) -> MutexGuard<'_, Follower> {
+        self.follower.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the thread that makes the TAP follow the rings of the card, unless it runs.
     ///
     /// # Errors
-    /// The process has no free descriptor.
-    pub(crate) fn waker(&self) -> io::Result<&Waker> {
-        let waker = Waker::new()?;
-        Ok(self.changed.get_or_init(|| waker))
+    /// The process cannot have another thread.
+    pub(crate) fn start_thread(&self, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let mut follower = self.lock();
+        if follower.thread.is_none() {
+            follower.is_ending = false;
+            follower.thread = Some(thread::Builder::new().name("tap".into()).spawn(run)?);
+        }
+        Ok(())
+    }
+
+    /// Waits until the rings have changed, or the thread is to end after a last look at them.
+    pub(crate) fn wait_for_change(&self) -> Change {
+        let mut follower = self.lock();
+        while !follower.is_due && !follower.is_ending {
+            follower = self.changed.wait(follower).unwrap_or_else(PoisonError::into_inner);
+        }
+        follower.is_due = false;
+        if follower.is_ending { Change::End } else { Change::Rings }
+    }
+
+    /// Ends the thread. No ring runs any more, so the TAP has no offloads and no attached queue afterwards.
+    pub(crate) fn end(&self) {
+        let mut follower = self.lock();
+        let Some(thread) = follower.thread.take() else { return };
+        follower.is_ending = true;
+        drop(follower);
+        self.changed.notify_one();
+        // The thread does not panic. If it did, the TAP would keep its settings.
+        let _ = thread.join();
     }
 
     /// Logs that the TAP is gone, once. The card goes on without it.
