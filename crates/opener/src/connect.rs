@@ -4,9 +4,17 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
+
+/// The idle time after which TCP checks that the server is alive.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+/// The pause between two checks.
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
+/// The number of failed checks that end the connection.
+const KEEPALIVE_COUNT: u32 = 3;
 
 fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -26,10 +34,20 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
 /// Begins a connection over TCP. The socket is writable when it is connected or has failed, and `SO_ERROR`
 /// then tells which.
 ///
+/// Small messages are sent at once, and a dead host is noticed. When the socket is closed, also by a kill of
+/// this process, the kernel does not go on to send what is left.
+///
 /// # Errors
 /// The kernel refuses it at once.
 pub fn begin_tcp(address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = new_socket(if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 })?;
+    // These settings are optional.
+    let _ = sockopt::set_tcp_nodelay(&socket, true);
+    let _ = sockopt::set_socket_keepalive(&socket, true);
+    let _ = sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE);
+    let _ = sockopt::set_tcp_keepintvl(&socket, KEEPALIVE_EVERY);
+    let _ = sockopt::set_tcp_keepcnt(&socket, KEEPALIVE_COUNT);
+    let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
         Err(error) => Err(error.into()),
@@ -54,6 +72,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::io::{FdFlags, fcntl_getfd};
     use rustix::net::sockopt::socket_error;
     use tempfile::TempDir;
 
@@ -72,6 +91,19 @@ mod tests {
         assert!(kinds.contains(&io::ErrorKind::WouldBlock), "{kinds:?}");
         drop(listener);
         assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    /// A dead host is noticed, and small messages are sent at once.
+    #[test]
+    fn connections_have_keepalive_and_no_delay() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = begin_tcp(listener.local_addr().unwrap()).unwrap();
+        assert!(sockopt::tcp_nodelay(&socket).unwrap() && sockopt::socket_keepalive(&socket).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&socket).unwrap(), KEEPALIVE_IDLE);
+        assert_eq!(sockopt::tcp_keepintvl(&socket).unwrap(), KEEPALIVE_EVERY);
+        assert_eq!(sockopt::tcp_keepcnt(&socket).unwrap(), KEEPALIVE_COUNT);
+        assert_eq!(sockopt::socket_linger(&socket).unwrap(), Some(Duration::ZERO));
+        assert!(fcntl_getfd(&socket).unwrap().contains(FdFlags::CLOEXEC));
     }
 
     #[test]
