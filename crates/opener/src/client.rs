@@ -119,6 +119,11 @@ impl Client {
     pub(crate) fn socket_for_tests(&self) -> &OwnedFd {
         &self.0.socket
     }
+
+    /// Ends the connection.
+    pub(crate) fn close_for_tests(&self) {
+        shutdown(&self.0.socket, Shutdown::Both).unwrap();
+    }
 }
 
 impl Drop for Client {

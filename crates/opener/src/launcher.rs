@@ -79,25 +79,14 @@ pub type StartLookUp<'a> = &'a dyn Fn(LookUp, OwnedFd) -> io::Result<Pid>;
 /// Serves requests until the other end of the socket closes. Its children go on: passt ends when its own
 /// socket closes.
 pub fn launch(socket: OwnedFd, start: StartLookUp<'_>) -> End {
-    let mut launcher = Launcher {
-        socket,
-        start,
-        looking_up: Vec::new(),
-        children: BTreeMap::new(),
-        next_child: 1,
-        ending: Vec::new(),
-        killed: Vec::new(),
-    };
-    loop {
-        if let Err(end) = launcher.turn() {
-            return end;
-        }
-    }
+    Launcher::new(socket, start, LOOKUP_MAX).run()
 }
 
 struct Launcher<'a> {
     socket: OwnedFd,
     start: StartLookUp<'a>,
+    /// The time for a look-up.
+    lookup_max: Duration,
     looking_up: Vec<LookingUp>,
     children: BTreeMap<u64, Child>,
     /// The number of the next child. A number is used once.
@@ -105,6 +94,13 @@ struct Launcher<'a> {
     ending: Vec<Ending>,
     /// Children that were killed, and are not gone yet.
     killed: Vec<Child>,
+}
+
+/// Ends the look-ups, whose answers have no reader any more.
+impl Drop for Launcher<'_> {
+    fn drop(&mut self) {
+        self.looking_up.iter().for_each(|looking_up| reap(looking_up.pid));
+    }
 }
 
 /// A look-up that runs.
@@ -123,7 +119,28 @@ struct Ending {
     deadline: Instant,
 }
 
-impl Launcher<'_> {
+impl<'a> Launcher<'a> {
+    fn new(socket: OwnedFd, start: StartLookUp<'a>, lookup_max: Duration) -> Self {
+        Self {
+            socket,
+            start,
+            lookup_max,
+            looking_up: Vec::new(),
+            children: BTreeMap::new(),
+            next_child: 1,
+            ending: Vec::new(),
+            killed: Vec::new(),
+        }
+    }
+
+    fn run(mut self) -> End {
+        loop {
+            if let Err(end) = self.turn() {
+                return end;
+            }
+        }
+    }
+
     /// Waits for the next event, and handles all that are there.
     ///
     /// # Errors
@@ -268,7 +285,7 @@ impl Launcher<'_> {
             .and_then(|(pipe, answer)| Ok(((self.start)(name, answer)?, pipe)));
         match started {
             Ok((pid, pipe)) => {
-                let deadline = Instant::now() + LOOKUP_MAX;
+                let deadline = Instant::now() + self.lookup_max;
                 self.looking_up.push(LookingUp { id, pid, pipe, answer: Vec::new(), deadline });
                 Ok(())
             }
@@ -297,4 +314,94 @@ fn reap(pid: Pid) {
     // Each fails only if there is no such child.
     let _ = kill_process(pid, Signal::KILL);
     let _ = waitpid(Some(pid), WaitOptions::empty());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+    use std::thread;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+    use crate::client::Client;
+
+    /// Looks a group up by a command of the shell, which has the name of the group.
+    fn start(name: LookUp, pipe: OwnedFd) -> io::Result<Pid> {
+        let LookUp::Group { name } = name else { return Err(Errno::NOSYS.into()) };
+        let child = Command::new("sh").args(["-c", &name]).stdout(Stdio::from(pipe)).spawn()?;
+        Ok(Pid::from_child(&child))
+    }
+
+    /// Runs a launcher, and `ask` with a function that returns the reply to a look-up by this command.
+    fn with_launcher(lookup_max: Duration, ask: impl FnOnce(&Client, &dyn Fn(&str) -> Reply)) -> End {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let launcher = thread::spawn(move || Launcher::new(theirs, &start, lookup_max).run());
+        let client = Client::start(ours, || ()).unwrap();
+        let group =
+            |command: &str| client.ask_with(&Request::Group { name: command.into() }, None).unwrap().0;
+        ask(&client, &group);
+        drop(client);
+        launcher.join().unwrap()
+    }
+
+    fn errno(errno: Errno) -> Reply {
+        Reply::Errno { errno: errno.raw_os_error() }
+    }
+
+    #[test]
+    fn a_look_up_can_answer_anything() {
+        let end = with_launcher(LOOKUP_MAX, |client, group| {
+            // Eight bytes of a number, and the reply 17 with a group.
+            let number = "printf '\\0\\0\\0\\0\\0\\0\\0\\0\\021\\007\\0\\0\\0'";
+            assert_eq!(group(number), Reply::Group { id: 7 });
+            assert_eq!(group(&format!("{number}; exec sleep 0.01")), Reply::Group { id: 7 });
+            // No reply, one that is no answer, a part, one that never ends, and none.
+            let no_answer = "printf '\\0\\0\\0\\0\\0\\0\\0\\0\\0'";
+            for command in ["echo group", no_answer, "printf '\\0'", "exec cat /dev/zero", "exit 1"] {
+                assert_eq!(group(command), errno(Errno::IO), "{command}");
+            }
+            let host = Request::Resolve { host: "host".into(), port: 1 };
+            assert_eq!(client.ask_with(&host, None).unwrap().0, errno(Errno::NOSYS));
+            assert_eq!(client.ask_with(&Request::ReadConfig {}, None).unwrap().0, errno(Errno::PERM));
+            let end = Request::EndPasst { child: 1, wait_ms: 0 };
+            assert_eq!(client.ask_with(&end, None).unwrap().0, errno(Errno::SRCH));
+        });
+        assert_eq!(end, End::Closed);
+    }
+
+    #[test]
+    fn look_ups_that_take_too_long_are_killed() {
+        with_launcher(Duration::from_millis(20), |_, group| {
+            assert_eq!(group("exec sleep 600"), errno(Errno::TIMEDOUT));
+        });
+    }
+
+    #[test]
+    fn look_ups_have_a_bound() {
+        with_launcher(LOOKUP_MAX, |client, _| {
+            let group = || client.ask_with(&Request::Group { name: "exec sleep 600".into() }, None);
+            thread::scope(|scope| {
+                let waiting: Vec<_> = (0..=LOOKUPS_MAX).map(|_| scope.spawn(group)).collect();
+                while !waiting.iter().any(|thread| thread.is_finished()) {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                // Only one has a reply. The end of the client ends the others.
+                client.close_for_tests();
+                let replies = waiting.into_iter().map(|thread| thread.join().unwrap().ok());
+                let replies: Vec<_> = replies.flatten().map(|(reply, _)| reply).collect();
+                assert_eq!(replies, [errno(Errno::AGAIN)]);
+            });
+        });
+    }
+
+    #[test]
+    fn a_message_that_is_no_request_ends_it() {
+        let end = with_launcher(LOOKUP_MAX, |client, _| {
+            message::send(client.socket_for_tests(), b"no request", None).unwrap();
+            assert!(client.ask(&Request::FindPasst {}).is_err());
+        });
+        assert_eq!(end, End::Malformed);
+    }
 }

@@ -127,6 +127,9 @@ impl Server {
         let mut buffer = vec![0; REQUEST_BYTES_MAX];
         loop {
             let received = message::receive(&self.socket, &mut buffer).map_err(|_| End::Closed)?;
+            if received.len == 0 {
+                return Err(End::Closed);
+            }
             let is_last = {
                 let mut turns = self.turns();
                 turns.waiting -= 1;
@@ -147,9 +150,6 @@ impl Server {
 
     /// Carries the request of a message out, and replies.
     fn take(&self, mut received: Received, buffer: &[u8]) -> Result<(), End> {
-        if received.len == 0 {
-            return Err(End::Closed);
-        }
         let message = wire::parse::<Request>(&buffer[..received.len]).filter(|_| !received.is_cut);
         let (id, request) = message.ok_or(End::Malformed)?;
         let needs_fd = matches!(request, Request::Reopen { .. });

@@ -7,8 +7,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Weak;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags, fcntl_getfl, flock};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -22,12 +23,15 @@ use crate::grant::{Calls, PathUse, Root, Target};
 use crate::perform::{ConfigFile, NOT_NAMED};
 use crate::socket::HostAddress;
 use crate::sysfs::{block_facts_here, char_subsystem_here};
+use crate::tap::tap_here;
 
 /// A server with a directory for everything.
 struct Rig {
     dir: TempDir,
     client: Client,
     server: Option<JoinHandle<End>>,
+    /// It is gone when the last thread of the server is.
+    threads: Weak<()>,
 }
 
 fn pair() -> (OwnedFd, OwnedFd) {
@@ -53,6 +57,7 @@ fn rig(calls: Calls) -> Rig {
             Target::Socket { path: path("socket"), mode: Some(0o640), group: None },
             Target::Unix { path: path("peer") },
             Target::Tcp { host: "127.0.0.1".into(), port: 1 },
+            Target::Tap { name: "lo".into() },
         ],
         control: vec![Target::Socket { path: path("control"), mode: Some(0o600), group: None }],
         roots: vec![
@@ -62,8 +67,10 @@ fn rig(calls: Calls) -> Rig {
         calls,
         libraries: Vec::new(),
     };
-    let config = path("config");
+    let (config, held) = (path("config"), Arc::new(()));
+    let threads = Arc::downgrade(&held);
     let read_config = move || {
+        let _ = &held;
         let text = fs::read(&config)?;
         let named = text.starts_with(b"valid").then(|| vec![Target::Tap { name: "of-file".into() }]);
         Ok(ConfigFile { text, named })
@@ -71,7 +78,7 @@ fn rig(calls: Calls) -> Rig {
     let (ours, theirs) = pair();
     let server = thread::spawn(|| serve(theirs, authority, None, Some(Box::new(read_config))).unwrap());
     let client = Client::start(ours, || ()).unwrap();
-    Rig { dir, client, server: Some(server) }
+    Rig { dir, client, server: Some(server), threads }
 }
 
 impl Rig {
@@ -112,7 +119,14 @@ impl Rig {
 
     fn end(mut self) -> End {
         drop(self.client);
-        self.server.take().unwrap().join().unwrap()
+        let end = self.server.take().unwrap().join().unwrap();
+        // Each thread sees the end, and starts no other one.
+        let late = Instant::now() + Duration::from_secs(60);
+        while self.threads.strong_count() > 0 {
+            assert!(Instant::now() < late);
+            thread::sleep(Duration::from_millis(1));
+        }
+        end
     }
 }
 
@@ -380,6 +394,10 @@ fn captures_connections_and_facts() {
     let own = char_subsystem_here(null).map_err(|error| Err(error.raw_os_error()));
     assert_eq!(text(subsystem), own);
     assert_eq!(rig.ask(Request::BlockFacts { device: 0 }).0, Reply::Block { facts: block_facts_here(0) });
+    // No TAP has this name, and each reason is passed on.
+    assert_eq!(rig.enter(9, vec![Target::Tap { name: "lo".into() }]), Reply::Done {});
+    let own = tap_here("lo", libc::IFF_TAP).unwrap_err();
+    assert_eq!(rig.ask(Request::Tap { name: "lo".into(), flags: libc::IFF_TAP }).0, own.to_reply());
     // There is no launcher.
     assert_eq!(rig.ask(Request::FindPasst {}).0, errno(Errno::PERM));
     assert_eq!(rig.ask(Request::Group { name: "disk".into() }).0, errno(Errno::PERM));
@@ -415,12 +433,18 @@ fn requests_that_wait_hold_the_share_of_their_entry() {
     rig.write("named/a.img");
     let directory = File::open(rig.path("called")).unwrap();
     flock(&directory, FlockOperation::LockExclusive).unwrap();
-    let listen =
-        || rig.client.ask_with(&Request::Listen { path: path.clone(), wait_ms: 5000 }, None).unwrap();
+    let listen = || loop {
+        // A look at the socket, below, can have the last place of the share for a moment.
+        let answer = rig.ask(Request::Listen { path: path.clone(), wait_ms: 5000 });
+        if answer.0 != errno(Errno::AGAIN) {
+            return answer;
+        }
+    };
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..16).map(|_| scope.spawn(listen)).collect();
         // Each of them is carried out, and another one is refused at once.
         while rig.ask(Request::CheckSocket { path: path.clone() }).0 != errno(Errno::AGAIN) {
+            assert!(waiting.iter().all(|thread| !thread.is_finished()));
             thread::sleep(Duration::from_millis(1));
         }
         assert!(waiting.iter().all(|thread| !thread.is_finished()));
