@@ -4,16 +4,17 @@
 //! was found is used by its descriptor. So whatever its owner puts in place of a name or of the directory,
 //! nothing of another directory is changed or removed.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
     AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, Stat, chmod, chownat, flock, fstat, openat,
-    unlinkat,
+    readlink, unlinkat,
 };
 use rustix::io::Errno;
 use tracing::warn;
@@ -49,17 +50,25 @@ impl Directory {
     /// system has no such locks, or if the directory is still locked at the deadline. Each user who can read
     /// the directory can lock it, such as a hypervisor. That must not keep the daemon from serving the disks
     /// of others.
-    pub(crate) fn lock(&self, path: &Path, deadline: Instant) {
+    ///
+    /// Returns whether it is still locked at the deadline.
+    pub(crate) fn lock(&self, deadline: Instant) -> bool {
         loop {
             match flock(&self.0, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(LOCK_EVERY),
-                Err(Errno::WOULDBLOCK) => {
-                    return warn!(socket = %path.display(), "another process keeps the socket's directory locked; the socket is made without the lock");
-                }
+                Err(Errno::WOULDBLOCK) => return true,
                 Err(Errno::INTR) => {}
-                Ok(()) | Err(_) => return,
+                Ok(()) | Err(_) => return false,
             }
         }
+    }
+
+    /// Returns its canonical path.
+    ///
+    /// # Errors
+    /// There is no /proc.
+    pub(crate) fn real_path(&self) -> Result<PathBuf, Errno> {
+        real_path_of(self.0.as_fd())
     }
 
     /// Looks a name up. Returns `None` if there is none.
@@ -92,9 +101,15 @@ impl Directory {
     }
 }
 
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// The device and the inode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identity(u64, u64);
+pub(crate) struct Identity(pub(crate) u64, pub(crate) u64);
 
 /// A file that a name stood for. It stays the same file when the name gets another meaning.
 #[derive(Debug)]
@@ -138,6 +153,20 @@ impl Found {
         // Only a recent kernel changes them by the descriptor itself.
         Ok(chmod(self.path(), mode)?)
     }
+}
+
+/// Warns that a socket was made while its directory was locked.
+pub(crate) fn warn_of_lock(path: &Path) {
+    warn!(socket = %path.display(), "another process keeps the socket's directory locked; the socket is made without the lock");
+}
+
+/// Returns the canonical path of a file by its descriptor. A file without a name has one that does not exist.
+///
+/// # Errors
+/// There is no /proc.
+pub(crate) fn real_path_of(file: BorrowedFd<'_>) -> Result<PathBuf, Errno> {
+    let link = readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new())?;
+    Ok(OsString::from_vec(link.into_bytes()).into())
 }
 
 /// Returns the directory of `path`.

@@ -1,15 +1,22 @@
 //! Files.
 
+use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstat, openat, statx};
+
+use crate::answers::{Alignment, FileStatus};
+use crate::client::{Answer, client, mismatch, without_refusal};
+use crate::wire::{Reply, Request};
 
 /// The most bytes of a [`text`].
 const TEXT_BYTES_MAX: u64 = 64 << 10;
+/// The flags of a capture beside those of all files.
+const CAPTURE_FLAGS: OFlags = OFlags::NOCTTY.union(OFlags::NONBLOCK).union(OFlags::NOFOLLOW);
 
 /// The use of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +48,7 @@ impl FileUse {
             }
             Self::Capture => {
                 options.write(true).create(true).mode(0o600);
-                OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::NOFOLLOW
+                CAPTURE_FLAGS
             }
         };
         options.custom_flags(flags.bits() as i32);
@@ -49,12 +56,80 @@ impl FileUse {
     }
 }
 
+/// A file that is open for reading and perhaps writing.
+#[derive(Debug)]
+pub struct Opened {
+    /// The file.
+    pub file: File,
+    /// The alignment that its direct I/O needs.
+    pub alignment: Alignment,
+}
+
 /// Opens a file.
 ///
 /// # Errors
 /// The kernel refuses it.
 pub fn file(path: &Path, usage: FileUse) -> io::Result<File> {
-    usage.options().open(path)
+    match (client(), usage) {
+        (Some(_), FileUse::Image { writes, is_direct }) => {
+            image(path, writes, is_direct).map(|opened| opened.file)
+        }
+        (Some(client), FileUse::Capture) => {
+            client.descriptor(&Request::Capture { path: path.to_owned() }).map(File::from)
+        }
+        (None, _) | (_, FileUse::Read) => file_here(path, usage),
+    }
+}
+
+/// Opens an image or a block device.
+///
+/// # Errors
+/// The kernel refuses it.
+pub fn image(path: &Path, writes: bool, is_direct: bool) -> io::Result<Opened> {
+    match client() {
+        Some(client) => opened(client.ask(&Request::Image { path: path.to_owned(), writes, is_direct })?),
+        None => file_here(path, FileUse::Image { writes, is_direct }).map(with_alignment),
+    }
+}
+
+/// Opens the file of a descriptor again. The result has an open file description of its own. It can be
+/// written only if the descriptor can.
+///
+/// # Errors
+/// There is no /proc, or the kernel refuses it.
+pub fn image_again(of: BorrowedFd<'_>, writes: bool, is_direct: bool) -> io::Result<Opened> {
+    match client() {
+        Some(client) => {
+            let answer = client.ask_with(&Request::Reopen { writes, is_direct }, Some(of))?;
+            opened(without_refusal(answer)?)
+        }
+        None => reopen_here(of, FileUse::Image { writes, is_direct }).map(with_alignment),
+    }
+}
+
+/// Returns the status of a file. Does not open it, so a pipe or a device notices nothing.
+///
+/// # Errors
+/// The kernel refuses it.
+pub fn file_status(path: &Path) -> io::Result<FileStatus> {
+    let Some(client) = client() else { return status_of(&name_here(path)?) };
+    match client.ask(&Request::Status { path: path.to_owned() })? {
+        (Reply::Status { status }, _) => Ok(status),
+        _ => Err(mismatch()),
+    }
+}
+
+/// Reads the configuration file that the operator named at the start, if another process opens files: this
+/// one cannot name it.
+pub fn config_file() -> Option<io::Result<File>> {
+    client().map(|client| client.descriptor(&Request::ReadConfig {}).map(File::from))
+}
+
+fn opened(answer: Answer) -> io::Result<Opened> {
+    match answer {
+        (Reply::Opened { alignment }, Some(file)) => Ok(Opened { file: file.into(), alignment }),
+        _ => Err(mismatch()),
+    }
 }
 
 /// Returns the status of a file. Does not open it, so a pipe or a device notices nothing.
@@ -62,9 +137,7 @@ pub fn file(path: &Path, usage: FileUse) -> io::Result<File> {
 /// # Errors
 /// The kernel refuses it.
 pub fn status(path: &Path) -> io::Result<Metadata> {
-    // The descriptor could pass through a socket, and the status is read from it.
-    let named = OpenOptions::new().read(true).custom_flags(OFlags::PATH.bits() as i32).open(path)?;
-    named.metadata()
+    name_here(path)?.metadata()
 }
 
 /// Reads a short file of text, such as one of /sys.
@@ -72,7 +145,7 @@ pub fn status(path: &Path) -> io::Result<Metadata> {
 /// # Errors
 /// The kernel refuses it, or it is not UTF-8.
 pub fn text(path: &Path) -> io::Result<String> {
-    io::read_to_string(file(path, FileUse::Read)?.take(TEXT_BYTES_MAX))
+    io::read_to_string(file_here(path, FileUse::Read)?.take(TEXT_BYTES_MAX))
 }
 
 /// Returns the target of a symbolic link of /sys.
@@ -88,7 +161,75 @@ pub fn link(path: &Path) -> io::Result<PathBuf> {
 /// # Errors
 /// There is no /proc, or the kernel refuses it.
 pub fn reopen(of: BorrowedFd<'_>, usage: FileUse) -> io::Result<File> {
-    file(Path::new(&format!("/proc/self/fd/{}", of.as_raw_fd())), usage)
+    let again = |writes, is_direct| image_again(of, writes, is_direct).map(|opened| opened.file);
+    match (client(), usage) {
+        (Some(_), FileUse::Read) => again(false, false),
+        (Some(_), FileUse::Image { writes, is_direct }) => again(writes, is_direct),
+        (None, _) | (_, FileUse::Capture) => reopen_here(of, usage),
+    }
+}
+
+/// Opens a file in this process.
+///
+/// # Errors
+/// The kernel refuses it.
+pub(crate) fn file_here(path: &Path, usage: FileUse) -> io::Result<File> {
+    usage.options().open(path)
+}
+
+/// Opens the file of a descriptor again in this process.
+///
+/// # Errors
+/// There is no /proc, or the kernel refuses it.
+pub(crate) fn reopen_here(of: BorrowedFd<'_>, usage: FileUse) -> io::Result<File> {
+    file_here(Path::new(&format!("/proc/self/fd/{}", of.as_raw_fd())), usage)
+}
+
+/// Opens the name of a file in this process, for its status and for [`reopen_here`]. A pipe or a device
+/// notices nothing.
+///
+/// # Errors
+/// The kernel refuses it.
+pub(crate) fn name_here(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(OFlags::PATH.bits() as i32).open(path)
+}
+
+/// Opens the file of a capture in this process, in a directory that is open.
+///
+/// # Errors
+/// The kernel refuses it.
+pub(crate) fn capture_here(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | CAPTURE_FLAGS;
+    Ok(openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?.into())
+}
+
+/// Returns the status of an open file.
+///
+/// # Errors
+/// The kernel refuses it.
+pub(crate) fn status_of(file: impl AsFd) -> io::Result<FileStatus> {
+    let stat = fstat(file)?;
+    Ok(FileStatus {
+        device: stat.st_dev,
+        inode: stat.st_ino,
+        special: stat.st_rdev,
+        mode: stat.st_mode,
+        size: stat.st_size as u64,
+    })
+}
+
+/// Asks for the alignment of an open file.
+pub(crate) fn with_alignment(file: File) -> Opened {
+    let alignment = match statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+        Ok(stat) if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
+            match (stat.stx_dio_mem_align, stat.stx_dio_offset_align) {
+                (0, _) | (_, 0) => Alignment::Impossible,
+                (memory, offset) => Alignment::Known { memory, offset },
+            }
+        }
+        _ => Alignment::Unknown,
+    };
+    Opened { file, alignment }
 }
 
 #[cfg(test)]
@@ -123,6 +264,25 @@ mod tests {
         assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
         assert!(status(&path).unwrap().file_type().is_fifo());
         assert!(file(&path, FileUse::Capture).is_ok());
+    }
+
+    #[test]
+    fn an_image_has_a_status_and_an_alignment() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("image");
+        fs::write(&path, [0; 4096]).unwrap();
+        let (known, file) = (file_status(&path).unwrap(), fs::metadata(&path).unwrap());
+        assert_eq!((known.device, known.inode, known.special), (file.dev(), file.ino(), file.rdev()));
+        assert_eq!((known.mode, known.size), (file.mode(), 4096));
+        let opened = image(&path, false, false).unwrap();
+        let again = image_again(opened.file.as_fd(), false, false).unwrap();
+        assert_eq!(again.alignment, opened.alignment);
+        assert_eq!(again.file.metadata().unwrap().ino(), known.inode);
+        if let Alignment::Known { memory, offset } = opened.alignment {
+            assert!(memory.is_power_of_two() && offset.is_power_of_two());
+        }
+        assert_eq!(file_status(&dir.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(config_file().is_none());
     }
 
     #[test]

@@ -1,26 +1,51 @@
-//! Opens files, binds and connects sockets, and makes TAPs, by their names.
+//! Opens files, binds and connects sockets, makes TAPs and starts passt, by their names.
 //!
 //! These functions are the only ones of the daemon that use a name of the host: a path, the name of a TAP, of
-//! a group or of a server. All other code gets descriptors. So a sandbox can put another process behind this
-//! crate, and take the right to use names from the daemon itself. Today they make the system calls in the
-//! calling thread.
+//! a group, of a server or of a program. All other code gets descriptors. They make the system calls in the
+//! calling thread, or they ask another process to make them ([`use_opener`]). Then a sandbox can take the
+//! right to use names from the daemon itself.
 //!
 //! | function | use |
 //! | --- | --- |
-//! | [`file()`], [`status`], [`text`], [`link`] | images and their chains, captures, the configuration file, /sys |
-//! | [`reopen`] | another open file description of a file |
+//! | [`image()`], [`image_again`], [`file_status`], [`file()`], [`reopen`] | images and their chains, captures |
+//! | [`block_facts`], [`char_subsystem`] | properties of devices, from /sys |
 //! | [`Address::listen`], [`real_path`] | sockets of devices and of control; their names are removed with them |
 //! | [`connect()`], [`resolve`], [`begin_tcp`] | servers and other back-ends |
-//! | [`tap()`] | queues of TAPs |
+//! | [`tap()`], [`start_passt`] | queues of TAPs, processes of passt |
+//! | [`enter`] | the things that one device may use |
 //!
 //! ```
-//! use kickless_opener::{FileUse, file, status};
+//! use kickless_opener::{FileUse, file, file_status};
 //!
-//! assert!(status("/proc/self/exe".as_ref())?.is_file());
+//! let status = file_status("/proc/self/exe".as_ref())?;
 //! let program = file("/proc/self/exe".as_ref(), FileUse::Read)?;
-//! assert!(program.metadata()?.len() > 0);
+//! assert_eq!(program.metadata()?.len(), status.size);
 //! # Ok::<(), std::io::Error>(())
 //! ```
+//!
+//! # Processes
+//!
+//! ```text
+//! data process            opener                     launcher
+//! calls of this crate --> serve: opens, binds,   --> launch: starts passt, and a process
+//! (use_opener)            connects                   for each name that is looked up
+//! ```
+//!
+//! Requests and replies are messages over a pair of sockets (SOCK_SEQPACKET), each with at most one
+//! descriptor. The program makes the processes and takes their rights. This crate has the functions that run
+//! in them: [`serve`], [`launch`] and [`LookUp::run`].
+//!
+//! The opener does not believe the data process, which parses everything that guests and servers send. It
+//! carries a request out only if the request's thing is in an *entry*. [`enter`] makes an entry for each
+//! device, and the opener admits what the operator named: at the start, in the configuration file, or with a
+//! directory below which calls may name files ([`Authority`]). Three properties hold whatever the data
+//! process sends:
+//! - A file is opened by a path that an entry has, byte for byte, with the rights of the entry. Its canonical
+//!   path, after all symbolic links, is below a root. Only backing images are found by other paths. They are
+//!   read, below a root for calls or beside their image.
+//! - An entry has a share of the requests that are carried out at a time, so a file system that never answers
+//!   holds the share of one device.
+//! - A message that is no request ends the opener, and with it the daemon.
 //!
 //! # What is passed
 //! Arguments are plain data: names, numbers, and one of a few uses. There are no open flags, so a request
@@ -30,13 +55,13 @@
 //!
 //! Errors are numbers where the caller knows the option that is wrong, and makes the sentence
 //! ([`std::io::Error`], [`NoTap`]). A socket's error is a sentence of this crate ([`SocketError`]), because a
-//! dozen calls on one path have to be told apart.
+//! dozen calls on one path have to be told apart. So is that of a file outside of the roots ([`Outside`]).
 //!
 //! # Threads
 //! Any thread calls these functions, and they wait as long as the file system waits: without end for a server
 //! of files that has gone. So workers and the control thread never call them. Calls are independent. None
-//! waits for another, and none has state, so a process behind this crate can execute each on a thread of its
-//! own. Dropping a [`Listener`] removes its name, which is a call as well.
+//! waits for another, and the opener carries each out on a thread of its own. Dropping a [`Listener`] removes
+//! its name, which is a call as well, and so are the drops of an [`Entry`] and of a [`PasstProcess`].
 //!
 //! # What holds on both sides of a process boundary
 //! - The file behind a path can change between two calls. Each caller that asks for a [`status`] first, so
@@ -45,7 +70,7 @@
 //!   names are looked up without following links, and what was found is changed by its descriptor.
 //! - Locks of images (`F_OFD_SETLK`) and of captures (`flock`) belong to the open file description, and
 //!   pass with it. No lock of the process (`F_SETLK`) is used.
-//! - A relative path is relative to the working directory, which the daemon never changes.
+//! - A relative path is relative to the working directory, which the daemon and the opener never change.
 //! - A server sees the credentials of the process that connects, and a client those of the process that
 //!   listens. The control socket looks at those of its clients only.
 //! - The name of a backing image comes from the image above it. It is joined to the path of that image, and
@@ -59,25 +84,53 @@
 //!
 //! # What does not go through here
 //! Descriptors without a name (pipes, eventfds, memfds, epoll and io_uring instances, pairs of sockets);
-//! `/proc` files of a worker thread, which only that thread's process can name; programs that are started
-//! (`passt`); what librbd opens; interfaces for AF_XDP (`net-port/src/xdp`), whose library binds its sockets
-//! itself; and commands that are no daemon (`ctl`, `top`, `metrics`, `bench`).
+//! `/proc` files of a worker thread, which only that thread's process can name; what librbd opens; interfaces
+//! for AF_XDP (`net-port/src/xdp`), whose library binds its sockets itself; and commands that are no daemon
+//! (`ctl`, `top`, `metrics`, `bench`). [`status`], [`text`], [`link`] and [`FileUse::Read`] are always calls
+//! in this process.
+//!
 //! `clippy.toml` has the list of functions that use names. The daemon's crates refuse them outside of this
 //! one.
 
+mod answers;
+mod authority;
+mod client;
 mod connect;
 mod descriptors;
 mod directory;
+mod entry;
 mod error;
 mod file;
+#[cfg(fuzzing)]
+pub mod fuzzing;
+mod grant;
 mod kernel;
+mod launcher;
+mod listener;
+mod message;
+mod passt;
+mod perform;
+mod server;
 mod socket;
+mod sysfs;
 mod tap;
+mod wire;
 
+pub use answers::{Alignment, BlockFacts, FileStatus};
+pub use client::use_opener;
 pub use connect::{begin_tcp, connect, resolve};
 pub use descriptors::{Descriptors, NoDescriptor, descriptor_name, is_descriptor_name};
+pub use entry::{Entry, enter};
 pub use error::{SocketError, SocketProblem};
-pub use file::{FileUse, file, link, reopen, status, text};
+pub use file::{
+    FileUse, Opened, config_file, file, file_status, image, image_again, link, reopen, status, text,
+};
+pub use grant::{Authority, Calls, Grant, Outside, PathUse, Reason, Refused, Root, Target};
 pub use kernel::{is_same_description, refuse_descriptors};
-pub use socket::{Address, Listener, TURN_WAIT, real_path};
+pub use launcher::{LookUp, StartLookUp, launch};
+pub use listener::{Address, Listener, TURN_WAIT, real_path};
+pub use passt::{PasstProcess, has_passt, start_passt};
+pub use perform::{ConfigFile, ReadConfig};
+pub use server::{End, serve};
+pub use sysfs::{block_facts, char_subsystem};
 pub use tap::{NoTap, tap};

@@ -1,4 +1,4 @@
-//! Sockets that listen.
+//! Makes sockets that listen, in this process.
 
 use std::ffi::OsStr;
 use std::io;
@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kickless_values::SOCKET_PATH_BYTES_MAX;
 use nix::unistd::Group;
@@ -16,99 +16,85 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
-use super::directory::{Directory, Found, Identity, directory_of};
-use super::error::{SocketError, SocketProblem};
+use super::directory::{Directory, Found, Identity};
+use super::error::{GROUP_OPTION, MODE_OPTION, PATH_OPTION, SocketError, SocketProblem};
 
-/// The options for the path, the permissions and the group of a socket.
-const PATH_OPTION: &str = "socket-path";
-const MODE_OPTION: &str = "socket-mode";
-const GROUP_OPTION: &str = "socket-group";
 /// The mark of a socket that is being made: no other socket is sticky, as the bit has no meaning for one. So
 /// a file that gets the name between the calls that make a socket is not taken for it.
 const NEW: Mode = Mode::SVTX;
 /// Front-ends that can wait to be accepted. The kernel refuses further ones.
 const BACKLOG: i32 = 16;
-/// The time that all sockets together wait for locks on their directories. Each process holds such a lock
-/// only briefly.
-pub const TURN_WAIT: Duration = Duration::from_secs(5);
-
-/// A listening socket, and its name in the file system if this process made the name.
+/// A socket that was made.
 #[derive(Debug)]
-pub struct Listener {
+pub(crate) struct Bound {
     /// Dropped before the socket. No other process replaces the name while the socket listens.
-    _name: Option<SocketName>,
-    /// The socket.
-    socket: UnixListener,
-}
-
-impl Listener {
-    /// Makes a socket of this path and mode, and listens on it. Replaces a stale socket, whose process has
-    /// ended.
-    ///
-    /// # Errors
-    /// The socket cannot be made.
-    pub fn bind(path: &Path, mode: u32) -> Result<Self, SocketError> {
-        Address::new(path, Some(mode), None)?.listen(Instant::now() + TURN_WAIT)
-    }
-
-    /// Takes a listening socket that another program has made. Its name stays.
-    pub fn of(socket: UnixListener) -> Self {
-        Self { _name: None, socket }
-    }
-
-    /// Returns the socket.
-    pub fn socket(&self) -> &UnixListener {
-        &self.socket
-    }
-
-    /// Removes the name, and returns the socket.
-    pub fn into_socket(self) -> UnixListener {
-        self.socket
-    }
+    pub(crate) name: SocketName,
+    pub(crate) socket: UnixListener,
+    /// Another process had its directory locked until the deadline.
+    pub(crate) was_locked: bool,
 }
 
 /// The name of a socket in the file system. Dropping it removes the name.
 #[derive(Debug)]
-struct SocketName {
+pub(crate) struct SocketName {
     path: PathBuf,
     /// Another process may have replaced the socket when the name is dropped.
     identity: Identity,
 }
 
-impl Drop for SocketName {
-    fn drop(&mut self) {
-        let Some(name) = self.path.file_name() else { return };
-        // If this fails, the next process that uses the path replaces the name.
-        let _ = Directory::of(&self.path).and_then(|directory| directory.remove(name, self.identity));
+impl SocketName {
+    /// Keeps the name. Returns the identity of the socket, by which [`remove`] removes it later.
+    pub(crate) fn keep(mut self) -> Identity {
+        self.path = PathBuf::new();
+        self.identity
     }
 }
 
-/// The path, permissions and group of a socket that is not made yet. They have been checked as far as
-/// possible.
-#[derive(Debug)]
-pub struct Address {
+impl Drop for SocketName {
+    fn drop(&mut self) {
+        // If this fails, the next process that uses the path replaces the name. An empty path has no name.
+        let _ = remove(&self.path, self.identity);
+    }
+}
+
+/// Removes the name of a socket, if it still stands for that of this identity.
+///
+/// # Errors
+/// The kernel refuses it.
+pub(crate) fn remove(path: &Path, identity: Identity) -> Result<(), Errno> {
+    let Some(name) = path.file_name() else { return Ok(()) };
+    Directory::of(path)?.remove(name, identity).map(drop)
+}
+
+/// Says whether a socket may be in a directory.
+pub(crate) type Admits<'a> = &'a dyn Fn(&Directory) -> Result<(), SocketProblem>;
+
+/// The path, permissions and group of a socket that is not made yet.
+pub(crate) struct HostAddress<'a> {
     path: PathBuf,
     mode: Option<u32>,
     group: Option<u32>,
+    admits: Admits<'a>,
 }
 
-impl Address {
-    /// Checks the path and the group of a socket. Changes nothing.
+impl<'a> HostAddress<'a> {
+    /// Returns the address of a socket.
+    pub(crate) fn of(path: &Path, mode: Option<u32>, group: Option<u32>, admits: Admits<'a>) -> Self {
+        Self { path: path.to_owned(), mode, group, admits }
+    }
+
+    /// Checks the path. Changes nothing.
     ///
     /// # Errors
     /// Such a socket cannot be made.
-    pub fn new(path: &Path, mode: Option<u32>, group: Option<&str>) -> Result<Self, SocketError> {
-        let group = group.map(group_id).transpose();
-        let group = group.map_err(|problem| SocketError { option: GROUP_OPTION, path: None, problem })?;
-        let bytes = path.as_os_str().as_bytes().len();
+    pub(crate) fn check(&self) -> Result<(), SocketError> {
+        let bytes = self.path.as_os_str().as_bytes().len();
         if bytes > SOCKET_PATH_BYTES_MAX {
             let problem = SocketProblem::TooLong { bytes };
             return Err(SocketError { option: PATH_OPTION, path: None, problem });
         }
-        let address = Self { path: path.to_owned(), mode, group };
-        let checked = address.directory().and_then(|(directory, name)| check(&directory, name));
-        checked.map_err(|problem| address.error(PATH_OPTION, problem))?;
-        Ok(address)
+        let checked = self.directory().and_then(|(directory, name)| check(&directory, name));
+        checked.map(drop).map_err(|problem| self.error(PATH_OPTION, problem))
     }
 
     fn error(&self, option: &'static str, problem: SocketProblem) -> SocketError {
@@ -121,6 +107,7 @@ impl Address {
             Err(Errno::NOENT | Errno::NOTDIR) => return Err(SocketProblem::NoDirectory),
             opened => opened.map_err(SocketProblem::host("its directory cannot be opened"))?,
         };
+        (self.admits)(&directory)?;
         let name = self.path.file_name().ok_or(SocketProblem::IsDirectory)?;
         Ok((directory, name))
     }
@@ -131,10 +118,10 @@ impl Address {
     ///
     /// # Errors
     /// The socket cannot be made.
-    pub fn listen(&self, deadline: Instant) -> Result<Listener, SocketError> {
+    pub(crate) fn listen(&self, deadline: Instant) -> Result<Bound, SocketError> {
         let at_path = |problem| self.error(PATH_OPTION, problem);
         let (directory, name) = self.directory().map_err(at_path)?;
-        directory.lock(&self.path, deadline);
+        let was_locked = directory.lock(deadline);
         self.remove_stale(&directory, name).map_err(at_path)?;
         let socket = self.bind().map_err(at_path)?;
         let found = made(&directory, name).map_err(at_path)?;
@@ -142,7 +129,7 @@ impl Address {
         // Front-ends can connect only after `listen`, when the permissions and the group are set.
         self.give_rights(&found)?;
         listen(&socket, BACKLOG).map_err(|error| at_path(SocketProblem::host("it cannot listen")(error)))?;
-        Ok(Listener { _name: Some(name), socket: socket.into() })
+        Ok(Bound { name, socket: socket.into(), was_locked })
     }
 
     /// Removes a stale socket, if there is one.
@@ -186,7 +173,7 @@ impl Address {
     }
 }
 
-/// Returns the socket that [`Address::bind`] has just made with this name.
+/// Returns the socket that [`HostAddress::bind`] has just made with this name.
 ///
 /// # Errors
 /// The name stands for something else. This process must not change it.
@@ -231,7 +218,10 @@ fn new_socket(flags: SocketFlags) -> Result<OwnedFd, SocketProblem> {
 }
 
 /// Returns the number of the group with this name or number.
-fn group_id(group: &str) -> Result<u32, SocketProblem> {
+///
+/// # Errors
+/// There is no such group.
+pub(crate) fn group_id(group: &str) -> Result<u32, SocketProblem> {
     if let Ok(id) = group.parse() {
         return Ok(id);
     }
@@ -239,14 +229,6 @@ fn group_id(group: &str) -> Result<u32, SocketProblem> {
         Ok(Some(found)) => Ok(found.gid.as_raw()),
         Ok(None) => Err(SocketProblem::NoGroup(group.into())),
         Err(error) => Err(SocketProblem::host("groups cannot be looked up")(io::Error::from(error))),
-    }
-}
-
-/// Returns `path` with the canonical path of its directory. Different spellings of a path then compare equal.
-pub fn real_path(path: &Path) -> PathBuf {
-    match (directory_of(path).canonicalize(), path.file_name()) {
-        (Ok(directory), Some(name)) => directory.join(name),
-        _ => path.to_owned(),
     }
 }
 
@@ -261,6 +243,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::listener::{Address, Listener, TURN_WAIT};
 
     fn bound(path: &Path, mode: Option<u32>) -> Result<Listener, String> {
         Address::new(path, mode, None).and_then(|address| address.listen(Instant::now() + TURN_WAIT)).map_err(
@@ -384,7 +367,7 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("socket");
         let directory = Directory::of(&path).unwrap();
-        directory.lock(&path, Instant::now());
+        directory.lock(Instant::now());
         let _endpoint = bound(&path, None).unwrap();
         assert!(connected(&path));
     }
@@ -396,7 +379,7 @@ mod tests {
         let (path, secret) = (dir.path().join("socket"), elsewhere.path().join("secret"));
         let moved = dir.path().join("moved");
         let mode = |path: &Path| fs::symlink_metadata(path).unwrap().mode() & 0o7777;
-        let address = Address::new(&path, Some(0o666), None).unwrap();
+        let address = HostAddress::of(&path, Some(0o666), None, &|_| Ok(()));
         let (directory, name) = address.directory().unwrap();
         let link = || symlink(&secret, &path).unwrap();
         let hard_link = || fs::hard_link(&secret, &path).unwrap();
@@ -428,7 +411,7 @@ mod tests {
     fn a_stale_socket_that_is_exchanged_is_not_removed() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("socket");
-        let address = Address::new(&path, None, None).unwrap();
+        let address = HostAddress::of(&path, None, None, &|_| Ok(()));
         let (directory, name) = address.directory().unwrap();
         make_stale(&path);
         let stale = check(&directory, name).unwrap().unwrap();
@@ -447,7 +430,7 @@ mod tests {
         fs::create_dir(&theirs).unwrap();
         let path = ours.join("socket");
         make_stale(&path);
-        let address = Address::new(&path, None, None).unwrap();
+        let address = HostAddress::of(&path, None, None, &|_| Ok(()));
         let (directory, name) = address.directory().unwrap();
         let stale = check(&directory, name).unwrap().unwrap();
         make_stale(&theirs.join("socket"));

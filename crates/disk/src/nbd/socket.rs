@@ -13,13 +13,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The idle time after which TCP checks that the server is alive.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
-/// The pause between two checks.
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
-/// The number of failed checks that end the connection.
-const KEEPALIVE_COUNT: u32 = 3;
-
 /// The resolved address of a server.
 #[derive(Clone, Debug)]
 pub(super) enum Address {
@@ -74,14 +67,6 @@ fn tcp(address: SocketAddr, deadline: Instant, inbox: &Inbox) -> Result<OwnedFd,
         _ => Problem::Io(error),
     })?;
     sockopt::socket_error(&socket).map_err(io::Error::from)?.map_err(io::Error::from)?;
-    // These settings are optional.
-    let _ = sockopt::set_tcp_nodelay(&socket, true);
-    let _ = sockopt::set_socket_keepalive(&socket, true);
-    let _ = sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE);
-    let _ = sockopt::set_tcp_keepintvl(&socket, KEEPALIVE_EVERY);
-    let _ = sockopt::set_tcp_keepcnt(&socket, KEEPALIVE_COUNT);
-    // When the socket is closed, also by a kill of this process, the kernel must not go on to send requests.
-    let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     Ok(socket)
 }
 
@@ -168,7 +153,6 @@ impl Write for DeadlineStream<'_> {
 mod tests {
     use super::*;
     use kickless_testing::hostile_nbd::{SIZE, hello};
-    use rustix::io::{FdFlags, fcntl_getfd};
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
     use std::thread;
@@ -215,20 +199,5 @@ mod tests {
         };
         assert_eq!(read(Instant::now() + Duration::from_secs(60)), Ok(1));
         assert_eq!(read(Instant::now()), Err(io::ErrorKind::TimedOut));
-    }
-
-    /// A dead host is noticed, and small messages are sent at once.
-    #[test]
-    fn connections_have_keepalive_and_no_delay() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let socket = tcp(listener.local_addr().unwrap(), deadline, &Inbox::new().unwrap()).unwrap();
-        assert!(sockopt::tcp_nodelay(&socket).unwrap() && sockopt::socket_keepalive(&socket).unwrap());
-        assert_eq!(sockopt::tcp_keepidle(&socket).unwrap(), KEEPALIVE_IDLE);
-        assert_eq!(sockopt::tcp_keepintvl(&socket).unwrap(), KEEPALIVE_EVERY);
-        assert_eq!(sockopt::tcp_keepcnt(&socket).unwrap(), KEEPALIVE_COUNT);
-        assert_eq!(sockopt::socket_linger(&socket).unwrap(), Some(Duration::ZERO));
-        let flags = fcntl_getfd(&socket).unwrap();
-        assert!(flags.contains(FdFlags::CLOEXEC));
     }
 }

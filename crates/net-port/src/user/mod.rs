@@ -1,8 +1,7 @@
 //! The network of a user without rights: a `passt` process behind a stream socket.
 //!
-//! passt makes the connections of the guest with ordinary sockets of the host. It is a child of this program,
-//! with an end of a socket pair as its standard input. It ends when the other end closes, also when this
-//! program is killed.
+//! passt makes the connections of the guest with ordinary sockets of the host. It has an end of a socket pair
+//! as its standard input. It ends when the other end closes, also when this program is killed.
 
 mod options;
 mod passt;

@@ -1,0 +1,339 @@
+//! Carries requests out that are allowed.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, memfd_create};
+use rustix::io::Errno;
+
+use crate::answers::FileStatus;
+use crate::authority::{Admission, Denied, Granted, NotEntered, Permit, State, Within};
+use crate::client::{Answer, Client, mismatch};
+use crate::connect::{begin_tcp_here, connect_here, literal};
+use crate::directory::{Directory, Identity, directory_of, real_path_of};
+use crate::error::{GROUP_OPTION, Parts, SocketError, SocketProblem};
+use crate::file::{FileUse, Opened, capture_here, name_here, reopen_here, status_of, with_alignment};
+use crate::grant::{Authority, PathUse, Target};
+use crate::listener::{admit, real_path_here};
+use crate::socket::HostAddress;
+use crate::sysfs::{block_facts_here, char_subsystem_here};
+use crate::tap::tap_here;
+use crate::wire::{Reply, Request};
+
+/// The longest configuration file.
+const CONFIG_BYTES_MAX: usize = 4 << 20;
+/// The longest wait for a lock on a directory.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// The configuration file, as it is now.
+#[derive(Debug)]
+pub struct ConfigFile {
+    /// Its text.
+    pub text: Vec<u8>,
+    /// The things that it names, or `None` if it is not valid: the things of the last valid one count then.
+    pub named: Option<Vec<Target>>,
+}
+
+/// Reads the configuration file that the operator named at the start.
+pub type ReadConfig = Box<dyn Fn() -> io::Result<ConfigFile> + Send + Sync>;
+
+/// Carries requests out. Each thread calls it.
+pub(crate) struct Performer {
+    state: Mutex<State>,
+    /// The process that starts programs and looks names up.
+    launcher: Option<Client>,
+    config: Option<ReadConfig>,
+}
+
+impl From<io::Error> for Reply {
+    fn from(error: io::Error) -> Self {
+        Self::failure(&error)
+    }
+}
+
+impl From<Errno> for Reply {
+    fn from(errno: Errno) -> Self {
+        Self::Errno { errno: errno.raw_os_error() }
+    }
+}
+
+impl From<SocketError> for Reply {
+    fn from(error: SocketError) -> Self {
+        let Parts { option, problem, number, text } = error.to_parts();
+        Self::Socket { option, problem, number, text }
+    }
+}
+
+impl From<Denied> for Reply {
+    fn from(denied: Denied) -> Self {
+        match denied {
+            Denied::NotGranted => Errno::PERM.into(),
+            Denied::Busy => Errno::AGAIN.into(),
+        }
+    }
+}
+
+impl Performer {
+    pub(crate) fn new(authority: Authority, launcher: Option<Client>, config: Option<ReadConfig>) -> Self {
+        Self { state: Mutex::new(State::new(authority)), launcher, config }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries a request out. `given` came with it.
+    ///
+    /// # Errors
+    /// The host refuses it, or the file is outside of the roots.
+    pub(crate) fn perform(
+        &self,
+        request: &Request,
+        permit: &Permit,
+        given: Option<OwnedFd>,
+    ) -> Result<Answer, Reply> {
+        let only = |reply| Ok((reply, None));
+        let with = |fd: OwnedFd| Ok((Reply::Done {}, Some(fd)));
+        match request {
+            Request::Enter { entry, targets } => self.enter(*entry, targets).and_then(only),
+            Request::Leave { entry } => {
+                self.state().leave(*entry);
+                only(Reply::Done {})
+            }
+            Request::Status { path } => {
+                let (_, status) = self.named(path, permit)?;
+                only(Reply::Status { status })
+            }
+            Request::Image { path, writes, is_direct } => self.image(path, *writes, *is_direct, permit),
+            Request::Capture { path } => {
+                let directory = self.directory(path, PathUse::Capture, permit)?;
+                let name = path.file_name().ok_or(Errno::ISDIR)?;
+                with(capture_here(directory.as_fd(), name)?.into())
+            }
+            Request::Reopen { writes, is_direct } => {
+                let given = given.ok_or(Errno::BADF)?;
+                reopened(given.as_fd(), *writes, *is_direct).map(answer)
+            }
+            Request::CheckSocket { path } => {
+                self.with_address(path, permit, |address| address.check())?;
+                only(Reply::Done {})
+            }
+            Request::Listen { path, wait_ms } => {
+                let wait = Duration::from_millis((*wait_ms).into()).min(WAIT_MAX);
+                let made =
+                    self.with_address(path, permit, |address| address.listen(Instant::now() + wait))?;
+                let Identity(device, inode) = made.name.keep();
+                let reply = Reply::Listening { device, inode, was_locked: made.was_locked };
+                Ok((reply, Some(made.socket.into())))
+            }
+            Request::Unlink { path, device, inode } => {
+                let directory = self.directory(path, PathUse::Socket, permit)?;
+                let name = path.file_name().ok_or(Errno::ISDIR)?;
+                directory.remove(name, Identity(*device, *inode))?;
+                only(Reply::Done {})
+            }
+            Request::RealPath { path } => only(Reply::Path { path: real_path_here(path) }),
+            Request::ConnectUnix { path } => with(connect_here(path)?),
+            Request::Resolve { host, port } => self.resolve(host, *port).and_then(only),
+            Request::ConnectTcp { address } => with(begin_tcp_here(*address)?),
+            Request::Tap { name, flags } => with(tap_here(name, *flags).map_err(|error| error.to_reply())?),
+            Request::FindPasst {} | Request::StartPasst { .. } | Request::EndPasst { .. } => {
+                self.passt(request, permit)
+            }
+            Request::BlockFacts { device } => only(Reply::Block { facts: block_facts_here(*device) }),
+            Request::CharSubsystem { device } => only(Reply::Text { text: char_subsystem_here(*device)? }),
+            Request::ReadConfig {} => with(self.read_config()?),
+            // It is never allowed.
+            Request::Group { .. } => Err(Errno::PERM.into()),
+        }
+    }
+
+    /// Asks whether each thing may get into an entry, and records the entry.
+    fn enter(&self, number: u64, targets: &[Target]) -> Result<Reply, Reply> {
+        let mut grants = Vec::with_capacity(targets.len());
+        for (grant, target) in (0..).zip(targets) {
+            let admission = self.state().admit(target);
+            let refused = |reason, text: &str| Reply::Refused { grant, reason, text: text.into() };
+            match admission {
+                Ok(Admission::Granted(granted)) => grants.push(granted),
+                Ok(Admission::IfBelow(usage, path)) => {
+                    let real = match usage {
+                        PathUse::Image => real_ancestor(&path),
+                        PathUse::Socket | PathUse::Capture => real_ancestor(directory_of(&path)),
+                    };
+                    let is_below = |real: &PathBuf| self.state().is_within(&Within::CallRoots, usage, real);
+                    if !real.as_ref().is_some_and(is_below) {
+                        return Err(Reply::Outside { grant, path: real.unwrap_or(path) });
+                    }
+                    grants.push(Granted::by_call(target.clone()));
+                }
+                Err(NotEntered::NotNamed) => return Err(refused(NOT_NAMED, "")),
+                Err(NotEntered::PasstOption) => return Err(refused(PASST_OPTION, "")),
+                Err(NotEntered::Library(name)) => return Err(refused(LIBRARY, &name)),
+            }
+        }
+        self.state().enter(number, grants)?;
+        Ok(Reply::Done {})
+    }
+
+    /// Opens the name of an image. Returns its status too.
+    fn named(&self, path: &Path, permit: &Permit) -> Result<(File, FileStatus), Reply> {
+        let named = name_here(path)?;
+        let real = real_path_of(named.as_fd())?;
+        if !self.state().is_within(&permit.within, PathUse::Image, &real) {
+            return Err(Reply::Outside { grant: 0, path: real });
+        }
+        self.state().found(permit, path, &real);
+        let status = status_of(&named)?;
+        Ok((named, status))
+    }
+
+    fn image(&self, path: &Path, writes: bool, is_direct: bool, permit: &Permit) -> Result<Answer, Reply> {
+        let (named, status) = self.named(path, permit)?;
+        if !status.can_be_image() {
+            // The process that asks looks at the status first, for a sentence.
+            return Err(Errno::PERM.into());
+        }
+        // The name may stand for another file by now. This is the one that was looked at.
+        let file = reopen_here(named.as_fd(), FileUse::Image { writes, is_direct })?;
+        Ok(answer(with_alignment(file)))
+    }
+
+    /// Opens the directory of a file that is made in it.
+    fn directory(&self, path: &Path, usage: PathUse, permit: &Permit) -> Result<Directory, Reply> {
+        let directory = Directory::of(path)?;
+        let real = directory.real_path()?;
+        match self.state().is_within(&permit.within, usage, &real) {
+            true => Ok(directory),
+            false => Err(Reply::Outside { grant: 0, path: real.join(path.file_name().unwrap_or_default()) }),
+        }
+    }
+
+    /// Acts on the address of a socket that has the permissions and the group of its grant.
+    fn with_address<T>(
+        &self,
+        path: &Path,
+        permit: &Permit,
+        act: impl FnOnce(&HostAddress<'_>) -> Result<T, SocketError>,
+    ) -> Result<T, Reply> {
+        let group = permit.group.as_deref().map(|group| self.group(group)).transpose();
+        let group = group.map_err(|problem| SocketError { option: GROUP_OPTION, path: None, problem })?;
+        let is_root = |real: &Path| self.state().is_within(&permit.within, PathUse::Socket, real);
+        let admits = |directory: &Directory| admit(directory, path, is_root);
+        Ok(act(&HostAddress::of(path, permit.mode, group, &admits))?)
+    }
+
+    fn group(&self, name: &str) -> Result<u32, SocketProblem> {
+        if let Ok(id) = name.parse() {
+            return Ok(id);
+        }
+        match self.launch(&Request::Group { name: name.into() }) {
+            Ok((Reply::Group { id }, _)) => Ok(id),
+            Err(Reply::Errno { errno }) if errno == Errno::NOENT.raw_os_error() => {
+                Err(SocketProblem::NoGroup(name.into()))
+            }
+            Ok(_) => Err(SocketProblem::host("groups cannot be looked up")(mismatch())),
+            Err(reply) => Err(SocketProblem::host("groups cannot be looked up")(match reply {
+                Reply::Errno { errno } => io::Error::from_raw_os_error(errno),
+                _ => mismatch(),
+            })),
+        }
+    }
+
+    fn resolve(&self, host: &str, port: u16) -> Result<Reply, Reply> {
+        let addresses = match literal(host, port) {
+            Some(address) => vec![address],
+            None => match self.launch(&Request::Resolve { host: host.into(), port })? {
+                (Reply::Addresses { addresses }, _) => addresses,
+                _ => return Err(mismatch().into()),
+            },
+        };
+        self.state().resolved(host, port, &addresses);
+        Ok(Reply::Addresses { addresses })
+    }
+
+    /// Asks the launcher.
+    fn launch(&self, request: &Request) -> Result<Answer, Reply> {
+        let launcher = self.launcher.as_ref().ok_or(Errno::NOSYS)?;
+        match launcher.ask_with(request, None)? {
+            (reply @ (Reply::Errno { .. } | Reply::Failed { .. }), _) => Err(reply),
+            answer => Ok(answer),
+        }
+    }
+
+    fn passt(&self, request: &Request, permit: &Permit) -> Result<Answer, Reply> {
+        if let Request::EndPasst { child, .. } = request
+            && !self.state().ended(*child)
+        {
+            // It is ending already.
+            return Err(Errno::SRCH.into());
+        }
+        let answer = self.launch(request)?;
+        if let Reply::Started { child, .. } = answer.0 {
+            self.state().started(child, permit);
+        }
+        match answer.0 {
+            Reply::Found { .. } | Reply::Started { .. } | Reply::Ended { .. } => Ok(answer),
+            _ => Err(mismatch().into()),
+        }
+    }
+
+    /// Returns the text of the configuration file in memory that nothing can change.
+    fn read_config(&self) -> Result<OwnedFd, Reply> {
+        let read = self.config.as_ref().ok_or(Errno::PERM)?;
+        let ConfigFile { text, named } = read()?;
+        if text.len() > CONFIG_BYTES_MAX {
+            return Err(Errno::FBIG.into());
+        }
+        let memory = memfd_create("config", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let mut file = File::from(memory);
+        file.write_all(&text)?;
+        io::Seek::rewind(&mut file)?;
+        let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+        fcntl_add_seals(&file, seals)?;
+        if let Some(named) = named {
+            self.state().set_file(named);
+        }
+        Ok(file.into())
+    }
+}
+
+fn answer(opened: Opened) -> Answer {
+    (Reply::Opened { alignment: opened.alignment }, Some(opened.file.into()))
+}
+
+/// Opens the file of a descriptor again, with no more rights than the descriptor has.
+fn reopened(given: BorrowedFd<'_>, writes: bool, is_direct: bool) -> Result<Opened, Reply> {
+    let (flags, status) = (fcntl_getfl(given)?, status_of(given)?);
+    let access = flags & OFlags::ACCMODE;
+    let has_rights = access == OFlags::RDWR || (access == OFlags::RDONLY && !writes);
+    // The name of a file has no rights, and the open of a pipe or a device could wait.
+    if flags.contains(OFlags::PATH) || !has_rights || !status.can_be_image() {
+        return Err(Errno::PERM.into());
+    }
+    Ok(with_alignment(reopen_here(given, FileUse::Image { writes, is_direct })?))
+}
+
+/// Returns the canonical path of a file. Of one that cannot be found, returns that of the nearest directory
+/// above it which can, with the rest of the path. Returns `None` if `..` is in the rest, whose meaning is not
+/// known.
+fn real_ancestor(path: &Path) -> Option<PathBuf> {
+    let mut rest = Vec::new();
+    let mut at = path;
+    loop {
+        if let Ok(real) = at.canonicalize() {
+            return Some(rest.iter().rev().fold(real, |path, name| path.join(name)));
+        }
+        rest.push(at.file_name()?);
+        at = directory_of(at);
+    }
+}
+
+/// The reasons of [`Reply::Refused`].
+pub(crate) const NOT_NAMED: u8 = 0;
+pub(crate) const PASST_OPTION: u8 = 1;
+pub(crate) const LIBRARY: u8 = 2;

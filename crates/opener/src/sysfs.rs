@@ -1,0 +1,134 @@
+//! Properties of devices, from /sys.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{major, minor};
+
+use crate::answers::BlockFacts;
+use crate::client::{client, mismatch};
+use crate::file::text;
+use crate::wire::{Reply, Request};
+
+/// Returns the properties of the block device with this number. Unknown ones are left out.
+///
+/// # Errors
+/// The process that opens files refuses it.
+pub fn block_facts(device: u64) -> io::Result<BlockFacts> {
+    let Some(client) = client() else { return Ok(block_facts_here(device)) };
+    match client.ask(&Request::BlockFacts { device })? {
+        (Reply::Block { facts }, _) => Ok(facts),
+        _ => Err(mismatch()),
+    }
+}
+
+/// Returns the name of the subsystem of the character device with this number, such as `dax`.
+///
+/// # Errors
+/// The kernel does not tell.
+pub fn char_subsystem(device: u64) -> io::Result<String> {
+    let Some(client) = client() else { return char_subsystem_here(device) };
+    match client.ask(&Request::CharSubsystem { device })? {
+        (Reply::Text { text }, _) => Ok(text),
+        _ => Err(mismatch()),
+    }
+}
+
+/// Returns the properties of a block device, which this process reads.
+pub(crate) fn block_facts_here(device: u64) -> BlockFacts {
+    let here = PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)));
+    let has = |path: PathBuf| path.try_exists().unwrap_or(false);
+    // A partition uses the queue of its disk.
+    let disk = if has(here.join("partition")) { here.join("..") } else { here.clone() };
+    facts_of(|is_of_disk, name| text(&if is_of_disk { disk.join(name) } else { here.join(name) }).ok())
+}
+
+/// Returns the properties of a block device from the texts of its files, or of those of its disk.
+fn facts_of(read: impl Fn(bool, &Path) -> Option<String>) -> BlockFacts {
+    let number = |is_of_disk, name: PathBuf| read(is_of_disk, &name)?.trim().parse().ok();
+    let mut facts = BlockFacts {
+        is_protected: number(false, "ro".into()) == Some(1_u64),
+        is_in_ram: read(true, "uevent".as_ref()).is_some_and(|uevent| names_ram(&uevent)),
+        life_time: read(false, "device/life_time".as_ref()),
+        pre_eol_info: read(false, "device/pre_eol_info".as_ref()),
+        ..BlockFacts::default()
+    };
+    facts.set_numbers(|name, is_own| match is_own {
+        true => number(false, name.into()),
+        false => number(true, Path::new("queue").join(name)),
+    });
+    facts
+}
+
+/// Returns whether this is the `uevent` of zram or brd. The absence of tags and of lower devices would not
+/// suffice: DRBD has neither, and waits.
+fn names_ram(uevent: &str) -> bool {
+    let name = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+    let number = name.and_then(|name| name.strip_prefix("zram").or_else(|| name.strip_prefix("ram")));
+    number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Returns the name of the subsystem of a character device, which this process reads.
+///
+/// # Errors
+/// The kernel does not tell.
+pub(crate) fn char_subsystem_here(device: u64) -> io::Result<String> {
+    let link = format!("/sys/dev/char/{}:{}/subsystem", major(device), minor(device));
+    let target = Path::new(&link).read_link()?;
+    let name = target.file_name().and_then(|name| name.to_str());
+    name.map(str::to_owned).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn a_partition_has_its_own_offset_and_the_queue_of_its_disk() {
+        let facts = facts_of(|is_of_disk, name| {
+            let text = match (is_of_disk, name.to_str()?) {
+                (false, "ro") => "1\n",
+                (false, "alignment_offset") => "3584\n",
+                (false, "device/life_time") => "0x01 0x0b\n",
+                (true, "queue/max_segments") => "168\n",
+                (true, "queue/logical_block_size") => "many\n",
+                (true, "uevent") => "MAJOR=252\nDEVNAME=zram0\n",
+                _ => return None,
+            };
+            Some(text.to_owned())
+        });
+        assert!(facts.is_protected && facts.is_in_ram);
+        let numbers = ["alignment_offset", "max_segments", "logical_block_size", "other"];
+        assert_eq!(numbers.map(|name| facts.number(name)), [Some(3584), Some(168), None, None]);
+        assert_eq!((facts.life_time.as_deref(), facts.pre_eol_info), (Some("0x01 0x0b\n"), None));
+    }
+
+    #[test]
+    fn only_zram_and_brd_are_ram() {
+        let names_ram = |name: &str| names_ram(&format!("MAJOR=1\nDEVNAME={name}\nDEVTYPE=disk\n"));
+        assert!(["zram0", "ram15"].into_iter().all(names_ram));
+        assert!(!["drbd0", "vda", "dm-3", "nvme0n1", "ramdisk"].into_iter().any(names_ram));
+        assert!(!super::names_ram(""));
+    }
+
+    #[test]
+    fn devices_of_this_host() {
+        let null = fs::metadata("/dev/null").unwrap().rdev();
+        if let Ok(subsystem) = char_subsystem(null) {
+            assert_eq!(subsystem, "mem");
+        }
+        // No block device has this number.
+        assert_eq!(block_facts(0).unwrap().number("max_segments"), None);
+        let Ok(devices) = fs::read_dir("/sys/dev/block") else { return };
+        for device in devices.flatten() {
+            let name = device.file_name().into_string().unwrap();
+            let (major, minor) = name.split_once(':').unwrap();
+            let facts =
+                block_facts(rustix::fs::makedev(major.parse().unwrap(), minor.parse().unwrap())).unwrap();
+            assert!(facts.number("logical_block_size").is_some_and(|size| size >= 512), "{name}: {facts:?}");
+        }
+    }
+}
