@@ -6,7 +6,7 @@ use std::env;
 use std::fs::{self, File};
 use std::io::Read;
 use std::net::TcpListener;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ fn main() {
     }
 }
 
-fn start_look_up(name: LookUp, pipe: OwnedFd) -> std::io::Result<Pid> {
+fn start_look_up(name: LookUp, pipe: OwnedFd, _: BorrowedFd<'_>) -> std::io::Result<Pid> {
     let name = match name {
         LookUp::Host { host, port } => format!("look-up host {port} {host}"),
         LookUp::Group { name } => format!("look-up group 0 {name}"),
