@@ -52,6 +52,7 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     };
     let signals = Signals::catch()?;
     fault::guard().context("cannot protect the process against front-ends that truncate their memory")?;
+    kickless_memory::prepare_to_explain();
     raise_descriptor_limit();
     let notation = service.notation;
     service.check()?;
