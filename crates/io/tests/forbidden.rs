@@ -206,6 +206,15 @@ fn enter_is_forbidden() {
     });
 }
 
+#[test]
+fn restrictions_are_forbidden() {
+    in_a_child("restrictions_are_forbidden", || {
+        let restrict = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 11).unwrap();
+        fail(libc::SYS_io_uring_register, vec![SeccompRule::new(vec![restrict]).unwrap()], libc::EPERM);
+        falls_back("restrictions");
+    });
+}
+
 /// A ring is made, and then may not be used. Nothing that is queued is lost.
 #[test]
 fn enter_becomes_forbidden() {
