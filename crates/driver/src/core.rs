@@ -334,6 +334,7 @@ impl Core {
 }
 
 /// Returns the number of queues to use.
+#[expect(clippy::disallowed_methods, reason = "it reads /proc, and no sandbox of ours holds a driver")]
 fn queue_count(options: &Options, connection: &Connection, features: Features, space: &Space) -> usize {
     let wanted = match options.queues {
         0 => thread::available_parallelism().map_or(1, usize::from),

@@ -90,6 +90,7 @@ fn serve(log_level: &cli::LogLevel, service: impl FnOnce() -> Result<Service>) -
     service.check()?;
     wire::check_cpus(service.pool.cpus(), service.notation)?;
     serve::raise_descriptor_limit();
+    kickless_memory::prepare_to_explain();
     let sandbox = sandbox::enter(&service, &inherited)?;
     log::start("", log_level)?;
     if let Some(sandbox) = &sandbox {
