@@ -71,8 +71,7 @@ fn explain_refusal(error: Errno) -> io::Error {
             }
         }
     };
-    let limit =
-        || kickless_opener::text("/proc/sys/vm/max_map_count".as_ref()).ok()?.trim().parse::<usize>().ok();
+    let limit = || std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse::<usize>().ok();
     match (error, limit()) {
         (Errno::NOMEM, Some(limit)) if count_lines().is_ok_and(|lines| lines >= limit) => {
             let why = format!(
