@@ -13,7 +13,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use kickless_daemon::{DeviceConfig, Kinds, Notation, PoolConfig, keys, read as read_keys};
 use kickless_kinds::kinds;
-use kickless_opener::{FileUse, file, real_path};
+use kickless_opener::{file, real_path};
 
 use crate::cli::ControlOptions;
 use crate::service::Service;
@@ -27,7 +27,7 @@ use section::{Section, Text};
 pub(crate) fn read(path: &Path) -> Result<Service> {
     let about = || format!("--config={}", path.display());
     let mut text = Vec::new();
-    file(path, FileUse::Read).and_then(|mut file| file.read_to_end(&mut text)).with_context(about)?;
+    file(path).and_then(|mut file| file.read_to_end(&mut text)).with_context(about)?;
     let text = String::from_utf8(text).with_context(about)?;
     parse(path, &text)
 }
