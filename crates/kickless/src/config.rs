@@ -14,7 +14,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use kickless_daemon::{DeviceConfig, Kinds, Notation, PoolConfig, keys, read as read_keys};
 use kickless_kinds::kinds;
-use kickless_opener::{FileUse, config_file, file, real_path};
+use kickless_opener::{config_file, file, real_path};
 
 use crate::cli::{ControlOptions, SandboxOptions};
 use crate::service::Service;
@@ -43,7 +43,7 @@ fn about(path: &Path) -> String {
 /// # Errors
 /// The file cannot be read.
 pub(crate) fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
-    bytes(&mut file(path, FileUse::Read)?)
+    bytes(&mut file(path)?)
 }
 
 fn bytes(file: &mut File) -> io::Result<Vec<u8>> {
