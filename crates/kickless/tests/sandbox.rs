@@ -121,7 +121,7 @@ fn helpers_end_with_the_daemon() {
 
 #[test]
 fn devices_come_and_go() {
-    let daemon = sandboxed(&[]);
+    let daemon = sandboxed(&["--allow-root=DIR"]);
     let (image, elsewhere) = (daemon.path("image"), TempDir::new().unwrap());
     fs::write(&image, [0; 4096]).unwrap();
     let add = |socket: &Path, file: &Path| {

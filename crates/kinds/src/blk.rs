@@ -13,6 +13,7 @@ use kickless_daemon::{
 };
 use kickless_device::Operate;
 use kickless_disk::{Cache, Disk, DiskSpec, SECTOR, lock};
+use kickless_opener::Grant;
 use kickless_spec::vhost_user::RINGS_MAX;
 use kickless_values::{parse_number, parse_size};
 use rustix::fs::fstat;
@@ -212,6 +213,11 @@ impl Kind for BlkKind {
 
     fn descriptors(options: &BlkConfig) -> Vec<(&'static str, &str)> {
         options.blk_file.descriptor().map(|name| ("blk-file", name)).into_iter().collect()
+    }
+
+    fn grants(options: &BlkConfig) -> Vec<Grant> {
+        let targets = options.blk_file.targets(!options.read_only);
+        targets.into_iter().map(|to| Grant { option: "blk-file", to }).collect()
     }
 
     fn inherited(_: &BlkConfig) -> Vec<(&'static str, i32)> {

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, anyhow};
 use kickless_opener::{
     Authority, Calls, ConfigFile, LookUp, PathUse, ReadConfig, Target, launch, serve, use_opener,
 };
-use kickless_sandbox::{Access, Child, OPENER, Ruleset, Tcp, fork, lock, place, restrict};
+use kickless_sandbox::{Access, Child, Ended, OPENER, Ruleset, Tcp, fork, lock, place, restrict};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
@@ -26,6 +26,8 @@ use crate::{config, exit, log};
 
 /// The time from the end of the socket of a helper until the kernel has its status.
 const STATUS_WAIT: Duration = Duration::from_secs(1);
+/// The status of an opener that ended because the launcher did (`End::LauncherGone`).
+const LAUNCHER_GONE: i32 = 3;
 /// The message of an opener that is ready. All others are sentences.
 const READY: &[u8] = b"\n";
 
@@ -89,21 +91,23 @@ impl Helpers {
 /// Returns the sentence about helpers of which one has ended.
 fn sentence(opener: &Child, launcher: Option<&Child>) -> String {
     let deadline = Instant::now() + STATUS_WAIT;
-    let ended = |child: &Child| child.try_wait().ok().flatten();
+    // The kernel tells a status once.
+    let (mut opener_ended, mut launcher_ended) = (None, None);
     let has_ended = |does: &str, how: &dyn Display| {
         format!("the process that {does} has ended ({how}), so the program ends")
     };
     loop {
-        let (how, is_late) = (ended(opener), Instant::now() >= deadline);
-        // The opener ends with the launcher, which is the cause then.
-        if let (Some(_), Some(how)) = (how, launcher.and_then(ended)) {
-            return has_ended("starts programs", &how);
+        opener_ended = opener_ended.or_else(|| opener.try_wait().ok()?);
+        launcher_ended = launcher_ended.or_else(|| launcher?.try_wait().ok()?);
+        let is_late = Instant::now() >= deadline;
+        match (opener_ended, launcher_ended) {
+            (Some(Ended::Exited(LAUNCHER_GONE)), Some(how)) => return has_ended("starts programs", &how),
+            (Some(Ended::Exited(LAUNCHER_GONE)), None) if !is_late => {}
+            (Some(how), _) => return has_ended("opens files", &how),
+            (None, _) if is_late => return has_ended("opens files", &"it closed its socket"),
+            (None, _) => {}
         }
-        match how {
-            Some(how) => return has_ended("opens files", &how),
-            None if is_late => return has_ended("opens files", &"it closed its socket"),
-            None => thread::sleep(Duration::from_millis(1)),
-        }
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -219,11 +223,16 @@ fn access(usage: PathUse) -> Access {
     }
 }
 
-/// Returns the function that reads the configuration file, with the things that it names.
+/// Returns the function that reads the configuration file, with the things that it names. It parses on a
+/// thread with a usual stack, because those of requests are small.
 fn read_config(path: PathBuf) -> ReadConfig {
     Box::new(move || {
         let text = config::read_bytes(&path)?;
-        let named = config::parse_bytes(&path, &text).ok().map(|service| named(&service.devices));
-        Ok(ConfigFile { text, named })
+        let parse = || config::parse_bytes(&path, &text).ok().map(|service| named(&service.devices));
+        let parsed = thread::scope(|scope| {
+            let thread = thread::Builder::new().name("config".into()).spawn_scoped(scope, parse)?;
+            thread.join().map_err(|_| io::Error::from(io::ErrorKind::Other))
+        });
+        Ok(ConfigFile { named: parsed?, text })
     })
 }
