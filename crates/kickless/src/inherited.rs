@@ -90,8 +90,8 @@ fn adopt(noted: &Noted, fd: i32) -> Result<OwnedFd> {
     ensure!(noted.0.contains(&fd), "the program inherited no descriptor {fd}");
     // SAFETY:
     // - The descriptor is open: it was at the start of the process, and only its owner closes it.
-    // - It has no other owner: the parent process passed it under this number, and this function is called once
-    //   for each number.
+    // - It has no other owner: the parent process passed it under this number, and this function is called
+    //   once for each number.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     fcntl_setfd(socket.as_fd(), FdFlags::CLOEXEC)?;
     Ok(socket)

@@ -17,7 +17,6 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use kickless_daemon::DeviceConfig;
 use kickless_opener::{Authority, Calls, Target};
 use kickless_sandbox::{Access, DATA, Lack, Mode, Refusals, Ruleset, Tcp, landlock_abi, place, restrict};
 use rustix::thread::CapabilitySet;
@@ -26,15 +25,7 @@ use tracing::{info, warn};
 use crate::control;
 use crate::inherited::Noted;
 use crate::service::Service;
-use helpers::Helpers;
-
-/// The parts of the sandbox that this kernel has.
-#[derive(Clone, Copy, Debug)]
-struct Kernel {
-    /// The version of landlock, or 0.
-    landlock: u32,
-    has_filters: bool,
-}
+use helpers::{Helpers, Kernel};
 
 /// The rights that this process has lost, and what is left to be done.
 pub(crate) struct Sandbox {
@@ -139,9 +130,4 @@ fn authority(service: &Service) -> Result<Authority> {
     let runtime = env::var_os("RUNTIME_DIRECTORY");
     let roots = roots::roots(named.iter().chain(&control), &service.sandbox.roots, runtime.as_deref())?;
     Ok(Authority { named, control, roots, calls, libraries: Vec::new() })
-}
-
-/// Returns the things that the devices of a service use.
-pub(crate) fn named(devices: &[DeviceConfig]) -> Vec<Target> {
-    devices.iter().flat_map(DeviceConfig::grants).map(|grant| grant.to).collect()
 }

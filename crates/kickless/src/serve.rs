@@ -63,7 +63,7 @@ pub(crate) fn serve(service: Service, noted: &Noted, mut sandbox: Option<Sandbox
     let registry = wire::registry(&service, of_devices)?;
     registry.set_pool(wire::pool(&service.pool, registry.devices_max(), notation)?);
     registry.set_pool_config(service.pool.clone());
-    // What follows parses what servers, images and front-ends have sent.
+    // From here on, the process reads what images, servers and front-ends contain and send.
     let refusals = sandbox.map(Sandbox::lock).transpose()?.flatten();
     let opening = Opening { registry, service, endpoint };
     let Opened { registry, devices: mut opened, unavailable, service } = open(opening, wait, &signals)?;

@@ -148,7 +148,7 @@ fn devices_come_and_go() {
     let refused = daemon.refused(&["device.add", &add(&socket, &link)]);
     assert!(refused.contains("--allow-root="), "{refused}");
 
-    // The configuration file is read again. Its text is the operator's, so it names what it likes below roots.
+    // The configuration file is the operator's, and names what it likes below roots.
     daemon.rewrite(&(disk("a", "") + &disk("c", "")));
     daemon.hang_up();
     daemon.wait_for("the configuration file was read again");

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use kickless_daemon::DeviceConfig;
 use kickless_opener::{
     Authority, Calls, ConfigFile, LookUp, PathUse, ReadConfig, Target, launch, serve, use_opener,
 };
@@ -19,7 +20,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use rustix::thread::CapabilitySet;
 
-use super::{Kernel, named, roots};
+use super::roots;
 use crate::inherited::Noted;
 use crate::service::Service;
 use crate::{config, exit, log};
@@ -30,6 +31,15 @@ const STATUS_WAIT: Duration = Duration::from_secs(1);
 const LAUNCHER_GONE: i32 = 3;
 /// The message of an opener that is ready. All others are sentences.
 const READY: &[u8] = b"\n";
+
+/// The parts of the sandbox that this kernel has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernel {
+    /// The version of landlock, or 0.
+    pub(super) landlock: u32,
+    /// It has filters of system calls.
+    pub(super) has_filters: bool,
+}
 
 /// The helper processes, which run.
 pub(crate) struct Helpers {
@@ -235,4 +245,9 @@ fn read_config(path: PathBuf) -> ReadConfig {
         });
         Ok(ConfigFile { named: parsed?, text })
     })
+}
+
+/// Returns the things that the devices of a service use.
+fn named(devices: &[DeviceConfig]) -> Vec<Target> {
+    devices.iter().flat_map(DeviceConfig::grants).map(|grant| grant.to).collect()
 }

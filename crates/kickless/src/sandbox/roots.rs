@@ -27,7 +27,7 @@ pub(crate) fn roots<'a>(
         }
     }
     for directory in runtime_directories.map(env::split_paths).into_iter().flatten() {
-        // One that is missing is that of another service.
+        // A directory that is missing is that of another service.
         if let Ok(directory) = canonical(&directory) {
             add(&mut roots, directory, &[PathUse::Socket], true);
         }
@@ -35,7 +35,7 @@ pub(crate) fn roots<'a>(
     for directory in allowed {
         let option = || format!("--allow-root={}", directory.display());
         let found = canonical(directory).with_context(option)?;
-        ensure!(found.is_dir(), "{}: it is no directory", option());
+        ensure!(is_directory(&found), "{}: it is no directory", option());
         add(&mut roots, found, &[PathUse::Image, PathUse::Socket, PathUse::Capture], true);
     }
     Ok(roots)
@@ -96,6 +96,11 @@ pub(super) fn canonical(path: &Path) -> io::Result<PathBuf> {
     path.canonicalize()
 }
 
+#[expect(clippy::disallowed_methods, reason = "the main thread at the start, which still has its paths")]
+fn is_directory(path: &Path) -> bool {
+    path.is_dir()
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -128,7 +133,7 @@ mod tests {
         symlink("../b/disk", top.join("a/link")).unwrap();
         symlink("a", top.join("c")).unwrap();
         let [a, b] = ["a", "b"].map(|name| root(top.join(name), PathUse::Image, true));
-        assert_eq!(of(&[image(top.join("a/disk"))]), [a.clone()]);
+        assert_eq!(of(&[image(top.join("a/disk"))]), std::slice::from_ref(&a));
         assert_eq!(of(&[image(top.join("a/link"))]), [a.clone(), b.clone()]);
         assert_eq!(of(&[image(top.join("c/link")), image(top.join("b/disk"))]), [a, b]);
         let socket = Target::Socket { path: top.join("a/s"), mode: None, group: None };
