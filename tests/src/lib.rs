@@ -3,6 +3,7 @@
 pub mod allocations;
 pub mod block_on;
 pub mod daemon;
+pub mod disk_size;
 pub mod driver;
 pub mod driver_and_device;
 pub mod frontend;
@@ -13,6 +14,5 @@ pub mod meter;
 pub mod page_server;
 pub mod qcow2;
 pub mod remote_disks;
-pub mod size_watcher;
 pub mod transcript;
 pub mod walk;

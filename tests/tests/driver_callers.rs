@@ -1,20 +1,18 @@
-//! Tests how our driver handles its callers: handlers that panic or block, endless timeouts, impossible
-//! ranges.
+//! Tests how our driver handles its callers: callbacks that panic, endless timeouts, impossible ranges.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use kickless_driver::{Choice, Completion, Disk, Error, Options, Request};
+use kickless_driver::{Choice, Disk, Error, Options, Request};
 use kickless_spec::blk::BlkFeatures;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::FrontendRequest as Code;
+use kickless_tests::disk_size::wait_for_size;
 use kickless_tests::hostile_backend::faults::{AnswerFault, DISK_LEN, RingFault, Rules};
-use kickless_tests::hostile_backend::{HostileBackend, LIMIT, returns_in_time};
+use kickless_tests::hostile_backend::{HostileBackend, returns_in_time};
 
 fn options(backend: &HostileBackend) -> Options {
     Options { queues: 1, queue_size: 8, buffer_memory: 2 << 20, ..Options::new(backend.socket()) }
@@ -57,32 +55,6 @@ fn a_silent_back_end_uses_up_the_reconnect_time() {
 }
 
 #[test]
-fn a_panic_in_a_handler_leaves_the_disk_usable() {
-    returns_in_time(|| {
-        let backend = HostileBackend::start(Rules::default()).unwrap();
-        // The disk's own thread runs the handler, or the thread that waits does.
-        for reactor in [true, false] {
-            let disk = Disk::connect(Options { reactor, ..options(&backend) }).unwrap();
-            let (told, heard) = channel();
-            let handler = Arc::new(move |completion: Completion| {
-                told.send(completion.token).unwrap();
-                assert!(completion.token != 7, "on purpose");
-            });
-            for token in [7, 8] {
-                let read = Request::read(0, disk.buffer(512).unwrap());
-                disk.queue(0).submit_one(read.on_complete(handler.clone(), token)).unwrap();
-                disk.read_at(&mut [0; 512], 0).unwrap();
-                assert_eq!(heard.recv_timeout(LIMIT), Ok(token));
-            }
-            // The counter moves when a round of completions has ended.
-            while disk.queue(0).in_flight() > 0 {
-                thread::yield_now();
-            }
-        }
-    });
-}
-
-#[test]
 fn a_panic_in_a_poller_leaves_the_disk_usable() {
     returns_in_time(|| {
         let backend = HostileBackend::start(Rules::default()).unwrap();
@@ -100,41 +72,27 @@ fn a_panic_in_a_poller_leaves_the_disk_usable() {
             assert!(taken.is_err());
         }
         assert_eq!(queue.in_flight(), 0);
-        // The thread does not count as inside a handler any more.
+        // The thread does not count as inside a callback any more.
         disk.read_at(&mut [0; 512], 0).unwrap();
     });
 }
 
 #[test]
-fn a_listener_may_block() {
+fn a_report_of_a_change_wakes_a_sleeper() {
     returns_in_time(|| {
         let backend = HostileBackend::start(Rules::default()).unwrap();
         let disk = Disk::connect(options(&backend)).unwrap();
-        let (told, heard) = channel();
-        let (told, listening) = (Mutex::new(told), disk.clone());
-        let kept = Arc::new(());
-        let known = Arc::downgrade(&kept);
-        let listener = move || {
-            let _ = &kept;
-            let read = listening.read_at(&mut [0; 512], 0);
-            let waited = listening.queue(0).wait(1, None, |_| {}).map(drop);
-            told.lock().unwrap().send((listening.size().unwrap(), [read, waited])).unwrap();
-        };
-        disk.on_config_change(listener).unwrap();
         backend.rules().config.capacity = 8.into();
-        // Announces a change of the configuration space: the back-end's message 2, version 1.
-        let message: Vec<u8> = [2u32, 1, 0].into_iter().flat_map(u32::to_le_bytes).collect();
-        while backend.send_on_channel(&message).is_err() {
-            thread::yield_now();
-        }
-        let (size, waits) = heard.recv_timeout(LIMIT).unwrap();
-        assert_eq!(size, 4096);
-        assert!(waits.iter().all(|waited| matches!(waited, Err(Error::InHandler))), "{waits:?}");
-        disk.read_at(&mut [0; 512], 0).unwrap();
-        disk.close();
-        while known.upgrade().is_some() {
-            thread::yield_now();
-        }
+        thread::scope(|scope| {
+            let sleeper = scope.spawn(|| wait_for_size(&disk, 4096));
+            // Announces a change of the configuration space: the back-end's message 2, version 1.
+            let message: Vec<u8> = [2u32, 1, 0].into_iter().flat_map(u32::to_le_bytes).collect();
+            while backend.send_on_channel(&message).is_err() {
+                thread::yield_now();
+            }
+            sleeper.join().unwrap().unwrap();
+        });
+        assert_eq!(disk.config_changes(), 1);
     });
 }
 

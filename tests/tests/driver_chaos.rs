@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
@@ -112,29 +110,6 @@ fn polling(queue: &Queue, disk: &Disk) {
     }
 }
 
-fn handlers(queue: &Queue, disk: &Disk) {
-    let ends: Arc<Vec<AtomicU32>> = Arc::new((0..REQUESTS).map(|_| AtomicU32::new(0)).collect());
-    let theirs = ends.clone();
-    let handler = Arc::new(move |completion: Completion| {
-        theirs[completion.token as usize].fetch_add(1, Ordering::Relaxed);
-    });
-    let mut submitted = 0;
-    for token in 0..REQUESTS {
-        let Ok(buffer) = disk.buffer(512) else { continue };
-        let mut batch = vec![Request::read(0, buffer).on_complete(handler.clone(), token)];
-        if queue.submit_or_wait(&mut batch).is_ok() {
-            submitted += 1;
-        } else {
-            ends[token as usize].fetch_add(1, Ordering::Relaxed);
-            submitted += 1;
-        }
-    }
-    while ends.iter().map(|ends| ends.load(Ordering::Relaxed)).sum::<u32>() < submitted {
-        thread::sleep(Duration::from_millis(1));
-    }
-    assert!(ends.iter().all(|ends| ends.load(Ordering::Relaxed) <= 1), "completed twice");
-}
-
 /// Fills memory that no request uses. A change there is a mistake of the driver.
 fn canary(buffer: &mut Buffer) -> Vec<u8> {
     let bytes = pattern(99, buffer.len());
@@ -160,7 +135,9 @@ fn life(seed: u64) -> bool {
         scope.spawn(|| blocking(&disk, seed));
         scope.spawn(|| futures(&disk, seed));
         scope.spawn(|| polling(&disk.queue(0), &disk));
-        scope.spawn(|| handlers(&disk.queue(1), &disk));
+        if disk.queues() > 1 {
+            scope.spawn(|| polling(&disk.queue(1), &disk));
+        }
     });
     assert!(before.to_vec() == first && after.to_vec() == second, "the driver wrote to memory of no request");
     let mut bytes = vec![1; 1 << 16];

@@ -5,10 +5,11 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Waker};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -245,7 +246,6 @@ fn batches(disk: &Disk, queue: &Queue, first: u64, rounds: u64) {
 fn all_interfaces_at_once(program: Program) {
     let served = serve(program);
     let disk = Disk::connect(Options { queues: 1, queue_size: 32, ..served.options() }).unwrap();
-    let handled = Arc::new(AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| batches(&disk, &disk.queue(0), 0, 100));
         for number in 1..3u64 {
@@ -269,24 +269,7 @@ fn all_interfaces_at_once(program: Program) {
                 assert!(buffer.to_vec() == pattern(round, 4096));
             }
         });
-        scope.spawn(|| {
-            let count = handled.clone();
-            let handler = Arc::new(move |completion: kickless_driver::Completion| {
-                completion.result.unwrap();
-                count.fetch_add(1 + completion.token, Ordering::Relaxed);
-            });
-            for _ in 0..100 {
-                let request = Request::read(4 << 20, disk.buffer(4096).unwrap());
-                let mut batch = vec![request.on_complete(handler.clone(), 1)];
-                disk.queue(0).submit_or_wait(&mut batch).unwrap();
-            }
-        });
     });
-    let deadline = Instant::now() + LIMIT;
-    while handled.load(Ordering::Relaxed) != 200 {
-        assert!(Instant::now() < deadline);
-        thread::yield_now();
-    }
 }
 
 fn requests_of_several_buffers(program: Program) {
@@ -602,31 +585,48 @@ fn a_polling_driver_gets_no_calls() {
     }
 }
 
-/// A handler runs under a lock of its queue.
+/// A poller's function runs under a lock of its queue.
 #[test]
-fn a_handler_may_not_wait() {
+fn a_callback_may_not_wait() {
     let served = serve(Program::Kickless);
     let disk = served.connect();
-    let (told, heard) = mpsc::channel();
-    let handler = {
-        let disk = disk.clone();
-        move |completion: Completion| {
-            let memory = memfd_create("caller", MemfdFlags::CLOEXEC).unwrap();
-            ftruncate(&memory, 4096).unwrap();
-            let refused = [
-                disk.register(&memory, 0, 4096).map(drop),
-                disk.set_writeback(true),
-                disk.flush(),
-                disk.queue(0).wait(1, None, |_| {}).map(drop),
-            ];
-            assert!(refused.iter().all(|refused| matches!(refused, Err(Error::InHandler))), "{refused:?}");
-            assert_eq!(disk.size().unwrap(), SIZE as u64);
-            told.send(completion.result).unwrap();
-        }
+    let queue = disk.queue(0);
+    let memory = memfd_create("caller", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, 4096).unwrap();
+    let each = |completion: Completion| {
+        completion.result.unwrap();
+        let refused = [
+            disk.register(&memory, 0, 4096).map(drop),
+            disk.set_writeback(true),
+            disk.flush(),
+            disk.read_at(&mut [0; 512], 0),
+            queue.wait(1, None, |_| {}).map(drop),
+        ];
+        assert!(refused.iter().all(|refused| matches!(refused, Err(Error::InCallback))), "{refused:?}");
+        assert_eq!(disk.size().unwrap(), SIZE as u64);
+        // This needs the lock too, and leaves it to another thread.
+        disk.unplug();
+        assert!(matches!(disk.size(), Err(Error::Dead(_))));
     };
-    let read = Request::read(0, disk.buffer(4096).unwrap()).on_complete(Arc::new(handler), 0);
-    disk.queue(0).submit_one(read).unwrap();
-    assert_eq!(heard.recv_timeout(LIMIT).unwrap(), Ok(()));
+    queue.submit_one(Request::read(0, disk.buffer(4096).unwrap())).unwrap();
+    assert_eq!(queue.wait(1, Some(LIMIT), each).unwrap(), 1);
+}
+
+/// The last reference to a task may be its waker, with the last handle of the disk.
+#[test]
+fn a_waker_may_drop_the_disk() {
+    struct Task(#[expect(dead_code, reason = "only dropped")] Disk);
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {}
+    }
+    let daemon = Daemon::start(&DaemonConfig::new("fault:delay=100ms@read:mem:1M")).unwrap();
+    let disk = Disk::connect(Options::new(daemon.socket())).unwrap();
+    let mut future = disk.start(Request::read(0, disk.buffer(4096).unwrap()));
+    let waker = Waker::from(Arc::new(Task(disk)));
+    assert!(Pin::new(&mut future).poll(&mut Context::from_waker(&waker)).is_pending());
+    drop((future, waker));
+    // The back-end serves the next front-end only after the disk was closed.
+    Disk::connect(Options::new(daemon.socket())).unwrap().flush().unwrap();
 }
 
 #[test]

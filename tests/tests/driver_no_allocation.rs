@@ -5,12 +5,10 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
-use std::thread::{self, Thread};
+use std::thread;
 
-use kickless_driver::{Choice, Completion, Data, Disk, InFlight, OnComplete, Options, Request};
+use kickless_driver::{Choice, Completion, Data, Disk, InFlight, Options, Request};
 use kickless_tests::allocations::Counting;
 use kickless_tests::block_on::unpark_me;
 use kickless_tests::daemon::{Daemon, DaemonConfig};
@@ -79,42 +77,25 @@ fn polling(disk: &Disk, requests: u64, data: &mut Vec<Data>, batch: &mut Vec<Req
     }
 }
 
-/// Submits the next request from the completion of the last one.
-struct Chain {
-    disk: Mutex<Option<Disk>>,
-    me: Mutex<Option<Arc<dyn OnComplete>>>,
-    left: AtomicU64,
-    waiter: Thread,
-}
-
-impl OnComplete for Chain {
-    fn complete(&self, completion: Completion) {
-        completion.result.unwrap();
-        let left = self.left.fetch_sub(1, Ordering::Relaxed) - 1;
-        if left < DEPTH {
-            // The last request of the chain has completed.
-            if left == 0 {
-                self.waiter.unpark();
-            }
-            return;
-        }
-        let request = Request::read(offset(left), completion.data);
-        let me = self.me.lock().unwrap().clone().unwrap();
-        let disk = self.disk.lock().unwrap().clone().unwrap();
-        disk.queue(completion.token as usize).submit_one(request.on_complete(me, completion.token)).unwrap();
-    }
-}
-
-/// Callbacks on the disk's own thread.
-fn callbacks(chain: &Arc<Chain>, requests: u64, data: &mut Vec<Data>) {
-    let disk = chain.disk.lock().unwrap().clone().unwrap();
-    chain.left.store(requests, Ordering::Relaxed);
+/// Submits the next request from the completion of the last one, under the lock of the queue.
+fn chains(disk: &Disk, requests: u64, data: &mut Vec<Data>) {
+    let queue = disk.queue(0);
+    let mut left = requests;
+    let mut ended = 0;
     for data in data.drain(..) {
-        let request = Request::read(0, data).on_complete(chain.clone(), 0);
-        disk.queue(0).submit_one(request).unwrap();
+        queue.submit_one(Request::read(0, data)).unwrap();
     }
-    while chain.left.load(Ordering::Relaxed) > 0 {
-        thread::park();
+    while ended < DEPTH {
+        let each = |completion: Completion| {
+            completion.result.unwrap();
+            if left == 0 {
+                ended += 1;
+                return;
+            }
+            left -= 1;
+            queue.submit_one(Request::read(offset(left), completion.data)).unwrap();
+        };
+        queue.wait(DEPTH as usize, None, each).unwrap();
     }
 }
 
@@ -170,20 +151,11 @@ fn every_interface(daemon: &Daemon, packed: Choice) {
     let waker = unpark_me();
     let mut all = Vec::with_capacity(DEPTH as usize);
     counted("futures", |requests| futures(&disk, requests, &mut all, &waker));
-    let chain = Arc::new(Chain {
-        disk: Mutex::new(Some(disk.clone())),
-        me: Mutex::new(None),
-        left: AtomicU64::new(0),
-        waiter: thread::current(),
-    });
-    *chain.me.lock().unwrap() = Some(chain.clone());
     data.clear();
-    counted("callbacks", |requests| {
+    counted("chains", |requests| {
         data.extend(std::iter::repeat_with(|| Data::from(disk.buffer(BLOCK).unwrap())).take(DEPTH as usize));
-        callbacks(&chain, requests, &mut data);
+        chains(&disk, requests, &mut data);
     });
-    *chain.me.lock().unwrap() = None;
-    *chain.disk.lock().unwrap() = None;
 }
 
 #[test]

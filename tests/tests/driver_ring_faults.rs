@@ -3,7 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
-use std::sync::{Arc, Mutex};
+use std::pin::Pin;
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use kickless_driver::{Choice, Completion, Disk, Error, Failure, Options, Request
 use kickless_spec::blk::{BlkFeatures, Config};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
+use kickless_tests::block_on::block_on;
 use kickless_tests::hostile_backend::faults::{RingFault, Rules};
 use kickless_tests::hostile_backend::{HostileBackend, LIMIT, returns_in_time, with_causes};
 
@@ -35,6 +37,8 @@ fn options(backend: &HostileBackend, shape: Shape) -> Options {
         in_order: choice(shape.in_order),
         buffer_memory: 2 << 20,
         reconnect_limit: Duration::ZERO,
+        // Only the threads of a test find a fault.
+        reactor: false,
         ..Options::new(backend.socket())
     }
 }
@@ -241,14 +245,10 @@ fn every_interface_reports_a_fault() {
     returns_in_time(|| {
         for shape in ALL {
             let (_backend, disk) = disk_with_fault(shape, RingFault::Twice);
-            let heard = Arc::new(Mutex::new(Vec::new()));
-            let theirs = heard.clone();
-            let handler =
-                Arc::new(move |completion: Completion| theirs.lock().unwrap().push(completion.token));
             let queue = disk.queue(0);
-            let mut batch = reads(&disk, 4);
-            batch.push(Request::read(0, disk.buffer(512).unwrap()).on_complete(handler, 9));
-            queue.submit(&mut batch).unwrap();
+            queue.submit(&mut reads(&disk, 4)).unwrap();
+            let mut future = disk.start(Request::read(0, disk.buffer(512).unwrap()));
+            assert!(Pin::new(&mut future).poll(&mut Context::from_waker(Waker::noop())).is_pending());
             let (mut counted, mut handed) = (0, Vec::new());
             let error = loop {
                 match queue.wait(3, Some(LIMIT), |completion| handed.push(completion.token)) {
@@ -259,11 +259,9 @@ fn every_interface_reports_a_fault() {
             assert!(matches!(error, Error::Dead(_)));
             handed.sort_unstable();
             assert_eq!((counted, handed), (4, vec![0, 1, 2, 3]), "{shape:?}");
-            while heard.lock().unwrap().is_empty() {
-                thread::yield_now();
-            }
-            drop((queue, disk));
-            assert_eq!(*heard.lock().unwrap(), [9]);
+            let finished = block_on(future);
+            assert!(matches!(finished.result, Err(Error::Dead(_))), "{:?}", finished.result);
+            assert_eq!(finished.data.len(), 512);
         }
     });
 }

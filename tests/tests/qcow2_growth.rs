@@ -10,8 +10,8 @@ use kickless_disk::lock::ImageLock;
 use kickless_testing::pattern;
 use kickless_testing::{Random, eventually};
 use kickless_tests::daemon::{Daemon, DaemonConfig};
+use kickless_tests::disk_size::{connect, wait_for_size};
 use kickless_tests::qcow2::{Qcow2Image, serve};
-use kickless_tests::size_watcher::connect;
 use rustix::process::Signal;
 
 const MIB: u64 = 1 << 20;
@@ -30,12 +30,12 @@ fn a_driver_sees_the_new_size_of_the_configuration_file() {
     for options in [&SMALL[..], &[]] {
         let image = Qcow2Image::create(options, 4 * MIB).unwrap();
         let daemon = Daemon::serve("", &[("disk", &lines(&image, 4))]).unwrap();
-        let (disk, changes) = connect(&daemon.socket_of("disk")).unwrap();
+        let disk = connect(&daemon.socket_of("disk")).unwrap();
         let mut contents = pattern(1, 4 * MIB as usize);
         disk.write_at(&contents, 0).unwrap();
         for mib in [8, 24, 60] {
             daemon.reload("", &[("disk", &lines(&image, mib))]).unwrap();
-            changes.wait_for(&disk, mib * MIB).unwrap();
+            wait_for_size(&disk, mib * MIB).unwrap();
             let last = pattern(mib, 4096);
             contents.resize((mib * MIB) as usize, 0);
             let at = contents.len() - last.len();
@@ -61,7 +61,7 @@ fn a_driver_sees_the_new_size_of_the_configuration_file() {
 fn a_disk_in_use_grows_beside_other_changes_of_the_file() {
     let image = Qcow2Image::create(&[], 4 * MIB).unwrap();
     let daemon = Daemon::serve("", &[("disk", &lines(&image, 4)), ("other", "blk-file = 'mem:1M'")]).unwrap();
-    let (disk, changes) = connect(&daemon.socket_of("disk")).unwrap();
+    let disk = connect(&daemon.socket_of("disk")).unwrap();
     let said = |what: &str| {
         daemon.log().wait_for(what, LIMIT, |line| line.contains(what).then_some(())).unwrap();
     };
@@ -71,7 +71,7 @@ fn a_disk_in_use_grows_beside_other_changes_of_the_file() {
     daemon.reload("", &[("disk", &lines(&image, 12)), ("other", "blk-file = 'mem:2M'")]).unwrap();
     said("replaced=[\"other\"]");
     said("the disk has grown");
-    changes.wait_for(&disk, 12 * MIB).unwrap();
+    wait_for_size(&disk, 12 * MIB).unwrap();
     disk.close();
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
@@ -83,14 +83,14 @@ fn an_image_grows_when_its_device_starts() {
     let image = Qcow2Image::create(&[], 4 * MIB).unwrap();
     let config = DaemonConfig { arguments: vec!["--blk-size=8M".into()], ..image.config() };
     let daemon = Daemon::start(&config).unwrap();
-    let (disk, changes) = connect(daemon.socket()).unwrap();
-    changes.wait_for(&disk, 8 * MIB).unwrap();
+    let disk = connect(daemon.socket()).unwrap();
+    wait_for_size(&disk, 8 * MIB).unwrap();
     disk.close();
     eventually("the image stays locked", || {
         image.img(&["resize", "-q", "-f", "qcow2", "disk", "16M"]).is_ok()
     });
-    let (disk, changes) = connect(daemon.socket()).unwrap();
-    changes.wait_for(&disk, 16 * MIB).unwrap();
+    let disk = connect(daemon.socket()).unwrap();
+    wait_for_size(&disk, 16 * MIB).unwrap();
     disk.write_at(&[7; 512], 16 * MIB - 512).unwrap();
     disk.close();
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));

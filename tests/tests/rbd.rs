@@ -7,14 +7,12 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::mpsc;
 
-use kickless_driver::{Disk, Options};
 use kickless_spec::blk;
 use kickless_testing::pattern;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::disk_size::{connect, wait_for_size};
 use kickless_tests::driver::request::Request;
-use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig};
 use kickless_tests::guest::scratch::Scratch;
@@ -131,18 +129,11 @@ fn a_killed_daemon_has_a_successor() {
 fn an_image_grows_under_a_driver() {
     let image = CephImage::create(8).unwrap();
     let daemon = serve(&image, &[]);
-    let disk = Disk::connect(Options { connect_timeout: LIMIT, ..Options::new(daemon.socket()) }).unwrap();
-    let (news, changes) = mpsc::channel();
-    disk.on_config_change(move || {
-        let _ = news.send(());
-    })
-    .unwrap();
+    let disk = connect(daemon.socket()).unwrap();
     assert_eq!(disk.size().unwrap(), 8 * MIB);
     image.resize(16).unwrap();
     // No signal is needed: the cluster reports the new size.
-    while disk.size().unwrap() != 16 * MIB {
-        changes.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("the size stays {}", disk.size().unwrap()));
-    }
+    wait_for_size(&disk, 16 * MIB).unwrap();
     disk.write_at(&[7; 512], 16 * MIB - 512).unwrap();
     let mut last = [0; 512];
     disk.read_at(&mut last, 16 * MIB - 512).unwrap();

@@ -11,10 +11,10 @@ use std::time::Duration;
 use kickless_driver::{Disk, Options};
 use kickless_testing::eventually;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::disk_size::{connect, wait_for_size};
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig};
 use kickless_tests::guest::{image_dir, make_image};
-use kickless_tests::size_watcher::connect;
 use kickless_vhost_user::{
     BackendMessage, Error, FrontendMessage as Message, FrontendResponder, Received, Wait,
 };
@@ -44,12 +44,12 @@ fn resize(image: &Path, bytes: u64) {
 #[test]
 fn a_driver_is_told_and_a_disk_does_not_shrink() {
     let (_dir, image, daemon) = served(8);
-    let (disk, changes) = connect(daemon.socket()).unwrap();
+    let disk = connect(daemon.socket()).unwrap();
     assert_eq!(disk.size().unwrap(), 8 * MIB);
     for grown in [16 * MIB, 24 * MIB + 4096] {
         resize(&image, grown);
         daemon.signal(Signal::HUP).unwrap();
-        changes.wait_for(&disk, grown).unwrap();
+        wait_for_size(&disk, grown).unwrap();
         disk.write_at(&[7; 512], grown - 512).unwrap();
         let mut last = [0; 512];
         disk.read_at(&mut last, grown - 512).unwrap();
@@ -69,7 +69,7 @@ fn a_driver_is_told_and_a_disk_does_not_shrink() {
 
 /// A driver that only asks for the size sees the new one.
 #[test]
-fn a_driver_without_a_listener_and_requests_is_told() {
+fn a_driver_that_asks_for_the_size_is_told() {
     let (_dir, image, daemon) = served(8);
     let disk = Disk::connect(Options { reactor: false, ..Options::new(daemon.socket()) }).unwrap();
     assert_eq!(disk.size().unwrap(), 8 * MIB);
@@ -82,12 +82,12 @@ fn a_driver_without_a_listener_and_requests_is_told() {
 #[test]
 fn a_disk_grows_between_two_drivers() {
     let (_dir, image, daemon) = served(8);
-    connect(daemon.socket()).unwrap().0.close();
+    connect(daemon.socket()).unwrap().close();
     resize(&image, 16 * MIB);
     daemon.signal(Signal::HUP).unwrap();
     daemon.log().wait_for("growth", LIMIT, |line| line.contains("has grown").then_some(())).unwrap();
-    let (disk, changes) = connect(daemon.socket()).unwrap();
-    changes.wait_for(&disk, 16 * MIB).unwrap();
+    let disk = connect(daemon.socket()).unwrap();
+    wait_for_size(&disk, 16 * MIB).unwrap();
     disk.close();
 }
 
@@ -97,8 +97,8 @@ fn a_start_reads_the_size_again() {
     let (_dir, image, daemon) = served(8);
     for grown in [16 * MIB, 24 * MIB] {
         resize(&image, grown);
-        let (disk, changes) = connect(daemon.socket()).unwrap();
-        changes.wait_for(&disk, grown).unwrap();
+        let disk = connect(daemon.socket()).unwrap();
+        wait_for_size(&disk, grown).unwrap();
         disk.close();
     }
 }
@@ -157,12 +157,12 @@ fn a_block_device_grows_without_a_signal() {
     let daemon = serve(Path::new(device));
     // Detaching takes effect when the daemon closes the loop device.
     let detach = || assert!(losetup(&["--detach", device]).unwrap().status.success());
-    let (disk, changes) = connect(daemon.socket()).unwrap();
+    let disk = connect(daemon.socket()).unwrap();
     resize(&image, 16 * MIB);
     let resized = losetup(&["--set-capacity", device]).unwrap().status.success();
     detach();
     assert!(resized);
-    changes.wait_for(&disk, 16 * MIB).unwrap();
+    wait_for_size(&disk, 16 * MIB).unwrap();
     disk.close();
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }

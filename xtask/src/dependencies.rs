@@ -35,7 +35,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("daemon", &["worker", "vhost"]),
     ("control", &["daemon"]),
     ("kinds", &["daemon", "blk", "net"]),
-    ("kickless", &["control", "kinds", "bench"]),
+    ("kickless", &["control", "kinds", "bench", "sandbox"]),
 ];
 /// Packages that only test and check. They may depend on each crate. No other crate may depend on them,
 /// except for its tests.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kickless_device::{CloseError, StartError, Unsupported};
-use kickless_opener::{NoDescriptor, SocketError};
+use kickless_opener::{NoDescriptor, Refused, SocketError};
 use kickless_vhost::Ended;
 
 use super::config::{MakeError, Mistake};
@@ -76,6 +76,9 @@ pub enum AddError {
     /// Some options cannot be combined.
     #[error("{}", .0.why)]
     Mistake(Mistake),
+    /// The sandbox does not allow a thing that the device needs.
+    #[error(transparent)]
+    Refused(#[from] Refused),
     /// The socket cannot be made.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -97,6 +100,7 @@ impl AddError {
             | Self::KeepsDisk { .. } => Some("name"),
             Self::SocketTaken { .. } | Self::NoSocket | Self::NoDescriptor(_) => Some("socket-path"),
             Self::Mistake(mistake) => Some(&mistake.option),
+            Self::Refused(error) => Some(error.option),
             Self::Socket(error) => Some(error.option),
             Self::Make(error) => Some(error.option),
             Self::Full { .. } | Self::NoPool | Self::Stopping | Self::Thread(_) => None,
@@ -244,6 +248,9 @@ pub enum CaptureError {
         /// A device of its kind, with its article.
         one: &'static str,
     },
+    /// The sandbox does not allow the file.
+    #[error("capture: {0}")]
+    Refused(#[from] Refused),
     /// The file cannot be written, or the earlier one is not complete yet.
     #[error("capture: {}", super::sentence::sentence(.0))]
     File(StartError),

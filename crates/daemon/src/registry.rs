@@ -7,6 +7,7 @@ mod leaving;
 use groups::Groups;
 pub use leaving::Removal;
 
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -16,7 +17,9 @@ use std::time::{Duration, Instant};
 
 use kickless_device::Operate;
 use kickless_memory::quota::AddressSpace;
-use kickless_opener::{Address, Descriptors, SocketError, TURN_WAIT, descriptor_name, real_path};
+use kickless_opener::{
+    Address, Descriptors, Entry, SocketError, TURN_WAIT, descriptor_name, enter, real_path,
+};
 use kickless_sync::lock;
 use kickless_worker::{WorkerPool, WorkerTimes};
 use tracing::{Span, error, info, warn};
@@ -85,6 +88,8 @@ pub struct OpenDevice {
     config: DeviceConfig,
     device: Option<Arc<dyn Operate>>,
     socket: Option<Socket>,
+    /// The right to use the things of the host. Given up last.
+    entry: Entry,
 }
 
 /// The socket of an [`OpenDevice`].
@@ -291,6 +296,7 @@ impl Registry {
         given: &Descriptors,
     ) -> Result<Option<OpenDevice>, AddError> {
         config.check(Notation::Keys).map_err(AddError::Mistake)?;
+        let entry = enter(&config.grants())?;
         let registry = self.state.clone();
         let is_inherited = endpoint.is_some() || !config.descriptors().is_empty();
         let socket = match &endpoint {
@@ -304,7 +310,7 @@ impl Registry {
             devices_max: registry.devices_max,
         };
         let Some(id) = registry.devices.reserve(&wanted)? else { return Ok(None) };
-        let mut opened = OpenDevice { registry, id, config, device: None, socket: None };
+        let mut opened = OpenDevice { registry, id, config, device: None, socket: None, entry };
         opened.make_device(endpoint, given)?;
         Ok(Some(opened))
     }
@@ -323,7 +329,8 @@ impl Registry {
                 return Err(AddError::NoSocket);
             };
             let limiter = self.state.groups.limiter(&opened.config.kind);
-            let served = ServedDevice::new(opened.config.clone(), device, (pool, limiter), &self.state.space);
+            let (config, entry) = (opened.config.clone(), mem::take(&mut opened.entry));
+            let served = ServedDevice::new(config, device, (pool, limiter), &self.state.space, entry);
             // An error drops these in this order, so that the name is released last.
             ready.push((endpoint, Arc::new(served.map_err(AddError::Thread)?), opened));
         }

@@ -11,6 +11,7 @@ use kickless_device::{Executor, Limiter, Operate, Unsupported};
 use kickless_io::Waker;
 use kickless_memory::Mapper;
 use kickless_memory::quota::AddressSpace;
+use kickless_opener::Entry;
 use kickless_vhost::{Ended, Server, Statistics};
 use kickless_worker::WorkerPool;
 use tracing::{error, warn};
@@ -31,11 +32,11 @@ pub struct ServedDevice {
     stop: Waker,
     /// The device takes no new requests.
     is_drained: AtomicBool,
-    /// Held while the capture changes, which can wait for a file. So the last change is the one that is
-    /// recorded.
-    pub(crate) capture_turn: Mutex<()>,
     /// Calls of [`DeviceRef::refresh`] that the refreshing thread has not finished; 0 if no such thread runs.
     refreshes: Arc<AtomicU64>,
+    /// The right to use the things of the host, given up last. Held while the capture changes, which can wait
+    /// for a file. So the last change is the one that is recorded.
+    pub(crate) entry: Mutex<Entry>,
 }
 
 /// A reference to a device that the registry has opened. It may have ended.
@@ -90,14 +91,15 @@ impl ServedDevice {
         device: Arc<dyn Operate>,
         (pool, limiter): (&Arc<WorkerPool>, Arc<Limiter>),
         space: &Arc<AddressSpace>,
+        entry: Entry,
     ) -> io::Result<Self> {
         let mapper = Mapper::within(space.join(config.serve.memory_max));
         let mapper = if config.serve.allow_slow_memory { mapper } else { mapper.refuse_slow() };
         let executor = pool.limited_executor(config.share.weight, limiter.clone());
         let server = Server::new(device.clone(), executor.clone()).with_mapper(mapper);
         let (stop, is_drained) = (Waker::new()?, AtomicBool::new(false));
-        let (capture_turn, refreshes) = (Mutex::default(), Arc::default());
-        Ok(Self { config, device, server, executor, limiter, stop, is_drained, capture_turn, refreshes })
+        let (refreshes, entry) = (Arc::default(), Mutex::new(entry));
+        Ok(Self { config, device, server, executor, limiter, stop, is_drained, refreshes, entry })
     }
 
     /// Returns the configuration of the device.
@@ -258,7 +260,9 @@ mod tests {
         let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
         let pool = Arc::new(WorkerPool::start(&pool).unwrap());
         let (config, space) = (fake_config("a"), Arc::new(AddressSpace::default()));
-        let served = ServedDevice::new(config, fake_device(), (&pool, Arc::default()), &space).unwrap();
+        let served =
+            ServedDevice::new(config, fake_device(), (&pool, Arc::default()), &space, Entry::default())
+                .unwrap();
         let ended = served.run(endpoint).unwrap_err();
         assert!(ended.to_string().contains("no more front-ends can be served"), "{ended:#}");
         assert!(!path.exists() && UnixStream::connect(&path).is_err());

@@ -4,28 +4,24 @@
 //! any time. So this module only uses reads and writes that never wait. Such reads and writes exist for
 //! eventfds, but not for every kind of file. Other files are refused, as the kernel's own vhost does.
 
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat, readlinkat};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::io::{ReadWriteFlags, preadv2};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Accepts an eventfd that the front-end sent. Makes it non-blocking, for hosts that have no better
 /// protection.
 fn eventfd(fd: OwnedFd) -> io::Result<OwnedFd> {
-    if !is_eventfd(&fd)? {
+    let is_eventfd = match kickless_io::is_eventfd(&fd) {
+        Some(is_eventfd) => is_eventfd,
+        // Without AIO, other anonymous inodes pass too, but no file, pipe, socket or device.
+        None => FileType::from_raw_mode(fstat(&fd)?.st_mode) == FileType::Unknown,
+    };
+    if !is_eventfd {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no eventfd"));
     }
     fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
     Ok(fd)
-}
-
-fn is_eventfd(fd: &OwnedFd) -> io::Result<bool> {
-    match readlinkat(rustix::fs::CWD, format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new()) {
-        Ok(name) => Ok(name.as_bytes() == b"anon_inode:[eventfd]"),
-        // No /proc. The kind of an anonymous inode is unknown then, but it is no file, pipe, socket or
-        // device.
-        Err(_) => Ok(FileType::from_raw_mode(fstat(fd)?.st_mode) == FileType::Unknown),
-    }
 }
 
 /// The eventfd through which the driver notifies the device. It becomes readable with each kick.

@@ -1,13 +1,12 @@
 //! Opens the files of images of any format.
 
 use crate::{Cache, Error, Options};
-use kickless_opener::{FileUse, file, is_same_description, reopen, status};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, fstatfs};
+use kickless_opener::{Alignment, image, is_same_description, reopen, status};
+use rustix::fs::{FileType, OFlags, Stat, fcntl_getfl, fcntl_setfl, fstat, fstatfs};
 use rustix::io::Errno;
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -40,23 +39,31 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Opens the file in the mode of the options. Returns whether it is open for direct I/O.
-    pub(crate) fn open(self, options: &Options) -> Result<(Arc<File>, bool), Error> {
+    /// Opens the file in the mode of the options.
+    pub(crate) fn open(self, options: &Options) -> Result<ImageFile, Error> {
         match self {
-            Self::Path(path) => open_file(path, options).map(|(file, is_direct)| (Arc::new(file), is_direct)),
+            Self::Path(path) => open_file(path, options),
             Self::Descriptor(name, fd) => adopt(name, fd, options),
         }
     }
 }
 
+/// A file that is open for an image.
+#[derive(Debug)]
+pub(crate) struct ImageFile {
+    pub(crate) file: Arc<File>,
+    /// The alignment of direct I/O, or `None` if the file is not open for it.
+    pub(crate) direct: Option<Alignment>,
+}
+
 /// Uses a descriptor that another program has opened. The disk gets an open file description of its own, with
 /// a lock and flags of its own, if this process may open the file. Otherwise it shares that of the other
 /// program, which notices whether it uses direct I/O. No two disks share one.
-fn adopt(name: &Path, fd: BorrowedFd<'_>, options: &Options) -> Result<(Arc<File>, bool), Error> {
+fn adopt(name: &Path, fd: BorrowedFd<'_>, options: &Options) -> Result<ImageFile, Error> {
     let failed = |source: io::Error| Error::Open { path: name.to_owned(), source };
     let wrong = |why| Err(Error::Descriptor { name: name.to_owned(), why });
     let file = File::from(fd.try_clone_to_owned().map_err(failed)?);
-    check_type(name, &file.metadata().map_err(failed)?)?;
+    check_type(name, file_type(&fstat(&file).map_err(|error| failed(error.into()))?))?;
     let flags = fcntl_getfl(&file).map_err(|error| failed(error.into()))?;
     let (access, writes) = (flags & OFlags::ACCMODE, !options.read_only);
     if flags.contains(OFlags::PATH) || ![OFlags::RDONLY, OFlags::RDWR].contains(&access) {
@@ -70,8 +77,11 @@ fn adopt(name: &Path, fd: BorrowedFd<'_>, options: &Options) -> Result<(Arc<File
     }
     let is_direct = options.cache == Cache::None && !is_cacheless(&file);
     // It never opens more than the descriptor allows, which was checked above.
-    match reopen(file.as_fd(), FileUse::Image { writes, is_direct }) {
-        Ok(file) => return Ok((Arc::new(file), is_direct)),
+    match reopen(file.as_fd(), writes, is_direct) {
+        Ok(opened) => {
+            let direct = is_direct.then_some(opened.alignment);
+            return Ok(ImageFile { file: Arc::new(opened.file), direct });
+        }
         Err(error) if is_direct && error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
             return Err(Error::NoDirect { path: name.to_owned() });
         }
@@ -85,7 +95,7 @@ fn adopt(name: &Path, fd: BorrowedFd<'_>, options: &Options) -> Result<(Arc<File
     let mut wanted = flags - OFlags::DIRECT - OFlags::NONBLOCK;
     wanted.set(OFlags::DIRECT, is_direct);
     match fcntl_setfl(&*file, wanted) {
-        Ok(()) => Ok((file, is_direct)),
+        Ok(()) => Ok(ImageFile { file, direct: is_direct.then_some(Alignment::Unknown) }),
         Err(Errno::INVAL) if is_direct => Err(Error::NoDirect { path: name.to_owned() }),
         Err(error) => Err(failed(error.into())),
     }
@@ -116,14 +126,14 @@ impl Shared {
 /// Returns whether two files have the same open file description. If the kernel does not tell, those of the
 /// same inode have.
 fn may_share(one: &File, other: &File) -> bool {
-    is_same_description(one, other).unwrap_or_else(|_| match (one.metadata(), other.metadata()) {
-        (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+    is_same_description(one, other).unwrap_or_else(|_| match (fstat(one), fstat(other)) {
+        (Ok(one), Ok(other)) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
         _ => true,
     })
 }
 
-/// Opens the file in the mode of the options. Returns whether it is open for direct I/O.
-fn open_file(path: &Path, options: &Options) -> Result<(File, bool), Error> {
+/// Opens the file in the mode of the options.
+fn open_file(path: &Path, options: &Options) -> Result<ImageFile, Error> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if !options.read_only => {
             Error::OpenForWriting { path: path.to_owned(), source }
@@ -131,22 +141,20 @@ fn open_file(path: &Path, options: &Options) -> Result<(File, bool), Error> {
         _ => Error::Open { path: path.to_owned(), source },
     };
     // This comes before the open, because the open of a FIFO would wait for its other end.
-    check_type(path, &status(path).map_err(failed)?)?;
-    let open = |is_direct| file(path, FileUse::Image { writes: !options.read_only, is_direct });
+    check_type(path, status(path).map_err(failed)?.file_type())?;
+    let open = |is_direct| image(path, !options.read_only, is_direct);
+    let without_direct = |file| Ok(ImageFile { file: Arc::new(file), direct: None });
     if options.cache == Cache::Writeback {
-        return Ok((open(false).map_err(failed)?, false));
+        return without_direct(open(false).map_err(failed)?.file);
     }
     match open(true) {
-        Ok(file) => {
-            let cacheless = is_cacheless(&file);
-            // If the kernel accepts O_DIRECT on tmpfs, it accepts any alignment, so this counts as no direct
-            // I/O.
-            Ok((file, !cacheless))
-        }
+        // If the kernel accepts O_DIRECT on tmpfs, it accepts any alignment, so this counts as no direct I/O.
+        Ok(opened) if is_cacheless(&opened.file) => without_direct(opened.file),
+        Ok(opened) => Ok(ImageFile { file: Arc::new(opened.file), direct: Some(opened.alignment) }),
         Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
-            let file = open(false).map_err(failed)?;
+            let file = open(false).map_err(failed)?.file;
             if is_cacheless(&file) {
-                return Ok((file, false));
+                return without_direct(file);
             }
             Err(Error::NoDirect { path: path.to_owned() })
         }
@@ -155,15 +163,14 @@ fn open_file(path: &Path, options: &Options) -> Result<(File, bool), Error> {
 }
 
 /// Checks that a file can be a disk: a regular file or a block device.
-pub(crate) fn check_type(path: &Path, meta: &Metadata) -> Result<(), Error> {
-    let kind = meta.file_type();
-    let what = match () {
-        () if kind.is_file() || kind.is_block_device() => return Ok(()),
-        () if kind.is_dir() => "a directory",
-        () if kind.is_char_device() => "a character device",
-        () if kind.is_fifo() => "a pipe",
-        () if kind.is_socket() => "a socket",
-        () => "a special file",
+pub(crate) fn check_type(path: &Path, kind: FileType) -> Result<(), Error> {
+    let what = match kind {
+        FileType::RegularFile | FileType::BlockDevice => return Ok(()),
+        FileType::Directory => "a directory",
+        FileType::CharacterDevice => "a character device",
+        FileType::Fifo => "a pipe",
+        FileType::Socket => "a socket",
+        _ => "a special file",
     };
     Err(Error::NotADisk { path: path.to_owned(), what })
 }
@@ -171,15 +178,20 @@ pub(crate) fn check_type(path: &Path, meta: &Metadata) -> Result<(), Error> {
 /// Returns whether the file consists of memory. The node of a device may be on a tmpfs too, but that says
 /// nothing about the device.
 fn is_cacheless(file: &File) -> bool {
-    file.metadata().is_ok_and(|meta| meta.is_file())
+    fstat(file).is_ok_and(|stat| file_type(&stat) == FileType::RegularFile)
         && fstatfs(file).is_ok_and(|fs| matches!(fs.f_type as u64, TMPFS_MAGIC | RAMFS_MAGIC))
 }
 
+/// Returns the type of a file.
+pub(crate) fn file_type(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
 /// Returns the device and the inode of a file, or the number of a block device.
-pub(crate) fn identity(meta: &Metadata) -> String {
-    let mut text = match meta.file_type().is_block_device() {
-        true => format!("dev-{:x}", meta.rdev()),
-        false => format!("{:x}-{:x}", meta.dev(), meta.ino()),
+pub(crate) fn identity(stat: &Stat) -> String {
+    let mut text = match file_type(stat) {
+        FileType::BlockDevice => format!("dev-{:x}", stat.st_rdev),
+        _ => format!("{:x}-{:x}", stat.st_dev, stat.st_ino),
     };
     text.truncate(20);
     text
@@ -199,7 +211,7 @@ mod tests {
     fn adopted(fd: &File, cache: Cache) -> Result<Arc<File>, String> {
         let options = Options { read_only: true, cache, ..Options::default() };
         let adopted = adopt("fd:a".as_ref(), fd.as_fd(), &options);
-        adopted.map(|(file, _)| file).map_err(|error| error.to_string())
+        adopted.map(|opened| opened.file).map_err(|error| error.to_string())
     }
 
     /// Makes an image that only its owner may open.

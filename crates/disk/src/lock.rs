@@ -15,7 +15,6 @@
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,6 +22,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
+use rustix::fs::fstat;
 
 /// This process reads, and relies on the data that it has read.
 const READS: i64 = 100;
@@ -131,7 +131,7 @@ fn held() -> MutexGuard<'static, Vec<(Image, &'static [i64])>> {
 }
 
 fn image(file: &File) -> Option<Image> {
-    file.metadata().ok().map(|file| (file.dev(), file.ino()))
+    fstat(file).ok().map(|file| (file.st_dev, file.st_ino))
 }
 
 /// Returns whether this process already has a conflicting lock on the image, by this or another open file

@@ -9,7 +9,7 @@ mod percent;
 pub(crate) mod rbd_name;
 
 use crate::{BadRbdName, BadRule, BadUri, FaultRules, NbdUri, RbdName, SECTOR};
-use kickless_opener::descriptor_name;
+use kickless_opener::{Target, descriptor_name};
 use kickless_values::parse_size;
 use std::ffi::OsStr;
 use std::fmt;
@@ -120,6 +120,20 @@ impl DiskSpec {
     /// Returns the name of the descriptor for which the path stands.
     pub fn descriptor(&self) -> Option<&str> {
         self.path().and_then(descriptor_name)
+    }
+
+    /// Returns the things of the host that the disk opens or connects to by their names.
+    pub fn targets(&self, writes: bool) -> Vec<Target> {
+        let image = |path: &PathBuf, chain| Target::Image { path: path.clone(), writes, chain };
+        vec![match self {
+            Self::File(path) | Self::Qcow2(path) if descriptor_name(path).is_some() => return Vec::new(),
+            Self::File(path) => image(path, false),
+            Self::Qcow2(path) => image(path, true),
+            Self::Nbd(uri) => uri.server.target(),
+            Self::Rbd(_) => Target::Library { name: "rbd".into() },
+            Self::Null(_) | Self::Memory(_) => return Vec::new(),
+            Self::Fault(_, under) => return under.targets(writes),
+        }]
     }
 
     /// Returns whether the disk is an image in QEMU's format.

@@ -33,7 +33,7 @@
 //! the first flush.
 
 use kickless_io::{Errno, writeback_error};
-use kickless_opener::{FileUse, reopen};
+use kickless_opener::reopen;
 use rustix::fs::fstatfs;
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -60,7 +60,8 @@ impl Writeback {
     /// Watches a file from now on. Later log lines about it belong to the current span.
     pub(crate) fn watch(file: &File) -> Self {
         let is_overlay = fstatfs(file).is_ok_and(|fs| fs.f_type as u64 == OVERLAYFS_MAGIC);
-        let witness = if is_overlay { None } else { reopen(file.as_fd(), FileUse::Read).ok() };
+        let witness = if is_overlay { None } else { reopen(file.as_fd(), false, false).ok() };
+        let witness = witness.map(|opened| opened.file);
         Self { witness: Mutex::new(witness), latched: AtomicI32::new(0), span: Span::current() }
     }
 

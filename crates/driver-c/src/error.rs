@@ -107,7 +107,7 @@ fn errno(error: &Error) -> Errno {
         Error::Invalid(Invalid::NotOffered { .. }) => Errno::OPNOTSUPP,
         Error::Invalid(_) => Errno::INVAL,
         Error::Full => Errno::AGAIN,
-        Error::InHandler => Errno::DEADLK,
+        Error::InCallback => Errno::DEADLK,
         Error::TooManyRegions { .. } => Errno::NOSPC,
         Error::Busy => Errno::BUSY,
         Error::Failed(failure) => failure_errno(*failure),

@@ -1,6 +1,5 @@
 //! The core of a disk: its queues, its connection, its memory, and the reason of its death.
 
-use std::cell::Cell;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
@@ -26,20 +25,6 @@ use crate::page_pool::PagePool;
 use crate::reconnect::Reconnect;
 use crate::ring::{self, Ring};
 
-/// A function to call when the configuration space has changed.
-pub(crate) type OnChange = Arc<dyn Fn() + Send + Sync>;
-
-thread_local! {
-    /// Set while this thread runs a listener, which other threads may wait for.
-    static IN_LISTENER: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Returns whether this thread runs a callback of the caller. A callback must not wait, because it could wait
-/// for itself.
-pub(crate) fn is_called_back() -> bool {
-    ring::is_delivering() || IN_LISTENER.get()
-}
-
 /// The state that all handles of a disk share.
 pub(crate) struct Core {
     pub(crate) options: Options,
@@ -47,14 +32,14 @@ pub(crate) struct Core {
     pub(crate) own_memory: Arc<OwnMemory>,
     pub(crate) link: Link,
     pub(crate) features: Features,
-    /// Locked before any completion lock. So a handler, which runs under a completion lock, must not lock it.
+    /// Locked before any completion lock. So a callback, which runs under a completion lock, must not lock
+    /// it.
     session: Mutex<Session>,
-    /// The configuration as it was read last, for handlers.
+    /// The configuration as it was read last, for callbacks.
     last_config: Mutex<(Limits, Space)>,
     pub(crate) reactor: AtomicBool,
     /// Wakes the reactor thread.
     pub(crate) reactor_event: Arc<Event>,
-    on_change: Mutex<Vec<OnChange>>,
 }
 
 /// The connection, and the state that the back-end knows through it.
@@ -130,31 +115,18 @@ impl Core {
             last_config: Mutex::new((limits, space)),
             reactor: AtomicBool::new(false),
             reactor_event: Arc::new(Event::new()?),
-            on_change: Mutex::new(Vec::new()),
         }))
     }
 
     /// Locks the session with the back-end.
     pub(crate) fn session(&self) -> MutexGuard<'_, Session> {
-        debug_assert!(!ring::is_delivering(), "a handler has a queue's lock already");
+        debug_assert!(!ring::is_delivering(), "a callback has a queue's lock already");
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Calls the listeners for changes of the configuration space.
-    pub(crate) fn call_listeners(&self) {
-        let listeners = self.on_change.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let outer = IN_LISTENER.replace(true);
-        listeners.iter().for_each(|listener| ring::catch_panic(|| listener()));
-        IN_LISTENER.set(outer);
-    }
-
-    pub(crate) fn on_change(&self, listener: OnChange) {
-        self.on_change.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
     }
 
     /// Returns the limits of requests and the configuration space. Reads them again if they have changed.
     ///
-    /// In a handler, returns the values that were read last.
+    /// In a callback, returns the values that were read last.
     pub(crate) fn limits(self: &Arc<Self>) -> Result<(Limits, Space), Error> {
         if ring::is_delivering() {
             return if self.link.is_dead() { Err(self.link.dead_error()) } else { Ok(*self.last_config()) };
@@ -185,7 +157,7 @@ impl Core {
     /// Does the same as [`Core::limits`], after a look at what the back-end has reported. Nothing else looks
     /// at that while the caller submits no request and has no reactor.
     pub(crate) fn latest_limits(self: &Arc<Self>) -> Result<(Limits, Space), Error> {
-        if !is_called_back() {
+        if !ring::is_delivering() {
             self.check_connection();
         }
         self.limits()
@@ -202,7 +174,7 @@ impl Core {
             return Err(Error::NotOffered { what: "a switch for its write cache" });
         }
         if ring::is_delivering() {
-            return Err(Error::InHandler);
+            return Err(Error::InCallback);
         }
         let mut session = self.session();
         let told = session.connection.as_mut().map_or(Ok(()), |connection| set_writeback(connection, on));
@@ -241,7 +213,7 @@ impl Core {
     /// Removes the regions that have no user any more.
     pub(crate) fn unregister_unused(self: &Arc<Self>) -> Result<(), Error> {
         if ring::is_delivering() {
-            return Err(Error::InHandler);
+            return Err(Error::InCallback);
         }
         loop {
             let mut session = self.session();
@@ -290,12 +262,8 @@ impl Core {
     /// Waits until nothing is in flight.
     ///
     /// # Errors
-    /// This would wait for ever: the connection is lost, the device broke a ring, or this thread runs a
-    /// callback.
+    /// This would wait for ever: the connection is lost, or the device broke a ring.
     fn wait_until_quiet(&self) -> Result<(), Error> {
-        if is_called_back() {
-            return Err(Error::InHandler);
-        }
         while self.rings.iter().any(|ring| ring.in_flight() > 0) {
             self.rings.iter().try_for_each(Ring::drain_for_all)?;
             if self.link.is_dead() {
@@ -322,9 +290,6 @@ impl Core {
         self.reactor_event.signal();
         self.rings.iter().for_each(Ring::kill);
         self.close_connection();
-        // A listener may own a handle of the disk, so the listeners are dropped without the lock.
-        let listeners = std::mem::take(&mut *self.on_change.lock().unwrap_or_else(PoisonError::into_inner));
-        drop(listeners);
     }
 
     /// Returns the number of completed requests of all queues.
@@ -334,6 +299,7 @@ impl Core {
 }
 
 /// Returns the number of queues to use.
+#[expect(clippy::disallowed_methods, reason = "it reads /proc, and no sandbox of ours holds a driver")]
 fn queue_count(options: &Options, connection: &Connection, features: Features, space: &Space) -> usize {
     let wanted = match options.queues {
         0 => thread::available_parallelism().map_or(1, usize::from),

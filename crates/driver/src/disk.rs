@@ -10,7 +10,7 @@ use kickless_spec::blk::{BlkFeatures, Config, ID_LEN};
 use kickless_spec::features::Features;
 
 use crate::buffer::{Buffer, Registered};
-use crate::core::{Core, is_called_back};
+use crate::core::Core;
 use crate::error::{Error, Invalid};
 use crate::handle::Handle;
 use crate::limits::LIFETIME_LEN;
@@ -18,7 +18,7 @@ use crate::options::Options;
 use crate::queue::Queue;
 use crate::reconnect::Reconnect;
 use crate::request::{Kind, Notify, Request};
-use crate::ring::Counters;
+use crate::ring::{Counters, is_delivering};
 use crate::waiter::Waiter;
 
 /// The largest number of bytes of one request of a copying transfer. Long transfers overlap requests and
@@ -174,23 +174,10 @@ impl Disk {
 
     /// Returns how often the back-end has reported a change of its configuration space.
     ///
-    /// Only threads that wait or poll see these reports.
+    /// Threads that wait, poll or ask for the size see these reports. A report makes an
+    /// [`Events`](crate::Events) readable.
     pub fn config_changes(&self) -> u64 {
         self.core().link.changes()
-    }
-
-    /// Calls `listener` whenever the configuration space has changed.
-    ///
-    /// Any thread that waits or polls may call it. So this starts the reactor thread, unless
-    /// [`Options::reactor`] is off. The listener may read the size and the configuration, and submit
-    /// requests. If it waits for a request, it gets [`Error::InHandler`]. The listener is dropped when the
-    /// disk dies. A listener with a handle of the disk keeps the disk open until [`Disk::close`].
-    ///
-    /// # Errors
-    /// The reactor thread cannot be started.
-    pub fn on_config_change(&self, listener: impl Fn() + Send + Sync + 'static) -> Result<(), Error> {
-        self.core().on_change(Arc::new(listener));
-        self.core().start_reactor()
     }
 
     /// Turns the device's write cache on or off. Without the cache, a write is durable when it completes.
@@ -255,7 +242,7 @@ impl Disk {
     ///
     /// The wait ends early if the back-end completes nothing within [`Options::reply_timeout`].
     pub fn close(&self) {
-        if is_called_back() {
+        if is_delivering() {
             return self.core().die(Error::Unplugged);
         }
         self.core().close();
@@ -338,8 +325,8 @@ impl Disk {
         }
         let core = self.core();
         let ring = &core.rings[self.index_of_thread()];
-        if is_called_back() {
-            return Err(Error::InHandler);
+        if is_delivering() {
+            return Err(Error::InCallback);
         }
         let (limits, _) = core.limits()?;
         // Checks the whole range first, so that an invalid range has no effect.

@@ -185,10 +185,10 @@ pub enum Error {
     /// The ring has no room for the request now.
     #[error("the ring is full")]
     Full,
-    /// A handler of completions tried to wait or to send a message, or a listener tried to wait. It could
-    /// wait for itself.
-    #[error("a handler must not wait")]
-    InHandler,
+    /// A callback (the function given to [`Queue::poll`](crate::Queue::poll), or the waker of a future) tried
+    /// to wait or to send a message. It could wait for itself.
+    #[error("a callback must not wait")]
+    InCallback,
     /// The shared memory has no free piece of this length.
     /// [`Options::buffer_memory`](crate::Options::buffer_memory) sets its size.
     #[error("the shared memory has no {len} free bytes in one piece")]

@@ -10,8 +10,8 @@
 //! * blocking: [`Disk::read_at`], [`Disk::write_at`], [`Disk::flush`] and so on, or [`Disk::run`] for any
 //!   [`Request`];
 //! * futures: [`Disk::read`], [`Disk::write`], [`Disk::start`], under any runtime or none;
-//! * batches and polling: [`Queue::submit`], [`Queue::poll`], [`Queue::wait`], with a token for each request
-//!   or a handler ([`Request::on_complete`]), and a descriptor for epoll ([`Queue::events`]).
+//! * batches and polling: [`Queue::submit`], [`Queue::poll`], [`Queue::wait`], with a token for each
+//!   request, and a descriptor for epoll ([`Queue::events`]).
 //!
 //! ```no_run
 //! use kickless_driver::{Disk, Options, Request};
@@ -44,7 +44,7 @@
 //!
 //! # Threads and locks
 //! Each queue has a lock for submission and one for completion. Only two kinds of code hold both: the restart
-//! of a queue, and a callback that submits a request (a handler, or the function given to [`Queue::poll`]).
+//! of a queue, and a callback that submits a request (the function given to [`Queue::poll`], or a waker).
 //!
 //! A kick is a system call, so it happens after the submission lock is dropped. By then the request may be
 //! done, the disk may be closed, or the connection may be replaced. So the kick uses a reference-counted
@@ -52,7 +52,7 @@
 //!
 //! A thread that polls or waits delivers all completions that it finds, also those of other threads. Of
 //! several threads that wait at a queue, one sleeps on its events. The driver starts a thread of its own only
-//! when a future or a handler needs one ([`Options::reactor`]).
+//! when a future needs one ([`Options::reactor`]).
 //!
 //! Lock order: the lock of the session with the back-end, the completion lock of a queue, its submission
 //! lock, then any of the small ones (waiters, completions kept for pollers, the page pool). No two small
@@ -136,5 +136,5 @@ pub use kickless_virtqueue::driver::UsedError;
 pub use offload::{Checksum, InvalidOffload, Offload, Protocol, Segmentation};
 pub use options::{Options, Waiting};
 pub use queue::{Events, Queue, SubmitError};
-pub use request::{Completion, Kind, OnComplete, Request};
+pub use request::{Completion, Kind, Request};
 pub use ring::Counters;

@@ -71,19 +71,17 @@ impl Link {
         }
     }
 
-    /// Serves the back-end's own channel. Returns whether it reported a change of the configuration space.
-    pub(crate) fn serve_requests(&self) -> bool {
-        let Ok(mut requests) = self.requests.try_lock() else { return false };
-        let Some(responder) = requests.as_mut() else { return false };
+    /// Serves the back-end's own channel. Counts changes of the configuration space.
+    pub(crate) fn serve_requests(&self) {
+        let Ok(mut requests) = self.requests.try_lock() else { return };
+        let Some(responder) = requests.as_mut() else { return };
         let served = connection::serve(responder);
         if served.is_err() {
             // The device works without this channel.
             self.control.forget(responder.as_fd());
             *requests = None;
         }
-        let has_changed = matches!(served, Ok(true));
-        self.changes.fetch_add(has_changed.into(), Ordering::Release);
-        has_changed
+        self.changes.fetch_add(matches!(served, Ok(true)).into(), Ordering::Release);
     }
 
     /// Returns the number of changes of the configuration space.

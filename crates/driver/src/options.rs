@@ -76,7 +76,7 @@ pub struct Options {
     pub reply_timeout: Duration,
     /// The way in which a thread waits for a completion. Default: [`Waiting::Auto`].
     pub waiting: Waiting,
-    /// Start a thread that completes futures and handlers.
+    /// Start a thread that completes futures.
     ///
     /// Without it, they complete when a thread calls [`Queue::poll`](crate::Queue::poll) or blocks on the
     /// same queue. The thread starts with the first request that needs it. Default: yes.

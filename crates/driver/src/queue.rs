@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
 
-use crate::core::{Core, is_called_back};
+use crate::core::Core;
 use crate::error::Error;
 use crate::event::SleeperEvent;
 use crate::handle::Handle;
 use crate::reconnect::Reconnect;
-use crate::request::{Completion, Notify, Request};
-use crate::ring::{Counters, Ring};
+use crate::request::{Completion, Request};
+use crate::ring::{Counters, Ring, is_delivering};
 
 /// A request that was not submitted, with the reason.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,6 @@ impl Queue {
     /// - The disk is dead.
     #[inline]
     pub fn submit(&self, batch: &mut Vec<Request>) -> Result<usize, Error> {
-        self.start_reactor_for(batch)?;
         self.ring().submit(batch).map_err(|error| self.core().link.explain(error))
     }
 
@@ -71,7 +70,6 @@ impl Queue {
     /// # Errors
     /// As [`Queue::submit`], except [`Error::Full`].
     pub fn submit_or_wait(&self, batch: &mut Vec<Request>) -> Result<(), Error> {
-        self.start_reactor_for(batch)?;
         while !batch.is_empty() {
             match self.submit(batch) {
                 Ok(_) => {}
@@ -93,27 +91,17 @@ impl Queue {
     #[inline]
     #[expect(clippy::result_large_err, reason = "the request comes back in the error")]
     pub fn submit_one(&self, mut request: Request) -> Result<(), SubmitError> {
-        let submitted = match &request.notify {
-            Notify::Handler(..) => self.core().start_reactor(),
-            _ => Ok(()),
-        };
-        let submitted = submitted.and_then(|()| self.ring().submit_one(&mut request));
+        let submitted = self.ring().submit_one(&mut request);
         submitted.map_err(|error| SubmitError { request, error: self.core().link.explain(error) })
-    }
-
-    fn start_reactor_for(&self, batch: &[Request]) -> Result<(), Error> {
-        if batch.iter().any(|request| matches!(request.notify, Notify::Handler(..))) {
-            self.core().start_reactor()?;
-        }
-        Ok(())
     }
 
     /// Delivers completions, and returns the number of calls of `each`.
     ///
     /// Calls `each` for up to `max` completions of requests with a token, but not always for all that there
-    /// are. Also wakes futures and blocked threads, and calls handlers. Never waits, not even for another
-    /// thread that polls. `each` runs under the completion lock of the queue: it may submit requests, but
-    /// must not wait for this queue.
+    /// are. Also wakes futures and blocked threads. Never waits, not even for another thread that polls.
+    ///
+    /// `each` runs under the completion lock of the queue. It may submit requests; calls that wait return
+    /// [`Error::InCallback`].
     ///
     /// # Errors
     /// The disk is dead, and no completion is left.
@@ -151,8 +139,8 @@ impl Queue {
         if count > 0 || max == 0 {
             return Ok(count);
         }
-        if is_called_back() {
-            return Err(Error::InHandler);
+        if is_delivering() {
+            return Err(Error::InCallback);
         }
         let ring = self.ring();
         if timeout != Some(Duration::ZERO) && self.core().short_spin(ring, None) {
@@ -228,8 +216,7 @@ pub struct Events {
 impl Events {
     /// Asks the device to call. Returns whether the caller may sleep on the descriptor.
     ///
-    /// Returns `false` if there is something to poll already, or in a handler of completions, which must not
-    /// sleep.
+    /// Returns `false` if there is something to poll already, or in a callback, which must not sleep.
     #[must_use]
     pub fn arm(&self) -> bool {
         let core = self.queue.core();

@@ -1,4 +1,4 @@
-//! The reactor: a thread of the disk that completes futures and handlers. It starts with the first of them.
+//! The reactor: a thread of the disk that completes futures. It starts with the first of them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -28,9 +28,6 @@ pub(crate) trait Reconnect: Send + Sync + Sized + 'static {
     /// Wakes all threads that wait for the device, so that they check the connection.
     fn wake_all(&self);
 
-    /// Tells the owner that the configuration space has changed.
-    fn config_changed(&self) {}
-
     /// Waits until nothing is in flight, before the queues are stopped.
     fn drain(self: &Arc<Self>) {}
 
@@ -43,8 +40,8 @@ pub(crate) trait Reconnect: Send + Sync + Sized + 'static {
         if happened.error && self.link().control.error.take() > 0 {
             return self.die(Error::RingError);
         }
-        if happened.message && self.link().serve_requests() {
-            self.config_changed();
+        if happened.message {
+            self.link().serve_requests();
         }
         if happened.closed {
             self.lost(Error::Closed);
@@ -57,7 +54,7 @@ pub(crate) trait Reconnect: Send + Sync + Sized + 'static {
     /// error after which the connection is still usable is returned. Any other error kills the device.
     fn fail(self: &Arc<Self>, error: Error) -> Result<(), Error> {
         match error {
-            Error::Refused { .. } | Error::Os { .. } | Error::InHandler => return Err(error),
+            Error::Refused { .. } | Error::Os { .. } => return Err(error),
             error if error.is_loss() => self.lost(error),
             error => self.die(error),
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::connection::{Connection, deadline_after};
-use crate::core::{Core, disk_config, is_called_back, set_writeback};
+use crate::core::{Core, disk_config, set_writeback};
 use crate::error::Error;
 use crate::event::Event;
 use crate::limits::Limits;
@@ -38,14 +38,10 @@ impl Reconnect for Core {
         self.rings.iter().for_each(|ring| ring.wake.signal());
     }
 
-    fn config_changed(&self) {
-        self.call_listeners();
-    }
-
     /// Waits as long as the back-end makes progress.
     fn drain(self: &Arc<Self>) {
         self.rings.iter().for_each(Ring::shut);
-        if !is_called_back() {
+        if !ring::is_delivering() {
             self.rings.iter().for_each(|ring| self.finish(ring));
         }
     }

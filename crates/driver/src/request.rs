@@ -1,6 +1,5 @@
 //! Requests and their completions.
 
-use std::fmt;
 use std::sync::Arc;
 
 use kickless_spec::blk;
@@ -128,14 +127,6 @@ impl Request {
         self.notify = Notify::Poller(token);
         self
     }
-
-    /// Delivers the completion to `handler`, with this number, instead of to a poller. The thread that finds
-    /// the completion calls it.
-    #[must_use]
-    pub fn on_complete(mut self, handler: Arc<dyn OnComplete>, token: u64) -> Self {
-        self.notify = Notify::Handler(handler, token);
-        self
-    }
 }
 
 /// The completion of a request.
@@ -149,37 +140,11 @@ pub struct Completion {
     pub data: Data,
 }
 
-/// A handler of completions.
-///
-/// It runs on the thread that finds the completion, under the completion lock of the queue. It may submit
-/// requests and read the size of the disk and the like. If it waits or sends a message to the back-end, it
-/// gets [`Error::InHandler`](crate::Error::InHandler). A panic ends the handler and nothing else.
-pub trait OnComplete: Send + Sync {
-    /// Handles the completion of a request.
-    fn complete(&self, completion: Completion);
-}
-
-impl<F: Fn(Completion) + Send + Sync> OnComplete for F {
-    fn complete(&self, completion: Completion) {
-        self(completion);
-    }
-}
-
 /// The receiver of a completion.
+#[derive(Debug)]
 pub(crate) enum Notify {
     /// The next poller, with this number.
     Poller(u64),
-    Handler(Arc<dyn OnComplete>, u64),
     /// The thread or the future that waits with this.
     Waiter(Arc<Waiter>),
-}
-
-impl fmt::Debug for Notify {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Poller(token) => write!(f, "Poller({token})"),
-            Self::Handler(_, token) => write!(f, "Handler({token})"),
-            Self::Waiter(_) => f.write_str("Waiter"),
-        }
-    }
 }

@@ -5,7 +5,6 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +12,7 @@ use kickless_spec::blk::{S_IOERR, S_OK, S_UNSUPP};
 use kickless_virtqueue::driver::{Completer, CompletionHint, NoRoom, Submitter, Table};
 
 use crate::block::{Blocks, Chain};
-use crate::buffer::{Data, OwnMemory};
+use crate::buffer::OwnMemory;
 use crate::error::{Error, Failure, Invalid};
 use crate::event::{Event, Kicker, SleeperEvent};
 use crate::layout::Layout;
@@ -33,7 +32,8 @@ thread_local! {
     static DELIVERING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether this thread runs a handler of completions.
+/// Returns whether this thread delivers completions. So it runs a callback, which must not wait, because it
+/// could wait for itself.
 pub(crate) fn is_delivering() -> bool {
     DELIVERING.get()
 }
@@ -453,7 +453,7 @@ impl Ring {
                             for_poller += 1;
                             each(Completion { token, result, data });
                         }
-                        other => deliver(other, result, data),
+                        Notify::Waiter(waiter) => waiter.complete((result, data)),
                     }
                 }
                 Ok(None) => break,
@@ -735,7 +735,7 @@ impl Ring {
             let result = Err(Failure::Dead);
             match notify {
                 Notify::Poller(token) => self.keep(Completion { token, result, data }),
-                other => deliver(other, result, data),
+                Notify::Waiter(waiter) => waiter.complete((result, data)),
             }
         }
     }
@@ -750,24 +750,5 @@ fn result(status: Option<u8>) -> Result<(), Failure> {
         Some(S_UNSUPP) => Err(Failure::Unsupported),
         Some(status) => Err(Failure::Status(status)),
         None => Err(Failure::NoStatus),
-    }
-}
-
-/// Delivers a completion that is not for a poller.
-fn deliver(notify: Notify, result: Result<(), Failure>, data: Data) {
-    match notify {
-        Notify::Waiter(waiter) => waiter.complete((result, data)),
-        Notify::Handler(handler, token) => {
-            catch_panic(|| handler.complete(Completion { token, result, data }));
-        }
-        Notify::Poller(_) => {}
-    }
-}
-
-/// Calls a callback of the caller. If it panics, this thread goes on, because other threads rely on it. The
-/// panic has been printed by then.
-pub(crate) fn catch_panic(call: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(call)).is_err() {
-        tracing::error!("a handler panicked");
     }
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::connection::deadline_after;
-use crate::core::{Core, is_called_back};
+use crate::core::Core;
 use crate::error::Error;
 use crate::options::Waiting;
 use crate::poll::{is_ready, readable, sleep};
 use crate::reconnect::Reconnect;
 use crate::request::{Notify, Request};
-use crate::ring::Ring;
+use crate::ring::{Ring, is_delivering};
 use crate::short_spin;
 use crate::waiter::{Outcome, Waiter};
 
@@ -29,8 +29,8 @@ impl Core {
     /// The request is invalid or the disk is dead.
     pub(crate) fn run(self: &Arc<Self>, ring: &Ring, mut request: Request) -> Result<Outcome, Error> {
         // A callback would wait for itself.
-        if is_called_back() {
-            return Err(Error::InHandler);
+        if is_delivering() {
+            return Err(Error::InCallback);
         }
         let waiter = ring.free_waiters.take();
         request.notify = Notify::Waiter(waiter.clone());
@@ -81,8 +81,8 @@ impl Core {
             Err(Error::Full) => {}
             Err(error) => return Err(self.link.explain(error)),
         }
-        if is_called_back() {
-            return Err(Error::InHandler);
+        if is_delivering() {
+            return Err(Error::InCallback);
         }
         let waiter = ring.free_waiters.take();
         ring.watch(&waiter);

@@ -64,6 +64,6 @@ pub use files::{BackingFile, Owner};
 pub use op::{Buffers, Completion, FileId, Op, OpKind, RangeSyscall, Token};
 pub use options::{DEPTH_MAX, EngineKind, EngineOptions, OWNERS_MAX, UnknownEngine};
 pub use rustix::io::Errno;
-pub use signal::{Signaller, prepare_to_signal, signal};
+pub use signal::{Signaller, is_eventfd, prepare_to_signal, signal};
 pub use waker::Waker;
 pub use writeback::writeback_error;

@@ -1,11 +1,13 @@
-//! Signalling an eventfd that is shared with another process.
+//! Eventfds that are shared with another process.
 #![expect(unsafe_code, reason = "island: an operation handed to the kernel")]
 
 use crate::aio::context::{Context, Control, Event, PREAD, SIGNAL_EVENT};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{Errno, write};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::LazyLock;
 
 thread_local! {
     static SIGNALLER: io::Result<Signaller> = Signaller::new();
@@ -40,6 +42,24 @@ pub fn signal(eventfd: impl AsFd) -> bool {
     done.unwrap_or(true)
 }
 
+/// Returns whether a descriptor is an eventfd, and leaves its counter alone. Returns `None` if AIO is not
+/// available.
+///
+/// The kernel looks for the eventfd of an AIO operation before it looks at the flags of the read. So an
+/// operation with an unknown flag always fails, and its error tells.
+pub fn is_eventfd(fd: impl AsFd) -> Option<bool> {
+    static PROBE: LazyLock<Option<Signaller>> = LazyLock::new(|| {
+        let signaller = Signaller::new().ok()?;
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC).ok()?;
+        // An old kernel gives another error, and a new one may know the flag.
+        let tells = (signaller.probe(&eventfd), signaller.probe(&signaller.empty));
+        (tells == (Some(true), Some(false))).then_some(signaller)
+    });
+    PROBE.as_ref()?.probe(fd)
+}
+
+/// A flag of `rw_flags` that no kernel knows.
+const UNKNOWN_FLAG: u32 = 1 << 30;
 /// The number of events of a context. The kernel allocates at least a page for them: 32 bytes each and the
 /// ring's head.
 const EVENTS: usize = 128;
@@ -76,13 +96,7 @@ impl Signaller {
     /// Adds one to an eventfd, and never waits. Returns whether the kernel did it. It fails for a descriptor
     /// that is no eventfd, and without memory.
     pub fn signal(&self, eventfd: impl AsFd) -> bool {
-        let mut control = [Control {
-            opcode: PREAD,
-            fd: self.empty.as_raw_fd(),
-            flags: SIGNAL_EVENT,
-            event_fd: eventfd.as_fd().as_raw_fd(),
-            ..Control::default()
-        }];
+        let mut control = [self.read_of_nothing(&eventfd)];
         for _ in 0..ATTEMPTS_MAX {
             // SAFETY: it reads no byte.
             match unsafe { self.context.submit(&mut control) } {
@@ -97,13 +111,37 @@ impl Signaller {
         }
         false
     }
+
+    /// Returns whether a descriptor is an eventfd, or `None` if the kernel gives neither expected error.
+    fn probe(&self, fd: impl AsFd) -> Option<bool> {
+        let mut control = [Control { rw_flags: UNKNOWN_FLAG, ..self.read_of_nothing(&fd) }];
+        // SAFETY: it reads no byte.
+        match unsafe { self.context.submit(&mut control) } {
+            Err(Errno::OPNOTSUPP) => Some(true),
+            Err(Errno::INVAL) => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Returns a read of the empty file, whose completion signals `eventfd`.
+    fn read_of_nothing(&self, eventfd: impl AsFd) -> Control {
+        Control {
+            opcode: PREAD,
+            fd: self.empty.as_raw_fd(),
+            flags: SIGNAL_EVENT,
+            event_fd: eventfd.as_fd().as_raw_fd(),
+            ..Control::default()
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::event::epoll;
     use rustix::io::read;
+    use rustix::pipe::pipe;
+    use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
     fn count(fd: &OwnedFd) -> u64 {
         let mut count = [0; 8];
@@ -133,6 +171,24 @@ mod tests {
         assert!(!signal(&file));
         assert!(!Signaller::new().unwrap().signal(&file));
         assert_eq!(file.metadata().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn eventfds_are_told_from_other_files() {
+        let counter = eventfd(7, EventfdFlags::CLOEXEC).unwrap();
+        assert_eq!(is_eventfd(&counter), Some(true));
+        assert_eq!(count(&counter), 7);
+        let semaphore = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE).unwrap();
+        assert_eq!(is_eventfd(&semaphore), Some(true));
+        // All three are anonymous inodes, as eventfds are.
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).unwrap();
+        let file = std::fs::File::open("/dev/zero").unwrap();
+        for other in
+            [epoll, timer, pipe().unwrap().1, memfd_create(c"", MemfdFlags::CLOEXEC).unwrap(), file.into()]
+        {
+            assert_eq!(is_eventfd(&other), Some(false), "{other:?}");
+        }
     }
 
     /// More signals than the context has room for events. The threads take each other's events.

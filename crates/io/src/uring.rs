@@ -54,13 +54,14 @@ impl Uring {
     /// Makes a ring. Its completions make `epoll` readable.
     pub(crate) fn open(options: &EngineOptions, epoll: impl AsFd) -> Result<Self, Error> {
         setup::try_one()?;
-        let (ring, enabled) = setup::make(options)?;
+        let ring = setup::make(options)?;
         let fixed = ring.submitter().register_files_sparse(FIXED_FILES).is_ok();
+        setup::restrict(&ring)?;
         epoll::add(&epoll, &ring, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
             .map_err(|e| Error::Uring { step: "epoll", source: e.into() })?;
         Ok(Self {
             ring,
-            enabled,
+            enabled: false,
             fixed,
             staged: VecDeque::with_capacity(options.shares().total()),
             pushed: 0,

@@ -6,7 +6,7 @@
 
 use kickless_io::{
     AlignedBuf, BackingFile, Buffers, Completion, Engine, EngineKind, Errno, Error, FileId, Op, OpKind,
-    Owner, Token,
+    Owner, Token, Waker, is_eventfd,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
@@ -14,6 +14,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 use std::env;
+use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -122,6 +123,8 @@ fn falls_back_on_threads(step: &str, kind: std::io::ErrorKind) {
 fn aio_setup_is_forbidden() {
     in_a_child("aio_setup_is_forbidden", || {
         forbid(libc::SYS_io_setup);
+        // Whether it is one is not known then.
+        assert_eq!(is_eventfd(Waker::new().unwrap().as_fd()), None);
         falls_back_on_threads("io_submit", std::io::ErrorKind::PermissionDenied);
     });
 }
@@ -200,6 +203,15 @@ fn enter_is_forbidden() {
     in_a_child("enter_is_forbidden", || {
         forbid(libc::SYS_io_uring_enter);
         falls_back("io_uring_enter");
+    });
+}
+
+#[test]
+fn restrictions_are_forbidden() {
+    in_a_child("restrictions_are_forbidden", || {
+        let restrict = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 11).unwrap();
+        fail(libc::SYS_io_uring_register, vec![SeccompRule::new(vec![restrict]).unwrap()], libc::EPERM);
+        falls_back("restrictions");
     });
 }
 

@@ -5,6 +5,7 @@
 
 mod control;
 mod device;
+mod sandbox;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ use kickless_kinds::kinds;
 use crate::service::Service;
 pub(crate) use control::{ControlOptions, Ctl, Metrics, Top};
 use device::DeviceOptions;
+pub(crate) use sandbox::SandboxOptions;
 
 /// The beginning of names of the program that imply the command of a kind, such as `kickless-blk`.
 const NAME_OF_KIND: &str = "kickless-";
@@ -103,6 +105,8 @@ enum OtherCommand {
         config: PathBuf,
         #[command(flatten)]
         control: ControlOptions,
+        #[command(flatten)]
+        sandbox: SandboxOptions,
         /// Serve nothing if a disk cannot be opened. Otherwise the disk is tried again, and the other devices
         /// are served
         #[arg(long)]
@@ -175,6 +179,8 @@ pub(crate) enum Work {
         config: PathBuf,
         /// The control sockets.
         control: ControlOptions,
+        /// The sandbox.
+        sandbox: SandboxOptions,
         /// A device that cannot be opened ends the start.
         all_or_nothing: bool,
     },
@@ -254,8 +260,8 @@ impl OtherCommand {
     /// Returns the work of the command.
     fn work(self) -> Result<Work, String> {
         match self {
-            OtherCommand::Serve { config, control, all_or_nothing } => {
-                Ok(Work::ServeFile { config, control: control.with_default(), all_or_nothing })
+            OtherCommand::Serve { config, control, sandbox, all_or_nothing } => {
+                Ok(Work::ServeFile { config, control: control.with_default(), sandbox, all_or_nothing })
             }
             OtherCommand::Ctl(ctl) => Ok(Work::Ctl(ctl)),
             OtherCommand::Metrics(metrics) => Ok(Work::Metrics(metrics)),

@@ -7,15 +7,16 @@
 mod section;
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use kickless_daemon::{DeviceConfig, Kinds, Notation, PoolConfig, keys, read as read_keys};
 use kickless_kinds::kinds;
-use kickless_opener::{FileUse, file, real_path};
+use kickless_opener::{config_file, file, real_path};
 
-use crate::cli::ControlOptions;
+use crate::cli::{ControlOptions, SandboxOptions};
 use crate::service::Service;
 use section::{Section, Text};
 
@@ -25,14 +26,40 @@ use section::{Section, Text};
 /// The file cannot be read, or its contents are wrong. The error is one sentence with the name of the file,
 /// the line and the key.
 pub(crate) fn read(path: &Path) -> Result<Service> {
-    let about = || format!("--config={}", path.display());
+    let text = match config_file() {
+        // In a sandbox, the file that the operator named at the start, whatever its path leads to now.
+        Some(file) => file.and_then(|mut file| bytes(&mut file)),
+        None => read_bytes(path),
+    };
+    parse_bytes(path, &text.with_context(|| about(path))?)
+}
+
+fn about(path: &Path) -> String {
+    format!("--config={}", path.display())
+}
+
+/// Reads the file in this process.
+///
+/// # Errors
+/// The file cannot be read.
+pub(crate) fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
+    bytes(&mut file(path)?)
+}
+
+fn bytes(file: &mut File) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    file(path, FileUse::Read).and_then(|mut file| file.read_to_end(&mut text)).with_context(about)?;
-    let text = String::from_utf8(text).with_context(about)?;
-    parse(path, &text)
+    file.read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// Parses the contents of the file. Sentences name the file by `path`.
+///
+/// # Errors
+/// The contents are wrong. The error is one sentence with the name of the file, the line and the key.
+pub(crate) fn parse_bytes(path: &Path, text: &[u8]) -> Result<Service> {
+    parse(path, str::from_utf8(text).with_context(|| about(path))?)
+}
+
 fn parse(path: &Path, text: &str) -> Result<Service> {
     let (text, kinds) = (Text { path, text }, kinds());
     let mut whole = Section::whole(&text)?;
@@ -73,7 +100,8 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
         devices.push(device);
     }
     let (notation, file, control) = (Notation::Keys, Some(text.path.to_owned()), ControlOptions::default());
-    Ok(Service { notation, pool, devices, file, fd: None, control, all_or_nothing: false })
+    let sandbox = SandboxOptions::default();
+    Ok(Service { notation, pool, devices, file, fd: None, control, sandbox, all_or_nothing: false })
 }
 
 fn pool_of(section: &mut Section<'_>) -> Result<PoolConfig> {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use kickless_control::{Access, Daemon, Hooks, Server};
 use kickless_daemon::Registry;
 use kickless_io::Waker;
-use kickless_opener::Listener;
+use kickless_opener::{Listener, Target};
 
 use crate::cli::ControlOptions;
 use crate::log;
@@ -18,6 +18,12 @@ const MODE: u32 = 0o660;
 
 /// The control sockets before they are served.
 pub(crate) struct Sockets(Vec<(Listener, Access)>);
+
+/// Returns the control sockets, for the process that makes them.
+pub(crate) fn targets(options: &ControlOptions) -> Vec<Target> {
+    let paths = options.control.iter().chain(&options.control_read_only);
+    paths.map(|path| Target::Socket { path: path.clone(), mode: Some(MODE), group: None }).collect()
+}
 
 /// Makes the control sockets. A client that connects waits until [`start`].
 ///

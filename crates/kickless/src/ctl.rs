@@ -35,7 +35,7 @@ pub(crate) fn call(ctl: &Ctl, print: fn(&str) -> Result<()>) -> Result<()> {
     if ctl.output.is_some() && ctl.method != SAVE {
         return Err(anyhow!("--output: only {SAVE} returns a file"));
     }
-    let given = inherited::given(&ctl.fds)?;
+    let given = inherited::given(&inherited::note(), &ctl.fds)?;
     let given: Vec<_> = given.iter().map(|(name, fd)| (name.clone(), fd.as_fd())).collect();
     let path = ctl.control.path();
     let about = || format!("--control={}", path.display());

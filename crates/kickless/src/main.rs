@@ -16,6 +16,7 @@ mod log;
 mod metrics;
 mod reload;
 mod replace;
+mod sandbox;
 mod serve;
 mod service;
 mod signals;
@@ -61,19 +62,39 @@ fn print(text: &str) -> Result<()> {
 }
 
 fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
-    // The benchmark reports errors of the driver in its result, so the log leaves them out.
-    let base = if matches!(work, Work::Bench(_)) { "kickless_driver=off," } else { "" };
-    log::start(base, log_level)?;
+    let log = || log::start("", log_level);
     match work {
-        Work::Serve(service) => serve::serve(*service),
-        Work::ServeFile { config, control, all_or_nothing } => {
-            serve::serve(Service { control, all_or_nothing, ..config::read(&config)? })
+        Work::Serve(service) => serve(log_level, || Ok(*service)),
+        Work::ServeFile { config, control, sandbox, all_or_nothing } => {
+            let read = |service| Service { control, sandbox, all_or_nothing, ..service };
+            serve(log_level, || config::read(&config).map(read))
         }
-        Work::Ctl(ctl) => ctl::call(&ctl, print),
-        Work::Metrics(options) => metrics::metrics(&options, print),
-        Work::Top(options) => top::top(&options, print),
-        Work::Bench(bench) => kickless_bench::carry_out(&bench, print),
+        Work::Ctl(ctl) => log().and_then(|()| ctl::call(&ctl, print)),
+        Work::Metrics(options) => log().and_then(|()| metrics::metrics(&options, print)),
+        Work::Top(options) => log().and_then(|()| top::top(&options, print)),
+        Work::Bench(bench) => {
+            // The benchmark reports errors of the driver in its result, so the log leaves them out.
+            log::start("kickless_driver=off,", log_level)?;
+            kickless_bench::carry_out(&bench, print)
+        }
         Work::Man(directory) => cli::write_man(&directory)
             .with_context(|| format!("{} cannot be written to", directory.display())),
     }
+}
+
+/// Serves devices. The first thread of the process is made after it has lost its rights.
+fn serve(log_level: &cli::LogLevel, service: impl FnOnce() -> Result<Service>) -> Result<()> {
+    let inherited = inherited::note();
+    exit::exit_on_panic(kickless_disk::catches_panic);
+    let service = service()?;
+    service.check()?;
+    wire::check_cpus(service.pool.cpus(), service.notation)?;
+    serve::raise_descriptor_limit();
+    kickless_memory::prepare_to_explain();
+    let sandbox = sandbox::enter(&service, &inherited)?;
+    log::start("", log_level)?;
+    if let Some(sandbox) = &sandbox {
+        sandbox.report();
+    }
+    serve::serve(service, &inherited, sandbox)
 }

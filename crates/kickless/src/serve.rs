@@ -13,13 +13,16 @@ use kickless_daemon::{
 };
 use kickless_io::Waker;
 use kickless_memory::fault;
-use kickless_opener::{Descriptors, TURN_WAIT};
+use kickless_opener::TURN_WAIT;
+use kickless_sandbox::Refusals;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, error, info, warn};
 
+use crate::inherited::Noted;
 use crate::reload::Reload;
+use crate::sandbox::{self, Sandbox};
 use crate::service::Service;
 use crate::signals::Signals;
 use crate::uevents::Resizes;
@@ -30,11 +33,12 @@ const REPORT_WAIT: Duration = Duration::from_secs(1);
 /// The time until the main thread tries again to wait for events, after the kernel had no memory for it.
 const POLL_RETRY: Duration = Duration::from_secs(1);
 
-/// The descriptors that the parent process has passed.
-struct Inherited {
+/// The devices that are to be opened.
+struct Opening {
+    registry: Registry,
+    service: Service,
+    /// The socket that the parent process has passed.
     endpoint: Option<Endpoint>,
-    /// The descriptors that options of devices name, by their numbers.
-    of_devices: Descriptors,
 }
 
 /// Serves all devices until a signal arrives, or until all devices have ended. A device on an inherited
@@ -42,26 +46,29 @@ struct Inherited {
 ///
 /// # Errors
 /// The devices cannot be served, or one of them failed. The error is one sentence.
-pub(crate) fn serve(service: Service) -> Result<()> {
-    exit::exit_on_panic(kickless_disk::catches_panic);
-    // Do this before the process opens other descriptors. Otherwise one of these could have the number of
-    // `--fd`.
-    let inherited = Inherited {
-        endpoint: service.fd.map(inherited::endpoint).transpose()?,
-        of_devices: inherited::of_devices(&service)?,
-    };
+pub(crate) fn serve(service: Service, noted: &Noted, mut sandbox: Option<Sandbox>) -> Result<()> {
+    let endpoint = service.fd.map(|fd| inherited::endpoint(noted, fd)).transpose()?;
+    let of_devices = inherited::of_devices(noted, &service)?;
+    if let Some(sandbox) = &mut sandbox {
+        sandbox.start()?;
+    }
     let signals = Signals::catch()?;
     fault::guard().context("cannot protect the process against front-ends that truncate their memory")?;
-    raise_descriptor_limit();
-    let notation = service.notation;
-    service.check()?;
-    let Opened { registry, devices: mut opened, unavailable, service } = open(service, inherited, &signals)?;
-    let registry = Arc::new(registry);
-    let reload = Reload::start(&service, &registry)?;
     // A container may not have these events. Only a signal tells about new sizes then.
     let resizes =
         Resizes::listen().inspect_err(|error| debug!(%error, "no events about sizes of devices")).ok();
     let asked_to_stop = Waker::new().context("no free descriptor to wait with")?;
+    let wait = UnixStream::pair().context("no free descriptor to wait with")?;
+    let notation = service.notation;
+    let registry = wire::registry(&service, of_devices)?;
+    registry.set_pool(wire::pool(&service.pool, registry.devices_max(), notation)?);
+    registry.set_pool_config(service.pool.clone());
+    // From here on, the process reads what images, servers and front-ends contain and send.
+    let refusals = sandbox.map(Sandbox::lock).transpose()?.flatten();
+    let opening = Opening { registry, service, endpoint };
+    let Opened { registry, devices: mut opened, unavailable, service } = open(opening, wait, &signals)?;
+    let registry = Arc::new(registry);
+    let reload = Reload::start(&service, &registry)?;
     // Make all sockets after everything else, and before any device is served. A program that finds its
     // socket then knows that the device is served.
     let deadline = Instant::now() + TURN_WAIT;
@@ -73,7 +80,7 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     unavailable.into_iter().for_each(|(config, error)| registry.add_unavailable(config, &error));
     let control = control::start(control, &registry, reload.clone(), asked_to_stop.clone())?;
     let outlives_devices = service.outlives_devices();
-    let events = Events { signals, asked_to_stop, resizes, reload, outlives_devices };
+    let events = Events { signals, asked_to_stop, resizes, reload, refusals, outlives_devices };
     if service.devices.is_empty() {
         warn!("the configuration file has no device: devices come by calls only");
     }
@@ -98,18 +105,18 @@ fn with_option(config: &DeviceConfig, notation: Notation, error: AddError) -> an
     }
 }
 
-/// Opens the disks and starts the workers on a new thread. A signal can then end the process while a disk
-/// does not answer. The process ends immediately in this case, because no device is served yet.
+/// Opens the disks on a new thread. A signal can then end the process while a disk does not answer. The
+/// process ends immediately in this case, because no device is served yet.
 ///
 /// # Errors
-/// A disk cannot be opened, or the workers cannot be started. The error is one sentence.
-fn open(service: Service, inherited: Inherited, signals: &Signals) -> Result<Opened> {
-    let (done, opening) = UnixStream::pair().context("no free descriptor to wait with")?;
+/// A disk cannot be opened. The error is one sentence.
+fn open(opening: Opening, wait: (UnixStream, UnixStream), signals: &Signals) -> Result<Opened> {
+    let (done, at_end) = wait;
     let (sender, opened) = channel();
     let opener = move || {
         // The send fails only if the main thread has given up, and then the process ends.
-        let _ = sender.send(open_all(service, inherited));
-        drop(opening);
+        let _ = sender.send(open_all(opening));
+        drop(at_end);
     };
     thread::Builder::new().name("open".into()).spawn(opener).context("cannot start a thread")?;
     loop {
@@ -138,10 +145,8 @@ struct Opened {
     service: Service,
 }
 
-fn open_all(service: Service, inherited: Inherited) -> Result<Opened> {
-    let Inherited { mut endpoint, of_devices } = inherited;
-    wire::check_cpus(service.pool.cpus(), service.notation)?;
-    let registry = wire::registry(&service, of_devices)?;
+fn open_all(opening: Opening) -> Result<Opened> {
+    let Opening { registry, service, mut endpoint } = opening;
     let (mut devices, mut unavailable) = (Vec::with_capacity(service.devices.len()), Vec::new());
     for config in &service.devices {
         match registry.open(config.clone(), endpoint.take()) {
@@ -152,8 +157,6 @@ fn open_all(service: Service, inherited: Inherited) -> Result<Opened> {
             Err(error) => return Err(with_option(config, service.notation, error)),
         }
     }
-    registry.set_pool(wire::pool(&service.pool, registry.devices_max(), service.notation)?);
-    registry.set_pool_config(service.pool.clone());
     Ok(Opened { registry, devices, unavailable, service })
 }
 
@@ -164,6 +167,8 @@ struct Events {
     asked_to_stop: Waker,
     resizes: Option<Resizes>,
     reload: Option<Reload>,
+    /// The notes of system calls that the sandbox has refused.
+    refusals: Option<&'static Refusals>,
     /// The daemon goes on when no device is served.
     outlives_devices: bool,
 }
@@ -178,7 +183,7 @@ impl Events {
     /// # Errors
     /// A worker has ended, so that all devices were stopped.
     fn serve_until_idle(&self, registry: &Registry) -> Result<()> {
-        let Self { signals, asked_to_stop, resizes, reload, outlives_devices } = self;
+        let Self { signals, asked_to_stop, resizes, reload, refusals, outlives_devices } = self;
         let (resizes, reload) = (resizes.as_ref(), reload.as_ref());
         let pool = registry.pool().context("no workers")?;
         let mut outcome = Ok(());
@@ -201,6 +206,7 @@ impl Events {
                 PollFd::from_borrowed_fd(signals.refresh(), PollFlags::IN),
                 PollFd::from_borrowed_fd(asked_to_stop.as_fd(), PollFlags::IN),
             ];
+            fds.extend(refusals.map(|refusals| PollFd::from_borrowed_fd(refusals.as_fd(), PollFlags::IN)));
             fds.extend(resizes.map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN)));
             fds.extend(due.iter().map(|waker| PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)));
             match poll(&mut fds, None) {
@@ -220,6 +226,9 @@ impl Events {
             if (stop || failed || asked_to_stop.clear()) && !is_stopping {
                 is_stopping = true;
                 registry.stop();
+            }
+            if let Some(refusals) = refusals {
+                sandbox::log_refusals(refusals);
             }
             if signals.take_report() {
                 log_counters(registry, "counters");
@@ -250,7 +259,7 @@ fn log_counters(registry: &Registry, occasion: &str) {
 
 /// Raises the soft limit on descriptors to the hard limit. Each queue and each region of guest memory needs
 /// descriptors. The soft limit is low by default for programs that use `select`.
-fn raise_descriptor_limit() {
+pub(crate) fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     // If this fails, the present limit may be sufficient.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use kickless_daemon::{DeviceConfig, Notation, PoolConfig};
 
-use crate::cli::ControlOptions;
+use crate::cli::{ControlOptions, SandboxOptions};
 
 /// A pool of workers, and the devices that share it.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub(crate) struct Service {
     pub(crate) fd: Option<i32>,
     /// The control sockets.
     pub(crate) control: ControlOptions,
+    /// The sandbox.
+    pub(crate) sandbox: SandboxOptions,
     /// A device that cannot be opened ends the start. Otherwise it is tried again.
     pub(crate) all_or_nothing: bool,
 }

@@ -10,9 +10,6 @@ use tracing::info;
 
 use crate::service::Service;
 
-/// The file in which the kernel lists the online CPUs, in the syntax of `--cpu`.
-const CPUS_ONLINE: &str = "/sys/devices/system/cpu/online";
-
 /// Makes a registry for the devices of a service. They can use the descriptors that the program inherited for
 /// them.
 ///
@@ -43,7 +40,7 @@ pub(crate) fn pool(config: &PoolConfig, devices_max: usize, notation: Notation) 
 /// A CPU does not exist or is offline. The error is one sentence.
 pub(crate) fn check_cpus(cpus: &[usize], notation: Notation) -> Result<()> {
     // If the host does not list its CPUs, the workers find out when they start.
-    let Ok(online) = kickless_opener::text(CPUS_ONLINE.as_ref()) else { return Ok(()) };
+    let Ok(online) = kickless_opener::cpus_online() else { return Ok(()) };
     let online = online.trim();
     let Ok(CpuList(here)) = online.parse() else { return Ok(()) };
     match cpus.iter().find(|cpu| !here.contains(cpu)) {

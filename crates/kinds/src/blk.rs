@@ -1,7 +1,6 @@
 //! The kind `blk`: a disk.
 
 use std::fmt;
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use anyhow::{Context, Result, anyhow};
@@ -14,8 +13,10 @@ use kickless_daemon::{
 };
 use kickless_device::Operate;
 use kickless_disk::{Cache, Disk, DiskSpec, SECTOR, lock};
+use kickless_opener::Grant;
 use kickless_spec::vhost_user::RINGS_MAX;
 use kickless_values::{parse_number, parse_size};
+use rustix::fs::fstat;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::{info, warn};
@@ -214,6 +215,11 @@ impl Kind for BlkKind {
         options.blk_file.descriptor().map(|name| ("blk-file", name)).into_iter().collect()
     }
 
+    fn grants(options: &BlkConfig) -> Vec<Grant> {
+        let targets = options.blk_file.targets(!options.read_only);
+        targets.into_iter().map(|to| Grant { option: "blk-file", to }).collect()
+    }
+
     fn inherited(_: &BlkConfig) -> Vec<(&'static str, i32)> {
         Vec::new()
     }
@@ -263,8 +269,8 @@ impl Images {
     fn warn_of_shared(&self, name: Option<&str>, config: &BlkConfig, device: &Arc<Blk>) {
         let disk = device.disk();
         let file = disk.file().filter(|_| config.lock == Switch::On && !config.incoming);
-        let Some(found) = file.and_then(|file| file.metadata().ok()) else { return };
-        let (file, is_read_only) = ((found.dev(), found.ino()), config.read_only);
+        let Some(found) = file.and_then(|file| fstat(file).ok()) else { return };
+        let (file, is_read_only) = ((found.st_dev, found.st_ino), config.read_only);
         let mut images = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         images.retain(|image| image.device.strong_count() > 0);
         let other = images.iter().find(|other| other.file == file);

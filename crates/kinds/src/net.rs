@@ -11,7 +11,7 @@ use kickless_daemon::{
 use kickless_device::Operate;
 use kickless_net::{Net, Opening, PortError, PortName};
 use kickless_net_port::TapError;
-use kickless_opener::{NoDescriptor, is_descriptor_name};
+use kickless_opener::{Grant, NoDescriptor, is_descriptor_name};
 use kickless_spec::net::{MTU_MAX, MTU_MIN};
 use kickless_spec::vhost_user::RINGS_MAX;
 use kickless_values::{MacAddress, parse_number};
@@ -144,6 +144,11 @@ impl Kind for NetKind {
     fn descriptors(options: &NetConfig) -> Vec<(&'static str, &str)> {
         let names = fds(options).filter(|fd| is_descriptor_name(fd));
         names.map(|name| ("port", name)).collect()
+    }
+
+    fn grants(options: &NetConfig) -> Vec<Grant> {
+        let port = options.port.targets().into_iter().map(|to| Grant { option: "port", to });
+        port.chain(options.capture.grant()).collect()
     }
 
     fn inherited(options: &NetConfig) -> Vec<(&'static str, i32)> {

@@ -26,7 +26,7 @@
 //! - *userfaultfd* affects the process that registers its own mapping. Another process, such as ours, finds
 //!   or makes the page without waiting.
 
-use rustix::fs::{FileType, StatFs, fcntl_get_seals, fstat, fstatfs, major, minor};
+use rustix::fs::{FileType, StatFs, fcntl_get_seals, fstat, fstatfs};
 use std::io;
 use std::os::fd::AsFd;
 
@@ -88,11 +88,7 @@ pub(crate) fn check(file: impl AsFd) -> io::Result<Result<(), SlowFile>> {
     }
     let StatFs { f_type, .. } = fstatfs(&file)?;
     let stat = fstat(&file)?;
-    let dax = || {
-        let (major, minor) = (major(stat.st_rdev), minor(stat.st_rdev));
-        let bus = format!("/sys/dev/char/{major}:{minor}/subsystem");
-        kickless_opener::link(bus.as_ref()).is_ok_and(|bus| bus.ends_with("dax"))
-    };
+    let dax = || kickless_opener::char_subsystem(stat.st_rdev).is_ok_and(|name| name == "dax");
     Ok(check_type(FileType::from_raw_mode(stat.st_mode), f_type as u64, dax))
 }
 

@@ -83,7 +83,7 @@ pub use iov::Iov;
 pub use log::Log;
 pub use map::Map;
 pub use mapper::Mapper;
-pub use mapping::Mapping;
+pub use mapping::{Mapping, prepare_to_explain};
 pub use marks::Marks;
 pub use pinned_byte::PinnedByte;
 pub use quota::SLOTS_MAX;

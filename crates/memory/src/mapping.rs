@@ -9,12 +9,13 @@ use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, LazyLock};
 
 /// `HUGETLBFS_MAGIC` of statfs(2).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
@@ -57,24 +58,56 @@ pub struct Mapping {
     unmapper: Sender<Item>,
 }
 
-/// Returns why the kernel refused a mapping. The kernel reports several reasons as lack of memory.
-#[cold]
-#[expect(clippy::disallowed_methods, reason = "the list of mappings is that of this process")]
-fn explain_refusal(error: Errno) -> io::Error {
-    // Counts without a buffer of the file's size, because the kernel would not map that either.
-    let count_lines = || {
-        let (mut maps, mut lines, mut part) = (File::open("/proc/self/maps")?, 0, [0; 4096]);
+/// Files of /proc about the mappings of this process, which stay open.
+struct MappingFiles {
+    /// The list of all mappings.
+    list: io::Result<File>,
+    /// The largest number of mappings.
+    limit: io::Result<File>,
+}
+
+static MAPPING_FILES: LazyLock<MappingFiles> = LazyLock::new(MappingFiles::open);
+
+/// Opens the files that tell why a mapping is refused now, instead of at the first refusal. A sandbox can
+/// take /proc from the process afterwards.
+pub fn prepare_to_explain() {
+    LazyLock::force(&MAPPING_FILES);
+}
+
+impl MappingFiles {
+    #[expect(clippy::disallowed_methods, reason = "the list of mappings is that of this process")]
+    fn open() -> Self {
+        Self { list: File::open("/proc/self/maps"), limit: File::open("/proc/sys/vm/max_map_count") }
+    }
+
+    /// Returns the largest number of mappings. Returns `None` if it cannot be read.
+    fn limit(&self) -> Option<usize> {
+        let (mut text, file) = ([0; 32], self.limit.as_ref().ok()?);
+        let len = file.read_at(&mut text, 0).ok()?;
+        str::from_utf8(&text[..len]).ok()?.trim().parse().ok()
+    }
+
+    /// Returns the number of mappings. Returns `None` if they cannot be counted.
+    fn count(&self) -> Option<usize> {
+        // Counts without a buffer of the file's size, because the kernel would not map that either.
+        let (mut at, mut lines, mut part, file) = (0, 0, [0; 4096], self.list.as_ref().ok()?);
         loop {
-            match maps.read(&mut part)? {
-                0 => return io::Result::Ok(lines),
-                len => lines += part[..len].iter().filter(|byte| **byte == b'\n').count(),
+            match file.read_at(&mut part, at).ok()? {
+                0 => return Some(lines),
+                len => {
+                    at += len as u64;
+                    lines += part[..len].iter().filter(|byte| **byte == b'\n').count();
+                }
             }
         }
-    };
-    let limit =
-        || kickless_opener::text("/proc/sys/vm/max_map_count".as_ref()).ok()?.trim().parse::<usize>().ok();
-    match (error, limit()) {
-        (Errno::NOMEM, Some(limit)) if count_lines().is_ok_and(|lines| lines >= limit) => {
+    }
+}
+
+/// Returns why the kernel refused a mapping. The kernel reports several reasons as lack of memory.
+#[cold]
+fn explain_refusal(error: Errno) -> io::Error {
+    match (error, MAPPING_FILES.limit()) {
+        (Errno::NOMEM, Some(limit)) if MAPPING_FILES.count().is_some_and(|count| count >= limit) => {
             let why = format!(
                 "this process has {limit} mappings, all that the kernel allows: raise the sysctl vm.max_map_count, or serve \
                  fewer devices by one process"

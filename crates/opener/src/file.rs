@@ -1,11 +1,11 @@
 //! Files.
 
 use std::ffi::OsStr;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstat, openat, statx};
 
@@ -20,19 +20,9 @@ const CAPTURE_FLAGS: OFlags = OFlags::NOCTTY.union(OFlags::NONBLOCK).union(OFlag
 
 /// The use of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileUse {
-    /// It is read.
+pub(crate) enum FileUse {
     Read,
-    /// It is an image or a block device.
-    Image {
-        /// It is also written.
-        writes: bool,
-        /// It is read and written without the host's page cache.
-        is_direct: bool,
-    },
-    /// It is read and written, and made for its owner alone if it does not exist. A symbolic link is refused
-    /// (`ELOOP`): the owner of the directory may have put it there. The open of a pipe does not wait for its
-    /// other end.
+    Image { writes: bool, is_direct: bool },
     Capture,
 }
 
@@ -65,23 +55,30 @@ pub struct Opened {
     pub alignment: Alignment,
 }
 
-/// Opens a file.
+/// Opens a file for reading in this process, whether another one opens files or not. A sandbox refuses it
+/// after the start.
 ///
 /// # Errors
 /// The kernel refuses it.
-pub fn file(path: &Path, usage: FileUse) -> io::Result<File> {
-    match (client(), usage) {
-        (Some(_), FileUse::Image { writes, is_direct }) => {
-            image(path, writes, is_direct).map(|opened| opened.file)
-        }
-        (Some(client), FileUse::Capture) => {
-            client.descriptor(&Request::Capture { path: path.to_owned() }).map(File::from)
-        }
-        (None, _) | (_, FileUse::Read) => file_here(path, usage),
+pub fn file(path: &Path) -> io::Result<File> {
+    file_here(path, FileUse::Read)
+}
+
+/// Opens the file of a capture for reading and writing, or makes it for its owner alone. A symbolic link is
+/// refused (`ELOOP`): the owner of the directory may have put it there. The open of a pipe does not wait for
+/// its other end.
+///
+/// # Errors
+/// The kernel refuses it.
+pub fn capture(path: &Path) -> io::Result<File> {
+    match client() {
+        Some(client) => client.descriptor(&Request::Capture { path: path.to_owned() }).map(File::from),
+        None => file_here(path, FileUse::Capture),
     }
 }
 
-/// Opens an image or a block device.
+/// Opens an image or a block device for reading, and for writing with `writes`. With `is_direct`, transfers
+/// do not use the host's page cache.
 ///
 /// # Errors
 /// The kernel refuses it.
@@ -92,12 +89,12 @@ pub fn image(path: &Path, writes: bool, is_direct: bool) -> io::Result<Opened> {
     }
 }
 
-/// Opens the file of a descriptor again. The result has an open file description of its own. It can be
-/// written only if the descriptor can.
+/// Opens the image or the block device of a descriptor again, as [`image`] does. The result has an open file
+/// description of its own. It can be written only if the descriptor can.
 ///
 /// # Errors
 /// There is no /proc, or the kernel refuses it.
-pub fn image_again(of: BorrowedFd<'_>, writes: bool, is_direct: bool) -> io::Result<Opened> {
+pub fn reopen(of: BorrowedFd<'_>, writes: bool, is_direct: bool) -> io::Result<Opened> {
     match client() {
         Some(client) => {
             let answer = client.ask_with(&Request::Reopen { writes, is_direct }, Some(of))?;
@@ -111,7 +108,7 @@ pub fn image_again(of: BorrowedFd<'_>, writes: bool, is_direct: bool) -> io::Res
 ///
 /// # Errors
 /// The kernel refuses it.
-pub fn file_status(path: &Path) -> io::Result<FileStatus> {
+pub fn status(path: &Path) -> io::Result<FileStatus> {
     let Some(client) = client() else { return status_of(&name_here(path)?) };
     match client.ask(&Request::Status { path: path.to_owned() })? {
         (Reply::Status { status }, _) => Ok(status),
@@ -132,41 +129,12 @@ fn opened(answer: Answer) -> io::Result<Opened> {
     }
 }
 
-/// Returns the status of a file. Does not open it, so a pipe or a device notices nothing.
-///
-/// # Errors
-/// The kernel refuses it.
-pub fn status(path: &Path) -> io::Result<Metadata> {
-    name_here(path)?.metadata()
-}
-
 /// Reads a short file of text, such as one of /sys.
 ///
 /// # Errors
 /// The kernel refuses it, or it is not UTF-8.
-pub fn text(path: &Path) -> io::Result<String> {
+pub(crate) fn text(path: &Path) -> io::Result<String> {
     io::read_to_string(file_here(path, FileUse::Read)?.take(TEXT_BYTES_MAX))
-}
-
-/// Returns the target of a symbolic link of /sys.
-///
-/// # Errors
-/// The kernel refuses it.
-pub fn link(path: &Path) -> io::Result<PathBuf> {
-    path.read_link()
-}
-
-/// Opens the file of a descriptor again, for this use. The result has an open file description of its own.
-///
-/// # Errors
-/// There is no /proc, or the kernel refuses it.
-pub fn reopen(of: BorrowedFd<'_>, usage: FileUse) -> io::Result<File> {
-    let again = |writes, is_direct| image_again(of, writes, is_direct).map(|opened| opened.file);
-    match (client(), usage) {
-        (Some(_), FileUse::Read) => again(false, false),
-        (Some(_), FileUse::Image { writes, is_direct }) => again(writes, is_direct),
-        (None, _) | (_, FileUse::Capture) => reopen_here(of, usage),
-    }
 }
 
 /// Opens a file in this process.
@@ -236,10 +204,10 @@ pub(crate) fn with_alignment(file: File) -> Opened {
 mod tests {
     use std::fs;
     use std::os::fd::AsFd;
-    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    use std::os::unix::fs::MetadataExt;
     use std::process::Command;
 
-    use rustix::fs::fcntl_getfl;
+    use rustix::fs::{FileType, fcntl_getfl};
     use tempfile::TempDir;
 
     use super::*;
@@ -248,13 +216,13 @@ mod tests {
     fn each_use_has_its_flags() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("file");
-        assert_eq!(file(&path, FileUse::Read).unwrap_err().kind(), io::ErrorKind::NotFound);
-        let made = file(&path, FileUse::Capture).unwrap();
+        assert_eq!(file(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let made = capture(&path).unwrap();
         assert_eq!(made.metadata().unwrap().mode() & 0o777, 0o600);
-        let access = |usage| fcntl_getfl(file(&path, usage).unwrap()).unwrap() & OFlags::ACCMODE;
-        assert_eq!(access(FileUse::Read), OFlags::RDONLY);
-        assert_eq!(access(FileUse::Image { writes: false, is_direct: false }), OFlags::RDONLY);
-        assert_eq!(access(FileUse::Image { writes: true, is_direct: false }), OFlags::RDWR);
+        let access = |file: File| fcntl_getfl(file).unwrap() & OFlags::ACCMODE;
+        let image = |writes| image(&path, writes, false).unwrap().file;
+        let accesses = [file(&path).unwrap(), image(false), image(true), made].map(access);
+        assert_eq!(accesses, [OFlags::RDONLY, OFlags::RDONLY, OFlags::RDWR, OFlags::RDWR]);
     }
 
     #[test]
@@ -262,8 +230,8 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("pipe");
         assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-        assert!(status(&path).unwrap().file_type().is_fifo());
-        assert!(file(&path, FileUse::Capture).is_ok());
+        assert_eq!(status(&path).unwrap().file_type(), FileType::Fifo);
+        assert!(capture(&path).is_ok());
     }
 
     #[test]
@@ -271,17 +239,17 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("image");
         fs::write(&path, [0; 4096]).unwrap();
-        let (known, file) = (file_status(&path).unwrap(), fs::metadata(&path).unwrap());
+        let (known, file) = (status(&path).unwrap(), fs::metadata(&path).unwrap());
         assert_eq!((known.device, known.inode, known.special), (file.dev(), file.ino(), file.rdev()));
         assert_eq!((known.mode, known.size), (file.mode(), 4096));
         let opened = image(&path, false, false).unwrap();
-        let again = image_again(opened.file.as_fd(), false, false).unwrap();
+        let again = reopen(opened.file.as_fd(), false, false).unwrap();
         assert_eq!(again.alignment, opened.alignment);
         assert_eq!(again.file.metadata().unwrap().ino(), known.inode);
         if let Alignment::Known { memory, offset } = opened.alignment {
             assert!(memory.is_power_of_two() && offset.is_power_of_two());
         }
-        assert_eq!(file_status(&dir.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(status(&dir.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(config_file().is_none());
     }
 
@@ -290,9 +258,9 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "text").unwrap();
-        let first = file(&path, FileUse::Read).unwrap();
+        let first = file(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        let second = reopen(first.as_fd(), FileUse::Read).unwrap();
+        let second = reopen(first.as_fd(), false, false).unwrap().file;
         assert_eq!(second.metadata().unwrap().ino(), first.metadata().unwrap().ino());
         assert_eq!(io::read_to_string(second).unwrap(), "text");
         assert!(text(&path).is_err());

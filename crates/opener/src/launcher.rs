@@ -73,8 +73,9 @@ impl LookUp {
     }
 }
 
-/// Starts a process that calls [`LookUp::run`] with this pipe and ends.
-pub type StartLookUp<'a> = &'a dyn Fn(LookUp, OwnedFd) -> io::Result<Pid>;
+/// Starts a process that calls [`LookUp::run`] with this pipe and ends. The process must not keep the last
+/// descriptor, which is the launcher's own: its other end would not see that the launcher has ended.
+pub type StartLookUp<'a> = &'a dyn Fn(LookUp, OwnedFd, BorrowedFd<'_>) -> io::Result<Pid>;
 
 /// Serves requests until the other end of the socket closes. Its children go on: passt ends when its own
 /// socket closes.
@@ -282,7 +283,7 @@ impl<'a> Launcher<'a> {
         }
         let started = pipe_with(PipeFlags::CLOEXEC)
             .map_err(io::Error::from)
-            .and_then(|(pipe, answer)| Ok(((self.start)(name, answer)?, pipe)));
+            .and_then(|(pipe, answer)| Ok(((self.start)(name, answer, self.socket.as_fd())?, pipe)));
         match started {
             Ok((pid, pipe)) => {
                 let deadline = Instant::now() + self.lookup_max;

@@ -7,19 +7,19 @@
 //!
 //! | function | use |
 //! | --- | --- |
-//! | [`image()`], [`image_again`], [`file_status`], [`file()`], [`reopen`] | images and their chains, captures |
-//! | [`block_facts`], [`char_subsystem`] | properties of devices, from /sys |
+//! | [`status`], [`image()`], [`reopen`], [`capture`] | images and their chains, captures |
+//! | [`block_facts`], [`char_subsystem`], [`cpus_online`] | properties of devices and of the host, from /sys |
 //! | [`Address::listen`], [`real_path`] | sockets of devices and of control; their names are removed with them |
 //! | [`connect()`], [`resolve`], [`begin_tcp`] | servers and other back-ends |
 //! | [`tap()`], [`start_passt`] | queues of TAPs, processes of passt |
 //! | [`enter`] | the things that one device may use |
 //!
 //! ```
-//! use kickless_opener::{FileUse, file, file_status};
+//! use kickless_opener::{image, status};
 //!
-//! let status = file_status("/proc/self/exe".as_ref())?;
-//! let program = file("/proc/self/exe".as_ref(), FileUse::Read)?;
-//! assert_eq!(program.metadata()?.len(), status.size);
+//! let status = status("/proc/self/exe".as_ref())?;
+//! let program = image("/proc/self/exe".as_ref(), false, false)?;
+//! assert_eq!(program.file.metadata()?.len(), status.size);
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
@@ -86,8 +86,7 @@
 //! Descriptors without a name (pipes, eventfds, memfds, epoll and io_uring instances, pairs of sockets);
 //! `/proc` files of a worker thread, which only that thread's process can name; what librbd opens; interfaces
 //! for AF_XDP (`net-port/src/xdp`), whose library binds its sockets itself; and commands that are no daemon
-//! (`ctl`, `top`, `metrics`, `bench`). [`status`], [`text`], [`link`] and [`FileUse::Read`] are always calls
-//! in this process.
+//! (`ctl`, `top`, `metrics`, `bench`). [`file()`] and [`cpus_online`] are always calls in this process.
 //!
 //! `clippy.toml` has the list of functions that use names. The daemon's crates refuse them outside of this
 //! one.
@@ -122,9 +121,7 @@ pub use connect::{begin_tcp, connect, resolve};
 pub use descriptors::{Descriptors, NoDescriptor, descriptor_name, is_descriptor_name};
 pub use entry::{Entry, enter};
 pub use error::{SocketError, SocketProblem};
-pub use file::{
-    FileUse, Opened, config_file, file, file_status, image, image_again, link, reopen, status, text,
-};
+pub use file::{Opened, capture, config_file, file, image, reopen, status};
 pub use grant::{Authority, Calls, Grant, Outside, PathUse, Reason, Refused, Root, Target};
 pub use kernel::{is_same_description, refuse_descriptors};
 pub use launcher::{LookUp, StartLookUp, launch};
@@ -132,5 +129,5 @@ pub use listener::{Address, Listener, TURN_WAIT, real_path};
 pub use passt::{PasstProcess, has_passt, start_passt};
 pub use perform::{ConfigFile, ReadConfig};
 pub use server::{End, serve};
-pub use sysfs::{block_facts, char_subsystem};
+pub use sysfs::{block_facts, char_subsystem, cpus_online};
 pub use tap::{NoTap, tap};

@@ -22,6 +22,15 @@ pub fn block_facts(device: u64) -> io::Result<BlockFacts> {
     }
 }
 
+/// Returns the list of the online CPUs, in the kernel's syntax, such as `0-3,8`. It is always a call in this
+/// process.
+///
+/// # Errors
+/// The kernel does not tell.
+pub fn cpus_online() -> io::Result<String> {
+    text(Path::new("/sys/devices/system/cpu/online"))
+}
+
 /// Returns the name of the subsystem of the character device with this number, such as `dax`.
 ///
 /// # Errors

@@ -6,7 +6,7 @@ use std::env;
 use std::fs::{self, File};
 use std::io::Read;
 use std::net::TcpListener;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use kickless_opener::{
-    Address, Authority, Calls, ConfigFile, FileUse, Grant, Listener, LookUp, PathUse, Reason, Root, Target,
-    begin_tcp, char_subsystem, config_file, connect, enter, file, file_status, has_passt, image, image_again,
-    launch, real_path, reopen, resolve, serve, start_passt, use_opener,
+    Address, Authority, Calls, ConfigFile, Grant, Listener, LookUp, PathUse, Reason, Root, Target, begin_tcp,
+    capture, char_subsystem, config_file, connect, enter, has_passt, image, launch, real_path, reopen,
+    resolve, serve, start_passt, status, use_opener,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::Pid;
@@ -40,7 +40,7 @@ fn main() {
     }
 }
 
-fn start_look_up(name: LookUp, pipe: OwnedFd) -> std::io::Result<Pid> {
+fn start_look_up(name: LookUp, pipe: OwnedFd, _: BorrowedFd<'_>) -> std::io::Result<Pid> {
     let name = match name {
         LookUp::Host { host, port } => format!("look-up host {port} {host}"),
         LookUp::Group { name } => format!("look-up group 0 {name}"),
@@ -119,7 +119,7 @@ fn test() {
     launcher.wait().unwrap();
     assert_eq!(opener.wait().unwrap().code(), Some(3));
     end.recv().unwrap();
-    assert!(file_status(&directory.join("a")).is_err());
+    assert!(status(&directory.join("a")).is_err());
     println!("ends: ok");
 }
 
@@ -134,14 +134,12 @@ fn images(directory: &Path) {
     let target = Target::Image { path: path.clone(), writes: true, chain: false };
     let entry = enter(&[grant("blk-file", target.clone())]).unwrap();
     let opened = image(&path, true, false).unwrap();
-    let status = file_status(&path).unwrap();
+    let status = status(&path).unwrap();
     let own = fs::metadata(&path).unwrap();
     assert_eq!((status.device, status.inode, status.size), (own.dev(), own.ino(), 4096));
     let same = |file: &File| assert_eq!(file.metadata().unwrap().ino(), status.inode);
     same(&opened.file);
-    same(&file(&path, FileUse::Image { writes: true, is_direct: false }).unwrap());
-    same(&image_again(opened.file.as_fd(), false, false).unwrap().file);
-    same(&reopen(opened.file.as_fd(), FileUse::Read).unwrap());
+    same(&reopen(opened.file.as_fd(), false, false).unwrap().file);
     let outside = Target::Image { path: "/proc/self/exe".into(), writes: false, chain: false };
     let refused = enter(&[grant("socket-path", target), grant("blk-file", outside)]).unwrap_err();
     assert_eq!(refused.option, "blk-file");
@@ -151,10 +149,10 @@ fn images(directory: &Path) {
     assert!(enter(&[]).is_ok());
 
     let mut entry = enter(&[grant("tap", Target::Tap { name: "none".into() })]).unwrap();
-    let capture = directory.join("capture");
-    assert!(file(&capture, FileUse::Capture).is_err());
-    entry.replace(&[grant("capture", Target::Capture { path: capture.clone() })]).unwrap();
-    assert!(file(&capture, FileUse::Capture).is_ok());
+    let path = directory.join("capture");
+    assert!(capture(&path).is_err());
+    entry.replace(&[grant("capture", Target::Capture { path: path.clone() })]).unwrap();
+    assert!(capture(&path).is_ok());
     assert!(matches!(char_subsystem(0).map_err(|error| error.raw_os_error()), Err(Some(_))));
 
     assert!(config_file().unwrap().is_err());

@@ -327,6 +327,7 @@ const OPENER_NAMES: &[Row] = &[
     ),
     row_if(calls![SYS_ioctl], &[one_of(1, &[libc::TUNSETIFF as u32])], "queues of TAPs"),
     row(calls![SYS_recvmsg SYS_sendmsg SYS_memfd_create SYS_ftruncate], "requests and replies"),
+    row(calls![SYS_shutdown], "its own sockets, at its end"),
 ];
 
 /// The calls of the exporter on its sockets.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kickless_device::CaptureTo;
+use kickless_opener::{Grant, Target};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header};
 use kickless_values::parse_number;
 use serde::Serialize;
@@ -33,6 +34,13 @@ impl CaptureConfig {
     pub fn to<'a>(&'a self, device: &'a str) -> Option<CaptureTo<'a>> {
         let path = self.capture.as_deref()?;
         Some(CaptureTo { path, device, len_max: self.capture_length.unwrap_or(CAPTURE_LENGTH_MAX) })
+    }
+}
+
+impl CaptureConfig {
+    /// Returns the file as a thing of the host.
+    pub fn grant(&self) -> Option<Grant> {
+        Some(Grant { option: "capture", to: Target::Capture { path: self.capture.clone()? } })
     }
 }
 

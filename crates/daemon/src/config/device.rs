@@ -1,6 +1,6 @@
 //! The configuration of one device.
 
-use kickless_opener::descriptor_name;
+use kickless_opener::{Grant, Target, descriptor_name};
 use serde::Serialize;
 use tracing::{Span, error_span};
 
@@ -52,6 +52,19 @@ impl DeviceConfig {
         let mut names: Vec<_> = socket.map(|name| ("socket-path", name)).into_iter().collect();
         names.extend(self.kind.descriptors());
         names
+    }
+
+    /// Returns the things of the host that the device uses by their names, with their options.
+    pub fn grants(&self) -> Vec<Grant> {
+        let serve = &self.serve;
+        let path = serve.socket_path.as_ref().filter(|path| descriptor_name(path).is_none());
+        let socket = path.map(|path| Target::Socket {
+            path: path.clone(),
+            mode: serve.socket_mode.map(|mode| mode.0),
+            group: serve.socket_group.clone(),
+        });
+        let socket = socket.map(|to| Grant { option: "socket-path", to });
+        socket.into_iter().chain(self.kind.grants()).collect()
     }
 
     /// Checks that the device needs no descriptor of a call.

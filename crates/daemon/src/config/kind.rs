@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use kickless_device::Operate;
+use kickless_opener::Grant;
 use serde::Serialize;
 
 use super::capture::CaptureConfig;
@@ -49,6 +50,9 @@ pub trait Kind: Send + Sync + 'static {
 
     /// Returns the names of the descriptors of a call that the device needs, and the options that name them.
     fn descriptors(options: &Self::Options) -> Vec<(&'static str, &str)>;
+
+    /// Returns the things of the host that the device opens, connects to or starts by their names.
+    fn grants(options: &Self::Options) -> Vec<Grant>;
 
     /// Returns the numbers of descriptors that the program inherits for the device, and the options that name
     /// them.

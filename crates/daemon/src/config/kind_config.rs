@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 
 use indexmap::IndexMap;
 use kickless_device::{Limits, Operate};
+use kickless_opener::Grant;
 use serde::ser::{Error, SerializeMap};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -28,6 +29,7 @@ pub trait KindOptions: Any + Send + Sync {
     fn entries(&self) -> serde_json::Result<IndexMap<String, Value>>;
     fn check(&self, notation: Notation) -> Result<(), Mistake>;
     fn descriptors(&self) -> Vec<(&'static str, &str)>;
+    fn grants(&self) -> Vec<Grant>;
     fn inherited(&self) -> Vec<(&'static str, i32)>;
     fn log_served(&self, version: &str);
     fn limits(&self) -> Limits;
@@ -81,6 +83,10 @@ impl<K: Kind> KindOptions for Of<K> {
 
     fn descriptors(&self) -> Vec<(&'static str, &str)> {
         K::descriptors(&self.0)
+    }
+
+    fn grants(&self) -> Vec<Grant> {
+        K::grants(&self.0)
     }
 
     fn inherited(&self) -> Vec<(&'static str, i32)> {

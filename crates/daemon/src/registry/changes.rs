@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kickless_device::StoppedOnError;
+use kickless_opener::Target;
 use kickless_sync::lock;
 
 use super::Registry;
@@ -173,18 +174,22 @@ impl Registry {
         let one = kind.words().one;
         let wanted = kind.capture().ok_or_else(|| CaptureError::NoFrames { name: name.into(), one })?;
         *wanted = CaptureConfig { capture, capture_length: length };
-        let turn = lock(&served.capture_turn);
+        let mut entry = lock(&served.entry);
+        let mut with_capture = served.config().grants();
+        with_capture.retain(|grant| !matches!(grant.to, Target::Capture { .. }));
+        with_capture.extend(wanted.grant());
+        entry.replace(&with_capture)?;
         let to = wanted.to(name);
         let set = served.config().span().in_scope(|| served.device().set_capture(to.as_ref()));
         if set.is_err() {
             *wanted = CaptureConfig::default();
         }
         let mut table = self.state.devices.lock();
-        let entry = table.entries.iter_mut().find(|entry| entry.name == name);
-        if let Some(present) = entry.and_then(|entry| entry.config.kind.capture()) {
+        let recorded = table.entries.iter_mut().find(|entry| entry.name == name);
+        if let Some(present) = recorded.and_then(|entry| entry.config.kind.capture()) {
             present.clone_from(wanted);
         }
-        drop((table, turn));
+        drop((table, entry));
         set.map_err(CaptureError::File)
     }
 }

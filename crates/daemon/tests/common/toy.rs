@@ -9,6 +9,7 @@ use kickless_daemon::{
     Words,
 };
 use kickless_device::Operate;
+use kickless_opener::Grant;
 use kickless_testing::{Fake, FakeDevice};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -64,6 +65,10 @@ impl<F: Fn(&ToyConfig, &Making<'_>) -> MadeDevice + Send + Sync + 'static> Kind 
     }
 
     fn descriptors(_: &ToyConfig) -> Vec<(&'static str, &str)> {
+        Vec::new()
+    }
+
+    fn grants(_: &ToyConfig) -> Vec<Grant> {
         Vec::new()
     }
 

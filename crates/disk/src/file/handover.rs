@@ -1,11 +1,11 @@
 //! A file between two owners, which may be on two hosts.
 
 use super::disk::FileDisk;
+use crate::image_file::file_type;
 use crate::{Error, SECTOR};
 use kickless_opener::status;
-use rustix::fs::{Advice, fadvise};
+use rustix::fs::{Advice, FileType, fadvise, fstat};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -69,7 +69,7 @@ impl FileDisk {
     /// names none, or cannot be followed, the file is still the one to use.
     pub(crate) fn is_replaced(&self) -> bool {
         let Some(path) = self.named() else { return false };
-        let (named, open) = match (status(path), self.file.metadata()) {
+        let (named, open) = match (status(path), fstat(&self.file).map_err(io::Error::from)) {
             (Ok(named), Ok(open)) => (named, open),
             (Err(error), _) | (_, Err(error)) => {
                 tracing::warn!(
@@ -80,9 +80,9 @@ impl FileDisk {
             }
         };
         // Several nodes can stand for one block device.
-        match (named.file_type().is_block_device(), open.file_type().is_block_device()) {
-            (true, true) => named.rdev() != open.rdev(),
-            _ => (named.dev(), named.ino()) != (open.dev(), open.ino()),
+        match (named.file_type(), file_type(&open)) {
+            (FileType::BlockDevice, FileType::BlockDevice) => named.special != open.st_rdev,
+            _ => (named.device, named.inode) != (open.st_dev, open.st_ino),
         }
     }
 }

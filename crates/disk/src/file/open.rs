@@ -4,28 +4,19 @@ use super::disk::{Direct, FileDisk, Origin};
 use super::missing_syscalls::MissingSyscalls;
 use super::topology;
 use crate::buffer_pool::{BUFFER_BYTES, BufferPool};
-use crate::image_file::{Source, check_type, identity};
+use crate::image_file::{ImageFile, Source, check_type, file_type, identity};
 use crate::writeback::Writeback;
 use crate::{Error, Limits, Options, SECTOR};
 use kickless_io::{AlignedBuf, BackingFile, Owner};
-use rustix::fs::{AtFlags, FallocateFlags, StatxFlags, fallocate, ioctl_blksszget, statx};
+use kickless_opener::{Alignment, block_facts};
+use rustix::fs::{FallocateFlags, FileType, fallocate, fstat, ioctl_blksszget};
 use rustix::io::{Errno, pread};
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tracing::Span;
-
-/// The alignments of direct I/O in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Alignment {
-    /// The alignment of addresses.
-    memory: u64,
-    /// The alignment of offsets and lengths.
-    offset: u64,
-}
 
 /// The contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,13 +57,15 @@ impl FileDisk {
     }
 
     fn open_as(source: Source<'_>, options: &Options, contents: Contents) -> Result<Self, Error> {
-        let (path, (file, direct)) = (source.path(), source.open(options)?);
+        let (path, ImageFile { file, direct }) = (source.path(), source.open(options)?);
         let failed = |source| Error::Open { path: path.to_owned(), source };
-        let meta = file.metadata().map_err(failed)?;
+        let stat = fstat(&file).map_err(|error| failed(error.into()))?;
         // This checks the type again, because the path may name another file by now.
-        check_type(path, &meta)?;
+        check_type(path, file_type(&stat))?;
+        let device = file_type(&stat) == FileType::BlockDevice;
+        let facts = device.then(|| block_facts(stat.st_rdev).unwrap_or_default());
         // The kernel opens a write-protected device for writing, and fails the writes.
-        if meta.file_type().is_block_device() && !options.read_only && topology::is_protected(meta.rdev()) {
+        if !options.read_only && facts.as_ref().is_some_and(|facts| facts.is_protected) {
             return Err(Error::OpenForWriting { path: path.to_owned(), source: Errno::ROFS.into() });
         }
         // This returns the size of a device too.
@@ -91,7 +84,8 @@ impl FileDisk {
         if is_disk {
             Self::warn_of_format(path, &file, size);
         }
-        let direct = if direct { Some(direct_requirements(path, &file, &meta)?) } else { None };
+        let direct =
+            direct.map(|alignment| direct_requirements(path, &file, device, alignment)).transpose()?;
         if let Some(Direct { block, .. }) = direct
             && is_disk
             && !size.is_multiple_of(block)
@@ -100,11 +94,12 @@ impl FileDisk {
         }
         let block = direct.as_ref().map(|direct| direct.block);
         let plain = Limits::plain(options.read_only);
-        let device = meta.file_type().is_block_device();
-        let limits = if device {
-            topology::of_device(meta.rdev(), plain, size, block.or_else(|| logical_block(&file)))
-        } else {
-            topology::of_image(meta.blksize(), !options.read_only && can_punch_holes(&file, size), plain)
+        let limits = match &facts {
+            Some(facts) => topology::of_device(facts, plain, size, block.or_else(|| logical_block(&file))),
+            None => {
+                let punches = !options.read_only && can_punch_holes(&file, size);
+                topology::of_image(stat.st_blksize as u64, punches, plain)
+            }
         };
         // The kernel's alignment would suffice, but a transfer that crosses fewer pages is cheaper. So this
         // is at least a page.
@@ -123,7 +118,7 @@ impl FileDisk {
             origin: Box::new(Origin {
                 path: source.named().map(Path::to_owned),
                 options: *options,
-                identity: identity(&meta),
+                identity: identity(&stat),
             }),
             writeback,
             backing: BackingFile::new(file.clone(), Owner::unique()),
@@ -145,18 +140,22 @@ fn logical_block(file: &File) -> Option<u64> {
 }
 
 /// Returns the requirements of direct I/O on `file`.
-fn direct_requirements(path: &Path, file: &File, meta: &Metadata) -> Result<Direct, Error> {
-    let device = meta.file_type().is_block_device();
-    let found = match reported_alignment(file) {
-        Some(Ok(alignment)) => Some(alignment),
-        Some(Err(())) => None,
-        None => {
+fn direct_requirements(
+    path: &Path,
+    file: &File,
+    device: bool,
+    alignment: Alignment,
+) -> Result<Direct, Error> {
+    let found = match alignment {
+        Alignment::Known { memory, offset } => Some((u64::from(memory), u64::from(offset))),
+        Alignment::Impossible => None,
+        Alignment::Unknown => {
             let offset = if device { logical_block(file) } else { alignment_by_trial(file) };
             // The alignment of addresses is unknown then. That of offsets has always been enough for them.
-            offset.map(|offset| Alignment { memory: offset, offset })
+            offset.map(|offset| (offset, offset))
         }
     };
-    let Some(Alignment { memory, offset }) = found else {
+    let Some((memory, offset)) = found else {
         return Err(Error::NoDirect { path: path.to_owned() });
     };
     let block = offset.max(SECTOR);
@@ -180,17 +179,6 @@ fn can_punch_holes(file: &File, size: u64) -> bool {
         Err(Errno::FBIG) => punch(1 << 32).is_ok(),
         punched => punched.is_ok(),
     }
-}
-
-/// Returns the alignments that the kernel reports (from 6.1 on, on some file systems). `Err` means that
-/// direct I/O is impossible.
-fn reported_alignment(file: &File) -> Option<Result<Alignment, ()>> {
-    let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
-    if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
-        return None;
-    }
-    let (memory, offset) = (u64::from(stat.stx_dio_mem_align), u64::from(stat.stx_dio_offset_align));
-    Some(if memory == 0 || offset == 0 { Err(()) } else { Ok(Alignment { memory, offset }) })
 }
 
 /// Returns the smallest length that a read accepts, by trial.

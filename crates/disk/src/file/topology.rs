@@ -1,9 +1,7 @@
 //! Block sizes and preferred sizes of files and devices.
 
 use crate::{Lifetime, Limits, RangeLimits, SECTOR};
-use kickless_opener::{status, text};
-use rustix::fs::{major, minor};
-use std::path::PathBuf;
+use kickless_opener::BlockFacts;
 
 /// The largest range in bytes. A longer range would take too long for one request.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
@@ -25,41 +23,21 @@ pub(super) fn of_image(block: u64, punches: bool, plain: Limits) -> Limits {
     }
 }
 
-fn sysfs(device: u64) -> PathBuf {
-    PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)))
-}
-
-fn number(path: PathBuf) -> Option<u64> {
-    text(&path).ok()?.trim().parse().ok()
-}
-
-/// Returns whether a block device refuses writes.
-pub(super) fn is_protected(device: u64) -> bool {
-    number(sysfs(device).join("ro")) == Some(1)
-}
-
-/// Returns the limits of a block device, from sysfs. Its logical blocks have `block` bytes if that is known.
-pub(super) fn of_device(device: u64, plain: Limits, size: u64, block: Option<u64>) -> Limits {
-    let here = sysfs(device);
-    // A partition uses the queue of its disk.
-    let queue =
-        if status(&here.join("partition")).is_ok() { here.join("../queue") } else { here.join("queue") };
-    let limits = of_numbers(plain, size, block, |name| {
-        number(if name == "alignment_offset" { here.join(name) } else { queue.join(name) })
-    });
-    Limits { lifetime: lifetime(|name| text(&here.join("device").join(name)).ok()), ..limits }
+/// Returns the limits of a block device. Its logical blocks have `block` bytes if that is known.
+pub(super) fn of_device(facts: &BlockFacts, plain: Limits, size: u64, block: Option<u64>) -> Limits {
+    let limits = of_numbers(plain, size, block, |name| facts.number(name));
+    Limits { lifetime: lifetime(facts.life_time.as_deref(), facts.pre_eol_info.as_deref()), ..limits }
 }
 
 /// Returns the wear of an eMMC. It reports hexadecimal numbers: two in `life_time`, one in `pre_eol_info`.
-fn lifetime(sysfs: impl Fn(&str) -> Option<String>) -> Option<Lifetime> {
-    let numbers = |name: &str| {
-        let text = sysfs(name)?;
+fn lifetime(life_time: Option<&str>, pre_eol_info: Option<&str>) -> Option<Lifetime> {
+    let numbers = |text: Option<&str>| {
         let mut numbers =
-            text.split_whitespace().map(|word| u16::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+            text?.split_whitespace().map(|word| u16::from_str_radix(word.strip_prefix("0x")?, 16).ok());
         Some((numbers.next()??, numbers.next().flatten()))
     };
-    let (type_a, type_b) = numbers("life_time")?;
-    let pre_eol_info = numbers("pre_eol_info").map_or(0, |(info, _)| info);
+    let (type_a, type_b) = numbers(life_time)?;
+    let pre_eol_info = numbers(pre_eol_info).map_or(0, |(info, _)| info);
     Some(Lifetime { pre_eol_info, type_a, type_b: type_b.unwrap_or(0) })
 }
 
@@ -134,17 +112,12 @@ mod tests {
 
     #[test]
     fn wear() {
-        let parsed = |life_time: &str, pre_eol: Option<&str>| {
-            lifetime(|name| match name {
-                "life_time" => Some(life_time.to_owned()),
-                _ => pre_eol.map(str::to_owned),
-            })
-        };
+        let parsed = |life_time: &str, pre_eol| lifetime(Some(life_time), pre_eol);
         let of = |pre_eol_info, type_a, type_b| Some(Lifetime { pre_eol_info, type_a, type_b });
         assert_eq!(parsed("0x01 0x0b\n", Some("0x02\n")), of(2, 1, 11));
         assert_eq!(parsed("0x03\n", None), of(0, 3, 0));
         assert_eq!(parsed("100 000\n", Some("0x01")), None);
         assert_eq!(parsed("", None), None);
-        assert_eq!(lifetime(|_| None), None);
+        assert_eq!(lifetime(None, None), None);
     }
 }

@@ -3,10 +3,11 @@
 use crate::catch::catch;
 use kickless_io::{AlignedBuf, Waker};
 use kickless_qcow2::Compression;
+use rustix::thread::sched_getaffinity;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle, available_parallelism};
+use std::thread::{Builder, JoinHandle};
 
 /// The largest number of threads of a disk.
 const THREADS_MAX: usize = 4;
@@ -60,9 +61,9 @@ impl Decoder {
     pub(super) fn submit(&self, job: Job) {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.shared.left.fetch_add(1, Ordering::Relaxed);
-        if before >= threads.len()
-            && threads.len() < available_parallelism().map_or(1, |n| n.get().min(THREADS_MAX))
-        {
+        // Threads have the CPUs of the worker that starts them.
+        let cpus = || sched_getaffinity(None).map_or(1, |cpus| cpus.count() as usize);
+        if before >= threads.len() && threads.len() < THREADS_MAX && threads.len() < cpus() {
             let shared = self.shared.clone();
             let name = format!("qcow2-{}", threads.len());
             threads.extend(Builder::new().name(name).spawn(move || shared.run()).ok());

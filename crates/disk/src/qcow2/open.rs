@@ -13,10 +13,10 @@ use kickless_qcow2::{
     Backing, BackingFormat, BadImage, Header, HeaderChange, ReadImage, WINDOW, WriteImage, read_table,
     repair, snapshot_tables, used_bytes,
 };
+use rustix::fs::fstat;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -267,8 +267,8 @@ impl Opening<'_> {
 
     /// Checks that no other image of the chain is in this file.
     fn check_loop(&mut self, file: &FileDisk) -> io::Result<()> {
-        let meta = file.os_file().metadata()?;
-        let identity = if file.is_device() { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) };
+        let stat = fstat(file.os_file())?;
+        let identity = if file.is_device() { (u64::MAX, stat.st_rdev) } else { (stat.st_dev, stat.st_ino) };
         if self.seen.contains(&identity) {
             return Err(io::Error::other("the chain of backing images is a loop"));
         }

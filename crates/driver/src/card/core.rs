@@ -122,6 +122,10 @@ impl CardCore {
         let net = features::of_card(features);
         let config = read_config(&mut connection)?;
         let pairs_max = pairs_of(&connection, &config)?;
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "it reads /proc, and no sandbox of ours holds a driver"
+        )]
         let wanted = match options.pairs {
             0 => thread::available_parallelism()
                 .map_or(1, |cpus| u16::try_from(cpus.get()).unwrap_or(u16::MAX)),

@@ -35,12 +35,11 @@
 //! ([`Backoff::of`]), and transfers that are too large for the device do not send small ones to threads.
 
 use crate::AlignedBuf;
-use kickless_opener::{status, text};
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs, major, minor};
+use kickless_opener::block_facts;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use std::fs::File;
 use std::io::IoSliceMut;
-use std::path::PathBuf;
 
 /// `TMPFS_MAGIC` of linux/magic.h.
 const TMPFS: u64 = 0x0102_1994;
@@ -133,7 +132,7 @@ pub(crate) struct Facts {
     /// The file accepts `RWF_NOWAIT`.
     nowait: bool,
     tmpfs: bool,
-    /// A device with its bytes in RAM.
+    /// A device with its bytes in RAM: zram, brd, or a partition of one.
     ram: bool,
 }
 
@@ -155,7 +154,7 @@ impl Facts {
         let direct = fcntl_getfl(file)?.contains(OFlags::DIRECT);
         let tmpfs = kind == Kind::Regular && fstatfs(file)?.f_type as u64 == TMPFS;
         let nowait = kind != Kind::Other && takes_nowait(file);
-        let ram = kind == Kind::Device && is_in_ram(stat.st_rdev);
+        let ram = kind == Kind::Device && block_facts(stat.st_rdev).is_ok_and(|facts| facts.is_in_ram);
         Ok(Self { kind, direct, nowait, tmpfs, ram })
     }
 
@@ -178,23 +177,6 @@ pub(crate) fn takes_nowait(file: &File) -> bool {
     let Ok(mut buffer) = AlignedBuf::new(LEN, LEN) else { return false };
     let read = preadv2(file, &mut [IoSliceMut::new(&mut buffer)], BEYOND, ReadWriteFlags::NOWAIT);
     !matches!(read, Err(Errno::OPNOTSUPP | Errno::NOSYS))
-}
-
-/// Returns whether a block device keeps its bytes in RAM: zram, brd, or a partition of one.
-fn is_in_ram(device: u64) -> bool {
-    let mut path = PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)));
-    if status(&path.join("partition")).is_ok() {
-        path.push("..");
-    }
-    text(&path.join("uevent")).is_ok_and(|uevent| names_ram(&uevent))
-}
-
-/// Returns whether this is the `uevent` of zram or brd. The absence of tags and of lower devices would not
-/// suffice: DRBD has neither, and waits.
-fn names_ram(uevent: &str) -> bool {
-    let name = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="));
-    let number = name.and_then(|name| name.strip_prefix("zram").or_else(|| name.strip_prefix("ram")));
-    number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Makes tries rare after [`FAILURES_MAX`] failures in a row, until one succeeds.
@@ -262,14 +244,6 @@ mod tests {
         assert_eq!(tried(&mut backoff, 160), 10);
         backoff.succeeded();
         assert_eq!(tried(&mut backoff, 1000), 8 + 62);
-    }
-
-    #[test]
-    fn only_zram_and_brd_are_ram() {
-        let names_ram = |name: &str| names_ram(&format!("MAJOR=1\nDEVNAME={name}\nDEVTYPE=disk\n"));
-        assert!(["zram0", "ram15"].into_iter().all(names_ram));
-        assert!(!["drbd0", "vda", "dm-3", "nvme0n1", "ramdisk"].into_iter().any(names_ram));
-        assert!(!super::names_ram(""));
     }
 
     /// Reads existing bytes with `RWF_NOWAIT`.

@@ -8,6 +8,7 @@ use kickless_daemon::{
 use crate::service::Service;
 
 use super::control::ControlOptions;
+use super::sandbox::SandboxOptions;
 
 /// The name of a device with an inherited socket, for calls.
 const INHERITED: &str = "fd";
@@ -26,6 +27,8 @@ pub(crate) struct DeviceOptions {
     pool: PoolConfig,
     #[command(flatten)]
     control: ControlOptions,
+    #[command(flatten)]
+    sandbox: SandboxOptions,
     /// Print the capabilities of this back-end as JSON and exit
     #[arg(long)]
     print_capabilities: bool,
@@ -38,7 +41,7 @@ impl DeviceOptions {
     /// Some options cannot be combined.
     pub(crate) fn service(self, kind: KindConfig) -> Result<Service, Mistake> {
         let notation = Notation::CommandLine;
-        let (pool, control) = (self.pool, self.control);
+        let (pool, control, sandbox) = (self.pool, self.control, self.sandbox);
         let mut device =
             DeviceConfig { kind, identity: Identity::default(), serve: self.serve, share: Share::default() };
         pool.worker_options(1, notation)?;
@@ -55,6 +58,7 @@ impl DeviceOptions {
             }
         }
         let devices = vec![device];
-        Ok(Service { notation, pool, devices, file: None, fd: self.fd, control, all_or_nothing: true })
+        let fd = self.fd;
+        Ok(Service { notation, pool, devices, file: None, fd, control, sandbox, all_or_nothing: true })
     }
 }

@@ -2,7 +2,6 @@
 
 use super::error::CaptureError;
 use super::pcapng::{self, MAGIC, Statistics};
-use kickless_opener::FileUse;
 use rustix::fs::{FileType, FlockOperation, flock, fstat, ftruncate};
 use rustix::io::{Errno, pread};
 use std::fs::File;
@@ -33,7 +32,7 @@ impl CaptureFile {
         statistics: &Statistics,
     ) -> Result<Self, CaptureError> {
         let failed = |source: Errno| CaptureError::File { path: path.into(), source: source.into() };
-        let opened = kickless_opener::file(path, FileUse::Capture);
+        let opened = kickless_opener::capture(path);
         let opened = opened.map_err(|source| match Errno::from_io_error(&source) {
             Some(Errno::LOOP) => CaptureError::Link { path: path.into() },
             _ => CaptureError::File { path: path.into(), source },

@@ -1,14 +1,15 @@
 //! The privileges of this thread that AF_XDP needs.
 
-use kickless_opener::text;
+use kickless_opener::file;
 use rustix::thread::{CapabilitySet, capabilities};
+use std::io;
 use std::path::Path;
 
 /// Returns whether the capabilities of this process are valid in a user namespace only. The kernel wants
 /// CAP_BPF of the first namespace, the host's.
 pub(super) fn are_of_namespace() -> bool {
     // Each namespace but the first one has less than all users.
-    text(Path::new("/proc/self/uid_map")).is_ok_and(|map| !is_first(&map))
+    file(Path::new("/proc/self/uid_map")).and_then(io::read_to_string).is_ok_and(|map| !is_first(&map))
 }
 
 fn is_first(uid_map: &str) -> bool {

@@ -2,6 +2,7 @@
 
 use super::PORTS;
 use super::port::{Name, OpenPort, Opening, Pairs, PortError};
+use kickless_opener::Target;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -37,6 +38,11 @@ impl PortName {
     /// The host does not provide what the port needs, or a program is missing.
     pub fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
         self.name.open(opening)
+    }
+
+    /// Returns the things of the host that the port opens, makes or starts by their names.
+    pub fn targets(&self) -> Vec<Target> {
+        self.name.targets()
     }
 
     /// Returns the number of pairs of rings that the port decides on, if it does.

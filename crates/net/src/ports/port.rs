@@ -7,6 +7,7 @@ use crate::ring::receive_ring::ReceiveRing;
 use crate::ring::transmit_ring::TransmitRing;
 use kickless_device::QueueTask;
 use kickless_net_port::TapError;
+use kickless_opener::Target;
 use kickless_spec::net::MAC_LEN;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -53,6 +54,9 @@ pub(crate) trait Name: fmt::Debug + fmt::Display + Send + Sync {
     fn descriptors(&self) -> &[String] {
         &[]
     }
+
+    /// Returns the things of the host that the port opens, makes or starts by their names.
+    fn targets(&self) -> Vec<Target>;
 
     /// Opens the port.
     ///

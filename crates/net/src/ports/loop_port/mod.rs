@@ -10,6 +10,7 @@ use crate::ring::receive_task::ReceiveTask;
 use crate::ring::transmit_ring::TransmitRing;
 use crate::ring::transmit_task::TransmitTask;
 use kickless_device::{Next, Polled, QueueTask};
+use kickless_opener::Target;
 use kickless_spec::net::NetFeatures;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,6 +46,10 @@ impl Name for LoopName {
 
     fn mtu_max(&self) -> Option<u16> {
         None
+    }
+
+    fn targets(&self) -> Vec<Target> {
+        Vec::new()
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {

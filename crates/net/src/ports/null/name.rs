@@ -2,6 +2,7 @@
 
 use crate::ports::port::{Name, OpenPort, Opening, Pairs, PortError, PortKind};
 use kickless_net_port::TestFrame;
+use kickless_opener::Target;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -101,6 +102,10 @@ impl Name for NullPort {
 
     fn mtu_max(&self) -> Option<u16> {
         None
+    }
+
+    fn targets(&self) -> Vec<Target> {
+        Vec::new()
     }
 
     fn open(&self, _opening: &Opening<'_>) -> Result<OpenPort, PortError> {

@@ -12,6 +12,7 @@ use crate::ring::transmit_ring::TransmitRing;
 use crate::ring::transmit_task::TransmitTask;
 use kickless_device::QueueTask;
 use kickless_net_port::StreamPort;
+use kickless_opener::Target;
 use receive::StreamReceive;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -52,6 +53,10 @@ impl Name for StreamName {
 
     fn mtu_max(&self) -> Option<u16> {
         None
+    }
+
+    fn targets(&self) -> Vec<Target> {
+        vec![Target::Unix { path: self.0.clone() }]
     }
 
     fn open(&self, _opening: &Opening<'_>) -> Result<OpenPort, PortError> {

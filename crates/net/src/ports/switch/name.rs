@@ -6,6 +6,7 @@ use super::rule::Rule;
 use super::uplink::Uplink;
 use crate::ports::port::{Name, OpenPort, Opening, Pairs, PortError, PortKind};
 use kickless_net_port::{Tap, is_interface_name};
+use kickless_opener::Target;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -89,6 +90,10 @@ impl Name for SwitchName {
 
     fn mtu_max(&self) -> Option<u16> {
         None
+    }
+
+    fn targets(&self) -> Vec<Target> {
+        self.uplink.iter().map(|name| Target::Tap { name: name.clone() }).collect()
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {

@@ -2,7 +2,7 @@
 
 use crate::ports::port::{Name, OpenPort, Opening, Pairs, PortError, PortKind};
 use kickless_net_port::{INTERFACE_NAME_MAX, Tap, is_interface_name};
-use kickless_opener::is_descriptor_name;
+use kickless_opener::{Target, is_descriptor_name};
 use std::fmt;
 use std::sync::Arc;
 
@@ -91,6 +91,10 @@ impl Name for TapName {
         None
     }
 
+    fn targets(&self) -> Vec<Target> {
+        vec![Target::Tap { name: self.0.clone() }]
+    }
+
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
         Ok(Tap::open(&self.0, opening.pairs)?.into())
     }
@@ -108,6 +112,10 @@ impl Name for TapFds {
 
     fn descriptors(&self) -> &[String] {
         &self.0
+    }
+
+    fn targets(&self) -> Vec<Target> {
+        Vec::new()
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {

@@ -2,6 +2,7 @@
 
 use super::port::{Name, OpenPort, Opening, Pairs, PortError, PortKind};
 use kickless_net_port::{Passt, StreamPort, UserOptions};
+use kickless_opener::Target;
 use std::fmt;
 use std::sync::Arc;
 
@@ -34,6 +35,10 @@ impl Name for UserName {
 
     fn mtu_max(&self) -> Option<u16> {
         None
+    }
+
+    fn targets(&self) -> Vec<Target> {
+        vec![Target::Passt { arguments: self.0.arguments().into() }]
     }
 
     fn open(&self, _opening: &Opening<'_>) -> Result<OpenPort, PortError> {

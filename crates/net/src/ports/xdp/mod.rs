@@ -13,6 +13,7 @@ use crate::ring::transmit_ring::TransmitRing;
 use crate::ring::transmit_task::TransmitTask;
 use kickless_device::QueueTask;
 use kickless_net_port::{XDP_MTU_MAX, XdpName, XdpPort};
+use kickless_opener::Target;
 use queues::XdpQueues;
 use receive::XdpReceive;
 use std::sync::Arc;
@@ -45,6 +46,10 @@ impl Name for Interface {
 
     fn mtu_max(&self) -> Option<u16> {
         Some(XDP_MTU_MAX)
+    }
+
+    fn targets(&self) -> Vec<Target> {
+        vec![Target::Library { name: "xdp".into() }]
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {

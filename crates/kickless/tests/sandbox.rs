@@ -1,0 +1,186 @@
+//! The processes of a daemon in a sandbox, their rights, and what works in it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use common::{Daemon, PROGRAM, disk};
+use kickless_testing::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use tempfile::TempDir;
+
+/// Returns a field of a status of /proc, such as `CapEff`.
+fn field(status: &str, name: &str) -> String {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {name}")).trim().to_owned()
+}
+
+fn status(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/status")).unwrap()
+}
+
+/// Returns the helpers of a daemon by their names.
+fn helpers(daemon: &Daemon) -> BTreeMap<String, u32> {
+    let pid = daemon.child.id();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let pids = children.split_whitespace().map(|pid| pid.parse::<u32>().unwrap());
+    pids.map(|pid| (field(&status(pid), "Name"), pid)).collect()
+}
+
+fn kill(pid: u32) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+}
+
+/// Returns whether a process has ended. It can be a zombie, until its parent has asked for its status.
+fn has_ended(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"));
+    status.is_ok_and(|status| field(&status, "State").starts_with('Z'))
+        || !Path::new(&format!("/proc/{pid}")).exists()
+}
+
+fn sandboxed(arguments: &[&str]) -> Daemon {
+    let daemon = Daemon::serve(&disk("a", ""), &[&["--sandbox=on"], arguments].concat());
+    daemon.wait_for("serving");
+    daemon
+}
+
+#[test]
+fn each_process_has_the_rights_that_it_needs() {
+    let daemon = sandboxed(&[]);
+    let pid = daemon.child.id();
+    let mut tasks = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+        let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let name = field(&status, "Name");
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            assert_eq!(u64::from_str_radix(&field(&status, set), 16), Ok(0), "{set} of {name}");
+        }
+        assert_eq!(
+            (field(&status, "NoNewPrivs"), field(&status, "Seccomp")),
+            ("1".into(), "2".into()),
+            "{name}"
+        );
+        tasks += 1;
+    }
+    assert!(tasks > 5, "{tasks}");
+    let helpers = helpers(&daemon);
+    assert_eq!(
+        helpers.keys().map(String::as_str).collect::<Vec<_>>(),
+        ["kickless-launch", "kickless-opener"]
+    );
+    let opener = status(helpers["kickless-opener"]);
+    // CHOWN, DAC_OVERRIDE, FOWNER and NET_ADMIN.
+    assert_eq!(u64::from_str_radix(&field(&opener, "CapBnd"), 16).unwrap() & !0x100b, 0);
+    assert_eq!((field(&opener, "NoNewPrivs"), field(&opener, "Seccomp")), ("1".into(), "2".into()));
+    // passt must be free to mount.
+    let launcher = status(helpers["kickless-launch"]);
+    let own = status(std::process::id());
+    for name in ["NoNewPrivs", "Seccomp", "CapBnd"] {
+        assert_eq!(field(&launcher, name), field(&own, name));
+    }
+}
+
+#[test]
+fn one_disk_has_one_helper_and_none_without_a_sandbox() {
+    for (mode, expected) in [("on", 1), ("strict", 1), ("off", 0)] {
+        let dir = TempDir::new().unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.args(["blk", "--blk-file=null:1M", &format!("--sandbox={mode}"), "--socket-path"]);
+        command.arg(dir.path().join("s"));
+        let daemon = Daemon::start(command, dir);
+        daemon.wait_for("serving");
+        assert_eq!(helpers(&daemon).len(), expected, "{mode}");
+    }
+}
+
+#[test]
+fn the_end_of_a_helper_ends_the_daemon() {
+    for (name, does) in [("kickless-opener", "opens files"), ("kickless-launch", "starts programs")] {
+        let daemon = sandboxed(&[]);
+        let helpers = helpers(&daemon);
+        kill(helpers[name]);
+        daemon.wait_for(&format!("kickless: the process that {does} has ended (killed by signal 9)"));
+        assert_eq!(daemon.end(), Some(1));
+        helpers.values().for_each(|&pid| eventually("a helper goes on", || has_ended(pid)));
+    }
+}
+
+#[test]
+fn helpers_end_with_the_daemon() {
+    let mut daemon = sandboxed(&[]);
+    let helpers = helpers(&daemon);
+    daemon.child.kill().unwrap();
+    daemon.child.wait().unwrap();
+    helpers.values().for_each(|&pid| eventually("a helper goes on", || has_ended(pid)));
+}
+
+#[test]
+fn devices_come_and_go() {
+    let daemon = sandboxed(&["--allow-root=DIR"]);
+    let (image, elsewhere) = (daemon.path("image"), TempDir::new().unwrap());
+    fs::write(&image, [0; 4096]).unwrap();
+    let add = |socket: &Path, file: &Path| {
+        json!({"kind": "blk", "socket-path": socket, "blk-file": file, "name": "b"}).to_string()
+    };
+    let socket = daemon.path("b.sock");
+    for _ in 0..2 {
+        let added = daemon.ctl(&["device.add", &add(&socket, &image)]);
+        assert!(added.status.success(), "{}", String::from_utf8_lossy(&added.stderr));
+        assert!(socket.exists());
+        daemon.call("device.remove", json!({"name": "b"}));
+        eventually("the socket stays", || !socket.exists());
+    }
+
+    // A call names nothing outside of the directories.
+    let foreign = elsewhere.path().join("image");
+    fs::write(&foreign, [0; 4096]).unwrap();
+    let refused = daemon.refused(&["device.add", &add(&socket, &foreign)]);
+    assert!(refused.contains("blk-file: ") && refused.contains("--allow-root="), "{refused}");
+    let refused = daemon.refused(&["device.add", &add(&elsewhere.path().join("s"), &image)]);
+    assert!(refused.contains("socket-path: ") && refused.contains("--allow-root="), "{refused}");
+    let link = daemon.path("link");
+    std::os::unix::fs::symlink(&foreign, &link).unwrap();
+    let refused = daemon.refused(&["device.add", &add(&socket, &link)]);
+    assert!(refused.contains("--allow-root="), "{refused}");
+
+    // The configuration file is the operator's, and names what it likes below roots.
+    daemon.rewrite(&(disk("a", "") + &disk("c", "")));
+    daemon.hang_up();
+    daemon.wait_for("the configuration file was read again");
+    assert!(daemon.path("c.sock").exists());
+    daemon.rewrite(&disk("a", ""));
+    daemon.hang_up();
+    daemon.wait_for("the configuration file was read again");
+    eventually("the socket stays", || !daemon.path("c.sock").exists());
+    assert!(fs::read_dir(elsewhere.path()).unwrap().count() == 1);
+}
+
+#[test]
+fn the_operator_allows_directories() {
+    let elsewhere = TempDir::new().unwrap();
+    let root = format!("--allow-root={}", elsewhere.path().display());
+    let daemon = sandboxed(&[&root]);
+    let image = elsewhere.path().join("image");
+    fs::write(&image, [0; 4096]).unwrap();
+    let socket = elsewhere.path().join("s");
+    daemon.call("device.add", json!({"kind": "blk", "socket-path": socket, "blk-file": image}));
+    assert!(socket.exists());
+    kill_process(Pid::from_child(&daemon.child), Signal::TERM).unwrap();
+    assert_eq!(daemon.end(), Some(0));
+    assert!(!socket.exists());
+}
+
+#[test]
+fn wrong_roots_are_refused() {
+    let mut command = Command::new(PROGRAM);
+    command.args(["blk", "--blk-file=null:1M", "--socket-path=/tmp/s", "--sandbox=on", "--allow-root=/none"]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(said, "kickless: --allow-root=/none: No such file or directory (os error 2)\n");
+}
