@@ -71,7 +71,7 @@ pub(crate) fn serve(service: Service, noted: &Noted, mut sandbox: Option<Sandbox
         sandbox.report();
     }
     if let Some(pool) = registry.pool() {
-        wire::log_pool(&pool, &service.pool);
+        wire::log_pool(pool, &service.pool);
     }
     let registry = Arc::new(registry);
     let reload = Reload::start(&service, &registry)?;
