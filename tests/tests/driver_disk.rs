@@ -5,11 +5,10 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -610,23 +609,6 @@ fn a_callback_may_not_wait() {
     };
     queue.submit_one(Request::read(0, disk.buffer(4096).unwrap())).unwrap();
     assert_eq!(queue.wait(1, Some(LIMIT), each).unwrap(), 1);
-}
-
-/// The last reference to a task may be its waker, with the last handle of the disk.
-#[test]
-fn a_waker_may_drop_the_disk() {
-    struct Task(#[expect(dead_code, reason = "only dropped")] Disk);
-    impl Wake for Task {
-        fn wake(self: Arc<Self>) {}
-    }
-    let daemon = Daemon::start(&DaemonConfig::new("fault:delay=100ms@read:mem:1M")).unwrap();
-    let disk = Disk::connect(Options::new(daemon.socket())).unwrap();
-    let mut future = disk.start(Request::read(0, disk.buffer(4096).unwrap()));
-    let waker = Waker::from(Arc::new(Task(disk)));
-    assert!(Pin::new(&mut future).poll(&mut Context::from_waker(&waker)).is_pending());
-    drop((future, waker));
-    // The back-end serves the next front-end only after the disk was closed.
-    Disk::connect(Options::new(daemon.socket())).unwrap().flush().unwrap();
 }
 
 #[test]

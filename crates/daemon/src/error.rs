@@ -76,15 +76,15 @@ pub enum AddError {
     /// Some options cannot be combined.
     #[error("{}", .0.why)]
     Mistake(Mistake),
-    /// The sandbox does not allow a thing that the device needs.
-    #[error(transparent)]
-    Refused(#[from] Refused),
     /// The socket cannot be made.
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// The device cannot be made.
     #[error(transparent)]
     Make(#[from] MakeError),
+    /// The sandbox does not allow a thing that the device uses. A later try has the same result.
+    #[error(transparent)]
+    Refused(#[from] Refused),
     /// The session thread, or the descriptor that stops it, cannot be made.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
@@ -100,9 +100,9 @@ impl AddError {
             | Self::KeepsDisk { .. } => Some("name"),
             Self::SocketTaken { .. } | Self::NoSocket | Self::NoDescriptor(_) => Some("socket-path"),
             Self::Mistake(mistake) => Some(&mistake.option),
-            Self::Refused(error) => Some(error.option),
             Self::Socket(error) => Some(error.option),
             Self::Make(error) => Some(error.option),
+            Self::Refused(error) => Some(error.option),
             Self::Full { .. } | Self::NoPool | Self::Stopping | Self::Thread(_) => None,
         }
     }
@@ -249,8 +249,8 @@ pub enum CaptureError {
         one: &'static str,
     },
     /// The sandbox does not allow the file.
-    #[error("capture: {0}")]
-    Refused(#[from] Refused),
+    #[error("{}: {}", .0.option, super::sentence::sentence(.0))]
+    Refused(Refused),
     /// The file cannot be written, or the earlier one is not complete yet.
     #[error("capture: {}", super::sentence::sentence(.0))]
     File(StartError),

@@ -18,6 +18,12 @@
 //! while it opens, closes or waits for a device. The name of a device is in use until the device is closed.
 //! The file `lifecycle.rs` has a model, which loom runs.
 //!
+//! # Things of the host
+//! The registry enters the things that a device uses by their names ([`DeviceConfig::grants`]) before it
+//! resolves or opens one of them. The entry goes after the socket is removed and the disk is closed. If the
+//! sandbox refuses one ([`AddError::Refused`]), the device is not tried again. A process without a sandbox
+//! enters nothing.
+//!
 //! # Bounds
 //! The maximum number of devices is fixed when the registry is made, because the engines of the workers
 //! reserve slots and threads for each device when they open ([`kickless_io::EngineOptions::owners`]). A

@@ -88,7 +88,7 @@ pub struct OpenDevice {
     config: DeviceConfig,
     device: Option<Arc<dyn Operate>>,
     socket: Option<Socket>,
-    /// The right to use the things of the host. Given up last.
+    /// The right to use the things of the host that the device needs.
     entry: Entry,
 }
 
@@ -102,9 +102,10 @@ enum Socket {
 
 impl Drop for OpenDevice {
     fn drop(&mut self) {
-        // The name stays in use until the socket and the device are closed.
+        // The name stays in use until the socket and the device are closed. Both need the entry.
         self.socket = None;
         self.device = None;
+        drop(mem::take(&mut self.entry));
         self.registry.devices.cancel_opening(self.id);
     }
 }
@@ -296,8 +297,8 @@ impl Registry {
         given: &Descriptors,
     ) -> Result<Option<OpenDevice>, AddError> {
         config.check(Notation::Keys).map_err(AddError::Mistake)?;
-        let entry = enter(&config.grants())?;
         let registry = self.state.clone();
+        let entry = enter(&config.grants())?;
         let is_inherited = endpoint.is_some() || !config.descriptors().is_empty();
         let socket = match &endpoint {
             Some(endpoint) => endpoint.identity(),
@@ -329,10 +330,11 @@ impl Registry {
                 return Err(AddError::NoSocket);
             };
             let limiter = self.state.groups.limiter(&opened.config.kind);
-            let (config, entry) = (opened.config.clone(), mem::take(&mut opened.entry));
-            let served = ServedDevice::new(config, device, (pool, limiter), &self.state.space, entry);
+            let served = ServedDevice::new(opened.config.clone(), device, (pool, limiter), &self.state.space);
+            // The socket of a device that is not served needs the entry until its removal.
+            let served = served.map_err(AddError::Thread)?.with_entry(mem::take(&mut opened.entry));
             // An error drops these in this order, so that the name is released last.
-            ready.push((endpoint, Arc::new(served.map_err(AddError::Thread)?), opened));
+            ready.push((endpoint, Arc::new(served), opened));
         }
         for (_, served, _) in &ready {
             let config = served.config();

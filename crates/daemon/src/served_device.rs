@@ -34,8 +34,8 @@ pub struct ServedDevice {
     is_drained: AtomicBool,
     /// Calls of [`DeviceRef::refresh`] that the refreshing thread has not finished; 0 if no such thread runs.
     refreshes: Arc<AtomicU64>,
-    /// The right to use the things of the host, given up last. Held while the capture changes, which can wait
-    /// for a file. So the last change is the one that is recorded.
+    /// The right to use the things of the host that the device needs. Locked while the capture changes, which
+    /// can wait for a file. So the last change is the one that is recorded. Dropped after the device.
     pub(crate) entry: Mutex<Entry>,
 }
 
@@ -91,15 +91,19 @@ impl ServedDevice {
         device: Arc<dyn Operate>,
         (pool, limiter): (&Arc<WorkerPool>, Arc<Limiter>),
         space: &Arc<AddressSpace>,
-        entry: Entry,
     ) -> io::Result<Self> {
         let mapper = Mapper::within(space.join(config.serve.memory_max));
         let mapper = if config.serve.allow_slow_memory { mapper } else { mapper.refuse_slow() };
         let executor = pool.limited_executor(config.share.weight, limiter.clone());
         let server = Server::new(device.clone(), executor.clone()).with_mapper(mapper);
         let (stop, is_drained) = (Waker::new()?, AtomicBool::new(false));
-        let (refreshes, entry) = (Arc::default(), Mutex::new(entry));
+        let (refreshes, entry) = (Arc::default(), Mutex::default());
         Ok(Self { config, device, server, executor, limiter, stop, is_drained, refreshes, entry })
+    }
+
+    /// Keeps the right to use the things of the host that the device needs.
+    pub(crate) fn with_entry(self, entry: Entry) -> Self {
+        Self { entry: Mutex::new(entry), ..self }
     }
 
     /// Returns the configuration of the device.
@@ -260,9 +264,7 @@ mod tests {
         let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
         let pool = Arc::new(WorkerPool::start(&pool).unwrap());
         let (config, space) = (fake_config("a"), Arc::new(AddressSpace::default()));
-        let served =
-            ServedDevice::new(config, fake_device(), (&pool, Arc::default()), &space, Entry::default())
-                .unwrap();
+        let served = ServedDevice::new(config, fake_device(), (&pool, Arc::default()), &space).unwrap();
         let ended = served.run(endpoint).unwrap_err();
         assert!(ended.to_string().contains("no more front-ends can be served"), "{ended:#}");
         assert!(!path.exists() && UnixStream::connect(&path).is_err());

@@ -11,6 +11,7 @@ pub(crate) mod rbd_name;
 use crate::{BadRbdName, BadRule, BadUri, FaultRules, NbdUri, RbdName, SECTOR};
 use kickless_opener::{Target, descriptor_name};
 use kickless_values::parse_size;
+use nbd_uri::Server;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -117,23 +118,26 @@ impl DiskSpec {
         }
     }
 
+    /// Returns the thing of the host that the disk uses by its name. It is also written if `writes`.
+    pub fn target(&self, writes: bool) -> Option<Target> {
+        Some(match self {
+            Self::File(path) if descriptor_name(path).is_some() => return None,
+            Self::Qcow2(path) if descriptor_name(path).is_some() => Target::Backing,
+            Self::File(path) => Target::Image { path: path.clone(), writes, chain: false },
+            Self::Qcow2(path) => Target::Image { path: path.clone(), writes, chain: true },
+            Self::Null(_) | Self::Memory(_) => return None,
+            Self::Nbd(NbdUri { server: Server::Tcp { host, port }, .. }) => {
+                Target::Tcp { host: host.clone(), port: *port }
+            }
+            Self::Nbd(NbdUri { server: Server::Unix(path), .. }) => Target::Unix { path: path.clone() },
+            Self::Rbd(_) => Target::Library { name: "rbd".into() },
+            Self::Fault(_, under) => return under.target(writes),
+        })
+    }
+
     /// Returns the name of the descriptor for which the path stands.
     pub fn descriptor(&self) -> Option<&str> {
         self.path().and_then(descriptor_name)
-    }
-
-    /// Returns the things of the host that the disk opens or connects to by their names.
-    pub fn targets(&self, writes: bool) -> Vec<Target> {
-        let image = |path: &PathBuf, chain| Target::Image { path: path.clone(), writes, chain };
-        vec![match self {
-            Self::File(path) | Self::Qcow2(path) if descriptor_name(path).is_some() => return Vec::new(),
-            Self::File(path) => image(path, false),
-            Self::Qcow2(path) => image(path, true),
-            Self::Nbd(uri) => uri.server.target(),
-            Self::Rbd(_) => Target::Library { name: "rbd".into() },
-            Self::Null(_) | Self::Memory(_) => return Vec::new(),
-            Self::Fault(_, under) => return under.targets(writes),
-        }]
     }
 
     /// Returns whether the disk is an image in QEMU's format.

@@ -13,10 +13,11 @@ thread_local! {
     static SIGNALLER: io::Result<Signaller> = Signaller::new();
 }
 
-/// Allocates the resources of [`signal`] for this thread now instead of at the first call: a descriptor and a
-/// little memory.
+/// Allocates the resources of [`signal`] for this thread, and of [`is_eventfd`] for the process, now instead
+/// of at the first call: a descriptor each, and a little memory.
 pub fn prepare_to_signal() {
     SIGNALLER.with(|_| ());
+    LazyLock::force(&PROBE);
 }
 
 /// Adds one to an eventfd, and never waits.
@@ -48,15 +49,17 @@ pub fn signal(eventfd: impl AsFd) -> bool {
 /// The kernel looks for the eventfd of an AIO operation before it looks at the flags of the read. So an
 /// operation with an unknown flag always fails, and its error tells.
 pub fn is_eventfd(fd: impl AsFd) -> Option<bool> {
-    static PROBE: LazyLock<Option<Signaller>> = LazyLock::new(|| {
-        let signaller = Signaller::new().ok()?;
-        let eventfd = eventfd(0, EventfdFlags::CLOEXEC).ok()?;
-        // An old kernel gives another error, and a new one may know the flag.
-        let tells = (signaller.probe(&eventfd), signaller.probe(&signaller.empty));
-        (tells == (Some(true), Some(false))).then_some(signaller)
-    });
     PROBE.as_ref()?.probe(fd)
 }
+
+/// Tells eventfds from other files. `None` if the kernel does not give the expected errors: an old one gives
+/// others, and a new one may know the flag.
+static PROBE: LazyLock<Option<Signaller>> = LazyLock::new(|| {
+    let signaller = Signaller::new().ok()?;
+    let eventfd = eventfd(0, EventfdFlags::CLOEXEC).ok()?;
+    let tells = (signaller.probe(&eventfd), signaller.probe(&signaller.empty));
+    (tells == (Some(true), Some(false))).then_some(signaller)
+});
 
 /// A flag of `rw_flags` that no kernel knows.
 const UNKNOWN_FLAG: u32 = 1 << 30;

@@ -93,8 +93,5 @@ fn serve(log_level: &cli::LogLevel, service: impl FnOnce() -> Result<Service>) -
     kickless_memory::prepare_to_explain();
     let sandbox = sandbox::enter(&service, &inherited)?;
     log::start("", log_level)?;
-    if let Some(sandbox) = &sandbox {
-        sandbox.report();
-    }
     serve::serve(service, &inherited, sandbox)
 }

@@ -93,7 +93,7 @@ impl Sandbox {
     ///
     /// # Errors
     /// The kernel refuses the filter.
-    pub(crate) fn lock(mut self) -> Result<Option<&'static Refusals>> {
+    pub(crate) fn lock(&mut self) -> Result<Option<&'static Refusals>> {
         self.places.clear();
         if self.kernel.has_filters { Ok(kickless_sandbox::lock(&DATA)?) } else { Ok(None) }
     }

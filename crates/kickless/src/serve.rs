@@ -64,9 +64,15 @@ pub(crate) fn serve(service: Service, noted: &Noted, mut sandbox: Option<Sandbox
     registry.set_pool(wire::pool(&service.pool, registry.devices_max(), notation)?);
     registry.set_pool_config(service.pool.clone());
     // From here on, the process reads what images, servers and front-ends contain and send.
-    let refusals = sandbox.map(Sandbox::lock).transpose()?.flatten();
+    let refusals = sandbox.as_mut().map(Sandbox::lock).transpose()?.flatten();
     let opening = Opening { registry, service, endpoint };
     let Opened { registry, devices: mut opened, unavailable, service } = open(opening, wait, &signals)?;
+    if let Some(sandbox) = &sandbox {
+        sandbox.report();
+    }
+    if let Some(pool) = registry.pool() {
+        wire::log_pool(pool, &service.pool);
+    }
     let registry = Arc::new(registry);
     let reload = Reload::start(&service, &registry)?;
     // Make all sockets after everything else, and before any device is served. A program that finds its

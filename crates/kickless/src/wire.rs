@@ -29,9 +29,16 @@ pub(crate) fn pool(config: &PoolConfig, devices_max: usize, notation: Notation) 
     let options = config.worker_options(u32::try_from(devices_max).unwrap_or(u32::MAX), notation);
     let options =
         options.map_err(|mistake| anyhow!("{}: {}", notation.option(&mistake.option), mistake.why))?;
-    let pool = WorkerPool::start(&options).context("the workers cannot be started")?;
-    info!(workers = options.workers, poll = ?options.poll, "pool");
-    Ok(pool)
+    WorkerPool::start(&options).context("the workers cannot be started")
+}
+
+/// Logs the workers that have these options.
+pub(crate) fn log_pool(pool: &WorkerPool, config: &PoolConfig) {
+    pool.log_engine();
+    // The number of devices does not count here.
+    if let Ok(options) = config.worker_options(1, Notation::Keys) {
+        info!(workers = options.workers, poll = ?options.poll, "pool");
+    }
 }
 
 /// Checks that this machine has these CPUs.

@@ -215,13 +215,13 @@ impl Kind for BlkKind {
         options.blk_file.descriptor().map(|name| ("blk-file", name)).into_iter().collect()
     }
 
-    fn grants(options: &BlkConfig) -> Vec<Grant> {
-        let targets = options.blk_file.targets(!options.read_only);
-        targets.into_iter().map(|to| Grant { option: "blk-file", to }).collect()
-    }
-
     fn inherited(_: &BlkConfig) -> Vec<(&'static str, i32)> {
         Vec::new()
+    }
+
+    fn grants(options: &BlkConfig) -> Vec<Grant> {
+        let target = options.blk_file.target(!options.read_only);
+        target.map(|to| Grant { option: "blk-file", to }).into_iter().collect()
     }
 
     fn log_served(options: &BlkConfig, version: &str) {

@@ -146,13 +146,13 @@ impl Kind for NetKind {
         names.map(|name| ("port", name)).collect()
     }
 
-    fn grants(options: &NetConfig) -> Vec<Grant> {
-        let port = options.port.targets().into_iter().map(|to| Grant { option: "port", to });
-        port.chain(options.capture.grant()).collect()
-    }
-
     fn inherited(options: &NetConfig) -> Vec<(&'static str, i32)> {
         fds(options).filter_map(|fd| Some(("port", fd.parse().ok()?))).collect()
+    }
+
+    fn grants(options: &NetConfig) -> Vec<Grant> {
+        let port = options.port.target().map(|to| Grant { option: "port", to });
+        port.into_iter().chain(options.capture.grant()).collect()
     }
 
     fn log_served(options: &NetConfig, version: &str) {

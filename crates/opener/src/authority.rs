@@ -166,6 +166,7 @@ impl State {
             (_, Target::Image { path, .. }) => below(PathUse::Image, path),
             (_, Target::Capture { path }) => below(PathUse::Capture, path),
             (_, Target::Socket { path, .. }) => below(PathUse::Socket, path),
+            (_, Target::Backing) => Ok(Admission::Granted(Granted::by_call(Target::Backing))),
             (Calls::Files, _) => Err(NotEntered::NotNamed),
             (Calls::All, Target::Passt { arguments }) if !can_be_in_calls(arguments) => {
                 Err(NotEntered::PasstOption)
@@ -306,7 +307,9 @@ impl State {
         // The device is not known. A share of one with its image beside this one is the best guess.
         let is_beside = |target: &Target| matches!(target, Target::Image { path: image, chain: true, .. } if directory_of(image) == directory_of(path));
         let permit = match self.granted(is_beside) {
-            Err(_) => self.granted(|target| matches!(target, Target::Image { chain: true, .. })),
+            Err(_) => {
+                self.granted(|target| matches!(target, Target::Image { chain: true, .. } | Target::Backing))
+            }
             found => found,
         };
         Ok(Permit { within, ..permit? })

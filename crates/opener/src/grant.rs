@@ -63,6 +63,8 @@ pub enum Target {
         /// Its arguments.
         arguments: Vec<String>,
     },
+    /// Backing images of an image that comes as a descriptor. They are read, below the roots for calls.
+    Backing,
     /// A library that uses names itself. The sandbox of the process decides at the start whether it can.
     Library {
         /// Its name.
@@ -93,7 +95,11 @@ impl Target {
             | Self::Capture { path }
             | Self::Socket { path, .. }
             | Self::Unix { path } => Some(path),
-            Self::Tcp { .. } | Self::Tap { .. } | Self::Passt { .. } | Self::Library { .. } => None,
+            Self::Tcp { .. }
+            | Self::Tap { .. }
+            | Self::Passt { .. }
+            | Self::Backing
+            | Self::Library { .. } => None,
         }
     }
 }

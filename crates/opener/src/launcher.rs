@@ -328,7 +328,7 @@ mod tests {
     use crate::client::Client;
 
     /// Looks a group up by a command of the shell, which has the name of the group.
-    fn start(name: LookUp, pipe: OwnedFd) -> io::Result<Pid> {
+    fn start(name: LookUp, pipe: OwnedFd, _: BorrowedFd<'_>) -> io::Result<Pid> {
         let LookUp::Group { name } = name else { return Err(Errno::NOSYS.into()) };
         let child = Command::new("sh").args(["-c", &name]).stdout(Stdio::from(pipe)).spawn()?;
         Ok(Pid::from_child(&child))

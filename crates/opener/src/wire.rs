@@ -376,6 +376,7 @@ codes! { Target {
     6 Tap { name }
     7 Passt { arguments }
     8 Library { name }
+    9 Backing {}
 } }
 
 codes! { Alignment {

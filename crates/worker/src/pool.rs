@@ -43,6 +43,15 @@ pub struct WorkerPool {
     devices: AtomicU64,
     /// Signalled when a worker has ended without being asked to.
     failed: Waker,
+    engine: EngineMade,
+}
+
+/// The engine that the workers have.
+#[derive(Debug, Default)]
+struct EngineMade {
+    name: &'static str,
+    /// The reason for which it is no better one.
+    reason: Option<String>,
 }
 
 /// Signals `failed` when dropped, unless the worker has ended on request.
@@ -75,12 +84,24 @@ impl WorkerPool {
             keys: AtomicU64::new(0),
             devices: AtomicU64::new(0),
             failed: Waker::new()?,
+            engine: EngineMade::default(),
         };
         for worker_id in 0..pool.peers.workers.len() {
-            let thread = start_worker(&pool.peers, worker_id, options, pool.failed.clone())?;
+            let (thread, engine) = start_worker(&pool.peers, worker_id, options, pool.failed.clone())?;
             pool.threads.push(thread);
+            pool.engine = engine;
         }
         Ok(pool)
+    }
+
+    /// Logs the engine of the workers. A caller does so when it serves, so that a start that fails says
+    /// nothing but why.
+    pub fn log_engine(&self) {
+        let EngineMade { name, reason } = &self.engine;
+        match reason {
+            Some(reason) => warn!(engine = name, reason, "no better engine can be had"),
+            None => info!(engine = name, "engine"),
+        }
     }
 
     /// Makes an executor for a device. On a busy worker, the tasks of each device together get a share of the
@@ -151,7 +172,7 @@ fn start_worker(
     worker_id: usize,
     options: &Options,
     failed: Waker,
-) -> io::Result<JoinHandle<()>> {
+) -> io::Result<(JoinHandle<()>, EngineMade)> {
     let cpu = (!options.cpus.is_empty()).then(|| options.cpus[worker_id % options.cpus.len()]);
     let (started, start) = channel();
     let (peers, options) = (peers.clone(), options.clone());
@@ -160,14 +181,13 @@ fn start_worker(
         let event_loop = pin(cpu).and_then(|()| {
             kickless_io::prepare_to_signal();
             let engine = Engine::open_with(options.engine).map_err(io::Error::other)?;
-            if worker_id == 0 {
-                announce(&engine);
-            }
-            EventLoop::new(peers, worker_id, engine, options.poll)
+            let reason = engine.reason().map(ToString::to_string);
+            let made = EngineMade { name: engine.name(), reason };
+            Ok((EventLoop::new(peers, worker_id, engine, options.poll)?, made))
         });
         let event_loop = match event_loop {
-            Ok(event_loop) => {
-                let _ = started.send(Ok(()));
+            Ok((event_loop, made)) => {
+                let _ = started.send(Ok(made));
                 event_loop
             }
             Err(error) => {
@@ -181,8 +201,8 @@ fn start_worker(
             Err(error) => error!(worker = worker_id, %error, "worker ended"),
         }
     })?;
-    start.recv().map_err(|_| io::Error::other("the worker ended before it began"))??;
-    Ok(thread)
+    let engine = start.recv().map_err(|_| io::Error::other("the worker ended before it began"))??;
+    Ok((thread, engine))
 }
 
 fn pin(cpu: Option<usize>) -> io::Result<()> {
@@ -195,13 +215,6 @@ fn pin(cpu: Option<usize>) -> io::Result<()> {
     sched_setaffinity(None, &set).map_err(|e| {
         io::Error::new(e.kind(), format!("cannot run on CPU {cpu}, which its cpuset may forbid: {e}"))
     })
-}
-
-fn announce(engine: &Engine) {
-    match engine.reason() {
-        Some(reason) => warn!(engine = engine.name(), %reason, "no better engine can be had"),
-        None => info!(engine = engine.name(), "engine"),
-    }
 }
 
 impl Drop for WorkerPool {

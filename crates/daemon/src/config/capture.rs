@@ -30,17 +30,16 @@ pub struct CaptureConfig {
 }
 
 impl CaptureConfig {
+    /// Returns the file, as a thing of the host that the device uses.
+    pub fn grant(&self) -> Option<Grant> {
+        let path = self.capture.clone()?;
+        Some(Grant { option: "capture", to: Target::Capture { path } })
+    }
+
     /// Returns the file for the frames of the device with this name.
     pub fn to<'a>(&'a self, device: &'a str) -> Option<CaptureTo<'a>> {
         let path = self.capture.as_deref()?;
         Some(CaptureTo { path, device, len_max: self.capture_length.unwrap_or(CAPTURE_LENGTH_MAX) })
-    }
-}
-
-impl CaptureConfig {
-    /// Returns the file as a thing of the host.
-    pub fn grant(&self) -> Option<Grant> {
-        Some(Grant { option: "capture", to: Target::Capture { path: self.capture.clone()? } })
     }
 }
 

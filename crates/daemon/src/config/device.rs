@@ -54,7 +54,7 @@ impl DeviceConfig {
         names
     }
 
-    /// Returns the things of the host that the device uses by their names, with their options.
+    /// Returns the things of the host that the device uses by their names: its socket, and those of its kind.
     pub fn grants(&self) -> Vec<Grant> {
         let serve = &self.serve;
         let path = serve.socket_path.as_ref().filter(|path| descriptor_name(path).is_none());
@@ -63,8 +63,9 @@ impl DeviceConfig {
             mode: serve.socket_mode.map(|mode| mode.0),
             group: serve.socket_group.clone(),
         });
-        let socket = socket.map(|to| Grant { option: "socket-path", to });
-        socket.into_iter().chain(self.kind.grants()).collect()
+        let mut grants = self.kind.grants();
+        grants.extend(socket.map(|to| Grant { option: "socket-path", to }));
+        grants
     }
 
     /// Checks that the device needs no descriptor of a call.

@@ -51,12 +51,13 @@ pub trait Kind: Send + Sync + 'static {
     /// Returns the names of the descriptors of a call that the device needs, and the options that name them.
     fn descriptors(options: &Self::Options) -> Vec<(&'static str, &str)>;
 
-    /// Returns the things of the host that the device opens, connects to or starts by their names.
-    fn grants(options: &Self::Options) -> Vec<Grant>;
-
     /// Returns the numbers of descriptors that the program inherits for the device, and the options that name
     /// them.
     fn inherited(options: &Self::Options) -> Vec<(&'static str, i32)>;
+
+    /// Returns the things of the host that the device uses by their names, and the options that name them. A
+    /// sandbox refuses all others. Leaves out descriptors.
+    fn grants(options: &Self::Options) -> Vec<Grant>;
 
     /// Logs that the device is served by this version.
     fn log_served(options: &Self::Options, version: &str);

@@ -29,8 +29,8 @@ pub trait KindOptions: Any + Send + Sync {
     fn entries(&self) -> serde_json::Result<IndexMap<String, Value>>;
     fn check(&self, notation: Notation) -> Result<(), Mistake>;
     fn descriptors(&self) -> Vec<(&'static str, &str)>;
-    fn grants(&self) -> Vec<Grant>;
     fn inherited(&self) -> Vec<(&'static str, i32)>;
+    fn grants(&self) -> Vec<Grant>;
     fn log_served(&self, version: &str);
     fn limits(&self) -> Limits;
     /// Returns the group that shares the limits.
@@ -85,12 +85,12 @@ impl<K: Kind> KindOptions for Of<K> {
         K::descriptors(&self.0)
     }
 
-    fn grants(&self) -> Vec<Grant> {
-        K::grants(&self.0)
-    }
-
     fn inherited(&self) -> Vec<(&'static str, i32)> {
         K::inherited(&self.0)
+    }
+
+    fn grants(&self) -> Vec<Grant> {
+        K::grants(&self.0)
     }
 
     fn log_served(&self, version: &str) {

@@ -6,7 +6,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kickless_device::StoppedOnError;
-use kickless_opener::Target;
 use kickless_sync::lock;
 
 use super::Registry;
@@ -161,8 +160,8 @@ impl Registry {
     /// that for `None`. Waits for the file.
     ///
     /// # Errors
-    /// There is no such device, it is not served or has no frames, or the file cannot be written. The capture
-    /// is off in the last case.
+    /// There is no such device, it is not served or has no frames, or the sandbox does not allow the file. Or
+    /// the file cannot be written, and the capture is off then.
     pub fn set_capture(
         &self,
         name: &str,
@@ -170,23 +169,21 @@ impl Registry {
         length: Option<u32>,
     ) -> Result<(), CaptureError> {
         let served = self.served(name)?;
-        let mut kind = served.config().kind.clone();
-        let one = kind.words().one;
-        let wanted = kind.capture().ok_or_else(|| CaptureError::NoFrames { name: name.into(), one })?;
-        *wanted = CaptureConfig { capture, capture_length: length };
+        let mut config = served.config().clone();
+        let one = config.kind.words().one;
+        let no_frames = || CaptureError::NoFrames { name: name.into(), one };
+        *config.kind.capture().ok_or_else(no_frames)? = CaptureConfig { capture, capture_length: length };
         let mut entry = lock(&served.entry);
-        let mut with_capture = served.config().grants();
-        with_capture.retain(|grant| !matches!(grant.to, Target::Capture { .. }));
-        with_capture.extend(wanted.grant());
-        entry.replace(&with_capture)?;
+        entry.replace(&config.grants()).map_err(CaptureError::Refused)?;
+        let wanted = config.kind.capture().ok_or_else(no_frames)?;
         let to = wanted.to(name);
         let set = served.config().span().in_scope(|| served.device().set_capture(to.as_ref()));
         if set.is_err() {
             *wanted = CaptureConfig::default();
         }
         let mut table = self.state.devices.lock();
-        let recorded = table.entries.iter_mut().find(|entry| entry.name == name);
-        if let Some(present) = recorded.and_then(|entry| entry.config.kind.capture()) {
+        let listed = table.entries.iter_mut().find(|entry| entry.name == name);
+        if let Some(present) = listed.and_then(|entry| entry.config.kind.capture()) {
             present.clone_from(wanted);
         }
         drop((table, entry));

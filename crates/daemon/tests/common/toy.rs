@@ -68,11 +68,11 @@ impl<F: Fn(&ToyConfig, &Making<'_>) -> MadeDevice + Send + Sync + 'static> Kind 
         Vec::new()
     }
 
-    fn grants(_: &ToyConfig) -> Vec<Grant> {
+    fn inherited(_: &ToyConfig) -> Vec<(&'static str, i32)> {
         Vec::new()
     }
 
-    fn inherited(_: &ToyConfig) -> Vec<(&'static str, i32)> {
+    fn grants(_: &ToyConfig) -> Vec<Grant> {
         Vec::new()
     }
 

@@ -3,7 +3,6 @@
 //! Source: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>, on RFC 3986.
 
 use super::percent;
-use kickless_opener::Target;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -38,15 +37,6 @@ pub struct NbdUri {
 pub(crate) enum Server {
     Tcp { host: String, port: u16 },
     Unix(PathBuf),
-}
-
-impl Server {
-    pub(crate) fn target(&self) -> Target {
-        match self {
-            Self::Tcp { host, port } => Target::Tcp { host: host.clone(), port: *port },
-            Self::Unix(path) => Target::Unix { path: path.clone() },
-        }
-    }
 }
 
 /// The reason why a text does not name an export.

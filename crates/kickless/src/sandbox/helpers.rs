@@ -136,6 +136,7 @@ fn needs_launcher(service: &Service, authority: &Authority) -> bool {
         | Target::Capture { .. }
         | Target::Unix { .. }
         | Target::Tap { .. }
+        | Target::Backing
         | Target::Library { .. } => false,
     };
     authority.calls != Calls::Nothing || service.file.is_some() || authority.named.iter().any(needs)

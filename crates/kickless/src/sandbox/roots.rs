@@ -51,6 +51,7 @@ fn file_of(target: &Target) -> Option<(PathUse, &Path)> {
         | Target::Tcp { .. }
         | Target::Tap { .. }
         | Target::Passt { .. }
+        | Target::Backing
         | Target::Library { .. } => None,
     }
 }

@@ -40,11 +40,6 @@ impl PortName {
         self.name.open(opening)
     }
 
-    /// Returns the things of the host that the port opens, makes or starts by their names.
-    pub fn targets(&self) -> Vec<Target> {
-        self.name.targets()
-    }
-
     /// Returns the number of pairs of rings that the port decides on, if it does.
     pub fn pairs(&self) -> Option<u16> {
         self.name.pairs()
@@ -67,6 +62,11 @@ impl PortName {
     /// Returns the descriptors that the port needs: numbers of inherited ones, and names of those of a call.
     pub fn descriptors(&self) -> &[String] {
         self.name.descriptors()
+    }
+
+    /// Returns the thing of the host that the port uses by its name.
+    pub fn target(&self) -> Option<Target> {
+        self.name.target()
     }
 
     /// Returns the help of an option that names a port.

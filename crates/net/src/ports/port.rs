@@ -55,8 +55,8 @@ pub(crate) trait Name: fmt::Debug + fmt::Display + Send + Sync {
         &[]
     }
 
-    /// Returns the things of the host that the port opens, makes or starts by their names.
-    fn targets(&self) -> Vec<Target>;
+    /// Returns the thing of the host that the port uses by its name. A sandbox refuses all others.
+    fn target(&self) -> Option<Target>;
 
     /// Opens the port.
     ///

@@ -209,6 +209,11 @@ fn calls_name_files_below_their_roots_only() {
             assert_eq!(admit(calls, target.clone()), Ok(Admission::IfBelow(usage, "/a".into())));
         }
     }
+    // The images themselves have to be below a root.
+    assert_eq!(admit(Calls::Nothing, Target::Backing), Err(NotEntered::NotNamed));
+    for calls in [Calls::Files, Calls::All] {
+        assert_eq!(admit(calls, Target::Backing), by_call(&Target::Backing));
+    }
     for target in
         [server("other"), Target::Unix { path: "/a".into() }, Target::Tap { name: "vm2".into() }, passt("-4")]
     {

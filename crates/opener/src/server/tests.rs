@@ -212,6 +212,18 @@ fn backing_images_are_read_beside_their_image() {
 }
 
 #[test]
+fn backing_images_of_a_descriptor_are_below_the_roots_for_calls() {
+    let rig = rig(Calls::Files);
+    let [named, called] = ["named/base", "called/base"].map(|name| rig.write(name));
+    assert_eq!(rig.image(&called, false).0, errno(Errno::PERM));
+    assert_eq!(rig.enter(9, vec![Target::Backing]), Reply::Done {});
+    assert!(rig.image(&called, false).1.is_some());
+    assert_eq!(rig.image(&called, true).0, errno(Errno::PERM));
+    let outside = Reply::Outside { grant: 0, path: named.canonicalize().unwrap() };
+    assert_eq!(rig.image(&named, false).0, outside);
+}
+
+#[test]
 fn calls_name_files_below_their_roots() {
     let rig = rig(Calls::Files);
     let image = |name: &str| vec![Target::Image { path: rig.path(name), writes: true, chain: false }];

@@ -20,6 +20,7 @@ fn requests() -> Vec<Request> {
         Target::Tap { name: "vm1".into() },
         Target::Passt { arguments: vec!["-4".into(), String::new()] },
         Target::Library { name: "rbd".into() },
+        Target::Backing,
     ];
     vec![
         Request::Enter { entry: 1, targets },

@@ -48,8 +48,8 @@ impl Name for LoopName {
         None
     }
 
-    fn targets(&self) -> Vec<Target> {
-        Vec::new()
+    fn target(&self) -> Option<Target> {
+        None
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {

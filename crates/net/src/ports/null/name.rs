@@ -104,8 +104,8 @@ impl Name for NullPort {
         None
     }
 
-    fn targets(&self) -> Vec<Target> {
-        Vec::new()
+    fn target(&self) -> Option<Target> {
+        None
     }
 
     fn open(&self, _opening: &Opening<'_>) -> Result<OpenPort, PortError> {

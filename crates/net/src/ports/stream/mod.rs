@@ -55,8 +55,8 @@ impl Name for StreamName {
         None
     }
 
-    fn targets(&self) -> Vec<Target> {
-        vec![Target::Unix { path: self.0.clone() }]
+    fn target(&self) -> Option<Target> {
+        Some(Target::Unix { path: self.0.clone() })
     }
 
     fn open(&self, _opening: &Opening<'_>) -> Result<OpenPort, PortError> {

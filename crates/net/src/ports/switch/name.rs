@@ -92,8 +92,8 @@ impl Name for SwitchName {
         None
     }
 
-    fn targets(&self) -> Vec<Target> {
-        self.uplink.iter().map(|name| Target::Tap { name: name.clone() }).collect()
+    fn target(&self) -> Option<Target> {
+        self.uplink.clone().map(|name| Target::Tap { name })
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {

@@ -91,8 +91,8 @@ impl Name for TapName {
         None
     }
 
-    fn targets(&self) -> Vec<Target> {
-        vec![Target::Tap { name: self.0.clone() }]
+    fn target(&self) -> Option<Target> {
+        Some(Target::Tap { name: self.0.clone() })
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
@@ -114,8 +114,8 @@ impl Name for TapFds {
         &self.0
     }
 
-    fn targets(&self) -> Vec<Target> {
-        Vec::new()
+    fn target(&self) -> Option<Target> {
+        None
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {

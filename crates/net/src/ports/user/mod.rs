@@ -37,8 +37,8 @@ impl Name for UserName {
         None
     }
 
-    fn targets(&self) -> Vec<Target> {
-        vec![Target::Passt { arguments: self.0.arguments().into() }]
+    fn target(&self) -> Option<Target> {
+        Some(Target::Passt { arguments: self.0.arguments().to_vec() })
     }
 
     fn open(&self, _opening: &Opening<'_>) -> Result<OpenPort, PortError> {

@@ -48,8 +48,8 @@ impl Name for Interface {
         Some(XDP_MTU_MAX)
     }
 
-    fn targets(&self) -> Vec<Target> {
-        vec![Target::Library { name: "xdp".into() }]
+    fn target(&self) -> Option<Target> {
+        Some(Target::Library { name: "xdp".into() })
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
