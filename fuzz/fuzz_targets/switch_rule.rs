@@ -47,8 +47,8 @@ fuzz_target!(|input: (&[u8], u8, &[u8], Option<u16>, &[u8])| {
     assert!(!passes || bytes[6..12] == OWN);
     let options: Vec<_> = options.chunks_exact(2).map(|two| (two[0], two[1])).collect();
     let (frame, names_another) = discovery(extensions, kind, &options);
-    // A longer list of headers could hide a message, and is refused.
-    let is_spoofed = names_another || extensions.len() >= 8;
+    // A longer list of headers could hide a message, and one of options an address. They are refused.
+    let is_spoofed = names_another || extensions.len() >= 8 || options.len() > 32;
     let expected = if is_spoofed { Judged::Spoofed } else { Judged::Passes };
     assert_eq!(judge(OWN, None, &frame), expected);
     // A frame that ends early is not taken for another one.
