@@ -24,12 +24,17 @@ fn status(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/status")).unwrap()
 }
 
-/// Returns the helpers of a daemon by their names.
+/// Returns the helpers of a daemon by their names, when all have given themselves one.
 fn helpers(daemon: &Daemon) -> BTreeMap<String, u32> {
     let pid = daemon.child.id();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    let pids = children.split_whitespace().map(|pid| pid.parse::<u32>().unwrap());
-    pids.map(|pid| (field(&status(pid), "Name"), pid)).collect()
+    let mut helpers = BTreeMap::new();
+    eventually("a helper has no name", || {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let pids = children.split_whitespace().map(|pid| pid.parse::<u32>().unwrap());
+        helpers = pids.map(|pid| (field(&status(pid), "Name"), pid)).collect();
+        helpers.keys().all(|name| name.starts_with("kickless-"))
+    });
+    helpers
 }
 
 fn kill(pid: u32) {
