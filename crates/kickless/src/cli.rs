@@ -21,7 +21,7 @@ use kickless_daemon::{KindConfig, KindEntry, Mistake, Notation, Words, removed_o
 use kickless_kinds::kinds;
 
 use crate::service::Service;
-pub(crate) use control::{ControlOptions, Ctl, Metrics, Top};
+pub(crate) use control::{ControlOptions, Ctl, Metrics, Top, runtime_directories};
 use device::DeviceOptions;
 pub(crate) use sandbox::SandboxOptions;
 

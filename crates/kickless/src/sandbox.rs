@@ -22,6 +22,7 @@ use kickless_sandbox::{Access, DATA, Lack, Mode, Refusals, Ruleset, Tcp, landloc
 use rustix::thread::CapabilitySet;
 use tracing::{info, warn};
 
+use crate::cli::runtime_directories;
 use crate::control;
 use crate::inherited::Noted;
 use crate::service::Service;
@@ -127,7 +128,7 @@ fn authority(service: &Service) -> Result<Authority> {
         Mode::On | Mode::Off => Calls::All,
     };
     let control = control::targets(&service.control);
-    let runtime = env::var_os("RUNTIME_DIRECTORY");
-    let roots = roots::roots(named.iter().chain(&control), &service.sandbox.roots, runtime.as_deref())?;
+    let prepared = runtime_directories();
+    let roots = roots::roots(named.iter().chain(&control), &service.sandbox.roots, &prepared)?;
     Ok(Authority { named, control, roots, calls, libraries: Vec::new() })
 }

@@ -61,7 +61,8 @@ pub(crate) fn serve(service: Service, noted: &Noted, mut sandbox: Option<Sandbox
     let wait = UnixStream::pair().context("no free descriptor to wait with")?;
     let notation = service.notation;
     let registry = wire::registry(&service, of_devices)?;
-    registry.set_pool(wire::pool(&service.pool, registry.devices_max(), notation)?);
+    let (pool, workers) = wire::pool(&service.pool, registry.devices_max(), notation)?;
+    registry.set_pool(pool);
     registry.set_pool_config(service.pool.clone());
     // From here on, the process reads what images, servers and front-ends contain and send.
     let refusals = sandbox.as_mut().map(Sandbox::lock).transpose()?.flatten();
@@ -71,7 +72,7 @@ pub(crate) fn serve(service: Service, noted: &Noted, mut sandbox: Option<Sandbox
         sandbox.report();
     }
     if let Some(pool) = registry.pool() {
-        wire::log_pool(pool, &service.pool);
+        wire::log_pool(pool, &workers);
     }
     let registry = Arc::new(registry);
     let reload = Reload::start(&service, &registry)?;

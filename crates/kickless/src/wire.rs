@@ -5,7 +5,7 @@ use kickless_daemon::{Notation, PoolConfig, Registry};
 use kickless_io::OWNERS_MAX;
 use kickless_opener::Descriptors;
 use kickless_values::CpuList;
-use kickless_worker::WorkerPool;
+use kickless_worker::{Options, WorkerPool};
 use tracing::info;
 
 use crate::service::Service;
@@ -21,24 +21,26 @@ pub(crate) fn registry(service: &Service, inherited: Descriptors) -> Result<Regi
         .context("no free descriptor to wait with")
 }
 
-/// Starts the workers.
+/// Starts the workers. Returns their options too.
 ///
 /// # Errors
 /// The workers cannot be started. The error is one sentence.
-pub(crate) fn pool(config: &PoolConfig, devices_max: usize, notation: Notation) -> Result<WorkerPool> {
+pub(crate) fn pool(
+    config: &PoolConfig,
+    devices_max: usize,
+    notation: Notation,
+) -> Result<(WorkerPool, Options)> {
     let options = config.worker_options(u32::try_from(devices_max).unwrap_or(u32::MAX), notation);
     let options =
         options.map_err(|mistake| anyhow!("{}: {}", notation.option(&mistake.option), mistake.why))?;
-    WorkerPool::start(&options).context("the workers cannot be started")
+    let pool = WorkerPool::start(&options).context("the workers cannot be started")?;
+    Ok((pool, options))
 }
 
-/// Logs the workers that have these options.
-pub(crate) fn log_pool(pool: &WorkerPool, config: &PoolConfig) {
+/// Logs the workers, which have these options.
+pub(crate) fn log_pool(pool: &WorkerPool, options: &Options) {
     pool.log_engine();
-    // The number of devices does not count here.
-    if let Ok(options) = config.worker_options(1, Notation::Keys) {
-        info!(workers = options.workers, poll = ?options.poll, "pool");
-    }
+    info!(workers = options.workers, poll = ?options.poll, "pool");
 }
 
 /// Checks that this machine has these CPUs.

@@ -13,10 +13,9 @@ use daemon::{BLOCK, LIMIT, Rig};
 use kickless_daemon::{
     AddError, AddOutcome, CaptureError, DeviceConfig, PoolConfig, RemoveMode, UsedDevices, reload, sentence,
 };
-use kickless_opener::{Authority, Calls, PathUse, Root, serve, status, use_opener};
+use kickless_opener::{Authority, Calls, PathUse, Root, serve, socket_pair, status, use_opener};
 use kickless_testing::eventually;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::json;
 
 /// Starts the threads that open files. Calls may name those below the directory of the rig.
@@ -30,8 +29,7 @@ fn use_threads(rig: &Rig) {
         calls: Calls::Files,
         libraries: Vec::new(),
     };
-    let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let (ours, theirs) = socket_pair().unwrap();
     thread::spawn(|| serve(theirs, authority, None, None).unwrap());
     use_opener(ours, || ()).unwrap();
 }

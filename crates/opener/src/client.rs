@@ -104,7 +104,7 @@ impl Client {
     /// Makes a request whose reply has only a descriptor.
     ///
     /// # Errors
-    /// Those of [`ask`](Self::ask).
+    /// The request cannot be made, or the host or the other process refuses it.
     pub(crate) fn descriptor(&self, request: &Request) -> io::Result<OwnedFd> {
         match self.ask(request)? {
             (Reply::Done {}, Some(fd)) => Ok(fd),
@@ -184,13 +184,7 @@ pub(crate) fn mismatch() -> io::Error {
 mod tests {
     use std::os::fd::AsFd;
 
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-
     use super::*;
-
-    fn pair() -> (OwnedFd, OwnedFd) {
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
-    }
 
     fn received(socket: &OwnedFd) -> (u64, Request) {
         let mut buffer = vec![0; REQUEST_BYTES_MAX];
@@ -200,7 +194,7 @@ mod tests {
 
     #[test]
     fn replies_in_any_order_reach_the_threads_that_asked() {
-        let (ours, theirs) = pair();
+        let (ours, theirs) = message::socket_pair().unwrap();
         let client = Client::start(ours, || ()).unwrap();
         let ask = |device| client.ask(&Request::CharSubsystem { device }).unwrap();
         thread::scope(|scope| {
@@ -228,7 +222,7 @@ mod tests {
 
     #[test]
     fn the_end_of_the_other_process_ends_each_wait() {
-        let (ours, theirs) = pair();
+        let (ours, theirs) = message::socket_pair().unwrap();
         let (ended, end) = mpsc::channel();
         let client = Client::start(ours, move || ended.send(()).unwrap()).unwrap();
         let asked = thread::scope(|scope| {
@@ -245,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_message_that_is_no_reply_is_the_end() {
-        let (ours, theirs) = pair();
+        let (ours, theirs) = message::socket_pair().unwrap();
         let (ended, end) = mpsc::channel();
         let client = Client::start(ours, move || ended.send(()).unwrap()).unwrap();
         message::send(&theirs, b"no reply", None).unwrap();

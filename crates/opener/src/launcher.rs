@@ -322,8 +322,6 @@ mod tests {
     use std::process::{Command, Stdio};
     use std::thread;
 
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-
     use super::*;
     use crate::client::Client;
 
@@ -336,8 +334,7 @@ mod tests {
 
     /// Runs a launcher, and `ask` with a function that returns the reply to a look-up by this command.
     fn with_launcher(lookup_max: Duration, ask: impl FnOnce(&Client, &dyn Fn(&str) -> Reply)) -> End {
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let (ours, theirs) = message::socket_pair().unwrap();
         let launcher = thread::spawn(move || Launcher::new(theirs, &start, lookup_max).run());
         let client = Client::start(ours, || ()).unwrap();
         let group =

@@ -32,8 +32,8 @@
 //! ```
 //!
 //! Requests and replies are messages over a pair of sockets (SOCK_SEQPACKET), each with at most one
-//! descriptor. The program makes the processes and takes their rights. This crate has the functions that run
-//! in them: [`serve`], [`launch`] and [`LookUp::run`].
+//! descriptor. The program makes the processes, with a [`socket_pair`] each, and takes their rights. This
+//! crate has the functions that run in them: [`serve`], [`launch`] and [`LookUp::run`].
 //!
 //! The opener does not believe the data process, which parses everything that guests and servers send. It
 //! carries a request out only if the request's thing is in an *entry*. [`enter`] makes an entry for each
@@ -126,6 +126,7 @@ pub use grant::{Authority, Calls, Grant, Outside, PathUse, Reason, Refused, Root
 pub use kernel::{is_same_description, refuse_descriptors};
 pub use launcher::{LookUp, StartLookUp, launch};
 pub use listener::{Address, Listener, TURN_WAIT, real_path};
+pub use message::socket_pair;
 pub use passt::{PasstProcess, has_passt, start_passt};
 pub use perform::{ConfigFile, ReadConfig};
 pub use server::{End, serve};

@@ -39,7 +39,7 @@ pub enum End {
 
 impl End {
     /// Returns the exit status of the helper.
-    pub fn status(self) -> i32 {
+    pub const fn status(self) -> i32 {
         match self {
             Self::Closed => 0,
             Self::Malformed => 2,

@@ -17,9 +17,8 @@ use std::time::{Duration, Instant};
 use kickless_opener::{
     Address, Authority, Calls, ConfigFile, Grant, Listener, LookUp, PathUse, Reason, Root, Target, begin_tcp,
     capture, char_subsystem, config_file, connect, enter, has_passt, image, launch, real_path, reopen,
-    resolve, serve, start_passt, status, use_opener,
+    resolve, serve, socket_pair, start_passt, status, use_opener,
 };
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::Pid;
 use tempfile::TempDir;
 
@@ -81,10 +80,6 @@ fn open_files(socket: OwnedFd, launcher: OwnedFd, directory: &Path) -> i32 {
     serve(socket, authority, Some(launcher), Some(Box::new(read))).unwrap().status()
 }
 
-fn pair() -> (OwnedFd, OwnedFd) {
-    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
-}
-
 fn helper(role: &str, directory: &Path, input: OwnedFd, output: Stdio) -> Child {
     let mut command = Command::new(env::current_exe().unwrap());
     command
@@ -99,7 +94,7 @@ fn helper(role: &str, directory: &Path, input: OwnedFd, output: Stdio) -> Child 
 fn test() {
     let dir = TempDir::new().unwrap();
     let directory = dir.path().canonicalize().unwrap();
-    let ((ours, of_opener), (to_launcher, of_launcher)) = (pair(), pair());
+    let ((ours, of_opener), (to_launcher, of_launcher)) = (socket_pair().unwrap(), socket_pair().unwrap());
     let mut launcher = helper("launcher", &directory, of_launcher, Stdio::null());
     let mut opener = helper("opener", &directory, of_opener, Stdio::from(to_launcher));
     let (ended, end) = mpsc::channel();

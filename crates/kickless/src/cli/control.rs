@@ -130,6 +130,10 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 
 /// Returns the first of the directories that systemd made for the service.
 fn runtime_directory() -> Option<PathBuf> {
-    let directories = env::var_os(RUNTIME_VARIABLE)?;
-    env::split_paths(&directories).next().filter(|path| path != Path::new(""))
+    runtime_directories().into_iter().next().filter(|path| path != Path::new(""))
+}
+
+/// Returns the directories that the service manager has prepared.
+pub(crate) fn runtime_directories() -> Vec<PathBuf> {
+    env::var_os(RUNTIME_VARIABLE).map_or_else(Vec::new, |all| env::split_paths(&all).collect())
 }

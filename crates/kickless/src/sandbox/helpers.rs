@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use kickless_daemon::DeviceConfig;
 use kickless_opener::{
-    Authority, Calls, ConfigFile, LookUp, PathUse, ReadConfig, Target, launch, serve, use_opener,
+    Authority, Calls, ConfigFile, End, LookUp, PathUse, ReadConfig, Target, launch, serve, socket_pair,
+    use_opener,
 };
 use kickless_sandbox::{Access, Child, Ended, OPENER, Ruleset, Tcp, fork, lock, place, restrict};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use rustix::thread::CapabilitySet;
@@ -27,8 +27,8 @@ use crate::{config, exit, log};
 
 /// The time from the end of the socket of a helper until the kernel has its status.
 const STATUS_WAIT: Duration = Duration::from_secs(1);
-/// The status of an opener that ended because the launcher did (`End::LauncherGone`).
-const LAUNCHER_GONE: i32 = 3;
+/// The status of an opener that ended because the launcher did.
+const LAUNCHER_GONE: i32 = End::LauncherGone.status();
 /// The message of an opener that is ready. All others are sentences.
 const READY: &[u8] = b"\n";
 
@@ -122,8 +122,7 @@ fn sentence(opener: &Child, launcher: Option<&Child>) -> String {
 }
 
 fn pair() -> Result<(OwnedFd, OwnedFd)> {
-    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .context("no free descriptor for the processes of the sandbox")
+    socket_pair().context("no free descriptor for the processes of the sandbox")
 }
 
 /// Returns whether something is to be started or looked up, now or by a later call or configuration file.

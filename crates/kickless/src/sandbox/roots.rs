@@ -2,23 +2,21 @@
 //!
 //! Everything here runs in the main thread at the start, before the process loses its paths.
 
-use std::env;
-use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf, absolute};
 
 use anyhow::{Context, Result, ensure};
 use kickless_opener::{PathUse, Root, Target};
 
-/// Returns the roots of a process: the directories of the files that `named` has, of sockets that the service
-/// manager has prepared, and those of `--allow-root`.
+/// Returns the roots of a process: the directories of the files that `named` has, those that the service
+/// manager has `prepared` for sockets, and those of `--allow-root`.
 ///
 /// # Errors
 /// An `allowed` directory is none, or the working directory is gone. The error is one sentence.
 pub(crate) fn roots<'a>(
     named: impl IntoIterator<Item = &'a Target>,
     allowed: &[PathBuf],
-    runtime_directories: Option<&OsStr>,
+    prepared: &[PathBuf],
 ) -> Result<Vec<Root>> {
     let mut roots = Vec::new();
     for target in named {
@@ -26,9 +24,9 @@ pub(crate) fn roots<'a>(
             add_file(&mut roots, usage, &absolute(path).context("there is no working directory")?);
         }
     }
-    for directory in runtime_directories.map(env::split_paths).into_iter().flatten() {
+    for directory in prepared {
         // A directory that is missing is that of another service.
-        if let Ok(directory) = canonical(&directory) {
+        if let Ok(directory) = canonical(directory) {
             add(&mut roots, directory, &[PathUse::Socket], true);
         }
     }
@@ -120,7 +118,7 @@ mod tests {
     }
 
     fn of(named: &[Target]) -> Vec<Root> {
-        roots(named, &[], None).unwrap()
+        roots(named, &[], &[]).unwrap()
     }
 
     #[test]
@@ -172,12 +170,12 @@ mod tests {
         let top = dir.path().canonicalize().unwrap();
         let uses = vec![PathUse::Image, PathUse::Socket, PathUse::Capture];
         let all = Root { directory: top.clone(), uses, for_calls: true };
-        assert_eq!(roots(&[], &[top.join("../").join(top.file_name().unwrap())], None).unwrap(), [all]);
-        let prepared = format!("{}:/no/such", top.display());
+        assert_eq!(roots(&[], &[top.join("../").join(top.file_name().unwrap())], &[]).unwrap(), [all]);
+        let prepared = [top.clone(), "/no/such".into()];
         let sockets = root(&top, PathUse::Socket, true);
-        assert_eq!(roots(&[], &[], Some(OsStr::new(&prepared))).unwrap(), [sockets]);
+        assert_eq!(roots(&[], &[], &prepared).unwrap(), [sockets]);
         for (path, why) in [("/no/such", "No such file"), ("/dev/null", "no directory")] {
-            let refused = format!("{:#}", roots(&[], &[path.into()], None).unwrap_err());
+            let refused = format!("{:#}", roots(&[], &[path.into()], &[]).unwrap_err());
             assert!(refused.starts_with(&format!("--allow-root={path}: ")), "{refused}");
             assert!(refused.contains(why), "{refused}");
         }

@@ -12,7 +12,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags, fcntl_getfl, flock};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tempfile::TempDir;
 
 use super::*;
@@ -20,6 +19,7 @@ use crate::client::without_refusal;
 use crate::error::{Parts, SocketError};
 use crate::file::{FileUse, file_here, status_of, with_alignment};
 use crate::grant::{Calls, PathUse, Root, Target};
+use crate::message::socket_pair;
 use crate::perform::{ConfigFile, NOT_NAMED};
 use crate::socket::HostAddress;
 use crate::sysfs::{block_facts_here, char_subsystem_here};
@@ -34,8 +34,15 @@ struct Rig {
     threads: Weak<()>,
 }
 
-fn pair() -> (OwnedFd, OwnedFd) {
-    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+/// Returns the authority of a process for which nothing was named.
+fn nothing_named() -> Authority {
+    Authority {
+        named: Vec::new(),
+        control: Vec::new(),
+        roots: Vec::new(),
+        calls: Calls::Nothing,
+        libraries: Vec::new(),
+    }
 }
 
 /// Starts a server. Files of the directory `named` are named at its start, and calls may name those of
@@ -75,13 +82,24 @@ fn rig(calls: Calls) -> Rig {
         let named = text.starts_with(b"valid").then(|| vec![Target::Tap { name: "of-file".into() }]);
         Ok(ConfigFile { text, named })
     };
-    let (ours, theirs) = pair();
+    let (ours, theirs) = socket_pair().unwrap();
     let server = thread::spawn(|| serve(theirs, authority, None, Some(Box::new(read_config))).unwrap());
     let client = Client::start(ours, || ()).unwrap();
     Rig { dir, client, server: Some(server), threads }
 }
 
 impl Rig {
+    /// Enters a socket whose directory is locked, so that a request for it waits. Returns its path and the
+    /// lock.
+    fn enter_socket_in_locked_directory(&self) -> (PathBuf, File) {
+        let path = self.path("called/s");
+        let socket = Target::Socket { path: path.clone(), mode: None, group: None };
+        assert_eq!(self.enter(9, vec![socket]), Reply::Done {});
+        let directory = File::open(self.path("called")).unwrap();
+        flock(&directory, FlockOperation::LockExclusive).unwrap();
+        (path, directory)
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -473,13 +491,7 @@ fn requests_that_wait_hold_the_share_of_their_entry() {
 #[test]
 fn a_directory_that_stays_locked_is_told() {
     let rig = rig(Calls::Files);
-    let path = rig.path("called/s");
-    assert_eq!(
-        rig.enter(9, vec![Target::Socket { path: path.clone(), mode: None, group: None }]),
-        Reply::Done {}
-    );
-    let directory = File::open(rig.path("called")).unwrap();
-    flock(&directory, FlockOperation::LockExclusive).unwrap();
+    let (path, _directory) = rig.enter_socket_in_locked_directory();
     let (reply, _socket) = rig.ask(Request::Listen { path, wait_ms: 1 });
     assert!(matches!(reply, Reply::Listening { was_locked: true, .. }), "{reply:?}");
 }
@@ -500,15 +512,8 @@ fn a_message_that_is_no_request_ends_all() {
         (reopen, None),
     ];
     for (bytes, fd) in cases {
-        let (ours, theirs) = pair();
-        let authority = Authority {
-            named: Vec::new(),
-            control: Vec::new(),
-            roots: Vec::new(),
-            calls: Calls::Nothing,
-            libraries: Vec::new(),
-        };
-        let server = thread::spawn(|| serve(theirs, authority, None, None).unwrap());
+        let (ours, theirs) = socket_pair().unwrap();
+        let server = thread::spawn(|| serve(theirs, nothing_named(), None, None).unwrap());
         message::send(&ours, &bytes, fd.map(AsFd::as_fd)).unwrap();
         assert_eq!(server.join().unwrap(), End::Malformed, "{} bytes", bytes.len());
         assert_eq!(message::receive(&ours, &mut [0; 9]).unwrap().len, 0);
@@ -518,13 +523,7 @@ fn a_message_that_is_no_request_ends_all() {
 #[test]
 fn a_number_in_use_ends_all() {
     let mut rig = rig(Calls::Files);
-    let path = rig.path("called/s");
-    assert_eq!(
-        rig.enter(9, vec![Target::Socket { path: path.clone(), mode: None, group: None }]),
-        Reply::Done {}
-    );
-    let directory = File::open(rig.path("called")).unwrap();
-    flock(&directory, FlockOperation::LockExclusive).unwrap();
+    let (path, _directory) = rig.enter_socket_in_locked_directory();
     let bytes = wire::write(1 << 40, &Request::Listen { path, wait_ms: 5000 }, REQUEST_BYTES_MAX).unwrap();
     let socket = rig.client.socket_for_tests();
     message::send(socket, &bytes, None).unwrap();
@@ -534,15 +533,8 @@ fn a_number_in_use_ends_all() {
 
 #[test]
 fn the_end_of_the_launcher_ends_all() {
-    let ((_ours, theirs), (launcher, of_launcher)) = (pair(), pair());
-    let authority = Authority {
-        named: Vec::new(),
-        control: Vec::new(),
-        roots: Vec::new(),
-        calls: Calls::Nothing,
-        libraries: Vec::new(),
-    };
-    let server = thread::spawn(|| serve(theirs, authority, Some(launcher), None).unwrap());
+    let ((_ours, theirs), (launcher, of_launcher)) = (socket_pair().unwrap(), socket_pair().unwrap());
+    let server = thread::spawn(|| serve(theirs, nothing_named(), Some(launcher), None).unwrap());
     drop(of_launcher);
     let end = server.join().unwrap();
     assert_eq!((end, end.status()), (End::LauncherGone, 3));
