@@ -70,7 +70,7 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
             serve(log_level, || config::read(&config).map(read))
         }
         Work::Ctl(ctl) => log().and_then(|()| ctl::call(&ctl, print)),
-        Work::Metrics(options) => log().and_then(|()| metrics::metrics(&options, print)),
+        Work::Metrics(options) => metrics::metrics(&options, log, print),
         Work::Top(options) => log().and_then(|()| top::top(&options, print)),
         Work::Bench(bench) => {
             // The benchmark reports errors of the driver in its result, so the log leaves them out.

@@ -8,6 +8,7 @@
 //!
 //! Each helper ends with the process that serves, and that one ends when a helper does.
 
+mod exporter;
 mod helpers;
 mod roots;
 
@@ -26,6 +27,7 @@ use crate::cli::runtime_directories;
 use crate::control;
 use crate::inherited::Noted;
 use crate::service::Service;
+pub(crate) use exporter::Exporter;
 use helpers::{Helpers, Kernel};
 
 /// The rights that this process has lost, and what is left to be done.

@@ -181,9 +181,10 @@ fn metrics_are_printed_written_and_served() {
     let device = "[[device]]\nsocket-path = \"DIR/a.sock\"\nblk-file = \"null:1G\"\n";
     let daemon = Daemon::serve(device, &["--control-read-only=DIR/read-only.sock"]);
     daemon.wait_for("serving");
+    let socket = daemon.path("read-only.sock");
     let metrics = |arguments: &[&str]| {
         let mut command = Command::new(PROGRAM);
-        command.arg("metrics").arg("--control").arg(daemon.path("read-only.sock")).args(arguments);
+        command.arg("metrics").arg("--control").arg(&socket).args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     };
@@ -205,16 +206,62 @@ fn metrics_are_printed_written_and_served() {
     let refused = metrics(&["--textfile=/nowhere/a.prom"]).output().unwrap();
     assert!(String::from_utf8_lossy(&refused.stderr).contains("--textfile=/nowhere/a.prom"));
 
-    let mut server = metrics(&["--listen=127.0.0.1:0"]).spawn().unwrap();
-    let line = BufReader::new(server.stderr.take().unwrap()).lines().next().unwrap().unwrap();
-    let address = line.split("address=").nth(1).unwrap().trim().to_owned();
-    let mut stream = std::net::TcpStream::connect(address).unwrap();
-    std::io::Write::write_all(&mut stream, b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let _ = server.kill();
-    let _ = server.wait();
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("# EOF\n"), "{answer}");
+    for (mode, filters) in [("off", "0"), ("on", "2")] {
+        let mut exporter = Exporter::start(metrics(&["--listen=127.0.0.1:0", "--sandbox", mode]));
+        let answer = exporter.get();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("# EOF\n"), "{answer}");
+        let status = fs::read_to_string(format!("/proc/{}/status", exporter.child.id())).unwrap();
+        assert!(status.contains(&format!("\nSeccomp:\t{filters}\n")), "{mode}: {status}");
+        if mode == "on" {
+            let effective = "\nCapEff:\t0000000000000000\n";
+            assert!(status.contains(effective) && status.contains("\nNoNewPrivs:\t1\n"), "{status}");
+        }
+        assert_eq!(exporter.end(), "", "{mode}");
+    }
+    // A daemon that is away is told in the answer, also from the sandbox.
+    let mut exporter = Exporter::start(metrics(&["--listen=127.0.0.1:0"]));
+    drop(daemon);
+    let answer = exporter.get();
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("--control="), "{answer}");
+    assert!(!exporter.end().contains("refused a system call"));
+    let refused = metrics(&["--sandbox=off"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+/// A process that serves metrics.
+struct Exporter {
+    child: std::process::Child,
+    address: String,
+    log: BufReader<std::process::ChildStderr>,
+}
+
+impl Exporter {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        log.read_line(&mut line).unwrap();
+        let address = line.split("address=").nth(1).unwrap_or_else(|| panic!("{line}")).trim().to_owned();
+        Self { child, address, log }
+    }
+
+    /// Returns the answer to a request.
+    fn get(&mut self) -> String {
+        let mut stream = std::net::TcpStream::connect(&self.address).unwrap();
+        std::io::Write::write_all(&mut stream, b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// Ends the process. Returns its log.
+    fn end(mut self) -> String {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let mut said = String::new();
+        self.log.read_to_string(&mut said).unwrap();
+        said
+    }
 }
 
 /// Returns an Ethernet frame of a length and with contents of its own.

@@ -342,6 +342,7 @@ const EXPORTER_SOCKETS: &[Row] = &[
         "times after which a peer is given up",
     ),
     row_if(calls![SYS_ioctl], &[one_of(1, &[libc::FIONBIO as u32])], "waiting, or not"),
+    row_if(calls![SYS_fcntl], &[one_of(1, &[libc::F_GETFD as u32])], "a build for tests, before each close"),
 ];
 
 /// Calls that nothing here makes, and that an attacker wants most. A refusal could be tried around, so they

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kickless_opener::is_descriptor_name;
+use kickless_sandbox::Mode;
 use kickless_values::parse_duration;
 
 /// The variable in which systemd passes the runtime directory of a service.
@@ -88,6 +89,10 @@ pub(crate) struct Metrics {
     /// Replace this file, for the node exporter's collector of text files
     #[arg(long, value_name = "PATH")]
     pub(crate) textfile: Option<PathBuf>,
+    /// Take the rights that it does not need from a process that serves: on, strict (refuse to start if the
+    /// kernel cannot do all of it), or off
+    #[arg(long, value_name = "MODE", default_value_t = Mode::On, requires = "listen")]
+    pub(crate) sandbox: Mode,
 }
 
 /// The way of the figures of a daemon.

@@ -6,36 +6,41 @@
 
 mod http;
 
-use std::net::TcpListener;
-use std::path::Path;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kickless_control::{Client, ClientError, Stats, openmetrics};
+use kickless_sandbox::Mode;
 use serde::Deserialize;
 use serde_json::Map;
 use tracing::info;
 
 use crate::cli::Metrics;
 use crate::replace::replace;
+use crate::sandbox::{Exporter, log_refusals};
 
 /// The time that the daemon has for an answer. Its calls wait for nothing, so a daemon that takes longer is
 /// stopped or overloaded.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
-/// Serves, writes or prints the metrics. `print` writes a text to standard output.
+/// Serves, writes or prints the metrics. `log` starts the log, which has a thread. `print` writes a text to
+/// standard output.
 ///
 /// # Errors
 /// No daemon answers, or the metrics cannot be written. The error is one sentence.
-pub(crate) fn metrics(options: &Metrics, print: fn(&str) -> Result<()>) -> Result<()> {
+pub(crate) fn metrics(
+    options: &Metrics,
+    log: impl FnOnce() -> Result<()>,
+    print: fn(&str) -> Result<()>,
+) -> Result<()> {
     let control = options.control.path();
     if let Some(address) = options.listen {
-        let about = || format!("--listen={address}");
-        let listener = TcpListener::bind(address).with_context(about)?;
-        info!(address = %listener.local_addr().with_context(about)?, "serving metrics");
-        return http::serve(&listener, Arc::new(move || scrape(&control))).with_context(about);
+        return serve(address, options.sandbox, log, control);
     }
+    log()?;
     let text = scrape(&control)?;
     match &options.textfile {
         // A collector of text files reads only names that end with `.prom`, and not the one before the
@@ -43,6 +48,26 @@ pub(crate) fn metrics(options: &Metrics, print: fn(&str) -> Result<()>) -> Resul
         Some(path) => replace(path, &text, None).with_context(|| format!("--textfile={}", path.display())),
         None => print(&text),
     }
+}
+
+/// Serves the metrics until the process ends.
+///
+/// # Errors
+/// The address cannot be served, or the sandbox cannot be made. The error is one sentence.
+fn serve(address: SocketAddr, mode: Mode, log: impl FnOnce() -> Result<()>, control: PathBuf) -> Result<()> {
+    let about = || format!("--listen={address}");
+    let listener = TcpListener::bind(address).with_context(about)?;
+    let address = listener.local_addr().with_context(about)?;
+    let sandbox = Exporter::enter(mode)?;
+    log()?;
+    let refusals = sandbox.map(Exporter::lock).transpose()?.flatten();
+    info!(sandbox = %mode, %address, "serving metrics");
+    let page = move || {
+        let page = scrape(&control);
+        refusals.into_iter().for_each(log_refusals);
+        page
+    };
+    http::serve(&listener, Arc::new(page)).with_context(about)
 }
 
 /// Returns the metrics of the daemon.
