@@ -130,7 +130,7 @@ impl DiskSpec {
                 Target::Tcp { host: host.clone(), port: *port }
             }
             Self::Nbd(NbdUri { server: Server::Unix(path), .. }) => Target::Unix { path: path.clone() },
-            Self::Rbd(_) => Target::Library { name: "rbd".into() },
+            Self::Rbd(name) => Target::Library { name: "rbd".into(), files: name.files() },
             Self::Fault(_, under) => return under.target(writes),
         })
     }

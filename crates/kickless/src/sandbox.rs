@@ -10,6 +10,7 @@
 
 mod exporter;
 mod helpers;
+mod rbd;
 mod roots;
 
 use std::collections::BTreeSet;
@@ -19,7 +20,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use kickless_opener::{Authority, Calls, Target};
-use kickless_sandbox::{Access, DATA, Lack, Mode, Refusals, Ruleset, Tcp, landlock_abi, place, restrict};
+use kickless_sandbox::{
+    Access, DATA, DATA_WITH_RBD, Lack, Mode, Refusals, Ruleset, Tcp, landlock_abi, place, restrict,
+};
 use rustix::thread::CapabilitySet;
 use tracing::{info, warn};
 
@@ -41,6 +44,7 @@ pub(crate) struct Sandbox {
     helpers: Option<Helpers>,
     /// Their inodes must stay as they are while threads open files below them.
     places: Vec<OwnedFd>,
+    has_rbd: bool,
 }
 
 /// Starts the helpers, and takes capabilities and paths from this process. Must be called while it has one
@@ -56,6 +60,7 @@ pub(crate) fn enter(service: &Service, inherited: &Noted) -> Result<Option<Sandb
     }
     let lacks = mode.lacks()?;
     let authority = authority(service)?;
+    let rbd = rbd::files(&authority.named);
     let (roots, calls) = (authority.roots.iter(), authority.calls);
     let roots = roots.map(|root| root.directory.display().to_string()).collect();
     let kernel = Kernel { landlock: landlock_abi(), has_filters: !lacks.contains(&Lack::Filters) };
@@ -64,13 +69,17 @@ pub(crate) fn enter(service: &Service, inherited: &Noted) -> Result<Option<Sandb
         std::backtrace::Backtrace::force_capture().to_string();
     }
     let helpers = Helpers::fork(service, authority, kernel, inherited)?;
-    let mut rules = Ruleset::new(kernel.landlock, Tcp::Nothing)?;
+    let has_rbd = rbd.is_some();
+    let mut rules = Ruleset::new(kernel.landlock, if has_rbd { Tcp::Connect } else { Tcp::Nothing })?;
+    if let Some(files) = rbd {
+        rbd::allow(&mut rules, &files, &service.sandbox.roots)?;
+    }
     // Each worker opens a file about its own thread when it starts, and one about the machine.
     let places = ["/proc/self/task", "/proc/stat"].map(|path| place(Path::new(path)).context(path));
     let places = places.into_iter().collect::<Result<Vec<_>>>()?;
     places.iter().try_for_each(|place| rules.allow(place, Access::READ_FILE))?;
     restrict(CapabilitySet::empty(), rules)?;
-    Ok(Some(Sandbox { mode, kernel, lacks, roots, calls, helpers: Some(helpers), places }))
+    Ok(Some(Sandbox { mode, kernel, lacks, roots, calls, helpers: Some(helpers), places, has_rbd }))
 }
 
 impl Sandbox {
@@ -80,6 +89,9 @@ impl Sandbox {
         info!(%mode, landlock, ?roots, ?calls, "sandbox");
         for lack in &self.lacks {
             warn!("the sandbox is incomplete: {lack}");
+        }
+        if self.has_rbd {
+            warn!("the sandbox is wider for librbd, which opens its own files and connections");
         }
     }
 
@@ -98,7 +110,8 @@ impl Sandbox {
     /// The kernel refuses the filter.
     pub(crate) fn lock(&mut self) -> Result<Option<&'static Refusals>> {
         self.places.clear();
-        if self.kernel.has_filters { Ok(kickless_sandbox::lock(&DATA)?) } else { Ok(None) }
+        let profile = if self.has_rbd { &DATA_WITH_RBD } else { &DATA };
+        if self.kernel.has_filters { Ok(kickless_sandbox::lock(profile)?) } else { Ok(None) }
     }
 }
 
@@ -112,14 +125,20 @@ pub(crate) fn log_refusals(refusals: &Refusals) {
 
 /// Returns what the operator lets the devices of this service use.
 fn authority(service: &Service) -> Result<Authority> {
-    let mut named = Vec::new();
+    let (mut named, mut libraries) = (Vec::new(), Vec::new());
     for device in &service.devices {
         for grant in device.grants() {
-            if let Target::Library { name } = &grant.to {
+            if let Target::Library { name, .. } = &grant.to {
                 let option = device.option(service.notation, grant.option);
-                bail!(
-                    "{option}: the sandbox has no room for what the library {name} opens: give --sandbox=off"
-                );
+                match service.sandbox.mode {
+                    Mode::On if name == rbd::NAME => libraries.push(name.clone()),
+                    Mode::Strict if name == rbd::NAME => bail!(
+                        "{option}: librbd opens and connects itself, which strict refuses: give --sandbox=on"
+                    ),
+                    _ => bail!(
+                        "{option}: the sandbox has no room for what the library {name} opens: give --sandbox=off"
+                    ),
+                }
             }
             named.push(grant.to);
         }
@@ -132,5 +151,5 @@ fn authority(service: &Service) -> Result<Authority> {
     let control = control::targets(&service.control);
     let prepared = runtime_directories();
     let roots = roots::roots(named.iter().chain(&control), &service.sandbox.roots, &prepared)?;
-    Ok(Authority { named, control, roots, calls, libraries: Vec::new() })
+    Ok(Authority { named, control, roots, calls, libraries })
 }

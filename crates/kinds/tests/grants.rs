@@ -63,7 +63,7 @@ fn a_card_uses_its_port_and_its_capture() {
         ("switch:lan,uplink=vm0", Some(tap("vm0"))),
         ("user", Some(passt(&[]))),
         ("user,--tcp-ports=22,-4", Some(passt(&["--tcp-ports=22", "-4"]))),
-        ("xdp:eth0", Some(Target::Library { name: "xdp".into() })),
+        ("xdp:eth0", Some(Target::Library { name: "xdp".into(), files: Vec::new() })),
     ] {
         let expected: Vec<_> = target.map(|to| Grant { option: "port", to }).into_iter().collect();
         assert_eq!(grants(&json!({ "port": port })), expected, "{port}");

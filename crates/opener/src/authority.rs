@@ -153,7 +153,7 @@ impl State {
     /// It may not.
     pub(crate) fn admit(&self, target: &Target) -> Result<Admission, NotEntered> {
         let named = || Ok(Admission::Granted(Granted::named(target.clone())));
-        if let Target::Library { name } = target {
+        if let Target::Library { name, .. } = target {
             let has_room = self.authority.libraries.contains(name);
             return if has_room { named() } else { Err(NotEntered::Library(name.clone())) };
         }

@@ -69,6 +69,9 @@ pub enum Target {
     Library {
         /// Its name.
         name: String,
+        /// The files that its settings name. It may read all files in their directories, because a setting
+        /// of a file can name others.
+        files: Vec<PathBuf>,
     },
 }
 

@@ -375,7 +375,7 @@ codes! { Target {
     5 Tcp { host, port }
     6 Tap { name }
     7 Passt { arguments }
-    8 Library { name }
+    8 Library { name, files }
     9 Backing {}
 } }
 

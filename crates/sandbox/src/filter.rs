@@ -50,6 +50,7 @@ pub(crate) fn compile(profile: &Profile) -> Result<Vec<BpfProgram>, BackendError
     }
     let stray = match profile.stray {
         Stray::Trap => SeccompAction::Trap,
+        Stray::Refuse => SeccompAction::Errno(libc::EPERM as u32),
         Stray::Kill => SeccompAction::KillProcess,
     };
     let list: BpfProgram =

@@ -61,5 +61,5 @@ pub use landlock::{Access, Ruleset, Tcp, abi as landlock_abi, place};
 pub use lockdown::{lock, restrict};
 pub use mode::{Mode, UnknownMode};
 pub use process::{Child, Ended, fork};
-pub use profile::{Condition, DATA, EXPORTER, OPENER, Profile, Row, Stray, Test};
+pub use profile::{Condition, DATA, DATA_WITH_RBD, EXPORTER, OPENER, Profile, Row, Stray, Test};
 pub use trap::{Refusal, Refusals};

@@ -41,7 +41,7 @@ pub fn lock(profile: &Profile) -> Result<Option<&'static Refusals>, Error> {
     let programs = filter::compile(profile)?;
     let refusals = match profile.stray {
         Stray::Trap => Some(trap::catch().map_err(Error::Trap)?),
-        Stray::Kill => None,
+        Stray::Refuse | Stray::Kill => None,
     };
     programs.iter().try_for_each(filter::install)?;
     Ok(refusals)

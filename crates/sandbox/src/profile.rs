@@ -30,6 +30,8 @@ pub struct Profile {
 pub enum Stray {
     /// The call fails with EPERM, and is counted in [`Refusals`](crate::Refusals).
     Trap,
+    /// The call fails with EPERM.
+    Refuse,
     /// The process ends with SIGSYS.
     Kill,
 }
@@ -84,7 +86,7 @@ impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.rows().try_for_each(|row| writeln!(f, "{row}"))?;
         let answer = match self.stray {
-            Stray::Trap => "EPERM",
+            Stray::Trap | Stray::Refuse => "EPERM",
             Stray::Kill => "the process ends",
         };
         writeln!(f, "all others: {answer}")?;
@@ -146,6 +148,12 @@ const fn null(argument: u8) -> Condition {
 /// name, a program, or the id of another process.
 pub static DATA: Profile =
     Profile { stray: Stray::Trap, kill: KILL, tables: &[DATA_PATH, DATA_CONTROL, COMMON, TRAP] };
+
+/// A data process with librbd, which makes its own connections to a Ceph cluster, and reads its own files.
+/// Its threads block signals. A call that is trapped there ends the process, so calls are refused without a
+/// note.
+pub static DATA_WITH_RBD: Profile =
+    Profile { stray: Stray::Refuse, kill: KILL, tables: &[DATA_PATH, DATA_CONTROL, COMMON, TRAP, RBD] };
 
 /// The opener, which uses names for the data process.
 pub static OPENER: Profile = Profile { stray: Stray::Kill, kill: &[], tables: &[OPENER_NAMES, COMMON] };
@@ -275,6 +283,38 @@ const DATA_CONTROL: &[Row] = &[
     row(calls![SYS_waitid], "the reason why a helper ended"),
 ];
 
+/// The calls of librbd, librados and what these use. Landlock says which files they read.
+const RBD: &[Row] = &[
+    row(
+        calls![SYS_openat SYS_newfstatat SYS_statx SYS_readlinkat SYS_faccessat SYS_getdents64],
+        "the configuration of the client, its keys, and that of OpenSSL",
+    ),
+    #[cfg(target_arch = "x86_64")]
+    row(calls![SYS_readlink SYS_access], "files, by the C library"),
+    row_if(
+        calls![SYS_socket],
+        &[one_of(0, &[libc::AF_INET as u32, libc::AF_INET6 as u32])],
+        "connections to monitors and OSDs, and to name servers",
+    ),
+    row(calls![SYS_connect], "connections to monitors and OSDs, and to name servers"),
+    row_if(
+        calls![SYS_setsockopt],
+        &[one_of(1, &[libc::IPPROTO_TCP as u32, libc::IPPROTO_IP as u32, libc::IPPROTO_IPV6 as u32])],
+        "connections without delay",
+    ),
+    row_if(
+        calls![SYS_setsockopt],
+        &[
+            one_of(1, &[SOCKET]),
+            one_of(2, &[libc::SO_PRIORITY as u32, libc::SO_RCVBUF as u32, libc::SO_KEEPALIVE as u32]),
+        ],
+        "connections to monitors and OSDs",
+    ),
+    row(calls![SYS_uname SYS_sysinfo SYS_getrusage SYS_times], "what the client tells the cluster"),
+    #[cfg(target_arch = "x86_64")]
+    row(calls![SYS_epoll_create SYS_epoll_wait], "its threads wait"),
+];
+
 /// The calls of the opener that use names, and those on the descriptors that result.
 const OPENER_NAMES: &[Row] = &[
     row(calls![SYS_openat SYS_statx SYS_newfstatat SYS_readlinkat SYS_getcwd], "files, and their real paths"),
@@ -402,7 +442,7 @@ mod tests {
 
     #[test]
     fn each_row_has_its_reason_and_no_condition_is_undone() {
-        for profile in [&DATA, &OPENER, &EXPORTER] {
+        for profile in [&DATA, &DATA_WITH_RBD, &OPENER, &EXPORTER] {
             let rows: Vec<_> = profile.rows().collect();
             for (at, row) in rows.iter().enumerate() {
                 assert!(!row.calls.is_empty() && !row.reason.is_empty());

@@ -9,8 +9,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
 
-use common::{call, child, fork_fails_with, in_child};
-use kickless_sandbox::{Call, DATA, EXPORTER, Error, OPENER, Profile, Row, Stray, Test, UNKNOWN_FROM, lock};
+use common::{block_signals, call, child, fork_fails_with, in_child};
+use kickless_sandbox::{
+    Call, DATA, DATA_WITH_RBD, EXPORTER, Error, OPENER, Profile, Row, Stray, Test, UNKNOWN_FROM, lock,
+};
 use libc::c_long;
 use rustix::thread::{gettid, set_no_new_privs};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
@@ -102,7 +104,7 @@ fn has(rows: impl Iterator<Item = &'static Row>, number: usize) -> bool {
 
 #[test]
 fn each_row_allows_its_calls() {
-    for profile in [&DATA, &OPENER, &EXPORTER] {
+    for profile in [&DATA, &DATA_WITH_RBD, &OPENER, &EXPORTER] {
         in_child(|| {
             let calls = allowed(profile);
             assert!(calls.len() > 50);
@@ -172,7 +174,7 @@ fn all_other_calls_are_refused_and_have_names() {
 fn calls_of_later_kernels_do_not_exist() {
     // clone3, close_range, openat2, pidfd_getfd, faccessat2, landlock_*, memfd_secret, fchmodat2, none, x32's
     // write.
-    for profile in [&DATA, &OPENER, &EXPORTER] {
+    for profile in [&DATA, &DATA_WITH_RBD, &OPENER, &EXPORTER] {
         in_child(|| {
             locked(profile);
             for number in [435, 436, 437, 438, 439, 444, 445, 446, 447, 452, 599, 0x4000_0001, -1] {
@@ -284,8 +286,8 @@ fn a_locked_process_installs_no_other_filter() {
 #[test]
 fn only_the_opener_ends_with_each_stray() {
     assert_eq!(
-        [&DATA, &OPENER, &EXPORTER].map(|profile| profile.stray),
-        [Stray::Trap, Stray::Kill, Stray::Trap]
+        [&DATA, &DATA_WITH_RBD, &OPENER, &EXPORTER].map(|profile| profile.stray),
+        [Stray::Trap, Stray::Refuse, Stray::Kill, Stray::Trap]
     );
 }
 
@@ -314,5 +316,19 @@ fn the_list_costs_calls_without_conditions_nothing() {
         locked(&DATA);
         let long = nanoseconds();
         assert!(long * 10 <= short * 11, "{without} ns without, {short} ns with a short filter, {long} ns");
+    });
+}
+
+#[test]
+fn a_library_that_blocks_signals_gets_errors() {
+    in_child(|| {
+        assert!(locked(&DATA_WITH_RBD).is_none());
+        // A trap would end the process.
+        block_signals();
+        let unix_stream = [libc::AF_UNIX as usize, libc::SOCK_STREAM as usize, 0, 0, 0, 0];
+        assert_eq!(call(libc::SYS_socket, unix_stream), Err(libc::EPERM));
+        assert_eq!(call(libc::SYS_renameat2, [WRONG; 6]), Err(libc::EPERM));
+        let inet_stream = [libc::AF_INET as usize, libc::SOCK_STREAM as usize, 0, 0, 0, 0];
+        assert!(call(libc::SYS_socket, inet_stream).is_ok());
     });
 }

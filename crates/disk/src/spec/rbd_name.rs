@@ -103,6 +103,17 @@ impl FromStr for RbdName {
     }
 }
 
+impl RbdName {
+    /// Returns the files of the client that the name has: its configuration and its keys.
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        let keys = self.settings.iter().filter(|(key, _)| ["keyring", "keyfile"].contains(&key.as_str()));
+        // A keyring can be a list of places.
+        let places =
+            keys.flat_map(|(_, value)| value.split([',', ';', ' '])).filter(|place| !place.is_empty());
+        self.conf.clone().into_iter().chain(places.map(PathBuf::from)).collect()
+    }
+}
+
 impl fmt::Display for RbdName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)

@@ -194,7 +194,7 @@ fn calls_name_files_below_their_roots_only() {
         ] {
             assert_eq!(admit(calls, target.clone()), named(&target));
         }
-        let library = |name: &str| Target::Library { name: name.into() };
+        let library = |name: &str| Target::Library { name: name.into(), files: Vec::new() };
         assert_eq!(admit(calls, library("rbd")), named(&library("rbd")));
         assert_eq!(admit(calls, library("xdp")), Err(NotEntered::Library("xdp".into())));
     }

@@ -19,7 +19,7 @@ fn requests() -> Vec<Request> {
         Target::Tcp { host: "host".into(), port: 10809 },
         Target::Tap { name: "vm1".into() },
         Target::Passt { arguments: vec!["-4".into(), String::new()] },
-        Target::Library { name: "rbd".into() },
+        Target::Library { name: "rbd".into(), files: vec!["/etc/ceph/ceph.conf".into()] },
         Target::Backing,
     ];
     vec![

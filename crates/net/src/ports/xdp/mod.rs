@@ -49,7 +49,7 @@ impl Name for Interface {
     }
 
     fn target(&self) -> Option<Target> {
-        Some(Target::Library { name: "xdp".into() })
+        Some(Target::Library { name: "xdp".into(), files: Vec::new() })
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
