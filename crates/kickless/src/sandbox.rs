@@ -6,7 +6,8 @@
 //! lock     the last           takes system calls from all threads; no peer was read before
 //! ```
 //!
-//! Each helper ends with the process that serves, and that one ends when a helper does.
+//! Each helper ends with the process that serves, and that one ends when a helper does. An orderly end waits
+//! for the helpers.
 
 mod exporter;
 mod helpers;
@@ -31,7 +32,7 @@ use crate::control;
 use crate::inherited::Noted;
 use crate::service::Service;
 pub(crate) use exporter::Exporter;
-use helpers::{Helpers, Kernel};
+use helpers::{Helpers, Kernel, Running};
 
 /// The rights that this process has lost, and what is left to be done.
 pub(crate) struct Sandbox {
@@ -41,7 +42,9 @@ pub(crate) struct Sandbox {
     /// The directories in which files may be, for the log.
     roots: BTreeSet<String>,
     calls: Calls,
+    /// The helpers until [`Sandbox::start`], and afterwards.
     helpers: Option<Helpers>,
+    running: Option<Running>,
     /// Their inodes must stay as they are while threads open files below them.
     places: Vec<OwnedFd>,
     has_rbd: bool,
@@ -79,7 +82,17 @@ pub(crate) fn enter(service: &Service, inherited: &Noted) -> Result<Option<Sandb
     let places = places.into_iter().collect::<Result<Vec<_>>>()?;
     places.iter().try_for_each(|place| rules.allow(place, Access::READ_FILE))?;
     restrict(CapabilitySet::empty(), rules)?;
-    Ok(Some(Sandbox { mode, kernel, lacks, roots, calls, helpers: Some(helpers), places, has_rbd }))
+    Ok(Some(Sandbox {
+        mode,
+        kernel,
+        lacks,
+        roots,
+        calls,
+        helpers: Some(helpers),
+        running: None,
+        places,
+        has_rbd,
+    }))
 }
 
 impl Sandbox {
@@ -100,7 +113,8 @@ impl Sandbox {
     /// # Errors
     /// The process cannot start a thread.
     pub(crate) fn start(&mut self) -> Result<()> {
-        self.helpers.take().map_or(Ok(()), Helpers::start)
+        self.running = self.helpers.take().map(Helpers::start).transpose()?;
+        Ok(())
     }
 
     /// Takes all system calls from all threads that this program does not make. Returns the notes of those

@@ -55,6 +55,17 @@ fn sandboxed(arguments: &[&str]) -> Daemon {
 }
 
 #[test]
+fn an_orderly_end_waits_for_the_helpers() {
+    let daemon = sandboxed(&[]);
+    let helpers = helpers(&daemon);
+    assert_eq!(helpers.len(), 2);
+    kill_process(Pid::from_raw(daemon.child.id() as i32).unwrap(), Signal::TERM).unwrap();
+    assert_eq!(daemon.end(), Some(0));
+    // Also not as zombies.
+    assert!(helpers.values().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
+}
+
+#[test]
 fn each_process_has_the_rights_that_it_needs() {
     let daemon = sandboxed(&[]);
     let pid = daemon.child.id();

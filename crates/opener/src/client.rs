@@ -37,6 +37,13 @@ pub fn use_opener(socket: OwnedFd, on_end: impl FnOnce() + Send + 'static) -> io
     CLIENT.set(client).map_err(|_| Errno::ALREADY.into())
 }
 
+/// Ends the connection to the process that opens files. All later calls that use names fail.
+pub fn leave_opener() {
+    if let Some(client) = client() {
+        client.end();
+    }
+}
+
 /// Returns the client, if another process opens the files of this one.
 pub(crate) fn client() -> Option<&'static Client> {
     CLIENT.get()
@@ -111,6 +118,12 @@ impl Client {
             _ => Err(mismatch()),
         }
     }
+
+    /// Ends the connection.
+    pub(crate) fn end(&self) {
+        // It fails only after the end.
+        let _ = shutdown(&self.0.socket, Shutdown::Both);
+    }
 }
 
 #[cfg(test)]
@@ -119,17 +132,11 @@ impl Client {
     pub(crate) fn socket_for_tests(&self) -> &OwnedFd {
         &self.0.socket
     }
-
-    /// Ends the connection.
-    pub(crate) fn close_for_tests(&self) {
-        shutdown(&self.0.socket, Shutdown::Both).unwrap();
-    }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // It fails only after the end.
-        let _ = shutdown(&self.0.socket, Shutdown::Both);
+        self.end();
     }
 }
 

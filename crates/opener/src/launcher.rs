@@ -386,7 +386,7 @@ mod tests {
                     thread::sleep(Duration::from_millis(1));
                 }
                 // Only one has a reply. The end of the client ends the others.
-                client.close_for_tests();
+                client.end();
                 let replies = waiting.into_iter().map(|thread| thread.join().unwrap().ok());
                 let replies: Vec<_> = replies.flatten().map(|(reply, _)| reply).collect();
                 assert_eq!(replies, [errno(Errno::AGAIN)]);

@@ -116,7 +116,7 @@ mod tap;
 mod wire;
 
 pub use answers::{Alignment, BlockFacts, FileStatus};
-pub use client::use_opener;
+pub use client::{leave_opener, use_opener};
 pub use connect::{begin_tcp, connect, resolve};
 pub use descriptors::{Descriptors, NoDescriptor, descriptor_name, is_descriptor_name};
 pub use entry::{Entry, enter};

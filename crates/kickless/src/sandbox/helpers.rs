@@ -6,14 +6,16 @@ use std::io::{self, Read};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use std::{iter, thread};
 
 use anyhow::{Context, Result, anyhow};
 use kickless_daemon::DeviceConfig;
 use kickless_opener::{
-    Authority, Calls, ConfigFile, End, LookUp, PathUse, ReadConfig, Target, launch, serve, socket_pair,
-    use_opener,
+    Authority, Calls, ConfigFile, End, LookUp, PathUse, ReadConfig, Target, launch, leave_opener, serve,
+    socket_pair, use_opener,
 };
 use kickless_sandbox::{Access, Child, Ended, OPENER, Ruleset, Tcp, fork, lock, place, restrict};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -84,17 +86,50 @@ impl Helpers {
         }
     }
 
-    /// Makes all further uses of names requests to the opener. Ends this process when a helper ends.
+    /// Makes all further uses of names requests to the opener. Ends this process when a helper ends by
+    /// itself.
     ///
     /// # Errors
     /// The process cannot start a thread.
-    pub(super) fn start(self) -> Result<()> {
+    pub(super) fn start(self) -> Result<Running> {
         let Self { socket, opener, launcher } = self;
+        let running = Running(Arc::new(Children { opener, launcher, may_end: AtomicBool::new(false) }));
+        let children = running.0.clone();
         use_opener(socket, move || {
-            log::print_sentence(&sentence(&opener, launcher.as_ref()));
-            exit::exit_now(1);
+            if !children.may_end.load(Ordering::Relaxed) {
+                log::print_sentence(&sentence(&children.opener, children.launcher.as_ref()));
+                exit::exit_now(1);
+            }
         })
-        .context("the process that opens files cannot be asked")
+        .context("the process that opens files cannot be asked")?;
+        Ok(running)
+    }
+}
+
+/// The helper processes, which answer requests. Dropping it ends them.
+///
+/// A service manager would kill them otherwise, and some first processes of containers leave children of
+/// others as zombies.
+pub(super) struct Running(Arc<Children>);
+
+struct Children {
+    opener: Child,
+    launcher: Option<Child>,
+    /// This process ends too.
+    may_end: AtomicBool,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.may_end.store(true, Ordering::Relaxed);
+        leave_opener();
+        let deadline = Instant::now() + STATUS_WAIT;
+        let mut left: Vec<_> = iter::once(&self.0.opener).chain(&self.0.launcher).collect();
+        // A file system that does not answer can hold the opener.
+        while !left.is_empty() && Instant::now() < deadline {
+            left.retain(|child| matches!(child.try_wait(), Ok(None)));
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
