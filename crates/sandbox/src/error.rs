@@ -62,10 +62,10 @@ impl fmt::Display for Lack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Landlock => {
-                "this kernel has no landlock (Linux 5.13, and landlock in lsm= of its command line)"
+                "this kernel has no landlock (Linux 5.13, landlock in lsm= of its command line), or a filter refuses it"
             }
             Self::Filters => {
-                "this kernel has no filters of system calls for all threads (seccomp, Linux 4.17)"
+                "this kernel has no filters of system calls for all threads (seccomp, Linux 4.17), or one refuses more"
             }
         })
     }
