@@ -20,7 +20,7 @@ use kickless_opener::{
 use kickless_sandbox::{Access, Child, Ended, OPENER, Ruleset, Tcp, fork, lock, place, restrict};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
-use rustix::thread::CapabilitySet;
+use rustix::thread::{CapabilitySet, clear_ambient_capability_set};
 
 use super::roots;
 use crate::inherited::Noted;
@@ -67,8 +67,11 @@ impl Helpers {
         if needs_launcher(service, &authority) {
             let (to, of_launcher) = pair()?;
             let close = [inherited.fds(), vec![socket.as_fd(), of_opener.as_fd(), to.as_fd()]].concat();
-            let run =
-                move || launch(of_launcher, &|name, pipe, own| look_up(name, pipe, own, kernel)).status();
+            let run = move || {
+                // A service manager gives a capability for TAPs so. It is not for the programs.
+                let _ = clear_ambient_capability_set();
+                launch(of_launcher, &|name, pipe, own| look_up(name, pipe, own, kernel)).status()
+            };
             launcher = Some(fork(c"kickless-launch", &close, run)?);
             to_launcher = Some(to);
         }
