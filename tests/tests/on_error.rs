@@ -432,7 +432,7 @@ fn a_removal_while_stopped() {
     let mut machine = Machine::start(stopping.daemon.socket(), &SHAPE).unwrap();
     machine.submit(0, &write()).unwrap();
     stopping.wait_for("stopped");
-    let removed = stopping.call("device.remove", &json!({ "name": stopping.name() }));
+    let removed = stopping.call("device.remove", &json!({ "name": stopping.name(), "mode": "drain" }));
     assert_eq!(removed, json!({ "removed": true }));
     assert_eq!(machine.status(0, &write()).unwrap(), blk::S_IOERR);
 }

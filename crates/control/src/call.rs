@@ -341,8 +341,8 @@ struct Every {
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Mode {
-    Refuse,
     #[default]
+    Refuse,
     Drain,
     Force,
 }

@@ -38,7 +38,7 @@ fn devices_are_described_by_the_keys_of_a_file() {
 fn removals_have_a_mode_and_a_deadline() {
     let removed = parse("device.remove", json!({ "name": "a" }));
     assert!(
-        matches!(removed, Ok(Call::DeviceRemove { mode: RemoveMode::Drain, timeout: REMOVE_TIMEOUT, .. })),
+        matches!(removed, Ok(Call::DeviceRemove { mode: RemoveMode::Refuse, timeout: REMOVE_TIMEOUT, .. })),
         "{removed:?}"
     );
     let removed = parse("device.remove", json!({ "name": "a", "mode": "force", "timeout": "2s" }));

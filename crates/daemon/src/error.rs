@@ -262,7 +262,9 @@ pub enum CaptureError {
 pub enum RemoveError {
     /// A front-end uses the device. The registry continues to serve it. Only
     /// [`RemoveMode::Refuse`](crate::RemoveMode::Refuse) fails like this.
-    #[error("a front-end is connected to the device {name}: disconnect it first, or drain the device")]
+    #[error(
+        "a front-end is connected to the device {name}: disconnect it first, or give mode=drain, which takes the device from its guest"
+    )]
     InUse {
         /// The device.
         name: String,

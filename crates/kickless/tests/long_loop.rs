@@ -275,7 +275,8 @@ fn change(daemon: &Daemon, numbers: &[u64], round: u64) {
         }
         // Some are removed while the front-end is connected.
         let disk = (number % 4 > 0).then_some(disk);
-        let removed = call(&mut client, "device.remove", json!({ "name": name, "timeout": "30s" }));
+        let removed =
+            call(&mut client, "device.remove", json!({ "name": name, "mode": "drain", "timeout": "30s" }));
         assert_eq!(removed["removed"], true);
         drop(disk);
         assert!(!daemon.path(&name).exists());

@@ -73,7 +73,10 @@ fn a_device_in_use_is_not_taken_away() {
     // A call removes one that waits.
     let d = connect(&daemon, "d");
     assert_eq!(reload(&["a"], json!({}))["leaving"], json!(["d"]));
-    assert_eq!(daemon.call("device.remove", json!({ "name": "d" })), json!({ "removed": true }));
+    assert_eq!(
+        daemon.call("device.remove", json!({ "name": "d", "mode": "drain" })),
+        json!({ "removed": true })
+    );
     drop(d);
     assert_eq!(daemon.states(), [("a".into(), "free".into())]);
 }

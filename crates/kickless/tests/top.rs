@@ -238,7 +238,7 @@ fn it_shows_sorts_limits_and_drains() {
         }
         terminal.press("ssss");
         terminal.wait_until("another order", |shown| shown.contains("devices by name"));
-        terminal.press("kkd");
+        terminal.press("kkdy");
         terminal.wait_until("a drained device", |shown| {
             shown.lines().any(|line| line.contains("database") && line.contains("drained"))
         });
@@ -248,7 +248,7 @@ fn it_shows_sorts_limits_and_drains() {
         });
         terminal.press("l777\r");
         terminal.wait_until("a limit", |shown| shown.contains("iops=777"));
-        terminal.press("p");
+        terminal.press("py");
         terminal.wait_until("another rule", |shown| shown.contains("polling always"));
         terminal.press("\r");
         terminal.wait_until("the queues of a device", |shown| shown.contains("requests by latency"));

@@ -61,7 +61,10 @@ fn a_drained_device_keeps_requests_until_it_is_resumed() {
     assert_eq!(read, [8; 4096]);
     // A drained device is removed as any other.
     call(&mut client, "device.drain", json!({ "name": "a" })).unwrap();
-    assert_eq!(call(&mut client, "device.remove", json!({ "name": "a" })), Ok(json!({ "removed": true })));
+    assert_eq!(
+        call(&mut client, "device.remove", json!({ "name": "a", "mode": "drain" })),
+        Ok(json!({ "removed": true }))
+    );
     for method in ["device.drain", "device.resume", "device.resize"] {
         assert!(call(&mut client, method, json!({ "name": "a" })).unwrap_err().contains("no device a"));
     }

@@ -1,5 +1,7 @@
 //! The state of the screen of `top`, and the effects of keys. Pure.
 
+use kickless_values::parse_number;
+
 use super::view::{DeviceView, View};
 
 /// The order of the devices.
@@ -52,6 +54,20 @@ pub(super) enum Action {
     Quit,
 }
 
+/// A question on the last line, which the next keys answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Question {
+    /// The limit of the selected device, as far as it is typed.
+    Limit(String),
+    /// Whether to drain this device.
+    Drain(String),
+    /// Whether to change the polling rule.
+    Poll(&'static str),
+}
+
+/// The most bytes of a limit that is typed: more than a number has, so that a mistake shows.
+const TYPED_MAX: usize = 16;
+
 /// The polling rules between which a key switches.
 const POLLS: [&str; 3] = ["auto", "always", "never"];
 
@@ -64,8 +80,7 @@ pub(super) struct App {
     pub(super) selected: Option<String>,
     /// The selected device is shown in detail.
     pub(super) is_open: bool,
-    /// The limit that is being typed.
-    pub(super) typed: Option<String>,
+    pub(super) question: Option<Question>,
     /// The polling rule.
     pub(super) poll: String,
     /// The result of the last action, or an error.
@@ -79,7 +94,7 @@ impl App {
             order: Order::Requests,
             selected: None,
             is_open: false,
-            typed: None,
+            question: None,
             poll,
             message: String::new(),
         }
@@ -93,7 +108,7 @@ impl App {
         if !is_there {
             self.selected = self.view.devices.first().map(|device| device.name.clone());
             self.is_open = false;
-            self.typed = None;
+            self.question = None;
         }
     }
 
@@ -111,8 +126,12 @@ impl App {
 
     /// Handles a key.
     pub(super) fn press(&mut self, key: Key) -> Option<Action> {
-        if self.typed.is_some() {
-            return self.type_limit(key);
+        match self.question.take() {
+            Some(Question::Limit(typed)) => return self.type_limit(typed, key),
+            // Any other key leaves everything as it is.
+            Some(Question::Drain(name)) => return (key == Key::Char('y')).then_some(Action::Drain(name)),
+            Some(Question::Poll(rule)) => return (key == Key::Char('y')).then_some(Action::Poll(rule)),
+            None => {}
         }
         match key {
             Key::Char('q') => return Some(Action::Quit),
@@ -130,12 +149,15 @@ impl App {
                 let device = self.selected_device()?;
                 let name = device.name.clone();
                 let is_halted = matches!(device.state.as_str(), "drained" | "stopped");
-                return Some(if is_halted { Action::Resume(name) } else { Action::Drain(name) });
+                if is_halted {
+                    return Some(Action::Resume(name));
+                }
+                self.question = Some(Question::Drain(name));
             }
-            Key::Char('l') if self.selected.is_some() => self.typed = Some(String::new()),
+            Key::Char('l') if self.selected.is_some() => self.question = Some(Question::Limit(String::new())),
             Key::Char('p') => {
                 let at = POLLS.iter().position(|poll| *poll == self.poll).unwrap_or(POLLS.len() - 1);
-                return Some(Action::Poll(POLLS[(at + 1) % POLLS.len()]));
+                self.question = Some(Question::Poll(POLLS[(at + 1) % POLLS.len()]));
             }
             _ => {}
         }
@@ -147,21 +169,23 @@ impl App {
         self.selected = self.view.devices.get(place.min(last)).map(|device| device.name.clone());
     }
 
-    /// Handles a key while a limit is typed. Nothing, or 0, stands for no limit.
-    fn type_limit(&mut self, key: Key) -> Option<Action> {
-        let typed = self.typed.as_mut()?;
+    /// Handles a key while a limit is typed. 0 stands for no limit, and nothing leaves the limit as it is.
+    fn type_limit(&mut self, mut typed: String, key: Key) -> Option<Action> {
         match key {
-            // A limit has at most 32 bits.
-            Key::Char(digit @ '0'..='9') if typed.len() < 9 => typed.push(digit),
+            Key::Escape => return None,
+            Key::Enter if typed.is_empty() => return None,
+            Key::Enter => match parse_number(&typed, 0, u32::MAX) {
+                Ok(limit) => {
+                    let limit = Some(limit).filter(|limit| *limit > 0);
+                    return self.selected.clone().map(|name| Action::Limit(name, limit));
+                }
+                Err(why) => self.message = format!("{typed}: {why}, and 0 is no limit"),
+            },
+            Key::Char(char) if typed.len() < TYPED_MAX => typed.push(char),
             Key::Backspace => drop(typed.pop()),
-            Key::Escape => self.typed = None,
-            Key::Enter => {
-                let limit = typed.parse().ok().filter(|limit| *limit > 0);
-                self.typed = None;
-                return self.selected.clone().map(|name| Action::Limit(name, limit));
-            }
             _ => {}
         }
+        self.question = Some(Question::Limit(typed));
         None
     }
 }
@@ -228,22 +252,51 @@ mod tests {
     #[test]
     fn keys_change_the_daemon() {
         let mut app = app();
-        assert_eq!(app.press(Key::Char('d')), Some(Action::Drain("b".into())));
+        assert_eq!(app.press(Key::Char('d')), None);
+        assert_eq!(app.question, Some(Question::Drain("b".into())));
+        assert_eq!(app.press(Key::Char('y')), Some(Action::Drain("b".into())));
+        for no in [Key::Char('n'), Key::Char('d'), Key::Enter, Key::Escape] {
+            app.press(Key::Char('d'));
+            assert_eq!((app.press(no), app.question.take()), (None, None));
+        }
         app.view.devices[0].state = "drained".into();
         assert_eq!(app.press(Key::Char('d')), Some(Action::Resume("b".into())));
-        assert_eq!(app.press(Key::Char('p')), Some(Action::Poll("always")));
+        app.press(Key::Char('p'));
+        assert_eq!(app.press(Key::Char('y')), Some(Action::Poll("always")));
         app.poll = "rate".into();
-        assert_eq!(app.press(Key::Char('p')), Some(Action::Poll("auto")));
-        app.press(Key::Char('l'));
-        for key in ['5', 'q', '0', '0', '7'] {
-            assert_eq!(app.press(Key::Char(key)), None);
+        app.press(Key::Char('p'));
+        assert_eq!(app.press(Key::Char('y')), Some(Action::Poll("auto")));
+    }
+
+    #[test]
+    fn a_limit_is_a_whole_number() {
+        let typed = |text: &str| {
+            let mut app = app();
+            app.press(Key::Char('l'));
+            for char in text.chars() {
+                assert_eq!(app.press(Key::Char(char)), None);
+            }
+            (app.press(Key::Enter), app)
+        };
+        let limit = |limit| Some(Action::Limit("b".into(), limit));
+        assert_eq!(typed("500").0, limit(Some(500)));
+        assert_eq!(typed("0").0, limit(None));
+        // Nothing changes nothing.
+        let (action, app) = typed("");
+        assert_eq!((action, app.question), (None, None));
+        for wrong in ["5k", "12.5", "abc", "-1", " ", "4294967296", "1234567890123456789"] {
+            let (action, mut app) = typed(wrong);
+            assert_eq!(action, None, "{wrong}");
+            assert!(app.message.contains("must be a number"), "{}", app.message);
+            // It can be mended.
+            for _ in 0..20 {
+                app.press(Key::Backspace);
+            }
+            app.press(Key::Char('7'));
+            assert_eq!(app.press(Key::Enter), limit(Some(7)));
         }
-        app.press(Key::Backspace);
-        assert_eq!(app.press(Key::Enter), Some(Action::Limit("b".into(), Some(500))));
-        app.press(Key::Char('l'));
-        assert_eq!(app.press(Key::Enter), Some(Action::Limit("b".into(), None)));
-        app.press(Key::Char('l'));
+        let (_, mut app) = typed("5k");
         app.press(Key::Escape);
-        assert!(app.typed.is_none());
+        assert_eq!(app.question, None);
     }
 }

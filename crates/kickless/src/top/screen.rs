@@ -6,7 +6,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Bar, BarChart, Block, Cell, Paragraph, Row, Table, TableState};
 
-use super::app::App;
+use super::app::{App, Question};
 use super::view::{DeviceView, Short, Time};
 
 const HEAD: Style = Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD);
@@ -147,8 +147,15 @@ fn draw_device(frame: &mut Frame<'_>, device: &DeviceView, area: Rect) {
 }
 
 fn draw_keys(frame: &mut Frame<'_>, app: &App, area: Rect) {
-    let text = match &app.typed {
-        Some(typed) => format!("requests a second at most, nothing for no limit: {typed}_"),
+    let text = match &app.question {
+        Some(Question::Limit(typed)) => {
+            let asked = format!("requests a second at most, 0 for no limit: {typed}_");
+            if app.message.is_empty() { asked } else { format!("{asked}   {}", app.message) }
+        }
+        Some(Question::Drain(name)) => {
+            format!("keep requests of {name} waiting, until d is pressed again? y/n")
+        }
+        Some(Question::Poll(rule)) => format!("poll={rule} for all queues? y/n"),
         None if !app.message.is_empty() => app.message.clone(),
         None => "q quit  s sort  enter open  d drain or resume  l limit  p polling  arrows select".into(),
     };
