@@ -17,6 +17,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use kickless_control::SandboxInfo;
 use kickless_opener::{Authority, Calls, Target};
 use kickless_sandbox::{Access, DATA, Lack, Mode, Refusals, Ruleset, Tcp, landlock_abi, place, restrict};
 use rustix::thread::CapabilitySet;
@@ -39,6 +40,14 @@ pub(crate) struct Sandbox {
     helpers: Option<Helpers>,
     /// Their inodes must stay as they are while threads open files below them.
     places: Vec<OwnedFd>,
+    /// The notes of calls that are refused. Those of the end are logged when this is dropped.
+    refusals: Option<&'static Refusals>,
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        self.refusals.iter().for_each(|refusals| log_refusals(refusals));
+    }
 }
 
 /// Starts the helpers, and takes capabilities and paths from this process. Must be called while it has one
@@ -68,7 +77,7 @@ pub(crate) fn enter(service: &Service, inherited: &Noted) -> Result<Option<Sandb
     let places = places.into_iter().collect::<Result<Vec<_>>>()?;
     places.iter().try_for_each(|place| rules.allow(place, Access::READ_FILE))?;
     restrict(CapabilitySet::empty(), rules)?;
-    Ok(Some(Sandbox { mode, kernel, lacks, roots, calls, helpers: Some(helpers), places }))
+    Ok(Some(Sandbox { mode, kernel, lacks, roots, calls, helpers: Some(helpers), places, refusals: None }))
 }
 
 impl Sandbox {
@@ -96,7 +105,23 @@ impl Sandbox {
     /// The kernel refuses the filter.
     pub(crate) fn lock(&mut self) -> Result<Option<&'static Refusals>> {
         self.places.clear();
-        if self.kernel.has_filters { Ok(kickless_sandbox::lock(&DATA)?) } else { Ok(None) }
+        if self.kernel.has_filters {
+            self.refusals = kickless_sandbox::lock(&DATA)?;
+        }
+        Ok(self.refusals)
+    }
+}
+
+/// Returns the properties of a sandbox, for operators.
+pub(crate) fn info(sandbox: Option<&Sandbox>) -> SandboxInfo {
+    match sandbox {
+        Some(Sandbox { mode, kernel: Kernel { landlock, has_filters }, roots, .. }) => SandboxInfo {
+            mode: mode.to_string(),
+            landlock: *landlock,
+            profile: if *has_filters { "data" } else { "none" },
+            roots: roots.iter().cloned().collect(),
+        },
+        None => SandboxInfo { mode: Mode::Off.to_string(), landlock: 0, profile: "none", roots: Vec::new() },
     }
 }
 
