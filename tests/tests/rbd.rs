@@ -21,7 +21,8 @@ use kickless_tests::remote_disks::ceph::{CephImage, StoppedOsd};
 const MIB: u64 = 1 << 20;
 
 fn config(image: &CephImage, arguments: &[&str]) -> DaemonConfig {
-    let arguments = arguments.iter().map(|&word| word.to_owned()).collect();
+    // librbd opens its own files and connections.
+    let arguments = ["--sandbox=off"].iter().chain(arguments).map(|&word| word.to_owned()).collect();
     DaemonConfig { program: Program::Kickless, arguments, ..DaemonConfig::new(image.text().unwrap()) }
 }
 

@@ -12,6 +12,8 @@
 //! kernel. It is shown and not judged (docs/measurements/disks.md).
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test may")]
 
+mod common;
+
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::{Checked, PROGRAM, checked};
 use kickless_control::Client;
 use kickless_driver::{Disk, Options};
 use serde_json::{Value, json};
@@ -50,6 +53,7 @@ struct Daemon {
     dir: TempDir,
     /// Has an image on tmpfs.
     _memory: TempDir,
+    _log: Checked,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,12 +86,13 @@ impl Daemon {
         let config: String = disks.map(|(name, disk)| device(name, disk)).collect();
         let file = dir.path().join("kickless.toml");
         fs::write(&file, format!("[pool]\nworkers = 2\n{config}")).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kickless"));
-        command.args(["--log-level=error", "serve", "--config"]).arg(file);
+        let mut command = Command::new(PROGRAM);
+        command.args(["--log-level=error,kickless::sandbox=warn", "serve", "--config"]).arg(file);
         // One arena, so that memory which is free counts as free wherever a thread freed it.
         command.env("MALLOC_ARENA_MAX", "1").env("RUNTIME_DIRECTORY", dir.path());
-        let child = command.stdin(Stdio::null()).spawn().unwrap();
-        Self { child, dir, _memory: memory }
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let log = checked(child.stderr.take().unwrap(), |line| eprintln!("{line}"));
+        Self { child, dir, _memory: memory, _log: log }
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -49,7 +49,7 @@ fn has_ended(pid: u32) -> bool {
 }
 
 fn sandboxed(arguments: &[&str]) -> Daemon {
-    let daemon = Daemon::serve(&disk("a", ""), &[&["--sandbox=on"], arguments].concat());
+    let daemon = Daemon::serve(&disk("a", ""), arguments);
     daemon.wait_for("serving");
     daemon
 }
@@ -101,6 +101,22 @@ fn one_disk_has_one_helper_and_none_without_a_sandbox() {
         daemon.wait_for("serving");
         assert_eq!(helpers(&daemon).len(), expected, "{mode}");
     }
+}
+
+#[test]
+fn a_client_sees_the_sandbox() {
+    let daemon = sandboxed(&["--allow-root=/dev"]);
+    let info = &daemon.call("daemon.info", json!({}))["sandbox"];
+    assert_eq!((&info["mode"], &info["profile"]), (&json!("on"), &json!("data")));
+    assert!(info["landlock"].is_u64(), "{info}");
+    let directory = daemon.dir.path().canonicalize().unwrap();
+    let roots = [Path::new("/dev"), &directory].map(|root| root.to_str().unwrap());
+    assert_eq!(info["roots"], json!(roots));
+
+    let daemon = Daemon::serve(&disk("a", ""), &["--sandbox=off"]);
+    daemon.wait_for("serving");
+    let off = json!({"mode": "off", "landlock": 0, "profile": "none", "roots": []});
+    assert_eq!(daemon.call("daemon.info", json!({}))["sandbox"], off);
 }
 
 #[test]
