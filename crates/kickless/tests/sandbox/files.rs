@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::common::{Daemon, PROGRAM, disk};
+use super::common::{PROGRAM, disk};
 use super::sandboxed;
 
 #[test]

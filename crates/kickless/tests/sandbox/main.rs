@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod files;
+mod images;
 mod processes;
 
 use common::{Daemon, disk};
