@@ -55,7 +55,7 @@ fn an_image_is_replaced_by_another_of_its_name() {
     fs::rename(&next, &image).unwrap();
     assert_eq!(first_byte(&socket), 2);
 
-    // A link to another directory is no file of this one any more. The disk goes on with the file that it has.
+    // A link to another directory is no file of this one any more. The disk goes on with its file.
     let elsewhere = TempDir::new().unwrap();
     make(&elsewhere.path().join("image"), 3);
     fs::remove_file(&image).unwrap();

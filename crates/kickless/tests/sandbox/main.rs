@@ -5,6 +5,7 @@
 mod common;
 mod files;
 mod images;
+mod names;
 mod processes;
 
 use common::{Daemon, disk};

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 
+use kickless_control::Client;
 use kickless_testing::eventually;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use serde_json::{Map, json};
 use tempfile::TempDir;
 
-use super::common::{Daemon, PROGRAM, disk};
+use super::common::{Daemon, LIMIT, PROGRAM, disk};
 use super::sandboxed;
 
 /// Returns a field of a status of /proc, such as `CapEff`.
@@ -23,9 +25,12 @@ fn status(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/status")).unwrap()
 }
 
-/// Returns the helpers of a daemon by their names, when all have given themselves one.
 fn helpers(daemon: &Daemon) -> BTreeMap<String, u32> {
-    let pid = daemon.child.id();
+    helpers_of(daemon.child.id())
+}
+
+/// Returns the helpers of a daemon by their names, when all have given themselves one.
+fn helpers_of(pid: u32) -> BTreeMap<String, u32> {
     let mut helpers = BTreeMap::new();
     eventually("a helper has no name", || {
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
@@ -131,4 +136,84 @@ fn helpers_end_with_the_daemon() {
     daemon.child.kill().unwrap();
     daemon.child.wait().unwrap();
     helpers.values().for_each(|&pid| eventually("a helper goes on", || has_ended(pid)));
+}
+
+/// Returns the only child of a process, when it has one.
+fn child(pid: u32) -> u32 {
+    let mut found = None;
+    eventually("there is no child", || {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        found = children.split_whitespace().next().map(|pid| pid.parse().unwrap());
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+/// As the first process of a container, the daemon gets all processes that lose their parents.
+#[test]
+fn the_first_process_of_a_container_ends_with_a_helper() {
+    for name in ["kickless-opener", "kickless-launch"] {
+        let (dir, mut command) = (TempDir::new().unwrap(), Command::new("unshare"));
+        command.args(["--pid", "--fork", "--kill-child", "--", PROGRAM, "blk", "--blk-file=null:1M"]);
+        for (option, file) in [("--socket-path", "a.sock"), ("--control", "control.sock")] {
+            command.arg(format!("{option}={}", dir.path().join(file).display()));
+        }
+        let daemon = Daemon::start(command, dir);
+        if daemon.log.recv_timeout(LIMIT).is_ok_and(|line| line.contains("unshare: ")) {
+            println!("skipped: this needs the right to make a namespace");
+            return;
+        }
+        daemon.wait_for("serving");
+        assert_eq!(daemon.states(), [("a".into(), "free".into())]);
+        kill(helpers_of(child(daemon.child.id()))[name]);
+        daemon.wait_for("has ended (killed by signal 9)");
+        assert_eq!(daemon.end(), Some(1));
+    }
+}
+
+/// A key on the terminal sends the signal to all processes. The helpers go on until the daemon has ended, so
+/// that its sockets are removed.
+#[test]
+fn a_signal_to_all_processes_ends_the_daemon_as_usual() {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::USR1] {
+        let daemon = sandboxed(&[]);
+        for pid in helpers(&daemon).into_values().chain([daemon.child.id()]) {
+            kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+        }
+        if [Signal::HUP, Signal::USR1].contains(&signal) {
+            daemon.wait_for(if signal == Signal::HUP { "was read again" } else { "counters" });
+            assert_eq!(helpers(&daemon).len(), 2);
+            kill_process(Pid::from_child(&daemon.child), Signal::TERM).unwrap();
+        }
+        let socket = daemon.path("a.sock");
+        daemon.wait_for("summary");
+        eventually("a socket stays", || !socket.exists());
+        assert_eq!(daemon.end(), Some(0));
+    }
+}
+
+#[test]
+fn all_clients_of_control_are_answered() {
+    const CLIENTS: usize = 64;
+    let daemon = sandboxed(&[]);
+    let connect = |_| Client::connect(&daemon.path("control.sock")).unwrap();
+    let mut clients: Vec<Client> = (0..CLIENTS).map(connect).collect();
+    for client in &mut clients {
+        let devices = client.call("device.list", Map::new()).unwrap();
+        assert_eq!(devices.as_array().unwrap().len(), 1);
+    }
+    // A thread for each asks the opener.
+    thread::scope(|scope| {
+        for (number, client) in clients.iter_mut().enumerate() {
+            let (name, socket) = (format!("b{number}"), daemon.path(&format!("b{number}.sock")));
+            scope.spawn(move || {
+                let disk = json!({"kind": "blk", "name": name, "socket-path": socket, "blk-file": "null:1M"});
+                client.call("device.add", disk.as_object().unwrap().clone()).unwrap();
+                assert!(socket.exists());
+                let removed = json!({"name": name});
+                client.call("device.remove", removed.as_object().unwrap().clone()).unwrap();
+                assert!(!socket.exists());
+            });
+        }
+    });
 }
