@@ -11,8 +11,8 @@
 mod helpers;
 mod roots;
 
+use std::backtrace::Backtrace;
 use std::collections::BTreeSet;
-use std::env;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -66,10 +66,7 @@ pub(crate) fn enter(service: &Service, inherited: &Noted) -> Result<Option<Sandb
     let (roots, calls) = (authority.roots.iter(), authority.calls);
     let roots = roots.map(|root| root.directory.display().to_string()).collect();
     let kernel = Kernel { landlock: landlock_abi(), has_filters: !lacks.contains(&Lack::Filters) };
-    // The machinery of backtraces opens this program at its first use, and keeps it.
-    if env::var_os("RUST_BACKTRACE").is_some() {
-        std::backtrace::Backtrace::force_capture().to_string();
-    }
+    prepare_backtraces();
     let helpers = Helpers::fork(service, authority, kernel, inherited)?;
     let mut rules = Ruleset::new(kernel.landlock, Tcp::Nothing)?;
     // Each worker opens a file about its own thread when it starts, and one about the machine.
@@ -133,6 +130,12 @@ pub(crate) fn log_refusals(refusals: &Refusals) {
     }
 }
 
+/// Lets later panics have backtraces, if the operator wants them. The machinery of the standard library opens
+/// this program at its first use, and keeps it.
+fn prepare_backtraces() {
+    Backtrace::capture().to_string();
+}
+
 /// Returns what the operator lets the devices of this service use.
 fn authority(service: &Service) -> Result<Authority> {
     let mut named = Vec::new();
@@ -156,4 +159,36 @@ fn authority(service: &Service) -> Result<Authority> {
     let prepared = runtime_directories();
     let roots = roots::roots(named.iter().chain(&control), &service.sandbox.roots, &prepared)?;
     Ok(Authority { named, control, roots, calls, libraries: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::{env, thread};
+
+    use super::*;
+    use crate::exit::exit_on_panic;
+
+    #[test]
+    #[ignore = "a panicking process that the test below starts"]
+    fn panics() {
+        exit_on_panic(|| false);
+        prepare_backtraces();
+        // The filter alone refuses each path. The rest is for a process with one thread.
+        rustix::thread::set_no_new_privs(true).unwrap();
+        kickless_sandbox::lock(&DATA).unwrap();
+        let thread = thread::Builder::new().name("worker 7".into());
+        let _ = thread.spawn(|| panic!("with a trace")).unwrap().join();
+    }
+
+    #[test]
+    fn a_panic_in_a_sandbox_has_a_backtrace() {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--exact", "sandbox::tests::panics", "--ignored", "--nocapture"]);
+        let output = command.env("RUST_BACKTRACE", "1").output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("thread \"worker 7\" panicked") && said.contains("with a trace"), "{said}");
+        assert!(said.contains("kickless::sandbox::tests::panics"), "{said}");
+    }
 }
