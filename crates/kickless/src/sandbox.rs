@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use kickless_control::SandboxInfo;
 use kickless_opener::{Authority, Calls, Target};
 use kickless_sandbox::{Access, DATA, Lack, Mode, Refusals, Ruleset, Tcp, landlock_abi, place, restrict};
@@ -69,9 +69,10 @@ pub(crate) fn enter(service: &Service, inherited: &Noted) -> Result<Option<Sandb
     prepare_backtraces();
     let helpers = Helpers::fork(service, authority, kernel, inherited)?;
     let mut rules = Ruleset::new(kernel.landlock, Tcp::Nothing)?;
-    // Each worker opens a file about its own thread when it starts, and one about the machine.
-    let places = ["/proc/self/task", "/proc/stat"].map(|path| place(Path::new(path)).context(path));
-    let places = places.into_iter().collect::<Result<Vec<_>>>()?;
+    // Each worker opens a file about its own thread when it starts, and one about the machine. A container
+    // may have neither.
+    let places = ["/proc/self/task", "/proc/stat"].into_iter().filter_map(|path| place(Path::new(path)).ok());
+    let places: Vec<_> = places.collect();
     places.iter().try_for_each(|place| rules.allow(place, Access::READ_FILE))?;
     restrict(CapabilitySet::empty(), rules)?;
     Ok(Some(Sandbox { mode, kernel, lacks, roots, calls, helpers: Some(helpers), places, refusals: None }))

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::common::{PROGRAM, disk};
+use super::common::{Daemon, LIMIT, PROGRAM, disk};
 use super::sandboxed;
 
 #[test]
@@ -76,4 +76,62 @@ fn wrong_roots_are_refused() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(said, "kickless: --allow-root=/none: No such file or directory (os error 2)\n");
+}
+
+#[test]
+fn a_container_may_show_little_of_the_host() {
+    let script = "mount -t tmpfs none /sys && mount -t proc -o subset=pid none /proc && exec \"$0\" \"$@\"";
+    let dir = TempDir::new().unwrap();
+    let socket = format!("--socket-path={}", dir.path().join("a.sock").display());
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, PROGRAM, "blk", "--blk-file=null:1M", &socket]);
+    let daemon = Daemon::start(command, dir);
+    let Ok(line) = daemon.log.recv_timeout(LIMIT) else { panic!("it says nothing") };
+    if !line.contains("sandbox") {
+        println!("skipped: this needs the right to mount, and Linux 5.8: {line}");
+        return;
+    }
+    daemon.wait_for("serving");
+}
+
+#[test]
+fn the_configuration_may_be_a_pipe_of_the_shell() {
+    let dir = TempDir::new().unwrap();
+    let config = disk("a", "").replace("DIR", dir.path().to_str().unwrap());
+    let script = format!("exec \"$0\" serve --config=/dev/fd/3 3<<'END'\n{config}\nEND");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, PROGRAM]);
+    let daemon = Daemon::start(command, dir);
+    daemon.wait_for("serving");
+    assert!(daemon.path("a.sock").exists());
+}
+
+/// An editor writes a new file, and gives it the name of the old one.
+#[test]
+fn the_configuration_is_replaced_by_another_file_of_its_name() {
+    let daemon = sandboxed(&[]);
+    let (path, next) = (daemon.path("kickless.toml"), daemon.path("next"));
+    daemon.rewrite(&(disk("a", "") + &disk("c", "")));
+    fs::rename(&path, &next).unwrap();
+    let read = daemon.ctl(&["daemon.reload"]);
+    assert!(!read.status.success());
+    fs::copy(&next, &path).unwrap();
+    daemon.call("daemon.reload", json!({}));
+    assert!(daemon.path("c.sock").exists());
+}
+
+#[test]
+fn names_are_relative_to_the_working_directory() {
+    let dir = TempDir::new().unwrap();
+    for name in ["image", "other"] {
+        fs::write(dir.path().join(name), [0; 4096]).unwrap();
+    }
+    let mut command = Command::new(PROGRAM);
+    command.args(["blk", "--socket-path=a.sock", "--control=control.sock", "--blk-file=image"]);
+    command.args(["--cache=writeback"]).current_dir(dir.path());
+    let daemon = Daemon::start(command, dir);
+    daemon.wait_for("serving");
+    let added = json!({"kind": "blk", "socket-path": "./b.sock", "blk-file": "other", "cache": "writeback"});
+    daemon.call("device.add", added);
+    assert!(daemon.path("b.sock").exists());
 }
