@@ -171,22 +171,42 @@ impl Drop for Mounted {
 #[test]
 fn a_disk_comes_with_a_file_system() {
     let images = TempDir::new().unwrap();
-    let (daemon, mounted) = {
-        let directory = images.path().join("mounted");
-        fs::create_dir(&directory).unwrap();
-        let image = directory.join("image");
-        let daemon = Daemon::serve(&device("a", image.to_str().unwrap()), &[]);
-        daemon.wait_for("unavailable");
-        let Some(mounted) = Mounted::new(directory) else {
-            println!("skipped: this needs the right to mount");
-            return;
-        };
-        make(&image, 7);
-        (daemon, mounted)
+    let directory = images.path().join("mounted");
+    fs::create_dir(&directory).unwrap();
+    let image = directory.join("image");
+    let daemon = Daemon::serve(&device("a", image.to_str().unwrap()), &[]);
+    daemon.wait_for("unavailable");
+    let Some(_mounted) = Mounted::new(directory) else {
+        println!("skipped: this needs the right to mount");
+        return;
     };
+    make(&image, 7);
     daemon.wait_for("serving");
     assert_eq!(first_byte(&daemon.path("a.sock")), 7);
-    drop(mounted);
+}
+
+/// The kernel does not look at a rule of a directory that is under a mount point.
+#[test]
+fn a_file_system_over_an_image_needs_the_directory_above() {
+    let images = TempDir::new().unwrap();
+    let directory = images.path().join("mounted");
+    fs::create_dir(&directory).unwrap();
+    let image = directory.join("image");
+    make(&image, 1);
+    let config = device("a", image.to_str().unwrap());
+    let allowed = format!("--allow-root={}", images.path().display());
+    let daemons = [&[][..], &[allowed.as_str()]].map(|arguments| Daemon::serve(&config, arguments));
+    daemons.iter().for_each(|daemon| drop(daemon.wait_for("serving")));
+    let Some(_mounted) = Mounted::new(directory) else {
+        println!("skipped: this needs the right to mount");
+        return;
+    };
+    make(&image, 2);
+    let [refused, allowed] = &daemons;
+    refused.ctl(&["device.resize", "{\"name\": \"a\"}"]);
+    let line = refused.wait_for("outside of the directories that the sandbox allows");
+    assert!(line.contains("/mounted, or one above it"), "{line}");
+    assert_eq!(first_byte(&allowed.path("a.sock")), 2);
 }
 
 #[test]
