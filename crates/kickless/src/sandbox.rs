@@ -19,7 +19,9 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use kickless_control::SandboxInfo;
 use kickless_opener::{Authority, Calls, Target};
-use kickless_sandbox::{Access, DATA, Lack, Mode, Refusals, Ruleset, Tcp, landlock_abi, place, restrict};
+use kickless_sandbox::{
+    Access, DATA, Lack, Mode, Refusal, Refusals, Ruleset, Tcp, landlock_abi, place, restrict,
+};
 use rustix::thread::CapabilitySet;
 use tracing::{info, warn};
 
@@ -40,13 +42,13 @@ pub(crate) struct Sandbox {
     helpers: Option<Helpers>,
     /// Their inodes must stay as they are while threads open files below them.
     places: Vec<OwnedFd>,
-    /// The notes of calls that are refused. Those of the end are logged when this is dropped.
+    /// The notes of calls that are refused. All are logged when this is dropped.
     refusals: Option<&'static Refusals>,
 }
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        self.refusals.iter().for_each(|refusals| log_refusals(refusals));
+        self.refusals.iter().for_each(|refusals| log_refusals(refusals.all()));
     }
 }
 
@@ -123,9 +125,9 @@ pub(crate) fn info(sandbox: Option<&Sandbox>) -> SandboxInfo {
     }
 }
 
-/// Logs calls that were refused, each once.
-pub(crate) fn log_refusals(refusals: &Refusals) {
-    for refusal in refusals.take_new() {
+/// Logs calls that were refused.
+pub(crate) fn log_refusals(refused: Vec<Refusal>) {
+    for refusal in refused {
         let path = refusal.path.as_deref().map(Path::display).map(tracing::field::display);
         warn!(call = refusal.call, path, count = refusal.count, "the sandbox refused a system call");
     }

@@ -241,10 +241,11 @@ impl Events {
                 registry.stop();
             }
             if let Some(refusals) = refusals {
-                sandbox::log_refusals(refusals);
+                sandbox::log_refusals(refusals.take_new());
             }
             if signals.take_report() {
                 log_counters(registry, "counters");
+                refusals.iter().for_each(|refusals| sandbox::log_refusals(refusals.all()));
             }
             let is_due = due.iter().fold(false, |is_due, waker| is_due | waker.clear());
             let is_asked = signals.take_refresh();
