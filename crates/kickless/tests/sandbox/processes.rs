@@ -149,6 +149,16 @@ fn child(pid: u32) -> u32 {
     found.unwrap()
 }
 
+/// Starts a daemon by `unshare`. Returns nothing if this machine gives no namespace.
+fn in_namespace(command: Command, dir: TempDir) -> Option<Daemon> {
+    let daemon = Daemon::start(command, dir);
+    if daemon.log.recv_timeout(LIMIT).is_ok_and(|line| line.contains("unshare: ")) {
+        println!("skipped: this needs the right to make a namespace");
+        return None;
+    }
+    Some(daemon)
+}
+
 /// As the first process of a container, the daemon gets all processes that lose their parents.
 #[test]
 fn the_first_process_of_a_container_ends_with_a_helper() {
@@ -158,17 +168,32 @@ fn the_first_process_of_a_container_ends_with_a_helper() {
         for (option, file) in [("--socket-path", "a.sock"), ("--control", "control.sock")] {
             command.arg(format!("{option}={}", dir.path().join(file).display()));
         }
-        let daemon = Daemon::start(command, dir);
-        if daemon.log.recv_timeout(LIMIT).is_ok_and(|line| line.contains("unshare: ")) {
-            println!("skipped: this needs the right to make a namespace");
-            return;
-        }
+        let Some(daemon) = in_namespace(command, dir) else { return };
         daemon.wait_for("serving");
         assert_eq!(daemon.states(), [("a".into(), "free".into())]);
         kill(helpers_of(child(daemon.child.id()))[name]);
         daemon.wait_for("has ended (killed by signal 9)");
         assert_eq!(daemon.end(), Some(1));
     }
+}
+
+/// The first process of a container may wait for no process that it has not started.
+#[test]
+fn helpers_end_where_no_process_waits_for_them() {
+    let (dir, mut command) = (TempDir::new().unwrap(), Command::new("unshare"));
+    let script = "\"$0\" \"$@\" & exec sleep 1000";
+    command.args(["--pid", "--fork", "--kill-child", "--", "sh", "-c", script, PROGRAM]);
+    command.args(["blk", "--blk-file=null:1M"]);
+    for (option, file) in [("--socket-path", "a.sock"), ("--control", "control.sock")] {
+        command.arg(format!("{option}={}", dir.path().join(file).display()));
+    }
+    let Some(daemon) = in_namespace(command, dir) else { return };
+    daemon.wait_for("serving");
+    let pid = child(child(daemon.child.id()));
+    let helpers = helpers_of(pid);
+    assert_eq!(helpers.len(), 2);
+    kill(pid);
+    helpers.values().for_each(|&pid| eventually("a helper goes on", || has_ended(pid)));
 }
 
 /// A key on the terminal sends the signal to all processes. The helpers go on until the daemon has ended, so
