@@ -38,6 +38,8 @@ pub(crate) struct Sandbox {
     lacks: Vec<Lack>,
     /// The directories in which files may be, for the log.
     roots: BTreeSet<String>,
+    /// Calls and images can name all files.
+    is_wide: bool,
     calls: Calls,
     helpers: Option<Helpers>,
     /// Their inodes must stay as they are while threads open files below them.
@@ -66,6 +68,7 @@ pub(crate) fn enter(service: &Service, inherited: &Noted) -> Result<Option<Sandb
     let lacks = mode.lacks()?;
     let authority = authority(service)?;
     let (roots, calls) = (authority.roots.iter(), authority.calls);
+    let is_wide = roots.clone().any(|root| root.for_calls && root.directory == Path::new("/"));
     let roots = roots.map(|root| root.directory.display().to_string()).collect();
     let kernel = Kernel { landlock: landlock_abi(), has_filters: !lacks.contains(&Lack::Filters) };
     prepare_backtraces();
@@ -77,7 +80,17 @@ pub(crate) fn enter(service: &Service, inherited: &Noted) -> Result<Option<Sandb
     let places: Vec<_> = places.collect();
     places.iter().try_for_each(|place| rules.allow(place, Access::READ_FILE))?;
     restrict(CapabilitySet::empty(), rules)?;
-    Ok(Some(Sandbox { mode, kernel, lacks, roots, calls, helpers: Some(helpers), places, refusals: None }))
+    Ok(Some(Sandbox {
+        mode,
+        kernel,
+        lacks,
+        roots,
+        is_wide,
+        calls,
+        helpers: Some(helpers),
+        places,
+        refusals: None,
+    }))
 }
 
 impl Sandbox {
@@ -87,6 +100,9 @@ impl Sandbox {
         info!(%mode, landlock, ?roots, ?calls, "sandbox");
         for lack in &self.lacks {
             warn!("the sandbox is incomplete: {lack}");
+        }
+        if self.is_wide {
+            warn!("--allow-root=/ lets calls and images name all files of this host");
         }
     }
 

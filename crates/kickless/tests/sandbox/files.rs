@@ -69,6 +69,13 @@ fn the_operator_allows_directories() {
 }
 
 #[test]
+fn a_root_for_all_files_is_a_warning() {
+    let daemon = Daemon::serve(&disk("a", ""), &["--allow-root=/"]);
+    daemon.wait_for("--allow-root=/ lets calls and images name all files");
+    daemon.wait_for("serving");
+}
+
+#[test]
 fn wrong_roots_are_refused() {
     let mut command = Command::new(PROGRAM);
     command.args(["blk", "--blk-file=null:1M", "--socket-path=/tmp/s", "--sandbox=on", "--allow-root=/none"]);

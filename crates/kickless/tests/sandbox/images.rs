@@ -158,7 +158,7 @@ impl Mounted {
     fn new(at: PathBuf) -> Option<Self> {
         let mut mount = Command::new("mount");
         let mounted = mount.args(["-t", "tmpfs", "tmpfs"]).arg(&at).stderr(Stdio::null()).status();
-        mounted.is_ok_and(|status| status.success()).then_some(Self(at))
+        mounted.is_ok_and(|status| status.success()).then(|| Self(at))
     }
 }
 
