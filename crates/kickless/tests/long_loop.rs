@@ -47,7 +47,7 @@ fn from_environment(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
 }
 
-/// The daemon, and the resources that it holds.
+/// The daemon.
 struct Daemon {
     child: Child,
     dir: TempDir,
@@ -56,6 +56,7 @@ struct Daemon {
     _log: Checked,
 }
 
+/// The things that the daemon and its helpers hold.
 #[derive(Clone, Copy, Debug)]
 struct Resources {
     descriptors: usize,
@@ -125,15 +126,26 @@ impl Daemon {
         let threads = fs::read_dir(process.join("task")).unwrap();
         let names = threads.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
         let maps = fs::read_to_string(process.join("maps")).unwrap();
-        let status = fs::read_to_string(process.join("status")).unwrap();
-        let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        let of_all = || self.processes().into_iter();
+        let resident = |process: PathBuf| -> u64 {
+            let status = fs::read_to_string(process.join("status")).unwrap();
+            let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+            resident.trim().trim_end_matches(" kB").parse().unwrap()
+        };
         Resources {
-            descriptors: fs::read_dir(process.join("fd")).unwrap().count(),
+            descriptors: of_all().map(|process| fs::read_dir(process.join("fd")).unwrap().count()).sum(),
             // An engine starts threads on demand, up to a fixed number.
             threads: names.filter(|name| !name.starts_with("io-")).count(),
             shared: maps.lines().filter(|line| line.contains("memfd")).count(),
-            resident_kib: resident.trim().trim_end_matches(" kB").parse().unwrap(),
+            resident_kib: of_all().map(resident).sum(),
         }
+    }
+
+    /// Returns the directories of the daemon and of the helpers that it has started.
+    fn processes(&self) -> Vec<PathBuf> {
+        let (all, pid) = (Path::new("/proc"), self.child.id().to_string());
+        let helpers = fs::read_to_string(all.join(&pid).join("task").join(&pid).join("children")).unwrap();
+        helpers.split_whitespace().chain([pid.as_str()]).map(|pid| all.join(pid)).collect()
     }
 
     /// Waits until the daemon holds no more than before, but for its heap.
