@@ -365,6 +365,7 @@ impl Daemon {
         self.child.kill()?;
         self.child.wait()?;
         let before = self.log.wait_for_end(LIMIT)?;
+        check_sandbox(&before)?;
         // The socket is in the directory of this daemon.
         let (child, log) = spawn(words)?;
         (self.child, self.log) = (child, log);
@@ -463,11 +464,12 @@ impl Daemon {
     /// Ends the daemon with SIGTERM. Returns its status and its whole log.
     ///
     /// # Errors
-    /// The daemon does not end in time.
+    /// The daemon does not end in time, or its sandbox has refused a system call.
     pub fn stop(mut self) -> Result<(ExitStatus, Vec<String>)> {
         self.signal(Signal::TERM)?;
         let status = wait_for_exit(&mut self.child, LIMIT).context("the daemon still runs after SIGTERM")?;
         let lines = self.log.wait_for_end(LIMIT)?;
+        check_sandbox(&lines)?;
         Ok((status, lines))
     }
 }
@@ -482,7 +484,23 @@ impl Drop for Daemon {
         let _ = self.child.wait();
         if thread::panicking() {
             self.log.dump();
+            return;
         }
+        // A file system that does not answer holds the helper processes, and with them the pipe.
+        let _ = self.log.wait_for_end(EXIT_LIMIT);
+        let checked = check_sandbox(self.log.lines());
+        assert!(checked.is_ok(), "{checked:?}");
+    }
+}
+
+/// Checks that the sandbox of a program has refused no system call, by the log of the program.
+///
+/// # Errors
+/// It has refused one. The message has its name.
+pub fn check_sandbox(log: impl IntoIterator<Item: AsRef<str>>) -> Result<()> {
+    match log.into_iter().find(|line| line.as_ref().contains("the sandbox refused")) {
+        Some(line) => bail!("{}", line.as_ref()),
+        None => Ok(()),
     }
 }
 

@@ -7,7 +7,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use kickless_tests::daemon::{Daemon, DaemonConfig, Program, child_command, kickless_binary, repository};
+use kickless_tests::daemon::{
+    Daemon, DaemonConfig, Program, check_sandbox, child_command, kickless_binary, repository,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde_json::Value;
@@ -20,7 +22,10 @@ fn serve(program: Program, disk: &str) -> Daemon {
 }
 
 fn bench(arguments: &[&str]) -> Output {
-    Command::new(kickless_binary().unwrap()).arg("bench").args(arguments).output().unwrap()
+    let output = Command::new(kickless_binary().unwrap()).arg("bench").args(arguments).output().unwrap();
+    // The programs that it starts log there too.
+    check_sandbox(String::from_utf8_lossy(&output.stderr).lines()).unwrap();
+    output
 }
 
 fn on(daemon: &Daemon, arguments: &str) -> Output {

@@ -10,11 +10,14 @@ use std::thread;
 use std::time::Duration;
 
 use kickless_driver::{Card, CardOptions, Outgoing};
-use kickless_tests::daemon::{CardConfig, Daemon, kickless_binary};
+use kickless_tests::daemon::{CardConfig, Daemon, check_sandbox, kickless_binary};
 use serde_json::Value;
 
 fn bench(arguments: &[&str]) -> Output {
-    Command::new(kickless_binary().unwrap()).arg("bench").args(arguments).output().unwrap()
+    let output = Command::new(kickless_binary().unwrap()).arg("bench").args(arguments).output().unwrap();
+    // The programs that it starts log there too.
+    check_sandbox(String::from_utf8_lossy(&output.stderr).lines()).unwrap();
+    output
 }
 
 fn on(daemon: &Daemon, arguments: &str) -> Output {

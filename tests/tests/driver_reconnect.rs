@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use kickless_driver::{Choice, Disk, Error, Options, Request, Waiting};
 use kickless_testing::pattern;
-use kickless_tests::daemon::{child_command, kickless_binary};
+use kickless_tests::daemon::{check_sandbox, child_command, kickless_binary};
+use kickless_tests::transcript::Transcript;
 use tempfile::TempDir;
 
 const SIZE: u64 = 16 << 20;
@@ -20,27 +21,31 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// A back-end that is killed and restarted on the same socket and image.
 struct KilledBackend {
     child: Child,
+    log: Transcript,
     dir: TempDir,
 }
 
-fn start(dir: &Path) -> Child {
+fn start(dir: &Path) -> (Child, Transcript) {
     let argument = |name: &str, file: &str| format!("--{name}={}", dir.join(file).display());
-    child_command(kickless_binary().unwrap())
+    let mut child = child_command(kickless_binary().unwrap())
         .arg("blk")
         .args([argument("socket-path", "blk.sock"), argument("blk-file", "disk.img")])
         .args(["--num-queues=4", "--serial=backend"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
-        .unwrap()
+        .unwrap();
+    let log = Transcript::of("back-end", child.stderr.take().unwrap());
+    (child, log)
 }
 
 impl KilledBackend {
     fn new() -> KilledBackend {
         let dir = tempfile::tempdir().unwrap();
         File::create_new(dir.path().join("disk.img")).unwrap().set_len(SIZE).unwrap();
-        KilledBackend { child: start(dir.path()), dir }
+        let (child, log) = start(dir.path());
+        KilledBackend { child, log, dir }
     }
 
     fn options(&self) -> Options {
@@ -52,10 +57,11 @@ impl KilledBackend {
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+        check_sandbox(self.log.wait_for_end(LIMIT).unwrap()).unwrap();
     }
 
     fn restart(&mut self) {
-        self.child = start(self.dir.path());
+        (self.child, self.log) = start(self.dir.path());
     }
 
     /// Restarts the back-end as a supervisor does. The kernel keeps the dead process's lock of the image

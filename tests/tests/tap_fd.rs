@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use kickless_net_port::Tap;
 use kickless_testing::{in_network_namespace, ip};
-use kickless_tests::daemon::{card_counter, kickless_binary};
+use kickless_tests::daemon::{card_counter, check_sandbox, kickless_binary};
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::card::{Card, CardShape};
 use rustix::process::{Pid, Signal, kill_process};
@@ -61,6 +61,7 @@ fn frames_are_sent_through_inherited_queues() {
         let output = child.wait_with_output().unwrap();
         let log: Vec<_> = String::from_utf8(output.stderr).unwrap().lines().map(str::to_owned).collect();
         assert_eq!(output.status.code(), Some(0), "{log:#?}");
+        check_sandbox(&log).unwrap();
         let counted =
             ["sent_frames", "sent_refused", "sent_down"].map(|name| card_counter(&log, name).unwrap());
         assert_eq!(counted, [20, 0, 0]);
@@ -128,6 +129,7 @@ fn a_card_is_added_with_the_queues_of_a_call() {
         let log = io::read_to_string(daemon.0.stderr.take().unwrap()).unwrap();
         let log: Vec<_> = log.lines().map(str::to_owned).collect();
         assert_eq!(daemon.0.wait().unwrap().code(), Some(0), "{log:#?}");
+        check_sandbox(&log).unwrap();
         assert_eq!(card_counter(&log, "sent_frames").unwrap(), 20);
     });
 }

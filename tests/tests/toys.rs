@@ -6,16 +6,17 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
 use std::{env, fs};
 
 use kickless_spec::features::Features;
 use kickless_testing::eventually;
-use kickless_tests::daemon::{child_command, repository};
+use kickless_tests::daemon::{check_sandbox, child_command, repository};
 use kickless_tests::driver::memory::Ram;
 use kickless_tests::driver::{Buffer, Queue};
 use kickless_tests::frontend::{Frontend, LIMIT};
+use kickless_tests::transcript::Transcript;
 use serde_json::{Value, json};
 
 /// The file that a build without `--locked` changes.
@@ -258,11 +259,18 @@ fn serves(program: &Path) {
     assert_eq!(capabilities, json!({ "type": "toy" }));
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
-    let mut daemon = child_command(program)
-        .args(["toy", "--toy-byte=7", "--fillings=1000", "--socket-path"])
-        .arg(&socket)
-        .spawn()
-        .unwrap();
+    let start = |arguments: &[&str], socket: &Path| {
+        let mut command = child_command(program);
+        let mut child = command.args(arguments).arg(socket).stderr(Stdio::piped()).spawn().unwrap();
+        let log = Transcript::of("toy", child.stderr.take().unwrap());
+        (child, log)
+    };
+    let end = |(mut daemon, log): (Child, Transcript)| {
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+        check_sandbox(log.wait_for_end(LIMIT).unwrap()).unwrap();
+    };
+    let daemon = start(&["toy", "--toy-byte=7", "--fillings=1000", "--socket-path"], &socket);
     eventually("it does not listen", || socket.exists());
     let mut frontend = Frontend::connect(&socket).unwrap();
     frontend.negotiate(Features::VERSION_1).unwrap();
@@ -282,12 +290,9 @@ fn serves(program: &Path) {
         assert_eq!(bytes, [if index == 0 { 7 } else { 0 }; 512]);
     }
     drop(frontend);
-    daemon.kill().unwrap();
-    daemon.wait().unwrap();
+    end(daemon);
     let socket = dir.path().join("card");
-    let mut daemon =
-        child_command(program).args(["net", "--port=toy", "--socket-path"]).arg(&socket).spawn().unwrap();
+    let daemon = start(&["net", "--port=toy", "--socket-path"], &socket);
     eventually("a card with a toy does not listen", || socket.exists());
-    daemon.kill().unwrap();
-    daemon.wait().unwrap();
+    end(daemon);
 }

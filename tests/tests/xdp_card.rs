@@ -15,6 +15,11 @@ fn frame(len: usize, number: u64) -> Vec<u8> {
     head.iter().copied().chain(0u8..=255).cycle().take(len).collect()
 }
 
+/// Returns the options of a card. A sandbox has no room for a library that loads programs into the kernel.
+fn card(port: &str, arguments: &[&str]) -> CardConfig {
+    CardConfig::new(port).with(&[&["--sandbox=off"], arguments].concat())
+}
+
 fn connect(daemon: &Daemon) -> (Card, QueuePair) {
     let card = Card::connect(CardOptions::new(daemon.socket())).unwrap();
     let pair = card.pair(0).unwrap();
@@ -49,10 +54,9 @@ fn frames_pass_between_two_interfaces_and_after_a_kill() {
         for name in ["left", "right"] {
             ip(&format!("link set {name} up"));
         }
-        let config = CardConfig::new("xdp:left");
+        let config = card("xdp:left", &[]);
         let mut left = Daemon::start_card(&config).unwrap();
-        let right =
-            Daemon::start_card(&CardConfig::new("xdp:right,queue=0").with(&["--poll=never"])).unwrap();
+        let right = Daemon::start_card(&card("xdp:right,queue=0", &["--poll=never"])).unwrap();
         let (_right_card, mut to) = connect(&right);
         let (card, mut from) = connect(&left);
         carry(&mut from, &mut to, 0..5000);
@@ -96,7 +100,7 @@ fn frames_pass_between_two_interfaces_and_after_a_kill() {
 fn root_of_a_user_namespace_is_told_that_the_host_decides() {
     let dir = tempfile::tempdir().unwrap();
     let script = "ip link add left type veth peer name right || exit 7
-        ulimit -l 64; exec \"$0\" net --port=xdp:left --socket-path=\"$1/socket\"";
+        ulimit -l 64; exec \"$0\" net --sandbox=off --port=xdp:left --socket-path=\"$1/socket\"";
     let output = child_command("unshare")
         .args(["--user", "--map-root-user", "--net", "sh", "-c", script])
         .args([kickless_binary().unwrap().as_os_str(), dir.path().as_os_str()])
@@ -118,7 +122,7 @@ fn an_operator_without_privileges_gets_one_sentence() {
     }
     in_network_namespace(|| {
         ip("link add left type veth peer name right");
-        let config = CardConfig { is_unprivileged: true, ..CardConfig::new("xdp:left") };
+        let config = CardConfig { is_unprivileged: true, ..card("xdp:left", &[]) };
         let error = format!("{:#}", Daemon::start_card(&config).err().unwrap());
         let sentence = "port xdp:left: AF_XDP needs privileges that this process lacks (CAP_NET_ADMIN, CAP_NET_RAW, \
                         CAP_BPF): start it as root";

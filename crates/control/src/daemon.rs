@@ -29,9 +29,23 @@ pub struct Hooks {
     pub set_log: Box<SetLog>,
 }
 
+/// The sandbox of a daemon, for `daemon.info`.
+#[derive(Clone, Debug, Serialize)]
+pub struct SandboxInfo {
+    /// The choice of the operator.
+    pub mode: String,
+    /// The version of landlock, or 0.
+    pub landlock: u32,
+    /// The name of the list of system calls that are allowed, or `none`.
+    pub profile: &'static str,
+    /// The directories in which files may be.
+    pub roots: Vec<String>,
+}
+
 /// A daemon as its control socket sees it.
 pub struct Daemon {
     registry: Arc<Registry>,
+    sandbox: SandboxInfo,
     hooks: Hooks,
     started: Instant,
 }
@@ -45,8 +59,8 @@ struct Saved<'a> {
 
 impl Daemon {
     /// Makes the control of a daemon with this registry.
-    pub fn new(registry: Arc<Registry>, hooks: Hooks) -> Self {
-        Self { registry, hooks, started: Instant::now() }
+    pub fn new(registry: Arc<Registry>, sandbox: SandboxInfo, hooks: Hooks) -> Self {
+        Self { registry, sandbox, hooks, started: Instant::now() }
     }
 
     /// Executes a call that came with these descriptors, and returns its result.
@@ -130,6 +144,7 @@ impl Daemon {
             "uptime-seconds": self.started.elapsed().as_secs_f64(),
             "devices": self.registry.list().len(),
             "devices-max": self.registry.devices_max(),
+            "sandbox": self.sandbox,
         })
     }
 

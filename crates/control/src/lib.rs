@@ -47,7 +47,7 @@ mod stats;
 
 pub use call::{Call, Effect, METHODS, Method};
 pub use client::{Client, ClientError};
-pub use daemon::{Daemon, Hooks, SetLog};
+pub use daemon::{Daemon, Hooks, SandboxInfo, SetLog};
 pub use inbox::{DESCRIPTORS_MAX, Inbox, LostDescriptors};
 pub use lines::{LINE_BYTES_MAX, LineBuffer, LineTooLong};
 pub use openmetrics::{CONTENT_TYPE, openmetrics};

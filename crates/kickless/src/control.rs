@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use kickless_control::{Access, Daemon, Hooks, Server};
+use kickless_control::{Access, Daemon, Hooks, SandboxInfo, Server};
 use kickless_daemon::Registry;
 use kickless_io::Waker;
 use kickless_opener::{Listener, Target};
@@ -50,6 +50,7 @@ pub(crate) fn bind(options: &ControlOptions) -> Result<Sockets> {
 pub(crate) fn start(
     sockets: Sockets,
     registry: &Arc<Registry>,
+    sandbox: SandboxInfo,
     reload: Option<Reload>,
     stop: Waker,
 ) -> Result<Option<Server>> {
@@ -65,6 +66,6 @@ pub(crate) fn start(
         reload: Box::new(reload),
         set_log: Box::new(log::set_filter),
     };
-    let daemon = Arc::new(Daemon::new(registry.clone(), hooks));
+    let daemon = Arc::new(Daemon::new(registry.clone(), sandbox, hooks));
     Server::start(daemon, sockets.0).map(Some).context("the control sockets cannot be served")
 }

@@ -14,15 +14,16 @@ mod helpers;
 mod rbd;
 mod roots;
 
+use std::backtrace::Backtrace;
 use std::collections::BTreeSet;
-use std::env;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
+use kickless_control::SandboxInfo;
 use kickless_opener::{Authority, Calls, Target};
 use kickless_sandbox::{
-    Access, DATA, DATA_WITH_RBD, Lack, Mode, Refusals, Ruleset, Tcp, landlock_abi, place, restrict,
+    Access, DATA, DATA_WITH_RBD, Lack, Mode, Refusal, Refusals, Ruleset, Tcp, landlock_abi, place, restrict,
 };
 use rustix::thread::CapabilitySet;
 use tracing::{info, warn};
@@ -41,6 +42,8 @@ pub(crate) struct Sandbox {
     lacks: Vec<Lack>,
     /// The directories in which files may be, for the log.
     roots: BTreeSet<String>,
+    /// Calls and images can name all files.
+    is_wide: bool,
     calls: Calls,
     /// The helpers until [`Sandbox::start`], and afterwards.
     helpers: Option<Helpers>,
@@ -48,6 +51,14 @@ pub(crate) struct Sandbox {
     /// Their inodes must stay as they are while threads open files below them.
     places: Vec<OwnedFd>,
     has_rbd: bool,
+    /// The notes of calls that are refused. All are logged when this is dropped.
+    refusals: Option<&'static Refusals>,
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        self.refusals.iter().for_each(|refusals| log_refusals(refusals.all()));
+    }
 }
 
 /// Starts the helpers, and takes capabilities and paths from this process. Must be called while it has one
@@ -65,21 +76,20 @@ pub(crate) fn enter(service: &Service, inherited: &Noted) -> Result<Option<Sandb
     let authority = authority(service)?;
     let rbd = rbd::files(&authority.named);
     let (roots, calls) = (authority.roots.iter(), authority.calls);
+    let is_wide = roots.clone().any(|root| root.for_calls && root.directory == Path::new("/"));
     let roots = roots.map(|root| root.directory.display().to_string()).collect();
     let kernel = Kernel { landlock: landlock_abi(), has_filters: !lacks.contains(&Lack::Filters) };
-    // The machinery of backtraces opens this program at its first use, and keeps it.
-    if env::var_os("RUST_BACKTRACE").is_some() {
-        std::backtrace::Backtrace::force_capture().to_string();
-    }
+    prepare_backtraces();
     let helpers = Helpers::fork(service, authority, kernel, inherited)?;
     let has_rbd = rbd.is_some();
     let mut rules = Ruleset::new(kernel.landlock, if has_rbd { Tcp::Connect } else { Tcp::Nothing })?;
     if let Some(files) = rbd {
         rbd::allow(&mut rules, &files, &service.sandbox.roots)?;
     }
-    // Each worker opens a file about its own thread when it starts, and one about the machine.
-    let places = ["/proc/self/task", "/proc/stat"].map(|path| place(Path::new(path)).context(path));
-    let places = places.into_iter().collect::<Result<Vec<_>>>()?;
+    // Each worker opens a file about its own thread when it starts, and one about the machine. A container
+    // may have neither.
+    let places = ["/proc/self/task", "/proc/stat"].into_iter().filter_map(|path| place(Path::new(path)).ok());
+    let places: Vec<_> = places.collect();
     places.iter().try_for_each(|place| rules.allow(place, Access::READ_FILE))?;
     restrict(CapabilitySet::empty(), rules)?;
     Ok(Some(Sandbox {
@@ -87,11 +97,13 @@ pub(crate) fn enter(service: &Service, inherited: &Noted) -> Result<Option<Sandb
         kernel,
         lacks,
         roots,
+        is_wide,
         calls,
         helpers: Some(helpers),
         running: None,
         places,
         has_rbd,
+        refusals: None,
     }))
 }
 
@@ -105,6 +117,9 @@ impl Sandbox {
         }
         if self.has_rbd {
             warn!("the sandbox is wider for librbd, which opens its own files and connections");
+        }
+        if self.is_wide {
+            warn!("--allow-root=/ lets calls and images name all files of this host");
         }
     }
 
@@ -124,17 +139,43 @@ impl Sandbox {
     /// The kernel refuses the filter.
     pub(crate) fn lock(&mut self) -> Result<Option<&'static Refusals>> {
         self.places.clear();
-        let profile = if self.has_rbd { &DATA_WITH_RBD } else { &DATA };
-        if self.kernel.has_filters { Ok(kickless_sandbox::lock(profile)?) } else { Ok(None) }
+        if self.kernel.has_filters {
+            let profile = if self.has_rbd { &DATA_WITH_RBD } else { &DATA };
+            self.refusals = kickless_sandbox::lock(profile)?;
+        }
+        Ok(self.refusals)
     }
 }
 
-/// Logs calls that were refused, each once.
-pub(crate) fn log_refusals(refusals: &Refusals) {
-    for refusal in refusals.take_new() {
+/// Returns the properties of a sandbox, for operators.
+pub(crate) fn info(sandbox: Option<&Sandbox>) -> SandboxInfo {
+    match sandbox {
+        Some(Sandbox { mode, kernel: Kernel { landlock, has_filters }, roots, has_rbd, .. }) => SandboxInfo {
+            mode: mode.to_string(),
+            landlock: *landlock,
+            profile: match (has_filters, has_rbd) {
+                (false, _) => "none",
+                (true, false) => "data",
+                (true, true) => "data-with-rbd",
+            },
+            roots: roots.iter().cloned().collect(),
+        },
+        None => SandboxInfo { mode: Mode::Off.to_string(), landlock: 0, profile: "none", roots: Vec::new() },
+    }
+}
+
+/// Logs calls that were refused.
+pub(crate) fn log_refusals(refused: Vec<Refusal>) {
+    for refusal in refused {
         let path = refusal.path.as_deref().map(Path::display).map(tracing::field::display);
         warn!(call = refusal.call, path, count = refusal.count, "the sandbox refused a system call");
     }
+}
+
+/// Lets later panics have backtraces, if the operator wants them. The machinery of the standard library opens
+/// this program at its first use, and keeps it.
+fn prepare_backtraces() {
+    Backtrace::capture().to_string();
 }
 
 /// Returns what the operator lets the devices of this service use.
@@ -166,4 +207,36 @@ fn authority(service: &Service) -> Result<Authority> {
     let prepared = runtime_directories();
     let roots = roots::roots(named.iter().chain(&control), &service.sandbox.roots, &prepared)?;
     Ok(Authority { named, control, roots, calls, libraries })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::{env, thread};
+
+    use super::*;
+    use crate::exit::exit_on_panic;
+
+    #[test]
+    #[ignore = "a panicking process that the test below starts"]
+    fn panics() {
+        exit_on_panic(|| false);
+        prepare_backtraces();
+        // The filter alone refuses each path. The rest is for a process with one thread.
+        rustix::thread::set_no_new_privs(true).unwrap();
+        kickless_sandbox::lock(&DATA).unwrap();
+        let thread = thread::Builder::new().name("worker 7".into());
+        let _ = thread.spawn(|| panic!("with a trace")).unwrap().join();
+    }
+
+    #[test]
+    fn a_panic_in_a_sandbox_has_a_backtrace() {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--exact", "sandbox::tests::panics", "--ignored", "--nocapture"]);
+        let output = command.env("RUST_BACKTRACE", "1").output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("thread \"worker 7\" panicked") && said.contains("with a trace"), "{said}");
+        assert!(said.contains("kickless::sandbox::tests::panics"), "{said}");
+    }
 }

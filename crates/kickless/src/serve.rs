@@ -85,7 +85,13 @@ pub(crate) fn serve(service: Service, noted: &Noted, mut sandbox: Option<Sandbox
     let control = control::bind(&service.control)?;
     registry.serve(opened)?;
     unavailable.into_iter().for_each(|(config, error)| registry.add_unavailable(config, &error));
-    let control = control::start(control, &registry, reload.clone(), asked_to_stop.clone())?;
+    let control = control::start(
+        control,
+        &registry,
+        sandbox::info(sandbox.as_ref()),
+        reload.clone(),
+        asked_to_stop.clone(),
+    )?;
     let outlives_devices = service.outlives_devices();
     let events = Events { signals, asked_to_stop, resizes, reload, refusals, outlives_devices };
     if service.devices.is_empty() {
@@ -235,10 +241,11 @@ impl Events {
                 registry.stop();
             }
             if let Some(refusals) = refusals {
-                sandbox::log_refusals(refusals);
+                sandbox::log_refusals(refusals.take_new());
             }
             if signals.take_report() {
                 log_counters(registry, "counters");
+                refusals.iter().for_each(|refusals| sandbox::log_refusals(refusals.all()));
             }
             let is_due = due.iter().fold(false, |is_due, waker| is_due | waker.clear());
             let is_asked = signals.take_refresh();

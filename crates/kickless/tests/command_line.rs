@@ -1,6 +1,8 @@
 //! Runs the program, and checks its exit status, its sentences and its socket.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
+mod common;
+
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
@@ -11,11 +13,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use common::{PROGRAM, check_sandbox};
 use kickless_disk::lock::ImageLock;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
 /// After this time, a test has failed. No machine is so slow.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -73,6 +75,7 @@ impl Daemon {
         while !line.contains(" serving ") {
             line.clear();
             assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended before it served");
+            check_sandbox(&line);
         }
         Self(child)
     }
@@ -90,6 +93,7 @@ impl Daemon {
         }
         let mut said = String::new();
         self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        check_sandbox(&said);
         (self.0.wait().unwrap().code(), said)
     }
 }
@@ -98,6 +102,11 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+        let mut said = String::new();
+        if let Some(mut log) = self.0.stderr.take() {
+            let _ = log.read_to_string(&mut said);
+        }
+        check_sandbox(&said);
     }
 }
 
@@ -435,6 +444,7 @@ fn counters_on_demand() {
     let mut rest = String::new();
     log.read_to_string(&mut rest).unwrap();
     assert!(rest.contains(" summary queues_used=0"), "{rest}");
+    check_sandbox(&rest);
     assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
 }
 

@@ -1,21 +1,24 @@
 //! Checks the log while standard error is not read. The program does not wait for it.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
-use std::fs::{self, OpenOptions};
+mod common;
+
+use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use common::{PROGRAM, check_sandbox};
 use kickless_driver::{Card, CardOptions, Disk, Options};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
 /// After this time, a test has failed. No machine is so slow.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -25,6 +28,7 @@ fn line_with(log: &mut impl BufRead, words: &str) -> String {
     while !line.contains(words) {
         line.clear();
         assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended and has not said {words:?}");
+        check_sandbox(&line);
     }
     line
 }
@@ -33,6 +37,8 @@ fn line_with(log: &mut impl BufRead, words: &str) -> String {
 struct Daemon {
     child: Child,
     dir: TempDir,
+    /// Another reader of the log, for the lines that the test leaves.
+    rest: Option<OwnedFd>,
 }
 
 impl Daemon {
@@ -52,7 +58,8 @@ impl Daemon {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         line_with(&mut log, " serving ");
-        (Self { child, dir }, log)
+        let rest = Some(log.get_ref().as_fd().try_clone_to_owned().unwrap());
+        (Self { child, dir, rest }, log)
     }
 
     fn socket(&self) -> PathBuf {
@@ -100,6 +107,11 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let mut rest = String::new();
+        if let Some(log) = self.rest.take() {
+            let _ = File::from(log).read_to_string(&mut rest);
+        }
+        check_sandbox(&rest);
     }
 }
 
@@ -107,6 +119,7 @@ impl Drop for Daemon {
 fn the_program_ends_after_the_reader_of_the_log_has_ended() {
     let (mut daemon, log) = Daemon::start();
     daemon.visit();
+    daemon.rest = None;
     drop(log);
     for _ in 0..5 {
         daemon.visit();
@@ -158,7 +171,7 @@ fn the_log_is_a_file_that_may_not_grow() {
     command.args(["-c", "ulimit -f 2048 && exec \"$@\"", "sh", PROGRAM, "blk", "--blk-file=mem:64K"]);
     command.arg(format!("--socket-path={}", dir.path().join("socket").display()));
     let log = OpenOptions::new().append(true).open(log).unwrap();
-    let mut daemon = Daemon { child: command.stderr(log).spawn().unwrap(), dir };
+    let mut daemon = Daemon { child: command.stderr(log).spawn().unwrap(), dir, rest: None };
     let start = Instant::now();
     while !daemon.socket().exists() {
         assert!(daemon.child.try_wait().unwrap().is_none(), "it has ended");

@@ -12,6 +12,8 @@
 //! kernel. It is shown and not judged (docs/measurements/disks.md).
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test may")]
 
+mod common;
+
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::{Checked, PROGRAM, checked};
 use kickless_control::Client;
 use kickless_driver::{Disk, Options};
 use serde_json::{Value, json};
@@ -44,14 +47,16 @@ fn from_environment(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
 }
 
-/// The daemon, and the resources that it holds.
+/// The daemon.
 struct Daemon {
     child: Child,
     dir: TempDir,
     /// Has an image on tmpfs.
     _memory: TempDir,
+    _log: Checked,
 }
 
+/// The things that the daemon and its helpers hold.
 #[derive(Clone, Copy, Debug)]
 struct Resources {
     descriptors: usize,
@@ -82,12 +87,13 @@ impl Daemon {
         let config: String = disks.map(|(name, disk)| device(name, disk)).collect();
         let file = dir.path().join("kickless.toml");
         fs::write(&file, format!("[pool]\nworkers = 2\n{config}")).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kickless"));
-        command.args(["--log-level=error", "serve", "--config"]).arg(file);
+        let mut command = Command::new(PROGRAM);
+        command.args(["--log-level=error,kickless::sandbox=warn", "serve", "--config"]).arg(file);
         // One arena, so that memory which is free counts as free wherever a thread freed it.
         command.env("MALLOC_ARENA_MAX", "1").env("RUNTIME_DIRECTORY", dir.path());
-        let child = command.stdin(Stdio::null()).spawn().unwrap();
-        Self { child, dir, _memory: memory }
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let log = checked(child.stderr.take().unwrap(), |line| eprintln!("{line}"));
+        Self { child, dir, _memory: memory, _log: log }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -120,15 +126,26 @@ impl Daemon {
         let threads = fs::read_dir(process.join("task")).unwrap();
         let names = threads.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
         let maps = fs::read_to_string(process.join("maps")).unwrap();
-        let status = fs::read_to_string(process.join("status")).unwrap();
-        let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        let of_all = || self.processes().into_iter();
+        let resident = |process: PathBuf| -> u64 {
+            let status = fs::read_to_string(process.join("status")).unwrap();
+            let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+            resident.trim().trim_end_matches(" kB").parse().unwrap()
+        };
         Resources {
-            descriptors: fs::read_dir(process.join("fd")).unwrap().count(),
+            descriptors: of_all().map(|process| fs::read_dir(process.join("fd")).unwrap().count()).sum(),
             // An engine starts threads on demand, up to a fixed number.
             threads: names.filter(|name| !name.starts_with("io-")).count(),
             shared: maps.lines().filter(|line| line.contains("memfd")).count(),
-            resident_kib: resident.trim().trim_end_matches(" kB").parse().unwrap(),
+            resident_kib: of_all().map(resident).sum(),
         }
+    }
+
+    /// Returns the directories of the daemon and of the helpers that it has started.
+    fn processes(&self) -> Vec<PathBuf> {
+        let (all, pid) = (Path::new("/proc"), self.child.id().to_string());
+        let helpers = fs::read_to_string(all.join(&pid).join("task").join(&pid).join("children")).unwrap();
+        helpers.split_whitespace().chain([pid.as_str()]).map(|pid| all.join(pid)).collect()
     }
 
     /// Waits until the daemon holds no more than before, but for its heap.

@@ -3,6 +3,8 @@
 //! `KICKLESS_WRITE_PICTURE=1 cargo test -p kickless --test top` writes the picture of the README.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
+mod common;
+
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -13,13 +15,13 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::{Checked, PROGRAM, checked};
 use kickless_driver::{Disk, Options};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
 const ROWS: u16 = 24;
 const COLUMNS: u16 = 130;
 /// After this time, a test has failed.
@@ -39,6 +41,7 @@ impl Drop for Killed {
 struct Daemon {
     dir: TempDir,
     _process: Killed,
+    _log: Checked,
 }
 
 impl Daemon {
@@ -58,8 +61,9 @@ impl Daemon {
         fs::write(&file, config.concat()).unwrap();
         let mut command = Command::new(PROGRAM);
         command.arg("serve").arg("--config").arg(file).env("RUNTIME_DIRECTORY", dir.path());
-        let process = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        Self { dir, _process: Killed(process) }
+        let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let log = checked(process.stderr.take().unwrap(), drop);
+        Self { dir, _process: Killed(process), _log: log }
     }
 
     /// Connects a driver, as soon as the daemon serves the disk.

@@ -1,5 +1,5 @@
 //! Questions about descriptors, for which there are only plain system calls.
-#![expect(unsafe_code, reason = "island: a socket option and a comparison that no library has")]
+#![expect(unsafe_code, reason = "island: socket options and a comparison that no library has")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -21,6 +21,33 @@ pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
     // SAFETY: the kernel reads `len` bytes of `off`, which is there during the call.
     match unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const off).cast(), len) } {
         0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The process at the other end of a unix socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// Its user when it connected.
+    pub uid: u32,
+    /// Its number, or 0 if it is of another namespace of processes.
+    pub pid: i32,
+}
+
+/// Returns the process that has connected a unix socket. `rustix` has no number for a process of another
+/// namespace, and returns an error that is not there.
+///
+/// # Errors
+/// It is no such socket.
+pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of_val(&credentials) as libc::socklen_t;
+    let (socket, option) = (socket.as_fd().as_raw_fd(), libc::SO_PEERCRED);
+    let to = (&raw mut credentials).cast();
+    // SAFETY: the kernel writes at most `len` bytes of `credentials`, which is there during the call and
+    // valid with each content.
+    match unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, option, to, &raw mut len) } {
+        0 => Ok(Peer { uid: credentials.uid, pid: credentials.pid }),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -76,6 +103,14 @@ mod tests {
         assert_eq!(send(&mut SendAncillaryBuffer::default()), Ok(1));
         let _accepted = listener.accept().unwrap();
         assert_eq!(send(&mut with_descriptor), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn a_socket_knows_its_peer() {
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let own = Peer { uid: rustix::process::geteuid().as_raw(), pid: std::process::id() as i32 };
+        assert_eq!(peer(&socket).unwrap(), own);
+        assert!(peer(File::open("/dev/null").unwrap()).is_err());
     }
 
     #[test]

@@ -79,8 +79,8 @@
 //! # Descriptors instead of names
 //! A client of the control socket can send a descriptor instead of a name. The path `fd:NAME` stands for it
 //! in the call ([`descriptor_name`], [`Descriptors`]). Nothing is opened then, and a sandbox need not know
-//! the file at all. [`is_same_description`] compares two descriptors, and [`refuse_descriptors`] makes a
-//! socket for clients that may send none.
+//! the file at all. [`is_same_description`] compares two descriptors, [`refuse_descriptors`] makes a socket
+//! for clients that may send none, and [`peer`] tells which process has connected.
 //!
 //! # What does not go through here
 //! Descriptors without a name (pipes, eventfds, memfds, epoll and io_uring instances, pairs of sockets);
@@ -123,7 +123,7 @@ pub use entry::{Entry, enter};
 pub use error::{SocketError, SocketProblem};
 pub use file::{Opened, capture, config_file, file, image, reopen, status};
 pub use grant::{Authority, Calls, Grant, Outside, PathUse, Reason, Refused, Root, Target};
-pub use kernel::{is_same_description, refuse_descriptors};
+pub use kernel::{Peer, is_same_description, peer, refuse_descriptors};
 pub use launcher::{LookUp, StartLookUp, launch};
 pub use listener::{Address, Listener, TURN_WAIT, real_path};
 pub use message::socket_pair;

@@ -44,6 +44,8 @@ pub type ReadConfig = Box<dyn Fn() -> io::Result<ConfigFile> + Send + Sync>;
 /// Carries requests out. Each thread calls it.
 pub(crate) struct Performer {
     state: Mutex<State>,
+    /// The roots, as they were at the start.
+    roots: Vec<(PathBuf, Option<Identity>)>,
     /// The process that starts programs and looks names up.
     launcher: Option<Client>,
     config: Option<ReadConfig>,
@@ -79,7 +81,9 @@ impl From<Denied> for Reply {
 
 impl Performer {
     pub(crate) fn new(authority: Authority, launcher: Option<Client>, config: Option<ReadConfig>) -> Self {
-        Self { state: Mutex::new(State::new(authority)), launcher, config }
+        let roots = authority.roots.iter().map(|root| (root.directory.clone(), identity_of(&root.directory)));
+        let roots = roots.collect();
+        Self { state: Mutex::new(State::new(authority)), roots, launcher, config }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -105,7 +109,7 @@ impl Performer {
                 only(Reply::Done {})
             }
             Request::Status { path } => {
-                let (_, status) = self.named(path, permit)?;
+                let (_, _, status) = self.named(path, permit)?;
                 only(Reply::Status { status })
             }
             Request::Image { path, writes, is_direct } => self.image(path, *writes, *is_direct, permit),
@@ -180,8 +184,8 @@ impl Performer {
         Ok(Reply::Done {})
     }
 
-    /// Opens the name of an image. Returns its status too.
-    fn named(&self, path: &Path, permit: &Permit) -> Result<(File, FileStatus), Reply> {
+    /// Opens the name of an image. Returns its canonical path and its status too.
+    fn named(&self, path: &Path, permit: &Permit) -> Result<(File, PathBuf, FileStatus), Reply> {
         let named = name_here(path)?;
         let real = real_path_of(named.as_fd())?;
         if !self.state().is_within(&permit.within, PathUse::Image, &real) {
@@ -189,18 +193,31 @@ impl Performer {
         }
         self.state().found(permit, path, &real);
         let status = status_of(&named)?;
-        Ok((named, status))
+        Ok((named, real, status))
     }
 
     fn image(&self, path: &Path, writes: bool, is_direct: bool, permit: &Permit) -> Result<Answer, Reply> {
-        let (named, status) = self.named(path, permit)?;
+        let (named, real, status) = self.named(path, permit)?;
         if !status.can_be_image() {
             // The process that asks looks at the status first, for a sentence.
             return Err(Errno::PERM.into());
         }
         // The name may stand for another file by now. This is the one that was looked at.
-        let file = reopen_here(named.as_fd(), FileUse::Image { writes, is_direct })?;
-        Ok(answer(with_alignment(file)))
+        let file = reopen_here(named.as_fd(), FileUse::Image { writes, is_direct });
+        match file {
+            Ok(file) => Ok(answer(with_alignment(file))),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && self.is_mounted_over(&real) => {
+                Err(Reply::Outside { grant: 0, path: real })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns whether a file system was mounted over each root of a file since the start. The kernel does
+    /// not look at the rule of a directory that is under a mount point.
+    fn is_mounted_over(&self, real: &Path) -> bool {
+        let mut above = self.roots.iter().filter(|(root, _)| real.starts_with(root)).peekable();
+        above.peek().is_some() && above.all(|(root, at_start)| identity_of(root) != *at_start)
     }
 
     /// Opens the directory of a file that is made in it.
@@ -304,6 +321,12 @@ impl Performer {
 
 fn answer(opened: Opened) -> Answer {
     (Reply::Opened { alignment: opened.alignment }, Some(opened.file.into()))
+}
+
+/// Returns which directory has this path now.
+fn identity_of(directory: &Path) -> Option<Identity> {
+    let status = name_here(directory).and_then(status_of).ok()?;
+    Some(Identity(status.device, status.inode))
 }
 
 /// Opens the file of a descriptor again, with no more rights than the descriptor has.

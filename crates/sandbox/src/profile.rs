@@ -226,6 +226,7 @@ const DATA_CONTROL: &[Row] = &[
     ),
     row(calls![SYS_epoll_create1 SYS_epoll_ctl], "the descriptors that a thread waits for"),
     row(calls![SYS_eventfd2 SYS_memfd_create SYS_pipe2], "wakers, in-flight buffers, state of devices"),
+    row(calls![SYS_timerfd_create SYS_timerfd_settime], "the pace of frames of a `null` port"),
     row(calls![SYS_splice], "state of devices"),
     row(calls![SYS_dup SYS_lseek SYS_fstat SYS_fstatfs SYS_flock], "files by their descriptors"),
     row(calls![SYS_ftruncate SYS_fallocate], "growing images, and discarded ranges"),

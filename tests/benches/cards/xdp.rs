@@ -68,7 +68,8 @@ enum Route {
 impl Route {
     fn config(self) -> Result<CardConfig> {
         Ok(match self {
-            Route::Xdp => CardConfig::new("xdp:near"),
+            // A sandbox has no room for a library that loads programs into the kernel.
+            Route::Xdp => CardConfig::new("xdp:near").with(&["--sandbox=off"]),
             Route::Redirect | Route::Bridge | Route::Host => CardConfig::new("tap:card"),
             Route::Macvtap => {
                 let output = Command::new("ip").args(["-o", "link", "show", "card"]).output()?;

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use kickless_testing::Random;
 
 use crate::daemon::{Daemon, DaemonConfig, Program};
-use crate::handover::Case;
 use crate::handover::store::Store;
+use crate::handover::{Case, Medium};
 
 /// Rings of the guest.
 pub const QUEUES: u16 = 2;
@@ -79,11 +79,16 @@ fn config(case: &Case, store: &Store, number: usize, random: &mut Random) -> Dae
     // AIO cannot use the page cache.
     let engine = if case.writeback && engine == "aio" { "threads" } else { engine };
     let cache = if case.writeback { "writeback" } else { "none" };
+    let mut arguments = vec!["--incoming".to_owned(), format!("--cache={cache}")];
+    if matches!(case.medium, Medium::Loops { .. }) {
+        // The names of backing images are links to devices. Beside an image, a sandbox allows files only.
+        arguments.push("--allow-root=/dev".to_owned());
+    }
     DaemonConfig {
         program: Program::Kickless,
         queues: QUEUES,
         engine: Some(engine.to_owned()),
-        arguments: vec!["--incoming".to_owned(), format!("--cache={cache}")],
+        arguments,
         ..DaemonConfig::new(store.disk(number))
     }
 }

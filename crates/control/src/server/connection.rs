@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kickless_opener::{Peer, peer};
 use rustix::event::PollFlags;
-use rustix::net::sockopt::socket_peercred;
 use serde_json::Value;
 
 use super::reader::{Access, GivenFd, READ_BYTES, Reader, Received, is_later};
@@ -34,13 +34,6 @@ pub(super) struct Subscriptions {
     pub(super) events: bool,
     /// The interval of the counters, and when they are due.
     pub(super) stats: Option<(Duration, Instant)>,
-}
-
-/// The process that connected.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Peer {
-    pub(super) uid: u32,
-    pub(super) pid: i32,
 }
 
 /// A connected client.
@@ -103,8 +96,7 @@ impl Connection {
             work: 0,
         };
         connection.stream.set_nonblocking(true)?;
-        let peer = socket_peercred(&connection.stream)?;
-        connection.peer = Peer { uid: peer.uid.as_raw(), pid: peer.pid.as_raw_nonzero().get() };
+        connection.peer = peer(&connection.stream)?;
         Ok(connection)
     }
 

@@ -35,7 +35,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kickless_io::Waker;
-use kickless_opener::{Descriptors, Listener, refuse_descriptors};
+use kickless_opener::{Descriptors, Listener, Peer, refuse_descriptors};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::Value;
@@ -46,7 +46,7 @@ use super::daemon::Daemon;
 use super::events::Seen;
 use super::rpc::{Request, RpcError, answer, notification};
 use budget::{Budget, Permit};
-use connection::{Connection, Peer};
+use connection::Connection;
 pub use reader::Access;
 use reader::{GivenFd, Reader, Received};
 use turns::Turns;

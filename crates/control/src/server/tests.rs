@@ -9,7 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::daemon::Hooks;
+use crate::daemon::{Hooks, SandboxInfo};
 
 #[path = "../../../daemon/tests/common/toy.rs"]
 mod toy;
@@ -48,7 +48,8 @@ impl Rig {
             },
         };
         let registry = Registry::new(1, Kinds::new(toy::ToyKind(toy::make_toy))).unwrap();
-        let daemon = Arc::new(Daemon::new(Arc::new(registry), hooks));
+        let sandbox = SandboxInfo { mode: "off".into(), landlock: 0, profile: "none", roots: Vec::new() };
+        let daemon = Arc::new(Daemon::new(Arc::new(registry), sandbox, hooks));
         let sockets = Sockets::new(daemon, listeners, Waker::new().unwrap(), is_ending);
         Self { sockets, filters, dir }
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kickless_control::{Access, Client, ClientError, Daemon, Hooks, Server};
+use kickless_control::{Access, Client, ClientError, Daemon, Hooks, SandboxInfo, Server};
 use kickless_daemon::{Kinds, Notation, PoolConfig, Registry};
 use kickless_testing::LIMIT;
 use kickless_worker::WorkerPool;
@@ -43,7 +43,8 @@ impl Rig {
                 _ => Err("no filter".into()),
             }),
         };
-        let daemon = Arc::new(Daemon::new(registry.clone(), hooks));
+        let sandbox = SandboxInfo { mode: "off".into(), landlock: 0, profile: "none", roots: Vec::new() };
+        let daemon = Arc::new(Daemon::new(registry.clone(), sandbox, hooks));
         let listen = |name: &str| Listener::bind(&dir.path().join(name), 0o660).unwrap();
         let sockets =
             vec![(listen("control.sock"), Access::Full), (listen("read-only.sock"), Access::ReadOnly)];

@@ -11,7 +11,7 @@ use kickless_sandbox::Mode;
 pub(crate) struct SandboxOptions {
     /// Take the right to open, connect and start things by their names from the process that serves, and
     /// leave it to a helper process: on, strict (refuse to start if the kernel cannot do all of it), or off
-    #[arg(long = "sandbox", value_name = "MODE", default_value_t = Mode::Off)]
+    #[arg(long = "sandbox", value_name = "MODE", default_value_t = Mode::On)]
     pub(crate) mode: Mode,
     /// Let calls and images name files below this directory. Can be given several times [default: the
     /// directories of the files and sockets that are named at the start, and $RUNTIME_DIRECTORY for sockets]

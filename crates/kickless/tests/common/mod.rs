@@ -1,12 +1,13 @@
 //! A daemon with a control socket, and `kickless ctl`.
 #![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(clippy::panic, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -17,11 +18,47 @@ pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
 /// After this time, a test has failed. No machine is so slow.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
+/// Fails the test if the sandbox of a program has refused a system call, by lines of its log.
+pub(crate) fn check_sandbox(log: &str) {
+    let refused = log.lines().find(|line| line.contains("the sandbox refused"));
+    // A test that fails already has its own reason.
+    assert!(refused.is_none() || thread::panicking(), "{}", refused.unwrap_or_default());
+}
+
+/// Reads a log to its end on a thread, and checks it.
+pub(crate) fn checked(
+    log: impl Read + Send + 'static,
+    mut each: impl FnMut(String) + Send + 'static,
+) -> Checked {
+    let lines = BufReader::new(log).lines().map_while(Result::ok);
+    let read = move || {
+        let mut refused = String::new();
+        for line in lines {
+            if line.contains("the sandbox refused") {
+                refused += &line;
+            }
+            each(line);
+        }
+        refused
+    };
+    Checked(Some(thread::spawn(read)))
+}
+
+/// A log that is read to its end and checked when it is dropped. The process must have ended before.
+pub(crate) struct Checked(Option<JoinHandle<String>>);
+
+impl Drop for Checked {
+    fn drop(&mut self) {
+        check_sandbox(&self.0.take().unwrap().join().unwrap_or_default());
+    }
+}
+
 /// A daemon and its directory. Killed if the test fails.
 pub(crate) struct Daemon {
     pub(crate) child: Child,
     pub(crate) log: Receiver<String>,
     pub(crate) dir: TempDir,
+    _checked: Checked,
 }
 
 impl Daemon {
@@ -59,9 +96,12 @@ impl Daemon {
     pub(crate) fn start(mut command: Command, dir: TempDir) -> Self {
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let (sender, log) = channel();
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Self { child, log, dir }
+        let each = move |line| {
+            // A test can drop the log.
+            let _ = sender.send(line);
+        };
+        let checked = checked(child.stderr.take().unwrap(), each);
+        Self { child, log, dir, _checked: checked }
     }
 
     /// Waits for a line of the log.
