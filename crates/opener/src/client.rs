@@ -113,13 +113,16 @@ impl Client {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, debug_assertions))]
 impl Client {
     /// Returns the socket, for messages that no client sends.
-    pub(crate) fn socket_for_tests(&self) -> &OwnedFd {
+    pub(crate) fn socket(&self) -> &OwnedFd {
         &self.0.socket
     }
+}
 
+#[cfg(test)]
+impl Client {
     /// Ends the connection.
     pub(crate) fn close_for_tests(&self) {
         shutdown(&self.0.socket, Shutdown::Both).unwrap();

@@ -529,7 +529,7 @@ fn a_number_in_use_ends_all() {
     let mut rig = rig(Calls::Files);
     let (path, _directory) = rig.enter_socket_in_locked_directory();
     let bytes = wire::write(1 << 40, &Request::Listen { path, wait_ms: 5000 }, REQUEST_BYTES_MAX).unwrap();
-    let socket = rig.client.socket_for_tests();
+    let socket = rig.client.socket();
     message::send(socket, &bytes, None).unwrap();
     message::send(socket, &bytes, None).unwrap();
     assert_eq!(rig.server.take().unwrap().join().unwrap(), End::Malformed);
