@@ -8,7 +8,7 @@ mod table;
 
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::IntoRawFd;
+use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -23,6 +23,8 @@ use table::Arg;
 #[cfg(not(debug_assertions))]
 compile_error!("only tests make these calls");
 
+/// The numbers of descriptors that are looked at.
+const DESCRIPTORS: i32 = 256;
 /// The bytes of a page, on all processors that this program is built for.
 const PAGE: usize = 4096;
 
@@ -81,6 +83,8 @@ impl Arg {
         Ok(match self {
             Self::Number(number) => number as usize,
             Self::Text(text) => text.as_ptr().expose_provenance(),
+            Self::Bytes(bytes) => bytes.as_ptr().expose_provenance(),
+            Self::Netlink => socket_of(libc::AF_NETLINK) as usize,
             Self::Zeroes => zeroes()?.expose_provenance(),
             Self::Code => (attempt as fn(&str) -> Option<Result<i64, i32>>) as usize & !(PAGE - 1),
             Self::Memfd => {
@@ -96,6 +100,16 @@ impl Arg {
             Self::OwnGroup => KNOWN.get().map_or(0, |known| known.group) as usize,
         })
     }
+}
+
+/// Returns a socket of this family that this process has, or -1.
+fn socket_of(family: i32) -> i32 {
+    let is_one = |fd: &i32| {
+        // SAFETY: it is asked only for its kind, and is not closed. Nothing relies on its meaning.
+        let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
+        rustix::net::sockopt::socket_domain(fd).is_ok_and(|of| i32::from(of.as_raw()) == family)
+    };
+    (3..DESCRIPTORS).find(is_one).unwrap_or(-1)
 }
 
 /// Makes a page of zeroes, which stays as long as the process.

@@ -3,8 +3,12 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::layout;
@@ -13,6 +17,8 @@ use crate::daemon::{child_command, kickless_binary};
 
 /// The variable that starts an attack.
 pub const VARIABLE: &str = "KICKLESS_ATTACK";
+/// The time after which an attack that does not end is killed. A failing message waits for a third of it.
+const LIMIT: Duration = Duration::from_secs(60);
 /// The beginning of a line with an answer.
 const PREFIX: &str = "attack: ";
 
@@ -47,6 +53,14 @@ pub fn run(mode: &str, setting: Setting, names: &[&str]) -> Result<Outcome> {
         .stderr(Stdio::piped())
         .spawn()
         .context("kickless")?;
+    let (ended, end) = mpsc::channel::<()>();
+    let pid = Pid::from_child(&child);
+    thread::spawn(move || {
+        if end.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+            // It has not ended, so its number is still its own.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    });
     let mut lines = BufReader::new(child.stderr.take().context("no pipe")?).lines();
     let mut log = Vec::new();
     while let Some(line) = lines.next().transpose()? {
@@ -58,6 +72,7 @@ pub fn run(mode: &str, setting: Setting, names: &[&str]) -> Result<Outcome> {
             drop(child.stdin.take());
         }
     }
+    drop(ended);
     let status = child.wait()?;
     Ok(Outcome { answers: answers(&log), log, status, is_untouched: layout::is_untouched(&directory)? })
 }

@@ -4,19 +4,24 @@ use std::ffi::CStr;
 
 use libc::*;
 
-use self::Arg::{Code, Memfd, OwnGroup, OwnProcess, OwnThread, OwnUser, Parent, Text, Zeroes};
+use self::Arg::{
+    Bytes, Code, Memfd, Netlink, OwnGroup, OwnProcess, OwnThread, OwnUser, Parent, Text, Zeroes,
+};
 
 /// An argument of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Arg {
     Number(i64),
     Text(&'static CStr),
+    Bytes(&'static [u8]),
     /// The address of a page of zeroes, which the call may write to.
     Zeroes,
     /// The address of a page of this program's own code.
     Code,
     /// A new file in memory.
     Memfd,
+    /// The socket of this process for events of the kernel.
+    Netlink,
     /// The process that started this one.
     Parent,
     OwnProcess,
@@ -158,6 +163,8 @@ const SOCKETS: &[Try] = &[
     ("bind", SYS_bind, &[NONE, Zeroes, number(16)]),
     ("connect", SYS_connect, &[NONE, Zeroes, number(16)]),
     ("listen", SYS_listen, &[NONE, number(1)]),
+    // The kernel refuses it, because the process has no capability.
+    ("sendto:netlink", SYS_sendto, &[Netlink, Bytes(b"x"), number(1), ZERO, Bytes(&EVENTS), number(12)]),
     ("sendmmsg", SYS_sendmmsg, &[NONE, Zeroes, number(1), ZERO]),
     ("recvmmsg", SYS_recvmmsg, &[NONE, Zeroes, number(1), ZERO, ZERO]),
     ("setsockopt:filter", SYS_setsockopt, &option(SOL_SOCKET, SO_ATTACH_FILTER)),
@@ -166,6 +173,9 @@ const SOCKETS: &[Try] = &[
     ("setsockopt:tcp", SYS_setsockopt, &option(IPPROTO_TCP, TCP_ULP)),
     ("getsockopt:netlink", SYS_getsockopt, &option(SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS)),
 ];
+
+/// The address of all listeners for events of the kernel: a family, and the first group.
+const EVENTS: [u8; 12] = [AF_NETLINK as u8, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
 
 const fn option(level: c_int, name: c_int) -> [Arg; 5] {
     [NONE, number(level as i64), number(name as i64), Zeroes, number(16)]
