@@ -65,5 +65,8 @@ pub use op::{Buffers, Completion, FileId, Op, OpKind, RangeSyscall, Token};
 pub use options::{DEPTH_MAX, EngineKind, EngineOptions, OWNERS_MAX, UnknownEngine};
 pub use rustix::io::Errno;
 pub use signal::{Signaller, is_eventfd, prepare_to_signal, signal};
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub use uring::attack;
 pub use waker::Waker;
 pub use writeback::writeback_error;

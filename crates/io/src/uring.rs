@@ -1,6 +1,8 @@
 //! The back-end of io_uring: one ring.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
+#[cfg(debug_assertions)]
+pub mod attack;
 mod cancel;
 mod entry;
 mod setup;

@@ -6,6 +6,8 @@
 // Printing blocks if standard output or error blocks, and panics if it fails.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
+#[cfg(debug_assertions)]
+mod attack;
 mod cli;
 mod config;
 mod control;
@@ -91,6 +93,8 @@ fn serve(log_level: &cli::LogLevel, service: impl FnOnce() -> Result<Service>) -
     wire::check_cpus(service.pool.cpus(), service.notation)?;
     serve::raise_descriptor_limit();
     kickless_memory::prepare_to_explain();
+    #[cfg(debug_assertions)]
+    attack::prepare()?;
     let sandbox = sandbox::enter(&service, &inherited)?;
     log::start("", log_level)?;
     serve::serve(service, &inherited, sandbox)

@@ -64,6 +64,8 @@ pub(crate) fn serve(service: Service, noted: &Noted, mut sandbox: Option<Sandbox
     let (pool, workers) = wire::pool(&service.pool, registry.devices_max(), notation)?;
     registry.set_pool(pool);
     registry.set_pool_config(service.pool.clone());
+    #[cfg(debug_assertions)]
+    crate::attack::start()?;
     // From here on, the process reads what images, servers and front-ends contain and send.
     let refusals = sandbox.as_mut().map(Sandbox::lock).transpose()?.flatten();
     let opening = Opening { registry, service, endpoint };

@@ -232,12 +232,13 @@ fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         libc::SIG_IGN if sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
             // A fault comes again when the handler returns, and an ignored fault kills too. A signal that a
-            // process sent has to be sent again; it stays pending until the handler returns. SAFETY: both are
-            // async-signal-safe, and the action is a valid one.
+            // process sent has to be sent again; it stays pending until the handler returns. The sandbox
+            // refuses the call of musl's `raise`, which does not name the process. SAFETY: all are
+            // async-signal-safe, the action is a valid one, and the thread is this one.
             unsafe {
                 libc::signal(signal, libc::SIG_DFL);
                 if sent {
-                    libc::raise(signal);
+                    libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), signal);
                 }
             }
         }

@@ -126,10 +126,10 @@ impl Client {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, debug_assertions))]
 impl Client {
     /// Returns the socket, for messages that no client sends.
-    pub(crate) fn socket_for_tests(&self) -> &OwnedFd {
+    pub(crate) fn socket(&self) -> &OwnedFd {
         &self.0.socket
     }
 }

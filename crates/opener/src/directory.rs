@@ -84,7 +84,8 @@ impl Directory {
         }
     }
 
-    /// Removes a name if it still stands for the file of this identity. Returns whether it did.
+    /// Removes the name of a socket if it still stands for the one of this identity. Returns whether it did.
+    /// No other file is removed, whoever knows its identity.
     ///
     /// Between the look and the removal, the name can get another meaning. Only a user who may remove names
     /// from this directory can do that.
@@ -93,7 +94,7 @@ impl Directory {
     /// The kernel refuses it.
     pub(crate) fn remove(&self, name: &OsStr, identity: Identity) -> Result<bool, Errno> {
         match self.find(name)? {
-            Some(found) if found.identity() == identity => {
+            Some(found) if found.identity() == identity && found.file_type() == FileType::Socket => {
                 unlinkat(&self.0, name, AtFlags::empty()).map(|()| true)
             }
             _ => Ok(false),

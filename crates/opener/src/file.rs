@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstat, openat, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstat, openat, statx};
+use rustix::io::retry_on_intr;
 
 use crate::answers::{Alignment, FileStatus};
 use crate::client::{Answer, client, mismatch, without_refusal};
@@ -159,7 +160,9 @@ pub(crate) fn reopen_here(of: BorrowedFd<'_>, usage: FileUse) -> io::Result<File
 /// # Errors
 /// The kernel refuses it.
 pub(crate) fn name_here(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(OFlags::PATH.bits() as i32).open(path)
+    // The standard library takes this flag away with musl, which counts it to the access mode.
+    let open = || openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    Ok(retry_on_intr(open)?.into())
 }
 
 /// Opens the file of a capture in this process, in a directory that is open.

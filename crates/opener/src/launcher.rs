@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn a_message_that_is_no_request_ends_it() {
         let end = with_launcher(LOOKUP_MAX, |client, _| {
-            message::send(client.socket_for_tests(), b"no request", None).unwrap();
+            message::send(client.socket(), b"no request", None).unwrap();
             assert!(client.ask(&Request::FindPasst {}).is_err());
         });
         assert_eq!(end, End::Malformed);

@@ -92,6 +92,9 @@
 //! one.
 
 mod answers;
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub mod attack;
 mod authority;
 mod client;
 mod connect;

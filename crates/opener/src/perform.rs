@@ -137,8 +137,10 @@ impl Performer {
             Request::Unlink { path, device, inode } => {
                 let directory = self.directory(path, PathUse::Socket, permit)?;
                 let name = path.file_name().ok_or(Errno::ISDIR)?;
-                directory.remove(name, Identity(*device, *inode))?;
-                only(Reply::Done {})
+                match directory.remove(name, Identity(*device, *inode))? {
+                    true => only(Reply::Done {}),
+                    false => Err(Errno::NOENT.into()),
+                }
             }
             Request::RealPath { path } => only(Reply::Path { path: real_path_here(path) }),
             Request::ConnectUnix { path } => with(connect_here(path)?),

@@ -44,6 +44,9 @@
 //! Any thread can ask [`Refusals`]. All other functions are for the thread that starts the process.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods))]
 
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub mod attack;
 mod calls;
 mod capabilities;
 mod error;

@@ -319,8 +319,9 @@ const RBD: &[Row] = &[
 /// The calls of the opener that use names, and those on the descriptors that result.
 const OPENER_NAMES: &[Row] = &[
     row(calls![SYS_openat SYS_statx SYS_newfstatat SYS_readlinkat SYS_getcwd], "files, and their real paths"),
+    row(calls![SYS_faccessat], "real paths with `..`, by the C library"),
     #[cfg(target_arch = "x86_64")]
-    row(calls![SYS_readlink], "real paths, by the C library"),
+    row(calls![SYS_open SYS_stat SYS_lstat SYS_readlink SYS_access], "the same, by the C library"),
     row(calls![SYS_fstat SYS_fstatfs SYS_lseek SYS_flock SYS_fchmod SYS_fchown], "what was opened"),
     row(calls![SYS_fchmodat SYS_fchownat SYS_unlinkat], "names of sockets in their directory"),
     row_if(

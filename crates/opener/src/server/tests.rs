@@ -335,8 +335,12 @@ fn sockets_are_made_and_removed() {
         assert!(SocketError::from_parts(parts, &path).is_some());
     }
     let unlink = |inode| rig.ask(Request::Unlink { path: path.clone(), device, inode }).0;
-    assert_eq!((unlink(inode + 1), path.exists()), (Reply::Done {}, true));
+    assert_eq!((unlink(inode + 1), path.exists()), (Errno::NOENT.into(), true));
     assert_eq!((unlink(inode), path.exists()), (Reply::Done {}, false));
+    // Another file of this name is none to remove.
+    fs::write(&path, "precious").unwrap();
+    assert_eq!(unlink(fs::metadata(&path).unwrap().ino()), Errno::NOENT.into());
+    fs::remove_file(&path).unwrap();
     assert!(matches!(listen(0).0, Reply::Listening { was_locked: false, .. }));
     assert_eq!(
         rig.ask(Request::RealPath { path: path.clone() }).0,
@@ -525,7 +529,7 @@ fn a_number_in_use_ends_all() {
     let mut rig = rig(Calls::Files);
     let (path, _directory) = rig.enter_socket_in_locked_directory();
     let bytes = wire::write(1 << 40, &Request::Listen { path, wait_ms: 5000 }, REQUEST_BYTES_MAX).unwrap();
-    let socket = rig.client.socket_for_tests();
+    let socket = rig.client.socket();
     message::send(socket, &bytes, None).unwrap();
     message::send(socket, &bytes, None).unwrap();
     assert_eq!(rig.server.take().unwrap().join().unwrap(), End::Malformed);
