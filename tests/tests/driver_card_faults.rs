@@ -5,9 +5,7 @@
 
 use std::time::Duration;
 
-use kickless_driver::{
-    Card, CardOptions, Choice, Error, Interest, Outgoing, QueuePair, RxMode, UsedError, Waiting,
-};
+use kickless_driver::{Card, CardOptions, Choice, Error, Interest, Outgoing, QueuePair, UsedError, Waiting};
 use kickless_spec::net;
 use kickless_testing::parse_test_frame;
 use kickless_tests::hostile_backend::faults::{RingFault, Rules};
@@ -24,6 +22,8 @@ const SPLIT: Shape = Shape { packed: false, in_order: false };
 const PACKED: Shape = Shape { packed: true, in_order: false };
 const ALL: [Shape; 4] =
     [SPLIT, PACKED, Shape { in_order: true, ..SPLIT }, Shape { in_order: true, ..PACKED }];
+
+const ADDRESS: [u8; 6] = [2, 0, 0, 0, 0, 8];
 
 fn options(backend: &HostileBackend, shape: Shape) -> CardOptions {
     let choice = |on| if on { Choice::On } else { Choice::Off };
@@ -177,27 +177,23 @@ fn commands_are_answered_refused_or_time_out() {
         let card = Card::connect(options(&backend, SPLIT)).unwrap();
         card.set_mac([2, 0, 0, 0, 0, 9]).unwrap();
         assert_eq!(card.mac().unwrap(), Some([2, 0, 0, 0, 0, 9]));
-        card.set_rx_mode(RxMode::Promiscuous, true).unwrap();
-        card.set_vlan(7, true).unwrap();
-        card.set_addresses(&[[2; 6]; 40], &[[3; 6]; 40]).unwrap();
-        assert!(matches!(card.set_addresses(&[[2; 6]; 1000], &[]), Err(Error::Invalid(_))));
-        assert!(matches!(card.set_rx_mode(RxMode::NoBroadcast, true), Err(Error::NotOffered { .. })));
         assert!(matches!(card.set_pairs(1), Err(Error::NotOffered { .. })));
         let number = |fault| {
             let at = backend.requests();
             backend.rules().ring = Some((at, fault));
         };
         number(RingFault::Status(net::ERR));
-        assert!(matches!(card.set_vlan(8, true), Err(Error::CommandRefused { .. })));
-        card.set_vlan(8, true).unwrap();
+        assert!(matches!(card.set_mac(ADDRESS), Err(Error::CommandRefused { .. })));
+        assert_eq!(card.mac().unwrap(), Some([2, 0, 0, 0, 0, 9]), "as before");
+        card.set_mac(ADDRESS).unwrap();
         number(RingFault::Silence);
-        assert!(matches!(card.set_vlan(9, true), Err(Error::CommandTimeout { .. })));
+        assert!(matches!(card.set_mac(ADDRESS), Err(Error::CommandTimeout { .. })));
         assert!(card.failure().is_none());
         let backend = HostileBackend::start(Rules::card(1)).unwrap();
         let card = Card::connect(options(&backend, PACKED)).unwrap();
         let at = backend.requests();
         backend.rules().ring = Some((at, RingFault::Status(7)));
-        assert!(card.set_vlan(8, true).is_err());
+        assert!(card.set_mac(ADDRESS).is_err());
         assert!(matches!(&*card.failure().unwrap(), Error::CommandAnswer { answer: 7 }));
     });
 }
@@ -209,15 +205,15 @@ fn settings_are_made_again_after_a_reconnection() {
         let card = CardOptions { pairs: 2, reconnect_limit: LIMIT, ..options(&backend, SPLIT) };
         let card = Card::connect(card).unwrap();
         let mut pair = card.pair(0).unwrap();
-        card.set_vlan(7, true).unwrap();
+        card.set_mac(ADDRESS).unwrap();
         backend.drop_connection();
         while backend.connections() < 2 {
             let _ = pair.wait(Interest::Receive, Some(Duration::from_millis(1))).unwrap();
             pair.receive(8, |_| {}).unwrap();
         }
-        assert_eq!(card.mac().unwrap(), Some([2, 0, 0, 0, 0, 7]));
+        assert_eq!(card.mac().unwrap(), Some(ADDRESS));
         // The control queue works again after the settings were made.
-        while let Err(error) = card.set_vlan(8, true) {
+        while let Err(error) = card.set_mac(ADDRESS) {
             assert!(matches!(error, Error::Closed), "{error}");
         }
         let mut got = 0;
@@ -287,8 +283,8 @@ fn life(seed: u64) -> bool {
                 }
             });
         }
-        for vlan in 0..20 {
-            let _ = card.set_vlan(vlan, vlan % 2 == 0);
+        for number in 0..20 {
+            let _ = card.set_mac([2, 0, 0, 0, 0, number]);
             let _ = card.mtu();
         }
     });

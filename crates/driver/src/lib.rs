@@ -127,7 +127,7 @@ mod waiter;
 pub use buffer::{Buffer, Data, Registered, SharedBuffer};
 #[cfg(fuzzing)]
 pub use card::fuzzing;
-pub use card::{Card, CardCounters, CardOptions, Frame, Interest, Outgoing, QueuePair, RxMode};
+pub use card::{Card, CardCounters, CardOptions, Frame, Interest, Outgoing, QueuePair};
 pub use choice::Choice;
 pub use disk::{Disk, Lifetime};
 pub use error::{Error, Failure, Invalid};

@@ -21,10 +21,8 @@ use crate::poll::{readable, sleep};
 /// that the back-end did not answer in time.
 const SIZE: u16 = 16;
 /// The memory of a command: its header and its data, and then the answer in a cache line of its own.
-const SLOT: usize = 2048;
+const SLOT: usize = 128;
 const ANSWER: usize = SLOT - 64;
-/// The largest length of a command's data.
-pub(crate) const DATA_MAX: usize = ANSWER - size_of::<ControlHeader>();
 /// The content of an answer before the device writes it.
 const NO_ANSWER: u8 = 0xff;
 
@@ -111,7 +109,7 @@ impl ControlQueue {
         self.slots.write_bytes(slot + size_of::<ControlHeader>(), data);
         self.slots.write(slot + ANSWER, &NO_ANSWER);
         let addr = self.layout.data() + slot as u64;
-        // Lossless: `DATA_MAX` bounds the data.
+        // Lossless: the data is at most an address.
         let len = (size_of::<ControlHeader>() + data.len()) as u32;
         let buffers = [
             Buffer { addr, len, writable: false },

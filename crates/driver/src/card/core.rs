@@ -22,7 +22,7 @@ use crate::card::rings::PairLayout;
 use crate::card::settings::{Change, Settings};
 use crate::choice::Choice;
 use crate::connection::{Connection, RingSetup, Wishes, deadline_after};
-use crate::error::{Error, Invalid};
+use crate::error::Error;
 use crate::event::{Event, Kicker};
 use crate::link::Link;
 use crate::memory::{self, Region, Regions};
@@ -282,7 +282,7 @@ impl CardCore {
     pub(crate) fn mac(self: &Arc<Self>) -> Result<Option<[u8; MAC_LEN]>, Error> {
         let config = self.config()?;
         let offered = features::of_card(self.features).contains(NetFeatures::MAC).then_some(config.mac);
-        Ok(self.session().settings.mac().or(offered))
+        Ok(self.session().settings.mac.or(offered))
     }
 
     /// Makes a change through the control queue.
@@ -296,13 +296,6 @@ impl CardCore {
         };
         if !features::of_card(self.features).contains(command.feature) {
             return Err(Error::NotOffered { what: "this command" });
-        }
-        if command.data.len() > control_queue::DATA_MAX {
-            return Err(Invalid::TooLong {
-                len: command.data.len() as u64,
-                max: control_queue::DATA_MAX as u64,
-            }
-            .into());
         }
         let mut queue = lock(control_queue);
         if self.link.is_dead() {
@@ -387,13 +380,13 @@ impl Reconnect for CardCore {
             let mut session = self.session();
             (session.config, session.changes_seen) = (config, changes);
             session.outage = session.outage.map(|(since, _)| (since, Instant::now()));
-            session.settings.clone()
+            session.settings
         };
         if let Some(control_queue) = &self.control_queue {
             let mut queue = lock(control_queue);
-            settings.make_again(self.options.reply_timeout, deadline, Instant::now, |change, limit| {
-                queue.run(&change.command(), &self.link, limit, || false)
-            })?;
+            for change in settings.changes() {
+                queue.run(&change.command(), &self.link, self.options.reply_timeout, || false)?;
+            }
         }
         Ok(())
     }

@@ -19,12 +19,11 @@ mod transmit;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kickless_spec::features::Features;
-use kickless_spec::net::{MAC_LEN, NetFeatures, S_ANNOUNCE, S_LINK_UP};
+use kickless_spec::net::{MAC_LEN, NetFeatures, S_LINK_UP};
 
 pub use memory::Frame;
 pub use options::CardOptions;
 pub use pair::{CardCounters, Interest, Outgoing, QueuePair};
-pub use settings::RxMode;
 
 use crate::error::Error;
 use crate::reconnect::Reconnect;
@@ -113,15 +112,6 @@ impl Card {
         Ok(!self.net_features().contains(NetFeatures::STATUS) || status & S_LINK_UP != 0)
     }
 
-    /// Returns whether the card asks the driver to announce its addresses.
-    ///
-    /// # Errors
-    /// As [`Card::mtu`].
-    pub fn asks_to_announce(&self) -> Result<bool, Error> {
-        let status = self.core().config()?.status.get();
-        Ok(self.net_features().contains(NetFeatures::GUEST_ANNOUNCE) && status & S_ANNOUNCE != 0)
-    }
-
     /// Returns how often the back-end has reported a change of its configuration space.
     ///
     /// Only threads that wait or poll see these reports.
@@ -143,50 +133,6 @@ impl Card {
     /// As [`Card::set_pairs`].
     pub fn set_mac(&self, mac: [u8; MAC_LEN]) -> Result<(), Error> {
         self.core().change(Change::Mac(mac))
-    }
-
-    /// Sets the addresses whose frames the card takes, beside its own.
-    ///
-    /// # Errors
-    /// As [`Card::set_pairs`], or there are too many addresses.
-    pub fn set_addresses(&self, unicast: &[[u8; MAC_LEN]], multicast: &[[u8; MAC_LEN]]) -> Result<(), Error> {
-        self.core().change(Change::Addresses(unicast.to_vec(), multicast.to_vec()))
-    }
-
-    /// Turns a receive mode on or off.
-    ///
-    /// # Errors
-    /// As [`Card::set_pairs`].
-    pub fn set_rx_mode(&self, mode: RxMode, on: bool) -> Result<(), Error> {
-        self.core().change(Change::RxMode(mode, on))
-    }
-
-    /// Tells the card whether to take the frames of a VLAN.
-    ///
-    /// # Errors
-    /// As [`Card::set_pairs`].
-    pub fn set_vlan(&self, vlan: u16, takes: bool) -> Result<(), Error> {
-        self.core().change(Change::Vlan(vlan, takes))
-    }
-
-    /// Sets the offloads of received frames: `GUEST_CSUM`, `GUEST_TSO4` and so on, of those that were
-    /// negotiated.
-    ///
-    /// Frames that are on their way can still have the offloads of before.
-    ///
-    /// # Errors
-    /// As [`Card::set_pairs`].
-    pub fn set_receive_offloads(&self, offloads: NetFeatures) -> Result<(), Error> {
-        let negotiated = self.net_features() & features::RECEIVE;
-        self.core().change(Change::Offloads(offloads & negotiated))
-    }
-
-    /// Tells the card that its addresses were announced.
-    ///
-    /// # Errors
-    /// As [`Card::set_pairs`].
-    pub fn announced(&self) -> Result<(), Error> {
-        self.core().change(Change::Announced)
     }
 
     /// Returns the reason of the death, if the card is dead.
