@@ -109,7 +109,7 @@ impl Disk {
             Self::Memory(memory) => memory.limits(),
             Self::Library(library) => library.offload.limits(),
             Self::Qcow2(qcow2) => qcow2.limits(),
-            Self::Fault(fault) => fault.faults.limits(),
+            Self::Fault(fault) => fault.under.limits(),
         }
     }
 
@@ -341,7 +341,7 @@ impl FaultDisk {
             // A request has room for the faults of one disk only.
             Disk::Fault(_) => return Err(Error::FaultsTwice),
         };
-        Ok(Self { rules: rules.clone(), faults: FaultInjector::new(rules, under.limits(), target)?, under })
+        Ok(Self { rules: rules.clone(), faults: FaultInjector::new(rules, target)?, under })
     }
 
     fn start(

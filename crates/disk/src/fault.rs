@@ -11,7 +11,7 @@ use crate::FaultRules;
 use crate::buffers::IoBuffers;
 use crate::op_sender::OpSender;
 use crate::spec::fault_rules::{Effect, OperationKind};
-use crate::{Error, Extent, IoError, Limits, Request, Step};
+use crate::{Error, Extent, IoError, Request, Step};
 use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
 use kickless_memory::{Iov, Marks};
 use selector::{FaultSelector, Subject};
@@ -22,11 +22,10 @@ use timer::Timer;
 /// The longest wait of an operation that another one should overtake.
 const OVERTAKEN_WITHIN: Duration = Duration::from_millis(5);
 
-/// Decides which operations or requests of a disk fail, and sends substitutes for them. It knows only the
-/// limits of the disk, and what faults can affect there.
+/// Decides which operations or requests of a disk fail, and sends substitutes for them. It knows only what
+/// faults can affect there.
 #[derive(Debug)]
 pub(crate) struct FaultInjector {
-    limits: Limits,
     /// The parts of an operation are multiples of this many bytes.
     unit: u64,
     state: Mutex<InjectorState>,
@@ -109,11 +108,11 @@ enum Substitute {
 }
 
 impl FaultInjector {
-    /// Prepares the faults of a disk with these limits.
+    /// Prepares the faults of a disk.
     ///
     /// # Errors
     /// The disk cannot have such faults, or the thread for delays cannot be started.
-    pub(crate) fn new(rules: &FaultRules, under: &Limits, target: Target) -> Result<Self, Error> {
+    pub(crate) fn new(rules: &FaultRules, target: Target) -> Result<Self, Error> {
         if let Target::Requests { scheme } = target
             && let Some(fault) = rules.rules.iter().find_map(|rule| rule.effect.of_operations())
         {
@@ -122,12 +121,7 @@ impl FaultInjector {
         // A request has no parts.
         let unit = if let Target::Operations { unit } = target { unit.max(1) } else { u64::MAX };
         let state = Mutex::new(InjectorState { selector: FaultSelector::new(rules), passed: 0 });
-        let limits = Limits { lifetime: rules.lifetime.or(under.lifetime), ..under.clone() };
-        Ok(Self { limits, unit, state, timer: Timer::start().map_err(Error::Timer)? })
-    }
-
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.limits
+        Ok(Self { unit, state, timer: Timer::start().map_err(Error::Timer)? })
     }
 
     fn state(&self) -> MutexGuard<'_, InjectorState> {
@@ -252,7 +246,6 @@ fn kind_of(request: Request) -> OperationKind {
         Request::Flush => OperationKind::Flush,
         Request::Discard { .. } => OperationKind::Discard,
         Request::WriteZeroes { .. } => OperationKind::Zeroes,
-        Request::SecureErase => OperationKind::Erase,
     }
 }
 

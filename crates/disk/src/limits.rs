@@ -31,10 +31,6 @@ pub struct Limits {
     pub write_zeroes: Option<RangeLimits>,
     /// Writing zeroes may free the space.
     pub zeroes_may_unmap: bool,
-    /// The limits of secure erase; `None` if it is not supported.
-    pub secure_erase: Option<RangeLimits>,
-    /// The wear of the disk, if it is known.
-    pub lifetime: Option<Lifetime>,
 }
 
 /// The limits of one request on ranges.
@@ -46,17 +42,6 @@ pub struct RangeLimits {
     pub ranges_max: u32,
     /// The preferred alignment in sectors; not 0.
     pub alignment: u32,
-}
-
-/// The wear of a disk, in the figures of eMMC (virtio 1.3, section 5.2.6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lifetime {
-    /// Spare blocks: 1 normal, 2 at 80 %, 3 at 90 %; 0 unknown.
-    pub pre_eol_info: u16,
-    /// Wear of SLC cells in steps of 10 %; 0 unknown.
-    pub type_a: u16,
-    /// Wear of MLC cells in steps of 10 %; 0 unknown.
-    pub type_b: u16,
 }
 
 impl Limits {
@@ -74,8 +59,6 @@ impl Limits {
             discard: None,
             write_zeroes: None,
             zeroes_may_unmap: false,
-            secure_erase: None,
-            lifetime: None,
         }
     }
 }

@@ -129,7 +129,7 @@ pub use buffer::{Buffer, Data, Registered, SharedBuffer};
 pub use card::fuzzing;
 pub use card::{Card, CardCounters, CardOptions, Frame, Interest, Outgoing, QueuePair};
 pub use choice::Choice;
-pub use disk::{Disk, Lifetime};
+pub use disk::Disk;
 pub use error::{Error, Failure, Invalid};
 pub use future::{Finished, InFlight};
 pub use kickless_virtqueue::driver::UsedError;

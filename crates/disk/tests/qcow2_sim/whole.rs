@@ -263,7 +263,7 @@ impl Whole {
                 let (len, unmap) = ((len * SECTOR) as u64, self.rng.bool());
                 running.buffers.extents.push(Extent { offset, len, unmap });
             }
-            Request::Flush | Request::SecureErase => {}
+            Request::Flush => {}
         }
         if running.changes() {
             for number in first..first + len {

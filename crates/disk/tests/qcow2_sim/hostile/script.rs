@@ -234,8 +234,7 @@ impl HostileDisk<'_> {
             8..10 => Request::Read { offset },
             10..12 => Request::Flush,
             12 | 13 => Request::WriteZeroes { durable },
-            14 => Request::Discard { durable },
-            _ => Request::SecureErase,
+            _ => Request::Discard { durable },
         };
         let mut buffers = IoBuffers::default();
         match request {
