@@ -14,8 +14,9 @@ use crate::spec::fault_rules::{Effect, OperationKind};
 use crate::{Error, Extent, IoError, Request, Step};
 use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
 use kickless_memory::{Iov, Marks};
+use kickless_sync::lock;
 use selector::{FaultSelector, Subject};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use timer::Timer;
 
@@ -124,10 +125,6 @@ impl FaultInjector {
         Ok(Self { unit, state, timer: Timer::start().map_err(Error::Timer)? })
     }
 
-    fn state(&self) -> MutexGuard<'_, InjectorState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Holds up a request of a disk without operations, until [`FaultInjector::admit`] lets it pass.
     pub(crate) fn hold(&self, faults: &mut FaultState, request: Request) {
         faults.begin(request);
@@ -197,7 +194,7 @@ impl FaultInjector {
 
     /// Decides on an operation. The rules are consulted once; a wait that has ended becomes a pass.
     fn decide(&self, faults: &mut FaultState, subject: Subject<'_>, waker: &Waker) -> Verdict {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let verdict = match faults.verdict.take() {
             None => self.decide_first(&mut state, subject, waker),
             Some(Verdict::Wait(due)) if Instant::now() >= due => Verdict::Pass,

@@ -7,13 +7,14 @@
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kickless_spec::features::Features;
 use kickless_spec::net::{Config, MAC_LEN, NetFeatures, PAIRS_MAX};
 use kickless_spec::vhost_user::{ProtocolFeatures as Protocol, RINGS_MAX};
+use kickless_sync::lock;
 
 use crate::card::control_queue::{self, ControlQueue};
 use crate::card::features;
@@ -390,8 +391,4 @@ impl Reconnect for CardCore {
         }
         Ok(())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

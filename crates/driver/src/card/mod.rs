@@ -16,10 +16,11 @@ mod settings;
 mod tests;
 mod transmit;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use kickless_spec::features::Features;
 use kickless_spec::net::{MAC_LEN, NetFeatures, S_LINK_UP};
+use kickless_sync::lock;
 
 pub use memory::Frame;
 pub use options::CardOptions;
@@ -72,7 +73,7 @@ impl Card {
     ///
     /// The queues of a pair that is dropped stay with the back-end, and nobody serves them.
     pub fn pair(&self, index: usize) -> Option<QueuePair> {
-        self.pairs.get(index)?.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(self.pairs.get(index)?).take()
     }
 
     /// Returns the negotiated features of the transport. The bits of [`Card::net_features`] are set in the
