@@ -94,8 +94,6 @@ mod tests {
         min_io_size: 3,
         opt_io_size: 4,
         read_only: true,
-        segments_max: None,
-        segment_bytes_max: 1 << 20,
         discard: Some(RangeLimits { sectors_max: 5, ranges_max: 6, alignment: 7 }),
         write_zeroes: Some(RangeLimits { sectors_max: 8, ranges_max: 9, alignment: 10 }),
         zeroes_may_unmap: true,

@@ -20,16 +20,14 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use timer::Timer;
 
-/// The longest wait of an operation that another one should overtake.
-const OVERTAKEN_WITHIN: Duration = Duration::from_millis(5);
-
 /// Decides which operations or requests of a disk fail, and sends substitutes for them. It knows only what
 /// faults can affect there.
 #[derive(Debug)]
 pub(crate) struct FaultInjector {
     /// The parts of an operation are multiples of this many bytes.
     unit: u64,
-    state: Mutex<InjectorState>,
+    /// Locked for each operation of all workers.
+    selector: Mutex<FaultSelector>,
     timer: Timer,
 }
 
@@ -51,14 +49,6 @@ pub(crate) enum Admission {
     Fail(Errno),
     /// The request waits. A waker is signalled later.
     Hold,
-}
-
-/// The state that all workers share. Locked for each operation.
-#[derive(Debug)]
-struct InjectorState {
-    selector: FaultSelector,
-    /// The number of operations that were not held up, or not any more.
-    passed: u64,
 }
 
 /// The faults of one request.
@@ -95,8 +85,6 @@ enum Verdict {
     Short(u64),
     /// Wait until this time.
     Wait(Instant),
-    /// Wait until more than this many operations have passed, or until this time.
-    Overtaken(u64, Instant),
 }
 
 /// The substitute for an operation.
@@ -121,8 +109,8 @@ impl FaultInjector {
         }
         // A request has no parts.
         let unit = if let Target::Operations { unit } = target { unit.max(1) } else { u64::MAX };
-        let state = Mutex::new(InjectorState { selector: FaultSelector::new(rules), passed: 0 });
-        Ok(Self { unit, state, timer: Timer::start().map_err(Error::Timer)? })
+        let selector = Mutex::new(FaultSelector::new(rules));
+        Ok(Self { unit, selector, timer: Timer::start().map_err(Error::Timer)? })
     }
 
     /// Holds up a request of a disk without operations, until [`FaultInjector::admit`] lets it pass.
@@ -150,7 +138,7 @@ impl FaultInjector {
         };
         let subject = Subject { kind: kind_of(request), extents };
         let admission = match self.decide(faults, subject, waker) {
-            Verdict::Wait(_) | Verdict::Overtaken(..) => return Some(Admission::Hold),
+            Verdict::Wait(_) => return Some(Admission::Hold),
             Verdict::Fail(errno) => Admission::Fail(errno),
             Verdict::Pass | Verdict::Short(_) => Admission::Start(request),
         };
@@ -194,42 +182,32 @@ impl FaultInjector {
 
     /// Decides on an operation. The rules are consulted once; a wait that has ended becomes a pass.
     fn decide(&self, faults: &mut FaultState, subject: Subject<'_>, waker: &Waker) -> Verdict {
-        let mut state = lock(&self.state);
         let verdict = match faults.verdict.take() {
-            None => self.decide_first(&mut state, subject, waker),
+            None => self.decide_first(subject, waker),
             Some(Verdict::Wait(due)) if Instant::now() >= due => Verdict::Pass,
-            Some(Verdict::Overtaken(passed, due)) if state.passed > passed || Instant::now() >= due => {
-                Verdict::Pass
-            }
             Some(verdict) => verdict,
         };
         faults.verdict = Some(verdict);
-        if !matches!(verdict, Verdict::Wait(_) | Verdict::Overtaken(..)) {
-            state.passed += 1;
-        }
         verdict
     }
 
-    fn decide_first(&self, state: &mut InjectorState, subject: Subject<'_>, waker: &Waker) -> Verdict {
-        let later = |time: Duration| {
-            let due = Instant::now() + time;
-            self.timer.wake_at(due, waker);
-            due
-        };
-        match state.selector.select(subject) {
+    fn decide_first(&self, subject: Subject<'_>, waker: &Waker) -> Verdict {
+        let mut selector = lock(&self.selector);
+        match selector.select(subject) {
             None => Verdict::Pass,
             Some(Effect::Error(errno)) => Verdict::Fail(errno),
             Some(Effect::Delay(range)) => {
                 let span = (*range.end() - *range.start()).as_micros() as u64;
-                let more = Duration::from_micros(state.selector.random() % (span + 1));
-                Verdict::Wait(later(*range.start() + more))
+                let more = Duration::from_micros(selector.random() % (span + 1));
+                let due = Instant::now() + *range.start() + more;
+                self.timer.wake_at(due, waker);
+                Verdict::Wait(due)
             }
-            Some(Effect::Reorder) => Verdict::Overtaken(state.passed, later(OVERTAKEN_WITHIN)),
             Some(Effect::Short) => {
                 match subject.len().div_ceil(self.unit) {
                     // It has only one part.
                     0 | 1 => Verdict::Pass,
-                    units => Verdict::Short(self.unit * (1 + state.selector.random() % (units - 1))),
+                    units => Verdict::Short(self.unit * (1 + selector.random() % (units - 1))),
                 }
             }
         }
@@ -335,7 +313,7 @@ impl<S: OpSender> OpSender for FaultSender<'_, S> {
         let subject = Subject { kind: kind_of, extents: &[Extent { offset, len, unmap: false }] };
         let sent = match self.injector.decide(self.faults, subject, self.under.waker()) {
             Verdict::Pass => self.under.send_to(self.layer, kind, offset, buffers),
-            Verdict::Wait(_) | Verdict::Overtaken(..) => return Err((Step::Busy, buffers)),
+            Verdict::Wait(_) => return Err((Step::Busy, buffers)),
             Verdict::Short(len) => self.send_part(kind, offset, buffers, len as usize),
             // An empty read fails instead, so that the error is reported like any other.
             Verdict::Fail(errno) => {

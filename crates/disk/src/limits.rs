@@ -20,11 +20,6 @@ pub struct Limits {
     pub opt_io_size: u32,
     /// Refuse writes.
     pub read_only: bool,
-    /// The recommended largest number of segments of a request; `None` for no recommendation. Requests with
-    /// more are served.
-    pub segments_max: Option<u32>,
-    /// The recommended largest number of bytes of a segment. Longer ones are served.
-    pub segment_bytes_max: u32,
     /// The limits of discards; `None` if they are not supported.
     pub discard: Option<RangeLimits>,
     /// The limits of write-zeroes requests; `None` if they are not supported.
@@ -54,8 +49,6 @@ impl Limits {
             min_io_size: 0,
             opt_io_size: 0,
             read_only,
-            segments_max: None,
-            segment_bytes_max: SEGMENT_BYTES_MAX,
             discard: None,
             write_zeroes: None,
             zeroes_may_unmap: false,
@@ -73,6 +66,3 @@ impl RangeLimits {
 
 /// The largest number of ranges in one request: 1 KiB of segments.
 const RANGES_MAX: u32 = 64;
-
-/// The largest 32-bit length that is a multiple of a page.
-pub(crate) const SEGMENT_BYTES_MAX: u32 = 0x7fff_f000;

@@ -576,7 +576,7 @@ fn faults_apply_to_an_image() {
     let faulty = |rules: &str| {
         open(&DiskSpec::Fault(rules.parse().unwrap(), Box::new(image.spec())), Cache::None).unwrap()
     };
-    let disk = faulty("short,delay=2ms@write,reorder@flush");
+    let disk = faulty("short,delay=2ms@write,delay=1ms@flush");
     let mut on_disk = worker(&disk);
     assert_eq!(on_disk.write(4096, &[7; 128 << 9], 0), Err(IoError::Range));
     assert_eq!(on_disk.write(4096, &[7; 8192], 0), Ok(()));

@@ -382,7 +382,7 @@ fn faults_apply_to_an_image() {
         let spec = DiskSpec::Fault(rules.parse().unwrap(), Box::new(image.spec("")));
         Disk::open(&spec, &options(Cache::None, false))
     };
-    let disk = faulty("eio@0-7,delay=5ms@write,reorder@flush").unwrap();
+    let disk = faulty("eio@0-7,delay=5ms@write,delay=1ms@flush").unwrap();
     disk.acquire_own_lock().unwrap();
     let mut worker = worker(&disk);
     assert_eq!(worker.read(0, 512).0, Err(IoError::Os(Errno::IO)));

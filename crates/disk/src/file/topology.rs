@@ -46,7 +46,6 @@ fn of_numbers(plain: Limits, size: u64, block: Option<u64>, sysfs: impl Fn(&str)
         alignment_offset: u8::try_from(blocks("alignment_offset")).unwrap_or(0),
         min_io_size: u16::try_from(blocks("minimum_io_size")).unwrap_or(0),
         opt_io_size: u32::try_from(blocks("optimal_io_size")).unwrap_or(0),
-        segments_max: sysfs("max_segments").and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0),
         discard: ranges(granularity.min(GRANULARITY_MAX)).filter(|_| discards),
         // The kernel writes zeroes if the device cannot do it itself.
         write_zeroes: ranges(block),
@@ -67,7 +66,6 @@ mod tests {
             "alignment_offset" => Some(3584),
             "minimum_io_size" => Some(64 << 10),
             "optimal_io_size" => Some(256 << 10),
-            "max_segments" => Some(168),
             "discard_max_bytes" => Some(1 << 20),
             "discard_granularity" => Some(4096),
             _ => None,
@@ -78,7 +76,7 @@ mod tests {
             (ranges(8), ranges(1), false)
         );
         assert_eq!((limits.block_size, limits.physical_block_exp, limits.alignment_offset), (512, 3, 7));
-        assert_eq!((limits.min_io_size, limits.opt_io_size, limits.segments_max), (128, 512, Some(168)));
+        assert_eq!((limits.min_io_size, limits.opt_io_size), (128, 512));
     }
 
     #[test]
@@ -89,7 +87,6 @@ mod tests {
             // their fields.
             "logical_block_size" => Some(0),
             "physical_block_size" => Some(100),
-            "max_segments" => Some(0),
             _ => Some(u64::MAX),
         });
         assert_eq!(limits, plain);

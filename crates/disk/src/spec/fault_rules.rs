@@ -52,8 +52,6 @@ pub(crate) enum Effect {
     Short,
     /// The operation begins later, after a time in this range.
     Delay(RangeInclusive<Duration>),
-    /// The operation begins after a later one.
-    Reorder,
 }
 
 impl Effect {
@@ -62,7 +60,7 @@ impl Effect {
         match self {
             Self::Error(Errno::AGAIN) => Some("eagain"),
             Self::Short => Some("short"),
-            Self::Error(_) | Self::Delay(_) | Self::Reorder => None,
+            Self::Error(_) | Self::Delay(_) => None,
         }
     }
 }
@@ -103,9 +101,7 @@ pub enum BadRule {
     #[error("fault: needs rules, as in fault:eio@1%:DISK")]
     Empty,
     /// The fault is unknown.
-    #[error(
-        "{0:?} is not a fault; there are eio, enospc, eagain, short, delay=TIME and reorder, and seed=NUMBER"
-    )]
+    #[error("{0:?} is not a fault; there are eio, enospc, eagain, short and delay=TIME, and seed=NUMBER")]
     Fault(String),
     /// The condition is unknown.
     #[error(
@@ -179,7 +175,6 @@ fn parse_effect(text: &str) -> Result<Effect, BadRule> {
         "enospc" => Effect::Error(Errno::NOSPC),
         "eagain" => Effect::Error(Errno::AGAIN),
         "short" => Effect::Short,
-        "reorder" => Effect::Reorder,
         _ => match text.strip_prefix("delay=") {
             Some(time) => Effect::Delay(parse_delay(time).ok_or_else(|| BadRule::Delay(time.into()))?),
             None => return Err(BadRule::Fault(text.into())),
