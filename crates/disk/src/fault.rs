@@ -9,7 +9,7 @@ mod timer;
 
 use crate::FaultRules;
 use crate::buffers::IoBuffers;
-use crate::op_sender::OpSender;
+use crate::op_sender::{OpSender, Sent};
 use crate::spec::fault_rules::{Effect, OperationKind};
 use crate::{Error, Extent, IoError, Request, Step};
 use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
@@ -235,13 +235,7 @@ pub(crate) struct FaultSender<'a, S> {
 
 impl<S: OpSender> FaultSender<'_, S> {
     /// Sends a substitute, and keeps what is needed to report the original operation.
-    fn send_instead(
-        &mut self,
-        kind: OpKind,
-        offset: u64,
-        buffers: Buffers,
-        substitute: Substitute,
-    ) -> Result<(), (Step, Buffers)> {
+    fn send_instead(&mut self, kind: OpKind, offset: u64, buffers: Buffers, substitute: Substitute) -> Sent {
         let sent = self.under.send_to(self.layer, kind, offset, buffers);
         match sent {
             Ok(()) => {
@@ -258,13 +252,7 @@ impl<S: OpSender> FaultSender<'_, S> {
         }
     }
 
-    fn send_part(
-        &mut self,
-        kind: OpKind,
-        offset: u64,
-        buffers: Buffers,
-        len: usize,
-    ) -> Result<(), (Step, Buffers)> {
+    fn send_part(&mut self, kind: OpKind, offset: u64, buffers: Buffers, len: usize) -> Sent {
         match buffers {
             Buffers::None => self.under.send_to(self.layer, kind, offset, buffers),
             Buffers::Owned(mut buffer) => {
@@ -286,13 +274,7 @@ impl<S: OpSender> FaultSender<'_, S> {
 }
 
 impl<S: OpSender> OpSender for FaultSender<'_, S> {
-    fn send_to(
-        &mut self,
-        layer: usize,
-        kind: OpKind,
-        offset: u64,
-        buffers: Buffers,
-    ) -> Result<(), (Step, Buffers)> {
+    fn send_to(&mut self, layer: usize, kind: OpKind, offset: u64, buffers: Buffers) -> Sent {
         self.layer = layer;
         let len = match (&buffers, kind) {
             (_, OpKind::Range { len, .. }) => len,

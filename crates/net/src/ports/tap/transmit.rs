@@ -2,7 +2,7 @@
 
 use super::state::TapState;
 use crate::frame::loop_queue::HEADER;
-use crate::ports::transmit::{PutError, Transmit};
+use crate::ports::transmit::{Put, PutError, Transmit};
 use kickless_device::{Event, Interest};
 use kickless_memory::Iov;
 use kickless_net_port::{SendError, TapQueue};
@@ -54,11 +54,7 @@ impl Transmit for TapTransmit {
     const PIECES_LEN_MIN: Option<u32> = Some(TapQueue::COPIED_MAX as u32 + 1);
 
     #[inline]
-    fn put(
-        &mut self,
-        len: usize,
-        write: impl FnOnce(&mut [u8]) -> Result<(), PutError>,
-    ) -> Result<(), PutError> {
+    fn put(&mut self, len: usize, write: impl FnOnce(&mut [u8]) -> Put) -> Put {
         let frame = &mut self.copy[..len];
         write(frame)?;
         if self.tap.is_gone() {
@@ -70,7 +66,7 @@ impl Transmit for TapTransmit {
         self.outcome(sent)
     }
 
-    fn put_pieces(&mut self, header: &Header, frame: &Iov) -> Option<Result<(), PutError>> {
+    fn put_pieces(&mut self, header: &Header, frame: &Iov) -> Option<Put> {
         if TapQueue::is_too_scattered(frame) {
             return None;
         }
