@@ -20,7 +20,6 @@ use crate::card::control_queue::{self, ControlQueue};
 use crate::card::features;
 use crate::card::options::CardOptions;
 use crate::card::rings::PairLayout;
-use crate::card::settings::{Change, Settings};
 use crate::choice::Choice;
 use crate::connection::{Connection, RingSetup, Wishes, deadline_after};
 use crate::error::Error;
@@ -59,7 +58,8 @@ struct Session {
     config: Config,
     /// The number of changes when the configuration space was read.
     changes_seen: u64,
-    settings: Settings,
+    /// The number of pairs that the card was told to use, to tell it again after a reconnection.
+    pairs: Option<u16>,
     /// The beginning of the outages that follow one another without [`CONNECTION_TIME_MIN`] between them, and
     /// the time at which the present connection was made.
     outage: Option<(Instant, Instant)>,
@@ -172,7 +172,7 @@ impl CardCore {
                 connection: None,
                 config,
                 changes_seen: 0,
-                settings: Settings::default(),
+                pairs: None,
                 outage: None,
             }),
             control_queue: control_queue.map(Mutex::new),
@@ -279,23 +279,21 @@ impl CardCore {
         Ok(self.options.mtu_of(offered_mtu(self.features, &self.config()?)))
     }
 
-    /// Returns the card's address, if the back-end has told it or the driver has set it.
+    /// Returns the card's address, if the back-end has told it.
     pub(crate) fn mac(self: &Arc<Self>) -> Result<Option<[u8; MAC_LEN]>, Error> {
         let config = self.config()?;
-        let offered = features::of_card(self.features).contains(NetFeatures::MAC).then_some(config.mac);
-        Ok(self.session().settings.mac.or(offered))
+        Ok(features::of_card(self.features).contains(NetFeatures::MAC).then_some(config.mac))
     }
 
-    /// Makes a change through the control queue.
+    /// Tells the card how many pairs to use.
     ///
     /// # Errors
     /// There is no control queue or no such command, or the back-end refuses.
-    pub(crate) fn change(self: &Arc<Self>, change: Change) -> Result<(), Error> {
-        let command = change.command();
+    pub(crate) fn set_pairs(self: &Arc<Self>, pairs: u16) -> Result<(), Error> {
         let Some(control_queue) = &self.control_queue else {
             return Err(Error::NotOffered { what: "a control queue" });
         };
-        if !features::of_card(self.features).contains(command.feature) {
+        if !features::of_card(self.features).contains(NetFeatures::MQ) {
             return Err(Error::NotOffered { what: "this command" });
         }
         let mut queue = lock(control_queue);
@@ -304,9 +302,9 @@ impl CardCore {
         }
         // The recovery makes the ring anew, and waits for this lock before it.
         let is_lost = || self.link.is_recovering();
-        match queue.run(&command, &self.link, self.options.reply_timeout, is_lost) {
+        match queue.set_pairs(pairs, &self.link, self.options.reply_timeout, is_lost) {
             Ok(()) => {
-                self.session().settings.record(change);
+                self.session().pairs = Some(pairs);
                 Ok(())
             }
             Err(error @ (Error::CommandRefused { .. } | Error::CommandTimeout { .. } | Error::Dead(_))) => {
@@ -377,17 +375,14 @@ impl Reconnect for CardCore {
         }
         connection.clear_deadline();
         self.set_up(connection)?;
-        let settings = {
+        let pairs = {
             let mut session = self.session();
             (session.config, session.changes_seen) = (config, changes);
             session.outage = session.outage.map(|(since, _)| (since, Instant::now()));
-            session.settings
+            session.pairs
         };
-        if let Some(control_queue) = &self.control_queue {
-            let mut queue = lock(control_queue);
-            for change in settings.changes() {
-                queue.run(&change.command(), &self.link, self.options.reply_timeout, || false)?;
-            }
+        if let (Some(control_queue), Some(pairs)) = (&self.control_queue, pairs) {
+            lock(control_queue).set_pairs(pairs, &self.link, self.options.reply_timeout, || false)?;
         }
         Ok(())
     }

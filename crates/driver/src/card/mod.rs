@@ -11,7 +11,6 @@ mod options;
 mod pair;
 mod receive;
 mod rings;
-mod settings;
 #[cfg(test)]
 mod tests;
 mod transmit;
@@ -30,7 +29,6 @@ use crate::error::Error;
 use crate::reconnect::Reconnect;
 use core::CardCore;
 use handle::CardHandle;
-use settings::Change;
 
 /// A connection to the back-end of a network card, with shared memory and pairs of queues.
 ///
@@ -55,7 +53,7 @@ impl Card {
         let card = Self { pairs: pairs.collect::<Result<_, Error>>()?, handle };
         if card.net_features().contains(NetFeatures::MQ.union(NetFeatures::CTRL_VQ)) {
             // Lossless: there are at most 127 pairs.
-            card.core().change(Change::Pairs(count as u16))?;
+            card.set_pairs(count as u16)?;
         }
         Ok(card)
     }
@@ -125,15 +123,7 @@ impl Card {
     /// # Errors
     /// The back-end does not offer this or refuses, the connection is lost, or the card is dead.
     pub fn set_pairs(&self, pairs: u16) -> Result<(), Error> {
-        self.core().change(Change::Pairs(pairs))
-    }
-
-    /// Sets the address of the card.
-    ///
-    /// # Errors
-    /// As [`Card::set_pairs`].
-    pub fn set_mac(&self, mac: [u8; MAC_LEN]) -> Result<(), Error> {
-        self.core().change(Change::Mac(mac))
+        self.core().set_pairs(pairs)
     }
 
     /// Returns the reason of the death, if the card is dead.
