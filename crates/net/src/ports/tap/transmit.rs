@@ -32,9 +32,11 @@ impl TapTransmit {
         Ok(Self { tap, queue, copy: vec![0; FRAME_MAX].into_boxed_slice(), accepts })
     }
 
-    /// Returns the result of a call.
-    fn outcome(&self, sent: Result<(), SendError>) -> Result<(), PutError> {
-        sent.map_err(|error| match error {
+    /// Returns the reason for which a frame was not put.
+    #[cold]
+    #[inline(never)]
+    fn failure(&self, error: SendError) -> PutError {
+        match error {
             SendError::Full => PutError::Full,
             SendError::Refused(_) => PutError::Refused,
             SendError::Down => PutError::Down,
@@ -42,7 +44,7 @@ impl TapTransmit {
                 self.tap.report_gone();
                 PutError::Down
             }
-        })
+        }
     }
 }
 
@@ -62,8 +64,7 @@ impl Transmit for TapTransmit {
         }
         // It has no meaning in a sent frame.
         frame[HEADER_NUM_BUFFERS..HEADER].fill(0);
-        let sent = self.queue.send_whole(frame);
-        self.outcome(sent)
+        self.queue.send_whole(frame).map_err(|error| self.failure(error))
     }
 
     fn put_pieces(&mut self, header: &Header, frame: &Iov) -> Option<Put> {
@@ -74,7 +75,7 @@ impl Transmit for TapTransmit {
             return Some(Err(PutError::Down));
         }
         let sent = self.queue.send(header, frame);
-        Some(self.outcome(sent))
+        Some(sent.map_err(|error| self.failure(error)))
     }
 
     fn accepts(&self) -> NetFeatures {
