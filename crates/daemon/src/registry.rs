@@ -22,6 +22,7 @@ use kickless_opener::{
 };
 use kickless_sync::lock;
 use kickless_worker::{WorkerPool, WorkerTimes};
+use serde::Deserialize;
 use tracing::{Span, error, info, warn};
 
 use super::config::{DeviceConfig, Kinds, Making, Notation, PoolConfig};
@@ -44,11 +45,13 @@ pub enum AddOutcome {
 }
 
 /// The treatment of a device that is in use when it is removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum RemoveMode {
     /// Does not remove the device while a front-end is connected.
     Refuse,
     /// Stops the device. Its requests in flight complete.
+    #[default]
     Drain,
     /// Stops the device, and ends requests early that wait for a remote server. Requests that the kernel
     /// executes cannot be ended early.
