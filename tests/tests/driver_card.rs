@@ -202,7 +202,7 @@ fn each_pair_has_its_own_frames() {
         for pair in &mut pairs[1..] {
             assert_eq!(pair.receive(64, |_| {}).unwrap(), 0, "pair {}", pair.index());
         }
-        assert!(matches!(card.set_pairs(5), Err(Error::CommandRefused { .. })));
+        assert!(matches!(card.set_pairs(5), Err(Error::CommandRefused)));
         card.set_pairs(3).unwrap();
         receive(&mut pairs[2], 200);
     });

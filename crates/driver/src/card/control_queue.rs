@@ -22,8 +22,6 @@ const SIZE: u16 = 16;
 /// The memory of a command: its header and its data, and then the answer in a cache line of its own.
 const SLOT: usize = 128;
 const ANSWER: usize = SLOT - 64;
-/// The purpose of the only command, for errors.
-const COMMAND: &str = "set the number of pairs";
 /// The content of an answer before the device writes it.
 const NO_ANSWER: u8 = 0xff;
 
@@ -92,7 +90,7 @@ impl ControlQueue {
         limit: Duration,
         is_lost: impl Fn() -> bool,
     ) -> Result<(), Error> {
-        let timeout = || Error::CommandTimeout { command: COMMAND, limit };
+        let timeout = || Error::CommandTimeout { limit };
         let deadline = deadline_after(limit);
         if is_lost() {
             return Err(Error::Closed);
@@ -139,7 +137,7 @@ impl ControlQueue {
         }
         match self.slots.read::<u8>(slot + ANSWER) {
             OK => Ok(()),
-            ERR => Err(Error::CommandRefused { command: COMMAND }),
+            ERR => Err(Error::CommandRefused),
             answer => Err(Error::CommandAnswer { answer }),
         }
     }

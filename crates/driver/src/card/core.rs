@@ -307,7 +307,7 @@ impl CardCore {
                 self.session().pairs = Some(pairs);
                 Ok(())
             }
-            Err(error @ (Error::CommandRefused { .. } | Error::CommandTimeout { .. } | Error::Dead(_))) => {
+            Err(error @ (Error::CommandRefused | Error::CommandTimeout { .. } | Error::Dead(_))) => {
                 Err(error)
             }
             Err(error) => {
