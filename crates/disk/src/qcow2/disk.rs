@@ -222,42 +222,16 @@ impl Qcow2Disk {
         request: Request,
     ) -> Step {
         let at = match buffers.check(request, self.size(), self.limits.read_only) {
-            Ok(at) if images.is_open => at,
-            Ok(_) => {
-                buffers.drop_extents();
-                return Step::Done(Err(IoError::Os(Errno::IO)));
-            }
+            Ok(_) if !images.is_open => Err(IoError::Os(Errno::IO)),
+            checked => checked,
+        };
+        match at {
+            Ok(at) => state.start((images, self.size()), sender, buffers, (request, at)),
             Err(error) => {
                 buffers.drop_extents();
-                return Step::Done(Err(error));
+                Step::Done(Err(error))
             }
-        };
-        state.start((images, self.size()), sender, buffers, (request, at))
-    }
-
-    /// Continues a request after [`Step::Busy`] or [`Step::More`].
-    #[inline]
-    pub(crate) fn retry<S: OpSender>(
-        &self,
-        images: &mut AttachedImages,
-        sender: &mut S,
-        buffers: &mut IoBuffers,
-        state: &mut Qcow2State,
-    ) -> Step {
-        state.step((images, self.size()), sender, buffers, None)
-    }
-
-    /// Continues a request after the completion of an operation.
-    #[inline]
-    pub(crate) fn resume<S: OpSender>(
-        &self,
-        images: &mut AttachedImages,
-        sender: &mut S,
-        buffers: &mut IoBuffers,
-        state: &mut Qcow2State,
-        completion: Completion,
-    ) -> Step {
-        state.step((images, self.size()), sender, buffers, Some(completion))
+        }
     }
 
     /// Starts operations for the tables.

@@ -59,7 +59,7 @@ impl Qcow2State {
 
     /// Continues the request as far as possible, after a completion if there is one.
     #[inline]
-    pub(super) fn step<S: OpSender>(
+    pub(crate) fn step<S: OpSender>(
         &mut self,
         (images, size): (&mut AttachedImages, u64),
         sender: &mut S,

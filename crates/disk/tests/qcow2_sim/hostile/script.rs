@@ -291,10 +291,7 @@ impl HostileDisk<'_> {
         let mut sender =
             HeldSender { engine, queue: running.queue, slot: id as u32, waker, marks: &mut marks };
         let (images, HostileRequest { buffers, state, .. }) = (&mut queue.images, &mut running);
-        let step = match completion {
-            None => self.disk.retry(images, &mut sender, buffers, state),
-            Some(completion) => self.disk.resume(images, &mut sender, buffers, state, completion),
-        };
+        let step = state.step((images, self.disk.size()), &mut sender, buffers, completion);
         self.after(id, running, step);
     }
 
