@@ -4,8 +4,6 @@ use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The device type number (virtio 1.3, section 5).
-pub const DEVICE_ID: u32 = 2;
 /// The unit of `capacity` and of `Header::sector`, whatever the block size.
 pub const SECTOR_SIZE: u64 = 512;
 /// Length of the identity string of GET_ID.
