@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use kickless_tests::daemon::{
-    CardConfig, Daemon, DaemonConfig, Program, child_command, repository, wait_for_exit, with_own_profile,
+    Daemon, DaemonConfig, Program, child_command, repository, wait_for_exit, with_own_profile,
 };
 use kickless_tests::hostile_backend::faults::{RingFault, Rules};
 use kickless_tests::hostile_backend::{HostileBackend, returns_in_time};
@@ -139,19 +139,6 @@ fn every_function_with_kickless() {
 #[test]
 fn every_function_with_the_storage_daemon() {
     every_function(Program::StorageDaemon);
-}
-
-#[test]
-fn every_function_of_cards() {
-    let dir = tempfile::tempdir().unwrap();
-    let config = CardConfig::new("null,rate=2000,length=60-1514");
-    let config = config.with(&["--num-queue-pairs=2", "--mac=52:54:00:12:34:56"]);
-    let daemon = Daemon::start_card(&config).unwrap();
-    let test = build(dir.path(), "tests/c/card.c", &pkg_config(&["--libs"]));
-    assert!(run(&test, [daemon.socket()]).contains("all is as it should be"));
-    assert!(under_valgrind(&test, daemon.socket()).contains("all is as it should be"));
-    let example = build(dir.path(), "examples/card.c", &pkg_config(&["--libs"]));
-    assert!(run(&example, [daemon.socket()]).contains("32 frames sent, 10 received"));
 }
 
 #[test]

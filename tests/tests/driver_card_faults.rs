@@ -5,9 +5,7 @@
 
 use std::time::Duration;
 
-use kickless_driver::{
-    Card, CardOptions, Choice, Error, Interest, Outgoing, QueuePair, RxMode, UsedError, Waiting,
-};
+use kickless_driver::{Card, CardOptions, Choice, Error, Interest, Outgoing, QueuePair, UsedError, Waiting};
 use kickless_spec::net;
 use kickless_testing::parse_test_frame;
 use kickless_tests::hostile_backend::faults::{RingFault, Rules};
@@ -172,52 +170,48 @@ fn a_ring_error_and_a_closed_connection_are_reported() {
 #[test]
 fn commands_are_answered_refused_or_time_out() {
     returns_in_time(|| {
-        // With one queue pair, MQ is not negotiated, so no command is sent at the start.
+        // With one queue pair, MQ is not negotiated.
         let backend = HostileBackend::start(Rules::card(1)).unwrap();
         let card = Card::connect(options(&backend, SPLIT)).unwrap();
-        card.set_mac([2, 0, 0, 0, 0, 9]).unwrap();
-        assert_eq!(card.mac().unwrap(), Some([2, 0, 0, 0, 0, 9]));
-        card.set_rx_mode(RxMode::Promiscuous, true).unwrap();
-        card.set_vlan(7, true).unwrap();
-        card.set_addresses(&[[2; 6]; 40], &[[3; 6]; 40]).unwrap();
-        assert!(matches!(card.set_addresses(&[[2; 6]; 1000], &[]), Err(Error::Invalid(_))));
-        assert!(matches!(card.set_rx_mode(RxMode::NoBroadcast, true), Err(Error::NotOffered { .. })));
         assert!(matches!(card.set_pairs(1), Err(Error::NotOffered { .. })));
-        let number = |fault| {
+        let connect = |shape| {
+            let backend = HostileBackend::start(Rules::card(2)).unwrap();
+            let card = Card::connect(CardOptions { pairs: 2, ..options(&backend, shape) }).unwrap();
+            (backend, card)
+        };
+        let next_fails = |backend: &HostileBackend, fault| {
             let at = backend.requests();
             backend.rules().ring = Some((at, fault));
         };
-        number(RingFault::Status(net::ERR));
-        assert!(matches!(card.set_vlan(8, true), Err(Error::CommandRefused { .. })));
-        card.set_vlan(8, true).unwrap();
-        number(RingFault::Silence);
-        assert!(matches!(card.set_vlan(9, true), Err(Error::CommandTimeout { .. })));
+        let (backend, card) = connect(SPLIT);
+        next_fails(&backend, RingFault::Status(net::ERR));
+        assert!(matches!(card.set_pairs(1), Err(Error::CommandRefused)));
+        card.set_pairs(1).unwrap();
+        next_fails(&backend, RingFault::Silence);
+        assert!(matches!(card.set_pairs(2), Err(Error::CommandTimeout { .. })));
         assert!(card.failure().is_none());
-        let backend = HostileBackend::start(Rules::card(1)).unwrap();
-        let card = Card::connect(options(&backend, PACKED)).unwrap();
-        let at = backend.requests();
-        backend.rules().ring = Some((at, RingFault::Status(7)));
-        assert!(card.set_vlan(8, true).is_err());
+        let (backend, card) = connect(PACKED);
+        next_fails(&backend, RingFault::Status(7));
+        assert!(card.set_pairs(1).is_err());
         assert!(matches!(&*card.failure().unwrap(), Error::CommandAnswer { answer: 7 }));
     });
 }
 
 #[test]
-fn settings_are_made_again_after_a_reconnection() {
+fn the_number_of_pairs_is_told_again_after_a_reconnection() {
     returns_in_time(|| {
         let backend = HostileBackend::start(Rules::card(2)).unwrap();
         let card = CardOptions { pairs: 2, reconnect_limit: LIMIT, ..options(&backend, SPLIT) };
         let card = Card::connect(card).unwrap();
         let mut pair = card.pair(0).unwrap();
-        card.set_vlan(7, true).unwrap();
         backend.drop_connection();
         while backend.connections() < 2 {
             let _ = pair.wait(Interest::Receive, Some(Duration::from_millis(1))).unwrap();
             pair.receive(8, |_| {}).unwrap();
         }
         assert_eq!(card.mac().unwrap(), Some([2, 0, 0, 0, 0, 7]));
-        // The control queue works again after the settings were made.
-        while let Err(error) = card.set_vlan(8, true) {
+        // The control queue works again after the reconnection.
+        while let Err(error) = card.set_pairs(2) {
             assert!(matches!(error, Error::Closed), "{error}");
         }
         let mut got = 0;
@@ -287,8 +281,8 @@ fn life(seed: u64) -> bool {
                 }
             });
         }
-        for vlan in 0..20 {
-            let _ = card.set_vlan(vlan, vlan % 2 == 0);
+        for pairs in 0..20 {
+            let _ = card.set_pairs(pairs);
             let _ = card.mtu();
         }
     });

@@ -159,9 +159,6 @@ fn requests(disk: &Disk, program: Program) {
     } else {
         assert!(matches!(disk.discard(0, 4096), Err(Error::Invalid(Invalid::NotOffered { .. }))));
     }
-    if !disk.blk_features().contains(BlkFeatures::LIFETIME) {
-        assert!(matches!(disk.get_lifetime(), Err(Error::Invalid(Invalid::NotOffered { .. }))));
-    }
     for (offset, len) in [(1u64, 512), (0, 511), (SIZE as u64, 512), (u64::MAX - 511, 512)] {
         let wrong = disk.read_at(&mut block[..len], offset).unwrap_err();
         assert!(matches!(wrong, Error::Invalid(_)), "{wrong:?}");

@@ -77,7 +77,7 @@ fn temporary_faults_are_retried() {
     for (number, engine) in ENGINES.into_iter().enumerate() {
         let path = dir.path().join(number.to_string());
         image(&path);
-        let rules = "short@30%,eagain@20%,reorder@5%,delay=100us-2ms@10%";
+        let rules = "short@30%,eagain@20%,delay=100us-2ms@15%";
         let daemon = serve(&format!("fault:{rules}:{}", path.display()), engine);
         let disk = connect(&daemon);
         let full = pattern(number as u64, SIZE);

@@ -249,7 +249,7 @@ fn faulty_disks_are_logged(engine: &str) {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("disk.img");
     std::fs::File::create_new(&image).unwrap().set_len(IMAGE_SIZE).unwrap();
-    let rules = "fault:seed=5,eio@5%,short@40%,eagain@5%,reorder@10%";
+    let rules = "fault:seed=5,eio@5%,short@40%,eagain@5%,delay=100us-2ms@10%";
     let config = DaemonConfig {
         engine: Some(engine.to_owned()),
         ..DaemonConfig::new(format!("{rules}:{}", image.display()))

@@ -3,29 +3,20 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use clap::builder::PossibleValue;
 use kickless_driver::Waiting;
 use serde::Serialize;
 
 /// The way in which a thread waits for a completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Wait {
-    /// Asks for a call and sleeps.
+    // Asks for a call and sleeps.
     Sleep,
-    /// Polls the ring.
+    // Polls the ring.
     Poll,
 }
 
 impl Wait {
-    /// Returns the name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Wait::Sleep => "sleep",
-            Wait::Poll => "poll",
-        }
-    }
-
     /// Returns the word for it in results.
     pub(crate) fn word(self) -> &'static str {
         match self {
@@ -40,15 +31,5 @@ impl Wait {
             Wait::Sleep => Waiting::Sleep,
             Wait::Poll => Waiting::Spin(Duration::MAX),
         }
-    }
-}
-
-impl ValueEnum for Wait {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Wait::Sleep, Wait::Poll]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(PossibleValue::new(self.name()))
     }
 }

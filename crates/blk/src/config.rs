@@ -21,8 +21,6 @@ pub(crate) fn features(limits: &Limits) -> BlkFeatures {
     features.set(BlkFeatures::RO, limits.read_only);
     features.set(BlkFeatures::DISCARD, limits.discard.is_some());
     features.set(BlkFeatures::WRITE_ZEROES, limits.write_zeroes.is_some());
-    features.set(BlkFeatures::SECURE_ERASE, limits.secure_erase.is_some());
-    features.set(BlkFeatures::LIFETIME, limits.lifetime.is_some());
     features
 }
 
@@ -49,7 +47,6 @@ pub(crate) fn space(
 ) -> Config {
     let sectors = |of: Option<RangeLimits>| of.map_or(0, |of| of.sectors_max).into();
     let segments = |of: Option<RangeLimits>| of.map_or(0, |of| of.ranges_max).into();
-    let alignment = |of: Option<RangeLimits>| of.map_or(0, |of| of.alignment).into();
     // The disk counts in its own blocks, and the driver in those that it sees.
     let physical = u64::from(limits.block_size) << limits.physical_block_exp;
     let blocks = |own: u32| u64::from(own) * u64::from(limits.block_size) / u64::from(choices.block_size);
@@ -66,13 +63,10 @@ pub(crate) fn space(
         num_queues: queues_max.into(),
         max_discard_sectors: sectors(limits.discard),
         max_discard_seg: segments(limits.discard),
-        discard_sector_alignment: alignment(limits.discard),
+        discard_sector_alignment: limits.discard.map_or(0, |of| of.alignment).into(),
         max_write_zeroes_sectors: sectors(limits.write_zeroes),
         max_write_zeroes_seg: segments(limits.write_zeroes),
         write_zeroes_may_unmap: (limits.zeroes_may_unmap && choices.discard).into(),
-        max_secure_erase_sectors: sectors(limits.secure_erase),
-        max_secure_erase_seg: segments(limits.secure_erase),
-        secure_erase_sector_alignment: alignment(limits.secure_erase),
         ..Config::default()
     }
 }
@@ -92,7 +86,6 @@ pub(crate) fn write(offset: usize, from: &[u8]) -> Result<bool, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kickless_disk::Lifetime;
 
     const LIMITS: Limits = Limits {
         block_size: 4096,
@@ -101,25 +94,14 @@ mod tests {
         min_io_size: 3,
         opt_io_size: 4,
         read_only: true,
-        segments_max: None,
-        segment_bytes_max: 1 << 20,
         discard: Some(RangeLimits { sectors_max: 5, ranges_max: 6, alignment: 7 }),
         write_zeroes: Some(RangeLimits { sectors_max: 8, ranges_max: 9, alignment: 10 }),
         zeroes_may_unmap: true,
-        secure_erase: Some(RangeLimits { sectors_max: 11, ranges_max: 12, alignment: 13 }),
-        lifetime: Some(Lifetime { pre_eol_info: 1, type_a: 2, type_b: 3 }),
     };
     /// The driver sees the blocks of the disk.
     const OWN: Choices = Choices { block_size: 4096, writeback: false, discard: true };
-    const NONE: Limits = Limits {
-        read_only: false,
-        discard: None,
-        write_zeroes: None,
-        zeroes_may_unmap: false,
-        secure_erase: None,
-        lifetime: None,
-        ..LIMITS
-    };
+    const NONE: Limits =
+        Limits { read_only: false, discard: None, write_zeroes: None, zeroes_may_unmap: false, ..LIMITS };
 
     /// A driver may use a field or an operation only if the feature is offered.
     #[test]
@@ -136,8 +118,6 @@ mod tests {
             (Limits { read_only: true, ..NONE }, BlkFeatures::RO),
             (Limits { discard: LIMITS.discard, ..NONE }, BlkFeatures::DISCARD),
             (Limits { write_zeroes: LIMITS.write_zeroes, ..NONE }, BlkFeatures::WRITE_ZEROES),
-            (Limits { secure_erase: LIMITS.secure_erase, ..NONE }, BlkFeatures::SECURE_ERASE),
-            (Limits { lifetime: LIMITS.lifetime, ..NONE }, BlkFeatures::LIFETIME),
         ] {
             assert_eq!(features(&limits), always | feature);
         }
@@ -154,15 +134,10 @@ mod tests {
         assert_eq!(discard, (5.into(), 6.into(), 7.into()));
         assert_eq!((said.max_write_zeroes_sectors.get(), said.max_write_zeroes_seg.get()), (8, 9));
         assert_eq!(said.write_zeroes_may_unmap, 1);
-        let erase =
-            (said.max_secure_erase_sectors, said.max_secure_erase_seg, said.secure_erase_sector_alignment);
-        assert_eq!(erase, (11.into(), 12.into(), 13.into()));
         // Without a limit, the field is 0.
         let said = space((&NONE, 512), 1, 64, OWN);
         assert_eq!((said.writeback, said.write_zeroes_may_unmap), (0, 0));
-        let sectors =
-            [said.max_discard_sectors, said.max_write_zeroes_sectors, said.max_secure_erase_sectors];
-        assert_eq!(sectors.map(|sectors| sectors.get()), [0; 3]);
+        assert_eq!((said.max_discard_sectors.get(), said.max_write_zeroes_sectors.get()), (0, 0));
     }
 
     /// A driver keeps using the discards that it negotiated, so these stay. Only zeroes tell the driver that

@@ -10,7 +10,7 @@ use crate::on_error::ErrorStop;
 use crate::queue::Queue;
 use kickless_device::{
     CloseError, ConfigError, Device, DeviceMetrics, Driver, InvalidState, Operate, OwnProtocolFeatures,
-    QueueTask, StartError, StoppedOnError, Unsupported, Vring, Words,
+    QueueTask, RING_FEATURES, StartError, StoppedOnError, Unsupported, Vring, Words,
 };
 use kickless_disk::{Disk, Medium, Resized};
 use kickless_io::Waker;
@@ -133,12 +133,7 @@ impl Device for Blk {
     }
 
     fn features(&self) -> Features {
-        Features::from_bits_retain(config::features(self.disk().limits()).bits())
-            | Features::VERSION_1
-            | Features::EVENT_IDX
-            | Features::INDIRECT_DESC
-            | Features::RING_PACKED
-            | Features::IN_ORDER
+        Features::from_bits_retain(config::features(self.disk().limits()).bits()) | RING_FEATURES
     }
 
     /// Its queues can leave requests in the in-flight buffer.

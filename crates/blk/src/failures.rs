@@ -88,6 +88,6 @@ mod tests {
         assert_eq!(failures.may_log(Operation::Read, ms(10_000)), Some(3));
         assert_eq!(failures.may_log(Operation::Read, ms(19_999)), None);
         assert_eq!(failures.may_log(Operation::Read, ms(20_000)), Some(1));
-        assert_eq!(failures.may_log(Operation::SecureErase, ms(20_000)), Some(0));
+        assert_eq!(failures.may_log(Operation::WriteZeroes, ms(20_000)), Some(0));
     }
 }

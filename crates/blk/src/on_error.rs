@@ -9,8 +9,9 @@ use crate::operation::Operation;
 use kickless_device::StoppedOnError;
 use kickless_disk::IoError;
 use kickless_io::Errno;
+use kickless_sync::lock;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use tracing::{Span, error};
 
 /// The errors of a device for which it has stopped.
@@ -55,10 +56,6 @@ pub(crate) fn can_be_mended(error: IoError, operation: Operation, is_remote: boo
 }
 
 impl ErrorStop {
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the number of resumes so far. Relaxed: a queue that sees an old number looks again.
     pub(crate) fn resumes(&self) -> u64 {
         self.resumes.load(Ordering::Relaxed)
@@ -77,13 +74,13 @@ impl ErrorStop {
     /// Returns the time at which the kept requests of a stopping queue start one last time: `until`, or the
     /// time of a queue that has asked before. It holds until the device keeps no requests any more.
     pub(crate) fn stop_deadline(&self, until: u64) -> u64 {
-        *self.kept().stop_deadline.get_or_insert(until)
+        *lock(&self.kept).stop_deadline.get_or_insert(until)
     }
 
     /// Counts a request that a queue keeps, and stops the device. A request that began before the last resume
     /// stops nothing: it may have failed before the resume, so it is tried again.
     pub(crate) fn keep(&self, halt: &Halt, span: &Span, resumes: u64, cause: (Operation, IoError)) {
-        let mut kept = self.kept();
+        let mut kept = lock(&self.kept);
         kept.requests += 1;
         if resumes != self.resumes() || !halt.set_stopped(true) {
             return;
@@ -98,7 +95,7 @@ impl ErrorStop {
     /// Counts a request that starts again, or that its queue gives up. A device without kept requests has not
     /// stopped.
     pub(crate) fn release(&self, halt: &Halt) {
-        let mut kept = self.kept();
+        let mut kept = lock(&self.kept);
         kept.requests = kept.requests.saturating_sub(1);
         if kept.requests == 0 {
             kept.stop_deadline = None;
@@ -108,7 +105,7 @@ impl ErrorStop {
 
     /// Lets the device go on. Returns whether it had stopped.
     pub(crate) fn resume(&self, halt: &Halt) -> bool {
-        let mut kept = self.kept();
+        let mut kept = lock(&self.kept);
         kept.stop_deadline = None;
         self.resumes.fetch_add(1, Ordering::Relaxed);
         halt.set_stopped(false)
@@ -116,14 +113,14 @@ impl ErrorStop {
 
     /// Returns the error for which the device has stopped.
     pub(crate) fn stopped(&self, halt: &Halt) -> Option<StoppedOnError> {
-        let kept = self.kept();
+        let kept = lock(&self.kept);
         let (operation, error) = kept.cause.filter(|_| halt.is_stopped())?;
         Some(StoppedOnError { error: format!("{}: {error}", operation.name()), requests: kept.requests })
     }
 
     /// Returns the number of times that the device has stopped.
     pub(crate) fn stops(&self) -> u64 {
-        self.kept().stops
+        lock(&self.kept).stops
     }
 }
 

@@ -10,19 +10,17 @@ pub(crate) enum Operation {
     Flush,
     Discard,
     WriteZeroes,
-    SecureErase,
     /// A request that does not reach the disk: one for an identity, or an invalid one.
     Other,
 }
 
 impl Operation {
-    pub(crate) const ALL: [(Self, &'static str); 7] = [
+    pub(crate) const ALL: [(Self, &'static str); 6] = [
         (Self::Read, "read"),
         (Self::Write, "write"),
         (Self::Flush, "flush"),
         (Self::Discard, "discard"),
         (Self::WriteZeroes, "write-zeroes"),
-        (Self::SecureErase, "secure-erase"),
         (Self::Other, "other"),
     ];
 
@@ -32,9 +30,8 @@ impl Operation {
             Kind::Flush => Self::Flush,
             Kind::Extents(RangeOp::Discard) => Self::Discard,
             Kind::Extents(RangeOp::WriteZeroes) => Self::WriteZeroes,
-            Kind::Extents(RangeOp::SecureErase) => Self::SecureErase,
             Kind::Read { .. } => Self::Read,
-            Kind::GetId | Kind::GetLifetime => Self::Other,
+            Kind::GetId => Self::Other,
         }
     }
 

@@ -23,7 +23,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use tracing::debug;
-use zerocopy::IntoBytes;
 
 /// The number of bytes of data that cost as much as a request: see [`QueueTask::poll`].
 const COST_BYTES: u64 = 4096;
@@ -153,10 +152,6 @@ impl Queue {
             Kind::GetId => {
                 let serial = self.shared.id;
                 return self.answer(id, request, &serial);
-            }
-            Kind::GetLifetime => {
-                let lifetime = lifetime(self.disk.limits());
-                return self.answer(id, request, lifetime.as_bytes());
             }
         };
         let entry = self.slots.get(slot);
@@ -384,15 +379,6 @@ impl Queue {
         }
         tries / COST_TRIES
     }
-}
-
-/// Returns the lifetime of a disk. The negotiated feature says that it has one.
-fn lifetime(limits: &disk::Limits) -> blk::Lifetime {
-    limits.lifetime.map_or_else(blk::Lifetime::default, |of| blk::Lifetime {
-        pre_eol_info: of.pre_eol_info.into(),
-        device_lifetime_est_typ_a: of.type_a.into(),
-        device_lifetime_est_typ_b: of.type_b.into(),
-    })
 }
 
 /// Fills `iov` with the data buffers of a request.

@@ -34,8 +34,6 @@ pub enum Kind {
     Flush,
     /// Write the identity string into the writable buffers.
     GetId,
-    /// Write the disk's lifetime into the writable buffers.
-    GetLifetime,
     /// Apply the operation to the [`extents`] in the readable buffers, after their header.
     Extents(RangeOp),
 }
@@ -47,8 +45,6 @@ pub enum RangeOp {
     Discard,
     /// Make them read as zeroes.
     WriteZeroes,
-    /// Make their data unreadable for good.
-    SecureErase,
 }
 
 /// A malformed request, which is answered at once.
@@ -137,12 +133,8 @@ fn other_kind(kind: u32, bounds: Bounds) -> Result<Kind, (u8, &'static str)> {
         blk::T_OUT => return Err((blk::S_IOERR, "write to a read-only disk")),
         blk::T_FLUSH | blk::T_FLUSH_OUT => return Ok(Kind::Flush),
         blk::T_GET_ID => return Ok(Kind::GetId),
-        blk::T_GET_LIFETIME if bounds.features.contains(BlkFeatures::LIFETIME) => {
-            return Ok(Kind::GetLifetime);
-        }
         blk::T_DISCARD => (RangeOp::Discard, BlkFeatures::DISCARD),
         blk::T_WRITE_ZEROES => (RangeOp::WriteZeroes, BlkFeatures::WRITE_ZEROES),
-        blk::T_SECURE_ERASE => (RangeOp::SecureErase, BlkFeatures::SECURE_ERASE),
         _ => return Err((blk::S_UNSUPP, "unknown request type")),
     };
     if bounds.read_only {
@@ -159,7 +151,7 @@ fn other_kind(kind: u32, bounds: Bounds) -> Result<Kind, (u8, &'static str)> {
 /// # Errors
 /// - Status UNSUPP: an unknown flag, or `unmap` in a request other than write-zeroes.
 /// - Status IOERR: no segment, or part of one; more or longer segments than the configuration space allows; a
-///   range beyond the disk; a range to erase that is not aligned.
+///   range beyond the disk.
 pub fn extents(
     chain: &Chain,
     view: &View,
@@ -207,11 +199,6 @@ fn extent(
     }
     if sectors > limits.sectors_max {
         return Err((blk::S_IOERR, "segment is too long"));
-    }
-    let alignment = u64::from(limits.alignment);
-    let aligned = sector.is_multiple_of(alignment) && u64::from(sectors).is_multiple_of(alignment);
-    if op == RangeOp::SecureErase && !aligned {
-        return Err((blk::S_IOERR, "segment to erase is not aligned"));
     }
     let len = u64::from(sectors) * blk::SECTOR_SIZE;
     match sector.checked_mul(blk::SECTOR_SIZE) {

@@ -102,14 +102,8 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 fn fault() -> impl Strategy<Value = String> {
-    let what = prop_oneof![
-        Just("eio"),
-        Just("enospc"),
-        Just("eagain"),
-        Just("short"),
-        Just("reorder"),
-        Just("delay=10us-2ms")
-    ];
+    let what =
+        prop_oneof![Just("eio"), Just("enospc"), Just("eagain"), Just("short"), Just("delay=10us-2ms")];
     let of = prop_oneof![
         Just(""),
         Just("+read"),

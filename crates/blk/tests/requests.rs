@@ -160,35 +160,6 @@ fn without_discards_space_and_data_are_kept() {
     }
 }
 
-#[test]
-fn erasure_where_there_is_one() {
-    let mut memory = rig(open(&DiskSpec::Memory(SECTORS * 512)), EngineKind::Threads, false);
-    assert_eq!(memory.status(TestRequest::write(0, &[7; 4096])), S_OK);
-    assert_eq!(memory.status(TestRequest::on_ranges(blk::T_SECURE_ERASE, &[(2, 4, 0)])), S_OK);
-    let read = memory.contents(0..8);
-    assert!(read[..1024] == [7; 1024] && read[1024..3072] == [0; 2048] && read[3072..] == [7; 1024]);
-    assert_eq!(
-        memory.status(TestRequest::on_ranges(blk::T_SECURE_ERASE, &[(2, 4, SEGMENT_UNMAP)])),
-        S_UNSUPP
-    );
-    let (_image, spec) = image();
-    let mut file = rig(open(&spec), EngineKind::Threads, false);
-    assert_eq!(file.status(TestRequest::on_ranges(blk::T_SECURE_ERASE, &[(0, 1, 0)])), S_UNSUPP);
-    assert_eq!(file.status(TestRequest::new(blk::T_GET_LIFETIME, 0, &[], 6)), S_UNSUPP);
-}
-
-#[test]
-fn lifetime_of_a_disk_that_reports_it() {
-    let worn = faulty("lifetime=2/3/11", DiskSpec::Memory(SECTORS * 512));
-    let mut rig = rig(worn, EngineKind::Threads, true);
-    for cut in [usize::MAX, 1] {
-        let answer = rig.run(TestRequest { cut, ..TestRequest::new(blk::T_GET_LIFETIME, 0, &[], 6) });
-        assert_eq!((answer.status, answer.used, &answer.data[..]), (S_OK, 7, &[2, 0, 3, 0, 11, 0][..]));
-    }
-    let outside = TestRequest { data: Data::Outside, ..TestRequest::new(blk::T_GET_LIFETIME, 0, &[], 6) };
-    assert_eq!(rig.status(outside), S_IOERR);
-}
-
 const OVER: u64 = u64::MAX / 512;
 
 /// Returns malformed requests, each with its status.
@@ -233,8 +204,8 @@ fn malformed() -> Vec<(&'static str, TestRequest, u8)> {
         ("name outside of memory", data(Data::Outside, TestRequest::new(blk::T_GET_ID, 0, &[], 20)), S_IOERR),
         ("unknown type", TestRequest::new(99, 0, &[], 512), S_UNSUPP),
         ("legacy type", TestRequest::new(2, 0, &[1; 512], 0), S_UNSUPP),
-        ("lifetime of what has none", TestRequest::new(blk::T_GET_LIFETIME, 0, &[], 6), S_UNSUPP),
-        ("erasure of what has none", TestRequest::on_ranges(blk::T_SECURE_ERASE, &[(0, 1, 0)]), S_UNSUPP),
+        ("lifetime", TestRequest::new(blk::T_GET_LIFETIME, 0, &[], 6), S_UNSUPP),
+        ("erasure", TestRequest::on_ranges(blk::T_SECURE_ERASE, &[(0, 1, 0)]), S_UNSUPP),
         ("discard with unmap", TestRequest::on_ranges(discard, &[(0, 1, SEGMENT_UNMAP)]), S_UNSUPP),
     ];
     for sector in [OVER, OVER + 1, u64::MAX, 1 << 55, (1 << 55) - 1] {
@@ -302,13 +273,13 @@ fn malformed_requests_get_their_status_and_have_no_effect() {
 fn a_refused_request_has_no_later_effect() {
     let mut rig = rig(open(&DiskSpec::Memory(SECTORS * 512)), EngineKind::Threads, false);
     assert_eq!(rig.status(TestRequest::write(0, &[7; 8192])), S_OK);
-    for kind in [blk::T_DISCARD, blk::T_WRITE_ZEROES, blk::T_SECURE_ERASE] {
+    for kind in [blk::T_DISCARD, blk::T_WRITE_ZEROES] {
         assert_eq!(rig.status(TestRequest::on_ranges(kind, &[(0, 1, 0), (SECTORS, 1, 0)])), S_IOERR);
         assert_eq!(rig.status(TestRequest::on_ranges(kind, &[(15, 1, 0)])), S_OK);
     }
     let part = TestRequest { data: Data::Straddles, cut: 512, ..TestRequest::read(0, 4096) };
     assert_eq!(rig.status(part), S_IOERR);
-    assert_eq!(rig.errors(), 4);
+    assert_eq!(rig.errors(), 3);
     let read = rig.run(TestRequest::read(0, 8192));
     assert_eq!((read.status, read.used), (S_OK, 8193));
     assert!(read.data[..7680] == [7; 7680] && read.data[7680..] == [0; 512]);
@@ -471,7 +442,6 @@ fn segments_have_a_greatest_length_and_number() {
     for (kind, most, segments) in [
         (blk::T_DISCARD, space.max_discard_sectors.get(), space.max_discard_seg.get()),
         (blk::T_WRITE_ZEROES, space.max_write_zeroes_sectors.get(), space.max_write_zeroes_seg.get()),
-        (blk::T_SECURE_ERASE, space.max_secure_erase_sectors.get(), space.max_secure_erase_seg.get()),
     ] {
         let all = vec![(0, 1, 0); segments as usize + 1];
         assert_eq!(rig.status(TestRequest::on_ranges(kind, &all[1..])), S_OK, "{kind}");
@@ -501,7 +471,7 @@ fn read_only_disks_are_not_written() {
     let before = fs::read(image.path()).unwrap();
     let disk = Disk::open(&spec, &kickless_disk::Options { read_only: true, ..Default::default() }).unwrap();
     let mut rig = rig(disk, EngineKind::Threads, false);
-    for kind in [blk::T_DISCARD, blk::T_WRITE_ZEROES, blk::T_SECURE_ERASE] {
+    for kind in [blk::T_DISCARD, blk::T_WRITE_ZEROES] {
         assert_eq!(rig.status(TestRequest::on_ranges(kind, &[(0, 1, 0)])), S_IOERR, "{kind}");
     }
     assert_eq!(rig.status(TestRequest::write(0, &[9; 512])), S_IOERR);
@@ -512,11 +482,9 @@ fn read_only_disks_are_not_written() {
 
 #[test]
 fn types_that_were_not_negotiated_are_refused() {
-    for (kind, feature) in [
-        (blk::T_DISCARD, BlkFeatures::DISCARD),
-        (blk::T_WRITE_ZEROES, BlkFeatures::WRITE_ZEROES),
-        (blk::T_SECURE_ERASE, BlkFeatures::SECURE_ERASE),
-    ] {
+    for (kind, feature) in
+        [(blk::T_DISCARD, BlkFeatures::DISCARD), (blk::T_WRITE_ZEROES, BlkFeatures::WRITE_ZEROES)]
+    {
         let device = rig::blk(open(&DiskSpec::Memory(SECTORS * 512)));
         let mut rig = Rig::start(&device, EngineKind::Threads, 4, false, feature);
         assert_eq!(rig.status(TestRequest::on_ranges(kind, &[(0, 1, 0)])), S_UNSUPP);

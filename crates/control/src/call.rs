@@ -37,48 +37,23 @@ pub enum Call {
     DaemonSnapshot,
     /// `daemon.stop`: ends the daemon as SIGTERM does.
     DaemonStop,
-    /// `daemon.reload`: reads the configuration file again, and applies it.
-    DaemonReload {
-        /// The treatment of devices that are no longer in the file and in use.
-        used: UsedDevices,
-    },
+    /// `daemon.reload`: reads the configuration file again, and applies it. Devices that are no longer in the
+    /// file and in use are treated like this.
+    DaemonReload(UsedDevices),
     /// `device.list`: the devices and their states.
     DeviceList,
     /// `device.get`: one device.
-    DeviceGet {
-        /// The device.
-        name: String,
-    },
+    DeviceGet(String),
     /// `device.add`: opens and serves a device.
     DeviceAdd(Box<DeviceConfig>),
     /// `device.remove`: stops and closes a device.
-    DeviceRemove {
-        /// The device.
-        name: String,
-        /// The treatment of a device that is in use.
-        mode: RemoveMode,
-        /// The longest time to wait until the device is closed.
-        timeout: Duration,
-    },
+    DeviceRemove(Remove),
     /// `device.drain`: keeps new requests in the rings, and waits for those in flight.
-    DeviceDrain {
-        /// The device.
-        name: String,
-        /// The longest time to wait until nothing is in flight.
-        timeout: Duration,
-    },
+    DeviceDrain(Drain),
     /// `device.resume`: takes requests again.
-    DeviceResume {
-        /// The device.
-        name: String,
-    },
+    DeviceResume(String),
     /// `device.resize`: reads the size of a disk again, after growing it if a size is given.
-    DeviceResize {
-        /// The device.
-        name: String,
-        /// The size in bytes that the disk has at least afterwards.
-        size: Option<u64>,
-    },
+    DeviceResize(Resize),
     /// `device.set`: changes the weight and the limits of a device, and whether it gives space back.
     DeviceSet {
         /// The device.
@@ -87,35 +62,19 @@ pub enum Call {
         keys: Params,
     },
     /// `device.capture`: writes the frames of a card to a file, or ends that.
-    DeviceCapture {
-        /// The card.
-        name: String,
-        /// The file. `None` ends the capture.
-        capture: Option<PathBuf>,
-        /// The most bytes of a frame.
-        length: Option<u32>,
-    },
+    DeviceCapture(Capture),
     /// `pool.get`: the configuration of the workers.
     PoolGet,
     /// `pool.set`: replaces the polling rule of the workers.
     PoolSet(PollingConfig),
     /// `stats.get`: the counters of all devices, or of one.
-    StatsGet {
-        /// The only device to show.
-        name: Option<String>,
-    },
-    /// `stats.subscribe`: sends the counters at intervals.
-    StatsSubscribe {
-        /// The interval.
-        interval: Duration,
-    },
+    StatsGet(Option<String>),
+    /// `stats.subscribe`: sends the counters at this interval.
+    StatsSubscribe(Duration),
     /// `events.subscribe`: sends events of devices.
     EventsSubscribe,
-    /// `log.set`: changes the lines that are logged.
-    LogSet {
-        /// A filter as in `--log-level`.
-        filter: String,
-    },
+    /// `log.set`: changes the lines that are logged, by a filter as in `--log-level`.
+    LogSet(String),
     /// `config.save`: a configuration file that starts the same daemon.
     ConfigSave,
 }
@@ -123,21 +82,21 @@ pub enum Call {
 impl Call {
     /// Returns whether the client gets notifications afterwards.
     pub(crate) fn subscribes(&self) -> bool {
-        matches!(self, Self::StatsSubscribe { .. } | Self::EventsSubscribe)
+        matches!(self, Self::StatsSubscribe(_) | Self::EventsSubscribe)
     }
 
     /// Returns the name of the device that the call is about, or an empty text.
     pub(crate) fn subject(&self) -> &str {
         match self {
-            Self::DeviceGet { name }
-            | Self::DeviceRemove { name, .. }
-            | Self::DeviceDrain { name, .. }
-            | Self::DeviceResume { name }
-            | Self::DeviceResize { name, .. }
+            Self::DeviceGet(name)
+            | Self::DeviceRemove(Remove { name, .. })
+            | Self::DeviceDrain(Drain { name, .. })
+            | Self::DeviceResume(name)
+            | Self::DeviceResize(Resize { name, .. })
             | Self::DeviceSet { name, .. }
-            | Self::DeviceCapture { name, .. } => name,
+            | Self::DeviceCapture(Capture { name, .. }) => name,
             Self::DeviceAdd(config) => config.name().unwrap_or_default(),
-            Self::StatsGet { name } => name.as_deref().unwrap_or_default(),
+            Self::StatsGet(name) => name.as_deref().unwrap_or_default(),
             _ => "",
         }
     }
@@ -183,43 +142,27 @@ pub const METHODS: &[Method] = &[
     changes("daemon.stop", |params, _| read::<Nothing>(params).map(|_| Call::DaemonStop)),
     waits(changes("daemon.reload", |params, _| {
         let used = |remove| if remove { UsedDevices::Remove } else { UsedDevices::Keep };
-        read::<Reload>(params).map(|Reload { remove_used }| Call::DaemonReload { used: used(remove_used) })
+        read(params).map(|Reload { remove_used }| Call::DaemonReload(used(remove_used)))
     })),
     reads("device.list", |params, _| read::<Nothing>(params).map(|_| Call::DeviceList)),
-    reads("device.get", |params, _| {
-        read::<OfDevice>(params).map(|OfDevice { name }| Call::DeviceGet { name })
-    }),
+    reads("device.get", |params, _| read(params).map(|OfDevice { name }| Call::DeviceGet(name))),
     waits(changes("device.add", |params, kinds| {
         device(&params, kinds).map(|config| Call::DeviceAdd(Box::new(config)))
     })),
-    waits(changes("device.remove", |params, _| {
-        read::<Remove>(params).map(|Remove { name, mode, timeout }| Call::DeviceRemove {
-            name,
-            mode: mode.into(),
-            timeout,
-        })
-    })),
-    waits(changes("device.drain", |params, _| {
-        read::<Drain>(params).map(|Drain { name, timeout }| Call::DeviceDrain { name, timeout })
-    })),
-    changes("device.resume", |params, _| {
-        read::<OfDevice>(params).map(|of| Call::DeviceResume { name: of.name })
-    }),
-    waits(changes("device.resize", |params, _| {
-        read::<Resize>(params).map(|Resize { name, size }| Call::DeviceResize { name, size })
-    })),
+    waits(changes("device.remove", |params, _| read(params).map(Call::DeviceRemove))),
+    waits(changes("device.drain", |params, _| read(params).map(Call::DeviceDrain))),
+    changes("device.resume", |params, _| read(params).map(|OfDevice { name }| Call::DeviceResume(name))),
+    waits(changes("device.resize", |params, _| read(params).map(Call::DeviceResize))),
     changes("device.set", set),
     waits(changes("device.capture", capture)),
     reads("pool.get", |params, _| read::<Nothing>(params).map(|_| Call::PoolGet)),
     changes("pool.set", |params, _| polling(params).map(Call::PoolSet)),
-    reads("stats.get", |params, _| {
-        read::<OfDevices>(params).map(|OfDevices { name }| Call::StatsGet { name })
-    }),
+    reads("stats.get", |params, _| read(params).map(|OfDevices { name }| Call::StatsGet(name))),
     reads("stats.subscribe", |params, _| {
-        read::<Every>(params).map(|Every { interval }| Call::StatsSubscribe { interval })
+        read(params).map(|Every { interval }| Call::StatsSubscribe(interval))
     }),
     reads("events.subscribe", |params, _| read::<Nothing>(params).map(|_| Call::EventsSubscribe)),
-    changes("log.set", |params, _| read::<Filter>(params).map(|Filter { filter }| Call::LogSet { filter })),
+    changes("log.set", |params, _| read(params).map(|Filter { filter }| Call::LogSet(filter))),
     reads("config.save", |params, _| read::<Nothing>(params).map(|_| Call::ConfigSave)),
 ];
 
@@ -291,44 +234,58 @@ struct OfDevices {
     name: Option<String>,
 }
 
-#[derive(Deserialize)]
+/// The parameters of `device.remove`.
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Remove {
+pub struct Remove {
+    /// The device.
     #[serde(deserialize_with = "name")]
-    name: String,
+    pub name: String,
+    /// The treatment of a device that is in use.
     #[serde(default)]
-    mode: Mode,
+    pub mode: RemoveMode,
+    /// The longest time to wait until the device is closed.
     #[serde(default = "remove_timeout", deserialize_with = "timeout")]
-    timeout: Duration,
+    pub timeout: Duration,
 }
 
-#[derive(Deserialize)]
+/// The parameters of `device.drain`.
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Drain {
+pub struct Drain {
+    /// The device.
     #[serde(deserialize_with = "name")]
-    name: String,
+    pub name: String,
+    /// The longest time to wait until nothing is in flight.
     #[serde(default = "remove_timeout", deserialize_with = "timeout")]
-    timeout: Duration,
+    pub timeout: Duration,
 }
 
-#[derive(Deserialize)]
+/// The parameters of `device.resize`.
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Resize {
+pub struct Resize {
+    /// The device.
     #[serde(deserialize_with = "name")]
-    name: String,
+    pub name: String,
+    /// The size in bytes that the disk has at least afterwards.
     #[serde(default, deserialize_with = "size")]
-    size: Option<u64>,
+    pub size: Option<u64>,
 }
 
-#[derive(Deserialize)]
+/// The parameters of `device.capture`.
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Capture {
+pub struct Capture {
+    /// The card.
     #[serde(deserialize_with = "name")]
-    name: String,
+    pub name: String,
+    /// The file. `None` ends the capture.
     #[serde(default)]
-    capture: Option<PathBuf>,
+    pub capture: Option<PathBuf>,
+    /// The most bytes of a frame.
     #[serde(default)]
-    capture_length: Option<u32>,
+    pub capture_length: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -336,25 +293,6 @@ struct Capture {
 struct Every {
     #[serde(default = "default_interval", deserialize_with = "interval")]
     interval: Duration,
-}
-
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Mode {
-    #[default]
-    Refuse,
-    Drain,
-    Force,
-}
-
-impl From<Mode> for RemoveMode {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Refuse => Self::Refuse,
-            Mode::Drain => Self::Drain,
-            Mode::Force => Self::Force,
-        }
-    }
 }
 
 #[derive(Deserialize)]
@@ -433,9 +371,9 @@ fn set(mut params: Params, kinds: &Kinds) -> Result<Call, RpcError> {
 
 /// Reads the file of a capture, whose keys are those of a configuration file.
 fn capture(params: Params, kinds: &Kinds) -> Result<Call, RpcError> {
-    let Capture { name, capture, capture_length: length } = read(params.clone())?;
+    let capture = read(params.clone())?;
     checked(&kinds.keys(), &present(&params))?;
-    Ok(Call::DeviceCapture { name, capture, length })
+    Ok(Call::DeviceCapture(capture))
 }
 
 /// Returns the parameters that are not `null`, which removes a key.

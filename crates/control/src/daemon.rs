@@ -11,7 +11,7 @@ use kickless_opener::{Descriptors, NoDescriptor};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::call::Call;
+use super::call::{Call, Capture, Drain, Remove, Resize};
 use super::openrpc;
 use super::rpc::RpcError;
 use super::stats::{DeviceStats, Stats, WorkerStats};
@@ -76,43 +76,38 @@ impl Daemon {
                 (self.hooks.stop)();
                 Ok(json!({ "stopping": true }))
             }
-            Call::DaemonReload { used } => shown(&(self.hooks.reload)(used).map_err(RpcError::failed)?),
+            Call::DaemonReload(used) => shown(&(self.hooks.reload)(used).map_err(RpcError::failed)?),
             Call::DeviceList => Ok(self.registry.list().iter().map(summary).collect()),
-            Call::DeviceGet { name } => details(&self.status(&name)?),
+            Call::DeviceGet(name) => details(&self.status(&name)?),
             Call::DeviceAdd(config) => self.add(*config, given),
-            Call::DeviceRemove { name, mode, timeout } => {
-                let removed = self.registry.remove(&name, mode, timeout);
-                let removed = removed.map_err(|error| RpcError::failed(sentence(&error)))?;
+            Call::DeviceRemove(Remove { name, mode, timeout }) => {
+                let removed = self.registry.remove(&name, mode, timeout).map_err(failed)?;
                 Ok(json!({ "removed": removed }))
             }
-            Call::DeviceDrain { name, timeout } => {
-                let drained = self.registry.drain(&name, timeout);
-                drained.map_err(|error| RpcError::failed(sentence(&error)))?;
+            Call::DeviceDrain(Drain { name, timeout }) => {
+                self.registry.drain(&name, timeout).map_err(failed)?;
                 Ok(json!({ "drained": true }))
             }
-            Call::DeviceResume { name } => {
-                let resumed = self.registry.resume(&name);
-                let resumed = resumed.map_err(|error| RpcError::failed(sentence(&error)))?;
+            Call::DeviceResume(name) => {
+                let resumed = self.registry.resume(&name).map_err(failed)?;
                 Ok(json!({ "resumed": resumed }))
             }
-            Call::DeviceResize { name, size } => {
-                let size = self.registry.resize(&name, size);
-                let size = size.map_err(|error| RpcError::failed(sentence(&error)))?;
+            Call::DeviceResize(Resize { name, size }) => {
+                let size = self.registry.resize(&name, size).map_err(failed)?;
                 Ok(json!({ "size": size }))
             }
-            Call::DeviceCapture { name, capture, length } => {
+            Call::DeviceCapture(Capture { name, capture, capture_length }) => {
                 let is_on = capture.is_some();
-                let set = self.registry.set_capture(&name, capture, length);
-                set.map_err(|error| RpcError::failed(sentence(&error)))?;
+                self.registry.set_capture(&name, capture, capture_length).map_err(failed)?;
                 Ok(json!({ "capturing": is_on }))
             }
             Call::DeviceSet { name, keys } => self.set_keys(&name, keys),
             // The server sends what was subscribed to.
-            Call::StatsSubscribe { .. } | Call::EventsSubscribe => Ok(json!({ "subscribed": true })),
+            Call::StatsSubscribe(_) | Call::EventsSubscribe => Ok(json!({ "subscribed": true })),
             Call::PoolGet => shown(&self.registry.pool_config()),
             Call::PoolSet(polling) => self.set_polling(&polling),
-            Call::StatsGet { name } => self.stats(name.as_deref()),
-            Call::LogSet { filter } => {
+            Call::StatsGet(name) => self.stats(name.as_deref()),
+            Call::LogSet(filter) => {
                 (self.hooks.set_log)(&filter).map_err(RpcError::params)?;
                 Ok(json!({ "filter": filter }))
             }
@@ -180,8 +175,7 @@ impl Daemon {
             changed.check(Notation::Keys)?;
             Ok(changed)
         };
-        let config = self.registry.set(name, change);
-        shown(&config.map_err(|error| RpcError::failed(sentence(&error)))?)
+        shown(&self.registry.set(name, change).map_err(failed)?)
     }
 
     fn set_polling(&self, polling: &PollingConfig) -> Result<Value, RpcError> {
@@ -227,6 +221,10 @@ impl Daemon {
             toml.map_err(|error| RpcError::failed(format!("it cannot be written as TOML: {error}")))?;
         Ok(json!({ "toml": toml }))
     }
+}
+
+fn failed(error: impl std::error::Error + 'static) -> RpcError {
+    RpcError::failed(sentence(&error))
 }
 
 fn no_device(name: &str) -> RpcError {

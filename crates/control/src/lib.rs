@@ -45,7 +45,7 @@ mod rpc;
 pub mod server;
 mod stats;
 
-pub use call::{Call, Effect, METHODS, Method};
+pub use call::{Call, Capture, Drain, Effect, METHODS, Method, Remove, Resize};
 pub use client::{Client, ClientError};
 pub use daemon::{Daemon, Hooks, SandboxInfo, SetLog};
 pub use inbox::{DESCRIPTORS_MAX, Inbox, LostDescriptors};

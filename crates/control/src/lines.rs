@@ -49,11 +49,6 @@ impl LineBuffer {
         self.searched = self.start;
         Ok(Some(&self.bytes[line]))
     }
-
-    /// Returns whether the client has begun a line that is not whole.
-    pub fn is_within_line(&self) -> bool {
-        self.start < self.bytes.len()
-    }
 }
 
 #[cfg(test)]
@@ -82,7 +77,7 @@ mod tests {
             let mut expected: Vec<&[u8]> = text.as_bytes().split(|byte| *byte == b'\n').collect();
             let left = expected.pop().unwrap_or_default();
             prop_assert_eq!(lines, expected);
-            prop_assert_eq!(buffer.is_within_line(), !left.is_empty());
+            prop_assert_eq!(buffer.start < buffer.bytes.len(), !left.is_empty());
         }
     }
 

@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::toys;
-use kickless_control::{Call, Method};
+use kickless_control::{Call, Method, Remove};
 use kickless_daemon::{REMOVE_TIMEOUT, RemoveMode};
 use serde_json::{Value, json};
 
@@ -38,13 +38,16 @@ fn devices_are_described_by_the_keys_of_a_file() {
 fn removals_have_a_mode_and_a_deadline() {
     let removed = parse("device.remove", json!({ "name": "a" }));
     assert!(
-        matches!(removed, Ok(Call::DeviceRemove { mode: RemoveMode::Refuse, timeout: REMOVE_TIMEOUT, .. })),
+        matches!(
+            removed,
+            Ok(Call::DeviceRemove(Remove { mode: RemoveMode::Refuse, timeout: REMOVE_TIMEOUT, .. }))
+        ),
         "{removed:?}"
     );
     let removed = parse("device.remove", json!({ "name": "a", "mode": "force", "timeout": "2s" }));
     let two = Duration::from_secs(2);
     assert!(
-        matches!(removed, Ok(Call::DeviceRemove { mode: RemoveMode::Force, timeout, .. }) if timeout == two),
+        matches!(removed, Ok(Call::DeviceRemove(Remove { mode: RemoveMode::Force, timeout, .. })) if timeout == two),
         "{removed:?}"
     );
     for params in [

@@ -137,14 +137,8 @@ pub enum SetError {
     #[error("group: it cannot change while the device is served")]
     Group,
     /// The options cannot be combined.
-    #[error("{0}")]
-    Mistake(Mistake),
-}
-
-impl From<Mistake> for SetError {
-    fn from(mistake: Mistake) -> Self {
-        Self::Mistake(mistake)
-    }
+    #[error(transparent)]
+    Mistake(#[from] Mistake),
 }
 
 /// The error of a device that cannot be drained or resumed.
@@ -223,14 +217,8 @@ pub enum ResizeError {
         present: u64,
     },
     /// The size does not go with the disk.
-    #[error("{0}")]
-    Mistake(Mistake),
-}
-
-impl From<Mistake> for ResizeError {
-    fn from(mistake: Mistake) -> Self {
-        Self::Mistake(mistake)
-    }
+    #[error(transparent)]
+    Mistake(#[from] Mistake),
 }
 
 /// The error of a device whose frames cannot be captured.

@@ -22,6 +22,7 @@ use kickless_opener::{
 };
 use kickless_sync::lock;
 use kickless_worker::{WorkerPool, WorkerTimes};
+use serde::Deserialize;
 use tracing::{Span, error, info, warn};
 
 use super::config::{DeviceConfig, Kinds, Making, Notation, PoolConfig};
@@ -44,9 +45,11 @@ pub enum AddOutcome {
 }
 
 /// The treatment of a device that is in use when it is removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum RemoveMode {
     /// Does not remove the device while a front-end is connected.
+    #[default]
     Refuse,
     /// Stops the device. Its requests in flight complete.
     Drain,

@@ -5,6 +5,13 @@ use kickless_io::Waker;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 
+/// The features of rings that each device offers.
+pub const RING_FEATURES: Features = Features::VERSION_1
+    .union(Features::EVENT_IDX)
+    .union(Features::INDIRECT_DESC)
+    .union(Features::RING_PACKED)
+    .union(Features::IN_ORDER);
+
 /// A virtio device: everything that a transport needs of it.
 ///
 /// An implementer may rely on this: `open` comes before the first `start_queue`, and `close` after the last

@@ -108,7 +108,7 @@ pub use clock::Clock;
 pub use counters::{Count, Counters};
 pub use device::{
     CloseError, ConfigError, Device, DeviceMessage, Disabled, Driver, InvalidState, MessageError,
-    OwnProtocolFeatures, StartError, Words,
+    OwnProtocolFeatures, RING_FEATURES, StartError, Words,
 };
 pub use event::{Event, Interest};
 pub use executor::Executor;

@@ -2,8 +2,9 @@
 
 use crate::{IoError, Step};
 use kickless_io::{AlignedBuf, Errno, Waker};
+use kickless_sync::lock;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The size of a buffer in bytes. A longer transfer goes piece by piece.
 pub(crate) const BUFFER_BYTES: usize = 256 << 10;
@@ -95,10 +96,6 @@ impl BufferPool {
         self.limits.bytes
     }
 
-    fn lock(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes a buffer.
     ///
     /// # Errors
@@ -110,7 +107,7 @@ impl BufferPool {
         waiting: &mut Option<BufferWait>,
         waker: &Waker,
     ) -> Result<BufferPermit, Step> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         // The place does not matter then, and is searched for.
         if waiting.is_some() && state.free(self.limits) == 0 {
             return Err(Step::Busy);
@@ -142,7 +139,7 @@ impl BufferPool {
 
 impl Drop for BufferWait {
     fn drop(&mut self) {
-        let mut state = self.pool.lock();
+        let mut state = lock(&self.pool.state);
         if let Some(place) = state.place(self.number) {
             state.queue.remove(place);
             state.wake(self.pool.limits);
@@ -152,7 +149,7 @@ impl Drop for BufferWait {
 
 impl Drop for BufferPermit {
     fn drop(&mut self) {
-        let mut state = self.pool.lock();
+        let mut state = lock(&self.pool.state);
         state.in_use -= 1;
         if state.kept.len() < self.pool.limits.kept_max {
             state.kept.extend(self.buffer.take());
@@ -192,6 +189,6 @@ mod tests {
         assert!(waker.clear());
         permits.push(take(&pool, &mut late, &waker).unwrap());
         drop(permits);
-        assert_eq!(pool.lock().kept.len(), KEPT_MAX);
+        assert_eq!(lock(&pool.state).kept.len(), KEPT_MAX);
     }
 }

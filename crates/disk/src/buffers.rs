@@ -24,7 +24,7 @@ impl IoBuffers {
             Request::Read { offset } => (offset, false),
             Request::Write { offset, .. } => (offset, true),
             Request::Flush => return Ok(0),
-            Request::Discard { .. } | Request::WriteZeroes { .. } | Request::SecureErase => {
+            Request::Discard { .. } | Request::WriteZeroes { .. } => {
                 return self.check_extents(size, read_only);
             }
         };

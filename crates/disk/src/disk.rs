@@ -109,7 +109,7 @@ impl Disk {
             Self::Memory(memory) => memory.limits(),
             Self::Library(library) => library.offload.limits(),
             Self::Qcow2(qcow2) => qcow2.limits(),
-            Self::Fault(fault) => fault.faults.limits(),
+            Self::Fault(fault) => fault.under.limits(),
         }
     }
 
@@ -260,7 +260,8 @@ impl Disk {
             // These kinds have no operations in an engine.
             Self::Null(_) | Self::Memory(_) | Self::Library(_) => Step::Pending,
             Self::Qcow2(qcow2) => qcow2.with_images(context, |images, context| {
-                qcow2.resume(images, context, &mut io.buffers, io.state.qcow2(), completion)
+                let images = (images, qcow2.size());
+                io.state.qcow2().step(images, context, &mut io.buffers, Some(completion))
             }),
             Self::Fault(fault) => fault.resume(context, &mut io.buffers, io.state.faulty(), completion),
         }
@@ -291,8 +292,9 @@ impl Disk {
             Self::Null(_) => Step::Busy,
             Self::Memory(memory) => memory.step(context, buffers, state.memory()),
             Self::Library(library) => library.retry(context, buffers, state.offload()),
-            Self::Qcow2(qcow2) => qcow2
-                .with_images(context, |images, context| qcow2.retry(images, context, buffers, state.qcow2())),
+            Self::Qcow2(qcow2) => qcow2.with_images(context, |images, context| {
+                state.qcow2().step((images, qcow2.size()), context, buffers, None)
+            }),
             Self::Fault(fault) => fault.retry(context, buffers, state.faulty()),
         }
     }
@@ -341,7 +343,7 @@ impl FaultDisk {
             // A request has room for the faults of one disk only.
             Disk::Fault(_) => return Err(Error::FaultsTwice),
         };
-        Ok(Self { rules: rules.clone(), faults: FaultInjector::new(rules, under.limits(), target)?, under })
+        Ok(Self { rules: rules.clone(), faults: FaultInjector::new(rules, target)?, under })
     }
 
     fn start(
@@ -379,7 +381,7 @@ impl FaultDisk {
         if let Disk::Qcow2(qcow2) = &self.under {
             return qcow2.with_images(context, |images, context| {
                 let sender = &mut self.faults.sender(context, faults);
-                qcow2.resume(images, sender, buffers, under.qcow2(), completion)
+                under.qcow2().step((images, qcow2.size()), sender, buffers, Some(completion))
             });
         }
         // The others have no operations.
@@ -394,7 +396,8 @@ impl FaultDisk {
         }
         if let Disk::Qcow2(qcow2) = &self.under {
             return qcow2.with_images(context, |images, context| {
-                qcow2.retry(images, &mut self.faults.sender(context, faults), buffers, under.qcow2())
+                let sender = &mut self.faults.sender(context, faults);
+                under.qcow2().step((images, qcow2.size()), sender, buffers, None)
             });
         }
         match self.faults.admit(faults, buffers, context.waker) {

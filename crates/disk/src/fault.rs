@@ -9,27 +9,25 @@ mod timer;
 
 use crate::FaultRules;
 use crate::buffers::IoBuffers;
-use crate::op_sender::OpSender;
+use crate::op_sender::{OpSender, Sent};
 use crate::spec::fault_rules::{Effect, OperationKind};
-use crate::{Error, Extent, IoError, Limits, Request, Step};
+use crate::{Error, Extent, IoError, Request, Step};
 use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
 use kickless_memory::{Iov, Marks};
+use kickless_sync::lock;
 use selector::{FaultSelector, Subject};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use timer::Timer;
 
-/// The longest wait of an operation that another one should overtake.
-const OVERTAKEN_WITHIN: Duration = Duration::from_millis(5);
-
-/// Decides which operations or requests of a disk fail, and sends substitutes for them. It knows only the
-/// limits of the disk, and what faults can affect there.
+/// Decides which operations or requests of a disk fail, and sends substitutes for them. It knows only what
+/// faults can affect there.
 #[derive(Debug)]
 pub(crate) struct FaultInjector {
-    limits: Limits,
     /// The parts of an operation are multiples of this many bytes.
     unit: u64,
-    state: Mutex<InjectorState>,
+    /// Locked for each operation of all workers.
+    selector: Mutex<FaultSelector>,
     timer: Timer,
 }
 
@@ -51,14 +49,6 @@ pub(crate) enum Admission {
     Fail(Errno),
     /// The request waits. A waker is signalled later.
     Hold,
-}
-
-/// The state that all workers share. Locked for each operation.
-#[derive(Debug)]
-struct InjectorState {
-    selector: FaultSelector,
-    /// The number of operations that were not held up, or not any more.
-    passed: u64,
 }
 
 /// The faults of one request.
@@ -95,8 +85,6 @@ enum Verdict {
     Short(u64),
     /// Wait until this time.
     Wait(Instant),
-    /// Wait until more than this many operations have passed, or until this time.
-    Overtaken(u64, Instant),
 }
 
 /// The substitute for an operation.
@@ -109,11 +97,11 @@ enum Substitute {
 }
 
 impl FaultInjector {
-    /// Prepares the faults of a disk with these limits.
+    /// Prepares the faults of a disk.
     ///
     /// # Errors
     /// The disk cannot have such faults, or the thread for delays cannot be started.
-    pub(crate) fn new(rules: &FaultRules, under: &Limits, target: Target) -> Result<Self, Error> {
+    pub(crate) fn new(rules: &FaultRules, target: Target) -> Result<Self, Error> {
         if let Target::Requests { scheme } = target
             && let Some(fault) = rules.rules.iter().find_map(|rule| rule.effect.of_operations())
         {
@@ -121,17 +109,8 @@ impl FaultInjector {
         }
         // A request has no parts.
         let unit = if let Target::Operations { unit } = target { unit.max(1) } else { u64::MAX };
-        let state = Mutex::new(InjectorState { selector: FaultSelector::new(rules), passed: 0 });
-        let limits = Limits { lifetime: rules.lifetime.or(under.lifetime), ..under.clone() };
-        Ok(Self { limits, unit, state, timer: Timer::start().map_err(Error::Timer)? })
-    }
-
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    fn state(&self) -> MutexGuard<'_, InjectorState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let selector = Mutex::new(FaultSelector::new(rules));
+        Ok(Self { unit, selector, timer: Timer::start().map_err(Error::Timer)? })
     }
 
     /// Holds up a request of a disk without operations, until [`FaultInjector::admit`] lets it pass.
@@ -159,7 +138,7 @@ impl FaultInjector {
         };
         let subject = Subject { kind: kind_of(request), extents };
         let admission = match self.decide(faults, subject, waker) {
-            Verdict::Wait(_) | Verdict::Overtaken(..) => return Some(Admission::Hold),
+            Verdict::Wait(_) => return Some(Admission::Hold),
             Verdict::Fail(errno) => Admission::Fail(errno),
             Verdict::Pass | Verdict::Short(_) => Admission::Start(request),
         };
@@ -203,42 +182,32 @@ impl FaultInjector {
 
     /// Decides on an operation. The rules are consulted once; a wait that has ended becomes a pass.
     fn decide(&self, faults: &mut FaultState, subject: Subject<'_>, waker: &Waker) -> Verdict {
-        let mut state = self.state();
         let verdict = match faults.verdict.take() {
-            None => self.decide_first(&mut state, subject, waker),
+            None => self.decide_first(subject, waker),
             Some(Verdict::Wait(due)) if Instant::now() >= due => Verdict::Pass,
-            Some(Verdict::Overtaken(passed, due)) if state.passed > passed || Instant::now() >= due => {
-                Verdict::Pass
-            }
             Some(verdict) => verdict,
         };
         faults.verdict = Some(verdict);
-        if !matches!(verdict, Verdict::Wait(_) | Verdict::Overtaken(..)) {
-            state.passed += 1;
-        }
         verdict
     }
 
-    fn decide_first(&self, state: &mut InjectorState, subject: Subject<'_>, waker: &Waker) -> Verdict {
-        let later = |time: Duration| {
-            let due = Instant::now() + time;
-            self.timer.wake_at(due, waker);
-            due
-        };
-        match state.selector.select(subject) {
+    fn decide_first(&self, subject: Subject<'_>, waker: &Waker) -> Verdict {
+        let mut selector = lock(&self.selector);
+        match selector.select(subject) {
             None => Verdict::Pass,
             Some(Effect::Error(errno)) => Verdict::Fail(errno),
             Some(Effect::Delay(range)) => {
                 let span = (*range.end() - *range.start()).as_micros() as u64;
-                let more = Duration::from_micros(state.selector.random() % (span + 1));
-                Verdict::Wait(later(*range.start() + more))
+                let more = Duration::from_micros(selector.random() % (span + 1));
+                let due = Instant::now() + *range.start() + more;
+                self.timer.wake_at(due, waker);
+                Verdict::Wait(due)
             }
-            Some(Effect::Reorder) => Verdict::Overtaken(state.passed, later(OVERTAKEN_WITHIN)),
             Some(Effect::Short) => {
                 match subject.len().div_ceil(self.unit) {
                     // It has only one part.
                     0 | 1 => Verdict::Pass,
-                    units => Verdict::Short(self.unit * (1 + state.selector.random() % (units - 1))),
+                    units => Verdict::Short(self.unit * (1 + selector.random() % (units - 1))),
                 }
             }
         }
@@ -252,7 +221,6 @@ fn kind_of(request: Request) -> OperationKind {
         Request::Flush => OperationKind::Flush,
         Request::Discard { .. } => OperationKind::Discard,
         Request::WriteZeroes { .. } => OperationKind::Zeroes,
-        Request::SecureErase => OperationKind::Erase,
     }
 }
 
@@ -267,13 +235,7 @@ pub(crate) struct FaultSender<'a, S> {
 
 impl<S: OpSender> FaultSender<'_, S> {
     /// Sends a substitute, and keeps what is needed to report the original operation.
-    fn send_instead(
-        &mut self,
-        kind: OpKind,
-        offset: u64,
-        buffers: Buffers,
-        substitute: Substitute,
-    ) -> Result<(), (Step, Buffers)> {
+    fn send_instead(&mut self, kind: OpKind, offset: u64, buffers: Buffers, substitute: Substitute) -> Sent {
         let sent = self.under.send_to(self.layer, kind, offset, buffers);
         match sent {
             Ok(()) => {
@@ -290,13 +252,7 @@ impl<S: OpSender> FaultSender<'_, S> {
         }
     }
 
-    fn send_part(
-        &mut self,
-        kind: OpKind,
-        offset: u64,
-        buffers: Buffers,
-        len: usize,
-    ) -> Result<(), (Step, Buffers)> {
+    fn send_part(&mut self, kind: OpKind, offset: u64, buffers: Buffers, len: usize) -> Sent {
         match buffers {
             Buffers::None => self.under.send_to(self.layer, kind, offset, buffers),
             Buffers::Owned(mut buffer) => {
@@ -318,13 +274,7 @@ impl<S: OpSender> FaultSender<'_, S> {
 }
 
 impl<S: OpSender> OpSender for FaultSender<'_, S> {
-    fn send_to(
-        &mut self,
-        layer: usize,
-        kind: OpKind,
-        offset: u64,
-        buffers: Buffers,
-    ) -> Result<(), (Step, Buffers)> {
+    fn send_to(&mut self, layer: usize, kind: OpKind, offset: u64, buffers: Buffers) -> Sent {
         self.layer = layer;
         let len = match (&buffers, kind) {
             (_, OpKind::Range { len, .. }) => len,
@@ -345,7 +295,7 @@ impl<S: OpSender> OpSender for FaultSender<'_, S> {
         let subject = Subject { kind: kind_of, extents: &[Extent { offset, len, unmap: false }] };
         let sent = match self.injector.decide(self.faults, subject, self.under.waker()) {
             Verdict::Pass => self.under.send_to(self.layer, kind, offset, buffers),
-            Verdict::Wait(_) | Verdict::Overtaken(..) => return Err((Step::Busy, buffers)),
+            Verdict::Wait(_) => return Err((Step::Busy, buffers)),
             Verdict::Short(len) => self.send_part(kind, offset, buffers, len as usize),
             // An empty read fails instead, so that the error is reported like any other.
             Verdict::Fail(errno) => {

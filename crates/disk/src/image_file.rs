@@ -2,13 +2,14 @@
 
 use crate::{Cache, Error, Options};
 use kickless_opener::{Alignment, image, is_same_description, reopen, status};
+use kickless_sync::lock;
 use rustix::fs::{FileType, OFlags, Stat, fcntl_getfl, fcntl_setfl, fstat, fstatfs};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// The magic numbers of file systems that have no cache beside their own memory (statfs(2)).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -112,7 +113,7 @@ impl Shared {
     fn insert(&self, file: Arc<File>) -> Option<Arc<File>> {
         // Dropped after the lock, because the close of a file can wait.
         let mut open = Vec::new();
-        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = lock(&self.0);
         files.retain(|other| other.strong_count() > 0);
         open.extend(files.iter().filter_map(Weak::upgrade));
         if open.iter().any(|other| may_share(&file, other)) {

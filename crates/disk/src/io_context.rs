@@ -1,7 +1,7 @@
 //! The means by which a worker runs requests.
 
 use crate::lost_writes::LostWritesSeen;
-use crate::op_sender::OpSender;
+use crate::op_sender::{OpSender, Sent};
 use crate::{Attached, IoError, Step};
 use kickless_io::{Buffers, Engine, Op, OpKind, Token, Waker};
 use kickless_memory::Marks;
@@ -28,13 +28,7 @@ pub struct IoContext<'a> {
 
 impl OpSender for IoContext<'_> {
     #[inline]
-    fn send_to(
-        &mut self,
-        layer: usize,
-        kind: OpKind,
-        offset: u64,
-        buffers: Buffers,
-    ) -> Result<(), (Step, Buffers)> {
+    fn send_to(&mut self, layer: usize, kind: OpKind, offset: u64, buffers: Buffers) -> Sent {
         let Some(file) = self.attached.layer(layer) else {
             return Err((Step::Done(Err(IoError::Os(kickless_io::Errno::BADF))), buffers));
         };

@@ -103,7 +103,7 @@ pub use file::FileDisk;
 pub use io::Io;
 pub use io_context::IoContext;
 pub use library_disk::LibraryDisk;
-pub use limits::{Lifetime, Limits, RangeLimits, SECTOR};
+pub use limits::{Limits, RangeLimits, SECTOR};
 pub use lost_writes::LostWritesSeen;
 pub use medium::Medium;
 pub use memory::MemoryDisk;

@@ -20,21 +20,12 @@ pub struct Limits {
     pub opt_io_size: u32,
     /// Refuse writes.
     pub read_only: bool,
-    /// The recommended largest number of segments of a request; `None` for no recommendation. Requests with
-    /// more are served.
-    pub segments_max: Option<u32>,
-    /// The recommended largest number of bytes of a segment. Longer ones are served.
-    pub segment_bytes_max: u32,
     /// The limits of discards; `None` if they are not supported.
     pub discard: Option<RangeLimits>,
     /// The limits of write-zeroes requests; `None` if they are not supported.
     pub write_zeroes: Option<RangeLimits>,
     /// Writing zeroes may free the space.
     pub zeroes_may_unmap: bool,
-    /// The limits of secure erase; `None` if it is not supported.
-    pub secure_erase: Option<RangeLimits>,
-    /// The wear of the disk, if it is known.
-    pub lifetime: Option<Lifetime>,
 }
 
 /// The limits of one request on ranges.
@@ -48,17 +39,6 @@ pub struct RangeLimits {
     pub alignment: u32,
 }
 
-/// The wear of a disk, in the figures of eMMC (virtio 1.3, section 5.2.6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lifetime {
-    /// Spare blocks: 1 normal, 2 at 80 %, 3 at 90 %; 0 unknown.
-    pub pre_eol_info: u16,
-    /// Wear of SLC cells in steps of 10 %; 0 unknown.
-    pub type_a: u16,
-    /// Wear of MLC cells in steps of 10 %; 0 unknown.
-    pub type_b: u16,
-}
-
 impl Limits {
     /// Returns the limits of a disk without optional features.
     pub(crate) fn plain(read_only: bool) -> Self {
@@ -69,13 +49,9 @@ impl Limits {
             min_io_size: 0,
             opt_io_size: 0,
             read_only,
-            segments_max: None,
-            segment_bytes_max: SEGMENT_BYTES_MAX,
             discard: None,
             write_zeroes: None,
             zeroes_may_unmap: false,
-            secure_erase: None,
-            lifetime: None,
         }
     }
 }
@@ -90,6 +66,3 @@ impl RangeLimits {
 
 /// The largest number of ranges in one request: 1 KiB of segments.
 const RANGES_MAX: u32 = 64;
-
-/// The largest 32-bit length that is a multiple of a page.
-pub(crate) const SEGMENT_BYTES_MAX: u32 = 0x7fff_f000;

@@ -12,10 +12,11 @@
 //! This program asks for the same permissions as QEMU's own disk devices: others may read and resize, but not
 //! write. Source: QEMU `block/file-posix.c` and `hw/block/block.c`, and `/proc/locks` under QEMU 7.2.
 
+use kickless_sync::lock;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -126,10 +127,6 @@ type Image = (u64, u64);
 /// The images that this process has locked, and their bytes. The kernel does not report the owner of a lock.
 static HELD: Mutex<Vec<(Image, &[i64])>> = Mutex::new(Vec::new());
 
-fn held() -> MutexGuard<'static, Vec<(Image, &'static [i64])>> {
-    HELD.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn image(file: &File) -> Option<Image> {
     fstat(file).ok().map(|file| (file.st_dev, file.st_ino))
 }
@@ -137,7 +134,7 @@ fn image(file: &File) -> Option<Image> {
 /// Returns whether this process already has a conflicting lock on the image, by this or another open file
 /// description.
 fn is_held_here(file: &File, read_only: bool) -> bool {
-    is_among(&held(), file, read_only)
+    is_among(&lock(&HELD), file, read_only)
 }
 
 fn is_among(held: &[(Image, &[i64])], file: &File, read_only: bool) -> bool {
@@ -153,7 +150,7 @@ impl ImageLock {
     pub fn acquire(file: &File, read_only: bool) -> Result<Self, LockError> {
         let bytes = lock_bytes(read_only);
         // The kernel sees no conflict of two disks that have one open file description.
-        let mut held = held();
+        let mut held = lock(&HELD);
         if is_among(&held, file, read_only) {
             check(file, read_only)?;
             return Err(LockError::Here);
@@ -232,7 +229,7 @@ fn pause() -> Duration {
 impl Drop for ImageLock {
     fn drop(&mut self) {
         if let Some(entry) = self.entry {
-            let mut held = held();
+            let mut held = lock(&HELD);
             if let Some(at) = held.iter().position(|held| *held == entry) {
                 held.swap_remove(at);
             }

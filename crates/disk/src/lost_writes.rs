@@ -57,8 +57,9 @@
 //! The disk does not always learn that a guest has rebooted. Then the first flush of a queue may fail for a
 //! loss that only other queues have reported. This error is the safer one.
 
+use kickless_sync::lock;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// The loss count that a queue has reported. Each queue gets its own from [`crate::Disk::lost_writes_seen`].
 #[derive(Debug, Default)]
@@ -118,7 +119,7 @@ impl LostWritesReported {
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut ReportedCounts) -> T) -> T {
-        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut lock(&self.0))
     }
 }
 

@@ -21,9 +21,10 @@
 use crate::lock::{ImageLock, LockError, REPLACED_MAX};
 use crate::{Disk, Error, Resized};
 use kickless_io::Waker;
+use kickless_sync::lock;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// The disk of one device, which takes it for each guest and gives it up afterwards.
 ///
@@ -77,16 +78,12 @@ impl Medium {
         self.disk.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes the disk, if it is not taken.
     ///
     /// # Errors
     /// Another device has the disk, or it cannot be used.
     pub fn take(&self) -> Result<(), TakeError> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let State::Free { is_new_guest } = *state else {
             // The wait for a server that was away before is over.
             self.disk().restart_remote_waits();
@@ -120,7 +117,7 @@ impl Medium {
     /// # Errors
     /// Some data could not be written. The disk stays taken, and can be used as before.
     pub fn give_up(&self) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if let State::Taken(_) = *state {
             let disk = self.disk();
             disk.write_back()?;
@@ -136,7 +133,7 @@ impl Medium {
     /// # Errors
     /// The disk cannot be used now. Another program may be making it.
     pub fn look(&self) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if let State::Taken(_) = *state {
             return Ok(());
         }
@@ -151,7 +148,7 @@ impl Medium {
     /// # Errors
     /// The size cannot be read, or the disk cannot grow.
     pub fn refresh(&self, size_min: u64) -> io::Result<Resized> {
-        let state = self.state();
+        let state = lock(&self.state);
         if let State::Free { is_new_guest } = *state {
             let from = self.disk().size();
             self.replace(is_new_guest).map_err(io::Error::other)?;

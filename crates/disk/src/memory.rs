@@ -34,20 +34,10 @@ pub struct MemoryDisk {
 /// The progress of a request that runs in steps.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryState {
-    /// The kind of work. `None` if no request runs in steps.
-    steps: Option<Steps>,
+    /// The request. `None` if no request runs in steps.
+    steps: Option<Request>,
     /// The next byte on the disk.
     at: u64,
-}
-
-/// The kinds of work that run in steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Steps {
-    Read,
-    Write,
-    Discard,
-    WriteZeroes,
-    SecureErase,
 }
 
 impl MemoryState {
@@ -85,7 +75,6 @@ impl MemoryDisk {
             discard: ranges(RELEASED_MAX, page),
             write_zeroes: ranges(ZEROED_MAX, SECTOR),
             zeroes_may_unmap: !read_only,
-            secure_erase: ranges(ZEROED_MAX, SECTOR),
             ..Limits::plain(read_only)
         };
         Ok(Self { ram, limits })
@@ -144,15 +133,7 @@ impl MemoryDisk {
         request: Request,
         offset: u64,
     ) -> Step {
-        let steps = match request {
-            Request::Read { .. } => Steps::Read,
-            Request::Write { .. } => Steps::Write,
-            Request::Flush => return state.finish(buffers, Ok(())),
-            Request::Discard { .. } => Steps::Discard,
-            Request::WriteZeroes { .. } => Steps::WriteZeroes,
-            Request::SecureErase => Steps::SecureErase,
-        };
-        (state.at, state.steps) = (offset, Some(steps));
+        (state.at, state.steps) = (offset, Some(request));
         self.step(context, buffers, state)
     }
 
@@ -163,14 +144,14 @@ impl MemoryDisk {
         buffers: &mut IoBuffers,
         state: &mut MemoryState,
     ) -> Step {
-        let Some(steps) = state.steps else { return Step::Busy };
+        let Some(request) = state.steps else { return Step::Busy };
         let len = buffers.guest.len().min(STEP_BYTES);
-        let copied = match steps {
-            Steps::Read => self.ram.copy_some_to(state.at, len, &mut buffers.guest, context.marks),
-            Steps::Write => self.ram.copy_some_from(state.at, len, &buffers.guest),
-            Steps::Discard | Steps::WriteZeroes | Steps::SecureErase => {
-                return self.step_on_extents(buffers, state, steps);
-            }
+        let copied = match request {
+            Request::Read { .. } => self.ram.copy_some_to(state.at, len, &mut buffers.guest, context.marks),
+            Request::Write { .. } => self.ram.copy_some_from(state.at, len, &buffers.guest),
+            Request::Flush => return state.finish(buffers, Ok(())),
+            Request::Discard { .. } => return self.step_on_extents(buffers, state, true),
+            Request::WriteZeroes { .. } => return self.step_on_extents(buffers, state, false),
         };
         if buffers.guest.is_damaged() {
             return state.finish(buffers, Err(IoError::Damaged));
@@ -183,18 +164,13 @@ impl MemoryDisk {
         if buffers.guest.is_empty() { state.finish(buffers, Ok(())) } else { Step::More }
     }
 
-    fn step_on_extents(&self, buffers: &mut IoBuffers, state: &mut MemoryState, steps: Steps) -> Step {
+    fn step_on_extents(&self, buffers: &mut IoBuffers, state: &mut MemoryState, discard: bool) -> Step {
         let mut left = STEP_BYTES;
         while let Some(&Extent { offset, len, unmap }) = buffers.extents.last() {
             if left == 0 {
                 return Step::More;
             }
-            let release = match steps {
-                Steps::Discard => true,
-                // A freed page would keep its bytes until another process gets it.
-                Steps::SecureErase => false,
-                _ => unmap,
-            };
+            let release = unmap || discard;
             let per_copied = if release { RELEASED_PER_COPIED } else { 1 };
             // The step ends at a multiple of its size, so that whole pages stay whole. It may do up to twice
             // the work of a step.

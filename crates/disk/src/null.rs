@@ -2,7 +2,7 @@
 
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
-use crate::{Error, IoError, Limits, RangeLimits, Request, SECTOR, Step};
+use crate::{Error, Limits, RangeLimits, Request, SECTOR, Step};
 
 /// A disk without contents.
 ///
@@ -46,10 +46,6 @@ impl NullDisk {
         let result = buffers.check(request, self.size, self.limits.read_only).map(drop);
         match request {
             Request::Read { .. } | Request::Write { .. } | Request::Flush => Step::Done(result),
-            Request::SecureErase => {
-                buffers.drop_extents();
-                Step::Done(result.and(Err(IoError::Unsupported)))
-            }
             Request::Discard { .. } | Request::WriteZeroes { .. } => {
                 buffers.drop_extents();
                 Step::Done(result)

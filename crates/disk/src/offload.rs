@@ -164,7 +164,6 @@ impl Offload {
             Err(e) => return state.finish(buffers, Err(e)),
         };
         let durable = match request {
-            Request::SecureErase => return state.finish(buffers, Err(IoError::Unsupported)),
             Request::Read { .. } | Request::Flush => false,
             Request::Write { durable, .. }
             | Request::Discard { durable }

@@ -4,6 +4,10 @@ use crate::Step;
 use kickless_io::{Buffers, OpKind, Waker};
 use kickless_memory::Marks;
 
+/// The result of sending an operation. If it cannot be sent now ([`Step::Busy`]) or ever, the buffers come
+/// back.
+pub(crate) type Sent = Result<(), (Step, Buffers)>;
+
 /// Sends a request's operations, either straight to an engine or through injected faults.
 ///
 /// The choice is made at compile time, so disks without faults pay nothing for them.
@@ -13,7 +17,7 @@ pub(crate) trait OpSender {
     /// # Errors
     /// It cannot be sent now ([`Step::Busy`]) or ever. The buffers come back.
     #[inline]
-    fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
+    fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Sent {
         self.send_to(0, kind, offset, buffers)
     }
 
@@ -21,13 +25,7 @@ pub(crate) trait OpSender {
     ///
     /// # Errors
     /// As [`OpSender::send`].
-    fn send_to(
-        &mut self,
-        layer: usize,
-        kind: OpKind,
-        offset: u64,
-        buffers: Buffers,
-    ) -> Result<(), (Step, Buffers)>;
+    fn send_to(&mut self, layer: usize, kind: OpKind, offset: u64, buffers: Buffers) -> Sent;
 
     /// Returns the waker of the worker.
     fn waker(&self) -> &Waker;

@@ -7,8 +7,9 @@
 
 use crate::Step;
 use kickless_io::Waker;
+use kickless_sync::lock;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The ranges of one disk. Its lock is held only briefly, and no other lock is taken under it.
 #[derive(Debug, Default)]
@@ -61,14 +62,10 @@ impl Table {
 }
 
 impl Ranges {
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Requests a range. [`RangeClaim::is_held`] returns whether it is held; `waker` is signalled when that
     /// changes.
     pub(crate) fn claim(self: &Arc<Self>, range: Range<u64>, exclusive: bool, waker: &Waker) -> RangeClaim {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         let blockers = table.rivals(exclusive).filter(|rival| overlap(&rival.range, &range)).count();
         let number = table.next;
         table.next += 1;
@@ -114,7 +111,7 @@ pub(crate) struct RangeClaim {
 impl RangeClaim {
     /// Returns whether the range is held.
     pub(crate) fn is_held(&self) -> bool {
-        let mut table = self.ranges.lock();
+        let mut table = lock(&self.ranges.table);
         let (entries, _) = table.list(self.exclusive);
         entries[self.index].as_ref().is_some_and(|entry| entry.blockers == 0)
     }
@@ -122,7 +119,7 @@ impl RangeClaim {
 
 impl Drop for RangeClaim {
     fn drop(&mut self) {
-        let mut table = self.ranges.lock();
+        let mut table = lock(&self.ranges.table);
         let (entries, free) = table.list(self.exclusive);
         free.push(self.index);
         let Some(Entry { number, range, .. }) = entries[self.index].take() else { return };

@@ -29,8 +29,6 @@ pub enum Request {
         /// Complete only when the effect is on stable storage.
         durable: bool,
     },
-    /// Erase the extents of the [`Io`](crate::Io), so that their data cannot be recovered by any means.
-    SecureErase,
 }
 
 /// A range of a disk.

@@ -299,7 +299,7 @@ mod tests {
             "nbd\\+unix:///[a-z]{0,9}\\?socket=[/a-z]{1,9}(&reconnect-delay=[0-9]{1,4})?",
             "rbd:[a-z]{1,5}(/[a-z]{1,5}){1,2}(@[a-z]{1,5})?(\\?conf=[/a-z]{1,9})?",
         ];
-        let rules = "(seed=[0-9]{1,5},)?(eio|short|reorder|delay=[1-9]ms)(@[1-9][0-9]?%\\+read)?";
+        let rules = "(seed=[0-9]{1,5},)?(eio|short|delay=[1-9]ms)(@[1-9][0-9]?%\\+read)?";
         (proptest::option::of(rules), kind).prop_map(|(rules, disk)| match rules {
             Some(rules) => format!("fault:{rules}:{disk}"),
             None => disk,

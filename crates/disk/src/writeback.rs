@@ -34,11 +34,12 @@
 
 use kickless_io::{Errno, writeback_error};
 use kickless_opener::reopen;
+use kickless_sync::lock;
 use rustix::fs::fstatfs;
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, PoisonError};
 use tracing::Span;
 
 /// The magic number of statfs(2).
@@ -67,7 +68,7 @@ impl Writeback {
 
     /// Returns whether the kernel reports each loss to an open file description of this disk alone.
     pub(crate) fn has_witness(&self) -> bool {
-        self.witness.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        lock(&self.witness).is_some()
     }
 
     /// Returns the final result of a flush, given its result in the kernel.
@@ -95,7 +96,7 @@ impl Writeback {
 
     /// Latches the error that the kernel reports to the witness. Returns `false` if there is no witness.
     fn check_witness(&self) -> bool {
-        let witness = self.witness.lock().unwrap_or_else(PoisonError::into_inner);
+        let witness = lock(&self.witness);
         if let Some(errno) = witness.as_ref().and_then(writeback_error) {
             self.latch(errno);
         }

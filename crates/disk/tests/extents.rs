@@ -181,10 +181,9 @@ fn discards_free_memory() {
         run_on_extents(&mut worker, ZEROES, &[(MEMORY - 8192, 512, true), (MEMORY - 512, 512, false)]),
         Ok(())
     );
-    assert_eq!(run_on_extents(&mut worker, Request::SecureErase, &[(MEMORY - 4096, 512, false)]), Ok(()));
     let end = worker.read(MEMORY - 8192, 8192).1;
     let zeroes: Vec<usize> = (0..16).filter(|sector| end[sector * 512..][..512] == [0; 512]).collect();
-    assert_eq!(zeroes, [0, 8, 15]);
+    assert_eq!(zeroes, [0, 15]);
 }
 
 #[test]
@@ -206,11 +205,9 @@ fn bad_extents_and_missing_features_are_refused() {
         }
         // One bad extent makes the whole request fail.
         assert!(matches!(spec, DiskSpec::Null(_)) || !worker.read(0, 512).1.starts_with(&[7]));
-        let erased = run_on_extents(&mut worker, Request::SecureErase, &[(0, 512, false)]);
-        assert_eq!(erased.is_ok(), disk.limits().secure_erase.is_some());
         let read_only = Disk::open(&spec, &options(Cache::None, true)).unwrap();
-        let Limits { discard, write_zeroes, secure_erase, zeroes_may_unmap, .. } = read_only.limits();
-        assert_eq!((*discard, *write_zeroes, *secure_erase, *zeroes_may_unmap), (None, None, None, false));
+        let Limits { discard, write_zeroes, zeroes_may_unmap, .. } = read_only.limits();
+        assert_eq!((*discard, *write_zeroes, *zeroes_may_unmap), (None, None, false));
         let mut worker = Worker::new(&read_only, EngineKind::Threads, 4);
         for request in [ZEROES, DISCARD] {
             assert_eq!(run_on_extents(&mut worker, request, &[(0, 512, false)]), Err(IoError::ReadOnly));

@@ -219,20 +219,6 @@ fn a_read_only_disk_takes_no_writes() {
     }
 }
 
-/// No file and no library can erase data so that it cannot be recovered.
-#[test]
-fn secure_erase_is_refused_except_in_memory() {
-    for (name, disk, _keep_alive) in disks_of_each_kind(64 << 10, false) {
-        if let Disk::Memory(_) = disk {
-            continue;
-        }
-        assert_eq!(disk.limits().secure_erase, None, "{name}");
-        let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
-        worker.io(0).extents_mut().push(Extent { offset: 0, len: 4096, unmap: false });
-        assert_eq!(worker.run(Request::SecureErase), Err(IoError::Unsupported), "{name}");
-    }
-}
-
 #[test]
 fn a_write_protected_device_opens_only_for_reading() {
     let contents = Random(2).bytes(64 << 10);

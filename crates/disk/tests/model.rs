@@ -304,7 +304,7 @@ fn a_file_on_two_threads() {
 /// Short transfers, `EAGAIN`, and operations in another order do not change the result of the requests.
 #[test]
 fn a_file_with_transient_faults() {
-    let rules = "short@20%,eagain@5%,reorder@5%,delay=10us-1ms@10%";
+    let rules = "short@20%,eagain@5%,delay=10us-1ms@15%";
     check(4, 2, |contents| {
         let image = image(contents);
         let under = Box::new(DiskSpec::File(image.path().into()));

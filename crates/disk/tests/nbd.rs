@@ -316,7 +316,7 @@ fn faults_apply_to_an_export() {
         let spec = DiskSpec::Fault(rules.parse().unwrap(), Box::new(server.spec("")));
         Disk::open(&spec, &options(Cache::None, false))
     };
-    let disk = faulty("eio@0-7,delay=5ms@write,reorder@flush").unwrap();
+    let disk = faulty("eio@0-7,delay=5ms@write,delay=1ms@flush").unwrap();
     let mut worker = worker(&disk);
     assert_eq!(worker.read(0, 512).0, Err(IoError::Os(Errno::IO)));
     assert_eq!(worker.write(4096, &[7; 4096], 0), Ok(()));

@@ -54,7 +54,7 @@ fn discards_and_zeroes() {
         let limits = disk.limits();
         let alignments = [limits.discard, limits.write_zeroes].map(|ranges| ranges.unwrap().alignment);
         assert_eq!((disk.size(), alignments), (LEN, [128, 1]));
-        assert!(limits.zeroes_may_unmap && limits.secure_erase.is_none());
+        assert!(limits.zeroes_may_unmap);
         let mut worker = worker(&disk);
         let full = space(&image.path());
         run_on_extent(&mut worker, Request::WriteZeroes { durable: false }, 64 << 10, 64 << 10, false);
@@ -576,7 +576,7 @@ fn faults_apply_to_an_image() {
     let faulty = |rules: &str| {
         open(&DiskSpec::Fault(rules.parse().unwrap(), Box::new(image.spec())), Cache::None).unwrap()
     };
-    let disk = faulty("short,delay=2ms@write,reorder@flush");
+    let disk = faulty("short,delay=2ms@write,delay=1ms@flush");
     let mut on_disk = worker(&disk);
     assert_eq!(on_disk.write(4096, &[7; 128 << 9], 0), Err(IoError::Range));
     assert_eq!(on_disk.write(4096, &[7; 8192], 0), Ok(()));

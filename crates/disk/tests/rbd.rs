@@ -32,7 +32,7 @@ fn discards_and_zeroes() {
     let limits = disk.limits();
     assert_eq!((limits.discard.unwrap().alignment, limits.write_zeroes.unwrap().alignment), (128, 1));
     assert_eq!((limits.min_io_size, limits.opt_io_size, limits.block_size), (128, 128, 512));
-    assert!(limits.zeroes_may_unmap && limits.secure_erase.is_none());
+    assert!(limits.zeroes_may_unmap);
     assert_eq!((disk.size(), disk.identity()), (LEN, format!("rbd-{}", image.id()).as_str()));
     let mut worker = worker(&disk);
     assert_eq!(image.objects(), 16);
@@ -382,7 +382,7 @@ fn faults_apply_to_an_image() {
         let spec = DiskSpec::Fault(rules.parse().unwrap(), Box::new(image.spec("")));
         Disk::open(&spec, &options(Cache::None, false))
     };
-    let disk = faulty("eio@0-7,delay=5ms@write,reorder@flush").unwrap();
+    let disk = faulty("eio@0-7,delay=5ms@write,delay=1ms@flush").unwrap();
     disk.acquire_own_lock().unwrap();
     let mut worker = worker(&disk);
     assert_eq!(worker.read(0, 512).0, Err(IoError::Os(Errno::IO)));

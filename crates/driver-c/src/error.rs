@@ -98,7 +98,7 @@ fn errno(error: &Error) -> Errno {
         | Error::RingError
         | Error::Incompatible { .. } => Errno::PROTO,
         Error::NoAnswer { .. } | Error::CommandTimeout { .. } | Error::Gone { .. } => Errno::TIMEDOUT,
-        Error::Refused { .. } | Error::CommandRefused { .. } => Errno::REMOTEIO,
+        Error::Refused { .. } | Error::CommandRefused => Errno::REMOTEIO,
         Error::Closed => Errno::CONNRESET,
         Error::NotOffered { .. } => Errno::OPNOTSUPP,
         Error::QueueSize { .. } => Errno::INVAL,

@@ -7,8 +7,7 @@
 //! - handles behind pointers;
 //! - negative errno values and a sentence instead of errors ([`error`]);
 //! - structures that can grow ([`options`]);
-//! - requests that name their memory ([`queue`]);
-//! - frames that are copied ([`pair`]).
+//! - requests that name their memory ([`queue`]).
 //!
 //! Nothing unwinds into C: each function runs inside [`error::guard`].
 //!
@@ -27,12 +26,9 @@
 )]
 
 pub mod buffer;
-pub mod card;
-pub mod card_options;
 pub mod disk;
 pub mod error;
 pub mod options;
-pub mod pair;
 pub mod pointer;
 pub mod queue;
 pub mod request;

@@ -66,40 +66,6 @@ pub struct Options {
     pub reserved: u32,
 }
 
-/// The sentence about a wrong size.
-const WRONG_SIZE: &str = "options.size is not sizeof(kl_options)";
-
-/// Copies a structure from C whose first member is its size. Members that the caller does not know are zero.
-/// `wrong_size` is the sentence about a size below `size_min` or an impossible one.
-///
-/// # Safety
-/// `options` is null, or points to a structure with as many bytes as its first member says. Any bytes are
-/// valid for a `T`.
-pub(crate) unsafe fn read_versioned<T>(
-    options: *const T,
-    size_min: usize,
-    wrong_size: &'static str,
-) -> Result<T, Fault> {
-    // SAFETY: every version of the structure has the first member.
-    let size = *unsafe { pointer::reference(options.cast::<usize>(), "options")? };
-    if !(size_min..=SIZE_MAX).contains(&size) {
-        return Err(Fault::Argument(wrong_size));
-    }
-    // SAFETY: the structure has as many bytes as the caller says.
-    let bytes = unsafe { pointer::array(options.cast::<u8>(), size, "options")? };
-    let known = bytes.len().min(size_of::<T>());
-    if bytes.iter().skip(known).any(|byte| *byte != 0) {
-        return Err(Fault::TooNew);
-    }
-    let mut copy = MaybeUninit::<T>::zeroed();
-    // SAFETY:
-    // * both have `known` bytes;
-    // * the copy is a new object, so they do not overlap.
-    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), copy.as_mut_ptr().cast(), known) };
-    // SAFETY: any bytes are valid by the caller's promise, and all bytes were written.
-    Ok(unsafe { copy.assume_init() })
-}
-
 impl Options {
     /// Copies the options from C.
     ///
@@ -107,10 +73,27 @@ impl Options {
     /// `options` is null, or points to a structure with as many bytes as its first member says. Its socket is
     /// null or a string.
     pub(crate) unsafe fn read(options: *const Self) -> Result<driver::Options, Fault> {
-        // SAFETY: the caller's promise. The members are numbers and a pointer, for which any bytes are valid.
-        let copy = unsafe { read_versioned(options, offset_of!(Self, buffer_memory), WRONG_SIZE)? };
-        // SAFETY: the caller's promise.
-        unsafe { copy.convert() }
+        // SAFETY: every version of the structure has the first member.
+        let size = *unsafe { pointer::reference(options.cast::<usize>(), "options")? };
+        if !(offset_of!(Self, buffer_memory)..=SIZE_MAX).contains(&size) {
+            return Err(Fault::Argument("options.size is not sizeof(kl_options)"));
+        }
+        // SAFETY: the structure has as many bytes as the caller says.
+        let bytes = unsafe { pointer::array(options.cast::<u8>(), size, "options")? };
+        let known = bytes.len().min(size_of::<Self>());
+        if bytes.iter().skip(known).any(|byte| *byte != 0) {
+            return Err(Fault::TooNew);
+        }
+        // The members that the caller does not know are zero.
+        let mut copy = MaybeUninit::<Self>::zeroed();
+        // SAFETY:
+        // * both have `known` bytes;
+        // * the copy is a new object, so they do not overlap.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), copy.as_mut_ptr().cast(), known) };
+        // SAFETY:
+        // * all bytes were written, and the members are numbers and a pointer, for which any bytes are valid;
+        // * the caller's promise.
+        unsafe { copy.assume_init_ref().convert() }
     }
 
     /// Converts the options to those of the driver.
@@ -120,32 +103,36 @@ impl Options {
     unsafe fn convert(&self) -> Result<driver::Options, Fault> {
         // SAFETY: the caller's promise. The path is copied before this function returns.
         let defaults = driver::Options::new(unsafe { socket(self.socket)? });
-        const TOO_LARGE: &str = "options.queues or .queue_size is too large";
         Ok(driver::Options {
-            queues: number(self.queues, defaults.queues, TOO_LARGE)?,
-            queue_size: number(self.queue_size, defaults.queue_size, TOO_LARGE)?,
+            queues: number(self.queues, defaults.queues)?,
+            queue_size: number(self.queue_size, defaults.queue_size)?,
             packed: choice(self.packed, defaults.packed)?,
             event_idx: choice(self.event_idx, defaults.event_idx)?,
             indirect: choice(self.indirect, defaults.indirect)?,
             in_order: choice(self.in_order, defaults.in_order)?,
             huge_pages: huge_pages(self.huge_pages, self.reserved)?,
             buffer_memory: if self.buffer_memory == 0 { defaults.buffer_memory } else { self.buffer_memory },
-            reconnect_limit: reconnect_limit(self.reconnect_limit_ms, defaults.reconnect_limit)?,
+            reconnect_limit: match self.reconnect_limit_ms {
+                -1 => Duration::ZERO,
+                time => milliseconds(time, defaults.reconnect_limit)?,
+            },
             connect_timeout: milliseconds(self.connect_timeout_ms, defaults.connect_timeout)?,
             reply_timeout: milliseconds(self.reply_timeout_ms, defaults.reply_timeout)?,
-            waiting: waiting(self.spin_us, defaults.waiting)?,
+            waiting: match self.spin_us {
+                0 => defaults.waiting,
+                -1 => Waiting::Spin(Duration::MAX),
+                time => Waiting::Spin(Duration::from_micros(positive(time)?)),
+            },
             ..defaults
         })
     }
 }
 
-// Each of these converts a member that disks and cards have.
-
 /// Returns the path of the socket.
 ///
 /// # Safety
 /// `socket` is null, or a string that stays where and as it is for `'a`.
-pub(crate) unsafe fn socket<'a>(socket: *const c_char) -> Result<&'a OsStr, Fault> {
+unsafe fn socket<'a>(socket: *const c_char) -> Result<&'a OsStr, Fault> {
     if socket.is_null() {
         return Err(Fault::Null("options.socket"));
     }
@@ -153,35 +140,22 @@ pub(crate) unsafe fn socket<'a>(socket: *const c_char) -> Result<&'a OsStr, Faul
     Ok(OsStr::from_bytes(unsafe { CStr::from_ptr(socket) }.to_bytes()))
 }
 
-/// Returns a number of queues or descriptors. `too_large` is the sentence about one that does not fit.
-pub(crate) fn number(value: u32, default: u16, too_large: &'static str) -> Result<u16, Fault> {
-    if value == 0 { Ok(default) } else { u16::try_from(value).map_err(|_| Fault::Argument(too_large)) }
+/// Returns a number of queues or descriptors.
+fn number(value: u32, default: u16) -> Result<u16, Fault> {
+    let too_large = |_| Fault::Argument("options.queues or .queue_size is too large");
+    if value == 0 { Ok(default) } else { u16::try_from(value).map_err(too_large) }
 }
 
 /// Returns whether to use huge pages, and checks the reserved member behind.
-pub(crate) fn huge_pages(value: u32, reserved: u32) -> Result<bool, Fault> {
+fn huge_pages(value: u32, reserved: u32) -> Result<bool, Fault> {
     match (value, reserved) {
         (0 | 1, 0) => Ok(value == 1),
         _ => Err(Fault::Argument("options.huge_pages must be 0 or 1, and .reserved 0")),
     }
 }
 
-/// Returns the time to try to reconnect; -1 means none.
-pub(crate) fn reconnect_limit(value: i64, default: Duration) -> Result<Duration, Fault> {
-    if value == -1 { Ok(Duration::ZERO) } else { milliseconds(value, default) }
-}
-
-/// Returns how a thread waits; -1 means that it never sleeps.
-pub(crate) fn waiting(spin_us: i64, default: Waiting) -> Result<Waiting, Fault> {
-    Ok(match spin_us {
-        0 => default,
-        -1 => Waiting::Spin(Duration::MAX),
-        time => Waiting::Spin(Duration::from_micros(positive(time)?)),
-    })
-}
-
 /// Returns the choice about a feature.
-pub(crate) fn choice(value: u32, default: Choice) -> Result<Choice, Fault> {
+fn choice(value: u32, default: Choice) -> Result<Choice, Fault> {
     match value {
         KL_AUTO => Ok(default),
         KL_ON => Ok(Choice::On),
@@ -191,7 +165,7 @@ pub(crate) fn choice(value: u32, default: Choice) -> Result<Choice, Fault> {
 }
 
 /// Returns a time of this many milliseconds, or the default for 0.
-pub(crate) fn milliseconds(value: i64, default: Duration) -> Result<Duration, Fault> {
+fn milliseconds(value: i64, default: Duration) -> Result<Duration, Fault> {
     if value == 0 { Ok(default) } else { Ok(Duration::from_millis(positive(value)?)) }
 }
 

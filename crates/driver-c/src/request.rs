@@ -19,8 +19,6 @@ pub const KL_DISCARD: u32 = 4;
 pub const KL_WRITE_ZEROES: u32 = 5;
 /// Read the identity string: `length` is 20, and a shorter string ends with a zero.
 pub const KL_GET_ID: u32 = 6;
-/// Read the wear of the disk: `length` is 6, for three little-endian numbers (virtio 1.3, section 5.2.6).
-pub const KL_GET_LIFETIME: u32 = 7;
 
 /// For KL_WRITE_ZEROES: the disk may free the space of these bytes.
 pub const KL_UNMAP: u32 = 1;
@@ -45,7 +43,7 @@ pub struct Piece {
 /// the same memory at once. The memory belongs to the back-end until they have completed.
 #[repr(C)]
 pub struct Request {
-    /// One of KL_READ to KL_GET_LIFETIME.
+    /// One of KL_READ to KL_GET_ID.
     pub kind: u32,
     /// 0 or KL_UNMAP.
     pub flags: u32,
@@ -98,8 +96,7 @@ pub(crate) fn kind(kind: u32) -> Result<Kind, Fault> {
         KL_DISCARD => Kind::Discard,
         KL_WRITE_ZEROES => Kind::WriteZeroes,
         KL_GET_ID => Kind::GetId,
-        KL_GET_LIFETIME => Kind::GetLifetime,
-        _ => return Err(Fault::Argument("the kind of a request is not KL_READ to KL_GET_LIFETIME")),
+        _ => return Err(Fault::Argument("the kind of a request is not KL_READ to KL_GET_ID")),
     })
 }
 
@@ -126,8 +123,6 @@ impl Request {
             Kind::Write => driver::Request::write(offset, unsafe { self.data(vector)? }),
             // SAFETY: the caller's promise.
             Kind::GetId => driver::Request::get_id(unsafe { self.data(vector)? }),
-            // SAFETY: the caller's promise.
-            Kind::GetLifetime => driver::Request::get_lifetime(unsafe { self.data(vector)? }),
             _ if !self.buffer.is_null() || self.piece_count > 0 => {
                 return Err(Fault::Argument("a request has memory that its kind does not allow"));
             }

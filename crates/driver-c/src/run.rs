@@ -16,7 +16,7 @@ pub const KL_ID_SIZE: usize = 21;
 
 const _: () = assert!(KL_ID_SIZE == ID_LEN + 1);
 
-/// Returns 1 if the back-end offers requests of this kind, KL_READ to KL_GET_LIFETIME, otherwise 0.
+/// Returns 1 if the back-end offers requests of this kind, KL_READ to KL_GET_ID, otherwise 0.
 ///
 /// A disk without flushes has no write cache, so every completed write is durable.
 // SAFETY: no other function of this process has the name.
@@ -33,7 +33,6 @@ pub unsafe extern "C" fn kl_disk_offers(disk: *mut Disk, kind: u32) -> c_int {
             Kind::Flush => features.contains(BlkFeatures::FLUSH),
             Kind::Discard => writable && features.contains(BlkFeatures::DISCARD),
             Kind::WriteZeroes => writable && features.contains(BlkFeatures::WRITE_ZEROES),
-            Kind::GetLifetime => features.contains(BlkFeatures::LIFETIME),
         };
         Ok(offers.into())
     })

@@ -3,13 +3,14 @@
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Instant;
 
 use kickless_spec::blk::{BlkFeatures, CONFIG_WRITEBACK, Config as Space};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::RINGS_MAX;
+use kickless_sync::lock;
 
 use crate::block::Blocks;
 use crate::buffer::{OwnMemory, Registered};
@@ -36,7 +37,7 @@ pub(crate) struct Core {
     /// it.
     session: Mutex<Session>,
     /// The configuration as it was read last, for callbacks.
-    last_config: Mutex<(Limits, Space)>,
+    pub(crate) last_config: Mutex<(Limits, Space)>,
     pub(crate) reactor: AtomicBool,
     /// Wakes the reactor thread.
     pub(crate) reactor_event: Arc<Event>,
@@ -121,7 +122,7 @@ impl Core {
     /// Locks the session with the back-end.
     pub(crate) fn session(&self) -> MutexGuard<'_, Session> {
         debug_assert!(!ring::is_delivering(), "a callback has a queue's lock already");
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.session)
     }
 
     /// Returns the limits of requests and the configuration space. Reads them again if they have changed.
@@ -129,7 +130,11 @@ impl Core {
     /// In a callback, returns the values that were read last.
     pub(crate) fn limits(self: &Arc<Self>) -> Result<(Limits, Space), Error> {
         if ring::is_delivering() {
-            return if self.link.is_dead() { Err(self.link.dead_error()) } else { Ok(*self.last_config()) };
+            return if self.link.is_dead() {
+                Err(self.link.dead_error())
+            } else {
+                Ok(*lock(&self.last_config))
+            };
         }
         let mut session = self.session();
         let changes = self.link.changes();
@@ -148,7 +153,7 @@ impl Core {
                 }
             };
             (session.space, session.limits, session.changes_seen) = (space, limits, changes);
-            *self.last_config() = (limits, space);
+            *lock(&self.last_config) = (limits, space);
             self.rings.iter().for_each(|ring| ring.set_limits(limits));
         }
         Ok((session.limits, session.space))
@@ -161,10 +166,6 @@ impl Core {
             self.check_connection();
         }
         self.limits()
-    }
-
-    pub(crate) fn last_config(&self) -> MutexGuard<'_, (Limits, Space)> {
-        self.last_config.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Turns the device's write cache on or off.
@@ -181,7 +182,7 @@ impl Core {
         if !matches!(told, Err(Error::Refused { .. })) {
             session.writeback = Some(on);
             session.space.writeback = on.into();
-            self.last_config().1.writeback = on.into();
+            lock(&self.last_config).1.writeback = on.into();
         }
         drop(session);
         told.or_else(|error| self.fail(error))

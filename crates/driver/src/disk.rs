@@ -13,7 +13,6 @@ use crate::buffer::{Buffer, Registered};
 use crate::core::Core;
 use crate::error::{Error, Invalid};
 use crate::handle::Handle;
-use crate::limits::LIFETIME_LEN;
 use crate::options::Options;
 use crate::queue::Queue;
 use crate::reconnect::Reconnect;
@@ -35,17 +34,6 @@ const MEMORY_WAIT: Duration = Duration::from_secs(30);
 /// are in bytes and multiples of 512. Each thread has a queue of its own, as far as there are enough.
 #[derive(Clone)]
 pub struct Disk(pub(crate) Arc<Handle>);
-
-/// The wear of a disk, in the figures of eMMC (virtio 1.3, section 5.2.6).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lifetime {
-    /// Spare blocks: 1 normal, 2 at 80 %, 3 at 90 %; 0 unknown.
-    pub pre_eol_info: u16,
-    /// Wear of SLC cells in steps of 10 %; 0 unknown.
-    pub type_a: u16,
-    /// Wear of MLC cells in steps of 10 %; 0 unknown.
-    pub type_b: u16,
-}
 
 /// The waiters of the chunks in flight, oldest first. They are in an array, so that a transfer allocates
 /// nothing.
@@ -458,21 +446,6 @@ impl Disk {
         let id = data.into_buffer().map(|buffer| buffer.to_vec()).unwrap_or_default();
         let len = id.iter().position(|byte| *byte == 0).unwrap_or(id.len());
         Ok(String::from_utf8_lossy(id.get(..len).unwrap_or_default()).into_owned())
-    }
-
-    /// Returns the wear of the disk.
-    ///
-    /// # Errors
-    /// The back-end does not offer this or fails, or the disk is dead.
-    pub fn get_lifetime(&self) -> Result<Lifetime, Error> {
-        let data = self.run(Request::get_lifetime(self.buffer(LIFETIME_LEN)?))?;
-        let mut bytes = [0; LIFETIME_LEN];
-        if let Some(buffer) = data.into_buffer() {
-            buffer.read(0, &mut bytes);
-        }
-        let [a, b, c, d, e, f] = bytes;
-        let number = |low, high| u16::from_le_bytes([low, high]);
-        Ok(Lifetime { pre_eol_info: number(a, b), type_a: number(c, d), type_b: number(e, f) })
     }
 }
 

@@ -130,11 +130,8 @@ pub enum Error {
         room: u32,
     },
     /// The back-end refused a command of the control queue.
-    #[error("the back-end refuses the command to {command}")]
-    CommandRefused {
-        /// The purpose of the command.
-        command: &'static str,
-    },
+    #[error("the back-end refuses the command to set the number of pairs")]
+    CommandRefused,
     /// The back-end answered a command with an undefined value. The device is dead.
     #[error("the back-end answers a command with {answer}")]
     CommandAnswer {
@@ -142,10 +139,8 @@ pub enum Error {
         answer: u8,
     },
     /// The back-end did not answer a command in time.
-    #[error("the command to {command} is not answered within {limit:?}")]
+    #[error("the command to set the number of pairs is not answered within {limit:?}")]
     CommandTimeout {
-        /// The purpose of the command.
-        command: &'static str,
         /// The limit, [`CardOptions::reply_timeout`](crate::CardOptions::reply_timeout).
         limit: Duration,
     },

@@ -127,9 +127,9 @@ mod waiter;
 pub use buffer::{Buffer, Data, Registered, SharedBuffer};
 #[cfg(fuzzing)]
 pub use card::fuzzing;
-pub use card::{Card, CardCounters, CardOptions, Frame, Interest, Outgoing, QueuePair, RxMode};
+pub use card::{Card, CardCounters, CardOptions, Frame, Interest, Outgoing, QueuePair};
 pub use choice::Choice;
-pub use disk::{Disk, Lifetime};
+pub use disk::Disk;
 pub use error::{Error, Failure, Invalid};
 pub use future::{Finished, InFlight};
 pub use kickless_virtqueue::driver::UsedError;

@@ -13,8 +13,6 @@ use crate::request::{Kind, Request};
 pub(crate) const PIECES_MAX: usize = 30;
 /// The valid sizes of a logical block: from a sector to the largest that QEMU allows.
 const BLOCK_SIZES: RangeInclusive<u32> = SECTOR_SIZE as u32..=2 << 20;
-/// The size of `struct virtio_blk_lifetime`.
-pub(crate) const LIFETIME_LEN: usize = 6;
 
 /// The limits of requests, from the features and the configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +132,6 @@ impl Limits {
         let (feature, what) = match kind {
             Kind::Read | Kind::Write | Kind::GetId => (BlkFeatures::empty(), ""),
             Kind::Flush => (BlkFeatures::FLUSH, "FLUSH"),
-            Kind::GetLifetime => (BlkFeatures::LIFETIME, "GET_LIFETIME"),
             Kind::Discard => (BlkFeatures::DISCARD, "DISCARD"),
             Kind::WriteZeroes => (BlkFeatures::WRITE_ZEROES, "WRITE_ZEROES"),
         };
@@ -231,7 +228,6 @@ impl Limits {
         match request.kind {
             Kind::Flush => Ok(0),
             Kind::GetId => exactly(ID_LEN),
-            Kind::GetLifetime => exactly(LIFETIME_LEN),
             Kind::Discard | Kind::WriteZeroes => {
                 self.check_range(request.offset, request.range.len)?;
                 let max = self.range_max(request.kind);

@@ -3,10 +3,11 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kickless_sync::lock;
 use kickless_vhost_user::FrontendResponder;
 
 use crate::connection::{self, Connection};
@@ -49,21 +50,17 @@ impl Link {
         })
     }
 
-    fn requests(&self) -> MutexGuard<'_, Option<FrontendResponder>> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Watches a connection, and serves its channel of the back-end from now on.
     pub(crate) fn watch(&self, connection: &mut Connection) -> Result<(), Error> {
         let requests = connection.take_requests();
         self.control.watch(connection.as_fd(), requests.as_ref().map(AsFd::as_fd))?;
-        *self.requests() = requests;
+        *lock(&self.requests) = requests;
         Ok(())
     }
 
     /// Closes a connection, if there is one, and the back-end's own channel.
     pub(crate) fn close(&self, connection: Option<Connection>) {
-        if let Some(requests) = self.requests().take() {
+        if let Some(requests) = lock(&self.requests).take() {
             self.control.forget(requests.as_fd());
         }
         if let Some(connection) = connection {

@@ -20,8 +20,7 @@ const BLK: BlkFeatures = BlkFeatures::SIZE_MAX
     .union(BlkFeatures::CONFIG_WCE)
     .union(BlkFeatures::MQ)
     .union(BlkFeatures::DISCARD)
-    .union(BlkFeatures::WRITE_ZEROES)
-    .union(BlkFeatures::LIFETIME);
+    .union(BlkFeatures::WRITE_ZEROES);
 
 /// The way in which a thread waits for a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

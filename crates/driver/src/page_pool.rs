@@ -1,8 +1,9 @@
 //! The allocator of the disk's own shared memory.
 
+use kickless_sync::lock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 /// The unit of allocation. It suits O_DIRECT and DMA engines.
@@ -35,19 +36,15 @@ impl PagePool {
         Self { free: Mutex::new(free), given_back: Condvar::new(), waiting: AtomicUsize::new(0) }
     }
 
-    fn free(&self) -> MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Allocates `len` bytes in one piece. Returns their start.
     pub(crate) fn take(&self, len: u64) -> Option<u64> {
-        self.free().take(rounded(len)?)
+        lock(&self.free).take(rounded(len)?)
     }
 
     /// Allocates as [`PagePool::take`], but waits up to `limit` until memory is freed.
     pub(crate) fn take_or_wait(&self, len: u64, limit: Duration) -> Option<u64> {
         let len = rounded(len)?;
-        let mut free = self.free();
+        let mut free = lock(&self.free);
         if let Some(at) = free.take(len) {
             return Some(at);
         }
@@ -65,7 +62,7 @@ impl PagePool {
     /// Frees `len` bytes that [`PagePool::take`] returned.
     pub(crate) fn give_back(&self, at: u64, len: u64) {
         let Some(len) = rounded(len) else { return };
-        let mut free = self.free();
+        let mut free = lock(&self.free);
         free.give_back(at, len);
         // A waiting thread holds this lock except while it sleeps, so this sees it.
         if self.waiting.load(Ordering::Relaxed) > 0 {

@@ -6,6 +6,7 @@
 //! back-end new rings with all requests in flight. Then it kicks each queue once, because a kick during the
 //! outage went to an eventfd without a reader. Sending requests to a disk twice is harmless.
 
+use kickless_sync::lock;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -104,7 +105,7 @@ impl Reconnect for Core {
         }
         self.link.watch(&mut connection)?;
         (session.space, session.limits, session.changes_seen) = (space, limits, changes);
-        *self.last_config() = (limits, space);
+        *lock(&self.last_config) = (limits, space);
         session.regions_max = connection.regions_max;
         connection.clear_deadline();
         session.connection = Some(connection);

@@ -19,8 +19,6 @@ pub enum Kind {
     Flush,
     /// Read the identity string.
     GetId,
-    /// Read the wear of the disk.
-    GetLifetime,
     /// Discard a range.
     Discard,
     /// Make a range read as zeroes.
@@ -35,7 +33,6 @@ impl Kind {
             Self::Write => blk::T_OUT,
             Self::Flush => blk::T_FLUSH,
             Self::GetId => blk::T_GET_ID,
-            Self::GetLifetime => blk::T_GET_LIFETIME,
             Self::Discard => blk::T_DISCARD,
             Self::WriteZeroes => blk::T_WRITE_ZEROES,
         }
@@ -44,7 +41,7 @@ impl Kind {
     /// Returns whether the device writes the data of the request.
     #[inline]
     pub(crate) fn device_writes(self) -> bool {
-        matches!(self, Self::Read | Self::GetId | Self::GetLifetime)
+        matches!(self, Self::Read | Self::GetId)
     }
 }
 
@@ -102,12 +99,6 @@ impl Request {
     /// 20 bytes.
     pub fn get_id(into: impl Into<Data>) -> Self {
         Self::new(Kind::GetId, 0, into.into())
-    }
-
-    /// Makes a request for the wear of the disk: three 16-bit numbers (virtio 1.3, section 5.2.6). `into`
-    /// must have six bytes.
-    pub fn get_lifetime(into: impl Into<Data>) -> Self {
-        Self::new(Kind::GetLifetime, 0, into.into())
     }
 
     /// Returns the kind of the request.

@@ -6,9 +6,10 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use kickless_spec::blk::{S_IOERR, S_OK, S_UNSUPP};
+use kickless_sync::lock;
 use kickless_virtqueue::driver::{Completer, CompletionHint, NoRoom, Submitter, Table};
 
 use crate::block::{Blocks, Chain};
@@ -243,20 +244,12 @@ impl Ring {
 
     /// Returns the eventfd that kicks the device.
     pub(crate) fn kick(&self) -> Arc<Event> {
-        self.submission().kick.clone()
+        lock(&self.submission).kick.clone()
     }
 
     /// Kicks the device through `kick`, without a check.
     pub(crate) fn kick_by(&self, kick: &Event) {
         self.kicker.kick(kick);
-    }
-
-    fn submission(&self) -> MutexGuard<'_, Submission> {
-        self.submission.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn completion(&self) -> MutexGuard<'_, CompletionSide> {
-        self.completion.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the completion side, unless another thread has locked it.
@@ -278,7 +271,7 @@ impl Ring {
     ///
     /// Requests that were not submitted stay in the batch.
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) -> Result<usize, Error> {
-        let mut submission = self.submission();
+        let mut submission = lock(&self.submission);
         let Admitted { count, direct, mut ended } = self.admit(&mut submission, batch);
         let mut taken = 0;
         let mut requests = batch.drain(..count);
@@ -309,7 +302,7 @@ impl Ring {
     /// # Errors
     /// As [`Ring::submit`]. The request is unchanged.
     pub(crate) fn submit_one(&self, request: &mut Request) -> Result<(), Error> {
-        let mut submission = self.submission();
+        let mut submission = lock(&self.submission);
         let Admitted { count, direct, ended } = self.admit(&mut submission, std::slice::from_ref(request));
         if count == 0 {
             return Err(ended.unwrap_or(Error::Full));
@@ -509,7 +502,7 @@ impl Ring {
         if is_delivering() {
             return Ok(());
         }
-        self.drain_and_keep(&mut self.completion())
+        self.drain_and_keep(&mut lock(&self.completion))
     }
 
     fn drain_and_keep(&self, completion: &mut CompletionSide) -> Result<(), Error> {
@@ -530,13 +523,13 @@ impl Ring {
 
     /// Keeps a completion for the next poller. The caller must wake the sleepers under the same lock.
     fn keep(&self, completion: Completion) {
-        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ready = lock(&self.ready);
         ready.push_back(completion);
         self.ready_len.store(ready.len(), Ordering::Release);
     }
 
     fn take_ready(&self) -> Option<Completion> {
-        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ready = lock(&self.ready);
         let completion = ready.pop_front();
         self.ready_len.store(ready.len(), Ordering::Release);
         completion
@@ -565,7 +558,7 @@ impl Ring {
     ///
     /// [`Ring::disarm`] must follow in either case.
     pub(crate) fn arm(&self) -> bool {
-        let CompletionSide { end, sleepers } = &mut *self.completion();
+        let CompletionSide { end, sleepers } = &mut *lock(&self.completion);
         sleepers.arm_thread(&mut RingEnd { ring: self, end })
     }
 
@@ -576,7 +569,7 @@ impl Ring {
     /// # Errors
     /// The device broke the rules of the ring.
     pub(crate) fn disarm(&self, called: bool) -> Result<(), Error> {
-        let CompletionSide { end, sleepers } = &mut *self.completion();
+        let CompletionSide { end, sleepers } = &mut *lock(&self.completion);
         sleepers.disarm_thread(&mut RingEnd { ring: self, end }, called)
     }
 
@@ -593,13 +586,13 @@ impl Ring {
         if is_delivering() {
             return Ok(false);
         }
-        let CompletionSide { end, sleepers } = &mut *self.completion();
+        let CompletionSide { end, sleepers } = &mut *lock(&self.completion);
         sleepers.arm_events(&mut RingEnd { ring: self, end }, event)
     }
 
     /// Notifies `waiter` whenever a request completes, from now on.
     pub(crate) fn watch(&self, waiter: &Arc<Waiter>) {
-        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watchers = lock(&self.watchers);
         watchers.push(waiter.clone());
         self.watching.store(watchers.len(), Ordering::Relaxed);
         // Partner: the fence in `tell_watchers`. Either `tell_watchers` sees the watcher, or the watcher sees
@@ -609,7 +602,7 @@ impl Ring {
 
     /// Stops notifying `waiter`.
     pub(crate) fn unwatch(&self, waiter: &Arc<Waiter>) {
-        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watchers = lock(&self.watchers);
         watchers.retain(|other| !Arc::ptr_eq(other, waiter));
         self.watching.store(watchers.len(), Ordering::Relaxed);
     }
@@ -625,7 +618,7 @@ impl Ring {
 
     #[inline(never)]
     fn notify_watchers(&self) {
-        let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let watchers = lock(&self.watchers);
         watchers.iter().for_each(|waiter| waiter.notify());
     }
 
@@ -653,17 +646,17 @@ impl Ring {
 
     /// Sets the limits of later requests.
     pub(crate) fn set_limits(&self, limits: Limits) {
-        self.submission().limits = limits;
+        lock(&self.submission).limits = limits;
     }
 
     /// Refuses all later submissions.
     pub(crate) fn shut(&self) {
-        self.submission().dead = true;
+        lock(&self.submission).dead = true;
     }
 
     /// Refuses submissions for now, as if the ring were full.
     pub(crate) fn set_held(&self, held: bool) {
-        self.submission().held = held;
+        lock(&self.submission).held = held;
         if !held {
             self.tell_watchers();
         }
@@ -675,10 +668,10 @@ impl Ring {
     /// # Errors
     /// The ring cannot be made.
     pub(crate) fn restart(&self, limits: Limits, kick: Arc<Event>) -> Result<(), Error> {
-        let mut completion = self.completion();
+        let mut completion = lock(&self.completion);
         // Completions of the last back-end count. Its errors do not matter any more.
         let _ = self.drain_and_keep(&mut completion);
-        let mut submission = self.submission();
+        let mut submission = lock(&self.submission);
         let mut in_flight: Vec<Request> = Vec::new();
         let taker = &mut completion.end.taker;
         in_flight.extend((0..taker.size()).filter_map(|id| taker.take(id)));
@@ -716,7 +709,7 @@ impl Ring {
         self.shut();
         // If kicks are writes, a thread may be blocked by the back-end. This releases it.
         self.kick().take();
-        let mut completion = self.completion();
+        let mut completion = lock(&self.completion);
         // Earlier completions count. An error is most likely the reason why the disk died.
         let _ = self.drain_and_keep(&mut completion);
         let taker = &mut completion.end.taker;

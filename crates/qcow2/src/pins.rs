@@ -9,8 +9,9 @@
 use super::runtime::Runtime;
 use super::wakers::Wakers;
 use kickless_sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use kickless_sync::lock;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The number of shards. Each queue normally has its own.
 const SHARDS: usize = if cfg!(loom) { 1 } else { 64 };
@@ -96,7 +97,7 @@ impl<R: Runtime> Pins<R> {
         if self.common.has_lost.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        let lost = self.common.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = lock(&self.common.lost);
         lost.iter().any(|lost| lost.start < bytes.end && bytes.start < lost.end)
     }
 
@@ -151,7 +152,7 @@ impl<R: Runtime> Pin<R> {
     #[cold]
     pub fn lose(self, bytes: Range<u64>) {
         let common = &self.shard.common;
-        common.lost.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
+        lock(&common.lost).push(bytes);
         common.has_lost.store(1, Ordering::Relaxed);
     }
 }

@@ -1,7 +1,8 @@
 //! The wakers of requests that wait.
 
 use super::runtime::Runtime;
-use std::sync::{Arc, Mutex, PoisonError};
+use kickless_sync::lock;
+use std::sync::{Arc, Mutex};
 
 /// One waker for each queue. All are signalled at each progress. Clones are the same list.
 #[derive(Debug)]
@@ -13,14 +14,14 @@ impl<R: Runtime> Wakers<R> {
     }
 
     pub(crate) fn add(&self, waker: &R::Waker) {
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = lock(&self.0);
         if !list.iter().any(|known| R::is_same(known, waker)) {
             list.push(waker.clone());
         }
     }
 
     pub(crate) fn wake(&self) {
-        for waker in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for waker in lock(&self.0).drain(..) {
             R::wake(&waker);
         }
     }

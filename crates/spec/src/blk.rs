@@ -4,8 +4,6 @@ use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The device type number (virtio 1.3, section 5).
-pub const DEVICE_ID: u32 = 2;
 /// The unit of `capacity` and of `Header::sector`, whatever the block size.
 pub const SECTOR_SIZE: u64 = 512;
 /// Length of the identity string of GET_ID.
@@ -103,18 +101,6 @@ pub struct Segment {
 /// Flag of a write-zeroes segment: the device may deallocate the space.
 pub const SEGMENT_UNMAP: u32 = 1;
 
-/// The answer to GET_LIFETIME (`struct virtio_blk_lifetime`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct Lifetime {
-    /// Spare blocks: 1 normal, 2 at 80 %, 3 at 90 %; 0 not known.
-    pub pre_eol_info: U16,
-    /// Wear of SLC cells in steps of 10 %; 0 not known.
-    pub device_lifetime_est_typ_a: U16,
-    /// Wear of MLC cells in steps of 10 %; 0 not known.
-    pub device_lifetime_est_typ_b: U16,
-}
-
 /// `struct virtio_blk_config`. Fields of features that were not offered are zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -187,6 +173,6 @@ mod tests {
         assert_eq!(offset_of!(Config, write_zeroes_may_unmap), 56);
         assert_eq!(size_of::<Config>(), 72);
         assert_eq!(size_of::<Header>(), 16);
-        assert_eq!((size_of::<Segment>(), size_of::<Lifetime>()), (16, 6));
+        assert_eq!(size_of::<Segment>(), 16);
     }
 }

@@ -4,8 +4,6 @@ use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The device type number (virtio 1.3, section 5).
-pub const DEVICE_ID: u32 = 1;
 /// Length of an Ethernet address.
 pub const MAC_LEN: usize = 6;
 /// Length of an Ethernet header without a VLAN tag.
@@ -119,8 +117,6 @@ impl NetFeatures {
 pub const HDR_F_NEEDS_CSUM: u8 = 1;
 /// [`Header::flags`]: the checksum is right. From the device only.
 pub const HDR_F_DATA_VALID: u8 = 2;
-/// [`Header::flags`]: the checksum fields hold counts of coalesced segments.
-pub const HDR_F_RSC_INFO: u8 = 4;
 
 /// [`Header::gso_type`]: no segmentation.
 pub const GSO_NONE: u8 = 0;

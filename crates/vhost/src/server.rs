@@ -7,13 +7,14 @@ use crate::wait;
 use crate::waiting_frontends::WaitingFrontends;
 use kickless_device::{Device, Executor};
 use kickless_memory::Mapper;
+use kickless_sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use tracing::{info, warn};
 
 /// A server of one device. A front-end that connects while another is served waits, so two never share the
@@ -64,13 +65,13 @@ impl Server {
 
     /// Returns whether a front-end is connected.
     pub fn is_connected(&self) -> bool {
-        matches!(*self.presence(), Presence::Connected | Presence::Last)
+        matches!(*lock(&self.presence), Presence::Connected | Presence::Last)
     }
 
     /// Refuses all later front-ends, unless one is connected now. Returns whether none is. The caller then
     /// stops [`Server::serve`].
     pub fn close_if_free(&self) -> bool {
-        let mut presence = self.presence();
+        let mut presence = lock(&self.presence);
         if *presence == Presence::Free {
             *presence = Presence::Closed;
         }
@@ -81,7 +82,7 @@ impl Server {
     /// [`Server::serve`]. Otherwise it ends when the front-end leaves, unless [`Server::keep_open`] is called
     /// before.
     pub fn close_when_free(&self) -> bool {
-        let mut presence = self.presence();
+        let mut presence = lock(&self.presence);
         *presence = match *presence {
             Presence::Free | Presence::Closed => Presence::Closed,
             Presence::Connected | Presence::Last => Presence::Last,
@@ -92,7 +93,7 @@ impl Server {
     /// Serves later front-ends again after [`Server::close_when_free`]. Returns `false` if it is too late for
     /// that.
     pub fn keep_open(&self) -> bool {
-        let mut presence = self.presence();
+        let mut presence = lock(&self.presence);
         if *presence == Presence::Last {
             *presence = Presence::Connected;
         }
@@ -101,7 +102,7 @@ impl Server {
 
     /// Returns whether the front-end that is connected is the last one.
     pub fn closes_when_free(&self) -> bool {
-        *self.presence() == Presence::Last
+        *lock(&self.presence) == Presence::Last
     }
 
     /// Returns whether the device keeps its resources although no session uses it, because it could not be
@@ -112,11 +113,7 @@ impl Server {
 
     /// Returns whether no front-end is served any more.
     pub fn is_closed(&self) -> bool {
-        *self.presence() == Presence::Closed
-    }
-
-    fn presence(&self) -> MutexGuard<'_, Presence> {
-        self.presence.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.presence) == Presence::Closed
     }
 
     /// Serves one connection after another until `stop` becomes readable, or until the last front-end leaves
@@ -158,7 +155,7 @@ impl Server {
         stop: BorrowedFd<'_>,
         listener: Option<BorrowedFd<'_>>,
     ) -> Result<(), Ended> {
-        let mut presence = self.presence();
+        let mut presence = lock(&self.presence);
         if *presence == Presence::Closed {
             return Err(Ended::Stopped);
         }
@@ -168,7 +165,7 @@ impl Server {
         let (device, executor, statistics) =
             (self.device.clone(), self.executor.clone(), self.statistics.clone());
         let waiting_frontends = WaitingFrontends::new(listener);
-        let stops = || self.stops.lock().unwrap_or_else(PoisonError::into_inner);
+        let stops = || lock(&self.stops);
         let before = stops().clone();
         let (ended, after, has_closed) = Session::new(
             connection,
@@ -188,7 +185,7 @@ impl Server {
         if has_closed || matches!(ended, Err(Ended::NotClosed(_))) {
             self.keeps_device.store(!has_closed, Ordering::Relaxed);
         }
-        let mut presence = self.presence();
+        let mut presence = lock(&self.presence);
         *presence = if *presence == Presence::Last { Presence::Closed } else { Presence::Free };
         ended
     }

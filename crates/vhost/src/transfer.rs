@@ -31,13 +31,7 @@ pub(crate) enum TransferError {
     #[error("it is not complete after {} s", TRANSFER_MAX.as_secs())]
     TimedOut,
     #[error("its descriptor fails: {0}")]
-    Io(#[from] io::Error),
-}
-
-impl From<Errno> for TransferError {
-    fn from(errno: Errno) -> Self {
-        Self::Io(errno.into())
-    }
+    Io(#[from] Errno),
 }
 
 /// The transfer that starts after its message was answered, and the result of the last one.

@@ -6,7 +6,7 @@ mod packet;
 mod run;
 mod scenario;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::common_options::BackEnds;
 use crate::rounds::run_loads;
@@ -25,6 +25,7 @@ pub(crate) fn carry_out(
     // A back-end of DPDK polls without a client too, and would take the CPU that the targets share.
     let stops_others = true;
     run_loads(bench, loads, stops_others, print, |scenario, target, stop, progress| {
-        run::turn(scenario, target, bench.load(), stop, progress)
+        let turn = run::turn(scenario, target, bench.load(), stop, progress);
+        turn.with_context(|| target.name().to_owned())
     })
 }

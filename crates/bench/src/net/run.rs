@@ -27,16 +27,6 @@ pub(crate) fn turn(
     stop: &AtomicBool,
     progress: &Progress,
 ) -> Result<Turn> {
-    run(scenario, target, load, stop, progress).with_context(|| target.name().to_owned())
-}
-
-fn run(
-    scenario: &Scenario,
-    target: &Target,
-    load: &NetLoadOptions,
-    stop: &AtomicBool,
-    progress: &Progress,
-) -> Result<Turn> {
     let options = scenario.card_options(target.socket(), load);
     let card = Card::connect(CardOptions { connect_timeout: target.connect_timeout(), ..options })?;
     if card.pairs() < usize::from(scenario.pairs) {

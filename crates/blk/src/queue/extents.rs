@@ -1,4 +1,4 @@
-//! Discards, zeroes and secure erases: requests on extents of the disk, which the driver writes as data.
+//! Discards and zeroes: requests on extents of the disk, which the driver writes as data.
 
 use super::Queue;
 use crate::request::{self, RangeOp, Reject, Request};
@@ -7,7 +7,7 @@ use kickless_disk::{self as disk, Extent};
 use kickless_spec::blk;
 
 impl Queue {
-    /// Starts a discard, write-zeroes or secure-erase request.
+    /// Starts a discard or write-zeroes request.
     #[cold]
     pub(super) fn start_on_extents(
         &mut self,
@@ -47,7 +47,6 @@ impl Queue {
         let (limits, wanted) = match op {
             RangeOp::Discard => (disk.limits().discard, disk::Request::Discard { durable }),
             RangeOp::WriteZeroes => (disk.limits().write_zeroes, disk::Request::WriteZeroes { durable }),
-            RangeOp::SecureErase => (disk.limits().secure_erase, disk::Request::SecureErase),
         };
         let Some(limits) = limits else {
             let why = "request type that the disk does not have";
@@ -98,7 +97,5 @@ mod tests {
             let zeroes = disk::Request::WriteZeroes { durable };
             assert_eq!(kept(zeroes), (zeroes, two.map(|extent| Extent { unmap: false, ..extent }).to_vec()));
         }
-        assert_eq!(kept(disk::Request::SecureErase).0, disk::Request::SecureErase);
-        assert_eq!(kept(disk::Request::SecureErase).1.len(), 2, "a secure erase is carried out");
     }
 }

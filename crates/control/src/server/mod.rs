@@ -316,7 +316,7 @@ impl Sockets {
         let Some(client) = self.connections.get_mut(&connection) else { return };
         match call {
             Call::EventsSubscribe => client.subscriptions.events = true,
-            Call::StatsSubscribe { interval } => client.subscriptions.stats = Some((*interval, now)),
+            Call::StatsSubscribe(interval) => client.subscriptions.stats = Some((*interval, now)),
             _ => return,
         }
         // Changes from now on are events, although the first look comes with the next turn.

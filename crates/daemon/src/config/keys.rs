@@ -6,7 +6,6 @@
 use std::any::TypeId;
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::fmt;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, Args, Command};
@@ -98,9 +97,10 @@ impl Key {
 }
 
 /// The error of keys that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// There is no such key.
+    #[error("unknown field `{key}`, expected one of `{}`", known.join("`, `"))]
     Unknown {
         /// The key.
         key: String,
@@ -108,25 +108,8 @@ pub enum KeyError {
         known: Vec<String>,
     },
     /// A value is invalid, or keys cannot be combined.
-    Mistake(Mistake),
-}
-
-impl From<Mistake> for KeyError {
-    fn from(mistake: Mistake) -> Self {
-        Self::Mistake(mistake)
-    }
-}
-
-impl fmt::Display for KeyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown { key, known } => {
-                let known: Vec<String> = known.iter().map(|key| format!("`{key}`")).collect();
-                write!(f, "unknown field `{key}`, expected one of {}", known.join(", "))
-            }
-            Self::Mistake(mistake) => mistake.fmt(f),
-        }
-    }
+    #[error(transparent)]
+    Mistake(#[from] Mistake),
 }
 
 /// Returns the keys of a group of options, in the order of its fields.

@@ -31,7 +31,8 @@ impl Notation {
 }
 
 /// The error of options that cannot be combined, or of a value of one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{option}: {why}")]
 pub struct Mistake {
     /// The option to change.
     pub option: Cow<'static, str>,
@@ -43,11 +44,5 @@ impl Mistake {
     /// Makes the error of an option. `why` is the end of a sentence.
     pub fn new(option: impl Into<Cow<'static, str>>, why: impl Into<String>) -> Self {
         Self { option: option.into(), why: why.into() }
-    }
-}
-
-impl fmt::Display for Mistake {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.option, self.why)
     }
 }

@@ -24,8 +24,8 @@ mod model;
 use kickless_io::Waker;
 use kickless_memory::{Access, Iova, IovaRange, Miss};
 use kickless_sync::Mutex;
+use kickless_sync::lock;
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 
 /// The translations that the queues of a session wait for. Their number is limited, because each queue asks
 /// for a limited number at a time.
@@ -85,7 +85,7 @@ impl IotlbMisses {
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut MissTable) -> T) -> T {
-        change(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut lock(&self.table))
     }
 
     /// Asks for these translations. The queue then waits for them. A miss that is pending already is not sent

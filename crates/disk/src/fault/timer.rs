@@ -1,9 +1,10 @@
 //! Wakes workers when an injected delay is over.
 
 use kickless_io::Waker;
+use kickless_sync::lock;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
@@ -29,12 +30,8 @@ struct Plan {
 }
 
 impl TimerShared {
-    fn plan(&self) -> MutexGuard<'_, Plan> {
-        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn run(&self) {
-        let mut plan = self.plan();
+        let mut plan = lock(&self.plan);
         while !plan.stop {
             let now = Instant::now();
             let first = plan.due.first_entry().map(|first| (first.key().0, first));
@@ -63,7 +60,7 @@ impl Timer {
 
     /// Wakes at this time, or a little later.
     pub(super) fn wake_at(&self, due: Instant, waker: &Waker) {
-        let mut plan = self.shared.plan();
+        let mut plan = lock(&self.shared.plan);
         let number = plan.next;
         plan.next += 1;
         plan.due.insert((due, number), waker.clone());
@@ -73,7 +70,7 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        self.shared.plan().stop = true;
+        lock(&self.shared.plan).stop = true;
         self.shared.changed.notify_one();
         let _ = self.thread.take().map(JoinHandle::join);
     }

@@ -1,7 +1,7 @@
 //! The operations of a file's request, and what each needs first.
 
 use super::state::FileState;
-use crate::op_sender::OpSender;
+use crate::op_sender::{OpSender, Sent};
 use crate::{IoError, Step};
 use kickless_io::{Buffers, OpKind};
 
@@ -24,12 +24,7 @@ pub(super) fn bounce(sender: &mut impl OpSender, state: &mut FileState, kind: Op
 }
 
 /// Sends one operation to the engine. Never continues at once. If the engine is full, the buffers come back.
-pub(super) fn queue(
-    sender: &mut impl OpSender,
-    kind: OpKind,
-    offset: u64,
-    buffers: Buffers,
-) -> Result<(), (Step, Buffers)> {
+pub(super) fn queue(sender: &mut impl OpSender, kind: OpKind, offset: u64, buffers: Buffers) -> Sent {
     match sender.send(kind, offset, buffers) {
         Ok(()) => Err((Step::Pending, Buffers::None)),
         Err(back) => Err(back),

@@ -58,7 +58,6 @@ impl FileDisk {
                 state.work.get_or_insert_default().zeroes = matches!(request, Request::WriteZeroes { .. });
                 (Phase::Extent, true, durable)
             }
-            Request::SecureErase => return state.finish(buffers, Err(IoError::Unsupported)),
         };
         self.drive(sender, buffers, state)
     }

@@ -1,6 +1,6 @@
 //! Block sizes and preferred sizes of files and devices.
 
-use crate::{Lifetime, Limits, RangeLimits, SECTOR};
+use crate::{Limits, RangeLimits, SECTOR};
 use kickless_opener::BlockFacts;
 
 /// The largest range in bytes. A longer range would take too long for one request.
@@ -25,20 +25,7 @@ pub(super) fn of_image(block: u64, punches: bool, plain: Limits) -> Limits {
 
 /// Returns the limits of a block device. Its logical blocks have `block` bytes if that is known.
 pub(super) fn of_device(facts: &BlockFacts, plain: Limits, size: u64, block: Option<u64>) -> Limits {
-    let limits = of_numbers(plain, size, block, |name| facts.number(name));
-    Limits { lifetime: lifetime(facts.life_time.as_deref(), facts.pre_eol_info.as_deref()), ..limits }
-}
-
-/// Returns the wear of an eMMC. It reports hexadecimal numbers: two in `life_time`, one in `pre_eol_info`.
-fn lifetime(life_time: Option<&str>, pre_eol_info: Option<&str>) -> Option<Lifetime> {
-    let numbers = |text: Option<&str>| {
-        let mut numbers =
-            text?.split_whitespace().map(|word| u16::from_str_radix(word.strip_prefix("0x")?, 16).ok());
-        Some((numbers.next()??, numbers.next().flatten()))
-    };
-    let (type_a, type_b) = numbers(life_time)?;
-    let pre_eol_info = numbers(pre_eol_info).map_or(0, |(info, _)| info);
-    Some(Lifetime { pre_eol_info, type_a, type_b: type_b.unwrap_or(0) })
+    of_numbers(plain, size, block, |name| facts.number(name))
 }
 
 /// Returns the limits as [`of_device`], with the numbers from `sysfs`.
@@ -59,7 +46,6 @@ fn of_numbers(plain: Limits, size: u64, block: Option<u64>, sysfs: impl Fn(&str)
         alignment_offset: u8::try_from(blocks("alignment_offset")).unwrap_or(0),
         min_io_size: u16::try_from(blocks("minimum_io_size")).unwrap_or(0),
         opt_io_size: u32::try_from(blocks("optimal_io_size")).unwrap_or(0),
-        segments_max: sysfs("max_segments").and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0),
         discard: ranges(granularity.min(GRANULARITY_MAX)).filter(|_| discards),
         // The kernel writes zeroes if the device cannot do it itself.
         write_zeroes: ranges(block),
@@ -80,7 +66,6 @@ mod tests {
             "alignment_offset" => Some(3584),
             "minimum_io_size" => Some(64 << 10),
             "optimal_io_size" => Some(256 << 10),
-            "max_segments" => Some(168),
             "discard_max_bytes" => Some(1 << 20),
             "discard_granularity" => Some(4096),
             _ => None,
@@ -91,7 +76,7 @@ mod tests {
             (ranges(8), ranges(1), false)
         );
         assert_eq!((limits.block_size, limits.physical_block_exp, limits.alignment_offset), (512, 3, 7));
-        assert_eq!((limits.min_io_size, limits.opt_io_size, limits.segments_max), (128, 512, Some(168)));
+        assert_eq!((limits.min_io_size, limits.opt_io_size), (128, 512));
     }
 
     #[test]
@@ -102,22 +87,10 @@ mod tests {
             // their fields.
             "logical_block_size" => Some(0),
             "physical_block_size" => Some(100),
-            "max_segments" => Some(0),
             _ => Some(u64::MAX),
         });
         assert_eq!(limits, plain);
         assert_eq!(of_image(0, true, plain.clone()), plain);
         assert_eq!(of_image(4096, true, plain).physical_block_exp, 3);
-    }
-
-    #[test]
-    fn wear() {
-        let parsed = |life_time: &str, pre_eol| lifetime(Some(life_time), pre_eol);
-        let of = |pre_eol_info, type_a, type_b| Some(Lifetime { pre_eol_info, type_a, type_b });
-        assert_eq!(parsed("0x01 0x0b\n", Some("0x02\n")), of(2, 1, 11));
-        assert_eq!(parsed("0x03\n", None), of(0, 3, 0));
-        assert_eq!(parsed("100 000\n", Some("0x01")), None);
-        assert_eq!(parsed("", None), None);
-        assert_eq!(lifetime(None, None), None);
     }
 }

@@ -16,6 +16,7 @@ use crate::IoError;
 use crate::NbdUri;
 use crate::offload::{Offload, OffloadKind, WakeBatch};
 use kickless_io::Errno;
+use kickless_sync::lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -138,7 +139,7 @@ impl Client {
 
     /// Takes over the submitted operations. Returns whether the thread must stop.
     fn collect(&mut self) -> bool {
-        let mut inbox = self.inbox.lock();
+        let mut inbox = lock(&self.inbox.state);
         inbox.asleep = false;
         self.queue.append(&mut inbox.ops);
         if std::mem::take(&mut inbox.limit_waits) {

@@ -3,11 +3,12 @@
 use super::job::{Caller, Job};
 use crate::offload::OffloadOp;
 use kickless_io::Waker;
+use kickless_sync::lock;
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// An operation in the queue.
@@ -23,7 +24,7 @@ pub(super) struct QueuedOp {
 /// The state that workers and the thread share. No other lock is taken under its lock.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    state: Mutex<InboxState>,
+    pub(super) state: Mutex<InboxState>,
     /// Wakes the thread.
     waker: Waker,
     /// The size of the export when the disk was last opened or taken over.
@@ -48,17 +49,13 @@ impl Inbox {
         Ok(Self { state: Mutex::default(), waker: Waker::new()?, export_size: AtomicU64::new(0) })
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, InboxState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn waker(&self) -> &Waker {
         &self.waker
     }
 
     /// Returns whether the thread must not wait for a server that it connects to.
     pub(super) fn is_urgent(&self) -> bool {
-        let state = self.lock();
+        let state = lock(&self.state);
         state.stop || state.job.is_some()
     }
 
@@ -72,7 +69,7 @@ impl Inbox {
 
     /// Passes an operation to the thread.
     pub(super) fn submit(&self, op: OffloadOp) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let queued = state.number(op);
         state.ops.push_back(queued);
         if std::mem::take(&mut state.asleep) {
@@ -83,7 +80,7 @@ impl Inbox {
 
     /// Numbers an operation of the thread itself.
     pub(super) fn number(&self, op: OffloadOp) -> QueuedOp {
-        self.lock().number(op)
+        lock(&self.state).number(op)
     }
 
     /// Has the thread do a job, and waits for it. One thread at a time calls this.
@@ -92,7 +89,7 @@ impl Inbox {
     /// The job fails, or the thread does not answer in time.
     pub(super) fn request(&self, job: Job, within: Duration) -> io::Result<()> {
         let (caller, answers) = sync_channel(0);
-        self.lock().job = Some((job, caller));
+        lock(&self.state).job = Some((job, caller));
         self.waker.wake();
         let answer = match answers.recv_timeout(within) {
             // The result comes at once.
@@ -105,25 +102,25 @@ impl Inbox {
 
     /// Ends all submitted operations within a limited time.
     pub(super) fn limit_remote_waits(&self) {
-        self.lock().limit_waits = true;
+        lock(&self.state).limit_waits = true;
         self.waker.wake();
     }
 
     /// Restarts the time to wait for a lost server, because another front-end uses the disk.
     pub(super) fn restart_wait(&self) {
-        self.lock().restart_wait = true;
+        lock(&self.state).restart_wait = true;
         self.waker.wake();
     }
 
     /// Stops the thread.
     pub(super) fn stop(&self) {
-        self.lock().stop = true;
+        lock(&self.state).stop = true;
         self.waker.wake();
     }
 
     /// Returns whether the thread may wait. A later `submit` wakes it then. The other methods always wake it.
     pub(super) fn sleep(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.asleep = state.ops.is_empty();
         state.asleep
     }

@@ -2,7 +2,8 @@
 
 use crate::IoError;
 use kickless_io::{AlignedBuf, Errno, Waker};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use kickless_sync::lock;
+use std::sync::{Arc, Mutex};
 
 /// The kinds of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,12 +121,8 @@ pub(crate) struct Answer {
 }
 
 impl AnswerSlot {
-    fn lock(&self) -> MutexGuard<'_, Option<Answer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn store(&self, answer: Answer) {
-        *self.lock() = Some(answer);
+        *lock(&self.0) = Some(answer);
     }
 
     /// Makes an operation with its answer here. There must be no other one in flight.
@@ -141,7 +138,7 @@ impl AnswerSlot {
 
     /// Takes the answer, if it is there.
     pub(crate) fn take(&self) -> Option<Answer> {
-        self.lock().take()
+        lock(&self.0).take()
     }
 }
 

@@ -7,8 +7,9 @@ use crate::buffer_pool::{BufferPermit, BufferWait};
 use crate::file::{FileState, Unchecked};
 use crate::{IoError, Step};
 use kickless_io::{Errno, Waker};
+use kickless_sync::lock;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The compressed cluster of a request.
 #[derive(Debug, Default)]
@@ -60,7 +61,7 @@ impl DecodeState {
 
     /// Returns the bytes of the cluster that the request needs, when they are there.
     pub(super) fn take(&mut self) -> Option<Result<&[u8], IoError>> {
-        let answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let answer = lock(&self.answer).take()?;
         let permit = self.permit.as_mut()?;
         let buffer = permit.buffer.insert(answer.buffer);
         Some(if answer.is_whole { Ok(&buffer[self.range.clone()]) } else { Err(IoError::Os(Errno::IO)) })

@@ -3,6 +3,7 @@
 use crate::catch::catch;
 use kickless_io::{AlignedBuf, Waker};
 use kickless_qcow2::Compression;
+use kickless_sync::lock;
 use rustix::thread::sched_getaffinity;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -59,7 +60,7 @@ impl Default for Decoder {
 impl Decoder {
     /// Passes a cluster to the threads. Starts another one if all are busy.
     pub(super) fn submit(&self, job: Job) {
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = lock(&self.threads);
         let before = self.shared.left.fetch_add(1, Ordering::Relaxed);
         // Threads have the CPUs of the worker that starts them.
         let cpus = || sched_getaffinity(None).map_or(1, |cpus| cpus.count() as usize);
@@ -88,7 +89,7 @@ impl Drop for Decoder {
 impl DecoderShared {
     /// Does jobs until there will be none. The thread that waits for the next job holds the lock.
     fn run(&self) {
-        let next = || self.jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let next = || lock(&self.jobs).recv();
         while let Ok(job) = next() {
             self.perform(job);
         }
@@ -107,7 +108,7 @@ impl Job {
         // An image can contain anything. A panic of a library about it fails only one request.
         let from = &from[..bytes.min(from.len())];
         let is_whole = catch(|| decompress(by, from, into)).unwrap_or(false);
-        *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Answer { buffer, is_whole });
+        *lock(&answer) = Some(Answer { buffer, is_whole });
         waker.wake();
     }
 }

@@ -19,12 +19,13 @@ use crate::{
 };
 use kickless_io::{Completion, Engine, Errno};
 use kickless_qcow2::{Header, Version, WriteImage};
+use kickless_sync::lock;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use tracing::Span;
 
 /// The largest discard or write-zeroes request in bytes.
@@ -133,26 +134,18 @@ impl Qcow2Disk {
 
     /// Returns the open images. `None` while they may belong to another host.
     pub(super) fn chain(&self) -> Option<(Arc<Chain>, u64)> {
-        let chain = self.lock_chain();
+        let chain = lock(&self.chain);
         Some((chain.clone()?, self.generation.load(Ordering::Acquire)))
-    }
-
-    fn lock_chain(&self) -> MutexGuard<'_, Option<Arc<Chain>>> {
-        self.chain.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_control(&self) -> MutexGuard<'_, ()> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps these locks of backing images, and unlocks those of before.
     fn lock_backing(&self, locks: Vec<ImageLock>) {
-        *self.locks.lock().unwrap_or_else(PoisonError::into_inner) = locks;
+        *lock(&self.locks) = locks;
     }
 
     /// Replaces the open images.
     fn set_chain(&self, opened: Option<Arc<Chain>>) {
-        let mut chain = self.lock_chain();
+        let mut chain = lock(&self.chain);
         *chain = opened;
         self.pass_keeps_space(chain.as_deref());
         // Release. Partner: the load in `with_images`.
@@ -229,42 +222,16 @@ impl Qcow2Disk {
         request: Request,
     ) -> Step {
         let at = match buffers.check(request, self.size(), self.limits.read_only) {
-            Ok(at) if images.is_open => at,
-            Ok(_) => {
-                buffers.drop_extents();
-                return Step::Done(Err(IoError::Os(Errno::IO)));
-            }
+            Ok(_) if !images.is_open => Err(IoError::Os(Errno::IO)),
+            checked => checked,
+        };
+        match at {
+            Ok(at) => state.start((images, self.size()), sender, buffers, (request, at)),
             Err(error) => {
                 buffers.drop_extents();
-                return Step::Done(Err(error));
+                Step::Done(Err(error))
             }
-        };
-        state.start((images, self.size()), sender, buffers, (request, at))
-    }
-
-    /// Continues a request after [`Step::Busy`] or [`Step::More`].
-    #[inline]
-    pub(crate) fn retry<S: OpSender>(
-        &self,
-        images: &mut AttachedImages,
-        sender: &mut S,
-        buffers: &mut IoBuffers,
-        state: &mut Qcow2State,
-    ) -> Step {
-        state.step((images, self.size()), sender, buffers, None)
-    }
-
-    /// Continues a request after the completion of an operation.
-    #[inline]
-    pub(crate) fn resume<S: OpSender>(
-        &self,
-        images: &mut AttachedImages,
-        sender: &mut S,
-        buffers: &mut IoBuffers,
-        state: &mut Qcow2State,
-        completion: Completion,
-    ) -> Step {
-        state.step((images, self.size()), sender, buffers, Some(completion))
+        }
     }
 
     /// Starts operations for the tables.
@@ -331,7 +298,7 @@ impl DiskControl for Qcow2Disk {
     /// All that the guest was told is written is in the file already, in tables too (R4). So the first sync
     /// is enough for it. What a later failure loses leaks clusters.
     fn write_back(&self) -> io::Result<()> {
-        let _control = self.lock_control();
+        let _control = lock(&self.control);
         let Some((open, _)) = self.chain() else { return Ok(()) };
         let image = open.top().filter(|_| !self.options.read_only);
         let file = blocking::BlockingFile(&self.file);
@@ -358,7 +325,7 @@ impl DiskControl for Qcow2Disk {
 
     /// Reads the image's tables again, because another host may have written since.
     fn reload(&self, locks: bool) -> io::Result<()> {
-        let _control = self.lock_control();
+        let _control = lock(&self.control);
         self.set_chain(None);
         self.lock_backing(Vec::new());
         let (opened, locks) = self
@@ -374,8 +341,8 @@ impl DiskControl for Qcow2Disk {
     }
 
     fn look(&self) -> io::Result<()> {
-        let _control = self.lock_control();
-        if self.lock_chain().is_none() {
+        let _control = lock(&self.control);
+        if lock(&self.chain).is_none() {
             self.file.drop_cache();
             let (header, _) = open::header(&self.file)?;
             self.size.store(disk_size(header.size)?, Ordering::Relaxed);
@@ -387,7 +354,7 @@ impl DiskControl for Qcow2Disk {
     /// [`DiskControl::grow`] only.
     fn refresh_size(&self) -> io::Result<Resized> {
         if self.file.is_device()
-            && let Some(image) = self.lock_chain().clone().as_ref().and_then(|chain| chain.top())
+            && let Some(image) = lock(&self.chain).clone().as_ref().and_then(|chain| chain.top())
         {
             let bytes = self.file.bytes()?;
             image.with_tables(|tables| tables.device_has(bytes));
@@ -396,7 +363,7 @@ impl DiskControl for Qcow2Disk {
     }
 
     fn set_keeps_space(&self, keeps: bool) {
-        let chain = self.lock_chain();
+        let chain = lock(&self.chain);
         self.keeps_space.store(keeps, Ordering::Relaxed);
         self.pass_keeps_space(chain.as_deref());
     }
@@ -405,9 +372,9 @@ impl DiskControl for Qcow2Disk {
         if self.options.read_only || !size.is_multiple_of(SECTOR) || size > i64::MAX as u64 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let _control = self.lock_control();
+        let _control = lock(&self.control);
         // A closed image may belong to another host.
-        let Some(chain) = self.lock_chain().clone() else { return Ok(Resized::Same) };
+        let Some(chain) = lock(&self.chain).clone() else { return Ok(Resized::Same) };
         let image = chain.top().ok_or(io::ErrorKind::Unsupported)?;
         let from = self.size();
         if size <= from {

@@ -8,8 +8,9 @@ use kickless_io::{Errno, Waker};
 use kickless_qcow2::{
     Compression, Geometry, GuestCluster, GuestOffset, HostOffset, Look, SliceIndex, Slices, Under,
 };
+use kickless_sync::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// An image with all its backing images, the topmost first. It is made when the disk becomes ours, and given
 /// up when another program may change the files.
@@ -95,7 +96,7 @@ impl Layer {
 impl Image {
     /// Runs `f` on the tables.
     pub(super) fn with_tables<T>(&self, f: impl FnOnce(&mut Tables) -> T) -> T {
-        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = lock(&self.tables);
         let result = f(&mut tables);
         if tables.has_due() {
             // Release. Partner: the swap of `submit_table_ops`. The lock orders the rest.
@@ -108,7 +109,7 @@ impl Image {
 impl Image {
     /// Returns the next operation of the tables, for the queue that asks.
     pub(super) fn next_op(&self) -> Option<TableOp> {
-        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = lock(&self.tables);
         let op = tables.next_op();
         if op.is_none() && tables.has_due() {
             // Work is left. It goes on when other queues have had the lock.

@@ -5,9 +5,9 @@ use super::extents::ExtentState;
 use super::read::ReadState;
 use super::sender::CancelledSender;
 use super::write::WriteState;
-use crate::buffers::{IoBuffers, TransferBuffers};
+use crate::buffers::IoBuffers;
 use crate::op_sender::OpSender;
-use crate::{IoError, Request, Step};
+use crate::{Request, Step};
 use kickless_io::Completion;
 
 /// The state of a request.
@@ -50,10 +50,6 @@ impl Qcow2State {
             Request::Flush => self.write.begin_sync(),
             Request::Discard { durable } => self.extents.get_or_insert_default().begin(false, durable),
             Request::WriteZeroes { durable } => self.extents.get_or_insert_default().begin(true, durable),
-            Request::SecureErase => {
-                buffers.drop_extents();
-                return Step::Done(Err(IoError::Unsupported));
-            }
         }
         self.request = Some(request);
         images.requests += 1;
@@ -63,7 +59,7 @@ impl Qcow2State {
 
     /// Continues the request as far as possible, after a completion if there is one.
     #[inline]
-    pub(super) fn step<S: OpSender>(
+    pub(crate) fn step<S: OpSender>(
         &mut self,
         (images, size): (&mut AttachedImages, u64),
         sender: &mut S,

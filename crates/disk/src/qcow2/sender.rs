@@ -1,6 +1,6 @@
 //! Sends the operations of a request to the file of one layer.
 
-use crate::op_sender::OpSender;
+use crate::op_sender::{OpSender, Sent};
 use crate::{IoError, Step};
 use kickless_io::{Buffers, OpKind, Waker};
 use kickless_memory::Marks;
@@ -19,17 +19,11 @@ pub(super) fn top<S: OpSender>(sender: &mut S) -> LayerSender<'_, S> {
 
 impl<S: OpSender> OpSender for LayerSender<'_, S> {
     #[inline]
-    fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
+    fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Sent {
         self.sender.send_to(self.layer, kind, offset, buffers)
     }
 
-    fn send_to(
-        &mut self,
-        layer: usize,
-        kind: OpKind,
-        offset: u64,
-        buffers: Buffers,
-    ) -> Result<(), (Step, Buffers)> {
+    fn send_to(&mut self, layer: usize, kind: OpKind, offset: u64, buffers: Buffers) -> Sent {
         self.sender.send_to(layer, kind, offset, buffers)
     }
 
@@ -54,13 +48,7 @@ impl<S: OpSender> OpSender for LayerSender<'_, S> {
 pub(super) struct CancelledSender<'a>(pub(super) &'a mut dyn OpSender);
 
 impl OpSender for CancelledSender<'_> {
-    fn send_to(
-        &mut self,
-        _layer: usize,
-        _kind: OpKind,
-        _offset: u64,
-        buffers: Buffers,
-    ) -> Result<(), (Step, Buffers)> {
+    fn send_to(&mut self, _layer: usize, _kind: OpKind, _offset: u64, buffers: Buffers) -> Sent {
         Err((Step::Done(Err(IoError::CANCELLED)), buffers))
     }
 

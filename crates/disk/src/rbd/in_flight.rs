@@ -6,7 +6,8 @@
 use crate::IoError;
 use crate::offload::{Flushes, OffloadKind, OffloadOp, WakeBatch};
 use kickless_io::{AlignedBuf, Errno};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use kickless_sync::lock;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The largest number of answered requests that the library still has: 64 MiB of buffers at most.
@@ -74,15 +75,11 @@ impl InFlight {
         Self { state: Mutex::default(), changed: Condvar::new(), stop_timeout }
     }
 
-    fn lock(&self) -> MutexGuard<'_, InFlightState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds an operation. Returns its submission with its buffer. Returns `None` if too many are lost; then
     /// the operation has failed.
     pub(super) fn insert(self: &Arc<Self>, mut op: OffloadOp) -> Option<Box<Submission>> {
         let buffer = op.buffer.take();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.lost >= LOST_MAX {
             drop(state);
             op.buffer = buffer;
@@ -108,7 +105,7 @@ impl InFlight {
     }
 
     fn complete(&self, slot: u32, returned: isize, buffer: Option<AlignedBuf>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let was = std::mem::replace(&mut state.slots[slot as usize], Entry::Free);
         state.free.push(slot);
         state.silent = false;
@@ -146,7 +143,7 @@ impl InFlight {
 
     /// Ends all requests in flight within the stop timeout, or at once if the cluster is silent.
     pub(super) fn limit_remote_waits(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.stop_deadline.is_none() {
             let within = if state.silent { Duration::ZERO } else { self.stop_timeout };
             state.stop_deadline = Some((state.next, Instant::now() + within));
@@ -156,29 +153,29 @@ impl InFlight {
 
     /// Returns the time to wait for the cluster at a stop.
     pub(super) fn stop_wait(&self) -> Duration {
-        if self.lock().silent { Duration::ZERO } else { self.stop_timeout }
+        if lock(&self.state).silent { Duration::ZERO } else { self.stop_timeout }
     }
 
     /// Records that another wait has timed out.
     pub(super) fn mark_silent(&self) {
-        self.lock().silent = true;
+        lock(&self.state).silent = true;
     }
 
     /// Records that the cluster has answered, or that a new user begins, so that the next wait has its full
     /// time.
     pub(super) fn clear_silence(&self) {
-        self.lock().silent = false;
+        lock(&self.state).silent = false;
     }
 
     /// Stops the clock thread.
     pub(super) fn end(&self) {
-        self.lock().end = true;
+        lock(&self.state).end = true;
         self.changed.notify_one();
     }
 
     /// Runs the clock thread, which ends requests at their deadline.
     pub(super) fn run_clock(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while !state.end {
             let Some((before, then)) = state.stop_deadline else {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -210,7 +207,7 @@ impl InFlight {
                 op.answer(Err(IoError::Os(Errno::TIMEDOUT)), &mut wakes);
             }
             drop(wakes);
-            state = self.lock();
+            state = lock(&self.state);
         }
     }
 }
@@ -334,7 +331,7 @@ mod tests {
             request.submission.take().unwrap().complete(returned);
             assert_eq!(answer(&request), Some((result, true)));
         }
-        assert_eq!(in_flight.lock().slots.len(), 1);
+        assert_eq!(lock(&in_flight.state).slots.len(), 1);
     }
 
     /// The library reports lost writes to one flush. The others have the new count from then on.
@@ -411,10 +408,10 @@ mod tests {
     fn a_wait_limit_ends_at_once_if_the_cluster_is_silent() {
         with_clock(Duration::from_secs(3600), |in_flight| {
             in_flight.limit_remote_waits();
-            let stop_deadline = in_flight.lock().stop_deadline;
+            let stop_deadline = lock(&in_flight.state).stop_deadline;
             in_flight.limit_remote_waits();
-            assert_eq!(in_flight.lock().stop_deadline, stop_deadline);
-            in_flight.lock().stop_deadline = None;
+            assert_eq!(lock(&in_flight.state).stop_deadline, stop_deadline);
+            lock(&in_flight.state).stop_deadline = None;
             in_flight.mark_silent();
             let request = read(in_flight);
             in_flight.limit_remote_waits();

@@ -1,6 +1,5 @@
 //! The rules of injected faults, as text.
 
-use crate::Lifetime;
 use kickless_io::Errno;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -15,15 +14,13 @@ const DELAY_MAX: Duration = Duration::from_secs(60);
 pub struct FaultRules {
     pub(crate) seed: u64,
     pub(crate) rules: Vec<Rule>,
-    /// The disk pretends to be an eMMC with this wear.
-    pub(crate) lifetime: Option<Lifetime>,
     text: String,
 }
 
 impl PartialEq for FaultRules {
     /// Compares the meaning of the rules, not their text.
     fn eq(&self, other: &Self) -> bool {
-        (self.seed, &self.rules, self.lifetime) == (other.seed, &other.rules, other.lifetime)
+        (self.seed, &self.rules) == (other.seed, &other.rules)
     }
 }
 
@@ -55,8 +52,6 @@ pub(crate) enum Effect {
     Short,
     /// The operation begins later, after a time in this range.
     Delay(RangeInclusive<Duration>),
-    /// The operation begins after a later one.
-    Reorder,
 }
 
 impl Effect {
@@ -65,7 +60,7 @@ impl Effect {
         match self {
             Self::Error(Errno::AGAIN) => Some("eagain"),
             Self::Short => Some("short"),
-            Self::Error(_) | Self::Delay(_) | Self::Reorder => None,
+            Self::Error(_) | Self::Delay(_) => None,
         }
     }
 }
@@ -78,7 +73,6 @@ pub(crate) enum OperationKind {
     Flush,
     Discard,
     Zeroes,
-    Erase,
 }
 
 impl OperationKind {
@@ -107,13 +101,11 @@ pub enum BadRule {
     #[error("fault: needs rules, as in fault:eio@1%:DISK")]
     Empty,
     /// The fault is unknown.
-    #[error(
-        "{0:?} is not a fault; there are eio, enospc, eagain, short, delay=TIME and reorder, and seed=NUMBER"
-    )]
+    #[error("{0:?} is not a fault; there are eio, enospc, eagain, short and delay=TIME, and seed=NUMBER")]
     Fault(String),
     /// The condition is unknown.
     #[error(
-        "{0:?} is not a condition of a fault; there are read, write, flush, discard, zeroes, erase, FIRST-LAST (sectors), \
+        "{0:?} is not a condition of a fault; there are read, write, flush, discard, zeroes, FIRST-LAST (sectors), \
          N%, nth=N and every=N"
     )]
     Condition(String),
@@ -129,9 +121,6 @@ pub enum BadRule {
     /// The sectors are not two numbers in order.
     #[error("{0:?} is not a range of sectors; write FIRST-LAST")]
     Sectors(String),
-    /// The lifetime is not three small numbers.
-    #[error("{0:?} is not a lifetime; write SPARE/A/B, three numbers up to 65535")]
-    Lifetime(String),
     /// The delay is not a time.
     #[error("{0:?} is not a delay; write 500us, 2ms or 1ms-5ms, at most 60s")]
     Delay(String),
@@ -141,21 +130,17 @@ impl FromStr for FaultRules {
     type Err = BadRule;
 
     fn from_str(text: &str) -> Result<Self, BadRule> {
-        let mut all = Self { seed: 1, rules: Vec::new(), lifetime: None, text: text.to_owned() };
+        let mut all = Self { seed: 1, rules: Vec::new(), text: text.to_owned() };
         for word in text.split(',') {
             match word.split_once('=') {
                 _ if text.is_empty() => return Err(BadRule::Empty),
                 Some(("seed", number)) => {
                     all.seed = number.parse().map_err(|_| BadRule::Number(word.into()))?
                 }
-                Some(("lifetime", wear)) => {
-                    let lifetime = parse_lifetime(wear);
-                    all.lifetime = Some(lifetime.ok_or_else(|| BadRule::Lifetime(wear.into()))?);
-                }
                 _ => all.rules.push(word.parse()?),
             }
         }
-        if all.rules.is_empty() && all.lifetime.is_none() { Err(BadRule::Empty) } else { Ok(all) }
+        if all.rules.is_empty() { Err(BadRule::Empty) } else { Ok(all) }
     }
 }
 
@@ -184,19 +169,12 @@ impl FromStr for Rule {
     }
 }
 
-fn parse_lifetime(text: &str) -> Option<Lifetime> {
-    let mut numbers = text.split('/').map(|number| number.parse().ok());
-    let (pre_eol_info, type_a, type_b) = (numbers.next()??, numbers.next()??, numbers.next()??);
-    numbers.next().is_none().then_some(Lifetime { pre_eol_info, type_a, type_b })
-}
-
 fn parse_effect(text: &str) -> Result<Effect, BadRule> {
     Ok(match text {
         "eio" => Effect::Error(Errno::IO),
         "enospc" => Effect::Error(Errno::NOSPC),
         "eagain" => Effect::Error(Errno::AGAIN),
         "short" => Effect::Short,
-        "reorder" => Effect::Reorder,
         _ => match text.strip_prefix("delay=") {
             Some(time) => Effect::Delay(parse_delay(time).ok_or_else(|| BadRule::Delay(time.into()))?),
             None => return Err(BadRule::Fault(text.into())),
@@ -228,7 +206,6 @@ fn parse_kind(text: &str) -> Option<OperationKind> {
         "flush" => Some(OperationKind::Flush),
         "discard" => Some(OperationKind::Discard),
         "zeroes" => Some(OperationKind::Zeroes),
-        "erase" => Some(OperationKind::Erase),
         _ => None,
     }
 }
@@ -296,9 +273,7 @@ mod tests {
             ("eio@101%", BadRule::Rate("101%".into())),
             ("eio@0.00001%", BadRule::Rate("0.00001%".into())),
             ("eio@.%", BadRule::Rate(".%".into())),
-            ("lifetime=1/2", BadRule::Lifetime("1/2".into())),
-            ("lifetime=1/2/3/4", BadRule::Lifetime("1/2/3/4".into())),
-            ("lifetime=1/2/65536", BadRule::Lifetime("1/2/65536".into())),
+            ("lifetime=1/2/3", BadRule::Fault("lifetime=1/2/3".into())),
             ("delay=", BadRule::Delay(String::new())),
             ("delay=5", BadRule::Delay("5".into())),
             ("delay=2ms-1ms", BadRule::Delay("2ms-1ms".into())),
@@ -306,8 +281,6 @@ mod tests {
         ] {
             assert_eq!(rules(text), Err(error), "{text}");
         }
-        let worn = Lifetime { pre_eol_info: 1, type_a: 2, type_b: 65535 };
-        assert_eq!(rules("lifetime=1/2/65535").unwrap().lifetime, Some(worn));
         let delay = Effect::Delay(Duration::from_micros(500)..=Duration::from_millis(2));
         assert_eq!(rules("delay=500us-2ms").unwrap().rules[0].effect, delay);
         assert_eq!(rules("delay=60s"), rules("delay=60000ms"));

@@ -263,7 +263,7 @@ impl Whole {
                 let (len, unmap) = ((len * SECTOR) as u64, self.rng.bool());
                 running.buffers.extents.push(Extent { offset, len, unmap });
             }
-            Request::Flush | Request::SecureErase => {}
+            Request::Flush => {}
         }
         if running.changes() {
             for number in first..first + len {
@@ -320,10 +320,7 @@ impl Whole {
             marks: &mut marks,
         };
         let (images, buffers, state) = (&mut queue.images, &mut running.buffers, &mut running.state);
-        let step = match completion {
-            None => self.disk.retry(images, &mut sender, buffers, state),
-            Some(completion) => self.disk.resume(images, &mut sender, buffers, state, completion),
-        };
+        let step = state.step((images, self.disk.size()), &mut sender, buffers, completion);
         self.after(id, running, step)
     }
 

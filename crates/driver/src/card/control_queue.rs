@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use kickless_memory::Area;
 use kickless_spec::features::Features;
-use kickless_spec::net::{ControlHeader, ERR, OK};
+use kickless_spec::net::{CTRL_MQ, CTRL_MQ_VQ_PAIRS_SET, ControlHeader, ERR, OK};
 use kickless_virtqueue::driver::{Buffer, Completer, Submitter};
 
-use crate::card::settings::Command;
 use crate::connection::deadline_after;
 use crate::error::Error;
 use crate::event::{Event, Kicker};
@@ -21,10 +20,8 @@ use crate::poll::{readable, sleep};
 /// that the back-end did not answer in time.
 const SIZE: u16 = 16;
 /// The memory of a command: its header and its data, and then the answer in a cache line of its own.
-const SLOT: usize = 2048;
+const SLOT: usize = 128;
 const ANSWER: usize = SLOT - 64;
-/// The largest length of a command's data.
-pub(crate) const DATA_MAX: usize = ANSWER - size_of::<ControlHeader>();
 /// The content of an answer before the device writes it.
 const NO_ANSWER: u8 = 0xff;
 
@@ -79,22 +76,21 @@ impl ControlQueue {
         Ok(())
     }
 
-    /// Runs a command, and waits for its answer. `is_lost` returns whether the connection of the ring is
-    /// lost.
+    /// Tells the device how many pairs to use, and waits for its answer. `is_lost` returns whether the
+    /// connection of the ring is lost.
     ///
     /// # Errors
     /// - The back-end refuses the command, or does not answer within `limit`.
     /// - [`Error::Closed`]: the connection was lost.
     /// - The back-end broke the rules of the ring.
-    pub(crate) fn run(
+    pub(crate) fn set_pairs(
         &mut self,
-        command: &Command,
+        pairs: u16,
         link: &Link,
         limit: Duration,
         is_lost: impl Fn() -> bool,
     ) -> Result<(), Error> {
-        let Command { class, command: code, data, purpose, .. } = command;
-        let timeout = || Error::CommandTimeout { command: purpose, limit };
+        let timeout = || Error::CommandTimeout { limit };
         let deadline = deadline_after(limit);
         if is_lost() {
             return Err(Error::Closed);
@@ -107,12 +103,11 @@ impl ControlQueue {
         }
         let Some(id) = self.submitter.next_id() else { return Err(timeout()) };
         let slot = usize::from(id) * SLOT;
-        self.slots.write(slot, &ControlHeader { class: *class, command: *code });
-        self.slots.write_bytes(slot + size_of::<ControlHeader>(), data);
+        self.slots.write(slot, &ControlHeader { class: CTRL_MQ, command: CTRL_MQ_VQ_PAIRS_SET });
+        self.slots.write(slot + size_of::<ControlHeader>(), &pairs.to_le());
         self.slots.write(slot + ANSWER, &NO_ANSWER);
         let addr = self.layout.data() + slot as u64;
-        // Lossless: `DATA_MAX` bounds the data.
-        let len = (size_of::<ControlHeader>() + data.len()) as u32;
+        let len = (size_of::<ControlHeader>() + size_of_val(&pairs)) as u32;
         let buffers = [
             Buffer { addr, len, writable: false },
             Buffer { addr: addr + ANSWER as u64, len: 1, writable: true },
@@ -142,7 +137,7 @@ impl ControlQueue {
         }
         match self.slots.read::<u8>(slot + ANSWER) {
             OK => Ok(()),
-            ERR => Err(Error::CommandRefused { command: purpose }),
+            ERR => Err(Error::CommandRefused),
             answer => Err(Error::CommandAnswer { answer }),
         }
     }

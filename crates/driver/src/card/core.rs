@@ -7,22 +7,22 @@
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kickless_spec::features::Features;
 use kickless_spec::net::{Config, MAC_LEN, NetFeatures, PAIRS_MAX};
 use kickless_spec::vhost_user::{ProtocolFeatures as Protocol, RINGS_MAX};
+use kickless_sync::lock;
 
 use crate::card::control_queue::{self, ControlQueue};
 use crate::card::features;
 use crate::card::options::CardOptions;
 use crate::card::rings::PairLayout;
-use crate::card::settings::{Change, Settings};
 use crate::choice::Choice;
 use crate::connection::{Connection, RingSetup, Wishes, deadline_after};
-use crate::error::{Error, Invalid};
+use crate::error::Error;
 use crate::event::{Event, Kicker};
 use crate::link::Link;
 use crate::memory::{self, Region, Regions};
@@ -58,7 +58,8 @@ struct Session {
     config: Config,
     /// The number of changes when the configuration space was read.
     changes_seen: u64,
-    settings: Settings,
+    /// The number of pairs that the card was told to use, to tell it again after a reconnection.
+    pairs: Option<u16>,
     /// The beginning of the outages that follow one another without [`CONNECTION_TIME_MIN`] between them, and
     /// the time at which the present connection was made.
     outage: Option<(Instant, Instant)>,
@@ -171,7 +172,7 @@ impl CardCore {
                 connection: None,
                 config,
                 changes_seen: 0,
-                settings: Settings::default(),
+                pairs: None,
                 outage: None,
             }),
             control_queue: control_queue.map(Mutex::new),
@@ -278,31 +279,22 @@ impl CardCore {
         Ok(self.options.mtu_of(offered_mtu(self.features, &self.config()?)))
     }
 
-    /// Returns the card's address, if the back-end has told it or the driver has set it.
+    /// Returns the card's address, if the back-end has told it.
     pub(crate) fn mac(self: &Arc<Self>) -> Result<Option<[u8; MAC_LEN]>, Error> {
         let config = self.config()?;
-        let offered = features::of_card(self.features).contains(NetFeatures::MAC).then_some(config.mac);
-        Ok(self.session().settings.mac().or(offered))
+        Ok(features::of_card(self.features).contains(NetFeatures::MAC).then_some(config.mac))
     }
 
-    /// Makes a change through the control queue.
+    /// Tells the card how many pairs to use.
     ///
     /// # Errors
     /// There is no control queue or no such command, or the back-end refuses.
-    pub(crate) fn change(self: &Arc<Self>, change: Change) -> Result<(), Error> {
-        let command = change.command();
+    pub(crate) fn set_pairs(self: &Arc<Self>, pairs: u16) -> Result<(), Error> {
         let Some(control_queue) = &self.control_queue else {
             return Err(Error::NotOffered { what: "a control queue" });
         };
-        if !features::of_card(self.features).contains(command.feature) {
+        if !features::of_card(self.features).contains(NetFeatures::MQ) {
             return Err(Error::NotOffered { what: "this command" });
-        }
-        if command.data.len() > control_queue::DATA_MAX {
-            return Err(Invalid::TooLong {
-                len: command.data.len() as u64,
-                max: control_queue::DATA_MAX as u64,
-            }
-            .into());
         }
         let mut queue = lock(control_queue);
         if self.link.is_dead() {
@@ -310,12 +302,12 @@ impl CardCore {
         }
         // The recovery makes the ring anew, and waits for this lock before it.
         let is_lost = || self.link.is_recovering();
-        match queue.run(&command, &self.link, self.options.reply_timeout, is_lost) {
+        match queue.set_pairs(pairs, &self.link, self.options.reply_timeout, is_lost) {
             Ok(()) => {
-                self.session().settings.record(change);
+                self.session().pairs = Some(pairs);
                 Ok(())
             }
-            Err(error @ (Error::CommandRefused { .. } | Error::CommandTimeout { .. } | Error::Dead(_))) => {
+            Err(error @ (Error::CommandRefused | Error::CommandTimeout { .. } | Error::Dead(_))) => {
                 Err(error)
             }
             Err(error) => {
@@ -383,22 +375,15 @@ impl Reconnect for CardCore {
         }
         connection.clear_deadline();
         self.set_up(connection)?;
-        let settings = {
+        let pairs = {
             let mut session = self.session();
             (session.config, session.changes_seen) = (config, changes);
             session.outage = session.outage.map(|(since, _)| (since, Instant::now()));
-            session.settings.clone()
+            session.pairs
         };
-        if let Some(control_queue) = &self.control_queue {
-            let mut queue = lock(control_queue);
-            settings.make_again(self.options.reply_timeout, deadline, Instant::now, |change, limit| {
-                queue.run(&change.command(), &self.link, limit, || false)
-            })?;
+        if let (Some(control_queue), Some(pairs)) = (&self.control_queue, pairs) {
+            lock(control_queue).set_pairs(pairs, &self.link, self.options.reply_timeout, || false)?;
         }
         Ok(())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

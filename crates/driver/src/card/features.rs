@@ -20,22 +20,13 @@ const LONG_RECEIVE: NetFeatures = NetFeatures::GUEST_TSO4
     .union(NetFeatures::GUEST_USO4)
     .union(NetFeatures::GUEST_USO6);
 /// The offloads of received frames.
-pub(crate) const RECEIVE: NetFeatures =
-    LONG_RECEIVE.union(NetFeatures::GUEST_CSUM).union(NetFeatures::GUEST_ECN);
-/// The control queue and its commands.
-const CONTROL: NetFeatures = NetFeatures::CTRL_VQ
-    .union(NetFeatures::CTRL_RX)
-    .union(NetFeatures::CTRL_RX_EXTRA)
-    .union(NetFeatures::CTRL_VLAN)
-    .union(NetFeatures::CTRL_MAC_ADDR)
-    .union(NetFeatures::CTRL_GUEST_OFFLOADS)
-    .union(NetFeatures::GUEST_ANNOUNCE);
+const RECEIVE: NetFeatures = LONG_RECEIVE.union(NetFeatures::GUEST_CSUM).union(NetFeatures::GUEST_ECN);
 /// The features that are not used without a configuration space. It has the values of some of them, and
 /// without it, the position of the control queue is not known.
-pub(crate) const OF_CONFIG: NetFeatures = ALWAYS.union(CONTROL);
+pub(crate) const OF_CONFIG: NetFeatures = ALWAYS.union(NetFeatures::CTRL_VQ);
 
 /// Features, each with those that it requires one of (virtio 1.3, section 5.1.3.1).
-const REQUIREMENTS: [(NetFeatures, NetFeatures); 15] = [
+const REQUIREMENTS: [(NetFeatures, NetFeatures); 9] = [
     (NetFeatures::HOST_TSO4, NetFeatures::CSUM),
     (NetFeatures::HOST_TSO6, NetFeatures::CSUM),
     (NetFeatures::HOST_USO, NetFeatures::CSUM),
@@ -45,12 +36,6 @@ const REQUIREMENTS: [(NetFeatures, NetFeatures); 15] = [
     (NetFeatures::GUEST_USO4, NetFeatures::GUEST_CSUM),
     (NetFeatures::GUEST_USO6, NetFeatures::GUEST_CSUM),
     (NetFeatures::GUEST_ECN, NetFeatures::GUEST_TSO4.union(NetFeatures::GUEST_TSO6)),
-    (NetFeatures::CTRL_RX, NetFeatures::CTRL_VQ),
-    (NetFeatures::CTRL_RX_EXTRA, NetFeatures::CTRL_RX),
-    (NetFeatures::CTRL_VLAN, NetFeatures::CTRL_VQ),
-    (NetFeatures::CTRL_MAC_ADDR, NetFeatures::CTRL_VQ),
-    (NetFeatures::CTRL_GUEST_OFFLOADS, NetFeatures::CTRL_VQ),
-    (NetFeatures::GUEST_ANNOUNCE, NetFeatures::CTRL_VQ),
 ];
 
 /// Returns the features of the card in a set of all features.
@@ -68,7 +53,7 @@ pub(crate) fn choose(options: &CardOptions, offered: Features) -> Result<Feature
         (options.transmit_offloads, NetFeatures::CSUM, "VIRTIO_NET_F_CSUM", TRANSMIT),
         (options.receive_offloads, NetFeatures::GUEST_CSUM, "VIRTIO_NET_F_GUEST_CSUM", RECEIVE),
         (options.mergeable, NetFeatures::MRG_RXBUF, "VIRTIO_NET_F_MRG_RXBUF", NetFeatures::MRG_RXBUF),
-        (options.control, NetFeatures::CTRL_VQ, "VIRTIO_NET_F_CTRL_VQ", CONTROL),
+        (options.control, NetFeatures::CTRL_VQ, "VIRTIO_NET_F_CTRL_VQ", NetFeatures::CTRL_VQ),
     ] {
         wanted.set(set, choice.decide(offers(feature), what)?);
     }
@@ -106,9 +91,10 @@ mod tests {
     fn features_come_with_their_requirements() {
         let options = CardOptions { receive_offloads: Choice::Auto, pairs: 2, ..CardOptions::new("") };
         let all = chosen(&options, NetFeatures::all());
-        assert_eq!(all, ALWAYS | TRANSMIT | RECEIVE | CONTROL | NetFeatures::MQ | NetFeatures::MRG_RXBUF);
-        let left = chosen(&options, NetFeatures::all() - NetFeatures::GUEST_CSUM - NetFeatures::CTRL_RX);
-        assert_eq!(left, all - RECEIVE - NetFeatures::CTRL_RX - NetFeatures::CTRL_RX_EXTRA);
+        let others = NetFeatures::CTRL_VQ | NetFeatures::MQ | NetFeatures::MRG_RXBUF;
+        assert_eq!(all, ALWAYS | TRANSMIT | RECEIVE | others);
+        let left = chosen(&options, NetFeatures::all() - NetFeatures::GUEST_CSUM - NetFeatures::CTRL_VQ);
+        assert_eq!(left, all - RECEIVE - NetFeatures::CTRL_VQ);
         assert_eq!(chosen(&options, NetFeatures::HOST_ECN), NetFeatures::empty());
     }
 

@@ -11,26 +11,24 @@ mod options;
 mod pair;
 mod receive;
 mod rings;
-mod settings;
 #[cfg(test)]
 mod tests;
 mod transmit;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use kickless_spec::features::Features;
-use kickless_spec::net::{MAC_LEN, NetFeatures, S_ANNOUNCE, S_LINK_UP};
+use kickless_spec::net::{MAC_LEN, NetFeatures, S_LINK_UP};
+use kickless_sync::lock;
 
 pub use memory::Frame;
 pub use options::CardOptions;
 pub use pair::{CardCounters, Interest, Outgoing, QueuePair};
-pub use settings::RxMode;
 
 use crate::error::Error;
 use crate::reconnect::Reconnect;
 use core::CardCore;
 use handle::CardHandle;
-use settings::Change;
 
 /// A connection to the back-end of a network card, with shared memory and pairs of queues.
 ///
@@ -55,7 +53,7 @@ impl Card {
         let card = Self { pairs: pairs.collect::<Result<_, Error>>()?, handle };
         if card.net_features().contains(NetFeatures::MQ.union(NetFeatures::CTRL_VQ)) {
             // Lossless: there are at most 127 pairs.
-            card.core().change(Change::Pairs(count as u16))?;
+            card.set_pairs(count as u16)?;
         }
         Ok(card)
     }
@@ -73,7 +71,7 @@ impl Card {
     ///
     /// The queues of a pair that is dropped stay with the back-end, and nobody serves them.
     pub fn pair(&self, index: usize) -> Option<QueuePair> {
-        self.pairs.get(index)?.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(self.pairs.get(index)?).take()
     }
 
     /// Returns the negotiated features of the transport. The bits of [`Card::net_features`] are set in the
@@ -113,15 +111,6 @@ impl Card {
         Ok(!self.net_features().contains(NetFeatures::STATUS) || status & S_LINK_UP != 0)
     }
 
-    /// Returns whether the card asks the driver to announce its addresses.
-    ///
-    /// # Errors
-    /// As [`Card::mtu`].
-    pub fn asks_to_announce(&self) -> Result<bool, Error> {
-        let status = self.core().config()?.status.get();
-        Ok(self.net_features().contains(NetFeatures::GUEST_ANNOUNCE) && status & S_ANNOUNCE != 0)
-    }
-
     /// Returns how often the back-end has reported a change of its configuration space.
     ///
     /// Only threads that wait or poll see these reports.
@@ -134,59 +123,7 @@ impl Card {
     /// # Errors
     /// The back-end does not offer this or refuses, the connection is lost, or the card is dead.
     pub fn set_pairs(&self, pairs: u16) -> Result<(), Error> {
-        self.core().change(Change::Pairs(pairs))
-    }
-
-    /// Sets the address of the card.
-    ///
-    /// # Errors
-    /// As [`Card::set_pairs`].
-    pub fn set_mac(&self, mac: [u8; MAC_LEN]) -> Result<(), Error> {
-        self.core().change(Change::Mac(mac))
-    }
-
-    /// Sets the addresses whose frames the card takes, beside its own.
-    ///
-    /// # Errors
-    /// As [`Card::set_pairs`], or there are too many addresses.
-    pub fn set_addresses(&self, unicast: &[[u8; MAC_LEN]], multicast: &[[u8; MAC_LEN]]) -> Result<(), Error> {
-        self.core().change(Change::Addresses(unicast.to_vec(), multicast.to_vec()))
-    }
-
-    /// Turns a receive mode on or off.
-    ///
-    /// # Errors
-    /// As [`Card::set_pairs`].
-    pub fn set_rx_mode(&self, mode: RxMode, on: bool) -> Result<(), Error> {
-        self.core().change(Change::RxMode(mode, on))
-    }
-
-    /// Tells the card whether to take the frames of a VLAN.
-    ///
-    /// # Errors
-    /// As [`Card::set_pairs`].
-    pub fn set_vlan(&self, vlan: u16, takes: bool) -> Result<(), Error> {
-        self.core().change(Change::Vlan(vlan, takes))
-    }
-
-    /// Sets the offloads of received frames: `GUEST_CSUM`, `GUEST_TSO4` and so on, of those that were
-    /// negotiated.
-    ///
-    /// Frames that are on their way can still have the offloads of before.
-    ///
-    /// # Errors
-    /// As [`Card::set_pairs`].
-    pub fn set_receive_offloads(&self, offloads: NetFeatures) -> Result<(), Error> {
-        let negotiated = self.net_features() & features::RECEIVE;
-        self.core().change(Change::Offloads(offloads & negotiated))
-    }
-
-    /// Tells the card that its addresses were announced.
-    ///
-    /// # Errors
-    /// As [`Card::set_pairs`].
-    pub fn announced(&self) -> Result<(), Error> {
-        self.core().change(Change::Announced)
+        self.core().set_pairs(pairs)
     }
 
     /// Returns the reason of the death, if the card is dead.

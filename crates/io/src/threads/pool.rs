@@ -40,11 +40,12 @@ use crate::aio::batch::{Batch, Submitted};
 use crate::files::shares::Shares;
 use crate::threads::blocking::BlockingOp;
 use crate::waker::Waker;
+use kickless_sync::lock;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -207,11 +208,6 @@ pub(crate) struct ThreadPool {
     threads_max: usize,
     /// The host refused a thread that was needed.
     lacks_threads: bool,
-}
-
-/// Locks a mutex. A panic cannot leave a partial change: no thread panics under a lock.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ThreadPool {

@@ -75,6 +75,7 @@ impl TapQueue {
     ///
     /// # Errors
     /// The TAP does not take the frame.
+    #[inline]
     pub fn send_whole(&mut self, header_and_frame: &[u8]) -> Result<(), SendError> {
         write(&self.fd, header_and_frame).map(|_| ()).map_err(send_error)
     }
@@ -106,6 +107,7 @@ impl TapQueue {
     ///
     /// # Errors
     /// No frame was received.
+    #[inline]
     pub fn receive(
         &mut self,
         header: &mut Header,
@@ -133,12 +135,15 @@ impl TapQueue {
     ///
     /// # Errors
     /// No frame was received.
+    #[inline]
     pub fn receive_copy(&mut self, space: &mut [u8]) -> Result<usize, ReceiveError> {
         let read = read(&self.fd, space).map_err(receive_error)?;
         Ok(read.saturating_sub(size_of::<Header>()))
     }
 }
 
+#[cold]
+#[inline(never)]
 fn send_error(error: Errno) -> SendError {
     match error {
         Errno::AGAIN | Errno::INTR => SendError::Full,

@@ -72,32 +72,15 @@ pub(super) struct Rings {
 }
 
 /// The step of [`Rings::open`] that failed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 pub(super) enum OpenError {
     /// The socket.
-    Socket(xdp::socket::SocketError),
+    Socket(#[from] xdp::socket::SocketError),
     /// The memory.
-    Memory(xdp::error::Error),
+    Memory(#[from] xdp::error::Error),
     /// A mapping or a descriptor.
-    Call(io::Error),
-}
-
-impl From<xdp::socket::SocketError> for OpenError {
-    fn from(error: xdp::socket::SocketError) -> Self {
-        Self::Socket(error)
-    }
-}
-
-impl From<xdp::error::Error> for OpenError {
-    fn from(error: xdp::error::Error) -> Self {
-        Self::Memory(error)
-    }
-}
-
-impl From<io::Error> for OpenError {
-    fn from(error: io::Error) -> Self {
-        Self::Call(error)
-    }
+    Call(#[from] io::Error),
 }
 
 impl Rings {

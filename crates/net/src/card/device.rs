@@ -14,7 +14,7 @@ use crate::ring::roles::{Role, rings_max, role};
 use crate::ring::transmit_ring::{TransmitFormat, TransmitRing};
 use kickless_device::{
     CaptureTo, CloseError, ConfigError, Device, DeviceMessage, DeviceMetrics, Disabled, Driver, InvalidState,
-    MessageError, Operate, OwnProtocolFeatures, QueueTask, StartError, Vring, Words,
+    MessageError, Operate, OwnProtocolFeatures, QueueTask, RING_FEATURES, StartError, Vring, Words,
 };
 use kickless_net_port::Capture;
 use kickless_spec::features::Features;
@@ -113,15 +113,9 @@ impl Device for Net {
 
     fn features(&self) -> Features {
         let own = features::offered(self.card.mac.is_some(), self.card.pairs_max, self.offload);
-        let mut ring_reset = Features::RING_RESET;
-        ring_reset.set(Features::RING_RESET, self.ring_reset);
-        Features::from_bits_retain(own.bits())
-            | ring_reset
-            | Features::VERSION_1
-            | Features::EVENT_IDX
-            | Features::INDIRECT_DESC
-            | Features::RING_PACKED
-            | Features::IN_ORDER
+        let mut features = Features::from_bits_retain(own.bits()) | RING_FEATURES;
+        features.set(Features::RING_RESET, self.ring_reset);
+        features
     }
 
     fn protocol_features(&self) -> OwnProtocolFeatures {

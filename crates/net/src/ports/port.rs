@@ -86,6 +86,12 @@ impl fmt::Debug for Opening<'_> {
 #[derive(Clone, Debug)]
 pub struct OpenPort(pub(crate) Arc<dyn Port>);
 
+impl<P: Port + 'static> From<P> for OpenPort {
+    fn from(port: P) -> Self {
+        Self(Arc::new(port))
+    }
+}
+
 /// A port that is open: what its card asks of it, outside of the data path.
 pub(crate) trait Port: fmt::Debug + Send + Sync {
     /// Starts what the port needs while rings of the card run, such as a thread. It may have been started.

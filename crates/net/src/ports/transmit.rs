@@ -49,14 +49,10 @@ pub(crate) trait Transmit: Send + 'static {
     ///
     /// # Errors
     /// The port does not take the frame, or `write` has failed.
-    fn put(
-        &mut self,
-        len: usize,
-        write: impl FnOnce(&mut [u8]) -> Result<(), PutError>,
-    ) -> Result<(), PutError>;
+    fn put(&mut self, len: usize, write: impl FnOnce(&mut [u8]) -> Put) -> Put;
 
     /// Puts a frame that is in guest memory. Returns `None` if it has too many pieces for that.
-    fn put_pieces(&mut self, _header: &Header, _frame: &Iov) -> Option<Result<(), PutError>> {
+    fn put_pieces(&mut self, _header: &Header, _frame: &Iov) -> Option<Put> {
         None
     }
 
@@ -116,6 +112,9 @@ pub(crate) trait Transmit: Send + 'static {
     /// Takes the location of the task, or `None` before it leaves its worker.
     fn set_location(&mut self, _location: Option<TaskLocation>) {}
 }
+
+/// The result of putting a frame.
+pub(crate) type Put = Result<(), PutError>;
 
 /// The reason for which a frame was not put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

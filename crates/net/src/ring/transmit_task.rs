@@ -15,7 +15,7 @@ use super::transmit_ring::{BATCH, TransmitRing};
 use crate::frame::header::{Frame, InvalidFrame, Protocol, set_header};
 use crate::frame::loop_queue::{HEADER, PLAIN};
 use crate::offload::{Segments, complete_checksum};
-use crate::ports::transmit::{PutError, Transmit};
+use crate::ports::transmit::{Put, PutError, Transmit};
 use kickless_device::{
     Context, Event, LEAVING_COST, Neighbours, Next, Polled, QueueTask, TaskLocation, Traffic, Vring,
 };
@@ -228,7 +228,7 @@ impl<P: Transmit> TransmitTask<P> {
 
     /// Puts the frame in the popped chain as it is, or with its checksum completed.
     #[inline]
-    fn pass(&mut self, header: &Header, frame: Frame, is_leaving: bool) -> Result<(), PutError> {
+    fn pass(&mut self, header: &Header, frame: Frame, is_leaving: bool) -> Put {
         if P::DISCARDS && !self.ring.card.capture.is_on() {
             return Ok(());
         }
@@ -271,7 +271,7 @@ impl<P: Transmit> TransmitTask<P> {
     }
 
     /// Puts the frame in the popped chain from guest memory. Returns `None` if it has too many pieces.
-    fn pass_pieces(&mut self, header: &Header, frame: Frame) -> Option<Result<(), PutError>> {
+    fn pass_pieces(&mut self, header: &Header, frame: Frame) -> Option<Put> {
         let passed = match self.collect(frame) {
             Err(error) => Some(Err(PutError::Invalid(error))),
             Ok(()) if !self.ring.vring.is_intact() => Some(Err(PutError::Lost)),
@@ -305,7 +305,7 @@ impl<P: Transmit> TransmitTask<P> {
     /// Copies the packet in the popped chain, to segment it. Refuses one that the port does not carry in
     /// segments either.
     #[cold]
-    fn copy_packet(&mut self, header: &Header, frame: Frame, is_leaving: bool) -> Result<(), PutError> {
+    fn copy_packet(&mut self, header: &Header, frame: Frame, is_leaving: bool) -> Put {
         let Self { ring, port, packet, .. } = self;
         if is_leaving && port.make_room(ring, 0).is_err() {
             // Only a ring that stops is served without room.

@@ -173,7 +173,7 @@ impl Files<'_> {
         let path = |name| self.path(name);
         let one = |target| ask(enter(vec![target]));
         let passt = |argument: &str| one(Target::Passt { arguments: vec![argument.into()] });
-        let library = |name: &str| one(Target::Library { name: name.into() });
+        let library = |name: &str| one(Target::Library { name: name.into(), files: Vec::new() });
         let other = || image(path("disks/other"), true);
         vec![
             ("enter:neighbour", one(other())),

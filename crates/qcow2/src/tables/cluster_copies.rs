@@ -4,8 +4,9 @@ use crate::format::entry::Mapping;
 use crate::format::geometry::{GuestCluster, HostCluster, SliceIndex};
 use crate::runtime::Runtime;
 use crate::wakers::Wakers;
+use kickless_sync::lock;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The clusters with a copy in progress.
 #[derive(Debug)]
@@ -60,7 +61,7 @@ impl<R: Runtime> Copying<R> {
     }
 
     fn give_up(&self, leaks: bool) {
-        let mut list = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = lock(&self.given_up);
         list.push(GivenUp { id: self.id, leaks });
         drop(list);
         self.wakers.wake();
@@ -124,7 +125,7 @@ impl<R: Runtime> ClusterCopies<R> {
     /// still change.
     pub(super) fn end_given_up(&mut self) -> Vec<HostCluster> {
         let list: Vec<GivenUp> = {
-            let mut list = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut list = lock(&self.given_up);
             list.drain(..).collect()
         };
         let new = |GivenUp { id, leaks }| self.remove(id).and_then(|copy| copy.new).filter(|_| !leaks);

@@ -1,5 +1,7 @@
 //! The outcome of a pop, and used elements that the driver has not seen.
 
+use crate::RingError;
+
 /// A used element that was pushed while the queue had no areas. The driver has not seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnpublishedUsed {
@@ -11,6 +13,9 @@ pub struct UnpublishedUsed {
     /// for which this element stands.
     pub descriptors: u16,
 }
+
+/// The result of a pop that translates addresses.
+pub type Popped = Result<PopOutcome, RingError>;
 
 /// The outcome of a pop that translates addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -69,7 +69,7 @@ mod single;
 mod split;
 pub mod suppress;
 
-pub use elements::{PopOutcome, UnpublishedUsed};
+pub use elements::{PopOutcome, Popped, UnpublishedUsed};
 pub(crate) use inflight::Region;
 pub(crate) use metadata::Areas;
 pub use metadata::{Addresses, InvalidSize, LoggedAt, Metadata, Options};

@@ -1,7 +1,7 @@
 //! The device's end of a packed virtqueue. `crate::packed` has the rules for both ends.
 
 use super::credit::{self, Credit};
-use super::elements::{PopOutcome, UnpublishedUsed};
+use super::elements::{PopOutcome, Popped, UnpublishedUsed};
 use super::inflight::Packed;
 use super::metadata::{Areas, Options};
 use super::single::{Direction, SingleChain};
@@ -312,7 +312,7 @@ impl<A: Access> PackedQueue<A> {
         space: &mut S,
         chain: &mut Chain,
         _: &mut Marks,
-    ) -> Result<PopOutcome, RingError> {
+    ) -> Popped {
         if let Some(error) = self.broken {
             return Err(error);
         }
@@ -429,11 +429,7 @@ impl<A: Access> PackedQueue<A> {
 
     /// Pops a chain that another device has popped before. It is already in flight.
     #[cold]
-    fn pop_resubmission<'v, S: AddressSpace<'v>>(
-        &mut self,
-        space: &mut S,
-        chain: &mut Chain,
-    ) -> Result<PopOutcome, RingError> {
+    fn pop_resubmission<'v, S: AddressSpace<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Popped {
         let popped = self.walk_resubmission(space, chain);
         if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
             tracker.resubmissions.popped();
@@ -442,11 +438,7 @@ impl<A: Access> PackedQueue<A> {
     }
 
     /// Walks the next chain that another device has popped before.
-    fn walk_resubmission<'v, S: AddressSpace<'v>>(
-        &mut self,
-        space: &mut S,
-        chain: &mut Chain,
-    ) -> Result<PopOutcome, RingError> {
+    fn walk_resubmission<'v, S: AddressSpace<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Popped {
         let Some(tracker) = &self.tracker else { return Ok(PopOutcome::Empty) };
         let Some(next) = tracker.resubmissions.chains().last() else { return Ok(PopOutcome::Empty) };
         let walked = chain.walk_copies(space, &self.options, &next.descs);
@@ -463,7 +455,7 @@ impl<A: Access> PackedQueue<A> {
         chain: &mut Chain,
         marks: &mut Marks,
         credit: &mut Credit,
-    ) -> Result<PopOutcome, RingError> {
+    ) -> Popped {
         if self.resubmissions() > 0 {
             let popped = self.walk_resubmission(space, chain);
             if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {

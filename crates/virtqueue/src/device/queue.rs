@@ -1,7 +1,7 @@
 //! The queue of either ring format, and its order of completions.
 
 use super::credit::Credit;
-use super::elements::{PopOutcome, UnpublishedUsed};
+use super::elements::{PopOutcome, Popped, UnpublishedUsed};
 use super::metadata::{Kind, Metadata, Options};
 use super::order::Order;
 use super::packed::PackedQueue;
@@ -320,12 +320,7 @@ impl Queue {
     /// # Errors
     /// As [`Queue::pop`].
     #[inline]
-    pub fn pop_translated(
-        &mut self,
-        view: &View,
-        tlb: &mut Tlb,
-        chain: &mut Chain,
-    ) -> Result<PopOutcome, RingError> {
+    pub fn pop_translated(&mut self, view: &View, tlb: &mut Tlb, chain: &mut Chain) -> Popped {
         self.translating(view, tlb, |queue, space| queue.pop_in(space, chain))
     }
 
@@ -335,8 +330,8 @@ impl Queue {
         &mut self,
         view: &View,
         tlb: &mut Tlb,
-        pop: impl FnOnce(&mut Self, &mut Translating<'_, '_>) -> Result<PopOutcome, RingError>,
-    ) -> Result<PopOutcome, RingError> {
+        pop: impl FnOnce(&mut Self, &mut Translating<'_, '_>) -> Popped,
+    ) -> Popped {
         tlb.begin();
         let mut progress = self.progress.take().unwrap_or_default();
         progress.begin();
@@ -350,11 +345,7 @@ impl Queue {
     }
 
     #[inline(always)]
-    fn pop_in<'v, S: AddressSpace<'v>>(
-        &mut self,
-        space: &mut S,
-        chain: &mut Chain,
-    ) -> Result<PopOutcome, RingError> {
+    fn pop_in<'v, S: AddressSpace<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Popped {
         debug_assert_eq!(self.credit(), 0, "a queue with credit pops nothing else");
         let popped = forward!(mut self, pop, space, chain, &mut self.marks);
         if let (Some(order), Ok(PopOutcome::Chain)) = (&mut self.order, popped) {
@@ -381,21 +372,12 @@ impl Queue {
     /// # Errors
     /// As [`Queue::pop`].
     #[inline]
-    pub fn pop_credit_translated(
-        &mut self,
-        view: &View,
-        tlb: &mut Tlb,
-        chain: &mut Chain,
-    ) -> Result<PopOutcome, RingError> {
+    pub fn pop_credit_translated(&mut self, view: &View, tlb: &mut Tlb, chain: &mut Chain) -> Popped {
         self.translating(view, tlb, |queue, space| queue.pop_credit_in(space, chain))
     }
 
     #[inline(always)]
-    fn pop_credit_in<'v, S: AddressSpace<'v>>(
-        &mut self,
-        space: &mut S,
-        chain: &mut Chain,
-    ) -> Result<PopOutcome, RingError> {
+    fn pop_credit_in<'v, S: AddressSpace<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Popped {
         let credit = &mut **self.credit.get_or_insert_default();
         let popped = forward!(mut self, pop_credit, space, chain, &mut self.marks, credit);
         if let (Some(order), Ok(PopOutcome::Chain)) = (&mut self.order, popped) {

@@ -1,7 +1,7 @@
 //! The device's end of a split virtqueue (virtio 1.3, section 2.7).
 
 use super::credit::{self, Credit};
-use super::elements::{PopOutcome, UnpublishedUsed};
+use super::elements::{PopOutcome, Popped, UnpublishedUsed};
 use super::inflight::Split;
 use super::metadata::{Areas, Options};
 use super::single::{Direction, SingleChain};
@@ -238,7 +238,7 @@ impl<A: Access> SplitQueue<A> {
         space: &mut S,
         chain: &mut Chain,
         marks: &mut Marks,
-    ) -> Result<PopOutcome, RingError> {
+    ) -> Popped {
         if self.resubmissions() > 0 {
             return self.pop_resubmission(space, chain);
         }
@@ -347,11 +347,7 @@ impl<A: Access> SplitQueue<A> {
 
     /// Pops a chain that another device has popped before. It is already in flight.
     #[cold]
-    fn pop_resubmission<'v, S: AddressSpace<'v>>(
-        &mut self,
-        space: &mut S,
-        chain: &mut Chain,
-    ) -> Result<PopOutcome, RingError> {
+    fn pop_resubmission<'v, S: AddressSpace<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Popped {
         let popped = self.walk_resubmission(space, chain);
         if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {
             tracker.resubmissions.popped();
@@ -360,11 +356,7 @@ impl<A: Access> SplitQueue<A> {
     }
 
     /// Walks the next chain that another device has popped before.
-    fn walk_resubmission<'v, S: AddressSpace<'v>>(
-        &mut self,
-        space: &mut S,
-        chain: &mut Chain,
-    ) -> Result<PopOutcome, RingError> {
+    fn walk_resubmission<'v, S: AddressSpace<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Popped {
         let (Some(metadata), Some(tracker)) = (&self.metadata, &self.tracker) else {
             return Ok(PopOutcome::Empty);
         };
@@ -383,7 +375,7 @@ impl<A: Access> SplitQueue<A> {
         chain: &mut Chain,
         marks: &mut Marks,
         credit: &mut Credit,
-    ) -> Result<PopOutcome, RingError> {
+    ) -> Popped {
         if self.resubmissions() > 0 {
             let popped = self.walk_resubmission(space, chain);
             if let (Some(tracker), Ok(PopOutcome::Chain)) = (&mut self.tracker, popped) {

@@ -234,8 +234,7 @@ impl HostileDisk<'_> {
             8..10 => Request::Read { offset },
             10..12 => Request::Flush,
             12 | 13 => Request::WriteZeroes { durable },
-            14 => Request::Discard { durable },
-            _ => Request::SecureErase,
+            _ => Request::Discard { durable },
         };
         let mut buffers = IoBuffers::default();
         match request {
@@ -292,10 +291,7 @@ impl HostileDisk<'_> {
         let mut sender =
             HeldSender { engine, queue: running.queue, slot: id as u32, waker, marks: &mut marks };
         let (images, HostileRequest { buffers, state, .. }) = (&mut queue.images, &mut running);
-        let step = match completion {
-            None => self.disk.retry(images, &mut sender, buffers, state),
-            Some(completion) => self.disk.resume(images, &mut sender, buffers, state, completion),
-        };
+        let step = state.step((images, self.disk.size()), &mut sender, buffers, completion);
         self.after(id, running, step);
     }
 

@@ -2,7 +2,7 @@
 
 use super::inbox::{InboxReceive, Inboxes};
 use super::port::{Name, OpenPort, Opening, Pairs, Port, PortError, PortKind};
-use super::transmit::{PutError, Transmit};
+use super::transmit::{Put, Transmit};
 use crate::card::state::CardState;
 use crate::frame::loop_queue::{Batch, LoopQueue};
 use crate::ring::receive_ring::ReceiveRing;
@@ -54,7 +54,7 @@ impl Name for LoopName {
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
         let queues = (0..opening.pairs).map(|_| LoopQueue::default()).collect();
-        Ok(OpenPort(Arc::new(LoopPort(Arc::new(LoopQueues(queues))))))
+        Ok(LoopPort(Arc::new(LoopQueues(queues))).into())
     }
 }
 
@@ -123,11 +123,7 @@ impl Transmit for LoopTransmit {
     const INTERVAL: Duration = Duration::ZERO;
 
     #[inline]
-    fn put(
-        &mut self,
-        len: usize,
-        write: impl FnOnce(&mut [u8]) -> Result<(), PutError>,
-    ) -> Result<(), PutError> {
+    fn put(&mut self, len: usize, write: impl FnOnce(&mut [u8]) -> Put) -> Put {
         self.batch.push_with(len, write)
     }
 

@@ -7,8 +7,8 @@ mod receive;
 pub(crate) use name::NULL;
 pub use name::NullPort;
 
-use super::port::{OpenPort, Port};
-use super::transmit::{PutError, Transmit};
+use super::port::Port;
+use super::transmit::{Put, Transmit};
 use crate::card::state::CardState;
 use crate::ring::receive_ring::ReceiveRing;
 use crate::ring::receive_task::ReceiveTask;
@@ -20,12 +20,6 @@ use receive::{NoFrames, TestFrames};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-
-impl From<NullPort> for OpenPort {
-    fn from(port: NullPort) -> Self {
-        Self(Arc::new(port))
-    }
-}
 
 impl Port for NullPort {
     fn start(&self, _card: &Arc<CardState>) -> io::Result<()> {
@@ -58,11 +52,7 @@ impl Transmit for NullTransmit {
     const DISCARDS: bool = true;
     const INTERVAL: Duration = Duration::ZERO;
 
-    fn put(
-        &mut self,
-        len: usize,
-        write: impl FnOnce(&mut [u8]) -> Result<(), PutError>,
-    ) -> Result<(), PutError> {
+    fn put(&mut self, len: usize, write: impl FnOnce(&mut [u8]) -> Put) -> Put {
         write(&mut self.copy[..len])
     }
 

@@ -70,12 +70,6 @@ impl fmt::Display for StreamName {
     }
 }
 
-impl From<StreamPort> for OpenPort {
-    fn from(port: StreamPort) -> Self {
-        Self(Arc::new(port))
-    }
-}
-
 impl Port for StreamPort {
     fn start(&self, _card: &Arc<CardState>) -> io::Result<()> {
         StreamPort::start(self)

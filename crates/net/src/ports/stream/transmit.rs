@@ -9,7 +9,7 @@
 //! in all.
 
 use crate::frame::loop_queue::HEADER;
-use crate::ports::transmit::{PutError, Transmit};
+use crate::ports::transmit::{Put, PutError, Transmit};
 use crate::ring::transmit_ring::TransmitRing;
 use kickless_device::{Event, Interest, Next, Polled};
 use kickless_net_port::StreamSender;
@@ -32,11 +32,7 @@ impl StreamTransmit {
 }
 
 impl Transmit for StreamTransmit {
-    fn put(
-        &mut self,
-        len: usize,
-        write: impl FnOnce(&mut [u8]) -> Result<(), PutError>,
-    ) -> Result<(), PutError> {
+    fn put(&mut self, len: usize, write: impl FnOnce(&mut [u8]) -> Put) -> Put {
         let frame = &mut self.copy[..len];
         write(frame)?;
         let mut outgoing = self.sender.turn();

@@ -101,7 +101,7 @@ impl Name for SwitchName {
         let uplink = tap.map(|tap| Uplink::of(&self.name, &tap));
         let rule = Rule { vlan: self.vlan, address: opening.mac };
         let port = SwitchPort::join(&self.name, rule, opening.pairs);
-        Ok(OpenPort(Arc::new(SwitchCard::new(port, uplink))))
+        Ok(SwitchCard::new(port, uplink).into())
     }
 }
 

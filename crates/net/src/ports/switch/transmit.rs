@@ -4,7 +4,7 @@ use super::delivery::Forwarder;
 use super::direct::{self, Direct};
 use super::port::SwitchPort;
 use crate::frame::loop_queue::Batch;
-use crate::ports::transmit::{PutError, Transmit};
+use crate::ports::transmit::{Put, Transmit};
 use crate::ring::transmit_ring::TransmitRing;
 use kickless_device::{LEAVING_COST, Neighbours, Next, Polled, TaskLocation};
 use kickless_spec::net::{Header, NetFeatures};
@@ -74,11 +74,7 @@ impl Transmit for SwitchTransmit {
     const INTERVAL: Duration = Duration::ZERO;
 
     #[inline]
-    fn put(
-        &mut self,
-        len: usize,
-        write: impl FnOnce(&mut [u8]) -> Result<(), PutError>,
-    ) -> Result<(), PutError> {
+    fn put(&mut self, len: usize, write: impl FnOnce(&mut [u8]) -> Put) -> Put {
         self.batch.push_with(len, write)
     }
 

@@ -1,8 +1,9 @@
 //! A TAP, with all that the rings of a card share there.
 
 use kickless_net_port::Tap;
+use kickless_sync::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::{fmt, io};
 use tracing::{Span, error, warn};
@@ -54,12 +55,8 @@ impl TapState {
 
     /// Makes the TAP follow the rings, which have changed. Does not wait for it.
     pub(crate) fn changed(&self) {
-        self.lock().is_due = true;
+        lock(&self.follower).is_due = true;
         self.changed.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Follower> {
-        self.follower.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the thread that makes the TAP follow the rings of the card, unless it runs.
@@ -67,7 +64,7 @@ impl TapState {
     /// # Errors
     /// The process cannot have another thread.
     pub(crate) fn start_thread(&self, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        let mut follower = self.lock();
+        let mut follower = lock(&self.follower);
         if follower.thread.is_none() {
             follower.is_ending = false;
             follower.thread = Some(thread::Builder::new().name("tap".into()).spawn(run)?);
@@ -77,7 +74,7 @@ impl TapState {
 
     /// Waits until the rings have changed, or the thread is to end after a last look at them.
     pub(crate) fn wait_for_change(&self) -> Change {
-        let mut follower = self.lock();
+        let mut follower = lock(&self.follower);
         while !follower.is_due && !follower.is_ending {
             follower = self.changed.wait(follower).unwrap_or_else(PoisonError::into_inner);
         }
@@ -87,7 +84,7 @@ impl TapState {
 
     /// Ends the thread. No ring runs any more, so the TAP has no offloads and no attached queue afterwards.
     pub(crate) fn end(&self) {
-        let mut follower = self.lock();
+        let mut follower = lock(&self.follower);
         let Some(thread) = follower.thread.take() else { return };
         follower.is_ending = true;
         drop(follower);

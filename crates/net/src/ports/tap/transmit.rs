@@ -2,7 +2,7 @@
 
 use super::state::TapState;
 use crate::frame::loop_queue::HEADER;
-use crate::ports::transmit::{PutError, Transmit};
+use crate::ports::transmit::{Put, PutError, Transmit};
 use kickless_device::{Event, Interest};
 use kickless_memory::Iov;
 use kickless_net_port::{SendError, TapQueue};
@@ -32,9 +32,11 @@ impl TapTransmit {
         Ok(Self { tap, queue, copy: vec![0; FRAME_MAX].into_boxed_slice(), accepts })
     }
 
-    /// Returns the result of a call.
-    fn outcome(&self, sent: Result<(), SendError>) -> Result<(), PutError> {
-        sent.map_err(|error| match error {
+    /// Returns the reason for which a frame was not put.
+    #[cold]
+    #[inline(never)]
+    fn failure(&self, error: SendError) -> PutError {
+        match error {
             SendError::Full => PutError::Full,
             SendError::Refused(_) => PutError::Refused,
             SendError::Down => PutError::Down,
@@ -42,7 +44,7 @@ impl TapTransmit {
                 self.tap.report_gone();
                 PutError::Down
             }
-        })
+        }
     }
 }
 
@@ -54,11 +56,7 @@ impl Transmit for TapTransmit {
     const PIECES_LEN_MIN: Option<u32> = Some(TapQueue::COPIED_MAX as u32 + 1);
 
     #[inline]
-    fn put(
-        &mut self,
-        len: usize,
-        write: impl FnOnce(&mut [u8]) -> Result<(), PutError>,
-    ) -> Result<(), PutError> {
+    fn put(&mut self, len: usize, write: impl FnOnce(&mut [u8]) -> Put) -> Put {
         let frame = &mut self.copy[..len];
         write(frame)?;
         if self.tap.is_gone() {
@@ -66,11 +64,10 @@ impl Transmit for TapTransmit {
         }
         // It has no meaning in a sent frame.
         frame[HEADER_NUM_BUFFERS..HEADER].fill(0);
-        let sent = self.queue.send_whole(frame);
-        self.outcome(sent)
+        self.queue.send_whole(frame).map_err(|error| self.failure(error))
     }
 
-    fn put_pieces(&mut self, header: &Header, frame: &Iov) -> Option<Result<(), PutError>> {
+    fn put_pieces(&mut self, header: &Header, frame: &Iov) -> Option<Put> {
         if TapQueue::is_too_scattered(frame) {
             return None;
         }
@@ -78,7 +75,7 @@ impl Transmit for TapTransmit {
             return Some(Err(PutError::Down));
         }
         let sent = self.queue.send(header, frame);
-        Some(self.outcome(sent))
+        Some(sent.map_err(|error| self.failure(error)))
     }
 
     fn accepts(&self) -> NetFeatures {

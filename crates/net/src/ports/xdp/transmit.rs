@@ -7,7 +7,7 @@
 use super::queues::XdpQueues;
 use crate::frame::loop_queue::HEADER;
 use crate::ports::timer::Timer;
-use crate::ports::transmit::{PutError, Transmit};
+use crate::ports::transmit::{Put, PutError, Transmit};
 use crate::ring::transmit_ring::TransmitRing;
 use kickless_device::{Event, Interest, Next, Polled};
 use kickless_net_port::{XDP_FRAME_LEN_MAX, XdpLink, XdpQueue};
@@ -92,11 +92,7 @@ impl Transmit for XdpTransmit {
     const BATCHED_LEN_MAX: usize = HEADER + XDP_FRAME_LEN_MAX;
     const INTERVAL: Duration = PAUSE_MIN;
 
-    fn put(
-        &mut self,
-        len: usize,
-        write: impl FnOnce(&mut [u8]) -> Result<(), PutError>,
-    ) -> Result<(), PutError> {
+    fn put(&mut self, len: usize, write: impl FnOnce(&mut [u8]) -> Put) -> Put {
         let mut turn = self.queue.turn();
         if turn.link() != XdpLink::Up {
             write(&mut self.copy[..len])?;

@@ -4,7 +4,7 @@ use super::{ALL, Beside, Served, TransmitTask};
 use crate::frame::header::{Frame, has_no_offload, pass_header, segments_max};
 use crate::frame::loop_queue::HEADER;
 use crate::offload::{Undo, undo};
-use crate::ports::transmit::{PutError, Transmit};
+use crate::ports::transmit::{Put, PutError, Transmit};
 use crate::ring::cost::{BatchCost, DIRECT_SHARES};
 use crate::ring::transmit_ring::BATCH;
 use kickless_device::Neighbours;
@@ -105,7 +105,7 @@ impl<P: Transmit> TransmitTask<P> {
 
     /// Checks the frame of a peeked chain, which goes nowhere.
     #[inline]
-    fn check_single(&mut self, number: usize) -> Result<(), PutError> {
+    fn check_single(&mut self, number: usize) -> Put {
         let buffer = self.chains[number].buffer;
         let header = self.ring.vring.view().read_obj::<Header>(buffer.addr);
         let features = self.ring.format.features;
