@@ -64,7 +64,7 @@ fn serve(address: SocketAddr, mode: Mode, log: impl FnOnce() -> Result<()>, cont
     info!(sandbox = %mode, %address, "serving metrics");
     let page = move || {
         let page = scrape(&control);
-        refusals.into_iter().for_each(log_refusals);
+        refusals.into_iter().for_each(|refusals| log_refusals(refusals.take_new()));
         page
     };
     http::serve(&listener, Arc::new(page)).with_context(about)
