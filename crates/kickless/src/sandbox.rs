@@ -205,7 +205,7 @@ fn authority(service: &Service) -> Result<Authority> {
     };
     let control = control::targets(&service.control);
     let prepared = runtime_directories();
-    let roots = roots::roots(named.iter().chain(&control), &service.sandbox.roots, &prepared)?;
+    let roots = roots::roots(named.iter().chain(&control), &service.sandbox.roots, &prepared, calls)?;
     Ok(Authority { named, control, roots, calls, libraries })
 }
 

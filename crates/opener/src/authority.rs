@@ -171,6 +171,8 @@ impl State {
             (Calls::All, Target::Passt { arguments }) if !can_be_in_calls(arguments) => {
                 Err(NotEntered::PasstOption)
             }
+            // Servers of the host listen on others, which trust all that may connect.
+            (Calls::All, Target::Unix { path }) => below(PathUse::Socket, path),
             (Calls::All, _) => Ok(Admission::Granted(Granted::by_call(target.clone()))),
         }
     }

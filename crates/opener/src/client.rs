@@ -6,10 +6,11 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Sender};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
@@ -20,6 +21,12 @@ use crate::wire::{self, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Reply, Request};
 
 /// The stack of the thread that reads replies.
 const STACK_BYTES: usize = 128 << 10;
+
+/// The longest wait of a thread that gives something back: that for a lock on a directory. A file system that
+/// does not answer must not keep a device from its end.
+const GIVE_BACK_TIME: Duration = Duration::from_secs(5);
+/// The wait after one was in vain, so that the waits of many devices are no long one.
+const GIVE_BACK_LATE: Duration = Duration::from_millis(50);
 
 /// A reply, with the descriptor that came with it.
 pub(crate) type Answer = (Reply, Option<OwnedFd>);
@@ -60,6 +67,8 @@ struct Shared {
     next: AtomicU64,
     /// The threads that wait, by the numbers of their requests. `None` after the end.
     waiting: Mutex<Option<HashMap<u64, Sender<io::Result<Answer>>>>>,
+    /// A thread has given something back in vain.
+    is_late: AtomicBool,
 }
 
 impl Client {
@@ -69,7 +78,8 @@ impl Client {
     /// This process cannot have another thread.
     pub(crate) fn start(socket: OwnedFd, on_end: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let waiting = Mutex::new(Some(HashMap::new()));
-        let shared = Arc::new(Shared { socket, next: AtomicU64::new(1), waiting });
+        let shared =
+            Arc::new(Shared { socket, next: AtomicU64::new(1), waiting, is_late: AtomicBool::new(false) });
         let reader = shared.clone();
         thread::Builder::new().name("opener".into()).stack_size(STACK_BYTES).spawn(move || {
             reader.read_replies();
@@ -89,7 +99,37 @@ impl Client {
     /// # Errors
     /// The request cannot be sent, or the other process has ended.
     pub(crate) fn ask_with(&self, request: &Request, fd: Option<BorrowedFd<'_>>) -> io::Result<Answer> {
-        let (id, gone) = (self.number(), || io::Error::from(Errno::CONNRESET));
+        let (_, reply) = self.send(request, fd)?;
+        reply.recv().unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Makes a request that gives something back, and waits for its reply for this time and a limited one
+    /// more. The request is carried out all the same when the other process can.
+    ///
+    /// # Errors
+    /// As [`Client::ask_with`], or [`io::ErrorKind::TimedOut`].
+    pub(crate) fn give_back(&self, request: &Request, wait: Duration) -> io::Result<Answer> {
+        let (id, reply) = self.send(request, None)?;
+        let more = if self.0.is_late.load(Ordering::Relaxed) { GIVE_BACK_LATE } else { GIVE_BACK_TIME };
+        let answer = reply.recv_timeout(wait + more).unwrap_or_else(|error| {
+            self.0.with_waiting(|waiting| waiting.remove(&id));
+            Err(match error {
+                RecvTimeoutError::Timeout => {
+                    self.0.is_late.store(true, Ordering::Relaxed);
+                    io::ErrorKind::TimedOut.into()
+                }
+                RecvTimeoutError::Disconnected => gone(),
+            })
+        });
+        without_refusal(answer?)
+    }
+
+    fn send(
+        &self,
+        request: &Request,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> io::Result<(u64, Receiver<io::Result<Answer>>)> {
+        let id = self.number();
         let bytes = wire::write(id, request, REQUEST_BYTES_MAX)?;
         let (sender, reply) = mpsc::channel();
         self.0.with_waiting(|waiting| waiting.insert(id, sender)).ok_or_else(gone)?;
@@ -97,7 +137,7 @@ impl Client {
             self.0.with_waiting(|waiting| waiting.remove(&id));
             return Err(error);
         }
-        reply.recv().unwrap_or_else(|_| Err(gone()))
+        Ok((id, reply))
     }
 
     /// Makes a request, and waits for its reply.
@@ -182,6 +222,10 @@ pub(crate) fn without_refusal(answer: Answer) -> io::Result<Answer> {
     }
 }
 
+fn gone() -> io::Error {
+    Errno::CONNRESET.into()
+}
+
 /// Returns the error of a reply to another request.
 pub(crate) fn mismatch() -> io::Error {
     Errno::BADMSG.into()
@@ -242,6 +286,26 @@ mod tests {
         end.recv().unwrap();
         assert!(client.ask(&Request::ReadConfig {}).is_err());
         assert_eq!(client.ask(&Request::Group { name: "a\0".into() }).unwrap_err().raw_os_error(), Some(22));
+    }
+
+    #[test]
+    fn what_is_given_back_to_a_process_that_hangs_is_not_waited_for_without_end() {
+        let (ours, theirs) = message::socket_pair().unwrap();
+        let client = Client::start(ours, || ()).unwrap();
+        client.0.is_late.store(true, Ordering::Relaxed);
+        let given = client.give_back(&Request::Leave { entry: 1 }, Duration::ZERO);
+        assert_eq!(given.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        // A late reply is for no thread.
+        let (id, _) = received(&theirs);
+        message::send(&theirs, &wire::write(id, &Reply::Done {}, REPLY_BYTES_MAX).unwrap(), None).unwrap();
+        let reply = thread::scope(|scope| {
+            let asks = scope.spawn(|| client.ask(&Request::CharSubsystem { device: 1 }).unwrap().0);
+            let (id, _) = received(&theirs);
+            let reply = Reply::Text { text: "a".into() };
+            message::send(&theirs, &wire::write(id, &reply, REPLY_BYTES_MAX).unwrap(), None).unwrap();
+            asks.join().unwrap()
+        });
+        assert_eq!(reply, Reply::Text { text: "a".into() });
     }
 
     #[test]

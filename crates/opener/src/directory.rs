@@ -19,6 +19,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use tracing::warn;
 
+use crate::file::path_of;
+
 /// The interval at which a locked directory is tried.
 const LOCK_EVERY: Duration = Duration::from_millis(5);
 
@@ -135,7 +137,7 @@ impl Found {
 
     /// Returns a path that stands for this file only, whatever its name stands for.
     pub(crate) fn path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
+        path_of(self.fd.as_fd())
     }
 
     /// Sets its group.

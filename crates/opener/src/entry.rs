@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem;
+use std::time::Duration;
 
 use crate::client::{Client, client, mismatch, without_refusal};
 use crate::grant::{Grant, Outside, Reason, Refused};
@@ -67,8 +68,8 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         if let (Some(entry), Some(client)) = (mem::take(&mut self.0), client()) {
-            // It fails only if the other process has ended.
-            let _ = client.ask(&Request::Leave { entry });
+            // It fails only if the other process has ended or hangs.
+            let _ = client.give_back(&Request::Leave { entry }, Duration::ZERO);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstat, openat, statx};
 use rustix::io::retry_on_intr;
@@ -151,7 +151,12 @@ pub(crate) fn file_here(path: &Path, usage: FileUse) -> io::Result<File> {
 /// # Errors
 /// There is no /proc, or the kernel refuses it.
 pub(crate) fn reopen_here(of: BorrowedFd<'_>, usage: FileUse) -> io::Result<File> {
-    file_here(Path::new(&format!("/proc/self/fd/{}", of.as_raw_fd())), usage)
+    file_here(&path_of(of), usage)
+}
+
+/// Returns a path that stands for this file only, whatever its name stands for.
+pub(crate) fn path_of(file: BorrowedFd<'_>) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
 /// Opens the name of a file in this process, for its status and for [`reopen_here`]. A pipe or a device

@@ -131,7 +131,7 @@ pub use launcher::{LookUp, StartLookUp, launch};
 pub use listener::{Address, Listener, TURN_WAIT, real_path};
 pub use message::socket_pair;
 pub use passt::{PasstProcess, has_passt, start_passt};
-pub use perform::{ConfigFile, ReadConfig};
+pub use perform::{Config, ConfigFile};
 pub use server::{End, serve};
 pub use sysfs::{block_facts, char_subsystem, cpus_online};
 pub use tap::{NoTap, tap};

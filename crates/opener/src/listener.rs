@@ -44,8 +44,9 @@ impl Drop for OpenerName {
     fn drop(&mut self) {
         let Identity(device, inode) = self.identity;
         // If this fails, the next process that uses the path replaces the name.
-        let _ =
-            client().map(|client| client.ask(&Request::Unlink { path: self.path.clone(), device, inode }));
+        let _ = client().map(|client| {
+            client.give_back(&Request::Unlink { path: self.path.clone(), device, inode }, Duration::ZERO)
+        });
     }
 }
 

@@ -105,7 +105,9 @@ impl Parent {
             }
             Self::Launcher(child) => {
                 let wait_ms = wait.min(END_MAX).as_millis() as u32;
-                match client()?.ask(&Request::EndPasst { child, wait_ms }) {
+                match client()?
+                    .give_back(&Request::EndPasst { child, wait_ms }, Duration::from_millis(wait_ms.into()))
+                {
                     Ok((Reply::Ended { status }, _)) => status.map(ExitStatus::from_raw),
                     _ => None,
                 }

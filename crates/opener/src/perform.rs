@@ -1,5 +1,6 @@
 //! Carries requests out that are allowed.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, memfd_create};
+use rustix::fs::{FileType, MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, memfd_create};
 use rustix::io::Errno;
 
 use crate::answers::FileStatus;
@@ -16,7 +17,9 @@ use crate::client::{Answer, Client, mismatch};
 use crate::connect::{begin_tcp_here, connect_here, literal};
 use crate::directory::{Directory, Identity, directory_of, real_path_of};
 use crate::error::{GROUP_OPTION, Parts, SocketError, SocketProblem};
-use crate::file::{FileUse, Opened, capture_here, name_here, reopen_here, status_of, with_alignment};
+use crate::file::{
+    FileUse, Opened, capture_here, name_here, path_of, reopen_here, status_of, with_alignment,
+};
 use crate::grant::{Authority, PathUse, Target};
 use crate::listener::{admit, real_path_here};
 use crate::socket::HostAddress;
@@ -38,17 +41,22 @@ pub struct ConfigFile {
     pub named: Option<Vec<Target>>,
 }
 
-/// Reads the configuration file that the operator named at the start.
-pub type ReadConfig = Box<dyn Fn() -> io::Result<ConfigFile> + Send + Sync>;
+/// The configuration file that the operator named at the start.
+pub struct Config {
+    /// Its path. Nothing else opens or makes a file with this path, or the file that it stands for.
+    pub path: PathBuf,
+    /// Reads it.
+    pub read: Box<dyn Fn() -> io::Result<ConfigFile> + Send + Sync>,
+}
 
 /// Carries requests out. Each thread calls it.
 pub(crate) struct Performer {
     state: Mutex<State>,
-    /// The roots, as they were at the start.
+    /// The roots of images, as they were at the start.
     roots: Vec<(PathBuf, Option<Identity>)>,
     /// The process that starts programs and looks names up.
     launcher: Option<Client>,
-    config: Option<ReadConfig>,
+    config: Option<Config>,
 }
 
 impl From<io::Error> for Reply {
@@ -80,8 +88,12 @@ impl From<Denied> for Reply {
 }
 
 impl Performer {
-    pub(crate) fn new(authority: Authority, launcher: Option<Client>, config: Option<ReadConfig>) -> Self {
-        let roots = authority.roots.iter().map(|root| (root.directory.clone(), identity_of(&root.directory)));
+    pub(crate) fn new(authority: Authority, launcher: Option<Client>, config: Option<Config>) -> Self {
+        let roots = authority
+            .roots
+            .iter()
+            .filter(|root| root.uses.contains(&PathUse::Image))
+            .map(|root| (root.directory.clone(), identity_of(&root.directory)));
         let roots = roots.collect();
         Self { state: Mutex::new(State::new(authority)), roots, launcher, config }
     }
@@ -116,7 +128,12 @@ impl Performer {
             Request::Capture { path } => {
                 let directory = self.directory(path, PathUse::Capture, permit)?;
                 let name = path.file_name().ok_or(Errno::ISDIR)?;
-                with(capture_here(directory.as_fd(), name)?.into())
+                match directory.find(name)? {
+                    Some(found) if !can_be_capture(found.file_type()) => return Err(Errno::PERM.into()),
+                    Some(found) if self.is_config(found.identity()) => return Err(Errno::PERM.into()),
+                    None if self.is_name_of_config(&directory, name) => return Err(Errno::PERM.into()),
+                    Some(_) | None => with(capture_here(directory.as_fd(), name)?.into()),
+                }
             }
             Request::Reopen { writes, is_direct } => {
                 let given = given.ok_or(Errno::BADF)?;
@@ -143,7 +160,7 @@ impl Performer {
                 }
             }
             Request::RealPath { path } => only(Reply::Path { path: real_path_here(path) }),
-            Request::ConnectUnix { path } => with(connect_here(path)?),
+            Request::ConnectUnix { path } => with(self.connect(path, permit)?),
             Request::Resolve { host, port } => self.resolve(host, *port).and_then(only),
             Request::ConnectTcp { address } => with(begin_tcp_here(*address)?),
             Request::Tap { name, flags } => with(tap_here(name, *flags).map_err(|error| error.to_reply())?),
@@ -200,7 +217,7 @@ impl Performer {
 
     fn image(&self, path: &Path, writes: bool, is_direct: bool, permit: &Permit) -> Result<Answer, Reply> {
         let (named, real, status) = self.named(path, permit)?;
-        if !status.can_be_image() {
+        if !status.can_be_image() || self.is_config(Identity(status.device, status.inode)) {
             // The process that asks looks at the status first, for a sentence.
             return Err(Errno::PERM.into());
         }
@@ -213,6 +230,35 @@ impl Performer {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Connects to a socket. One that a call names is below a root.
+    fn connect(&self, path: &Path, permit: &Permit) -> Result<OwnedFd, Reply> {
+        if permit.within == Within::Roots {
+            return Ok(connect_here(path)?);
+        }
+        let named = name_here(path)?;
+        let real = real_path_of(named.as_fd())?;
+        match self.state().is_within(&permit.within, PathUse::Socket, directory_of(&real)) {
+            // The name may stand for another socket by now. This is the one that was looked at.
+            true => Ok(connect_here(&path_of(named.as_fd()))?),
+            false => Err(Reply::Outside { grant: 0, path: real }),
+        }
+    }
+
+    /// Returns whether this is the configuration file, which says what the operator named.
+    fn is_config(&self, identity: Identity) -> bool {
+        let config = self.config.as_ref().and_then(|config| identity_of(&config.path));
+        config == Some(identity)
+    }
+
+    /// Returns whether a file that is made here would be the configuration file.
+    fn is_name_of_config(&self, directory: &Directory, name: &OsStr) -> bool {
+        let path = self.config.as_ref().map(|config| config.path.as_path());
+        path.is_some_and(|path| {
+            path.file_name() == Some(name)
+                && Directory::of(path).and_then(|of| of.real_path()) == directory.real_path()
+        })
     }
 
     /// Returns whether a file system was mounted over each root of a file since the start. The kernel does
@@ -303,8 +349,15 @@ impl Performer {
 
     /// Returns the text of the configuration file in memory that nothing can change.
     fn read_config(&self) -> Result<OwnedFd, Reply> {
-        let read = self.config.as_ref().ok_or(Errno::PERM)?;
-        let ConfigFile { text, named } = read()?;
+        let config = self.config.as_ref().ok_or(Errno::PERM)?;
+        let ConfigFile { text, named } = (config.read)().map_err(|error| match error.kind() {
+            // It may be a link to a directory that is not that of the start.
+            io::ErrorKind::PermissionDenied => {
+                let real = name_here(&config.path).ok().and_then(|named| real_path_of(named.as_fd()).ok());
+                real.map_or_else(|| error.into(), |path| Reply::Outside { grant: 0, path })
+            }
+            _ => error.into(),
+        })?;
         if text.len() > CONFIG_BYTES_MAX {
             return Err(Errno::FBIG.into());
         }
@@ -319,6 +372,12 @@ impl Performer {
         }
         Ok(file.into())
     }
+}
+
+/// Returns whether a capture can be written to such a file. Others can be devices, which act when they are
+/// opened.
+fn can_be_capture(file_type: FileType) -> bool {
+    matches!(file_type, FileType::RegularFile | FileType::Fifo | FileType::Symlink)
 }
 
 fn answer(opened: Opened) -> Answer {

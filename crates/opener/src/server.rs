@@ -18,11 +18,14 @@ use rustix::net::{Shutdown, shutdown};
 use crate::client::{Answer, Client};
 use crate::grant::Authority;
 use crate::message::{self, Received};
-use crate::perform::{Performer, ReadConfig};
+use crate::perform::{Config, Performer};
 use crate::wire::{self, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Reply, Request};
 
 /// The threads that wait for requests when there are none. More are there while requests are carried out.
 const WAITING_MAX: usize = 4;
+/// The most threads: more than the requests that are allowed at a time, of which there are one for each entry
+/// and some hundred beyond that. Requests that are refused have no share, so the threads have a bound too.
+const THREADS_MAX: usize = 1500;
 /// The stack of a thread.
 const STACK_BYTES: usize = 128 << 10;
 
@@ -59,7 +62,7 @@ pub fn serve(
     socket: OwnedFd,
     authority: Authority,
     launcher: Option<OwnedFd>,
-    config: Option<ReadConfig>,
+    config: Option<Config>,
 ) -> io::Result<End> {
     let (sender, end) = mpsc::channel();
     let launcher_gone = sender.clone();
@@ -70,7 +73,7 @@ pub fn serve(
         })
     });
     let performer = Performer::new(authority, launcher.transpose()?, config);
-    let turns = Mutex::new(Turns { waiting: 0, ids: BTreeSet::new() });
+    let turns = Mutex::new(Turns { waiting: 0, threads: 0, ids: BTreeSet::new() });
     let server = Arc::new(Server { socket, performer, turns, end: sender });
     server.start_thread()?;
     let end = end.recv().unwrap_or(End::Closed);
@@ -96,6 +99,8 @@ impl fmt::Debug for Server {
 struct Turns {
     /// Threads that wait for a request, or will at once.
     waiting: usize,
+    /// All threads, also those whose replies are not taken.
+    threads: usize,
     /// The numbers of the requests that are carried out.
     ids: BTreeSet<u64>,
 }
@@ -107,7 +112,10 @@ impl Server {
 
     /// Starts a thread that waits for requests.
     fn start_thread(self: &Arc<Self>) -> io::Result<()> {
-        self.turns().waiting += 1;
+        {
+            let mut turns = self.turns();
+            (turns.waiting, turns.threads) = (turns.waiting + 1, turns.threads + 1);
+        }
         let server = self.clone();
         let started =
             thread::Builder::new().name("request".into()).stack_size(STACK_BYTES).spawn(move || {
@@ -115,8 +123,12 @@ impl Server {
                     // The first one counts.
                     let _ = server.end.send(end);
                 }
+                server.turns().threads -= 1;
             });
-        started.map(drop).inspect_err(|_| self.turns().waiting -= 1)
+        started.map(drop).inspect_err(|_| {
+            let mut turns = self.turns();
+            (turns.waiting, turns.threads) = (turns.waiting - 1, turns.threads - 1);
+        })
     }
 
     /// Takes requests until enough other threads wait for the next one.
@@ -133,7 +145,7 @@ impl Server {
             let is_last = {
                 let mut turns = self.turns();
                 turns.waiting -= 1;
-                turns.waiting == 0
+                turns.waiting == 0 && turns.threads < THREADS_MAX
             };
             if is_last {
                 // Without another thread, the next request waits until this one is done.

@@ -15,9 +15,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use kickless_opener::{
-    Address, Authority, Calls, ConfigFile, Grant, Listener, LookUp, PathUse, Reason, Root, Target, begin_tcp,
-    capture, char_subsystem, config_file, connect, enter, has_passt, image, launch, real_path, reopen,
-    resolve, serve, socket_pair, start_passt, status, use_opener,
+    Address, Authority, Calls, Config, ConfigFile, Grant, Listener, LookUp, PathUse, Reason, Root, Target,
+    begin_tcp, capture, char_subsystem, config_file, connect, enter, has_passt, image, launch, real_path,
+    reopen, resolve, serve, socket_pair, start_passt, status, use_opener,
 };
 use rustix::process::Pid;
 use tempfile::TempDir;
@@ -60,9 +60,10 @@ fn look_up(name: &str, pipe: &OwnedFd) {
 
 /// The process that opens files below a directory.
 fn open_files(socket: OwnedFd, launcher: OwnedFd, directory: &Path) -> i32 {
-    let config = directory.join("config");
+    let path = directory.join("config");
+    let of_reader = path.clone();
     let read = move || {
-        let text = fs::read(&config)?;
+        let text = fs::read(&of_reader)?;
         let named = Some(vec![Target::Passt { arguments: vec!["--pcap=named".into()] }]);
         Ok(ConfigFile { text, named })
     };
@@ -77,7 +78,7 @@ fn open_files(socket: OwnedFd, launcher: OwnedFd, directory: &Path) -> i32 {
         calls: Calls::All,
         libraries: Vec::new(),
     };
-    serve(socket, authority, Some(launcher), Some(Box::new(read))).unwrap().status()
+    serve(socket, authority, Some(launcher), Some(Config { path, read: Box::new(read) })).unwrap().status()
 }
 
 fn helper(role: &str, directory: &Path, input: OwnedFd, output: Stdio) -> Child {

@@ -11,7 +11,9 @@ pub enum Error {
     #[error("/proc/self/task cannot be read, so the sandbox cannot count the threads of this process")]
     NoProc(#[source] io::Error),
     /// This process has threads, which would keep their rights, or their locks in a copy of this process.
-    #[error("the sandbox has to be set up by the only thread of this process, and there are {0}")]
+    #[error(
+        "the sandbox has to be set up by the only thread of this process, and there are {0}: leave out libraries that start threads (LD_PRELOAD), or give --sandbox=off"
+    )]
     Threads(usize),
     /// The kernel makes no process.
     #[error("no process can be made")]

@@ -9,7 +9,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::panic::{self, PanicHookInfo};
 
 use libc::c_int;
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, set_parent_process_death_signal, waitid,
+};
 use rustix::thread::set_name;
 
 use crate::error::Error;
@@ -37,9 +39,9 @@ pub enum Ended {
 /// Makes a process that runs `run` and exits with the status that `run` returns. A panic is one sentence on
 /// standard error, and the status 1.
 ///
-/// The new process has this name, and closes `close`: descriptors that are this process's alone. It ignores
-/// the signals of a terminal, but programs that it starts do not. It has all other descriptors and all memory
-/// of this process. Nothing of this process is dropped in it.
+/// The new process is killed when this one ends. It has this name, and closes `close`: descriptors that are
+/// this process's alone. It ignores the signals of a terminal, but programs that it starts do not. It has all
+/// other descriptors and all memory of this process. Nothing of this process is dropped in it.
 ///
 /// # Errors
 /// This process has another thread, whose locks would stay locked in the new process, or the kernel makes
@@ -50,10 +52,16 @@ pub fn fork(
     run: impl FnOnce() -> i32 + 'static,
 ) -> Result<Child, Error> {
     check_only_thread()?;
+    let parent = getpid();
     // SAFETY: this process has no other thread, so no lock of the C library or of ours is held in the copy.
     match unsafe { libc::fork() } {
         -1 => Err(Error::Fork(io::Error::last_os_error())),
         0 => {
+            // A process that was taken over could keep the helper's sockets open by passing them on.
+            let follows = set_parent_process_death_signal(Some(Signal::KILL));
+            if follows.is_err() || getppid() != Some(parent) {
+                exit(1);
+            }
             begin(name, close);
             exit(run())
         }

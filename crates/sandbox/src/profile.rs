@@ -147,20 +147,23 @@ const fn null(argument: u8) -> Condition {
 /// The data process: workers, sessions, and the control socket. None of its calls takes a path, an address, a
 /// name, a program, or the id of another process.
 pub static DATA: Profile =
-    Profile { stray: Stray::Trap, kill: KILL, tables: &[DATA_PATH, DATA_CONTROL, COMMON, TRAP] };
+    Profile { stray: Stray::Trap, kill: KILL, tables: &[DATA_PATH, MESSAGES, DATA_CONTROL, COMMON, TRAP] };
 
 /// A data process with librbd, which makes its own connections to a Ceph cluster, and reads its own files.
 /// Its threads block signals. A call that is trapped there ends the process, so calls are refused without a
 /// note.
-pub static DATA_WITH_RBD: Profile =
-    Profile { stray: Stray::Refuse, kill: KILL, tables: &[DATA_PATH, DATA_CONTROL, COMMON, TRAP, RBD] };
+pub static DATA_WITH_RBD: Profile = Profile {
+    stray: Stray::Refuse,
+    kill: KILL,
+    tables: &[DATA_PATH, MESSAGES, DATA_CONTROL, COMMON, TRAP, RBD],
+};
 
 /// The opener, which uses names for the data process.
 pub static OPENER: Profile = Profile { stray: Stray::Kill, kill: &[], tables: &[OPENER_NAMES, COMMON] };
 
 /// The exporter of metrics, which asks another process over a unix socket and answers over TCP.
 pub static EXPORTER: Profile =
-    Profile { stray: Stray::Trap, kill: KILL, tables: &[EXPORTER_SOCKETS, COMMON, TRAP] };
+    Profile { stray: Stray::Trap, kill: KILL, tables: &[EXPORTER_SOCKETS, MESSAGES, COMMON, TRAP] };
 
 /// The flags of `clone` with which libraries make threads: glibc's, and musl's, which has CLONE_DETACHED too.
 const THREAD: &[u32] = &[THREAD_FLAGS as u32, THREAD_FLAGS as u32 | 0x40_0000];
@@ -210,7 +213,22 @@ const DATA_PATH: &[Row] = &[
     row(calls![SYS_readv SYS_writev], "TAPs, the log"),
     row(calls![SYS_preadv2 SYS_pwritev2 SYS_preadv SYS_pwritev], "kicks, transfers of threads"),
     row(calls![SYS_epoll_pwait], "workers wait"),
-    row(calls![SYS_recvmsg SYS_sendmsg SYS_recvfrom SYS_sendto], "NBD, stream ports, vhost-user, control"),
+    row(calls![SYS_recvmsg SYS_recvfrom], "NBD, stream ports, vhost-user, control"),
+];
+
+/// Messages on sockets that are connected. With this flag, a message would connect a TCP socket that is not,
+/// and with an address, one of datagrams would go anywhere.
+const MESSAGES: &[Row] = &[
+    row_if(
+        calls![SYS_sendto],
+        &[without(3, libc::MSG_FASTOPEN), null(4)],
+        "NBD, stream ports, vhost-user, control, questions and answers",
+    ),
+    row_if(
+        calls![SYS_sendmsg],
+        &[without(2, libc::MSG_FASTOPEN)],
+        "NBD, stream ports, vhost-user, control, questions and answers",
+    ),
 ];
 
 /// The calls of the data process that no request makes.
@@ -322,7 +340,7 @@ const OPENER_NAMES: &[Row] = &[
     row(calls![SYS_faccessat], "real paths with `..`, by the C library"),
     #[cfg(target_arch = "x86_64")]
     row(calls![SYS_open SYS_stat SYS_lstat SYS_readlink SYS_access], "the same, by the C library"),
-    row(calls![SYS_fstat SYS_fstatfs SYS_lseek SYS_flock SYS_fchmod SYS_fchown], "what was opened"),
+    row(calls![SYS_fstat SYS_lseek SYS_flock SYS_fchmod], "what was opened"),
     row(calls![SYS_fchmodat SYS_fchownat SYS_unlinkat], "names of sockets in their directory"),
     row_if(
         calls![SYS_fcntl],
@@ -377,7 +395,7 @@ const EXPORTER_SOCKETS: &[Row] = &[
     row(calls![SYS_accept4 SYS_shutdown SYS_getsockopt], "clients"),
     row_if(calls![SYS_socket], &[one_of(0, &[libc::AF_UNIX as u32]), STREAM], "the control socket"),
     row(calls![SYS_connect], "the control socket, for each answer, because its process can be restarted"),
-    row(calls![SYS_sendto SYS_recvfrom SYS_sendmsg SYS_recvmsg], "questions and answers"),
+    row(calls![SYS_recvfrom SYS_recvmsg], "questions and answers"),
     row_if(
         calls![SYS_setsockopt],
         &[one_of(1, &[SOCKET]), one_of(2, &[libc::SO_RCVTIMEO as u32, libc::SO_SNDTIMEO as u32])],

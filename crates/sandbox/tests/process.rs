@@ -7,12 +7,13 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::{fs, thread};
 
-use common::{in_child, raise, replace_stderr};
+use common::{child, in_child, raise, replace_stderr};
 use kickless_sandbox::{Ended, Error, fork};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Signal, getpid, kill_process};
 
 #[test]
 fn a_helper_has_a_name_and_a_status() {
@@ -100,6 +101,28 @@ fn a_helper_that_was_killed() {
         let ended = helper.wait().unwrap();
         assert_eq!((ended, ended.to_string().as_str()), (Ended::Killed(9), "killed by signal 9"));
     });
+}
+
+#[test]
+fn a_helper_ends_with_the_process_that_made_it() {
+    let (mut said, saying) = std::io::pipe().unwrap();
+    let status = child(|| {
+        let pipe = saying.as_raw_fd();
+        fork(c"helper", &[], move || {
+            loop {
+                // It has the pipe open, whatever the other process does.
+                let _ = pipe;
+                thread::park();
+            }
+        })
+        .unwrap();
+        kill_process(getpid(), Signal::KILL).unwrap();
+    });
+    assert_eq!(status.signal(), Some(9));
+    drop(saying);
+    // The end of the pipe is the end of the helper.
+    let mut all = Vec::new();
+    said.read_to_end(&mut all).unwrap();
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::{iter, thread};
 use anyhow::{Context, Result, anyhow};
 use kickless_daemon::DeviceConfig;
 use kickless_opener::{
-    Authority, Calls, ConfigFile, End, LookUp, PathUse, ReadConfig, Target, launch, leave_opener, serve,
+    Authority, Calls, Config, ConfigFile, End, LookUp, PathUse, Target, launch, leave_opener, serve,
     socket_pair, use_opener,
 };
 use kickless_sandbox::{Access, Child, Ended, OPENER, Ruleset, Tcp, fork, lock, place, restrict};
@@ -220,7 +220,7 @@ fn open_files(
     }
     say(READY);
     drop(ready);
-    match serve(socket, authority, launcher, config.map(read_config)) {
+    match serve(socket, authority, launcher, config.map(config_file)) {
         Ok(end) => end.status(),
         Err(_) => 1,
     }
@@ -273,18 +273,20 @@ fn access(usage: PathUse) -> Access {
     }
 }
 
-/// Returns the function that reads the configuration file, with the things that it names. It parses on a
-/// thread with a usual stack, because those of requests are small.
-fn read_config(path: PathBuf) -> ReadConfig {
-    Box::new(move || {
-        let text = config::read_bytes(&path)?;
-        let parse = || config::parse_bytes(&path, &text).ok().map(|service| named(&service.devices));
+/// Returns the configuration file, and how it is read. It is parsed on a thread with a usual stack, because
+/// those of requests are small.
+fn config_file(path: PathBuf) -> Config {
+    let of_reader = path.clone();
+    let read = move || {
+        let text = config::read_bytes(&of_reader)?;
+        let parse = || config::parse_bytes(&of_reader, &text).ok().map(|service| named(&service.devices));
         let parsed = thread::scope(|scope| {
             let thread = thread::Builder::new().name("config".into()).spawn_scoped(scope, parse)?;
             thread.join().map_err(|_| io::Error::from(io::ErrorKind::Other))
         });
         Ok(ConfigFile { named: parsed?, text })
-    })
+    };
+    Config { path, read: Box::new(read) }
 }
 
 /// Returns the things that the devices of a service use.

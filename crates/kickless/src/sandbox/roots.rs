@@ -6,10 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf, absolute};
 
 use anyhow::{Context, Result, ensure};
-use kickless_opener::{PathUse, Root, Target};
+use kickless_opener::{Calls, PathUse, Root, Target};
 
 /// Returns the roots of a process: the directories of the files that `named` has, those that the service
-/// manager has `prepared` for sockets, and those of `--allow-root`.
+/// manager has `prepared` for sockets, and those of `--allow-root`. Without calls, an image finds its backing
+/// images beside itself, and below the last ones.
 ///
 /// # Errors
 /// An `allowed` directory is none, or the working directory is gone. The error is one sentence.
@@ -17,11 +18,13 @@ pub(crate) fn roots<'a>(
     named: impl IntoIterator<Item = &'a Target>,
     allowed: &[PathBuf],
     prepared: &[PathBuf],
+    calls: Calls,
 ) -> Result<Vec<Root>> {
     let mut roots = Vec::new();
     for target in named {
         if let Some((usage, path)) = file_of(target) {
-            add_file(&mut roots, usage, &absolute(path).context("there is no working directory")?);
+            let path = absolute(path).context("there is no working directory")?;
+            add_file(&mut roots, usage, &path, calls != Calls::Nothing);
         }
     }
     for directory in prepared {
@@ -59,19 +62,30 @@ fn file_of(target: &Target) -> Option<(PathUse, &Path)> {
 /// For a file that is not there yet, both may come with a file system that is mounted later. The kernel does
 /// not look at the rule of a directory that is under a mount point, so the directory above is added too, for
 /// this file alone.
-fn add_file(roots: &mut Vec<Root>, usage: PathUse, path: &Path) {
+fn add_file(roots: &mut Vec<Root>, usage: PathUse, path: &Path, has_calls: bool) {
     let directory = path.parent().unwrap_or(path);
     let file = canonical(path).ok();
     let existing = directory.ancestors().find_map(|at| Some((canonical(at).ok()?, at == directory)));
+    let mut add = |directory: &Path, for_calls: bool| {
+        match directory.parent() {
+            Some(_) => add(roots, directory.to_owned(), &[usage], for_calls),
+            // A root of all files would be none. An image is the root of itself, and cannot be replaced.
+            None if usage == PathUse::Image => {
+                if let Some(file) = file.as_deref().filter(|file| file.parent() == Some(directory)) {
+                    add(roots, file.to_owned(), &[usage], false);
+                }
+            }
+            None => add(roots, directory.to_owned(), &[usage], false),
+        }
+    };
     if let Some((existing, is_its_own)) = existing {
-        let above = existing.parent().filter(|_| file.is_none() && usage == PathUse::Image);
-        let above = above.map(Path::to_owned);
-        let for_calls = is_its_own && is_narrow(&existing);
-        add(roots, existing, &[usage], for_calls);
-        above.into_iter().for_each(|above| add(roots, above, &[usage], false));
+        add(&existing, has_calls && is_its_own && is_narrow(&existing));
+        if file.is_none() && usage == PathUse::Image && is_narrow(&existing) {
+            existing.parent().into_iter().for_each(|above| add(above, false));
+        }
     }
     if let Some(real) = file.as_deref().and_then(Path::parent) {
-        add(roots, real.to_owned(), &[usage], is_narrow(real));
+        add(real, has_calls && is_narrow(real));
     }
 }
 
@@ -118,7 +132,7 @@ mod tests {
     }
 
     fn of(named: &[Target]) -> Vec<Root> {
-        roots(named, &[], &[]).unwrap()
+        roots(named, &[], &[], Calls::All).unwrap()
     }
 
     #[test]
@@ -158,10 +172,27 @@ mod tests {
     #[test]
     fn neighbours_in_wide_directories_are_not_for_calls() {
         assert_eq!(of(&[image("/dev/null")]), [root("/dev", PathUse::Image, false)]);
-        assert_eq!(of(&[image("/no-such-disk")]), [root("/", PathUse::Image, false)]);
+        // No root has all files.
+        assert_eq!(
+            of(&[image("/no-such-disk"), image("/no/such/disk"), image("/proc/no-such-disk")]),
+            [root("/proc", PathUse::Image, true)]
+        );
+        assert_eq!(of(&[image("/dev/no-such-disk")]), [root("/dev", PathUse::Image, false)]);
         let shm = Target::Capture { path: "/dev/fd/c".into() };
         assert!(of(&[shm]).iter().all(|root| !root.for_calls || !root.directory.starts_with("/dev")));
         assert_eq!(of(&[Target::Tap { name: "tap0".into() }]), []);
+    }
+
+    #[test]
+    fn without_calls_only_the_operators_directories_have_backing_images() {
+        let dir = TempDir::new().unwrap();
+        let top = dir.path().canonicalize().unwrap();
+        fs::write(top.join("disk"), "").unwrap();
+        let named = [image(top.join("disk"))];
+        assert_eq!(roots(&named, &[], &[], Calls::Nothing).unwrap(), [root(&top, PathUse::Image, false)]);
+        assert_eq!(roots(&named, &[], &[], Calls::Files).unwrap(), [root(&top, PathUse::Image, true)]);
+        let both = roots(&named, std::slice::from_ref(&top), &[], Calls::Nothing).unwrap();
+        assert_eq!(both.iter().map(|root| root.for_calls).collect::<Vec<_>>(), [false, true]);
     }
 
     #[test]
@@ -170,12 +201,15 @@ mod tests {
         let top = dir.path().canonicalize().unwrap();
         let uses = vec![PathUse::Image, PathUse::Socket, PathUse::Capture];
         let all = Root { directory: top.clone(), uses, for_calls: true };
-        assert_eq!(roots(&[], &[top.join("../").join(top.file_name().unwrap())], &[]).unwrap(), [all]);
+        assert_eq!(
+            roots(&[], &[top.join("../").join(top.file_name().unwrap())], &[], Calls::All).unwrap(),
+            [all]
+        );
         let prepared = [top.clone(), "/no/such".into()];
         let sockets = root(&top, PathUse::Socket, true);
-        assert_eq!(roots(&[], &[], &prepared).unwrap(), [sockets]);
+        assert_eq!(roots(&[], &[], &prepared, Calls::All).unwrap(), [sockets]);
         for (path, why) in [("/no/such", "No such file"), ("/dev/null", "no directory")] {
-            let refused = format!("{:#}", roots(&[], &[path.into()], &[]).unwrap_err());
+            let refused = format!("{:#}", roots(&[], &[path.into()], &[], Calls::All).unwrap_err());
             assert!(refused.starts_with(&format!("--allow-root={path}: ")), "{refused}");
             assert!(refused.contains(why), "{refused}");
         }

@@ -214,9 +214,13 @@ fn calls_name_files_below_their_roots_only() {
     for calls in [Calls::Files, Calls::All] {
         assert_eq!(admit(calls, Target::Backing), by_call(&Target::Backing));
     }
-    for target in
-        [server("other"), Target::Unix { path: "/a".into() }, Target::Tap { name: "vm2".into() }, passt("-4")]
-    {
+    // Others that listen trust all that may connect, so these have to be below a root too.
+    let unix = Target::Unix { path: "/a".into() };
+    for calls in [Calls::Nothing, Calls::Files] {
+        assert_eq!(admit(calls, unix.clone()), Err(NotEntered::NotNamed));
+    }
+    assert_eq!(admit(Calls::All, unix), Ok(Admission::IfBelow(PathUse::Socket, "/a".into())));
+    for target in [server("other"), Target::Tap { name: "vm2".into() }, passt("-4")] {
         assert_eq!(admit(Calls::Nothing, target.clone()), Err(NotEntered::NotNamed));
         assert_eq!(admit(Calls::Files, target.clone()), Err(NotEntered::NotNamed));
         assert_eq!(admit(Calls::All, target.clone()), by_call(&target));

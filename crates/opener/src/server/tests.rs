@@ -11,7 +11,7 @@ use std::sync::Weak;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, OFlags, fcntl_getfl, flock};
+use rustix::fs::{CWD, FileType, FlockOperation, OFlags, fcntl_getfl, flock, makedev, mknodat};
 use tempfile::TempDir;
 
 use super::*;
@@ -75,6 +75,7 @@ fn rig(calls: Calls) -> Rig {
         libraries: Vec::new(),
     };
     let (config, held) = (path("config"), Arc::new(()));
+    let of_config = config.clone();
     let threads = Arc::downgrade(&held);
     let read_config = move || {
         let _ = &held;
@@ -83,7 +84,9 @@ fn rig(calls: Calls) -> Rig {
         Ok(ConfigFile { text, named })
     };
     let (ours, theirs) = socket_pair().unwrap();
-    let server = thread::spawn(|| serve(theirs, authority, None, Some(Box::new(read_config))).unwrap());
+    let server = thread::spawn(|| {
+        serve(theirs, authority, None, Some(Config { path: of_config, read: Box::new(read_config) })).unwrap()
+    });
     let client = Client::start(ours, || ()).unwrap();
     Rig { dir, client, server: Some(server), threads }
 }
@@ -452,6 +455,63 @@ fn the_configuration_file_is_text_that_nothing_changes() {
         assert_eq!(file.write_at(b"x", 0).unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
         assert_eq!(tap() == Reply::Done {}, is_known, "{text}");
     }
+}
+
+#[test]
+fn nothing_else_opens_or_makes_the_configuration_file() {
+    let rig = rig(Calls::Files);
+    let config = rig.path("named/config");
+    let entered = |target| assert_eq!(rig.enter(rig.client.number(), vec![target]), Reply::Done {});
+    // The operator named the capture so, and calls can name files beside the link to the file.
+    let link = rig.path("called/link");
+    fs::write(&config, "valid").unwrap();
+    fs::hard_link(&config, &link).unwrap();
+    entered(Target::Image { path: link.clone(), writes: true, chain: true });
+    entered(Target::Capture { path: link.clone() });
+    let refused = [
+        Request::Image { path: link.clone(), writes: true, is_direct: false },
+        Request::Image { path: link.clone(), writes: false, is_direct: false },
+        Request::Image { path: config.clone(), writes: false, is_direct: false },
+        Request::Capture { path: link.clone() },
+    ];
+    for request in refused {
+        assert!(rig.ask(request.clone()).1.is_none(), "{request:?}");
+    }
+    // While it is away, nothing makes it.
+    fs::remove_file(&config).unwrap();
+    fs::rename(rig.path("called"), rig.path("away")).unwrap();
+    symlink(rig.path("named"), rig.path("called")).unwrap();
+    entered(Target::Capture { path: rig.path("named/capture") });
+    assert_eq!(rig.ask(Request::Capture { path: rig.path("called/config") }).0, errno(Errno::PERM));
+    assert!(!config.exists());
+}
+
+#[test]
+fn a_capture_is_no_device() {
+    let rig = rig(Calls::Files);
+    let path = rig.path("called/device");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    if mknodat(CWD, &path, FileType::CharacterDevice, mode, makedev(1, 3)).is_err() {
+        println!("skipped: this user may make no device");
+        return;
+    }
+    assert_eq!(rig.enter(9, vec![Target::Capture { path: path.clone() }]), Reply::Done {});
+    assert_eq!(rig.ask(Request::Capture { path }).0, errno(Errno::PERM));
+}
+
+#[test]
+fn calls_connect_to_sockets_below_a_root() {
+    let rig = rig(Calls::All);
+    let _other = UnixListener::bind(rig.path("elsewhere/s")).unwrap();
+    let _listener = UnixListener::bind(rig.path("called/s")).unwrap();
+    symlink(rig.path("elsewhere/s"), rig.path("called/link")).unwrap();
+    let unix = |name: &str| vec![Target::Unix { path: rig.path(name) }];
+    let connect = |name: &str| rig.ask(Request::ConnectUnix { path: rig.path(name) });
+    assert!(matches!(rig.enter(9, unix("elsewhere/s")), Reply::Outside { grant: 0, .. }));
+    assert_eq!(rig.enter(9, unix("called/s")), Reply::Done {});
+    assert!(connect("called/s").1.is_some());
+    assert_eq!(rig.enter(9, unix("called/link")), Reply::Done {});
+    assert!(matches!(connect("called/link").0, Reply::Outside { .. }));
 }
 
 /// A lock on a directory makes requests wait, as a file system that does not answer does.
