@@ -115,6 +115,8 @@ pub struct GuestConfig {
     /// Adds an Intel vIOMMU, which the kernel uses strictly: it invalidates each mapping when its buffer is
     /// free again.
     pub viommu: bool,
+    /// The initramfs of the test kernel, instead of the one with fio.
+    pub initramfs: Option<PathBuf>,
     /// The socket on which QEMU receives a running machine instead of booting one. QEMU creates it.
     pub incoming: Option<PathBuf>,
 }
@@ -130,6 +132,7 @@ impl GuestConfig {
             nics: Vec::new(),
             resets: false,
             viommu: false,
+            initramfs: None,
             incoming: None,
         }
     }
@@ -189,7 +192,8 @@ impl GuestConfig {
                     "console=ttyS0 quiet loglevel=5 panic=-1 no_timer_check cryptomgr.notests=1 {viommu} {parameters}"
                 );
                 add(&["-kernel", &assets.kernel().display().to_string()]);
-                add(&["-initrd", &assets.tools().display().to_string(), "-append", &parameters]);
+                let initramfs = self.initramfs.clone().unwrap_or_else(|| assets.tools());
+                add(&["-initrd", &initramfs.display().to_string(), "-append", &parameters]);
             }
             Boot::Bios => {}
             Boot::Efi => {

@@ -77,7 +77,7 @@ fn read(path: impl Into<PathBuf>) -> Request {
 }
 
 fn written(path: impl Into<PathBuf>) -> Request {
-    Request::Image { path: path.into(), writes: true, is_direct: true }
+    Request::Image { path: path.into(), writes: true, is_direct: false }
 }
 
 impl Files<'_> {
