@@ -175,6 +175,11 @@ impl Files<'_> {
         let passt = |argument: &str| one(Target::Passt { arguments: vec![argument.into()] });
         let library = |name: &str| one(Target::Library { name: name.into(), files: Vec::new() });
         let other = || image(path("disks/other"), true);
+        let of_disk = |mode, group: Option<&str>| Target::Socket {
+            path: path("sockets/disk"),
+            mode,
+            group: group.map(str::to_owned),
+        };
         vec![
             ("enter:neighbour", one(other())),
             ("enter:more-rights", one(image(path("disks/read-only"), true))),
@@ -186,6 +191,8 @@ impl Files<'_> {
             ("enter:link", one(image(path("disks/link"), false))),
             ("enter:capture-of-image", one(Target::Capture { path: path("disks/image") })),
             ("enter:socket-elsewhere", one(socket("/etc/socket".into()))),
+            ("enter:other-mode", one(of_disk(Some(0o7777), None))),
+            ("enter:other-group", one(of_disk(None, Some("root")))),
             ("enter:socket-of-image", one(socket(path("disks/socket")))),
             ("enter:unix", one(Target::Unix { path: path("secret/peer") })),
             ("enter:tcp", one(Target::Tcp { host: "127.0.0.1".into(), port: 9 })),
