@@ -84,8 +84,8 @@
 //! # Ok::<(), kickless_driver::Error>(())
 //! ```
 //!
-//! The commands of the control queue ([`Card::set_mac`] and others) have a lock of their own, which is taken
-//! before that of the session. After a reconnection, rings begin anew, and frames in flight are lost.
+//! The command of the control queue ([`Card::set_pairs`]) has its own lock, which is taken before that of
+//! the session. After a reconnection, rings begin anew, and frames in flight are lost.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -75,7 +75,7 @@ fn header() -> impl Strategy<Value = Header> {
             flags: HDR_F_NEEDS_CSUM,
             gso_type,
             gso_size: gso_size.into(),
-            hdr_len: (start + 20).into(),
+            hdr_len: start.wrapping_add(20).into(),
             csum_start: start.into(),
             csum_offset: if gso_type == GSO_UDP_L4 { 6 } else { 16 }.into(),
             ..header
