@@ -49,7 +49,12 @@ pub fn make(directory: &Path, seen_as: &Path, has_chain: bool) -> Result<()> {
         config += &format!("[[device]]\nname = '{name}'\nsocket-path = 'DIR/{socket}'\n{options}\n");
     }
     let config = config.replace("DIR", &seen_as.display().to_string());
-    Ok(fs::write(directory.join("config/file"), config)?)
+    fs::write(directory.join("config/file"), config)?;
+    // Other names of the file, below the directories that calls may use.
+    for name in ["disks/config", "captures/config"] {
+        fs::hard_link(directory.join("config/file"), directory.join(name))?;
+    }
+    Ok(())
 }
 
 /// Does what other users of the directories could do while devices are served: puts a link and a pipe in the

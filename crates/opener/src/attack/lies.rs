@@ -115,6 +115,20 @@ impl Files<'_> {
             ("status:passwd", ask(Request::Status { path: "/etc/passwd".into() })),
             ("status:neighbour", ask(Request::Status { path: path("disks/other") })),
             ("status:became-a-link", ask(Request::Status { path: path("disks/becomes-link") })),
+            (
+                "image:config",
+                Lie::Ask(vec![
+                    enter(vec![self::image(path("disks/config"), true)]),
+                    written(path("disks/config")),
+                ]),
+            ),
+            (
+                "capture:config",
+                Lie::Ask(vec![
+                    enter(vec![Target::Capture { path: path("captures/config") }]),
+                    Request::Capture { path: path("captures/config") },
+                ]),
+            ),
             ("capture:named", ask(Request::Capture { path: path("captures/named") })),
             ("capture:image", ask(Request::Capture { path: image })),
             ("capture:neighbour", ask(Request::Capture { path: path("captures/other") })),
@@ -161,8 +175,8 @@ impl Files<'_> {
             (
                 "connect-unix:dot",
                 Lie::Ask(vec![
-                    enter(vec![Target::Unix { path: path("secret/peer") }]),
-                    Request::ConnectUnix { path: path("secret/./peer") },
+                    enter(vec![Target::Unix { path: path("sockets/peer") }]),
+                    Request::ConnectUnix { path: path("sockets/./peer") },
                 ]),
             ),
         ]
@@ -194,7 +208,8 @@ impl Files<'_> {
             ("enter:other-mode", one(of_disk(Some(0o7777), None))),
             ("enter:other-group", one(of_disk(None, Some("root")))),
             ("enter:socket-of-image", one(socket(path("disks/socket")))),
-            ("enter:unix", one(Target::Unix { path: path("secret/peer") })),
+            ("enter:unix", one(Target::Unix { path: path("sockets/peer") })),
+            ("enter:unix-elsewhere", one(Target::Unix { path: path("secret/peer") })),
             ("enter:tcp", one(Target::Tcp { host: "127.0.0.1".into(), port: 9 })),
             ("enter:tap", one(Target::Tap { name: "lo".into() })),
             ("enter:passt", passt("-4")),

@@ -163,7 +163,9 @@ const SOCKETS: &[Try] = &[
     ("bind", SYS_bind, &[NONE, Zeroes, number(16)]),
     ("connect", SYS_connect, &[NONE, Zeroes, number(16)]),
     ("listen", SYS_listen, &[NONE, number(1)]),
-    // The kernel refuses it, because the process has no capability.
+    // A message that connects its socket.
+    ("sendto:connect", SYS_sendto, &[NONE, Bytes(b"x"), number(1), number(MSG_FASTOPEN as i64), ZERO, ZERO]),
+    ("sendmsg:connect", SYS_sendmsg, &[NONE, Zeroes, number(MSG_FASTOPEN as i64)]),
     ("sendto:netlink", SYS_sendto, &[Netlink, Bytes(b"x"), number(1), ZERO, Bytes(&EVENTS), number(12)]),
     ("sendmmsg", SYS_sendmmsg, &[NONE, Zeroes, number(1), ZERO]),
     ("recvmmsg", SYS_recvmmsg, &[NONE, Zeroes, number(1), ZERO, ZERO]),
@@ -243,7 +245,7 @@ const RIGHTS: &[Try] = &[
     ("syslog", SYS_syslog, &[NONE, ZERO, ZERO]),
     ("setitimer", SYS_setitimer, &[NONE, ZERO, ZERO]),
     ("timer_create", SYS_timer_create, &[NONE, ZERO, ZERO]),
-    ("timerfd_create", SYS_timerfd_create, &[NONE, ZERO]),
+    ("timerfd_gettime", SYS_timerfd_gettime, &[NONE, Zeroes]),
     ("signalfd4", SYS_signalfd4, &[NONE, ZERO, ZERO, ZERO]),
     ("membarrier", SYS_membarrier, &[ZERO, ZERO, ZERO]),
 ];
