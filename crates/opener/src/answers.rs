@@ -48,13 +48,12 @@ pub enum Alignment {
 
 /// The names of the numbers that are known of a block device. The kernel's documentation
 /// (ABI/stable/sysfs-block) describes them.
-const NUMBERS: [&str; 9] = [
+const NUMBERS: [&str; 8] = [
     ALIGNMENT_OFFSET,
     "logical_block_size",
     "physical_block_size",
     "minimum_io_size",
     "optimal_io_size",
-    "max_segments",
     "discard_max_bytes",
     "discard_granularity",
     "write_zeroes_max_bytes",
@@ -69,16 +68,12 @@ pub struct BlockFacts {
     pub is_protected: bool,
     /// It keeps its bytes in RAM: zram, brd, or a partition of one.
     pub is_in_ram: bool,
-    /// The wear of an eMMC, if it is one.
-    pub life_time: Option<String>,
-    /// The state of the spare blocks of an eMMC.
-    pub pre_eol_info: Option<String>,
     /// In the order of the names.
     pub(crate) numbers: Vec<Option<u64>>,
 }
 
 impl BlockFacts {
-    /// Returns the number with this name in /sys, such as `max_segments`.
+    /// Returns the number with this name in /sys, such as `discard_max_bytes`.
     pub fn number(&self, name: &str) -> Option<u64> {
         let nth = NUMBERS.iter().position(|known| *known == name)?;
         self.numbers.get(nth).copied().flatten()

@@ -129,9 +129,9 @@ impl Performer {
                 let directory = self.directory(path, PathUse::Capture, permit)?;
                 let name = path.file_name().ok_or(Errno::ISDIR)?;
                 match directory.find(name)? {
-                    Some(found) if !can_be_capture(found.file_type()) => return Err(Errno::PERM.into()),
-                    Some(found) if self.is_config(found.identity()) => return Err(Errno::PERM.into()),
-                    None if self.is_name_of_config(&directory, name) => return Err(Errno::PERM.into()),
+                    Some(found) if !can_be_capture(found.file_type()) => Err(Errno::PERM.into()),
+                    Some(found) if self.is_config(found.identity()) => Err(Errno::PERM.into()),
+                    None if self.is_name_of_config(&directory, name) => Err(Errno::PERM.into()),
                     Some(_) | None => with(capture_here(directory.as_fd(), name)?.into()),
                 }
             }

@@ -58,8 +58,6 @@ fn facts_of(read: impl Fn(bool, &Path) -> Option<String>) -> BlockFacts {
     let mut facts = BlockFacts {
         is_protected: number(false, "ro".into()) == Some(1_u64),
         is_in_ram: read(true, "uevent".as_ref()).is_some_and(|uevent| names_ram(&uevent)),
-        life_time: read(false, "device/life_time".as_ref()),
-        pre_eol_info: read(false, "device/pre_eol_info".as_ref()),
         ..BlockFacts::default()
     };
     facts.set_numbers(|name, is_own| match is_own {
@@ -101,8 +99,7 @@ mod tests {
             let text = match (is_of_disk, name.to_str()?) {
                 (false, "ro") => "1\n",
                 (false, "alignment_offset") => "3584\n",
-                (false, "device/life_time") => "0x01 0x0b\n",
-                (true, "queue/max_segments") => "168\n",
+                (true, "queue/discard_max_bytes") => "168\n",
                 (true, "queue/logical_block_size") => "many\n",
                 (true, "uevent") => "MAJOR=252\nDEVNAME=zram0\n",
                 _ => return None,
@@ -110,9 +107,8 @@ mod tests {
             Some(text.to_owned())
         });
         assert!(facts.is_protected && facts.is_in_ram);
-        let numbers = ["alignment_offset", "max_segments", "logical_block_size", "other"];
+        let numbers = ["alignment_offset", "discard_max_bytes", "logical_block_size", "other"];
         assert_eq!(numbers.map(|name| facts.number(name)), [Some(3584), Some(168), None, None]);
-        assert_eq!((facts.life_time.as_deref(), facts.pre_eol_info), (Some("0x01 0x0b\n"), None));
     }
 
     #[test]
@@ -130,7 +126,7 @@ mod tests {
             assert_eq!(subsystem, "mem");
         }
         // No block device has this number.
-        assert_eq!(block_facts(0).unwrap().number("max_segments"), None);
+        assert_eq!(block_facts(0).unwrap().number("discard_max_bytes"), None);
         let Ok(devices) = fs::read_dir("/sys/dev/block") else { return };
         for device in devices.flatten() {
             let name = device.file_name().into_string().unwrap();

@@ -386,7 +386,7 @@ codes! { Alignment {
 } }
 
 fields! { FileStatus { device, inode, special, mode, size } }
-fields! { BlockFacts { is_protected, is_in_ram, life_time, pre_eol_info, numbers } }
+fields! { BlockFacts { is_protected, is_in_ram, numbers } }
 
 #[cfg(test)]
 mod tests;

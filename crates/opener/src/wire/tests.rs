@@ -50,8 +50,8 @@ fn requests() -> Vec<Request> {
 
 fn replies() -> Vec<Reply> {
     let status = FileStatus { device: 1, inode: 2, special: 3, mode: 4, size: 5 };
-    let mut facts = BlockFacts { life_time: Some("0x01 0x02".into()), ..BlockFacts::default() };
-    facts.set_numbers(|name, _| (name == "max_segments").then_some(168));
+    let mut facts = BlockFacts { is_protected: true, ..BlockFacts::default() };
+    facts.set_numbers(|name, _| (name == "discard_max_bytes").then_some(168));
     let text = String::from;
     vec![
         Reply::Done {},
