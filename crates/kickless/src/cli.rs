@@ -103,14 +103,14 @@ enum OtherCommand {
         /// Configuration file in TOML, with tables for the pool, for defaults and for each device
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
-        #[command(flatten)]
-        control: ControlOptions,
-        #[command(flatten)]
-        sandbox: SandboxOptions,
         /// Serve nothing if a disk cannot be opened. Otherwise the disk is tried again, and the other devices
         /// are served
         #[arg(long)]
         all_or_nothing: bool,
+        #[command(flatten)]
+        control: ControlOptions,
+        #[command(flatten)]
+        sandbox: SandboxOptions,
     },
     /// Make a call on the control socket of a running daemon, and print the result as JSON
     Ctl(Ctl),

@@ -25,13 +25,13 @@ pub(crate) struct DeviceOptions {
     fd: Option<i32>,
     #[command(flatten)]
     pool: PoolConfig,
+    /// Print the capabilities of this back-end as JSON and exit
+    #[arg(long)]
+    print_capabilities: bool,
     #[command(flatten)]
     control: ControlOptions,
     #[command(flatten)]
     sandbox: SandboxOptions,
-    /// Print the capabilities of this back-end as JSON and exit
-    #[arg(long)]
-    print_capabilities: bool,
 }
 
 impl DeviceOptions {
