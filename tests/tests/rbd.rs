@@ -56,6 +56,10 @@ fn a_stopped_cluster_delays_requests_but_no_stop() {
         assert_eq!(machine.status(0, &read).unwrap(), blk::S_OK);
         assert_eq!(machine.status(1, &Request::write(64, &data)).unwrap(), blk::S_OK);
 
+        // With nothing to lose, the disk can be given up.
+        let flush = Request::flush();
+        machine.submit(0, &flush).unwrap();
+        assert_eq!(machine.status(0, &flush).unwrap(), blk::S_OK);
         let stopped = StoppedOsd::stop().unwrap();
         machine.submit(0, &read).unwrap();
         machine.submit(1, &Request::write(64, &data)).unwrap();

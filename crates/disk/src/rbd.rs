@@ -191,10 +191,11 @@ impl DiskControl for Rbd {
     }
 
     fn write_back(&self) -> io::Result<()> {
-        if self.read_only {
-            return Ok(());
-        }
-        self.request(Job::Flush, self.in_flight.stop_wait()).map_err(io::Error::other)
+        // The image may be given up although the cluster is away, if there is nothing to lose.
+        let Some(writes) = self.in_flight.unflushed() else { return Ok(()) };
+        self.request(Job::Flush, self.in_flight.stop_wait()).map_err(io::Error::other)?;
+        self.in_flight.record_flush(writes);
+        Ok(())
     }
 
     fn limit_remote_waits(&self) {

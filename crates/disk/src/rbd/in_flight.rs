@@ -50,6 +50,9 @@ struct InFlightState {
     stop_deadline: Option<(u64, Instant)>,
     /// The flushes that the library has, and the successful ones whose answer is held, with their numbers.
     flushes: Flushes<(u64, OffloadOp)>,
+    /// The number of writes that succeeded, and of those that a flush is known to have covered.
+    writes: u64,
+    flushed: u64,
     /// A wait has timed out, and the cluster has not answered since.
     silent: bool,
     end: bool,
@@ -58,11 +61,12 @@ struct InFlightState {
 #[derive(Debug)]
 enum Entry {
     Free,
-    /// `flush` is the number among the flushes, if it is one.
+    /// `flush` is the number among the flushes, if it is one. Before it, `writes` had succeeded.
     Taken {
         number: u64,
         op: OffloadOp,
         flush: Option<u64>,
+        writes: u64,
     },
     /// Answered without the library.
     Lost {
@@ -89,7 +93,7 @@ impl InFlight {
         let number = state.next;
         state.next += 1;
         let flush = (op.kind == OffloadKind::Flush).then(|| state.flushes.begin());
-        let taken = Entry::Taken { number, op, flush };
+        let taken = Entry::Taken { number, op, flush, writes: state.writes };
         let slot = match state.free.pop() {
             Some(slot) => {
                 state.slots[slot as usize] = taken;
@@ -119,11 +123,17 @@ impl InFlight {
                     state.flushes.count_loss();
                 }
             }
-            Entry::Taken { number, mut op, flush } => {
+            Entry::Taken { number, mut op, flush, writes } => {
                 op.buffer = buffer;
                 let result = outcome(&op, returned);
+                if flush.is_none() && op.kind != OffloadKind::Read && result.is_ok() {
+                    state.writes += 1;
+                }
                 match (flush, result) {
-                    (Some(flush), Ok(())) => state.flushes.succeed(flush, (number, op)),
+                    (Some(flush), Ok(())) => {
+                        state.flushed = state.flushed.max(writes);
+                        state.flushes.succeed(flush, (number, op));
+                    }
                     (Some(flush), Err(_)) => {
                         state.flushes.fail(flush);
                         answered = Some((op, result));
@@ -139,6 +149,18 @@ impl InFlight {
             op.lost_writes = lost_writes;
             op.answer(result, &mut wakes);
         }
+    }
+
+    /// Returns the number of writes that succeeded, if no flush is known to have covered all of them.
+    pub(super) fn unflushed(&self) -> Option<u64> {
+        let state = lock(&self.state);
+        (state.flushed < state.writes).then_some(state.writes)
+    }
+
+    /// Records a flush that covered these writes.
+    pub(super) fn record_flush(&self, writes: u64) {
+        let mut state = lock(&self.state);
+        state.flushed = state.flushed.max(writes);
     }
 
     /// Ends all requests in flight within the stop timeout, or at once if the cluster is silent.
@@ -283,6 +305,29 @@ mod tests {
 
     fn answer(request: &Request) -> Option<(Result<(), IoError>, bool)> {
         request.slot.take().map(|answer| (answer.result, answer.buffer.is_some()))
+    }
+
+    #[test]
+    fn a_flush_covers_the_writes_that_had_succeeded() {
+        let in_flight = Arc::new(InFlight::new(Duration::ZERO));
+        let done = |request: &mut Request, returned| request.submission.take().unwrap().complete(returned);
+        let begin = |kind| insert(&in_flight, kind);
+        let (mut reads, mut fails) = (begin(OffloadKind::Read), begin(OffloadKind::Write { durable: false }));
+        done(&mut reads, LEN as isize);
+        done(&mut fails, -5);
+        assert_eq!(in_flight.unflushed(), None);
+        let (mut early, mut late) =
+            (begin(OffloadKind::Write { durable: false }), begin(OffloadKind::Write { durable: false }));
+        done(&mut early, 0);
+        let mut flush = begin(OffloadKind::Flush);
+        done(&mut late, 0);
+        done(&mut flush, 0);
+        assert_eq!(in_flight.unflushed(), Some(2));
+        let mut flush = begin(OffloadKind::Flush);
+        done(&mut flush, -5);
+        assert_eq!(in_flight.unflushed(), Some(2));
+        in_flight.record_flush(2);
+        assert_eq!(in_flight.unflushed(), None);
     }
 
     /// Stops the thread even if the test fails.
