@@ -344,10 +344,13 @@ fn the_frames_of_a_card_are_captured_while_it_runs() {
     tshark_reads(&daemon.path("start.pcapng"), 3, usize::MAX);
     tshark_reads(&file, 5, 20);
     // A file that cannot be written ends the capture, and a file with other contents stays.
-    let config = daemon.path("kickless.toml");
-    let refused =
-        daemon.refused(&["device.capture", &json!({ "name": "card", "capture": config }).to_string()]);
-    assert!(refused.contains("is no earlier capture"), "{refused}");
+    let (config, other) = (daemon.path("kickless.toml"), daemon.path("other"));
+    fs::write(&other, "precious").unwrap();
+    for (path, why) in [(&other, "is no earlier capture"), (&config, "Operation not permitted")] {
+        let params = json!({ "name": "card", "capture": path }).to_string();
+        let refused = daemon.refused(&["device.capture", &params]);
+        assert!(refused.contains(why), "{refused}");
+    }
     for params in [r#"{"name": "card", "capture": ""}"#, r#"{"name": "card", "capture-length": 13}"#] {
         daemon.refused(&["device.capture", params]);
     }

@@ -1,6 +1,7 @@
 //! The kind `blk`: a disk.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use anyhow::{Context, Result, anyhow};
@@ -286,7 +287,8 @@ impl Images {
 /// Adds a hint about the probable mistake to an error about a missing file.
 fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
     let DiskSpec::File(path) = of else { return error };
-    if of.descriptor().is_some() || kickless_opener::status(path).is_ok() {
+    let is_missing = || kickless_opener::status(path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    if of.descriptor().is_some() || !is_missing() {
         return error;
     }
     let scheme = path.to_str().and_then(|path| path.split_once(':')).map(|(scheme, _)| scheme);

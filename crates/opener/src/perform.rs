@@ -190,7 +190,13 @@ impl Performer {
                     };
                     let is_below = |real: &PathBuf| self.state().is_within(&Within::CallRoots, usage, real);
                     if !real.as_ref().is_some_and(is_below) {
-                        return Err(Reply::Outside { grant, path: real.unwrap_or(path) });
+                        // The sentence names the directory of this path.
+                        let named = match (real, usage) {
+                            (Some(real), PathUse::Image) => real,
+                            (Some(directory), _) => directory.join(path.file_name().unwrap_or_default()),
+                            (None, _) => path,
+                        };
+                        return Err(Reply::Outside { grant, path: named });
                     }
                     grants.push(Granted::by_call(target.clone()));
                 }
