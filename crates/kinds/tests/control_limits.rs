@@ -115,7 +115,7 @@ fn a_removal_does_not_wait_for_tokens() {
             scope.spawn(|| while disk.write_at(&[7; 512], 0).is_ok() {});
         }
         eventually("nothing is throttled", || counter(&rig, "a", "requests") >= 2);
-        let removed = call(&mut rig.client(), "device.remove", json!({ "name": "a" }));
+        let removed = call(&mut rig.client(), "device.remove", json!({ "name": "a", "mode": "drain" }));
         assert_eq!(removed, Ok(json!({ "removed": true })));
     });
 }
