@@ -107,6 +107,37 @@ fn every_kind_of_memory_is_bounded() {
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
 
+/// A device has one descriptor for each file, so that another process can map the same memory. The sandbox
+/// lets it duplicate them.
+#[test]
+fn each_file_of_memory_stays_open_until_it_is_removed() {
+    let daemon = Daemon::serve("workers = 1", &[("disk", "blk-file = 'null:16M'")]).unwrap();
+    let mut frontend = connect(&daemon, "disk");
+    let (len, one, two) = (1 << 20, sparse(1 << 20), sparse(1 << 20));
+    let before = daemon.holdings().unwrap();
+    let more = || {
+        let now = daemon.holdings().unwrap();
+        (now.0 - before.0, now.1 - before.1)
+    };
+    for (number, file, held) in [(0, &one, (1, 1)), (1, &one, (1, 2)), (2, &two, (2, 3))] {
+        frontend.order(&region(number, len, file)).unwrap();
+        assert_eq!(more(), held);
+    }
+    frontend.order(&log(len, &two)).unwrap();
+    assert_eq!(more(), (2, 4));
+    frontend.order(&inflight(len, sparse(len))).unwrap();
+    assert_eq!(more(), (3, 5));
+    // The answer comes when the file is closed.
+    for (number, held) in [(0, (3, 4)), (1, (2, 3))] {
+        let Message::AddMemReg(removed, _) = region(number, len, &one) else { unreachable!() };
+        frontend.order(&Message::RemMemReg(removed)).unwrap();
+        assert_eq!(more(), held);
+    }
+    drop(frontend);
+    daemon.returns_to(before).unwrap();
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
+
 /// Returns the number of the daemon's threads that unmap memory.
 fn unmapping_threads(daemon: &Daemon) -> usize {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().flatten();

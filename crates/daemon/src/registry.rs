@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kickless_device::Operate;
-use kickless_memory::quota::AddressSpace;
+use kickless_memory::quota::{AddressSpace, files_max};
 use kickless_opener::{
     Address, Descriptors, Entry, SocketError, TURN_WAIT, descriptor_name, enter, real_path,
 };
@@ -151,7 +151,7 @@ impl Registry {
     pub fn with_inherited(devices_max: usize, kinds: Kinds, inherited: Descriptors) -> std::io::Result<Self> {
         let state = RegistryState {
             pool: OnceLock::new(),
-            space: Arc::new(AddressSpace::default()),
+            space: Arc::new(AddressSpace::default().with_files(files_max(devices_max))),
             kinds,
             groups: Groups::default(),
             inherited,

@@ -8,6 +8,8 @@ use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
 use crate::{Error, Extent, IoContext, IoError, Limits, RangeLimits, Request, SECTOR, Step};
 use kickless_memory::Ram;
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
 
 /// The bytes to copy or zero in one step.
 pub(crate) const STEP_BYTES: u64 = 128 << 10;
@@ -21,7 +23,7 @@ const EXTENT_BYTES: u64 = 4096;
 const ZEROED_MAX: u64 = 4 << 20;
 const RELEASED_MAX: u64 = 256 << 20;
 
-/// A disk in RAM. It is zero at first and ends with the process.
+/// A disk in RAM. It is zero at first, and ends with the process unless another process gets its memory.
 ///
 /// A page uses memory from its first write on. Requests that overlap in time and place may mix, as on any
 /// disk.
@@ -69,6 +71,32 @@ impl MemoryDisk {
             return Err(Error::Size(size));
         }
         let ram = Ram::new(size).map_err(|source| Error::Memory { size, source })?;
+        Ok(Self::of_ram(ram, read_only))
+    }
+
+    /// Makes a disk of the memory that another process has shared by [`MemoryDisk::share`], which has to have
+    /// `size` bytes.
+    ///
+    /// # Errors
+    /// The file has another size or is not of this kind, or it cannot be mapped.
+    pub fn of_file(file: OwnedFd, size: u64, read_only: bool) -> Result<Self, Error> {
+        let ram = Ram::of_file(file).map_err(|source| Error::Memory { size, source })?;
+        if ram.len() != size || !size.is_multiple_of(SECTOR) {
+            return Err(Error::Size(ram.len()));
+        }
+        Ok(Self::of_ram(ram, read_only))
+    }
+
+    /// Returns a file with the bytes of the disk, for another process: see [`Ram::share`]. No request runs
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// There is no free descriptor, or too little memory.
+    pub fn share(&self) -> std::io::Result<OwnedFd> {
+        self.ram.share()
+    }
+
+    fn of_ram(ram: Ram, read_only: bool) -> Self {
         let ranges = |bytes_max, alignment| (!read_only).then(|| RangeLimits::bytes(bytes_max, alignment));
         let page = rustix::param::page_size() as u64;
         let limits = Limits {
@@ -77,7 +105,19 @@ impl MemoryDisk {
             zeroes_may_unmap: !read_only,
             ..Limits::plain(read_only)
         };
-        Ok(Self { ram, limits })
+        Self { ram, limits }
+    }
+
+    /// Returns the error if pages of the guest or of the disk were missing in the copy before.
+    #[inline]
+    fn check_pages(&self, buffers: &IoBuffers) -> Result<(), IoError> {
+        if buffers.guest.is_damaged() {
+            return Err(IoError::Damaged);
+        }
+        if self.ram.is_damaged() {
+            return Err(IoError::Os(Errno::IO));
+        }
+        Ok(())
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -118,8 +158,8 @@ impl MemoryDisk {
             Request::Flush => len,
             _ => return self.start_steps(context, buffers, state, request, offset),
         };
-        if buffers.guest.is_damaged() {
-            return Step::Done(Err(IoError::Damaged));
+        if let Err(error) = self.check_pages(buffers) {
+            return Step::Done(Err(error));
         }
         Step::Done(if copied == len { Ok(()) } else { Err(IoError::Range) })
     }
@@ -153,8 +193,8 @@ impl MemoryDisk {
             Request::Discard { .. } => return self.step_on_extents(buffers, state, true),
             Request::WriteZeroes { .. } => return self.step_on_extents(buffers, state, false),
         };
-        if buffers.guest.is_damaged() {
-            return state.finish(buffers, Err(IoError::Damaged));
+        if let Err(error) = self.check_pages(buffers) {
+            return state.finish(buffers, Err(error));
         }
         if copied != len {
             return state.finish(buffers, Err(IoError::Range));
@@ -180,6 +220,7 @@ impl MemoryDisk {
             buffers.advance_extent(here);
             left = left.saturating_sub(here / per_copied + EXTENT_BYTES);
         }
-        state.finish(buffers, Ok(()))
+        let result = self.check_pages(buffers);
+        state.finish(buffers, result)
     }
 }

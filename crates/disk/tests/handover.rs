@@ -7,7 +7,7 @@ mod common;
 use common::qcow2::{Image, qemu_img};
 use common::{image, options, worker};
 use kickless_disk::medium::TakeError;
-use kickless_disk::{Cache, Disk, DiskSpec, Medium, Resized};
+use kickless_disk::{Cache, Disk, DiskSpec, Medium, MemoryDisk, Resized};
 use kickless_testing::LoopDevice;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::fs::{self, File};
@@ -384,4 +384,25 @@ fn another_node_of_a_block_device_is_the_same_disk() {
     make_node(hosts.path(1));
     medium.look().unwrap();
     assert!(!Arc::ptr_eq(&first, &medium.disk()));
+}
+
+#[test]
+fn the_memory_of_a_disk_passes_to_another_process() {
+    let share = |disk: &Disk| match disk {
+        Disk::Memory(memory) => memory.share().unwrap(),
+        _ => unreachable!("it is a disk in memory"),
+    };
+    let take = |file| MemoryDisk::of_file(file, LEN as u64, false);
+    let first = Disk::Memory(MemoryDisk::new(LEN as u64, false).unwrap());
+    worker(&first).write(4096, &[1; 8192], 0).unwrap();
+    let second = Disk::Memory(take(share(&first)).unwrap());
+    let (result, bytes) = worker(&second).read(0, 16384);
+    assert_eq!(result, Ok(()));
+    assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == u8::from((4096..12288).contains(&at))));
+
+    let file = share(&second);
+    assert!(MemoryDisk::of_file(file.try_clone().unwrap(), LEN as u64 * 2, false).is_err());
+    let third = Disk::Memory(take(file).unwrap());
+    worker(&third).write(0, &[2; 4096], 0).unwrap();
+    assert_eq!(worker(&second).read(0, 4096).1, [2; 4096], "it is the same memory");
 }

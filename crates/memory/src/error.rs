@@ -14,6 +14,8 @@ pub enum Purpose {
     Log,
     /// The in-flight buffer.
     Inflight,
+    /// The memory of a disk.
+    Ram,
 }
 
 impl fmt::Display for Purpose {
@@ -22,6 +24,7 @@ impl fmt::Display for Purpose {
             Self::Region(gpa) => write!(f, "region at {gpa}"),
             Self::Log => f.write_str("the log"),
             Self::Inflight => f.write_str("the in-flight buffer"),
+            Self::Ram => f.write_str("the memory of the disk"),
         }
     }
 }

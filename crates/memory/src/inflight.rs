@@ -9,7 +9,7 @@ use crate::fault::Damaged;
 use crate::mapper::Mapper;
 use crate::mapping::Mapping;
 use crate::unmapper::Released;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
@@ -31,6 +31,22 @@ impl Inflight {
     /// kernel's refusal to map it.
     pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, Error> {
         Mapper::of_process().inflight(file, offset, len)
+    }
+
+    /// Returns the length in bytes; never zero.
+    #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
+    pub fn len(&self) -> u64 {
+        self.mapping.len()
+    }
+
+    /// Returns the file: see [`Mapping::file`].
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.mapping.file()
+    }
+
+    /// Returns the offset of the buffer in its file.
+    pub fn offset(&self) -> u64 {
+        self.mapping.offset()
     }
 
     /// Returns a handle with which the caller can wait until the buffer is unmapped.

@@ -5,7 +5,7 @@
 //! [`Iova`], [`UserAddr`]) are different types. Only a [`Map`] or a [`View`] converts one into another.
 //!
 //! # Ownership
-//! * A [`Mapping`] is one `mmap` of a file that the front-end shares.
+//! * A [`Mapping`] is one `mmap` of a file that the front-end shares. It keeps the file open.
 //! * A [`Slot`] gives a mapping its range of guest-physical addresses.
 //! * A [`Map`] is the immutable set of all slots.
 //! * A [`View`] is a map with the log in which writes are marked. Devices use guest memory through a view.
@@ -53,6 +53,7 @@ mod area;
 mod backing;
 mod error;
 pub mod fault;
+mod files;
 mod host_index;
 mod inflight;
 mod iotlb;

@@ -35,7 +35,7 @@ use crate::mapping::Mapping;
 use crate::unmapper::Released;
 use crate::{Error, Gpa, Map};
 use kickless_spec::vhost_user::LOG_PAGE_SIZE;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Pages in a word.
@@ -178,6 +178,16 @@ impl Log {
     #[expect(clippy::len_without_is_empty, reason = "a log is never empty")]
     pub fn len(&self) -> u64 {
         self.mapping.len()
+    }
+
+    /// Returns the file: see [`Mapping::file`].
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.mapping.file()
+    }
+
+    /// Returns the offset of the log in its file.
+    pub fn offset(&self) -> u64 {
+        self.mapping.offset()
     }
 
     /// Returns a handle with which the caller can wait until the log is unmapped.

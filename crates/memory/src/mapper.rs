@@ -2,6 +2,7 @@
 
 use crate::backing;
 use crate::error::{Error, Purpose};
+use crate::files::{Identity, SharedFile, SharedFiles};
 use crate::quota::Quota;
 use crate::unmapper::{Charges, Item, Released, Unmapper};
 use std::io;
@@ -15,19 +16,21 @@ use std::time::Duration;
 const CATCH_UP: Duration = Duration::from_secs(2);
 
 /// Maps the files of a device's front-ends, and unmaps them on a thread of the device. It can limit the
-/// address space that the device uses, and it can refuse slow files. The default does neither. Clones are the
-/// same device's.
+/// address space that the device uses, keep the files open, and refuse slow files. The default does none of
+/// these. Clones are the same device's.
 #[derive(Clone, Debug, Default)]
 pub struct Mapper {
     quota: Option<Arc<Quota>>,
+    files: Option<Arc<SharedFiles>>,
     refuse_slow: bool,
     unmapper: Arc<Unmapper>,
 }
 
 impl Mapper {
-    /// Makes a mapper that charges its mappings to `quota`.
+    /// Makes a mapper that charges its mappings to `quota`, and keeps as many files open as that allows.
     pub fn within(quota: Arc<Quota>) -> Self {
-        Self { quota: Some(quota), ..Self::default() }
+        let files = Some(Arc::new(SharedFiles::new(quota.files_max())));
+        Self { quota: Some(quota), files, ..Self::default() }
     }
 
     /// Returns the mapper of all mappings that belong to no device. They share one thread that unmaps them.
@@ -56,6 +59,11 @@ impl Mapper {
     pub(crate) fn charge(&self, purpose: Purpose, bytes: u64) -> Result<Charges, Error> {
         let charge = || Charges::new(purpose, self.quota.as_ref(), bytes);
         charge().or_else(|error| if self.unused().wait(CATCH_UP) { charge() } else { Err(error) })
+    }
+
+    /// Keeps a mapped file open. Returns `None` if this mapper keeps no files, or has no descriptor for it.
+    pub(crate) fn keep(&self, file: impl AsFd, identity: Option<Identity>) -> Option<Arc<SharedFile>> {
+        self.files.as_ref()?.keep(file, identity)
     }
 
     /// Returns a handle with which the caller can wait until all memory of the device is unmapped that has no

@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Purpose};
 use crate::fault::{MAPPINGS, MappingEntry, Range};
+use crate::files::Identity;
 use crate::mapper::Mapper;
 use crate::unmapper::{Item, Released, Remains};
 use rustix::fs::{FileType, fstat, fstatfs};
@@ -10,7 +11,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,10 +38,15 @@ impl FilePart {
     pub(crate) fn is_same(&self, other: &FilePart) -> bool {
         self.regular && self == other
     }
+
+    /// Returns the identity of the file if its bytes are known by it.
+    fn identity(&self) -> Option<Identity> {
+        self.regular.then_some((self.device, self.inode))
+    }
 }
 
 /// A shared, writable mapping of a part of a file. When the last reference is gone, a thread of its device
-/// unmaps it.
+/// unmaps it, and closes the file if it was the last mapping of it.
 #[derive(Debug)]
 pub struct Mapping {
     /// The first byte of the part.
@@ -187,7 +193,7 @@ impl Mapping {
                 whole_len,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED | MapFlags::NORESERVE,
-                file,
+                &file,
                 part.offset - head,
             )
         }
@@ -207,6 +213,7 @@ impl Mapping {
             whole_len,
             page,
             entry,
+            file: mapper.keep(&file, part.identity()),
             charges: Some(charges),
             released: released.clone(),
         });
@@ -220,6 +227,19 @@ impl Mapping {
 
     pub(crate) fn part(&self) -> FilePart {
         self.part
+    }
+
+    /// Returns the file. Mappings of one device have the same descriptor if their files are the same.
+    ///
+    /// Returns `None` if the mapper keeps no files, or has no descriptor for one more
+    /// ([`files_max`](crate::quota::files_max)).
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.remains.as_ref()?.file.as_ref()?.as_fd())
+    }
+
+    /// Returns the offset in the file of the first byte.
+    pub fn offset(&self) -> u64 {
+        self.part.offset
     }
 
     /// Returns the number of bytes of the file that are mapped.

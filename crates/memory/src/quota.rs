@@ -29,8 +29,13 @@
 //!
 //! The lock is held for a scan of all devices. Sessions take it to map memory. Threads that unmap memory take
 //! it when they have done that. No worker takes it.
+//!
+//! # Files
+//! Each device can also keep some files open ([`files_max`]). Their number is the same for each device, and
+//! none are lent.
 
 use kickless_sync::lock;
+use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,6 +64,23 @@ const DEVICE_MAPPINGS_MAX: u64 = 2 * SLOTS_MAX as u64 + 6;
 /// memory, and the limit is one of address space. It does not bound the pages that count in this process's
 /// memory cgroup, because a front-end can keep the pages of memory that it has replaced.
 pub const DEVICE_BYTES_DEFAULT: u64 = 16 << 40;
+
+/// The part of the process's descriptors that are for the files of memory: a quarter. Rings, disks and
+/// connections need the rest.
+const FILES_PART: u64 = 4;
+
+/// Smallest number of files that a device can keep open. A guest has a file for each NUMA node and each DIMM,
+/// and the device a log and an in-flight buffer.
+const DEVICE_FILES_MIN: usize = 16;
+
+/// Returns the number of files that each of `devices_max` devices can keep open: its share of their part of
+/// the descriptors of this process.
+pub fn files_max(devices_max: usize) -> usize {
+    // No limit is the largest number.
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let part = usize::try_from(limit / FILES_PART).unwrap_or(usize::MAX);
+    (part / devices_max.max(1)).max(DEVICE_FILES_MIN)
+}
 
 /// An amount of bytes and of mappings.
 type Amount = [u64; 2];
@@ -115,6 +137,7 @@ pub enum Exhausted {
 #[derive(Debug)]
 pub struct AddressSpace {
     total: Amount,
+    files_max: usize,
     shares: Mutex<Shares>,
 }
 
@@ -142,7 +165,13 @@ impl Default for AddressSpace {
 impl AddressSpace {
     /// Makes an address space of this many bytes and mappings.
     pub fn new(bytes: u64, mappings: u64) -> Self {
-        Self { total: [bytes, mappings], shares: Mutex::default() }
+        Self { total: [bytes, mappings], files_max: DEVICE_FILES_MIN, shares: Mutex::default() }
+    }
+
+    /// Sets the number of files that each device can keep open: see [`files_max`].
+    #[must_use]
+    pub fn with_files(self, files_max: usize) -> Self {
+        Self { files_max, ..self }
     }
 
     /// Adds a device, which may map at most `bytes_max` bytes.
@@ -202,6 +231,11 @@ pub struct Quota {
 }
 
 impl Quota {
+    /// Returns the number of files that the device can keep open.
+    pub(crate) fn files_max(&self) -> usize {
+        self.space.files_max
+    }
+
     /// Charges `bytes` for one mapping.
     pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, Exhausted> {
         let mut shares = lock(&self.space.shares);

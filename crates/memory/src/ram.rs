@@ -1,15 +1,32 @@
 //! Memory of our own, as large as a disk, for concurrent copies.
 #![expect(unsafe_code, reason = "island: mmap, munmap and racing copies")]
 
-use crate::{Iov, Marks, shared};
+use crate::error::Purpose;
+use crate::mapping::Mapping;
+use crate::{Error, Iov, Mapper, Marks, fault, shared};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
+    memfd_create,
+};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
-/// Anonymous memory, zero at first.
+/// Bytes that are copied into a file at a time.
+const CHUNK: usize = 64 << 10;
+
+/// Memory of this process, zero at first.
 ///
 /// A page takes memory from its first write on. It has 2 MiB where the kernel has such pages, as QEMU
 /// requests for guest memory: a lookup of a page of 4 KiB takes longer than a copy of half of it.
+///
+/// The memory is anonymous. [`Ram::share`] copies it into a file when another process is to have it. It is
+/// not in a file from the start, for two reasons. By default the kernel has no pages of 2 MiB for such files
+/// (`shmem_enabled`), and a copy of 4 KiB takes 1.2 to 1.3 times as long without them. And a page of a file
+/// takes memory from its first read on.
 ///
 /// The memory can only be copied from and to. Several threads may copy overlapping ranges at the same time.
 /// Their bytes can mix then; there is no other effect.
@@ -17,6 +34,15 @@ use std::ptr::NonNull;
 pub struct Ram {
     base: NonNull<u8>,
     len: usize,
+    /// The file that the memory is of, unless it is anonymous.
+    shared: Option<SharedRam>,
+}
+
+/// A file, and its only mapping in this process.
+#[derive(Debug)]
+struct SharedRam {
+    file: File,
+    mapping: Mapping,
 }
 
 impl Ram {
@@ -44,7 +70,65 @@ impl Ram {
         let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontDump) };
         // SAFETY: as above; HUGEPAGE changes no byte either.
         let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
-        Ok(Self { base, len })
+        Ok(Self { base, len, shared: None })
+    }
+
+    /// Maps the memory that another process has shared by [`Ram::share`].
+    ///
+    /// # Errors
+    /// The file can be resized or has no bytes, or the kernel refuses to map it.
+    pub fn of_file(file: OwnedFd) -> io::Result<Self> {
+        let seals = fcntl_get_seals(&file)?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let (mapper, len) = (Mapper::of_process(), fstat(&file)?.st_size as u64);
+        let mapping =
+            Mapping::of_words(&mapper, Purpose::Ram, &file, 0, len).map_err(|error| match error {
+                Error::Mmap { source, .. } => source,
+                error => io::Error::other(error),
+            })?;
+        // Lossless, because the mapping fits into isize.
+        let (base, len) = (mapping.base(), len as usize);
+        // SAFETY: the mapping has `len` bytes, and HUGEPAGE changes none of them.
+        let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        Ok(Self { base, len, shared: Some(SharedRam { file: file.into(), mapping }) })
+    }
+
+    /// Returns a file with the bytes of this memory. If the memory is of a file, returns a duplicate of its
+    /// descriptor. Otherwise makes a file and copies the memory into it. The bytes that were written take
+    /// memory twice then, and a GiB of them up to a second.
+    ///
+    /// The caller makes sure that nothing writes to this memory meanwhile. A copy lacks later writes.
+    ///
+    /// # Errors
+    /// There is no free descriptor, or too little memory.
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        if let Some(shared) = &self.shared {
+            return shared.file.try_clone().map(OwnedFd::from);
+        }
+        let file = memfd_create("kickless-mem", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, self.len())?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let file = File::from(file);
+        let (zeroes, mut chunk) = (vec![0; CHUNK], vec![0; CHUNK]);
+        for at in (0..self.len).step_by(CHUNK) {
+            let n = CHUNK.min(self.len - at);
+            // SAFETY: `at + n` is at most the length of this mapping, and `n` that of the chunk, which is no
+            // part of it.
+            unsafe { shared::copy(self.base.add(at), NonNull::from(&mut *chunk).cast(), n) };
+            // Zeroes take no memory in the file.
+            if chunk[..n] != zeroes[..n] {
+                file.write_all_at(&chunk[..n], at as u64)?;
+            }
+        }
+        Ok(file.into())
+    }
+
+    /// Returns whether bytes were lost, because the kernel had no memory for a page of the file.
+    #[inline]
+    pub fn is_damaged(&self) -> bool {
+        fault::damages() != 0 && self.shared.as_ref().is_some_and(|shared| shared.mapping.is_damaged())
     }
 
     /// Returns the length in bytes.
@@ -111,14 +195,26 @@ impl Ram {
         if !release || first >= last {
             self.fill(start, end);
         } else {
-            // SAFETY: `first..last` lies in the mapping, which is private and anonymous, so it reads as
-            // zeroes afterwards. There are no references to its bytes.
-            let released =
-                unsafe { madvise(self.base.add(first).as_ptr().cast(), last - first, Advice::LinuxDontNeed) };
-            self.fill(start, if released.is_ok() { first } else { last });
+            self.fill(start, if self.release(first, last) { first } else { last });
             self.fill(last, end);
         }
         (end - start) as u64
+    }
+
+    /// Frees the whole pages from `first` to `last`, which read as zeroes then. Returns whether that worked.
+    fn release(&self, first: usize, last: usize) -> bool {
+        let released = match &self.shared {
+            // SAFETY: `first..last` lies in the mapping, which is private and anonymous, so it reads as
+            // zeroes afterwards. There are no references to its bytes.
+            None => unsafe {
+                madvise(self.base.add(first).as_ptr().cast(), last - first, Advice::LinuxDontNeed)
+            },
+            Some(SharedRam { file, .. }) => {
+                let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                fallocate(file.as_fd(), hole, first as u64, (last - first) as u64)
+            }
+        };
+        released.is_ok()
     }
 
     /// Writes zeroes from `start` to `end`.
@@ -147,9 +243,12 @@ unsafe impl Sync for Ram {}
 
 impl Drop for Ram {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that `mmap` returned, and no copy is running.
-        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
-        debug_assert!(unmapped.is_ok());
+        // A mapping of a file unmaps itself.
+        if self.shared.is_none() {
+            // SAFETY: exactly the range that `mmap` returned, and no copy is running.
+            let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+            debug_assert!(unmapped.is_ok());
+        }
     }
 }
 
@@ -207,5 +306,76 @@ mod tests {
         }
         assert!(Ram::new(0).is_err());
         assert!(Ram::new(u64::MAX).is_err());
+    }
+
+    /// Returns 8 KiB of guest memory.
+    fn guest() -> Arc<View> {
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 8192).unwrap();
+        let slot = Slot::map(&file, 0, Gpa(0), UserAddr(0), 8192).unwrap();
+        Arc::new(View::new(Map::new(vec![slot]).unwrap()))
+    }
+
+    /// Writes 8 KiB of `byte` to `ram` at `at`.
+    fn write(ram: &Ram, at: u64, byte: u8) {
+        let (map, mut iov) = (guest(), Iov::default());
+        map.write(Gpa(0), &[byte; 8192], &mut Marks::off()).unwrap();
+        iov.push(&map, Gpa(0), 8192).unwrap();
+        assert_eq!(ram.copy_from(at, &iov), 8192);
+    }
+
+    /// Returns 8 KiB of `ram` from `at` on.
+    fn read(ram: &Ram, at: u64) -> Vec<u8> {
+        let (map, mut iov, mut bytes) = (guest(), Iov::default(), vec![9; 8192]);
+        iov.push(&map, Gpa(0), 8192).unwrap();
+        assert_eq!(ram.copy_to(at, &mut iov, &mut Marks::off()), 8192);
+        map.read(Gpa(0), &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn memory_passes_to_another_process() {
+        const LEN: u64 = 3 * CHUNK as u64 + 4096;
+        let ram = Ram::new(LEN).unwrap();
+        write(&ram, 8192, 1);
+        write(&ram, LEN - 8192, 2);
+        let file = ram.share().unwrap();
+        let there = fstat(&file).unwrap();
+        assert_eq!((there.st_size as u64, there.st_blocks), (LEN, 2 * CHUNK as i64 / 512 + 8));
+        assert!(ftruncate(&file, 4096).is_err() && ftruncate(&file, LEN + 4096).is_err());
+
+        // The second process, and a third one to which that one gives it.
+        let second = Ram::of_file(file).unwrap();
+        assert_eq!(second.len(), LEN);
+        assert_eq!(read(&second, 8192), [1; 8192]);
+        assert_eq!(read(&second, LEN - 8192), [2; 8192]);
+        assert_eq!(read(&second, 16384), [0; 8192]);
+        let third = Ram::of_file(second.share().unwrap()).unwrap();
+        write(&third, 16384, 3);
+        assert_eq!(read(&second, 16384), [3; 8192], "the second hand-over copies nothing");
+        assert_eq!(read(&ram, 16384), [0; 8192], "the memory of the first is its own");
+        let blocks = || fstat(second.share().unwrap()).unwrap().st_blocks;
+        let before = blocks();
+        assert_eq!(third.zero(8192, 8192, true), 8192);
+        assert_eq!(blocks(), before - 16, "released pages take memory");
+        assert_eq!(read(&second, 8192), [0; 8192]);
+    }
+
+    #[test]
+    fn files_that_can_be_resized_are_refused() {
+        let file = |len, seals| {
+            let file = memfd_create("lie", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+            ftruncate(&file, len).unwrap();
+            fcntl_add_seals(&file, seals).unwrap();
+            Ram::of_file(file).map(|ram| ram.len())
+        };
+        let fixed = SealFlags::SHRINK | SealFlags::GROW;
+        assert_eq!(file(4096, fixed).unwrap(), 4096);
+        for (len, seals) in
+            [(4096, SealFlags::SHRINK), (4096, SealFlags::GROW), (4096, fixed | SealFlags::WRITE), (0, fixed)]
+        {
+            assert!(file(len, seals).is_err(), "{len} {seals:?}");
+        }
+        assert!(Ram::of_file(File::open("/dev/zero").unwrap().into()).is_err());
     }
 }

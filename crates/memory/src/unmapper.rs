@@ -16,7 +16,8 @@
 //!   after all of them are gone and the channel is empty. So a device has at most one thread.
 //! * *Address space.* The kernel lets no other thread map or unmap memory while it visits the pages of one
 //!   call. So a call unmaps at most [`PIECE`].
-//! * *The file.* The kernel closes it when the last call returns, in the same thread, with no lock held.
+//! * *The file.* The thread closes it after the last call for its last mapping ([`crate::files`]). The kernel
+//!   frees it then, in the same thread, with no lock held.
 //!
 //! Threads of the same device do wait. A session answers REM_MEM_REG when the memory is unmapped, and a
 //! device that has reached its quota waits before it maps more ([`Unmapper::unused`]).
@@ -24,6 +25,7 @@
 
 use crate::error::{Error, Purpose};
 use crate::fault::{self, MappingEntry};
+use crate::files::SharedFile;
 use crate::quota::{Charge, CountedMapping, Quota};
 use kickless_sync::lock;
 use rustix::mm::munmap;
@@ -118,7 +120,8 @@ impl Charges {
     }
 }
 
-/// Mapped memory without users. Its drop unmaps it and returns what it took of its device's quota.
+/// Mapped memory without users. Its drop unmaps it, closes its file, and returns what it took of its device's
+/// quota.
 #[derive(Debug)]
 pub(crate) struct Remains {
     /// The range that `mmap` returned.
@@ -128,6 +131,7 @@ pub(crate) struct Remains {
     pub(crate) page: usize,
     /// Its entry in the registry of [`crate::fault`].
     pub(crate) entry: &'static MappingEntry,
+    pub(crate) file: Option<Arc<SharedFile>>,
     pub(crate) charges: Option<Charges>,
     pub(crate) released: Released,
 }
@@ -150,7 +154,8 @@ impl Drop for Remains {
             let unmapped = unsafe { munmap(start.as_ptr().cast(), len) };
             debug_assert!(unmapped.is_ok());
         }
-        // First, so that a thread that waited can use it.
+        // First, so that a thread that waited finds the file freed, and can use the quota.
+        self.file = None;
         self.charges = None;
         self.released.set();
     }

@@ -2,8 +2,10 @@
 #![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests; some touch foreign memory")]
 
 use kickless_memory::fault::{self, Damaged};
-use kickless_memory::{Error, Gpa, Iov, Log, Map, Marks, Slot, UserAddr, View};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use kickless_memory::{Error, Gpa, Iov, Log, Map, Marks, Ram, Slot, UserAddr, View};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
@@ -122,6 +124,22 @@ fn accesses_without_free_huge_pages() {
         assert_eq!(map.read_obj::<u8>(Gpa(gpa)).unwrap(), 1);
     }
     assert!(map.damaged().is_some());
+}
+
+#[test]
+fn memory_of_a_disk_without_free_huge_pages() {
+    const HUGE: u64 = 2 << 20;
+    fault::guard().unwrap();
+    let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::ALLOW_SEALING;
+    let Ok(file) = memfd_create("disk", flags) else { return };
+    ftruncate(&file, 2 * HUGE).unwrap();
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    // The machine has none if the kernel cannot reserve them.
+    let has_pages = fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 2 * HUGE).is_ok();
+    let ram = Ram::of_file(file).unwrap();
+    assert!(!ram.is_damaged());
+    assert_eq!(ram.zero(HUGE + 5, 10, false), 10);
+    assert_eq!(ram.is_damaged(), !has_pages);
 }
 
 /// Many holes cost only a few of the kernel's mappings, whether they exist at once or are made one by one.
