@@ -141,11 +141,11 @@ impl Drop for Stop {
 /// Serves a device while `test` runs, which gets its tasks, its workers and its socket.
 fn serve<T>(
     device: Arc<dyn Device>,
-    poll: Poll,
+    (engine, poll): (EngineKind, Poll),
     test: impl FnOnce(&SharingExecutor, &WorkerPool, PathBuf) -> T,
 ) -> T {
     let dir = tempfile::tempdir().unwrap();
-    let engine = EngineOptions::new(EngineKind::Auto, 64);
+    let engine = EngineOptions::new(engine, 64);
     let options = kickless_worker::Options { workers: WORKERS, engine, cpus: Vec::new(), poll };
     let pool = Arc::new(WorkerPool::start(&options).unwrap());
     let executor = Arc::new(SharingExecutor { workers: pool.executor(1), handles: Mutex::default() });
@@ -164,12 +164,12 @@ fn serve<T>(
 /// its last argument once all rings run.
 fn park_beside<T>(
     device: Arc<dyn Device>,
-    poll: Poll,
+    workers: (EngineKind, Poll),
     load: impl FnOnce(PathBuf, &AtomicBool, &mut dyn FnMut()) -> T,
 ) -> T {
     let rounds = std::env::var("PARKS").map_or(PARKS, |parks| parks.parse().unwrap());
     let is_over = AtomicBool::new(false);
-    serve(device, poll, |executor, pool, socket| {
+    serve(device, workers, |executor, pool, socket| {
         thread::scope(|scope| {
             let mut parker = None;
             let result = load(socket, &is_over, &mut || {
@@ -244,11 +244,11 @@ fn options() -> kickless_blk::Options {
     kickless_blk::Options { serial: "parked".into(), queues_max: QUEUES, queue_size_max: 256, lock: false }
 }
 
-fn park_disks(spec: &DiskSpec, poll: Poll) {
+fn park_disks(spec: &DiskSpec, workers: (EngineKind, Poll)) {
     for (packed, in_order) in KINDS {
         let backing = Backing::open(spec, &kickless_disk::Options::default()).unwrap();
         let requests: u64 =
-            park_beside(Arc::new(Blk::new(backing, options())), poll, |socket, is_over, go| {
+            park_beside(Arc::new(Blk::new(backing, options())), workers, |socket, is_over, go| {
                 let options = Options { queues: QUEUES, packed, in_order, ..Options::new(socket) };
                 let disk = Disk::connect(options).unwrap();
                 thread::scope(|scope| {
@@ -268,12 +268,16 @@ fn park_disks(spec: &DiskSpec, poll: Poll) {
 
 #[test]
 fn a_disk_in_memory_goes_on() {
-    returns_in_time(|| park_disks(&format!("mem:{DISK_LEN}").parse().unwrap(), Poll::default()));
+    returns_in_time(|| {
+        park_disks(&format!("mem:{DISK_LEN}").parse().unwrap(), (EngineKind::Auto, Poll::default()))
+    });
 }
 
 #[test]
 fn a_disk_without_polling_goes_on() {
-    returns_in_time(|| park_disks(&format!("mem:{DISK_LEN}").parse().unwrap(), Poll::Never));
+    returns_in_time(|| {
+        park_disks(&format!("mem:{DISK_LEN}").parse().unwrap(), (EngineKind::Auto, Poll::Never))
+    });
 }
 
 /// The worker waits for the kernel before it parks.
@@ -283,7 +287,9 @@ fn a_file_goes_on() {
         let dir = image_dir().unwrap();
         let image = dir.path().join("disk.img");
         File::create_new(&image).unwrap().set_len(DISK_LEN).unwrap();
-        park_disks(&DiskSpec::File(image), Poll::default());
+        for engine in [EngineKind::Auto, EngineKind::Aio, EngineKind::Threads] {
+            park_disks(&DiskSpec::File(image.clone()), (engine, Poll::default()));
+        }
     });
 }
 
@@ -299,7 +305,7 @@ fn a_disk_that_is_stopped_on_an_error_goes_on() {
         let options = kickless_blk::Options { queues_max: 1, ..options() };
         let backing = Backing::open(&spec, &kickless_disk::Options::default()).unwrap();
         let device = Arc::new(Blk::new(backing, options).with_stop_on_error(true));
-        serve(device.clone(), Poll::default(), |executor, _, socket| {
+        serve(device.clone(), (EngineKind::Auto, Poll::default()), |executor, _, socket| {
             let options = Options { queues: 1, packed: Choice::Off, ..Options::new(socket) };
             let disk = Disk::connect(options).unwrap();
             let queue = disk.queue(0);
@@ -376,7 +382,7 @@ fn a_card_goes_on() {
                 port,
             }));
             let poll = if in_order == Choice::On { Poll::Never } else { Poll::default() };
-            let frames = park_beside(card, poll, |socket, is_over, go| {
+            let frames = park_beside(card, (EngineKind::Auto, poll), |socket, is_over, go| {
                 let options = CardOptions { packed, in_order, mtu: Some(9000), ..CardOptions::new(socket) };
                 let card = Card::connect(options).unwrap();
                 let mut pair = card.pair(0).unwrap();
