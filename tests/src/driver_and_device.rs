@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, Result};
 use kickless_blk::Blk;
-use kickless_device::{Clock, Context, Executor, Leave, QueueTask, Stopped, TaskHandle, Update};
+use kickless_device::{Clock, Context, Executor, Leave, Position, QueueTask, Stopped, TaskHandle, Update};
 use kickless_disk::{Disk as Backing, DiskSpec};
 use kickless_driver::{Disk, Options};
 use kickless_io::{Engine, EngineKind, Waker};
@@ -44,6 +44,12 @@ impl TaskHandle for DetachedHandle {
         let _ = done.send(Stopped { next_avail: 0, has_work: false, left: 0, unpublished: Vec::new() });
         receiver
     }
+
+    fn park(&self) -> Receiver<Position> {
+        channel().1
+    }
+
+    fn unpark(&self) {}
 }
 
 /// The device's end of the only queue. The disk answers at once, as `null:SIZE` does.

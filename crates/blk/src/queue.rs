@@ -576,6 +576,10 @@ impl QueueTask for Queue {
         self.slots.in_flight() + self.resubmissions() + self.attached.in_flight()
     }
 
+    fn kept(&self) -> usize {
+        self.kept.slots.len()
+    }
+
     fn stopping(&mut self, leave: Leave) {
         self.stop.leave = Some(leave);
         self.limit_remote_waits();

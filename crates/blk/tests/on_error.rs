@@ -64,6 +64,9 @@ fn a_full_disk_stops_and_goes_on() {
             // New requests stay in the ring.
             let read = rig.send(TestRequest::read(8, 4096));
             assert_eq!((rig.poll(), rig.queue_in_flight()), (0, 1));
+            // A queue that is parked takes it along.
+            assert_eq!(rig.park().in_flight, 1);
+            assert!(matches!(rig.last, Next::Throttled { .. }), "{:?}", rig.last);
             assert!(device.resume());
             let answers = rig.finish();
             assert_eq!((answers[&failed].status, answers[&read].status), (S_OK, S_OK));

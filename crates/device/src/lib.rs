@@ -30,6 +30,10 @@
 //!    to the ring.
 //! 4. `detach`, then [`Stopped`], with the index from which another back-end could go on.
 //!
+//! Between 2 and 3, `park` takes the task from its worker: requests in flight complete, credit returns to the
+//! ring, and after `detach` the [`TaskHandle`] has the task. Its [`Position`] is all that another process
+//! needs to go on with the ring. `unpark` gives the task back to a worker, which attaches it again.
+//!
 //! # Example
 //! A task that fills the first writable buffer of each chain with zeros:
 //!
@@ -97,6 +101,7 @@ mod notify;
 mod operate;
 mod operation;
 mod parcel;
+mod position;
 mod queue_task;
 mod stopped;
 mod task_handle;
@@ -124,6 +129,7 @@ pub use notify::{Call, Kick};
 pub use operate::Operate;
 pub use operation::{CaptureTo, StoppedOnError, Unsupported};
 pub use parcel::{Neighbours, Offered, PARCEL_HEAD_LEN, Parcel, TaskLocation};
+pub use position::Position;
 pub use queue_task::{Context, LEAVING_COST, Next, Polled, QueueTask};
 pub use stopped::Stopped;
 pub use task_handle::TaskHandle;

@@ -106,9 +106,9 @@ pub struct Polled {
 ///
 /// An implementer may rely on this:
 /// * All calls come from one thread at a time. `attach` comes first and `detach` last. A task that moves to
-///   another worker is detached and attached again.
-/// * Nothing is in flight at `detach`. The worker passes each completion of the task's operations to
-///   `complete`, once.
+///   another worker, or is parked and goes on, is detached and attached again.
+/// * Nothing but kept requests is in flight at `detach`. The worker passes each completion of the task's
+///   operations to `complete`, once.
 /// * After [`Next::Idle`] the worker arms the task, and after [`Next::Quiet`] it does not. Then it watches
 ///   the event. It does not wait between the poll and that.
 ///
@@ -121,8 +121,8 @@ pub struct Polled {
 /// A receive task pops chains before it has data for them. These chains are its *credit*
 /// ([`Vring::pop_credit`]). A transmit task can keep a chain as credit whose frame the far side refused. Such
 /// chains are not in flight, because no operation uses them. The worker calls [`QueueTask::return_credit`]
-/// before the task stops, and before new memory, new addresses or an invalidation take effect. So none of
-/// these ever waits for credit. A task that moves keeps its credit.
+/// before the task stops or is parked, and before new memory, new addresses or an invalidation take effect.
+/// So none of these ever waits for credit. A task that moves keeps its credit.
 pub trait QueueTask: Send {
     /// Returns the task's ring. The worker updates and reads it through this.
     fn vring(&mut self) -> &mut Vring;
@@ -172,6 +172,13 @@ pub trait QueueTask: Send {
     /// [`Vring::resubmissions`], plus operations of the task's own. Heads that the task leaves
     /// ([`QueueTask::stopping`]) do not count. A task stops when this is 0.
     fn in_flight(&self) -> usize;
+
+    /// Returns how many of the heads in flight belong to requests that the task keeps until an operator acts:
+    /// they have failed, and nothing but the task's own memory has them. A task that moves or is parked takes
+    /// them along. One that stops does not wait for an operator.
+    fn kept(&self) -> usize {
+        0
+    }
 
     /// Enables kicks, then checks the ring once more. Returns whether there is work already, because the
     /// driver may send no kick for this work.

@@ -1,4 +1,5 @@
-//! Cards of a switch whose tasks move between workers while frames pass, directly and through inboxes.
+//! Cards of a switch whose tasks move between workers, and are parked, while frames pass, directly and
+//! through inboxes.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod rig;
@@ -7,7 +8,7 @@ use kickless_device::Executor;
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_net::Net;
 use kickless_spec::net::Header;
-use kickless_testing::{Random, eventually};
+use kickless_testing::{LIMIT, Random, eventually};
 use kickless_worker::{Options, Poll, WorkerPool};
 use rig::running::Running;
 use rig::switch::{RECEIVE, TRANSMIT, addressed, mac, name, open};
@@ -68,6 +69,16 @@ impl Lan {
         self.rings[from][1].kick();
     }
 
+    /// Parks the rings of a card, and lets them go on after the answers.
+    fn park(&self, card: usize) {
+        let parked = self.rings[card].each_ref().map(|ring| ring.handle.park());
+        for (ring, parked) in self.rings[card].iter().zip(parked) {
+            let position = parked.recv_timeout(LIMIT).expect("a ring is not parked");
+            assert_eq!((position.in_flight, position.is_broken), (0, false));
+            ring.handle.unpark();
+        }
+    }
+
     /// Checks the frames that have come. Returns whether these are all that were sent.
     fn receive(&mut self) -> bool {
         for (to, [receive, transmit]) in self.rings.iter_mut().enumerate() {
@@ -88,7 +99,7 @@ impl Lan {
 
 /// Each frame arrives once, in order and unchanged, and no receiver sleeps on while frames wait for it.
 #[test]
-fn frames_pass_while_tasks_move() {
+fn frames_pass_while_tasks_move_and_are_parked() {
     let rounds = std::env::var("MOVE_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
     for (seed, poll) in (0..).zip([Poll::Always, Poll::Never, Poll::default()]) {
         for packed in [false, true] {
@@ -111,6 +122,7 @@ fn frames_pass_while_tasks_move() {
                     for from in 0..CARDS {
                         lan.send(from, &mut random);
                     }
+                    lan.park(random.below(CARDS as u64) as usize);
                     eventually("all frames arrive", || lan.receive());
                     // Nothing is on its way. A ring goes to a worker of its own.
                     if round % 4 == 0 {

@@ -2,8 +2,8 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 use kickless_device::{
-    Context, DeviceMessage, Disabled, Driver, Executor, Leave, MessageError, Polled, QueueTask, StartError,
-    Stopped, TaskHandle, Update, Vring,
+    Context, DeviceMessage, Disabled, Driver, Executor, Leave, MessageError, Polled, Position, QueueTask,
+    StartError, Stopped, TaskHandle, Update, Vring,
 };
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -146,6 +146,14 @@ impl TaskHandle for Handle {
         let (done, answer) = channel();
         done.send(Stopped { next_avail: 0, has_work: false, left: 0, unpublished: Vec::new() }).unwrap();
         answer
+    }
+
+    fn park(&self) -> Receiver<Position> {
+        panic!("a session parks nothing")
+    }
+
+    fn unpark(&self) {
+        panic!("a session parks nothing")
     }
 }
 

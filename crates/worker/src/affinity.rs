@@ -12,7 +12,7 @@ use std::hash::Hash;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// The homes of a device's groups, as long as they have tasks.
+/// The homes of a device's groups, as long as they have tasks, or handles of tasks.
 #[derive(Debug, Default)]
 pub(crate) struct GroupHomes(Mutex<HashMap<u32, Weak<AtomicUsize>>>);
 

@@ -2,7 +2,7 @@
 
 use crate::balance;
 use crate::clock::{Nanos, nanos};
-use crate::entry::{Entry, TaskState};
+use crate::entry::{Entry, NextHolder, TaskState};
 use crate::event_loop::EventLoop;
 use crate::mailbox::{MovedTask, Placement, TaskKey, WorkItem};
 use crate::policy::Policy;
@@ -28,13 +28,11 @@ impl EventLoop {
                 }
             }
             WorkItem::Adopt(key, placement, moved) => {
-                let MovedTask { task, mut policy } = *moved;
+                let MovedTask { mut task, mut policy, from } = *moved;
                 // The rule may have changed here before the task arrived, and there after it had left.
                 policy.set(self.poll);
-                let number = self.add_task(key, placement, task, Some(policy));
-                if let Some(entry) = self.entries[number as usize].as_mut() {
-                    entry.task.vring().counters().moves.add(1);
-                }
+                task.vring().counters().moves.add(u64::from(from != self.worker_id));
+                self.add_task(key, placement, task, Some(policy));
             }
             WorkItem::Update(key, update, done) => {
                 if let Some(&number) = self.numbers.get(&key) {
@@ -46,6 +44,16 @@ impl EventLoop {
             WorkItem::Stop(key, leave, done) => {
                 if let Some(&number) = self.numbers.get(&key) {
                     self.begin_stop(number, leave, done);
+                }
+            }
+            WorkItem::Park(key, done) => {
+                if let Some(&number) = self.numbers.get(&key) {
+                    self.set_next_holder(number, Some(NextHolder::Handle(done)));
+                }
+            }
+            WorkItem::Unpark(key) => {
+                if let Some(&number) = self.numbers.get(&key) {
+                    self.end_park(number);
                 }
             }
             WorkItem::MoveAll(to) => self.begin_move_of_all(to),
@@ -83,7 +91,7 @@ impl EventLoop {
     }
 
     /// Adds a task, which is polled once, with or without a kick. Returns its number.
-    fn add_task(
+    pub(crate) fn add_task(
         &mut self,
         key: TaskKey,
         placement: Placement,
@@ -127,9 +135,8 @@ impl EventLoop {
             served_before: self.served,
             cost: 0,
             arrived: now,
-            moving: None,
-            // The worker is ending, so a new task stops at once.
-            stopping: if self.ending { vec![no_receiver()] } else { Vec::new() },
+            next_holder: None,
+            stopping: Vec::new(),
         };
         match self.entries.get_mut(number as usize) {
             Some(place) => *place = Some(entry),
@@ -138,6 +145,9 @@ impl EventLoop {
         self.numbers.insert(key, number);
         self.scheduler.push(flow, number);
         self.follow_home(number);
+        if self.ending {
+            self.begin_stop(number, Leave::Failed, no_receiver());
+        }
         number
     }
 
@@ -244,20 +254,29 @@ impl EventLoop {
             && to < self.peers.workers.len()
             && !entry.is_leaving()
         {
-            entry.moving = Some(to);
+            self.set_next_holder(number, Some(NextHolder::Worker(to)));
+        }
+    }
+
+    /// Changes what becomes of a task that does not stop: it leaves for another holder, or goes on.
+    pub(crate) fn set_next_holder(&mut self, number: u32, next_holder: Option<NextHolder>) {
+        if let Some(entry) = self.entries[number as usize].as_mut() {
+            entry.next_holder = next_holder;
             self.make_polled(number);
         }
     }
 
-    /// Ends or moves a leaving task, which is not on the list, if none of its requests are in flight.
+    /// Ends, moves or parks a leaving task, which is not on the list, if none of its requests are in flight.
     pub(crate) fn try_leave(&mut self, number: u32) {
         let now = self.clock.now();
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
-        if entry.task.in_flight() > 0 {
+        // An item in the mailbox goes before a park, and puts the task on the list.
+        let parks = entry.stopping.is_empty() && matches!(entry.next_holder, Some(NextHolder::Handle(_)));
+        if entry.is_draining() || parks && self.mailbox.has_for(entry.key) {
             entry.enter(TaskState::Draining, now);
             return self.watch_event(number);
         }
-        if !entry.stopping.is_empty() {
+        if !entry.stopping.is_empty() || parks {
             entry.task.return_credit();
         }
         entry.count_time(now);
@@ -282,8 +301,12 @@ impl EventLoop {
         if let Some(kick) = vring.kick() {
             self.waiter.remove(kick.as_fd());
         }
-        if let (Some(to), true) = (entry.moving, entry.stopping.is_empty()) {
-            return self.hand_over(entry, to);
+        if entry.stopping.is_empty() {
+            match entry.next_holder.take() {
+                Some(NextHolder::Worker(to)) => return self.hand_over(entry, to),
+                Some(NextHolder::Handle(done)) => return self.park(entry, done),
+                None => {}
+            }
         }
         let stopped = vring.stop();
         debug!(queue = vring.index(), next_avail = stopped.next_avail, "queue stopped");
@@ -301,14 +324,15 @@ impl EventLoop {
         let vring = entry.task.vring();
         vring.send_pending_call();
         let queue = vring.index();
-        let moved = Box::new(MovedTask { task: entry.task, policy: entry.policy });
-        match self.peers.hand_over(key, &placement, moved, (self.worker_id, to)) {
-            Ok(()) => info!(queue, from = self.worker_id, to, "queue moved to another worker"),
+        let from = self.worker_id;
+        let moved = Box::new(MovedTask { task: entry.task, policy: entry.policy, from });
+        match self.peers.hand_over(key, &placement, moved, to) {
+            Ok(()) => info!(queue, from, to, "queue moved to another worker"),
             // The other worker has ended, so the task stays here.
             Err(WorkItem::Adopt(key, placement, moved)) => {
-                let MovedTask { task, policy } = *moved;
+                let MovedTask { task, policy, .. } = *moved;
                 if let Some(home) = &placement.home {
-                    home.store(self.worker_id, Ordering::Relaxed);
+                    home.store(from, Ordering::Relaxed);
                 }
                 self.add_task(key, placement, task, Some(policy));
             }

@@ -4,7 +4,7 @@ use crate::clock::Nanos;
 use crate::mailbox::{Placement, TaskKey};
 use crate::policy::Policy;
 use crate::scheduler::Flow;
-use kickless_device::{Interest, QueueTask, Stopped};
+use kickless_device::{Interest, Position, QueueTask, Stopped};
 use kickless_io::Waker;
 use kickless_sync::mpsc::Sender;
 
@@ -25,7 +25,7 @@ pub(crate) enum TaskState {
     Throttled { until: Nanos },
     /// There may be work, but no room for it.
     Blocked,
-    /// Stopping or moving, with requests in flight.
+    /// Leaving, with requests in flight.
     Draining,
 }
 
@@ -50,6 +50,14 @@ impl TaskState {
     fn is_notified(self) -> bool {
         matches!(self, Self::Armed | Self::Quiet)
     }
+}
+
+/// The next holder of a task that leaves its worker without a stop.
+pub(crate) enum NextHolder {
+    /// The worker with this number.
+    Worker(usize),
+    /// The task's handle, whose owner waits for this answer.
+    Handle(Sender<Position>),
 }
 
 pub(crate) struct Entry {
@@ -92,16 +100,23 @@ pub(crate) struct Entry {
     pub(crate) cost: u64,
     /// The time at which it came to this worker.
     pub(crate) arrived: Nanos,
-    /// The worker to which it is moving.
-    pub(crate) moving: Option<usize>,
+    /// The next holder of a task that moves or is to be parked. If it also stops, it stops.
+    pub(crate) next_holder: Option<NextHolder>,
     /// The receivers of its answer when it has stopped.
     pub(crate) stopping: Vec<Sender<Stopped>>,
 }
 
 impl Entry {
-    /// Returns whether the task is stopping or moving, and so pops nothing more.
+    /// Returns whether the task stops, moves or is to be parked, and so pops nothing more.
     pub(crate) fn is_leaving(&self) -> bool {
-        !self.stopping.is_empty() || self.moving.is_some()
+        !self.stopping.is_empty() || self.next_holder.is_some()
+    }
+
+    /// Returns whether a leaving task has to wait for requests in flight. It takes those along that it keeps,
+    /// unless it stops.
+    pub(crate) fn is_draining(&self) -> bool {
+        let kept = if self.stopping.is_empty() { self.task.kept() } else { 0 };
+        self.task.in_flight() > kept
     }
 
     /// Adds the time since the last call to the counter of the present mode.

@@ -18,8 +18,8 @@
 //!   A completion of its own, its waker, or room in the engine puts it back.
 //! * *throttled*: it has work, and the limits of its device hold it. Kicks stay disabled. The worker visits
 //!   the task again when there are tokens.
-//! * *leaving*: the task was asked to stop or to move. It pops nothing, and the worker visits it until
-//!   nothing is in flight (*draining*). Then the worker forgets it, so it cannot poll it again.
+//! * *leaving*: the task was asked to stop, to move or to be parked. It pops nothing, and the worker visits
+//!   it until nothing is in flight (*draining*). Then the worker forgets it, so it cannot poll it again.
 //! * *resting*: broken or out of memory. Only a work item puts it on the list.
 //!
 //! # Why no kick is lost
@@ -80,15 +80,17 @@
 //!
 //! A worker that has too much to do moves a task to another (`balance`). The task stops popping. When nothing
 //! is in flight, the worker puts the task into the other's mailbox, with all work items for it that are not
-//! done yet. A lock holds the number of the worker that has the task. Each sender of a work item holds this
-//! lock, and so does the move. So work items keep their order, and none goes to a worker that does not have
-//! the task. The new worker watches the same kick descriptor, and polls the ring once.
+//! done yet. A lock has the holder of the task, which is a worker's number. Each sender of a work item holds
+//! this lock, and so does the move. So work items keep their order, and none goes to a worker that does not
+//! have the task. The new worker watches the same kick descriptor, and polls the ring once.
+//!
+//! A task can also leave its worker for its handle, and go on later (`parking`).
 //!
 //! # Ownership and locks
 //! A worker owns its engine and its tasks, and serves them without a lock. It locks its mailbox to take the
 //! work items.
 //!
-//! Lock order: the lock of a task's worker number, then that of one mailbox. No other lock is taken under
+//! Lock order: the lock of a task's holder, then that of one mailbox. No other lock is taken under
 //! that of a mailbox, or under that of a device's affinity groups.
 //!
 //! ```
@@ -122,6 +124,7 @@ mod mailbox;
 #[cfg(all(test, loom))]
 mod model;
 mod neighbours;
+mod parking;
 mod peers;
 pub mod policy;
 mod poll;

@@ -2,7 +2,7 @@
 
 use crate::policy::Policy;
 use crate::poll::Poll;
-use kickless_device::{Leave, Limiter, QueueTask, Stopped, Update};
+use kickless_device::{Leave, Limiter, Position, QueueTask, Stopped, Update};
 use kickless_io::Waker;
 use kickless_sync::mpsc::Sender;
 use kickless_sync::{Mutex, lock};
@@ -24,27 +24,47 @@ pub(crate) struct Placement {
     /// The worker on which all tasks of its affinity group should be. Relaxed is enough: a task that arrives
     /// at another worker, or stays behind there, moves on later.
     pub(crate) home: Option<Arc<AtomicUsize>>,
-    /// The worker that has the task. A sender holds the lock while it puts in a work item for the task. So a
-    /// task that moves takes all earlier items with it, in their order, and later ones follow it.
-    pub(crate) worker_id: Arc<Mutex<usize>>,
+    /// The holder of the task. A sender holds the lock while it puts in a work item for the task. So a task
+    /// that moves takes all earlier items with it, in their order, and later ones follow it.
+    pub(crate) holder: Arc<Mutex<Holder>>,
 }
 
-/// A task that comes from another worker.
+/// The holder of a task.
+pub(crate) enum Holder {
+    /// The worker with this number.
+    Worker(usize),
+    /// The task's handle ([`crate::parking`]).
+    Handle(ParkedTask),
+}
+
+/// A parked task, with the work items that have come since.
+pub(crate) struct ParkedTask {
+    pub(crate) moved: Box<MovedTask>,
+    pub(crate) items: Vec<WorkItem>,
+}
+
+/// A task that comes from a worker.
 pub(crate) struct MovedTask {
     pub(crate) task: Box<dyn QueueTask>,
     pub(crate) policy: Policy,
+    /// The number of that worker.
+    pub(crate) from: usize,
 }
 
 /// A work item, which a worker carries out between two rounds.
 pub(crate) enum WorkItem {
     /// Runs a new task.
     Spawn(TaskKey, Placement, Box<dyn QueueTask>),
-    /// Continues a task of another worker.
+    /// Continues a task of another worker, or one that was parked.
     Adopt(TaskKey, Placement, Box<MovedTask>),
     /// Changes a task. The sender is used when the change is in force.
     Update(TaskKey, Update, Sender<()>),
     /// Stops a task. The sender is used when it has stopped.
     Stop(TaskKey, Leave, Sender<Stopped>),
+    /// Parks a task. The sender is used when it is parked.
+    Park(TaskKey, Sender<Position>),
+    /// Lets a task go on that is to be parked, and is not yet.
+    Unpark(TaskKey),
     /// Moves all present tasks to another worker.
     MoveAll(usize),
     /// Changes the polling rule.
@@ -61,7 +81,9 @@ impl WorkItem {
     /// Returns whether this item is for a task with this key that the worker has.
     fn is_for(&self, key: TaskKey) -> bool {
         match self {
-            Self::Update(whose, ..) | Self::Stop(whose, ..) => *whose == key,
+            Self::Update(whose, ..) | Self::Stop(whose, ..) | Self::Park(whose, _) | Self::Unpark(whose) => {
+                *whose == key
+            }
             Self::Spawn(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(_) => false,
             Self::Weight(..) | Self::Pass(_) | Self::End => false,
         }
@@ -109,6 +131,11 @@ impl Mailbox {
         self.waker.clear();
         let mut items = lock(&self.items);
         items.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Returns whether there are items for a task.
+    pub(crate) fn has_for(&self, key: TaskKey) -> bool {
+        lock(&self.items).as_ref().is_some_and(|items| items.iter().any(|item| item.is_for(key)))
     }
 
     /// Takes the items for one task in their order.

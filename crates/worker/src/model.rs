@@ -1,5 +1,5 @@
-//! Models of work that comes to a worker, moves to another and ends. Loom runs them in every order that the
-//! memory model allows, up to a number of preemptions.
+//! Models of work that comes to a worker, moves to another, is parked and ends. Loom runs them in every order
+//! that the memory model allows, up to a number of preemptions.
 //!
 //! The loops around the mailbox and the peers are models of the real one ([`worker`], [`receiver`]). The
 //! suppression of kicks is that of the real rings. A lost item or kick is a deadlock, which loom finds.
@@ -15,7 +15,7 @@ mod worker;
 use crate::mailbox::{Mailbox, Placement, WorkItem};
 use crate::peers::Peers;
 use events::Events;
-use kickless_device::{Leave, Stopped, Update};
+use kickless_device::{Leave, Position, Stopped, Update};
 use kickless_sync::mpsc::{Receiver, Sender, channel};
 use loom::thread;
 use receiver::{FRAMES, FarSide, Receiver as Receive};
@@ -126,7 +126,7 @@ fn no_sender_waits_for_a_worker_that_fails() {
 /// Puts in a work item for the queue.
 fn put<T>(peers: &Peers, placement: &Placement, item: impl FnOnce(Sender<T>) -> WorkItem) -> Receiver<T> {
     let (done, answer) = channel();
-    let _ = peers.put(&placement.worker_id, item(done));
+    let _ = peers.put(&placement.holder, item(done));
     answer
 }
 
@@ -158,6 +158,14 @@ impl Pair {
         let second =
             put(&self.peers, &self.placement, |done| WorkItem::Update(KEY, Update::Kick(None), done));
         (first, second, put(&self.peers, &self.placement, |done| WorkItem::Stop(KEY, Leave::Nothing, done)))
+    }
+
+    fn park(&self) -> Receiver<Position> {
+        put(&self.peers, &self.placement, |done| WorkItem::Park(KEY, done))
+    }
+
+    fn unpark(&self) {
+        self.peers.unpark(KEY, &self.placement);
     }
 
     fn end(&self, worker_id: usize) {
@@ -237,6 +245,98 @@ fn a_queue_that_moves_while_the_workers_end() {
     }
 }
 
+/// The queue is to be parked while work items come and it moves, and goes on. Each item is answered once, in
+/// order. If a stop comes first, the queue is not parked.
+#[test]
+fn a_queue_that_is_parked_keeps_its_work_items() {
+    for moves in [false, true] {
+        check(2, move || {
+            let pair = Pair::start();
+            let mut parked = None;
+            let (first, second, stopped) = pair.ask(|| {
+                if moves {
+                    pair.move_to(0, 1);
+                }
+                parked = Some(pair.park());
+            });
+            pair.unpark();
+            assert_eq!((first.recv().ok(), second.recv().ok()), (Some(()), Some(())));
+            assert!(stopped.recv().ok().is_some());
+            parked.unwrap().recv().ok();
+            pair.end(0);
+            pair.end(1);
+            assert_eq!(pair.join(), [1, 2, 3]);
+        });
+    }
+}
+
+/// Work items that come after the answer wait until the queue goes on. Those before it are done by then.
+#[test]
+fn a_parked_queue_is_left_alone() {
+    check(2, || {
+        let pair = Pair::start();
+        let (first, second, stopped) = pair.ask(|| {
+            pair.move_to(0, 1);
+            assert!(pair.park().recv().ok().is_some());
+            assert_eq!(pair.ring.items(), [1]);
+        });
+        assert_eq!(pair.ring.items(), [1]);
+        assert_eq!(first.recv().ok(), Some(()));
+        pair.unpark();
+        assert_eq!(second.recv().ok(), Some(()));
+        assert!(stopped.recv().ok().is_some());
+        pair.end(0);
+        pair.end(1);
+        assert_eq!(pair.join(), [1, 2, 3]);
+    });
+}
+
+/// One thread parks the queue and lets it go on, before or after the answer, while another one asks.
+#[test]
+fn a_queue_that_is_parked_answers_another_thread() {
+    for waits in [false, true] {
+        check(2, move || {
+            let ((peers, events), placement, ring) = (peers(), placement(), Arc::new(Ring::new(true)));
+            let worker = Worker::new(&peers, 0, &events[0], &ring).with_queue(placement.clone());
+            let worker = thread::spawn(|| worker.run());
+            let asker = thread::spawn({
+                let (peers, placement) = (peers.clone(), placement.clone());
+                move || put(&peers, &placement, |done| WorkItem::Update(KEY, Update::Poll, done)).recv().ok()
+            });
+            let parked: Receiver<Position> = put(&peers, &placement, |done| WorkItem::Park(KEY, done));
+            if waits {
+                assert!(parked.recv().ok().is_some());
+            }
+            peers.unpark(KEY, &placement);
+            assert_eq!(asker.join().unwrap(), Some(()));
+            assert!(peers.workers[0].mailbox.put(WorkItem::End).is_ok());
+            worker.join().unwrap();
+            assert_eq!(ring.items(), [1]);
+        });
+    }
+}
+
+/// The workers end meanwhile. Each receiver is answered or disconnected.
+#[test]
+fn a_queue_that_is_parked_while_the_workers_end() {
+    check(2, || {
+        let pair = Pair::start();
+        let (first, second, stopped) = pair.ask(|| {
+            let parked = pair.park();
+            pair.end(0);
+            parked.recv().ok();
+            pair.unpark();
+        });
+        let (first, second) = (first.recv().ok(), second.recv().ok());
+        let stopped = stopped.recv().ok();
+        assert!(first >= second, "{first:?} {second:?}");
+        pair.end(1);
+        let items = pair.join();
+        assert!([1, 2, 3].starts_with(&items), "{items:?}");
+        assert!(stopped.is_none() || items.len() == 3);
+    });
+}
+
 /// The reason for which the queue leaves its worker.
 #[derive(Clone, Copy)]
 enum Leaves {
@@ -246,6 +346,10 @@ enum Leaves {
     Ended,
     /// It moves.
     Moved,
+    /// It is parked, and another process continues it.
+    Parked,
+    /// It is parked and goes on. With `waits`, only after the answer.
+    GoesOn { waits: bool },
 }
 
 /// A driver publishes requests, and kicks if asked to, while the worker polls, arms, and lets the queue go.
@@ -256,7 +360,8 @@ fn leave(event_idx: bool, leaves: Leaves) {
     check(2, move || {
         let ((peers, events), placement, ring) = (peers(), placement(), Arc::new(Ring::new(event_idx)));
         let worker = Worker::new(&peers, 0, &events[0], &ring).with_queue(placement.clone());
-        let worker = thread::spawn(|| worker.run());
+        let goes_on = matches!(leaves, Leaves::GoesOn { .. });
+        let worker = thread::spawn(move || if goes_on { worker.serve_until(END) } else { worker.run() });
         let driver = thread::spawn({
             let ring = ring.clone();
             move || ring.drive()
@@ -283,6 +388,22 @@ fn leave(event_idx: bool, leaves: Leaves) {
                 assert!(old.put(WorkItem::End).is_ok());
                 worker.join().unwrap();
             }
+            Leaves::Parked => {
+                let parked = put(&peers, &placement, |done| WorkItem::Park(KEY, done)).recv().unwrap();
+                assert_eq!(parked.next_avail, ring.next());
+                next.with_queue(placement.clone()).serve_until(END);
+                assert!(old.put(WorkItem::End).is_ok());
+                worker.join().unwrap();
+            }
+            Leaves::GoesOn { waits } => {
+                let parked: Receiver<Position> = put(&peers, &placement, |done| WorkItem::Park(KEY, done));
+                // The worker may have served everything, and ended.
+                if waits && let Ok(position) = parked.recv() {
+                    assert_eq!(position.next_avail, ring.next());
+                }
+                peers.unpark(KEY, &placement);
+                worker.join().unwrap();
+            }
         }
         driver.join().unwrap();
     });
@@ -304,6 +425,20 @@ fn no_kick_is_lost_when_a_worker_ends() {
 fn no_kick_is_lost_when_a_queue_moves() {
     leave(false, Leaves::Moved);
     leave(true, Leaves::Moved);
+}
+
+#[test]
+fn no_kick_is_lost_when_a_queue_is_parked() {
+    leave(false, Leaves::Parked);
+    leave(true, Leaves::Parked);
+}
+
+#[test]
+fn no_kick_is_lost_when_a_queue_goes_on() {
+    for waits in [false, true] {
+        leave(false, Leaves::GoesOn { waits });
+        leave(true, Leaves::GoesOn { waits });
+    }
 }
 
 /// A driver offers buffers, and kicks if asked to, while another process sends frames. It is a deadlock if

@@ -109,7 +109,7 @@ impl EventLoop {
 mod tests {
     use super::*;
     use crate::Poll;
-    use crate::mailbox::{Mailbox, Placement, WorkItem};
+    use crate::mailbox::{Holder, Mailbox, Placement, WorkItem};
     use crate::peers::Peers;
     use kickless_device::{Clock, Next, QueueTask, Vring};
     use kickless_io::{Engine, EngineKind, Waker};
@@ -154,7 +154,7 @@ mod tests {
             weight: Arc::new(AtomicU32::new(1)),
             limiter: Arc::default(),
             home: None,
-            worker_id: Arc::new(Mutex::new(0)),
+            holder: Arc::new(Mutex::new(Holder::Worker(0))),
         };
         worker.handle(WorkItem::Spawn(1, placement, Box::new(task)));
         worker

@@ -1,7 +1,7 @@
 //! The workers of a pool, as each of them sees the others.
 
 use crate::clock::{Clock, Nanos};
-use crate::mailbox::{Mailbox, MovedTask, Placement, TaskKey, WorkItem};
+use crate::mailbox::{Holder, Mailbox, MovedTask, Placement, TaskKey, WorkItem};
 use crate::times::Times;
 use kickless_sync::{Mutex, lock};
 use std::sync::Arc;
@@ -33,30 +33,35 @@ impl Peers {
         Self { clock, workers: mailboxes.into_iter().map(peer).collect() }
     }
 
-    /// Puts an item for a task into the mailbox of the worker that has it, whose number is in `worker_id`.
-    /// The item comes back if that worker has ended.
-    pub(crate) fn put(&self, worker_id: &Mutex<usize>, item: WorkItem) -> Result<(), WorkItem> {
-        let worker_id = lock(worker_id);
-        self.workers[*worker_id].mailbox.put(item)
+    /// Puts an item for a task into the mailbox of the worker that has it, or to the items of the parked
+    /// task. The item comes back if that worker has ended.
+    pub(crate) fn put(&self, holder: &Mutex<Holder>, item: WorkItem) -> Result<(), WorkItem> {
+        match &mut *lock(holder) {
+            Holder::Worker(worker_id) => self.workers[*worker_id].mailbox.put(item),
+            Holder::Handle(parked) => {
+                parked.items.push(item);
+                Ok(())
+            }
+        }
     }
 
-    /// Gives a task that has left the worker `from` to the worker `to`, with all work items for it that are
-    /// not done yet. If that worker has ended, the task comes back and stays where it was.
+    /// Gives a task that has left its worker to the worker `to`, with all work items for it that are not done
+    /// yet. If that worker has ended, the task comes back and stays where it was.
     pub(crate) fn hand_over(
         &self,
         key: TaskKey,
         placement: &Placement,
         moved: Box<MovedTask>,
-        (from, to): (usize, usize),
+        to: usize,
     ) -> Result<(), WorkItem> {
-        let (old, new) = (&self.workers[from].mailbox, &self.workers[to].mailbox);
-        let mut worker_id = lock(&placement.worker_id);
+        let (old, new) = (&self.workers[moved.from].mailbox, &self.workers[to].mailbox);
+        let mut holder = lock(&placement.holder);
         new.put(WorkItem::Adopt(key, placement.clone(), moved))?;
         for item in old.take_for(key) {
             // The worker took the first item. If it has ended since, it drops all of them.
             let _ = new.put(item);
         }
-        *worker_id = to;
+        *holder = Holder::Worker(to);
         Ok(())
     }
 

@@ -3,11 +3,11 @@
 use crate::affinity::GroupHomes;
 use crate::clock::Clock;
 use crate::event_loop::EventLoop;
-use crate::mailbox::{Mailbox, Placement, TaskKey, WorkItem};
+use crate::mailbox::{Holder, Mailbox, Placement, TaskKey, WorkItem};
 use crate::peers::{Peer, Peers};
 use crate::poll::Poll;
 use crate::times::WorkerTimes;
-use kickless_device::{Executor, Leave, Limiter, QueueTask, Stopped, TaskHandle, Update};
+use kickless_device::{Executor, Leave, Limiter, Position, QueueTask, Stopped, TaskHandle, Update};
 use kickless_io::{Engine, EngineOptions, Waker};
 use kickless_sync::Mutex;
 use kickless_sync::mpsc::{Receiver, Sender, channel};
@@ -246,13 +246,12 @@ impl Executor for DeviceExecutor {
         let next = (key % peers.workers.len() as u64) as usize;
         let home = task.affinity().map(|group| self.homes.of(group, next));
         let worker_id = home.as_ref().map_or(next, |home| home.load(Ordering::Relaxed));
-        let worker_id = Arc::new(Mutex::new(worker_id));
+        let holder = Arc::new(Mutex::new(Holder::Worker(worker_id)));
         let (device, weight, limiter) = (self.device, self.weight.clone(), self.limiter.clone());
-        let placement = Placement { device, weight, limiter, home, worker_id };
-        let worker_id = placement.worker_id.clone();
-        let put = peers.put(&worker_id, WorkItem::Spawn(key, placement, task));
+        let placement = Placement { device, weight, limiter, home, holder };
+        let put = peers.put(&placement.holder, WorkItem::Spawn(key, placement.clone(), task));
         put.map_err(|_| io::Error::other("the worker has ended"))?;
-        Ok(Box::new(RunningTask { key, peers: peers.clone(), worker_id }))
+        Ok(Box::new(RunningTask { key, peers: peers.clone(), placement }))
     }
 
     fn set_weight(&self, weight: u32) {
@@ -268,14 +267,14 @@ impl Executor for DeviceExecutor {
 struct RunningTask {
     key: TaskKey,
     peers: Arc<Peers>,
-    worker_id: Arc<Mutex<usize>>,
+    placement: Placement,
 }
 
 impl RunningTask {
     fn send<T>(&self, item: impl FnOnce(Sender<T>) -> WorkItem) -> Receiver<T> {
         let (done, answer) = channel();
         // If the worker has ended, the receiver is disconnected.
-        let _ = self.peers.put(&self.worker_id, item(done));
+        let _ = self.peers.put(&self.placement.holder, item(done));
         answer
     }
 }
@@ -288,11 +287,19 @@ impl TaskHandle for RunningTask {
     fn stop_leaving(&self, leave: Leave) -> Receiver<Stopped> {
         self.send(|done| WorkItem::Stop(self.key, leave, done))
     }
+
+    fn park(&self) -> Receiver<Position> {
+        self.send(|done| WorkItem::Park(self.key, done))
+    }
+
+    fn unpark(&self) {
+        self.peers.unpark(self.key, &self.placement);
+    }
 }
 
 impl Drop for RunningTask {
     fn drop(&mut self) {
-        // The worker ignores this if the task has stopped already.
+        // The worker ignores this if the task has stopped already. A parked task is dropped with its handle.
         drop(self.stop_leaving(Leave::Failed));
     }
 }

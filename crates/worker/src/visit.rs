@@ -163,7 +163,7 @@ impl EventLoop {
                 entry.waits = true;
             }
             Next::Idle | Next::Quiet if leaving => self.try_leave(number),
-            Next::Throttled { .. } if leaving && entry.task.in_flight() == 0 => self.try_leave(number),
+            Next::Throttled { .. } if leaving && !entry.is_draining() => self.try_leave(number),
             Next::Throttled { wait_ns } => {
                 let until = throttled_until(self.clock.now(), wait_ns);
                 entry.enter(TaskState::Throttled { until }, now);

@@ -12,6 +12,8 @@
 //! - **Any other queue that stops, and one whose memory is taken away**, gives them [`KEPT_NS`]. Then each
 //!   starts one last time, and its error is reported. Queues of a device stop one after another, and the time
 //!   is for all of them together.
+//!
+//! A queue that moves to another worker or is parked takes them along, and they go on waiting.
 
 use super::Queue;
 use kickless_device::{Context, Leave};

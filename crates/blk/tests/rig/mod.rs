@@ -4,7 +4,7 @@
 
 use kickless_blk::{Blk, Options};
 use kickless_device::{
-    Call, Clock, Context, Device, Driver, Leave, Next, QueueTask, Update, Vring, VringParts,
+    Call, Clock, Context, Device, Driver, Leave, Next, Position, QueueTask, Update, Vring, VringParts,
 };
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{Engine, EngineKind, Waker};
@@ -331,6 +331,18 @@ impl Rig {
         self.task = self.device.start_queue(vring, self.device.features()).unwrap();
         self.task.attach(&mut self.engine).unwrap();
         self.task.vring().disarm();
+    }
+
+    /// Parks the queue, whose requests in flight are all kept, and lets it go on.
+    pub fn park(&mut self) -> Position {
+        self.poll_with(0);
+        assert_eq!(self.task.in_flight(), self.task.kept());
+        self.task.return_credit();
+        let position = self.task.vring().position();
+        self.task.detach(&mut self.engine);
+        self.task.attach(&mut self.engine).unwrap();
+        self.task.vring().disarm();
+        position
     }
 
     /// Stops the queue, which leaves what it does not finish in this time. Returns the number of requests

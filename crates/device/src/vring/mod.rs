@@ -6,6 +6,7 @@ mod limited;
 mod misses;
 mod parts;
 mod peek;
+mod position;
 mod show_after;
 mod update;
 

@@ -178,6 +178,10 @@ impl<A: Access> PackedQueue<A> {
         std::mem::take(&mut self.pushed)
     }
 
+    pub(super) fn unpublished(&self) -> Vec<UnpublishedUsed> {
+        self.pushed.clone()
+    }
+
     pub(super) fn remap(&mut self, metadata: Areas<A>, marks: &mut Marks) {
         assert_eq!(*metadata.options(), self.options, "areas of another shape");
         self.unmap(marks);

@@ -243,6 +243,11 @@ impl Queue {
         unpublished
     }
 
+    /// Returns a copy of the used elements that wait for areas. There are none while the queue has areas.
+    pub fn unpublished(&self) -> Vec<UnpublishedUsed> {
+        forward!(self, unpublished)
+    }
+
     /// Pushes the used elements that an earlier queue of the same ring returned by
     /// [`Queue::take_unpublished`]. The caller must publish them. Ignores them if they do not fit into this
     /// ring.

@@ -209,9 +209,14 @@ impl<A: Access> SplitQueue<A> {
     pub(super) fn take_unpublished(&mut self, marks: &mut Marks) -> Vec<UnpublishedUsed> {
         self.unmap(marks);
         self.next_used = self.published;
-        let unpublished = std::mem::take(&mut self.unpublished);
-        // The ids were heads, of 16 bits.
+        let unpublished = self.unpublished();
+        self.unpublished = Vec::new();
         unpublished
+    }
+
+    pub(super) fn unpublished(&self) -> Vec<UnpublishedUsed> {
+        // The ids were heads, of 16 bits.
+        self.unpublished
             .iter()
             .map(|e| UnpublishedUsed { id: e.id.get() as u16, len: e.len.get(), descriptors: 0 })
             .collect()

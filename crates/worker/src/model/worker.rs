@@ -4,11 +4,12 @@
 use super::events::Events;
 use super::ring::Ring;
 use crate::clock::Clock;
-use crate::mailbox::{Mailbox, MovedTask, Placement, TaskKey, WorkItem};
+use crate::entry::NextHolder;
+use crate::mailbox::{Holder, Mailbox, MovedTask, Placement, TaskKey, WorkItem};
 use crate::peers::Peers;
 use crate::policy::Policy;
 use crate::poll::Poll;
-use kickless_device::{Context, Polled, QueueTask, Stopped, Update, Vring};
+use kickless_device::{Context, Polled, Position, QueueTask, Stopped, Update, Vring};
 use kickless_sync::mpsc::{Sender, channel};
 use loom::sync::Mutex;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub(crate) fn placement() -> Placement {
         weight: Arc::new(1.into()),
         limiter: Arc::default(),
         home: None,
-        worker_id: Arc::new(Mutex::new(0)),
+        holder: Arc::new(Mutex::new(Holder::Worker(0))),
     }
 }
 
@@ -56,7 +57,7 @@ struct Queue {
     task: Box<dyn QueueTask>,
     /// On the poll list. Otherwise it is armed.
     polled: bool,
-    moving: Option<usize>,
+    next_holder: Option<NextHolder>,
     stopping: Vec<Sender<Stopped>>,
 }
 
@@ -81,7 +82,7 @@ impl Worker {
         self.ring.watch(&self.events);
         self.ring.disarm();
         let stopping = if self.ending { vec![channel().0] } else { Vec::new() };
-        self.queue = Some(Queue { placement, task, polled: true, moving: None, stopping });
+        self.queue = Some(Queue { placement, task, polled: true, next_holder: None, stopping });
     }
 
     /// Starts the worker with a queue.
@@ -130,7 +131,7 @@ impl Worker {
     /// Polls the queue, if it is polled.
     fn visit(&mut self) {
         let Some(queue) = self.queue.as_mut().filter(|queue| queue.polled) else { return };
-        if queue.moving.is_some() || !queue.stopping.is_empty() {
+        if queue.next_holder.is_some() || !queue.stopping.is_empty() {
             return self.leave();
         }
         if self.ring.serve() {
@@ -166,12 +167,28 @@ impl Worker {
                     poll(queue, &self.ring);
                 }
             }
+            WorkItem::Park(_, done) => {
+                assert!(queue.is_some() || self.ending, "the item came to a worker without the queue");
+                if let Some(queue) = queue {
+                    queue.next_holder = Some(NextHolder::Handle(done));
+                    poll(queue, &self.ring);
+                }
+            }
+            WorkItem::Unpark(_) => {
+                // The queue may have stopped. One that stays parked is a deadlock.
+                if let Some(queue) = queue
+                    && matches!(queue.next_holder, Some(NextHolder::Handle(_)))
+                {
+                    queue.next_holder = None;
+                    poll(queue, &self.ring);
+                }
+            }
             WorkItem::MoveAll(to) => {
                 if let Some(queue) = queue
                     && to != self.worker_id
                     && queue.stopping.is_empty()
                 {
-                    queue.moving.get_or_insert(to);
+                    queue.next_holder.get_or_insert(NextHolder::Worker(to));
                     poll(queue, &self.ring);
                 }
             }
@@ -188,25 +205,50 @@ impl Worker {
         }
     }
 
-    /// Stops the queue, or moves it to the other worker.
+    /// Stops the queue, moves it to the other worker, or parks it.
     fn leave(&mut self) {
-        let Some(queue) = self.queue.take() else { return };
+        let Some(Queue { placement, task, next_holder, stopping, .. }) = self.queue.take() else { return };
         self.ring.unwatch();
-        if let (Some(to), true) = (queue.moving, queue.stopping.is_empty()) {
-            let moved = Box::new(MovedTask { task: queue.task, policy: Policy::new(Poll::Never, 2) });
-            match self.peers.hand_over(KEY, &queue.placement, moved, (self.worker_id, to)) {
-                Ok(()) => {}
-                Err(WorkItem::Adopt(_, placement, moved)) => self.add_task(placement, moved.task),
-                Err(_) => panic!("something else came back"),
-            }
-            return;
-        }
         let next_avail = self.ring.next();
-        drop(queue.task);
-        for done in queue.stopping {
+        if stopping.is_empty()
+            && let Some(next_holder) = next_holder
+        {
+            let moved = MovedTask { task, policy: Policy::new(Poll::Never, 2), from: self.worker_id };
+            return self.pass_on(placement, Box::new(moved), next_holder);
+        }
+        drop(task);
+        for done in stopping {
             let _ = done.send(Stopped { next_avail, has_work: false, left: 0, unpublished: Vec::new() });
         }
     }
+
+    /// Gives the queue to its next holder.
+    fn pass_on(&mut self, placement: Placement, moved: Box<MovedTask>, next_holder: NextHolder) {
+        match next_holder {
+            NextHolder::Worker(to) => match self.peers.hand_over(KEY, &placement, moved, to) {
+                Ok(()) => {}
+                Err(WorkItem::Adopt(_, placement, moved)) => self.add_task(placement, moved.task),
+                Err(_) => panic!("something else came back"),
+            },
+            NextHolder::Handle(done) => {
+                let position = position(self.ring.next());
+                match self.peers.park(KEY, &placement, moved) {
+                    Ok(()) => _ = done.send(position),
+                    Err(moved) => {
+                        self.add_task(placement, moved.task);
+                        if let Some(queue) = &mut self.queue {
+                            queue.next_holder = Some(NextHolder::Handle(done));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns the position of a queue that is parked with this index.
+fn position(next_avail: u16) -> Position {
+    Position { next_avail, in_flight: 0, unpublished: Vec::new(), is_broken: false }
 }
 
 /// Puts the queue on the list.

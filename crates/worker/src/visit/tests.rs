@@ -1,6 +1,6 @@
 use super::*;
 use crate::Poll;
-use crate::mailbox::{Mailbox, Placement, WorkItem};
+use crate::mailbox::{Holder, Mailbox, Placement, WorkItem};
 use crate::peers::Peers;
 use kickless_device::{Clock, Polled, QueueTask, Update, Vring};
 use kickless_io::{
@@ -132,7 +132,7 @@ impl Rig {
             weight: Arc::new(AtomicU32::new(1)),
             limiter: Arc::default(),
             home: None,
-            worker_id: Arc::new(Mutex::new(0)),
+            holder: Arc::new(Mutex::new(Holder::Worker(0))),
         };
         let number = self.tasks.len() as u32;
         self.tasks.push(probe);
