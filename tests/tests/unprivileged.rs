@@ -3,10 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its own functions too")]
 
 use kickless_driver::{Card, CardOptions, Outgoing};
-use kickless_testing::{dhcp_discover, eventually, in_network_namespace, ip};
+use kickless_testing::{add_uplink, dhcp_discover, eventually, has_passt, in_network_namespace};
 use kickless_tests::daemon::{CardConfig, Daemon};
 use std::fs;
-use std::path::Path;
 
 /// Returns the value of a field in the status of a process.
 fn status_of(pid: u32, field: &str) -> String {
@@ -17,18 +16,12 @@ fn status_of(pid: u32, field: &str) -> String {
 
 #[test]
 fn a_guest_has_a_network_without_root() {
-    let has_passt = ["/usr/bin/passt", "/usr/local/bin/passt"].iter().any(|path| Path::new(path).exists());
-    if !has_passt || !rustix::process::geteuid().is_root() {
+    if !has_passt() || !rustix::process::geteuid().is_root() {
         println!("skipped: this needs passt, and root to become another user");
         return;
     }
     in_network_namespace(|| {
-        ip("link set dev lo up");
-        ip("link add up0 type veth peer name up1");
-        for command in ["link set up1 up", "link set up0 up", "addr add 10.78.0.2/24 dev up0"] {
-            ip(command);
-        }
-        ip("route add default via 10.78.0.1");
+        add_uplink();
         let config = CardConfig { is_unprivileged: true, ..CardConfig::new("user,-4") };
         let daemon = Daemon::start_card(&config).unwrap();
         let pid = daemon.pid();

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Checked, PROGRAM, checked};
+use common::{Checked, PROGRAM, checked, children};
 use kickless_control::Client;
 use kickless_driver::{Disk, Options};
 use serde_json::{Value, json};
@@ -143,9 +143,13 @@ impl Daemon {
 
     /// Returns the directories of the daemon and of the helpers that it has started.
     fn processes(&self) -> Vec<PathBuf> {
-        let (all, pid) = (Path::new("/proc"), self.child.id().to_string());
-        let helpers = fs::read_to_string(all.join(&pid).join("task").join(&pid).join("children")).unwrap();
-        helpers.split_whitespace().chain([pid.as_str()]).map(|pid| all.join(pid)).collect()
+        let pid = self.child.id();
+        children(pid)
+            .unwrap()
+            .into_iter()
+            .chain([pid])
+            .map(|pid| Path::new("/proc").join(pid.to_string()))
+            .collect()
     }
 
     /// Waits until the daemon holds no more than before, but for its heap.

@@ -8,13 +8,14 @@ use kickless_net::Net;
 use kickless_net::offload::complete_checksum;
 use kickless_net_port::StreamPort;
 use kickless_spec::net::Header;
-use kickless_testing::{LIMIT, dhcp_discover, eventually, in_network_namespace, ip, parse_pcapng};
+use kickless_testing::{
+    LIMIT, add_uplink, dhcp_discover, eventually, has_passt, in_network_namespace, parse_pcapng,
+};
 use kickless_virtqueue::Chain;
 use rig::packets::{explosive, segments, tcp, whole};
 use rig::{Guest, Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
 use zerocopy::IntoBytes;
@@ -417,18 +418,12 @@ fn children(name: &str) -> Vec<i32> {
 
 #[test]
 fn passt_answers_and_is_started_again() {
-    let has_passt = ["/usr/bin/passt", "/usr/local/bin/passt"].iter().any(|path| Path::new(path).exists());
-    if !has_passt {
+    if !has_passt() {
         println!("skipped, because passt is not installed");
         return;
     }
     in_network_namespace(|| {
-        ip("link set dev lo up");
-        ip("link add up0 type veth peer name up1");
-        for command in ["link set up1 up", "link set up0 up", "addr add 10.78.0.2/24 dev up0"] {
-            ip(command);
-        }
-        ip("route add default via 10.78.0.1");
+        add_uplink();
         let card = card_on(1, "user,-4");
         assert!(children("passt").is_empty());
         card.open().unwrap();

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use crate::directory::directory_of;
-use crate::grant::{Authority, Calls, PathUse, Target, is_same};
+use crate::grant::{Authority, Calls, PathUse, Target, is_narrow, is_same};
 use crate::passt::can_be_in_calls;
 use crate::tap::may_have;
 use crate::wire::Request;
@@ -31,6 +31,8 @@ const SHARE: usize = 16;
 const BEYOND_MAX: usize = 256;
 /// The requests without an entry that are carried out at a time.
 const COMMON_MAX: usize = 64;
+/// All requests that are carried out at a time.
+pub(crate) const REQUESTS_MAX: usize = ENTRIES_MAX + BEYOND_MAX + COMMON_MAX;
 
 /// The authority of this process, and its entries.
 #[derive(Debug)]
@@ -406,11 +408,6 @@ impl State {
             }
         }
     }
-}
-
-/// Returns whether the files beside an image belong together: in `/` and `/dev` they do not.
-fn is_narrow(directory: &Path) -> bool {
-    directory.parent().is_some() && !directory.starts_with("/dev")
 }
 
 impl Permit {

@@ -113,6 +113,12 @@ pub(crate) fn is_same(path: &Path, other: &Path) -> bool {
     path.as_os_str() == other.as_os_str()
 }
 
+/// Returns whether the files of a directory belong together. Those in `/` and of device nodes are of other
+/// owners, so an image or a call that names one of them may not name its neighbours.
+pub fn is_narrow(directory: &Path) -> bool {
+    directory.parent().is_some() && !directory.starts_with("/dev")
+}
+
 /// The use of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathUse {

@@ -125,7 +125,7 @@ pub use descriptors::{Descriptors, NoDescriptor, descriptor_name, is_descriptor_
 pub use entry::{Entry, enter};
 pub use error::{SocketError, SocketProblem};
 pub use file::{Opened, capture, config_file, file, image, reopen, status};
-pub use grant::{Authority, Calls, Grant, Outside, PathUse, Reason, Refused, Root, Target};
+pub use grant::{Authority, Calls, Grant, Outside, PathUse, Reason, Refused, Root, Target, is_narrow};
 pub use kernel::{Peer, is_same_description, peer, refuse_descriptors};
 pub use launcher::{LookUp, StartLookUp, launch};
 pub use listener::{Address, Listener, TURN_WAIT, real_path};

@@ -15,6 +15,7 @@ use std::thread;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
+use crate::authority::REQUESTS_MAX;
 use crate::client::{Answer, Client};
 use crate::grant::Authority;
 use crate::message::{self, Received};
@@ -23,9 +24,8 @@ use crate::wire::{self, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Reply, Request};
 
 /// The threads that wait for requests when there are none. More are there while requests are carried out.
 const WAITING_MAX: usize = 4;
-/// The most threads: more than the requests that are allowed at a time, of which there are one for each entry
-/// and some hundred beyond that. Requests that are refused have no share, so the threads have a bound too.
-const THREADS_MAX: usize = 1500;
+/// The most threads. Requests that are refused have no share, so the threads need a bound of their own.
+const THREADS_MAX: usize = REQUESTS_MAX + WAITING_MAX;
 /// The stack of a thread.
 const STACK_BYTES: usize = 128 << 10;
 

@@ -67,7 +67,7 @@ impl fmt::Display for Lack {
                 "this kernel has no landlock (Linux 5.13, landlock in lsm= of its command line), or a filter refuses it"
             }
             Self::Filters => {
-                "this kernel has no filters of system calls for all threads (seccomp, Linux 4.17), or one refuses more"
+                "this kernel has no filters of system calls for all threads (seccomp, Linux 4.17), or a filter refuses them"
             }
         })
     }

@@ -4,7 +4,8 @@
 //! of rows. A call that is in two rows is allowed if the condition of one of them holds.
 //!
 //! The data path of kickless makes the calls of [`DATA_PATH`]. These have no conditions: the kernel answers
-//! an unconditional call from a bitmap (Linux 5.11), without running the filter.
+//! an unconditional call from a bitmap (Linux 5.11), without running the filter. Only messages to servers
+//! and stream ports run it ([`MESSAGES`]).
 //!
 //! Conditions of numbers look at the lower half of an argument, as the kernel does.
 

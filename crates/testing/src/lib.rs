@@ -38,7 +38,7 @@ pub use guest_memory::{guest_memory, memfd};
 pub use guest_ring::{GuestRing, vring_parts};
 pub use loop_device::LoopDevice;
 pub use losing_device::LosingDevice;
-pub use network_namespace::{in_network_namespace, ip, tc};
+pub use network_namespace::{add_uplink, has_passt, in_network_namespace, ip, tc};
 pub use openmetrics::{Sample, parse_openmetrics};
 pub use packets::{dhcp_discover, tcp_segmentation};
 pub use pcapng::{CaptureContents, CapturedFrame, parse_pcapng};

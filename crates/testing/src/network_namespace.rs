@@ -1,5 +1,6 @@
 //! Provides network namespaces, in which a test makes interfaces that nothing else sees.
 
+use std::path::Path;
 use std::process::Command;
 use std::{fs, panic, thread};
 
@@ -42,6 +43,22 @@ pub fn ip(arguments: &str) {
 /// Runs `tc` in the namespace of this thread, with arguments that are separated by spaces.
 pub fn tc(arguments: &str) {
     run("tc", arguments);
+}
+
+/// Returns whether passt is installed.
+pub fn has_passt() -> bool {
+    ["/usr/bin/passt", "/usr/local/bin/passt"].iter().any(|path| Path::new(path).exists())
+}
+
+/// Gives the namespace of this thread an interface with the address 10.78.0.2 and a default route, which
+/// passt looks for.
+pub fn add_uplink() {
+    ip("link set dev lo up");
+    ip("link add up0 type veth peer name up1");
+    for command in ["link set up1 up", "link set up0 up", "addr add 10.78.0.2/24 dev up0"] {
+        ip(command);
+    }
+    ip("route add default via 10.78.0.1");
 }
 
 fn run(program: &str, arguments: &str) {

@@ -1,28 +1,42 @@
 //! Provides a small file system in memory.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::fs::statvfs;
 use tempfile::TempDir;
 
 /// A file system with a limit. Dropping it unmounts the file system.
-pub struct Tmpfs(TempDir);
+pub struct Tmpfs {
+    at: PathBuf,
+    /// The directory, if it was made for the file system.
+    directory: Option<TempDir>,
+}
 
 impl Tmpfs {
-    /// Mounts a new file system of so many bytes.
+    /// Mounts a new file system of so many bytes in a directory of its own.
     ///
     /// # Errors
     /// Returns the reason why it cannot be mounted: no right to mount, no such program.
     pub fn mount(bytes: u64) -> Result<Self, String> {
         let dir = TempDir::with_prefix("kickless-").map_err(|error| error.to_string())?;
-        mount(&["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"], dir.path())?;
-        Ok(Self(dir))
+        let mut mounted = Self::mount_at(dir.path(), bytes)?;
+        mounted.directory = Some(dir);
+        Ok(mounted)
+    }
+
+    /// Mounts a new file system of so many bytes over a directory.
+    ///
+    /// # Errors
+    /// As [`Tmpfs::mount`].
+    pub fn mount_at(directory: &Path, bytes: u64) -> Result<Self, String> {
+        mount(&["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"], directory)?;
+        Ok(Self { at: directory.to_owned(), directory: None })
     }
 
     /// Returns the directory where it is mounted.
     pub fn path(&self) -> &Path {
-        self.0.path()
+        &self.at
     }
 
     /// Sets the number of bytes that it can have.

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf, absolute};
 
 use anyhow::{Context, Result, ensure};
-use kickless_opener::{Calls, PathUse, Root, Target};
+use kickless_opener::{Calls, PathUse, Root, Target, is_narrow};
 
 /// Returns the roots of a process: the directories of the files that `named` has, those that the service
 /// manager has `prepared` for sockets, and those of `--allow-root`. Without calls, an image finds its backing
@@ -87,12 +87,6 @@ fn add_file(roots: &mut Vec<Root>, usage: PathUse, path: &Path, has_calls: bool)
     if let Some(real) = file.as_deref().and_then(Path::parent) {
         add(real, has_calls && is_narrow(real));
     }
-}
-
-/// Returns whether calls may name the neighbours of a file in this directory. Those in `/` and of device
-/// nodes are of other owners.
-fn is_narrow(directory: &Path) -> bool {
-    directory.parent().is_some() && !directory.starts_with("/dev")
 }
 
 /// Adds a root, to the one with the same directory if there is one.

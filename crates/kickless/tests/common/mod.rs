@@ -3,7 +3,7 @@
 #![allow(clippy::panic, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -17,6 +17,15 @@ use tempfile::TempDir;
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
 /// After this time, a test has failed. No machine is so slow.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// Returns the children of the main thread of a process.
+///
+/// # Errors
+/// The process has ended.
+pub(crate) fn children(pid: u32) -> io::Result<Vec<u32>> {
+    let pids = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    Ok(pids.split_whitespace().map(|pid| pid.parse().unwrap()).collect())
+}
 
 /// Fails the test if the sandbox of a program has refused a system call, by lines of its log.
 pub(crate) fn check_sandbox(log: &str) {

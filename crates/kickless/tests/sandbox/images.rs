@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kickless_driver::{Disk, Options};
-use kickless_testing::eventually;
+use kickless_testing::{Tmpfs, eventually};
 use serde_json::json;
 use tempfile::TempDir;
 
 use super::common::{Daemon, PROGRAM, check_sandbox};
 use super::sandboxed;
+
+/// The size of a file system of a test: some images, each of which has less than 1 MiB.
+const TMPFS_BYTES: u64 = 64 << 20;
 
 const SIZE: usize = 1 << 20;
 
@@ -151,23 +154,6 @@ fn a_disk_comes_later() {
     assert_eq!(first_byte(&daemon.path("a.sock")), 7);
 }
 
-/// A file system, for as long as a test.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn new(at: PathBuf) -> Option<Self> {
-        let mut mount = Command::new("mount");
-        let mounted = mount.args(["-t", "tmpfs", "tmpfs"]).arg(&at).stderr(Stdio::null()).status();
-        mounted.is_ok_and(|status| status.success()).then(|| Self(at))
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_disk_comes_with_a_file_system() {
     let images = TempDir::new().unwrap();
@@ -176,7 +162,7 @@ fn a_disk_comes_with_a_file_system() {
     let image = directory.join("image");
     let daemon = Daemon::serve(&device("a", image.to_str().unwrap()), &[]);
     daemon.wait_for("unavailable");
-    let Some(_mounted) = Mounted::new(directory) else {
+    let Ok(_mounted) = Tmpfs::mount_at(&directory, TMPFS_BYTES) else {
         println!("skipped: this needs the right to mount");
         return;
     };
@@ -197,7 +183,7 @@ fn a_file_system_over_an_image_needs_the_directory_above() {
     let allowed = format!("--allow-root={}", images.path().display());
     let daemons = [&[][..], &[allowed.as_str()]].map(|arguments| Daemon::serve(&config, arguments));
     daemons.iter().for_each(|daemon| drop(daemon.wait_for("serving")));
-    let Some(_mounted) = Mounted::new(directory) else {
+    let Ok(_mounted) = Tmpfs::mount_at(&directory, TMPFS_BYTES) else {
         println!("skipped: this needs the right to mount");
         return;
     };

@@ -11,11 +11,11 @@ use std::thread;
 
 use kickless_driver::{Card, CardOptions, Disk, Options, Outgoing};
 use kickless_testing::hostile_nbd::{HostileNbd, greet, hello, serve_requests};
-use kickless_testing::{eventually, in_network_namespace, ip, parse_pcapng};
+use kickless_testing::{add_uplink, eventually, has_passt, in_network_namespace, parse_pcapng};
 use rustix::process::{Pid, Signal, getegid, geteuid, kill_process};
 use serde_json::json;
 
-use super::common::{Daemon, disk};
+use super::common::{Daemon, children, disk};
 use super::sandboxed;
 
 #[test]
@@ -138,30 +138,22 @@ fn a_capture_begins_and_ends_by_calls() {
 
 /// Returns the processes of passt that the helpers of a daemon have started.
 fn passts(daemon: &Daemon) -> Vec<u32> {
-    let children = |pid: u32| {
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        children.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<u32>>()
-    };
     let named = |pid: &u32| {
         fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("passt"))
     };
+    // A helper or passt may end meanwhile.
+    let children = |pid| children(pid).unwrap_or_default();
     children(daemon.child.id()).into_iter().flat_map(children).filter(named).collect()
 }
 
 #[test]
 fn passt_is_started_again() {
-    let has_passt = ["/usr/bin/passt", "/usr/local/bin/passt"].iter().any(|path| Path::new(path).exists());
-    if !has_passt {
+    if !has_passt() {
         println!("skipped: this needs passt");
         return;
     }
     in_network_namespace(|| {
-        ip("link set dev lo up");
-        ip("link add up0 type veth peer name up1");
-        for command in ["link set up1 up", "link set up0 up", "addr add 10.78.0.2/24 dev up0"] {
-            ip(command);
-        }
-        ip("route add default via 10.78.0.1");
+        add_uplink();
         let daemon = Daemon::serve("[[device]]\nsocket-path = 'DIR/a.sock'\nport = 'user,-4'\n", &[]);
         daemon.wait_for("serving");
         let card = Card::connect(CardOptions::new(daemon.path("a.sock"))).unwrap();

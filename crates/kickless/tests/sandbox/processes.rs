@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Map, json};
 use tempfile::TempDir;
 
-use super::common::{Daemon, LIMIT, PROGRAM, disk};
+use super::common::{Daemon, LIMIT, PROGRAM, children, disk};
 use super::sandboxed;
 
 /// Returns a field of a status of /proc, such as `CapEff`.
@@ -33,9 +33,7 @@ fn helpers(daemon: &Daemon) -> BTreeMap<String, u32> {
 fn helpers_of(pid: u32) -> BTreeMap<String, u32> {
     let mut helpers = BTreeMap::new();
     eventually("a helper has no name", || {
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-        let pids = children.split_whitespace().map(|pid| pid.parse::<u32>().unwrap());
-        helpers = pids.map(|pid| (field(&status(pid), "Name"), pid)).collect();
+        helpers = children(pid).unwrap().into_iter().map(|pid| (field(&status(pid), "Name"), pid)).collect();
         helpers.keys().all(|name| name.starts_with("kickless-"))
     });
     helpers
@@ -153,8 +151,7 @@ fn helpers_end_with_the_daemon() {
 fn child(pid: u32) -> u32 {
     let mut found = None;
     eventually("there is no child", || {
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-        found = children.split_whitespace().next().map(|pid| pid.parse().unwrap());
+        found = children(pid).unwrap().first().copied();
         found.is_some()
     });
     found.unwrap()

@@ -263,7 +263,7 @@ fn calls_name_files_below_their_roots() {
     let socket = |name: &str| Target::Socket { path: rig.path(name), mode: None, group: None };
     assert_eq!(
         rig.enter(10, vec![socket("called/s"), socket("elsewhere/s")]),
-        match outside("elsewhere") {
+        match outside("elsewhere/s") {
             Reply::Outside { path, .. } => Reply::Outside { grant: 1, path },
             other => other,
         }
