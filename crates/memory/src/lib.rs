@@ -18,8 +18,8 @@
 //!
 //! When the last reference to a mapping is gone, a thread of its device unmaps it. The holder of the last
 //! reference, often a worker, does not wait for that (`unmapper` says why). [`Released`] lets the session
-//! wait. This crate starts these threads, one for each [`Mapper`] that has mapped something, and one for
-//! mappings without a mapper.
+//! wait. This crate starts these threads, one for each [`Mapper`] that has mapped something. Memory that was
+//! mapped without one ([`Slot::map`]), such as a driver's, is unmapped by the thread that drops it.
 //!
 //! # Invariants
 //! * A write of a device is marked in the log of its queue's *current* view, after the data and before the

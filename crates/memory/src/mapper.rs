@@ -18,12 +18,19 @@ const CATCH_UP: Duration = Duration::from_secs(2);
 /// Maps the files of a device's front-ends, and unmaps them on a thread of the device. It can limit the
 /// address space that the device uses, keep the files open, and refuse slow files. The default does none of
 /// these. Clones are the same device's.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Mapper {
     quota: Option<Arc<Quota>>,
     files: Option<Arc<SharedFiles>>,
     refuse_slow: bool,
-    unmapper: Arc<Unmapper>,
+    /// `None`: the thread that drops a mapping unmaps it.
+    unmapper: Option<Arc<Unmapper>>,
+}
+
+impl Default for Mapper {
+    fn default() -> Self {
+        Self { unmapper: Some(Arc::default()), ..Self::of_process() }
+    }
 }
 
 impl Mapper {
@@ -33,9 +40,12 @@ impl Mapper {
         Self { quota: Some(quota), files, ..Self::default() }
     }
 
-    /// Returns the mapper of all mappings that belong to no device. They share one thread that unmaps them.
+    /// Returns the mapper of mappings that belong to no device. The thread that drops one unmaps it.
+    ///
+    /// So a driver has no thread, and its process can `fork` at any time: fio does. A thread that unmaps
+    /// memory holds locks meanwhile, and the child would have the locks without the thread.
     pub(crate) fn of_process() -> Self {
-        Self { unmapper: Unmapper::of_process().clone(), ..Self::default() }
+        Self { quota: None, files: None, refuse_slow: false, unmapper: None }
     }
 
     /// Makes this mapper refuse files whose pages a worker might wait for without end: those of FUSE, of
@@ -69,11 +79,11 @@ impl Mapper {
     /// Returns a handle with which the caller can wait until all memory of the device is unmapped that has no
     /// user now. Only for threads that no other device waits for.
     pub fn unused(&self) -> Released {
-        self.unmapper.unused()
+        self.unmapper.as_ref().map_or_else(Released::unmapped, |unmapper| unmapper.unused())
     }
 
-    /// Returns a sender to the thread that unmaps the device's memory.
-    pub(crate) fn unmapper(&self) -> io::Result<Sender<Item>> {
-        self.unmapper.sender()
+    /// Returns a sender to the thread that unmaps the device's memory, or `None` if there is to be none.
+    pub(crate) fn unmapper(&self) -> io::Result<Option<Sender<Item>>> {
+        self.unmapper.as_ref().map(|unmapper| unmapper.sender()).transpose()
     }
 }

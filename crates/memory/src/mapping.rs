@@ -60,8 +60,8 @@ pub struct Mapping {
     /// The whole `mmap`, which is larger than the part if the offset is not aligned. `None` while it is
     /// dropped.
     remains: Option<Remains>,
-    /// The thread that unmaps it.
-    unmapper: Sender<Item>,
+    /// The thread that unmaps it, if it is not the one that drops it.
+    unmapper: Option<Sender<Item>>,
 }
 
 /// Files of /proc about the mappings of this process, which stay open.
@@ -310,8 +310,9 @@ impl Drop for Mapping {
         self.released.set_unused();
         // Without a send, the drop of the remains unmaps them here. loom does not know the unmapping thread,
         // which lives longer than a model.
-        let Some(remains) = self.remains.take().filter(|_| !cfg!(loom)) else { return };
+        let Some(unmapper) = self.unmapper.as_ref().filter(|_| !cfg!(loom)) else { return };
+        let Some(remains) = self.remains.take() else { return };
         // The thread runs as long as there is a sender, so this succeeds. Otherwise, the remains are dropped.
-        let _ = self.unmapper.send(Item::Unmap(remains));
+        let _ = unmapper.send(Item::Unmap(remains));
     }
 }

@@ -33,7 +33,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
@@ -61,12 +61,6 @@ pub(crate) enum Item {
 }
 
 impl Unmapper {
-    /// Returns the unmapper of mappings without a [`Mapper`](crate::Mapper).
-    pub(crate) fn of_process() -> &'static Arc<Self> {
-        static SHARED: OnceLock<Arc<Unmapper>> = OnceLock::new();
-        SHARED.get_or_init(Arc::default)
-    }
-
     /// Returns a sender to the thread, which is started if there is none.
     ///
     /// # Errors
@@ -177,6 +171,13 @@ impl Released {
     /// Notes that the last reference is gone.
     pub(crate) fn set_unused(&self) {
         self.0.is_unused.store(true, Ordering::Release);
+    }
+
+    /// Returns a handle of memory that is unmapped.
+    pub(crate) fn unmapped() -> Self {
+        let released = Self::default();
+        released.set();
+        released
     }
 
     fn set(&self) {

@@ -67,6 +67,16 @@ fn threads(expected: usize) -> usize {
 }
 
 #[test]
+fn memory_of_no_device_is_unmapped_where_it_is_dropped() {
+    let _turn = turn();
+    let slot = Slot::map(file("driver", LEN), 0, Gpa(0), UserAddr(0), LEN).unwrap();
+    assert_eq!(threads(0), 0);
+    let released = slot.mapping().released();
+    assert_eq!(dropped_by_worker(slot, &released).name(), Some("worker"));
+    assert_eq!(threads(0), 0);
+}
+
+#[test]
 fn the_holder_of_the_last_reference_unmaps_nothing() {
     let _turn = turn();
     let mapper = device(1 << 30);
