@@ -7,6 +7,7 @@ mod leaving;
 use groups::Groups;
 pub use leaving::Removal;
 
+use std::cell::RefCell;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -553,6 +554,7 @@ impl OpenDevice {
             queue_size_max: serve.queue_size,
             given,
             inherited: &state.inherited,
+            handed: RefCell::default(),
         };
         self.device = Some(config.span().in_scope(|| state.kinds.make(&config.kind, &making))?);
         Ok(())

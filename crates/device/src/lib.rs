@@ -93,6 +93,7 @@ mod counters;
 mod device;
 mod event;
 mod executor;
+mod hand_over;
 mod leave;
 mod limits;
 mod log_scale;
@@ -117,6 +118,7 @@ pub use device::{
 };
 pub use event::{Event, Interest};
 pub use executor::Executor;
+pub use hand_over::{GiveError, HandOver, Handed};
 pub use kickless_io::Waker;
 pub use leave::Leave;
 pub use limits::{Direction, Limit, Limiter, Limits, Rate, Traffic};

@@ -1,8 +1,10 @@
 //! The things that a kind makes a device with, and the error of a device that cannot be made.
 
+use std::cell::RefCell;
 use std::error::Error;
 use std::fmt;
 
+use kickless_device::Handed;
 use kickless_opener::Descriptors;
 
 /// The things with which a kind makes a device.
@@ -16,6 +18,9 @@ pub struct Making<'m> {
     /// The descriptors that the program inherited for devices ([`Kind::inherited`](crate::Kind::inherited)),
     /// by their numbers.
     pub inherited: &'m Descriptors,
+    /// The device as the process gives it that this one takes over from. The kind takes it out. `None` for a
+    /// device that is new.
+    pub handed: RefCell<Option<Handed<'m>>>,
 }
 
 /// The error of a configuration that no device can be made from.
