@@ -19,6 +19,11 @@ impl Count {
         self.0.store(self.0.load(Ordering::Relaxed) + n, Ordering::Relaxed);
     }
 
+    /// Sets the count, on the condition of [`Count::add`].
+    pub fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+
     /// Returns the count as last written.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -38,6 +43,15 @@ macro_rules! counters {
             /// Returns each counter's name and value, in the order of the fields.
             pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name.get()),)*].into_iter()
+            }
+
+            /// Sets the counter of this name, as another process has counted. Does nothing for a name that is
+            /// not known. The queue does not run.
+            pub fn set(&self, name: &str, value: u64) {
+                match name {
+                    $(stringify!($name) => self.$name.set(value),)*
+                    _ => {}
+                }
             }
         }
     };

@@ -94,6 +94,12 @@ impl Call {
     }
 }
 
+impl AsFd for Call {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -77,29 +77,25 @@ impl Vring {
     /// # Errors
     /// An area is not in guest memory, not in one piece, or misaligned.
     pub fn new(parts: VringParts) -> Result<Self, Unmapped> {
-        let VringParts {
-            index,
-            options,
-            areas,
-            iommu,
-            next_avail,
-            is_unconfirmed,
-            unpublished,
-            inflight,
-            ..
-        } = parts;
-        let VringParts { view, kick, call, err, logged, counters, .. } = parts;
-        let is_resumed = next_avail != if options.is_packed() { EVENT_WRAP } else { 0 };
+        let mut vring = Self::unmapped(parts);
+        if let Areas::User(addresses) = &vring.areas {
+            let metadata = Metadata::map(&vring.view, addresses, &vring.options)?;
+            vring.set_areas(metadata);
+        }
+        Ok(vring)
+    }
+
+    /// Makes a vring that does not touch its areas and its in-flight buffer before [`Vring::begin`], because
+    /// another process still uses them. The task of such a ring does not run before that.
+    pub fn unmapped(parts: VringParts) -> Self {
+        let VringParts { index, options, areas, iommu, next_avail, unpublished, inflight, .. } = parts;
+        let VringParts { view, is_unconfirmed, kick, call, err, logged, counters, .. } = parts;
         let mut queue = Queue::unmapped(options, next_avail, &view);
         if let Some(records) = inflight {
             queue.track(records);
         }
         queue.push_unpublished(&unpublished);
-        let metadata = match &areas {
-            Areas::User(addresses) => Some(Metadata::map(&view, addresses, &options)?),
-            Areas::Iova(_) => None,
-        };
-        let mut vring = Self {
+        Self {
             index,
             queue,
             options,
@@ -119,16 +115,12 @@ impl Vring {
             broken: false,
             lost: false,
             damaged: false,
-            is_resumed,
+            is_resumed: is_resumed(&options, next_avail),
             is_unconfirmed,
             had_areas: false,
             damages: 0,
             span: Span::current(),
-        };
-        if let Some(metadata) = metadata {
-            vring.set_areas(metadata);
         }
-        Ok(vring)
     }
 
     /// Returns the span of log lines about this ring.
@@ -550,4 +542,9 @@ impl Vring {
             err.signal();
         }
     }
+}
+
+/// Returns whether a driver has reached this index: it is not the one at which rings begin.
+fn is_resumed(options: &Options, next_avail: u16) -> bool {
+    next_avail != if options.is_packed() { EVENT_WRAP } else { 0 }
 }

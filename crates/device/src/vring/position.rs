@@ -1,7 +1,7 @@
 //! The position of a vring between two owners.
 
-use super::Vring;
-use crate::Position;
+use super::{Vring, is_resumed};
+use crate::{Areas, Position};
 
 impl Vring {
     /// Returns all credit to the ring, and returns the ring's position. Nothing else of the ring changes, so
@@ -19,5 +19,26 @@ impl Vring {
             unpublished,
             is_broken: self.broken,
         }
+    }
+    /// Sets the position at which a vring of [`Vring::unmapped`] begins. Touches no memory of the guest. The
+    /// in-flight buffer goes before the position, as in [`VringParts`](crate::VringParts).
+    ///
+    /// A ring that was broken stays so. This is neither logged nor reported again.
+    pub fn begin_at(&mut self, position: &Position) {
+        self.queue.begin_at(position.next_avail);
+        self.queue.push_unpublished(&position.unpublished);
+        self.pushed = !position.unpublished.is_empty();
+        self.is_resumed = is_resumed(&self.options, position.next_avail);
+        self.broken = position.is_broken;
+    }
+
+    /// Maps the areas of a vring of [`Vring::unmapped`], which no other process uses any more. Its task runs
+    /// next. A ring whose areas are not in guest memory rests until they are.
+    pub fn begin(&mut self) {
+        // Behind a vIOMMU, the first pop asks for translations.
+        if !self.broken && matches!(self.areas, Areas::User(_)) {
+            self.remap();
+        }
+        self.commit_marks();
     }
 }

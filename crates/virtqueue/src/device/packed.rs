@@ -128,13 +128,9 @@ fn used_flags(position: RingPosition, len: u32) -> u16 {
 
 impl<A: Access> PackedQueue<A> {
     pub(super) fn new(options: Options, next_avail: u16) -> Self {
-        let size = options.size();
-        // The front-end's index can be beyond the ring.
-        let next = RingPosition::from_bits(next_avail);
-        let next = RingPosition { index: next.index % size, ..next };
-        Self {
-            next,
-            used: next,
+        let mut queue = Self {
+            next: RingPosition::FIRST,
+            used: RingPosition::FIRST,
             options,
             pushed: Vec::new(),
             unshown: Unshown::new(),
@@ -148,7 +144,16 @@ impl<A: Access> PackedQueue<A> {
             begun: false,
             broken: None,
             tracker: None,
-        }
+        };
+        queue.begin_at(next_avail);
+        queue
+    }
+
+    /// See [`super::Queue::begin_at`]. The index can be beyond the ring.
+    pub(super) fn begin_at(&mut self, next_avail: u16) {
+        let next = RingPosition::from_bits(next_avail);
+        self.next = RingPosition { index: next.index % self.options.size(), ..next };
+        self.used = self.next;
     }
 
     pub(super) fn track(&mut self, region: A::Region) {

@@ -110,6 +110,12 @@ impl Queue {
         Self { ring, marks, order: options.in_order().then(Box::default), progress: None, credit: None }
     }
 
+    /// Changes the entry at which a queue of [`Queue::unmapped`] begins, before it has areas.
+    pub fn begin_at(&mut self, next_avail: u16) {
+        debug_assert!(!self.is_mapped(), "the queue has begun");
+        forward!(mut self, begin_at, next_avail);
+    }
+
     /// Records the chains in flight in `records` from now on (vhost-user, *Inflight I/O tracking*).
     ///
     /// If an earlier device did so too, [`Queue::pop`] first returns the chains that it left in flight. The

@@ -87,6 +87,11 @@ impl<A: Access> SplitQueue<A> {
         }
     }
 
+    /// See [`super::Queue::begin_at`].
+    pub(super) fn begin_at(&mut self, next_avail: u16) {
+        (self.next_avail, self.avail_seen) = (next_avail, next_avail);
+    }
+
     pub(super) fn track(&mut self, region: A::Region) {
         self.tracker = Some(Box::new(Split::new(region)));
     }
