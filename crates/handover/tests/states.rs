@@ -182,13 +182,13 @@ fn values_out_of_range_are_refused() {
 
 #[test]
 fn a_ring_continues_only_where_its_set_up_allows() {
-    let device = |size, features: u64, loaded| {
+    let device = |size, features: Option<u64>, loaded| {
         let json = serde_json::json!({
-            "connection": { "fd": 0 }, "features": features, "features_set": true, "protocol_features": 0,
+            "connection": { "fd": 0 }, "features": 0, "features_set": true, "protocol_features": 0,
             "files": [], "regions": [], "logs": false, "rings": [],
         });
         let mut session: Session = serde_json::from_value(json).unwrap();
-        session.rings = vec![Ring { size, loaded, ..Ring::default() }];
+        session.rings = vec![Ring { size, loaded, runs_with: features, ..Ring::default() }];
         Device { session: Some(session), ..Device::default() }
     };
     let ring_final = |ring: RingFinal| {
@@ -196,11 +196,11 @@ fn a_ring_continues_only_where_its_set_up_allows() {
         Final { session, rings: vec![ring], ..Final::default() }
     };
     let at = |next_avail| RingFinal { next_avail: Some(next_avail), ..RingFinal::default() };
-    let (split, packed) = (device(Some(8), 0, None), device(Some(8), 1 << 34, None));
+    let (split, packed) = (device(Some(8), Some(0), None), device(Some(8), Some(1 << 34), None));
     assert!(ring_final(at(60_000)).check_against(&split).is_ok());
     assert!(ring_final(at(0x8007)).check_against(&packed).is_ok());
     assert!(ring_final(at(0x8008)).check_against(&packed).is_err());
-    let loaded = device(Some(8), 0, Some(Shape { size: 4, is_packed: true }));
+    let loaded = device(Some(8), None, Some(Shape { size: 4, is_packed: true }));
     assert!(ring_final(at(0x8003)).check_against(&loaded).is_ok());
     assert!(ring_final(at(0x8004)).check_against(&loaded).is_err());
     let with = |completions: &[(u16, u16)]| {
@@ -218,7 +218,9 @@ fn a_ring_continues_only_where_its_set_up_allows() {
     assert!(with(&[(60_000, 8)]).check_against(&packed).is_ok());
     assert!(with(&[(1, 8), (2, 1)]).check_against(&packed).is_err());
     assert!(with(&[(1, 0)]).check_against(&packed).is_err());
-    assert!(with(&[(0, 0)]).check_against(&device(None, 0, None)).is_err(), "it has no size");
+    let stopped = device(Some(8), None, None);
+    assert!(with(&[(60_000, 9)]).check_against(&stopped).is_ok(), "its front-end may not have finished");
+    assert!(with(&[(1, 0); 40_000]).check_against(&stopped).is_err());
     assert!(Final::default().check_against(&split).is_err(), "it has no session");
     assert!(ring_final(RingFinal { index: 1, ..RingFinal::default() }).check_against(&split).is_err());
 }

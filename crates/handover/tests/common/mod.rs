@@ -120,7 +120,8 @@ impl Maker {
         if is_packed { self.random.from(1..32769) as u16 } else { 1 << self.random.below(16) }
     }
 
-    fn ring(&mut self, index: u16, is_packed: bool) -> Ring {
+    fn ring(&mut self, index: u16) -> Ring {
+        let is_packed = self.bool();
         let addresses = |maker: &mut Self| Addresses {
             desc: maker.u64(),
             avail: maker.u64(),
@@ -138,6 +139,7 @@ impl Maker {
             loaded: if self.random.one_in(8) { Some(loaded(self)) } else { None },
             is_started: self.bool(),
             is_enabled: self.bool(),
+            runs_with: self.maybe(|maker| u64::from(is_packed) << 34 | maker.u64() & !(1 << 34)),
             kick: self.maybe(Self::fd),
             call: self.maybe(Self::fd),
             err: self.maybe(Self::fd),
@@ -155,7 +157,6 @@ impl Maker {
     }
 
     fn session(&mut self) -> Session {
-        let is_packed = self.bool();
         let files: Vec<Fd> = self.some(3, Self::fd);
         // A file has a region or two.
         let of_regions =
@@ -172,13 +173,13 @@ impl Maker {
         let (mut index, count) = (0, self.random.below(5));
         let rings = (0..count).map(|_| {
             index += self.random.from(1..4) as u16;
-            self.ring(index - 1, is_packed)
+            self.ring(index - 1)
         });
         Session {
             rings: rings.collect(),
             connection: self.fd(),
             half_message: self.maybe(Self::half_message),
-            features: u64::from(is_packed) << 34 | self.u64() & !(1 << 34),
+            features: self.u64(),
             features_set: self.bool(),
             protocol_features: self.u64(),
             files,
@@ -291,8 +292,9 @@ impl Maker {
         }
     }
 
-    fn ring_final(&mut self, ring: &Ring, is_packed: bool) -> RingFinal {
-        let shape = ring.loaded.or(ring.size.map(|size| Shape { size, is_packed }));
+    fn ring_final(&mut self, ring: &Ring) -> RingFinal {
+        let runs = ring.size.zip(ring.runs_with);
+        let shape = ring.loaded.or(runs.map(|(size, bits)| Shape { size, is_packed: bits & 1 << 34 != 0 }));
         let place = |maker: &mut Self| match shape {
             Some(Shape { size, is_packed: true }) => {
                 maker.random.below(size.into()) as u16 | u16::from(maker.bool()) << 15
@@ -308,11 +310,10 @@ impl Maker {
         let unpublished = self.some(most, |maker| shape.map(|shape| completion(maker, shape)));
         RingFinal {
             index: ring.index,
-            next_avail: if is_packed && shape.is_none() { None } else { self.maybe(place) },
+            next_avail: self.maybe(place),
             stopped_at: self.maybe(Self::u16),
             unpublished: unpublished.into_iter().flatten().collect(),
             is_broken: self.bool(),
-            is_damaged: self.bool(),
             had_work: self.bool(),
             has_left: self.bool(),
         }
@@ -337,9 +338,10 @@ impl Maker {
                 transferred: maker.maybe(Self::bool),
             }
         };
-        let rings = device.session.as_ref().map(|session| {
-            session.rings.iter().map(|ring| self.ring_final(ring, session.is_packed())).collect()
-        });
+        let rings = device
+            .session
+            .as_ref()
+            .map(|session| session.rings.iter().map(|ring| self.ring_final(ring)).collect());
         let own = if self.bool() { Part::new(&self.disk_final()) } else { Part::new(&self.card_final()) };
         Final {
             rings: rings.unwrap_or_default(),

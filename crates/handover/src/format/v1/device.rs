@@ -71,13 +71,10 @@ impl Final {
         if self.session.is_some() != device.session.is_some() {
             return Err(Error::field("session", self.session.is_some()));
         }
-        let (rings, is_packed) = match &device.session {
-            Some(session) => (&session.rings[..], session.is_packed()),
-            None => (&[][..], false),
-        };
+        let rings = device.session.as_ref().map_or(&[][..], |session| &session.rings);
         if rings.len() != self.rings.len() {
             return Err(Error::field("number of rings", self.rings.len()));
         }
-        std::iter::zip(&self.rings, rings).try_for_each(|(at_last, ring)| at_last.check(ring, is_packed))
+        std::iter::zip(&self.rings, rings).try_for_each(|(at_last, ring)| at_last.check(ring))
     }
 }

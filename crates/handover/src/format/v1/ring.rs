@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::parts::Fd;
+use kickless_spec::features::Features;
 use kickless_spec::ring::{EVENT_WRAP, QUEUE_SIZE_MAX};
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,8 @@ pub struct Ring {
     pub is_started: bool,
     /// It is enabled.
     pub is_enabled: bool,
+    /// The feature bits that it runs with, which a later message cannot change. `None`: it does not run.
+    pub runs_with: Option<u64>,
     /// The descriptor of kicks.
     pub kick: Option<Fd>,
     /// The descriptor of calls.
@@ -68,8 +71,6 @@ pub struct RingFinal {
     pub unpublished: Vec<Completion>,
     /// The driver broke the ring, or its memory is gone.
     pub is_broken: bool,
-    /// Guest memory or its log has lost pages.
-    pub is_damaged: bool,
     /// Requests were in the ring when it stopped last.
     pub had_work: bool,
     /// It has left requests in the in-flight buffer.
@@ -97,21 +98,34 @@ impl Shape {
 }
 
 impl Ring {
-    pub(super) fn check(&self, is_packed: bool) -> Result<(), Error> {
-        self.loaded.map_or(Ok(()), Shape::check)?;
-        self.size.map_or(Ok(()), |size| Shape { size, is_packed }.check())
+    /// Returns the shape in which it runs, or has to. A ring that does not run can be of any shape: its front-end
+    /// may not have finished.
+    fn shape(&self) -> Option<Shape> {
+        let packed = |bits| Features::from_bits_retain(bits).contains(Features::RING_PACKED);
+        let runs = self.size.zip(self.runs_with).map(|(size, bits)| Shape { size, is_packed: packed(bits) });
+        self.loaded.or(runs)
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.shape().map_or(Ok(()), Shape::check)?;
+        let any_format = self.size.map(|size| Shape { size, is_packed: true });
+        any_format.map_or(Ok(()), Shape::check)
     }
 }
 
 impl RingFinal {
     /// Checks that a ring of this set-up can continue there.
-    pub(super) fn check(&self, ring: &Ring, is_packed: bool) -> Result<(), Error> {
+    pub(super) fn check(&self, ring: &Ring) -> Result<(), Error> {
         if self.index != ring.index {
             return Err(Error::field("ring", self.index));
         }
-        // Not set, a ring has no completions, and a split ring continues anywhere.
-        let shape = ring.loaded.or(ring.size.map(|size| Shape { size, is_packed }));
-        let Shape { size, is_packed } = shape.unwrap_or(Shape { size: 0, is_packed: false });
+        let Some(Shape { size, is_packed }) = ring.shape() else {
+            // It is checked when the ring starts.
+            return match self.unpublished.len() > usize::from(QUEUE_SIZE_MAX) {
+                true => Err(Error::field("number of completions", self.unpublished.len())),
+                false => Ok(()),
+            };
+        };
         if let Some(place) = self.next_avail.filter(|at| is_packed && at & !EVENT_WRAP >= size) {
             return Err(Error::field("place of a ring", place));
         }

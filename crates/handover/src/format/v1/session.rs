@@ -3,7 +3,6 @@
 use crate::error::Error;
 use crate::format::v1::ring::Ring;
 use crate::parts::{Fd, Span};
-use kickless_spec::features::Features;
 use serde::{Deserialize, Serialize};
 
 /// A parked session, between two messages of its front-end.
@@ -159,11 +158,6 @@ pub(super) fn check_range(field: &'static str, start: u64, len: u64) -> Result<(
 }
 
 impl Session {
-    /// Returns whether the rings have the packed format.
-    pub fn is_packed(&self) -> bool {
-        Features::from_bits_retain(self.features).contains(Features::RING_PACKED)
-    }
-
     pub(super) fn check(&self) -> Result<(), Error> {
         for region in &self.regions {
             check_range("region of memory", region.gpa, region.len)?;
@@ -184,7 +178,7 @@ impl Session {
         if let Some(pair) = self.rings.windows(2).find(|pair| pair[0].index >= pair[1].index) {
             return Err(Error::field("order of rings", pair[1].index));
         }
-        self.rings.iter().try_for_each(|ring| ring.check(self.is_packed()))
+        self.rings.iter().try_for_each(Ring::check)
     }
 }
 
