@@ -34,6 +34,15 @@ impl Header {
     }
 }
 
+/// The part of a message that has arrived.
+#[derive(Debug)]
+pub struct HalfMessage<'a> {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Its file descriptors.
+    pub fds: &'a [OwnedFd],
+}
+
 /// A message that is arriving.
 ///
 /// It asks for exactly the bytes that are missing ([`space`](Self::space)). So it takes no bytes or file
@@ -59,6 +68,32 @@ impl Assembly {
     /// Returns the number of received bytes: zero between two messages.
     pub fn received(&self) -> usize {
         self.received
+    }
+
+    /// Returns the bytes and the descriptors that have arrived. `None` between two messages.
+    pub fn half_message(&self) -> Option<HalfMessage<'_>> {
+        let head = self.head.get(..self.received.min(HEADER_SIZE)).unwrap_or_default();
+        let payload = self.payload.get(..self.received.saturating_sub(HEADER_SIZE)).unwrap_or_default();
+        (self.received > 0).then(|| HalfMessage { bytes: [head, payload].concat(), fds: &self.fds })
+    }
+
+    /// Makes an assembly that has received this part of a message in another process.
+    ///
+    /// # Errors
+    /// It is no part of a message.
+    pub fn of_half_message(mut bytes: &[u8], mut fds: Vec<OwnedFd>) -> Result<Self, Error> {
+        let mut assembly = Self::new();
+        while !bytes.is_empty() {
+            let space = assembly.space();
+            let (piece, rest) = bytes.split_at(bytes.len().min(space.len()));
+            space[..piece.len()].copy_from_slice(piece);
+            if assembly.advance(piece.len(), std::mem::take(&mut fds))?.is_some() {
+                return Err(Error::NotHalf);
+            }
+            bytes = rest;
+        }
+        // Descriptors come with the first byte.
+        if fds.is_empty() { Ok(assembly) } else { Err(Error::NotHalf) }
     }
 
     /// Returns the space for the next bytes: the rest of the header, or of the payload. It is never empty.

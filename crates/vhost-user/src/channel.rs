@@ -13,25 +13,32 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::assembly::{Assembly, Frame};
+use crate::assembly::{Assembly, Frame, HalfMessage};
 use crate::error::Error;
 use crate::header::{HEADER_SIZE, Header, PAYLOAD_MAX};
 
-/// The limit of a wait for the peer: a stop descriptor, a deadline, both or none.
+/// The limit of a wait for the peer: stop descriptors, a deadline, both or none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wait<'a> {
-    stop: Option<BorrowedFd<'a>>,
+    stops: [Option<BorrowedFd<'a>>; 2],
     deadline: Option<Instant>,
 }
 
 impl<'a> Wait<'a> {
     /// Waits without a limit.
-    pub const FOREVER: Self = Self { stop: None, deadline: None };
+    pub const FOREVER: Self = Self { stops: [None; 2], deadline: None };
 
     /// Waits until `stop` is readable (an eventfd, for example), or has an error. `stop` is polled, never
     /// read.
     pub fn until(stop: BorrowedFd<'a>) -> Self {
-        Self { stop: Some(stop), deadline: None }
+        Self { stops: [Some(stop), None], deadline: None }
+    }
+
+    /// Also ends the wait when `other` is readable, or has an error, as in [`Wait::until`].
+    pub fn or_until(self, other: Option<BorrowedFd<'a>>) -> Self {
+        // The second one is set only if the first is.
+        let stops = if self.stops[0].is_some() { [self.stops[0], other] } else { [other, None] };
+        Self { stops, ..self }
     }
 
     /// Does not wait: completes only what is possible at once.
@@ -60,27 +67,26 @@ impl<'a> Wait<'a> {
         self.ready(fd.as_fd(), PollFlags::OUT)
     }
 
-    /// Returns when `socket` is ready. `stop` has priority, so that a peer that never pauses cannot hide it.
+    /// Returns when `socket` is ready. A stop has priority, so that a peer that never pauses cannot hide it.
     fn ready(&self, socket: BorrowedFd<'_>, interest: PollFlags) -> Result<(), Error> {
         loop {
             let timeout = match self.deadline {
                 Some(deadline) => Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok(),
                 None => None,
             };
-            let mut fds = [
-                PollFd::from_borrowed_fd(socket, interest),
-                PollFd::from_borrowed_fd(self.stop.unwrap_or(socket), PollFlags::IN),
-            ];
-            let watched = if self.stop.is_some() { &mut fds[..] } else { &mut fds[..1] };
-            match poll(watched, timeout.as_ref()) {
+            let [stop, other] = self.stops.map(|stop| stop.unwrap_or(socket));
+            let [stop, other] = [stop, other].map(|stop| PollFd::from_borrowed_fd(stop, PollFlags::IN));
+            let mut fds = [PollFd::from_borrowed_fd(socket, interest), stop, other];
+            let watched = 1 + self.stops.iter().flatten().count();
+            match poll(&mut fds[..watched], timeout.as_ref()) {
                 Ok(0) => return Err(Error::Interrupted),
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(Error::io("poll", errno)),
             }
-            return match watched.get(1) {
-                Some(stop) if !stop.revents().is_empty() => Err(Error::Interrupted),
-                _ => Ok(()),
+            return match fds[1..watched].iter().any(|stop| !stop.revents().is_empty()) {
+                true => Err(Error::Interrupted),
+                false => Ok(()),
             };
         }
     }
@@ -104,6 +110,24 @@ impl Channel {
     /// Takes over a connected stream socket.
     pub fn new(socket: impl Into<OwnedFd>) -> Self {
         Self { socket: socket.into(), incoming: Assembly::new() }
+    }
+
+    /// Returns the part of a message that has arrived, if it is not complete.
+    pub fn half_message(&self) -> Option<HalfMessage<'_>> {
+        self.incoming.half_message()
+    }
+
+    /// Begins with the part of a message that another process has received from this socket.
+    ///
+    /// # Errors
+    /// It is no part of a message.
+    pub fn with_half_message(self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Self, Error> {
+        Ok(Self { incoming: Assembly::of_half_message(bytes, fds)?, ..self })
+    }
+
+    /// Returns the number of bytes of a message that have arrived, if it is not complete.
+    pub fn received(&self) -> usize {
+        self.incoming.received()
     }
 
     /// Receives a message. Returns `None` if the peer closed the connection between two messages.

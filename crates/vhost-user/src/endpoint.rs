@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use crate::assembly::HalfMessage;
 use crate::channel::{Channel, Wait};
 use crate::error::Error;
 use crate::header::Header;
@@ -20,6 +21,24 @@ impl<M: RequestMessage> Requester<M> {
     /// Takes over a connected stream socket.
     pub fn new(socket: impl Into<OwnedFd>) -> Self {
         Self { channel: Channel::new(socket), asks: PhantomData }
+    }
+
+    /// Returns the part of a message that has arrived, if it is not complete.
+    pub fn half_message(&self) -> Option<HalfMessage<'_>> {
+        self.channel.half_message()
+    }
+
+    /// Returns the number of bytes of a message that have arrived, if it is not complete.
+    pub fn received(&self) -> usize {
+        self.channel.received()
+    }
+
+    /// Begins with the part of a message that another process has received from this socket.
+    ///
+    /// # Errors
+    /// It is no part of a message.
+    pub fn with_half_message(self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Self, Error> {
+        Ok(Self { channel: self.channel.with_half_message(bytes, fds)?, ..self })
     }
 
     /// Sends a request. Returns which reply to expect. `need_reply` requests an acknowledgement, which needs
@@ -86,6 +105,24 @@ impl<M: RequestMessage> Responder<M> {
     /// Takes over a connected stream socket.
     pub fn new(socket: impl Into<OwnedFd>) -> Self {
         Self { channel: Channel::new(socket), answers: PhantomData }
+    }
+
+    /// Returns the part of a message that has arrived, if it is not complete.
+    pub fn half_message(&self) -> Option<HalfMessage<'_>> {
+        self.channel.half_message()
+    }
+
+    /// Returns the number of bytes of a message that have arrived, if it is not complete.
+    pub fn received(&self) -> usize {
+        self.channel.received()
+    }
+
+    /// Begins with the part of a message that another process has received from this socket.
+    ///
+    /// # Errors
+    /// It is no part of a message.
+    pub fn with_half_message(self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Self, Error> {
+        Ok(Self { channel: self.channel.with_half_message(bytes, fds)?, ..self })
     }
 
     /// Receives a request. Returns `None` if the peer closed the connection between two messages.

@@ -40,6 +40,9 @@ pub enum Error {
         /// Bytes that had arrived.
         received: usize,
     },
+    /// Another process says that it has received this part of a message, and it is a whole one.
+    #[error("it is no part of a message")]
+    NotHalf,
     /// The peer uses another version of the protocol.
     #[error("request {request}: protocol version {version}, expected {VERSION}")]
     Version {

@@ -91,7 +91,7 @@ mod message;
 mod payload;
 mod reply;
 
-pub use assembly::{Assembly, Frame};
+pub use assembly::{Assembly, Frame, HalfMessage};
 pub use backend::BackendMessage;
 pub use body::Encoded;
 pub use channel::{Channel, Wait};
