@@ -1,16 +1,18 @@
 //! The channel for the back-end's own messages. A session also waits here for all its events.
 
 use crate::error::RequestError;
+use crate::hand_over::{HandOverError, half_message};
 use crate::iotlb::Translations;
+use crate::restore::is_unix_stream;
 use crate::rings::Rings;
 use crate::wait::LEAVES_WITHIN;
 use crate::waiting_frontends::WaitingFrontends;
 use kickless_device::Device;
+use kickless_handover::{Given, Giving, v1};
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt::{socket_domain, socket_type};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, getpeername};
+use rustix::net::{SocketAddrUnix, getpeername};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -25,6 +27,28 @@ fn has_named_peer(socket: &OwnedFd) -> bool {
                 peer.path().is_some() || peer.abstract_name().is_some_and(|name| !name.is_empty())
             })
     })
+}
+
+/// Accepts a socket as the end of a channel.
+fn requester(socket: OwnedFd) -> Result<BackendRequester, RequestError> {
+    if !is_unix_stream(&socket) {
+        return Err(RequestError::NoUnixStream);
+    }
+    // The other end of a connection to a server has the server's name. If the front-end could pass its end of
+    // this session, or of another one, that session would never see that it has left.
+    if has_named_peer(&socket) {
+        return Err(RequestError::OwnConnection);
+    }
+    Ok(BackendRequester::new(socket))
+}
+
+/// The descriptors, beside those of the session, for whose events its thread waits.
+pub(crate) struct Waits<'a> {
+    /// Readable when the process is to stop.
+    pub(crate) stop: BorrowedFd<'a>,
+    /// Readable while the session is asked to park.
+    pub(crate) asked: Option<BorrowedFd<'a>>,
+    pub(crate) waiting_frontends: WaitingFrontends<'a>,
 }
 
 /// A session's channel.
@@ -47,18 +71,7 @@ impl Channel {
         socket: OwnedFd,
         translations: Option<&mut Translations>,
     ) -> Result<(), RequestError> {
-        // A socket of another kind may stay ready without anything to read or to report, for example because
-        // of an error queue. A wait for it would never end.
-        if socket_domain(&socket) != Ok(AddressFamily::UNIX) || socket_type(&socket) != Ok(SocketType::STREAM)
-        {
-            return Err(RequestError::NoUnixStream);
-        }
-        // The other end of a connection to a server has the server's name. If the front-end could pass its
-        // end of this session, or of another one, that session would never see that it has left.
-        if has_named_peer(&socket) {
-            return Err(RequestError::OwnConnection);
-        }
-        self.requester = Some(BackendRequester::new(socket));
+        self.requester = Some(requester(socket)?);
         self.warn_at = None;
         if let Some(translations) = translations {
             translations.resend_unanswered();
@@ -66,16 +79,59 @@ impl Channel {
         Ok(())
     }
 
+    /// Returns the channel as a part of a record.
+    pub(crate) fn give(&self, to: &mut Giving) -> Result<Option<v1::BackendChannel>, HandOverError> {
+        let Some(requester) = &self.requester else { return Ok(None) };
+        let socket = to.fd(requester)?;
+        Ok(Some(v1::BackendChannel { socket, half_reply: half_message(requester.half_message(), to)? }))
+    }
+
+    /// Accepts the channel of a session of another process.
+    pub(crate) fn restore(
+        &mut self,
+        from: &v1::BackendChannel,
+        given: &mut Given,
+    ) -> Result<(), RequestError> {
+        let mut channel = requester(given.fd(from.socket)?)?;
+        if let Some(half) = &from.half_reply {
+            let fds = half.descriptors.iter().map(|fd| given.fd(*fd)).collect::<Result<_, _>>()?;
+            channel = channel.with_half_message(given.bytes(half.bytes)?, fds)?;
+        }
+        self.requester = Some(channel);
+        Ok(())
+    }
+
+    /// Returns the number of bytes of a reply that have arrived, if it is not complete. `None` without a
+    /// channel.
+    pub(crate) fn received(&self) -> Option<usize> {
+        self.requester.as_ref().map(BackendRequester::received)
+    }
+
+    /// Returns whether there is a change of the configuration space to report, and whether a ring ran at the
+    /// last check.
+    pub(crate) fn flags(&self) -> (bool, bool) {
+        (self.config_changed, self.was_running)
+    }
+
+    /// Sets what [`Channel::flags`] has returned in another process.
+    pub(crate) fn set_flags(&mut self, config_changed: bool, was_running: bool) {
+        (self.config_changed, self.was_running) = (config_changed, was_running);
+    }
+
+    /// Notes a change of the configuration space that has come while the session was parked.
+    pub(crate) fn note_config_change(&mut self, device: &dyn Device) {
+        self.config_changed |= device.config_changes().is_some_and(|changes| changes.clear());
+    }
+
     /// Reports changes of the configuration space, sends misses and takes their replies. Returns when there
-    /// is a message of the front-end, or a reason to stop.
+    /// is a message of the front-end, or a reason to stop or to park.
     pub(crate) fn serve_until(
         &mut self,
         messages: BorrowedFd<'_>,
-        stop: BorrowedFd<'_>,
         device: &dyn Device,
         mut translations: Option<&mut Translations>,
         rings: &Rings,
-        waiting_frontends: &mut WaitingFrontends<'_>,
+        Waits { stop, asked, waiting_frontends }: &mut Waits<'_>,
     ) -> io::Result<()> {
         let changes = device.config_changes();
         if changes.is_none() && translations.is_none() && !waiting_frontends.is_watching() {
@@ -91,7 +147,9 @@ impl Channel {
             self.exchange(messages, translations.as_deref_mut(), rings);
             let waits = self.can_report_change() || translations.as_ref().is_some_and(|of| of.has_unsent());
             let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-            let mut fds = vec![readable(messages), readable(stop)];
+            let mut fds = vec![readable(messages), readable(*stop)];
+            fds.extend(asked.map(readable));
+            let ends = fds.len();
             let listener = waiting_frontends.listener().map(readable);
             let watches = listener.is_some();
             fds.extend(listener);
@@ -113,10 +171,10 @@ impl Channel {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            if fds[..2].iter().any(|fd| !fd.revents().is_empty()) {
+            if fds[..ends].iter().any(|fd| !fd.revents().is_empty()) {
                 return Ok(());
             }
-            if watches && !fds[2].revents().is_empty() {
+            if watches && !fds[ends].revents().is_empty() {
                 waiting_frontends.note();
             }
             waiting_frontends.warn_if_due();

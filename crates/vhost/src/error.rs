@@ -88,6 +88,18 @@ pub(crate) enum RequestError {
     Shape { index: u16, shape: Shape, loaded: Shape },
     #[error("no state has been transferred")]
     NoTransfer,
+    #[error("ring {0} runs, but is not set up")]
+    NotSetUp(u16),
+    #[error("a region of memory has no file")]
+    NoFile,
+    #[error("{0} misses wait for replies")]
+    TooManyMisses(usize),
+    #[error("it has an in-flight buffer of its process, which this version does not know")]
+    OwnInflight,
+    #[error(transparent)]
+    Given(#[from] kickless_handover::Error),
+    #[error(transparent)]
+    HalfMessage(#[from] kickless_vhost_user::Error),
     #[error(transparent)]
     Ended(#[from] Ended),
 }

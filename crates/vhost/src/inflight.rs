@@ -6,6 +6,8 @@
 //! (`kickless_virtqueue`, `device/inflight`). This module makes, accepts and divides it.
 
 use crate::error::RequestError;
+use crate::hand_over::HandOverError;
+use kickless_handover::{Given, Giving, v1};
 use kickless_memory::{Inflight as Buffer, Mapper, Records};
 use kickless_spec::ring::QUEUE_SIZE_MAX;
 use kickless_spec::vhost_user::{inflight_entry_len, inflight_head_len, inflight_region_len};
@@ -57,6 +59,25 @@ impl Inflight {
             return Err(RequestError::InflightSize { has: mmap_size, needs });
         }
         Ok(Self { buffer: mapper.inflight(fd, mmap_offset, mmap_size)?, queues, queue_size })
+    }
+
+    /// Returns the buffer as a part of a record.
+    pub(crate) fn give(&self, to: &mut Giving) -> Result<v1::Inflight, HandOverError> {
+        let Self { buffer, queues, queue_size } = self;
+        let file = to.fd(buffer.file().ok_or(HandOverError::FileNotKept)?)?;
+        let (offset, len) = (buffer.offset(), buffer.len());
+        Ok(v1::Inflight { file, offset, len, queues: *queues, queue_size: *queue_size })
+    }
+
+    /// Accepts the buffer of a session of another process.
+    pub(crate) fn restore(
+        from: &v1::Inflight,
+        given: &mut Given,
+        mapper: &Mapper,
+    ) -> Result<Self, RequestError> {
+        let v1::Inflight { file, offset: mmap_offset, len: mmap_size, queues: num_queues, queue_size } =
+            *from;
+        Self::take(Described { mmap_size, mmap_offset, num_queues, queue_size }, &given.fd(file)?, mapper)
     }
 
     /// Returns the region of a ring of this shape.

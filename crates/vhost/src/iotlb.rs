@@ -19,6 +19,7 @@ use crate::error::{Ended, RequestError};
 use crate::rings::Rings;
 use crate::wait::{self, Cancellation, is_readable};
 use kickless_device::{Iommu, IotlbMisses, Update, Waker};
+use kickless_handover::v1;
 use kickless_memory::{Access, Iotlb, Iova, IovaRange, Map, Miss, Unmapped, UpdateError, UserAddr};
 use kickless_spec::vhost_user::{BackendRequest, IotlbAccess, IotlbKind};
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Iotlb as Message, Wait};
@@ -201,6 +202,41 @@ impl Translations {
         while let Some(miss) = self.awaiting.pop_back() {
             self.unsent.push_front(miss);
         }
+    }
+
+    /// Returns the misses that wait for replies, and the number of replies that are not handled yet. Misses
+    /// that were not sent are not among them: the queues ask again.
+    pub(crate) fn give_awaiting(&self) -> (Vec<v1::Miss>, u32) {
+        let miss = |(_, miss): &(u64, Miss)| v1::Miss {
+            page: miss.page.0,
+            access: match (miss.access.allows(Access::READ), miss.access.allows(Access::WRITE)) {
+                (true, true) => v1::Access::ReadWrite,
+                (_, false) => v1::Access::Read,
+                (false, true) => v1::Access::Write,
+            },
+        };
+        // At most MISSES_MAX.
+        (self.awaiting.iter().map(miss).collect(), self.replies as u32)
+    }
+
+    /// Expects the replies to the misses of another process. No queue waits for them here.
+    pub(crate) fn restore_awaiting(&mut self, from: &v1::SessionFinal) -> Result<(), RequestError> {
+        if from.awaiting.len() > MISSES_MAX {
+            return Err(RequestError::TooManyMisses(from.awaiting.len()));
+        }
+        let miss = |miss: &v1::Miss| Miss {
+            page: Iova(miss.page),
+            access: match miss.access {
+                v1::Access::Read => Access::READ,
+                v1::Access::Write => Access::WRITE,
+                v1::Access::ReadWrite => Access::BOTH,
+            },
+        };
+        // No miss of this process has this number.
+        self.awaiting = from.awaiting.iter().map(|from| (0, miss(from))).collect();
+        // The record was checked.
+        self.replies = (from.replies as usize).min(self.awaiting.len());
+        Ok(())
     }
 
     /// Takes replies and sends misses, as far as possible without waiting.

@@ -62,14 +62,17 @@
 
 mod channel;
 mod error;
+mod hand_over;
 mod inflight;
 mod iotlb;
 mod memory;
 mod negotiation;
+mod restore;
 mod rings;
 mod server;
 mod session;
 mod setup;
+mod slot;
 pub mod state;
 mod statistics;
 mod transfer;
@@ -77,5 +80,7 @@ mod wait;
 mod waiting_frontends;
 
 pub use error::Ended;
+pub use hand_over::{HandOverError, ParkRequest, Parked};
+pub use restore::{RestoreError, Restored};
 pub use server::Server;
 pub use statistics::Statistics;

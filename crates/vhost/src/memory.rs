@@ -1,13 +1,16 @@
 //! Guest memory, as the front-end shares it.
 
 use crate::error::RequestError;
+use crate::hand_over::HandOverError;
 use crate::rings::Rings;
 use crate::wait::{self, Cancellation};
 use kickless_device::Update;
+use kickless_handover::{Fd, Given, Giving, v1};
 use kickless_memory::{Gpa, Log, Map, Mapper, Released, Slot, UserAddr, View};
 use kickless_vhost_user::MemoryRegion;
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use tracing::{debug, info};
 
@@ -150,6 +153,59 @@ impl Memory {
             self.logging.base = None;
         }
         self.apply_logging(rings)
+    }
+
+    /// Returns the files of guest memory, and its regions.
+    pub(crate) fn give(&self, to: &mut Giving) -> Result<(Vec<Fd>, Vec<v1::Region>), HandOverError> {
+        let (mut files, mut numbers) = (Vec::new(), BTreeMap::new());
+        let regions = self.view.map().slots().iter().map(|slot| {
+            let mapping = slot.mapping();
+            let file = mapping.file().ok_or(HandOverError::FileNotKept)?;
+            // Mappings of one file have the same descriptor.
+            let number = match numbers.get(&file.as_raw_fd()) {
+                Some(number) => *number,
+                None => {
+                    // Fewer than there are slots.
+                    let number = files.len() as u16;
+                    numbers.insert(file.as_raw_fd(), number);
+                    files.push(to.fd(file)?);
+                    number
+                }
+            };
+            let (gpa, user) = (slot.gpa().0, slot.user().0);
+            Ok(v1::Region { gpa, user, len: slot.len(), file: number, offset: mapping.offset() })
+        });
+        let regions = regions.collect::<Result<_, HandOverError>>()?;
+        Ok((files, regions))
+    }
+
+    /// Returns the log, and whether writes are logged.
+    pub(crate) fn give_log(&self, to: &mut Giving) -> Result<(Option<v1::Log>, bool), HandOverError> {
+        let give = |log: &Arc<Log>| {
+            let file = to.fd(log.file().ok_or(HandOverError::FileNotKept)?)?;
+            Ok::<_, HandOverError>(v1::Log { file, offset: log.offset(), len: log.len() })
+        };
+        Ok((self.logging.base.as_ref().map(give).transpose()?, self.logging.on))
+    }
+
+    /// Maps the memory and the log of a session of another process. No ring runs.
+    pub(crate) fn restore(&mut self, from: &v1::Session, given: &mut Given) -> Result<(), RequestError> {
+        let files = from.files.iter().map(|file| given.fd(*file)).collect::<Result<Vec<_>, _>>()?;
+        let slots = from.regions.iter().map(|region| {
+            // The record was checked.
+            let file = files.get(usize::from(region.file)).ok_or(RequestError::NoFile)?;
+            let (gpa, user) = (Gpa(region.gpa), UserAddr(region.user));
+            Ok(self.mapper.slot(file, region.offset, gpa, user, region.len, &[])?)
+        });
+        let map = Map::new(slots.collect::<Result<_, RequestError>>()?)?;
+        if let Some(v1::Log { file, offset, len }) = from.log {
+            let log = self.mapper.log(given.fd(file)?, offset, len)?;
+            log.covers(&map)?;
+            self.logging.base = Some(Arc::new(log));
+        }
+        self.logging.on = from.logs;
+        self.view = Arc::new(View::new(map).with_log(self.logging.active())?);
+        Ok(())
     }
 
     fn apply_logging(&mut self, rings: &mut Rings) -> Result<(), RequestError> {

@@ -2,6 +2,7 @@
 
 use crate::error::RequestError;
 use kickless_device::{Device, Leave};
+use kickless_handover::v1;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 
@@ -51,6 +52,26 @@ impl Negotiated {
             false => Features::empty(),
         };
         device.features() | vhost_user | iommu
+    }
+
+    /// Returns all feature bits that a front-end of this device can have negotiated. It may have set the
+    /// protocol features again, without those that a vIOMMU needs.
+    pub(crate) fn offered_at_most(device: &dyn Device) -> Features {
+        let protocol = ProtocolFeatures::all();
+        Self { protocol, ..Self::default() }.offered(device)
+    }
+
+    /// Takes what was negotiated in another process.
+    pub(crate) fn restore(device: &dyn Device, from: &v1::Session) -> Result<Self, RequestError> {
+        let features = Features::from_bits_retain(from.features);
+        let protocol = ProtocolFeatures::from_bits_retain(from.protocol_features);
+        let mut negotiated = Self::default();
+        negotiated.set_protocol(device, protocol)?;
+        let unknown = features - Self::offered_at_most(device);
+        if !unknown.is_empty() {
+            return Err(RequestError::Features(unknown));
+        }
+        Ok(Self { features, features_set: from.features_set, protocol })
     }
 
     /// Returns whether addresses of rings and buffers belong to a vIOMMU.

@@ -1,5 +1,9 @@
 //! The rings of a session: their set-up, and the running tasks.
 
+mod hand_over;
+
+pub(crate) use hand_over::PreparedTask;
+
 use crate::error::{Ended, RequestError};
 use crate::inflight::Inflight;
 use crate::setup::{self, Setup, Shape};
@@ -7,8 +11,8 @@ use crate::state::{RingState, SavedState};
 use crate::statistics::Statistics;
 use crate::wait;
 use kickless_device::{
-    Areas, Call, Device, Disabled, Driver, Executor, InvalidState, Iommu, Kick, Leave, Stopped, TaskHandle,
-    Update, Vring, VringParts,
+    Areas, Call, Device, Disabled, Driver, Executor, InvalidState, Iommu, Kick, Leave, QueueTask, Stopped,
+    TaskHandle, Update, Vring, VringParts,
 };
 use kickless_memory::{Iova, View};
 use kickless_spec::features::Features;
@@ -29,6 +33,8 @@ pub(crate) struct Ring {
     pub(crate) call: Option<Call>,
     pub(crate) err: Option<Call>,
     running: Option<Box<dyn TaskHandle>>,
+    /// The features with which the task runs. Only valid while the ring runs.
+    features: Features,
     /// The running task serves requests. Otherwise it drains the ring. Only valid while the ring runs.
     serves: bool,
     /// Requests were in the ring when it stopped.
@@ -44,7 +50,7 @@ pub(crate) struct Rings {
     executor: Arc<dyn Executor>,
     statistics: Arc<Statistics>,
     /// The descriptor that is signalled when pages were marked in the log.
-    logged: Option<Call>,
+    pub(crate) logged: Option<Call>,
     /// The vIOMMU of the rings, once one was negotiated.
     pub(crate) iommu: Option<Iommu>,
     /// The buffer in which rings record their requests in flight.
@@ -187,13 +193,12 @@ impl Rings {
         // Before the device is opened, so that a front-end's mistake has no other effect.
         let areas = setup::areas(addresses, features);
         check_areas(index, view, &areas, &options)?;
-        let iommu = self.iommu.clone().filter(|_| matches!(areas, Areas::Iova(_)));
         let shape = Shape { size, packed: options.is_packed() };
         if let Some(loaded) = self.get(index).setup.loaded.filter(|loaded| *loaded != shape) {
             return Err(RequestError::Shape { index, shape, loaded });
         }
-        let inflight =
-            self.inflight.as_ref().map(|inflight| inflight.records(index, &options)).transpose()?;
+        let parts = self.vring_parts(index, options, areas, view)?;
+        let next_avail = parts.next_avail;
         if !self.open {
             let packed = options.is_packed();
             if std::mem::take(&mut self.expects_new_driver)
@@ -204,45 +209,66 @@ impl Rings {
             self.device.open().map_err(|source| RequestError::Start { index, source })?;
             self.open = true;
         }
-        let counters = self.statistics.queue(index);
+        let vring = Vring::new(parts).map_err(|source| RequestError::Areas { index, source })?;
+        let mut task = self
+            .device
+            .start_queue(vring, features)
+            .map_err(|source| RequestError::Start { index, source })?;
         let ring = &mut self.rings[usize::from(index)];
-        let next_avail = ring.setup.next_avail(options.is_packed());
-        let clone = |fd: &Option<Call>| fd.as_ref().map(Call::try_clone).transpose();
-        let vring = Vring::new(VringParts {
+        ring.features = features;
+        ring.serves = ring.setup.enabled;
+        if self.device.disabled(index) == Disabled::Drained {
+            task.set_enabled(ring.serves);
+        }
+        self.spawn(index, task)?;
+        debug!(ring = index, size, next_avail, "ring runs");
+        Ok(())
+    }
+
+    /// Runs the task of a ring, to which nothing of an earlier run belongs any more.
+    fn spawn(&mut self, index: u16, task: Box<dyn QueueTask>) -> Result<(), Ended> {
+        let handle = self.executor.spawn(task).map_err(|error| {
+            error!(ring = index, %error, "no worker accepts a ring");
+            Ended::Worker
+        })?;
+        let ring = self.get(index);
+        ring.running = Some(handle);
+        ring.setup.unpublished = Vec::new();
+        ring.setup.loaded = None;
+        ring.has_left = false;
+        Ok(())
+    }
+
+    /// Returns the parts of a ring that is set up.
+    fn vring_parts(
+        &self,
+        index: u16,
+        options: Options,
+        areas: Areas,
+        view: &Arc<View>,
+    ) -> Result<VringParts, RequestError> {
+        let inflight =
+            self.inflight.as_ref().map(|inflight| inflight.records(index, &options)).transpose()?;
+        let ring = &self.rings[usize::from(index)];
+        let clone = |fd: &Option<Call>| {
+            fd.as_ref().map(Call::try_clone).transpose().map_err(RequestError::Descriptor)
+        };
+        Ok(VringParts {
             index,
             options,
             areas,
-            iommu,
-            next_avail,
+            iommu: self.iommu.clone().filter(|_| matches!(areas, Areas::Iova(_))),
+            next_avail: ring.setup.next_avail(options.is_packed()),
             is_unconfirmed: ring.setup.is_unconfirmed(options.is_packed()),
             unpublished: ring.setup.unpublished.clone(),
             inflight,
             view: view.clone(),
             kick: ring.kick.as_ref().map(Kick::try_clone).transpose().map_err(RequestError::Descriptor)?,
-            call: clone(&ring.call).map_err(RequestError::Descriptor)?,
-            err: clone(&ring.err).map_err(RequestError::Descriptor)?,
-            logged: clone(&self.logged).map_err(RequestError::Descriptor)?,
-            counters,
+            call: clone(&ring.call)?,
+            err: clone(&ring.err)?,
+            logged: clone(&self.logged)?,
+            counters: self.statistics.queue(index),
         })
-        .map_err(|source| RequestError::Areas { index, source })?;
-        let mut task = self
-            .device
-            .start_queue(vring, features)
-            .map_err(|source| RequestError::Start { index, source })?;
-        ring.serves = ring.setup.enabled;
-        if self.device.disabled(index) == Disabled::Drained {
-            task.set_enabled(ring.serves);
-        }
-        let handle = self.executor.spawn(task).map_err(|error| {
-            error!(ring = index, %error, "no worker accepts a ring");
-            Ended::Worker
-        })?;
-        ring.running = Some(handle);
-        ring.setup.unpublished = Vec::new();
-        ring.setup.loaded = None;
-        ring.has_left = false;
-        debug!(ring = index, size, next_avail, "ring runs");
-        Ok(())
     }
 
     /// Stops a ring, if it runs. Afterwards nothing of it is in flight, except what it has left in the

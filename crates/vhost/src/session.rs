@@ -1,6 +1,8 @@
 //! A session: one connection to a front-end.
 
-use crate::channel::Channel;
+mod hand_over;
+
+use crate::channel::{Channel, Waits};
 use crate::error::{Ended, HOW_TO_SHARE, RequestError};
 use crate::inflight::Inflight;
 use crate::iotlb::Translations;
@@ -8,31 +10,29 @@ use crate::memory::Memory;
 use crate::negotiation::{self, Negotiated};
 use crate::rings::{self, Rings};
 use crate::setup::{self, Setup};
+use crate::slot::Slot;
 use crate::state::Bounds;
 use crate::statistics::Statistics;
 use crate::transfer::Transfers;
-use crate::wait::Cancellation;
-use crate::waiting_frontends::WaitingFrontends;
-use kickless_device::{Call, Device, DeviceMessage, Driver, Executor, Kick, Leave, Update};
+use crate::wait::{self, Cancellation};
+use kickless_device::{Call, Device, DeviceMessage, Driver, Executor, Kick, Leave, Position, Update};
 use kickless_memory::{Gpa, Mapper, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
+use kickless_sync::mpsc::Receiver;
 use kickless_vhost_user::{
     AfterRefusal, Backend, DeviceStateReply, Error, Expects, FrontendMessage as Message, Header, LogBase,
     Received, Reply, RequestMessage, VringAddr, VringFd, VringState, Wait,
 };
 use kickless_virtqueue::device::Addresses;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{debug, warn};
 
 /// A connection to a front-end, and all settings that it has made.
-pub(crate) struct Session<'a> {
+pub(crate) struct Session {
     backend: Backend,
-    stop: BorrowedFd<'a>,
-    waiting_frontends: WaitingFrontends<'a>,
     device: Arc<dyn Device>,
     statistics: Arc<Statistics>,
     negotiated: Negotiated,
@@ -50,21 +50,22 @@ pub(crate) struct Session<'a> {
     driver_known: bool,
     /// The device's kicks and requests before this session.
     totals_before: (u64, u64),
+    /// The number of changes of what [`Session::give`] gives.
+    changes: u64,
+    /// The bytes of half messages, of the front-end and on the back-end's channel, at the last change.
+    half_received: (usize, Option<usize>),
 }
 
-impl<'a> Session<'a> {
+impl Session {
     pub(crate) fn new(
-        connection: UnixStream,
-        (stop, waiting_frontends): (BorrowedFd<'a>, WaitingFrontends<'a>),
+        backend: Backend,
         device: Arc<dyn Device>,
         executor: Arc<dyn Executor>,
         statistics: Arc<Statistics>,
         mapper: Mapper,
     ) -> Self {
         Self {
-            backend: Backend::new(connection),
-            stop,
-            waiting_frontends,
+            backend,
             rings: Rings::new(device.clone(), executor, statistics.clone()),
             device,
             totals_before: statistics.totals(),
@@ -76,18 +77,39 @@ impl<'a> Session<'a> {
             channel: Channel::default(),
             translations: None,
             driver_known: false,
+            changes: 0,
+            half_received: (0, None),
         }
     }
 
-    /// Serves until the front-end leaves or the session ends for another reason. No ring runs afterwards.
-    /// `stops` has the index at which each ring stopped before the session. Returns these indices after the
-    /// session, and whether the session has closed the device.
-    pub(crate) fn run(mut self, stops: &[Option<u16>]) -> (Result<(), Ended>, Vec<Option<u16>>, bool) {
+    /// Begins. `stops` has the index at which each ring stopped before the session.
+    pub(crate) fn begin(&mut self, stops: &[Option<u16>]) {
         self.rings.set_stops(stops);
         self.device.connected();
-        let ended = match self.serve() {
-            Err(Ended::Left) => Ok(()),
-            ended => ended,
+    }
+
+    /// Serves until the front-end leaves or the session ends for another reason. No ring runs afterwards.
+    /// Returns the index at which each ring has stopped, and whether the session has closed the device.
+    ///
+    /// Parks in `slot` when it is asked to.
+    pub(crate) fn run(
+        mut self: Box<Self>,
+        waits: &mut Waits<'_>,
+        slot: &Slot,
+    ) -> (Result<(), Ended>, Vec<Option<u16>>, bool) {
+        let ended = loop {
+            match self.serve(waits) {
+                Ok(Pause::Asked) => {
+                    self.note_half_messages();
+                    let Some(parked) = slot.park(Some(self)) else {
+                        // Another process has it.
+                        return (Err(Ended::Stopped), Vec::new(), false);
+                    };
+                    self = parked;
+                }
+                Ok(Pause::Left) | Err(Ended::Left) => break Ok(()),
+                Err(ended) => break Err(ended),
+            }
         };
         let stopped = self.rings.stop_all();
         self.warn_of_private_memory();
@@ -96,8 +118,32 @@ impl<'a> Session<'a> {
         if let Some(translations) = &self.translations {
             translations.log();
         }
+        slot.add_changes(self.changes + 1);
         // A device that keeps its resources is more than the reason of the end.
         (stopped.and(closed).and(ended), stops, self.rings.has_closed)
+    }
+
+    /// Returns whether a vIOMMU has been negotiated.
+    pub(crate) fn has_iommu(&self) -> bool {
+        self.translations.is_some()
+    }
+
+    /// Asks all rings that run to park.
+    pub(crate) fn park_rings(&self) -> Vec<(u16, Receiver<Position>)> {
+        self.rings.park()
+    }
+
+    /// Lets all rings go on, whether they are parked or not yet.
+    pub(crate) fn unpark_rings(&self) {
+        self.rings.unpark();
+    }
+
+    /// Counts a change if another part of a message has arrived.
+    fn note_half_messages(&mut self) {
+        let received = (self.backend.received(), self.channel.received());
+        if std::mem::replace(&mut self.half_received, received) != received {
+            self.changes += 1;
+        }
     }
 
     /// Warns if the front-end has probably shared memory that it has mapped privately (QEMU: `share=off`).
@@ -117,37 +163,38 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn serve(&mut self) -> Result<(), Ended> {
+    fn serve(&mut self, waits: &mut Waits<'_>) -> Result<Pause, Ended> {
         loop {
-            let (messages, stop) = (self.backend.as_fd(), self.stop);
             let served = self.channel.serve_until(
-                messages,
-                stop,
+                self.backend.as_fd(),
                 &*self.device,
                 self.translations.as_mut(),
                 &self.rings,
-                &mut self.waiting_frontends,
+                waits,
             );
             served.map_err(Ended::Host)?;
-            match self.backend.recv(&Wait::until(self.stop)) {
-                Ok(None) => return Ok(()),
-                Ok(Some(received)) => self.answer(received)?,
-                Err(Error::Interrupted) => return Err(Ended::Stopped),
+            let stop = waits.stop;
+            match self.backend.recv(&Wait::until(stop).or_until(waits.asked)) {
+                Ok(None) => return Ok(Pause::Left),
+                Ok(Some(received)) => self.answer(received, stop)?,
+                Err(Error::Interrupted) if wait::is_readable(stop) => return Err(Ended::Stopped),
+                Err(Error::Interrupted) => return Ok(Pause::Asked),
                 Err(Error::Rejected { header, cause }) => {
                     let code = Message::code_from(header.request);
                     self.refuse(&header, code.map_or("unknown request", Message::name), &cause)?;
                 }
                 Err(error) => return Err(error.into()),
             }
+            self.changes += 1;
         }
     }
 
     /// Carries out a message and answers it.
-    fn answer(&mut self, received: Received<Message>) -> Result<(), Ended> {
+    fn answer(&mut self, received: Received<Message>, stop: BorrowedFd<'_>) -> Result<(), Ended> {
         let (header, expects) = (received.header, received.expects());
         let name = Message::name(received.message.code());
         debug!(message = ?received.message, "from the front-end");
-        match self.carry_out(received.message) {
+        match self.carry_out(received.message, stop) {
             Ok(Some(reply)) => self.backend.reply(&header, &reply, &reply_timeout())?,
             Ok(None) if expects == Expects::Ack && self.acknowledges() => {
                 self.backend.ack(&header, true, &reply_timeout())?;
@@ -158,7 +205,7 @@ impl<'a> Session<'a> {
         }
         self.rings.close_if_unused()?;
         let (queues_max, queue_size_max) = (self.device.queues_max(), self.device.queue_size_max());
-        self.transfers.run(&mut self.rings, &Bounds { queues_max, queue_size_max }, &Wait::until(self.stop));
+        self.transfers.run(&mut self.rings, &Bounds { queues_max, queue_size_max }, &Wait::until(stop));
         Ok(())
     }
 
@@ -183,10 +230,10 @@ impl<'a> Session<'a> {
         Err(Ended::Refused { message: name, why: why.to_string() })
     }
 
-    fn carry_out(&mut self, message: Message) -> Result<Option<Reply>, RequestError> {
+    fn carry_out(&mut self, message: Message, stop: BorrowedFd<'_>) -> Result<Option<Reply>, RequestError> {
         let done = |()| Ok(None);
         let number = |value: u64| Ok(Some(Reply::U64(value)));
-        let cancellation = Cancellation { stop: self.stop, connection: self.backend.as_fd() };
+        let cancellation = Cancellation { stop, connection: self.backend.as_fd() };
         match message {
             Message::GetFeatures => number(self.negotiated.offered(&*self.device).bits()),
             Message::SetFeatures(features) => self.set_features(features).and_then(done),
@@ -304,16 +351,24 @@ impl<'a> Session<'a> {
     /// Sets the features. Rings that run keep those that they were started with, except logging.
     fn set_features(&mut self, features: Features) -> Result<(), RequestError> {
         self.negotiated.set_features(&*self.device, features)?;
-        if self.negotiated.iommu() && self.translations.is_none() {
-            let translations = Translations::new().map_err(RequestError::Descriptor)?;
-            self.rings.iommu = Some(translations.iommu());
-            self.translations = Some(translations);
+        if self.negotiated.iommu() {
+            self.need_translations()?;
         }
         self.flush_if_stopped();
         self.memory.set_logging(features.contains(Features::LOG_ALL), &mut self.rings)?;
         if self.negotiated.always_enabled() {
             self.rings.each_setup(|setup| setup.enabled = true);
             (0..self.device.queues_max()).try_for_each(|index| self.start_or_stop(index))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the table of translations, unless there is one.
+    fn need_translations(&mut self) -> Result<(), RequestError> {
+        if self.translations.is_none() {
+            let translations = Translations::new().map_err(RequestError::Descriptor)?;
+            self.rings.iommu = Some(translations.iommu());
+            self.translations = Some(translations);
         }
         Ok(())
     }
@@ -473,6 +528,14 @@ impl<'a> Session<'a> {
         debug!(ring = index, "kick for a ring that does not run ignored");
         Ok(())
     }
+}
+
+/// The reason for which a session serves no messages.
+enum Pause {
+    /// The front-end has left.
+    Left,
+    /// The session is asked to park, and is between two messages.
+    Asked,
 }
 
 /// Returns the time in which a front-end must read an answer. A request to stop does not shorten it.

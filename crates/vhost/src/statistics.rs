@@ -1,9 +1,13 @@
 //! Counters of a device.
 
 use kickless_device::{Count, Counters, Device};
+use kickless_handover::v1::Final;
 use std::fmt;
 use std::sync::Arc;
 use tracing::info;
+
+/// The name in a final record of the counter of kicks that were ignored.
+const KICKS_IGNORED: &str = "kicks_ignored";
 
 /// The counters of a device, over all its front-ends.
 pub struct Statistics {
@@ -38,6 +42,27 @@ impl Statistics {
     /// Returns the number of kicks by message for rings that did not run.
     pub fn kicks_ignored(&self) -> u64 {
         self.kicks_ignored.get()
+    }
+
+    /// Adds the counters to a final record. A counter of 0 is not there.
+    pub(crate) fn give(&self, to: &mut Final) {
+        let amounts = |counters: &Arc<Counters>| {
+            let counted = counters.each().filter(|(_, value)| *value > 0);
+            counted.map(|(name, value)| (name.to_owned(), value)).collect()
+        };
+        to.queue_counters = self.queues.iter().map(amounts).collect();
+        if self.kicks_ignored() > 0 {
+            to.counters.insert(KICKS_IGNORED.to_owned(), self.kicks_ignored());
+        }
+    }
+
+    /// Takes the counters of another process. No queue runs.
+    pub(crate) fn receive(&self, from: &Final) {
+        for (counters, amounts) in std::iter::zip(&self.queues, &from.queue_counters) {
+            amounts.iter().for_each(|(name, value)| counters.set(name, *value));
+        }
+        let kicks_ignored = from.counters.get(KICKS_IGNORED).copied().unwrap_or_default();
+        self.kicks_ignored.set(kicks_ignored);
     }
 
     /// Logs a line for each queue that was ever used, or one line if there is none, and a line with the

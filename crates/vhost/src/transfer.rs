@@ -81,6 +81,16 @@ impl Transfers {
         self.last = Some(done.is_ok());
     }
 
+    /// Returns the result of the last transfer, until the front-end asks for it.
+    pub(crate) fn last(&self) -> Option<bool> {
+        self.last
+    }
+
+    /// Sets what [`Transfers::last`] has returned in another process.
+    pub(crate) fn set_last(&mut self, last: Option<bool>) {
+        self.last = last;
+    }
+
     /// Carries out CHECK_DEVICE_STATE. Returns whether the last transfer succeeded.
     pub(crate) fn check(&mut self) -> Result<bool, RequestError> {
         self.last.take().ok_or(RequestError::NoTransfer)
