@@ -16,4 +16,6 @@ pub mod page_server;
 pub mod qcow2;
 pub mod remote_disks;
 pub mod transcript;
+pub mod two_processes;
+pub mod verified_load;
 pub mod walk;

@@ -17,15 +17,14 @@ use std::time::Duration;
 use kickless_blk::Blk;
 use kickless_device::{Device, Executor, Leave, Operate, Position, QueueTask, Stopped, TaskHandle, Update};
 use kickless_disk::{Disk as Backing, DiskSpec};
-use kickless_driver::{
-    Card, CardOptions, Choice, Disk, Interest, Options, Outgoing, Queue, QueuePair, Request,
-};
+use kickless_driver::{Card, CardOptions, Choice, Disk, Interest, Options, Outgoing, Request};
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_net::{Net, Opening, PortName};
-use kickless_testing::{LIMIT, Random, eventually, pattern};
+use kickless_testing::{LIMIT, Random, eventually};
 use kickless_tests::driver::Eventfd;
 use kickless_tests::guest::image_dir;
 use kickless_tests::hostile_backend::returns_in_time;
+use kickless_tests::verified_load::{BLOCK, drive_card, drive_disk, frame};
 use kickless_vhost::Server;
 use kickless_worker::{Poll, WorkerPool};
 
@@ -33,12 +32,9 @@ use kickless_worker::{Poll, WorkerPool};
 const PARKS: u32 = 250;
 const WORKERS: usize = 2;
 const QUEUES: u16 = 2;
-/// The requests of a queue in flight. Each has a block of the disk of its own.
+/// The requests of a queue in flight.
 const DEPTH: u64 = 24;
-const BLOCK: usize = 4096;
 const DISK_LEN: u64 = QUEUES as u64 * DEPTH * BLOCK as u64;
-/// The frames on their way at a time.
-const WINDOW: u32 = 32;
 
 /// A handle that the session and the test share.
 #[derive(Clone)]
@@ -186,52 +182,6 @@ fn park_beside<T>(
     })
 }
 
-/// Writes and reads the blocks of a queue in turn until `is_over`, and checks each read. Returns the number
-/// of requests.
-fn drive_disk(queue: &Queue, is_over: &AtomicBool) -> u64 {
-    let first = queue.index() as u64 * DEPTH;
-    let content = |slot: u64, version: u64| pattern((first + slot) << 32 | version, BLOCK);
-    let offset = |slot: u64| (first + slot) * BLOCK as u64;
-    let mut versions = [0; DEPTH as usize];
-    let mut is_written = [false; DEPTH as usize];
-    let next = |slot: u64, version: &mut u64, is_written: &mut bool| {
-        let mut buffer = queue.disk().buffer(BLOCK).unwrap();
-        *is_written = !*is_written;
-        if !*is_written {
-            return Request::read(offset(slot), buffer).token(slot);
-        }
-        *version += 1;
-        assert_eq!(buffer.write(0, &content(slot, *version)), BLOCK);
-        Request::write(offset(slot), buffer).token(slot)
-    };
-    let mut batch: Vec<Request> = (0..DEPTH)
-        .map(|slot| next(slot, &mut versions[slot as usize], &mut is_written[slot as usize]))
-        .collect();
-    let (mut requests, mut in_flight) = (0, 0);
-    loop {
-        in_flight += batch.len();
-        queue.submit_or_wait(&mut batch).unwrap();
-        if in_flight == 0 {
-            return requests;
-        }
-        let mut done = Vec::new();
-        in_flight -= queue.wait(usize::MAX, Some(LIMIT), |completion| done.push(completion)).unwrap();
-        assert!(!done.is_empty(), "no request completes");
-        for completion in done {
-            completion.result.unwrap();
-            requests += 1;
-            let (slot, at) = (completion.token, completion.token as usize);
-            if !is_written[at] {
-                let found = completion.data.into_buffer().unwrap().to_vec();
-                assert!(found == content(slot, versions[at]), "block {slot}");
-            }
-            if !is_over.load(Ordering::Relaxed) {
-                batch.push(next(slot, &mut versions[at], &mut is_written[at]));
-            }
-        }
-    }
-}
-
 /// The kinds of rings: packed and in order.
 const KINDS: [(Choice, Choice); 4] = [
     (Choice::Off, Choice::Off),
@@ -255,7 +205,7 @@ fn park_disks(spec: &DiskSpec, workers: (EngineKind, Poll)) {
                     let drivers: Vec<_> = (0..usize::from(QUEUES))
                         .map(|queue| {
                             let queue = disk.queue(queue);
-                            scope.spawn(move || drive_disk(&queue, is_over))
+                            scope.spawn(move || drive_disk(&queue, DEPTH, is_over))
                         })
                         .collect();
                     go();
@@ -329,40 +279,6 @@ fn a_disk_that_is_stopped_on_an_error_goes_on() {
             assert_eq!(completed, 1);
         });
     });
-}
-
-/// Returns the frame with this number, of 60 to 9000 bytes.
-fn frame(number: u32) -> Vec<u8> {
-    let mut bytes = pattern(number.into(), 60 + (number as usize * 577) % 8940);
-    bytes[12..14].copy_from_slice(&[0x88, 0xb5]);
-    bytes[14..18].copy_from_slice(&number.to_le_bytes());
-    bytes
-}
-
-/// Sends frames to a port that returns them until `is_over`, and checks that each comes back once, in order
-/// and unchanged. Returns their number.
-fn drive_card(pair: &mut QueuePair, is_over: &AtomicBool) -> u32 {
-    let (mut sent, mut received) = (0, 0);
-    loop {
-        let ends = is_over.load(Ordering::Relaxed);
-        let wanted = if ends { 0 } else { WINDOW - (sent - received) };
-        let frames: Vec<_> = (sent..sent + wanted).map(frame).collect();
-        let batch: Vec<_> = frames.iter().map(|frame| Outgoing::from(&frame[..])).collect();
-        if !batch.is_empty() {
-            sent += pair.send(&batch).unwrap() as u32;
-        }
-        let check = |found: &kickless_driver::Frame<'_>| {
-            assert!(found.to_vec() == frame(received), "frame {received} is lost, changed or late");
-            received += 1;
-        };
-        let come = pair.receive(usize::MAX, check).unwrap();
-        if sent == received && ends {
-            return sent;
-        }
-        if come == 0 {
-            assert!(pair.wait(Interest::Receive, Some(LIMIT)).unwrap(), "no frame comes");
-        }
-    }
 }
 
 #[test]

@@ -223,11 +223,18 @@ impl Frontend {
     /// # Errors
     /// The connection is closed.
     pub fn send_raw(&mut self, header: &Header, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let bytes = [&header.to_bytes(), payload].concat();
+        self.send_part(&[&header.to_bytes(), payload].concat(), fds)
+    }
+
+    /// Sends any bytes and any number of descriptors.
+    ///
+    /// # Errors
+    /// The connection is closed.
+    pub fn send_part(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         ensure!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)), "too many descriptors");
-        let sent = sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        let sent = sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
         self.socket.write_all(bytes.get(sent..).unwrap_or_default())?;
         Ok(())
     }
