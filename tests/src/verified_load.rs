@@ -11,8 +11,8 @@ pub const BLOCK: usize = 4096;
 /// The frames on their way at a time.
 const WINDOW: u32 = 32;
 
-/// Writes and reads blocks in turn until `is_over`, and checks each read. Each of the `depth` requests in flight
-/// has a block of its own, behind those of earlier queues. Returns the number of requests.
+/// Writes and reads blocks in turn until `is_over`, and checks each read. Each of the `depth` requests in
+/// flight has a block of its own, behind those of earlier queues. Returns the number of requests.
 pub fn drive_disk(queue: &Queue, depth: u64, is_over: &AtomicBool) -> u64 {
     let first = queue.index() as u64 * depth;
     let content = |slot: u64, version: u64| pattern((first + slot) << 32 | version, BLOCK);

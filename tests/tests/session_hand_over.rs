@@ -410,8 +410,8 @@ fn a_hostile_state_is_refused() {
         ("a large loaded ring", |device| {
             ring(device).loaded = Some(RingShape { size: 1024, is_packed: true });
         }),
-        ("a kick that is none", |device| ring(device).kick = Some(session(device).files[0])),
-        ("a call that is none", |device| ring(device).call = Some(session(device).connection)),
+        ("a descriptor used twice", |device| ring(device).kick = ring(device).call),
+        ("no kick", |device| drop(ring(device).kick.take())),
         ("a channel that is none", |device| {
             let socket = ring(device).err.take().unwrap();
             session(device).backend_channel =

@@ -43,6 +43,15 @@ fn check_used(ring: &mut GuestRing, expected: &mut VecDeque<(u16, u32)>) {
     }
 }
 
+/// Makes a vring that learns its position late.
+fn begun_at(ring: &GuestRing, position: &Position) -> Vring {
+    let mut vring = Vring::unmapped(ring.parts());
+    assert_eq!((vring.resubmissions(), vring.pending()), (0, 0));
+    vring.begin_at(position);
+    vring.begin();
+    vring
+}
+
 /// The owner changes at random points, all of which are parks. Each chain is completed once, and credit is
 /// found again, however often the indices wrap.
 #[test]
@@ -75,7 +84,11 @@ fn another_owner_goes_on_where_the_last_one_was() {
             let Position { next_avail, in_flight, unpublished, is_broken } = vring.position();
             assert_eq!((vring.credit(), in_flight, &unpublished[..], is_broken), (0, 0, &[][..], false));
             if random.one_in(2) {
-                vring = Vring::new(VringParts { next_avail, ..ring.parts() }).unwrap();
+                // The next owner is made before or after the position is known.
+                vring = match random.one_in(2) {
+                    true => Vring::new(VringParts { next_avail, ..ring.parts() }).unwrap(),
+                    false => begun_at(&ring, &Position { next_avail, in_flight, unpublished, is_broken }),
+                };
                 assert!(kind[0] || vring.continue_from_used().is_none(), "the used index is another one");
             }
             vring.disarm();
@@ -113,8 +126,7 @@ fn unpublished_completions_go_to_another_owner() {
                 vring.apply(Update::Memory(ring.view.clone()));
                 vring.push(popped[popped.len() - 1], 3);
             } else {
-                let Position { next_avail, unpublished, .. } = position;
-                vring = Vring::new(VringParts { next_avail, unpublished, ..ring.parts() }).unwrap();
+                vring = begun_at(&ring, &position);
             }
             vring.publish();
             let seen: Vec<u16> =
@@ -134,4 +146,7 @@ fn a_broken_ring_tells_it() {
     let position = vring.position();
     assert_eq!((position.next_avail, position.in_flight, position.is_broken), (0, 0, true));
     assert!(vring.is_broken());
+    let mut next = begun_at(&ring, &position);
+    assert!(next.is_broken() && !next.pop(&mut Chain::default()));
+    assert_eq!(next.counters().broken.get(), 0, "it is counted once");
 }

@@ -2,10 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 use kickless_spec::features::Features;
-use kickless_spec::vhost_user::{IotlbAccess, IotlbKind};
+use kickless_spec::vhost_user::{FrontendRequest as Code, IotlbAccess, IotlbKind};
 use kickless_vhost_user::{
-    AfterRefusal, Backend, BackendRequester, Error, Frontend, FrontendMessage as Message, FrontendResponder,
-    RequestMessage, Wait,
+    AfterRefusal, Backend, BackendRequester, Channel, Error, Frontend, FrontendMessage as Message,
+    FrontendResponder, RequestMessage, Wait,
 };
 use proptest::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
@@ -257,4 +257,49 @@ fn goes_on(received: Result<bool, Error>) -> bool {
         Ok(more) => more,
         Err(error) => !error.is_fatal(),
     }
+}
+
+/// A message of which one process has received a part is completed by another one, with its descriptors.
+#[test]
+fn half_a_message_passes_to_another_process() {
+    let _alone = alone();
+    let bytes = message(Message::number(Code::SetVringCall), 1, &[0; 8]);
+    for len in 0..bytes.len() {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        let mut first = Channel::new(ours.try_clone().unwrap());
+        let second = Channel::new(ours);
+        let (part, rest) = bytes.split_at(len);
+        if len > 0 {
+            send(&theirs, part, 1);
+        }
+        assert!(matches!(first.recv(&Wait::never()), Err(Error::Interrupted)));
+        let half = first.half_message();
+        assert_eq!((half.is_some(), first.received()), (len > 0, len));
+        let (received, fds) = half.map_or_else(Default::default, |half| {
+            (half.bytes, half.fds.iter().map(|fd| fd.try_clone().unwrap()).collect())
+        });
+        assert_eq!(received, part);
+        let mut second = second.with_half_message(&received, fds).unwrap();
+        send(&theirs, rest, usize::from(len == 0));
+        let frame = second.recv(&Wait::never()).unwrap().unwrap();
+        assert_eq!((frame.payload.len(), frame.fds.len()), (8, 1), "{len}");
+    }
+}
+
+#[test]
+fn another_process_may_lie_about_half_a_message() {
+    let _alone = alone();
+    let before = open_fds();
+    let half = |bytes: &[u8], fds: usize| {
+        let fds = (0..fds).map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).collect();
+        Channel::new(UnixStream::pair().unwrap().0).with_half_message(bytes, fds).map(drop)
+    };
+    let whole = message(Message::number(Code::SetVringCall), 1, &[0; 8]);
+    assert!(half(&whole[..19], 8).is_ok() && half(&[], 0).is_ok());
+    assert!(matches!(half(&whole, 1), Err(Error::NotHalf)));
+    assert!(matches!(half(&[&whole[..], &[1]].concat(), 1), Err(Error::NotHalf)));
+    assert!(matches!(half(&[], 1), Err(Error::NotHalf)));
+    assert!(matches!(half(&whole[..19], 9), Err(Error::TooManyFds)));
+    assert!(matches!(half(&message(1, 2, &[]), 0), Err(Error::Version { .. })));
+    assert_eq!(open_fds(), before);
 }

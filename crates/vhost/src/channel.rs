@@ -1,9 +1,8 @@
 //! The channel for the back-end's own messages. A session also waits here for all its events.
 
-use crate::error::RequestError;
-use crate::hand_over::{HandOverError, half_message};
+use crate::error::{HandOverError, RequestError};
+use crate::half_message;
 use crate::iotlb::Translations;
-use crate::restore::is_unix_stream;
 use crate::rings::Rings;
 use crate::wait::LEAVES_WITHIN;
 use crate::waiting_frontends::WaitingFrontends;
@@ -12,7 +11,8 @@ use kickless_handover::{Given, Giving, v1};
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{SocketAddrUnix, getpeername};
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, getpeername};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -27,6 +27,12 @@ fn has_named_peer(socket: &OwnedFd) -> bool {
                 peer.path().is_some() || peer.abstract_name().is_some_and(|name| !name.is_empty())
             })
     })
+}
+
+/// Returns whether this is a unix stream socket. A socket of another kind may stay ready without anything to
+/// read or to report, for example because of an error queue. A wait for it would never end.
+pub(crate) fn is_unix_stream(socket: &OwnedFd) -> bool {
+    socket_domain(socket) == Ok(AddressFamily::UNIX) && socket_type(socket) == Ok(SocketType::STREAM)
 }
 
 /// Accepts a socket as the end of a channel.
@@ -83,7 +89,7 @@ impl Channel {
     pub(crate) fn give(&self, to: &mut Giving) -> Result<Option<v1::BackendChannel>, HandOverError> {
         let Some(requester) = &self.requester else { return Ok(None) };
         let socket = to.fd(requester)?;
-        Ok(Some(v1::BackendChannel { socket, half_reply: half_message(requester.half_message(), to)? }))
+        Ok(Some(v1::BackendChannel { socket, half_reply: half_message::give(requester.half_message(), to)? }))
     }
 
     /// Accepts the channel of a session of another process.
@@ -94,8 +100,8 @@ impl Channel {
     ) -> Result<(), RequestError> {
         let mut channel = requester(given.fd(from.socket)?)?;
         if let Some(half) = &from.half_reply {
-            let fds = half.descriptors.iter().map(|fd| given.fd(*fd)).collect::<Result<_, _>>()?;
-            channel = channel.with_half_message(given.bytes(half.bytes)?, fds)?;
+            let (bytes, fds) = half_message::take(half, given)?;
+            channel = channel.with_half_message(bytes, fds)?;
         }
         self.requester = Some(channel);
         Ok(())

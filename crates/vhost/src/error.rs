@@ -143,6 +143,66 @@ pub enum Ended {
     Worker,
 }
 
+/// The reason for which a server cannot be handed over now. Each is the end of a sentence about its device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandOverError {
+    /// The thread of the server has ended.
+    #[error("it is not served any more")]
+    Ended,
+    /// A message of the front-end is still being carried out.
+    #[error("its front-end is in the middle of something that takes long: a message, or its end")]
+    Busy,
+    /// This process does not keep each file of guest memory.
+    #[error(
+        "its front-end has shared more files than this process keeps open for a device: a larger limit of open files \
+         (LimitNOFILE=) lets it keep more"
+    )]
+    FileNotKept,
+    /// A ring has requests that nothing but this process knows of.
+    #[error(
+        "{requests} of its requests in ring {index} have failed and wait for an operator, and its front-end has given no \
+         in-flight buffer that would tell the next process of them"
+    )]
+    Kept {
+        /// The ring.
+        index: u16,
+        /// The number of requests.
+        requests: u16,
+    },
+    /// A ring is not parked.
+    #[error("ring {0} still has requests in flight")]
+    RingRuns(u16),
+    /// A worker has ended.
+    #[error("a worker has ended")]
+    Worker,
+    /// The state cannot be written.
+    #[error("its state cannot be written: {0}")]
+    State(#[from] kickless_handover::Error),
+    /// A descriptor cannot be duplicated.
+    #[error("its descriptors cannot be duplicated: {0}")]
+    Descriptor(#[from] io::Error),
+}
+
+/// The reason for which this process cannot go on with a server. Each is the end of a sentence about its
+/// device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// The state is not valid by itself.
+    #[error(transparent)]
+    State(#[from] kickless_handover::Error),
+    /// This process does not accept it. It would refuse the same in a message of a front-end.
+    #[error("its session cannot go on here: {0}")]
+    Refused(String),
+}
+
+impl From<RequestError> for RestoreError {
+    fn from(error: RequestError) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,60 +1,18 @@
 //! A server that is parked, so that the next process can go on with its session.
 
+use crate::error::HandOverError;
 use crate::server::{Presence, Server, Visits};
 use crate::session::Session;
 use crate::slot::NotParked;
 use crate::statistics::Statistics;
 use kickless_device::Position;
-use kickless_handover::v1::{Final, HalfMessage};
+use kickless_handover::v1::Final;
 use kickless_handover::{Giving, v1};
 use kickless_sync::lock;
 use kickless_sync::mpsc::{Receiver, RecvTimeoutError};
-use kickless_vhost_user as vhost_user;
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// The reason for which a server cannot be handed over now. Each is the end of a sentence about its device.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum HandOverError {
-    /// The thread of the server has ended.
-    #[error("it is not served any more")]
-    Ended,
-    /// A message of the front-end is still being carried out.
-    #[error("its front-end is in the middle of something that takes long: a message, or its end")]
-    Busy,
-    /// This process does not keep each file of guest memory.
-    #[error(
-        "its front-end has shared more files than this process keeps open for a device: a larger limit of open files \
-         (LimitNOFILE=) lets it keep more"
-    )]
-    FileNotKept,
-    /// A ring has requests that nothing but this process knows of.
-    #[error(
-        "{requests} of its requests in ring {index} have failed and wait for an operator, and its front-end has given no \
-         in-flight buffer that would tell the next process of them"
-    )]
-    Kept {
-        /// The ring.
-        index: u16,
-        /// The number of requests.
-        requests: u16,
-    },
-    /// A ring is not parked.
-    #[error("ring {0} still has requests in flight")]
-    RingRuns(u16),
-    /// A worker has ended.
-    #[error("a worker has ended")]
-    Worker,
-    /// The state cannot be written.
-    #[error("its state cannot be written: {0}")]
-    State(#[from] kickless_handover::Error),
-    /// A descriptor cannot be duplicated.
-    #[error("its descriptors cannot be duplicated: {0}")]
-    Descriptor(#[from] io::Error),
-}
 
 /// Asks a server to park. Dropping it withdraws that, so that the server goes on.
 pub struct ParkRequest {
@@ -200,15 +158,4 @@ impl Drop for Parked {
         self.unpark_rings();
         self.visits.slot.give_back(self.session.take());
     }
-}
-
-/// Returns a half message as a part of a record.
-pub(crate) fn half_message(
-    half: Option<vhost_user::HalfMessage<'_>>,
-    to: &mut Giving,
-) -> Result<Option<HalfMessage>, HandOverError> {
-    let Some(vhost_user::HalfMessage { bytes, fds }) = half else { return Ok(None) };
-    let bytes = to.bytes(&bytes)?;
-    let descriptors = fds.iter().map(|fd| to.fd(fd)).collect::<Result<_, _>>()?;
-    Ok(Some(HalfMessage { bytes, descriptors }))
 }

@@ -5,8 +5,7 @@
 //! time before it starts rings, to this process or a later one. The queue writes its contents
 //! (`kickless_virtqueue`, `device/inflight`). This module makes, accepts and divides it.
 
-use crate::error::RequestError;
-use crate::hand_over::HandOverError;
+use crate::error::{HandOverError, RequestError};
 use kickless_handover::{Given, Giving, v1};
 use kickless_memory::{Inflight as Buffer, Mapper, Records};
 use kickless_spec::ring::QUEUE_SIZE_MAX;

@@ -62,6 +62,7 @@
 
 mod channel;
 mod error;
+mod half_message;
 mod hand_over;
 mod inflight;
 mod iotlb;
@@ -79,8 +80,8 @@ mod transfer;
 mod wait;
 mod waiting_frontends;
 
-pub use error::Ended;
-pub use hand_over::{HandOverError, ParkRequest, Parked};
-pub use restore::{RestoreError, Restored};
+pub use error::{Ended, HandOverError, RestoreError};
+pub use hand_over::{ParkRequest, Parked};
+pub use restore::Restored;
 pub use server::Server;
 pub use statistics::Statistics;

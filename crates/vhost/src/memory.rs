@@ -1,7 +1,6 @@
 //! Guest memory, as the front-end shares it.
 
-use crate::error::RequestError;
-use crate::hand_over::HandOverError;
+use crate::error::{HandOverError, RequestError};
 use crate::rings::Rings;
 use crate::wait::{self, Cancellation};
 use kickless_device::Update;

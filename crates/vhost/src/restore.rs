@@ -1,37 +1,15 @@
 //! A server in the process that takes over.
 
 use crate::Ended;
-use crate::error::RequestError;
+use crate::error::{RequestError, RestoreError};
 use crate::rings::PreparedTask;
 use crate::server::{Presence, Server, Visits};
 use crate::session::Session;
 use crate::statistics::Statistics;
+use kickless_handover::Given;
 use kickless_handover::v1::{Device, Final};
-use kickless_handover::{self as handover, Given};
 use kickless_sync::lock;
-use rustix::net::sockopt::{socket_domain, socket_type};
-use rustix::net::{AddressFamily, SocketType};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-
-/// The reason for which this process cannot go on with a server. Each is the end of a sentence about its
-/// device.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RestoreError {
-    /// The state is not valid by itself.
-    #[error(transparent)]
-    State(#[from] handover::Error),
-    /// This process does not accept it. It would refuse the same in a message of a front-end.
-    #[error("its session cannot go on here: {0}")]
-    Refused(String),
-}
-
-impl From<RequestError> for RestoreError {
-    fn from(error: RequestError) -> Self {
-        Self::Refused(error.to_string())
-    }
-}
 
 /// A server whose session another process has given. Nothing of it runs before [`Restored::begin`], and its
 /// thread waits before its first step.
@@ -133,10 +111,4 @@ impl Drop for Restored {
             self.visits.slot.give_back(self.session.take());
         }
     }
-}
-
-/// Returns whether this is a unix stream socket. A socket of another kind may stay ready without anything to
-/// read or to report, for example because of an error queue. A wait for it would never end.
-pub(crate) fn is_unix_stream(socket: &OwnedFd) -> bool {
-    socket_domain(socket) == Ok(AddressFamily::UNIX) && socket_type(socket) == Ok(SocketType::STREAM)
 }

@@ -38,7 +38,7 @@ pub(crate) struct Visits {
     /// The index at which each ring stopped last. It confirms the index that a front-end sends when it
     /// reconnects.
     pub(crate) stops: Mutex<Vec<Option<u16>>>,
-    pub(crate) slot: Slot,
+    pub(crate) slot: Slot<Box<Session>>,
 }
 
 /// The presence of a front-end. It decides between a front-end that connects and [`Server::close_if_free`].
@@ -239,7 +239,7 @@ impl Server {
 }
 
 /// Tells that the thread of a server is there, until it is dropped.
-struct ThreadPresence<'s>(&'s Slot);
+struct ThreadPresence<'s>(&'s Slot<Box<Session>>);
 
 impl Drop for ThreadPresence<'_> {
     fn drop(&mut self) {

@@ -15,11 +15,10 @@ use crate::state::Bounds;
 use crate::statistics::Statistics;
 use crate::transfer::Transfers;
 use crate::wait::{self, Cancellation};
-use kickless_device::{Call, Device, DeviceMessage, Driver, Executor, Kick, Leave, Position, Update};
+use kickless_device::{Call, Device, DeviceMessage, Driver, Executor, Kick, Leave, Update};
 use kickless_memory::{Gpa, Mapper, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
-use kickless_sync::mpsc::Receiver;
 use kickless_vhost_user::{
     AfterRefusal, Backend, DeviceStateReply, Error, Expects, FrontendMessage as Message, Header, LogBase,
     Received, Reply, RequestMessage, VringAddr, VringFd, VringState, Wait,
@@ -95,7 +94,7 @@ impl Session {
     pub(crate) fn run(
         mut self: Box<Self>,
         waits: &mut Waits<'_>,
-        slot: &Slot,
+        slot: &Slot<Box<Self>>,
     ) -> (Result<(), Ended>, Vec<Option<u16>>, bool) {
         let ended = loop {
             match self.serve(waits) {
@@ -121,29 +120,6 @@ impl Session {
         slot.add_changes(self.changes + 1);
         // A device that keeps its resources is more than the reason of the end.
         (stopped.and(closed).and(ended), stops, self.rings.has_closed)
-    }
-
-    /// Returns whether a vIOMMU has been negotiated.
-    pub(crate) fn has_iommu(&self) -> bool {
-        self.translations.is_some()
-    }
-
-    /// Asks all rings that run to park.
-    pub(crate) fn park_rings(&self) -> Vec<(u16, Receiver<Position>)> {
-        self.rings.park()
-    }
-
-    /// Lets all rings go on, whether they are parked or not yet.
-    pub(crate) fn unpark_rings(&self) {
-        self.rings.unpark();
-    }
-
-    /// Counts a change if another part of a message has arrived.
-    fn note_half_messages(&mut self) {
-        let received = (self.backend.received(), self.channel.received());
-        if std::mem::replace(&mut self.half_received, received) != received {
-            self.changes += 1;
-        }
     }
 
     /// Warns if the front-end has probably shared memory that it has mapped privately (QEMU: `share=off`).

@@ -8,25 +8,24 @@
 //! In a process that takes over, the coordinator holds the slot before there is a thread. The thread waits
 //! until it gets the session.
 
-use crate::session::Session;
 use kickless_device::Waker;
 use kickless_sync::lock;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// The session of a server, while its thread does not have it.
-pub(crate) struct Slot {
-    state: Mutex<SlotState>,
+/// The session `S` of a server, while its thread does not have it.
+pub(crate) struct Slot<S> {
+    state: Mutex<SlotState<S>>,
     changed: Condvar,
     /// Readable while the thread is asked to park. `None` if the process had no descriptor left.
     asked: Option<Waker>,
 }
 
-struct SlotState {
+struct SlotState<S> {
     phase: Phase,
     thread: Thread,
-    session: Option<Box<Session>>,
+    session: Option<S>,
     /// The number of changes of what is given, of all sessions that have ended.
     changes: u64,
 }
@@ -55,7 +54,7 @@ pub(crate) enum NotParked {
     Ended,
 }
 
-impl Slot {
+impl<S> Slot<S> {
     pub(crate) fn new() -> Self {
         let (phase, thread) = (Phase::Serving, Thread::NotBegun);
         let state = SlotState { phase, thread, session: None, changes: 0 };
@@ -69,7 +68,7 @@ impl Slot {
 
     /// Called when the thread begins. Waits while the slot is held. Returns the session to serve first, if
     /// there is one.
-    pub(crate) fn enter(&self) -> Option<Box<Session>> {
+    pub(crate) fn enter(&self) -> Option<S> {
         let mut state = lock(&self.state);
         state.thread = Thread::Here;
         self.wait_while_parked(state)
@@ -82,7 +81,7 @@ impl Slot {
     }
 
     /// Parks the thread with its session, if it is asked to. Returns the session when the thread goes on.
-    pub(crate) fn park(&self, session: Option<Box<Session>>) -> Option<Box<Session>> {
+    pub(crate) fn park(&self, session: Option<S>) -> Option<S> {
         let mut state = lock(&self.state);
         if state.phase != Phase::Asked {
             return session;
@@ -94,7 +93,7 @@ impl Slot {
         self.wait_while_parked(state)
     }
 
-    fn wait_while_parked(&self, state: MutexGuard<'_, SlotState>) -> Option<Box<Session>> {
+    fn wait_while_parked(&self, state: MutexGuard<'_, SlotState<S>>) -> Option<S> {
         let waited = self.changed.wait_while(state, |state| state.phase == Phase::Parked);
         waited.unwrap_or_else(PoisonError::into_inner).session.take()
     }
@@ -125,10 +124,10 @@ impl Slot {
     }
 
     /// Waits until the thread is parked, and takes its session. Withdraws the request otherwise.
-    pub(crate) fn take(&self, deadline: Instant) -> Result<Option<Box<Session>>, NotParked> {
+    pub(crate) fn take(&self, deadline: Instant) -> Result<Option<S>, NotParked> {
         let patience = deadline.saturating_duration_since(Instant::now());
         let is_undecided =
-            |state: &mut SlotState| state.phase == Phase::Asked && state.thread != Thread::Ended;
+            |state: &mut SlotState<S>| state.phase == Phase::Asked && state.thread != Thread::Ended;
         let waited = self.changed.wait_timeout_while(lock(&self.state), patience, is_undecided);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match (state.phase, state.thread) {
@@ -145,7 +144,7 @@ impl Slot {
         self.withdraw_from(&mut lock(&self.state));
     }
 
-    fn withdraw_from(&self, state: &mut SlotState) {
+    fn withdraw_from(&self, state: &mut SlotState<S>) {
         state.phase = Phase::Serving;
         self.clear();
         self.changed.notify_all();
@@ -157,7 +156,7 @@ impl Slot {
     }
 
     /// Lets the thread go on with this session.
-    pub(crate) fn give_back(&self, session: Option<Box<Session>>) {
+    pub(crate) fn give_back(&self, session: Option<S>) {
         let mut state = lock(&self.state);
         state.session = session;
         self.withdraw_from(&mut state);

@@ -5,10 +5,14 @@ use kickless_device::{
     Context, DeviceMessage, Disabled, Driver, Executor, Leave, MessageError, Polled, Position, QueueTask,
     StartError, Stopped, TaskHandle, Update, Vring,
 };
+use kickless_handover::Giving;
+use kickless_handover::v1::{Device as Record, Final};
+use kickless_memory::Mapper;
+use kickless_memory::quota::AddressSpace;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_testing::{Fake, FakeDevice, memfd};
-use kickless_vhost::Server;
+use kickless_vhost::{HandOverError, Server};
 use kickless_vhost_user::{
     Frontend, FrontendMessage as Message, MemoryRegion, Reply, VringAddr, VringFd, VringState, Wait,
 };
@@ -21,11 +25,13 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const USER: u64 = 0x10_0000;
 const MEMORY: u64 = 1 << 20;
 const MTU_MAX: u64 = 9000;
+/// The index at which each ring is parked.
+const PARKED_AT: u16 = 7;
 
 /// Calls to the device and its tasks.
 #[derive(Clone, Default)]
@@ -127,6 +133,9 @@ struct Handle {
 
 impl Executor for Noting {
     fn spawn(&self, mut task: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>> {
+        if task.vring().position().next_avail == PARKED_AT {
+            self.0.note(format!("spawn {}", task.vring().index()));
+        }
         Ok(Box::new(Handle { index: task.vring().index(), asked: self.0.clone() }))
     }
 }
@@ -149,11 +158,16 @@ impl TaskHandle for Handle {
     }
 
     fn park(&self) -> Receiver<Position> {
-        panic!("a session parks nothing")
+        self.asked.note(format!("park {}", self.index));
+        let (done, answer) = channel();
+        let position =
+            Position { next_avail: PARKED_AT, in_flight: 0, unpublished: Vec::new(), is_broken: false };
+        done.send(position).unwrap();
+        answer
     }
 
     fn unpark(&self) {
-        panic!("a session parks nothing")
+        self.asked.note(format!("unpark {}", self.index));
     }
 }
 
@@ -226,7 +240,7 @@ fn with_card(frontend: impl FnOnce(Session, &Server, &Asked)) {
 fn server() -> (Server, Asked) {
     let asked = Asked::default();
     let server = Server::new(Arc::new(FakeDevice(Card(asked.clone()))), Arc::new(Noting(asked.clone())));
-    (server, asked)
+    (server.with_mapper(Mapper::within(Arc::new(AddressSpace::default()).join(1 << 40))), asked)
 }
 
 /// Runs a front-end against a session of this server.
@@ -410,4 +424,53 @@ fn rings_that_are_only_disabled_can_be_set_up_anew() {
         session.start(1);
         assert_eq!(asked.take(), ["start 1", "begin 1 enabled: true"]);
     });
+}
+
+/// The device of the next process is told of its rings, drained or not, and of nothing else.
+#[test]
+fn a_session_goes_on_in_another_process() {
+    let ((old, asked), (new, asked_new)) = (server(), server());
+    let deadline = || Instant::now() + Duration::from_secs(60);
+    connect(&old, &asked, |mut session| {
+        session.negotiate(ProtocolFeatures::MTU);
+        session.start(0);
+        session.start(1);
+        session.enable(0, true);
+        session.order(&Message::VringKick { index: 0 });
+        asked.take();
+        let mut parked = old.park().wait(deadline()).unwrap();
+        let mut to = Giving::default();
+        let record = Record { session: parked.give(&mut to).unwrap(), ..Record::default() };
+        let (record, mut given) = to.record(&record).unwrap().read::<Record>().unwrap();
+        let mut restored = new.restore(&record, &mut given).unwrap();
+        assert_eq!(asked_new.take(), ["start 0", "start 1", "begin 1 enabled: false"]);
+        parked.park_rings();
+        assert!(parked.wait_for_rings(deadline()).unwrap());
+        assert_eq!(asked.take(), ["park 0", "park 1"]);
+        let mut state = Final::default();
+        parked.give_final(&mut state).unwrap();
+        restored.receive_final(&state).unwrap();
+        assert!(asked_new.take().is_empty());
+        restored.begin().unwrap();
+        restored.go_on();
+        assert_eq!(asked_new.take(), ["spawn 0", "spawn 1"]);
+        std::thread::scope(|scope| {
+            let (stop, _stopping) = UnixStream::pair().unwrap();
+            let new = &new;
+            let served = scope.spawn(move || new.serve_restored(stop.as_fd()));
+            session.enable(1, true);
+            session.order(&Message::NetSetMtu(1500));
+            assert_eq!(asked_new.take(), ["1 enabled: true", "SetMtu(1500)"]);
+            session.stop(0);
+            assert_eq!(asked_new.take(), ["stop 0"]);
+            drop(session);
+            served.join().unwrap().unwrap();
+        });
+        assert!(asked.take().is_empty());
+        // The old session goes on here, and finds that its front-end has left.
+        drop(parked);
+    });
+    assert_eq!(asked.take(), ["unpark 0", "unpark 1", "stop 0", "stop 1"]);
+    let error = old.park().wait(deadline()).err().unwrap();
+    assert!(matches!(error, HandOverError::Ended), "{error}");
 }

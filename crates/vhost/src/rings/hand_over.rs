@@ -1,8 +1,7 @@
 //! Rings as records for the next process, and rings of such records.
 
 use super::{Ring, Rings, options};
-use crate::error::{Ended, RequestError};
-use crate::hand_over::HandOverError;
+use crate::error::{Ended, HandOverError, RequestError};
 use crate::setup::{self, Setup, Shape};
 use kickless_device::{Call, Disabled, Kick, Position, QueueTask, Vring};
 use kickless_handover::v1::{self, RingFinal};

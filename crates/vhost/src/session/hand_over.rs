@@ -1,16 +1,17 @@
 //! A session as a record for the next process, and a session of such a record.
 
 use super::Session;
-use crate::error::RequestError;
-use crate::hand_over::{HandOverError, half_message};
+use crate::channel::is_unix_stream;
+use crate::error::{HandOverError, RequestError};
+use crate::half_message;
 use crate::iotlb::Translations;
 use crate::negotiation::Negotiated;
-use crate::restore::is_unix_stream;
 use crate::rings::PreparedTask;
 use crate::server::Server;
 use kickless_device::{Call, Position};
 use kickless_handover::v1::{self, RingFinal, SessionFinal};
 use kickless_handover::{Given, Giving};
+use kickless_sync::mpsc::Receiver;
 use kickless_vhost_user::Backend;
 use std::collections::BTreeMap;
 
@@ -20,13 +21,36 @@ impl Session {
         self.changes
     }
 
+    /// Returns whether a vIOMMU has been negotiated.
+    pub(crate) fn has_iommu(&self) -> bool {
+        self.translations.is_some()
+    }
+
+    /// Asks all rings that run to park.
+    pub(crate) fn park_rings(&self) -> Vec<(u16, Receiver<Position>)> {
+        self.rings.park()
+    }
+
+    /// Lets all rings go on, whether they are parked or not yet.
+    pub(crate) fn unpark_rings(&self) {
+        self.rings.unpark();
+    }
+
+    /// Counts a change if another part of a message has arrived.
+    pub(super) fn note_half_messages(&mut self) {
+        let received = (self.backend.received(), self.channel.received());
+        if std::mem::replace(&mut self.half_received, received) != received {
+            self.changes += 1;
+        }
+    }
+
     /// Returns the session as it is between two messages, with duplicates of its descriptors.
     pub(crate) fn give(&self, to: &mut Giving) -> Result<v1::Session, HandOverError> {
         let (files, regions) = self.memory.give(to)?;
         let (log, logs) = self.memory.give_log(to)?;
         Ok(v1::Session {
             connection: to.fd(&self.backend)?,
-            half_message: half_message(self.backend.half_message(), to)?,
+            half_message: half_message::give(self.backend.half_message(), to)?,
             features: self.negotiated.features.bits(),
             features_set: self.negotiated.features_set,
             protocol_features: self.negotiated.protocol.bits(),
@@ -78,8 +102,8 @@ impl Session {
         }
         let mut backend = Backend::new(connection);
         if let Some(half) = &from.half_message {
-            let fds = half.descriptors.iter().map(|fd| given.fd(*fd)).collect::<Result<_, _>>()?;
-            backend = backend.with_half_message(given.bytes(half.bytes)?, fds)?;
+            let (bytes, fds) = half_message::take(half, given)?;
+            backend = backend.with_half_message(bytes, fds)?;
         }
         let mut session = server.new_session(backend);
         session.negotiated = Negotiated::restore(&*session.device, from)?;

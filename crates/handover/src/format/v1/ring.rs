@@ -98,8 +98,8 @@ impl Shape {
 }
 
 impl Ring {
-    /// Returns the shape in which it runs, or has to. A ring that does not run can be of any shape: its front-end
-    /// may not have finished.
+    /// Returns the shape in which it runs, or has to. A ring that does not run can be of any shape: its
+    /// front-end may not have finished.
     fn shape(&self) -> Option<Shape> {
         let packed = |bits| Features::from_bits_retain(bits).contains(Features::RING_PACKED);
         let runs = self.size.zip(self.runs_with).map(|(size, bits)| Shape { size, is_packed: packed(bits) });
