@@ -411,7 +411,7 @@ fn a_hostile_state_is_refused() {
             ring(device).loaded = Some(RingShape { size: 1024, is_packed: true });
         }),
         ("a descriptor used twice", |device| ring(device).kick = ring(device).call),
-        ("no kick", |device| drop(ring(device).kick.take())),
+        ("no kick", |device| ring(device).kick = None),
         ("a channel that is none", |device| {
             let socket = ring(device).err.take().unwrap();
             session(device).backend_channel =

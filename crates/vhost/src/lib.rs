@@ -30,6 +30,18 @@
 //! A front-end that has negotiated INFLIGHT_SHMFD gives us a buffer in which each ring records its requests
 //! in flight (`inflight.rs`). It gives the same buffer to the next process, which repeats these requests.
 //!
+//! # When the next process takes over
+//! The next process of the same host can go on with all sessions, while their guests run. The *old* process
+//! parks a server between two messages ([`Server::park`]): its thread leaves the session in a slot
+//! (`slot.rs`) and waits. [`Parked`] gives the session as a record, with duplicates of its descriptors. Then
+//! it parks the rings, and gives the place of each. If the next process does not take over, the session and
+//! its rings go on, as if nothing had happened (`hand_over.rs`).
+//!
+//! The *new* process makes a session of the record ([`Server::restore`]), with mapped memory, and with tasks
+//! that do not run yet. It checks each part as if a front-end had sent it. [`Restored`] touches neither rings
+//! nor sockets before [`Restored::begin`] (`restore.rs`). Translations of a vIOMMU do not pass: rings ask for
+//! them again. Replies to earlier misses are expected, and answer nothing.
+//!
 //! # What a ring leaves when it stops
 //! GET_VRING_BASE and SET_VRING_ENABLE 0 complete all requests, because the buffer need not follow the rings:
 //! a saved or migrated machine begins a new one. A front-end that has negotiated GET_VRING_BASE_INFLIGHT

@@ -93,6 +93,9 @@ impl Rings {
         let disabled = self.device.disabled(index);
         let setup = &self.rings[usize::from(index)].setup;
         let (size, addresses) = setup.runs(disabled).ok_or(RequestError::NotSetUp(index))?;
+        if self.rings[usize::from(index)].kick.is_none() {
+            return Err(RequestError::NoKick);
+        }
         // The front-end can take a ring out of the memory while it runs. So the areas are checked when they
         // are mapped, as after such a change.
         let areas = setup::areas(addresses, features);
