@@ -102,6 +102,11 @@ impl Process {
         thread::spawn(move || server.serve(&listener, AsFd::as_fd(&*stop)).unwrap());
     }
 
+    /// Tells the thread of the server to end.
+    pub fn stop(&self) {
+        self.stop.signal();
+    }
+
     /// Parks the server.
     pub fn park(&self) -> Parked {
         self.server.park().wait(Instant::now() + LIMIT).unwrap()

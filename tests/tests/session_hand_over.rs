@@ -3,8 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,7 +30,9 @@ use kickless_tests::two_processes::{
 };
 use kickless_tests::verified_load::{BLOCK, drive_disk};
 use kickless_vhost::HandOverError;
-use kickless_vhost_user::{FrontendMessage as Message, Header};
+use kickless_vhost_user::{
+    BackendMessage, Error, FrontendMessage as Message, FrontendResponder, Header, Wait,
+};
 
 const IMAGE_LEN: u64 = 16 << 20;
 /// The hand-overs of each kind of ring, unless `HANDOVERS` says another number.
@@ -359,18 +363,61 @@ fn a_busy_session_is_not_parked() {
     let mut machine = Machine::start(&served.socket(), &Shape::default()).unwrap();
     write_and_verify(&mut machine, 1);
     machine.stop().unwrap();
+    let state = machine.frontend.save_state().unwrap();
     let (reader, mut writer) = std::io::pipe().unwrap();
     let answer = machine.frontend.transfer(TransferDirection::Load, reader.into()).unwrap();
     assert_eq!(answer, Answer::Done);
     let error = process.server.park().wait(Instant::now() + Duration::from_millis(50)).err().unwrap();
     assert!(matches!(error, HandOverError::Busy), "{error}");
-    writer.write_all(b"no state").unwrap();
+    writer.write_all(&state).unwrap();
     drop(writer);
-    // The result of the transfer moves.
+    // The result of the transfer moves, and the state that was loaded.
     let _new = hand_over(&served, &process);
-    assert_eq!(machine.frontend.number(&Message::CheckDeviceState).unwrap(), 1);
+    assert_eq!(machine.frontend.number(&Message::CheckDeviceState).unwrap(), 0);
     machine.resume().unwrap();
     write_and_verify(&mut machine, 2);
+}
+
+/// A change of the size that comes while the session is parked is reported by the next process.
+#[test]
+fn a_change_of_the_configuration_space_goes_on() {
+    let (served, process) = served();
+    let mut machine = Machine::start(&served.socket(), &Shape::default()).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut channel = FrontendResponder::new(ours);
+    machine.frontend.order(&Message::SetBackendReqFd(theirs.into())).unwrap();
+    let mut next = |time| channel.recv(&Wait::FOREVER.at_most(time));
+    // The back-end reports the space to a front-end that has just connected.
+    assert!(matches!(next(LIMIT).unwrap().unwrap().message, BackendMessage::ConfigChange));
+    let process = hand_over(&served, &process);
+    assert!(matches!(next(Duration::from_millis(100)), Err(Error::Interrupted)), "nothing has changed");
+    let mut parked = process.park();
+    let new = served.process();
+    let restored = restore(&new, record(&parked)).unwrap();
+    File::options().write(true).open(served.image()).unwrap().set_len(2 * IMAGE_LEN).unwrap();
+    process.device.refresh();
+    let state = final_record(&mut parked);
+    take_over(&new, restored, parked, &state);
+    new.serve();
+    assert!(matches!(next(LIMIT).unwrap().unwrap().message, BackendMessage::ConfigChange));
+}
+
+/// A server that is told to stop while it is parked stops when it goes on.
+#[test]
+fn a_stop_waits_until_the_server_goes_on() {
+    for has_session in [false, true] {
+        let (served, process) = served();
+        let machine = has_session.then(|| Machine::start(&served.socket(), &Shape::default()).unwrap());
+        let parked = process.park();
+        process.stop();
+        assert_eq!(process.server.is_connected(), has_session);
+        drop(parked);
+        // A thread that has not begun is parked as well.
+        let park = || process.server.park().wait(Instant::now() + LIMIT);
+        eventually("it ends", || matches!(park(), Err(HandOverError::Ended)));
+        assert!(!process.server.is_connected());
+        drop(machine);
+    }
 }
 
 /// A state that is wrong in one place is refused, and the old process serves on.
