@@ -110,6 +110,21 @@ impl LostWritesReported {
         }
     }
 
+    /// Returns the count with which the driver began, and those that its queues have reported.
+    pub(crate) fn counts(&self) -> (u64, Vec<Option<u64>>) {
+        self.with(|counts| {
+            let queues = counts.by_queue.last_key_value().map_or(0, |(last, _)| last + 1);
+            let reported = (0..queues).map(|queue| counts.by_queue.get(&queue).copied());
+            (counts.at_driver_start, reported.collect())
+        })
+    }
+
+    /// Goes on with the counts of another process, while no queue runs.
+    pub(crate) fn set_counts(&self, at_driver_start: u64, reported: &[Option<u64>]) {
+        let by_queue = (0..).zip(reported).filter_map(|(queue, count)| Some((queue, (*count)?))).collect();
+        self.with(|counts| *counts = ReportedCounts { at_driver_start, by_queue });
+    }
+
     /// Begins with a fresh driver, while no queue runs.
     pub(crate) fn new_driver(&self) {
         self.with(|counts| {
