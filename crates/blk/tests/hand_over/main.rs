@@ -1,10 +1,12 @@
 //! Tests that a disk passes from one process to another under its guest's requests. Two devices in one
 //! process stand for the two: they share the open file descriptions, and nothing else.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may")]
 
 mod common;
 mod files;
 mod lies;
+mod nbd;
+mod qcow2;
 #[path = "../rig/mod.rs"]
 mod rig;
 
