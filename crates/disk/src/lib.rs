@@ -53,6 +53,11 @@
 //! A [`Medium`] takes the disk for each guest, and gives it up afterwards. In between, other programs and
 //! hosts may change or replace it.
 //!
+//! # The next process
+//! A disk passes to the next process of its host while its guest goes on ([`DiskHandOver`]): its open files
+//! with their locks, its memory, or its connection. That process makes the disk of them
+//! ([`Disk::of_handed`]).
+//!
 //! # Order
 //! Requests in flight have no order, as on any disk. But no write undoes another: if the target's blocks are
 //! larger than the guest's sectors, a write of a part of a block excludes other writes to that block until it

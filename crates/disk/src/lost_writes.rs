@@ -53,6 +53,8 @@
 //! driver has reported a loss. One report is enough: a guest rarely flushes on all its queues, and it must be
 //! able to move after it has reacted. What the other queues have not reported stays in this process.
 //!
+//! The next process of the same host goes on with all these counts ([`crate::DiskHandOver`]).
+//!
 //! # A reboot
 //! The disk does not always learn that a guest has rebooted. Then the first flush of a queue may fail for a
 //! loss that only other queues have reported. This error is the safer one.

@@ -17,6 +17,10 @@
 //! write-back fails, the disk is not given up. The locks stay, so no other program reads data that lack
 //! writes of the guest. The guest's next flush has to fail, which is the device's duty. A later call tries
 //! again.
+//!
+//! # Passing
+//! The next process of the host gets the disk as it is, taken or free (`suspend.rs`). It does not take it:
+//! nothing is opened, locked or dropped anew, because the guest goes on.
 
 mod suspend;
 

@@ -5,7 +5,8 @@
 //! worse.
 //!
 //! Opening the disk makes a connection, to learn what the export is like. Each owner of the disk gets a new
-//! one (`hand_over.rs`). A disk that was given up has none.
+//! one (`hand_over.rs`). A disk that was given up has none. The next process of the host gets the connection
+//! itself (`suspend.rs`).
 
 mod block_sizes;
 mod client;

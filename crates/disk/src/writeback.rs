@@ -29,8 +29,8 @@
 //! without `/proc` either. Then each failed durable write is latched, and of two concurrent flushes one may
 //! miss a loss.
 //!
-//! The witness is opened with the disk. An earlier failure that was reported to no description is reported by
-//! the first flush.
+//! The witness is opened with the disk, and passes with it to the next process of the host. So does the
+//! latched error. An earlier failure that was reported to no description is reported by the first flush.
 
 use kickless_handover::{Fd, Giving};
 use kickless_io::{Errno, writeback_error};
