@@ -5,6 +5,7 @@ use crate::config::{self, Choices};
 use crate::device_state::DeviceState;
 use crate::failures::Failures;
 use crate::halt::Halt;
+use crate::handed_disk::HandedDisk;
 use crate::metrics::Metrics;
 use crate::on_error::ErrorStop;
 use crate::queue::Queue;
@@ -41,7 +42,7 @@ pub struct Options {
 /// A virtio-blk device.
 #[derive(Debug)]
 pub struct Blk {
-    shared: Arc<DeviceState>,
+    pub(crate) shared: Arc<DeviceState>,
     options: Options,
     /// The size to which the disk grows when it is smaller. 0: it does not grow by itself.
     size_min: AtomicU64,
@@ -50,18 +51,36 @@ pub struct Blk {
     /// Wakes the transport when the configuration space changes. `None` if the process had no descriptor
     /// left. Then the driver sees a new size only when it reads the space again.
     config_changed: Option<Waker>,
+    /// The configuration space that the guest has read in the process from which this one takes the device
+    /// over.
+    pub(crate) handed_space: Option<Vec<u8>>,
 }
 
 impl Blk {
     /// Makes a device over this disk.
     pub fn new(disk: Disk, options: Options) -> Self {
+        let medium = Medium::new(disk, options.lock);
+        Self::of_medium(medium, options)
+    }
+
+    /// Makes a device over a disk that another process still uses. Nothing is written or sent until
+    /// [`HandOver::begin`](kickless_device::HandOver::begin), and [`Blk::check_handed`] comes before that.
+    pub fn of_handed(handed: HandedDisk, options: Options) -> Self {
+        let HandedDisk { disk, config_space } = handed;
+        let device = Self::of_medium(Medium::of_handed(disk, options.lock), options);
+        // The queues that start until then know their driver.
+        device.shared.driver_known.store(true, Ordering::Relaxed);
+        Self { handed_space: Some(config_space), ..device }
+    }
+
+    fn of_medium(medium: Medium, options: Options) -> Self {
         let mut id = [0; blk::ID_LEN];
         let serial = options.serial.as_bytes();
         let len = serial.len().min(id.len());
         id[..len].copy_from_slice(&serial[..len]);
         let (writeback, driver_known, fresh_driver) = Default::default();
         let shared = Arc::new(DeviceState {
-            medium: Medium::new(disk, options.lock),
+            medium,
             has_lost_writes: false.into(),
             budget: Arc::default(),
             id,
@@ -80,6 +99,7 @@ impl Blk {
             size_min: AtomicU64::new(0),
             block_size: blk::SECTOR_SIZE as u32,
             config_changed: Waker::new().ok(),
+            handed_space: None,
         }
     }
 
@@ -116,6 +136,15 @@ impl Blk {
     /// Returns the disk behind the device. Another one can replace it when the next guest starts.
     pub fn disk(&self) -> Arc<Disk> {
         self.shared.medium.disk()
+    }
+
+    /// Returns the configuration space.
+    pub(crate) fn config_space(&self) -> Vec<u8> {
+        let Options { queues_max, queue_size_max, .. } = self.options;
+        let (disk, writeback, discard) = (self.disk(), self.shared.writeback(), self.shared.discard());
+        let choices = Choices { block_size: self.block_size, writeback, discard };
+        let space = config::space((disk.limits(), disk.size()), queues_max, queue_size_max, choices);
+        space.as_bytes().to_vec()
     }
 
     /// Notifies the driver that the size of the disk has changed.
@@ -166,11 +195,8 @@ impl Device for Blk {
     }
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
-        let Options { queues_max, queue_size_max, .. } = self.options;
-        let (disk, writeback, discard) = (self.disk(), self.shared.writeback(), self.shared.discard());
-        let choices = Choices { block_size: self.block_size, writeback, discard };
-        let space = config::space((disk.limits(), disk.size()), queues_max, queue_size_max, choices);
-        let from = space.as_bytes().get(offset..).unwrap_or_default();
+        let space = self.config_space();
+        let from = space.get(offset..).unwrap_or_default();
         let len = from.len().min(into.len());
         into[..len].copy_from_slice(&from[..len]);
         into[len..].fill(0);

@@ -22,6 +22,10 @@ impl Halt {
         self.0.load(Ordering::Relaxed) & Self::STOPPED != 0
     }
 
+    pub(crate) fn is_paused(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & Self::PAUSED != 0
+    }
+
     /// Halts the device for an operator, or ends that.
     pub(crate) fn set_paused(&self, is_paused: bool) {
         self.set(Self::PAUSED, is_paused);

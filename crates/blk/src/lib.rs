@@ -35,6 +35,8 @@ mod device;
 mod device_state;
 mod failures;
 mod halt;
+mod hand_over;
+mod handed_disk;
 mod metrics;
 mod on_error;
 mod operation;
@@ -43,4 +45,5 @@ mod request;
 mod slots;
 
 pub use device::{Blk, Options};
+pub use handed_disk::{HandedDisk, HandedError};
 pub use request::{Bounds, Kind, RangeOp, Reject, Request, extents, parse};

@@ -1,7 +1,8 @@
 //! The metrics of the queues of a disk.
 
 use crate::operation::Operation;
-use kickless_device::{Context, DeviceMetrics, QueueMetrics};
+use kickless_device::{Context, DeviceMetrics, OperationTotals, QueueMetrics};
+use kickless_handover::Amounts;
 use std::sync::{Arc, OnceLock};
 
 /// The metrics of all queues, by index. A queue that never started has none.
@@ -9,11 +10,19 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct Metrics {
     queues: Box<[OnceLock<Arc<QueueMetrics>>]>,
     queue_size_max: u16,
+    /// The counts of the process from which this one took the device over.
+    earlier: OnceLock<Amounts>,
+}
+
+/// The names of the three counts of an operation, as another process reads them.
+fn count_names(operation: &str) -> [String; 3] {
+    ["requests", "bytes", "errors"].map(|count| format!("{operation}-{count}"))
 }
 
 impl Metrics {
     pub(crate) fn new(queues_max: u16, queue_size_max: u16) -> Self {
-        Self { queues: (0..queues_max).map(|_| OnceLock::new()).collect(), queue_size_max }
+        let queues = (0..queues_max).map(|_| OnceLock::new()).collect();
+        Self { queues, queue_size_max, earlier: OnceLock::new() }
     }
 
     /// Returns the metrics of a queue, which go on when the queue starts again.
@@ -27,7 +36,34 @@ impl Metrics {
         let (mut sum, names) = (DeviceMetrics::default(), Operation::names());
         let queues = self.queues.iter().filter_map(OnceLock::get);
         queues.for_each(|queue| queue.add_to(&mut sum, &names, now_ns));
+        if let Some(earlier) = self.earlier.get() {
+            if sum.operations.is_empty() {
+                let none = |name| OperationTotals { name, requests: 0, bytes: 0, errors: 0 };
+                sum.operations = names.map(none).into();
+            }
+            for total in &mut sum.operations {
+                let counts = [&mut total.requests, &mut total.bytes, &mut total.errors];
+                for (count, name) in counts.into_iter().zip(count_names(total.name)) {
+                    *count = count.saturating_add(earlier.get(&name).copied().unwrap_or(0));
+                }
+            }
+        }
         sum
+    }
+
+    /// Returns the counts of operations by name.
+    pub(crate) fn operations(&self) -> Amounts {
+        let counts = |total: OperationTotals| {
+            count_names(total.name).into_iter().zip([total.requests, total.bytes, total.errors])
+        };
+        self.read(0).operations.into_iter().flat_map(counts).collect()
+    }
+
+    /// Goes on with the counts of another process. Those that this one does not know are dropped.
+    pub(crate) fn go_on_from(&self, earlier: Amounts) {
+        if !earlier.is_empty() {
+            let _ = self.earlier.set(earlier);
+        }
     }
 }
 

@@ -118,6 +118,11 @@ impl ErrorStop {
         Some(StoppedOnError { error: format!("{}: {error}", operation.name()), requests: kept.requests })
     }
 
+    /// Goes on with the number of another process, which is not believed if it is too large to count on.
+    pub(crate) fn set_stops(&self, stops: u64) {
+        lock(&self.kept).stops = stops.min(u64::MAX / 2);
+    }
+
     /// Returns the number of times that the device has stopped.
     pub(crate) fn stops(&self) -> u64 {
         lock(&self.kept).stops

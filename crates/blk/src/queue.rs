@@ -70,14 +70,13 @@ impl Queue {
         let bounds = Bounds { size: 0, read_only: disk.limits().read_only, features };
         let slots = Slots::new(vring.size(), shared.budget.clone());
         let step_cost = disk.step_bytes().map_or(u32::MAX, |bytes| (bytes / COST_BYTES) as u32);
-        let lost_writes = disk.lost_writes_seen(vring.index());
         let meter = Meter::new(shared.metrics.queue(vring.index()), vring.size());
         Self {
             vring,
             shared,
             disk,
             attached: Attached::default(),
-            lost_writes,
+            lost_writes: LostWritesSeen::default(),
             bounds,
             slots,
             prepared: None,
@@ -505,6 +504,8 @@ impl QueueTask for Queue {
 
     fn attach(&mut self, engine: &mut Engine) -> io::Result<()> {
         self.attached = self.disk.attach(engine).map_err(io::Error::other)?;
+        // The task of a disk that is handed over is made before the counts arrive.
+        self.lost_writes = self.disk.lost_writes_seen(self.vring.index());
         Ok(())
     }
 

@@ -66,6 +66,7 @@ fn a_full_disk_stops_and_goes_on() {
             assert_eq!((rig.poll(), rig.queue_in_flight()), (0, 1));
             // A queue that is parked takes it along.
             assert_eq!(rig.park().in_flight, 1);
+            rig.unpark();
             assert!(matches!(rig.last, Next::Throttled { .. }), "{:?}", rig.last);
             assert!(device.resume());
             let answers = rig.finish();

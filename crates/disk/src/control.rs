@@ -1,9 +1,9 @@
 //! The control path of a disk, for all kinds.
 
 use crate::Resized;
+use crate::hand_over::DiskHandOver;
 use crate::lock::LockError;
 use kickless_io::Waker;
-use std::fmt::Debug;
 use std::fs::File;
 use std::io;
 
@@ -17,7 +17,7 @@ use std::io;
 /// `reload` and `look`. No request starts between `write_back` and the next `reload`.
 ///
 /// The defaults suit a disk that is neither in a file nor on another host, and keeps its size.
-pub trait DiskControl: Debug + Send + Sync {
+pub trait DiskControl: DiskHandOver {
     /// Returns a name that identifies this disk on the host: at most 20 printable ASCII characters. It is the
     /// answer to GET_ID if the operator has chosen none.
     fn identity(&self) -> &str;

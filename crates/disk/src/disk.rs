@@ -1,6 +1,8 @@
 //! The disk, of any kind. This file joins the kinds: their common parts are below them, and no kind names
 //! another.
 
+mod handed;
+
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::fault::{Admission, FaultInjector, Target};
 use crate::image_file::Source;

@@ -118,6 +118,15 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The state of the disk in another process cannot be used.
+    #[error("{disk} cannot be taken over: {source}")]
+    Handed {
+        /// The disk.
+        disk: String,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
     /// The engine cannot use the file.
     #[error("the I/O engine cannot use the disk: {0}")]
     Engine(#[from] kickless_io::Error),

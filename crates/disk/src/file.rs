@@ -12,6 +12,7 @@ mod operation;
 mod request;
 mod size;
 mod state;
+mod suspend;
 mod topology;
 
 pub use disk::FileDisk;

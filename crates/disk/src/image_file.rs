@@ -1,7 +1,8 @@
 //! Opens the files of images of any format.
 
+use crate::handed_image::HandedImage;
 use crate::{Cache, Error, Options};
-use kickless_opener::{Alignment, image, is_same_description, reopen, status};
+use kickless_opener::{Alignment, descriptor_name, image, is_same_description, reopen, status};
 use kickless_sync::lock;
 use rustix::fs::{FileType, OFlags, Stat, fcntl_getfl, fcntl_setfl, fstat, fstatfs};
 use rustix::io::Errno;
@@ -22,13 +23,15 @@ pub(crate) enum Source<'a> {
     Path(&'a Path),
     /// A descriptor with this name, which is the path `fd:NAME`.
     Descriptor(&'a Path, BorrowedFd<'a>),
+    /// The file of another process, and the path of the disk.
+    Handed(&'a Path, &'a HandedImage),
 }
 
 impl<'a> Source<'a> {
     /// Returns the path, for sentences.
     pub(crate) fn path(self) -> &'a Path {
         match self {
-            Self::Path(path) | Self::Descriptor(path, _) => path,
+            Self::Path(path) | Self::Descriptor(path, _) | Self::Handed(path, _) => path,
         }
     }
 
@@ -36,6 +39,9 @@ impl<'a> Source<'a> {
     pub(crate) fn named(self) -> Option<&'a Path> {
         match self {
             Self::Path(path) => Some(path),
+            Self::Handed(path, image) => {
+                Some(path).filter(|_| image.is_top && descriptor_name(path).is_none())
+            }
             Self::Descriptor(..) => None,
         }
     }
@@ -45,6 +51,12 @@ impl<'a> Source<'a> {
         match self {
             Self::Path(path) => open_file(path, options),
             Self::Descriptor(name, fd) => adopt(name, fd, options),
+            Self::Handed(name, image) => {
+                image.check_mode(name, options)?;
+                // The other process has found out whether it shares this description with a third one.
+                SHARED.add(&image.file);
+                Ok(ImageFile { file: image.file.clone(), direct: image.direct })
+            }
         }
     }
 }
@@ -102,13 +114,19 @@ fn adopt(name: &Path, fd: BorrowedFd<'_>, options: &Options) -> Result<ImageFile
     }
 }
 
-/// The files of disks that share their open file description with the program that sent them.
+/// The files of disks that share their open file description with the program that sent them, and those of
+/// disks that were handed over.
 static SHARED: Shared = Shared(Mutex::new(Vec::new()));
 
 /// Files with different open file descriptions.
 struct Shared(Mutex<Vec<Weak<File>>>);
 
 impl Shared {
+    /// Adds a file until it is closed.
+    fn add(&self, file: &Arc<File>) {
+        lock(&self.0).push(Arc::downgrade(file));
+    }
+
     /// Adds a file until it is closed. Returns `None` if there is one with its description.
     fn insert(&self, file: Arc<File>) -> Option<Arc<File>> {
         // Dropped after the lock, because the close of a file can wait.

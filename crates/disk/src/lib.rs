@@ -53,6 +53,11 @@
 //! A [`Medium`] takes the disk for each guest, and gives it up afterwards. In between, other programs and
 //! hosts may change or replace it.
 //!
+//! # The next process
+//! A disk passes to the next process of its host while its guest goes on ([`DiskHandOver`]): its open files
+//! with their locks, its memory, or its connection. That process makes the disk of them
+//! ([`Disk::of_handed`]).
+//!
 //! # Order
 //! Requests in flight have no order, as on any disk. But no write undoes another: if the target's blocks are
 //! larger than the guest's sectors, a write of a part of a block excludes other writes to that block until it
@@ -68,6 +73,8 @@ mod disk;
 mod error;
 mod fault;
 mod file;
+mod hand_over;
+mod handed_image;
 mod image_file;
 mod io;
 mod io_context;
@@ -100,6 +107,7 @@ pub use control::DiskControl;
 pub use disk::{Disk, FaultDisk};
 pub use error::{Error, IoError};
 pub use file::FileDisk;
+pub use hand_over::{DiskHandOver, Suspended};
 pub use io::Io;
 pub use io_context::IoContext;
 pub use library_disk::LibraryDisk;

@@ -8,7 +8,8 @@ use crate::nbd::Nbd;
 use crate::offload::{Offload, OffloadState};
 #[cfg(feature = "rbd")]
 use crate::rbd::Rbd;
-use crate::{DiskSpec, Error, IoContext, Options, Request, Step};
+use crate::{DiskSpec, Error, IoContext, NbdUri, Options, Request, Step};
+use kickless_handover::{Given, v1};
 use std::sync::Arc;
 
 /// A disk in another format than a raw image, or on another machine.
@@ -38,6 +39,20 @@ impl LibraryDisk {
             other => return Err(Error::NotBuilt(other.missing_feature().unwrap_or("for this disk"))),
         };
         Ok(Self { library, offload })
+    }
+
+    /// Makes a disk with the connection of another process.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub(crate) fn of_handed(
+        uri: &NbdUri,
+        options: &Options,
+        nbd: v1::Nbd,
+        given: &mut Given,
+    ) -> Result<Self, Error> {
+        let (nbd, offload) = Nbd::of_handed(uri, options, nbd, given)?;
+        Ok(Self { library: Box::new(nbd), offload })
     }
 
     /// Starts a request on these buffers.

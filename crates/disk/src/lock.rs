@@ -117,6 +117,8 @@ impl LockError {
 pub struct ImageLock {
     file: File,
     holds: &'static [i64],
+    /// Dropping it unlocks the image.
+    unlocks: bool,
     /// The entry in [`HELD`].
     entry: Option<(Image, &'static [i64])>,
 }
@@ -148,17 +150,41 @@ impl ImageLock {
     /// # Errors
     /// Another process has a conflicting lock, or the file cannot be locked. Then nothing is locked.
     pub fn acquire(file: &File, read_only: bool) -> Result<Self, LockError> {
-        let bytes = lock_bytes(read_only);
         // The kernel sees no conflict of two disks that have one open file description.
         let mut held = lock(&HELD);
         if is_among(&held, file, read_only) {
             check(file, read_only)?;
             return Err(LockError::Here);
         }
+        Self::set(file, read_only, true, &mut held)
+    }
+
+    /// Takes the lock of an open file description that another process of this host has locked, and has
+    /// passed to this one. Until [`ImageLock::own`], the other process relies on the lock: dropping it, or a
+    /// failure, unlocks nothing.
+    ///
+    /// # Errors
+    /// Another description has a conflicting lock, so the other process had none.
+    pub(crate) fn of_handed(file: &File, read_only: bool) -> Result<Self, LockError> {
+        Self::set(file, read_only, false, &mut lock(&HELD))
+    }
+
+    /// Owns the lock of the description, or leaves it to another process that has the description too.
+    pub(crate) fn own(&mut self, owns: bool) {
+        self.unlocks = owns;
+    }
+
+    /// Locks the bytes, and adds an entry to the images that this process has locked.
+    fn set(
+        file: &File,
+        read_only: bool,
+        unlocks: bool,
+        held: &mut Vec<(Image, &[i64])>,
+    ) -> Result<Self, LockError> {
         let file = file.try_clone().map_err(LockError::Unsupported)?;
         // An early return drops this, which unlocks the bytes that are locked so far.
-        let mut lock = Self { file, holds: bytes.holds, entry: None };
-        for &byte in bytes.holds {
+        let mut lock = Self { file, holds: lock_bytes(read_only).holds, unlocks, entry: None };
+        for &byte in lock.holds {
             match fcntl(&lock.file, FcntlArg::F_OFD_SETLK(&range(byte, libc::F_RDLCK))) {
                 Ok(_) => {}
                 Err(Errno::EAGAIN | Errno::EACCES) => return Err(LockError::held(byte)),
@@ -234,7 +260,7 @@ impl Drop for ImageLock {
                 held.swap_remove(at);
             }
         }
-        for &byte in self.holds {
+        for &byte in self.holds.iter().filter(|_| self.unlocks) {
             // A failure cannot be handled, and closing the description unlocks as well.
             let _ = fcntl(&self.file, FcntlArg::F_OFD_SETLK(&range(byte, libc::F_UNLCK)));
         }

@@ -53,6 +53,8 @@
 //! driver has reported a loss. One report is enough: a guest rarely flushes on all its queues, and it must be
 //! able to move after it has reacted. What the other queues have not reported stays in this process.
 //!
+//! The next process of the same host goes on with all these counts ([`crate::DiskHandOver`]).
+//!
 //! # A reboot
 //! The disk does not always learn that a guest has rebooted. Then the first flush of a queue may fail for a
 //! loss that only other queues have reported. This error is the safer one.
@@ -108,6 +110,21 @@ impl LostWritesReported {
             seen.count = count;
             self.with(|counts| counts.by_queue.insert(seen.queue, count));
         }
+    }
+
+    /// Returns the count with which the driver began, and those that its queues have reported.
+    pub(crate) fn counts(&self) -> (u64, Vec<Option<u64>>) {
+        self.with(|counts| {
+            let queues = counts.by_queue.last_key_value().map_or(0, |(last, _)| last + 1);
+            let reported = (0..queues).map(|queue| counts.by_queue.get(&queue).copied());
+            (counts.at_driver_start, reported.collect())
+        })
+    }
+
+    /// Goes on with the counts of another process, while no queue runs.
+    pub(crate) fn set_counts(&self, at_driver_start: u64, reported: &[Option<u64>]) {
+        let by_queue = (0..).zip(reported).filter_map(|(queue, count)| Some((queue, (*count)?))).collect();
+        self.with(|counts| *counts = ReportedCounts { at_driver_start, by_queue });
     }
 
     /// Begins with a fresh driver, while no queue runs.

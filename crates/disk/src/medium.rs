@@ -17,14 +17,22 @@
 //! write-back fails, the disk is not given up. The locks stay, so no other program reads data that lack
 //! writes of the guest. The guest's next flush has to fail, which is the device's duty. A later call tries
 //! again.
+//!
+//! # Passing
+//! The next process of the host gets the disk as it is, taken or free (`suspend.rs`). It does not take it:
+//! nothing is opened, locked or dropped anew, because the guest goes on.
+
+mod suspend;
 
 use crate::lock::{ImageLock, LockError, REPLACED_MAX};
 use crate::{Disk, Error, Resized};
 use kickless_io::Waker;
 use kickless_sync::lock;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+pub use suspend::SuspendedMedium;
 
 /// The disk of one device, which takes it for each guest and gives it up afterwards.
 ///
@@ -39,6 +47,10 @@ pub struct Medium {
     /// Space of the disk's file stays allocated.
     keeps_space: AtomicBool,
     state: Mutex<State>,
+    /// The number of times that the disk was taken, given up, replaced, or has grown.
+    changes: AtomicU64,
+    /// This number when the disk was last given to another process.
+    given: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -46,7 +58,10 @@ enum State {
     /// Others may use the disk. `is_new_guest`: a front-end has connected since it was given up.
     Free { is_new_guest: bool },
     /// The device uses the disk. `None`: there is no image to lock.
-    Taken(#[expect(dead_code, reason = "it unlocks the image when it is dropped")] Option<ImageLock>),
+    Taken(Option<ImageLock>),
+    /// The device does not use the disk, in the state before or after this, because another process takes it
+    /// over, or it comes from another process.
+    Suspended(Box<State>),
 }
 
 /// The reason why a device cannot take its disk. Nothing is locked then.
@@ -61,6 +76,9 @@ pub enum TakeError {
     /// The disk, or an image under it, cannot be used.
     #[error("the image cannot be used: {0}")]
     Reload(#[source] io::Error),
+    /// Another process of this host takes the disk over.
+    #[error("the disk is suspended")]
+    Suspended,
     /// The path names another file each time.
     #[error("the image is replaced by other files all the time")]
     Replaced,
@@ -70,7 +88,8 @@ impl Medium {
     /// Makes a medium of a disk that is not taken. `locks`: lock the image while it is.
     pub fn new(disk: Disk, locks: bool) -> Self {
         let (keeps_space, state) = (AtomicBool::new(false), Mutex::new(State::Free { is_new_guest: true }));
-        Self { disk: RwLock::new(Arc::new(disk)), locks, keeps_space, state }
+        let (changes, given) = Default::default();
+        Self { disk: RwLock::new(Arc::new(disk)), locks, keeps_space, state, changes, given }
     }
 
     /// Returns the disk. A caller that keeps it beyond the present guest has the disk of that guest.
@@ -84,10 +103,14 @@ impl Medium {
     /// Another device has the disk, or it cannot be used.
     pub fn take(&self) -> Result<(), TakeError> {
         let mut state = lock(&self.state);
-        let State::Free { is_new_guest } = *state else {
-            // The wait for a server that was away before is over.
-            self.disk().restart_remote_waits();
-            return Ok(());
+        let is_new_guest = match *state {
+            State::Free { is_new_guest } => is_new_guest,
+            State::Taken(_) => {
+                // The wait for a server that was away before is over.
+                self.disk().restart_remote_waits();
+                return Ok(());
+            }
+            State::Suspended(_) => return Err(TakeError::Suspended),
         };
         for _ in 0..REPLACED_MAX {
             self.replace(is_new_guest)?;
@@ -107,6 +130,7 @@ impl Medium {
                 return Err(TakeError::Reload(error));
             }
             *state = State::Taken(lock);
+            self.count_change();
             return Ok(());
         }
         Err(TakeError::Replaced)
@@ -123,6 +147,7 @@ impl Medium {
             disk.write_back()?;
             disk.release_own_lock();
             *state = State::Free { is_new_guest: false };
+            self.count_change();
         }
         Ok(())
     }
@@ -134,12 +159,13 @@ impl Medium {
     /// The disk cannot be used now. Another program may be making it.
     pub fn look(&self) -> io::Result<()> {
         let mut state = lock(&self.state);
-        if let State::Taken(_) = *state {
-            return Ok(());
-        }
-        *state = State::Free { is_new_guest: true };
+        let State::Free { is_new_guest } = &mut *state else { return Ok(()) };
+        *is_new_guest = true;
         self.replace(true).map_err(io::Error::other)?;
-        self.disk().look()
+        let from = self.disk().size();
+        self.disk().look()?;
+        self.count_resize(from);
+        Ok(())
     }
 
     /// Reads the size of the medium. Makes the disk grow to `size_min` bytes if it is smaller, unless others
@@ -149,16 +175,22 @@ impl Medium {
     /// The size cannot be read, or the disk cannot grow.
     pub fn refresh(&self, size_min: u64) -> io::Result<Resized> {
         let state = lock(&self.state);
-        if let State::Free { is_new_guest } = *state {
-            let from = self.disk().size();
-            self.replace(is_new_guest).map_err(io::Error::other)?;
-            self.disk().look()?;
-            let to = self.disk().size();
-            return Ok(if to > from { Resized::Grown { from, to } } else { Resized::Same });
+        match *state {
+            State::Free { is_new_guest } => {
+                let from = self.disk().size();
+                self.replace(is_new_guest).map_err(io::Error::other)?;
+                self.disk().look()?;
+                let to = self.disk().size();
+                self.count_resize(from);
+                return Ok(if to > from { Resized::Grown { from, to } } else { Resized::Same });
+            }
+            State::Taken(_) => {}
+            State::Suspended(_) => return Ok(Resized::Same),
         }
         // A guest that ends does not wait for this. A disk that is given up meanwhile does not grow.
         drop(state);
         let disk = self.disk();
+        let from = disk.size();
         if disk.is_replaced() {
             tracing::warn!(
                 "the path of the image names another file now: the guest goes on with the one that it has, and the next \
@@ -167,7 +199,21 @@ impl Medium {
         }
         let resized = disk.refresh_size()?;
         // Only an image in a format can grow to a size, and its disk never grows by itself.
-        if size_min > disk.size() { disk.grow(size_min) } else { Ok(resized) }
+        let resized = if size_min > disk.size() { disk.grow(size_min) } else { Ok(resized) };
+        self.count_resize(from);
+        resized
+    }
+
+    /// Counts a change of the disk if it had another size before.
+    fn count_resize(&self, from: u64) {
+        if self.disk().size() != from {
+            self.count_change();
+        }
+    }
+
+    /// Counts a change of the disk.
+    fn count_change(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Opens the disk again if it is another one ([`Disk::replacement`]). Returns whether it is.
@@ -183,6 +229,7 @@ impl Medium {
             let mut current = self.disk.write().unwrap_or_else(PoisonError::into_inner);
             let old = std::mem::replace(&mut *current, Arc::new(disk));
             drop(current);
+            self.count_change();
             // Closing a file can wait, and callers that only want the disk do not wait for that.
             drop(old);
             // Relaxed: a change that has reached the old disk only is before this, by the lock.

@@ -6,9 +6,13 @@
 
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
+use crate::hand_over::DiskHandOver;
 use crate::{Error, Extent, IoContext, IoError, Limits, RangeLimits, Request, SECTOR, Step};
+use kickless_handover::Giving;
+use kickless_handover::v1::Medium;
 use kickless_memory::Ram;
 use rustix::io::Errno;
+use std::io;
 use std::os::fd::OwnedFd;
 
 /// The bytes to copy or zero in one step.
@@ -61,6 +65,17 @@ impl DiskControl for MemoryDisk {
     }
 }
 
+/// The memory passes as a file. A disk of anonymous memory is copied into one, which takes long.
+impl DiskHandOver for MemoryDisk {
+    fn give(&self, to: &mut Giving) -> io::Result<Medium> {
+        Ok(Medium::Memory { file: to.fd(self.share()?)?, len: self.size() })
+    }
+
+    fn gives_slowly(&self) -> bool {
+        !self.ram.is_of_file()
+    }
+}
+
 impl MemoryDisk {
     /// Makes a disk of `size` bytes.
     ///
@@ -92,7 +107,7 @@ impl MemoryDisk {
     ///
     /// # Errors
     /// There is no free descriptor, or too little memory.
-    pub fn share(&self) -> std::io::Result<OwnedFd> {
+    pub fn share(&self) -> io::Result<OwnedFd> {
         self.ram.share()
     }
 

@@ -5,7 +5,8 @@
 //! worse.
 //!
 //! Opening the disk makes a connection, to learn what the export is like. Each owner of the disk gets a new
-//! one (`hand_over.rs`). A disk that was given up has none.
+//! one (`hand_over.rs`). A disk that was given up has none. The next process of the host gets the connection
+//! itself (`suspend.rs`).
 
 mod block_sizes;
 mod client;
@@ -20,6 +21,7 @@ mod inbox;
 mod job;
 mod replies;
 mod socket;
+mod suspend;
 mod wire;
 
 use crate::control::DiskControl;
@@ -28,11 +30,12 @@ use crate::offload::{Offload, OffloadOp};
 use crate::{Error, NbdUri, Options, Resized};
 use client::{CONNECT_WITHIN, Client, stop_within};
 use connection::Connection;
-use inbox::Inbox;
+use handshake::Export;
+use inbox::{Inbox, Resume};
 use job::Job;
 use socket::Address;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use tracing::Span;
@@ -49,6 +52,8 @@ pub(crate) struct Nbd {
     offload: Arc<Offload>,
     /// A job takes no longer than this: a flush, the end of a connection, and the next connection.
     job_within: Duration,
+    /// The last state of the process that gives the connection.
+    received: Mutex<Resume>,
 }
 
 impl Nbd {
@@ -58,23 +63,39 @@ impl Nbd {
     /// One sentence for the operator.
     pub(crate) fn open(uri: &NbdUri, options: &Options) -> Result<(Self, Arc<Offload>), Error> {
         let failed = |source: io::Error| Error::Library { disk: uri.to_string(), source };
-        let inbox = Arc::new(Inbox::new().map_err(failed)?);
         let address = Address::of(&uri.server).map_err(failed)?;
         let (socket, export) = address
-            .connect(&uri.export, Instant::now() + OPEN_WITHIN, &inbox)
+            .connect(&uri.export, Instant::now() + OPEN_WITHIN, &Inbox::new().map_err(failed)?)
             .map_err(|problem| failed(io::Error::other(problem)))?;
-        if export.has(wire::FLAG_READ_ONLY) && !options.read_only {
-            return Err(failed(io::Error::other("the export is read-only: use --read-only")));
-        }
-        let (size, block) = (export.accessible_size(), export.sizes.of_ops().block());
-        if size == 0 || export.size > i64::MAX as u64 {
-            return Err(Error::Size(export.size));
-        }
+        let size = export.accessible_size();
         if size < export.size {
+            let block = export.sizes.of_ops().block();
             tracing::warn!(server = %uri, bytes = export.size, size, block, "the size of the export is not a multiple of its block; the guest cannot reach the part of a block at its end");
         }
         if !export.has(wire::FLAG_FLUSH) && !options.read_only {
             tracing::warn!(server = %uri, "the server does not support flushes; the guest cannot know which writes are durable");
+        }
+        let connection = Connection::new(socket, export, 0, false);
+        Self::of_export(uri, options, address, (export, Some(connection)), false)
+    }
+
+    /// Makes the disk of an export, with a connection to it. `is_suspended`: another process has the
+    /// connection.
+    fn of_export(
+        uri: &NbdUri,
+        options: &Options,
+        address: Address,
+        (export, connection): (Export, Option<Connection>),
+        is_suspended: bool,
+    ) -> Result<(Self, Arc<Offload>), Error> {
+        let failed = |source: io::Error| Error::Library { disk: uri.to_string(), source };
+        let inbox = Arc::new(Inbox::new().map_err(failed)?);
+        if export.has(wire::FLAG_READ_ONLY) && !options.read_only {
+            return Err(failed(io::Error::other("the export is read-only: use --read-only")));
+        }
+        let size = export.accessible_size();
+        if size == 0 || export.size > i64::MAX as u64 {
+            return Err(Error::Size(export.size));
         }
         let [trim, zeroes] = [wire::FLAG_TRIM, wire::FLAG_WRITE_ZEROES].map(|flag| export.has(flag));
         let limits = export.sizes.limits(options.read_only, trim, zeroes);
@@ -82,14 +103,16 @@ impl Nbd {
         let durable = export.has(wire::FLAG_FUA);
         let offload = Offload::with_sizes(limits, size, durable, export.sizes.of_ops());
         inbox.set_export_size(size);
-        let connection = Connection::new(socket, export, 0, false);
-        let client = Client::new(inbox.clone(), address, uri.clone(), offload.clone(), connection);
+        let connected = (export, connection);
+        let client =
+            Client::new(inbox.clone(), address, uri.clone(), offload.clone(), connected, is_suspended);
         let span = Span::current();
         let run = move || span.in_scope(|| client.run());
         let thread = Builder::new().name("nbd".into()).spawn(run).map_err(failed)?;
         let (thread, identity, job_within) =
             (Some(thread), identity(uri), stop_within(uri) + 3 * CONNECT_WITHIN);
-        Ok((Self { inbox, thread, identity, offload: offload.clone(), job_within }, offload))
+        let received = Mutex::default();
+        Ok((Self { inbox, thread, identity, offload: offload.clone(), job_within, received }, offload))
     }
 }
 
@@ -110,11 +133,11 @@ impl DiskControl for Nbd {
     }
 
     fn write_back(&self) -> io::Result<()> {
-        self.inbox.request(Job::GiveUp, self.job_within)
+        self.inbox.request(Job::GiveUp, self.job_within).map(drop)
     }
 
     fn reload(&self, _locks: bool) -> io::Result<()> {
-        self.inbox.request(Job::TakeOver, self.job_within)
+        self.inbox.request(Job::TakeOver, self.job_within).map(drop)
     }
 
     fn limit_remote_waits(&self) {

@@ -2,6 +2,7 @@
 
 use crate::buffers::{IoBuffers, TransferBuffers};
 use crate::control::DiskControl;
+use crate::hand_over::DiskHandOver;
 use crate::{Error, Limits, RangeLimits, Request, SECTOR, Step};
 
 /// A disk without contents.
@@ -53,6 +54,8 @@ impl NullDisk {
         }
     }
 }
+
+impl DiskHandOver for NullDisk {}
 
 impl DiskControl for NullDisk {
     fn identity(&self) -> &str {

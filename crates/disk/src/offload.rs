@@ -134,6 +134,16 @@ impl Offload {
         self.lost_writes_reported.new_driver();
     }
 
+    /// Returns the losses that the queues have reported ([`LostWritesReported::counts`]).
+    pub(crate) fn reported_losses(&self) -> (u64, Vec<Option<u64>>) {
+        self.lost_writes_reported.counts()
+    }
+
+    /// Takes the losses that the queues of another process have reported.
+    pub(crate) fn set_reported_losses(&self, at_driver_start: u64, reported: &[Option<u64>]) {
+        self.lost_writes_reported.set_counts(at_driver_start, reported);
+    }
+
     pub(crate) fn limits(&self) -> &Limits {
         &self.limits
     }

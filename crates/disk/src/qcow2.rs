@@ -41,6 +41,7 @@ mod sender;
 #[cfg(any(test, fuzzing))]
 #[path = "../tests/qcow2_sim/mod.rs"]
 mod sim;
+mod suspend;
 mod table_op_slot;
 mod table_ops;
 mod write;

@@ -10,6 +10,7 @@ mod in_flight;
 mod lock;
 
 use crate::control::DiskControl;
+use crate::hand_over::DiskHandOver;
 use crate::library::Library;
 use crate::lock::LockError;
 use crate::offload::{Offload, OffloadOp, WakeBatch};
@@ -144,6 +145,15 @@ impl Rbd {
                 Err(LockError::Failed(io::Error::other("the cluster does not answer")))
             }
         }
+    }
+}
+
+impl DiskHandOver for Rbd {
+    fn refuses(&self) -> Option<&'static str> {
+        Some(
+            "a guest uses an rbd: disk, which cannot be handed over: the cluster gives its lock to one client, and another \
+             one could take it in between",
+        )
     }
 }
 

@@ -29,14 +29,16 @@
 //! without `/proc` either. Then each failed durable write is latched, and of two concurrent flushes one may
 //! miss a loss.
 //!
-//! The witness is opened with the disk. An earlier failure that was reported to no description is reported by
-//! the first flush.
+//! The witness is opened with the disk, and passes with it to the next process of the host. So does the
+//! latched error. An earlier failure that was reported to no description is reported by the first flush.
 
+use kickless_handover::{Fd, Giving};
 use kickless_io::{Errno, writeback_error};
 use kickless_opener::reopen;
 use kickless_sync::lock;
 use rustix::fs::fstatfs;
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -62,8 +64,27 @@ impl Writeback {
     pub(crate) fn watch(file: &File) -> Self {
         let is_overlay = fstatfs(file).is_ok_and(|fs| fs.f_type as u64 == OVERLAYFS_MAGIC);
         let witness = if is_overlay { None } else { reopen(file.as_fd(), false, false).ok() };
-        let witness = witness.map(|opened| opened.file);
+        Self::of_witness(witness.map(|opened| opened.file))
+    }
+
+    /// Goes on for a process that has watched the file with this witness.
+    pub(crate) fn of_witness(witness: Option<File>) -> Self {
         Self { witness: Mutex::new(witness), latched: AtomicI32::new(0), span: Span::current() }
+    }
+
+    /// Adds a duplicate of the witness, if there is one.
+    pub(crate) fn give(&self, to: &mut Giving) -> io::Result<Option<Fd>> {
+        lock(&self.witness).as_ref().map(|witness| to.fd(witness)).transpose()
+    }
+
+    /// Returns the number of the error that is latched, or 0.
+    pub(crate) fn latched(&self) -> i32 {
+        self.latched.load(Ordering::Acquire)
+    }
+
+    /// Latches the error that another process has latched. No flush is in flight.
+    pub(crate) fn set_latched(&self, errno: i32) {
+        self.latched.store(errno, Ordering::Release);
     }
 
     /// Returns whether the kernel reports each loss to an open file description of this disk alone.
@@ -88,7 +109,7 @@ impl Writeback {
                 self.latch(*errno);
             }
         })?;
-        match self.latched.load(Ordering::Acquire) {
+        match self.latched() {
             0 => Ok(bytes),
             errno => Err(Errno::from_raw_os_error(errno)),
         }
@@ -104,7 +125,7 @@ impl Writeback {
     }
 
     fn latch(&self, errno: Errno) {
-        // Release. Partner: the load in `written`, of a flush whose error was reported to another request.
+        // Release. Partner: the load in `latched`, of a flush whose error was reported to another request.
         let set =
             self.latched.compare_exchange(0, errno.raw_os_error(), Ordering::Release, Ordering::Relaxed);
         if set.is_ok() {

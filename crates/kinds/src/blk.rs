@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use anyhow::{Context, Result, anyhow};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use kickless_blk::Blk;
+use kickless_blk::{Blk, HandedDisk};
 use kickless_daemon::{
     CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Settable,
     Switch, Words, sentence, show_name,
 };
-use kickless_device::Operate;
+use kickless_device::{Handed, Operate};
 use kickless_disk::{Cache, Disk, DiskSpec, SECTOR, lock};
 use kickless_opener::Grant;
 use kickless_spec::vhost_user::RINGS_MAX;
@@ -242,11 +242,15 @@ impl Kind for BlkKind {
     }
 
     fn make(&self, options: &BlkConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
-        let disk =
-            disk(options, making).map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
-        let disk = disk.with_stop_on_error(options.on_error == OnError::Stop);
-        let device = Arc::new(disk);
-        self.images.warn_of_shared(making.name, options, &device);
+        let failed = |error: anyhow::Error| MakeError { option: "blk-file", source: error.into() };
+        let handed = making.handed.take();
+        let is_handed = handed.is_some();
+        let disk = match handed {
+            Some(handed) => handed_disk(options, making, handed),
+            None => disk(options, making),
+        };
+        let device = Arc::new(disk.map_err(failed)?);
+        self.images.add(making.name, options, &device, is_handed);
         Ok(device)
     }
 }
@@ -265,9 +269,9 @@ struct Image {
 }
 
 impl Images {
-    /// Warns if another device has the same image. This is not an error, because the devices can be used one
-    /// after the other.
-    fn warn_of_shared(&self, name: Option<&str>, config: &BlkConfig, device: &Arc<Blk>) {
+    /// Adds the image of a device, and warns if another device has the same. This is not an error, because
+    /// the devices can be used one after the other. `is_handed`: another process has warned of it.
+    fn add(&self, name: Option<&str>, config: &BlkConfig, device: &Arc<Blk>, is_handed: bool) {
         let disk = device.disk();
         let file = disk.file().filter(|_| config.lock == Switch::On && !config.incoming);
         let Some(found) = file.and_then(|file| fstat(file).ok()) else { return };
@@ -275,7 +279,8 @@ impl Images {
         let mut images = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         images.retain(|image| image.device.strong_count() > 0);
         let other = images.iter().find(|other| other.file == file);
-        if let Some(other) = other.filter(|other| !(is_read_only && other.is_read_only)) {
+        let other = other.filter(|other| !(is_handed || is_read_only && other.is_read_only));
+        if let Some(other) = other {
             warn!(other = other.name, image = %config.blk_file, "two devices have the same blk-file: only one can be \
                 used at a time; give each its own, or set read-only for both");
         }
@@ -307,10 +312,8 @@ fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
 fn disk(config: &BlkConfig, making: &Making<'_>) -> Result<Blk> {
     let BlkConfig { blk_file, read_only, .. } = config;
     let lock = config.lock == Switch::On;
-    let options =
-        kickless_disk::Options { read_only: *read_only, cache: config.cache, cache_size: config.cache_size };
-    let disk =
-        Disk::open_given(blk_file, &options, making.given).map_err(|error| hint(error.into(), blk_file))?;
+    let disk = Disk::open_given(blk_file, &disk_options(config), making.given)
+        .map_err(|error| hint(error.into(), blk_file))?;
     if lock && !config.incoming {
         if let (Some(file), Some(path)) = (disk.file(), blk_file.path()) {
             lock::check_within(file, *read_only, lock::LOCK_WAIT_MAX)
@@ -318,10 +321,36 @@ fn disk(config: &BlkConfig, making: &Making<'_>) -> Result<Blk> {
         }
         disk.check_own_lock().with_context(|| format!("{blk_file} cannot be locked"))?;
     }
+    let options = device_options(config, making, &disk);
+    Ok(configured(config, Blk::new(disk, options)))
+}
+
+/// Makes the disk of a device that another process gives. That one has the locks.
+fn handed_disk(config: &BlkConfig, making: &Making<'_>, handed: Handed<'_>) -> Result<Blk> {
+    let handed = HandedDisk::new(&config.blk_file, &disk_options(config), handed)?;
+    let options = device_options(config, making, &handed.disk);
+    let device = configured(config, Blk::of_handed(handed, options));
+    device.set_discard(config.discard == Switch::On);
+    device.check_handed()?;
+    Ok(device)
+}
+
+fn disk_options(config: &BlkConfig) -> kickless_disk::Options {
+    let BlkConfig { read_only, cache, cache_size, .. } = *config;
+    kickless_disk::Options { read_only, cache, cache_size }
+}
+
+fn device_options(config: &BlkConfig, making: &Making<'_>, disk: &Disk) -> kickless_blk::Options {
     let serial = config.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
     let (queues_max, queue_size_max) = (config.num_queues, making.queue_size_max);
-    let device = Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock })
+    kickless_blk::Options { serial, queues_max, queue_size_max, lock: config.lock == Switch::On }
+}
+
+/// Applies the options that do not come from the disk.
+fn configured(config: &BlkConfig, device: Blk) -> Blk {
+    let device = device
+        .with_stop_on_error(config.on_error == OnError::Stop)
         .with_block_size(config.logical_block_size);
     config.blk_size.into_iter().for_each(|bytes| device.set_size_min(bytes));
-    Ok(device)
+    device
 }

@@ -125,6 +125,11 @@ impl Ram {
         Ok(file.into())
     }
 
+    /// Returns whether this memory is of a file, so that [`Ram::share`] copies nothing.
+    pub fn is_of_file(&self) -> bool {
+        self.shared.is_some()
+    }
+
     /// Returns whether bytes were lost, because the kernel had no memory for a page of the file.
     #[inline]
     pub fn is_damaged(&self) -> bool {

@@ -333,16 +333,35 @@ impl Rig {
         self.task.vring().disarm();
     }
 
-    /// Parks the queue, whose requests in flight are all kept, and lets it go on.
+    /// Parks the queue, whose requests in flight are all kept.
     pub fn park(&mut self) -> Position {
         self.poll_with(0);
         assert_eq!(self.task.in_flight(), self.task.kept());
         self.task.return_credit();
         let position = self.task.vring().position();
         self.task.detach(&mut self.engine);
+        position
+    }
+
+    /// Lets a parked queue go on.
+    pub fn unpark(&mut self) {
         self.task.attach(&mut self.engine).unwrap();
         self.task.vring().disarm();
-        position
+    }
+
+    /// Makes the task of a device that takes the parked queue over.
+    pub fn task_of(&self, device: &Arc<Blk>, position: &Position, packed: bool) -> Box<dyn QueueTask> {
+        let make = if packed { device::Options::packed } else { device::Options::new };
+        let options = make(self.size, false, true).unwrap();
+        let parts = vring_parts(&self.view, options, GuestRing::addresses());
+        let vring = Vring::new(VringParts { next_avail: position.next_avail, ..parts }).unwrap();
+        device.start_queue(vring, device.features()).unwrap()
+    }
+
+    /// Goes on with this task, which takes the parked queue over.
+    pub fn go_on_with(&mut self, device: &Arc<Blk>, task: Box<dyn QueueTask>) {
+        (self.device, self.task) = (device.clone(), task);
+        self.unpark();
     }
 
     /// Stops the queue, which leaves what it does not finish in this time. Returns the number of requests

@@ -70,19 +70,19 @@ impl FileDisk {
         }
         // This returns the size of a device too.
         let bytes = (&*file).seek(SeekFrom::End(0)).map_err(failed)?;
-        let size = bytes - bytes % SECTOR;
         let is_disk = contents == Contents::Disk;
+        let handed = if let Source::Handed(_, image) = source { Some(image) } else { None };
+        let size = match handed.filter(|_| is_disk) {
+            // A guest keeps the size that it knows.
+            Some(image) => image.size.min(i64::MAX as u64),
+            None => bytes,
+        };
+        let size = size - size % SECTOR;
         if size == 0 && is_disk {
             return Err(Error::Empty { path: path.to_owned() });
         }
-        if size < bytes && is_disk {
-            tracing::warn!(
-                path = %path.display(), bytes, size,
-                "the length of the image is not a multiple of 512; the guest cannot reach the part of a sector at its end"
-            );
-        }
-        if is_disk {
-            Self::warn_of_format(path, &file, size);
+        if is_disk && handed.is_none() {
+            Self::warn_of_contents(path, &file, bytes);
         }
         let direct =
             direct.map(|alignment| direct_requirements(path, &file, device, alignment)).transpose()?;
@@ -97,14 +97,20 @@ impl FileDisk {
         let limits = match &facts {
             Some(facts) => topology::of_device(facts, plain, size, block.or_else(|| logical_block(&file))),
             None => {
-                let punches = !options.read_only && can_punch_holes(&file, size);
+                let can_punch =
+                    || handed.map_or_else(|| can_punch_holes(&file, size), |image| image.punches_holes);
+                let punches = !options.read_only && can_punch();
                 topology::of_image(stat.st_blksize as u64, punches, plain)
             }
         };
         // The kernel's alignment would suffice, but a transfer that crosses fewer pages is cheaper. So this
         // is at least a page.
         let address = direct.as_ref().map_or(1, |direct| direct.address).max(rustix::param::page_size());
-        let writeback = (direct.is_none() && !options.read_only).then(|| Writeback::watch(&file));
+        let watch = || match handed {
+            Some(image) => Writeback::of_witness(image.witness.take()),
+            None => Writeback::watch(&file),
+        };
+        let writeback = (direct.is_none() && !options.read_only).then(watch);
         if let (Source::Descriptor(..), Some(false)) =
             (source, writeback.as_ref().map(Writeback::has_witness))
         {
@@ -125,13 +131,27 @@ impl FileDisk {
             file,
             limits,
             size: AtomicU64::new(size),
-            accessible_size: AtomicU64::new(size),
+            accessible_size: AtomicU64::new(size.min(bytes - bytes % SECTOR)),
             device,
             direct,
             pool: Arc::new(BufferPool::new(address)),
             missing_syscalls: MissingSyscalls::default(),
             span: Span::current(),
         })
+    }
+}
+
+impl FileDisk {
+    /// Warns of an image with a part of a sector at its end, or in a format.
+    fn warn_of_contents(path: &Path, file: &File, bytes: u64) {
+        let size = bytes - bytes % SECTOR;
+        if size < bytes {
+            tracing::warn!(
+                path = %path.display(), bytes, size,
+                "the length of the image is not a multiple of 512; the guest cannot reach the part of a sector at its end"
+            );
+        }
+        Self::warn_of_format(path, file, size);
     }
 }
 

@@ -41,6 +41,14 @@ impl BlockSizes {
             body.try_into().map_err(|_| Problem::Protocol("block sizes have a wrong length"))?;
         let [minimum, preferred, maximum] =
             [0, 4, 8].map(|at| u32::from_be_bytes([body[at], body[at + 1], body[at + 2], body[at + 3]]));
+        Self::new((minimum, preferred, maximum))
+    }
+
+    /// Checks the least, the preferred and the largest size.
+    ///
+    /// # Errors
+    /// The sizes contradict the protocol.
+    pub(super) fn new((minimum, preferred, maximum): (u32, u32, u32)) -> Result<Self, Problem> {
         let is_valid = minimum.is_power_of_two()
             && preferred.is_power_of_two()
             && minimum <= MINIMUM_MAX
@@ -51,6 +59,11 @@ impl BlockSizes {
         } else {
             Err(Problem::BlockSizes { minimum, preferred, maximum })
         }
+    }
+
+    /// Returns the least, the preferred and the largest size.
+    pub(super) fn numbers(self) -> (u32, u32, u32) {
+        (self.minimum, self.preferred, self.maximum)
     }
 
     /// Returns the sizes of the client's requests.

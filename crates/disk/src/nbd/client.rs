@@ -45,6 +45,8 @@ pub(super) struct Client {
     pub(super) connection: Option<Connection>,
     /// The last connection, until the server has ended it. There is no other one meanwhile.
     pub(super) ending: Option<Ending>,
+    /// Another process goes on with the connection, or may still have it. Nothing is sent or read.
+    pub(super) is_suspended: bool,
     /// The disk was given up and not taken over. Nothing connects.
     pub(super) is_closed: bool,
     pub(super) job: Option<ActiveJob>,
@@ -70,7 +72,8 @@ impl Client {
         address: Address,
         uri: NbdUri,
         offload: Arc<Offload>,
-        connection: Connection,
+        (export, connection): (Export, Option<Connection>),
+        is_suspended: bool,
     ) -> Self {
         let now = Instant::now();
         Self {
@@ -78,10 +81,11 @@ impl Client {
             address,
             uri,
             offload,
-            export: connection.export,
+            export,
             queue: VecDeque::new(),
-            connection: Some(connection),
+            connection,
             ending: None,
+            is_suspended,
             is_closed: false,
             job: None,
             fails_at: now,
@@ -103,14 +107,21 @@ impl Client {
                 self.sleep();
             }
         }
-        if let Some(connection) = self.connection.take() {
+        if let Some(connection) = self.connection.take().filter(|_| !self.is_suspended) {
             connection.leave();
         }
     }
 
     /// Does what can be done now. Returns whether there was anything.
     fn turn(&mut self) -> bool {
-        if self.is_ending() {
+        if self.is_suspended {
+            return false;
+        }
+        let is_ending = self.is_ending();
+        if self.prepare_hand_over() {
+            return true;
+        }
+        if is_ending {
             self.fail_overdue();
             return false;
         }
@@ -155,7 +166,12 @@ impl Client {
             let deadline = Instant::now() + stop_within(&self.uri);
             self.job = Some(ActiveJob::new(job, caller, deadline));
         }
-        inbox.stop
+        let (resume, stops) = (inbox.resume.take(), inbox.stop);
+        drop(inbox);
+        if let Some(resume) = resume.filter(|_| self.is_suspended) {
+            self.resume(resume);
+        }
+        stops
     }
 
     /// Sends and receives as much as possible. Returns whether there was anything.
@@ -196,6 +212,7 @@ impl Client {
         tracing::warn!(server = %self.uri, %problem, ?wait, "the connection to the NBD server is lost; requests wait for it");
         self.lost_writes = connection.in_flight.lost_writes() + u64::from(connection.in_flight.is_dirty());
         self.is_dirty = false;
+        self.inbox.count_change();
         let has_changes = connection.in_flight.has_changes();
         for mut queued in connection.in_flight.drain().into_iter().rev() {
             queued.losses += 1;
@@ -249,6 +266,7 @@ impl Client {
         match found {
             Ok(connection) => {
                 tracing::info!(server = %self.uri, "the NBD server is back");
+                self.inbox.count_change();
                 self.connection = Some(connection);
                 true
             }
@@ -284,6 +302,12 @@ impl Client {
     /// Waits for the server, for new operations, or for the next deadline.
     fn sleep(&self) {
         let waker = PollFd::from_borrowed_fd(self.inbox.waker().as_fd(), PollFlags::IN);
+        if self.is_suspended {
+            if poll(&mut [waker], None).is_ok() {
+                self.inbox.waker().clear();
+            }
+            return;
+        }
         let stop_deadline = self.stop_deadline.map(|(_, deadline)| deadline);
         // A job goes on when the last connection has ended.
         let job_deadline = self.job.as_ref().filter(|_| self.ending.is_none()).map(|job| job.deadline);
@@ -364,7 +388,7 @@ mod tests {
         let export = Export { size: 512, flags: 0, sizes: BlockSizes::default(), structured: false };
         let connection = Connection::new(UnixStream::pair().unwrap().0.into(), export, 0, false);
         let (inbox, offload) = (Inbox::new().unwrap(), Offload::new(Limits::plain(false), 512, false));
-        Client::new(Arc::new(inbox), address, uri.clone(), offload, connection)
+        Client::new(Arc::new(inbox), address, uri.clone(), offload, (export, Some(connection)), false)
     }
 
     /// A stop has a limit even if the server may stay away for a long time.

@@ -44,6 +44,11 @@ impl Connection {
         }
     }
 
+    /// Sets the counts before this connection, on which nothing is in flight.
+    pub(super) fn set_counts(&mut self, lost_writes: u64, is_dirty: bool) {
+        self.in_flight = InFlight::new(lost_writes, is_dirty);
+    }
+
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -51,6 +56,11 @@ impl Connection {
     /// Returns whether to wait until the socket accepts more.
     pub(super) fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()
+    }
+
+    /// Returns whether nothing is in flight, and no part of a message has passed.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.unsent.is_empty() && self.replies.is_between_messages()
     }
 
     /// Takes a request, to be sent. The caller has checked that there is room.

@@ -5,7 +5,7 @@
 //! server without `NBD_FLAG_CAN_MULTI_CONN` may keep what an older connection has read.
 
 use super::client::{CONNECT_WITHIN, Client, RECONNECT_EVERY};
-use super::job::{ActiveJob, Caller, Job};
+use super::job::{ActiveJob, Answer, Caller, Job};
 use super::wire::{self, Problem};
 use crate::IoError;
 use crate::offload::{AnswerSlot, OffloadKind};
@@ -18,25 +18,26 @@ impl Client {
     /// Continues the job, if there is one. Returns whether it made progress. Called while no connection ends,
     /// so that what was sent on an older one comes before the next owner's requests.
     pub(super) fn continue_job(&mut self) -> bool {
-        let Some(mut job) = self.job.take() else { return false };
+        let Some(mut job) = self.job.take_if(|job| matches!(job.job, Job::GiveUp | Job::TakeOver)) else {
+            return false;
+        };
         let Some(flushed) = self.flush(&mut job) else {
             self.job = Some(job);
             return false;
         };
-        let result = match job.job {
-            Job::GiveUp => self.give_up(&job.caller, flushed),
-            Job::TakeOver => {
-                self.end_connection(flushed.is_ok());
-                if self.ending.is_some() {
-                    job.flush = None;
-                    self.job = Some(job);
-                    return true;
-                }
-                self.take_over()
+        let result = if job.job == Job::GiveUp {
+            self.give_up(&job.caller, flushed)
+        } else {
+            self.end_connection(flushed.is_ok());
+            if self.ending.is_some() {
+                job.flush = None;
+                self.job = Some(job);
+                return true;
             }
+            self.take_over()
         };
         // The caller may have given up.
-        let _ = job.caller.send(Some(result));
+        let _ = job.caller.send(Some(result.map(|()| Answer::Done)));
         true
     }
 
@@ -90,6 +91,7 @@ impl Client {
         self.lost_writes = connection.in_flight.lost_writes();
         // Without flushes, the server may still lose these writes when it goes away later.
         self.is_dirty = connection.in_flight.is_dirty();
+        self.inbox.count_change();
         connection.leave();
     }
 
@@ -104,6 +106,7 @@ impl Client {
         match connected {
             Ok(connection) => {
                 self.inbox.set_export_size(connection.export.accessible_size());
+                self.inbox.count_change();
                 self.connection = Some(connection);
                 Ok(())
             }

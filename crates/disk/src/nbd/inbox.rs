@@ -1,6 +1,6 @@
 //! Passes operations from the workers to the thread of the connection.
 
-use super::job::{Caller, Job};
+use super::job::{Answer, Caller, Counts, Job};
 use crate::offload::OffloadOp;
 use kickless_io::Waker;
 use kickless_sync::lock;
@@ -29,6 +29,17 @@ pub(super) struct Inbox {
     waker: Waker,
     /// The size of the export when the disk was last opened or taken over.
     export_size: AtomicU64,
+    /// The number of connections that were made or lost.
+    changes: AtomicU64,
+}
+
+/// The way to go on after [`Job::Suspend`], or in a new process.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Resume {
+    /// The counts of the process that was suspended. `None`: it is this one.
+    pub(super) counts: Option<Counts>,
+    /// A guest uses the disk.
+    pub(super) is_taken: bool,
 }
 
 #[derive(Debug, Default)]
@@ -41,12 +52,14 @@ pub(super) struct InboxState {
     pub(super) restart_wait: bool,
     /// The job to begin, and its caller.
     pub(super) job: Option<(Job, Caller)>,
+    pub(super) resume: Option<Resume>,
     pub(super) stop: bool,
 }
 
 impl Inbox {
     pub(super) fn new() -> std::io::Result<Self> {
-        Ok(Self { state: Mutex::default(), waker: Waker::new()?, export_size: AtomicU64::new(0) })
+        let (export_size, changes) = Default::default();
+        Ok(Self { state: Mutex::default(), waker: Waker::new()?, export_size, changes })
     }
 
     pub(super) fn waker(&self) -> &Waker {
@@ -65,6 +78,15 @@ impl Inbox {
 
     pub(super) fn set_export_size(&self, size: u64) {
         self.export_size.store(size, Ordering::Relaxed);
+    }
+
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
+    }
+
+    /// Counts a connection that was made or lost.
+    pub(super) fn count_change(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Passes an operation to the thread.
@@ -87,7 +109,7 @@ impl Inbox {
     ///
     /// # Errors
     /// The job fails, or the thread does not answer in time.
-    pub(super) fn request(&self, job: Job, within: Duration) -> io::Result<()> {
+    pub(super) fn request(&self, job: Job, within: Duration) -> io::Result<Answer> {
         let (caller, answers) = sync_channel(0);
         lock(&self.state).job = Some((job, caller));
         self.waker.wake();
@@ -109,6 +131,12 @@ impl Inbox {
     /// Restarts the time to wait for a lost server, because another front-end uses the disk.
     pub(super) fn restart_wait(&self) {
         lock(&self.state).restart_wait = true;
+        self.waker.wake();
+    }
+
+    /// Lets the thread go on after [`Job::Suspend`], or begin in a new process.
+    pub(super) fn resume(&self, resume: Resume) {
+        lock(&self.state).resume = Some(resume);
         self.waker.wake();
     }
 

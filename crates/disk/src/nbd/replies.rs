@@ -58,6 +58,11 @@ impl Replies {
         Self { structured, state: ParseState::Header, stage, start: 0, end: 0 }
     }
 
+    /// Returns whether all that was read are whole replies.
+    pub(super) fn is_between_messages(&self) -> bool {
+        self.state == ParseState::Header && self.start == self.end
+    }
+
     /// Returns the memory for the next bytes of the stream: the buffer of a request, then the stage. They are
     /// never empty together.
     pub(super) fn space<'a>(&'a mut self, in_flight: &'a mut InFlight) -> [IoSliceMut<'a>; 2] {

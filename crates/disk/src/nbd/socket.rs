@@ -18,6 +18,11 @@ use std::time::{Duration, Instant};
 pub(super) enum Address {
     Tcp(Vec<SocketAddr>),
     Unix(PathBuf),
+    /// A host that is looked up for each connection, because it could not be before.
+    Unresolved {
+        host: String,
+        port: u16,
+    },
 }
 
 impl Address {
@@ -27,6 +32,18 @@ impl Address {
             Server::Tcp { host, port } => Ok(Self::Tcp(kickless_opener::resolve(host, *port)?)),
             Server::Unix(path) => Ok(Self::Unix(path.into())),
         }
+    }
+
+    /// Resolves the address of a server to which there is a connection already.
+    pub(super) fn of_connected(server: &Server) -> Self {
+        let unresolved = |error: io::Error| match server {
+            Server::Tcp { host, port } => {
+                tracing::warn!(%host, %error, "the NBD server cannot be looked up now, but when its connection is lost");
+                Self::Unresolved { host: host.clone(), port: *port }
+            }
+            Server::Unix(path) => Self::Unix(path.into()),
+        };
+        Self::of(server).unwrap_or_else(unresolved)
     }
 
     /// Connects and selects an export.
@@ -44,20 +61,26 @@ impl Address {
                 // This succeeds at once, or the server does not accept connections.
                 kickless_opener::connect(path)?
             }
-            Self::Tcp(addresses) => {
-                let mut result = Err(Problem::Slow);
-                for address in addresses {
-                    result = tcp(*address, deadline, inbox);
-                    if result.is_ok() {
-                        break;
-                    }
-                }
-                result?
+            Self::Tcp(addresses) => tcp_of_any(addresses, deadline, inbox)?,
+            Self::Unresolved { host, port } => {
+                tcp_of_any(&kickless_opener::resolve(host, *port)?, deadline, inbox)?
             }
         };
         let agreed = negotiate(&mut DeadlineStream { socket: &socket, deadline, inbox }, export)?;
         Ok((socket, agreed))
     }
+}
+
+/// Connects to the first address that answers.
+fn tcp_of_any(addresses: &[SocketAddr], deadline: Instant, inbox: &Inbox) -> Result<OwnedFd, Problem> {
+    let mut result = Err(Problem::Slow);
+    for address in addresses {
+        result = tcp(*address, deadline, inbox);
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
 }
 
 fn tcp(address: SocketAddr, deadline: Instant, inbox: &Inbox) -> Result<OwnedFd, Problem> {

@@ -3,8 +3,8 @@
 use super::attached::AttachedImages;
 use super::blocking;
 use super::decoder::Decoder;
-use super::layer::Chain;
-use super::open;
+use super::layer::{Chain, Image};
+use super::open::{self, Under};
 use super::request::Qcow2State;
 use super::runtime::Tables;
 use crate::attached::Attached;
@@ -23,7 +23,7 @@ use kickless_sync::lock;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tracing::Span;
@@ -37,18 +37,22 @@ pub struct Qcow2Disk {
     path: PathBuf,
     options: Options,
     /// The file of the image itself.
-    file: Arc<FileDisk>,
+    pub(super) file: Arc<FileDisk>,
     limits: Limits,
     size: AtomicU64,
     decoder: Arc<Decoder>,
     /// The open images. `None` until they are needed, and while they belong to another host.
     chain: Mutex<Option<Arc<Chain>>>,
     /// Held while the image is opened, closed or grown. Taken before `chain`, which workers take too.
-    control: Mutex<()>,
+    pub(super) control: Mutex<()>,
     /// Changes with each change of `chain`.
     generation: AtomicU64,
-    /// The locks of the backing images, while the image is open.
-    locks: Mutex<Vec<ImageLock>>,
+    /// The locks of the backing images, while the image is open or suspended.
+    pub(super) locks: Mutex<Vec<ImageLock>>,
+    /// The files of the backing images, while the disk passes from one process to another.
+    pub(super) under: Mutex<Vec<Arc<FileDisk>>>,
+    /// The images belong to another process, which may go on with them.
+    pub(super) is_of_other: AtomicBool,
     /// The number of queues that were attached. Each gets a number.
     queues: AtomicU32,
     /// Space of the image's file stays allocated. Changes under the lock of `chain`.
@@ -71,23 +75,37 @@ impl Qcow2Disk {
         let (file, decoder) = (Arc::new(file), Arc::default());
         // The images may belong to another host, so this only looks at them.
         let read_only = Options { read_only: true, ..*options };
-        open::chain(path, &file, &read_only, false, &decoder).map_err(failed)?;
-        let size = disk_size(header.size).map_err(failed)?;
+        open::chain(path, &file, &read_only, Under::Named { locks: false }, &decoder).map_err(failed)?;
         if header.is_corrupt() && !options.read_only {
             let corrupt = kickless_qcow2::BadImage::Corrupt;
             return Err(failed(io::Error::other(corrupt)));
         }
+        Self::closed(path, *options, (file, decoder), &header).map_err(failed)
+    }
+
+    /// Makes a disk whose images are not open.
+    ///
+    /// # Errors
+    /// No disk can have the size of the image.
+    pub(super) fn closed(
+        path: &Path,
+        options: Options,
+        (file, decoder): (Arc<FileDisk>, Arc<Decoder>),
+        header: &Header,
+    ) -> io::Result<Self> {
         Ok(Self {
             path: path.to_owned(),
-            options: *options,
-            limits: limits(&header, options.read_only),
+            options,
+            limits: limits(header, options.read_only),
             file,
-            size: AtomicU64::new(size),
+            size: AtomicU64::new(disk_size(header.size)?),
             decoder,
             chain: Mutex::default(),
             control: Mutex::default(),
             generation: AtomicU64::new(0),
             locks: Mutex::default(),
+            under: Mutex::default(),
+            is_of_other: AtomicBool::new(false),
             queues: AtomicU32::new(0),
             keeps_space: AtomicBool::new(false),
             span: Span::current(),
@@ -139,12 +157,54 @@ impl Qcow2Disk {
     }
 
     /// Keeps these locks of backing images, and unlocks those of before.
-    fn lock_backing(&self, locks: Vec<ImageLock>) {
+    pub(super) fn lock_backing(&self, locks: Vec<ImageLock>) {
         *lock(&self.locks) = locks;
     }
 
+    /// Opens the images. Returns the locks of those that are found by name.
+    pub(super) fn open_chain(&self, under: Under<'_>) -> io::Result<Vec<ImageLock>> {
+        let (opened, locks) = self
+            .span
+            .in_scope(|| open::chain(&self.path, &self.file, &self.options, under, &self.decoder))?;
+        if let Some(image) = opened.top() {
+            // It may have grown, or shrunk: `qemu-img snapshot -a` and `resize --shrink`.
+            self.size.store(disk_size(image.size.load(Ordering::Relaxed))?, Ordering::Relaxed);
+        }
+        self.set_chain(Some(Arc::new(opened)));
+        Ok(locks)
+    }
+
+    /// Returns the image of a chain that is written.
+    pub(super) fn written<'c>(&self, chain: &'c Chain) -> Option<&'c Arc<Image>> {
+        chain.top().filter(|_| !self.options.read_only)
+    }
+
+    /// Writes the host's cache of the image to its file, before it is closed.
+    pub(super) fn sync(&self, image: Option<&Arc<Image>>) -> io::Result<()> {
+        if image.is_none() {
+            return Ok(());
+        }
+        if self.file.is_cut() {
+            return Err(io::Error::other(IoError::Shrunk));
+        }
+        blocking::BlockingFile(&self.file).sync()
+    }
+
+    /// Returns the reserve of an image that no queue uses any more, and writes its tables.
+    pub(super) fn close(&self, image: Option<&Arc<Image>>) -> io::Result<()> {
+        let Some(image) = image else { return Ok(()) };
+        image.with_tables(Tables::close);
+        let closed = blocking::run(image, Tables::closed).map_err(io::Error::from);
+        closed.and_then(|()| blocking::BlockingFile(&self.file).sync()).inspect_err(|error| {
+            tracing::warn!(
+                parent: &self.span, %error,
+                "the image has clusters that nothing uses: `qemu-img check -r leaks` returns them"
+            );
+        })
+    }
+
     /// Replaces the open images.
-    fn set_chain(&self, opened: Option<Arc<Chain>>) {
+    pub(super) fn set_chain(&self, opened: Option<Arc<Chain>>) {
         let mut chain = lock(&self.chain);
         *chain = opened;
         self.pass_keeps_space(chain.as_deref());
@@ -300,25 +360,11 @@ impl DiskControl for Qcow2Disk {
     fn write_back(&self) -> io::Result<()> {
         let _control = lock(&self.control);
         let Some((open, _)) = self.chain() else { return Ok(()) };
-        let image = open.top().filter(|_| !self.options.read_only);
-        let file = blocking::BlockingFile(&self.file);
-        if image.is_some() {
-            if self.file.is_cut() {
-                return Err(io::Error::other(IoError::Shrunk));
-            }
-            file.sync()?;
-        }
+        let image = self.written(&open);
+        self.sync(image)?;
         self.set_chain(None);
-        if let Some(image) = image {
-            image.with_tables(Tables::close);
-            let closed = blocking::run(image, Tables::closed).map_err(io::Error::from);
-            if let Err(error) = closed.and_then(|()| file.sync()) {
-                tracing::warn!(
-                    parent: &self.span, %error,
-                    "the image has clusters that nothing uses: `qemu-img check -r leaks` returns them"
-                );
-            }
-        }
+        // The warning says what a failure means.
+        let _ = self.close(image);
         self.lock_backing(Vec::new());
         Ok(())
     }
@@ -328,15 +374,8 @@ impl DiskControl for Qcow2Disk {
         let _control = lock(&self.control);
         self.set_chain(None);
         self.lock_backing(Vec::new());
-        let (opened, locks) = self
-            .span
-            .in_scope(|| open::chain(&self.path, &self.file, &self.options, locks, &self.decoder))?;
-        if let Some(image) = opened.top() {
-            // It may have grown, or shrunk: `qemu-img snapshot -a` and `resize --shrink`.
-            self.size.store(disk_size(image.size.load(Ordering::Relaxed))?, Ordering::Relaxed);
-        }
+        let locks = self.open_chain(Under::Named { locks })?;
         self.lock_backing(locks);
-        self.set_chain(Some(Arc::new(opened)));
         Ok(())
     }
 
@@ -400,6 +439,9 @@ impl DiskControl for Qcow2Disk {
 
 impl Drop for Qcow2Disk {
     fn drop(&mut self) {
+        if self.is_of_other.load(Ordering::Relaxed) {
+            return;
+        }
         if let Err(error) = self.write_back() {
             tracing::debug!(parent: &self.span, %error, "the image cannot be closed");
         }

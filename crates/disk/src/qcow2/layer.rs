@@ -32,7 +32,7 @@ pub(super) enum Layer {
 /// A raw backing image.
 #[derive(Debug)]
 pub(super) struct RawLayer {
-    pub(super) file: FileDisk,
+    pub(super) file: Arc<FileDisk>,
     /// The bytes that it has, rounded up to whole sectors.
     pub(super) size: u64,
 }
@@ -70,7 +70,7 @@ pub(super) enum Place {
 }
 
 impl Layer {
-    pub(super) fn file(&self) -> &FileDisk {
+    pub(super) fn file(&self) -> &Arc<FileDisk> {
         match self {
             Self::Raw(raw) => &raw.file,
             Self::Qcow2(image) => &image.file,

@@ -95,38 +95,71 @@ pub(super) fn is_fit(file: &FileDisk, header: &Header) -> bool {
     header.geometry.subcluster() >= file.unit()
 }
 
-/// Opens the image in `file`, and its backing images. Nothing of them is read from the host's cache as it was
-/// before. With `locks`, each backing image is locked before it is read, and the locks are returned. A
-/// writable image is prepared: repaired if that is necessary, and without the features that its writer must
-/// keep up.
+/// The images under an image.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Under<'a> {
+    /// The images that have the names now. Another program or host may have written to each image of the
+    /// chain. `locks`: each is locked before it is read.
+    Named { locks: bool },
+    /// These files, the upper ones first. Nothing was written to the chain since a process of this host
+    /// closed it, and nothing is to be written.
+    Open(&'a [Arc<FileDisk>]),
+}
+
+/// Opens the image in `file`, and its backing images.
+///
+/// Nothing of images that are found by name is read from the host's cache as it was before, and the locks of
+/// backing images are returned. A writable image is prepared then: repaired if that is necessary, and without
+/// the features that its writer must keep up.
 pub(super) fn chain(
     path: &Path,
     file: &Arc<FileDisk>,
     options: &Options,
-    locks: bool,
+    under: Under<'_>,
     decoder: &Arc<Decoder>,
 ) -> io::Result<(Chain, Vec<ImageLock>)> {
     let due = Arc::new(AtomicBool::new(false));
-    file.drop_cache();
-    if !options.read_only {
-        prepare(path, file)?;
+    match under {
+        Under::Named { .. } => {
+            file.drop_cache();
+            if !options.read_only {
+                prepare(path, file)?;
+            }
+        }
+        Under::Open(_) if options.read_only => {}
+        Under::Open(_) => check_closed(file)?,
     }
-    let (layers, seen) = (Vec::new(), Vec::new());
-    let mut opening = Opening { options, layers, locks: locks.then(Vec::new), seen, l1_bytes: 0 };
+    let (layers, seen, locks) = (Vec::new(), Vec::new(), Vec::new());
+    let mut opening = Opening { options, layers, under, locks, seen, l1_bytes: 0 };
     let mut backing = opening.image(file.clone(), !options.read_only)?;
     let mut path = path.to_owned();
     while let Some(under) = backing {
         let name = String::from_utf8_lossy(&under.name).into_owned();
         (path, backing) = opening.backing(&path, &under).map_err(|error| BackingError::said(&name, error))?;
     }
-    let Opening { layers, locks, .. } = opening;
+    let Opening { layers, under, locks, .. } = opening;
+    if let Under::Open([_, ..]) = under {
+        return Err(io::Error::other("it has fewer backing images than before"));
+    }
     let tables: Vec<_> = layers.iter().filter_map(OpenedLayer::tables).collect();
     let mut cache_sizes = cache_sizes(options.cache_size, &tables).into_iter();
     let layers = layers.into_iter().map(|layer| match layer {
         OpenedLayer::Raw(raw) => Layer::Raw(raw),
         OpenedLayer::Qcow2(image) => Layer::Qcow2(image.layer(cache_sizes.next().unwrap_or(0), &due)),
     });
-    Ok((Chain { layers: layers.collect(), due, decoder: decoder.clone() }, locks.unwrap_or_default()))
+    Ok((Chain { layers: layers.collect(), due, decoder: decoder.clone() }, locks))
+}
+
+/// Checks that a process of this program has closed the image.
+fn check_closed(file: &FileDisk) -> io::Result<()> {
+    let (header, _) = header(file)?;
+    if header.is_corrupt() {
+        return Err(bad(BadImage::Corrupt));
+    }
+    match header.is_dirty() || header.autoclear != 0 {
+        true => Err(io::Error::other("it was not closed before it was handed over")),
+        false => Ok(()),
+    }
 }
 
 /// Repairs an image that was not closed, and gives up features that this program does not keep up.
@@ -175,8 +208,10 @@ fn prepare(path: &Path, file: &FileDisk) -> io::Result<()> {
 struct Opening<'a> {
     options: &'a Options,
     layers: Vec<OpenedLayer>,
-    /// The locks of the backing images. `None`: they are not locked.
-    locks: Option<Vec<ImageLock>>,
+    /// The images that are still to be opened.
+    under: Under<'a>,
+    /// The locks of the backing images.
+    locks: Vec<ImageLock>,
     /// The device and the inode of each file.
     seen: Vec<(u64, u64)>,
     /// The bytes of the L1 tables so far.
@@ -241,26 +276,37 @@ impl Opening<'_> {
             }
             BackingFormat::Qcow2 => {
                 let file = self.take(|| open_file(Source::Path(&path), &options).map(|(file, _)| file))?;
-                let backing = self.image(Arc::new(file), false)?;
+                let backing = self.image(file, false)?;
                 Ok((path, backing))
             }
         }
     }
 
     /// Opens a backing image and locks it. Drops what was read of it before.
-    fn take(&mut self, open: impl Fn() -> io::Result<FileDisk>) -> io::Result<FileDisk> {
+    fn take(&mut self, open: impl Fn() -> io::Result<FileDisk>) -> io::Result<Arc<FileDisk>> {
+        let locks = match &mut self.under {
+            Under::Named { locks } => *locks,
+            Under::Open(files) => {
+                let (file, rest) =
+                    files.split_first().ok_or_else(|| io::Error::other("it was not handed over"))?;
+                *files = rest;
+                return Ok(file.clone());
+            }
+        };
         for _ in 0..REPLACED_MAX {
             let file = open()?;
-            if let Some(locks) = &mut self.locks {
+            if locks {
                 let lock = ImageLock::wait_for(file.os_file(), true);
-                locks.push(lock.map_err(|error| io::Error::other(CannotBeLocked(error)))?);
+                self.locks.push(lock.map_err(|error| io::Error::other(CannotBeLocked(error)))?);
             }
             // Another file may have got its name before it was locked.
             if !file.is_replaced() {
                 file.drop_cache();
-                return Ok(file);
+                return Ok(Arc::new(file));
             }
-            self.locks.as_mut().and_then(Vec::pop);
+            if locks {
+                self.locks.pop();
+            }
         }
         Err(io::Error::other("it is replaced by other files all the time"))
     }

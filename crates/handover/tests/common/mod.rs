@@ -200,10 +200,11 @@ impl Maker {
         Image {
             file: self.fd(),
             witness: self.maybe(Self::fd),
-            path: self.maybe(Self::text),
             device: self.u64(),
             inode: self.u64(),
-            alignment: self.maybe(|maker| (512 << maker.random.below(8), 4096)),
+            alignment: self.maybe(|maker| (1 << maker.random.below(17), 512 << maker.random.below(8))),
+            size: self.u64(),
+            punches_holes: self.bool(),
         }
     }
 
@@ -211,13 +212,13 @@ impl Maker {
         let medium = match self.random.below(4) {
             0 => Medium::Anew,
             1 => Medium::Memory { file: self.fd(), len: self.u64().max(1) },
-            2 => Medium::Nbd(self.maybe(|maker| Nbd {
-                socket: maker.fd(),
-                size: maker.u64(),
-                flags: maker.u16(),
-                block_sizes: (maker.u32(), maker.u32(), maker.u32()),
-                is_structured: maker.bool(),
-            })),
+            2 => Medium::Nbd(Nbd {
+                socket: self.maybe(Self::fd),
+                size: self.u64(),
+                flags: self.u16(),
+                block_sizes: (self.u32(), self.u32(), self.u32()),
+                is_structured: self.bool(),
+            }),
             _ => Medium::Images((0..=self.random.below(3)).map(|_| self.image()).collect()),
         };
         Disk { config_space: self.span(), medium }
@@ -256,8 +257,9 @@ impl Maker {
     pub(crate) fn disk_final(&mut self) -> DiskFinal {
         let nbd = |maker: &mut Self| NbdFinal {
             is_dirty: maker.bool(),
-            losses: maker.u64(),
-            reported: maker.some(3, |maker| maker.maybe(Self::u64)),
+            losses: maker.u64() >> 16,
+            at_driver_start: maker.u64() >> 16,
+            reported: maker.some(3, |maker| maker.maybe(|maker| maker.u64() >> 16)),
         };
         DiskFinal {
             is_taken: self.bool(),

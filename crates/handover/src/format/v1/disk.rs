@@ -5,8 +5,14 @@ use crate::format::v1::session::check_range;
 use crate::parts::{Amounts, Checked, Fd, Span};
 use serde::{Deserialize, Serialize};
 
-/// The alignments that direct I/O can need: one sector, and the largest that a disk is accepted with.
-const ALIGNMENTS: std::ops::RangeInclusive<u32> = 512..=64 << 10;
+/// The smallest alignment in a file that direct I/O can need: a sector.
+const ALIGNMENT_MIN: u32 = 512;
+/// The largest alignment that a disk is accepted with.
+const ALIGNMENT_MAX: u32 = 64 << 10;
+/// The largest count of lost connections. No server loses as many, and sums of it do not overflow.
+const LOSSES_MAX: u64 = 1 << 48;
+/// The largest number of queues of a disk.
+const QUEUES_MAX: usize = 256;
 
 /// All of a disk that the new process makes before the pause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,8 +39,8 @@ pub enum Medium {
     },
     /// A file, or an image and those under it: the top one first.
     Images(Vec<Image>),
-    /// A connection to an NBD server, or none while the server is away.
-    Nbd(Option<Nbd>),
+    /// A connection to an NBD server.
+    Nbd(Nbd),
 }
 
 /// An open file of a disk. Its lock belongs to the description and passes with it.
@@ -45,23 +51,25 @@ pub struct Image {
     pub file: Fd,
     /// The description that reports losses of the page cache.
     pub witness: Option<Fd>,
-    /// The path under which an image under another one was found. The first path is in the configuration.
-    pub path: Option<String>,
     /// The device of its inode.
     pub device: u64,
     /// The number of its inode.
     pub inode: u64,
     /// The alignments in memory and in the file that direct I/O needs.
     pub alignment: Option<(u32, u32)>,
+    /// The bytes that a guest can reach in a raw image.
+    pub size: u64,
+    /// The file system can punch holes.
+    pub punches_holes: bool,
 }
 
 /// A connection to an NBD server on which nothing is in flight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Nbd {
-    /// The socket.
-    pub socket: Fd,
-    /// The size of the export in bytes.
+    /// The socket. `None`: the server is away.
+    pub socket: Option<Fd>,
+    /// The size of the disk in bytes.
     pub size: u64,
     /// The flags of the export.
     pub flags: u16,
@@ -115,7 +123,9 @@ pub struct NbdFinal {
     pub is_dirty: bool,
     /// The number of times that a connection has ended with writes that were not flushed.
     pub losses: u64,
-    /// The number of losses that each queue has reported. `None`: it has reported nothing yet.
+    /// The number of losses with which the driver began.
+    pub at_driver_start: u64,
+    /// The number of losses that each queue has reported. `None`: it has not started yet.
     pub reported: Vec<Option<u64>>,
 }
 
@@ -132,9 +142,9 @@ impl Checked for Disk {
 
 impl Image {
     fn check(&self) -> Result<(), Error> {
-        let is_alignment = |bytes: u32| bytes.is_power_of_two() && ALIGNMENTS.contains(&bytes);
+        let is_alignment = |bytes: u32| bytes.is_power_of_two() && bytes <= ALIGNMENT_MAX;
         match self.alignment {
-            Some((memory, file)) if !is_alignment(memory) || !is_alignment(file) => {
+            Some((memory, file)) if !is_alignment(memory) || !is_alignment(file) || file < ALIGNMENT_MIN => {
                 Err(Error::field("alignment", format!("{memory} and {file}")))
             }
             _ => Ok(()),
@@ -142,8 +152,23 @@ impl Image {
     }
 }
 
+impl NbdFinal {
+    fn check(&self) -> Result<(), Error> {
+        if self.reported.len() > QUEUES_MAX {
+            return Err(Error::field("number of queues", self.reported.len()));
+        }
+        let counts =
+            [self.losses, self.at_driver_start].into_iter().chain(self.reported.iter().flatten().copied());
+        match counts.into_iter().find(|count| *count > LOSSES_MAX) {
+            Some(count) => Err(Error::field("count of losses", count)),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Checked for DiskFinal {
     fn check(&self) -> Result<(), Error> {
+        self.nbd.as_ref().map_or(Ok(()), NbdFinal::check)?;
         match self.images.iter().find(|image| !(0..4096).contains(&image.lost_writes)) {
             Some(image) => Err(Error::field("error number", image.lost_writes)),
             None => Ok(()),
