@@ -268,7 +268,7 @@ fn a_stop_makes_no_segments_without_room() {
     assert_eq!(vring.resubmissions(), PACKETS);
     Rig::start_on(&network.card, guest, vring, network.card.features()).stop();
     let (sent, dropped) = (network.counter("sent_frames") - before, network.counter("dropped_late"));
-    assert_eq!(sent + dropped, PACKETS.into());
+    assert_eq!(sent + dropped, u64::from(PACKETS));
     assert!(dropped >= u64::from(PACKETS) / 2, "{sent} packets wait for a peer that does not read");
 }
 

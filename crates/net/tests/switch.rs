@@ -463,7 +463,7 @@ fn a_flood_is_carried_in_parts() {
             let received: Vec<_> = std::iter::from_fn(|| peer.receive(12)).map(|(_, frame)| frame).collect();
             assert!(received.iter().eq(sent.iter().map(|frame| &frame[12..])), "{kind:?} {}", received.len());
         }
-        assert_eq!(counter(&card, "sent_frames"), FRAMES.into());
+        assert_eq!(counter(&card, "sent_frames"), u64::from(FRAMES));
     }
 }
 
