@@ -106,7 +106,7 @@ impl SharingExecutor {
                 for answer in &answers {
                     let position = answer.recv_timeout(LIMIT).unwrap();
                     assert_eq!((position.in_flight, position.is_broken), (0, false), "{position:?}");
-                    assert_eq!(position.unpublished, []);
+                    assert!(position.unpublished.is_empty());
                     parks.parked += 1;
                 }
                 // Nothing may use the rings for a while.

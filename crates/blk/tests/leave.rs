@@ -63,7 +63,7 @@ fn what_is_in_flight_is_left() {
                 rig.device = rig::blk(rig::open(&spec(format, image.path())));
                 rig.device.disk().reload(false).unwrap();
                 rig.restart_with(&buffer, packed);
-                assert_eq!(rig.queue_in_flight(), left.into());
+                assert_eq!(rig.queue_in_flight(), usize::from(left));
                 let answers = rig.finish();
                 assert!(writes.iter().chain([&zeroes]).all(|id| answers[id].status == S_OK));
                 assert_eq!(answers.len(), 9, "each is answered once");

@@ -752,7 +752,7 @@ fn a_server_that_keeps_a_lost_connection_does_not_stop_the_disk() {
         } else {
             let mut rest = Vec::new();
             lost.take().unwrap().read_to_end(&mut rest).unwrap();
-            assert_eq!(rest, []);
+            assert!(rest.is_empty());
             let write = read_request(stream).unwrap();
             assert_eq!(write.command, WRITE);
             stream.write_all(&simple(0, write.cookie, &[])).unwrap();

@@ -526,7 +526,7 @@ mod tests {
         };
         // One of the pauses can end before the other.
         while files.any_paused() {
-            assert_eq!(told(&mut files), []);
+            assert!(told(&mut files).is_empty());
             files.check_pauses();
         }
         assert!(files.room(a) == 8 && files.has_sources_with_room());

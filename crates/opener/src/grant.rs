@@ -113,10 +113,12 @@ pub(crate) fn is_same(path: &Path, other: &Path) -> bool {
     path.as_os_str() == other.as_os_str()
 }
 
-/// Returns whether the files of a directory belong together. Those in `/` and of device nodes are of other
-/// owners, so an image or a call that names one of them may not name its neighbours.
+/// Returns whether the files of a directory belong together. Those in `/`, device nodes and the memory in
+/// `/dev/shm` are of many owners, so an image or a call that names one of them may not name its neighbours.
 pub fn is_narrow(directory: &Path) -> bool {
-    directory.parent().is_some() && !directory.starts_with("/dev")
+    let has_many_owners = directory.parent().is_none() || directory == Path::new("/dev/shm");
+    let is_shared_memory = directory.starts_with("/dev/shm");
+    !has_many_owners && (is_shared_memory || !directory.starts_with("/dev"))
 }
 
 /// The use of a path.
@@ -226,6 +228,13 @@ fn directory(path: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn directories_of_many_owners_are_not_narrow() {
+        let is_narrow = |path| is_narrow(Path::new(path));
+        assert!(is_narrow("/images") && is_narrow("/tmp") && is_narrow("/dev/shm/images"));
+        assert!(!is_narrow("/") && !is_narrow("/dev") && !is_narrow("/dev/mapper") && !is_narrow("/dev/shm"));
+    }
 
     #[test]
     fn a_sentence_names_the_option_that_helps() {

@@ -375,7 +375,8 @@ fn turn(kind: Kind, route: Route, load: Load, time: Duration, cpus: &Cpus) -> Re
     let dir = tempfile::tempdir()?;
     let control = format!("--control={}", dir.path().join("control.sock").display());
     cpus.for_back_ends()?;
-    let config = route.config()?.with(&["--poll=always", "--workers=1", &control]);
+    // The library of AF_XDP opens what no sandbox has room for.
+    let config = route.config()?.with(&["--poll=always", "--workers=1", "--sandbox=off", &control]);
     let daemon = Daemon::start_card(&config)?;
     cpus.for_driver()?;
     let card = Card::connect(CardOptions::new(daemon.socket()))?;

@@ -151,9 +151,9 @@ mod tests {
             assert_eq!(batch(&mut unseen, 20, false), [1, 16]);
         }
         assert_eq!(batch(&mut unseen, 40, false), [8, 8, 8, 8, 8]);
-        assert_eq!(batch(&mut unseen, 7, false), []);
+        assert!(batch(&mut unseen, 7, false).is_empty());
         assert_eq!(batch(&mut unseen, 7, false), [3]);
-        assert_eq!(batch(&mut unseen, 2, false), []);
+        assert!(batch(&mut unseen, 2, false).is_empty());
         assert_eq!(batch(&mut unseen, 1, false), [1]);
         assert_eq!(batch(&mut unseen, 1, false), [1]);
         assert_eq!(batch(&mut unseen, 9, false), [1, 8]);
@@ -176,7 +176,7 @@ mod tests {
             assert_eq!(beside(24, 8), [1]);
         }
         assert_eq!(beside(24, 8), [8]);
-        assert_eq!(beside(u32::MAX, 7), []);
+        assert!(beside(u32::MAX, 7).is_empty());
         assert_eq!(beside(96, 7), [7]);
         assert_eq!(beside(7, 32), [7, 8, 8, 8]);
         assert_eq!(beside(96, 32), [32]);
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(beside(1, 32), [8, 8, 8, 8]);
         assert_eq!(beside(0, 8), [8]);
         assert_eq!(beside(2, 8), [5]);
-        assert_eq!(beside(0, 1), []);
+        assert!(beside(0, 1).is_empty());
         assert_eq!(beside(24, 1), [1]);
     }
 
@@ -205,7 +205,7 @@ mod tests {
     fn nothing_is_shown_before_a_publish_if_a_task_wants_that() {
         let mut unseen = Unseen::new(ShowAfter::Publish);
         for _ in 0..3 {
-            assert_eq!(batch(&mut unseen, 500, false), []);
+            assert!(batch(&mut unseen, 500, false).is_empty());
         }
     }
 }
