@@ -4,7 +4,7 @@
 use super::connection::Connection;
 use super::framing::{Deframer, Framer};
 use super::port::StreamPort;
-use kickless_handover::{Error, Given, Giving, v1};
+use kickless_handover::{Error, Given, Giving, Part, v1};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType, getpeername};
 use std::io;
@@ -38,21 +38,21 @@ impl StreamPort {
     ///
     /// # Errors
     /// The process has no free descriptor.
-    pub fn give(&self, to: &mut Giving) -> io::Result<v1::Stream> {
+    pub fn give(&self, to: &mut Giving) -> Result<Part, Error> {
         let socket = self.connection.give().map(|socket| to.fd(&*socket)).transpose()?;
-        Ok(v1::Stream { socket })
+        Part::new(&v1::Stream { socket })
     }
 
     /// Returns the bytes for the next process. No task of the port runs.
     ///
     /// # Errors
     /// The record is too long.
-    pub fn give_final(&self, to: &mut Giving) -> Result<v1::StreamFinal, Error> {
+    pub fn give_final(&self, to: &mut Giving) -> Result<Part, Error> {
         let Some((received, unsent)) = self.connection.unfinished() else {
-            return Ok(v1::StreamFinal::default());
+            return Part::new(&v1::StreamFinal::default());
         };
         let (received, unsent) = (to.bytes(&received)?, to.bytes(&unsent)?);
-        Ok(v1::StreamFinal { is_connected: true, received, unsent })
+        Part::new(&v1::StreamFinal { is_connected: true, received, unsent })
     }
 
     /// Takes the connection over that another process has given, before the port starts. Reads and sends
@@ -60,8 +60,8 @@ impl StreamPort {
     ///
     /// # Errors
     /// The descriptor is no connection, or cannot be watched.
-    pub fn take_over(&self, given: v1::Stream, from: &mut Given) -> Result<(), StreamError> {
-        let Some(fd) = given.socket else { return Ok(()) };
+    pub fn take_over(&self, given: Part, from: &mut Given) -> Result<(), StreamError> {
+        let Some(fd) = given.read::<v1::Stream>()?.socket else { return Ok(()) };
         let socket = from.fd(fd)?;
         if !is_connection(&socket) {
             return Err(StreamError::NoConnection);
@@ -74,7 +74,8 @@ impl StreamPort {
     ///
     /// # Errors
     /// These are no bytes of a stream that was given.
-    pub fn go_on(&self, given: v1::StreamFinal, from: &Given) -> Result<(), StreamError> {
+    pub fn go_on(&self, given: Part, from: &Given) -> Result<(), StreamError> {
+        let given: v1::StreamFinal = given.read()?;
         let (received, unsent) = (from.bytes(given.received)?, from.bytes(given.unsent)?);
         let frames = (Deframer::with(received), Framer::with(unsent));
         let (Some(incoming), Some(outgoing)) = frames else {

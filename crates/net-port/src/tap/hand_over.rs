@@ -4,10 +4,9 @@
 //! and flags only (TUNGETIFF), and believes the settings that the old one had.
 
 use super::{KIND, Offloads, Settings, Tap, TapError, sys};
-use kickless_handover::{Error, Given, Giving, v1};
+use kickless_handover::{Error, Given, Giving, Part, v1};
 use kickless_sync::lock;
 use rustix::fs::{OFlags, fcntl_getfl};
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::Mutex;
 
@@ -16,10 +15,10 @@ impl Tap {
     ///
     /// # Errors
     /// The process has no free descriptor.
-    pub fn give(&self, to: &mut Giving) -> io::Result<v1::Tap> {
+    pub fn give(&self, to: &mut Giving) -> Result<Part, Error> {
         let queues = self.queues.iter().map(|queue| to.fd(queue)).collect::<Result<_, _>>()?;
         let (name, detaches) = (self.name.clone(), lock(&self.settings).detaches);
-        Ok(v1::Tap { name, queues, detaches, segments_udp: self.segments_udp })
+        Part::new(&v1::Tap { name, queues, detaches, segments_udp: self.segments_udp })
     }
 
     /// Returns the settings that the kernel has now. The next process believes them, so the caller makes sure
@@ -35,24 +34,24 @@ impl Tap {
     /// # Errors
     /// A descriptor is no such queue.
     pub fn taken_over(
-        given: &v1::Tap,
+        given: Part,
         from: &mut Given,
         name: Option<&str>,
         queues: u16,
     ) -> Result<Self, TapError> {
-        let v1::Tap { name: found, queues: fds, detaches, segments_udp } = given;
+        let v1::Tap { name: found, queues: fds, detaches, segments_udp } = given.read()?;
         if let Some(wanted) = name.filter(|wanted| *wanted != found) {
-            return Err(TapError::Another { name: found.clone(), wanted: wanted.to_owned() });
+            return Err(TapError::Another { name: found, wanted: wanted.to_owned() });
         }
         if fds.len() != usize::from(queues) {
-            return Err(TapError::OtherQueues { name: found.clone(), given: fds.len(), queues });
+            return Err(TapError::OtherQueues { name: found, given: fds.len(), queues });
         }
         let mut taken = Vec::with_capacity(fds.len());
         for fd in fds {
-            let queue = from.fd(*fd)?;
+            let queue = from.fd(fd)?;
             let Ok((name, flags)) = sys::interface(queue.as_fd()) else { return Err(TapError::NotTapFd) };
-            if name != *found {
-                return Err(TapError::Several { name, other: found.clone() });
+            if name != found {
+                return Err(TapError::Several { name, other: found });
             }
             let flags_of_file = fcntl_getfl(&queue).map_err(|error| TapError::of(&name, error))?;
             if flags & KIND != KIND {
@@ -62,15 +61,14 @@ impl Tap {
             if !flags_of_file.contains(OFlags::NONBLOCK) {
                 return Err(TapError::Waits { name });
             }
-            if (flags & libc::IFF_MULTI_QUEUE != 0) != *detaches {
+            if (flags & libc::IFF_MULTI_QUEUE != 0) != detaches {
                 return Err(TapError::OneQueue { name, queues });
             }
             taken.push(queue);
         }
         let (offloads, attached) = (Offloads::empty(), vec![true; taken.len()]);
-        let settings = Settings { offloads, attached, detaches: *detaches, is_socket: false };
-        let (name, segments_udp) = (found.clone(), *segments_udp);
-        Ok(Self { name, queues: taken, segments_udp, settings: Mutex::new(settings) })
+        let settings = Settings { offloads, attached, detaches, is_socket: false };
+        Ok(Self { name: found, queues: taken, segments_udp, settings: Mutex::new(settings) })
     }
 
     /// Takes note of the settings that the other process had at last.
@@ -98,10 +96,11 @@ mod tests {
     /// Passes a TAP as from one process to another. `change` is what a hostile process does to it.
     fn pass(tap: &Tap, name: &str, queues: u16, change: impl Fn(&mut v1::Tap)) -> Result<Tap, TapError> {
         let mut giving = Giving::default();
-        let mut state = tap.give(&mut giving).unwrap();
+        let mut state: v1::Tap = tap.give(&mut giving).unwrap().read().unwrap();
         change(&mut state);
-        let (state, mut given): (v1::Tap, _) = giving.record(&state).unwrap().read().unwrap();
-        Tap::taken_over(&state, &mut given, Some(name), queues)
+        let device = v1::Device { own: Part::new(&state).unwrap(), ..v1::Device::default() };
+        let (device, mut given): (v1::Device, _) = giving.record(&device).unwrap().read().unwrap();
+        Tap::taken_over(device.own, &mut given, Some(name), queues)
     }
 
     /// The taker makes no call that could cost a frame: only one that asks.

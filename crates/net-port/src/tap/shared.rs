@@ -1,7 +1,7 @@
 //! TAPs that several cards of this process share: those of uplinks.
 
 use super::{Tap, TapError};
-use kickless_handover::{Given, v1};
+use kickless_handover::{Given, Part};
 use kickless_sync::lock;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -25,7 +25,7 @@ impl Tap {
     pub fn share_given(
         name: &str,
         switch: &str,
-        given: &v1::Tap,
+        given: Part,
         from: &mut Given,
     ) -> Result<Arc<Self>, TapError> {
         let tap = Self::taken_over(given, from, Some(name), 1)?;

@@ -20,23 +20,8 @@ macro_rules! counters {
         impl RingCounters {
             const NAMES: &[&str] = &[$(stringify!($name),)*];
 
-            fn values(&self) -> impl Iterator<Item = u64> {
-                [$(self.$name.get(),)*].into_iter()
-            }
-
-            /// Returns the counters by name, for the next process. Those of 0 are left out.
-            pub(crate) fn amounts(&self) -> Amounts {
-                let named = zip(Self::NAMES, self.values()).filter(|(_, value)| *value > 0);
-                named.map(|(name, value)| ((*name).to_owned(), value)).collect()
-            }
-
-            /// Raises the counters to values of another process, before any task counts.
-            pub(crate) fn raise_to(&self, amounts: &Amounts) {
-                let missing = |name: &str, value: u64| {
-                    let wanted = amounts.get(name).copied().unwrap_or_default();
-                    wanted.min(RAISED_MAX).saturating_sub(value)
-                };
-                $(self.$name.add(missing(stringify!($name), self.$name.get()));)*
+            fn counts(&self) -> impl Iterator<Item = &Count> {
+                [$(&self.$name,)*].into_iter()
             }
         }
     };
@@ -91,12 +76,28 @@ counters! {
     commands_refused,
 }
 
+impl RingCounters {
+    /// Returns the counters by name, for the next process. Those of 0 are left out.
+    pub(crate) fn amounts(&self) -> Amounts {
+        let named = zip(Self::NAMES, self.counts()).map(|(name, count)| ((*name).to_owned(), count.get()));
+        named.filter(|(_, value)| *value > 0).collect()
+    }
+
+    /// Raises the counters to values of another process, before any task counts.
+    pub(crate) fn raise_to(&self, amounts: &Amounts) {
+        for (name, count) in zip(Self::NAMES, self.counts()) {
+            let wanted = amounts.get(*name).copied().unwrap_or_default().min(RAISED_MAX);
+            count.add(wanted.saturating_sub(count.get()));
+        }
+    }
+}
+
 /// Returns the name and the sum of each counter over all of `rings`.
 pub(crate) fn sums<'a>(rings: impl IntoIterator<Item = &'a RingCounters>) -> Vec<(&'static str, u64)> {
     let mut sums: Vec<_> = RingCounters::NAMES.iter().map(|name| (*name, 0)).collect();
     for ring in rings {
-        for ((_, sum), value) in zip(&mut sums, ring.values()) {
-            *sum += value;
+        for ((_, sum), count) in zip(&mut sums, ring.counts()) {
+            *sum += count.get();
         }
     }
     sums

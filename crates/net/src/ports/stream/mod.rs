@@ -69,7 +69,7 @@ impl Name for StreamName {
 /// Opens a port, which goes on with the connection that another process gives.
 pub(super) fn open(port: StreamPort, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
     if let Some(Handed { state, given }) = opening.take_handed() {
-        port.take_over(state.read()?, given)?;
+        port.take_over(state, given)?;
     }
     Ok(port.into())
 }
@@ -125,20 +125,18 @@ impl GivePort for StreamPort {
     }
 
     fn give(&self, to: &mut Giving) -> Result<Part, GiveError> {
-        let given = StreamPort::give(self, to).map_err(cannot_give)?;
-        Part::new(&given).map_err(cannot_give)
+        StreamPort::give(self, to).map_err(cannot_give)
     }
 
     fn hold(&self) {}
 
     fn give_final(&self, to: &mut Giving) -> Result<Part, GiveError> {
-        let given = StreamPort::give_final(self, to).map_err(cannot_give)?;
-        Part::new(&given).map_err(cannot_give)
+        StreamPort::give_final(self, to).map_err(cannot_give)
     }
 
     fn take_back(&self) {}
 
     fn receive_final(&self, state: Part, given: &Given) -> Result<(), StartError> {
-        self.go_on(state.read().map_err(contradicts)?, given).map_err(contradicts)
+        self.go_on(state, given).map_err(contradicts)
     }
 }

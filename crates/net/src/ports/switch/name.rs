@@ -100,7 +100,7 @@ impl Name for SwitchName {
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
         let share = |tap| match opening.take_handed() {
             Some(Handed { state, given }) => {
-                Ok::<_, PortError>(Tap::share_given(tap, &self.name, &state.read()?, given)?)
+                Ok::<_, PortError>(Tap::share_given(tap, &self.name, state, given)?)
             }
             None => Ok(Tap::share(tap, &self.name)?),
         };

@@ -88,8 +88,7 @@ impl GivePort for TapPort {
     }
 
     fn give(&self, to: &mut Giving) -> Result<Part, GiveError> {
-        let given = self.0.tap.give(to).map_err(cannot_give)?;
-        Part::new(&given).map_err(cannot_give)
+        self.0.tap.give(to).map_err(cannot_give)
     }
 
     fn hold(&self) {

@@ -98,9 +98,7 @@ impl Name for TapName {
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
         let tap = match opening.take_handed() {
-            Some(Handed { state, given }) => {
-                Tap::taken_over(&state.read()?, given, Some(&self.0), opening.pairs)?
-            }
+            Some(Handed { state, given }) => Tap::taken_over(state, given, Some(&self.0), opening.pairs)?,
             None => Tap::open(&self.0, opening.pairs)?,
         };
         Ok(tap.into())
@@ -127,7 +125,7 @@ impl Name for TapFds {
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
         if let Some(Handed { state, given }) = opening.take_handed() {
-            return Ok(Tap::taken_over(&state.read()?, given, None, opening.pairs)?.into());
+            return Ok(Tap::taken_over(state, given, None, opening.pairs)?.into());
         }
         let fds = self.0.iter().map(|fd| (opening.descriptor)(fd)).collect::<Result<_, _>>()?;
         Ok(Tap::adopt(fds)?.into())
