@@ -222,3 +222,48 @@ fn card(
         port: config.port.open(&opening)?,
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kickless_device::Handed;
+    use kickless_handover::{Giving, Part, v1};
+    use kickless_opener::Descriptors;
+
+    /// Makes a card as another process gives it, with a port without a state.
+    fn take(port: &str, mtu: u16) -> Result<Arc<dyn Operate>, MakeError> {
+        let config = NetConfig {
+            port: port.parse().unwrap(),
+            mac: None,
+            mtu: None,
+            num_queue_pairs: Some(1),
+            offload: Switch::On,
+            ring_reset: Switch::Off,
+            capture: CaptureConfig::default(),
+            limits: LimitsConfig::default(),
+        };
+        let card = v1::Card { mtu, ..v1::Card::default() };
+        let device = v1::Device { own: Part::new(&card).unwrap(), ..v1::Device::default() };
+        let (device, mut given): (v1::Device, _) = Giving::default().record(&device).unwrap().read().unwrap();
+        let none = Descriptors::default();
+        let handed = Some(Handed { state: device.own, given: &mut given });
+        let making = Making {
+            name: None,
+            queue_size_max: 8,
+            given: &none,
+            inherited: &none,
+            handed: RefCell::new(handed),
+        };
+        NetKind.make(&config, &making)
+    }
+
+    #[test]
+    fn a_card_is_made_of_what_another_process_gives() {
+        let mut mtu = [0; 2];
+        take("null", 9000).unwrap().read_config(10, &mut mtu);
+        assert_eq!(u16::from_le_bytes(mtu), 9000);
+        let refused = |port, mtu| take(port, mtu).err().unwrap();
+        assert_eq!(refused("tap:vm1", 1500).option, "port");
+        assert_eq!(refused("null", 60).to_string(), "the other process gives an MTU of 60 bytes");
+    }
+}

@@ -40,7 +40,10 @@ impl<'g> HandedCard<'g> {
     /// # Errors
     /// It is no such part.
     pub fn read(handed: Handed<'g>) -> Result<Self, StartError> {
-        let card = handed.state.read().map_err(|error| contradicts(TakeError::from(error)))?;
+        let card: v1::Card = handed.state.read().map_err(|error| contradicts(TakeError::from(error)))?;
+        if card.mtu < MTU_MIN {
+            return Err(contradicts(TakeError::Mtu(card.mtu)));
+        }
         Ok(Self { card, given: handed.given })
     }
 
@@ -55,16 +58,13 @@ impl Net {
     /// configuration.
     ///
     /// # Errors
-    /// The state is no state of this card.
+    /// The file of the capture cannot be taken over.
     pub fn take_over(
         &self,
         handed: HandedCard<'_>,
         capture: Option<&CaptureTo<'_>>,
     ) -> Result<(), StartError> {
         let HandedCard { card: v1::Card { mtu, capture: file, .. }, given } = handed;
-        if mtu < MTU_MIN {
-            return Err(contradicts(TakeError::Mtu(mtu)));
-        }
         self.card.mtu.store(mtu, Ordering::Relaxed);
         let Some(file) = file else { return Ok(()) };
         let to = capture.ok_or_else(|| contradicts(TakeError::Capture))?;
