@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 
 use kickless_handover::v1::{
-    Card, CardFinal, Device, Disk, DiskFinal, Final, Plan, Stream, StreamFinal, Tap, TapFinal, Uplink,
+    Card, CardFinal, Device, Disk, DiskFinal, Final, Plan, Stream, StreamFinal, Tap, TapFinal, UplinkFinal,
 };
 use kickless_handover::{Checked, Giving, Part, Record};
 use libfuzzer_sys::fuzz_target;
@@ -55,15 +55,15 @@ fuzz_target!(|input: (u8, bool, &[u8])| {
     read_part::<Disk>(&device.own);
     if let Some(card) = read_part::<Card>(&device.own) {
         let tap = read_part::<Tap>(&card.port).unwrap_or_default();
-        let _ = TapFinal::default().check_against(&tap);
+        let _ = TapFinal::default().check_against(tap.queues.len(), tap.detaches);
         read_part::<Stream>(&card.port);
-        read_part::<Uplink>(&card.port);
     }
     if let Some(last) = read::<Final>(&bytes, &fds) {
         let _ = last.check_against(&device);
         read_part::<DiskFinal>(&last.own);
         if let Some(card) = read_part::<CardFinal>(&last.own) {
             read_part::<StreamFinal>(&card.port);
+            read_part::<UplinkFinal>(&card.port);
         }
     }
 });

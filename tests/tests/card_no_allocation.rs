@@ -57,7 +57,8 @@ fn with_cards(ports: &[&str], packed: Choice, test: impl FnOnce(&mut [QueuePair]
         for (number, port) in ports.iter().enumerate() {
             let port = port.parse::<PortName>().unwrap();
             let descriptor = |_: &str| unreachable!("there is no descriptor");
-            let opening = Opening { pairs: 1, mac: None, descriptor: &descriptor };
+            let opening =
+                Opening { pairs: 1, mac: None, descriptor: &descriptor, handed: Default::default() };
             let port = port.open(&opening).unwrap();
             let options = Options {
                 mac: None,

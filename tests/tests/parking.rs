@@ -286,7 +286,8 @@ fn a_card_goes_on() {
     returns_in_time(|| {
         for (packed, in_order) in KINDS {
             let descriptor = |_: &str| unreachable!("there is no descriptor");
-            let opening = Opening { pairs: 1, mac: None, descriptor: &descriptor };
+            let opening =
+                Opening { pairs: 1, mac: None, descriptor: &descriptor, handed: Default::default() };
             let port = "loop".parse::<PortName>().unwrap().open(&opening).unwrap();
             let card = Arc::new(Net::new(kickless_net::Options {
                 mac: None,

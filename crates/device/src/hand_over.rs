@@ -52,7 +52,8 @@ pub trait HandOver {
     /// Data cannot reach the medium, or something is still in flight. [`HandOver::take_back`] comes next.
     fn give_final(&self, to: &mut Giving) -> Result<Part, GiveError>;
 
-    /// Goes on after [`HandOver::hold`], and perhaps [`HandOver::give_final`]. Rings are still parked.
+    /// Goes on after [`HandOver::settle`], [`HandOver::hold`] or [`HandOver::give_final`], whichever came
+    /// last. Does nothing if none of them came. Rings run, or are still parked.
     ///
     /// # Errors
     /// The device cannot be used any more.

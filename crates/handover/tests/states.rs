@@ -6,7 +6,7 @@ mod common;
 use common::{Maker, descriptors};
 use kickless_handover::v1::{
     Card, CardFinal, Completion, Device, Disk, DiskFinal, Final, Medium, Plan, Ring, RingFinal, Session,
-    Shape, Stream, StreamFinal, Tap, TapFinal, Uplink,
+    Shape, Stream, StreamFinal, Tap, TapFinal,
 };
 use kickless_handover::{Checked, Error, Giving, Part, Record};
 use kickless_testing::Random;
@@ -170,9 +170,9 @@ fn values_out_of_range_are_refused() {
     let (mut disk, none) = (Maker::new(1).disk(), Vec::new());
     disk.medium = Medium::Images(none);
     assert!(refused(&disk).contains("number of images"));
-    assert!(refused(&Uplink { tap: Some(Tap::default()) }).contains("number of queues"));
-    let tap = Tap { queues: Maker::new(0).fds(2), ..Tap::default() };
-    let of_tap = |attached: &[bool]| TapFinal { attached: attached.into(), offloads: 0 }.check_against(&tap);
+    assert!(refused(&Tap::default()).contains("number of queues"));
+    let of_tap =
+        |attached: &[bool]| TapFinal { attached: attached.into(), offloads: 0 }.check_against(2, false);
     assert!(of_tap(&[true, true]).is_ok());
     assert!(of_tap(&[true]).is_err() && of_tap(&[true, false]).is_err());
     let mut plan = Plan { polling: Some(Default::default()), ..Plan::default() };

@@ -1,5 +1,6 @@
 //! The kind `net`: a network card.
 
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use kickless_daemon::{
     Switch, Words,
 };
 use kickless_device::Operate;
-use kickless_net::{Net, Opening, PortError, PortName};
+use kickless_net::{HandedCard, Net, Opening, PortError, PortName};
 use kickless_net_port::TapError;
 use kickless_opener::{Grant, NoDescriptor, is_descriptor_name};
 use kickless_spec::net::{MTU_MAX, MTU_MIN};
@@ -172,10 +173,16 @@ impl Kind for NetKind {
     }
 
     fn make(&self, options: &NetConfig, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError> {
-        let card = card(options, making).map_err(|error| MakeError { option: "port", source: error })?;
+        let no_card = |error| MakeError { option: "port", source: error };
+        let handed = making.handed.take().map(HandedCard::read).transpose();
+        let mut handed = handed.map_err(|error| no_card(error.0))?;
+        let card = card(options, making, handed.as_mut()).map_err(no_card)?;
         let capture = options.capture.to(making.name.unwrap_or(Self::WORDS.name));
-        card.set_capture(capture.as_ref())
-            .map_err(|error| MakeError { option: "capture", source: error.0 })?;
+        let set = match handed {
+            Some(handed) => card.take_over(handed, capture.as_ref()),
+            None => card.set_capture(capture.as_ref()),
+        };
+        set.map_err(|error| MakeError { option: "capture", source: error.0 })?;
         Ok(Arc::new(card))
     }
 }
@@ -196,10 +203,15 @@ fn queue(fd: &str, making: &Making<'_>) -> Result<OwnedFd, TapError> {
     })
 }
 
-/// Opens the port of a card.
-fn card(config: &NetConfig, making: &Making<'_>) -> Result<Net, PortError> {
+/// Opens the port of a card, or takes it over.
+fn card(
+    config: &NetConfig,
+    making: &Making<'_>,
+    handed: Option<&mut HandedCard<'_>>,
+) -> Result<Net, PortError> {
     let (pairs_max, mac) = (config.pairs_max(), config.mac.map(MacAddress::bytes));
-    let opening = Opening { pairs: pairs_max, mac, descriptor: &|fd| queue(fd, making) };
+    let handed = RefCell::new(handed.map(HandedCard::port));
+    let opening = Opening { pairs: pairs_max, mac, descriptor: &|fd| queue(fd, making), handed };
     Ok(Net::new(kickless_net::Options {
         mac,
         mtu: config.mtu,
@@ -209,4 +221,49 @@ fn card(config: &NetConfig, making: &Making<'_>) -> Result<Net, PortError> {
         ring_reset: config.ring_reset == Switch::On,
         port: config.port.open(&opening)?,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kickless_device::Handed;
+    use kickless_handover::{Giving, Part, v1};
+    use kickless_opener::Descriptors;
+
+    /// Makes a card as another process gives it, with a port without a state.
+    fn take(port: &str, mtu: u16) -> Result<Arc<dyn Operate>, MakeError> {
+        let config = NetConfig {
+            port: port.parse().unwrap(),
+            mac: None,
+            mtu: None,
+            num_queue_pairs: Some(1),
+            offload: Switch::On,
+            ring_reset: Switch::Off,
+            capture: CaptureConfig::default(),
+            limits: LimitsConfig::default(),
+        };
+        let card = v1::Card { mtu, ..v1::Card::default() };
+        let device = v1::Device { own: Part::new(&card).unwrap(), ..v1::Device::default() };
+        let (device, mut given): (v1::Device, _) = Giving::default().record(&device).unwrap().read().unwrap();
+        let none = Descriptors::default();
+        let handed = Some(Handed { state: device.own, given: &mut given });
+        let making = Making {
+            name: None,
+            queue_size_max: 8,
+            given: &none,
+            inherited: &none,
+            handed: RefCell::new(handed),
+        };
+        NetKind.make(&config, &making)
+    }
+
+    #[test]
+    fn a_card_is_made_of_what_another_process_gives() {
+        let mut mtu = [0; 2];
+        take("null", 9000).unwrap().read_config(10, &mut mtu);
+        assert_eq!(u16::from_le_bytes(mtu), 9000);
+        let refused = |port, mtu| take(port, mtu).err().unwrap();
+        assert_eq!(refused("tap:vm1", 1500).option, "port");
+        assert_eq!(refused("null", 60).to_string(), "the other process gives an MTU of 60 bytes");
+    }
 }

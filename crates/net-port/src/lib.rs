@@ -24,7 +24,8 @@ mod xdp;
 
 pub use capture::{Capture, CaptureError, Direction};
 pub use stream::{
-    Deframer, Incoming, InvalidLength, Outgoing, Received, StreamPort, StreamReceiver, StreamSender,
+    Deframer, Incoming, InvalidLength, Outgoing, Received, StreamError, StreamPort, StreamReceiver,
+    StreamSender,
 };
 pub use tap::{
     INTERFACE_NAME_MAX, Offloads, ReceiveError, SendError, Tap, TapError, TapQueue, is_interface_name,

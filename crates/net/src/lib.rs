@@ -46,6 +46,7 @@ mod ring;
 pub use card::control::{Command, CommandError};
 pub use card::device::{Net, Options};
 pub use card::filter::{Address, Filter, Modes};
+pub use card::hand_over::HandedCard;
 pub use card::{config, features};
 pub use frame::header::{Checksum, Frame, InvalidFrame, Protocol, Segmentation};
 #[cfg(fuzzing)]

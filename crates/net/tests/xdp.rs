@@ -3,7 +3,7 @@
 
 mod rig;
 
-use kickless_device::{CaptureTo, Device, DeviceMessage, Interest, Next, Operate};
+use kickless_device::{CaptureTo, Device, DeviceMessage, HandOver, Interest, Next, Operate};
 use kickless_net::Net;
 use kickless_net::offload::complete_checksum;
 use kickless_net_port::{XdpPort, XdpQueue};
@@ -313,6 +313,14 @@ fn a_larger_mtu_than_the_port_carries_is_warned_of() {
         assert_eq!(mtu(3810), "");
         assert!(mtu(3811).contains("a larger MTU than the port carries"));
         assert_eq!(mtu(3811), "");
+    });
+}
+
+#[test]
+fn a_card_on_an_interface_does_not_pass_to_another_process() {
+    Network::run(|network| {
+        let why = network.card.refuses().unwrap();
+        assert!(why.contains("xdp") && why.contains("remove the card"), "{why}");
     });
 }
 

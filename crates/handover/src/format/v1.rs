@@ -16,7 +16,7 @@ mod plan;
 mod ring;
 mod session;
 
-pub use card::{Capture, Card, CardFinal, Stream, StreamFinal, Tap, TapFinal, Uplink};
+pub use card::{Capture, Card, CardFinal, Stream, StreamFinal, Tap, TapFinal, UplinkFinal};
 pub use device::{Device, Final, Tokens};
 pub use disk::{Disk, DiskFinal, Image, ImageFinal, Medium, Nbd, NbdFinal};
 pub use plan::{Config, Listener, Phase, Plan, Planned, SocketName};

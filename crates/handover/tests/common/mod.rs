@@ -234,11 +234,10 @@ impl Maker {
     }
 
     pub(crate) fn card(&mut self) -> Card {
-        let port = match self.random.below(4) {
+        let port = match self.random.below(3) {
             0 => Part::default(),
             1 => Part::new(&self.tap()).unwrap(),
-            2 => Part::new(&Stream { socket: self.maybe(Self::fd) }).unwrap(),
-            _ => Part::new(&Uplink { tap: self.maybe(Self::tap) }).unwrap(),
+            _ => Part::new(&Stream { socket: self.maybe(Self::fd) }).unwrap(),
         };
         let capture = |maker: &mut Self| Capture {
             file: maker.fd(),
@@ -246,7 +245,7 @@ impl Maker {
             end: maker.u64().max(60),
             counts: maker.amounts(),
         };
-        Card { capture: self.maybe(capture), port }
+        Card { mtu: self.u16(), capture: self.maybe(capture), port }
     }
 
     pub(crate) fn device(&mut self) -> Device {
@@ -277,19 +276,28 @@ impl Maker {
     }
 
     pub(crate) fn card_final(&mut self) -> CardFinal {
-        let port = match self.random.below(3) {
+        let tap = |maker: &mut Self| TapFinal { attached: maker.some(4, Self::bool), offloads: maker.u32() };
+        let stream = |maker: &mut Self| StreamFinal {
+            is_connected: maker.bool(),
+            received: maker.span(),
+            unsent: maker.span(),
+        };
+        let port = match self.random.below(4) {
             0 => Part::default(),
-            1 => Part::new(&TapFinal { attached: self.some(4, Self::bool), offloads: self.u32() }).unwrap(),
-            _ => Part::new(&StreamFinal { received: self.span(), unsent: self.span() }).unwrap(),
+            1 => Part::new(&tap(self)).unwrap(),
+            2 => Part::new(&UplinkFinal { tap: tap(self), counters: self.amounts() }).unwrap(),
+            _ => Part::new(&stream(self)).unwrap(),
         };
         CardFinal {
             settings: self.span(),
             settings_are_known: self.bool(),
             has_control_ring: self.bool(),
-            mtu: self.u16(),
+            is_open: self.bool(),
             features: self.u64(),
             announces_in_ns: self.u64(),
             rings: self.some(3, Self::amounts),
+            counters: self.amounts(),
+            capture_dropped: self.u64(),
             port,
         }
     }

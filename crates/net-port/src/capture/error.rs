@@ -41,6 +41,9 @@ pub enum CaptureError {
     /// The process cannot have another thread.
     #[error("no thread can be started to write the file")]
     Thread(#[source] io::Error),
+    /// The state of the other process is not valid.
+    #[error("the capture cannot be taken over: {0}")]
+    Given(#[source] kickless_handover::Error),
     /// The thread of the earlier file is in a write.
     #[error("the file before is still being written: try again later")]
     Busy,

@@ -6,6 +6,7 @@
 
 mod error;
 mod file;
+mod hand_over;
 mod pcapng;
 
 pub use error::CaptureError;
@@ -47,7 +48,32 @@ struct Session {
     len_max: usize,
     buffer: Buffer,
     dropped: u64,
-    is_ending: bool,
+    wish: Wish,
+    /// The file, while no thread has it.
+    suspended: Option<Suspended>,
+}
+
+/// The state that a caller wishes a file to be in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    /// The thread writes it.
+    Write,
+    /// It is complete, and stays open.
+    Suspend,
+    /// It is complete and closed.
+    End,
+}
+
+/// The file of a capture that no thread writes now, with its counts.
+#[derive(Debug)]
+struct Suspended {
+    file: CaptureFile,
+    start: Duration,
+    path: PathBuf,
+    span: Span,
+    /// Frames that were taken out of the buffer, and those of them that could not be written.
+    taken: u64,
+    lost: u64,
 }
 
 /// Frames that are not written yet, as whole blocks.
@@ -82,12 +108,12 @@ impl Capture {
         if session.is_some() {
             return Err(CaptureError::Busy);
         }
-        let writer = Writer { shared: self.0.clone(), file, start, path: path.into(), span: Span::current() };
-        let thread = thread::Builder::new().name("capture".into());
+        let (path, span) = (path.into(), Span::current());
+        let state = Suspended { file, start, path, span, taken: 0, lost: 0 };
         // The thread waits for the lock.
-        thread.spawn(move || writer.run()).map_err(CaptureError::Thread)?;
-        *session =
-            Some(Session { len_max: len_max as usize, buffer: Buffer::new(), dropped: 0, is_ending: false });
+        Writer { shared: self.0.clone(), state }.spawn()?;
+        let (len_max, buffer) = (len_max as usize, Buffer::new());
+        *session = Some(Session { len_max, buffer, dropped: 0, wish: Wish::Write, suspended: None });
         self.0.is_on.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -99,8 +125,11 @@ impl Capture {
     pub fn end(&self) -> Result<(), CaptureError> {
         self.0.is_on.store(false, Ordering::Relaxed);
         let mut session = lock(&self.0.session);
-        if let Some(session) = &mut *session {
-            session.is_ending = true;
+        if let Some(present) = &mut *session {
+            present.wish = Wish::End;
+            if present.suspended.is_some() {
+                *session = None;
+            }
         }
         self.0.changed.notify_all();
         let waited = self.0.changed.wait_timeout_while(session, END_WAIT_MAX, |session| session.is_some());
@@ -126,7 +155,11 @@ impl Capture {
     ) {
         let time = now();
         let mut guard = lock(&self.0.session);
-        let Some(session) = guard.as_mut().filter(|session| !session.is_ending) else { return };
+        let Some(session) = guard.as_mut().filter(|session| session.wish != Wish::End) else { return };
+        if session.wish == Wish::Suspend {
+            session.dropped += frames.into_iter().count() as u64;
+            return;
+        }
         let before = session.buffer.blocks.len();
         for (len, read) in frames {
             let captured = len.min(session.len_max);
@@ -158,51 +191,63 @@ impl Drop for Capture {
 /// The thread of a capture.
 struct Writer {
     shared: Arc<Shared>,
-    file: CaptureFile,
-    start: Duration,
-    path: PathBuf,
-    /// The span of log lines about the card.
-    span: Span,
+    state: Suspended,
 }
 
 impl Writer {
+    /// Starts the thread.
+    fn spawn(self) -> Result<(), CaptureError> {
+        let thread = thread::Builder::new().name("capture".into());
+        thread.spawn(move || self.run()).map(drop).map_err(CaptureError::Thread)
+    }
+
     fn run(mut self) {
-        let mut buffer = Buffer::new();
-        // Frames that were taken, and those of them that could not be written.
-        let (mut taken, mut lost, mut has_failed) = (0, 0, false);
+        let (mut buffer, mut has_failed) = (Buffer::new(), false);
         loop {
-            let (is_ending, without_room) = self.take(&mut buffer);
-            taken += buffer.frames;
-            let mut written = self.file.append(&buffer.blocks);
+            let (wish, without_room) = self.take(&mut buffer);
+            let Suspended { file, start, path, span, taken, lost } = &mut self.state;
+            *taken += buffer.frames;
+            let mut written = file.append(&buffer.blocks);
             if written.is_err() {
-                lost += buffer.frames;
+                *lost += buffer.frames;
             }
-            let (received, dropped) = (taken + without_room, lost + without_room);
-            let statistics = Statistics { start: self.start, now: now(), received, dropped };
-            written = written.and(self.file.set_statistics(&statistics));
+            let (received, dropped) = (*taken + without_room, *lost + without_room);
+            let statistics = Statistics { start: *start, now: now(), received, dropped };
+            written = written.and(file.set_statistics(&statistics));
             if let Err(error) = written
                 && !mem::replace(&mut has_failed, true)
             {
-                warn!(parent: &self.span, path = %self.path.display(), %error, "the capture file cannot be written: \
+                warn!(parent: &*span, path = %path.display(), %error, "the capture file cannot be written: \
                     frames are missing there until it can");
             }
             buffer.blocks.clear();
             buffer.frames = 0;
-            if is_ending {
-                break;
+            match wish {
+                Wish::Write => {}
+                Wish::End => break,
+                Wish::Suspend => {
+                    let mut session = lock(&self.shared.session);
+                    // A later wish is for the thread.
+                    if let Some(session) = session.as_mut().filter(|session| session.wish == wish) {
+                        session.suspended = Some(self.state);
+                        self.shared.changed.notify_all();
+                        return;
+                    }
+                }
             }
         }
-        drop(self.file);
+        drop(self.state);
         *lock(&self.shared.session) = None;
         self.shared.changed.notify_all();
     }
 
-    /// Waits for frames and takes them. Returns whether the capture ends, and the number of frames that had
-    /// no room.
-    fn take(&self, buffer: &mut Buffer) -> (bool, u64) {
+    /// Waits for frames and takes them. Returns the wish of the caller, and the number of frames that had no
+    /// room.
+    fn take(&self, buffer: &mut Buffer) -> (Wish, u64) {
         let changed = &self.shared.changed;
-        let is_over =
-            |session: &mut Option<Session>| session.as_ref().is_none_or(|session| session.is_ending);
+        let is_over = |session: &mut Option<Session>| {
+            session.as_ref().is_none_or(|session| session.wish != Wish::Write)
+        };
         let session = lock(&self.shared.session);
         let waited = changed.wait_while(session, |session| {
             !is_over(session) && session.as_ref().is_some_and(|session| session.buffer.blocks.is_empty())
@@ -213,9 +258,9 @@ impl Writer {
                 && session.as_ref().is_some_and(|session| session.buffer.blocks.len() <= BUFFER / 2)
         });
         let (mut session, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let Some(session) = &mut *session else { return (true, 0) };
+        let Some(session) = &mut *session else { return (Wish::End, 0) };
         mem::swap(&mut session.buffer, buffer);
-        (session.is_ending, session.dropped)
+        (session.wish, session.dropped)
     }
 }
 

@@ -22,6 +22,8 @@ const WARNING_INTERVAL: Duration = Duration::from_mins(1);
 
 /// The connection of a port. A task locks its direction for a turn. The thread of the port locks both when
 /// connections come and go, and never waits with a lock held.
+///
+/// Lock order: the incoming direction, the outgoing one, the state.
 #[derive(Debug)]
 pub(super) struct Connection {
     incoming: Mutex<Direction<Deframer>>,
@@ -33,9 +35,9 @@ pub(super) struct Connection {
 }
 
 #[derive(Debug)]
-struct Direction<Frames> {
-    socket: Option<Arc<OwnedFd>>,
-    frames: Frames,
+pub(super) struct Direction<Frames> {
+    pub(super) socket: Option<Arc<OwnedFd>>,
+    pub(super) frames: Frames,
     /// An epoll instance with the socket, and with `changed`.
     ready: OwnedFd,
     interest: EventFlags,
@@ -45,10 +47,15 @@ struct Direction<Frames> {
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     is_lost: bool,
     is_ending: bool,
     warned_at: Option<Instant>,
+    /// The number of changes of the connection, and that number when the next process was given it.
+    pub(super) changes: u64,
+    pub(super) given: Option<u64>,
+    /// Another process has made the connection, and the thread of the port has not begun with it.
+    pub(super) is_taken_over: bool,
 }
 
 impl<Frames: Default> Direction<Frames> {
@@ -105,8 +112,11 @@ impl Connection {
     /// The kernel has no memory to watch the socket. There is no connection then.
     pub(super) fn set(&self, socket: Option<OwnedFd>) -> io::Result<()> {
         let socket = socket.map(Arc::new);
-        lock(&self.state).is_lost = false;
         let (mut incoming, mut outgoing) = (lock(&self.incoming), lock(&self.outgoing));
+        let mut state = lock(&self.state);
+        (state.is_lost, state.is_taken_over) = (false, false);
+        state.changes += 1;
+        drop(state);
         incoming.frames.clear();
         outgoing.frames.clear();
         let set = incoming.set(socket.as_ref()).and_then(|()| outgoing.set(socket.as_ref()));
@@ -115,6 +125,25 @@ impl Connection {
             outgoing.set(None)?;
             Err(error)
         })
+    }
+
+    /// Returns the number of changes of the connection.
+    pub(super) fn changes(&self) -> u64 {
+        lock(&self.state).changes
+    }
+
+    /// Looks at both directions and the state together.
+    pub(super) fn with_directions<T>(
+        &self,
+        look: impl FnOnce(&mut Direction<Deframer>, &mut Direction<Framer>, &mut State) -> T,
+    ) -> T {
+        let (mut incoming, mut outgoing) = (lock(&self.incoming), lock(&self.outgoing));
+        look(&mut incoming, &mut outgoing, &mut lock(&self.state))
+    }
+
+    /// Returns whether another process has made the connection, once.
+    pub(super) fn begin_taken_over(&self) -> bool {
+        std::mem::take(&mut lock(&self.state).is_taken_over)
     }
 
     /// Waits until the connection is lost. Returns `false` if the thread is to end.
@@ -158,7 +187,10 @@ impl Connection {
     /// Tells the thread of the port that the connection is lost, of which one direction has been closed.
     fn lost(&self, error: &dyn Display) {
         self.warn("the connection of the port is lost: frames are dropped until there is another", error);
-        lock(&self.state).is_lost = true;
+        let mut state = lock(&self.state);
+        state.is_lost = true;
+        state.changes += 1;
+        drop(state);
         self.changed.notify_all();
     }
 }

@@ -11,6 +11,9 @@ pub(crate) const LEN_MAX: usize = FRAME_MAX - size_of::<Header>();
 const HEADROOM: usize = size_of::<Header>() - LEN_BYTES;
 /// Room for two of the longest frames: behind an incomplete frame is always room for its rest.
 const CAPACITY: usize = HEADROOM + 2 * (LEN_BYTES + LEN_MAX);
+/// More bytes than wait in any port for a stream to take them. A packet is added while fewer wait than the
+/// longest frame has, and its segments with their lengths have less than three times as many.
+const UNSENT_MAX: usize = 4 * (LEN_BYTES + LEN_MAX);
 
 /// Finds the frames in a stream of bytes.
 #[derive(Debug)]
@@ -35,6 +38,25 @@ impl Default for Deframer {
 }
 
 impl Deframer {
+    /// Goes on in the middle of a stream, of which another process has received these bytes. Returns `None`
+    /// if they are more than one holds.
+    pub(crate) fn with(bytes: &[u8]) -> Option<Self> {
+        let mut deframer = Self::default();
+        deframer.bytes[HEADROOM..].get_mut(..bytes.len())?.copy_from_slice(bytes);
+        deframer.end += bytes.len();
+        Some(deframer)
+    }
+
+    /// Returns the bytes of the stream that were not consumed.
+    pub(crate) fn rest(&self) -> Vec<u8> {
+        let mut rest = self.bytes[self.start..self.end].to_vec();
+        // The caller may have written over the length of a frame that was found.
+        if let Some(len) = self.frame_len {
+            rest[..LEN_BYTES].copy_from_slice(&(len as u32).to_be_bytes());
+        }
+        rest
+    }
+
     /// Forgets all bytes, for a new stream.
     pub fn clear(&mut self) {
         (self.start, self.end, self.frame_len) = (HEADROOM, HEADROOM, None);
@@ -102,6 +124,12 @@ pub(crate) struct Framer {
 }
 
 impl Framer {
+    /// Goes on with bytes that a stream has not taken from another process. Returns `None` if they are more
+    /// than wait in any port.
+    pub(crate) fn with(bytes: &[u8]) -> Option<Self> {
+        (bytes.len() <= UNSENT_MAX).then(|| Self { bytes: bytes.to_vec(), start: 0 })
+    }
+
     /// Forgets all bytes, for a new stream.
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
@@ -211,6 +239,40 @@ mod tests {
             let (found, error) = frames(&stream, &mut Random(1));
             assert_eq!((found.len(), error), (1, Some(InvalidLength(len))));
         }
+    }
+
+    #[test]
+    fn a_stream_goes_on_in_another_process() {
+        let mut framer = Framer::default();
+        [60, 1514, 0, LEN_MAX].iter().for_each(|len| framer.push(&vec![*len as u8; *len]));
+        let stream = framer.rest().to_vec();
+        for at in [0, 3, 4, 64, 65, 70, 1500, 1600, stream.len() - 1, stream.len()] {
+            for (taken, is_found) in [(0, false), (0, true), (1, true)] {
+                let (before, after) = stream.split_at(at);
+                let mut deframer = Deframer::with(before).unwrap();
+                let mut found = Vec::new();
+                for _ in 0..taken {
+                    if deframer.find().unwrap() {
+                        found.push(deframer.frame()[size_of::<Header>()..].to_vec());
+                        deframer.consume();
+                    }
+                }
+                if is_found && deframer.find().unwrap() {
+                    // A header for the driver, which has no chains yet.
+                    deframer.frame()[..size_of::<Header>()].fill(0xee);
+                }
+                let rest = [&deframer.rest()[..], after].concat();
+                found.extend(frames(&rest, &mut Random(1)).0);
+                let lens: Vec<_> = found.iter().map(Vec::len).collect();
+                assert_eq!(lens, [60, 1514, 0, LEN_MAX], "{at} {taken} {is_found}");
+                // The sender goes on as well.
+                framer = Framer::with(after).unwrap();
+                framer.push(&[7; 60]);
+                let both = [before, framer.rest()].concat();
+                assert_eq!(frames(&both, &mut Random(1)).0.len(), 5);
+            }
+        }
+        assert!(Deframer::with(&vec![0; CAPACITY]).is_none() && Framer::with(&vec![0; 1 << 20]).is_none());
     }
 
     #[test]

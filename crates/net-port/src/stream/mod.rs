@@ -10,8 +10,10 @@
 
 mod connection;
 mod framing;
+mod hand_over;
 mod port;
 
 pub use connection::{Incoming, Outgoing, Received, StreamReceiver, StreamSender};
 pub use framing::{Deframer, InvalidLength};
+pub use hand_over::StreamError;
 pub use port::StreamPort;

@@ -20,7 +20,7 @@ const RESTART_MAX: Duration = Duration::from_secs(64);
 /// A port over a stream socket.
 #[derive(Debug)]
 pub struct StreamPort {
-    connection: Arc<Connection>,
+    pub(super) connection: Arc<Connection>,
     peer: Peer,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -104,7 +104,7 @@ impl Drop for StreamPort {
 impl Peer {
     /// Keeps the port connected until the thread is to end.
     fn run(&self, connection: &Connection) {
-        let mut is_running = true;
+        let mut is_running = !connection.begin_taken_over() || self.keep_taken_over(connection);
         let mut pauses = Pauses::default();
         while is_running {
             let start = Instant::now();
@@ -117,6 +117,19 @@ impl Peer {
             let _ = connection.set(None);
             is_running = is_running && connection.pause(pause);
         }
+    }
+
+    /// Waits until a connection is lost that another process has made. Returns `false` if the thread is to
+    /// end.
+    fn keep_taken_over(&self, connection: &Connection) -> bool {
+        let is_running = connection.wait_until_lost();
+        // Removing a socket cannot fail.
+        let _ = connection.set(None);
+        // A child of another process, whose status is not known here.
+        if let (Self::Passt(_), true) = (self, is_running) {
+            warn!(parent: connection.span(), "passt has ended: its errors are in this log; it is started again");
+        }
+        is_running
     }
 }
 

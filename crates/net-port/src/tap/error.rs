@@ -64,6 +64,35 @@ pub enum TapError {
         /// The kernel's error.
         source: io::Error,
     },
+    /// The other process gives another interface.
+    #[error("the other process gives the TAP {name}, and the port is the TAP {wanted}")]
+    Another {
+        /// The interface that it gives.
+        name: String,
+        /// The interface of the port.
+        wanted: String,
+    },
+    /// The other process gives more or fewer queues than the card has.
+    #[error(
+        "the other process gives {given} queues of the TAP {name}, and the card has {queues} pairs of queues"
+    )]
+    OtherQueues {
+        /// The interface.
+        name: String,
+        /// The number that it gives.
+        given: usize,
+        /// The number of pairs.
+        queues: u16,
+    },
+    /// A read of a queue that the other process gives would wait for a frame.
+    #[error("the other process gives a queue of the TAP {name} without O_NONBLOCK")]
+    Waits {
+        /// The interface.
+        name: String,
+    },
+    /// The state of the other process is not valid.
+    #[error("the TAP cannot be taken over: {0}")]
+    Given(#[from] kickless_handover::Error),
     /// The descriptor of this name is not there.
     #[error(transparent)]
     Named(#[from] NoDescriptor),

@@ -5,6 +5,7 @@
 //! kernel that this module and `net` rely on.
 
 mod error;
+mod hand_over;
 mod queue;
 mod shared;
 mod sys;

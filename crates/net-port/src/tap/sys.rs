@@ -57,20 +57,20 @@ pub(super) fn has_packet_information(fd: BorrowedFd<'_>) -> io::Result<bool> {
 pub(super) fn attach(fd: BorrowedFd<'_>, is_attached: bool) -> io::Result<()> {
     let mut request = request(if is_attached { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE });
     // SAFETY: TUNSETQUEUE reads an `ifreq`.
-    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETQUEUE as _, &raw mut request) })
+    check_change(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETQUEUE as _, &raw mut request) })
 }
 
 /// Chooses the offloads that the readers of this TAP take.
 pub(super) fn set_offloads(fd: BorrowedFd<'_>, offloads: u32) -> io::Result<()> {
     // SAFETY: TUNSETOFFLOAD takes a number.
-    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD as _, c_ulong::from(offloads)) })
+    check_change(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD as _, c_ulong::from(offloads)) })
 }
 
 /// Sets a property of a TAP that is a number, such as TUNSETSNDBUF.
 pub(super) fn set_number(fd: BorrowedFd<'_>, property: libc::Ioctl, mut number: c_int) -> io::Result<()> {
     debug_assert!([libc::TUNSETSNDBUF, libc::TUNSETVNETHDRSZ, libc::TUNSETVNETLE].contains(&property));
     // SAFETY: each of these reads an int.
-    check(unsafe { libc::ioctl(fd.as_raw_fd(), property as _, &raw mut number) })
+    check_change(unsafe { libc::ioctl(fd.as_raw_fd(), property as _, &raw mut number) })
 }
 
 fn request(flags: c_int) -> libc::ifreq {
@@ -79,6 +79,23 @@ fn request(flags: c_int) -> libc::ifreq {
     // The flags of TAPs fit into 16 bits.
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
     request
+}
+
+#[cfg(test)]
+thread_local! {
+    static CHANGES: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+/// Returns the number of calls of this thread that change a TAP or a queue.
+#[cfg(test)]
+pub(super) fn changes() -> u32 {
+    CHANGES.get()
+}
+
+fn check_change(result: c_int) -> io::Result<()> {
+    #[cfg(test)]
+    CHANGES.set(CHANGES.get() + 1);
+    check(result)
 }
 
 fn check(result: c_int) -> io::Result<()> {

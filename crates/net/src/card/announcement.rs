@@ -4,6 +4,7 @@
 //! Each announcement can go to all cards of a switch, so a card makes few of them, whatever its front-end
 //! requests.
 
+use kickless_handover::Amounts;
 use kickless_net_port::{Capture, Direction};
 use kickless_spec::net::{ETHERNET_HEADER_LEN, MAC_LEN};
 use kickless_sync::lock;
@@ -58,12 +59,32 @@ impl Pace {
 }
 
 impl Announcements {
+    /// Returns the nanoseconds until the card has made no more than its share, for the next process.
+    pub(crate) fn settles_in_ns(&self) -> u64 {
+        let wait = lock(&self.pace).settled.saturating_sub(now());
+        u64::try_from(wait.as_nanos()).unwrap_or_default()
+    }
+
+    /// Returns the counters by name, for the next process.
+    pub(crate) fn amounts(&self) -> Amounts {
+        let counts = [("announcements", &self.requested), ("announcements_limited", &self.limited)];
+        counts.map(|(name, count)| (name.to_owned(), count.load(Ordering::Relaxed))).into()
+    }
+
+    /// Goes on where another process has ended.
+    pub(crate) fn go_on(&self, settles_in_ns: u64, amounts: &Amounts) {
+        let wait = Duration::from_nanos(settles_in_ns).min(INTERVAL * BURST);
+        lock(&self.pace).settled = now() + wait;
+        let amount = |name| amounts.get(name).copied().unwrap_or_default();
+        self.requested.store(amount("announcements"), Ordering::Relaxed);
+        self.limited.store(amount("announcements_limited"), Ordering::Relaxed);
+    }
+
     /// Returns the frame that announces an address, as the front-end of the card requests, and adds it to the
     /// capture. Returns `None` if there were too many requests.
     pub(crate) fn request(&self, capture: &Capture, mac: [u8; MAC_LEN]) -> Option<[u8; LEN]> {
         self.requested.fetch_add(1, Ordering::Relaxed);
-        let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
-        if !lock(&self.pace).admits(now) {
+        if !lock(&self.pace).admits(now()) {
             self.limited.fetch_add(1, Ordering::Relaxed);
             return None;
         }
@@ -74,6 +95,10 @@ impl Announcements {
         }
         Some(frame)
     }
+}
+
+fn now() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
 }
 
 /// Returns a frame that all switches see, with this address as its source.

@@ -1,7 +1,11 @@
 //! The counters that only network cards have.
 
 use kickless_device::{Count, OperationTotals};
+use kickless_handover::Amounts;
 use std::iter::zip;
+
+/// The largest value that another process is believed. No sum of counters overflows with it.
+const RAISED_MAX: u64 = 1 << 52;
 
 /// Defines the struct of the counters, and their names and values from the same list.
 macro_rules! counters {
@@ -16,8 +20,8 @@ macro_rules! counters {
         impl RingCounters {
             const NAMES: &[&str] = &[$(stringify!($name),)*];
 
-            fn values(&self) -> impl Iterator<Item = u64> {
-                [$(self.$name.get(),)*].into_iter()
+            fn counts(&self) -> impl Iterator<Item = &Count> {
+                [$(&self.$name,)*].into_iter()
             }
         }
     };
@@ -72,12 +76,28 @@ counters! {
     commands_refused,
 }
 
+impl RingCounters {
+    /// Returns the counters by name, for the next process. Those of 0 are left out.
+    pub(crate) fn amounts(&self) -> Amounts {
+        let named = zip(Self::NAMES, self.counts()).map(|(name, count)| ((*name).to_owned(), count.get()));
+        named.filter(|(_, value)| *value > 0).collect()
+    }
+
+    /// Raises the counters to values of another process, before any task counts.
+    pub(crate) fn raise_to(&self, amounts: &Amounts) {
+        for (name, count) in zip(Self::NAMES, self.counts()) {
+            let wanted = amounts.get(*name).copied().unwrap_or_default().min(RAISED_MAX);
+            count.add(wanted.saturating_sub(count.get()));
+        }
+    }
+}
+
 /// Returns the name and the sum of each counter over all of `rings`.
 pub(crate) fn sums<'a>(rings: impl IntoIterator<Item = &'a RingCounters>) -> Vec<(&'static str, u64)> {
     let mut sums: Vec<_> = RingCounters::NAMES.iter().map(|name| (*name, 0)).collect();
     for ring in rings {
-        for ((_, sum), value) in zip(&mut sums, ring.values()) {
-            *sum += value;
+        for ((_, sum), count) in zip(&mut sums, ring.counts()) {
+            *sum += count.get();
         }
     }
     sums
@@ -108,6 +128,23 @@ pub(crate) fn operations(rings: &[RingCounters]) -> Vec<OperationTotals> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counters_go_on_in_another_process() {
+        let [before, after] = [(); 2].map(|()| RingCounters::default());
+        before.sent_frames.add(3);
+        before.commands_refused.add(1);
+        let mut amounts = before.amounts();
+        assert_eq!(amounts.len(), 2);
+        amounts.insert("of_a_later_version".into(), 7);
+        amounts.insert("sent_bytes".into(), u64::MAX);
+        // Several cards can give the counters of an uplink.
+        (0..2).for_each(|_| after.raise_to(&amounts));
+        after.sent_frames.add(1);
+        after.sent_bytes.add(1);
+        assert_eq!((after.sent_frames.get(), after.commands_refused.get()), (4, 1));
+        assert_eq!(after.sent_bytes.get(), RAISED_MAX + 1);
+    }
 
     #[test]
     fn rings_are_added_up() {

@@ -53,8 +53,12 @@ pub struct Options {
 /// A virtio-net device.
 #[derive(Debug)]
 pub struct Net {
-    card: Arc<CardState>,
-    port: Arc<dyn Port>,
+    pub(super) card: Arc<CardState>,
+    pub(super) port: Arc<dyn Port>,
+    /// The port has been started, and not closed since.
+    pub(super) is_open: AtomicBool,
+    /// The number of changes of what the next process makes the card of, apart from those of the port.
+    pub(super) changes: AtomicU64,
     queue_size_max: u16,
     offload: bool,
     ring_reset: bool,
@@ -85,6 +89,8 @@ impl Net {
         Self {
             card,
             port: options.port.0,
+            is_open: AtomicBool::new(false),
+            changes: AtomicU64::new(0),
             queue_size_max: options.queue_size_max,
             offload: options.offload,
             ring_reset: options.ring_reset,
@@ -92,7 +98,7 @@ impl Net {
         }
     }
 
-    fn mtu(&self) -> u16 {
+    pub(super) fn mtu(&self) -> u16 {
         self.card.mtu.load(Ordering::Relaxed)
     }
 
@@ -133,6 +139,7 @@ impl Device for Net {
                 Ok(mtu) if mtu >= MTU_MIN => {
                     // A front-end repeats this for each pair of rings.
                     if self.card.mtu.swap(mtu, Ordering::Relaxed) != mtu {
+                        self.changes.fetch_add(1, Ordering::Relaxed);
                         self.port.mtu_changed(mtu);
                     }
                 }
@@ -170,6 +177,7 @@ impl Device for Net {
 
     fn connected(&self) {
         self.card.mtu.store(self.mtu, Ordering::Relaxed);
+        self.changes.fetch_add(1, Ordering::Relaxed);
         self.card.has_control_ring.store(false, Ordering::Relaxed);
         self.forget_settings(PAIRS_UNKNOWN);
     }
@@ -187,10 +195,13 @@ impl Device for Net {
     }
 
     fn open(&self) -> Result<(), StartError> {
-        self.port.start(&self.card).map_err(|error| no_resource("thread", &error))
+        self.port.start(&self.card).map_err(|error| no_resource("thread", &error))?;
+        self.is_open.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     fn close(&self) -> Result<(), CloseError> {
+        self.is_open.store(false, Ordering::Relaxed);
         self.port.close();
         Ok(())
     }
@@ -273,6 +284,7 @@ impl Operate for Net {
 
     fn set_capture(&self, to: Option<&CaptureTo<'_>>) -> Result<(), StartError> {
         let capture = &self.card.capture;
+        self.changes.fetch_add(1, Ordering::Relaxed);
         let set = match to {
             Some(to) => capture.begin(to.path, to.device, to.len_max),
             None => capture.end(),

@@ -8,5 +8,6 @@ pub(crate) mod counters;
 pub(crate) mod device;
 pub mod features;
 pub(crate) mod filter;
+pub(crate) mod hand_over;
 pub(crate) mod saved_state;
 pub(crate) mod state;

@@ -3,6 +3,7 @@
 //! [`PORTS`] lists them, and nothing else names a port. A port that is not in the list does not compile.
 #![deny(dead_code, reason = "a port that the list lacks is never used")]
 
+pub(crate) mod hand_over;
 mod inbox;
 mod loop_port;
 mod name;

@@ -2,6 +2,7 @@
 
 use super::PORTS;
 use super::port::{Name, OpenPort, Opening, Pairs, PortError};
+use kickless_handover::Part;
 use kickless_opener::Target;
 use std::fmt;
 use std::str::FromStr;
@@ -31,13 +32,23 @@ enum UnknownPort {
     VhostUser,
 }
 
+/// The error of a state that belongs to another kind of port.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the other process gives the state of another port than {0}")]
+struct OtherPort(String);
+
 impl PortName {
-    /// Opens the port for a card.
+    /// Opens the port for a card, or takes the one over that another process gives.
     ///
     /// # Errors
     /// The host does not provide what the port needs, or a program is missing.
     pub fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
-        self.name.open(opening)
+        let port = self.name.open(opening)?;
+        // Only a port that another process makes anew leaves its part, which is empty then.
+        match opening.take_handed() {
+            Some(handed) if handed.state != Part::default() => Err(OtherPort(self.to_string()).into()),
+            _ => Ok(port),
+        }
     }
 
     /// Returns the number of pairs of rings that the port decides on, if it does.

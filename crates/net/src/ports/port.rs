@@ -2,13 +2,15 @@
 //!
 //! A port has a folder, whose items only its line in [`super::PORTS`] names.
 
+use super::hand_over::Passing;
 use crate::card::state::CardState;
 use crate::ring::receive_ring::ReceiveRing;
 use crate::ring::transmit_ring::TransmitRing;
-use kickless_device::QueueTask;
+use kickless_device::{Handed, QueueTask};
 use kickless_net_port::TapError;
 use kickless_opener::Target;
 use kickless_spec::net::MAC_LEN;
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::{error, fmt, io};
@@ -58,7 +60,7 @@ pub(crate) trait Name: fmt::Debug + fmt::Display + Send + Sync {
     /// Returns the thing of the host that the port uses by its name. A sandbox refuses all others.
     fn target(&self) -> Option<Target>;
 
-    /// Opens the port.
+    /// Opens the port, or takes the one over that another process gives ([`Opening::take_handed`]).
     ///
     /// # Errors
     /// The host does not provide what the port needs, or a program is missing.
@@ -66,7 +68,6 @@ pub(crate) trait Name: fmt::Debug + fmt::Display + Send + Sync {
 }
 
 /// The properties of the card that a port is opened for.
-#[derive(Clone, Copy)]
 pub struct Opening<'a> {
     /// The number of pairs of rings of the card.
     pub pairs: u16,
@@ -74,6 +75,16 @@ pub struct Opening<'a> {
     pub mac: Option<[u8; MAC_LEN]>,
     /// Returns a descriptor by its number or name.
     pub descriptor: &'a dyn Fn(&str) -> Result<OwnedFd, TapError>,
+    /// The port as the process gives it that this one takes over from. `None` for a card that is new.
+    pub handed: RefCell<Option<Handed<'a>>>,
+}
+
+impl<'a> Opening<'a> {
+    /// Returns the port that another process gives, if the card is not new. The port changes nothing that
+    /// others see before it starts.
+    pub(crate) fn take_handed(&self) -> Option<Handed<'a>> {
+        self.handed.take()
+    }
 }
 
 impl fmt::Debug for Opening<'_> {
@@ -114,6 +125,9 @@ pub(crate) trait Port: fmt::Debug + Send + Sync {
     /// # Errors
     /// The process has no free descriptor.
     fn transmit(&self, ring: TransmitRing) -> io::Result<Box<dyn QueueTask>>;
+
+    /// Returns the way in which the port passes to the next process of its host.
+    fn passing(&self) -> Passing<'_>;
 
     /// Sends a frame that no ring has, at once or never: the guest has moved here.
     fn announce(&self, frame: &[u8]);

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
+pub mod handing;
 pub mod lost_memory;
 pub mod packets;
 pub mod pair;
@@ -109,7 +110,12 @@ impl From<XdpPort> for AnyPort {
 /// Opens a port that needs no descriptor.
 pub fn try_open(port: &str, pairs: u16, mac: Option<[u8; 6]>) -> Result<OpenPort, PortError> {
     let descriptor = |_: &str| unreachable!("there is no descriptor");
-    port.parse::<PortName>()?.open(&Opening { pairs, mac, descriptor: &descriptor })
+    port.parse::<PortName>()?.open(&Opening {
+        pairs,
+        mac,
+        descriptor: &descriptor,
+        handed: Default::default(),
+    })
 }
 
 pub fn card_with(mac: Option<[u8; 6]>, pairs_max: u16, port: impl Into<AnyPort>) -> Arc<Net> {

@@ -8,9 +8,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Card {
-    /// The file of a capture that is on.
+    /// The MTU in the configuration space, from which rings compute the longest frame.
+    pub mtu: u16,
+    /// The file of a capture that is on and has been suspended.
     pub capture: Option<Capture>,
-    /// The part of its port: [`Tap`], [`Stream`], [`Uplink`], or nothing.
+    /// The part of its port: [`Tap`], also of the uplink of a switch, [`Stream`], or nothing.
     pub port: Part,
 }
 
@@ -24,7 +26,8 @@ pub struct Capture {
     pub statistics_at: u64,
     /// The offset of its end.
     pub end: u64,
-    /// Its counts.
+    /// Its start in nanoseconds since the epoch, the frames that were added, and those of them that could not
+    /// be written.
     pub counts: Amounts,
 }
 
@@ -60,12 +63,14 @@ pub struct Stream {
     pub socket: Option<Fd>,
 }
 
-/// The uplink of a switch, if this card is the first of the switch in the plan.
+/// The uplink of a switch in the pause. Each card that names the uplink gives it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Uplink {
-    /// The TAP.
-    pub tap: Option<Tap>,
+pub struct UplinkFinal {
+    /// The settings of its TAP.
+    pub tap: TapFinal,
+    /// Its counters.
+    pub counters: Amounts,
 }
 
 /// Describes a card in the pause.
@@ -78,15 +83,19 @@ pub struct CardFinal {
     pub settings_are_known: bool,
     /// The control ring has run since the front-end connected.
     pub has_control_ring: bool,
-    /// The MTU in the configuration space.
-    pub mtu: u16,
+    /// The card is open: its port runs.
+    pub is_open: bool,
     /// The features in force of the ring that started last.
     pub features: u64,
     /// The nanoseconds until the card has made no more than its share of announcements.
     pub announces_in_ns: u64,
     /// The counters of each ring.
     pub rings: Vec<Amounts>,
-    /// The part of its port: [`TapFinal`], also of an uplink, [`StreamFinal`], or nothing.
+    /// The counters of the card beside them.
+    pub counters: Amounts,
+    /// The frames that a capture has dropped for lack of room, or because it was suspended.
+    pub capture_dropped: u64,
+    /// The part of its port: [`TapFinal`], [`UplinkFinal`], [`StreamFinal`], or nothing.
     pub port: Part,
 }
 
@@ -94,6 +103,8 @@ pub struct CardFinal {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamFinal {
+    /// The socket that was given is still the connection. Otherwise the new process connects again.
+    pub is_connected: bool,
     /// Bytes that were received and delivered to no ring.
     pub received: Span,
     /// Bytes that the socket has not taken.
@@ -133,21 +144,21 @@ impl Checked for TapFinal {
 }
 
 impl TapFinal {
-    /// Checks that these are settings of the TAP that was described.
+    /// Checks that these are settings of a TAP with this number of queues, which detaches them or not.
     ///
     /// # Errors
     /// The first field that contradicts it.
-    pub fn check_against(&self, tap: &Tap) -> Result<(), Error> {
-        match self.attached.len() == tap.queues.len() && (tap.detaches || !self.attached.contains(&false)) {
+    pub fn check_against(&self, queues: usize, detaches: bool) -> Result<(), Error> {
+        match self.attached.len() == queues && (detaches || !self.attached.contains(&false)) {
             true => Ok(()),
             false => Err(Error::field("attached queues", format!("{:?}", self.attached))),
         }
     }
 }
 
-impl Checked for Uplink {
+impl Checked for UplinkFinal {
     fn check(&self) -> Result<(), Error> {
-        self.tap.as_ref().map_or(Ok(()), Checked::check)
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! The port `loop`, which returns the frames of the driver on the same pair of rings.
 
+use super::hand_over::Passing;
 use super::inbox::{InboxReceive, Inboxes};
 use super::port::{Name, OpenPort, Opening, Pairs, Port, PortError, PortKind};
 use super::transmit::{Put, Transmit};
@@ -93,6 +94,10 @@ impl Port for LoopPort {
     fn transmit(&self, ring: TransmitRing) -> io::Result<Box<dyn QueueTask>> {
         let port = LoopTransmit { queues: self.0.clone(), batch: Batch::default() };
         Ok(TransmitTask::boxed(ring, port))
+    }
+
+    fn passing(&self) -> Passing<'_> {
+        Passing::Anew
     }
 
     /// There is nobody to tell.

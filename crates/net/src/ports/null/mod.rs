@@ -7,6 +7,7 @@ mod receive;
 pub(crate) use name::NULL;
 pub use name::NullPort;
 
+use super::hand_over::Passing;
 use super::port::Port;
 use super::transmit::{Put, Transmit};
 use crate::card::state::CardState;
@@ -37,6 +38,10 @@ impl Port for NullPort {
 
     fn transmit(&self, ring: TransmitRing) -> io::Result<Box<dyn QueueTask>> {
         Ok(TransmitTask::boxed(ring, NullTransmit { copy: vec![0; FRAME_MAX].into_boxed_slice() }))
+    }
+
+    fn passing(&self) -> Passing<'_> {
+        Passing::Anew
     }
 
     fn announce(&self, _frame: &[u8]) {}

@@ -4,13 +4,15 @@
 mod receive;
 mod transmit;
 
+use super::hand_over::{GivePort, Passing, cannot_give, contradicts};
 use super::port::{Name, OpenPort, Opening, Pairs, Port, PortError, PortKind};
 use crate::card::state::CardState;
 use crate::ring::receive_ring::ReceiveRing;
 use crate::ring::receive_task::ReceiveTask;
 use crate::ring::transmit_ring::TransmitRing;
 use crate::ring::transmit_task::TransmitTask;
-use kickless_device::QueueTask;
+use kickless_device::{GiveError, Handed, QueueTask, StartError};
+use kickless_handover::{Given, Giving, Part};
 use kickless_net_port::StreamPort;
 use kickless_opener::Target;
 use receive::StreamReceive;
@@ -59,9 +61,17 @@ impl Name for StreamName {
         Some(Target::Unix { path: self.0.clone() })
     }
 
-    fn open(&self, _opening: &Opening<'_>) -> Result<OpenPort, PortError> {
-        Ok(StreamPort::to(&self.0)?.into())
+    fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
+        open(StreamPort::to(&self.0)?, opening)
     }
+}
+
+/// Opens a port, which goes on with the connection that another process gives.
+pub(super) fn open(port: StreamPort, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
+    if let Some(Handed { state, given }) = opening.take_handed() {
+        port.take_over(state, given)?;
+    }
+    Ok(port.into())
 }
 
 impl fmt::Display for StreamName {
@@ -89,6 +99,10 @@ impl Port for StreamPort {
         Ok(TransmitTask::boxed(ring, port))
     }
 
+    fn passing(&self) -> Passing<'_> {
+        Passing::Given(self)
+    }
+
     fn announce(&self, frame: &[u8]) {
         match self.sender() {
             Ok(sender) => {
@@ -100,5 +114,29 @@ impl Port for StreamPort {
             }
             Err(error) => warn!(%error, "the guest's address cannot be announced"),
         }
+    }
+}
+
+/// Only tasks read and write the socket. The thread can connect until this process ends: that connection ends
+/// with it, and the new process makes another one.
+impl GivePort for StreamPort {
+    fn changes(&self) -> u64 {
+        StreamPort::changes(self)
+    }
+
+    fn give(&self, to: &mut Giving) -> Result<Part, GiveError> {
+        StreamPort::give(self, to).map_err(cannot_give)
+    }
+
+    fn hold(&self) {}
+
+    fn give_final(&self, to: &mut Giving) -> Result<Part, GiveError> {
+        StreamPort::give_final(self, to).map_err(cannot_give)
+    }
+
+    fn take_back(&self) {}
+
+    fn receive_final(&self, state: Part, given: &Given) -> Result<(), StartError> {
+        self.go_on(state, given).map_err(contradicts)
     }
 }

@@ -6,6 +6,7 @@ use super::transmit::SwitchTransmit;
 use super::uplink::{Share, Uplink};
 use crate::card::state::CardState;
 use crate::frame::loop_queue::{Batch, HEADER, LoopQueue, PLAIN};
+use crate::ports::hand_over::Passing;
 use crate::ports::inbox::{InboxReceive, Inboxes};
 use crate::ports::port::Port;
 use crate::ring::receive_ring::ReceiveRing;
@@ -62,6 +63,14 @@ impl Port for SwitchCard {
 
     fn transmit(&self, ring: TransmitRing) -> io::Result<Box<dyn QueueTask>> {
         Ok(TransmitTask::boxed(ring, SwitchTransmit::new(self.port.clone())))
+    }
+
+    /// The next process makes its own switch of this name. Only the TAP of an uplink passes to it.
+    fn passing(&self) -> Passing<'_> {
+        match &self.uplink {
+            Some(uplink) => Passing::Given(&**uplink),
+            None => Passing::Anew,
+        }
     }
 
     /// A switch without other ports has nobody to tell.

@@ -5,6 +5,7 @@ use super::port::SwitchPort;
 use super::rule::Rule;
 use super::uplink::Uplink;
 use crate::ports::port::{Name, OpenPort, Opening, Pairs, PortError, PortKind};
+use kickless_device::Handed;
 use kickless_net_port::{Tap, is_interface_name};
 use kickless_opener::Target;
 use std::fmt;
@@ -97,7 +98,13 @@ impl Name for SwitchName {
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
-        let tap = self.uplink.as_deref().map(|tap| Tap::share(tap, &self.name)).transpose()?;
+        let share = |tap| match opening.take_handed() {
+            Some(Handed { state, given }) => {
+                Ok::<_, PortError>(Tap::share_given(tap, &self.name, state, given)?)
+            }
+            None => Ok(Tap::share(tap, &self.name)?),
+        };
+        let tap = self.uplink.as_deref().map(share).transpose()?;
         let uplink = tap.map(|tap| Uplink::of(&self.name, &tap));
         let rule = Rule { vlan: self.vlan, address: opening.mac };
         let port = SwitchPort::join(&self.name, rule, opening.pairs);

@@ -33,6 +33,7 @@ impl SwitchTransmit {
     }
 
     /// Passes on the frames of the batch, after others of this turn that cost so much.
+    #[inline(never)]
     fn send_batch(&mut self, ring: &mut TransmitRing, cost: u32) {
         if !ring.keeps_batch(&mut self.batch) {
             return;

@@ -14,7 +14,10 @@ use crate::card::counters::RingCounters;
 use crate::frame::header::Checksum;
 use crate::frame::loop_queue::{Batch, HEADER};
 use crate::offload::may_have_checksum;
+use crate::ports::hand_over::{Gate, GivePort, cannot_give, contradicts};
 use crate::ports::port_thread::PortThread;
+use kickless_device::{GiveError, StartError};
+use kickless_handover::{Given, Giving, Part, v1};
 use kickless_io::Waker;
 use kickless_memory::Iov;
 use kickless_net_port::{Offloads, ReceiveError, SendError, Tap, TapQueue};
@@ -24,6 +27,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use tracing::{Span, error, warn};
 use zerocopy::{FromBytes, IntoBytes};
@@ -53,6 +57,10 @@ pub(crate) struct Uplink {
     /// The number of shares. Locked while the thread starts or ends.
     shares: Mutex<u32>,
     thread: PortThread,
+    /// Keeps the thread from frames while another process may take the TAP over.
+    gate: Arc<Gate>,
+    /// Another process has carried its frames until now, so those in the TAP are to be carried.
+    is_continued: AtomicBool,
 }
 
 /// A share in an uplink that runs. The uplink stops with the last share.
@@ -67,8 +75,15 @@ impl Uplink {
         let known = uplinks.iter().filter_map(Weak::upgrade).find(|uplink| Arc::ptr_eq(&uplink.tap, tap));
         known.unwrap_or_else(|| {
             let (name, tap) = (name.to_owned(), tap.clone());
-            let (shares, thread) = (Mutex::default(), PortThread::default());
-            let uplink = Arc::new(Self { name, tap, counters: Arc::default(), shares, thread });
+            let uplink = Arc::new(Self {
+                name,
+                tap,
+                counters: Arc::default(),
+                shares: Mutex::default(),
+                thread: PortThread::default(),
+                gate: Arc::default(),
+                is_continued: AtomicBool::new(false),
+            });
             uplinks.push(Arc::downgrade(&uplink));
             uplink
         })
@@ -107,6 +122,8 @@ impl Uplink {
             queue: self.tap.queue(0)?,
             datagrams: (!self.tap.segments_udp()).then(Datagrams::new),
             counters: self.counters.clone(),
+            gate: self.gate.clone(),
+            is_continued: self.is_continued.swap(false, Ordering::Relaxed),
             stop,
             inbox,
             outgoing: Batch::default(),
@@ -122,11 +139,45 @@ impl Uplink {
     }
 }
 
+/// Each card that names the uplink gives a duplicate of its TAP. Frames that wait for the TAP are lost.
+impl GivePort for Uplink {
+    fn changes(&self) -> u64 {
+        0
+    }
+
+    fn give(&self, to: &mut Giving) -> Result<Part, GiveError> {
+        self.tap.give(to).map_err(cannot_give)
+    }
+
+    fn hold(&self) {
+        self.gate.close();
+    }
+
+    fn give_final(&self, _to: &mut Giving) -> Result<Part, GiveError> {
+        self.gate.wait_until_idle().map_err(cannot_give)?;
+        let (tap, counters) = (self.tap.settings(), self.counters.amounts());
+        Part::new(&v1::UplinkFinal { tap, counters }).map_err(cannot_give)
+    }
+
+    fn take_back(&self) {
+        self.gate.open();
+    }
+
+    fn receive_final(&self, state: Part, _given: &Given) -> Result<(), StartError> {
+        let v1::UplinkFinal { tap, counters } = state.read().map_err(contradicts)?;
+        self.tap.believe(&tap).map_err(contradicts)?;
+        self.counters.raise_to(&counters);
+        self.is_continued.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
         let mut shares = lock(&self.0.shares);
         *shares -= 1;
         if *shares == 0 {
+            self.0.gate.open();
             self.0.thread.end();
         }
     }
@@ -153,6 +204,8 @@ struct Task {
     /// Only on kernels that do not segment UDP.
     datagrams: Option<Datagrams>,
     counters: Arc<RingCounters>,
+    gate: Arc<Gate>,
+    is_continued: bool,
     stop: Waker,
     /// Wakes the thread for frames in its inbox.
     inbox: Waker,
@@ -185,10 +238,16 @@ enum Turn {
 
 impl Task {
     fn run(mut self) {
-        self.tap.set(Offloads::all(), |_| true);
-        self.discard_stale();
+        let gate = self.gate.clone();
+        gate.pass(|| {
+            // A TAP that was taken over has these settings already.
+            self.tap.set(Offloads::all(), |_| true);
+            if !self.is_continued {
+                self.discard_stale();
+            }
+        });
         while !self.stop.clear() {
-            let turns = [self.send(), self.receive()];
+            let turns = gate.pass(|| [self.send(), self.receive()]);
             if turns.contains(&Turn::Gone) {
                 error!(parent: &self.span, tap = self.tap.name(), "the TAP was deleted: the switch has no uplink \
                     until all cards that name it are removed and added, or kickless is restarted");

@@ -20,7 +20,7 @@ pub(crate) fn follow(card: &Arc<CardState>, tap: &Arc<TapState>) -> io::Result<(
 fn run(card: &CardState, tap: &TapState) {
     loop {
         let change = tap.wait_for_change();
-        tap.tap.set(card.tap_offloads(), |pair| card.receives(pair));
+        tap.gate.pass(|| tap.tap.set(card.tap_offloads(), |pair| card.receives(pair)));
         if change == Change::End {
             return;
         }

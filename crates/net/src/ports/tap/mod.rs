@@ -11,13 +11,15 @@ mod transmit;
 
 pub(crate) use name::{TAP, TAP_FD};
 
+use super::hand_over::{GivePort, Passing, cannot_give, contradicts};
 use super::port::{OpenPort, Port};
 use crate::card::state::CardState;
 use crate::ring::receive_ring::ReceiveRing;
 use crate::ring::receive_task::ReceiveTask;
 use crate::ring::transmit_ring::TransmitRing;
 use crate::ring::transmit_task::TransmitTask;
-use kickless_device::QueueTask;
+use kickless_device::{GiveError, QueueTask, StartError};
+use kickless_handover::{Given, Giving, Part};
 use kickless_net_port::{SendError, Tap};
 use kickless_spec::net::Header;
 use receive::TapReceive;
@@ -56,6 +58,10 @@ impl Port for TapPort {
         Ok(TransmitTask::boxed(ring, port))
     }
 
+    fn passing(&self) -> Passing<'_> {
+        Passing::Given(self)
+    }
+
     fn announce(&self, frame: &[u8]) {
         let Self(state) = self;
         let sent = match state.tap.queue(0) {
@@ -71,5 +77,34 @@ impl Port for TapPort {
 
     fn card_changed(&self, _card: &CardState) {
         self.0.changed();
+    }
+}
+
+/// The follower is the only one that sets a TAP. The queues keep their frames, and the new process finds the
+/// settings as its own follower wants them.
+impl GivePort for TapPort {
+    fn changes(&self) -> u64 {
+        0
+    }
+
+    fn give(&self, to: &mut Giving) -> Result<Part, GiveError> {
+        self.0.tap.give(to).map_err(cannot_give)
+    }
+
+    fn hold(&self) {
+        self.0.gate.close();
+    }
+
+    fn give_final(&self, _to: &mut Giving) -> Result<Part, GiveError> {
+        self.0.gate.wait_until_idle().map_err(cannot_give)?;
+        Part::new(&self.0.tap.settings()).map_err(cannot_give)
+    }
+
+    fn take_back(&self) {
+        self.0.gate.open();
+    }
+
+    fn receive_final(&self, state: Part, _given: &Given) -> Result<(), StartError> {
+        state.read().and_then(|settings| self.0.tap.believe(&settings)).map_err(contradicts)
     }
 }

@@ -1,6 +1,7 @@
 //! The names of TAPs, and the descriptors of their queues.
 
 use crate::ports::port::{Name, OpenPort, Opening, Pairs, PortError, PortKind};
+use kickless_device::Handed;
 use kickless_net_port::{INTERFACE_NAME_MAX, Tap, is_interface_name};
 use kickless_opener::{Target, is_descriptor_name};
 use std::fmt;
@@ -96,7 +97,11 @@ impl Name for TapName {
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
-        Ok(Tap::open(&self.0, opening.pairs)?.into())
+        let tap = match opening.take_handed() {
+            Some(Handed { state, given }) => Tap::taken_over(state, given, Some(&self.0), opening.pairs)?,
+            None => Tap::open(&self.0, opening.pairs)?,
+        };
+        Ok(tap.into())
     }
 }
 
@@ -119,6 +124,9 @@ impl Name for TapFds {
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
+        if let Some(Handed { state, given }) = opening.take_handed() {
+            return Ok(Tap::taken_over(state, given, None, opening.pairs)?.into());
+        }
         let fds = self.0.iter().map(|fd| (opening.descriptor)(fd)).collect::<Result<_, _>>()?;
         Ok(Tap::adopt(fds)?.into())
     }

@@ -1,5 +1,6 @@
 //! A TAP, with all that the rings of a card share there.
 
+use crate::ports::hand_over::Gate;
 use kickless_net_port::Tap;
 use kickless_sync::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,8 @@ pub(crate) struct TapState {
     pub(crate) tap: Tap,
     follower: Mutex<Follower>,
     changed: Condvar,
+    /// Keeps the thread from setting the TAP while another process may take it over.
+    pub(crate) gate: Gate,
     is_gone: AtomicBool,
     has_failed: AtomicBool,
     /// The span of log lines about the card.
@@ -47,6 +50,7 @@ impl TapState {
             tap,
             follower: Mutex::default(),
             changed: Condvar::new(),
+            gate: Gate::default(),
             is_gone: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
             span: Span::current(),
@@ -89,6 +93,7 @@ impl TapState {
         follower.is_ending = true;
         drop(follower);
         self.changed.notify_one();
+        self.gate.open();
         // The thread does not panic. If it did, the TAP would keep its settings.
         let _ = thread.join();
     }

@@ -1,6 +1,7 @@
 //! The port `user[,OPTION...]`: the network of this user, through a `passt` process behind a stream socket.
 
 use super::port::{Name, OpenPort, Opening, Pairs, PortError, PortKind};
+use super::stream;
 use kickless_net_port::{Passt, StreamPort, UserOptions};
 use kickless_opener::Target;
 use std::fmt;
@@ -41,8 +42,8 @@ impl Name for UserName {
         Some(Target::Passt { arguments: self.0.arguments().to_vec() })
     }
 
-    fn open(&self, _opening: &Opening<'_>) -> Result<OpenPort, PortError> {
-        Ok(StreamPort::to_passt(Passt::find(self.0.clone())?)?.into())
+    fn open(&self, opening: &Opening<'_>) -> Result<OpenPort, PortError> {
+        stream::open(StreamPort::to_passt(Passt::find(self.0.clone())?)?, opening)
     }
 }
 

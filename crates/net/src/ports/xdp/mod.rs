@@ -5,6 +5,7 @@ mod receive;
 mod transmit;
 mod watch;
 
+use super::hand_over::Passing;
 use super::port::{Name, OpenPort, Opening, Pairs, Port, PortError, PortKind};
 use crate::card::state::CardState;
 use crate::ring::receive_ring::ReceiveRing;
@@ -90,6 +91,14 @@ impl Port for XdpCard {
     fn transmit(&self, ring: TransmitRing) -> io::Result<Box<dyn QueueTask>> {
         let port = XdpTransmit::new(self.0.clone(), ring.pair)?;
         Ok(TransmitTask::boxed(ring, port))
+    }
+
+    /// The memory of its frames is memory of this process, which the kernel ties to the socket.
+    fn passing(&self) -> Passing<'_> {
+        Passing::Refused(
+            "a card on an xdp port cannot pass to another process, because its frames are in memory of this one: \
+             remove the card before the upgrade, or restart kickless",
+        )
     }
 
     fn announce(&self, frame: &[u8]) {
