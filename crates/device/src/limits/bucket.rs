@@ -71,6 +71,19 @@ impl Bucket {
         u64::try_from(u128::from(held) * u128::from(per_second) / TICKS_PER_S).unwrap_or(u64::MAX)
     }
 
+    /// Returns the nanoseconds after which the bucket is full. 0 without a limit.
+    pub(crate) fn until_full(&self, now_ns: u64) -> u64 {
+        match self.per_second.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.horizon.load(Ordering::Relaxed).saturating_sub(ticks_of(now_ns)) / TICKS_PER_NS,
+        }
+    }
+
+    /// Makes the bucket full after these nanoseconds.
+    pub(crate) fn set_until_full(&self, ns: u64, now_ns: u64) {
+        self.horizon.store(ticks_of(now_ns.saturating_add(ns)), Ordering::Relaxed);
+    }
+
     /// Takes units, more than there are if need be.
     pub(crate) fn charge(&self, units: u64, now_ns: u64) {
         let per_second = self.per_second.load(Ordering::Relaxed);

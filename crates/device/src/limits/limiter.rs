@@ -1,7 +1,10 @@
 //! The limits of a device, which its queues share.
 
+use std::iter;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
+
+use kickless_handover::Amounts;
 
 use super::bucket::{Bucket, Rate};
 use super::{Direction, Traffic};
@@ -97,6 +100,34 @@ impl Limiter {
         self.is_on.store(*limits != Limits::default(), Ordering::Relaxed);
     }
 
+    /// Returns the buckets with the names that they have for another process.
+    fn named(&self) -> impl Iterator<Item = (String, &Bucket)> {
+        let all = [("requests", &self.requests), ("bytes", &self.bytes)];
+        let of_directions = all
+            .into_iter()
+            .flat_map(|(name, of)| iter::zip(["all", "reads", "writes"], of).map(move |at| (name, at)));
+        of_directions.flat_map(|(name, (direction, Buckets([sustained, peak])))| {
+            let rates = [("sustained", sustained), ("peak", peak)];
+            rates.map(|(rate, bucket)| (format!("{name}-{direction}-{rate}"), bucket))
+        })
+    }
+
+    /// Returns the nanoseconds after which each bucket is full, for another process. Leaves out full ones.
+    pub fn until_full(&self) -> Amounts {
+        let Some(now_ns) = self.now_if_on() else { return Amounts::new() };
+        let all = self.named().map(|(name, bucket)| (name, bucket.until_full(now_ns)));
+        all.filter(|(_, ns)| *ns > 0).collect()
+    }
+
+    /// Makes each bucket full after these nanoseconds, which another process has returned. The limits are
+    /// set before.
+    pub fn set_until_full(&self, of: &Amounts) {
+        let Some(now_ns) = self.now_if_on() else { return };
+        for (name, bucket) in self.named() {
+            bucket.set_until_full(of.get(&name).copied().unwrap_or_default(), now_ns);
+        }
+    }
+
     /// Returns the nanoseconds for which nothing of this traffic may be popped. `None`: it may be popped now.
     pub(super) fn wait_ns(&self, traffic: Traffic, now_ns: u64) -> Option<u64> {
         let held =
@@ -170,6 +201,31 @@ mod tests {
 
     fn set(limiter: &Limiter, requests: [Limit; 3]) {
         limiter.set(&Limits { requests, ..Limits::default() });
+    }
+
+    #[test]
+    fn another_process_goes_on_with_the_debts() {
+        let limits = Limits { bytes: [limit(1000, 100); 3], ..Limits::default() };
+        let (old, new) = (Limiter::default(), Limiter::default());
+        old.set(&limits);
+        new.set(&limits);
+        assert_eq!(old.until_full(), Amounts::new());
+        let now = || old.now_if_on().unwrap();
+        // A full bucket, and a debt of 59.9 s.
+        old.charge(Direction::Write, 1, 60_000, now());
+        let debts = old.until_full();
+        let names: Vec<_> = debts.keys().map(String::as_str).collect();
+        assert_eq!(names, ["bytes-all-sustained", "bytes-writes-sustained"]);
+        new.set_until_full(&debts);
+        let waits = |limiter: &Limiter| {
+            limiter.bytes[0].0[0].wait_until(limiter.now_if_on().unwrap()).unwrap()
+                - limiter.now_if_on().unwrap()
+        };
+        assert!(waits(&old).abs_diff(waits(&new)) < SECOND);
+        new.set_until_full(&Amounts::new());
+        assert_eq!(new.until_full(), Amounts::new());
+        new.set_until_full(&[("bytes-all-sustained".to_owned(), u64::MAX)].into());
+        assert!(new.until_full()["bytes-all-sustained"] > 60 * SECOND);
     }
 
     #[test]
