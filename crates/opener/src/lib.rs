@@ -128,7 +128,7 @@ pub use file::{Opened, capture, config_file, file, image, reopen, status};
 pub use grant::{Authority, Calls, Grant, Outside, PathUse, Reason, Refused, Root, Target, is_narrow};
 pub use kernel::{Peer, is_same_description, peer, refuse_descriptors};
 pub use launcher::{LookUp, StartLookUp, launch};
-pub use listener::{Address, Listener, TURN_WAIT, real_path};
+pub use listener::{Address, Listener, NameOfSocket, TURN_WAIT, real_path};
 pub use message::socket_pair;
 pub use passt::{PasstProcess, has_passt, start_passt};
 pub use perform::{Config, ConfigFile};

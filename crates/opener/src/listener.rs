@@ -19,7 +19,7 @@ pub const TURN_WAIT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Listener {
     /// Dropped before the socket. No other process replaces the name while the socket listens.
-    _name: Option<Name>,
+    name: Option<Name>,
     /// The socket.
     socket: UnixListener,
 }
@@ -27,10 +27,21 @@ pub struct Listener {
 /// The name of a socket. Dropping it removes the name.
 #[derive(Debug)]
 enum Name {
-    /// This process made it.
-    Here { _name: SocketName },
-    /// The process that opens files made it.
-    Opener { _name: OpenerName },
+    /// This process removes it.
+    Here(SocketName),
+    /// The process that opens files removes it.
+    Opener(OpenerName),
+}
+
+/// The name of a socket that its process removes, for the next process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameOfSocket {
+    /// The path.
+    pub path: PathBuf,
+    /// The device of its inode.
+    pub device: u64,
+    /// The number of its inode. A name of another inode is not removed.
+    pub inode: u64,
 }
 
 /// The name of a socket that the process that opens files made, and removes.
@@ -62,7 +73,27 @@ impl Listener {
 
     /// Takes a listening socket that another program has made. Its name stays.
     pub fn of(socket: UnixListener) -> Self {
-        Self { _name: None, socket }
+        Self { name: None, socket }
+    }
+
+    /// Takes a listening socket, and its name, from a process that ends without removing the name.
+    pub fn taken_over(socket: UnixListener, name: NameOfSocket) -> Self {
+        let NameOfSocket { path, device, inode } = name;
+        let identity = Identity(device, inode);
+        let name = match client() {
+            Some(_) => Name::Opener(OpenerName { path, identity }),
+            None => Name::Here(SocketName::of(path, identity)),
+        };
+        Self { name: Some(name), socket }
+    }
+
+    /// Returns the name, if dropping this removes it.
+    pub fn name(&self) -> Option<NameOfSocket> {
+        let (path, Identity(device, inode)) = match self.name.as_ref()? {
+            Name::Here(name) => (name.path(), name.identity()),
+            Name::Opener(OpenerName { path, identity }) => (path.as_path(), *identity),
+        };
+        Some(NameOfSocket { path: path.to_owned(), device, inode })
     }
 
     /// Returns the socket.
@@ -129,17 +160,17 @@ impl Address {
                     return Err(self.failed(mismatch()));
                 };
                 let name = OpenerName { path: self.path.clone(), identity: Identity(device, inode) };
-                (Name::Opener { _name: name }, socket.into(), was_locked)
+                (Name::Opener(name), socket.into(), was_locked)
             }
             None => {
                 let made = self.here().listen(deadline)?;
-                (Name::Here { _name: made.name }, made.socket, made.was_locked)
+                (Name::Here(made.name), made.socket, made.was_locked)
             }
         };
         if was_locked {
             warn_of_lock(&self.path);
         }
-        Ok(Listener { _name: Some(name), socket })
+        Ok(Listener { name: Some(name), socket })
     }
 
     fn ask(&self, client: &Client, request: &Request) -> Result<Answer, SocketError> {

@@ -43,6 +43,19 @@ pub(crate) struct SocketName {
 }
 
 impl SocketName {
+    /// Takes the name from a process that ends without removing it.
+    pub(crate) fn of(path: PathBuf, identity: Identity) -> Self {
+        Self { path, identity }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        self.identity
+    }
+
     /// Keeps the name. Returns the identity of the socket, by which [`remove`] removes it later.
     pub(crate) fn keep(mut self) -> Identity {
         self.path = PathBuf::new();
