@@ -175,8 +175,8 @@ fn values_out_of_range_are_refused() {
         |attached: &[bool]| TapFinal { attached: attached.into(), offloads: 0 }.check_against(2, false);
     assert!(of_tap(&[true, true]).is_ok());
     assert!(of_tap(&[true]).is_err() && of_tap(&[true, false]).is_err());
-    let mut plan = Plan { polling: Some(Default::default()), ..Plan::default() };
-    plan.polling.as_mut().unwrap().insert("poll".into(), serde_json::json!({ "fd": 0 }));
+    let mut plan = Plan { of_file: vec![Default::default()], ..Plan::default() };
+    plan.of_file[0].insert("poll".into(), serde_json::json!({ "fd": 0 }));
     assert!(refused(&plan).contains("option cannot be poll"));
 }
 

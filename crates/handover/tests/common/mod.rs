@@ -96,7 +96,7 @@ impl Maker {
             config: maker.config(),
             is_inherited: maker.bool(),
             phase: match maker.random.below(3) {
-                0 => Phase::Served { descriptors: maker.u32(), is_leaving: maker.bool() },
+                0 => Phase::Served,
                 1 => Phase::Unavailable { error: maker.text() },
                 _ => Phase::Ended { error: maker.maybe(Self::text) },
             },
@@ -107,7 +107,6 @@ impl Maker {
             of_file: self.some(3, Self::config),
             control: self.some(2, Self::listener),
             log_filter: self.maybe(Self::text),
-            polling: self.maybe(Self::config),
             counters: self.amounts(),
         }
     }
@@ -359,7 +358,7 @@ impl Maker {
             stops: self.some(3, |maker| maker.maybe(Self::u16)),
             is_last_session: self.bool(),
             tokens: self.amounts(),
-            group_tokens: self.maybe(Self::amounts),
+            is_drained: self.bool(),
             queue_counters: self.some(3, Self::amounts),
             counters: self.amounts(),
             parked_ns: self.u64(),

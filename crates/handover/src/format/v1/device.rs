@@ -31,10 +31,10 @@ pub struct Final {
     pub stops: Vec<Option<u16>>,
     /// No front-end is served after the present one.
     pub is_last_session: bool,
-    /// The state of its limits.
+    /// An operator lets it take no new requests.
+    pub is_drained: bool,
+    /// The state of its limits. Devices of a group have the same.
     pub tokens: Tokens,
-    /// The state of its group's limits, if it is the first device of the group.
-    pub group_tokens: Option<Tokens>,
     /// The counters of each queue.
     pub queue_counters: Vec<Amounts>,
     /// The counters of the device.

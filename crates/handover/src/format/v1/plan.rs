@@ -26,8 +26,6 @@ pub struct Plan {
     pub control: Vec<Listener>,
     /// The filter of the log, if a call has changed it.
     pub log_filter: Option<String>,
-    /// The polling rule, if a call has changed it: its keys and values.
-    pub polling: Option<Config>,
     /// The counters of the daemon.
     pub counters: Amounts,
 }
@@ -49,12 +47,7 @@ pub struct Planned {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub enum Phase {
     /// It is served, and a record describes it.
-    Served {
-        /// The number of descriptors of its record, so that the reader knows whether it has room for all.
-        descriptors: u32,
-        /// It is removed when its front-end leaves.
-        is_leaving: bool,
-    },
+    Served,
     /// It cannot be opened yet, and is tried again.
     Unavailable {
         /// The reason, as a sentence.
@@ -112,14 +105,14 @@ fn check_config(config: &Config) -> Result<(), Error> {
 impl Plan {
     /// Returns the number of devices that a record describes.
     pub fn served(&self) -> usize {
-        self.devices.iter().filter(|device| matches!(device.phase, Phase::Served { .. })).count()
+        self.devices.iter().filter(|device| device.phase == Phase::Served).count()
     }
 }
 
 impl Checked for Plan {
     fn check(&self) -> Result<(), Error> {
         let of_devices = self.devices.iter().map(|device| &device.config);
-        of_devices.chain(&self.of_file).chain(&self.polling).try_for_each(check_config)?;
+        of_devices.chain(&self.of_file).try_for_each(check_config)?;
         self.control.iter().try_for_each(Listener::check)
     }
 }
