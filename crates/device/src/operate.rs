@@ -1,13 +1,13 @@
 //! The contract of a device, as an operator sees it.
 
-use crate::{CaptureTo, Device, DeviceMetrics, StartError, StoppedOnError, Unsupported};
+use crate::{CaptureTo, Device, DeviceMetrics, HandOver, StartError, StoppedOnError, Unsupported};
 use kickless_io::Waker;
 
 /// The things that an operator can do with a device, and see of it, while it is served.
 ///
 /// A transport needs none of them. Each has a default, which does nothing or refuses with a sentence, for a
 /// kind of device that has no such thing.
-pub trait Operate: Device {
+pub trait Operate: Device + HandOver {
     /// Returns names and values of the device's own counters, beside those of each ring. The values never
     /// decrease.
     fn counters(&self) -> Vec<(&'static str, u64)> {

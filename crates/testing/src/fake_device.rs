@@ -1,9 +1,10 @@
 //! Provides devices that implement only the methods that a test needs.
 
 use kickless_device::{
-    CloseError, ConfigError, Device, DeviceMessage, Disabled, Driver, InvalidState, MessageError, Operate,
-    OwnProtocolFeatures, QueueTask, StartError, Vring, Words,
+    CloseError, ConfigError, Device, DeviceMessage, Disabled, Driver, GiveError, HandOver, InvalidState,
+    MessageError, Operate, OwnProtocolFeatures, QueueTask, StartError, Vring, Words,
 };
+use kickless_handover::{Given, Giving, Part};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 
@@ -151,4 +152,43 @@ impl<T: Fake> Operate for FakeDevice<T> {
     fn refresh(&self) {
         self.0.refresh();
     }
+}
+
+/// Has nothing to give.
+impl<T: Fake> HandOver for FakeDevice<T> {
+    fn refuses(&self) -> Option<String> {
+        None
+    }
+
+    fn changes(&self) -> u64 {
+        0
+    }
+
+    fn give(&self, _: &mut Giving) -> Result<Part, GiveError> {
+        Ok(Part::default())
+    }
+
+    fn gives_slowly(&self) -> bool {
+        false
+    }
+
+    fn settle(&self) -> Result<(), GiveError> {
+        Ok(())
+    }
+
+    fn hold(&self) {}
+
+    fn give_final(&self, _: &mut Giving) -> Result<Part, GiveError> {
+        Ok(Part::default())
+    }
+
+    fn take_back(&self) -> Result<(), StartError> {
+        Ok(())
+    }
+
+    fn receive_final(&self, _: Part, _: &Given) -> Result<(), StartError> {
+        Ok(())
+    }
+
+    fn begin(&self) {}
 }
