@@ -62,6 +62,7 @@ pub const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
 mod config;
 mod device_status;
 mod error;
+mod hand_over;
 mod lifecycle;
 mod registry;
 mod reload;
@@ -85,7 +86,11 @@ pub use device_status::{DeviceState, DeviceStatus};
 pub use error::{
     AddError, CaptureError, DrainError, FindError, RemoveError, ResizeError, ServeError, SetError,
 };
-pub use registry::{AddOutcome, OpenDevice, Registry, Removal, RemoveMode};
+pub use hand_over::{Beside, Given, PassedListener, TakenOver, hand_over, take_over};
+pub use kickless_handover::{FORMATS, common as common_format};
+pub use registry::{
+    AddOutcome, BeingUpgraded, Change, Freeze, FreezeError, OpenDevice, Registry, Removal, RemoveMode,
+};
 pub use reload::{Failed, Reloaded, RestartNeeded, UsedDevices, reload};
 pub use sentence::sentence;
 pub use served_device::{DeviceRef, ServedDevice};

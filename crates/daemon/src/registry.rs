@@ -1,9 +1,12 @@
 //! The registry of a daemon. Adds and removes devices while the daemon runs.
 
 mod changes;
+mod freeze;
 mod groups;
 mod leaving;
 
+use freeze::Changes;
+pub use freeze::{BeingUpgraded, Change, Freeze, FreezeError};
 use groups::Groups;
 pub use leaving::Removal;
 
@@ -16,7 +19,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use kickless_device::Operate;
+use kickless_device::{Handed, Operate};
 use kickless_memory::quota::{AddressSpace, files_max};
 use kickless_opener::{
     Address, Descriptors, Entry, SocketError, TURN_WAIT, descriptor_name, enter, real_path,
@@ -29,6 +32,7 @@ use tracing::{Span, error, info, warn};
 use super::config::{DeviceConfig, Kinds, Making, Notation, PoolConfig};
 use super::device_status::{DeviceState, DeviceStatus, state};
 use super::error::{AddError, FindError, RemoveError, ServeError};
+use super::hand_over::PassedListener;
 use super::lifecycle::Lifecycle;
 use super::sentence::sentence;
 use super::served_device::{DeviceRef, ServedDevice};
@@ -80,6 +84,7 @@ struct RegistryState {
     devices_max: usize,
     devices: Arc<Lifecycle<ServedDevice>>,
     unavailable: Unavailable,
+    changes: Changes,
     /// The configuration of the pool. Its polling rule changes at run time.
     pool_config: Mutex<PoolConfig>,
 }
@@ -115,8 +120,9 @@ impl Drop for OpenDevice {
 }
 
 /// A session thread that waits for permission to serve its device.
-struct Prepared {
-    start: SyncSender<()>,
+pub(crate) struct Prepared {
+    /// Permits the thread to serve front-ends of this endpoint.
+    start: SyncSender<Endpoint>,
     thread: JoinHandle<()>,
     served: Arc<ServedDevice>,
     /// Has the name until the device is served. Dropped last.
@@ -124,14 +130,19 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Ends the thread, which closes the socket, and closes the device.
-    fn cancel(self) {
+    /// Returns the device.
+    pub(crate) fn served(&self) -> &ServedDevice {
+        &self.served
+    }
+
+    /// Ends the thread, and closes the device. Returns what has the name.
+    pub(crate) fn cancel(self) -> OpenDevice {
         let Self { start, thread, served, opened } = self;
         drop(start);
         // Without permission, the thread does not panic.
         let _ = thread.join();
         drop(served);
-        drop(opened);
+        opened
     }
 }
 
@@ -159,6 +170,7 @@ impl Registry {
             devices_max,
             devices: Arc::new(Lifecycle::new()?),
             unavailable: Unavailable::default(),
+            changes: Changes::default(),
             pool_config: Mutex::default(),
         };
         Ok(Self { state: Arc::new(state) })
@@ -218,7 +230,12 @@ impl Registry {
     /// Lists a device that could not be opened, and tries it again at intervals until it is served or
     /// removed.
     pub fn add_unavailable(self: &Arc<Self>, config: DeviceConfig, error: &AddError) {
-        let (span, error) = (config.span(), sentence(error));
+        self.list_unavailable(config, sentence(error));
+    }
+
+    /// Lists a device that could not be opened for the reason `error`.
+    pub(crate) fn list_unavailable(self: &Arc<Self>, config: DeviceConfig, error: String) {
+        let span = config.span();
         span.in_scope(|| warn!(error, "the device is unavailable, and is tried again"));
         let Some(id) = self.state.unavailable.insert(config, error) else { return };
         let registry = Arc::downgrade(self);
@@ -226,6 +243,11 @@ impl Registry {
         let retry = move || {
             while let Some(config) = state.unavailable.wait_until_due(id) {
                 let Some(registry) = registry.upgrade() else { return };
+                let Ok(_change) = registry.begin_change() else {
+                    // Tried again after the next interval, if this process goes on.
+                    state.unavailable.not_tried(id);
+                    continue;
+                };
                 let error =
                     registry.add_now(config, &Descriptors::default()).err().map(|error| sentence(&error));
                 state.unavailable.tried(id, error);
@@ -333,10 +355,13 @@ impl Registry {
             else {
                 return Err(AddError::NoSocket);
             };
-            let limiter = self.state.groups.limiter(&opened.config.kind);
-            let served = ServedDevice::new(opened.config.clone(), device, (pool, limiter), &self.state.space);
-            // The socket of a device that is not served needs the entry until its removal.
-            let served = served.map_err(AddError::Thread)?.with_entry(mem::take(&mut opened.entry));
+            let served = self.state.served_device(pool, device, &mut opened)?;
+            let served = match &endpoint {
+                Endpoint::Listening(listener) => {
+                    served.with_listener(PassedListener::of(listener).map_err(AddError::Thread)?)
+                }
+                Endpoint::Connected(_) | Endpoint::Restored => served,
+            };
             // An error drops these in this order, so that the name is released last.
             ready.push((endpoint, Arc::new(served), opened));
         }
@@ -346,30 +371,68 @@ impl Registry {
         }
         let mut prepared = Vec::with_capacity(ready.len());
         for (endpoint, served, opened) in ready {
-            match self.state.prepare(opened, served, endpoint) {
-                Ok(thread) => prepared.push(thread),
+            match self.state.prepare(opened, served) {
+                Ok(thread) => prepared.push((endpoint, thread)),
                 Err(error) => {
-                    prepared.into_iter().for_each(Prepared::cancel);
+                    cancel(prepared);
                     return Err(error);
                 }
             }
         }
-        let served = prepared.iter().map(|prepared| (prepared.opened.id, prepared.served.clone()));
-        if !self.state.devices.set_running(served) {
-            prepared.into_iter().for_each(Prepared::cancel);
-            return Err(AddError::Stopping);
+        self.state.begin(prepared).map_err(|prepared| {
+            cancel(prepared);
+            AddError::Stopping
+        })
+    }
+
+    /// Reserves the name of a device that another process serves, and takes the rights that it needs.
+    /// `is_inherited` says that its front-ends, or what is behind it, come from descriptors.
+    ///
+    /// # Errors
+    /// As for [`Registry::add`].
+    pub(crate) fn reserve(&self, config: DeviceConfig, is_inherited: bool) -> Result<OpenDevice, AddError> {
+        let registry = self.state.clone();
+        let entry = enter(&config.grants())?;
+        let path = config.serve.socket_path.as_deref();
+        let socket = path.filter(|path| descriptor_name(path).is_none()).map(real_path);
+        let (socket, devices_max) = (socket.as_deref(), registry.devices_max);
+        let wanted = Wanted { config: &config, socket, is_inherited, devices_max };
+        let name = || config.name().unwrap_or_default().to_owned();
+        let id = registry.devices.reserve(&wanted)?.ok_or_else(|| AddError::Different { name: name() })?;
+        Ok(OpenDevice { registry, id, config, device: None, socket: None, entry })
+    }
+
+    /// Puts a device that another process has given behind a server.
+    ///
+    /// # Errors
+    /// The process has no free descriptor, or the registry has no pool.
+    pub(crate) fn served_device(&self, opened: &mut OpenDevice) -> Result<ServedDevice, AddError> {
+        let device = opened.device.take().ok_or(AddError::NoSocket)?;
+        self.state.served_device(self.pool().ok_or(AddError::NoPool)?, device, opened)
+    }
+
+    /// Starts the session thread of a device that another process has given.
+    ///
+    /// # Errors
+    /// The process has no free thread.
+    pub(crate) fn prepare_handed(
+        &self,
+        opened: OpenDevice,
+        served: ServedDevice,
+    ) -> Result<Prepared, AddError> {
+        self.state.prepare(opened, Arc::new(served))
+    }
+
+    /// Serves devices that another process has given. A registry that is being stopped stops them too.
+    pub(crate) fn begin_handed(&self, prepared: Vec<(Prepared, Endpoint)>) {
+        let prepared = prepared.into_iter().map(|(prepared, endpoint)| (endpoint, prepared)).collect();
+        if let Err(prepared) = self.state.begin(prepared) {
+            cancel(prepared);
         }
-        for Prepared { start, served, .. } in prepared {
-            // The session thread must have the last reference.
-            drop(served);
-            // The send succeeds, because the thread waits for it.
-            let _ = start.send(());
-        }
-        Ok(())
     }
 
     /// Returns a reference to a served device.
-    fn served(&self, name: &str) -> Result<DeviceRef, FindError> {
+    pub(crate) fn served(&self, name: &str) -> Result<DeviceRef, FindError> {
         let devices = &self.state.devices;
         let found = devices.lock().entries.iter().find(|entry| entry.name == name).map(|entry| entry.id);
         let id = found.ok_or_else(|| FindError::NoDevice { name: name.into() })?;
@@ -509,6 +572,15 @@ impl Registry {
     }
 }
 
+/// Ends the threads of devices that are not served.
+fn cancel(prepared: Vec<(Endpoint, Prepared)>) {
+    for (endpoint, prepared) in prepared {
+        // The name of the socket is removed before that of the device is free.
+        drop(endpoint);
+        drop(prepared.cancel());
+    }
+}
+
 impl Drop for Registry {
     fn drop(&mut self) {
         self.stop();
@@ -536,9 +608,32 @@ impl OpenDevice {
         &self.config
     }
 
+    /// Makes a device that another process gives.
+    ///
+    /// # Errors
+    /// The host, or what the other process gives, does not fit its configuration.
+    pub(crate) fn make_handed(&mut self, handed: Handed<'_>) -> Result<(), AddError> {
+        // A device that is made again has entered them with the one before.
+        self.entry.replace(&self.config.grants())?;
+        self.make(&Descriptors::default(), Some(handed))
+    }
+
+    fn make(&mut self, given: &Descriptors, handed: Option<Handed<'_>>) -> Result<(), AddError> {
+        let (config, state) = (&self.config, &self.registry);
+        let making = Making {
+            name: config.name(),
+            queue_size_max: config.serve.queue_size,
+            given,
+            inherited: &state.inherited,
+            handed: RefCell::new(handed),
+        };
+        self.device = Some(config.span().in_scope(|| state.kinds.make(&config.kind, &making))?);
+        Ok(())
+    }
+
     /// Checks the address of the socket, and makes the device.
     fn make_device(&mut self, endpoint: Option<Endpoint>, given: &Descriptors) -> Result<(), AddError> {
-        let (config, serve) = (&self.config, &self.config.serve);
+        let serve = &self.config.serve;
         self.socket = Some(match (endpoint, &serve.socket_path) {
             (Some(endpoint), _) => Socket::Endpoint(endpoint),
             (None, Some(path)) => Socket::Address(Address::new(
@@ -548,36 +643,51 @@ impl OpenDevice {
             )?),
             (None, None) => return Err(AddError::NoSocket),
         });
-        let state = &self.registry;
-        let making = Making {
-            name: config.name(),
-            queue_size_max: serve.queue_size,
-            given,
-            inherited: &state.inherited,
-            handed: RefCell::default(),
-        };
-        self.device = Some(config.span().in_scope(|| state.kinds.make(&config.kind, &making))?);
-        Ok(())
+        self.make(given, None)
     }
 }
 
 impl RegistryState {
-    /// Starts the session thread of a device. An error drops `opened`, which has the name, last.
-    fn prepare(
+    /// Puts a device behind a server.
+    fn served_device(
         &self,
-        opened: OpenDevice,
-        served: Arc<ServedDevice>,
-        endpoint: Endpoint,
-    ) -> Result<Prepared, AddError> {
+        pool: &Arc<WorkerPool>,
+        device: Arc<dyn Operate>,
+        opened: &mut OpenDevice,
+    ) -> Result<ServedDevice, AddError> {
+        let limiter = self.groups.limiter(&opened.config.kind);
+        let served = ServedDevice::new(opened.config.clone(), device, (pool, limiter), &self.space);
+        // The socket of a device that is not served needs the entry until its removal.
+        Ok(served.map_err(AddError::Thread)?.with_entry(mem::take(&mut opened.entry)))
+    }
+
+    /// Lets session threads serve their devices, each with its endpoint.
+    ///
+    /// # Errors
+    /// The registry is being stopped. Returns what it was given.
+    fn begin(&self, prepared: Vec<(Endpoint, Prepared)>) -> Result<(), Vec<(Endpoint, Prepared)>> {
+        let served = prepared.iter().map(|(_, prepared)| (prepared.opened.id, prepared.served.clone()));
+        if !self.devices.set_running(served) {
+            return Err(prepared);
+        }
+        for (endpoint, Prepared { start, served, .. }) in prepared {
+            // The session thread must have the last reference.
+            drop(served);
+            // The send succeeds, because the thread waits for it.
+            let _ = start.send(endpoint);
+        }
+        Ok(())
+    }
+
+    /// Starts the session thread of a device. An error drops `opened`, which has the name, last.
+    fn prepare(&self, opened: OpenDevice, served: Arc<ServedDevice>) -> Result<Prepared, AddError> {
         let name = served.config().name().unwrap_or("session").to_owned();
         let (start, may_start) = sync_channel(1);
         let (devices, id, thread_served) = (self.devices.clone(), opened.id, served.clone());
         let session = move || {
             // The end of the session is recorded in the entry of the device. So wait until the entry has the
             // device.
-            if may_start.recv().is_err() {
-                return;
-            }
+            let Ok(endpoint) = may_start.recv() else { return };
             let served = thread_served;
             let run = || served.config().span().in_scope(|| served.run(endpoint));
             let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(ServeError::Panicked));
@@ -586,7 +696,6 @@ impl RegistryState {
                 span.in_scope(|| info!("removed, because its front-end has left"));
             }
         };
-        // If the thread cannot be started, this drops the socket.
         let thread = thread::Builder::new().name(name).spawn(session).map_err(AddError::Thread)?;
         Ok(Prepared { start, thread, served, opened })
     }

@@ -18,6 +18,7 @@ use tracing::{error, warn};
 
 use super::config::DeviceConfig;
 use super::error::ServeError;
+use super::hand_over::PassedListener;
 use super::lifecycle::Reference;
 use super::sentence::sentence;
 use super::socket::Endpoint;
@@ -30,6 +31,8 @@ pub struct ServedDevice {
     executor: Arc<dyn Executor>,
     limiter: Arc<Limiter>,
     stop: Waker,
+    /// A duplicate of the socket on which front-ends connect, for the next process.
+    listener: Option<PassedListener>,
     /// The device takes no new requests.
     is_drained: AtomicBool,
     /// Calls of [`DeviceRef::refresh`] that the refreshing thread has not finished; 0 if no such thread runs.
@@ -98,7 +101,28 @@ impl ServedDevice {
         let server = Server::new(device.clone(), executor.clone()).with_mapper(mapper);
         let (stop, is_drained) = (Waker::new()?, AtomicBool::new(false));
         let (refreshes, entry) = (Arc::default(), Mutex::default());
-        Ok(Self { config, device, server, executor, limiter, stop, is_drained, refreshes, entry })
+        let listener = None;
+        Ok(Self { config, device, server, executor, limiter, stop, listener, is_drained, refreshes, entry })
+    }
+
+    /// Notes the socket on which front-ends connect.
+    pub(crate) fn with_listener(self, listener: PassedListener) -> Self {
+        Self { listener: Some(listener), ..self }
+    }
+
+    /// Returns the socket on which front-ends connect, if there is one.
+    pub(crate) fn listener(&self) -> Option<&PassedListener> {
+        self.listener.as_ref()
+    }
+
+    /// Returns the server.
+    pub(crate) fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Notes that the device takes no new requests, because it did so in another process.
+    pub(crate) fn note_drained(&self, is_drained: bool) {
+        self.is_drained.store(is_drained, Ordering::Relaxed);
     }
 
     /// Keeps the right to use the things of the host that the device needs.
@@ -211,14 +235,12 @@ impl ServedDevice {
                     ended => ServeError::Listener(io::Error::other(ended)),
                 })
             }
-            Endpoint::Connected(connection) => connection
-                .try_clone()
-                .map_err(ServeError::Connection)
-                .and_then(|connection| match self.server.serve_connection(connection, self.stop.as_fd()) {
-                    Ok(()) | Err(Ended::Stopped) => Ok(()),
-                    Err(Ended::NotClosed(error)) => Err(ServeError::NotClosed(error)),
-                    Err(ended) => Err(ServeError::Dropped(ended)),
-                }),
+            Endpoint::Connected(connection) => {
+                connection.try_clone().map_err(ServeError::Connection).and_then(|connection| {
+                    only_session(self.server.serve_connection(connection, self.stop.as_fd()))
+                })
+            }
+            Endpoint::Restored => only_session(self.server.serve_restored(self.stop.as_fd())),
         };
         drop(endpoint);
         let served = self.close(ended);
@@ -238,6 +260,15 @@ impl ServedDevice {
             error!(error = sentence(&other), "the device is no longer served");
         }
         Err(ServeError::NotClosed(error))
+    }
+}
+
+/// Returns the end of a device that has one session.
+fn only_session(ended: Result<(), Ended>) -> Result<(), ServeError> {
+    match ended {
+        Ok(()) | Err(Ended::Stopped) => Ok(()),
+        Err(Ended::NotClosed(error)) => Err(ServeError::NotClosed(error)),
+        Err(ended) => Err(ServeError::Dropped(ended)),
     }
 }
 

@@ -15,6 +15,8 @@ pub enum Endpoint {
     Listening(Listener),
     /// The connection of the only front-end.
     Connected(UnixStream),
+    /// The connection of the only front-end, whose session another process has given.
+    Restored,
 }
 
 impl Endpoint {
@@ -25,7 +27,7 @@ impl Endpoint {
     pub(crate) fn given(socket: OwnedFd) -> Result<Self, SocketProblem> {
         match Self::inherited(socket)? {
             listening @ Self::Listening(_) => Ok(listening),
-            Self::Connected(_) => Err(SocketProblem::NotListening),
+            Self::Connected(_) | Self::Restored => Err(SocketProblem::NotListening),
         }
     }
 
@@ -53,6 +55,7 @@ impl Endpoint {
         let socket = match self {
             Self::Listening(listener) => listener.socket().as_fd(),
             Self::Connected(stream) => stream.as_fd(),
+            Self::Restored => return None,
         };
         fstat(socket).ok().map(|stat| PathBuf::from(format!("socket:[{}]", stat.st_ino)))
     }

@@ -106,6 +106,14 @@ impl Unavailable {
         }
     }
 
+    /// Records that the device was not tried now.
+    pub(crate) fn not_tried(&self, id: u64) {
+        if let Some(pending) = lock(&self.list).iter_mut().find(|pending| pending.id == id) {
+            pending.is_being_tried = false;
+        }
+        self.changed.notify_all();
+    }
+
     /// Records the result of a try. A device without an error leaves the list.
     pub(crate) fn tried(&self, id: u64, error: Option<String>) {
         let mut list = lock(&self.list);

@@ -1,0 +1,72 @@
+//! Passes all devices of a registry to another process, or takes them over, while their guests go on.
+//!
+//! [`hand_over`] is the end of the *old* process, [`take_over`] that of the *new* one. The crate
+//! `kickless_handover` has the messages between them, and the argument that exactly one of the two serves at
+//! any moment.
+//!
+//! | old | new |
+//! | --- | --- |
+//! | refuses changes ([`Registry::begin_change`]), sends the plan | reads each configuration, takes names and rights |
+//! | parks each session for a moment, and sends the device | makes the disk or card, maps the memory, makes the tasks |
+//! | syncs, parks all sessions, and sends again what changed | makes that again |
+//! | **the pause**: parks the rings, sends indices and numbers | sets them, and says that it has taken over |
+//! | ends, without a destructor | begins |
+//!
+//! If anything fails before the last step, the old process goes on with what it has: it has given duplicates.
+//! The new one must end without destructors then ([`take_over`]), because some would remove names or write
+//! images that the old one still uses.
+
+mod config;
+mod new;
+mod old;
+mod passing;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use kickless_opener::NameOfSocket;
+
+use super::config::DeviceConfig;
+pub use new::{TakenOver, take_over};
+pub use old::{Given, hand_over};
+
+/// The longest time that one process waits for the other one before the pause. The new one opens images and
+/// may look up names in it.
+const PREPARE_WAIT: Duration = Duration::from_secs(60);
+/// The longest time that each process waits for the other one in the pause.
+const PAUSE_WAIT: Duration = Duration::from_secs(1);
+
+/// The things of a daemon that pass beside its devices. The program knows them.
+#[derive(Debug, Default)]
+pub struct Beside {
+    /// The devices of the configuration file, as it was read last.
+    pub of_file: Vec<DeviceConfig>,
+    /// The control sockets, with the names that the process removes at its end.
+    pub control: Vec<PassedListener>,
+    /// The filter of the log, if a call has changed it.
+    pub log_filter: Option<String>,
+}
+
+/// A listening socket that passes to another process. Dropping it does not remove the name.
+#[derive(Debug)]
+pub struct PassedListener {
+    /// The socket.
+    pub socket: UnixListener,
+    /// Its name, if the process that serves it removes the name.
+    pub name: Option<NameOfSocket>,
+}
+
+impl PassedListener {
+    /// Returns a duplicate of a listening socket.
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub fn of(listener: &kickless_opener::Listener) -> std::io::Result<Self> {
+        Ok(Self { socket: listener.socket().try_clone()?, name: listener.name() })
+    }
+
+    fn taken(socket: OwnedFd, name: Option<NameOfSocket>) -> Self {
+        Self { socket: socket.into(), name }
+    }
+}

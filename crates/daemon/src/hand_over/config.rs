@@ -1,0 +1,54 @@
+//! Configurations and sockets as records have them.
+
+use std::path::PathBuf;
+
+use kickless_handover::{Given, Giving, v1};
+use kickless_opener::NameOfSocket;
+use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
+
+use super::PassedListener;
+use crate::config::{DeviceConfig, Kinds, Notation, values};
+use crate::sentence::sentence;
+
+/// Returns a configuration as a record has it: the keys of a call, without those that have no value.
+pub(super) fn written(config: &DeviceConfig) -> Result<v1::Config, String> {
+    let value = serde_json::to_value(config).map_err(|error| error.to_string())?;
+    let mut keys = value.as_object().cloned().unwrap_or_default();
+    keys.retain(|_, value| !value.is_null());
+    Ok(keys)
+}
+
+/// Returns the configuration in a record.
+pub(super) fn read(config: &v1::Config, kinds: &Kinds) -> Result<DeviceConfig, String> {
+    let read = kinds.read(&values(config)).map_err(|mistake| sentence(&mistake))?;
+    read.check(Notation::Keys).map_err(|mistake| sentence(&mistake))?;
+    Ok(read)
+}
+
+/// Adds a listening socket to a record.
+pub(super) fn give_listener(of: &PassedListener, to: &mut Giving) -> Result<v1::Listener, String> {
+    let name = of.name.as_ref().map(|name| {
+        let path = name.path.to_str().ok_or_else(|| "the path of a socket is not UTF-8".to_owned())?;
+        Ok::<_, String>(v1::SocketName { path: path.to_owned(), device: name.device, inode: name.inode })
+    });
+    let socket = to.fd(&of.socket).map_err(|error| error.to_string())?;
+    Ok(v1::Listener { socket, name: name.transpose()? })
+}
+
+/// Takes a listening socket from a record.
+pub(super) fn take_listener(of: v1::Listener, given: &mut Given) -> Result<PassedListener, String> {
+    let socket = given.fd(of.socket).map_err(|error| error.to_string())?;
+    let is_one = socket_domain(&socket) == Ok(AddressFamily::UNIX)
+        && socket_type(&socket) == Ok(SocketType::STREAM)
+        && socket_acceptconn(&socket) == Ok(true);
+    if !is_one {
+        return Err("a descriptor is no unix stream socket that listens".into());
+    }
+    let name = of.name.map(|name| NameOfSocket {
+        path: PathBuf::from(name.path),
+        device: name.device,
+        inode: name.inode,
+    });
+    Ok(PassedListener::taken(socket, name))
+}

@@ -1,0 +1,290 @@
+//! The end of the process that takes over.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kickless_device::Handed;
+use kickless_handover::v1::{Device, Final, Phase, Plan, Planned};
+use kickless_handover::{FromOld, NewEnd, Record, Taken};
+use kickless_vhost::Restored;
+use tracing::error;
+
+use super::config::{read, take_listener};
+use super::old::monotonic_ns;
+use super::{Beside, PAUSE_WAIT, PREPARE_WAIT, PassedListener};
+use crate::config::DeviceConfig;
+use crate::registry::{OpenDevice, Prepared, Registry};
+use crate::sentence::sentence;
+use crate::socket::Endpoint;
+
+/// The devices that this process has taken over, and serves.
+#[derive(Debug)]
+pub struct TakenOver {
+    /// The things that passed beside the devices.
+    pub beside: Beside,
+    /// The version of the program of the old process.
+    pub version: String,
+    /// The number of devices that are served.
+    pub devices: usize,
+    /// The time from the plan to the pause.
+    pub prepared: Duration,
+    /// The time from the beginning of the pause in the old process until all rings run in this one.
+    pub stall: Duration,
+    /// Tells when the old process has ended.
+    pub taken: Taken,
+}
+
+/// A device of the plan.
+struct Coming {
+    config: DeviceConfig,
+    /// The reservation of its name, until it is made, and again while it is made anew.
+    opened: Option<OpenDevice>,
+    made: Option<Made>,
+}
+
+/// A device that this process can serve as soon as the other one has stopped.
+struct Made {
+    /// The session and the rings. Dropped before the device.
+    restored: Restored,
+    prepared: Prepared,
+    listener: Option<PassedListener>,
+}
+
+/// Takes all devices over from the process at the other end of `channel`, and serves them. The registry has
+/// none, and has its pool.
+///
+/// # Errors
+/// The other process goes on, and knows the reason. This one must end now, without running destructors: they
+/// would remove the names of sockets that the other one serves. The error is one sentence.
+pub fn take_over(registry: &Arc<Registry>, channel: OwnedFd) -> Result<TakenOver, String> {
+    let mut taking = Taking::new(registry, NewEnd::new(channel));
+    match taking.receive_all() {
+        Ok(()) => taking.take(),
+        Err(why) => {
+            taking.end.refuse(&why);
+            // These have destructors that do harm.
+            std::mem::forget(taking.devices);
+            Err(why)
+        }
+    }
+}
+
+struct Taking<'r> {
+    registry: &'r Arc<Registry>,
+    end: NewEnd,
+    begun: Instant,
+    plan: Plan,
+    beside: Beside,
+    /// The devices that are served, by their position in the plan.
+    devices: BTreeMap<u32, Coming>,
+    unavailable: Vec<(DeviceConfig, String)>,
+    /// The devices in the order of their final records, which is that of their pauses.
+    finals: Vec<u32>,
+    /// The beginning of the pause, on the clock of all processes.
+    parked_ns: u64,
+    /// The time from the plan to the pause.
+    prepared: Duration,
+}
+
+impl<'r> Taking<'r> {
+    fn new(registry: &'r Arc<Registry>, end: NewEnd) -> Self {
+        Self {
+            registry,
+            end,
+            begun: Instant::now(),
+            plan: Plan::default(),
+            beside: Beside::default(),
+            devices: BTreeMap::new(),
+            unavailable: Vec::new(),
+            finals: Vec::new(),
+            parked_ns: 0,
+            prepared: Duration::ZERO,
+        }
+    }
+
+    /// Carries out the messages of the old process until all have come.
+    fn receive_all(&mut self) -> Result<(), String> {
+        loop {
+            let wait = if self.finals.is_empty() { PREPARE_WAIT } else { PAUSE_WAIT };
+            match self.end.receive(Instant::now() + wait).map_err(|error| error.to_string())? {
+                FromOld::Plan(record) => self.plan(record)?,
+                FromOld::Device { number, record } => self.device(number, record)?,
+                FromOld::Gone { number } => {
+                    if let Some(Coming { made: Some(made), .. }) = self.devices.remove(&number) {
+                        drop(made.unmake());
+                    }
+                }
+                FromOld::Final { number, record } => self.last(number, record)?,
+                FromOld::Last => return Ok(()),
+            }
+            self.end.confirm(Instant::now() + PAUSE_WAIT).map_err(|error| error.to_string())?;
+        }
+    }
+
+    /// Reserves the names of all devices, and takes the rights that they need.
+    fn plan(&mut self, record: Record) -> Result<(), String> {
+        let (plan, mut given) = record.read::<Plan>().map_err(|error| error.to_string())?;
+        for (number, planned) in (0..).zip(&plan.devices) {
+            let Planned { config, is_inherited, phase } = planned;
+            let config = read(config, self.registry.kinds())?;
+            let name = config.name().unwrap_or_default();
+            match phase {
+                Phase::Served => {
+                    let opened = self.registry.reserve(config.clone(), *is_inherited);
+                    let opened = opened.map_err(|error| {
+                        let option = error.option().map(|option| format!("{option}: ")).unwrap_or_default();
+                        format!("the device {name} cannot be taken over: {option}{}", sentence(&error))
+                    })?;
+                    self.devices.insert(number, Coming { config, opened: Some(opened), made: None });
+                }
+                Phase::Unavailable { error } => self.unavailable.push((config, error.clone())),
+                // It is served again if the configuration file has it.
+                Phase::Ended { .. } => {}
+            }
+        }
+        let kinds = self.registry.kinds();
+        self.beside.of_file = plan.of_file.iter().map(|of| read(of, kinds)).collect::<Result<_, _>>()?;
+        let control = plan.control.iter().map(|listener| take_listener(listener.clone(), &mut given));
+        self.beside.control = control.collect::<Result<_, _>>()?;
+        self.beside.log_filter.clone_from(&plan.log_filter);
+        self.plan = plan;
+        Ok(())
+    }
+
+    /// Makes a device, or makes it again.
+    fn device(&mut self, number: u32, record: Record) -> Result<(), String> {
+        let coming = self.devices.get_mut(&number).ok_or("a device is not in the plan")?;
+        if let Some(made) = coming.made.take() {
+            coming.opened = Some(made.unmake());
+        }
+        let (name, span) = (coming.config.name().unwrap_or_default().to_owned(), coming.config.span());
+        let opened = coming.opened.take().ok_or("a device is not in the plan")?;
+        let made = span.in_scope(|| Made::new(self.registry, opened, record));
+        coming.made = Some(made.map_err(|why| format!("the device {name} cannot be taken over: {why}"))?);
+        Ok(())
+    }
+
+    /// Takes the last changes of a device.
+    fn last(&mut self, number: u32, record: Record) -> Result<(), String> {
+        if self.finals.is_empty() {
+            self.prepared = self.begun.elapsed();
+        }
+        let coming = self.devices.get_mut(&number).ok_or("a device is not in the plan")?;
+        let made = coming.made.as_mut().ok_or("a device is not made")?;
+        let received = coming.config.span().in_scope(|| made.receive_final(record));
+        let parked_ns = received.map_err(|why| {
+            format!("the device {} cannot be taken over: {why}", coming.config.name().unwrap_or_default())
+        })?;
+        self.parked_ns = parked_ns;
+        self.finals.push(number);
+        Ok(())
+    }
+
+    /// Says that this process serves, and serves.
+    fn take(mut self) -> Result<TakenOver, String> {
+        let taken = match self.end.take(Instant::now() + PAUSE_WAIT) {
+            Ok(taken) => taken,
+            Err(why) => {
+                std::mem::forget(self.devices);
+                return Err(why.to_string());
+            }
+        };
+        // From here on, nothing of the old process runs, and nothing here may fail.
+        let mut all: Vec<Made> =
+            self.finals.iter().filter_map(|number| self.devices.remove(number)?.made).collect();
+        for made in &mut all {
+            made.begin();
+        }
+        let ns = if self.finals.is_empty() { 0 } else { monotonic_ns().saturating_sub(self.parked_ns) };
+        let devices = all.len();
+        let (waiting, prepared): (Vec<_>, Vec<_>) = all.into_iter().map(Made::into_parts).unzip();
+        self.registry.begin_handed(prepared);
+        waiting.into_iter().for_each(Restored::go_on);
+        for (config, why) in self.unavailable {
+            self.registry.list_unavailable(config, why);
+        }
+        Ok(TakenOver {
+            beside: self.beside,
+            version: self.plan.version,
+            devices,
+            prepared: self.prepared,
+            stall: Duration::from_nanos(ns),
+            taken,
+        })
+    }
+}
+
+impl Made {
+    fn new(registry: &Registry, mut opened: OpenDevice, record: Record) -> Result<Self, String> {
+        let (mut device, mut given) = record.read::<Device>().map_err(|error| error.to_string())?;
+        let listener = device.listener.take().map(|listener| take_listener(listener, &mut given));
+        let listener = listener.transpose()?;
+        let own = std::mem::take(&mut device.own);
+        opened.make_handed(Handed { state: own, given: &mut given }).map_err(|error| sentence(&error))?;
+        let served = registry.served_device(&mut opened).map_err(|error| sentence(&error))?;
+        let served = match &listener {
+            Some(listener) => served.with_listener(PassedListener {
+                socket: listener.socket.try_clone().map_err(|error| error.to_string())?,
+                name: listener.name.clone(),
+            }),
+            None => served,
+        };
+        let restored = served.server().restore(&device, &mut given).map_err(|error| error.to_string())?;
+        if listener.is_none() && device.session.is_none() {
+            return Err("it has neither a socket nor a front-end".into());
+        }
+        let prepared = registry.prepare_handed(opened, served).map_err(|error| sentence(&error))?;
+        Ok(Self { restored, prepared, listener })
+    }
+
+    /// Gives up what was made, for what is made instead. Nothing of it has an effect on the old process.
+    fn unmake(self) -> OpenDevice {
+        drop(self.restored);
+        self.prepared.cancel()
+    }
+
+    /// Takes the last changes. Returns the beginning of the pause.
+    fn receive_final(&mut self, record: Record) -> Result<u64, String> {
+        let (mut state, given) = record.read::<Final>().map_err(|error| error.to_string())?;
+        let served = self.prepared.served();
+        let own = std::mem::take(&mut state.own);
+        served.device().receive_final(own, &given).map_err(|error| error.to_string())?;
+        self.restored.receive_final(&state).map_err(|error| error.to_string())?;
+        served.limiter().set_until_full(&state.tokens);
+        served.note_drained(state.is_drained);
+        Ok(state.parked_ns)
+    }
+
+    /// Lets the device and its rings begin.
+    fn begin(&mut self) {
+        let served = self.prepared.served();
+        served.device().begin();
+        if let Err(error) = self.restored.begin() {
+            // A worker has ended, so the program ends too.
+            served.config().span().in_scope(|| error!(%error, "the rings cannot begin"));
+        }
+    }
+
+    fn into_parts(self) -> (Restored, (Prepared, Endpoint)) {
+        let endpoint = self.listener.map_or(Endpoint::Restored, PassedListener::into_endpoint);
+        (self.restored, (self.prepared, endpoint))
+    }
+}
+
+impl PassedListener {
+    /// Serves front-ends of this socket from now on. Its name is removed at the end.
+    fn into_endpoint(self) -> Endpoint {
+        Endpoint::Listening(self.into_listener())
+    }
+
+    /// Returns the socket of this process, which removes its name at the end. The process that had it before
+    /// does not.
+    pub fn into_listener(self) -> kickless_opener::Listener {
+        match self.name {
+            Some(name) => kickless_opener::Listener::taken_over(self.socket, name),
+            None => kickless_opener::Listener::of(self.socket),
+        }
+    }
+}
