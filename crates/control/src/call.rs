@@ -16,12 +16,16 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::rpc::RpcError;
+use super::upgrade::Upgrade;
 
 /// The parameters of a request by name.
 type Params = Map<String, Value>;
 
 /// The longest time that a call waits. An operator who waits longer calls again.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+
+/// The call that comes with the channel to the next process.
+const UPGRADE: &str = "daemon.upgrade";
 
 /// The shortest interval of `stats.subscribe`. Reading the counters of 500 devices takes some milliseconds.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
@@ -40,6 +44,8 @@ pub enum Call {
     /// `daemon.reload`: reads the configuration file again, and applies it. Devices that are no longer in the
     /// file and in use are treated like this.
     DaemonReload(UsedDevices),
+    /// `daemon.upgrade`: hands the daemon over to the process that calls.
+    DaemonUpgrade(Upgrade),
     /// `device.list`: the devices and their states.
     DeviceList,
     /// `device.get`: one device.
@@ -83,6 +89,33 @@ impl Call {
     /// Returns whether the client gets notifications afterwards.
     pub(crate) fn subscribes(&self) -> bool {
         matches!(self, Self::StatsSubscribe(_) | Self::EventsSubscribe)
+    }
+
+    /// Returns whether the call changes what passes to another process at an upgrade.
+    pub(crate) fn changes_devices(&self) -> bool {
+        match self {
+            Self::DeviceAdd(_)
+            | Self::DeviceRemove(_)
+            | Self::DeviceDrain(_)
+            | Self::DeviceResume(_)
+            | Self::DeviceResize(_)
+            | Self::DeviceSet { .. }
+            | Self::DeviceCapture(_)
+            | Self::PoolSet(_)
+            | Self::LogSet(_) => true,
+            // The thread that reads the file says so itself.
+            Self::DaemonReload(_) | Self::DaemonUpgrade(_) | Self::DaemonStop => false,
+            Self::Discover
+            | Self::DaemonInfo
+            | Self::DaemonSnapshot
+            | Self::DeviceList
+            | Self::DeviceGet(_)
+            | Self::PoolGet
+            | Self::StatsGet(_)
+            | Self::StatsSubscribe(_)
+            | Self::EventsSubscribe
+            | Self::ConfigSave => false,
+        }
     }
 
     /// Returns the name of the device that the call is about, or an empty text.
@@ -144,6 +177,7 @@ pub const METHODS: &[Method] = &[
         let used = |remove| if remove { UsedDevices::Remove } else { UsedDevices::Keep };
         read(params).map(|Reload { remove_used }| Call::DaemonReload(used(remove_used)))
     })),
+    waits(changes(UPGRADE, |params, _| read(params).map(Call::DaemonUpgrade))),
     reads("device.list", |params, _| read::<Nothing>(params).map(|_| Call::DeviceList)),
     reads("device.get", |params, _| read(params).map(|OfDevice { name }| Call::DeviceGet(name))),
     waits(changes("device.add", |params, kinds| {
@@ -177,7 +211,7 @@ impl Method {
 
     /// Returns whether descriptors can come with the call.
     pub fn takes_descriptors(&self) -> bool {
-        self.name == "device.add"
+        matches!(self.name, "device.add" | UPGRADE)
     }
 
     /// Names the descriptors that came with the call. `come` has as many as `fds`, or the number of those

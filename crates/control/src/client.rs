@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -41,6 +41,13 @@ pub enum ClientError {
     Call(#[from] RpcError),
 }
 
+/// Returns the connection.
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.get_ref().as_fd()
+    }
+}
+
 impl Client {
     /// Connects to the control socket with this path.
     ///
@@ -48,7 +55,12 @@ impl Client {
     /// No daemon listens there.
     #[expect(clippy::disallowed_methods, reason = "a client is no daemon")]
     pub fn connect(path: &Path) -> io::Result<Self> {
-        Ok(Self { stream: BufReader::new(UnixStream::connect(path)?), next_id: 0 })
+        UnixStream::connect(path).map(Self::of)
+    }
+
+    /// Makes calls on a connection to a control socket.
+    pub fn of(stream: UnixStream) -> Self {
+        Self { stream: BufReader::new(stream), next_id: 0 }
     }
 
     /// Bounds the time of each read and write. A call fails if the daemon is silent for longer.

@@ -7,7 +7,7 @@ use kickless_daemon::{
     AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, Mistake, Notation, PollingConfig,
     PoolConfig, Registry, Reloaded, UsedDevices, sentence, values,
 };
-use kickless_opener::{Descriptors, NoDescriptor};
+use kickless_opener::{Descriptors, NoDescriptor, Peer};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -15,6 +15,7 @@ use super::call::{Call, Capture, Drain, Remove, Resize};
 use super::openrpc;
 use super::rpc::RpcError;
 use super::stats::{DeviceStats, Stats, WorkerStats};
+use super::upgrade::{Successor, upgrade};
 
 /// Changes the filter of the log. The error is one sentence.
 pub type SetLog = dyn Fn(&str) -> Result<(), String> + Send + Sync;
@@ -27,6 +28,10 @@ pub struct Hooks {
     pub reload: Box<dyn Fn(UsedDevices) -> Result<Reloaded, String> + Send + Sync>,
     /// Changes the lines that are logged.
     pub set_log: Box<SetLog>,
+    /// The user of this process, as at its start.
+    pub user: u32,
+    /// Begins to hand the daemon over, and does not wait until that is done. Returns the answer to the call.
+    pub upgrade: Box<dyn Fn(Successor) -> Result<Value, RpcError> + Send + Sync>,
 }
 
 /// The sandbox of a daemon, for `daemon.info`.
@@ -63,11 +68,13 @@ impl Daemon {
         Self { registry, sandbox, hooks, started: Instant::now() }
     }
 
-    /// Executes a call that came with these descriptors, and returns its result.
+    /// Executes a call of `peer` that came with these descriptors, and returns its result.
     ///
     /// # Errors
     /// The call failed.
-    pub fn execute(&self, call: Call, given: &Descriptors) -> Result<Value, RpcError> {
+    pub fn execute(&self, call: Call, given: &Descriptors, peer: Peer) -> Result<Value, RpcError> {
+        let change = call.changes_devices().then(|| self.registry.begin_change()).transpose();
+        let _change = change.map_err(|error| RpcError::busy(error.to_string()))?;
         match call {
             Call::Discover => openrpc::document(),
             Call::DaemonInfo => Ok(self.info()),
@@ -77,6 +84,7 @@ impl Daemon {
                 Ok(json!({ "stopping": true }))
             }
             Call::DaemonReload(used) => shown(&(self.hooks.reload)(used).map_err(RpcError::failed)?),
+            Call::DaemonUpgrade(wants) => upgrade(&self.hooks, wants, given, peer),
             Call::DeviceList => Ok(self.registry.list().iter().map(summary).collect()),
             Call::DeviceGet(name) => details(&self.status(&name)?),
             Call::DeviceAdd(config) => self.add(*config, given),

@@ -44,6 +44,7 @@ mod openrpc;
 mod rpc;
 pub mod server;
 mod stats;
+mod upgrade;
 
 pub use call::{Call, Capture, Drain, Effect, METHODS, Method, Remove, Resize};
 pub use client::{Client, ClientError};
@@ -55,3 +56,4 @@ pub use openrpc::OPENRPC;
 pub use rpc::{Refused, Request, RpcError, answer};
 pub use server::{Access, CALLS_TARGET, Server};
 pub use stats::{DeviceStats, LatencyStats, OperationStats, QueueStats, Stats, WorkerStats};
+pub use upgrade::{CHANNEL, Successor, Upgrade};

@@ -19,8 +19,10 @@ const INVALID_PARAMS: i64 = -32602;
 const FAILED: i64 = -32000;
 /// The socket serves only calls that change nothing.
 const READ_ONLY: i64 = -32001;
-/// The daemon executes as many calls, or serves as many clients, as it can.
+/// The daemon executes as many calls, or serves as many clients, as it can, or passes to another process.
 const BUSY: i64 = -32002;
+/// The user of the client may not make this call.
+const NOT_ALLOWED: i64 = -32003;
 
 /// A request of a client.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,8 +74,13 @@ impl RpcError {
     }
 
     /// Returns the error of a call that finds no room.
-    pub(crate) fn busy(why: impl Into<String>) -> Self {
+    pub fn busy(why: impl Into<String>) -> Self {
         Self::new(BUSY, why)
+    }
+
+    /// Returns the error of a call that the client's user may not make.
+    pub(crate) fn not_allowed(why: impl Into<String>) -> Self {
+        Self::new(NOT_ALLOWED, why)
     }
 
     /// Returns the error of a line that is not taken.

@@ -593,10 +593,10 @@ fn execute(
     descriptors: &Descriptors,
 ) -> Result<Value, RpcError> {
     if method.effect == Effect::Reads {
-        return daemon.execute(call, descriptors);
+        return daemon.execute(call, descriptors, peer);
     }
     let name = call.subject().to_owned();
-    let result = daemon.execute(call, descriptors);
+    let result = daemon.execute(call, descriptors, peer);
     let shown = match &result {
         Ok(result) => result.to_string(),
         Err(error) => error.message.clone(),

@@ -38,6 +38,8 @@ impl Rig {
         let hooks = Hooks {
             stop: Box::new(|| {}),
             reload: Box::new(|_| Err("no file".into())),
+            user: 0,
+            upgrade: Box::new(|_| Err(RpcError::failed("no program"))),
             set_log: {
                 let (filters, is_ending) = (filters.clone(), is_ending.clone());
                 Box::new(move |_| {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kickless_control::{Access, Client, ClientError, Daemon, Hooks, SandboxInfo, Server};
+use kickless_control::{Access, Client, ClientError, Daemon, Hooks, RpcError, SandboxInfo, Server};
 use kickless_daemon::{Kinds, Notation, PoolConfig, Registry};
 use kickless_testing::LIMIT;
 use kickless_worker::WorkerPool;
@@ -38,6 +38,8 @@ impl Rig {
         let hooks = Hooks {
             stop: Box::new(move || stop.store(true, Ordering::Relaxed)),
             reload: Box::new(|_| Err("no file".into())),
+            user: 0,
+            upgrade: Box::new(|_| Err(RpcError::failed("no program"))),
             set_log: Box::new(|filter| match filter {
                 "info" => Ok(()),
                 _ => Err("no filter".into()),

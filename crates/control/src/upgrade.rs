@@ -1,0 +1,99 @@
+//! The call `daemon.upgrade`: who may make it, and what it asks for.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use kickless_opener::{Descriptors, Peer};
+use kickless_values::parse_duration;
+use serde::{Deserialize, Deserializer, de::Error};
+use serde_json::Value;
+
+use super::daemon::Hooks;
+use super::rpc::RpcError;
+
+/// The name of the descriptor that comes with the call.
+pub const CHANNEL: &str = "channel";
+
+/// The user id that the kernel shows for users of other namespaces (the default of
+/// `kernel.overflowuid`).
+const OVERFLOW: u32 = 65534;
+
+/// The time that requests in flight have to complete, by default.
+const DRAIN: Duration = Duration::from_secs(2);
+/// The times that a caller can choose instead.
+const DRAINS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(30);
+
+/// The parameters of `daemon.upgrade`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upgrade {
+    /// The oldest and the newest format of the state that the new process reads.
+    pub formats: (u32, u32),
+    /// The version of the new program, for the log.
+    pub version: String,
+    /// The longest time that requests in flight have to complete.
+    #[serde(default = "default_drain", deserialize_with = "drain")]
+    pub drain: Duration,
+}
+
+/// A process that takes over.
+#[derive(Debug)]
+pub struct Successor {
+    /// Its parameters.
+    pub wants: Upgrade,
+    /// Its number, or 0 if it is of another namespace of processes.
+    pub pid: i32,
+    /// The end of the channel to it.
+    pub channel: OwnedFd,
+}
+
+fn default_drain() -> Duration {
+    DRAIN
+}
+
+fn drain<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    match parse_duration(&String::deserialize(from)?).map_err(D::Error::custom)? {
+        drain if DRAINS.contains(&drain) => Ok(drain),
+        _ => Err(D::Error::custom("drain: it must be from 100ms to 30s")),
+    }
+}
+
+/// Hands the daemon over to the process that calls.
+///
+/// # Errors
+/// The caller may not have the guests of this daemon, or the daemon cannot be handed over now.
+pub(crate) fn upgrade(
+    hooks: &Hooks,
+    wants: Upgrade,
+    given: &Descriptors,
+    peer: Peer,
+) -> Result<Value, RpcError> {
+    check_user(peer.uid, hooks.user)?;
+    let channel = given.duplicate(CHANNEL).map_err(|error| RpcError::params(format!("fds: {error}")))?;
+    (hooks.upgrade)(Successor { wants, pid: peer.pid, channel })
+}
+
+/// Checks that the caller is the user of this process, or root. Users of other namespaces all look like the
+/// overflow user, so that one is nobody's own.
+fn check_user(caller: u32, own: u32) -> Result<(), RpcError> {
+    match caller == 0 || caller == own && own != OVERFLOW {
+        true => Ok(()),
+        false => Err(RpcError::not_allowed(format!(
+            "only root and the user of the daemon ({own}) can take its guests over, and the caller is user {caller}"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_own_user_and_root_take_over() {
+        let may = |caller, own| check_user(caller, own).is_ok();
+        assert!(may(0, 0) && may(0, 1000) && may(1000, 1000) && may(0, 65534));
+        assert!(!may(1000, 0) && !may(1000, 1001) && !may(65534, 0));
+        // It may be any user of another namespace.
+        assert!(!may(65534, 65534));
+    }
+}
