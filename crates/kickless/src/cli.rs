@@ -8,6 +8,7 @@ mod device;
 mod sandbox;
 #[cfg(test)]
 mod tests;
+mod upgrade;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,7 @@ use crate::service::Service;
 pub(crate) use control::{ControlOptions, Ctl, Metrics, Top, runtime_directories};
 use device::DeviceOptions;
 pub(crate) use sandbox::SandboxOptions;
+pub(crate) use upgrade::UpgradeOptions;
 
 /// The beginning of names of the program that imply the command of a kind, such as `kickless-blk`.
 const NAME_OF_KIND: &str = "kickless-";
@@ -111,6 +113,8 @@ enum OtherCommand {
         control: ControlOptions,
         #[command(flatten)]
         sandbox: SandboxOptions,
+        #[command(flatten)]
+        upgrade: UpgradeOptions,
     },
     /// Make a call on the control socket of a running daemon, and print the result as JSON
     Ctl(Ctl),
@@ -181,6 +185,8 @@ pub(crate) enum Work {
         control: ControlOptions,
         /// The sandbox.
         sandbox: SandboxOptions,
+        /// The daemon to take over from.
+        upgrade: UpgradeOptions,
         /// A device that cannot be opened ends the start.
         all_or_nothing: bool,
     },
@@ -260,8 +266,9 @@ impl OtherCommand {
     /// Returns the work of the command.
     fn work(self) -> Result<Work, String> {
         match self {
-            OtherCommand::Serve { config, control, sandbox, all_or_nothing } => {
-                Ok(Work::ServeFile { config, control: control.with_default(), sandbox, all_or_nothing })
+            OtherCommand::Serve { config, control, sandbox, upgrade, all_or_nothing } => {
+                let control = control.with_default();
+                Ok(Work::ServeFile { config, control, sandbox, upgrade, all_or_nothing })
             }
             OtherCommand::Ctl(ctl) => Ok(Work::Ctl(ctl)),
             OtherCommand::Metrics(metrics) => Ok(Work::Metrics(metrics)),

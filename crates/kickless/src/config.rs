@@ -16,7 +16,7 @@ use kickless_daemon::{DeviceConfig, Kinds, Notation, PoolConfig, keys, read as r
 use kickless_kinds::kinds;
 use kickless_opener::{config_file, file, real_path};
 
-use crate::cli::{ControlOptions, SandboxOptions};
+use crate::cli::{ControlOptions, SandboxOptions, UpgradeOptions};
 use crate::service::Service;
 use section::{Section, Text};
 
@@ -101,8 +101,8 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
         devices.push(device);
     }
     let (notation, file, control) = (Notation::Keys, Some(text.path.to_owned()), ControlOptions::default());
-    let sandbox = SandboxOptions::default();
-    Ok(Service { notation, pool, devices, file, fd: None, control, sandbox, all_or_nothing: false })
+    let (sandbox, upgrade) = (SandboxOptions::default(), UpgradeOptions::default());
+    Ok(Service { notation, pool, devices, file, fd: None, control, sandbox, upgrade, all_or_nothing: false })
 }
 
 fn pool_of(section: &mut Section<'_>) -> Result<PoolConfig> {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use kickless_control::{Access, Daemon, Hooks, SandboxInfo, Server};
-use kickless_daemon::Registry;
+use kickless_daemon::{PassedListener, Registry};
 use kickless_io::Waker;
 use kickless_opener::{Listener, Target};
 
 use crate::cli::ControlOptions;
 use crate::log;
 use crate::reload::Reload;
+use crate::upgrade::HandOver;
 
 /// The mode of a control socket. Its group can be given to operators.
 const MODE: u32 = 0o660;
@@ -43,6 +44,37 @@ pub(crate) fn bind(options: &ControlOptions) -> Result<Sockets> {
     Ok(Sockets(sockets))
 }
 
+impl Sockets {
+    /// Returns the sockets.
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = &Listener> {
+        self.0.iter().map(|(listener, _)| listener)
+    }
+}
+
+/// Takes the control sockets of a process that has ended, and makes those that it did not have.
+///
+/// # Errors
+/// A socket cannot be made. The error is one sentence.
+pub(crate) fn take_over(options: &ControlOptions, mut passed: Vec<PassedListener>) -> Result<Sockets> {
+    let mut sockets = Vec::new();
+    let mut missing = options.clone();
+    for (path, access) in
+        [(&mut missing.control, Access::Full), (&mut missing.control_read_only, Access::ReadOnly)]
+    {
+        let is_same = |passed: &PassedListener| {
+            passed.name.as_ref().is_some_and(|name| path.as_ref() == Some(&name.path))
+        };
+        if let Some(at) = passed.iter().position(is_same) {
+            sockets.push((passed.swap_remove(at).into_listener(), access));
+            *path = None;
+        }
+    }
+    sockets.extend(bind(&missing)?.0);
+    // The names of sockets that are not served any more are removed.
+    passed.into_iter().for_each(|passed| drop(passed.into_listener()));
+    Ok(Sockets(sockets))
+}
+
 /// Serves the control sockets. A call can signal `stop`, which ends the daemon.
 ///
 /// # Errors
@@ -52,6 +84,7 @@ pub(crate) fn start(
     registry: &Arc<Registry>,
     sandbox: SandboxInfo,
     reload: Option<Reload>,
+    hand_over: Arc<HandOver>,
     stop: Waker,
 ) -> Result<Option<Server>> {
     if sockets.0.is_empty() {
@@ -65,6 +98,8 @@ pub(crate) fn start(
         stop: Box::new(move || stop.wake()),
         reload: Box::new(reload),
         set_log: Box::new(log::set_filter),
+        user: hand_over.user,
+        upgrade: Box::new(move |successor| hand_over.begin(successor)),
     };
     let daemon = Arc::new(Daemon::new(registry.clone(), sandbox, hooks));
     Server::start(daemon, sockets.0).map(Some).context("the control sockets cannot be served")

@@ -9,11 +9,12 @@ mod queue;
 
 use std::io::{self, IsTerminal, Write, stderr};
 use std::os::fd::AsFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use kickless_sync::lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::Subscriber;
 use tracing_subscriber::fmt::format::{Format, Writer};
@@ -31,6 +32,8 @@ const END_WAIT: Duration = Duration::from_secs(1);
 static LOG: OnceLock<Arc<LineQueue>> = OnceLock::new();
 /// Changes the filter of the log. Set by [`start`].
 static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
+/// The filter that was set last, if one was.
+static CHANGED_FILTER: Mutex<Option<String>> = Mutex::new(None);
 
 /// Starts the log. Prints the lines that `level` admits. The directives `base` apply where `level` is not
 /// more specific.
@@ -61,7 +64,14 @@ pub(crate) fn start(base: &str, level: &LogLevel) -> Result<()> {
 pub(crate) fn set_filter(text: &str) -> Result<(), String> {
     let filter = filter::parse("", text).map_err(|why| format!("filter: {why}"))?;
     let Some(set) = SET_FILTER.get() else { return Err("the log has not started".into()) };
-    set(filter).map_err(|error| format!("the filter cannot be changed: {error}"))
+    set(filter).map_err(|error| format!("the filter cannot be changed: {error}"))?;
+    *lock(&CHANGED_FILTER) = Some(text.to_owned());
+    Ok(())
+}
+
+/// Returns the filter that was set last ([`set_filter`]), if one was.
+pub(crate) fn changed_filter() -> Option<String> {
+    lock(&CHANGED_FILTER).clone()
 }
 
 /// Changes the filter of a subscriber.

@@ -26,6 +26,7 @@ mod signals;
 mod testing;
 mod top;
 mod uevents;
+mod upgrade;
 mod wire;
 
 use std::io::{Write, stdout};
@@ -34,7 +35,10 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use cli::{Invocation, Work};
+use rustix::process::geteuid;
+use serve::Start;
 use service::Service;
+use upgrade::Upgrade;
 
 /// The exit status of a wrong command line. That of all other errors is 1.
 const EXIT_USAGE: u8 = 2;
@@ -67,8 +71,8 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
     let log = || log::start("", log_level);
     match work {
         Work::Serve(service) => serve(log_level, || Ok(*service)),
-        Work::ServeFile { config, control, sandbox, all_or_nothing } => {
-            let read = |service| Service { control, sandbox, all_or_nothing, ..service };
+        Work::ServeFile { config, control, sandbox, upgrade, all_or_nothing } => {
+            let read = |service| Service { control, sandbox, upgrade, all_or_nothing, ..service };
             serve(log_level, || config::read(&config).map(read))
         }
         Work::Ctl(ctl) => log().and_then(|()| ctl::call(&ctl, print)),
@@ -86,7 +90,7 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
 
 /// Serves devices. The first thread of the process is made after it has lost its rights.
 fn serve(log_level: &cli::LogLevel, service: impl FnOnce() -> Result<Service>) -> Result<()> {
-    let inherited = inherited::note();
+    let noted = inherited::note();
     exit::exit_on_panic(kickless_disk::catches_panic);
     let service = service()?;
     service.check()?;
@@ -95,7 +99,9 @@ fn serve(log_level: &cli::LogLevel, service: impl FnOnce() -> Result<Service>) -
     kickless_memory::prepare_to_explain();
     #[cfg(debug_assertions)]
     attack::prepare()?;
-    let sandbox = sandbox::enter(&service, &inherited)?;
+    let (upgrade, user) = (Upgrade::connect(&service.upgrade)?, geteuid().as_raw());
+    let of_this_process: Vec<_> = upgrade.iter().flat_map(Upgrade::fds).chain(noted.fds()).collect();
+    let sandbox = sandbox::enter(&service, &of_this_process)?;
     log::start("", log_level)?;
-    serve::serve(service, &inherited, sandbox)
+    serve::serve(service, Start { noted, sandbox, upgrade, user })
 }

@@ -2,12 +2,15 @@
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use kickless_daemon::{DeviceConfig, DeviceRef, Registry, Reloaded, UsedDevices, reload, sentence};
+use kickless_daemon::{
+    BeingUpgraded, DeviceConfig, DeviceRef, Registry, Reloaded, UsedDevices, reload, sentence,
+};
+use kickless_sync::lock;
 use tracing::{info, warn};
 
 use crate::config;
@@ -15,12 +18,16 @@ use crate::service::Service;
 
 /// The time that a call waits for the file and the changes. A file system that answers later answers never.
 const ANSWER_WAIT: Duration = Duration::from_secs(300);
+/// The interval at which a reload looks whether an upgrade has ended.
+const UPGRADE_CHECK_EVERY: Duration = Duration::from_millis(100);
 
 /// Reads the file and applies it on a thread of its own, because a file system may never answer. Requests are
 /// carried out one after the other.
 #[derive(Clone)]
 pub(crate) struct Reload {
     requests: Sender<ReloadRequest>,
+    /// The devices of the file, as it was read last.
+    devices: Arc<Mutex<Vec<DeviceConfig>>>,
 }
 
 struct ReloadRequest {
@@ -30,19 +37,30 @@ struct ReloadRequest {
 }
 
 impl Reload {
-    /// Starts the thread, if the service has a configuration file.
+    /// Starts the thread, if the service has a configuration file. `devices` are those of the file as they
+    /// were applied last.
     ///
     /// # Errors
     /// The process cannot start a thread.
-    pub(crate) fn start(service: &Service, registry: &Arc<Registry>) -> Result<Option<Self>> {
+    pub(crate) fn start(
+        service: &Service,
+        registry: &Arc<Registry>,
+        devices: Vec<DeviceConfig>,
+    ) -> Result<Option<Self>> {
         let Some(path) = service.file.clone() else { return Ok(None) };
         let (requests, requested) = channel();
         // The thread does not keep the devices at the end of the program.
-        let (registry, mut devices) = (Arc::downgrade(registry), service.devices.clone());
-        let run = move || serve(&requested, &path, &registry, &mut devices);
+        let (registry, devices) = (Arc::downgrade(registry), Arc::new(Mutex::new(devices)));
+        let applied = devices.clone();
+        let run = move || serve(&requested, &path, &registry, &applied);
         let thread = thread::Builder::new().name("reload".into()).spawn(run);
         thread.context("the configuration file cannot be read again at a signal")?;
-        Ok(Some(Self { requests }))
+        Ok(Some(Self { requests, devices }))
+    }
+
+    /// Returns the devices of the file, as it was read last.
+    pub(crate) fn devices(&self) -> Vec<DeviceConfig> {
+        lock(&self.devices).clone()
     }
 
     /// Requests that the file is read and applied. Does not wait for it.
@@ -68,15 +86,23 @@ fn serve(
     requested: &Receiver<ReloadRequest>,
     path: &Path,
     registry: &Weak<Registry>,
-    devices: &mut Vec<DeviceConfig>,
+    devices: &Mutex<Vec<DeviceConfig>>,
 ) {
     while let Ok(ReloadRequest { used, reply }) = requested.recv() {
-        let read = read(path, devices).map_err(|error| sentence(&*error));
+        let earlier = lock(devices).clone();
+        let read = read(path, &earlier).map_err(|error| sentence(&*error));
         let Some(registry) = registry.upgrade() else { return };
+        let change = loop {
+            match registry.begin_change() {
+                Ok(change) => break change,
+                // If this process goes on, the file is read then. Otherwise the next process reads it.
+                Err(BeingUpgraded) => thread::sleep(UPGRADE_CHECK_EVERY),
+            }
+        };
         let result = match read {
             Ok(service) => {
-                let reloaded = reload(&registry, devices, &service.pool, &service.devices, used);
-                *devices = service.devices;
+                let reloaded = reload(&registry, &earlier, &service.pool, &service.devices, used);
+                *lock(devices) = service.devices;
                 Ok(reloaded)
             }
             Err(error) => {
@@ -86,6 +112,7 @@ fn serve(
             }
         };
         let is_empty = registry.list().is_empty();
+        drop(change);
         drop(registry);
         log(&result);
         if is_empty && result.is_ok() {

@@ -16,7 +16,7 @@ mod roots;
 
 use std::backtrace::Backtrace;
 use std::collections::BTreeSet;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Result, bail};
@@ -30,7 +30,6 @@ use tracing::{info, warn};
 
 use crate::cli::runtime_directories;
 use crate::control;
-use crate::inherited::Noted;
 use crate::service::Service;
 pub(crate) use exporter::Exporter;
 use helpers::{Helpers, Kernel, Running};
@@ -62,12 +61,12 @@ impl Drop for Sandbox {
 }
 
 /// Starts the helpers, and takes capabilities and paths from this process. Must be called while it has one
-/// thread. Returns nothing if the sandbox is off.
+/// thread. The helpers close the descriptors `close`. Returns nothing if the sandbox is off.
 ///
 /// # Errors
 /// The options cannot be kept in a sandbox, the kernel lacks what `strict` needs, or a helper cannot be
 /// started. The error is one sentence.
-pub(crate) fn enter(service: &Service, inherited: &Noted) -> Result<Option<Sandbox>> {
+pub(crate) fn enter(service: &Service, close: &[BorrowedFd<'_>]) -> Result<Option<Sandbox>> {
     let mode = service.sandbox.mode;
     if mode == Mode::Off {
         return Ok(None);
@@ -80,7 +79,7 @@ pub(crate) fn enter(service: &Service, inherited: &Noted) -> Result<Option<Sandb
     let roots = roots.map(|root| root.directory.display().to_string()).collect();
     let kernel = Kernel { landlock: landlock_abi(), has_filters: !lacks.contains(&Lack::Filters) };
     prepare_backtraces();
-    let helpers = Helpers::fork(service, authority, kernel, inherited)?;
+    let helpers = Helpers::fork(service, authority, kernel, close)?;
     let has_rbd = rbd.is_some();
     let mut rules = Ruleset::new(kernel.landlock, if has_rbd { Tcp::Connect } else { Tcp::Nothing })?;
     if let Some(files) = rbd {

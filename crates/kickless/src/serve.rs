@@ -4,12 +4,13 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{mem, thread};
 
 use anyhow::{Context, Result, anyhow};
 use kickless_daemon::{
     AddError, DeviceConfig, DeviceRef, DeviceState, DeviceStatus, Endpoint, Notation, OpenDevice, Registry,
+    TakenOver, sentence,
 };
 use kickless_io::Waker;
 use kickless_memory::fault;
@@ -26,6 +27,7 @@ use crate::sandbox::{self, Sandbox};
 use crate::service::Service;
 use crate::signals::Signals;
 use crate::uevents::Resizes;
+use crate::upgrade::{HandOver, Upgrade, UpgradeEnd};
 use crate::{control, exit, inherited, log, wire};
 
 /// The longest time that a report of many devices waits for room in the log.
@@ -33,12 +35,25 @@ const REPORT_WAIT: Duration = Duration::from_secs(1);
 /// The time until the main thread tries again to wait for events, after the kernel had no memory for it.
 const POLL_RETRY: Duration = Duration::from_secs(1);
 
+/// The things that the process has from the time when it had all its rights.
+pub(crate) struct Start {
+    /// The inherited descriptors.
+    pub(crate) noted: Noted,
+    pub(crate) sandbox: Option<Sandbox>,
+    /// The daemon to take over from.
+    pub(crate) upgrade: Option<Upgrade>,
+    /// The user of the process.
+    pub(crate) user: u32,
+}
+
 /// The devices that are to be opened.
 struct Opening {
-    registry: Registry,
+    registry: Arc<Registry>,
     service: Service,
     /// The socket that the parent process has passed.
     endpoint: Option<Endpoint>,
+    /// The daemon that has them open.
+    upgrade: Option<Upgrade>,
 }
 
 /// Serves all devices until a signal arrives, or until all devices have ended. A device on an inherited
@@ -46,9 +61,10 @@ struct Opening {
 ///
 /// # Errors
 /// The devices cannot be served, or one of them failed. The error is one sentence.
-pub(crate) fn serve(service: Service, noted: &Noted, mut sandbox: Option<Sandbox>) -> Result<()> {
-    let endpoint = service.fd.map(|fd| inherited::endpoint(noted, fd)).transpose()?;
-    let of_devices = inherited::of_devices(noted, &service)?;
+pub(crate) fn serve(service: Service, start: Start) -> Result<()> {
+    let Start { noted, mut sandbox, upgrade, user } = start;
+    let endpoint = service.fd.map(|fd| inherited::endpoint(&noted, fd)).transpose()?;
+    let of_devices = inherited::of_devices(&noted, &service)?;
     if let Some(sandbox) = &mut sandbox {
         sandbox.start()?;
     }
@@ -68,37 +84,49 @@ pub(crate) fn serve(service: Service, noted: &Noted, mut sandbox: Option<Sandbox
     crate::attack::start()?;
     // From here on, the process reads what images, servers and front-ends contain and send.
     let refusals = sandbox.as_mut().map(Sandbox::lock).transpose()?.flatten();
-    let opening = Opening { registry, service, endpoint };
-    let Opened { registry, devices: mut opened, unavailable, service } = open(opening, wait, &signals)?;
+    let opening = Opening { registry: Arc::new(registry), service, endpoint, upgrade };
+    let Opened { registry, devices: opened, service } = open(opening, wait, &signals)?;
     if let Some(sandbox) = &sandbox {
         sandbox.report();
     }
     if let Some(pool) = registry.pool() {
         wire::log_pool(pool, &workers);
     }
-    let registry = Arc::new(registry);
-    let reload = Reload::start(&service, &registry)?;
-    // Make all sockets after everything else, and before any device is served. A program that finds its
-    // socket then knows that the device is served.
-    let deadline = Instant::now() + TURN_WAIT;
-    for opened in &mut opened {
-        opened.bind(deadline).map_err(|error| with_option(opened.config(), notation, error))?;
-    }
-    let control = control::bind(&service.control)?;
-    registry.serve(opened)?;
-    unavailable.into_iter().for_each(|(config, error)| registry.add_unavailable(config, &error));
+    let (reload, sockets, upgrade) = match opened {
+        OpenDevices::Own { devices, unavailable } => {
+            let reload = Reload::start(&service, &registry, service.devices.clone())?;
+            let sockets = serve_own(&registry, &service, devices)?;
+            unavailable.into_iter().for_each(|(config, error)| registry.add_unavailable(config, &error));
+            if service.devices.is_empty() {
+                warn!("the configuration file has no device: devices come by calls only");
+            }
+            (reload, sockets, None)
+        }
+        OpenDevices::TakenOver(mut taken) => {
+            let beside = mem::take(&mut taken.beside);
+            if let Some(filter) = &beside.log_filter {
+                let _ = log::set_filter(filter)
+                    .inspect_err(|error| warn!(error, "the filter of the log is lost"));
+            }
+            let reload = Reload::start(&service, &registry, beside.of_file)?;
+            let sockets = control::take_over(&service.control, beside.control)?;
+            (reload, sockets, Some(UpgradeEnd(taken)))
+        }
+    };
+    let hand_over = HandOver::new(&registry, reload.clone(), sockets.listeners(), user)?;
     let control = control::start(
-        control,
+        sockets,
         &registry,
         sandbox::info(sandbox.as_ref()),
         reload.clone(),
+        hand_over.clone(),
         asked_to_stop.clone(),
     )?;
-    let outlives_devices = service.outlives_devices();
-    let events = Events { signals, asked_to_stop, resizes, reload, refusals, outlives_devices };
-    if service.devices.is_empty() {
-        warn!("the configuration file has no device: devices come by calls only");
+    if let Some(upgrade) = upgrade {
+        upgrade.finish(reload.clone())?;
     }
+    let outlives_devices = service.outlives_devices();
+    let events = Events { signals, asked_to_stop, resizes, reload, hand_over, refusals, outlives_devices };
     let waited = events.serve_until_idle(&registry);
     drop(control);
     log_counters(&registry, "summary");
@@ -107,6 +135,23 @@ pub(crate) fn serve(service: Service, noted: &Noted, mut sandbox: Option<Sandbox
         None => error.into(),
     });
     failed.map(Err).chain([waited]).find(Result::is_err).unwrap_or(Ok(()))
+}
+
+/// Makes the sockets of this process's devices, and serves them. Returns the control sockets.
+fn serve_own(
+    registry: &Registry,
+    service: &Service,
+    mut opened: Vec<OpenDevice>,
+) -> Result<control::Sockets> {
+    // Make all sockets after everything else, and before any device is served. A program that finds its
+    // socket then knows that the device is served.
+    let deadline = Instant::now() + TURN_WAIT;
+    for opened in &mut opened {
+        opened.bind(deadline).map_err(|error| with_option(opened.config(), service.notation, error))?;
+    }
+    let control = control::bind(&service.control)?;
+    registry.serve(opened)?;
+    Ok(control)
 }
 
 /// Adds the option of the device that caused it to an error.
@@ -153,15 +198,32 @@ fn open(opening: Opening, wait: (UnixStream, UnixStream), signals: &Signals) -> 
 
 /// The devices before they are served.
 struct Opened {
-    registry: Registry,
-    devices: Vec<OpenDevice>,
-    /// Devices that cannot be opened yet, and the reason.
-    unavailable: Vec<(DeviceConfig, AddError)>,
+    registry: Arc<Registry>,
+    devices: OpenDevices,
     service: Service,
 }
 
+enum OpenDevices {
+    /// This process has opened them.
+    Own {
+        devices: Vec<OpenDevice>,
+        /// Devices that cannot be opened yet, and the reason.
+        unavailable: Vec<(DeviceConfig, AddError)>,
+    },
+    /// Another process has given them. They are served.
+    TakenOver(TakenOver),
+}
+
 fn open_all(opening: Opening) -> Result<Opened> {
-    let Opening { registry, service, mut endpoint } = opening;
+    let Opening { registry, service, mut endpoint, upgrade } = opening;
+    if let Some(upgrade) = upgrade {
+        let taken = upgrade.take_over(&registry).unwrap_or_else(|error| {
+            // Destructors would remove names that the other process serves.
+            log::print_sentence(&sentence(&*error));
+            exit::exit_now(1)
+        });
+        return Ok(Opened { registry, devices: OpenDevices::TakenOver(taken), service });
+    }
     let (mut devices, mut unavailable) = (Vec::with_capacity(service.devices.len()), Vec::new());
     for config in &service.devices {
         match registry.open(config.clone(), endpoint.take()) {
@@ -172,7 +234,7 @@ fn open_all(opening: Opening) -> Result<Opened> {
             Err(error) => return Err(with_option(config, service.notation, error)),
         }
     }
-    Ok(Opened { registry, devices, unavailable, service })
+    Ok(Opened { registry, devices: OpenDevices::Own { devices, unavailable }, service })
 }
 
 /// The events that the main thread handles while the devices are served.
@@ -182,6 +244,7 @@ struct Events {
     asked_to_stop: Waker,
     resizes: Option<Resizes>,
     reload: Option<Reload>,
+    hand_over: Arc<HandOver>,
     /// The notes of system calls that the sandbox has refused.
     refusals: Option<&'static Refusals>,
     /// The daemon goes on when no device is served.
@@ -198,7 +261,7 @@ impl Events {
     /// # Errors
     /// A worker has ended, so that all devices were stopped.
     fn serve_until_idle(&self, registry: &Registry) -> Result<()> {
-        let Self { signals, asked_to_stop, resizes, reload, refusals, outlives_devices } = self;
+        let Self { signals, asked_to_stop, resizes, reload, hand_over, refusals, outlives_devices } = self;
         let (resizes, reload) = (resizes.as_ref(), reload.as_ref());
         let pool = registry.pool().context("no workers")?;
         let mut outcome = Ok(());
@@ -240,6 +303,7 @@ impl Events {
             }
             if (stop || failed || asked_to_stop.clear()) && !is_stopping {
                 is_stopping = true;
+                hand_over.give_up();
                 registry.stop();
             }
             if let Some(refusals) = refusals {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use kickless_daemon::{DeviceConfig, Notation, PoolConfig};
 
-use crate::cli::{ControlOptions, SandboxOptions};
+use crate::cli::{ControlOptions, SandboxOptions, UpgradeOptions};
 
 /// A pool of workers, and the devices that share it.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub(crate) struct Service {
     pub(crate) control: ControlOptions,
     /// The sandbox.
     pub(crate) sandbox: SandboxOptions,
+    /// The daemon to take over from.
+    pub(crate) upgrade: UpgradeOptions,
     /// A device that cannot be opened ends the start. Otherwise it is tried again.
     pub(crate) all_or_nothing: bool,
 }

@@ -16,7 +16,8 @@ use crate::service::Service;
 /// # Errors
 /// The process has no free descriptor.
 pub(crate) fn registry(service: &Service, inherited: Descriptors) -> Result<Registry> {
-    let devices_max = if service.control.is_on() { OWNERS_MAX as usize } else { service.devices.len() };
+    let has_any = service.control.is_on() || service.upgrade.upgrade_from.is_some();
+    let devices_max = if has_any { OWNERS_MAX as usize } else { service.devices.len() };
     Registry::with_inherited(devices_max, kickless_kinds::kinds(), inherited)
         .context("no free descriptor to wait with")
 }

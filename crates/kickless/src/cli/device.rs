@@ -9,6 +9,7 @@ use crate::service::Service;
 
 use super::control::ControlOptions;
 use super::sandbox::SandboxOptions;
+use super::upgrade::UpgradeOptions;
 
 /// The name of a device with an inherited socket, for calls.
 const INHERITED: &str = "fd";
@@ -58,7 +59,17 @@ impl DeviceOptions {
             }
         }
         let devices = vec![device];
-        let fd = self.fd;
-        Ok(Service { notation, pool, devices, file: None, fd, control, sandbox, all_or_nothing: true })
+        let (fd, upgrade) = (self.fd, UpgradeOptions::default());
+        Ok(Service {
+            notation,
+            pool,
+            devices,
+            file: None,
+            fd,
+            control,
+            sandbox,
+            upgrade,
+            all_or_nothing: true,
+        })
     }
 }

@@ -23,7 +23,6 @@ use rustix::process::Pid;
 use rustix::thread::{CapabilitySet, clear_ambient_capability_set};
 
 use super::roots;
-use crate::inherited::Noted;
 use crate::service::Service;
 use crate::{config, exit, log};
 
@@ -60,13 +59,13 @@ impl Helpers {
         service: &Service,
         authority: Authority,
         kernel: Kernel,
-        inherited: &Noted,
+        close: &[BorrowedFd<'_>],
     ) -> Result<Self> {
         let (socket, of_opener) = pair()?;
         let (mut launcher, mut to_launcher) = (None, None);
         if needs_launcher(service, &authority) {
             let (to, of_launcher) = pair()?;
-            let close = [inherited.fds(), vec![socket.as_fd(), of_opener.as_fd(), to.as_fd()]].concat();
+            let close = [close, &[socket.as_fd(), of_opener.as_fd(), to.as_fd()]].concat();
             let run = move || {
                 // A service manager gives a capability for TAPs so. It is not for the programs.
                 let _ = clear_ambient_capability_set();
@@ -76,7 +75,7 @@ impl Helpers {
             to_launcher = Some(to);
         }
         let (ready, says_ready) = pipe_with(PipeFlags::CLOEXEC).context("no free descriptor")?;
-        let close = [inherited.fds(), vec![socket.as_fd(), ready.as_fd()]].concat();
+        let close = [close, &[socket.as_fd(), ready.as_fd()]].concat();
         let config = service.file.clone();
         let run = move || open_files(of_opener, to_launcher, authority, config, kernel, says_ready);
         let opener = fork(c"kickless-opener", &close, run)?;

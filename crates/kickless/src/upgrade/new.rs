@@ -1,0 +1,111 @@
+//! The process that takes over.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use kickless_control::{CHANNEL, Client};
+use kickless_daemon::{FORMATS, Registry, TakenOver, take_over};
+use kickless_opener::peer;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::geteuid;
+use serde_json::json;
+use tracing::{info, warn};
+
+use crate::cli::UpgradeOptions;
+use crate::reload::Reload;
+
+/// The longest time that the running daemon has for the answer to the call.
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// The longest time that the other process has to end, after this one serves.
+const END_WAIT: Duration = Duration::from_secs(60);
+
+/// A connection to the daemon that this process takes over from. Made before the process loses its rights.
+pub(crate) struct Upgrade {
+    client: Client,
+    /// The end of the channel for the other process, and that of this one.
+    theirs: OwnedFd,
+    own: OwnedFd,
+    drain: String,
+}
+
+impl Upgrade {
+    /// Connects to the daemon, if there is one to take over from.
+    ///
+    /// # Errors
+    /// No daemon of this user listens there. The error is one sentence that names the option.
+    pub(crate) fn connect(options: &UpgradeOptions) -> Result<Option<Self>> {
+        let Some(path) = &options.upgrade_from else { return Ok(None) };
+        let connected = Self::to(path, options.upgrade_drain.0.clone());
+        connected.map(Some).with_context(|| format!("--upgrade-from={}", path.display()))
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the main thread at the start, which still has its paths")]
+    fn to(path: &Path, drain: String) -> Result<Self> {
+        let stream = UnixStream::connect(path).context("no daemon listens there")?;
+        let (uid, own) = (peer(&stream)?.uid, geteuid().as_raw());
+        if uid != own {
+            // As root, this process would open what a process with fewer rights names.
+            bail!("its daemon is that of user {uid}: start this one as that user, and not as user {own}");
+        }
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let (own, theirs) = pair.context("no free descriptor")?;
+        // Its limits cannot be set later: a filter of system calls has no such call.
+        let client = Client::of(stream).within(ANSWER_WAIT)?;
+        Ok(Self { client, theirs, own, drain })
+    }
+
+    /// Returns the descriptors that helper processes must not keep.
+    pub(crate) fn fds(&self) -> [BorrowedFd<'_>; 3] {
+        [self.client.as_fd(), self.theirs.as_fd(), self.own.as_fd()]
+    }
+
+    /// Takes all devices over, and serves them. The registry has none.
+    ///
+    /// # Errors
+    /// The other daemon goes on. This process ends now, without destructors. The error is one sentence.
+    pub(crate) fn take_over(self, registry: &Arc<Registry>) -> Result<TakenOver> {
+        let Self { mut client, theirs, own, drain } = self;
+        let params = json!({
+            "formats": [FORMATS.start(), FORMATS.end()],
+            "version": env!("CARGO_PKG_VERSION"),
+            "drain": drain,
+        });
+        let params = params.as_object().cloned().unwrap_or_default();
+        let asked = client.call_given("daemon.upgrade", params, &[(CHANNEL.to_owned(), theirs.as_fd())]);
+        asked.context("the running daemon does not hand its devices over")?;
+        // From here on, the end of the other process is the end of the channel.
+        drop((client, theirs));
+        take_over(registry, own).map_err(|why| anyhow!("the running daemon goes on: {why}"))
+    }
+}
+
+/// The end of an upgrade in the process that has taken over.
+pub(crate) struct UpgradeEnd(pub(crate) TakenOver);
+
+impl UpgradeEnd {
+    /// Logs the upgrade, and reads the configuration file when the other process has ended. The file can have
+    /// other devices than that process.
+    ///
+    /// # Errors
+    /// The process cannot start a thread.
+    pub(crate) fn finish(self, reload: Option<Reload>) -> Result<()> {
+        let TakenOver { version, devices, prepared, stall, taken, .. } = self.0;
+        let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
+        info!(devices, version, stall_ms = ms(stall), prepared_ms = ms(prepared), "took over");
+        let run = move || {
+            if !taken.wait_for_end(Instant::now() + END_WAIT) {
+                warn!("the process that served before has not ended yet");
+            }
+            if let Some(reload) = reload {
+                reload.request();
+            }
+        };
+        thread::Builder::new().name("upgrade".into()).spawn(run).context("cannot start a thread")?;
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! The process that hands its devices over, at a call of the next one.
+
+use std::os::fd::OwnedFd;
+use std::process;
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+
+use anyhow::{Context, Result};
+use kickless_control::{RpcError, Successor};
+use kickless_daemon::{Beside, Given, PassedListener, Registry, hand_over};
+use kickless_opener::Listener;
+use kickless_sync::lock;
+use rustix::net::{Shutdown, shutdown};
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use crate::reload::Reload;
+use crate::{exit, log};
+
+/// Hands the daemon over, to one process at a time.
+pub(crate) struct HandOver {
+    registry: Weak<Registry>,
+    reload: Option<Reload>,
+    control: Vec<PassedListener>,
+    /// The user of this process.
+    pub(crate) user: u32,
+    /// A duplicate of the channel to the process that takes over now.
+    channel: Mutex<Option<OwnedFd>>,
+}
+
+impl HandOver {
+    /// Prepares for a hand-over of these devices and control sockets.
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub(crate) fn new<'l>(
+        registry: &Arc<Registry>,
+        reload: Option<Reload>,
+        control: impl IntoIterator<Item = &'l Listener>,
+        user: u32,
+    ) -> Result<Arc<Self>> {
+        let control = control.into_iter().map(PassedListener::of).collect::<Result<_, _>>();
+        let control = control.context("no free descriptor for a duplicate of a control socket")?;
+        let registry = Arc::downgrade(registry);
+        Ok(Arc::new(Self { registry, reload, control, user, channel: Mutex::default() }))
+    }
+
+    /// Begins to hand the devices over to `to`, on a thread of its own.
+    ///
+    /// # Errors
+    /// This process cannot hand them over to that one, or hands them over already.
+    pub(crate) fn begin(self: &Arc<Self>, to: Successor) -> Result<Value, RpcError> {
+        let (oldest, newest) = to.wants.formats;
+        let format = kickless_daemon::common_format(oldest..=newest);
+        let format = format.map_err(|error| RpcError::failed(error.to_string()))?;
+        if process::id() == 1 {
+            return Err(RpcError::failed(
+                "the daemon is the first process of its container, which ends with it: start the container with an \
+                 init process (--init)",
+            ));
+        }
+        let registry = self.registry.upgrade().ok_or_else(|| RpcError::failed("the daemon is stopping"))?;
+        let devices = registry.list().len();
+        let copy = to.channel.try_clone().map_err(|error| RpcError::failed(error.to_string()))?;
+        let mut channel = lock(&self.channel);
+        if channel.is_some() {
+            return Err(RpcError::busy("the daemon is being upgraded: try again in a moment"));
+        }
+        let this = self.clone();
+        let run = move || {
+            let version = to.wants.version.clone();
+            match this.hand_over(&registry, to) {
+                Ok(Given { devices, .. }) => {
+                    info!(devices, version, "handed over");
+                    exit::exit_now(0);
+                }
+                Err(why) => warn!("the upgrade to version {version} failed: {why}"),
+            }
+            *lock(&this.channel) = None;
+        };
+        let thread = thread::Builder::new().name("hand over".into()).spawn(run);
+        thread.map_err(|error| RpcError::failed(format!("cannot start a thread: {error}")))?;
+        *channel = Some(copy);
+        Ok(json!({ "format": format, "pid": process::id(), "devices": devices }))
+    }
+
+    fn hand_over(&self, registry: &Registry, to: Successor) -> Result<Given, String> {
+        let of_file = self.reload.as_ref().map(Reload::devices).unwrap_or_default();
+        let mut control = Vec::with_capacity(self.control.len());
+        for PassedListener { socket, name } in &self.control {
+            let socket = socket.try_clone().map_err(|error| error.to_string())?;
+            control.push(PassedListener { socket, name: name.clone() });
+        }
+        let beside = Beside { of_file, control, log_filter: log::changed_filter() };
+        hand_over(registry, &beside, to.channel, to.wants.drain)
+    }
+
+    /// Makes the process that takes over fail, unless it serves already. Called before this one stops its
+    /// devices.
+    pub(crate) fn give_up(&self) {
+        if let Some(channel) = &*lock(&self.channel) {
+            // The other process finds the end, or has taken over.
+            let _ = shutdown(channel, Shutdown::Both);
+        }
+    }
+}
