@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{mem, thread};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -234,6 +234,8 @@ pub fn card_counter(log: &[String], name: &str) -> Result<u64> {
 /// A daemon that listens on its socket. Dropping it kills the process.
 pub struct Daemon {
     child: Child,
+    /// The command line, for another process that takes over.
+    words: Vec<OsString>,
     socket: PathBuf,
     log: Transcript,
     dir: TempDir,
@@ -314,9 +316,40 @@ impl Daemon {
 
     fn launch(words: &[OsString], dir: TempDir, socket: PathBuf, logs_serving: bool) -> Result<Daemon> {
         let (child, log) = spawn(words)?;
-        let mut daemon = Daemon { child, socket, log, dir };
+        let mut daemon = Daemon { child, words: words.to_vec(), socket, log, dir };
         daemon.wait_until_serving(words, logs_serving)?;
         Ok(daemon)
+    }
+
+    /// Starts another process with the command line of this daemon, which has `--control`, and has it take
+    /// over. Waits until it has read its configuration file. [`Daemon::log`] is then its log. Returns the log
+    /// of the process before.
+    ///
+    /// # Errors
+    /// The other process does not take over, or this one does not end well.
+    pub fn upgrade(&mut self) -> Result<Vec<String>> {
+        let (mut child, log) = spawn(&self.upgrade_words(&[]))?;
+        let is_over = |line: &str| line.contains("the configuration file was read again").then_some(());
+        if let Err(error) = log.wait_for("the line that it has taken over", LIMIT, is_over) {
+            // The process before goes on, and the test ends it.
+            let _ = child.kill();
+            child.wait()?;
+            return Err(error);
+        }
+        let (mut old, log) = (mem::replace(&mut self.child, child), mem::replace(&mut self.log, log));
+        let status = wait_for_exit(&mut old, LIMIT).context("the process before does not end")?;
+        let lines = log.wait_for_end(LIMIT)?;
+        ensure!(status.success(), "the process before has ended, {status}: {}", lines.join("\n"));
+        check_sandbox(&lines)?;
+        Ok(lines)
+    }
+
+    /// Returns the command line of a process that takes over from this one.
+    pub fn upgrade_words(&self, more: &[&str]) -> Vec<OsString> {
+        let mut from = OsString::from("--upgrade-from=");
+        from.push(self.socket_of("control"));
+        let more = more.iter().map(Into::into);
+        self.words.iter().cloned().chain([from]).chain(more).collect()
     }
 
     fn wait_until_serving(&mut self, words: &[OsString], logs_serving: bool) -> Result<()> {

@@ -1,0 +1,92 @@
+//! Upgrades a daemon under verified load: one process after another takes over. `UPGRADES` is the number of
+//! upgrades for each kind of ring.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use kickless_driver::{Choice, Disk, Options};
+use kickless_tests::daemon::Daemon;
+use kickless_tests::guest::image_dir;
+use kickless_tests::hostile_backend::returns_in_time;
+use kickless_tests::verified_load::{BLOCK, drive_disk};
+
+/// The upgrades of each kind of ring, unless `UPGRADES` says another number.
+const UPGRADES: u32 = 3;
+const QUEUES: u16 = 2;
+/// The requests of a queue in flight.
+const DEPTH: u64 = 24;
+const DISK_LEN: u64 = QUEUES as u64 * DEPTH * BLOCK as u64;
+
+/// The kinds of rings: packed and in order.
+const KINDS: [(Choice, Choice); 4] = [
+    (Choice::Off, Choice::Off),
+    (Choice::On, Choice::Off),
+    (Choice::Off, Choice::On),
+    (Choice::On, Choice::On),
+];
+
+fn upgrades() -> u32 {
+    std::env::var("UPGRADES").map_or(UPGRADES, |upgrades| upgrades.parse().unwrap())
+}
+
+/// Upgrades a daemon with this disk again and again, while a driver writes and reads.
+fn upgrade_disk(disk: &str, pool: &str) {
+    for (packed, in_order) in KINDS {
+        let mut daemon = Daemon::serve_with(&["--control"], pool, &[("disk", disk)]).unwrap();
+        let options = Options { queues: QUEUES, packed, in_order, ..Options::new(daemon.socket_of("disk")) };
+        let disk = Disk::connect(options).unwrap();
+        let is_over = AtomicBool::new(false);
+        let requests: u64 = thread::scope(|scope| {
+            let drivers: Vec<_> = (0..usize::from(QUEUES))
+                .map(|queue| {
+                    let (queue, is_over) = (disk.queue(queue), &is_over);
+                    scope.spawn(move || drive_disk(&queue, DEPTH, is_over))
+                })
+                .collect();
+            for _ in 0..upgrades() {
+                thread::sleep(Duration::from_millis(50));
+                let upgraded = daemon.upgrade();
+                if upgraded.is_err() {
+                    is_over.store(true, Ordering::Relaxed);
+                }
+                upgraded.unwrap();
+            }
+            is_over.store(true, Ordering::Relaxed);
+            drivers.into_iter().map(|driver| driver.join().unwrap()).sum()
+        });
+        // The connection is the one from the beginning.
+        disk.flush().unwrap();
+        drop(disk);
+        let (status, _) = daemon.stop().unwrap();
+        assert!(status.success(), "{status}");
+        println!("packed {packed:?}, in order {in_order:?}: {requests} requests");
+    }
+}
+
+#[test]
+fn a_disk_in_memory_goes_on() {
+    returns_in_time(|| upgrade_disk(&format!("blk-file = \"mem:{DISK_LEN}\""), ""));
+}
+
+#[test]
+fn a_disk_without_polling_goes_on() {
+    returns_in_time(|| upgrade_disk(&format!("blk-file = \"mem:{DISK_LEN}\""), "poll = \"never\""));
+}
+
+#[test]
+fn a_file_goes_on() {
+    returns_in_time(|| {
+        let dir = image_dir().unwrap();
+        let image = dir.path().join("disk.img");
+        File::create_new(&image).unwrap().set_len(DISK_LEN).unwrap();
+        let disk = format!("blk-file = \"{}\"", image.display());
+        for engine in ["auto", "aio", "threads"] {
+            upgrade_disk(&disk, &format!("engine = \"{engine}\""));
+        }
+        upgrade_disk(&format!("{disk}\ncache = \"writeback\""), "");
+    });
+}
