@@ -15,7 +15,7 @@ use super::call::{Call, Capture, Drain, Remove, Resize};
 use super::openrpc;
 use super::rpc::RpcError;
 use super::stats::{DeviceStats, Stats, WorkerStats};
-use super::upgrade::{Successor, upgrade};
+use super::upgrade::{CHANNEL, Successor, Upgrade, check_user};
 
 /// Changes the filter of the log. The error is one sentence.
 pub type SetLog = dyn Fn(&str) -> Result<(), String> + Send + Sync;
@@ -84,7 +84,7 @@ impl Daemon {
                 Ok(json!({ "stopping": true }))
             }
             Call::DaemonReload(used) => shown(&(self.hooks.reload)(used).map_err(RpcError::failed)?),
-            Call::DaemonUpgrade(wants) => upgrade(&self.hooks, wants, given, peer),
+            Call::DaemonUpgrade(wants) => self.upgrade(wants, given, peer),
             Call::DeviceList => Ok(self.registry.list().iter().map(summary).collect()),
             Call::DeviceGet(name) => details(&self.status(&name)?),
             Call::DeviceAdd(config) => self.add(*config, given),
@@ -138,6 +138,13 @@ impl Daemon {
             Ok(outcome) => Ok(json!({ "added": outcome == AddOutcome::New })),
             Err(error) => Err(RpcError::failed(add_sentence(&error))),
         }
+    }
+
+    /// Hands the daemon over to the process that calls.
+    fn upgrade(&self, wants: Upgrade, given: &Descriptors, peer: Peer) -> Result<Value, RpcError> {
+        check_user(peer.uid, self.hooks.user)?;
+        let channel = given.duplicate(CHANNEL).map_err(|error| RpcError::params(format!("fds: {error}")))?;
+        (self.hooks.upgrade)(Successor { wants, pid: peer.pid, channel })
     }
 
     fn info(&self) -> Value {

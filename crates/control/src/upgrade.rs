@@ -3,12 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use kickless_opener::{Descriptors, Peer};
 use kickless_values::parse_duration;
 use serde::{Deserialize, Deserializer, de::Error};
-use serde_json::Value;
 
-use super::daemon::Hooks;
 use super::rpc::RpcError;
 
 /// The name of the descriptor that comes with the call.
@@ -58,24 +55,12 @@ fn drain<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     }
 }
 
-/// Hands the daemon over to the process that calls.
-///
-/// # Errors
-/// The caller may not have the guests of this daemon, or the daemon cannot be handed over now.
-pub(crate) fn upgrade(
-    hooks: &Hooks,
-    wants: Upgrade,
-    given: &Descriptors,
-    peer: Peer,
-) -> Result<Value, RpcError> {
-    check_user(peer.uid, hooks.user)?;
-    let channel = given.duplicate(CHANNEL).map_err(|error| RpcError::params(format!("fds: {error}")))?;
-    (hooks.upgrade)(Successor { wants, pid: peer.pid, channel })
-}
-
 /// Checks that the caller is the user of this process, or root. Users of other namespaces all look like the
 /// overflow user, so that one is nobody's own.
-fn check_user(caller: u32, own: u32) -> Result<(), RpcError> {
+///
+/// # Errors
+/// It is another user.
+pub(crate) fn check_user(caller: u32, own: u32) -> Result<(), RpcError> {
     match caller == 0 || caller == own && own != OVERFLOW {
         true => Ok(()),
         false => Err(RpcError::not_allowed(format!(

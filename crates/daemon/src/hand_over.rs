@@ -21,13 +21,10 @@ mod new;
 mod old;
 mod passing;
 
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use kickless_opener::NameOfSocket;
-
 use super::config::DeviceConfig;
+use super::socket::PassedListener;
 pub use new::{TakenOver, take_over};
 pub use old::{Given, hand_over};
 
@@ -46,27 +43,4 @@ pub struct Beside {
     pub control: Vec<PassedListener>,
     /// The filter of the log, if a call has changed it.
     pub log_filter: Option<String>,
-}
-
-/// A listening socket that passes to another process. Dropping it does not remove the name.
-#[derive(Debug)]
-pub struct PassedListener {
-    /// The socket.
-    pub socket: UnixListener,
-    /// Its name, if the process that serves it removes the name.
-    pub name: Option<NameOfSocket>,
-}
-
-impl PassedListener {
-    /// Returns a duplicate of a listening socket.
-    ///
-    /// # Errors
-    /// The process has no free descriptor.
-    pub fn of(listener: &kickless_opener::Listener) -> std::io::Result<Self> {
-        Ok(Self { socket: listener.socket().try_clone()?, name: listener.name() })
-    }
-
-    fn taken(socket: OwnedFd, name: Option<NameOfSocket>) -> Self {
-        Self { socket: socket.into(), name }
-    }
 }

@@ -62,6 +62,7 @@ pub const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
 mod config;
 mod device_status;
 mod error;
+mod freeze;
 mod hand_over;
 mod lifecycle;
 mod registry;
@@ -86,12 +87,11 @@ pub use device_status::{DeviceState, DeviceStatus};
 pub use error::{
     AddError, CaptureError, DrainError, FindError, RemoveError, ResizeError, ServeError, SetError,
 };
-pub use hand_over::{Beside, Given, PassedListener, TakenOver, hand_over, take_over};
+pub use freeze::{BeingUpgraded, Change, Freeze, FreezeError};
+pub use hand_over::{Beside, Given, TakenOver, hand_over, take_over};
 pub use kickless_handover::{FORMATS, common as common_format};
-pub use registry::{
-    AddOutcome, BeingUpgraded, Change, Freeze, FreezeError, OpenDevice, Registry, Removal, RemoveMode,
-};
+pub use registry::{AddOutcome, OpenDevice, Registry, Removal, RemoveMode};
 pub use reload::{Failed, Reloaded, RestartNeeded, UsedDevices, reload};
 pub use sentence::sentence;
 pub use served_device::{DeviceRef, ServedDevice};
-pub use socket::Endpoint;
+pub use socket::{Endpoint, PassedListener};

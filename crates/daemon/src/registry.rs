@@ -1,12 +1,9 @@
 //! The registry of a daemon. Adds and removes devices while the daemon runs.
 
 mod changes;
-mod freeze;
 mod groups;
 mod leaving;
 
-use freeze::Changes;
-pub use freeze::{BeingUpgraded, Change, Freeze, FreezeError};
 use groups::Groups;
 pub use leaving::Removal;
 
@@ -32,11 +29,11 @@ use tracing::{Span, error, info, warn};
 use super::config::{DeviceConfig, Kinds, Making, Notation, PoolConfig};
 use super::device_status::{DeviceState, DeviceStatus, state};
 use super::error::{AddError, FindError, RemoveError, ServeError};
-use super::hand_over::PassedListener;
+use super::freeze::{BeingUpgraded, Change, Changes, Freeze, FreezeError};
 use super::lifecycle::Lifecycle;
 use super::sentence::sentence;
 use super::served_device::{DeviceRef, ServedDevice};
-use super::socket::Endpoint;
+use super::socket::{Endpoint, PassedListener};
 use super::table::Wanted;
 use super::unavailable::Unavailable;
 
@@ -180,6 +177,23 @@ impl Registry {
     /// this call, so that a daemon starts no workers if its disks cannot be opened.
     pub fn set_pool(&self, pool: WorkerPool) {
         let _ = self.state.pool.set(Arc::new(pool));
+    }
+
+    /// Begins a change of devices or of the pool. Each caller of a function that adds, removes or changes one
+    /// does so first.
+    ///
+    /// # Errors
+    /// The devices pass to another process.
+    pub fn begin_change(&self) -> Result<Change<'_>, BeingUpgraded> {
+        self.state.changes.begin()
+    }
+
+    /// Refuses changes from now on. Waits up to `deadline` for those that go on.
+    ///
+    /// # Errors
+    /// A change goes on for longer, or another caller has frozen the devices.
+    pub(crate) fn freeze(&self, deadline: Instant) -> Result<Freeze<'_>, FreezeError> {
+        self.state.changes.freeze(deadline)
     }
 
     /// Returns the kinds of devices.

@@ -18,10 +18,9 @@ use tracing::{error, warn};
 
 use super::config::DeviceConfig;
 use super::error::ServeError;
-use super::hand_over::PassedListener;
 use super::lifecycle::Reference;
 use super::sentence::sentence;
-use super::socket::Endpoint;
+use super::socket::{Endpoint, PassedListener};
 
 /// A device, its server, and the descriptor that stops it.
 pub struct ServedDevice {

@@ -1,10 +1,11 @@
 //! The source of front-ends.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 
-use kickless_opener::{Listener, SocketProblem};
+use kickless_opener::{Listener, NameOfSocket, SocketProblem};
 use rustix::fs::fstat;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
@@ -58,6 +59,39 @@ impl Endpoint {
             Self::Restored => return None,
         };
         fstat(socket).ok().map(|stat| PathBuf::from(format!("socket:[{}]", stat.st_ino)))
+    }
+}
+
+/// A listening socket that passes to another process. Dropping it does not remove the name.
+#[derive(Debug)]
+pub struct PassedListener {
+    /// The socket.
+    pub socket: UnixListener,
+    /// Its name, if the process that serves it removes the name.
+    pub name: Option<NameOfSocket>,
+}
+
+impl PassedListener {
+    /// Returns a duplicate of a listening socket.
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub fn of(listener: &Listener) -> io::Result<Self> {
+        Ok(Self { socket: listener.socket().try_clone()?, name: listener.name() })
+    }
+
+    /// Serves front-ends of this socket from now on. Its name is removed at the end.
+    pub(crate) fn into_endpoint(self) -> Endpoint {
+        Endpoint::Listening(self.into_listener())
+    }
+
+    /// Returns the socket of this process, which removes its name at the end. The process that had it before
+    /// does not.
+    pub fn into_listener(self) -> Listener {
+        match self.name {
+            Some(name) => Listener::taken_over(self.socket, name),
+            None => Listener::of(self.socket),
+        }
     }
 }
 

@@ -7,9 +7,9 @@ use kickless_opener::NameOfSocket;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
 
-use super::PassedListener;
 use crate::config::{DeviceConfig, Kinds, Notation, values};
 use crate::sentence::sentence;
+use crate::socket::PassedListener;
 
 /// Returns a configuration as a record has it: the keys of a call, without those that have no value.
 pub(super) fn written(config: &DeviceConfig) -> Result<v1::Config, String> {
@@ -50,5 +50,5 @@ pub(super) fn take_listener(of: v1::Listener, given: &mut Given) -> Result<Passe
         device: name.device,
         inode: name.inode,
     });
-    Ok(PassedListener::taken(socket, name))
+    Ok(PassedListener { socket: socket.into(), name })
 }

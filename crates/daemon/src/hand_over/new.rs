@@ -13,11 +13,11 @@ use tracing::error;
 
 use super::config::{read, take_listener};
 use super::old::monotonic_ns;
-use super::{Beside, PAUSE_WAIT, PREPARE_WAIT, PassedListener};
+use super::{Beside, PAUSE_WAIT, PREPARE_WAIT};
 use crate::config::DeviceConfig;
 use crate::registry::{OpenDevice, Prepared, Registry};
 use crate::sentence::sentence;
-use crate::socket::Endpoint;
+use crate::socket::{Endpoint, PassedListener};
 
 /// The devices that this process has taken over, and serves.
 #[derive(Debug)]
@@ -270,21 +270,5 @@ impl Made {
     fn into_parts(self) -> (Restored, (Prepared, Endpoint)) {
         let endpoint = self.listener.map_or(Endpoint::Restored, PassedListener::into_endpoint);
         (self.restored, (self.prepared, endpoint))
-    }
-}
-
-impl PassedListener {
-    /// Serves front-ends of this socket from now on. Its name is removed at the end.
-    fn into_endpoint(self) -> Endpoint {
-        Endpoint::Listening(self.into_listener())
-    }
-
-    /// Returns the socket of this process, which removes its name at the end. The process that had it before
-    /// does not.
-    pub fn into_listener(self) -> kickless_opener::Listener {
-        match self.name {
-            Some(name) => kickless_opener::Listener::taken_over(self.socket, name),
-            None => kickless_opener::Listener::of(self.socket),
-        }
     }
 }

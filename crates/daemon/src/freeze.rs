@@ -1,18 +1,17 @@
 //! Keeps the devices as they are while they pass to another process.
 //!
-//! Who changes devices says so first ([`Registry::begin_change`]), and is refused while they pass. A freeze
-//! waits for the changes that go on. Front-ends come and go meanwhile, and devices can end by themselves.
+//! Each caller that changes devices says so first
+//! ([`Registry::begin_change`](crate::Registry::begin_change)), and is refused while they pass. A freeze waits
+//! for the changes that go on. Front-ends come and go meanwhile, and devices can end by themselves.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use kickless_sync::lock;
 
-use super::Registry;
-
 /// The changes of the devices of a registry.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
+pub(crate) struct Changes {
     state: Mutex<ChangesState>,
     ended: Condvar,
 }
@@ -63,7 +62,11 @@ impl Drop for Freeze<'_> {
 }
 
 impl Changes {
-    fn begin(&self) -> Result<Change<'_>, BeingUpgraded> {
+    /// Begins a change.
+    ///
+    /// # Errors
+    /// The devices pass to another process.
+    pub(crate) fn begin(&self) -> Result<Change<'_>, BeingUpgraded> {
         let mut state = lock(&self.state);
         if state.is_frozen {
             return Err(BeingUpgraded);
@@ -72,7 +75,11 @@ impl Changes {
         Ok(Change(self))
     }
 
-    fn freeze(&self, deadline: Instant) -> Result<Freeze<'_>, FreezeError> {
+    /// Refuses changes from now on. Waits up to `deadline` for those that go on.
+    ///
+    /// # Errors
+    /// A change goes on for longer, or another caller has frozen the devices.
+    pub(crate) fn freeze(&self, deadline: Instant) -> Result<Freeze<'_>, FreezeError> {
         let mut state = lock(&self.state);
         if state.is_frozen {
             return Err(BeingUpgraded.into());
@@ -87,25 +94,6 @@ impl Changes {
             state = self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(Freeze(self))
-    }
-}
-
-impl Registry {
-    /// Begins a change of devices or of the pool. Each caller of a function that adds, removes or changes one
-    /// does so first.
-    ///
-    /// # Errors
-    /// The devices pass to another process.
-    pub fn begin_change(&self) -> Result<Change<'_>, BeingUpgraded> {
-        self.state.changes.begin()
-    }
-
-    /// Refuses changes from now on. Waits up to `deadline` for those that go on.
-    ///
-    /// # Errors
-    /// A change goes on for longer, or another caller has frozen the devices.
-    pub(crate) fn freeze(&self, deadline: Instant) -> Result<Freeze<'_>, FreezeError> {
-        self.state.changes.freeze(deadline)
     }
 }
 
