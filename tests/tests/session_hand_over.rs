@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use kickless_device::Operate;
 use kickless_disk::DiskSpec;
 use kickless_driver::{Choice, Disk, Options};
+use kickless_handover::Checked;
 use kickless_handover::v1::{Device, Final, Shape as RingShape};
 use kickless_spec::blk;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::{FrontendRequest as Code, TransferDirection};
-use kickless_testing::{eventually, pattern};
+use kickless_testing::{Random, eventually, pattern};
 use kickless_tests::driver::request::{Layout, Request};
 use kickless_tests::frontend::Answer;
 use kickless_tests::frontend::iommu::{self, Iommu, PAGE, at_iova, invalidate};
@@ -33,6 +34,7 @@ use kickless_vhost::HandOverError;
 use kickless_vhost_user::{
     BackendMessage, Error, FrontendMessage as Message, FrontendResponder, Header, Wait,
 };
+use serde_json::Value;
 
 const IMAGE_LEN: u64 = 16 << 20;
 /// The hand-overs of each kind of ring, unless `HANDOVERS` says another number.
@@ -480,6 +482,7 @@ fn a_hostile_state_is_refused() {
             |state| state.rings[0].next_avail = None,
             |state| state.rings.clear(),
             |state| state.session = None,
+            |state| state.session.as_mut().unwrap().is_open = false,
             |state| state.stops = vec![None; 5],
         ] {
             let mut changed = state.clone();
@@ -489,6 +492,77 @@ fn a_hostile_state_is_refused() {
         drop((restored, parked));
         write_and_verify(&mut machine, 1);
     }
+}
+
+/// Changes a random number, flag or list of a text.
+fn change(value: &mut Value, random: &mut Random) {
+    match value {
+        // Descriptors are named once, which the reader of records checks.
+        Value::Object(object) if object.contains_key("fd") => {}
+        Value::Object(object) if !object.is_empty() => {
+            let at = random.below(object.len() as u64) as usize;
+            object.values_mut().nth(at).into_iter().for_each(|value| change(value, random));
+        }
+        Value::Array(values) if !values.is_empty() && !random.one_in(4) => {
+            let at = random.below(values.len() as u64) as usize;
+            change(&mut values[at], random);
+        }
+        Value::Array(values) => values.clear(),
+        Value::Number(number) => {
+            let shift = random.below(64);
+            let bits = random.next() >> shift;
+            let near = number.as_u64().unwrap_or_default().wrapping_add(random.below(3)).wrapping_sub(1);
+            *value = if random.one_in(2) { bits.into() } else { near.into() };
+        }
+        Value::Bool(flag) => *flag = !*flag,
+        _ => {}
+    }
+}
+
+/// Returns a state with some changes, if it is still one.
+fn changed<T: Checked>(state: &T, random: &mut Random) -> Option<T> {
+    let mut value = serde_json::to_value(state).unwrap();
+    (0..=random.below(3)).for_each(|_| change(&mut value, random));
+    serde_json::from_value::<T>(value).ok().filter(|state| state.check().is_ok())
+}
+
+/// The new process refuses a state that has random changes, or serves on. Such a state can harm the guests of
+/// the old process only.
+#[test]
+fn a_state_with_random_changes_harms_its_guests_only() {
+    let (mut random, mut refused, mut begun) = (Random(9), 0, 0);
+    for round in 0..60 {
+        let (served, process) = served();
+        let shape = Shape { packed: round % 2 == 0, event_idx: round % 3 == 0, ..Shape::default() };
+        let mut machine = Machine::prepare(&served.socket(), &shape).unwrap();
+        let _buffer = (round % 4 < 2).then(|| machine.get_and_set_inflight().unwrap());
+        machine.frontend.set_log(&Bitmap::covering(&machine.ram).unwrap()).unwrap();
+        machine.resume().unwrap();
+        write_and_verify(&mut machine, round);
+        let (new, mut parked) = (served.process(), process.park());
+        for _ in 0..10 {
+            let (device, given) = record(&parked);
+            let Some(lie) = changed(&device, &mut random) else { continue };
+            refused += u32::from(restore(&new, (lie, given)).is_err());
+        }
+        let mut restored = restore(&new, record(&parked)).unwrap();
+        let state = final_record(&mut parked);
+        let lies: Vec<_> = (0..20).filter_map(|_| changed(&state, &mut random)).collect();
+        let accepted = lies.into_iter().find(|lie| restored.receive_final(lie).is_ok());
+        let Some(lie) = accepted else { continue };
+        take_over(&new, restored, parked, &lie);
+        new.serve();
+        begun += 1;
+        machine.queues[0].kick();
+        let _ = machine.frontend.number(&Message::GetFeatures);
+        drop(machine);
+        eventually("the session ends", || !new.server.is_connected());
+        if !lie.is_last_session {
+            write_and_verify(&mut Machine::start(&served.socket(), &Shape::default()).unwrap(), 1);
+        }
+    }
+    println!("{refused} sessions refused, {begun} began");
+    assert!(refused > 20 && begun > 20);
 }
 
 /// A ring goes on with the features that it has, whatever its front-end has sent since.

@@ -12,9 +12,7 @@ use crate::metrics::Meter;
 use crate::operation::Operation;
 use crate::request::{self, Bounds, Kind, Reject, Request, parse};
 use crate::slots::{Slot, Slots};
-use kickless_device::{
-    Context, Direction, LEAVING_COST, Leave, Next, Polled, Position, QueueTask, Traffic, Vring,
-};
+use kickless_device::{Context, Direction, LEAVING_COST, Leave, Next, Polled, QueueTask, Traffic, Vring};
 use kickless_disk::{self as disk, Attached, IoContext, LostWritesSeen, Step, TABLE_OP_SLOTS};
 use kickless_io::{Completion, Engine};
 use kickless_memory::{Iov, Marks, Unmapped, View};
@@ -493,13 +491,6 @@ impl Queue {
 impl QueueTask for Queue {
     fn vring(&mut self) -> &mut Vring {
         &mut self.vring
-    }
-
-    /// The disk has its final state by now.
-    fn begin_at(&mut self, position: &Position) {
-        self.vring.begin_at(position);
-        self.disk = self.shared.medium.disk();
-        self.lost_writes = self.disk.lost_writes_seen(self.vring.index());
     }
 
     fn attach(&mut self, engine: &mut Engine) -> io::Result<()> {

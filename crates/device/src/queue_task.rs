@@ -1,6 +1,6 @@
 //! The contract of a task that a worker runs.
 
-use crate::{Clock, Event, Leave, Neighbours, Parcel, Position, TaskLocation, Traffic, Vring};
+use crate::{Clock, Event, Leave, Neighbours, Parcel, TaskLocation, Traffic, Vring};
 use kickless_io::{Completion, Engine, Waker};
 use std::io;
 use std::time::Duration;
@@ -126,14 +126,6 @@ pub struct Polled {
 pub trait QueueTask: Send {
     /// Returns the task's ring. The worker updates and reads it through this.
     fn vring(&mut self) -> &mut Vring;
-
-    /// Sets the position at which the task begins, instead of that of the parts of its ring. Called once at
-    /// most, before [`Vring::begin`] and `attach`, for a ring that another process has parked
-    /// ([`Vring::unmapped`]). Stores numbers only. A task that has read anything of the ring or the device
-    /// when it was made, and needs the present value, reads it here again.
-    fn begin_at(&mut self, position: &Position) {
-        self.vring().begin_at(position);
-    }
 
     /// Registers the task's files with the worker's engine. The default needs nothing there.
     ///

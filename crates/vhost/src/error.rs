@@ -90,6 +90,8 @@ pub(crate) enum RequestError {
     NoTransfer,
     #[error("ring {0} runs, but is not set up")]
     NotSetUp(u16),
+    #[error("rings run, but the device is not open")]
+    NotOpen,
     #[error("a region of memory has no file")]
     NoFile,
     #[error("{0} misses wait for replies")]

@@ -225,7 +225,7 @@ impl Rings {
         Ok(())
     }
 
-    /// Runs the task of a ring, to which nothing of an earlier run belongs any more.
+    /// Runs the task of a ring. Drops what an earlier run has left to it.
     fn spawn(&mut self, index: u16, task: Box<dyn QueueTask>) -> Result<(), Ended> {
         let handle = self.executor.spawn(task).map_err(|error| {
             error!(ring = index, %error, "no worker accepts a ring");

@@ -101,7 +101,7 @@ impl Session {
                 Ok(Pause::Asked) => {
                     self.note_half_messages();
                     let Some(parked) = slot.park(Some(self)) else {
-                        // Another process has it.
+                        // A coordinator gives back the session that it took.
                         return (Err(Ended::Stopped), Vec::new(), false);
                     };
                     self = parked;

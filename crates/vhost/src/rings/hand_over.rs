@@ -129,7 +129,7 @@ impl Rings {
                 let next_avail = at_last.next_avail.ok_or(RequestError::NotSetUp(index))?;
                 let unpublished = std::mem::take(&mut ring.setup.unpublished);
                 let is_broken = at_last.is_broken;
-                task.begin_at(&Position { next_avail, in_flight: 0, unpublished, is_broken });
+                task.vring().begin_at(&Position { next_avail, in_flight: 0, unpublished, is_broken });
             }
         }
         Ok(())

@@ -141,6 +141,9 @@ impl Session {
         rings: &[RingFinal],
         tasks: &mut [PreparedTask],
     ) -> Result<(), RequestError> {
+        if !tasks.is_empty() && !state.is_open {
+            return Err(RequestError::NotOpen);
+        }
         if !state.awaiting.is_empty() {
             self.need_translations()?;
         }
