@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use kickless_daemon::{DeviceConfig, DeviceState, Endpoint, Kinds, Notation, PoolConfig, Registry, values};
 use kickless_testing::eventually;
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 
 /// A registry, and a directory for its sockets and images.
 pub(crate) struct Rig {
-    pub(crate) registry: Registry,
+    pub(crate) registry: Arc<Registry>,
     pub(crate) dir: TempDir,
 }
 
@@ -25,7 +26,7 @@ impl Rig {
             WorkerPool::start(&pool.worker_options(devices_max as u32, Notation::Keys).unwrap()).unwrap();
         let registry = Registry::new(devices_max, kinds).unwrap();
         registry.set_pool(pool);
-        Self { registry, dir: tempfile::tempdir().unwrap() }
+        Self { registry: Arc::new(registry), dir: tempfile::tempdir().unwrap() }
     }
 
     /// Returns the configuration of a device with these keys.
