@@ -3,6 +3,7 @@
 use crate::common::{FILE_OPTIONS, OPTIONS, Pair, image, of_file};
 use crate::rig::{Rig, TestRequest};
 use kickless_device::{Device, HandOver, Operate};
+use kickless_disk::lock::check;
 use kickless_disk::{Cache, Disk, DiskSpec};
 use kickless_io::EngineKind;
 use kickless_spec::blk::{BlkFeatures, S_IOERR, S_OK};
@@ -10,6 +11,7 @@ use kickless_testing::LosingDevice;
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn open(spec: &DiskSpec, options: &kickless_disk::Options) -> Disk {
     Disk::open(spec, options).unwrap()
@@ -66,6 +68,44 @@ fn the_old_process_goes_on_after_each_step() {
             assert!(qemu_opens(image.path()), "the image stays locked");
         }
     }
+}
+
+/// Another program tries all the time, while the image passes from process to process, and back.
+#[test]
+fn no_other_program_gets_the_lock() {
+    let image = image();
+    let spec = of_file(&image);
+    let is_over = AtomicBool::new(false);
+    let first = Pair::new(open(&spec, &OPTIONS), &spec, &OPTIONS).old;
+    let last = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let file = File::open(image.path()).unwrap();
+            let mut tries = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                assert!(check(&file, false).is_err(), "after {tries} tries");
+                tries += 1;
+            }
+            tries
+        });
+        let mut device = first;
+        for round in 0..200 {
+            let mut pair = Pair::of(device, &spec, &OPTIONS);
+            if round % 2 == 0 {
+                let new = pair.make(pair.give()).unwrap();
+                let last = pair.give_final().unwrap();
+                pair.receive(&new, last).unwrap();
+                drop(new);
+                pair.old.take_back().unwrap();
+            }
+            pair.pass();
+            device = pair.end_old();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(other.join().unwrap() > 200);
+        device
+    });
+    last.close().unwrap();
+    assert!(check(&File::open(image.path()).unwrap(), false).is_ok());
 }
 
 /// The path of the image names another file, and only the old description has the guest's.

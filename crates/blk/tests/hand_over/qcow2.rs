@@ -26,13 +26,13 @@ fn check(path: &Path) {
 }
 
 /// An image over a raw one, which has the byte 9 in its second half.
-struct Images {
+pub(crate) struct Images {
     _dir: TempDir,
-    over: PathBuf,
+    pub(crate) over: PathBuf,
     under: PathBuf,
 }
 
-fn images() -> Images {
+pub(crate) fn images() -> Images {
     let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let [over, under] = ["over", "under"].map(|name| dir.path().join(name));
     let raw = File::create_new(&under).unwrap();
