@@ -142,7 +142,7 @@ impl Pair {
 /// Returns the images of a disk, those under the first one too if they are beside it.
 fn images(spec: &DiskSpec) -> Vec<PathBuf> {
     match spec {
-        DiskSpec::File(path) => vec![path.clone()],
+        DiskSpec::File(path) => [path.clone()].into_iter().filter(|path| path.exists()).collect(),
         DiskSpec::Qcow2(path) => {
             let under = path.with_file_name("under");
             [path.clone(), under].into_iter().filter(|path| path.exists()).collect()

@@ -1,13 +1,15 @@
 //! Files: their locks, what the host has lost of them, and the way back.
 
 use crate::common::{FILE_OPTIONS, OPTIONS, Pair, image, of_file};
+use crate::pass_under_requests;
 use crate::rig::{Rig, TestRequest};
 use kickless_device::{Device, HandOver, Operate};
 use kickless_disk::lock::check;
 use kickless_disk::{Cache, Disk, DiskSpec};
 use kickless_io::EngineKind;
+use kickless_opener::Descriptors;
 use kickless_spec::blk::{BlkFeatures, S_IOERR, S_OK};
-use kickless_testing::LosingDevice;
+use kickless_testing::{LoopDevice, LosingDevice};
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
@@ -128,6 +130,39 @@ fn no_image_is_opened_again() {
     let mut rig = Rig::start(&new, EngineKind::Threads, 8, false, BlkFeatures::empty());
     assert_eq!(rig.contents(0..8), [1; 4096]);
     std::fs::remove_file(moved).unwrap();
+}
+
+#[test]
+fn block_devices_pass_under_requests() {
+    for block in ["512", "4096"] {
+        let block = format!("--sector-size={block}");
+        let device = match LoopDevice::new(image(), &[&block]) {
+            Ok(device) => device,
+            Err(why) => return println!("SKIPPED: no loop devices: {why}"),
+        };
+        for options in FILE_OPTIONS {
+            pass_under_requests(&DiskSpec::File(device.path().into()), &options, true);
+        }
+    }
+}
+
+/// A disk that came as a descriptor has no path. Its description passes like any other.
+#[test]
+fn a_disk_without_a_path_passes() {
+    let image = image();
+    let given = Descriptors::from_iter([("image".to_owned(), image.reopen().unwrap().into())]);
+    let spec = DiskSpec::File("fd:image".into());
+    let disk = Disk::open_given(&spec, &OPTIONS, &given).unwrap();
+    let mut pair = Pair::new(disk, &spec, &OPTIONS);
+    let new = pair.pass();
+    pair.end_old();
+    assert!(!qemu_opens(image.path()));
+    // It has no path that could name another image.
+    new.close().unwrap();
+    new.connected();
+    new.open().unwrap();
+    let mut rig = Rig::start(&new, EngineKind::Threads, 8, false, BlkFeatures::empty());
+    assert_eq!(rig.status(TestRequest::write(0, &[1; 4096])), S_OK);
 }
 
 /// A free disk passes too, without a lock. The next guest takes it in the new process.
