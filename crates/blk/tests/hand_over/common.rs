@@ -26,7 +26,7 @@ pub(crate) fn of_file(image: &NamedTempFile) -> DiskSpec {
     DiskSpec::File(image.path().into())
 }
 
-fn device_options() -> Options {
+pub(crate) fn device_options() -> Options {
     Options { serial: "pair".to_owned(), queues_max: 4, queue_size_max: crate::rig::SIZE, lock: true }
 }
 

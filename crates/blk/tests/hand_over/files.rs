@@ -1,8 +1,9 @@
 //! Files: their locks, what the host has lost of them, and the way back.
 
-use crate::common::{FILE_OPTIONS, OPTIONS, Pair, image, of_file};
+use crate::common::{FILE_OPTIONS, OPTIONS, Pair, device_options, image, of_file};
 use crate::pass_under_requests;
 use crate::rig::{Rig, TestRequest};
+use kickless_blk::Blk;
 use kickless_device::{Device, HandOver, Operate};
 use kickless_disk::lock::check;
 use kickless_disk::{Cache, Disk, DiskSpec};
@@ -278,6 +279,9 @@ fn a_loss_is_found_before_the_pause() {
     for at in 0..80 {
         assert_eq!(rig.status(TestRequest::write(at * 100, &[7; 51200])), S_OK);
     }
+    // A disk that waits for its guest hears nothing of what the present owner loses.
+    let free = Blk::new(open(&spec, &cached), device_options());
+    free.settle().unwrap();
     pair.old.settle().unwrap_err();
     pair.old.settle().unwrap();
     assert_eq!(rig.status(TestRequest::flush()), S_IOERR);

@@ -56,6 +56,18 @@ impl Medium {
         self.disk().give(to)
     }
 
+    /// Writes the host's cache to the medium before the pause ([`DiskHandOver::settle`]), if a guest uses the
+    /// disk. A free disk has nothing to write, and may have errors of its next owner.
+    ///
+    /// # Errors
+    /// Some data could not be written.
+    ///
+    /// [`DiskHandOver::settle`]: crate::DiskHandOver::settle
+    pub fn settle(&self) -> io::Result<()> {
+        let is_taken = matches!(*lock(&self.state), State::Taken(_));
+        if is_taken { self.disk().settle() } else { Ok(()) }
+    }
+
     /// Suspends the disk, which stays locked, and returns its state. No request is in flight.
     ///
     /// # Errors
