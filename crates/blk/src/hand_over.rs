@@ -63,7 +63,7 @@ impl HandOver for Blk {
     }
 
     fn settle(&self) -> Result<(), GiveError> {
-        self.disk().settle().map_err(give_error)
+        self.shared.medium.settle().map_err(give_error)
     }
 
     fn hold(&self) {}

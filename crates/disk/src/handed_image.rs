@@ -18,7 +18,7 @@ pub(crate) struct HandedImage {
     pub(crate) witness: RefCell<Option<File>>,
     /// The alignment of direct I/O, or `None` if the file is not open for it.
     pub(crate) direct: Option<Alignment>,
-    /// The bytes of a raw image that a guest can reach.
+    /// The bytes that a guest can reach, if this is the first image.
     pub(crate) size: u64,
     /// The file system can punch holes.
     pub(crate) punches_holes: bool,
@@ -59,11 +59,12 @@ impl HandedImage {
     pub(crate) fn check_mode(&self, name: &Path, options: &Options) -> Result<(), Error> {
         let failed = |source| Error::Handed { disk: name.display().to_string(), source };
         let flags = fcntl_getfl(&*self.file).map_err(|error| failed(error.into()))?;
-        let is_direct = flags.contains(OFlags::DIRECT);
+        // A file without a cache can have the flag, and needs no alignment.
+        let is_direct = self.direct.is_some();
         let access = if options.read_only { [OFlags::RDONLY, OFlags::RDWR] } else { [OFlags::RDWR; 2] };
         let is_open_so = access.contains(&(flags & OFlags::ACCMODE))
             && !flags.intersects(OFlags::PATH | OFlags::APPEND)
-            && is_direct == self.direct.is_some()
+            && (flags.contains(OFlags::DIRECT) || !is_direct)
             && !(is_direct && options.cache == Cache::Writeback);
         match is_open_so {
             true => Ok(()),

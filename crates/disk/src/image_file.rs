@@ -53,8 +53,10 @@ impl<'a> Source<'a> {
             Self::Descriptor(name, fd) => adopt(name, fd, options),
             Self::Handed(name, image) => {
                 image.check_mode(name, options)?;
-                // The other process has found out whether it shares this description with a third one.
-                SHARED.add(&image.file);
+                // The other process may share this description with a third one.
+                if descriptor_name(name).is_some() {
+                    SHARED.add(&image.file);
+                }
                 Ok(ImageFile { file: image.file.clone(), direct: image.direct })
             }
         }
@@ -114,8 +116,8 @@ fn adopt(name: &Path, fd: BorrowedFd<'_>, options: &Options) -> Result<ImageFile
     }
 }
 
-/// The files of disks that share their open file description with the program that sent them, and those of
-/// disks that were handed over.
+/// The files of disks that share their open file description with the program that sent them. A file that was
+/// handed over may share it too.
 static SHARED: Shared = Shared(Mutex::new(Vec::new()));
 
 /// Files with different open file descriptions.

@@ -26,7 +26,7 @@ pub(crate) fn of_file(image: &NamedTempFile) -> DiskSpec {
     DiskSpec::File(image.path().into())
 }
 
-fn device_options() -> Options {
+pub(crate) fn device_options() -> Options {
     Options { serial: "pair".to_owned(), queues_max: 4, queue_size_max: crate::rig::SIZE, lock: true }
 }
 
@@ -142,7 +142,7 @@ impl Pair {
 /// Returns the images of a disk, those under the first one too if they are beside it.
 fn images(spec: &DiskSpec) -> Vec<PathBuf> {
     match spec {
-        DiskSpec::File(path) => vec![path.clone()],
+        DiskSpec::File(path) => [path.clone()].into_iter().filter(|path| path.exists()).collect(),
         DiskSpec::Qcow2(path) => {
             let under = path.with_file_name("under");
             [path.clone(), under].into_iter().filter(|path| path.exists()).collect()

@@ -1,15 +1,20 @@
 //! Files: their locks, what the host has lost of them, and the way back.
 
-use crate::common::{FILE_OPTIONS, OPTIONS, Pair, image, of_file};
+use crate::common::{FILE_OPTIONS, OPTIONS, Pair, device_options, image, of_file};
+use crate::pass_under_requests;
 use crate::rig::{Rig, TestRequest};
+use kickless_blk::Blk;
 use kickless_device::{Device, HandOver, Operate};
+use kickless_disk::lock::check;
 use kickless_disk::{Cache, Disk, DiskSpec};
 use kickless_io::EngineKind;
+use kickless_opener::Descriptors;
 use kickless_spec::blk::{BlkFeatures, S_IOERR, S_OK};
-use kickless_testing::LosingDevice;
+use kickless_testing::{LoopDevice, LosingDevice};
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn open(spec: &DiskSpec, options: &kickless_disk::Options) -> Disk {
     Disk::open(spec, options).unwrap()
@@ -68,6 +73,44 @@ fn the_old_process_goes_on_after_each_step() {
     }
 }
 
+/// Another program tries all the time, while the image passes from process to process, and back.
+#[test]
+fn no_other_program_gets_the_lock() {
+    let image = image();
+    let spec = of_file(&image);
+    let is_over = AtomicBool::new(false);
+    let first = Pair::new(open(&spec, &OPTIONS), &spec, &OPTIONS).old;
+    let last = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let file = File::open(image.path()).unwrap();
+            let mut tries = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                assert!(check(&file, false).is_err(), "after {tries} tries");
+                tries += 1;
+            }
+            tries
+        });
+        let mut device = first;
+        for round in 0..200 {
+            let mut pair = Pair::of(device, &spec, &OPTIONS);
+            if round % 2 == 0 {
+                let new = pair.make(pair.give()).unwrap();
+                let last = pair.give_final().unwrap();
+                pair.receive(&new, last).unwrap();
+                drop(new);
+                pair.old.take_back().unwrap();
+            }
+            pair.pass();
+            device = pair.end_old();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(other.join().unwrap() > 200);
+        device
+    });
+    last.close().unwrap();
+    assert!(check(&File::open(image.path()).unwrap(), false).is_ok());
+}
+
 /// The path of the image names another file, and only the old description has the guest's.
 #[test]
 fn no_image_is_opened_again() {
@@ -88,6 +131,39 @@ fn no_image_is_opened_again() {
     let mut rig = Rig::start(&new, EngineKind::Threads, 8, false, BlkFeatures::empty());
     assert_eq!(rig.contents(0..8), [1; 4096]);
     std::fs::remove_file(moved).unwrap();
+}
+
+#[test]
+fn block_devices_pass_under_requests() {
+    for block in ["512", "4096"] {
+        let block = format!("--sector-size={block}");
+        let device = match LoopDevice::new(image(), &[&block]) {
+            Ok(device) => device,
+            Err(why) => return println!("SKIPPED: no loop devices: {why}"),
+        };
+        for options in FILE_OPTIONS {
+            pass_under_requests(&DiskSpec::File(device.path().into()), &options, true);
+        }
+    }
+}
+
+/// A disk that came as a descriptor has no path. Its description passes like any other.
+#[test]
+fn a_disk_without_a_path_passes() {
+    let image = image();
+    let given = Descriptors::from_iter([("image".to_owned(), image.reopen().unwrap().into())]);
+    let spec = DiskSpec::File("fd:image".into());
+    let disk = Disk::open_given(&spec, &OPTIONS, &given).unwrap();
+    let mut pair = Pair::new(disk, &spec, &OPTIONS);
+    let new = pair.pass();
+    pair.end_old();
+    assert!(!qemu_opens(image.path()));
+    // It has no path that could name another image.
+    new.close().unwrap();
+    new.connected();
+    new.open().unwrap();
+    let mut rig = Rig::start(&new, EngineKind::Threads, 8, false, BlkFeatures::empty());
+    assert_eq!(rig.status(TestRequest::write(0, &[1; 4096])), S_OK);
 }
 
 /// A free disk passes too, without a lock. The next guest takes it in the new process.
@@ -203,6 +279,9 @@ fn a_loss_is_found_before_the_pause() {
     for at in 0..80 {
         assert_eq!(rig.status(TestRequest::write(at * 100, &[7; 51200])), S_OK);
     }
+    // A disk that waits for its guest hears nothing of what the present owner loses.
+    let free = Blk::new(open(&spec, &cached), device_options());
+    free.settle().unwrap();
     pair.old.settle().unwrap_err();
     pair.old.settle().unwrap();
     assert_eq!(rig.status(TestRequest::flush()), S_IOERR);

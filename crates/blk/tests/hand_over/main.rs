@@ -16,6 +16,7 @@ use kickless_disk::{Disk, DiskSpec};
 use kickless_io::EngineKind;
 use kickless_spec::blk::{BlkFeatures, S_OK};
 use rig::{FORMATS, Rig, TestRequest};
+use tempfile::NamedTempFile;
 
 /// Requests are answered before the hand-over by one process, and after it by the other. Requests that are in
 /// the ring meanwhile are answered after it.
@@ -75,6 +76,10 @@ fn files_pass_under_requests() {
         pass_under_requests(&of_file(&image), &options, true);
         let faulty = format!("fault:short@20%+write:{}", image.path().display());
         pass_under_requests(&faulty.parse().unwrap(), &options, true);
+        // A file system without a cache takes O_DIRECT, and needs no alignment.
+        let image = NamedTempFile::new_in("/dev/shm").unwrap();
+        image.as_file().set_len(1 << 20).unwrap();
+        pass_under_requests(&of_file(&image), &options, true);
     }
 }
 

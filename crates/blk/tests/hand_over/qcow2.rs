@@ -26,13 +26,13 @@ fn check(path: &Path) {
 }
 
 /// An image over a raw one, which has the byte 9 in its second half.
-struct Images {
+pub(crate) struct Images {
     _dir: TempDir,
-    over: PathBuf,
+    pub(crate) over: PathBuf,
     under: PathBuf,
 }
 
-fn images() -> Images {
+pub(crate) fn images() -> Images {
     let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let [over, under] = ["over", "under"].map(|name| dir.path().join(name));
     let raw = File::create_new(&under).unwrap();
@@ -159,6 +159,29 @@ fn images_that_were_not_closed_are_refused() {
         drop(new);
         pair.assert_locked();
     }
+}
+
+/// Another program may make a free image longer. The device finds that when it looks, in either process.
+#[test]
+fn a_free_image_passes_as_it_was_known() {
+    let images = images();
+    let spec = DiskSpec::Qcow2(images.over.clone());
+    let mut pair = Pair::new(Disk::open(&spec, &OPTIONS).unwrap(), &spec, &OPTIONS);
+    pair.old.close().unwrap();
+    pair.expects_lock = false;
+    let output = Command::new("qemu-img").arg("resize").arg(&images.over).arg("3M").output().unwrap();
+    assert!(output.status.success());
+    let new = pair.pass();
+    pair.end_old();
+    assert_eq!(new.disk().size(), 1 << 20);
+    new.connected();
+    assert_eq!(new.disk().size(), 3 << 20);
+    new.open().unwrap();
+    let mut rig = Rig::start(&new, EngineKind::Threads, 8, false, BlkFeatures::empty());
+    assert_eq!(rig.status(TestRequest::write(5000, &[1; 4096])), S_OK);
+    drop(rig);
+    new.close().unwrap();
+    check(&images.over);
 }
 
 /// An image that grows is another one for its guest, until it is given again.

@@ -56,6 +56,18 @@ impl Medium {
         self.disk().give(to)
     }
 
+    /// Writes the host's cache to the medium before the pause ([`DiskHandOver::settle`]), if a guest uses the
+    /// disk. A free disk has nothing to write, and may have errors of its next owner.
+    ///
+    /// # Errors
+    /// Some data could not be written.
+    ///
+    /// [`DiskHandOver::settle`]: crate::DiskHandOver::settle
+    pub fn settle(&self) -> io::Result<()> {
+        let is_taken = matches!(*lock(&self.state), State::Taken(_));
+        if is_taken { self.disk().settle() } else { Ok(()) }
+    }
+
     /// Suspends the disk, which stays locked, and returns its state. No request is in flight.
     ///
     /// # Errors
@@ -73,6 +85,8 @@ impl Medium {
         };
         let before = std::mem::replace(&mut *state, State::Free { is_new_guest });
         *state = State::Suspended(Box::new(before));
+        // A guest may have come since the caller has asked.
+        self.check_taken(is_taken)?;
         if self.changes() != self.given.load(Ordering::Relaxed) {
             return Err(io::Error::other("the disk has changed since it was given"));
         }
@@ -108,12 +122,21 @@ impl Medium {
         let SuspendedMedium { is_taken, is_new_guest, disk: ref received } = *suspended;
         let mut state = lock(&self.state);
         let disk = self.disk();
+        self.check_taken(is_taken).map_err(TakeError::Reload)?;
         let to_lock = disk.file().filter(|_| self.locks && is_taken);
         let image = to_lock.map(|file| ImageLock::of_handed(file, disk.limits().read_only)).transpose()?;
         disk.receive(received, is_taken, self.locks).map_err(TakeError::Reload)?;
         let received = if is_taken { State::Taken(image) } else { State::Free { is_new_guest } };
         *state = State::Suspended(Box::new(received));
         Ok(())
+    }
+
+    /// Checks that a disk which a guest uses can pass.
+    fn check_taken(&self, is_taken: bool) -> io::Result<()> {
+        match self.disk().refuses().filter(|_| is_taken) {
+            Some(why) => Err(io::Error::other(why)),
+            None => Ok(()),
+        }
     }
 
     /// Goes on in the new process. The old one has ended. Does not wait.

@@ -145,6 +145,15 @@ impl Qcow2Disk {
         self.size.load(Ordering::Relaxed)
     }
 
+    /// Takes the size of the image.
+    ///
+    /// # Errors
+    /// No disk can have it.
+    pub(super) fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.size.store(disk_size(bytes)?, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Returns the alignment of operations.
     pub(crate) fn unit(&self) -> u64 {
         self.file.unit()
@@ -168,7 +177,7 @@ impl Qcow2Disk {
             .in_scope(|| open::chain(&self.path, &self.file, &self.options, under, &self.decoder))?;
         if let Some(image) = opened.top() {
             // It may have grown, or shrunk: `qemu-img snapshot -a` and `resize --shrink`.
-            self.size.store(disk_size(image.size.load(Ordering::Relaxed))?, Ordering::Relaxed);
+            self.set_size(image.size.load(Ordering::Relaxed))?;
         }
         self.set_chain(Some(Arc::new(opened)));
         Ok(locks)
@@ -384,7 +393,7 @@ impl DiskControl for Qcow2Disk {
         if lock(&self.chain).is_none() {
             self.file.drop_cache();
             let (header, _) = open::header(&self.file)?;
-            self.size.store(disk_size(header.size)?, Ordering::Relaxed);
+            self.set_size(header.size)?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::image_file::Source;
 use crate::lock::ImageLock;
 use crate::{Error, FileDisk, Options};
 use kickless_handover::Giving;
-use kickless_handover::v1::Medium;
+use kickless_handover::v1::{Image, Medium};
 use kickless_sync::lock;
 use std::io;
 use std::path::Path;
@@ -34,6 +34,7 @@ impl Qcow2Disk {
             return Err(failed(io::Error::other("its file transfers larger units than its clusters")));
         }
         let disk = Self::closed(path, *options, (file, Arc::default()), &header).map_err(failed)?;
+        disk.set_size(top.size).map_err(failed)?;
         let read_only = Options { read_only: true, ..*options };
         let under = under.iter().map(|image| open(image, &read_only)).collect::<Result<_, _>>()?;
         *lock(&disk.under) = under;
@@ -51,7 +52,8 @@ impl Qcow2Disk {
 
 impl DiskHandOver for Qcow2Disk {
     fn give(&self, to: &mut Giving) -> io::Result<Medium> {
-        let mut images = vec![self.file.image(to)?];
+        // Another program can change the size of a free image. Its guest keeps the one that it knows.
+        let mut images = vec![Image { size: self.size(), ..self.file.image(to)? }];
         if let Some((chain, _)) = self.chain() {
             for layer in chain.layers.iter().skip(1) {
                 images.push(layer.file().image(to)?);

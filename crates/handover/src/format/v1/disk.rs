@@ -57,7 +57,7 @@ pub struct Image {
     pub inode: u64,
     /// The alignments in memory and in the file that direct I/O needs.
     pub alignment: Option<(u32, u32)>,
-    /// The bytes that a guest can reach in a raw image.
+    /// The bytes that a guest can reach, if this is the first image.
     pub size: u64,
     /// The file system can punch holes.
     pub punches_holes: bool,
