@@ -104,16 +104,25 @@ impl Gate {
 
     /// Does a piece of work of the thread, once the gate is open.
     pub(crate) fn pass<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.enter();
+        let done = work();
+        self.leave();
+        done
+    }
+
+    /// Waits until the gate is open.
+    fn enter(&self) {
         let state = lock(&self.state);
         let waited = self.changed.wait_while(state, |state| state.is_closed);
         waited.unwrap_or_else(PoisonError::into_inner).is_working = true;
-        let done = work();
+    }
+
+    fn leave(&self) {
         let mut state = lock(&self.state);
         state.is_working = false;
         // A thread waits for this only after it has closed the gate. A signal is a system call.
         if state.is_closed {
             self.changed.notify_all();
         }
-        done
     }
 }
