@@ -41,6 +41,9 @@ pub enum CaptureError {
     /// The process cannot have another thread.
     #[error("no thread can be started to write the file")]
     Thread(#[source] io::Error),
+    /// The thread of the file is in a write, while the capture is to pass to another process.
+    #[error("the capture file is still being written: try again later, or end the capture")]
+    Unfinished,
     /// The state of the other process is not valid.
     #[error("the capture cannot be taken over: {0}")]
     Given(#[source] kickless_handover::Error),

@@ -35,7 +35,7 @@ impl Capture {
         };
         let waited = self.0.changed.wait_timeout_while(session, END_WAIT_MAX, is_writing);
         let (mut session, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if is_writing(&mut session) { Err(CaptureError::Busy) } else { Ok(()) }
+        if is_writing(&mut session) { Err(CaptureError::Unfinished) } else { Ok(()) }
     }
 
     /// Writes the file again, if the capture is suspended.

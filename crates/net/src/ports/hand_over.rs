@@ -3,7 +3,6 @@
 use kickless_device::{GiveError, StartError};
 use kickless_handover::{Given, Giving, Part};
 use kickless_sync::lock;
-use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -66,13 +65,13 @@ const HELD_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// A gate that the thread of a port passes before each piece of work, so that another thread can keep it from
 /// working.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<GateState>,
     changed: Condvar,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct GateState {
     is_closed: bool,
     is_working: bool,
@@ -89,7 +88,7 @@ impl Gate {
         lock(&self.state).is_closed = true;
     }
 
-    /// Waits until the thread has no work in hand, for a second at most.
+    /// Waits until the thread has no work in hand, for a second at most. The gate is closed.
     pub(crate) fn wait_until_idle(&self) -> Result<(), StillWorking> {
         let state = lock(&self.state);
         let waited = self.changed.wait_timeout_while(state, HELD_WAIT_MAX, |state| state.is_working);
@@ -105,18 +104,25 @@ impl Gate {
 
     /// Does a piece of work of the thread, once the gate is open.
     pub(crate) fn pass<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.enter();
+        let done = work();
+        self.leave();
+        done
+    }
+
+    /// Waits until the gate is open.
+    fn enter(&self) {
         let state = lock(&self.state);
         let waited = self.changed.wait_while(state, |state| state.is_closed);
         waited.unwrap_or_else(PoisonError::into_inner).is_working = true;
-        let done = work();
-        lock(&self.state).is_working = false;
-        self.changed.notify_all();
-        done
     }
-}
 
-impl fmt::Debug for Gate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").finish_non_exhaustive()
+    fn leave(&self) {
+        let mut state = lock(&self.state);
+        state.is_working = false;
+        // A thread waits for this only after it has closed the gate. A signal is a system call.
+        if state.is_closed {
+            self.changed.notify_all();
+        }
     }
 }
