@@ -7,6 +7,7 @@ use kickless_handover::{Giving, OldEnd, v1};
 use kickless_vhost::{HandOverError, Parked};
 use tracing::error;
 
+use super::PREPARE_WAIT;
 use super::config::give_listener;
 use crate::served_device::{DeviceRef, ServedDevice};
 
@@ -30,8 +31,6 @@ pub(super) struct Passing {
     parked: Option<Parked>,
     /// All rings are asked to park.
     is_parking: bool,
-    /// Its front-end has left, and it with it.
-    has_left: bool,
     has_iommu: bool,
 }
 
@@ -41,15 +40,7 @@ impl Passing {
     /// # Errors
     /// The device cannot be handed over.
     pub(super) fn new(number: u32, device: DeviceRef) -> Result<Self, String> {
-        let passing = Self {
-            number,
-            device,
-            given: None,
-            parked: None,
-            is_parking: false,
-            has_left: false,
-            has_iommu: false,
-        };
+        let passing = Self { number, device, given: None, parked: None, is_parking: false, has_iommu: false };
         if passing.device.keeps_disk() {
             return Err(passing.refusal("it keeps its disk, because some writes did not reach it"));
         }
@@ -68,7 +59,7 @@ impl Passing {
         refusal(&self.device, why)
     }
 
-    /// Gives the device for the first time. Its session is parked for a moment.
+    /// Gives the device for the first time, unless it gives slowly. Its session is parked for a moment.
     pub(super) fn give_first(
         &mut self,
         end: &mut OldEnd,
@@ -77,6 +68,9 @@ impl Passing {
     ) -> Result<(), String> {
         let parked = self.device.server().park().wait(park).map_err(|why| self.refusal(why))?;
         self.has_iommu = parked.has_iommu();
+        if self.device.device().gives_slowly() {
+            return Ok(());
+        }
         let record = self.record(&parked)?;
         parked.go_on();
         end.device(self.number, record, deadline).map_err(|error| error.to_string())
@@ -114,8 +108,8 @@ impl Passing {
     ) -> Result<(), String> {
         match request.wait(deadline) {
             Ok(parked) => self.parked = Some(parked),
-            Err(HandOverError::Ended) => {
-                self.has_left = true;
+            // The new process knows it only if it was given.
+            Err(HandOverError::Ended) if self.given.is_some() => {
                 end.gone(self.number, deadline).map_err(|error| error.to_string())?;
             }
             Err(why) => return Err(self.refusal(why)),
@@ -125,6 +119,10 @@ impl Passing {
 
     /// Gives the device again, if it has changed since.
     pub(super) fn give_changes(&mut self, end: &mut OldEnd, deadline: Instant) -> Result<(), String> {
+        // A device that gives slowly comes last.
+        if self.given.is_none() && !self.is_parking {
+            return Ok(());
+        }
         let Some(parked) = self.parked.take() else { return Ok(()) };
         let is_same = self.given == Some((parked.changes(), self.device.device().changes()));
         let record = if is_same { None } else { Some(self.record(&parked)) };
@@ -140,14 +138,13 @@ impl Passing {
         self.parked.is_some() && self.device.device().gives_slowly()
     }
 
-    /// Parks the rings of a device that gives slowly, and gives it again.
+    /// Parks the rings of a device that gives slowly, and gives it.
     pub(super) fn give_slowly(&mut self, end: &mut OldEnd, deadline: Instant) -> Result<(), String> {
         self.hold();
         if !self.is_parked(deadline)? {
             return Err(self.too_slow());
         }
-        self.given = None;
-        self.give_changes(end, deadline)
+        self.give_changes(end, Instant::now() + PREPARE_WAIT)
     }
 
     /// Begins the pause of this device: stops its threads, and asks its rings to park.
