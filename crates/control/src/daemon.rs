@@ -152,6 +152,7 @@ impl Daemon {
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
             "uptime-seconds": self.started.elapsed().as_secs_f64(),
+            "upgrades": self.registry.upgrades(),
             "devices": self.registry.list().len(),
             "devices-max": self.registry.devices_max(),
             "sandbox": self.sandbox,

@@ -34,6 +34,9 @@ const PREPARE_WAIT: Duration = Duration::from_secs(60);
 /// The longest time that each process waits for the other one in the pause.
 const PAUSE_WAIT: Duration = Duration::from_secs(1);
 
+/// The name of the number of upgrades in a plan.
+const UPGRADES: &str = "upgrades";
+
 /// The things of a daemon that pass beside its devices. The program knows them.
 #[derive(Debug, Default)]
 pub struct Beside {

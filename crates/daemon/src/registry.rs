@@ -11,6 +11,7 @@ use std::cell::RefCell;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
@@ -82,6 +83,8 @@ struct RegistryState {
     devices: Arc<Lifecycle<ServedDevice>>,
     unavailable: Unavailable,
     changes: Changes,
+    /// The number of processes that have passed these devices on.
+    upgrades: AtomicU64,
     /// The configuration of the pool. Its polling rule changes at run time.
     pool_config: Mutex<PoolConfig>,
 }
@@ -168,6 +171,7 @@ impl Registry {
             devices: Arc::new(Lifecycle::new()?),
             unavailable: Unavailable::default(),
             changes: Changes::default(),
+            upgrades: AtomicU64::default(),
             pool_config: Mutex::default(),
         };
         Ok(Self { state: Arc::new(state) })
@@ -177,6 +181,16 @@ impl Registry {
     /// this call, so that a daemon starts no workers if its disks cannot be opened.
     pub fn set_pool(&self, pool: WorkerPool) {
         let _ = self.state.pool.set(Arc::new(pool));
+    }
+
+    /// Returns the number of upgrades since a process opened the devices itself.
+    pub fn upgrades(&self) -> u64 {
+        self.state.upgrades.load(Ordering::Relaxed)
+    }
+
+    /// Notes the number of upgrades, this process's own included.
+    pub(crate) fn set_upgrades(&self, count: u64) {
+        self.state.upgrades.store(count, Ordering::Relaxed);
     }
 
     /// Begins a change of devices or of the pool. Each caller of a function that adds, removes or changes one

@@ -57,6 +57,7 @@ fn devices_pass_with_their_sockets() {
     let (given, taken) = pass(&old.registry, &beside, &new.registry);
     let (given, taken) = (given.unwrap(), taken.unwrap());
     assert_eq!((given.devices, taken.devices), (2, 2));
+    assert_eq!((old.registry.upgrades(), new.registry.upgrades()), (0, 1));
     assert_eq!(taken.beside.log_filter.as_deref(), Some("debug"));
     assert_eq!(taken.beside.of_file, [old.config("a", "car")]);
     let dir = end(old);

@@ -13,7 +13,7 @@ use tracing::error;
 
 use super::config::{read, take_listener};
 use super::old::monotonic_ns;
-use super::{Beside, PAUSE_WAIT, PREPARE_WAIT};
+use super::{Beside, PAUSE_WAIT, PREPARE_WAIT, UPGRADES};
 use crate::config::DeviceConfig;
 use crate::registry::{OpenDevice, Prepared, Registry};
 use crate::sentence::sentence;
@@ -201,6 +201,8 @@ impl<'r> Taking<'r> {
         let devices = all.len();
         let (waiting, prepared): (Vec<_>, Vec<_>) = all.into_iter().map(Made::into_parts).unzip();
         self.registry.begin_handed(prepared);
+        let before = self.plan.counters.get(UPGRADES).copied().unwrap_or_default();
+        self.registry.set_upgrades(before.saturating_add(1));
         waiting.into_iter().for_each(Restored::go_on);
         for (config, why) in self.unavailable {
             self.registry.list_unavailable(config, why);

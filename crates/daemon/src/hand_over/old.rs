@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::config::{give_listener, written};
 use super::passing::{self, Passing};
-use super::{Beside, PAUSE_WAIT, PREPARE_WAIT};
+use super::{Beside, PAUSE_WAIT, PREPARE_WAIT, UPGRADES};
 use crate::device_status::DeviceState;
 use crate::registry::Registry;
 
@@ -143,7 +143,8 @@ fn plan(registry: &Registry, beside: &Beside, passing: &mut Vec<Passing>) -> Res
     let control = beside.control.iter().map(|listener| give_listener(listener, &mut giving));
     let control = control.collect::<Result<_, _>>()?;
     let (version, log_filter) = (env!("CARGO_PKG_VERSION").to_owned(), beside.log_filter.clone());
-    Ok((Plan { version, devices, of_file, control, log_filter, ..Plan::default() }, giving))
+    let counters = [(UPGRADES.to_owned(), registry.upgrades())].into();
+    Ok((Plan { version, devices, of_file, control, log_filter, counters }, giving))
 }
 
 /// Makes all devices ready for the pause, several at a time.
