@@ -279,13 +279,28 @@ impl Daemon {
     /// # Errors
     /// As for [`Daemon::start`].
     pub fn serve_with(arguments: &[&str], pool: &str, devices: &[(&str, &str)]) -> Result<Daemon> {
+        Daemon::serve_in(&[], arguments, pool, devices)
+    }
+
+    /// Does the same as [`Daemon::serve_with`], with variables of the environment (`NAME=VALUE`). A process
+    /// that takes over does not have them.
+    ///
+    /// # Errors
+    /// As for [`Daemon::start`].
+    pub fn serve_in(
+        environment: &[&str],
+        arguments: &[&str],
+        pool: &str,
+        devices: &[(&str, &str)],
+    ) -> Result<Daemon> {
         let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
         let path = write_config(dir.path(), pool, devices)?;
         let mut option = OsString::from("--config=");
         option.push(&path);
         let first = devices.first().context("no device")?.0;
         let socket = socket_of(dir.path(), first);
-        let mut words = vec![kickless_binary()?.into(), "serve".into(), option];
+        let mut words: Vec<OsString> = environment.iter().map(Into::into).collect();
+        words.extend([kickless_binary()?.into(), "serve".into(), option]);
         for argument in arguments {
             words.push(match argument.strip_prefix("--control") {
                 Some(_) => format!("{argument}={}", socket_of(dir.path(), &argument[2..]).display()).into(),
@@ -328,28 +343,61 @@ impl Daemon {
     /// # Errors
     /// The other process does not take over, or this one does not end well.
     pub fn upgrade(&mut self) -> Result<Vec<String>> {
-        let (mut child, log) = spawn(&self.upgrade_words(&[]))?;
+        let mut new = self.begin_upgrade(&[], &[])?;
         let is_over = |line: &str| line.contains("the configuration file was read again").then_some(());
-        if let Err(error) = log.wait_for("the line that it has taken over", LIMIT, is_over) {
+        if let Err(error) = new.log.wait_for("the line that it has taken over", LIMIT, is_over) {
             // The process before goes on, and the test ends it.
-            let _ = child.kill();
-            child.wait()?;
+            let _ = new.child.kill();
+            new.child.wait()?;
             return Err(error);
         }
-        let (mut old, log) = (mem::replace(&mut self.child, child), mem::replace(&mut self.log, log));
-        let status = wait_for_exit(&mut old, LIMIT).context("the process before does not end")?;
-        let lines = log.wait_for_end(LIMIT)?;
+        let mut old = self.becomes(new);
+        let status = wait_for_exit(&mut old.child, LIMIT).context("the process before does not end")?;
+        let lines = old.log.wait_for_end(LIMIT)?;
         ensure!(status.success(), "the process before has ended, {status}: {}", lines.join("\n"));
         check_sandbox(&lines)?;
         Ok(lines)
     }
 
-    /// Returns the command line of a process that takes over from this one.
+    /// Starts a process that is to take over, with variables of the environment and more arguments.
+    ///
+    /// # Errors
+    /// The process does not start.
+    pub fn begin_upgrade(&self, environment: &[&str], more: &[&str]) -> Result<Process> {
+        let environment = environment.iter().map(Into::into);
+        let (child, log) = spawn(&environment.chain(self.upgrade_words(more)).collect::<Vec<_>>())?;
+        Ok(Process { child, log })
+    }
+
+    /// Has another process in the place of this one, which it has taken over from. Returns this one.
+    pub fn becomes(&mut self, process: Process) -> Process {
+        let Process { child, log } = process;
+        Process { child: mem::replace(&mut self.child, child), log: mem::replace(&mut self.log, log) }
+    }
+
+    /// Starts a daemon with the same command line in the place of this one, which has ended.
+    ///
+    /// # Errors
+    /// As for [`Daemon::start`].
+    pub fn restart(&mut self) -> Result<Vec<String>> {
+        let words = self.own_words();
+        self.replace(&words, true)
+    }
+
+    /// Returns the command line without variables of the environment.
+    fn own_words(&self) -> Vec<OsString> {
+        let is_variable = |word: &&OsString| word.to_string_lossy().starts_with("KICKLESS_");
+        self.words.iter().skip_while(is_variable).cloned().collect()
+    }
+
+    /// Returns the command line of a process that takes over from this one, unless `more` has another
+    /// `--upgrade-from`.
     pub fn upgrade_words(&self, more: &[&str]) -> Vec<OsString> {
         let mut from = OsString::from("--upgrade-from=");
         from.push(self.socket_of("control"));
+        let has_one = more.iter().any(|word| word.starts_with("--upgrade-from="));
         let more = more.iter().map(Into::into);
-        self.words.iter().cloned().chain([from]).chain(more).collect()
+        self.own_words().into_iter().chain((!has_one).then_some(from)).chain(more).collect()
     }
 
     fn wait_until_serving(&mut self, words: &[OsString], logs_serving: bool) -> Result<()> {
@@ -537,10 +585,18 @@ pub fn check_sandbox(log: impl IntoIterator<Item: AsRef<str>>) -> Result<()> {
     }
 }
 
-/// Starts a process. Returns it with its log.
+/// A process with its log. The test ends it.
+pub struct Process {
+    /// The process.
+    pub child: Child,
+    /// Its log.
+    pub log: Transcript,
+}
+
+/// Starts a process. The words can begin with variables of the environment. Returns it with its log.
 fn spawn(words: &[OsString]) -> Result<(Child, Transcript)> {
-    let mut child = child_command(&words[0])
-        .args(&words[1..])
+    let mut child = child_command("env")
+        .args(words)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

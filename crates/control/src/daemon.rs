@@ -15,7 +15,7 @@ use super::call::{Call, Capture, Drain, Remove, Resize};
 use super::openrpc;
 use super::rpc::RpcError;
 use super::stats::{DeviceStats, Stats, WorkerStats};
-use super::upgrade::{CHANNEL, Successor, Upgrade, check_user};
+use super::upgrade::{CHANNEL, Successor, Upgrade, check_channel, check_user};
 
 /// Changes the filter of the log. The error is one sentence.
 pub type SetLog = dyn Fn(&str) -> Result<(), String> + Send + Sync;
@@ -144,6 +144,7 @@ impl Daemon {
     fn upgrade(&self, wants: Upgrade, given: &Descriptors, peer: Peer) -> Result<Value, RpcError> {
         check_user(peer.uid, self.hooks.user)?;
         let channel = given.duplicate(CHANNEL).map_err(|error| RpcError::params(format!("fds: {error}")))?;
+        check_channel(&channel)?;
         (self.hooks.upgrade)(Successor { wants, pid: peer.pid, channel })
     }
 

@@ -4,6 +4,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use kickless_values::parse_duration;
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType, getpeername};
 use serde::{Deserialize, Deserializer, de::Error};
 
 use super::rpc::RpcError;
@@ -69,9 +71,45 @@ pub(crate) fn check_user(caller: u32, own: u32) -> Result<(), RpcError> {
     }
 }
 
+/// Checks that a descriptor is an end of a pair of sockets of the type SOCK_SEQPACKET. Only their queue has
+/// an end, after which it is certain which process serves.
+///
+/// # Errors
+/// It is something else.
+pub(crate) fn check_channel(channel: &OwnedFd) -> Result<(), RpcError> {
+    let is_one = socket_domain(channel) == Ok(AddressFamily::UNIX)
+        && socket_type(channel) == Ok(SocketType::SEQPACKET)
+        && getpeername(channel).is_ok();
+    match is_one {
+        true => Ok(()),
+        false => Err(RpcError::params(format!(
+            "fds: {CHANNEL} is no connected unix socket of the type SOCK_SEQPACKET"
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    use rustix::net::{SocketFlags, socket_with, socketpair};
+
     use super::*;
+
+    #[test]
+    fn a_channel_is_a_pair_of_sockets() {
+        let (unix, kind, flags) = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let (own, _theirs) = socketpair(unix, kind, flags, None).unwrap();
+        check_channel(&own).unwrap();
+        let datagram = UnixDatagram::pair().unwrap().0.into();
+        let stream = UnixStream::pair().unwrap().0.into();
+        let alone = socket_with(unix, kind, flags, None).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap().into();
+        for other in [datagram, stream, alone, file] {
+            let error = check_channel(&other).unwrap_err();
+            assert!(error.to_string().contains("SOCK_SEQPACKET"), "{error}");
+        }
+    }
 
     #[test]
     fn only_the_own_user_and_root_take_over() {

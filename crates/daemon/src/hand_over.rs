@@ -17,6 +17,7 @@
 //! images that the old one still uses.
 
 mod config;
+mod fault;
 mod new;
 mod old;
 mod passing;
@@ -25,13 +26,15 @@ use std::time::Duration;
 
 use super::config::DeviceConfig;
 use super::socket::PassedListener;
+#[cfg(debug_assertions)]
+pub use fault::{End, StepHook, set_step_hook};
 pub use new::{TakenOver, take_over};
 pub use old::{Given, hand_over};
 
 /// The longest time that one process waits for the other one before the pause. The new one opens images and
-/// may look up names in it.
+/// may look up names in it. That one waits as long in the pause, whose length the old one decides.
 const PREPARE_WAIT: Duration = Duration::from_secs(60);
-/// The longest time that each process waits for the other one in the pause.
+/// The longest time that the old process waits for the new one in the pause.
 const PAUSE_WAIT: Duration = Duration::from_secs(1);
 
 /// The name of the number of upgrades in a plan.

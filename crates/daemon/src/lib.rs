@@ -89,6 +89,8 @@ pub use error::{
 };
 pub use freeze::{BeingUpgraded, Change, Freeze, FreezeError};
 pub use hand_over::{Beside, Given, TakenOver, hand_over, take_over};
+#[cfg(debug_assertions)]
+pub use hand_over::{End, StepHook, set_step_hook};
 pub use kickless_handover::{FORMATS, common as common_format};
 pub use registry::{AddOutcome, OpenDevice, Registry, Removal, RemoveMode};
 pub use reload::{Failed, Reloaded, RestartNeeded, UsedDevices, reload};

@@ -1,6 +1,6 @@
 //! The control sockets of a daemon.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -18,6 +18,7 @@ use crate::upgrade::HandOver;
 const MODE: u32 = 0o660;
 
 /// The control sockets before they are served.
+#[derive(Default)]
 pub(crate) struct Sockets(Vec<(Listener, Access)>);
 
 /// Returns the control sockets, for the process that makes them.
@@ -51,28 +52,36 @@ impl Sockets {
     }
 }
 
-/// Takes the control sockets of a process that has ended, and makes those that it did not have.
+/// Makes the control sockets that another process does not pass. Done before that one stops anything.
 ///
 /// # Errors
 /// A socket cannot be made. The error is one sentence.
-pub(crate) fn take_over(options: &ControlOptions, mut passed: Vec<PassedListener>) -> Result<Sockets> {
-    let mut sockets = Vec::new();
-    let mut missing = options.clone();
-    for (path, access) in
-        [(&mut missing.control, Access::Full), (&mut missing.control_read_only, Access::ReadOnly)]
-    {
-        let is_same = |passed: &PassedListener| {
-            passed.name.as_ref().is_some_and(|name| path.as_ref() == Some(&name.path))
-        };
-        if let Some(at) = passed.iter().position(is_same) {
+pub(crate) fn bind_missing(options: &ControlOptions, passed: &[PassedListener]) -> Result<Sockets> {
+    let missing = |path: &Option<PathBuf>| {
+        path.clone().filter(|path| !passed.iter().any(|passed| has_path(passed, path)))
+    };
+    bind(&ControlOptions {
+        control: missing(&options.control),
+        control_read_only: missing(&options.control_read_only),
+    })
+}
+
+fn has_path(passed: &PassedListener, path: &Path) -> bool {
+    passed.name.as_ref().is_some_and(|name| name.path == path)
+}
+
+/// Takes the control sockets of a process that has ended, beside those that it did not have.
+pub(crate) fn take_over(options: &ControlOptions, own: Sockets, mut passed: Vec<PassedListener>) -> Sockets {
+    let Sockets(mut sockets) = own;
+    for (path, access) in [(&options.control, Access::Full), (&options.control_read_only, Access::ReadOnly)] {
+        let is_it = |passed: &PassedListener| path.as_ref().is_some_and(|path| has_path(passed, path));
+        if let Some(at) = passed.iter().position(is_it) {
             sockets.push((passed.swap_remove(at).into_listener(), access));
-            *path = None;
         }
     }
-    sockets.extend(bind(&missing)?.0);
     // The names of sockets that are not served any more are removed.
     passed.into_iter().for_each(|passed| drop(passed.into_listener()));
-    Ok(Sockets(sockets))
+    Sockets(sockets)
 }
 
 /// Serves the control sockets. A call can signal `stop`, which ends the daemon.

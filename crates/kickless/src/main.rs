@@ -98,7 +98,7 @@ fn serve(log_level: &cli::LogLevel, service: impl FnOnce() -> Result<Service>) -
     serve::raise_descriptor_limit();
     kickless_memory::prepare_to_explain();
     #[cfg(debug_assertions)]
-    attack::prepare()?;
+    attack::prepare().and_then(|()| upgrade::fault::prepare())?;
     let (upgrade, user) = (Upgrade::connect(&service.upgrade)?, geteuid().as_raw());
     let of_this_process: Vec<_> = upgrade.iter().flat_map(Upgrade::fds).chain(noted.fds()).collect();
     let sandbox = sandbox::enter(&service, &of_this_process)?;

@@ -9,8 +9,8 @@ use std::{mem, thread};
 
 use anyhow::{Context, Result, anyhow};
 use kickless_daemon::{
-    AddError, DeviceConfig, DeviceRef, DeviceState, DeviceStatus, Endpoint, Notation, OpenDevice, Registry,
-    TakenOver, sentence,
+    AddError, Beside, DeviceConfig, DeviceRef, DeviceState, DeviceStatus, Endpoint, Notation, OpenDevice,
+    Registry, TakenOver, sentence,
 };
 use kickless_io::Waker;
 use kickless_memory::fault;
@@ -102,14 +102,14 @@ pub(crate) fn serve(service: Service, start: Start) -> Result<()> {
             }
             (reload, sockets, None)
         }
-        OpenDevices::TakenOver(mut taken) => {
+        OpenDevices::TakenOver(mut taken, sockets) => {
             let beside = mem::take(&mut taken.beside);
             if let Some(filter) = &beside.log_filter {
                 let _ = log::set_filter(filter)
                     .inspect_err(|error| warn!(error, "the filter of the log is lost"));
             }
             let reload = Reload::start(&service, &registry, beside.of_file)?;
-            let sockets = control::take_over(&service.control, beside.control)?;
+            let sockets = control::take_over(&service.control, sockets, beside.control);
             (reload, sockets, Some(UpgradeEnd(taken)))
         }
     };
@@ -210,19 +210,27 @@ enum OpenDevices {
         /// Devices that cannot be opened yet, and the reason.
         unavailable: Vec<(DeviceConfig, AddError)>,
     },
-    /// Another process has given them. They are served.
-    TakenOver(TakenOver),
+    /// Another process has given them. They are served. The control sockets are those that it did not have.
+    TakenOver(TakenOver, control::Sockets),
 }
 
 fn open_all(opening: Opening) -> Result<Opened> {
     let Opening { registry, service, mut endpoint, upgrade } = opening;
     if let Some(upgrade) = upgrade {
-        let taken = upgrade.take_over(&registry).unwrap_or_else(|error| {
-            // Destructors would remove names that the other process serves.
+        let mut sockets = control::Sockets::default();
+        let mut bind = |beside: &Beside| -> Result<(), String> {
+            let bound = control::bind_missing(&service.control, &beside.control);
+            sockets = bound.map_err(|error| sentence(&*error))?;
+            Ok(())
+        };
+        let taken = upgrade.take_over(&registry, &mut bind).unwrap_or_else(|error| {
+            // No other process knows these.
+            drop(mem::take(&mut sockets));
+            // Other destructors would remove names that the other process serves.
             log::print_sentence(&sentence(&*error));
             exit::exit_now(1)
         });
-        return Ok(Opened { registry, devices: OpenDevices::TakenOver(taken), service });
+        return Ok(Opened { registry, devices: OpenDevices::TakenOver(taken, sockets), service });
     }
     let (mut devices, mut unavailable) = (Vec::with_capacity(service.devices.len()), Vec::new());
     for config in &service.devices {

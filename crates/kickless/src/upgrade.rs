@@ -1,5 +1,7 @@
 //! A new version takes over from a running one, while the guests go on.
 
+#[cfg(debug_assertions)]
+pub(crate) mod fault;
 mod new;
 mod old;
 

@@ -7,7 +7,7 @@ use kickless_opener::NameOfSocket;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
 
-use crate::config::{DeviceConfig, Kinds, Notation, values};
+use crate::config::{DeviceConfig, Key, KeyError, Kinds, Notation, check, values};
 use crate::sentence::sentence;
 use crate::socket::PassedListener;
 
@@ -19,9 +19,18 @@ pub(super) fn written(config: &DeviceConfig) -> Result<v1::Config, String> {
     Ok(keys)
 }
 
-/// Returns the configuration in a record.
-pub(super) fn read(config: &v1::Config, kinds: &Kinds) -> Result<DeviceConfig, String> {
-    let read = kinds.read(&values(config)).map_err(|mistake| sentence(&mistake))?;
+/// Returns the configuration in a record. `known` are all keys of [`Kinds::keys`].
+pub(super) fn read(config: &v1::Config, kinds: &Kinds, known: &[Key]) -> Result<DeviceConfig, String> {
+    let values = values(config);
+    check(known, &values).map_err(|error| match error {
+        // A guest must not lose a limit, or a protection, because this program is older.
+        KeyError::Unknown { key, .. } => {
+            let name = config.get("name").and_then(|name| name.as_str()).unwrap_or_default();
+            format!("the device {name} has the option {key}, which this program does not know")
+        }
+        KeyError::Mistake(mistake) => sentence(&mistake),
+    })?;
+    let read = kinds.read(&values).map_err(|mistake| sentence(&mistake))?;
     read.check(Notation::Keys).map_err(|mistake| sentence(&mistake))?;
     Ok(read)
 }

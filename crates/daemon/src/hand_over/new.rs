@@ -12,6 +12,7 @@ use kickless_vhost::Restored;
 use tracing::error;
 
 use super::config::{read, take_listener};
+use super::fault::{End, step};
 use super::old::monotonic_ns;
 use super::{Beside, PAUSE_WAIT, PREPARE_WAIT, UPGRADES};
 use crate::config::DeviceConfig;
@@ -53,14 +54,19 @@ struct Made {
 }
 
 /// Takes all devices over from the process at the other end of `channel`, and serves them. The registry has
-/// none, and has its pool.
+/// none, and has its pool. Calls `prepare` when it knows what passes beside the devices, and gives up if that
+/// fails.
 ///
 /// # Errors
 /// The other process goes on, and knows the reason. This one must end now, without running destructors: they
 /// would remove the names of sockets that the other one serves. The error is one sentence.
-pub fn take_over(registry: &Arc<Registry>, channel: OwnedFd) -> Result<TakenOver, String> {
+pub fn take_over(
+    registry: &Arc<Registry>,
+    channel: OwnedFd,
+    prepare: &mut dyn FnMut(&Beside) -> Result<(), String>,
+) -> Result<TakenOver, String> {
     let mut taking = Taking::new(registry, NewEnd::new(channel));
-    match taking.receive_all() {
+    match taking.receive_all(prepare) {
         Ok(()) => taking.take(),
         Err(why) => {
             taking.end.refuse(&why);
@@ -105,30 +111,55 @@ impl<'r> Taking<'r> {
     }
 
     /// Carries out the messages of the old process until all have come.
-    fn receive_all(&mut self) -> Result<(), String> {
+    fn receive_all(&mut self, prepare: &mut dyn FnMut(&Beside) -> Result<(), String>) -> Result<(), String> {
+        step(End::New, 1)?;
         loop {
-            let wait = if self.finals.is_empty() { PREPARE_WAIT } else { PAUSE_WAIT };
-            match self.end.receive(Instant::now() + wait).map_err(|error| error.to_string())? {
-                FromOld::Plan(record) => self.plan(record)?,
-                FromOld::Device { number, record } => self.device(number, record)?,
+            let message =
+                self.end.receive(Instant::now() + PREPARE_WAIT).map_err(|error| error.to_string())?;
+            match message {
+                FromOld::Plan(record) => {
+                    step(End::New, 2)?;
+                    self.plan(record)?;
+                    prepare(&self.beside)?;
+                    step(End::New, 3)?;
+                }
+                FromOld::Device { number, record } => {
+                    step(End::New, 4)?;
+                    self.device(number, record)?;
+                    step(End::New, 5)?;
+                }
                 FromOld::Gone { number } => {
                     if let Some(Coming { made: Some(made), .. }) = self.devices.remove(&number) {
                         drop(made.unmake());
                     }
                 }
-                FromOld::Final { number, record } => self.last(number, record)?,
-                FromOld::Last => return Ok(()),
+                FromOld::Final { number, record } => {
+                    step(End::New, 8)?;
+                    self.last(number, record)?;
+                    step(End::New, 9)?;
+                }
+                FromOld::Last => return step(End::New, 10),
             }
             self.end.confirm(Instant::now() + PAUSE_WAIT).map_err(|error| error.to_string())?;
+            if self.devices.values().all(|device| device.made.is_some()) && self.finals.is_empty() {
+                step(End::New, 6)?;
+            }
         }
     }
 
     /// Reserves the names of all devices, and takes the rights that they need.
     fn plan(&mut self, record: Record) -> Result<(), String> {
         let (plan, mut given) = record.read::<Plan>().map_err(|error| error.to_string())?;
+        let is_unavailable = |of: &&Planned| matches!(of.phase, Phase::Unavailable { .. });
+        let (count, max) = (plan.devices.iter().filter(is_unavailable).count(), self.registry.devices_max());
+        if count > max {
+            // Each has a thread.
+            return Err(format!("it has {count} devices that are unavailable, and can have {max}"));
+        }
+        let known = self.registry.kinds().keys();
         for (number, planned) in (0..).zip(&plan.devices) {
             let Planned { config, is_inherited, phase } = planned;
-            let config = read(config, self.registry.kinds())?;
+            let config = read(config, self.registry.kinds(), &known)?;
             let name = config.name().unwrap_or_default();
             match phase {
                 Phase::Served => {
@@ -145,7 +176,8 @@ impl<'r> Taking<'r> {
             }
         }
         let kinds = self.registry.kinds();
-        self.beside.of_file = plan.of_file.iter().map(|of| read(of, kinds)).collect::<Result<_, _>>()?;
+        self.beside.of_file =
+            plan.of_file.iter().map(|of| read(of, kinds, &known)).collect::<Result<_, _>>()?;
         let control = plan.control.iter().map(|listener| take_listener(listener.clone(), &mut given));
         self.beside.control = control.collect::<Result<_, _>>()?;
         self.beside.log_filter.clone_from(&plan.log_filter);
@@ -157,6 +189,7 @@ impl<'r> Taking<'r> {
     fn device(&mut self, number: u32, record: Record) -> Result<(), String> {
         let coming = self.devices.get_mut(&number).ok_or("a device is not in the plan")?;
         if let Some(made) = coming.made.take() {
+            step(End::New, 7)?;
             coming.opened = Some(made.unmake());
         }
         let (name, span) = (coming.config.name().unwrap_or_default().to_owned(), coming.config.span());
@@ -192,6 +225,7 @@ impl<'r> Taking<'r> {
             }
         };
         // From here on, nothing of the old process runs, and nothing here may fail.
+        let _ = step(End::New, 11);
         let mut all: Vec<Made> =
             self.finals.iter().filter_map(|number| self.devices.remove(number)?.made).collect();
         for made in &mut all {
@@ -207,6 +241,7 @@ impl<'r> Taking<'r> {
         for (config, why) in self.unavailable {
             self.registry.list_unavailable(config, why);
         }
+        let _ = step(End::New, 12);
         Ok(TakenOver {
             beside: self.beside,
             version: self.plan.version,

@@ -13,6 +13,7 @@ use kickless_sync::lock;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::config::{give_listener, written};
+use super::fault::{End, step};
 use super::passing::{self, Passing};
 use super::{Beside, PAUSE_WAIT, PREPARE_WAIT, UPGRADES};
 use crate::device_status::DeviceState;
@@ -47,16 +48,18 @@ pub fn hand_over(
     drain: Duration,
 ) -> Result<Given, String> {
     let mut end = OldEnd::new(channel);
-    let freeze = match registry.freeze(Instant::now() + FREEZE_WAIT) {
+    let freeze = registry.freeze(Instant::now() + FREEZE_WAIT).map_err(|why| why.to_string());
+    let freeze = match step(End::Old, 1).and(freeze) {
         Ok(freeze) => freeze,
         Err(why) => {
-            end.refuse(&why.to_string());
-            return Err(why.to_string());
+            end.refuse(&why);
+            return Err(why);
         }
     };
     let mut passing = Vec::new();
     let prepared = prepare(registry, beside, &mut end, &mut passing, drain)
-        .and_then(|()| pause(&mut end, &mut passing, drain));
+        .and_then(|()| pause(&mut end, &mut passing, drain))
+        .and_then(|()| step(End::Old, 10));
     let decision = match prepared {
         Ok(()) => end.offer(Instant::now() + PAUSE_WAIT),
         Err(why) => {
@@ -70,6 +73,8 @@ pub fn hand_over(
             let devices = passing.len();
             // Dropping these would let the rings go on, which are those of another process.
             mem::forget((passing, freeze));
+            // It is too late for an error.
+            let _ = step(End::Old, 12);
             Ok(Given { devices, _channel: channel })
         }
         Decision::Kept(why) => {
@@ -90,10 +95,14 @@ fn prepare(
     let deadline = || Instant::now() + PREPARE_WAIT;
     let (plan, giving) = plan(registry, beside, passing)?;
     let record = giving.record(&plan).map_err(|error| error.to_string())?;
+    step(End::Old, 2)?;
     end.plan(passing.len() as u32, record, deadline()).map_err(|error| error.to_string())?;
+    step(End::Old, 3)?;
     for device in &mut *passing {
         device.give_first(end, Instant::now() + PARK_WAIT, deadline())?;
+        step(End::Old, 4)?;
     }
+    step(End::Old, 5)?;
     settle(passing)?;
     let park = Instant::now() + PARK_WAIT;
     for has_iommu in [false, true] {
@@ -104,13 +113,14 @@ fn prepare(
             device.park(request, end, park)?;
         }
     }
+    step(End::Old, 6)?;
     for device in &mut *passing {
         device.give_changes(end, park)?;
     }
     for device in passing.iter_mut().filter(|device| device.gives_slowly()) {
         device.give_slowly(end, Instant::now() + drain)?;
     }
-    Ok(())
+    step(End::Old, 7)
 }
 
 /// Returns the plan, with all devices in the order in which they were added. Takes those that are served.
@@ -173,13 +183,17 @@ fn pause(end: &mut OldEnd, passing: &mut [Passing], drain: Duration) -> Result<(
     let parked_ns = monotonic_ns();
     let deadline = Instant::now() + drain;
     passing.iter_mut().for_each(Passing::hold);
+    step(End::Old, 8)?;
     let mut left: Vec<&mut Passing> = passing.iter_mut().collect();
     while !left.is_empty() {
         let mut still = Vec::with_capacity(left.len());
         let count = left.len();
         for device in left {
             match device.is_parked(Instant::now())? {
-                true => device.give_final(end, parked_ns, deadline + PAUSE_WAIT)?,
+                true => {
+                    device.give_final(end, parked_ns, deadline + PAUSE_WAIT)?;
+                    step(End::Old, 9)?;
+                }
                 false => still.push(device),
             }
         }

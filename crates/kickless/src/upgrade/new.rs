@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_control::{CHANNEL, Client};
-use kickless_daemon::{FORMATS, Registry, TakenOver, take_over};
+use kickless_daemon::{Beside, FORMATS, Registry, TakenOver, take_over};
 use kickless_opener::peer;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::geteuid;
@@ -64,11 +64,16 @@ impl Upgrade {
         [self.client.as_fd(), self.theirs.as_fd(), self.own.as_fd()]
     }
 
-    /// Takes all devices over, and serves them. The registry has none.
+    /// Takes all devices over, and serves them. The registry has none. Calls `prepare` before the other
+    /// daemon stops anything, and gives up if that fails.
     ///
     /// # Errors
     /// The other daemon goes on. This process ends now, without destructors. The error is one sentence.
-    pub(crate) fn take_over(self, registry: &Arc<Registry>) -> Result<TakenOver> {
+    pub(crate) fn take_over(
+        self,
+        registry: &Arc<Registry>,
+        prepare: &mut dyn FnMut(&Beside) -> Result<(), String>,
+    ) -> Result<TakenOver> {
         let Self { mut client, theirs, own, drain } = self;
         let params = json!({
             "formats": [FORMATS.start(), FORMATS.end()],
@@ -80,7 +85,7 @@ impl Upgrade {
         asked.context("the running daemon does not hand its devices over")?;
         // From here on, the end of the other process is the end of the channel.
         drop((client, theirs));
-        take_over(registry, own).map_err(|why| anyhow!("the running daemon goes on: {why}"))
+        take_over(registry, own, prepare).map_err(|why| anyhow!("the running daemon goes on: {why}"))
     }
 }
 

@@ -1,9 +1,9 @@
 //! The process that hands its devices over, at a call of the next one.
 
 use std::os::fd::OwnedFd;
-use std::process;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
+use std::{mem, process};
 
 use anyhow::{Context, Result};
 use kickless_control::{RpcError, Successor};
@@ -24,8 +24,15 @@ pub(crate) struct HandOver {
     control: Vec<PassedListener>,
     /// The user of this process.
     pub(crate) user: u32,
-    /// A duplicate of the channel to the process that takes over now.
-    channel: Mutex<Option<OwnedFd>>,
+    state: Mutex<State>,
+}
+
+enum State {
+    Idle,
+    /// Another process takes over now. Has a duplicate of the channel to it.
+    Passing(OwnedFd),
+    /// This process stops its devices.
+    Stopping,
 }
 
 impl HandOver {
@@ -42,7 +49,7 @@ impl HandOver {
         let control = control.into_iter().map(PassedListener::of).collect::<Result<_, _>>();
         let control = control.context("no free descriptor for a duplicate of a control socket")?;
         let registry = Arc::downgrade(registry);
-        Ok(Arc::new(Self { registry, reload, control, user, channel: Mutex::default() }))
+        Ok(Arc::new(Self { registry, reload, control, user, state: Mutex::new(State::Idle) }))
     }
 
     /// Begins to hand the devices over to `to`, on a thread of its own.
@@ -62,25 +69,35 @@ impl HandOver {
         let registry = self.registry.upgrade().ok_or_else(|| RpcError::failed("the daemon is stopping"))?;
         let devices = registry.list().len();
         let copy = to.channel.try_clone().map_err(|error| RpcError::failed(error.to_string()))?;
-        let mut channel = lock(&self.channel);
-        if channel.is_some() {
-            return Err(RpcError::busy("the daemon is being upgraded: try again in a moment"));
+        let mut state = lock(&self.state);
+        match *state {
+            State::Idle => {}
+            State::Passing(_) => {
+                return Err(RpcError::busy("the daemon is being upgraded: try again in a moment"));
+            }
+            State::Stopping => return Err(RpcError::failed("the daemon is stopping")),
         }
         let this = self.clone();
         let run = move || {
             let version = to.wants.version.clone();
-            match this.hand_over(&registry, to) {
+            let why = match this.hand_over(&registry, to) {
                 Ok(Given { devices, .. }) => {
                     info!(devices, version, "handed over");
                     exit::exit_now(0);
                 }
-                Err(why) => warn!("the upgrade to version {version} failed: {why}"),
+                Err(why) => why,
+            };
+            let mut state = lock(&this.state);
+            if matches!(*state, State::Passing(_)) {
+                *state = State::Idle;
             }
-            *lock(&this.channel) = None;
+            drop(state);
+            // A program that reads this can try again at once.
+            warn!("the upgrade to version {version} failed: {why}");
         };
         let thread = thread::Builder::new().name("hand over".into()).spawn(run);
         thread.map_err(|error| RpcError::failed(format!("cannot start a thread: {error}")))?;
-        *channel = Some(copy);
+        *state = State::Passing(copy);
         Ok(json!({ "format": format, "pid": process::id(), "devices": devices }))
     }
 
@@ -95,10 +112,10 @@ impl HandOver {
         hand_over(registry, &beside, to.channel, to.wants.drain)
     }
 
-    /// Makes the process that takes over fail, unless it serves already. Called before this one stops its
-    /// devices.
+    /// Makes the process that takes over fail, unless it serves already, and refuses others. Called before
+    /// this one stops its devices.
     pub(crate) fn give_up(&self) {
-        if let Some(channel) = &*lock(&self.channel) {
+        if let State::Passing(channel) = mem::replace(&mut *lock(&self.state), State::Stopping) {
             // The other process finds the end, or has taken over.
             let _ = shutdown(channel, Shutdown::Both);
         }
