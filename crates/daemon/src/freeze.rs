@@ -1,8 +1,8 @@
 //! Keeps the devices as they are while they pass to another process.
 //!
 //! Each caller that changes devices says so first
-//! ([`Registry::begin_change`](crate::Registry::begin_change)), and is refused while they pass. A freeze waits
-//! for the changes that go on. Front-ends come and go meanwhile, and devices can end by themselves.
+//! ([`Registry::begin_change`](crate::Registry::begin_change)), and is refused while they pass. A freeze
+//! waits for the changes that go on. Front-ends come and go meanwhile, and devices can end by themselves.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;

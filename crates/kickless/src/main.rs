@@ -16,6 +16,7 @@ mod exit;
 mod inherited;
 mod log;
 mod metrics;
+mod notify;
 mod reload;
 mod replace;
 mod sandbox;
@@ -38,7 +39,7 @@ use cli::{Invocation, Work};
 use rustix::process::geteuid;
 use serve::Start;
 use service::Service;
-use upgrade::Upgrade;
+use upgrade::{Upgrade, background};
 
 /// The exit status of a wrong command line. That of all other errors is 1.
 const EXIT_USAGE: u8 = 2;
@@ -51,12 +52,23 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
+    if matches!(&invocation, Invocation::Run { work: Work::ServeFile { upgrade, .. }, .. } if upgrade.background)
+    {
+        match background::enter() {
+            Ok(None) => {}
+            Ok(Some(status)) => return status,
+            Err(error) => {
+                log::print_sentence(&kickless_daemon::sentence(&*error));
+                return ExitCode::FAILURE;
+            }
+        }
+    }
     let outcome = match invocation {
         Invocation::Print(text) => print(&text),
         Invocation::Run { log_level, work } => run(&log_level, work),
     };
     if let Err(error) = &outcome {
-        log::print_sentence(&kickless_daemon::sentence(&**error));
+        background::fail(&kickless_daemon::sentence(&**error));
     }
     log::end();
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

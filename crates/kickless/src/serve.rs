@@ -27,7 +27,7 @@ use crate::sandbox::{self, Sandbox};
 use crate::service::Service;
 use crate::signals::Signals;
 use crate::uevents::Resizes;
-use crate::upgrade::{HandOver, Upgrade, UpgradeEnd};
+use crate::upgrade::{HandOver, Upgrade, UpgradeEnd, background};
 use crate::{control, exit, inherited, log, wire};
 
 /// The longest time that a report of many devices waits for room in the log.
@@ -219,7 +219,7 @@ fn open_all(opening: Opening) -> Result<Opened> {
     if let Some(upgrade) = upgrade {
         let taken = upgrade.take_over(&registry).unwrap_or_else(|error| {
             // Destructors would remove names that the other process serves.
-            log::print_sentence(&sentence(&*error));
+            background::fail(&sentence(&*error));
             exit::exit_now(1)
         });
         return Ok(Opened { registry, devices: OpenDevices::TakenOver(taken), service });

@@ -53,14 +53,18 @@ struct Made {
 }
 
 /// Takes all devices over from the process at the other end of `channel`, and serves them. The registry has
-/// none, and has its pool.
+/// none, and has its pool. `check` says at the last moment whether this process still may.
 ///
 /// # Errors
 /// The other process goes on, and knows the reason. This one must end now, without running destructors: they
 /// would remove the names of sockets that the other one serves. The error is one sentence.
-pub fn take_over(registry: &Arc<Registry>, channel: OwnedFd) -> Result<TakenOver, String> {
+pub fn take_over(
+    registry: &Arc<Registry>,
+    channel: OwnedFd,
+    check: impl FnOnce() -> Result<(), String>,
+) -> Result<TakenOver, String> {
     let mut taking = Taking::new(registry, NewEnd::new(channel));
-    match taking.receive_all() {
+    match taking.receive_all().and_then(|()| check()) {
         Ok(()) => taking.take(),
         Err(why) => {
             taking.end.refuse(&why);

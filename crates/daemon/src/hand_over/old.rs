@@ -32,7 +32,14 @@ const LOOK: Duration = Duration::from_millis(1);
 pub struct Given {
     /// The number of devices.
     pub devices: usize,
-    _channel: HandedOver,
+    channel: HandedOver,
+}
+
+impl Given {
+    /// Waits until the new process lets this one end, or has ended.
+    pub fn wait_for_release(&self, deadline: Instant) {
+        self.channel.wait_for_release(deadline);
+    }
 }
 
 /// Gives all devices to the process at the other end of `channel`. Waits until that one serves, or until this
@@ -70,7 +77,7 @@ pub fn hand_over(
             let devices = passing.len();
             // Dropping these would let the rings go on, which are those of another process.
             mem::forget((passing, freeze));
-            Ok(Given { devices, _channel: channel })
+            Ok(Given { devices, channel })
         }
         Decision::Kept(why) => {
             passing.into_iter().for_each(Passing::go_on);

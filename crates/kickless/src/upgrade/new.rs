@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_control::{CHANNEL, Client};
-use kickless_daemon::{FORMATS, Registry, TakenOver, take_over};
+use kickless_daemon::{FORMATS, Registry, TakenOver, UsedDevices, take_over};
 use kickless_opener::peer;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::geteuid;
 use serde_json::json;
 use tracing::{info, warn};
 
+use super::background;
 use crate::cli::UpgradeOptions;
 use crate::reload::Reload;
 
@@ -60,8 +61,8 @@ impl Upgrade {
     }
 
     /// Returns the descriptors that helper processes must not keep.
-    pub(crate) fn fds(&self) -> [BorrowedFd<'_>; 3] {
-        [self.client.as_fd(), self.theirs.as_fd(), self.own.as_fd()]
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [self.client.as_fd(), self.theirs.as_fd(), self.own.as_fd()].into_iter().chain(background::fd())
     }
 
     /// Takes all devices over, and serves them. The registry has none.
@@ -80,7 +81,8 @@ impl Upgrade {
         asked.context("the running daemon does not hand its devices over")?;
         // From here on, the end of the other process is the end of the channel.
         drop((client, theirs));
-        take_over(registry, own).map_err(|why| anyhow!("the running daemon goes on: {why}"))
+        take_over(registry, own, background::check)
+            .map_err(|why| anyhow!("the running daemon goes on: {why}"))
     }
 }
 
@@ -98,12 +100,16 @@ impl UpgradeEnd {
         let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
         info!(devices, version, stall_ms = ms(stall), prepared_ms = ms(prepared), "took over");
         let run = move || {
+            background::serves();
+            taken.release();
             if !taken.wait_for_end(Instant::now() + END_WAIT) {
                 warn!("the process that served before has not ended yet");
             }
             if let Some(reload) = reload {
-                reload.request();
+                // The thread logs the result.
+                let _ = reload.call(UsedDevices::Keep);
             }
+            background::done();
         };
         thread::Builder::new().name("upgrade".into()).spawn(run).context("cannot start a thread")?;
         Ok(())

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::process;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use kickless_control::{RpcError, Successor};
@@ -16,6 +17,10 @@ use tracing::{info, warn};
 
 use crate::reload::Reload;
 use crate::{exit, log};
+
+/// The longest time that this process waits until the next one lets it end. systemd has 5 s to make that one
+/// the main process.
+const RELEASE_WAIT: Duration = Duration::from_secs(10);
 
 /// Hands the daemon over, to one process at a time.
 pub(crate) struct HandOver {
@@ -70,8 +75,9 @@ impl HandOver {
         let run = move || {
             let version = to.wants.version.clone();
             match this.hand_over(&registry, to) {
-                Ok(Given { devices, .. }) => {
-                    info!(devices, version, "handed over");
+                Ok(given) => {
+                    info!(devices = given.devices, version, "handed over");
+                    given.wait_for_release(Instant::now() + RELEASE_WAIT);
                     exit::exit_now(0);
                 }
                 Err(why) => warn!("the upgrade to version {version} failed: {why}"),
