@@ -15,6 +15,7 @@ use kickless_tests::hostile_backend::returns_in_time;
 use kickless_tests::manager::{Faults, Manager, wait_for};
 use kickless_tests::transcript::Transcript;
 use kickless_tests::verified_load::{BLOCK, drive_disk};
+use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use tempfile::TempDir;
 
@@ -70,6 +71,32 @@ impl Unit {
     fn reload_words(&self) -> Vec<OsString> {
         let from = format!("--upgrade-from={}", self.path("control.sock").display());
         self.words(&[&from, "--background"])
+    }
+
+    /// The command of `ExecStop=`.
+    fn store_words(&self) -> Vec<OsString> {
+        let control = format!("--control={}", self.path("control.sock").display());
+        vec![kickless_binary().unwrap().into(), "store".into(), control.into()]
+    }
+
+    /// Ends the main process as `systemctl restart` does, before it starts the next one.
+    fn store(&self, log: &Transcript) {
+        let (status, said) = self.manager.run(&self.store_words()).unwrap();
+        assert!(status.success(), "{status} {:?}", said.wait_for_end(LIMIT));
+        assert_eq!(self.manager.wait_for_main().unwrap().exit_status(), Some(0));
+        has(log, "stored for the next process devices=2");
+        check_sandbox(log.wait_for_end(LIMIT).unwrap()).unwrap();
+        // Two descriptors for each device, and two for the plan.
+        let (names, count) = self.manager.stored();
+        assert_eq!((names.into_iter().collect::<Vec<_>>(), count), (vec!["kickless-device".to_owned()], 6));
+    }
+
+    /// Starts the main process, which finds the devices in the store.
+    fn start_from_store(&self) -> Transcript {
+        let log = self.manager.start(&self.words(&[])).unwrap();
+        has(&log, "took over from the store devices=2");
+        assert_eq!(self.manager.stored().1, 0);
+        log
     }
 
     /// Runs `work` while a driver writes and reads the disk `a`, and checks each answer. Returns the number
@@ -252,5 +279,136 @@ fn a_manager_that_does_not_answer_delays_only_the_end_of_the_old_process() {
             has(&log, "systemd may not know the new main process: the service manager does not answer");
             assert_eq!(wait_for(old).unwrap().exit_status(), Some(0));
         });
+    });
+}
+
+#[test]
+fn a_restart_keeps_the_connections() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let image = unit.path("a.img");
+        fs::write(&image, vec![0; DEPTH as usize * BLOCK]).unwrap();
+        for disk in [format!("mem:{}", DEPTH * BLOCK as u64), image.display().to_string()] {
+            unit.write(&[("a", &disk), ("b", "null:1M")]);
+            let mut log = unit.start();
+            let requests = unit.under_load(|| {
+                for _ in 0..3 {
+                    unit.store(&log);
+                    // No other process gets the image in between.
+                    let file = fs::File::options().read(true).write(true).open(&image).unwrap();
+                    let is_free = fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+                    assert_eq!(is_free, disk != image.display().to_string());
+                    drop(file);
+                    log = unit.start_from_store();
+                }
+            });
+            assert!(requests > 0);
+            assert_eq!(unit.manager.end_main(Signal::TERM).unwrap().exit_status(), Some(0));
+            check_sandbox(log.wait_for_end(LIMIT).unwrap()).unwrap();
+        }
+        assert_eq!(unit.manager.strays(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_start_that_fails_early_leaves_the_store_to_the_next_one() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let log = unit.start();
+        unit.under_load(|| {
+            unit.store(&log);
+            let file = fs::read(unit.path("devices.toml")).unwrap();
+            fs::write(unit.path("devices.toml"), "wrong").unwrap();
+            let failing = unit.manager.start(&unit.words(&[])).unwrap();
+            assert_eq!(unit.manager.wait_for_main().unwrap().exit_status(), Some(1));
+            failing.wait_for_end(LIMIT).unwrap();
+            fs::write(unit.path("devices.toml"), file).unwrap();
+            let _log = unit.start_from_store();
+        });
+    });
+}
+
+#[test]
+fn a_restart_brings_the_changes_of_the_file() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let log = unit.start();
+        unit.store(&log);
+        unit.write(&[("a", "mem:64K"), ("c", "null:1M")]);
+        let log = unit.start_from_store();
+        has(&log, "was read again");
+        assert!(unit.path("c.sock").exists() && !unit.path("b.sock").exists());
+    });
+}
+
+#[test]
+fn a_stop_closes_what_is_stored() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let log = unit.start();
+        let disk = Disk::connect(Options::new(unit.path("a.sock"))).unwrap();
+        unit.store(&log);
+        unit.manager.empty_store();
+        assert!(disk.flush().is_err());
+        // A name that has stayed is replaced.
+        let _log = unit.start();
+        assert!(unit.under_load(|| {}) > 0);
+    });
+}
+
+#[test]
+fn a_manager_without_a_store_is_a_stop() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let log = unit.start();
+        unit.manager.set_faults(Faults { has_no_store: true, ..Faults::default() });
+        let (status, _) = unit.manager.run(&unit.store_words()).unwrap();
+        assert!(status.success(), "{status}");
+        assert_eq!(unit.manager.wait_for_main().unwrap().exit_status(), Some(0));
+        log.wait_for_end(LIMIT).unwrap();
+        assert_eq!(unit.manager.stored().1, 0);
+        let _log = unit.start();
+        assert!(unit.under_load(|| {}) > 0);
+    });
+}
+
+#[test]
+fn a_store_that_fails_changes_nothing() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let log = unit.start();
+        let main = unit.manager.main_pid().unwrap();
+        unit.under_load(|| {
+            unit.manager.set_faults(Faults { is_deaf: true, ..Faults::default() });
+            let (status, said) = unit.manager.run(&unit.store_words()).unwrap();
+            assert_eq!(status.code(), Some(1));
+            has(&said, "the running daemon goes on: the service manager does not answer");
+            has(&log, "the devices cannot be stored for the next process");
+            assert_eq!(unit.manager.stored().1, 0);
+
+            // The command is killed in between.
+            kill_process(main, Signal::STOP).unwrap();
+            let (mut command, _) = unit.manager.begin(&unit.store_words()).unwrap();
+            thread::sleep(Duration::from_millis(200));
+            command.kill().unwrap();
+            command.wait().unwrap();
+            kill_process(main, Signal::CONT).unwrap();
+        });
+        assert_eq!(unit.manager.main_pid().unwrap(), main);
+        unit.manager.set_faults(Faults::default());
+        assert_eq!(unit.manager.end_main(Signal::TERM).unwrap().exit_status(), Some(0));
+    });
+}
+
+#[test]
+fn a_crash_stores_nothing() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let _log = unit.start();
+        unit.manager.end_main(Signal::KILL).unwrap();
+        let (status, _) = unit.manager.run(&unit.store_words()).unwrap();
+        assert!(status.code() == Some(1) && unit.manager.stored().1 == 0, "{status}");
+        let _log = unit.start();
+        assert!(unit.under_load(|| {}) > 0);
     });
 }

@@ -15,24 +15,31 @@
 //! If anything fails before the last step, the old process goes on with what it has: it has given duplicates.
 //! The new one must end without destructors then ([`take_over`]), because some would remove names or write
 //! images that the old one still uses.
+//!
+//! At a restart, no process waits. [`shelve`] is a new end that keeps the records and descriptors in the
+//! descriptor store of a service manager, and [`take_shelved`] serves them from there.
 
 mod config;
 mod new;
 mod old;
 mod passing;
+mod shelve;
 
 use std::time::Duration;
 
 use super::config::DeviceConfig;
 use super::socket::PassedListener;
-pub use new::{TakenOver, take_over};
+pub use new::{TakenOver, take_over, take_shelved};
 pub use old::{Given, hand_over};
+pub use shelve::shelve;
 
 /// The longest time that one process waits for the other one before the pause. The new one opens images and
 /// may look up names in it.
 const PREPARE_WAIT: Duration = Duration::from_secs(60);
 /// The longest time that each process waits for the other one in the pause.
 const PAUSE_WAIT: Duration = Duration::from_secs(1);
+/// The longest time that a process waits for a store. The service manager has 5 s for its answer.
+const STORE_WAIT: Duration = Duration::from_secs(10);
 
 /// The things of a daemon that pass beside its devices. The program knows them.
 #[derive(Debug, Default)]

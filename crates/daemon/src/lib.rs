@@ -88,8 +88,8 @@ pub use error::{
     AddError, CaptureError, DrainError, FindError, RemoveError, ResizeError, ServeError, SetError,
 };
 pub use freeze::{BeingUpgraded, Change, Freeze, FreezeError};
-pub use hand_over::{Beside, Given, TakenOver, hand_over, take_over};
-pub use kickless_handover::{FORMATS, common as common_format};
+pub use hand_over::{Beside, Given, TakenOver, hand_over, shelve, take_over, take_shelved};
+pub use kickless_handover::{FORMATS, Shelved, common as common_format};
 pub use registry::{AddOutcome, OpenDevice, Registry, Removal, RemoveMode};
 pub use reload::{Failed, Reloaded, RestartNeeded, UsedDevices, reload};
 pub use sentence::sentence;

@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::config::{give_listener, written};
 use super::passing::{self, Passing};
-use super::{Beside, PAUSE_WAIT, PREPARE_WAIT};
+use super::{Beside, PAUSE_WAIT, PREPARE_WAIT, STORE_WAIT};
 use crate::device_status::DeviceState;
 use crate::registry::Registry;
 
@@ -43,7 +43,8 @@ impl Given {
 }
 
 /// Gives all devices to the process at the other end of `channel`. Waits until that one serves, or until this
-/// one goes on. Requests in flight have the time `drain` to complete.
+/// one goes on. Requests in flight have the time `drain` to complete. `to_store`: that process only keeps
+/// them, for another one, so disks are written back as at an end.
 ///
 /// # Errors
 /// This process goes on. The error is one sentence, which the other process has too.
@@ -52,6 +53,7 @@ pub fn hand_over(
     beside: &Beside,
     channel: OwnedFd,
     drain: Duration,
+    to_store: bool,
 ) -> Result<Given, String> {
     let mut end = OldEnd::new(channel);
     let freeze = match registry.freeze(Instant::now() + FREEZE_WAIT) {
@@ -63,9 +65,10 @@ pub fn hand_over(
     };
     let mut passing = Vec::new();
     let prepared = prepare(registry, beside, &mut end, &mut passing, drain)
-        .and_then(|()| pause(&mut end, &mut passing, drain));
+        .and_then(|()| pause(&mut end, &mut passing, drain, to_store));
+    let wait = if to_store { STORE_WAIT } else { PAUSE_WAIT };
     let decision = match prepared {
-        Ok(()) => end.offer(Instant::now() + PAUSE_WAIT),
+        Ok(()) => end.offer(Instant::now() + wait),
         Err(why) => {
             passing.into_iter().for_each(Passing::go_on);
             end.refuse(&why);
@@ -175,7 +178,12 @@ fn settle(passing: &[Passing]) -> Result<(), String> {
 }
 
 /// Parks all rings, and gives each device as soon as its own are parked.
-fn pause(end: &mut OldEnd, passing: &mut [Passing], drain: Duration) -> Result<(), String> {
+fn pause(
+    end: &mut OldEnd,
+    passing: &mut [Passing],
+    drain: Duration,
+    writes_back: bool,
+) -> Result<(), String> {
     let parked_ns = monotonic_ns();
     let deadline = Instant::now() + drain;
     passing.iter_mut().for_each(Passing::hold);
@@ -185,7 +193,12 @@ fn pause(end: &mut OldEnd, passing: &mut [Passing], drain: Duration) -> Result<(
         let count = left.len();
         for device in left {
             match device.is_parked(Instant::now())? {
-                true => device.give_final(end, parked_ns, deadline + PAUSE_WAIT)?,
+                true => {
+                    if writes_back {
+                        passing::settle(device.device())?;
+                    }
+                    device.give_final(end, parked_ns, deadline + PAUSE_WAIT)?;
+                }
                 false => still.push(device),
             }
         }

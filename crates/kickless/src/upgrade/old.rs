@@ -73,13 +73,17 @@ impl HandOver {
         }
         let this = self.clone();
         let run = move || {
-            let version = to.wants.version.clone();
+            let (version, to_store) = (to.wants.version.clone(), to.wants.store);
             match this.hand_over(&registry, to) {
                 Ok(given) => {
-                    info!(devices = given.devices, version, "handed over");
+                    match to_store {
+                        true => info!(devices = given.devices, "stored for the next process"),
+                        false => info!(devices = given.devices, version, "handed over"),
+                    }
                     given.wait_for_release(Instant::now() + RELEASE_WAIT);
                     exit::exit_now(0);
                 }
+                Err(why) if to_store => warn!("the devices cannot be stored for the next process: {why}"),
                 Err(why) => warn!("the upgrade to version {version} failed: {why}"),
             }
             *lock(&this.channel) = None;
@@ -98,7 +102,7 @@ impl HandOver {
             control.push(PassedListener { socket, name: name.clone() });
         }
         let beside = Beside { of_file, control, log_filter: log::changed_filter() };
-        hand_over(registry, &beside, to.channel, to.wants.drain)
+        hand_over(registry, &beside, to.channel, to.wants.drain, to.wants.store)
     }
 
     /// Makes the process that takes over fail, unless it serves already. Called before this one stops its
